@@ -1,0 +1,53 @@
+"""The console script `attn-reg`: one subcommand a module, imported only when it is called."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+#: subcommand -> (module with `add_arguments(parser)` and `run(arguments) -> int`, help)
+COMMANDS: dict[str, tuple[str, str]] = {
+    "prepare": ("attn_reg_plugin.data.prepare", "prepare a corpus for fairseq: phrasebook or wmt16"),
+    "compare": ("attn_reg_plugin.experiments.compare", "train, translate and score several methods; one table"),
+    "bench": ("attn_reg_plugin.experiments.bench", "time and memory of a training step, method by method"),
+}
+
+
+def user_dir() -> Path:
+    """The folder to give to fairseq's `--user-dir`."""
+    return Path(__file__).resolve().parent
+
+
+def build_parser(command: str | None = None) -> argparse.ArgumentParser:
+    """The parser, with the arguments of `command` (of no other: their modules stay unimported)."""
+    parser = argparse.ArgumentParser(prog="attn-reg", description="Attention regularizers for Transformers.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands.add_parser("user-dir", help="print the folder to give to fairseq's --user-dir")
+    for name, (module, description) in COMMANDS.items():
+        subparser = commands.add_parser(name, help=description, description=description)
+        if name == command:
+            loaded = importlib.import_module(module)
+            loaded.add_arguments(subparser)
+            subparser.set_defaults(run=loaded.run)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run `attn-reg`; bad input ends in one sentence and exit status 2, without a traceback."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    arguments = build_parser(argv[0] if argv else None).parse_args(argv)
+    if arguments.command == "user-dir":
+        print(user_dir())
+        return 0
+    try:
+        return arguments.run(arguments)
+    except (ValueError, FileNotFoundError) as error:
+        print(f"attn-reg {arguments.command}: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

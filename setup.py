@@ -1,0 +1,24 @@
+"""Packaging of attn_reg_plugin. Only torch is needed to import it; the extras bring the frameworks."""
+
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+FAIRSEQ = ["fairseq-fixed==0.12.3.1"]
+HF = ["transformers>=5.0", "accelerate>=1.0"]
+EXPERIMENTS = ["numpy", "sacrebleu>=2.4", "sentencepiece>=0.2", "datasets>=3.0", "rich>=13.0"]
+DEV = ["pytest>=8.0", "ruff>=0.8", "import-linter>=2.0", "tensorboardX"]
+
+setup(
+    name="attn_reg_plugin",
+    version="0.1.0",
+    description="AD-DROP and AttendOut: attention regularizers for fairseq, Hugging Face and plain PyTorch",
+    long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="MIT",
+    packages=find_packages(include=["attn_reg_plugin", "attn_reg_plugin.*"]),
+    python_requires=">=3.11",
+    install_requires=["torch>=2.6"],
+    extras_require={"fairseq": FAIRSEQ, "hf": HF, "experiments": EXPERIMENTS, "dev": DEV},
+    entry_points={"console_scripts": ["attn-reg=attn_reg_plugin.cli:main"]},
+)
