@@ -11,7 +11,10 @@ from pathlib import Path
 #: subcommand -> (module with `add_arguments(parser)` and `run(arguments) -> int`, help)
 COMMANDS: dict[str, tuple[str, str]] = {
     "prepare": ("attn_reg_plugin.data.prepare", "prepare a corpus for fairseq: phrasebook or wmt16"),
-    "compare": ("attn_reg_plugin.experiments.compare", "train, translate and score several methods; one table"),
+    "compare": (
+        "attn_reg_plugin.experiments.compare",
+        "train, translate and score several methods; one table",
+    ),
     "bench": ("attn_reg_plugin.experiments.bench", "time and memory of a training step, method by method"),
 }
 

@@ -1,0 +1,17 @@
+"""Seeing and masking attention: sites, masks, attributions and the one attention computation. Torch only."""
+
+from attn_reg_plugin.attention.attribution import gradient_attribution
+from attn_reg_plugin.attention.functional import regularized_attention
+from attn_reg_plugin.attention.masks import candidate_region, drop_candidates
+from attn_reg_plugin.attention.sites import AttentionSite, SiteSelector, find_sites, recording
+
+__all__ = [
+    "AttentionSite",
+    "SiteSelector",
+    "candidate_region",
+    "drop_candidates",
+    "find_sites",
+    "gradient_attribution",
+    "recording",
+    "regularized_attention",
+]

@@ -1,0 +1,32 @@
+"""attn_reg_plugin: attention regularizers (AD-DROP and relatives) for fairseq and plain PyTorch.
+
+Importing it needs torch only. It also allows the few types that fairseq checkpoints hold to be read by
+`torch.load(weights_only=True)`, PyTorch's default: nothing else in a pickle is run.
+"""
+
+from attn_reg_plugin import backends as _backends
+from attn_reg_plugin.attention import (
+    AttentionSite,
+    candidate_region,
+    drop_candidates,
+    find_sites,
+    gradient_attribution,
+    recording,
+    regularized_attention,
+)
+from attn_reg_plugin.checkpoints import allow_checkpoint_types
+from attn_reg_plugin.regularizers import ADDrop
+
+allow_checkpoint_types()
+del _backends
+
+__all__ = [
+    "ADDrop",
+    "AttentionSite",
+    "candidate_region",
+    "drop_candidates",
+    "find_sites",
+    "gradient_attribution",
+    "recording",
+    "regularized_attention",
+]

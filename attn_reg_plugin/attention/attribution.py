@@ -1,0 +1,132 @@
+"""How much the objective depends on each attention position: the attributions of AD-DROP, section 3.1 and table 4.
+
+Gradient attribution is B = ∂F/∂A. Because O = A V, it equals ∂F/∂O · Vᵀ, so no attention map has to stand in the
+autograd graph: the probe runs the fused kernel, keeps O and V of each site, and one backward gives every ∂F/∂O.
+
+Integrated gradients (Sundararajan et al. 2017, as in Hao et al. 2021) are B = A ⊙ ∫₀¹ ∂F/∂A(αA) dα; scaling A by α
+scales O by α.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from attn_reg_plugin.attention.sites import AttentionSite, Tape
+
+NODES = ("uniform", "gauss-legendre")
+
+
+def output_gradients(objective: Tensor, tapes: Sequence[Tape]) -> list[Tensor]:
+    """∂F/∂O of every tape by one backward; zeros where the objective does not depend on a site.
+
+    Args:
+        objective: F, a scalar in the probe's graph.
+        tapes: recorded by the probe.
+
+    Returns:
+        One (B, H, T, D) tensor a tape.
+
+    Raises:
+        ValueError: the objective is not a scalar, or depends on no site.
+    """
+    if objective.dim() != 0:
+        raise ValueError(f"the objective must be a scalar, but has the shape {tuple(objective.shape)}")
+    outputs = [tape.output for tape in tapes]
+    if not objective.requires_grad:
+        raise ValueError("the objective depends on no selected attention site; compute it from the model's outputs")
+    return list(torch.autograd.grad(objective, outputs, allow_unused=True, materialize_grads=True))
+
+
+def map_gradient(output_gradient: Tensor, value: Tensor) -> Tensor:
+    """∂F/∂A = ∂F/∂O · Vᵀ in fp32: (B, H, T, D) and (B, H, S, D) give (B, H, T, S)."""
+    return output_gradient.float() @ value.float().transpose(-1, -2)
+
+
+def gradient_attribution(objective: Tensor, sites: Sequence[AttentionSite]) -> list[Tensor]:
+    """Gradient attribution B = ∂F/∂A (AD-DROP, equation 4), one backward for all sites.
+
+    Args:
+        objective: F, a scalar computed from a forward run inside `recording(sites)`.
+        sites: the recorded sites.
+
+    Returns:
+        One (B, H, T, S) fp32 tensor a site. With attention dropout on, A is the map after dropout.
+
+    Raises:
+        ValueError: a site recorded nothing, or the objective is no scalar or depends on no site.
+    """
+    for site in sites:
+        if site.tape is None or site.tape.output is None:
+            raise ValueError(f"{site.name} recorded nothing; run the forward inside recording(sites), in training mode")
+    gradients = output_gradients(objective, [site.tape for site in sites])
+    return [map_gradient(gradient, site.tape.value) for gradient, site in zip(gradients, sites, strict=True)]
+
+
+def integration_nodes(steps: int, nodes: str = "uniform") -> list[tuple[float, float]]:
+    """(α, weight) pairs of the integral over α in [0, 1]; the weights sum to 1.
+
+    Args:
+        steps: m ≥ 1.
+        nodes: `uniform` takes k/m for k = 1 … m (the paper's), `gauss-legendre` the Gaussian quadrature.
+
+    Raises:
+        ValueError: steps below 1, or unknown nodes.
+    """
+    if steps < 1:
+        raise ValueError(f"integrated gradients need at least 1 step, not {steps}")
+    if nodes == "uniform":
+        return [(k / steps, 1.0 / steps) for k in range(1, steps + 1)]
+    if nodes != "gauss-legendre":
+        raise ValueError(f"nodes is {nodes!r}, but must be one of {', '.join(NODES)}")
+    # Golub & Welsch 1969: the nodes are the eigenvalues of the Jacobi matrix, the weights come from its eigenvectors
+    k = torch.arange(1, steps, dtype=torch.float64)
+    beside = k / (4 * k**2 - 1).sqrt()
+    values, vectors = torch.linalg.eigh(torch.diag(beside, 1) + torch.diag(beside, -1))
+    return [(float((x + 1) / 2), float(v**2)) for x, v in zip(values, vectors[0], strict=True)]
+
+
+def integrated_attribution(
+    run: Callable[[], Tensor],
+    sites: Sequence[AttentionSite],
+    *,
+    steps: int = 20,
+    nodes: str = "uniform",
+    path: str = "site",
+) -> Iterator[tuple[AttentionSite, Tensor]]:
+    """Integrated gradients, B = A ⊙ Σ w ∂F/∂A(αA) (AD-DROP, equation 9; m = 20 there).
+
+    Args:
+        run: runs the forward with the same random draws every time and returns the objective F.
+        sites: the sites, inside `recording(sites, needs_weights=True)`.
+        steps: m, the number of passes a path.
+        nodes: see `integration_nodes`.
+        path: `site` scales one map at a time (m passes a site), `joint` all of them together (m passes in all; the
+            sum of B over every site is then F(A) - F(0)).
+
+    Yields:
+        (site, B) with B (B, H, T, S) in fp32. Sites that the forward skips are left out.
+    """
+    if path not in ("site", "joint"):
+        raise ValueError(f"path is {path!r}, but must be one of site, joint")
+    with torch.no_grad():
+        run()
+    sites = [site for site in sites if site.tape.output is not None]
+    tapes = {id(site): site.tape for site in sites}
+    groups = [[site] for site in sites] if path == "site" else [sites]
+    for group in groups:
+        for site in sites:
+            site.tape = tapes[id(site)] if site in group else None
+        totals: list[Tensor | float] = [0.0] * len(group)
+        for factor, weight in integration_nodes(steps, nodes):
+            for site in group:
+                site.tape.rewind(factor)
+            gradients = output_gradients(run(), [site.tape for site in group])
+            for i, (site, gradient) in enumerate(zip(group, gradients, strict=True)):
+                totals[i] = totals[i] + weight * map_gradient(gradient, site.tape.value)
+        for site, total in zip(group, totals, strict=True):
+            yield site, site.tape.dropped_weights.float() * total
+    for site in sites:
+        site.tape = tapes[id(site)]

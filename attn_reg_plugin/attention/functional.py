@@ -1,0 +1,161 @@
+"""The one attention computation: softmax(QKᵀ)V over the positions that a regularizer leaves.
+
+A row in which every valid key is dropped is uniform over its valid keys (AttendOut, Wu, Zhao & Zhang 2021, equation
+4), a row without any valid key is zero. No finite fill value does both in every dtype and fused kernels give NaN for
+an empty row, so a dead row keeps its valid keys and loses its query instead: zero scores are a uniform row.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from attn_reg_plugin.attention.sites import AttentionSite, Tape
+
+
+def regularized_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    valid: Tensor | None = None,
+    site: AttentionSite | None = None,
+    dropout_p: float = 0.0,
+    scale: float | None = None,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """Scaled dot-product attention that a regularizer can watch and mask through `site`.
+
+    Args:
+        query: (B, H, T, D).
+        key, value: (B, H, S, D).
+        valid: bool, True = the key exists for the query, broadcastable to (B, H, T, S); None means all.
+        site: what a regularizer holds of this attention; None, or a site with nothing to do, is plain attention.
+        dropout_p: ordinary dropout of the attention weights, in [0, 1); give 0 in evaluation.
+        scale: factor of the scores, D^-1/2 by default.
+        bias: added to the scores, broadcastable to (B, H, T, S); zeroed on rows that lost all their keys.
+
+    Returns:
+        (B, H, T, D). Never NaN: a row whose valid keys are all dropped is the mean of their values, a row without
+        any valid key is zero.
+    """
+    if site is None or not site.active:
+        return _attend(query, key, value, valid, None, dropout_p, scale, bias)
+    if site.tape is not None:
+        return _record(site.tape, query, key, value, valid, dropout_p, scale, bias)
+    if site.uniform:
+        return uniform_attention(value, valid, query.size(-2))
+    keep = site.keep_mask((*query.shape[:-1], key.size(-2)), valid, query.device)
+    return _attend(query, key, value, valid, keep, dropout_p, scale, bias)
+
+
+def uniform_attention(value: Tensor, valid: Tensor | None, queries: int) -> Tensor:
+    """Every row uniform over its valid keys (AttendOut, equation 4): needs neither queries nor keys.
+
+    Args:
+        value: (B, H, S, D).
+        valid: bool, broadcastable to (B, H, T, S); None means all.
+        queries: T.
+
+    Returns:
+        (B, H, T, D), the mean of the valid values; zero where there is none.
+    """
+    if valid is None:
+        return value.mean(-2, keepdim=True).expand(*value.shape[:-2], queries, value.size(-1))
+    weights = valid.float() / valid.sum(-1, keepdim=True).clamp(min=1)
+    output = weights.to(value.dtype) @ value
+    return output.expand(*value.shape[:-2], queries, value.size(-1))
+
+
+def attention_weights(
+    query: Tensor,
+    key: Tensor,
+    *,
+    valid: Tensor | None = None,
+    keep: Tensor | None = None,
+    scale: float | None = None,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """The attention map A = softmax(QKᵀ), materialized; arguments as in `regularized_attention`.
+
+    Returns:
+        (B, H, T, S) in the query's dtype, softmax in fp32. Rows without a valid key are zero.
+    """
+    query, mask, bias, empty = _live(query, valid, keep, bias)
+    scores = (query @ key.transpose(-1, -2)) * (query.size(-1) ** -0.5 if scale is None else scale)
+    if bias is not None:
+        scores = scores + bias
+    if mask is not None:
+        scores = scores.masked_fill(~mask, float("-inf"))
+    weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
+    return weights if empty is None else weights.masked_fill(empty, 0.0)
+
+
+def _live(
+    query: Tensor, valid: Tensor | None, keep: Tensor | None, bias: Tensor | None
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    """Query, mask and bias in which no row is empty, and the rows (B, 1, T, 1) that have no valid key at all.
+
+    With live = valid & keep and dead = a row without any live key: the query (and bias) of dead rows is zeroed and
+    they attend over their valid keys; rows without valid keys attend over everything and are zeroed afterwards.
+    """
+    empty = None if valid is None else ~valid.any(-1, keepdim=True)
+    mask = valid if empty is None else valid | empty
+    if keep is not None:
+        live = keep if valid is None else keep & valid
+        dead = ~live.any(-1, keepdim=True)
+        mask = live | (dead if mask is None else dead & mask)
+        query = query.masked_fill(dead, 0.0)
+        bias = None if bias is None else bias.masked_fill(dead, 0.0)
+    return query, mask, bias, empty
+
+
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    valid: Tensor | None,
+    keep: Tensor | None,
+    dropout_p: float,
+    scale: float | None,
+    bias: Tensor | None,
+) -> Tensor:
+    """Attention over `valid & keep` by PyTorch's fused kernel."""
+    query, mask, bias, empty = _live(query, valid, keep, bias)
+    if bias is not None and mask is not None:
+        mask = bias.masked_fill(~mask, float("-inf"))
+    elif bias is not None:
+        mask = bias
+    output = F.scaled_dot_product_attention(query, key, value, mask, dropout_p, scale=scale)
+    return output if empty is None else output.masked_fill(empty, 0.0)
+
+
+def _record(
+    tape: Tape,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    valid: Tensor | None,
+    dropout_p: float,
+    scale: float | None,
+    bias: Tensor | None,
+) -> Tensor:
+    """The probe's attention: same output, but kept on the tape, at the start of the graph if nothing is below it."""
+    if not tape.needs_weights:
+        output = _attend(query, key, value, valid, None, dropout_p, scale, bias)
+    else:
+        if tape.weights is None:
+            tape.weights = attention_weights(query, key, valid=valid, scale=scale, bias=bias).detach()
+        # drawn anew in every pass, from the same generator state: the same map after dropout
+        dropped = F.dropout(tape.weights, dropout_p)
+        if tape.dropped_weights is None:
+            tape.dropped_weights = dropped
+        output = (tape.factor * dropped) @ value
+    if not output.requires_grad:
+        output = output.detach().requires_grad_(torch.is_grad_enabled())
+    tape.keep(output, value.detach(), valid)
+    return output

@@ -1,0 +1,153 @@
+"""Which positions to drop: pure functions on tensors.
+
+AD-DROP (Yang et al., NeurIPS 2022), section 3.2: the positions of a row are sorted by attribution, those at or
+above the element of index int(n(1 - p)) form the candidate discard region, and each of them is dropped with
+probability q. Here n counts the *valid* keys of the row, so padding and the future change neither the threshold
+nor the count.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+DIRECTIONS = ("high", "low")
+
+
+def check_ratio(name: str, value: float) -> float:
+    """Return `value` if it lies in [0, 1].
+
+    Raises:
+        ValueError: it does not (NaN included).
+    """
+    if not 0.0 <= value <= 1.0:
+        raise ValueError(f"{name} is {value}, but must lie in [0, 1]")
+    return value
+
+
+def candidate_counts(valid_keys: Tensor, p: float) -> Tensor:
+    """How many positions of a row are candidates: n - int(n(1 - p)).
+
+    Args:
+        valid_keys: n, the number of valid keys a row, any shape, integer.
+        p: ratio of candidates, in [0, 1].
+
+    Returns:
+        Counts in [0, n], shape of `valid_keys`, int64. The product is guarded against round-off: n = 10 and
+        p = 0.9 leave int(10 · 0.1) = 1 position, not 0.
+    """
+    kept = (valid_keys.double() * (1.0 - p) + 1e-9).floor().long()
+    return (valid_keys - kept).clamp(min=0)
+
+
+def _ranked(attribution: Tensor, valid: Tensor | None, p: float, direction: str) -> tuple[Tensor, Tensor | None]:
+    """The positions of the candidate region: indices (B, H, T, K), and which of the K count in each row.
+
+    K is the candidate count of a row in which every key is valid, the largest there can be. The second value is
+    None when every row has exactly K.
+    """
+    if direction not in DIRECTIONS:
+        raise ValueError(f"direction is {direction!r}, but must be one of {', '.join(DIRECTIONS)}")
+    check_ratio("p", p)
+    keys = attribution.size(-1)
+    largest = int(candidate_counts(torch.tensor(keys), p))
+    scores = attribution.float() if direction == "high" else -attribution.float()
+    if valid is None:
+        return scores.topk(largest, dim=-1, sorted=False).indices, None
+    scores = scores.masked_fill(~valid, float("-inf"))
+    counts = candidate_counts(valid.sum(-1, keepdim=True).expand(*valid.shape[:-1], 1), p)
+    ranks = torch.arange(largest, device=attribution.device)
+    return scores.topk(largest, dim=-1, sorted=True).indices, ranks < counts
+
+
+def candidate_region(attribution: Tensor, valid: Tensor | None, p: float, direction: str = "high") -> Tensor:
+    """The positions that may be dropped (AD-DROP, section 3.2; the paper's s = 0).
+
+    Args:
+        attribution: (B, H, T, S), any floating dtype; compared in fp32.
+        valid: bool, True = the key exists for the query, broadcastable to (B, H, T, S); None means all.
+        p: ratio of candidates a row, in [0, 1]; 0 gives none, 1 gives every valid position.
+        direction: `high` takes the largest attributions, `low` the smallest.
+
+    Returns:
+        bool (B, H, T, S), True = candidate. Of positions tied at the threshold only as many are taken as the rank
+        gives, so a constant row does not lose everything.
+
+    Raises:
+        ValueError: p outside [0, 1], or an unknown direction.
+    """
+    indices, counted = _ranked(attribution, valid, p, direction)
+    region = torch.zeros(attribution.shape, dtype=torch.bool, device=attribution.device)
+    return region.scatter_(-1, indices, True if counted is None else counted.expand(indices.shape))
+
+
+def drop_candidates(candidates: Tensor, valid: Tensor | None, q: float) -> Tensor:
+    """Drop each candidate with probability q (AD-DROP, equation 6).
+
+    Args:
+        candidates: bool (B, H, T, S), True = may be dropped.
+        valid: bool, broadcastable to (B, H, T, S); None means all.
+        q: probability of dropping a candidate, in [0, 1].
+
+    Returns:
+        The keep mask, bool (B, H, T, S), True = attend; a subset of `valid`.
+
+    Raises:
+        ValueError: q outside [0, 1].
+    """
+    check_ratio("q", q)
+    keep = ~(candidates & _bernoulli(candidates.shape, q, candidates.device))
+    return keep if valid is None else keep & valid
+
+
+def sample_keep(
+    attribution: Tensor,
+    valid: Tensor | None,
+    p: float,
+    q: float,
+    direction: str = "high",
+    *,
+    enabled: Tensor | None = None,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """`drop_candidates(candidate_region(...))` in one pass that draws random numbers for the candidates only.
+
+    Arguments, result and errors as there; the distribution is the same, the random draws are not. In addition:
+
+    Args:
+        enabled: bool scalar on the device; where it is False nothing is dropped.
+        generator: source of the random numbers, torch's global one by default.
+    """
+    check_ratio("q", q)
+    indices, counted = _ranked(attribution, valid, p, direction)
+    dropped = _bernoulli(indices.shape, q, indices.device, generator)
+    for condition in (counted, enabled):
+        dropped = dropped if condition is None else dropped & condition
+    keep = torch.ones(attribution.shape, dtype=torch.bool, device=attribution.device)
+    keep.scatter_(-1, indices, ~dropped)
+    return keep if valid is None else keep & valid
+
+
+def dropped_fraction(keep: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
+    """How many valid positions there are and how many of them are dropped, as scalar tensors.
+
+    Args:
+        keep: bool (B, H, T, S), a subset of `valid`.
+        valid: bool, broadcastable to (B, H, T, S); None means all.
+
+    Returns:
+        (dropped, valid), both fp32 scalars on the device of `keep`: no synchronization.
+    """
+    total = torch.tensor(float(keep.numel()), device=keep.device)
+    if valid is not None:
+        total = valid.sum().float() * (keep.numel() / valid.numel())
+    return total - keep.count_nonzero().float(), total
+
+
+def _bernoulli(
+    shape: torch.Size, probability: float, device: torch.device, generator: torch.Generator | None = None
+) -> Tensor:
+    """True with `probability`; 0 and 1 draw nothing."""
+    if probability in (0.0, 1.0):
+        return torch.full(shape, bool(probability), dtype=torch.bool, device=device)
+    return torch.empty(shape, dtype=torch.bool, device=device).bernoulli_(probability, generator=generator)

@@ -1,0 +1,211 @@
+"""AD-DROP: attribution-driven dropout (Yang et al., NeurIPS 2022).
+
+Each regularized forward runs four steps (the paper's figure 3): a probe forward takes the pseudo labels (equation 3);
+one backward attributes them to the attention positions of every site (equation 4); the positions of each row with the
+highest attributions form the candidate discard region, of which each is dropped with probability q (equations 5, 6);
+the model's own forward runs with the mask. Cross-tuning alternates with plain epochs (section 3.3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attn_reg_plugin.attention.attribution import (
+    NODES,
+    integrated_attribution,
+    map_gradient,
+    output_gradients,
+)
+from attn_reg_plugin.attention.masks import DIRECTIONS, check_ratio, sample_keep
+from attn_reg_plugin.attention.sites import AttentionSite, recording
+from attn_reg_plugin.regularizers.base import Forward, Regularizer, frozen, option, register, without_dropout
+from attn_reg_plugin.regularizers.cross_tuning import CrossTuning
+from attn_reg_plugin.regularizers.objectives import (
+    LABELS,
+    Objective,
+    default_objective,
+    logits_of,
+    scale_against_underflow,
+)
+
+ATTRIBUTIONS = ("gradient", "integrated", "attention", "random")
+
+
+@register("ad_drop")
+@dataclass(eq=False)
+class ADDrop(Regularizer):
+    """Drop the attention positions that the prediction leans on most.
+
+    Attributes:
+        p: ratio of candidate positions a row, in [0, 1].
+        q: probability of dropping a candidate, in [0, 1]; p = 0 or q = 0 is plain training, bit for bit.
+        cross_tuning: `epoch`, `update:N` or `off`, see `CrossTuning`.
+        attribution: `gradient` (GA), `integrated` (IGA), `attention` (AA) or `random` (RD), table 4 of the paper.
+        labels: what is attributed, `pseudo` labels or `gold`.
+        direction: `high` drops the largest attributions, `low` the smallest.
+        probe_dropout: run the probe with the model's dropout, as in the paper, or without.
+        probe_dtype: `same` as the model, or `bfloat16`: the probe runs under autocast.
+        integrated_steps, integrated_nodes, integrated_path: see `integrated_attribution`.
+        objective: function(outputs, inputs) -> scalar; by default chosen from the shape of the outputs.
+
+    Raises:
+        ValueError: an option is out of its range.
+    """
+
+    p: float = option(0.3, "ratio of candidate positions in each attention row, in [0, 1]")
+    q: float = option(0.3, "probability of dropping a candidate position, in [0, 1]")
+    cross_tuning: str = option(
+        "epoch",
+        "'epoch': plain on odd, regularized on even epochs; 'update:N': alternate every N updates; 'off'",
+    )
+    attribution: str = option("gradient", "how positions are attributed", choices=ATTRIBUTIONS)
+    labels: str = option("pseudo", "attribute the model's own predictions or the gold labels", choices=LABELS)
+    direction: str = option("high", "drop the highest or the lowest attributions", choices=DIRECTIONS)
+    probe_dropout: bool = option(True, "the model's dropout in the probe, as in the paper")
+    probe_dtype: str = option("same", "precision of the probe (bfloat16: autocast)", choices=("same", "bfloat16"))
+    integrated_steps: int = option(20, "integrated gradients: steps m, at least 1")
+    integrated_nodes: str = option("uniform", "integrated gradients: where the path is evaluated", choices=NODES)
+    integrated_path: str = option(
+        "site",
+        "integrated gradients: scale one attention at a time, or all together",
+        choices=("site", "joint"),
+    )
+    objective: Objective | None = None
+
+    def __post_init__(self) -> None:
+        """Check the options."""
+        super().__post_init__()
+        check_ratio("p", self.p)
+        check_ratio("q", self.q)
+        if self.integrated_steps < 1:
+            raise ValueError(f"integrated_steps is {self.integrated_steps}, but must be at least 1")
+        self.schedule = CrossTuning(self.cross_tuning)
+        self.objective = self.objective or default_objective(self.labels)
+
+    def due(self) -> bool:
+        """Regularized when cross-tuning says so and anything can be dropped at all."""
+        return self.schedule.regularized(self.epoch, self.updates) and self.p > 0 and self.q > 0
+
+    def before_forward(self, forward: Forward) -> None:
+        """Probe, attribute, and leave the keep masks on the sites."""
+        sites = self.attached_sites
+        if self.attribution == "random":
+            for site in sites:
+                site.sampler = partial(self._sample_at_random, site, int(torch.randint(2**62, ())))
+            return
+        with self.statistics.seconds("probe_seconds", forward.device):
+            attribute = getattr(self, f"_{self.attribution}_attributions")
+            with recording(sites, needs_weights=self.attribution != "gradient"):
+                masks = []
+                for site, attribution, finite in attribute(forward):
+                    # a non-finite probe falls back to a plain update, without waiting for the device
+                    keep = sample_keep(attribution, site.tape.valid, self.p, self.q, self.direction, enabled=finite)
+                    self.count_dropped(site, keep, site.tape.valid)
+                    masks.append((site, keep))
+            for site, keep in masks:
+                site.keep = keep
+
+    # -- attributions: each yields (site, B (B, H, T, S), whether the probe was finite) -----------------------------
+
+    def _gradient_attributions(self, forward: Forward) -> Iterator[tuple[AttentionSite, Tensor, Tensor]]:
+        with frozen(forward.model), self._probe(forward) as run:
+            objective = run()
+            sites = [site for site in self.attached_sites if site.tape.output is not None]
+            gradients = output_gradients(objective, [site.tape for site in sites])
+        finite = self._check_finite(gradients)
+        for i, site in enumerate(sites):
+            yield site, map_gradient(gradients[i], site.tape.value), finite
+            gradients[i] = None
+
+    def _integrated_attributions(self, forward: Forward) -> Iterator[tuple[AttentionSite, Tensor, Tensor]]:
+        with frozen(forward.model), self._probe(forward, same_draws=True) as run:
+            attributions = integrated_attribution(
+                run,
+                self.attached_sites,
+                steps=self.integrated_steps,
+                nodes=self.integrated_nodes,
+                path=self.integrated_path,
+            )
+            for site, attribution in list(attributions):
+                yield site, attribution, self._check_finite([attribution])
+
+    def _attention_attributions(self, forward: Forward) -> Iterator[tuple[AttentionSite, Tensor, Tensor]]:
+        with torch.no_grad(), self._probe(forward) as run:
+            run()
+        for site in self.attached_sites:
+            if site.tape.output is not None:
+                yield site, site.tape.weights, self._check_finite([site.tape.weights])
+
+    def _sample_at_random(
+        self,
+        site: AttentionSite,
+        seed: int,
+        shape: tuple[int, ...],
+        valid: Tensor | None,
+        device: torch.device,
+    ) -> Tensor:
+        """A candidate region drawn at random; the same for the same seed, so that recomputation agrees."""
+        generator = torch.Generator(device).manual_seed(seed)
+        attribution = torch.rand(shape, generator=generator, device=device)
+        keep = sample_keep(attribution, valid, self.p, self.q, self.direction, generator=generator)
+        self.count_dropped(site, keep, valid)
+        return keep
+
+    # -- the probe --------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _probe(self, forward: Forward, same_draws: bool = False) -> Iterator[Callable[[], Tensor]]:
+        """A function that runs the probe and returns F; with `same_draws`, every run repeats the first's dropout."""
+        inputs = forward.inputs
+        device = forward.device
+        backend = self.attached_sites[0].backend
+        states = _random_state(device) if same_draws else None
+
+        def run() -> Tensor:
+            if states is not None:
+                _set_random_state(device, states)
+            with ExitStack() as stack:
+                if self.probe_dtype == "bfloat16":
+                    stack.enter_context(torch.autocast(device.type, dtype=torch.bfloat16))
+                outputs = forward.run()
+            objective = self.objective(outputs, inputs)
+            return scale_against_underflow(objective, logits_dtype(outputs))
+
+        with ExitStack() as stack:
+            if not self.probe_dropout:
+                stack.enter_context(without_dropout(forward.model))
+            if hasattr(backend, "probing"):
+                stack.enter_context(backend.probing(forward.model))
+            yield run
+
+    def _check_finite(self, tensors: list[Tensor]) -> Tensor:
+        """Whether all are finite, as a bool scalar on their device; counts the update if not."""
+        finite = torch.stack([tensor.isfinite().all() for tensor in tensors]).all()
+        self.statistics.add("fallbacks", 1.0 - finite.float())
+        return finite
+
+
+def logits_dtype(outputs: Any) -> torch.dtype:
+    """The dtype of the model's logits, fp32 where a user's objective reads something else."""
+    try:
+        return logits_of(outputs).dtype
+    except ValueError:
+        return torch.float32
+
+
+def _random_state(device: torch.device) -> list[Tensor]:
+    states = [torch.get_rng_state()]
+    return [*states, torch.cuda.get_rng_state(device)] if device.type == "cuda" else states
+
+
+def _set_random_state(device: torch.device, states: list[Tensor]) -> None:
+    torch.set_rng_state(states[0])
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(states[1], device)

@@ -1,0 +1,303 @@
+"""What every regularizer is: an object that attaches to a model and acts inside the model's own forward.
+
+Attaching is all it takes. A forward pre-hook sees the arguments of each training-mode forward with gradients on; the
+method prepares masks on its sites (AD-DROP runs its probe there) and lets the forward pass. Masks stay on the sites
+until the next forward, because activation checkpointing runs the forward again during backward.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from attn_reg_plugin.attention.masks import dropped_fraction
+from attn_reg_plugin.attention.sites import AttentionSite, SiteSelector, find_sites
+from attn_reg_plugin.regularizers.statistics import Statistics
+
+REGISTRY: dict[str, type[Regularizer]] = {}
+
+
+def register(name: str) -> Callable[[type[Regularizer]], type[Regularizer]]:
+    """Class decorator: makes a method available under `name` to every face and its flags."""
+
+    def add(method: type[Regularizer]) -> type[Regularizer]:
+        method.name = name
+        REGISTRY[name] = method
+        return method
+
+    return add
+
+
+def build(name: str, **options: Any) -> Regularizer:
+    """The regularizer registered as `name`.
+
+    Raises:
+        ValueError: an unknown name (the known ones are listed), or an option out of its range.
+    """
+    if name not in REGISTRY:
+        raise ValueError(f"unknown method {name!r}; the methods are: {', '.join(sorted(REGISTRY))}")
+    return REGISTRY[name](**options)
+
+
+def option(default: Any, help: str, choices: tuple[str, ...] | None = None) -> Any:
+    """A documented, range-checked field of a method; faces turn it into a flag."""
+    return field(default=default, metadata={"help": help, "choices": choices})
+
+
+def options_of(method: type[Regularizer]) -> list[dataclasses.Field]:
+    """The fields of a method that are options: those declared by `option`."""
+    return [entry for entry in dataclasses.fields(method) if "help" in entry.metadata]
+
+
+@dataclass
+class Outcome:
+    """What a `Problem` says of one evaluation: the loss (scalar or one a example) and a metric if there is one."""
+
+    loss: Tensor
+    metric: Tensor | None = None
+
+
+@runtime_checkable
+class Problem(Protocol):
+    """What a method has to know of the training beyond the forward's arguments."""
+
+    def loss(self, model: nn.Module, inputs: Any) -> Outcome:
+        """The training loss, or in evaluation mode the loss of each example."""
+
+    def tokens(self, inputs: Any) -> Mapping[str, Any]:
+        """Token ids and padding of each stack."""
+
+    def validation(self, n: int) -> Any:
+        """n examples drawn at random."""
+
+
+@dataclass
+class Forward:
+    """A forward of the model that is about to happen.
+
+    Attributes:
+        model: the attached model.
+        args, kwargs: as it was called.
+        supplied: what a face added: `targets`, `token_mask`.
+    """
+
+    model: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    supplied: dict[str, Any]
+
+    def run(self) -> Any:
+        """Run the forward itself, without the model's hooks."""
+        return self.model.forward(*self.args, **self.kwargs)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return next(self.model.parameters()).device
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """The arguments by name, and what was supplied."""
+        try:
+            named = dict(inspect.signature(self.model.forward).bind(*self.args, **self.kwargs).arguments)
+        except (TypeError, ValueError):
+            named = dict(self.kwargs)
+        extra = {k: v for value in named.values() if isinstance(value, dict) for k, v in value.items()}
+        return {**extra, **named, **self.supplied}
+
+
+@dataclass(eq=False)
+class Regularizer:
+    """Base of the methods. Subclasses are dataclasses whose `option` fields are their options.
+
+    Attributes:
+        sites: which attention is regularized, see `SiteSelector`.
+    """
+
+    name: ClassVar[str] = ""
+    sites: str = option("encoder.self", "which attention to regularize, e.g. 'encoder.self[0,2-5] decoder.cross', '*'")
+
+    def __post_init__(self) -> None:
+        """Check the options, in one sentence each.
+
+        Raises:
+            ValueError: an option is out of its range.
+        """
+        for entry in options_of(type(self)):
+            allowed, value = entry.metadata["choices"], getattr(self, entry.name)
+            if allowed and value not in allowed:
+                raise ValueError(f"{entry.name} is {value!r}, but must be one of {', '.join(allowed)}")
+        SiteSelector(self.sites)
+        self.epoch: int | None = None
+        self.updates = 0
+        self.statistics = Statistics()
+        self._supplied: dict[str, Any] = {}
+        self._attachment: Attachment | None = None
+
+    # -- what a user calls ------------------------------------------------------------------------------------------
+
+    def attach(self, model: nn.Module) -> Attachment:
+        """Regularize every training-mode forward of `model` from here, until `detach` or the end of the `with`.
+
+        Parameters, `state_dict` keys and evaluation outputs stay as they are.
+
+        Raises:
+            ValueError: the sites match nothing in the model, or it is attached already.
+        """
+        if self._attachment is not None:
+            raise ValueError(f"{self.name} is attached already; detach() it first")
+        self._attachment = Attachment(self, model)
+        return self._attachment
+
+    def detach(self) -> None:
+        """Restore the model exactly; nothing happens if nothing is attached."""
+        if self._attachment is not None:
+            attachment, self._attachment = self._attachment, None
+            attachment.remove()
+
+    @property
+    def attached_sites(self) -> list[AttentionSite]:
+        """The sites in use; empty when detached."""
+        return [] if self._attachment is None else self._attachment.sites
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Announce an epoch, counted from 1."""
+        if epoch < 1:
+            raise ValueError(f"epochs count from 1, not {epoch}")
+        self.epoch = epoch
+
+    def begin_update(self, update: int) -> None:
+        """Announce the number of optimizer updates made so far, where the caller counts them."""
+        self.updates = update
+
+    def end_update(self) -> None:
+        """Announce that the optimizer has made an update."""
+        self.updates += 1
+
+    def supply(self, **inputs: Any) -> None:
+        """Tell what the next forwards' arguments do not show, such as `targets`; stays until the next call."""
+        self._supplied = {key: value for key, value in inputs.items() if value is not None}
+
+    def state_dict(self) -> dict[str, Any]:
+        """What resuming needs: numbers and tensors only."""
+        return {"epoch": self.epoch, "updates": self.updates}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state_dict()`."""
+        self.epoch, self.updates = state["epoch"], state["updates"]
+
+    # -- what a method implements -----------------------------------------------------------------------------------
+
+    def due(self) -> bool:
+        """Whether the forward that is about to happen is regularized."""
+        return True
+
+    def before_forward(self, forward: Forward) -> None:
+        """Prepare the sites for a forward that is due."""
+        raise NotImplementedError
+
+    # -- for methods ------------------------------------------------------------------------------------------------
+
+    def count_dropped(self, site: AttentionSite, keep: Tensor, valid: Tensor | None) -> None:
+        """Add a mask to the drop rate of its site."""
+        dropped, total = dropped_fraction(keep, valid)
+        self.statistics.add(f"dropped/{site.name}", dropped)
+        self.statistics.add(f"valid/{site.name}", total)
+
+
+class Attachment:
+    """The hooks of one regularizer on one model; a context manager that removes them."""
+
+    def __init__(self, regularizer: Regularizer, model: nn.Module) -> None:
+        self.regularizer, self.model = regularizer, model
+        self.sites = find_sites(model, regularizer.sites)
+        self.busy = False
+        opened: list[AttentionSite] = []
+        try:
+            for site in self.sites:
+                site.backend.open(site)
+                opened.append(site)
+        except Exception:
+            for site in opened:
+                site.backend.close(site)
+            raise
+        self.handle = model.register_forward_pre_hook(self._before_forward, with_kwargs=True)
+
+    def _before_forward(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self.busy or not model.training:
+            return
+        self.clear()
+        if not torch.is_grad_enabled():
+            return
+        due = self.regularizer.due()
+        self.regularizer.statistics.add("forwards", 1.0)
+        self.regularizer.statistics.add("regularized", float(due))
+        if due:
+            self.busy = True
+            try:
+                self.regularizer.before_forward(Forward(model, args, kwargs, self._supplied(model, args, kwargs)))
+            except BaseException:
+                self.clear()
+                raise
+            finally:
+                self.busy = False
+
+    def _supplied(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """What the face supplied, over what the backend reads off the model's arguments."""
+        describe = getattr(self.sites[0].backend, "describe", None)
+        described = {} if describe is None else describe(model, args, kwargs)
+        return {**described, **self.regularizer._supplied}
+
+    def clear(self) -> None:
+        """Plain attention on every site from here."""
+        for site in self.sites:
+            site.clear()
+
+    def remove(self) -> None:
+        """Take the hooks off and restore the attention modules."""
+        self.handle.remove()
+        self.clear()
+        for site in self.sites:
+            site.backend.close(site)
+
+    def __enter__(self) -> Regularizer:
+        return self.regularizer
+
+    def __exit__(self, *error: object) -> None:
+        self.regularizer.detach()
+
+
+@contextmanager
+def frozen(model: nn.Module) -> Iterator[None]:
+    """No parameter takes part in autograd: a graph made inside starts where something else requires gradients."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for parameter in trained:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in trained:
+            parameter.requires_grad_(True)
+
+
+@contextmanager
+def without_dropout(model: nn.Module) -> Iterator[None]:
+    """The model's dropout modules drop nothing; everything else stays in training mode.
+
+    Their `p` is zeroed as well as their mode changed: attention modules read it directly.
+    """
+    changed = [(m, m.training, m.p) for m in model.modules() if "Dropout" in type(m).__name__ and hasattr(m, "p")]
+    for module, _, _ in changed:
+        module.training, module.p = False, 0.0
+    try:
+        yield
+    finally:
+        for module, training, p in changed:
+            module.training, module.p = training, p

@@ -1,0 +1,41 @@
+"""Cross-tuning (AD-DROP, section 3.3): plain fine-tuning and AD-DROP take turns."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class CrossTuning:
+    """A schedule: `epoch` is plain on odd and regularized on even epochs (the paper's, epochs count from 1),
+    `update:N` alternates every N updates, `off` regularizes always.
+
+    Raises:
+        ValueError: the schedule is none of these.
+    """
+
+    schedule: str = "epoch"
+
+    def __post_init__(self) -> None:
+        """Refuse a schedule that is not understood."""
+        match = re.fullmatch(r"update:(\d+)", self.schedule)
+        if self.schedule not in ("epoch", "off") and (match is None or int(match[1]) < 1):
+            raise ValueError(
+                f"cross_tuning is {self.schedule!r}, but must be epoch, off, or update:N with N of at least 1"
+            )
+
+    def regularized(self, epoch: int | None, updates: int) -> bool:
+        """Whether a forward in `epoch` (from 1), after `updates` updates, is regularized.
+
+        Raises:
+            RuntimeError: the schedule counts epochs and none was announced.
+        """
+        if self.schedule == "off":
+            return True
+        if self.schedule == "epoch":
+            if epoch is None:
+                raise RuntimeError("cross_tuning='epoch' counts epochs: call regularizer.begin_epoch(epoch) first")
+            return epoch % 2 == 0
+        length = int(self.schedule.removeprefix("update:"))
+        return (updates // length) % 2 == 1

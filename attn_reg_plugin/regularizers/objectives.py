@@ -1,0 +1,110 @@
+"""What is attributed: the scalar objective F of AD-DROP (section 3.1), summed over the batch, in fp32.
+
+An objective is a function `objective(outputs, inputs) -> scalar`. `inputs` holds the forward's arguments by name
+and, where a framework's face supplies them, `targets` (gold labels) and `token_mask` (True = a real token).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Objective = Callable[[Any, Mapping[str, Any]], Tensor]
+LABELS = ("pseudo", "gold")
+#: the label that losses ignore, as in torch.nn.functional.cross_entropy
+IGNORED = -100
+
+
+def label_logit(logits: Tensor, labels: Tensor | None = None) -> Tensor:
+    """Classification: Σ of the logits of the labels (AD-DROP, equation 3).
+
+    Args:
+        logits: (B, number of classes).
+        labels: (B,) gold labels; None takes the pseudo labels argmax P(c|x).
+    """
+    logits = logits.float()
+    labels = logits.argmax(-1) if labels is None else labels
+    return logits.gather(-1, labels.unsqueeze(-1)).sum()
+
+
+def token_log_likelihood(logits: Tensor, labels: Tensor | None = None, token_mask: Tensor | None = None) -> Tensor:
+    """Taggers and translation: the negative loss Σ log P(ŷ) over real tokens (AD-DROP, section 4.1).
+
+    Args:
+        logits: (B, T, V).
+        labels: (B, T) gold labels, -100 is ignored; None takes the pseudo labels ŷ = argmax P.
+        token_mask: bool (B, T), True = counts; None counts every token.
+    """
+    logits = logits.float()
+    if labels is not None:
+        known = labels != IGNORED
+        token_mask = known if token_mask is None else known & token_mask
+        labels = labels.masked_fill(~known, 0)
+    labels = logits.argmax(-1) if labels is None else labels
+    log_likelihood = logits.gather(-1, labels.unsqueeze(-1)).squeeze(-1) - logits.logsumexp(-1)
+    return log_likelihood.sum() if token_mask is None else (log_likelihood * token_mask).sum()
+
+
+def negative_regression_loss(predictions: Tensor, targets: Tensor) -> Tensor:
+    """Regression: minus the squared error against the gold values; (B,) or (B, 1) both."""
+    return -((predictions.float().reshape(-1) - targets.float().reshape(-1)) ** 2).sum()
+
+
+def logits_of(outputs: Any) -> Tensor:
+    """The logits in a model's outputs: a tensor, `outputs.logits`, `outputs["logits"]` or the first of a tuple.
+
+    Raises:
+        ValueError: none of these holds a floating-point tensor.
+    """
+    logits = getattr(outputs, "logits", outputs)
+    if isinstance(logits, Mapping):
+        logits = logits.get("logits")
+    if isinstance(logits, tuple | list) and logits:
+        logits = logits[0]
+    if not isinstance(logits, Tensor) or not logits.is_floating_point():
+        raise ValueError(
+            f"cannot find logits in the model's output of type {type(outputs).__name__}; give an objective="
+            "function(outputs, inputs) that returns a scalar"
+        )
+    return logits
+
+
+def default_objective(labels: str = "pseudo") -> Objective:
+    """The objective that fits the outputs' shape: (B, C) classification, (B, T, V) tokens, (B,) or (B, 1) regression.
+
+    Args:
+        labels: `pseudo` or `gold`; gold labels are read from `inputs["targets"]`, else `inputs["labels"]`.
+            Regression always uses gold values.
+
+    The returned function raises:
+        ValueError: gold labels are needed and were not supplied, or the shape is none of these.
+    """
+
+    def objective(outputs: Any, inputs: Mapping[str, Any]) -> Tensor:
+        logits = logits_of(outputs)
+        regression = logits.dim() == 1 or (logits.dim() == 2 and logits.size(-1) == 1)
+        gold = None
+        if labels == "gold" or regression:
+            gold = inputs.get("targets", inputs.get("labels"))
+            if gold is None:
+                raise ValueError(
+                    "the objective needs gold labels: pass them to the forward as `labels`, set "
+                    "regularizer.supply(targets=...) before it, or use labels='pseudo' for classification"
+                )
+        if regression:
+            return negative_regression_loss(logits, gold)
+        if logits.dim() == 2:
+            return label_logit(logits, gold)
+        if logits.dim() == 3:
+            return token_log_likelihood(logits, gold, inputs.get("token_mask"))
+        raise ValueError(f"no objective for outputs of shape {tuple(logits.shape)}; give objective=function")
+
+    return objective
+
+
+def scale_against_underflow(objective: Tensor, dtype: torch.dtype) -> Tensor:
+    """F times a power of two for fp16 models: ranks within a row do not change, tiny gradients survive."""
+    return objective * 1024.0 if dtype == torch.float16 else objective

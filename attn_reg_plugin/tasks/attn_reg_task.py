@@ -1,0 +1,208 @@
+"""The fairseq face: a mixin that makes any fairseq task a regularized one.
+
+    @register_task("my_regularized_task", dataclass=with_attn_reg(MyConfig))
+    class MyRegularizedTask(AttnRegTask, MyTask):
+        '''My task, with the attention regularizers' flags.'''
+
+It attaches when the model is built for training, announces epochs and updates, supplies the targets, logs what the
+method does and keeps its state. The loop, the criterion and the optimizer stay fairseq's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from fairseq import metrics
+from fairseq.dataclass import FairseqDataclass
+from fairseq.dataclass.utils import gen_parser_from_dataclass
+
+from attn_reg_plugin.regularizers import REGISTRY, Regularizer, build, options_of
+
+#: what the mixin adds to a training step's logging output starts with this
+PREFIX = "attn_reg/"
+COUNTERS = ("forwards", "regularized", "fallbacks", "probe_seconds", "step_seconds")
+
+
+def _flag(method: str, option: dataclasses.Field, hints: dict[str, Any]) -> tuple[str, Any, dataclasses.Field]:
+    """One option as a field of a fairseq config: `p` of `ad_drop` is `ad_drop_p`, the flag `--ad-drop-p`.
+
+    A switch that is on by default becomes `true|false` text: fairseq would turn it into a flag that means its
+    opposite.
+    """
+    kind, default, text = hints[option.name], option.default, option.metadata["help"]
+    choices = option.metadata["choices"]
+    if kind is bool and default:
+        kind, default, choices = str, "true", ("true", "false")
+    if choices:
+        text += f"; one of {', '.join(choices)}"
+    return (
+        f"{method}_{option.name}",
+        kind,
+        dataclasses.field(default=default, metadata={"help": f"{method}: {text}"}),
+    )
+
+
+def _flags() -> Iterator[tuple[str, Any, dataclasses.Field]]:
+    """The fields of every registered method, the shared ones once."""
+    methods = ", ".join(["none", *sorted(REGISTRY)])
+    yield (
+        "attn_reg",
+        str,
+        dataclasses.field(default="none", metadata={"help": f"attention regularizer; one of {methods}"}),
+    )
+    shared = {option.name: option for option in options_of(Regularizer)}
+    for option in shared.values():
+        yield f"attn_{option.name}", str, dataclasses.field(default=option.default, metadata=option.metadata)
+    for name, method in REGISTRY.items():
+        hints = typing.get_type_hints(method)
+        for option in options_of(method):
+            if option.name not in shared:
+                yield _flag(name, option, hints)
+
+
+def with_attn_reg(config: type[FairseqDataclass]) -> type[FairseqDataclass]:
+    """A task's config with the regularizers' flags added; give it to `register_task`.
+
+    Args:
+        config: the config dataclass of a fairseq task.
+    """
+    return dataclasses.make_dataclass(f"AttnReg{config.__name__}", list(_flags()), bases=(config,))
+
+
+def regularizer_from(config: Any) -> Regularizer | None:
+    """The regularizer that a fairseq config or namespace asks for; None for `none`.
+
+    Raises:
+        ValueError: an unknown method, or an option out of its range.
+    """
+    name = getattr(config, "attn_reg", "none")
+    if name == "none":
+        return None
+    if name not in REGISTRY:
+        raise ValueError(f"--attn-reg is {name!r}, but must be one of {', '.join(['none', *sorted(REGISTRY)])}")
+    method = REGISTRY[name]
+    hints, values = typing.get_type_hints(method), {}
+    for option in options_of(method):
+        shared = option.name in {entry.name for entry in options_of(Regularizer)}
+        value = getattr(config, f"attn_{option.name}" if shared else f"{name}_{option.name}", option.default)
+        if hints[option.name] is bool and isinstance(value, str):
+            if value.lower() not in ("true", "false"):
+                raise ValueError(f"--{name}_{option.name} is {value!r}, but must be true or false".replace("_", "-"))
+            value = value.lower() == "true"
+        elif hints[option.name] is str and value in (False, "False"):
+            value = "off"  # YAML reads a bare `off` as False
+        values[option.name] = value
+    try:
+        return build(name, **values)
+    except ValueError as error:
+        raise ValueError(f"--attn-reg {name}: {error}") from None
+
+
+class AttnRegTask:
+    """Mixin: put it before a fairseq task. With `--attn-reg none` the task is the stock one, bit for bit.
+
+    Attributes:
+        regularizer: the method in use, or None.
+    """
+
+    regularizer: Regularizer | None
+
+    def __init__(self, cfg: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(cfg, *args, **kwargs)
+        self.regularizer = regularizer_from(cfg)
+
+    @classmethod
+    def add_args(cls, parser: Any) -> None:
+        """The task's own flags, and the regularizers' for tasks that have no config dataclass."""
+        super().add_args(parser)
+        if not hasattr(getattr(cls, "__dataclass", None), "attn_reg"):
+            gen_parser_from_dataclass(parser, with_attn_reg(FairseqDataclass)())
+
+    def build_model(self, cfg: Any, *args: Any, **kwargs: Any) -> torch.nn.Module:
+        """The task's model, with the regularizer attached if it is built to be trained.
+
+        Raises:
+            ValueError: `--attn-sites` matches nothing in the model.
+        """
+        model = super().build_model(cfg, *args, **kwargs)
+        from_checkpoint = bool(args and args[0]) or kwargs.get("from_checkpoint", False)
+        if self.regularizer is not None and not from_checkpoint:
+            self.regularizer.detach()
+            self.regularizer.attach(model)
+        return model
+
+    def begin_epoch(self, epoch: int, model: torch.nn.Module) -> None:
+        """Announce the epoch; fairseq counts from 1, as cross-tuning does."""
+        super().begin_epoch(epoch, model)
+        if self.regularizer is not None:
+            self.regularizer.begin_epoch(epoch)
+
+    def train_step(
+        self,
+        sample: dict[str, Any],
+        model: torch.nn.Module,
+        criterion: Any,
+        optimizer: Any,
+        update_num: int,
+        *args: Any,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, Any, dict[str, Any]]:
+        """The task's own step; its forward is regularized, and its logging output says what happened."""
+        regularizer = self.regularizer
+        if regularizer is None:
+            return super().train_step(sample, model, criterion, optimizer, update_num, *args, **kwargs)
+        regularizer.begin_update(update_num)
+        regularizer.supply(targets=sample.get("target"))
+        try:
+            with regularizer.statistics.seconds("step_seconds", next(model.parameters()).device):
+                loss, sample_size, log = super().train_step(
+                    sample, model, criterion, optimizer, update_num, *args, **kwargs
+                )
+        finally:
+            regularizer.supply()
+        return loss, sample_size, {**log, **self._statistics()}
+
+    def _statistics(self) -> dict[str, Any]:
+        """Sums of this step, the same keys every time: fairseq adds them up over batches and ranks."""
+        sums = self.regularizer.statistics.take()
+        keys = [
+            *COUNTERS,
+            *(f"{what}/{site.name}" for site in self.regularizer.attached_sites for what in ("dropped", "valid")),
+        ]
+        return {PREFIX + key: sums.get(key, 0.0) for key in keys}
+
+    def reduce_metrics(self, logging_outputs: list[dict[str, Any]], criterion: Any) -> None:
+        """The task's metrics; and drop rates, the share of regularized updates and the probe's share of the time."""
+        super().reduce_metrics(logging_outputs, criterion)
+        keys = [key for log in logging_outputs[:1] for key in log if key.startswith(PREFIX)]
+        sums = {key.removeprefix(PREFIX): sum(float(log.get(key, 0)) for log in logging_outputs) for key in keys}
+        if not sums or not sums["forwards"]:
+            return
+        metrics.log_scalar("regularized", sums["regularized"] / sums["forwards"], sums["forwards"], round=3)
+        if sums["step_seconds"] > 0:
+            share = sums["probe_seconds"] / sums["step_seconds"]
+            metrics.log_scalar("probe_share", share, sums["step_seconds"], round=3)
+        metrics.log_scalar_sum("probe_fallbacks", sums["fallbacks"])
+        for key, valid in sums.items():
+            if key.startswith("valid/") and valid > 0:
+                site = key.removeprefix("valid/")
+                metrics.log_scalar(f"drop_{site}", sums[f"dropped/{site}"] / valid, valid, round=4)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The task's state, and the method's under `attn_reg`."""
+        state = dict(super().state_dict())
+        if self.regularizer is not None:
+            state["attn_reg"] = self.regularizer.state_dict()
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load both; a state without the method's, or another method's task, leaves it as it is."""
+        state_dict = dict(state_dict)
+        own = state_dict.pop("attn_reg", None)
+        super().load_state_dict(state_dict)
+        if own is not None and self.regularizer is not None:
+            self.regularizer.load_state_dict(own)
