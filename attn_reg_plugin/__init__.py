@@ -15,13 +15,14 @@ from attn_reg_plugin.attention import (
     regularized_attention,
 )
 from attn_reg_plugin.checkpoints import allow_checkpoint_types
-from attn_reg_plugin.regularizers import ADDrop
+from attn_reg_plugin.regularizers import ADDrop, AttendOut
 
 allow_checkpoint_types()
 del _backends
 
 __all__ = [
     "ADDrop",
+    "AttendOut",
     "AttentionSite",
     "candidate_region",
     "drop_candidates",

@@ -66,7 +66,9 @@ def uniform_attention(value: Tensor, valid: Tensor | None, queries: int) -> Tens
     """
     if valid is None:
         return value.mean(-2, keepdim=True).expand(*value.shape[:-2], queries, value.size(-1))
-    weights = valid.float() / valid.sum(-1, keepdim=True).clamp(min=1)
+    valid = torch.atleast_2d(valid)
+    valid = valid.expand(*valid.shape[:-1], value.size(-2))
+    weights = valid.to(torch.promote_types(value.dtype, torch.float32)) / valid.sum(-1, keepdim=True).clamp(min=1)
     output = weights.to(value.dtype) @ value
     return output.expand(*value.shape[:-2], queries, value.size(-1))
 
@@ -103,6 +105,7 @@ def _live(
     With live = valid & keep and dead = a row without any live key: the query (and bias) of dead rows is zeroed and
     they attend over their valid keys; rows without valid keys attend over everything and are zeroed afterwards.
     """
+    valid = None if valid is None else torch.atleast_2d(valid)  # the fused kernel takes no vector of keys
     empty = None if valid is None else ~valid.any(-1, keepdim=True)
     mask = valid if empty is None else valid | empty
     if keep is not None:

@@ -54,8 +54,9 @@ def _ranked(attribution: Tensor, valid: Tensor | None, p: float, direction: str)
     scores = attribution.float() if direction == "high" else -attribution.float()
     if valid is None:
         return scores.topk(largest, dim=-1, sorted=False).indices, None
+    valid = valid.expand(*valid.shape[:-1], keys)  # so that a mask over whole rows is counted key by key
     scores = scores.masked_fill(~valid, float("-inf"))
-    counts = candidate_counts(valid.sum(-1, keepdim=True).expand(*valid.shape[:-1], 1), p)
+    counts = candidate_counts(valid.sum(-1, keepdim=True), p)
     ranks = torch.arange(largest, device=attribution.device)
     return scores.topk(largest, dim=-1, sorted=True).indices, ranks < counts
 

@@ -84,14 +84,14 @@ class AttentionSite:
         return self.tape is not None or self.keep is not None or self.sampler is not None or self.uniform
 
     def keep_mask(self, shape: tuple[int, ...], valid: Tensor | None, device: torch.device) -> Tensor | None:
-        """The keep mask for a map of `shape` (B, H, T, S).
+        """The keep mask for a map of `shape` (B, H, T, S), or broadcastable to it.
 
         Raises:
             RuntimeError: the map has another shape than the one the mask was made for.
         """
         if self.sampler is not None:
             return self.sampler(shape, valid, device)
-        if self.keep is not None and self.keep.shape != torch.Size(shape):
+        if self.keep is not None and any(n not in (1, m) for n, m in zip(self.keep.shape, shape, strict=True)):
             raise RuntimeError(
                 f"{self.name}: the keep mask is {tuple(self.keep.shape)}, but the attention map is {tuple(shape)}; "
                 "the probe and the forward saw different inputs"
@@ -161,7 +161,7 @@ def _layers(text: str) -> set[int]:
     layers: set[int] = set()
     for part in text.split(","):
         bounds = part.split("-")
-        if len(bounds) > 2 or not all(bound.isdigit() for bound in bounds):
+        if len(bounds) > 2 or not all(bound.isdigit() for bound in bounds) or int(bounds[0]) > int(bounds[-1]):
             return set()
         layers.update(range(int(bounds[0]), int(bounds[-1]) + 1))
     return layers

@@ -1,6 +1,8 @@
 """The methods, one file each, and what they share. Torch only."""
 
 from attn_reg_plugin.regularizers.ad_drop import ADDrop
+from attn_reg_plugin.regularizers.attend_out import AttendOut
 from attn_reg_plugin.regularizers.base import REGISTRY, Outcome, Problem, Regularizer, build, options_of
+from attn_reg_plugin.regularizers.generator import Tokens
 
-__all__ = ["REGISTRY", "ADDrop", "Outcome", "Problem", "Regularizer", "build", "options_of"]
+__all__ = ["REGISTRY", "ADDrop", "AttendOut", "Outcome", "Problem", "Regularizer", "Tokens", "build", "options_of"]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -58,6 +58,8 @@ class ADDrop(Regularizer):
     Raises:
         ValueError: an option is out of its range.
     """
+
+    logged: ClassVar[tuple[str, ...]] = ("fallbacks", "probe_seconds")
 
     p: float = option(0.3, "ratio of candidate positions in each attention row, in [0, 1]")
     q: float = option(0.3, "probability of dropping a candidate position, in [0, 1]")

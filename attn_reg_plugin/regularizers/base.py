@@ -122,6 +122,10 @@ class Regularizer:
     """
 
     name: ClassVar[str] = ""
+    #: statistics that a face logs: sums over updates, or means over rounds for a method that counts `rounds`
+    logged: ClassVar[tuple[str, ...]] = ()
+    #: whether the state is too large to stand in every checkpoint
+    large_state: ClassVar[bool] = False
     sites: str = option("encoder.self", "which attention to regularize, e.g. 'encoder.self[0,2-5] decoder.cross', '*'")
 
     def __post_init__(self) -> None:
@@ -161,6 +165,17 @@ class Regularizer:
         if self._attachment is not None:
             attachment, self._attachment = self._attachment, None
             attachment.remove()
+
+    @property
+    def model(self) -> nn.Module:
+        """The attached model.
+
+        Raises:
+            ValueError: none is.
+        """
+        if self._attachment is None:
+            raise ValueError(f"{self.name} is not attached to a model")
+        return self._attachment.model
 
     @property
     def attached_sites(self) -> list[AttentionSite]:
@@ -219,6 +234,10 @@ class Attachment:
         self.regularizer, self.model = regularizer, model
         self.sites = find_sites(model, regularizer.sites)
         self.busy = False
+        self._install()
+
+    def _install(self) -> None:
+        """Open the sites and hook the model; all of it or, on an error, nothing."""
         opened: list[AttentionSite] = []
         try:
             for site in self.sites:
@@ -228,7 +247,7 @@ class Attachment:
             for site in opened:
                 site.backend.close(site)
             raise
-        self.handle = model.register_forward_pre_hook(self._before_forward, with_kwargs=True)
+        self.handle = self.model.register_forward_pre_hook(self._before_forward, with_kwargs=True)
 
     def _before_forward(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self.busy or not model.training:
@@ -266,6 +285,15 @@ class Attachment:
         self.clear()
         for site in self.sites:
             site.backend.close(site)
+
+    @contextmanager
+    def suspended(self) -> Iterator[None]:
+        """The model as it was before attaching, to be copied; attached again afterwards."""
+        self.remove()
+        try:
+            yield
+        finally:
+            self._install()
 
     def __enter__(self) -> Regularizer:
         return self.regularizer

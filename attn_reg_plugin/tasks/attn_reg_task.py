@@ -19,12 +19,14 @@ import torch
 from fairseq import metrics
 from fairseq.dataclass import FairseqDataclass
 from fairseq.dataclass.utils import gen_parser_from_dataclass
+from omegaconf import II
 
-from attn_reg_plugin.regularizers import REGISTRY, Regularizer, build, options_of
+from attn_reg_plugin.regularizers import REGISTRY, AttendOut, Regularizer, build, options_of
+from attn_reg_plugin.tasks.attend_out_game import prepare_game
+from attn_reg_plugin.tasks.sidecar import Sidecar
 
 #: what the mixin adds to a training step's logging output starts with this
 PREFIX = "attn_reg/"
-COUNTERS = ("forwards", "regularized", "fallbacks", "probe_seconds", "step_seconds")
 
 
 def _flag(method: str, option: dataclasses.Field, hints: dict[str, Any]) -> tuple[str, Any, dataclasses.Field]:
@@ -57,6 +59,7 @@ def _flags() -> Iterator[tuple[str, Any, dataclasses.Field]]:
     shared = {option.name: option for option in options_of(Regularizer)}
     for option in shared.values():
         yield f"attn_{option.name}", str, dataclasses.field(default=option.default, metadata=option.metadata)
+    yield "attn_state_dir", str, dataclasses.field(default=II("checkpoint.save_dir"))
     for name, method in REGISTRY.items():
         hints = typing.get_type_hints(method)
         for option in options_of(method):
@@ -114,6 +117,7 @@ class AttnRegTask:
     def __init__(self, cfg: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(cfg, *args, **kwargs)
         self.regularizer = regularizer_from(cfg)
+        self.sidecar = Sidecar(getattr(cfg, "attn_state_dir", None))
 
     @classmethod
     def add_args(cls, parser: Any) -> None:
@@ -155,8 +159,9 @@ class AttnRegTask:
         regularizer = self.regularizer
         if regularizer is None:
             return super().train_step(sample, model, criterion, optimizer, update_num, *args, **kwargs)
+        self._game(criterion, optimizer, update_num)
         regularizer.begin_update(update_num)
-        regularizer.supply(targets=sample.get("target"))
+        regularizer.supply(targets=sample.get("target"), sample=sample)
         try:
             with regularizer.statistics.seconds("step_seconds", next(model.parameters()).device):
                 loss, sample_size, log = super().train_step(
@@ -166,36 +171,59 @@ class AttnRegTask:
             regularizer.supply()
         return loss, sample_size, {**log, **self._statistics()}
 
+    def _game(self, criterion: Any, optimizer: Any, update_num: int) -> None:
+        """Tell AttendOut what to play with, and give back the state of an interrupted run, once."""
+        regularizer = self.regularizer
+        if not isinstance(regularizer, AttendOut) or regularizer.problem is not None:
+            return
+        prepare_game(regularizer, self, criterion, optimizer)
+        state = self.sidecar.load(update_num)
+        if state is not None:
+            epoch = regularizer.epoch
+            regularizer.load_state_dict(state)
+            regularizer.epoch = epoch
+
+    def optimizer_step(self, optimizer: Any, model: torch.nn.Module, update_num: int) -> None:
+        """The attacker's, or any method's, step; AttendOut's defender makes its own after it."""
+        super().optimizer_step(optimizer, model=model, update_num=update_num)
+        if self.regularizer is not None:
+            self.regularizer.end_update()
+
     def _statistics(self) -> dict[str, Any]:
         """Sums of this step, the same keys every time: fairseq adds them up over batches and ranks."""
         sums = self.regularizer.statistics.take()
-        keys = [
-            *COUNTERS,
-            *(f"{what}/{site.name}" for site in self.regularizer.attached_sites for what in ("dropped", "valid")),
-        ]
+        keys = ["forwards", "regularized", "step_seconds", "rounds", *self.regularizer.logged]
+        for site in self.regularizer.attached_sites:
+            keys += [f"dropped/{site.name}", f"valid/{site.name}"]
         return {PREFIX + key: sums.get(key, 0.0) for key in keys}
 
     def reduce_metrics(self, logging_outputs: list[dict[str, Any]], criterion: Any) -> None:
-        """The task's metrics; and drop rates, the share of regularized updates and the probe's share of the time."""
+        """The task's metrics; and drop rates, the share of regularized updates, and what the method counts."""
         super().reduce_metrics(logging_outputs, criterion)
         keys = [key for log in logging_outputs[:1] for key in log if key.startswith(PREFIX)]
         sums = {key.removeprefix(PREFIX): sum(float(log.get(key, 0)) for log in logging_outputs) for key in keys}
         if not sums or not sums["forwards"]:
             return
         metrics.log_scalar("regularized", sums["regularized"] / sums["forwards"], sums["forwards"], round=3)
-        if sums["step_seconds"] > 0:
-            share = sums["probe_seconds"] / sums["step_seconds"]
-            metrics.log_scalar("probe_share", share, sums["step_seconds"], round=3)
-        metrics.log_scalar_sum("probe_fallbacks", sums["fallbacks"])
+        for key in self.regularizer.logged:
+            if key == "probe_seconds":
+                share = sums[key] / max(sums["step_seconds"], 1e-9)
+                metrics.log_scalar("probe_share", share, sums["step_seconds"], round=3)
+            elif key == "fallbacks":
+                metrics.log_scalar_sum("probe_fallbacks", sums[key])
+            elif sums["rounds"]:
+                metrics.log_scalar(key, sums[key] / sums["rounds"], sums["rounds"], round=4)
         for key, valid in sums.items():
             if key.startswith("valid/") and valid > 0:
                 site = key.removeprefix("valid/")
                 metrics.log_scalar(f"drop_{site}", sums[f"dropped/{site}"] / valid, valid, round=4)
 
     def state_dict(self) -> dict[str, Any]:
-        """The task's state, and the method's under `attn_reg`."""
+        """The task's state, and the method's under `attn_reg`; a large one is kept beside the checkpoint."""
         state = dict(super().state_dict())
-        if self.regularizer is not None:
+        if self.regularizer is not None and self.regularizer.large_state:
+            self.sidecar.save(self.regularizer.updates, self.regularizer.state_dict())
+        elif self.regularizer is not None:
             state["attn_reg"] = self.regularizer.state_dict()
         return state
 

@@ -1,0 +1,332 @@
+"""AttendOut (Wu, Zhao & Zhang, "Not All Attention Is All You Need", arXiv 2104.04692).
+
+Two copies of the model are trained side by side on the same batches: the attacker (A-Net) with the attention masks
+that a generator (G-Net) proposes, the defender (D-Net) with its regular dropout only. A round is T updates; then both
+are evaluated on examples of a validation set, the generator is rewarded by policy gradient (equation 5) where the
+attacker does better, and one of the two, drawn with a probability that favours the better, is copied over the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from attn_reg_plugin.attention.sites import AttentionSite
+from attn_reg_plugin.regularizers.base import Forward, Problem, Regularizer, option, register
+from attn_reg_plugin.regularizers.game import (
+    CachedBatch,
+    Defender,
+    average,
+    average_gradients,
+    evaluating,
+    from_first_rank,
+)
+from attn_reg_plugin.regularizers.generator import (
+    Embeddings,
+    Generator,
+    log_probability,
+    sample_masks,
+    valid_pairs,
+)
+
+
+@register("attend_out")
+@dataclass(eq=False)
+class AttendOut(Regularizer):
+    """A generator learns which attention to drop from a duel between two copies of the model.
+
+    Besides the options it needs to know the training: `problem` and `optimizer`, given here or set before the first
+    forward. In any loop, `end_update()` after each optimizer step trains the defender and, every T updates, plays
+    out the round.
+
+    Attributes:
+        steps: T, updates a round.
+        reward: r_t from the two losses on example t: their difference (`loss`), its sign (`sign`), or the
+            difference of the problem's metric (`metric`).
+        reward_examples: validation examples a round, 0 = T (the paper's).
+        credit: `example` pairs r_t with update t (the paper's), `round` gives every update the mean reward.
+        baseline: `moving` average (the paper's), or `leave_one_out`: the mean of the round's other rewards.
+        normalize: divide the advantages by the standard deviation of the rewards.
+        baseline_momentum: of the moving average, in [0, 1).
+        winner: `draw` with P(attacker) = σ(score difference / winner_temperature), `best`, or `attacker`.
+        temperature: τ of the Gumbel noise.
+        embedding: the generator's own, initialized from the model's, or `shared` and frozen.
+        problem, optimizer: what to train and how; see `Problem`.
+
+    Raises:
+        ValueError: an option is out of its range.
+    """
+
+    logged: ClassVar[tuple[str, ...]] = (
+        "attacker_score",
+        "defender_score",
+        "reward",
+        "baseline",
+        "generator_gnorm",
+        "attacker_won",
+    )
+    large_state: ClassVar[bool] = True
+    defender_class: ClassVar[type[Defender]] = Defender
+
+    steps: int = option(8, "T, updates in a round, at least 1")
+    reward: str = option("loss", "reward of an example", choices=("loss", "sign", "metric"))
+    reward_examples: int = option(0, "validation examples a round, drawn at random; 0 = as many as updates")
+    reward_subset: str = option("valid", "the data that rewards are measured on: valid, train, or a subset's name")
+    credit: str = option("example", "which updates a reward belongs to", choices=("example", "round"))
+    baseline: str = option("moving", "baseline of the policy gradient", choices=("moving", "leave_one_out"))
+    baseline_momentum: float = option(0.9, "momentum of the moving-average baseline, in [0, 1)")
+    normalize: bool = option(False, "divide the advantages of a round by the standard deviation of its rewards")
+    winner: str = option("draw", "who is copied over the other", choices=("draw", "best", "attacker"))
+    winner_temperature: float = option(1.0, "of the draw: smaller favours the better more, above 0")
+    temperature: float = option(1.0, "of the Gumbel noise, above 0")
+    embedding: str = option("own", "the generator's embeddings", choices=("own", "shared"))
+    initial_keep: float = option(0.5, "P(keep) at a raw score of 0, in (0, 1); 0.5 is the paper's form")
+    generator_lr: float = option(1e-3, "learning rate of the generator, above 0")
+    generator_optimizer: str = option("adam", "optimizer of the generator", choices=("adam", "sgd"))
+    generator_clip_norm: float = option(1.0, "largest norm of the generator's gradient; 0 = unlimited")
+    clip_norm: float = option(0.0, "largest norm of the defender's gradient; 0 = unlimited (fairseq: --clip-norm)")
+    problem: Problem | None = None
+    optimizer: Optimizer | None = None
+
+    def __post_init__(self) -> None:
+        """Check the options."""
+        super().__post_init__()
+        for name, fits, allowed in (
+            ("steps", self.steps >= 1, "at least 1"),
+            ("reward_examples", self.reward_examples >= 0, "at least 0"),
+            ("baseline_momentum", 0 <= self.baseline_momentum < 1, "in [0, 1)"),
+            ("winner_temperature", self.winner_temperature > 0, "above 0"),
+            ("temperature", self.temperature > 0, "above 0"),
+            ("initial_keep", 0 < self.initial_keep < 1, "in (0, 1)"),
+            ("generator_lr", self.generator_lr > 0, "above 0"),
+        ):
+            if not fits:
+                raise ValueError(f"{name} is {getattr(self, name)}, but must be {allowed}")
+        examples = self.reward_examples or self.steps
+        if self.credit == "example" and examples != self.steps:
+            raise ValueError(
+                f"credit='example' pairs one example with each update: reward_examples must be 0 or {self.steps}, "
+                f"not {self.reward_examples}; or use credit='round'"
+            )
+        self.generator: Generator | None = None
+        self.defender: Defender | None = None
+        self.moving_baseline, self.rounds, self.in_round = 0.0, 0, 0
+        self.cache: list[CachedBatch] = []
+        self.last_round: dict[str, float] = {}
+        self._pending: list[Mapping[str, Any]] = []
+        self._state: Mapping[str, Any] | None = None
+
+    # -- an update --------------------------------------------------------------------------------------------------
+
+    def before_forward(self, forward: Forward) -> None:
+        """The attacker's masks for this batch: proposed, set on the sites, and cached with the tokens."""
+        self.start(forward.model)
+        tokens = self.problem.tokens(forward.inputs)
+        tokens = {stack: tokens[stack] for stack in self.generator.stacks}
+        with torch.no_grad():
+            masks = sample_masks(self.generator(tokens), self.temperature)
+        for site in self.attached_sites:
+            pairs = valid_pairs(site.stack, site.kind, tokens)
+            site.keep = masks[site.name].unsqueeze(1)
+            self.count_dropped(site, masks[site.name] & pairs, pairs)
+        self.cache.append(CachedBatch.of(self.in_round, tokens, masks))
+        self._pending.append(forward.inputs)
+
+    def start(self, model: nn.Module) -> None:
+        """Build generator and defender, once; continue from a loaded state if there is one.
+
+        Raises:
+            ValueError: `problem` or `optimizer` is missing.
+        """
+        if self.defender is not None:
+            return
+        if self.problem is None or self.optimizer is None:
+            raise ValueError("AttendOut needs to know the training: give it problem=... and optimizer=...")
+        self.generator = self.make_generator(model)
+        kinds = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
+        self.generator_optimizer_ = kinds[self.generator_optimizer](self.generator.parameters(), self.generator_lr)
+        with self._attachment.suspended():
+            self.defender = self.make_defender(model)
+        for parameter in self.generator.parameters():
+            from_first_rank(parameter.data)
+        if self._state is not None:
+            self._restore(self._state)
+            self._state = None
+
+    def make_generator(self, model: nn.Module) -> Generator:
+        """The generator for the attached sites, on the model's device."""
+        tables = embeddings_of(model, {site.stack for site in self.attached_sites}, self.attached_sites)
+        generator = Generator(self.attached_sites, tables, self.embedding == "shared", self.initial_keep)
+        return generator.to(next(model.parameters()).device)
+
+    def make_defender(self, model: nn.Module) -> Defender:
+        """The defender, equal to the attacker."""
+        return self.defender_class(model, self.optimizer, self.clip_norm)
+
+    def end_update(self) -> None:
+        """The defender's step on the batches of this update and, after T updates, the end of the round."""
+        super().end_update()
+        if not self._pending:
+            return
+        pending, self._pending = self._pending, []
+        for inputs in pending:
+            self.defender.learn(self.problem, inputs)
+        self.defender.step()
+        self.in_round += 1
+        if self.in_round == self.steps:
+            self.end_round()
+
+    # -- a round ----------------------------------------------------------------------------------------------------
+
+    def end_round(self) -> None:
+        """Evaluate both, reward the generator, settle who won; equal weights again."""
+        attacker, defender = self.evaluate()
+        rewards = average((attacker - defender).sign() if self.reward == "sign" else attacker - defender)
+        advantages = self.advantages(rewards)
+        gradient_norm = self.update_generator(advantages)
+        mean, momentum = float(rewards.mean()), self.baseline_momentum
+        self.moving_baseline = momentum * self.moving_baseline + (1 - momentum) * mean
+        scores = average(torch.stack([attacker.mean(), defender.mean()]))
+        won = self.attacker_wins(scores)
+        self.defender.settle(won)
+        self.rounds, self.in_round, self.cache = self.rounds + 1, 0, []
+        self.last_round = {
+            "attacker_score": float(scores[0]),
+            "defender_score": float(scores[1]),
+            "reward": mean,
+            "baseline": self.moving_baseline,
+            "generator_gnorm": gradient_norm,
+            "attacker_won": float(won),
+        }
+        self.statistics.add("rounds", 1.0)
+        for key, value in self.last_round.items():
+            self.statistics.add(key, value)
+
+    def evaluate(self) -> tuple[Tensor, Tensor]:
+        """Scores of attacker and defender, higher is better, one an example: minus the loss, or the metric."""
+        examples = list(self.problem.validation(self.reward_examples or self.steps))
+        return self._scores(self.defender.attacker, examples), self._scores(self.defender.model, examples)
+
+    def _scores(self, model: nn.Module, examples: list[Any]) -> Tensor:
+        with evaluating(model):
+            outcomes = [self.problem.loss(model, inputs) for inputs in examples]
+        if self.reward == "metric":
+            if any(outcome.metric is None for outcome in outcomes):
+                raise ValueError("reward='metric', but the problem's outcomes have no metric; use reward='loss'")
+            return torch.cat([outcome.metric.float().reshape(-1) for outcome in outcomes])
+        return -torch.cat([outcome.loss.float().reshape(-1) for outcome in outcomes])
+
+    def advantages(self, rewards: Tensor) -> Tensor:
+        """r_t - b for each update of the round, (T,)."""
+        if self.credit == "round":
+            rewards = rewards.mean().expand(self.steps)
+        if self.baseline == "leave_one_out" and rewards.numel() > 1:
+            centred = rewards - (rewards.sum() - rewards) / (rewards.numel() - 1)
+        else:
+            centred = rewards - self.moving_baseline
+        return centred / rewards.std().clamp(min=1e-8) if self.normalize and rewards.numel() > 1 else centred
+
+    def policy_objective(self, batch: CachedBatch, advantage: Tensor) -> Tensor:
+        """Equation 5 for one cached batch: Σ over its examples of (1/(n l²)) Σ log P(d) · (r_t - b).
+
+        n l² counts the positions of an example's masks over all layers; only valid ones exist.
+        """
+        logits, total, count = self.generator(batch.tokens), 0.0, 0.0
+        for name, stack, kind, _ in self.generator.sites:
+            pairs = valid_pairs(stack, kind, batch.tokens)
+            log_p = log_probability(logits[name], batch.mask(name), self.temperature)
+            total = total + (log_p * pairs).sum((1, 2))
+            count = count + pairs.sum((1, 2))
+        return (total / count.clamp(min=1)).sum() * advantage
+
+    def update_generator(self, advantages: Tensor) -> float:
+        """One ascent step on (1/m) Σ of the cached batches' objectives, m masks in all; returns the gradient's norm."""
+        masks = sum(next(iter(batch.masks.values()))[1][0] for batch in self.cache)
+        self.generator_optimizer_.zero_grad(set_to_none=True)
+        for batch in self.cache:
+            (-self.policy_objective(batch, advantages[batch.update]) / masks).backward()
+        average_gradients(self.generator)
+        limit = self.generator_clip_norm or float("inf")
+        norm = float(nn.utils.clip_grad_norm_(self.generator.parameters(), limit))
+        self.generator_optimizer_.step()
+        return norm
+
+    def attacker_wins(self, scores: Tensor) -> bool:
+        """Whether the attacker is kept, given the mean scores (attacker, defender); equal on every process."""
+        if self.winner == "attacker":
+            return True
+        difference = scores[0] - scores[1]
+        if self.winner == "best":
+            return bool(difference > 0)
+        draw = from_first_rank(torch.rand((), device=scores.device))
+        return bool(draw < torch.sigmoid(difference / self.winner_temperature))
+
+    # -- state ------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that an exact continuation needs."""
+        state = {**super().state_dict(), "rounds": self.rounds, "in_round": self.in_round}
+        if self.defender is None:
+            return state if self._state is None else dict(self._state)
+        return {
+            **state,
+            "moving_baseline": self.moving_baseline,
+            "generator": self.generator.state_dict(),
+            "generator_optimizer": self.generator_optimizer_.state_dict(),
+            "defender": self.defender.state_dict(),
+            "cache": [batch.state_dict() for batch in self.cache],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state_dict()`; the players are restored once they exist, at the first forward."""
+        super().load_state_dict(state)
+        if self.defender is None:
+            self._state = state if "generator" in state else None
+        else:
+            self._restore(state)
+
+    def _restore(self, state: Mapping[str, Any]) -> None:
+        device = next(self.generator.parameters()).device
+        self.rounds, self.in_round, self.moving_baseline = state["rounds"], state["in_round"], state["moving_baseline"]
+        self.generator.load_state_dict(state["generator"])
+        self.generator_optimizer_.load_state_dict(state["generator_optimizer"])
+        self.defender.load_state_dict(state["defender"])
+        self.cache = [CachedBatch.from_state_dict(batch, device) for batch in state["cache"]]
+
+    def detach(self) -> None:
+        """Restore the model; the players are let go."""
+        super().detach()
+        if self.defender is not None:
+            self.defender.close()
+        self.generator = self.defender = None
+
+
+def embeddings_of(model: nn.Module, stacks: set[str], sites: list[AttentionSite]) -> dict[str, Embeddings]:
+    """The embedding tables of each stack of `model`: token tables, and learned positions if it has any.
+
+    A table belongs to a stack if its module's path says so, else to both; of several, the one with the most rows holds
+    the tokens. Cross attention needs the encoder's as well.
+
+    Raises:
+        ValueError: the model has no `torch.nn.Embedding` for a stack.
+    """
+    if any(site.kind == "cross" for site in sites):
+        stacks = stacks | {"encoder"}
+    tables = {path: m for path, m in model.named_modules() if isinstance(m, nn.Embedding)}
+    found = {}
+    for stack in sorted(stacks, reverse=True):
+        other = "decoder" if stack == "encoder" else "encoder"
+        mine = {p: m for p, m in tables.items() if stack in p} or {p: m for p, m in tables.items() if other not in p}
+        words = {p: m for p, m in mine.items() if "position" not in p}
+        if not words:
+            raise ValueError(f"no embedding found for the {stack} of {type(model).__name__}")
+        width = max(words.values(), key=lambda m: m.num_embeddings).embedding_dim
+        positions = [m.weight for p, m in mine.items() if "position" in p and m.embedding_dim == width]
+        token_table = max(words.values(), key=lambda m: m.num_embeddings).weight
+        found[stack] = Embeddings(token_table, positions[0] if positions else None)
+    return found

@@ -1,0 +1,181 @@
+"""AttendOut's generator, G-Net (Wu, Zhao & Zhang 2021, section 4.2): which attention to keep, from the tokens alone.
+
+Token and position embeddings, then for every layer of the model the *same* single-head attention with residual and
+layer norm and no feed-forward. Its raw scores of layer l are the logits of P(keep) of the model's layer l; one mask a
+layer, shared by all heads. A decoder's stream attends causally over the target prefix and from target to source.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from attn_reg_plugin.attention.functional import attention_weights
+from attn_reg_plugin.attention.sites import AttentionSite
+
+
+class Tokens(NamedTuple):
+    """A batch of token ids (B, T), int64, and which of them are real: bool (B, T), False = padding."""
+
+    ids: Tensor
+    valid: Tensor
+
+
+class Embeddings(NamedTuple):
+    """A model's embedding tables: tokens (V, C), and learned positions (P, C) or None for sinusoids."""
+
+    tokens: Tensor
+    positions: Tensor | None = None
+
+
+class SharedAttention(nn.Module):
+    """One single-head attention, used by every layer: shared Q, K, V, O, residual and layer norm."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.query, self.key = nn.Linear(width, width), nn.Linear(width, width)
+        self.value, self.output = nn.Linear(width, width), nn.Linear(width, width)
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, states: Tensor, memory: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, T, C) and (B, S, C), valid bool (B, T, S): the next states (B, T, C) and the raw scores (B, T, S)."""
+        query, key = self.query(states), self.key(memory)
+        scores = query @ key.transpose(-1, -2) / math.sqrt(query.size(-1))
+        weights = attention_weights(query, key, valid=valid)
+        return self.norm(states + self.output(weights @ self.value(memory))), scores
+
+
+class Generator(nn.Module):
+    """Proposes the attacker's masks.
+
+    Args:
+        sites: the model's sites that get a mask; every layer up to the highest of them is run.
+        embeddings: the model's tables by stack, `encoder` and `decoder`; the same tensor in both is kept once.
+        shared: use the model's tables as they are, frozen and without a copy, instead of own copies that learn.
+        initial_keep: P(keep) where the raw score is 0, in (0, 1); 0.5 is the paper's form, logits = scores.
+    """
+
+    def __init__(
+        self,
+        sites: Iterable[AttentionSite],
+        embeddings: Mapping[str, Embeddings],
+        shared: bool = False,
+        initial_keep: float = 0.5,
+    ) -> None:
+        super().__init__()
+        self.sites = [(site.name, site.stack, site.kind, site.layer) for site in sites]
+        width = next(iter(embeddings.values())).tokens.size(1)
+        self.attention = nn.ModuleDict(
+            {f"{stack}_{kind}": SharedAttention(width) for _, stack, kind, _ in self._needed()}
+        )
+        self.shared, self.offset = shared, math.log(initial_keep / (1.0 - initial_keep))
+        self._tables = dict(embeddings) if shared else {}
+        self.tokens, self.positions = nn.ParameterDict(), nn.ParameterDict()
+        if not shared:
+            own: dict[int, nn.Parameter] = {}
+            for stack, tables in embeddings.items():
+                key = tables.tokens.data_ptr()
+                own.setdefault(key, nn.Parameter(tables.tokens.detach().float().clone()))
+                self.tokens[stack] = own[key]
+                if tables.positions is not None:
+                    self.positions[stack] = nn.Parameter(tables.positions.detach().float().clone())
+
+    @property
+    def stacks(self) -> list[str]:
+        """The stacks whose tokens it reads."""
+        kinds = {(stack, kind) for _, stack, kind, _ in self._needed()}
+        return sorted({stack for stack, _ in kinds} | ({"encoder"} if ("decoder", "cross") in kinds else set()))
+
+    def _needed(self) -> list[tuple[str, str, str, int]]:
+        """The attentions that have to run, in order: (name, stack, kind, layer)."""
+        depth = {
+            stack: 1 + max((s[3] for s in self.sites if s[1] == stack), default=-1) for stack in ("encoder", "decoder")
+        }
+        cross = any(kind == "cross" for _, _, kind, _ in self.sites)
+        order = [(f"encoder.self[{layer}]", "encoder", "self", layer) for layer in range(depth["encoder"])]
+        for layer in range(depth["decoder"]):
+            order.append((f"decoder.self[{layer}]", "decoder", "self", layer))
+            if cross:
+                order.append((f"decoder.cross[{layer}]", "decoder", "cross", layer))
+        return order
+
+    def embed(self, stack: str, tokens: Tokens) -> Tensor:
+        """Token plus position embeddings, (B, T, C) in fp32; positions count real tokens from 0.
+
+        Normalized, since models scale their tables differently: with their learned positions, or before sinusoids.
+        """
+        table, learned = self._tables_of(stack)
+        position = (tokens.valid.long().cumsum(-1) - 1).clamp(min=0)
+        embedded = F.embedding(tokens.ids, table).float()
+        if learned is not None:
+            embedded = embedded + F.embedding(position.clamp(max=learned.size(0) - 1), learned).float()
+            return F.layer_norm(embedded, embedded.shape[-1:])
+        return F.layer_norm(embedded, embedded.shape[-1:]) + sinusoids(position, table.size(1))
+
+    def _tables_of(self, stack: str) -> tuple[Tensor, Tensor | None]:
+        if not self.shared:
+            return self.tokens[stack], self.positions[stack] if stack in self.positions else None
+        tables = self._tables[stack]
+        return tables.tokens.detach(), None if tables.positions is None else tables.positions.detach()
+
+    def forward(self, tokens: Mapping[str, Tokens]) -> dict[str, Tensor]:
+        """The logits of P(keep) of each site, fp32 (B, T, S), by the site's name."""
+        states = {stack: self.embed(stack, tokens[stack]) for stack in self.stacks}
+        wanted, logits = {name for name, *_ in self.sites}, {}
+        for name, stack, kind, _ in self._needed():
+            memory = states["encoder"] if kind == "cross" else states[stack]
+            attend = self.attention[f"{stack}_{kind}"]
+            states[stack], scores = attend(states[stack], memory, valid_pairs(stack, kind, tokens))
+            if name in wanted:
+                logits[name] = scores + self.offset
+        return logits
+
+
+def valid_pairs(stack: str, kind: str, tokens: Mapping[str, Tokens]) -> Tensor:
+    """Which (query, key) pairs of a site exist, bool (B, T, S): both real tokens, and no future in a decoder's self."""
+    queries = tokens[stack].valid
+    keys = tokens["encoder"].valid if kind == "cross" else queries
+    pairs = queries.unsqueeze(-1) & keys.unsqueeze(-2)
+    return pairs.tril() if stack == "decoder" and kind == "self" else pairs
+
+
+def sinusoids(position: Tensor, width: int) -> Tensor:
+    """Sinusoidal position embeddings (Vaswani et al. 2017): (B, T) positions give (B, T, C)."""
+    half = width // 2
+    frequency = torch.exp(torch.arange(half, device=position.device) * (-math.log(10000.0) / max(half - 1, 1)))
+    angle = position.unsqueeze(-1).float() * frequency
+    return F.pad(torch.cat([angle.sin(), angle.cos()], -1), (0, width - 2 * half))
+
+
+def sample_masks(logits: Mapping[str, Tensor], temperature: float = 1.0) -> dict[str, Tensor]:
+    """Keep masks, bool (B, T, S): keep = [logit + τ · logistic noise > 0], so P(keep) = σ(logit / τ).
+
+    The difference of two Gumbel variables is logistic, so this is the Gumbel-max draw over keep and drop.
+    """
+    masks = {}
+    for name, logit in logits.items():
+        uniform = torch.rand_like(logit).clamp_(1e-7, 1.0 - 1e-7)
+        masks[name] = logit + temperature * torch.logit(uniform) > 0
+    return masks
+
+
+def log_probability(logits: Tensor, mask: Tensor, temperature: float = 1.0) -> Tensor:
+    """log P(d) of each position, (B, T, S), for masks drawn by `sample_masks`."""
+    return -F.binary_cross_entropy_with_logits(logits / temperature, mask.float(), reduction="none")
+
+
+def pack_bits(mask: Tensor) -> Tensor:
+    """A bool tensor as uint8, eight positions a byte."""
+    bits = F.pad(mask.reshape(-1).to(torch.uint8), (0, -mask.numel() % 8)).view(-1, 8)
+    return (bits << torch.arange(8, dtype=torch.uint8, device=mask.device)).sum(-1, dtype=torch.uint8)
+
+
+def unpack_bits(packed: Tensor, shape: torch.Size) -> Tensor:
+    """The bool tensor of `shape` that `pack_bits` packed."""
+    bits = (packed.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8, device=packed.device)) & 1
+    return bits.reshape(-1)[: shape.numel()].view(shape).bool()
