@@ -114,6 +114,8 @@ def integrated_attribution(
     with torch.no_grad():
         run()
     sites = [site for site in sites if site.tape.output is not None]
+    if not sites:
+        return
     tapes = {id(site): site.tape for site in sites}
     groups = [[site] for site in sites] if path == "site" else [sites]
     for group in groups:

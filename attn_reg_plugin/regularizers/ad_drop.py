@@ -119,7 +119,9 @@ class ADDrop(Regularizer):
     def _gradient_attributions(self, forward: Forward) -> Iterator[tuple[AttentionSite, Tensor, Tensor]]:
         with frozen(forward.model), self._probe(forward) as run:
             objective = run()
-            sites = [site for site in self.attached_sites if site.tape.output is not None]
+            sites = self._visited()
+            if not sites:
+                return
             gradients = output_gradients(objective, [site.tape for site in sites])
         finite = self._check_finite(gradients)
         for i, site in enumerate(sites):
@@ -128,22 +130,30 @@ class ADDrop(Regularizer):
 
     def _integrated_attributions(self, forward: Forward) -> Iterator[tuple[AttentionSite, Tensor, Tensor]]:
         with frozen(forward.model), self._probe(forward, same_draws=True) as run:
-            attributions = integrated_attribution(
-                run,
-                self.attached_sites,
-                steps=self.integrated_steps,
-                nodes=self.integrated_nodes,
-                path=self.integrated_path,
+            attributions = list(
+                integrated_attribution(
+                    run,
+                    self.attached_sites,
+                    steps=self.integrated_steps,
+                    nodes=self.integrated_nodes,
+                    path=self.integrated_path,
+                )
             )
-            for site, attribution in list(attributions):
-                yield site, attribution, self._check_finite([attribution])
+        finite = self._check_finite([attribution for _, attribution in attributions]) if attributions else None
+        for site, attribution in attributions:
+            yield site, attribution, finite
 
     def _attention_attributions(self, forward: Forward) -> Iterator[tuple[AttentionSite, Tensor, Tensor]]:
         with torch.no_grad(), self._probe(forward) as run:
             run()
-        for site in self.attached_sites:
-            if site.tape.output is not None:
-                yield site, site.tape.weights, self._check_finite([site.tape.weights])
+        sites = self._visited()
+        finite = self._check_finite([site.tape.weights for site in sites]) if sites else None
+        for site in sites:
+            yield site, site.tape.weights, finite
+
+    def _visited(self) -> list[AttentionSite]:
+        """The sites that the probe came through: LayerDrop leaves layers out."""
+        return [site for site in self.attached_sites if site.tape.output is not None]
 
     def _sample_at_random(
         self,

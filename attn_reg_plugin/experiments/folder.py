@@ -1,0 +1,64 @@
+"""The data folder of a comparison, as `attn-reg prepare` writes it: bin/ for fairseq, raw/ references."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+
+def read_lines(path: Path) -> list[str]:
+    """The lines of a UTF-8 file, split at newlines only (a text may hold other line separators)."""
+    text = path.read_bytes().decode("utf-8")
+    return text.removesuffix("\n").split("\n") if text else []
+
+
+@dataclass(frozen=True)
+class DataFolder:
+    """A prepared corpus: its folder, its languages, the test subsets, whether the dictionary is joint."""
+
+    root: Path
+    source: str
+    target: str
+    subsets: tuple[str, ...]
+    joint: bool
+
+    @classmethod
+    def open(cls, root: Path) -> DataFolder:
+        """Look at what is in `root`. Raises FileNotFoundError when a part of it is missing."""
+        binary = root / "bin"
+        advice = "make it with `attn-reg prepare`"
+        if not binary.is_dir():
+            raise FileNotFoundError(f"{root} has no folder bin/ with data for fairseq; {advice}")
+        pairs = [path.name.split(".")[1] for path in binary.glob("train.*-*.*.idx")]
+        if not pairs:
+            raise FileNotFoundError(f"{binary} has no training data (train.SOURCE-TARGET.*.idx); {advice}")
+        source, target = pairs[0].split("-")
+        subsets = sorted(path.name.split(".")[0] for path in binary.glob(f"test*.{pairs[0]}.{source}.idx"))
+        if not subsets:
+            raise FileNotFoundError(f"{binary} has no test data (test.{pairs[0]}.{source}.idx); {advice}")
+        dictionaries = [binary / f"dict.{language}.txt" for language in (source, target)]
+        for path in dictionaries + [root / "raw" / f"{subset}.{target}" for subset in subsets]:
+            if not path.is_file():
+                raise FileNotFoundError(f"{path} is missing; {advice}")
+        joint = dictionaries[0].read_bytes() == dictionaries[1].read_bytes()
+        return cls(root, source, target, tuple(subsets), joint)
+
+    @property
+    def bin(self) -> Path:
+        """The folder to give to fairseq."""
+        return self.root / "bin"
+
+    def references(self, subset: str) -> list[str]:
+        """The raw reference translations of a subset."""
+        return read_lines(self.root / "raw" / f"{subset}.{self.target}")
+
+    def digest(self) -> str:
+        """A digest of everything fairseq reads, and of nothing else (no path, no time)."""
+        digest = hashlib.sha256()
+        for path in sorted(self.bin.iterdir()):
+            if path.suffix in {".bin", ".idx", ".txt"}:
+                digest.update(path.name.encode())
+                with path.open("rb") as file:
+                    digest.update(hashlib.file_digest(file, "sha256").digest())
+        return digest.hexdigest()[:16]

@@ -1,0 +1,107 @@
+"""What fairseq-train says about a run: its json log, and the training time kept in its checkpoints."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+_RECORD = re.compile(r"\{.*\}\s*$")
+
+
+@dataclass
+class TrainingLog:
+    """The figures of a run. Lines may come twice (a resumed run repeats some): the last one holds."""
+
+    #: epoch -> seconds spent in updates, which fairseq rounds to whole seconds
+    train_wall: dict[int, float] = field(default_factory=dict)
+    #: (epoch, number of updates) -> the figures of a validation, without their prefix
+    validations: dict[tuple[int, int], dict[str, float]] = field(default_factory=dict)
+    #: how far the run is, in epochs
+    position: float = 0.0
+
+    def add(self, line: str) -> None:
+        """Take in one line of the log; lines without a json record are ignored."""
+        match = _RECORD.search(line)
+        if match is None:
+            return
+        try:
+            record = json.loads(match.group())
+            epoch = int(record["epoch"])
+        except (ValueError, KeyError, TypeError):
+            return
+        if "valid_num_updates" in record:
+            figures = {
+                name.removeprefix("valid_"): number
+                for name, value in record.items()
+                if name.startswith("valid_") and (number := _number(value)) is not None
+            }
+            self.validations[epoch, int(figures["num_updates"])] = figures
+        elif "train_train_wall" in record:
+            self.train_wall[epoch] = _number(record["train_train_wall"]) or 0.0
+            self.position = float(epoch)
+        elif "update" in record:
+            self.position = _number(record["update"]) or self.position
+
+    def best_validation(self) -> tuple[str, float, int]:
+        """The name, the value and the epoch of the lowest validation loss.
+
+        The loss is `nll_loss` (bits per target piece, without label smoothing) where the criterion logs
+        it, else `loss`. Raises ValueError when the log holds no finite validation loss.
+        """
+        for name in ("nll_loss", "loss"):
+            values = [
+                (figures[name], epoch)
+                for (epoch, _), figures in self.validations.items()
+                if math.isfinite(figures.get(name, math.nan))
+            ]
+            if values:
+                return (name, *min(values))
+        raise ValueError("the training log holds no validation loss")
+
+
+def read_log(path: Path) -> TrainingLog:
+    """The figures of a whole log file."""
+    log = TrainingLog()
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        log.add(line)
+    return log
+
+
+def seconds_per_epoch(log: TrainingLog, checkpoint: Path) -> float | None:
+    """Seconds an epoch spends in updates, without validation and saving; None when unknown.
+
+    The log rounds each epoch to whole seconds, too coarse for small runs. The checkpoint keeps the sum
+    unrounded and over interruptions, so it is asked first.
+    """
+    if not log.train_wall:
+        return None
+    total = _exact_train_wall(checkpoint)
+    if total is None:
+        total = sum(log.train_wall.values())
+    return total / len(log.train_wall)
+
+
+def _exact_train_wall(checkpoint: Path) -> float | None:
+    import pickle
+
+    import torch
+
+    from attn_reg_plugin.checkpoints import allowed_types
+
+    try:
+        with torch.serialization.safe_globals(allowed_types()):
+            state = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
+        meters = state["extra_state"]["metrics"]["default"]
+        return float(next(kept["sum"] for _, name, _, kept in meters if name == "train_wall"))
+    except (OSError, RuntimeError, KeyError, TypeError, ValueError, StopIteration, pickle.UnpicklingError):
+        return None
+
+
+def _number(value: object) -> float | None:
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return None

@@ -1,0 +1,53 @@
+"""The methods `attn-reg compare` knows: a table. To add one, add a row."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+#: The fairseq task every method is trained with; with `--attn-reg none` it is plain translation.
+TASK = "attn_reg_translation"
+
+#: name -> (title in tables, flags of fairseq-train)
+METHODS: dict[str, tuple[str, str]] = {
+    "plain": ("plain", "--attn-reg none"),
+    "attention_dropout": ("attention dropout", "--attn-reg none --attention-dropout 0.3"),
+    "ad_drop": (
+        "AD-DROP",
+        "--attn-reg ad_drop --ad-drop-p 0.3 --ad-drop-q 0.3 --attn-sites encoder.self --ad-drop-cross-tuning epoch",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Method:
+    """One way to train: its name in the table of methods, its title, and its flags of fairseq-train."""
+
+    name: str
+    title: str
+    flags: tuple[str, ...]
+
+
+def select_methods(names: Sequence[str], overrides: Sequence[str] = ()) -> list[Method]:
+    """The methods called `names`, in that order.
+
+    `overrides` are texts `NAME=FLAGS`; the flags are put after the method's own, so that they win.
+    Raises ValueError for an unknown or repeated method and for an override of a method not selected.
+    """
+    unknown = [name for name in names if name not in METHODS]
+    if unknown:
+        raise ValueError(f"unknown method {unknown[0]!r}; the methods are: {', '.join(METHODS)}")
+    if len(set(names)) != len(names):
+        raise ValueError(f"--methods names a method twice: {','.join(names)}")
+    if not names:
+        raise ValueError(f"--methods is empty; the methods are: {', '.join(METHODS)}")
+    added: dict[str, list[str]] = {name: [] for name in names}
+    for override in overrides:
+        name, separator, flags = override.partition("=")
+        if not separator:
+            raise ValueError(f"--method-flags wants NAME=FLAGS, given {override!r}")
+        if name not in added:
+            raise ValueError(f"--method-flags names {name!r}, which is not among --methods {','.join(names)}")
+        added[name] += shlex.split(flags)
+    return [Method(name, METHODS[name][0], (*shlex.split(METHODS[name][1]), *added[name])) for name in names]

@@ -1,0 +1,241 @@
+"""One run of a comparison: a method and a seed, trained, translated and scored in a folder of its own.
+
+The folder says what it holds: `run.json` the settings that shaped it, `result.json` what is done.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from attn_reg_plugin.experiments.folder import DataFolder
+from attn_reg_plugin.experiments.logs import TrainingLog, read_log, seconds_per_epoch
+from attn_reg_plugin.experiments.methods import TASK, Method
+from attn_reg_plugin.experiments.score import read_hypotheses, score
+
+#: seconds between two looks at a growing log
+POLL = 0.3
+USER_DIR = Path(__file__).resolve().parents[1]
+
+
+class RunError(ValueError):
+    """A run that cannot go on; `tail` holds the last lines of its log."""
+
+    def __init__(self, message: str, tail: str = "") -> None:
+        super().__init__(message)
+        self.tail = tail
+
+
+@dataclass(frozen=True)
+class Run:
+    """A method and a seed, and the flags both commands get beside the paths."""
+
+    method: Method
+    seed: int
+    folder: Path
+    data: DataFolder
+    train_flags: tuple[str, ...]
+    generate_flags: tuple[str, ...]
+
+    @property
+    def title(self) -> str:
+        """For messages."""
+        return f"{self.method.title}, seed {self.seed}"
+
+    def train_command(self) -> list[str]:
+        """The command of fairseq-train."""
+        return [
+            *_fairseq("train", self.data, TASK),
+            *("--save-dir", str(self.folder / "checkpoints"), "--no-epoch-checkpoints"),
+            *("--log-format", "json", "--seed", str(self.seed), *self.train_flags),
+        ]
+
+    def generate_command(self, subset: str) -> list[str]:
+        """The command of fairseq-generate; stock translation, since the checkpoint is an ordinary one."""
+        return [
+            *_fairseq("generate", self.data, "translation"),
+            *("--path", str(self.folder / "checkpoints" / "checkpoint_best.pt"), "--gen-subset", subset),
+            *("--results-path", str(self.folder / "translations"), *self.generate_flags),
+        ]
+
+    def settings(self) -> dict[str, Any]:
+        """What shapes the training, without paths: folders can be moved."""
+        flags = shlex.join(self.train_flags)
+        return {"data": self.data.digest(), "task": TASK, "seed": self.seed, "flags": flags}
+
+    def result(self) -> dict[str, Any]:
+        """What is done so far: `training`, then `translation`; empty for a new run."""
+        return read_json(self.folder / "result.json")
+
+    def finished(self) -> bool:
+        """Whether the run is trained, and translated and scored with the present flags."""
+        result = self.result()
+        return "training" in result and self._translated(result)
+
+    def claim(self) -> None:
+        """Make the folder ours. Raises RunError when it holds a run with other settings."""
+        recorded, wanted = read_json(self.folder / "run.json"), self.settings()
+        if not recorded:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_json(self.folder / "run.json", wanted)
+        elif recorded != wanted:
+            raise RunError(
+                f"{self.folder} holds a run with other settings ({_difference(recorded, wanted)}); "
+                "give another --out, or delete that folder"
+            )
+
+    def carry_out(self, watch: Callable[[TrainingLog], None]) -> None:
+        """Do what is not done yet. `watch` gets the log whenever it has grown.
+
+        Raises RunError when a command fails or another process works in the folder.
+        """
+        with _lock(self.folder) as lock:
+            result = self.result()
+            if "training" not in result:
+                result = {"training": self._train(watch, lock)}
+                write_json(self.folder / "result.json", result)
+            if not self._translated(result):
+                result["translation"] = self._translate(lock)
+                write_json(self.folder / "result.json", result)
+
+    def _translated(self, result: dict[str, Any]) -> bool:
+        return result.get("translation", {}).get("flags") == shlex.join(self.generate_flags)
+
+    def _train(self, watch: Callable[[TrainingLog], None], lock: int) -> dict[str, Any]:
+        path = self.folder / "train.log"
+        _execute(self.train_command(), path, f"training of {self.title}", lock, watch)
+        log = read_log(path)
+        try:
+            name, value, epoch = log.best_validation()
+        except ValueError as error:
+            raise RunError(f"{error} ({path})", _tail(path)) from None
+        return {
+            "epochs": len(log.train_wall),
+            "best_valid_loss": value,
+            "loss": name,
+            "best_epoch": epoch,
+            "seconds_per_epoch": seconds_per_epoch(log, self.folder / "checkpoints" / "checkpoint_last.pt"),
+        }
+
+    def _translate(self, lock: int) -> dict[str, Any]:
+        scores = {}
+        for subset in self.data.subsets:
+            what = f"translation of {subset} with {self.title}"
+            _execute(self.generate_command(subset), self.folder / f"generate-{subset}.log", what, lock)
+            references = self.data.references(subset)
+            output = self.folder / "translations" / f"generate-{subset}.txt"
+            hypotheses = read_hypotheses(output, len(references))
+            text = "".join(f"{line}\n" for line in hypotheses)
+            output.with_name(f"{subset}.{self.data.target}").write_text(text, encoding="utf-8", newline="\n")
+            scores[subset] = score(hypotheses, references).as_dict()
+        return {"flags": shlex.join(self.generate_flags), "scores": scores}
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a json file; empty when there is no such file."""
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write a json file so that a kill leaves either the old or the new one."""
+    draft = path.with_name(path.name + ".draft")
+    draft.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    draft.replace(path)
+
+
+def _fairseq(program: str, data: DataFolder, task: str) -> list[str]:
+    # --user-dir also for translating: it lets torch load fairseq's checkpoints
+    command = [sys.executable, "-m", f"fairseq_cli.{program}", str(data.bin), "--user-dir", str(USER_DIR)]
+    command += ["--task", task, "--source-lang", data.source, "--target-lang", data.target]
+    # with its default, 8, fairseq leaves out the last batch unless that has a multiple of 8 sentences
+    return [*command, "--required-batch-size-multiple", "1"]
+
+
+@contextmanager
+def _lock(folder: Path) -> Iterator[int]:
+    """Hold the folder. Commands inherit the lock, so one that outlives a killed comparison keeps it."""
+    with (folder / "lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise RunError(f"another process is still working in {folder}; wait for it or end it") from None
+        yield file.fileno()
+
+
+def _execute(
+    command: list[str], path: Path, what: str, lock: int, watch: Callable[[TrainingLog], None] | None = None
+) -> None:
+    """Run a command with its output appended to the file `path`, following the json records in it."""
+    # fairseq's own --log-file repeats every line once an epoch more, so its standard output is kept instead
+    environment = os.environ | {"PYTHONUTF8": "1"}
+    with path.open("ab") as output, path.open(encoding="utf-8", errors="replace") as follower:
+        follower.seek(0, os.SEEK_END)
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            pass_fds=(lock,),
+        )
+        try:
+            _follow(process, follower, watch)
+        finally:
+            if process.poll() is None:
+                process.terminate()
+                process.wait()
+    if process.returncode:
+        raise RunError(f"the {what} ended with exit status {process.returncode}; its log is {path}", _tail(path))
+
+
+def _follow(process: subprocess.Popen[bytes], follower: IO[str], watch: Callable[[TrainingLog], None] | None) -> None:
+    log, rest = TrainingLog(), ""
+    while True:
+        try:
+            process.wait(POLL)
+        except subprocess.TimeoutExpired:
+            ended = False
+        else:
+            ended = True
+        *lines, rest = (rest + follower.read()).split("\n")
+        for line in lines:
+            log.add(line)
+        if lines and watch is not None:
+            watch(log)
+        if ended:
+            return
+
+
+def _tail(path: Path, count: int = 12) -> str:
+    return "\n".join(path.read_text(encoding="utf-8", errors="replace").splitlines()[-count:])
+
+
+def _difference(recorded: dict[str, Any], wanted: dict[str, Any]) -> str:
+    """The settings in which two runs differ, at most three of them."""
+    before, now = (_by_flag(settings) for settings in (recorded, wanted))
+    found = [
+        f"{name}: {before.get(name, 'absent')} there, {now.get(name, 'absent')} asked for"
+        for name in dict.fromkeys([*before, *now])
+        if before.get(name) != now.get(name)
+    ]
+    return "; ".join(found[:3])
+
+
+def _by_flag(settings: dict[str, Any]) -> dict[str, str]:
+    values = {name: str(value) for name, value in settings.items() if name != "flags"}
+    name = ""
+    for word in shlex.split(settings.get("flags", "")):
+        if word.startswith("--"):
+            name, values[word] = word, "given"
+        else:
+            values[name] = word if values.get(name) == "given" else f"{values.get(name)} {word}"
+    return values

@@ -1,0 +1,135 @@
+"""`attn-reg compare`: its arguments, and a whole comparison on a toy corpus."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from toy_corpus import SIZES, make_corpus
+
+from attn_reg_plugin.cli import build_parser, main
+from attn_reg_plugin.experiments import runs
+from attn_reg_plugin.experiments.compare import parse_seeds
+from attn_reg_plugin.experiments.recipe import Recipe
+
+SIZE_FLAGS = {"layers": 1, "embed-dim": 16, "ffn-dim": 32, "heads": 2, "epochs": 2, "max-tokens": 200, "warmup": 10}
+SMALL = [*(word for name, value in SIZE_FLAGS.items() for word in (f"--{name}", str(value))), "--cpu"]
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_corpus(tmp_path_factory.mktemp("corpus") / "data")
+
+
+def test_flags_after_the_dashes_go_to_fairseq() -> None:
+    line = ["compare", "data", "--out", "runs", "--lr", "0.1", "--", "--lr", "0.2", "--fp16"]
+    arguments = build_parser("compare").parse_args(line)
+    assert arguments.lr == 0.1 and arguments.extra == ["--lr", "0.2", "--fp16"]
+    assert build_parser("compare").parse_args(line[:4]).extra == []
+
+
+def test_an_unknown_flag_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["compare", "data", "--out", "runs", "--nonsense"])
+    assert "--nonsense" in capsys.readouterr().err
+
+
+def test_seeds() -> None:
+    assert parse_seeds("3, 1") == [3, 1]
+    for text in ("", "1,1", "1,-2", "one"):
+        with pytest.raises(ValueError, match="--seeds wants distinct whole numbers"):
+            parse_seeds(text)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"layers": 0}, "--layers is 0, it must be at least 1"),
+        ({"max_tokens": -1}, "--max-tokens is -1"),
+        ({"dropout": 1.0}, r"--dropout is 1.0, it must lie in \[0, 1\)"),
+        ({"lr": 0.0}, "--lr is 0.0, it must be positive"),
+        ({"warmup": -1}, "--warmup is -1, it must not be negative"),
+        ({"embed_dim": 10, "heads": 4}, "--heads 4 does not divide --embed-dim 10"),
+    ],
+)
+def test_a_bad_recipe_is_refused(settings: dict, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        Recipe(**settings)
+
+
+def test_embeddings_are_shared_as_the_dictionary_allows() -> None:
+    assert "--share-all-embeddings" in Recipe().flags(joint_dictionary=True)
+    assert "--share-all-embeddings" not in Recipe().flags(joint_dictionary=False)
+
+
+@pytest.mark.parametrize(
+    ("missing", "said"),
+    [
+        ("bin", "has no folder bin/"),
+        ("bin/train.en-ro.en.idx bin/train.en-ro.ro.idx", "has no training data"),
+        ("bin/test.en-ro.en.idx bin/test1.en-ro.en.idx", "has no test data"),
+        ("raw/test1.ro", "raw/test1.ro is missing; make it with `attn-reg prepare`"),
+    ],
+)
+def test_a_folder_that_was_not_prepared_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], missing: str, said: str
+) -> None:
+    data = tmp_path / "data"
+    for name in ("bin/train.en-ro.en.idx", "bin/test.en-ro.en.idx", "bin/test1.en-ro.en.idx", "bin/dict.en.txt"):
+        (data / name).parent.mkdir(parents=True, exist_ok=True)
+        (data / name).touch()
+    for name in ("bin/train.en-ro.ro.idx", "bin/dict.ro.txt", "raw/test.ro", "raw/test1.ro"):
+        (data / name).parent.mkdir(exist_ok=True)
+        (data / name).touch()
+    if missing == "bin":
+        (data / "bin").rename(data / "elsewhere")
+    else:
+        for name in missing.split():
+            (data / name).unlink()
+    assert main(["compare", str(data), "--out", str(tmp_path / "runs")]) == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_an_interruption_is_said_without_a_traceback(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runs, "_execute", interrupt)
+    assert main(["compare", str(corpus), "--out", str(tmp_path), *SMALL]) == 130
+    assert "the same command goes on" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_comparison_from_end_to_end(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two methods are trained, translated and scored; a second call runs nothing; other flags are refused."""
+    out = tmp_path / "runs"
+    line = ["compare", str(corpus), "--out", str(out), "--methods", "plain,attention_dropout", *SMALL]
+    line += ["--generate-flags", "--max-len-b 5", "--", "--lr", "0.01"]
+    assert main(line) == 0
+    printed = capsys.readouterr().out
+    assert "attention dropout" in printed and "tok:13a" in printed
+    content = json.loads((out / "results.json").read_text(encoding="utf-8"))
+    assert [row["method"] for row in content["methods"]] == ["plain", "attention_dropout"]
+    assert content["methods"][0]["relative_time"] == 1.0 and content["loss"] == "nll_loss"
+    plain, other = (content["runs"][f"{name}-seed1"]["training"] for name in ("plain", "attention_dropout"))
+    assert plain["epochs"] == 2 and plain["seconds_per_epoch"] > 0
+    assert plain["best_valid_loss"] != other["best_valid_loss"], "the method's flags had no effect"
+    assert "| attention dropout |" in (out / "results.md").read_text(encoding="utf-8")
+    folder = out / "plain-seed1"
+    translations = (folder / "translations" / "test.ro").read_text(encoding="utf-8")
+    assert translations.count("\n") == SIZES["test"], "not a multiple of 8, and none is lost"
+    names = {path.name for path in (folder / "checkpoints").iterdir()}
+    assert names == {"checkpoint_best.pt", "checkpoint_last.pt"}
+
+    monkeypatch.setattr(runs, "_execute", lambda *_: pytest.fail("a finished run was run again"))
+    assert main(line) == 0
+    assert json.loads((out / "results.json").read_text(encoding="utf-8")) == content
+    capsys.readouterr()
+    assert main([*line[:-1], "0.02"]) == 2
+    assert "--lr: 0.01 there, 0.02 asked for" in capsys.readouterr().err

@@ -1,0 +1,162 @@
+"""Folders of runs: their settings, what is refused, how commands fail."""
+
+from __future__ import annotations
+
+import fcntl
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from attn_reg_plugin.experiments import runs
+from attn_reg_plugin.experiments.logs import TrainingLog
+from attn_reg_plugin.experiments.methods import METHODS, select_methods
+from attn_reg_plugin.experiments.runs import Run, RunError
+
+
+class Data(SimpleNamespace):
+    """Stands for a DataFolder."""
+
+    def digest(self) -> str:
+        return self.content
+
+
+def _run(folder: Path, *flags: str, seed: int = 1, content: str = "abc") -> Run:
+    data = Data(content=content, bin=Path("data/bin"), source="en", target="ro", subsets=("test",))
+    (method,) = select_methods(["plain"])
+    return Run(method, seed, folder, data, tuple(flags), ("--beam", "5"))  # type: ignore[arg-type]
+
+
+def test_the_same_settings_may_go_on(tmp_path: Path) -> None:
+    _run(tmp_path / "r", "--lr", "0.1").claim()
+    _run(tmp_path / "r", "--lr", "0.1").claim()
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ({"flags": ["--lr", "0.2", "--fp16"]}, r"--lr: 0\.1 there, 0\.2 asked for; --fp16: absent there, given"),
+        ({"flags": ["--lr", "0.1"], "content": "xyz"}, "data: abc there, xyz asked for"),
+        ({"flags": ["--lr", "0.1"], "seed": 2}, "seed: 1 there, 2 asked for"),
+    ],
+)
+def test_other_settings_are_refused_by_name(tmp_path: Path, other: dict, said: str) -> None:
+    _run(tmp_path / "r", "--lr", "0.1").claim()
+    with pytest.raises(RunError, match=said) as caught:
+        _run(tmp_path / "r", *other.pop("flags"), **other).claim()
+    assert "give another --out, or delete that folder" in str(caught.value)
+
+
+def test_moving_the_folders_changes_nothing(tmp_path: Path) -> None:
+    first, second = _run(tmp_path / "a"), _run(tmp_path / "b")
+    second.data.bin = Path("elsewhere/bin")  # type: ignore[misc]
+    assert first.settings() == second.settings()
+
+
+def test_a_run_is_finished_when_trained_and_translated_with_these_flags(tmp_path: Path) -> None:
+    run = _run(tmp_path)
+    assert not run.finished()
+    runs.write_json(tmp_path / "result.json", {"training": {}})
+    assert not run.finished()
+    runs.write_json(tmp_path / "result.json", {"training": {}, "translation": {"flags": "--beam 5"}})
+    assert run.finished()
+    assert not replace(run, generate_flags=("--beam", "4")).finished()
+
+
+def test_a_finished_run_starts_no_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "_execute", lambda *_: pytest.fail("a command was started"))
+    runs.write_json(tmp_path / "result.json", {"training": {}, "translation": {"flags": "--beam 5"}})
+    _run(tmp_path).carry_out(lambda log: None)
+
+
+def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
+    with (tmp_path / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(RunError, match="another process is still working in"):
+            _run(tmp_path).carry_out(lambda log: None)
+
+
+def _execute(tmp_path: Path, code: str, seen: list[float]) -> None:
+    with runs._lock(tmp_path) as lock:
+        command = [sys.executable, "-c", code]
+        runs._execute(command, tmp_path / "log", "training of x", lock, lambda log: seen.append(log.position))
+
+
+def test_a_failing_command_gives_its_last_lines(tmp_path: Path) -> None:
+    code = "import sys; [print(f'line {n}') for n in range(50)]; print('the reason', file=sys.stderr); sys.exit(3)"
+    with pytest.raises(RunError, match="the training of x ended with exit status 3; its log is") as caught:
+        _execute(tmp_path, code, [])
+    assert "the reason" in caught.value.tail and "line 49" in caught.value.tail
+    assert "line 5\n" not in caught.value.tail
+
+
+def test_a_growing_log_is_followed_and_kept(tmp_path: Path) -> None:
+    """What an earlier process wrote stays in the file, and is not taken for the position of this one."""
+    (tmp_path / "log").write_text('old {"epoch": 9, "update": 8.5}\n', encoding="utf-8")
+    seen: list[float] = []
+    _execute(tmp_path, "print('no record')", seen)
+    assert seen[-1] == 0
+    _execute(tmp_path, """print('new {"epoch": 1, "update": 0.5}')""", seen)
+    assert seen[-1] == 0.5
+    assert (tmp_path / "log").read_text(encoding="utf-8").startswith("old")
+
+
+def test_an_interrupted_comparison_ends_its_command(tmp_path: Path) -> None:
+    def interrupt(log: TrainingLog) -> None:
+        raise KeyboardInterrupt
+
+    code = "import time; print('{}', flush=True); time.sleep(60)"
+    with runs._lock(tmp_path) as lock, pytest.raises(KeyboardInterrupt):
+        runs._execute([sys.executable, "-c", code], tmp_path / "log", "x", lock, interrupt)
+    with runs._lock(tmp_path):
+        pass  # the command holds the lock no longer
+
+
+def test_every_test_set_is_translated_and_scored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def translate(command: list[str], path: Path, what: str, lock: int) -> None:
+        folder = Path(command[command.index("--results-path") + 1])
+        folder.mkdir(exist_ok=True)
+        subset = command[command.index("--gen-subset") + 1]
+        (folder / f"generate-{subset}.txt").write_text(f"D-1\t0\tb c d e\nD-0\t0\t{subset} x y z\n", "utf-8")
+
+    monkeypatch.setattr(runs, "_execute", translate)
+    run = _run(tmp_path)
+    run.data.subsets = ("test", "test1")  # type: ignore[misc]
+    run.data.references = lambda subset: ["test x y z", "b c d e"]  # type: ignore[misc]
+    scores = run._translate(0)["scores"]
+    assert scores["test"]["bleu"] == pytest.approx(100) and scores["test1"]["bleu"] < 90
+    assert (tmp_path / "translations" / "test1.ro").read_text(encoding="utf-8") == "test1 x y z\nb c d e\n"
+
+
+def test_the_commands(tmp_path: Path) -> None:
+    run = _run(tmp_path, "--lr", "0.1", seed=7)
+    train, generate = run.train_command(), run.generate_command("test1")
+    for command in (train, generate):
+        assert command[command.index("--user-dir") + 1] == str(runs.USER_DIR)
+        assert command[command.index("--required-batch-size-multiple") + 1] == "1"
+    assert train[train.index("--seed") + 1] == "7" and train[-2:] == ["--lr", "0.1"]
+    assert generate[generate.index("--gen-subset") + 1] == "test1"
+
+
+def test_methods_and_their_overrides() -> None:
+    plain, other = select_methods(["plain", "ad_drop"], ["ad_drop=--ad-drop-p 0.1 --attn-sites 'a b'"])
+    assert plain.flags == ("--attn-reg", "none")
+    assert other.flags[-4:] == ("--ad-drop-p", "0.1", "--attn-sites", "a b")
+    assert other.title == METHODS["ad_drop"][0]
+
+
+@pytest.mark.parametrize(
+    ("names", "overrides", "said"),
+    [
+        (["plain", "drop"], [], "unknown method 'drop'; the methods are: plain, attention_dropout, ad_drop"),
+        (["plain", "plain"], [], "names a method twice"),
+        ([], [], "--methods is empty"),
+        (["plain"], ["ad_drop=--x"], "which is not among --methods plain"),
+        (["plain"], ["plain"], "wants NAME=FLAGS, given 'plain'"),
+    ],
+)
+def test_bad_methods_are_refused(names: list[str], overrides: list[str], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        select_methods(names, overrides)

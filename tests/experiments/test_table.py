@@ -1,0 +1,62 @@
+"""The table: means over seeds, relative times, Markdown."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+import pytest
+
+from attn_reg_plugin.experiments.methods import Method
+from attn_reg_plugin.experiments.table import cells, markdown, summarize
+
+PLAIN, OTHER = Method("plain", "plain", ()), Method("ad_drop", "AD-DROP", ())
+
+
+def _result(bleu: float, seconds: float | None, subsets: tuple[str, ...] = ("test",)) -> dict[str, Any]:
+    return {
+        "training": {"best_valid_loss": 3.0 + bleu / 100, "loss": "nll_loss", "seconds_per_epoch": seconds},
+        "translation": {"scores": {subset: {"bleu": bleu, "chrf": bleu + 20} for subset in subsets}},
+    }
+
+
+def test_means_and_standard_deviations_over_seeds() -> None:
+    results = {
+        "plain": [_result(10, 2.0), _result(13, 2.0)],
+        "ad_drop": [_result(20, 2.5), _result(20, 2.9)],
+    }
+    plain, other = summarize([PLAIN, OTHER], results)
+    assert plain.bleu["test"].mean == 11.5
+    assert plain.bleu["test"].std == pytest.approx(statistics.stdev([10, 13]))
+    assert plain.relative_time == 1.0
+    assert other.relative_time == pytest.approx(1.35)
+    assert other.bleu["test"].std == 0.0
+
+
+def test_the_cells_of_one_seed_have_no_deviation() -> None:
+    header, body = cells(
+        summarize([PLAIN, OTHER], {"plain": [_result(10, 2.0)], "ad_drop": [_result(12.346, 3.0)]}), "nll_loss"
+    )
+    assert header == ["method", "BLEU", "chrF", "best valid nll_loss", "s/epoch", "time × plain"]
+    assert body == [
+        ["plain", "10.00", "30.00", "3.100", "2.00", "1.00"],
+        ["AD-DROP", "12.35", "32.35", "3.123", "3.00", "1.50"],
+    ]
+
+
+def test_several_test_sets_and_unknown_times() -> None:
+    rows = summarize([OTHER], {"ad_drop": [_result(12, None, ("test", "test1")), _result(14, None, ("test", "test1"))]})
+    header, body = cells(rows, "loss")
+    assert header[1:5] == ["BLEU test", "chrF test", "BLEU test1", "chrF test1"]
+    assert body[0][1] == "13.00 ± 1.41"
+    assert body[0][-2:] == ["–", "–"]
+
+
+def test_without_plain_there_is_no_relative_time() -> None:
+    (row,) = summarize([OTHER], {"ad_drop": [_result(12, 2.0)]})
+    assert row.relative_time is None and row.seconds_per_epoch is not None
+
+
+def test_markdown() -> None:
+    text = markdown(["method", "BLEU"], [["plain", "1.00"]], ["a note"])
+    assert text == "| method | BLEU |\n|---|---|\n| plain | 1.00 |\n\n- a note\n"

@@ -1,0 +1,256 @@
+"""The scripts: what setup.sh refuses, repairs and does not do twice; how wmt16.sh splits its arguments.
+
+A stand-in for Python makes empty environments and only notes what pip is asked to do.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+SCRIPTS = sorted([*(ROOT / "scripts").glob("*.sh"), ROOT / ".ci" / "run"])
+BASH = shutil.which("bash") or "/bin/bash"
+
+STAND_IN = """#!{bash}
+if [[ $1 == -m && $2 == venv ]]; then
+    for folder; do :; done
+    mkdir -p "$folder/bin" && cp "$0" "$folder/bin/python" && touch "$folder/pyvenv.cfg"
+elif [[ $1 == -m && $2 == pip ]]; then
+    printf '%s\\n' "${{*:3}}" >>"$PIP_CALLS"
+    if [[ -n ${{PIP_FAILS_ON:-}} && "$*" == *"$PIP_FAILS_ON"* ]]; then
+        printf '%s\\n' "$PIP_SAYS"
+        exit 1
+    fi
+else
+    exec "{python}" "$@"
+fi
+"""
+
+
+class Checkout:
+    """A copy of what setup.sh needs, with a stand-in for Python."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.calls = root, root / "pip-calls"
+        (root / "scripts").mkdir(parents=True)
+        for name in ("scripts/setup.sh", "scripts/requirements.txt", "setup.py"):
+            shutil.copy(ROOT / name, root / name)
+        self.python = self.script("python", STAND_IN.format(bash=BASH, python=sys.executable))
+        self.calls.touch()
+
+    def script(self, name: str, text: str) -> Path:
+        """An executable file."""
+        path = self.root / name
+        path.write_text(text, encoding="utf-8")
+        path.chmod(0o755)
+        return path
+
+    def setup(self, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Run setup.sh."""
+        settings = {"PYTHON": str(self.python), "PIP_CALLS": str(self.calls), "ATTN_REG_MIN_DISK_GB": "0"}
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("ATTN_REG_")}
+        return subprocess.run(
+            [BASH, str(self.root / "scripts" / "setup.sh")],
+            env=inherited | settings | environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+        )
+
+    def installed(self) -> list[str]:
+        """What pip was asked to install so far."""
+        return [line for line in self.calls.read_text(encoding="utf-8").splitlines() if " install " in line]
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Checkout:
+    return Checkout(tmp_path / "a checkout")
+
+
+def _one_sentence(result: subprocess.CompletedProcess[str]) -> str:
+    assert result.returncode == 1
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("setup: ") and line.endswith(".")
+    return line
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_the_scripts_parse_and_are_executable(script: Path) -> None:
+    assert subprocess.run([BASH, "-n", str(script)], capture_output=True).returncode == 0
+    assert os.access(script, os.X_OK)
+    assert "set -euo pipefail" in script.read_text(encoding="utf-8")
+
+
+def test_all_requirements_are_pinned_once() -> None:
+    lines = (ROOT / "scripts" / "requirements.txt").read_text(encoding="utf-8").splitlines()
+    pins = [line for line in lines if line and not line.startswith("#")]
+    assert all(line.count("==") == 1 for line in pins)
+    names = [line.partition("==")[0].lower() for line in pins]
+    assert len(set(names)) == len(names)
+    assert {"torch", "fairseq-fixed", "numpy", "cython", "setuptools", "wheel"} <= set(names)
+
+
+def test_a_first_run_installs_in_order_and_a_second_installs_nothing(checkout: Checkout) -> None:
+    first = checkout.setup()
+    assert first.returncode == 0, first.stderr
+    torch, fairseq, rest, project = checkout.installed()
+    assert "torch==" in torch and "setuptools==" in torch and "fairseq" not in torch
+    assert "--no-build-isolation fairseq-fixed==" in fairseq
+    assert "--requirement" in rest
+    assert f"--no-deps --editable {checkout.root}" in project
+    checkout.calls.write_text("", encoding="utf-8")
+    second = checkout.setup()
+    assert (second.returncode, second.stdout, second.stderr) == (0, "", "")
+    assert checkout.calls.read_text(encoding="utf-8") == "", "pip was called"
+
+
+def test_changed_requirements_are_installed(checkout: Checkout) -> None:
+    checkout.setup()
+    with (checkout.root / "scripts" / "requirements.txt").open("a", encoding="utf-8") as file:
+        file.write("another==1.0\n")
+    assert checkout.setup().returncode == 0
+    assert len(checkout.installed()) == 8
+
+
+def test_a_failed_change_is_not_taken_for_done(checkout: Checkout) -> None:
+    """What was installed before may be half replaced, so going back to it installs it again."""
+    checkout.setup()
+    requirements = checkout.root / "scripts" / "requirements.txt"
+    before = requirements.read_text(encoding="utf-8")
+    requirements.write_text(before + "another==1.0\n", encoding="utf-8")
+    assert checkout.setup(PIP_FAILS_ON="--requirement", PIP_SAYS="ERROR: no").returncode == 1
+    requirements.write_text(before, encoding="utf-8")
+    assert checkout.setup().returncode == 0
+    assert len(checkout.installed()) == 4 + 3 + 4
+
+
+def test_an_environment_shared_by_two_checkouts_follows_the_caller(checkout: Checkout, tmp_path: Path) -> None:
+    shared, other = {"ATTN_REG_VENV": str(tmp_path / "shared")}, Checkout(tmp_path / "other")
+    for one in (checkout, other):
+        assert one.setup(**shared).returncode == 0
+    assert other.installed()[-1].endswith(f"--editable {other.root}")
+
+
+def test_a_killed_installation_is_repaired(checkout: Checkout) -> None:
+    """Packages whose installation did not end lose their record, so that pip installs them again."""
+    said = {"PIP_FAILS_ON": "--requirement", "PIP_SAYS": "ERROR: killed"}
+    assert "pip failed: ERROR: killed" in _one_sentence(checkout.setup(**said))
+    packages = checkout.root / ".venv" / "lib" / "python3.12" / "site-packages"
+    for name, files in {"whole": ("METADATA", "RECORD", "INSTALLER"), "half": ("METADATA", "RECORD")}.items():
+        (packages / f"{name}-1.0.dist-info").mkdir(parents=True)
+        for file in files:
+            (packages / f"{name}-1.0.dist-info" / file).touch()
+    assert checkout.setup().returncode == 0
+    assert [path.name for path in packages.iterdir()] == ["whole-1.0.dist-info"]
+    assert len(checkout.installed()) == 3 + 4
+
+
+def test_a_broken_environment_is_made_anew(checkout: Checkout) -> None:
+    checkout.setup()
+    checkout_python = checkout.root / ".venv" / "bin" / "python"
+    checkout_python.unlink()
+    result = checkout.setup()
+    assert result.returncode == 0 and "making it anew" in result.stdout
+    assert checkout_python.exists()
+
+
+def test_another_python_is_refused(checkout: Checkout) -> None:
+    old = checkout.script("python3.9", f"#!{BASH}\necho 3.9\n")
+    said = _one_sentence(checkout.setup(PYTHON=str(old)))
+    assert "3.9" in said and "3.11 or 3.12" in said
+    assert not (checkout.root / ".venv").exists()
+
+
+def test_an_interpreter_that_does_not_run_is_refused(checkout: Checkout) -> None:
+    assert "no Python that runs; Python 3.11 or 3.12" in _one_sentence(checkout.setup(PYTHON="/nowhere/python"))
+
+
+def test_too_little_disk_is_refused(checkout: Checkout) -> None:
+    said = _one_sentence(checkout.setup(ATTN_REG_MIN_DISK_GB="99999999"))
+    assert "99999999 GB are needed" in said
+    assert not (checkout.root / ".venv").exists()
+
+
+def test_a_folder_that_is_no_environment_is_left_alone(checkout: Checkout) -> None:
+    mine = checkout.root / "mine"
+    mine.mkdir()
+    (mine / "thesis.tex").touch()
+    assert "is no virtual environment" in _one_sentence(checkout.setup(ATTN_REG_VENV=str(mine)))
+    assert [path.name for path in mine.iterdir()] == ["thesis.tex"]
+
+
+@pytest.mark.parametrize(
+    ("pip_says", "sentence"),
+    [
+        ("NewConnectionError('Failed to establish a new connection')", "could not reach its package index"),
+        ("OSError: [Errno 28] No space left on device", "the disk is full"),
+        ("ERROR: No matching distribution found for torch==2.13.0", "index does not have torch==2.13.0"),
+        ("error: command 'g++' failed: No such file or directory", "needs a C++ compiler and the headers"),
+        ("ERROR: something else", "pip failed: ERROR: something else"),
+    ],
+)
+def test_a_failure_of_pip_is_said_in_one_sentence(checkout: Checkout, pip_says: str, sentence: str) -> None:
+    said = _one_sentence(checkout.setup(PIP_FAILS_ON="torch==", PIP_SAYS=pip_says))
+    assert sentence in said and str(checkout.root / ".venv" / "setup.log") in said
+    assert pip_says in (checkout.root / ".venv" / "setup.log").read_text(encoding="utf-8")
+
+
+def test_a_missing_compiler_is_said_before_the_download(checkout: Checkout) -> None:
+    tools = checkout.root / "tools"
+    tools.mkdir()
+    for name in ["dirname", "df", "awk", "grep", "sed", "tail", "cat", "rm", "ls", "mkdir", "cp", "touch"]:
+        (tools / name).symlink_to(shutil.which(name) or f"/bin/{name}")
+    # no compiler in PATH; pip knows neither an installed fairseq ("show") nor a wheel of it ("download")
+    said = _one_sentence(checkout.setup(PATH=str(tools), PIP_FAILS_ON="fairseq-fixed", PIP_SAYS="no"))
+    assert "needs a C++ compiler" in said and "Python 3.12" in said
+    assert checkout.installed() == []
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    """scripts/wmt16.sh beside a setup.sh that does nothing, and an `attn-reg` that prints its arguments."""
+    (tmp_path / "scripts").mkdir()
+    shutil.copy(ROOT / "scripts" / "wmt16.sh", tmp_path / "scripts")
+    binaries = tmp_path / ".venv" / "bin"
+    binaries.mkdir(parents=True)
+    for path, text in {
+        tmp_path / "scripts" / "setup.sh": "",
+        binaries / "attn-reg": "printf '<%s>' \"$@\"; echo\n",
+    }.items():
+        path.write_text(f"#!{BASH}\n{text}", encoding="utf-8")
+        path.chmod(0o755)
+    return tmp_path / "scripts" / "wmt16.sh"
+
+
+def _recipe(script: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if name != "ATTN_REG_VENV"}
+    return subprocess.run([BASH, str(script), *words], capture_output=True, text=True, env=environment)
+
+
+def test_the_recipe_gives_each_command_its_flags(recipe: Path) -> None:
+    words = ["tr-en", "--limit", "9", "--layers", "2", "--source=a b", "--out", "o", "--cpu", "--vocab-size", "50"]
+    prepare, compare = _recipe(recipe, *words, "--", "--fp16").stdout.splitlines()
+    assert prepare == (
+        "<prepare><wmt16><--pair><tr-en><--out><o/data><--source><hub><--limit><9><--source=a b><--vocab-size><50>"
+    )
+    assert compare == ("<compare><o/data><--out><o><--methods><plain,ad_drop><--layers><2><--cpu><--><--fp16>")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "must be en-ro, ro-en, en-tr or tr-en, given: nothing"),
+        (["en-de"], "given: en-de"),
+        (["en-ro", "--limit"], "--limit wants a value"),
+        (["en-ro", "more"], "unexpected argument: more"),
+    ],
+)
+def test_the_recipe_refuses(recipe: Path, words: list[str], said: str) -> None:
+    result = _recipe(recipe, *words)
+    assert result.returncode == 2 and said in result.stderr
