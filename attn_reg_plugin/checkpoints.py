@@ -8,8 +8,11 @@ from collections import OrderedDict, defaultdict
 import torch
 
 
-def allowed_types() -> list[type]:
-    """The types that fairseq writes into its checkpoints: configurations, and numpy numbers in the meters."""
+def allowed_types() -> list[type | tuple[type, str]]:
+    """The types that fairseq writes into its checkpoints: configurations, and numpy numbers in the meters.
+
+    numpy 1 wrote two of them under other names, given as pairs.
+    """
     types: list = [argparse.Namespace, OrderedDict, defaultdict]
     try:
         import numpy as np

@@ -58,6 +58,7 @@ class AttentionSite:
         path: the module's name in the model.
         module: the attention module; a site acts in its training mode only.
         backend: who reaches the module, set when the site is found.
+        attached: whether a regularizer has it.
     """
 
     stack: str
@@ -66,6 +67,7 @@ class AttentionSite:
     path: str = ""
     module: nn.Module | None = field(default=None, repr=False)
     backend: Backend | None = field(default=None, repr=False)
+    attached: bool = field(default=False, repr=False)
     tape: Tape | None = field(default=None, repr=False)
     keep: Tensor | None = field(default=None, repr=False)
     sampler: MaskSampler | None = field(default=None, repr=False)

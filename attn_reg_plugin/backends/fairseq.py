@@ -26,7 +26,9 @@ class FairseqBackend:
         """
         sites = []
         for path, module in model.named_modules():
-            if type(module) is MultiheadAttention:
+            if isinstance(module, RegularizedMultiheadAttention):
+                sites.append(module.attn_site)
+            elif type(module) is MultiheadAttention:
                 layer = re.search(r"\.(\d+)\.", f".{path}.")
                 sites.append(
                     AttentionSite(

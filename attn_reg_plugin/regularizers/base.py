@@ -241,19 +241,26 @@ class Attachment:
         opened: list[AttentionSite] = []
         try:
             for site in self.sites:
+                if site.attached:
+                    raise ValueError(f"{site.name} is regularized already; detach that regularizer first")
                 site.backend.open(site)
+                site.attached = True
                 opened.append(site)
         except Exception:
-            for site in opened:
-                site.backend.close(site)
+            self._close(opened)
             raise
-        self.handle = self.model.register_forward_pre_hook(self._before_forward, with_kwargs=True)
+        # every regularizer of the model clears its masks before any of them probes
+        self.handles = [
+            self.model.register_forward_pre_hook(self._begin_forward, prepend=True),
+            self.model.register_forward_pre_hook(self._before_forward, with_kwargs=True),
+        ]
+
+    def _begin_forward(self, model: nn.Module, args: tuple[Any, ...]) -> None:
+        if model.training:
+            self.clear()
 
     def _before_forward(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self.busy or not model.training:
-            return
-        self.clear()
-        if not torch.is_grad_enabled():
+        if self.busy or not model.training or not torch.is_grad_enabled():
             return
         due = self.regularizer.due()
         self.regularizer.statistics.add("forwards", 1.0)
@@ -281,9 +288,15 @@ class Attachment:
 
     def remove(self) -> None:
         """Take the hooks off and restore the attention modules."""
-        self.handle.remove()
+        for handle in self.handles:
+            handle.remove()
         self.clear()
-        for site in self.sites:
+        self._close(self.sites)
+
+    @staticmethod
+    def _close(sites: list[AttentionSite]) -> None:
+        for site in sites:
+            site.attached = False
             site.backend.close(site)
 
     @contextmanager

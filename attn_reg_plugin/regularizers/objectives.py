@@ -7,6 +7,7 @@ and, where a framework's face supplies them, `targets` (gold labels) and `token_
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -83,26 +84,27 @@ def default_objective(labels: str = "pseudo") -> Objective:
         ValueError: gold labels are needed and were not supplied, or the shape is none of these.
     """
 
-    def objective(outputs: Any, inputs: Mapping[str, Any]) -> Tensor:
-        logits = logits_of(outputs)
-        regression = logits.dim() == 1 or (logits.dim() == 2 and logits.size(-1) == 1)
-        gold = None
-        if labels == "gold" or regression:
-            gold = inputs.get("targets", inputs.get("labels"))
-            if gold is None:
-                raise ValueError(
-                    "the objective needs gold labels: pass them to the forward as `labels`, set "
-                    "regularizer.supply(targets=...) before it, or use labels='pseudo' for classification"
-                )
-        if regression:
-            return negative_regression_loss(logits, gold)
-        if logits.dim() == 2:
-            return label_logit(logits, gold)
-        if logits.dim() == 3:
-            return token_log_likelihood(logits, gold, inputs.get("token_mask"))
-        raise ValueError(f"no objective for outputs of shape {tuple(logits.shape)}; give objective=function")
+    return partial(_by_shape, labels)
 
-    return objective
+
+def _by_shape(labels: str, outputs: Any, inputs: Mapping[str, Any]) -> Tensor:
+    logits = logits_of(outputs)
+    regression = logits.dim() == 1 or (logits.dim() == 2 and logits.size(-1) == 1)
+    gold = None
+    if labels == "gold" or regression:
+        gold = inputs.get("targets", inputs.get("labels"))
+        if gold is None:
+            raise ValueError(
+                "the objective needs gold labels: pass them to the forward as `labels`, set "
+                "regularizer.supply(targets=...) before it, or use labels='pseudo' for classification"
+            )
+    if regression:
+        return negative_regression_loss(logits, gold)
+    if logits.dim() == 2:
+        return label_logit(logits, gold)
+    if logits.dim() == 3:
+        return token_log_likelihood(logits, gold, inputs.get("token_mask"))
+    raise ValueError(f"no objective for outputs of shape {tuple(logits.shape)}; give objective=function")
 
 
 def scale_against_underflow(objective: Tensor, dtype: torch.dtype) -> Tensor:

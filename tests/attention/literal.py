@@ -1,0 +1,112 @@
+"""The equations evaluated literally: one row at a time, nothing fused, nothing vectorized."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import product
+
+import torch
+from torch import Tensor
+
+
+@dataclass
+class Row:
+    """What AD-DROP's section 3.2 says of one row: of `must` and `may` together exactly `count` are candidates."""
+
+    must: set[int]
+    may: set[int]
+    count: int
+
+
+def loop_row(scores: list[float], valid: list[bool], p: float, direction: str = "high") -> Row:
+    """Sort the valid positions ascending; those at or above the element of index int(n(1 - p)) are candidates."""
+    sign = 1 if direction == "high" else -1
+    scores = [sign * score for score in scores]
+    keys = [s for s, exists in enumerate(valid) if exists]
+    ascending = sorted(keys, key=lambda s: scores[s])
+    index = int(len(keys) * (1 - Fraction(str(p))))
+    if index == len(keys):
+        return Row(set(), set(), 0)
+    threshold = scores[ascending[index]]
+    above = {s for s in keys if scores[s] > threshold}
+    ties = {s for s in keys if scores[s] == threshold}
+    return Row(above, ties, len(keys) - index)
+
+
+def check_region(region: Tensor, attribution: Tensor, valid: Tensor | None, p: float, direction: str = "high") -> None:
+    """Assert that `region` is the candidate region of `attribution`, whichever of the tied positions it takes."""
+    assert region.dtype == torch.bool
+    assert region.shape == attribution.shape
+    exists = torch.ones_like(region) if valid is None else valid.expand(region.shape)
+    *rows, _ = attribution.shape
+    for at in product(*map(range, rows)):
+        row = loop_row(attribution[at].float().tolist(), exists[at].tolist(), p, direction)
+        chosen = {s for s, candidate in enumerate(region[at].tolist()) if candidate}
+        assert row.must <= chosen <= row.must | row.may, (at, row, chosen)
+        assert len(chosen) == row.count, (at, row, chosen)
+
+
+def loop_candidates(attribution: Tensor, valid: Tensor | None, p: float, direction: str = "high") -> Tensor:
+    """The candidate region; of tied positions the first ones."""
+    region = torch.zeros(attribution.shape, dtype=torch.bool)
+    exists = torch.ones_like(region) if valid is None else valid.expand(region.shape)
+    *rows, _ = attribution.shape
+    for at in product(*map(range, rows)):
+        row = loop_row(attribution[at].tolist(), exists[at].tolist(), p, direction)
+        for s in (sorted(row.must) + sorted(row.may))[: row.count]:
+            region[(*at, s)] = True
+    return region
+
+
+def loop_weights(
+    query: Tensor,
+    key: Tensor,
+    *,
+    valid: Tensor | None = None,
+    keep: Tensor | None = None,
+    scale: float | None = None,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """softmax(QKᵀ) over the kept keys; uniform over the valid ones if none is kept; zero if none is valid."""
+    batch, heads, queries, size = query.shape
+    keys = key.size(-2)
+    shape = (batch, heads, queries, keys)
+    everything = torch.ones(shape, dtype=torch.bool)
+    valid = everything if valid is None else valid.expand(shape)
+    keep = everything if keep is None else keep.expand(shape)
+    bias = None if bias is None else bias.expand(shape)
+    scale = size**-0.5 if scale is None else scale
+    rows = []
+    for b, h, t in product(range(batch), range(heads), range(queries)):
+        there = [s for s in range(keys) if valid[b, h, t, s]]
+        live = [s for s in there if keep[b, h, t, s]]
+        weights = [query.new_zeros(())] * keys
+        if live:
+            scores = {s: (query[b, h, t] * key[b, h, s]).sum() * scale for s in live}
+            scores = scores if bias is None else {s: scores[s] + bias[b, h, t, s] for s in live}
+            largest = max(float(score.detach()) for score in scores.values())
+            exponentials = {s: (scores[s] - largest).exp() for s in live}
+            total = sum(exponentials.values())
+            for s in live:
+                weights[s] = exponentials[s] / total
+        else:
+            for s in there:
+                weights[s] = query.new_tensor(1.0 / len(there))
+        rows.append(torch.stack(weights))
+    return torch.stack(rows).view(shape)
+
+
+def loop_attention(query: Tensor, key: Tensor, value: Tensor, **options) -> Tensor:
+    """O = A V, with the weights of `loop_weights`."""
+    return loop_weights(query, key, **options) @ value
+
+
+def padding(lengths: list[int], size: int) -> Tensor:
+    """(B, 1, 1, S), True for the first keys of each example."""
+    return (torch.arange(size) < torch.tensor(lengths).unsqueeze(-1))[:, None, None, :]
+
+
+def causal(size: int) -> Tensor:
+    """(T, T), True up to the diagonal."""
+    return torch.ones(size, size, dtype=torch.bool).tril()

@@ -1,0 +1,256 @@
+"""regularized_attention against softmax written out in loops: outputs, gradients, and rows without a key."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from attention.literal import causal, loop_attention, loop_weights, padding
+
+from attn_reg_plugin import AttentionSite, regularized_attention
+from attn_reg_plugin.attention.functional import attention_weights, uniform_attention
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+B, H, T, S, D = 3, 2, 4, 5, 4
+SHAPE = (B, H, T, S)
+LENGTHS = [5, 3, 0]
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
+VALID = {
+    "none": None,
+    "padding": padding(LENGTHS, S),
+    "causal": causal(S)[:T],
+    "both": padding(LENGTHS, S) & causal(S)[:T],
+    "per key": torch.arange(S) % 3 != 1,
+    "per query": (torch.arange(T) % 3 != 1)[:, None],
+    "per example": torch.tensor([True, False, True])[:, None, None, None],
+    "per head": (torch.arange(S) % 2 == torch.arange(H)[:, None])[:, None, :],
+    "full": torch.rand(SHAPE, generator=torch.Generator().manual_seed(4)) < 0.6,
+    "all false": torch.zeros(SHAPE, dtype=torch.bool),
+    "scalar": torch.tensor(True),
+}
+
+
+def inputs(dtype=torch.float64, seed=0, keys=S):
+    generator = torch.Generator().manual_seed(seed)
+    shapes = (B, H, T, D), (B, H, keys, D), (B, H, keys, D)
+    return [(2 * torch.randn(shape, generator=generator)).to(dtype).requires_grad_() for shape in shapes]
+
+
+def keep_mask(seed=0, rate=0.5):
+    """Random, with row 1 of head 0 and everything of example 1, head 1 dropped."""
+    keep = torch.rand(SHAPE, generator=torch.Generator().manual_seed(seed)) < rate
+    keep[:, 0, 1] = False
+    keep[1, 1] = False
+    return keep
+
+
+def site(**wanted):
+    made = AttentionSite("encoder", "self", 0)
+    for name, value in wanted.items():
+        setattr(made, name, value)
+    return made
+
+
+def assert_close(actual, expected, dtype):
+    torch.testing.assert_close(actual.double(), expected.double(), rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("dropped", [False, True])
+@pytest.mark.parametrize("mask", VALID)
+def test_output_and_gradients_are_the_literal_ones(mask, dropped, dtype):
+    valid, keep = VALID[mask], keep_mask() if dropped else None
+    ours = inputs(dtype)
+    exact = [tensor.detach().double().requires_grad_() for tensor in ours]
+    output = regularized_attention(*ours, valid=valid, site=site(keep=keep))
+    expected = loop_attention(*exact, valid=valid, keep=keep)
+    assert output.dtype == dtype
+    assert output.shape == (B, H, T, D)
+    assert_close(output, expected, dtype)
+    weight = torch.randn(output.shape, generator=torch.Generator().manual_seed(9))
+    gradients = torch.autograd.grad((output * weight.to(dtype)).sum(), ours)
+    literal = torch.autograd.grad((expected * weight).sum(), exact, allow_unused=True, materialize_grads=True)
+    for ours_, literal_ in zip(gradients, literal, strict=True):
+        assert ours_.isfinite().all()
+        assert_close(ours_, literal_, dtype)
+
+
+def test_scores_dropout_is_minus_infinity_before_the_softmax():
+    query, key, value = inputs()
+    keep, valid = keep_mask(1, 0.6), padding([5, 3, 2], S)
+    keep[..., 0] = True  # no row is empty, so that -inf alone says everything
+    scores = query @ key.mT / D**0.5
+    expected = scores.masked_fill(~(keep & valid), float("-inf")).softmax(-1) @ value
+    actual = regularized_attention(query, key, value, valid=valid, site=site(keep=keep))
+    torch.testing.assert_close(actual, expected)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_dead_rows_are_the_mean_of_the_valid_values(dtype):
+    query, key, value = inputs(dtype)
+    valid = padding([5, 3, 0], S)
+    nothing = torch.zeros(SHAPE, dtype=torch.bool)
+    output = regularized_attention(query, key, value, valid=valid, site=site(keep=nothing))
+    for b, n in enumerate([5, 3]):
+        mean = value[b, :, :n].double().mean(1, keepdim=True).expand(H, T, D)
+        assert_close(output[b], mean, dtype)
+    assert output[2].eq(0).all()
+    gradient_q, gradient_k, gradient_v = torch.autograd.grad(output.sum(), (query, key, value))
+    assert gradient_q.eq(0).all()
+    assert gradient_k.eq(0).all()
+    assert_close(gradient_v[0], torch.full((H, S, D), T / 5, dtype=torch.float64), dtype)
+    assert gradient_v[2].eq(0).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_never_nan_at_the_edge_of_the_dtype(dtype):
+    large = torch.finfo(dtype).max ** 0.5 / 32
+    for scale in (large, 1e-4):
+        query, key, value = [(tensor.detach() * scale).requires_grad_() for tensor in inputs(dtype)]
+        output = regularized_attention(query, key, value, valid=VALID["both"], site=site(keep=keep_mask()))
+        assert output.isfinite().all()
+        assert all(gradient.isfinite().all() for gradient in torch.autograd.grad(output.sum(), (query, key, value)))
+
+
+def test_query_of_a_dead_row_gets_no_gradient():
+    query, key, value = inputs()
+    keep = keep_mask()
+    output = regularized_attention(query, key, value, site=site(keep=keep), valid=VALID["padding"])
+    (gradient,) = torch.autograd.grad(output.square().sum(), query)
+    live = (keep & VALID["padding"]).any(-1)
+    assert gradient[~live].eq(0).all()
+    several = (keep & VALID["padding"]).sum(-1) > 1
+    assert gradient[several].ne(0).any(-1).all()
+
+
+@pytest.mark.parametrize("dropped", [False, True])
+def test_padded_keys_and_values_never_matter(dropped):
+    valid = padding([5, 3, 2], S) & causal(S)[:T]
+    exists = valid.any(-2).squeeze(1)  # (B, S): some query sees the key
+    keep = keep_mask() if dropped else None
+    results = []
+    for junk in (None, 1e4, -7.0):
+        query, key, value = inputs(torch.float32)
+        if junk is not None:
+            key, value = (
+                t.detach().masked_fill(~exists[:, None, :, None], junk).requires_grad_() for t in (key, value)
+            )
+        output = regularized_attention(query, key, value, valid=valid, site=site(keep=keep))
+        gradients = torch.autograd.grad(output.square().sum(), (query, key, value))
+        results.append((output, *gradients))
+        for gradient in gradients[1:]:
+            assert gradient.transpose(1, 2)[~exists].eq(0).all()
+    for other in results[1:]:
+        assert all(a.equal(b) for a, b in zip(results[0], other, strict=True))
+
+
+@pytest.mark.parametrize("biased", [(B, H, T, S), (1, H, T, S), (B, 1, 1, S), (T, S)])
+@pytest.mark.parametrize("mask", ["none", "both", "full"])
+@pytest.mark.parametrize("dropped", [False, True])
+def test_bias_and_scale(biased, mask, dropped):
+    query, key, value = inputs()
+    bias = torch.randn(biased, generator=torch.Generator().manual_seed(3), dtype=torch.float64).requires_grad_()
+    options = {"valid": VALID[mask], "bias": bias, "scale": 0.3}
+    keep = keep_mask() if dropped else None
+    output = regularized_attention(query, key, value, site=site(keep=keep), **options)
+    expected = loop_attention(query, key, value, keep=keep, **options)
+    torch.testing.assert_close(output, expected)
+    everything = (query, key, value, bias)
+    for ours, literal in zip(
+        torch.autograd.grad(output.square().sum(), everything),
+        torch.autograd.grad(expected.square().sum(), everything),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, literal)
+
+
+@pytest.mark.parametrize("mask", ["none", "padding", "full"])
+@pytest.mark.parametrize("dropped", [False, True])
+def test_attention_dropout_draws_like_dropout_of_the_softmax(mask, dropped):
+    query, key, value = inputs(torch.float32)
+    keep = keep_mask() if dropped else None
+    weights = loop_weights(query, key, valid=VALID[mask], keep=keep)
+    torch.manual_seed(1)
+    expected = F.dropout(weights, 0.4) @ value
+    torch.manual_seed(1)
+    actual = regularized_attention(query, key, value, valid=VALID[mask], site=site(keep=keep), dropout_p=0.4)
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+    assert not torch.allclose(actual, weights @ value)
+
+
+@pytest.mark.parametrize("mask", VALID)
+@pytest.mark.parametrize("dropped", [False, True])
+@pytest.mark.parametrize("biased", [False, True])
+def test_attention_weights(mask, dropped, biased):
+    query, key, _ = inputs()
+    bias = torch.randn(1, H, T, S, dtype=torch.float64) if biased else None
+    options = {"valid": VALID[mask], "keep": keep_mask() if dropped else None, "scale": 0.4, "bias": bias}
+    weights = attention_weights(query, key, **options)
+    torch.testing.assert_close(weights, loop_weights(query, key, **options), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("mask", VALID)
+def test_uniform_site(mask, dtype):
+    query, key, value = inputs(dtype)
+    output = regularized_attention(query, key, value, valid=VALID[mask], site=site(uniform=True))
+    expected = loop_attention(
+        query.double(), key.double(), value.double(), valid=VALID[mask], keep=torch.zeros(SHAPE, dtype=torch.bool)
+    )
+    assert output.shape == (B, H, T, D)
+    assert_close(output, expected, dtype)
+    assert output.isfinite().all()
+    gradient_q, gradient_v = torch.autograd.grad(output.sum(), (query, value), allow_unused=True)
+    assert gradient_q is None
+    assert gradient_v.isfinite().all()
+
+
+def test_uniform_attention_needs_no_query():
+    value = torch.randn(2, 3, 4, 5)
+    assert uniform_attention(value, None, 7).shape == (2, 3, 7, 5)
+    torch.testing.assert_close(uniform_attention(value, None, 1)[:, :, 0], value.mean(2))
+
+
+class InEvaluation:
+    training = False
+
+
+@pytest.mark.parametrize("made", [None, site(), site(keep=keep_mask(), module=InEvaluation())])
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_inactive_site_is_plain_attention_bit_for_bit(made, dtype):
+    query, key, value = inputs(dtype)
+    valid = padding([5, 3, 2], S)
+    for dropout_p in (0.0, 0.3):
+        torch.manual_seed(2)
+        plain = F.scaled_dot_product_attention(query, key, value, valid, dropout_p)
+        torch.manual_seed(2)
+        ours = regularized_attention(query, key, value, valid=valid, site=made, dropout_p=dropout_p)
+        assert ours.equal(plain)
+    assert regularized_attention(query, key, value, site=made).equal(F.scaled_dot_product_attention(query, key, value))
+
+
+def test_keep_everything_is_plain_attention():
+    query, key, value = inputs(torch.float32)
+    everything = torch.ones(SHAPE, dtype=torch.bool)
+    for valid in (None, padding([5, 3, 2], S)):
+        plain = regularized_attention(query, key, value, valid=valid)
+        torch.testing.assert_close(
+            regularized_attention(query, key, value, valid=valid, site=site(keep=everything)), plain
+        )
+
+
+def test_batch_of_one_with_one_query_and_one_key():
+    query, key, value = (torch.randn(1, 1, 1, D, requires_grad=True) for _ in range(3))
+    one = torch.ones(1, 1, 1, 1, dtype=torch.bool)
+    for keep in (one, ~one):
+        output = regularized_attention(query, key, value, valid=one, site=site(keep=keep))
+        torch.testing.assert_close(output, value)
+    assert regularized_attention(query, key, value, valid=~one, site=site(keep=one)).eq(0).all()
+
+
+def test_keep_outside_valid_changes_nothing():
+    query, key, value = inputs()
+    keep, valid = keep_mask(), VALID["both"]
+    inside = regularized_attention(query, key, value, valid=valid, site=site(keep=keep & valid))
+    assert regularized_attention(query, key, value, valid=valid, site=site(keep=keep)).equal(inside)

@@ -1,0 +1,153 @@
+"""The candidate region of AD-DROP against a literal evaluation, row by row."""
+
+from __future__ import annotations
+
+import random
+from fractions import Fraction
+
+import pytest
+import torch
+from attention.literal import causal, check_region, loop_candidates, padding
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attn_reg_plugin import candidate_region, drop_candidates
+from attn_reg_plugin.attention.masks import candidate_counts, dropped_fraction, sample_keep
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+RATIOS = [i / 10 for i in range(11)]
+DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
+LENGTHS = [9, 4, 1, 0]
+MASKS = {
+    "none": None,
+    "padding": padding(LENGTHS, 9),
+    "causal": causal(9),
+    "both": padding(LENGTHS, 9) & causal(9),
+    "left padding": padding(LENGTHS, 9).flip(-1) & causal(9),
+    "per head": torch.rand(4, 2, 9, 9, generator=torch.Generator().manual_seed(1)) < 0.6,
+    "per key": torch.arange(9) % 3 != 1,
+    "per query": (torch.arange(9) % 4 != 1)[:, None],
+    "per query and head": torch.tensor([True, False])[None, :, None, None],
+}
+
+
+def distinct(*shape: int, seed: int = 0) -> torch.Tensor:
+    """Random numbers of which no two in a row are equal, in any dtype."""
+    noise = torch.rand(shape, generator=torch.Generator().manual_seed(seed))
+    return noise.argsort(-1).float() - shape[-1] / 2
+
+
+@pytest.mark.parametrize("direction", ["high", "low"])
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("p", RATIOS)
+def test_region_is_the_literal_one(p, mask, direction):
+    attribution, valid = distinct(4, 2, 9, 9), MASKS[mask]
+    region = candidate_region(attribution, valid, p, direction)
+    assert region.equal(loop_candidates(attribution, valid, p, direction))
+    assert sample_keep(attribution, valid, p, 1.0, direction).equal(
+        ~region if valid is None else ~region & valid.expand(region.shape)
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_region_in_every_dtype(dtype):
+    generator = torch.Generator().manual_seed(2)
+    attribution = torch.randn(2, 2, 5, 12, generator=generator).to(dtype)
+    valid = padding([12, 7], 12)
+    for p in (0.1, 0.35, 0.5, 0.9):
+        check_region(candidate_region(attribution, valid, p), attribution, valid, p)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(st.data())
+def test_region_of_any_row(data):
+    keys = data.draw(st.integers(1, 12))
+    scores = data.draw(st.lists(st.sampled_from([-1.0, -0.5, 0.0, 0.5, 2.0]), min_size=keys, max_size=keys))
+    valid = data.draw(st.lists(st.booleans(), min_size=keys, max_size=keys))
+    p = data.draw(st.integers(0, 1000)) / 1000
+    direction = data.draw(st.sampled_from(["high", "low"]))
+    attribution, exists = torch.tensor(scores).view(1, 1, 1, -1), torch.tensor(valid).view(1, 1, 1, -1)
+    region = candidate_region(attribution, exists, p, direction)
+    check_region(region, attribution, exists, p, direction)
+    keep = sample_keep(attribution, exists, p, 1.0, direction)
+    check_region(exists & ~keep, attribution, exists, p, direction)
+
+
+@pytest.mark.parametrize("valid", [None, torch.ones(1, 1, 1, 10, dtype=torch.bool)])
+@pytest.mark.parametrize("p", [0.1, 0.3, 0.9, 1.0])
+def test_constant_row_loses_only_what_the_rank_gives(p, valid):
+    region = candidate_region(torch.zeros(2, 2, 3, 10), valid, p)
+    assert (region.sum(-1) == round(10 * p)).all()
+
+
+@pytest.mark.parametrize("p", RATIOS)
+def test_one_key_and_no_key(p):
+    one = candidate_region(torch.randn(1, 1, 1, 1), None, p)
+    assert one.shape == (1, 1, 1, 1)
+    assert bool(one) == (p > 0)  # int(1 · (1 - p)) = 0 for every p > 0
+    padded = candidate_region(torch.randn(2, 1, 3, 4), padding([1, 0], 4), p)
+    assert padded[0, :, :, 0].eq(p > 0).all()
+    assert not padded[0, :, :, 1:].any()
+    assert not padded[1].any()
+    assert not sample_keep(torch.randn(2, 1, 3, 4), padding([1, 0], 4), p, 0.5)[1].any()
+
+
+def test_counts_are_exact_for_every_length():
+    for percent in range(101):
+        p = percent / 100
+        counts = candidate_counts(torch.arange(300), p).tolist()
+        assert counts == [n - int(n * (1 - Fraction(str(p)))) for n in range(300)]
+
+
+def test_round_off_is_guarded():
+    assert 10 * (1 - 0.9) < 1  # what the guard is for
+    assert int(candidate_counts(torch.tensor(10), 0.9)) == 9
+
+
+def test_padding_never_matters():
+    attribution, valid = distinct(3, 2, 6, 6), padding([6, 4, 2], 6) & causal(6)
+    region = candidate_region(attribution, valid, 0.4)
+    for junk in (1e30, -1e30, float("inf"), float("-inf"), float("nan")):
+        changed = torch.where(valid, attribution, torch.tensor(junk))
+        assert candidate_region(changed, valid, 0.4).equal(region)
+    shorter = candidate_region(attribution[1:2, :, :4, :4], causal(4), 0.4)
+    assert region[1:2, :, :4, :4].equal(shorter)
+
+
+@pytest.mark.parametrize("value", [-0.1, 1.1, float("nan"), float("inf"), float("-inf")])
+def test_ratios_outside_the_unit_interval_are_refused(value):
+    attribution = torch.randn(1, 1, 2, 2)
+    message = rf"^{{}} is {value}, but must lie in \[0, 1\]$"
+    with pytest.raises(ValueError, match=message.format("p")):
+        candidate_region(attribution, None, value)
+    with pytest.raises(ValueError, match=message.format("p")):
+        sample_keep(attribution, None, value, 0.5)
+    with pytest.raises(ValueError, match=message.format("q")):
+        drop_candidates(torch.ones(1, 1, 2, 2, dtype=torch.bool), None, value)
+    with pytest.raises(ValueError, match=message.format("q")):
+        sample_keep(attribution, None, 0.5, value)
+
+
+@pytest.mark.parametrize("draw", [candidate_region, lambda b, v, p, d: sample_keep(b, v, p, 0.5, d)])
+def test_unknown_directions_are_refused(draw):
+    with pytest.raises(ValueError, match="direction is 'up', but must be one of high, low"):
+        draw(torch.randn(1, 1, 2, 2), None, 0.5, "up")
+
+
+def test_dropped_fraction_counts_every_head_and_query():
+    for valid in MASKS.values():
+        keep = sample_keep(distinct(4, 2, 9, 9), valid, 0.5, 0.5)
+        exists = torch.ones(4, 2, 9, 9, dtype=torch.bool) if valid is None else valid.expand(4, 2, 9, 9)
+        dropped, total = dropped_fraction(keep, valid)
+        assert (int(dropped), int(total)) == (int((exists & ~keep).sum()), int(exists.sum()))
+
+
+def test_masks_do_not_touch_their_arguments_or_the_global_random_module():
+    attribution, valid = distinct(2, 2, 4, 4), padding([4, 2], 4)
+    before, state = (attribution.clone(), valid.clone()), random.getstate()
+    drop_candidates(candidate_region(attribution, valid, 0.5), valid, 0.5)
+    sample_keep(attribution, valid, 0.5, 0.5)
+    assert attribution.equal(before[0])
+    assert valid.equal(before[1])
+    assert random.getstate() == state

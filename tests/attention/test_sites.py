@@ -1,0 +1,217 @@
+"""Attention sites: found, selected by a pattern, active in training mode only."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from attention.tiny_model import TinyTranslator, attentions
+from torch import nn
+
+from attn_reg_plugin import AttentionSite, find_sites, recording, regularized_attention
+from attn_reg_plugin.attention.sites import SiteSelector, all_sites
+
+SITES = [
+    *(AttentionSite("encoder", "self", layer) for layer in range(4)),
+    *(AttentionSite("decoder", kind, layer) for layer in range(2) for kind in ("self", "cross")),
+]
+EVERY = [site.name for site in SITES]
+
+
+def selected(pattern):
+    return [site.name for site in SiteSelector(pattern).select(SITES)]
+
+
+@pytest.mark.parametrize(
+    "pattern, expected",
+    [
+        ("*", EVERY),
+        ("*.*", EVERY),
+        ("encoder", EVERY[:4]),
+        ("encoder.self", EVERY[:4]),
+        ("encoder.*", EVERY[:4]),
+        ("decoder", EVERY[4:]),
+        ("*.cross", ["decoder.cross[0]", "decoder.cross[1]"]),
+        ("*.self[0]", ["encoder.self[0]", "decoder.self[0]"]),
+        ("*[1]", ["encoder.self[1]", "decoder.self[1]", "decoder.cross[1]"]),
+        ("encoder.self[0,2-3]", ["encoder.self[0]", "encoder.self[2]", "encoder.self[3]"]),
+        ("encoder.self[2-2]", ["encoder.self[2]"]),
+        ("encoder.self[3,0]", ["encoder.self[0]", "encoder.self[3]"]),
+        ("decoder.cross encoder.self[0]", ["encoder.self[0]", "decoder.cross[0]", "decoder.cross[1]"]),
+        ("encoder.self[0] encoder[0-1]", ["encoder.self[0]", "encoder.self[1]"]),
+        ("  decoder.cross[1]\n", ["decoder.cross[1]"]),
+    ],
+)
+def test_patterns(pattern, expected):
+    assert selected(pattern) == expected
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "encoders",
+        "self",
+        "encoder.",
+        "encoder.selff",
+        "encoder.self[]",
+        "encoder.self[a]",
+        "encoder.self[1-]",
+        "encoder.self[-1]",
+        "encoder.self[1-2-3]",
+        "encoder.self[3-1]",
+        "encoder.self[0,3-1]",
+        "encoder.self[0,]",
+        "encoder.self[0",
+        "encoder,decoder",
+        "ENCODER",
+        "encoder.self[0, 1]",
+    ],
+)
+def test_malformed_patterns_are_refused_before_any_model_is_seen(pattern):
+    with pytest.raises(ValueError, match="is not understood; write for example"):
+        SiteSelector(pattern)
+
+
+@pytest.mark.parametrize("pattern", ["", "  ", "\n"])
+def test_empty_patterns_are_refused(pattern):
+    with pytest.raises(ValueError, match="the site pattern is empty; write for example"):
+        SiteSelector(pattern)
+
+
+@pytest.mark.parametrize("pattern", ["encoder.cross", "encoder.self[4]", "encoder.self[0-9]", "* decoder.self[0,2]"])
+def test_patterns_that_match_nothing_list_what_exists(pattern):
+    with pytest.raises(ValueError) as refused:
+        SiteSelector(pattern).select(SITES)
+    term = pattern.split()[-1]
+    assert str(refused.value) == (
+        f"site pattern {term!r} matches nothing in this model; its sites are: {' '.join(EVERY)}"
+    )
+
+
+def test_a_model_without_sites_is_refused():
+    with pytest.raises(ValueError, match="no attention site found in Linear; give its attention modules"):
+        find_sites(nn.Linear(2, 2))
+
+
+def test_sites_are_found_in_the_order_of_the_model(translator):
+    sites = find_sites(translator, "*")
+    assert [site.name for site in sites] == [
+        "encoder.self[0]",
+        "encoder.self[1]",
+        "decoder.self[0]",
+        "decoder.cross[0]",
+        "decoder.self[1]",
+        "decoder.cross[1]",
+    ]
+    modules = dict(translator.named_modules())
+    for site in sites:
+        assert modules[site.path] is site.module is attentions(translator)[site.name]
+    assert find_sites(translator) == find_sites(translator, "encoder.self") == sites[:2]
+    assert all_sites(translator) == sites
+
+
+def test_a_module_that_stands_twice_in_a_model_is_one_site(translator):
+    shared = nn.ModuleList([translator, translator])
+    assert len(find_sites(shared, "*")) == 6
+
+
+def test_a_site_acts_in_the_training_mode_of_its_module_only(translator):
+    site = find_sites(translator)[0]
+    assert not site.active
+    site.keep = torch.ones(1, 1, 1, 1, dtype=torch.bool)
+    assert site.active
+    translator.eval()
+    assert not site.active
+    translator.train()
+    site.clear()
+    for name, wanted in (("uniform", True), ("sampler", lambda *_: None), ("keep", torch.ones(1).bool())):
+        setattr(site, name, wanted)
+        assert site.active
+        site.clear()
+        assert not site.active
+    with recording([site]):
+        assert site.active
+    assert not site.active
+
+
+def test_a_mask_of_another_shape_is_refused():
+    site = AttentionSite("encoder", "self", 1)
+    site.keep = torch.ones(2, 1, 3, 3, dtype=torch.bool)
+    states = torch.randn(2, 1, 4, 2)
+    with pytest.raises(RuntimeError) as refused:
+        regularized_attention(states, states, states, site=site)
+    assert str(refused.value) == (
+        "encoder.self[1]: the keep mask is (2, 1, 3, 3), but the attention map is (2, 1, 4, 4); "
+        "the probe and the forward saw different inputs"
+    )
+
+
+def test_a_sampler_is_given_the_map_and_asked_at_every_call():
+    calls = []
+    valid = torch.tensor([True, True, False])
+
+    def sampler(shape, valid, device):
+        calls.append((shape, valid, device))
+        return torch.ones(shape, dtype=torch.bool).triu()
+
+    site = AttentionSite("decoder", "self", 0, sampler=sampler)
+    states = torch.randn(2, 1, 3, 2)
+    output = regularized_attention(states, states, states, valid=valid, site=site)
+    assert calls == [((2, 1, 3, 3), valid, torch.device("cpu"))]
+    upper = AttentionSite("decoder", "self", 0, keep=torch.ones(2, 1, 3, 3, dtype=torch.bool).triu())
+    assert output.equal(regularized_attention(states, states, states, valid=valid, site=upper))
+
+
+def test_recording_clears_before_and_after(translator, batch):
+    sites = find_sites(translator, "*")
+    sites[0].uniform = True
+    with recording(sites) as tapes:
+        assert not sites[0].uniform
+        assert [site.tape for site in sites] == tapes
+        translator(*batch)
+        assert all(tape.output.shape == (3, 2, tape.output.size(2), 4) for tape in tapes)
+        assert all(not tape.value.requires_grad for tape in tapes)
+        assert tapes[0].valid.equal(batch[0].ne(0)[:, None, None, :])
+    assert not any(site.active for site in sites)
+
+
+def test_a_tape_keeps_the_first_call():
+    """Activation checkpointing calls a site a second time, to recompute."""
+    recorded = AttentionSite("encoder", "self", 0)
+    with recording([recorded]) as (tape,):
+        first, second = torch.randn(2, 1, 1, 3, 2)
+        output = regularized_attention(first, first, first, site=recorded)
+        regularized_attention(second, second, second, site=recorded)
+        assert tape.output is output
+        assert tape.value.equal(first)
+
+
+def test_recording_clears_on_an_exception(translator, batch):
+    sites = find_sites(translator, "*")
+    with pytest.raises(ZeroDivisionError), recording(sites, needs_weights=True):
+        translator(*batch)
+        raise ZeroDivisionError
+    assert not any(site.active for site in sites)
+    assert all(site.tape is None for site in sites)
+
+
+@pytest.mark.parametrize("needs_weights", [False, True])
+def test_recording_leaves_the_output_as_it_is(dropping_translator, batch, needs_weights):
+    torch.manual_seed(1)
+    plain = dropping_translator(*batch)
+    torch.manual_seed(1)
+    with recording(find_sites(dropping_translator, "*"), needs_weights):
+        recorded = dropping_translator(*batch)
+    torch.testing.assert_close(recorded, plain)
+
+
+def test_models_with_sites_can_be_copied_and_pickled(translator, batch):
+    expected = translator(*batch)
+    find_sites(translator, "*")
+    for twin in (copy.deepcopy(translator), pickle.loads(pickle.dumps(translator))):
+        assert twin(*batch).equal(expected)
+        for site in find_sites(twin, "*"):
+            assert dict(twin.named_modules())[site.path] is site.module
+    assert TinyTranslator().state_dict().keys() == translator.state_dict().keys()

@@ -1,0 +1,140 @@
+"""Models small enough to evaluate literally: their attention is a site, or whatever a test puts in its place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from attn_reg_plugin import AttentionSite, regularized_attention
+
+VOCABULARY, SIZE, HEADS, PAD = 13, 8, 2, 0
+
+#: takes (site name, query, key, value, valid, dropout_p) and returns (B, H, T, D)
+Attend = Callable[[str, Tensor, Tensor, Tensor, Tensor, float], Tensor]
+
+
+class TinyAttention(nn.Module):
+    """Multi-head attention that holds a site; `attend`, if a test sets it, is called instead."""
+
+    def __init__(self, stack: str, kind: str, layer: int, dropout: float) -> None:
+        super().__init__()
+        self.projections = nn.ModuleList(nn.Linear(SIZE, SIZE) for _ in range(4))
+        self.dropout = nn.Dropout(dropout)
+        self.site = AttentionSite(stack, kind, layer)
+        self.attend: Attend | None = None
+
+    def forward(self, x: Tensor, memory: Tensor, valid: Tensor) -> Tensor:
+        """(B, T, C), (B, S, C) and valid, broadcastable to (B, H, T, S), give (B, T, C)."""
+        to_query, to_key, to_value, to_output = self.projections
+        query, key, value = (
+            project(states).unflatten(-1, (HEADS, -1)).transpose(1, 2)
+            for project, states in ((to_query, x), (to_key, memory), (to_value, memory))
+        )
+        dropout_p = self.dropout.p if self.dropout.training else 0.0
+        if self.attend is not None:
+            output = self.attend(self.site.name, query, key, value, valid, dropout_p)
+        else:
+            output = regularized_attention(query, key, value, valid=valid, site=self.site, dropout_p=dropout_p)
+        return to_output(output.transpose(1, 2).flatten(-2))
+
+
+class TinyLayer(nn.Module):
+    """Self-attention, cross-attention in a decoder, and a smooth feed-forward network; norms after the residuals."""
+
+    def __init__(self, stack: str, layer: int, dropout: float) -> None:
+        super().__init__()
+        kinds = ("self", "cross") if stack == "decoder" else ("self",)
+        self.attentions = nn.ModuleList(TinyAttention(stack, kind, layer, dropout) for kind in kinds)
+        self.feed_forward = nn.Sequential(nn.Linear(SIZE, 16), nn.GELU(), nn.Dropout(dropout), nn.Linear(16, SIZE))
+        self.norms = nn.ModuleList(nn.LayerNorm(SIZE) for _ in (*kinds, "feed_forward"))
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, valid: Tensor, memory: Tensor | None = None, there: Tensor | None = None) -> Tensor:
+        """(B, T, C) to (B, T, C)."""
+        x = self.norms[0](x + self.dropout(self.attentions[0](x, x, valid)))
+        if memory is not None:
+            x = self.norms[1](x + self.dropout(self.attentions[1](x, memory, there)))
+        return self.norms[-1](x + self.dropout(self.feed_forward(x)))
+
+
+class TinyStack(nn.Module):
+    """Embedding and layers; `skip` names layers to leave out, `checkpointed` recomputes them in the backward."""
+
+    def __init__(self, stack: str, layers: int, dropout: float) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, SIZE)
+        self.position = nn.Embedding(16, SIZE)
+        self.layers = nn.ModuleList(TinyLayer(stack, layer, dropout) for layer in range(layers))
+        self.checkpointed = False
+        self.skip: set[int] = set()
+
+    def forward(self, tokens: Tensor, valid: Tensor, *rest: Tensor) -> Tensor:
+        """(B, T) to (B, T, C)."""
+        x = self.embedding(tokens) + self.position.weight[: tokens.size(1)]
+        for i, layer in enumerate(self.layers):
+            if i in self.skip:
+                continue
+            if self.checkpointed and torch.is_grad_enabled():
+                x = checkpoint(layer, x, valid, *rest, use_reentrant=False)
+            else:
+                x = layer(x, valid, *rest)
+        return x
+
+
+class TinyTranslator(nn.Module):
+    """Two encoder and two decoder layers; sites encoder.self, decoder.self and decoder.cross."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.encoder = TinyStack("encoder", 2, dropout)
+        self.decoder = TinyStack("decoder", 2, dropout)
+        self.output = nn.Linear(SIZE, VOCABULARY)
+
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        """(B, S) and (B, T) token ids to (B, T, V) logits."""
+        there = source.ne(PAD)[:, None, None, :]
+        memory = self.encoder(source, there)
+        past = target.ne(PAD)[:, None, None, :] & torch.ones(target.size(1), target.size(1)).tril().bool()
+        return self.output(self.decoder(target, past, memory, there))
+
+
+class TinyClassifier(nn.Module):
+    """An encoder whose first state is classified; one class is regression."""
+
+    def __init__(self, dropout: float = 0.0, classes: int = 3) -> None:
+        super().__init__()
+        self.encoder = TinyStack("encoder", 2, dropout)
+        self.output = nn.Linear(SIZE, classes)
+
+    def forward(self, tokens: Tensor, labels: Tensor | None = None) -> Tensor:
+        """(B, S) token ids to (B, number of classes)."""
+        return self.output(self.encoder(tokens, tokens.ne(PAD)[:, None, None, :])[:, 0])
+
+
+def attentions(model: nn.Module) -> dict[str, TinyAttention]:
+    """The attention modules of a tiny model by the name of their site."""
+    return {module.site.name: module for module in model.modules() if isinstance(module, TinyAttention)}
+
+
+def sharpened(model: nn.Module, by: float = 3.0) -> nn.Module:
+    """`model` with larger queries and keys, so that the attention maps are far from uniform."""
+    with torch.no_grad():
+        for module in attentions(model).values():
+            for projection in module.projections[:2]:
+                projection.weight.mul_(by)
+    return model
+
+
+def tokens(lengths: list[int], size: int, seed: int = 0) -> Tensor:
+    """(B, size) token ids, padded on the right."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(1, VOCABULARY, (len(lengths), size), generator=generator)
+    return ids.masked_fill(torch.arange(size) >= torch.tensor(lengths).unsqueeze(-1), PAD)
+
+
+def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
+    """Mean cross entropy over the tokens that are not padding."""
+    return nn.functional.cross_entropy(logits.flatten(0, -2).float(), targets.flatten(), ignore_index=PAD)

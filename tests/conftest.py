@@ -1,0 +1,54 @@
+"""What the torch-only tests share: tiny models and a batch. Other tests need nothing from here."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.fixture
+def one_thread():
+    """Tensors this small are computed fastest, and on a busy machine many times faster, by one thread."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def translator(one_thread):
+    """A tiny encoder-decoder in training mode, without dropout."""
+    return _translator(dropout=0.0)
+
+
+@pytest.fixture
+def dropping_translator(one_thread):
+    """The same with dropout everywhere."""
+    return _translator(dropout=0.2)
+
+
+@pytest.fixture
+def classifier(one_thread):
+    """A tiny encoder classifier in training mode, without dropout."""
+    import torch
+    from attention.tiny_model import TinyClassifier, sharpened
+
+    torch.manual_seed(5)
+    return sharpened(TinyClassifier()).train()
+
+
+@pytest.fixture
+def batch():
+    """Source (3, 6) and target (3, 5) of unequal lengths."""
+    from attention.tiny_model import tokens
+
+    return tokens([6, 4, 2], 6, seed=1), tokens([3, 5, 1], 5, seed=2)
+
+
+def _translator(dropout: float):
+    import torch
+    from attention.tiny_model import TinyTranslator, sharpened
+
+    torch.manual_seed(3)
+    return sharpened(TinyTranslator(dropout)).train()

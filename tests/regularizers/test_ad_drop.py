@@ -1,0 +1,225 @@
+"""AD-DROP's step against the paper's two passes over materialized attention maps."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from attention.literal import check_region, loop_candidates, loop_weights
+from attention.tiny_model import PAD, attentions, loss_of, tokens
+
+from attn_reg_plugin import ADDrop, recording
+from attn_reg_plugin.attention.sites import find_sites
+
+EVERY = ["encoder.self[0]", "encoder.self[1]", *(f"decoder.{k}[{i}]" for i in range(2) for k in ("self", "cross"))]
+
+
+class Materialized:
+    """Attention maps that stand in the graph, over the positions that `keep` leaves; open, it is the model's own."""
+
+    def __init__(self, model, keep=None):
+        self.model, self.keep, self.maps, self.valid = model, keep or {}, {}, {}
+
+    def __call__(self, name, query, key, value, valid, dropout_p):
+        weights = F.dropout(loop_weights(query, key, valid=valid, keep=self.keep.get(name)), dropout_p)
+        self.maps[name], self.valid[name] = weights, valid
+        return weights @ value
+
+    def __enter__(self):
+        for module in attentions(self.model).values():
+            module.attend = self
+        return self
+
+    def __exit__(self, *error):
+        for module in attentions(self.model).values():
+            module.attend = None
+
+
+def attributed_maps(model, arguments, mask):
+    """The first pass: the paper's equations 3 and 4, by autograd."""
+    with Materialized(model) as first:
+        logits = model(*arguments)
+    best = logits.log_softmax(-1).amax(-1) if logits.dim() == 3 else logits.amax(-1)
+    gradients = torch.autograd.grad(best[mask].sum(), list(first.maps.values()))
+    return dict(zip(first.maps, gradients, strict=True)), first.valid
+
+
+def literal_step(model, arguments, mask, p, sites, loss):
+    """Both passes with q = 1: probe, attribute, drop every candidate, train."""
+    attributions, valid = attributed_maps(model, arguments, mask)
+    keep = {name: ~loop_candidates(attributions[name], valid[name], p) for name in sites}
+    with Materialized(model, keep):
+        value = loss(model(*arguments))
+    return value, torch.autograd.grad(value, list(model.parameters()), allow_unused=True, materialize_grads=True), keep
+
+
+def assert_same_step(ours, ours_gradients, expected, expected_gradients):
+    torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-6)
+    for actual, literal in zip(ours_gradients, expected_gradients, strict=True):
+        torch.testing.assert_close(actual, literal, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("build", ["translator", "dropping_translator"])
+@pytest.mark.parametrize("p", [0.3, 0.7, 1.0])
+@pytest.mark.parametrize("sites", ["*", "encoder.self", "decoder.cross[1] encoder.self[0]"])
+def test_one_step_of_translation(build, p, sites, batch, request):
+    model = request.getfixturevalue(build)
+    names = [site.name for site in find_sites(model, sites)]
+    mask = batch[1].ne(PAD)
+    torch.manual_seed(1)
+    expected, gradients, _ = literal_step(model, batch, mask, p, names, lambda o: loss_of(o, batch[1]))
+    plain = loss_of(model(*batch), batch[1])
+    regularizer = ADDrop(p=p, q=1.0, sites=sites, cross_tuning="off")
+    with regularizer.attach(model):
+        regularizer.supply(token_mask=mask)
+        torch.manual_seed(1)
+        loss = loss_of(model(*batch), batch[1])
+        loss.backward()
+    assert_same_step(loss, [parameter.grad for parameter in model.parameters()], expected, gradients)
+    assert not loss.allclose(plain)
+
+
+def test_one_step_of_classification(classifier):
+    ids, gold = tokens([6, 4, 1, 3], 6), torch.tensor([0, 2, 1, 0])
+    everyone = torch.ones(4, dtype=torch.bool)
+    expected, gradients, keep = literal_step(
+        classifier, (ids,), everyone, 0.4, EVERY[:2], lambda o: F.cross_entropy(o, gold)
+    )
+    with ADDrop(p=0.4, q=1.0, cross_tuning="off").attach(classifier) as regularizer:
+        loss = F.cross_entropy(classifier(ids), gold)
+        loss.backward()
+        real = ids.ne(PAD)
+        expected_keep = keep["encoder.self[0]"] & real[:, None, None, :]
+        ours = regularizer.attached_sites[0].keep
+        assert ours.transpose(1, 2)[real].equal(expected_keep.transpose(1, 2)[real])
+    assert_same_step(loss, [parameter.grad for parameter in classifier.parameters()], expected, gradients)
+
+
+def test_random_drops_are_candidates_and_the_loss_is_that_of_the_mask(translator, batch):
+    mask = batch[1].ne(PAD)
+    attributions, valid = attributed_maps(translator, batch, mask)
+    regularizer = ADDrop(p=0.5, q=0.5, sites="*", cross_tuning="off")
+    torch.manual_seed(4)
+    with regularizer.attach(translator):
+        regularizer.supply(token_mask=mask)
+        loss = loss_of(translator(*batch), batch[1])
+        loss.backward()
+        keep = {site.name: site.keep.clone() for site in regularizer.attached_sites}
+        taken = regularizer.statistics.take()
+    with Materialized(translator, keep):
+        expected = loss_of(translator(*batch), batch[1])
+        gradients = torch.autograd.grad(expected, list(translator.parameters()))
+    assert_same_step(loss, [parameter.grad for parameter in translator.parameters()], expected, gradients)
+    for name in EVERY:
+        exists = valid[name].expand(keep[name].shape)
+        dropped = exists & ~keep[name]
+        region = loop_candidates(attributions[name], valid[name], 0.5)
+        matters = attributions[name].ne(0).any(-1, keepdim=True)  # other rows are all ties
+        assert not (keep[name] & ~exists).any()
+        assert not (dropped & ~region & matters).any()
+        assert (taken[f"dropped/{name}"], taken[f"valid/{name}"]) == (int(dropped.sum()), int(exists.sum()))
+
+
+def test_the_probe_holds_no_parameter_and_starts_at_the_lowest_site(translator, batch):
+    seen = []
+
+    def objective(outputs, inputs):
+        assert not any(parameter.requires_grad for parameter in translator.parameters())
+        seen.append(leaves(outputs))
+        return outputs.sum()
+
+    for sites, start in (("*", 0), ("encoder.self[1]", 1), ("decoder.cross[1]", 5)):
+        with ADDrop(sites=sites, cross_tuning="off", objective=objective).attach(translator):
+            translator(*batch)
+        assert all(parameter.grad is None and parameter.requires_grad for parameter in translator.parameters())
+        shape = (3, 2, 6 if start < 2 else 5, 4)
+        # decoder.self[0] stands on nothing that is attributed, so it starts a graph of its own
+        assert seen.pop() == [shape] * 1 + ([(3, 2, 5, 4)] if sites == "*" else [])
+
+
+def leaves(tensor):
+    """The shapes of what a graph ends in."""
+    found, todo, visited = [], [tensor.grad_fn], set()
+    while todo:
+        node = todo.pop()
+        if node is None or node in visited:
+            continue
+        visited.add(node)
+        if hasattr(node, "variable"):
+            found.append(tuple(node.variable.shape))
+        todo.extend(following for following, _ in node.next_functions)
+    return sorted(found, key=lambda shape: -shape[2])
+
+
+def test_gold_labels_are_attributed(translator, batch):
+    masks = []
+    for objective in (None, lambda o, i: -loss_of(o, batch[1]) * batch[1].ne(PAD).sum()):
+        options = {"labels": "gold"} if objective is None else {"objective": objective}
+        regularizer = ADDrop(p=0.5, q=1.0, sites="encoder.self", cross_tuning="off", **options)
+        with regularizer.attach(translator):
+            regularizer.supply(targets=batch[1], token_mask=batch[1].ne(PAD))
+            translator(*batch)
+            masks.append([site.keep for site in regularizer.attached_sites])
+    real = batch[0].ne(PAD)
+    for first, second in zip(*masks, strict=True):
+        assert first.transpose(1, 2)[real].equal(second.transpose(1, 2)[real])
+
+
+def test_labels_of_the_forward_are_found_and_missing_ones_refused(classifier):
+    ids = tokens([5, 3], 5)
+    with ADDrop(labels="gold", cross_tuning="off").attach(classifier) as regularizer:
+        classifier(ids, torch.tensor([0, 1]))
+        classifier(ids, labels=torch.tensor([0, 1]))
+        with pytest.raises(ValueError, match="the objective needs gold labels"):
+            classifier(ids)
+        regularizer.supply(targets=torch.tensor([0, 1]))
+        classifier(ids)
+        regularizer.supply()
+        with pytest.raises(ValueError, match="the objective needs gold labels"):
+            classifier(ids)
+
+
+def test_attention_weights_are_attributed(translator, batch):
+    sites = find_sites(translator, "*")
+    with torch.no_grad(), recording(sites, needs_weights=True):
+        translator(*batch)
+        weights = {site.name: (site.tape.weights, site.tape.valid) for site in sites}
+    with ADDrop(p=0.4, q=1.0, sites="*", cross_tuning="off", attribution="attention").attach(translator) as regularizer:
+        translator(*batch)
+        for site in regularizer.attached_sites:
+            attribution, valid = weights[site.name]
+            check_region(valid.expand(site.keep.shape) & ~site.keep, attribution, valid, 0.4)
+
+
+@pytest.mark.parametrize("path", ["site", "joint"])
+def test_integrated_gradients_are_attributed(dropping_translator, batch, path):
+    mask = batch[1].ne(PAD)
+    options = {"attribution": "integrated", "integrated_steps": 3, "integrated_path": path}
+    masks = []
+    for _ in range(2):
+        with ADDrop(p=0.4, q=1.0, sites="*", cross_tuning="off", **options).attach(dropping_translator) as regularizer:
+            regularizer.supply(token_mask=mask)
+            torch.manual_seed(6)
+            loss_of(dropping_translator(*batch), batch[1]).backward()
+            masks.append([site.keep for site in regularizer.attached_sites])
+            assert regularizer.statistics.take()["fallbacks"] == 0
+    for site, first, second in zip(EVERY, *masks, strict=True):
+        assert first.equal(second)
+        keys, queries = (6, 6) if "encoder" in site else (6 if "cross" in site else 5, 5)
+        assert first.shape == (3, 2, queries, keys)
+
+
+def test_integrated_attribution_of_one_uniform_step_is_the_gradient_times_the_map(translator, batch):
+    mask = batch[1].ne(PAD)
+    attributions, valid = attributed_maps(translator, batch, mask)
+    with Materialized(translator) as plain, torch.no_grad():
+        translator(*batch)
+    options = {"attribution": "integrated", "integrated_steps": 1}
+    with ADDrop(p=0.4, q=1.0, sites="*", cross_tuning="off", **options).attach(translator) as regularizer:
+        regularizer.supply(token_mask=mask)
+        translator(*batch)
+        for site in regularizer.attached_sites:
+            product = plain.maps[site.name] * attributions[site.name]
+            expected = ~loop_candidates(product, valid[site.name], 0.4) & valid[site.name]
+            matters = attributions[site.name].ne(0).any(-1)
+            assert site.keep[matters].equal(expected[matters])

@@ -1,0 +1,290 @@
+"""AD-DROP's probe and masks: what falls back, what is counted, what is drawn, and in which precision."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from attention.tiny_model import PAD, attentions, loss_of, tokens
+
+from attn_reg_plugin import ADDrop
+
+EVERY = ["encoder.self[0]", "encoder.self[1]", *(f"decoder.{k}[{i}]" for i in range(2) for k in ("self", "cross"))]
+ATTRIBUTIONS = ["gradient", "integrated", "attention", "random"]
+
+
+def masks_of(model, batch, seed=1, **options):
+    """The keep masks of one training forward, by site."""
+    options = {"p": 0.5, "q": 0.5, "sites": "*", "cross_tuning": "off", "integrated_steps": 2} | options
+    regularizer = ADDrop(**options)
+    with regularizer.attach(model):
+        regularizer.supply(token_mask=batch[1].ne(PAD))
+        torch.manual_seed(seed)
+        model(*batch)
+        return {site.name: site.keep for site in regularizer.attached_sites}
+
+
+def valid_of(batch):
+    """The valid mask of every site of the translator."""
+    source, target = (ids.ne(PAD)[:, None, None, :] for ids in batch)
+    causal = torch.ones(target.size(-1), target.size(-1)).tril().bool()
+    kinds = {"encoder.self": source, "decoder.self": target & causal, "decoder.cross": source}
+    return {name: kinds[name.split("[")[0]] for name in EVERY}
+
+
+@pytest.mark.parametrize("attribution", ["gradient", "integrated"])
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+def test_a_non_finite_probe_falls_back_to_a_plain_update(translator, batch, attribution, poison):
+    plain = loss_of(translator(*batch), batch[1])
+    plain.backward()
+    expected = [p.grad.clone() for p in translator.parameters()]
+    translator.zero_grad()
+    options = {"attribution": attribution, "integrated_steps": 2}
+    regularizer = ADDrop(
+        p=1.0, q=1.0, sites="*", cross_tuning="off", objective=lambda o, i: o.sum() * poison, **options
+    )
+    with regularizer.attach(translator):
+        loss = loss_of(translator(*batch), batch[1])
+        loss.backward()
+        for site in regularizer.attached_sites:
+            assert (site.keep | ~valid_of(batch)[site.name]).all(), "nothing is dropped"
+        taken = regularizer.statistics.take()
+        assert (taken["fallbacks"], taken["regularized"]) == (1, 1), "an update is counted once"
+        assert all(taken[f"dropped/{name}"] == 0 for name in EVERY)
+        regularizer.objective = lambda o, i: o.square().sum()
+        assert not loss_of(translator(*batch), batch[1]).allclose(plain), "the next update is regularized again"
+        assert regularizer.statistics.take()["fallbacks"] == 0
+    torch.testing.assert_close(loss, plain)
+    for parameter, gradient in zip(translator.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient)
+
+
+@pytest.mark.parametrize("attribution", ["gradient", "integrated", "attention"])
+def test_one_site_that_is_not_finite_makes_the_whole_update_plain(translator, batch, attribution):
+    """Upper sites are finite in the probe of a model whose lowest attention overflows only in its gradient."""
+    regularizer = ADDrop(p=1.0, q=1.0, sites="*", cross_tuning="off", attribution=attribution, integrated_steps=1)
+
+    class Overflow(torch.autograd.Function):
+        @staticmethod
+        def forward(context, states):
+            return states.view_as(states)
+
+        @staticmethod
+        def backward(context, gradient):
+            return gradient * float("inf")
+
+    first = translator.encoder.layers[0]
+    if attribution == "attention":
+        first.attentions[0].projections[0].weight.data.fill_(float("nan"))
+    else:
+        first.norms[0].register_forward_hook(lambda module, args, output: Overflow.apply(output))
+    with regularizer.attach(translator):
+        translator(*batch)
+        for site in regularizer.attached_sites:
+            assert (site.keep | ~valid_of(batch)[site.name]).all(), site.name
+        assert regularizer.statistics.take()["fallbacks"] == 1
+
+
+@pytest.mark.parametrize("attribution", ATTRIBUTIONS)
+@pytest.mark.parametrize("p, q", [(0.5, 0.5), (0.3, 1.0), (1.0, 0.2)])
+def test_drop_rates_are_counted_exactly_and_come_out_at_p_times_q(translator, attribution, p, q):
+    batch = tokens([10] * 16, 10, seed=3), tokens([10] * 16, 10, seed=4)
+    regularizer = ADDrop(
+        p=p, q=q, sites="encoder.self decoder.cross", cross_tuning="off", attribution=attribution, integrated_steps=1
+    )
+    torch.manual_seed(5)
+    with regularizer.attach(translator):
+        translator(*batch)
+        taken = regularizer.statistics.take()
+        for site in regularizer.attached_sites:
+            total = 16 * 2 * 10 * 10
+            assert taken[f"valid/{site.name}"] == total
+            rate = float(taken[f"dropped/{site.name}"]) / total
+            assert abs(rate - p * q) < 5 * (p * q * (1 - q) / total) ** 0.5 + 1e-6
+            if site.keep is not None:
+                assert int(taken[f"dropped/{site.name}"]) == int((~site.keep).sum())
+    assert taken["forwards"] == taken["regularized"] == 1
+    assert ("probe_seconds" in taken) == (attribution != "random")
+    assert regularizer.statistics.take() == {}
+
+
+@pytest.mark.parametrize("attribution", ATTRIBUTIONS)
+@pytest.mark.parametrize("build", ["translator", "dropping_translator"])
+def test_the_same_seed_draws_the_same_masks(build, batch, attribution, request):
+    model = request.getfixturevalue(build)
+    outputs, options = [], {"attribution": attribution, "integrated_steps": 2}
+    for seed in (1, 1, 2):
+        with ADDrop(p=0.5, q=0.5, sites="*", cross_tuning="off", **options).attach(model):
+            torch.manual_seed(seed)
+            outputs.append(model(*batch))
+    assert outputs[0].equal(outputs[1])
+    assert not outputs[0].equal(outputs[2])
+
+
+@pytest.mark.parametrize("path", ["site", "joint"])
+def test_every_pass_of_integrated_gradients_repeats_the_dropout(dropping_translator, batch, path):
+    outputs = []
+    regularizer = ADDrop(
+        sites="*",
+        cross_tuning="off",
+        attribution="integrated",
+        integrated_steps=1,  # the whole map: each pass is the first one again
+        integrated_path=path,
+        objective=lambda o, i: outputs.append(o.detach()) or o.sum(),
+    )
+    with regularizer.attach(dropping_translator):
+        dropping_translator(*batch)
+        dropping_translator(*batch)
+    passes = 1 + (6 if path == "site" else 1)
+    assert len(outputs) == 2 * passes
+    for again in outputs[1:passes]:
+        torch.testing.assert_close(again, outputs[0])
+    assert not outputs[passes].allclose(outputs[0]), "the next forward draws anew"
+
+
+def test_random_attribution_draws_a_region_of_the_right_size(translator, batch):
+    regularizer = ADDrop(p=0.4, q=1.0, sites="*", cross_tuning="off", attribution="random")
+    with regularizer.attach(translator):
+        translator(*batch)
+        for site in regularizer.attached_sites:
+            valid = valid_of(batch)[site.name]
+            shape = (3, 2, 6 if site.stack == "encoder" else 5, valid.size(-1))
+            draws = [site.keep_mask(shape, valid, torch.device("cpu")) for _ in range(2)]
+            assert draws[0].equal(draws[1]), "recomputation must see the same mask"
+            valid = valid.expand(shape)
+            for exists, kept in zip(valid.sum(-1).flatten().tolist(), draws[0].sum(-1).flatten().tolist(), strict=True):
+                assert kept == int(exists * 0.6 + 1e-9)
+
+
+@pytest.mark.parametrize("attribution", ["gradient", "integrated", "attention"])
+def test_low_and_high_regions_complement_each_other(translator, attribution):
+    batch = tokens([6] * 3, 6, seed=1), tokens([6] * 3, 6, seed=2)
+    high, low = (
+        masks_of(translator, batch, p=0.5, q=1.0, attribution=attribution, direction=direction, sites="encoder.self")
+        for direction in ("high", "low")
+    )
+    for name in high:
+        assert high[name].equal(~low[name])
+
+
+def test_probe_dropout(dropping_translator, batch):
+    modes = []
+
+    def objective(outputs, inputs):
+        modes.append({(m.training, m.p) for m in dropping_translator.modules() if isinstance(m, torch.nn.Dropout)})
+        return outputs.log_softmax(-1).amax(-1).sum()
+
+    for probe_dropout, expected in ((True, {(True, 0.2)}), (False, {(False, 0.0)})):
+        seeds = [
+            masks_of(dropping_translator, batch, seed, q=1.0, probe_dropout=probe_dropout, objective=objective)
+            for seed in (1, 2)
+        ]
+        assert modes == [expected] * 2
+        same = all(seeds[0][name].equal(seeds[1][name]) for name in EVERY)
+        assert same == (not probe_dropout)
+        modes.clear()
+        assert {(m.training, m.p) for m in dropping_translator.modules() if isinstance(m, torch.nn.Dropout)} == {
+            (True, 0.2)
+        }
+
+
+@pytest.mark.parametrize("attribution", ["gradient", "integrated", "attention"])
+def test_a_bfloat16_probe_finds_mostly_the_same_candidates(translator, attribution):
+    batch = tokens([8] * 8, 8, seed=1), tokens([8] * 8, 8, seed=2)
+    exact = masks_of(translator, batch, q=1.0, attribution=attribution)
+    rough = masks_of(translator, batch, q=1.0, attribution=attribution, probe_dtype="bfloat16")
+    for name in EVERY:
+        real = valid_of(batch)[name].expand(exact[name].shape)
+        assert (exact[name] == rough[name])[real].float().mean() > 0.9, name
+
+
+def test_a_bfloat16_probe_is_bfloat16_and_the_training_is_not(translator, batch):
+    seen = []
+    regularizer = ADDrop(
+        cross_tuning="off", probe_dtype="bfloat16", objective=lambda o, i: seen.append(o.dtype) or o.float().sum()
+    )
+    with regularizer.attach(translator):
+        assert translator(*batch).dtype == torch.float32
+    assert seen == [torch.bfloat16]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("attribution", ATTRIBUTIONS)
+def test_half_models(translator, batch, dtype, attribution):
+    translator.to(dtype)
+    regularizer = ADDrop(p=0.5, q=1.0, sites="*", cross_tuning="off", attribution=attribution, integrated_steps=2)
+    with regularizer.attach(translator):
+        loss = loss_of(translator(*batch), batch[1])
+        loss.backward()
+        assert regularizer.statistics.take().get("fallbacks", 0) == 0
+    assert loss.isfinite()
+    assert all(p.grad.isfinite().all() for p in translator.parameters())
+
+
+def test_tiny_gradients_survive_in_fp16(classifier):
+    classifier.half()
+    classifier.output.weight.data.mul_(1e-4)
+    ids = tokens([6, 5], 6)
+    with ADDrop(p=0.4, q=1.0, cross_tuning="off").attach(classifier) as regularizer:
+        classifier(ids)
+        half = [site.keep for site in regularizer.attached_sites]
+    classifier.float()
+    with ADDrop(p=0.4, q=1.0, cross_tuning="off").attach(classifier) as regularizer:
+        classifier(ids)
+        real = ids.ne(PAD)
+        for site, keep in zip(regularizer.attached_sites, half, strict=True):
+            rows = slice(None) if site.layer == 0 else slice(0, 1)  # only the first state is classified
+            agree = (site.keep == keep).transpose(1, 2)[:, rows][real[:, rows]]
+            assert agree.float().mean() > 0.85
+
+
+def test_skipped_layers(translator, batch):
+    for attribution in ATTRIBUTIONS:
+        for path in ("site", "joint"):
+            for sites in ("encoder.self[0]", "*"):
+                regularizer = ADDrop(
+                    p=0.5,
+                    q=1.0,
+                    sites=sites,
+                    cross_tuning="off",
+                    attribution=attribution,
+                    integrated_path=path,
+                    integrated_steps=1,
+                )
+                with regularizer.attach(translator):
+                    translator.encoder.skip = {0}
+                    translator(*batch).sum().backward()
+                    assert regularizer.attached_sites[0].keep is None
+                    translator.encoder.skip = set()
+                    translator(*batch).sum().backward()
+                    assert attribution == "random" or regularizer.attached_sites[0].keep is not None
+
+
+def test_custom_objectives_see_outputs_and_inputs(classifier):
+    ids, gold = tokens([5, 3], 5), torch.tensor([0, 1])
+    seen = []
+
+    def objective(outputs, inputs):
+        seen.append(inputs)
+        return -F.cross_entropy(outputs, inputs["labels"])
+
+    with ADDrop(cross_tuning="off", objective=objective).attach(classifier) as regularizer:
+        regularizer.supply(extra=1, nothing=None)
+        classifier(ids, labels=gold)
+    assert seen[0].keys() == {"tokens", "labels", "extra"}
+    assert seen[0]["tokens"] is ids
+    for wrong, message in (
+        (lambda o, i: o.sum(-1), r"the objective must be a scalar, but has the shape \(2,\)"),
+        (lambda o, i: torch.zeros(()), "the objective depends on no selected attention site"),
+    ):
+        with ADDrop(cross_tuning="off", objective=wrong).attach(classifier), pytest.raises(ValueError, match=message):
+            classifier(ids)
+
+
+def test_batch_of_one_and_a_single_token(classifier):
+    for lengths, size in (([1], 1), ([1], 4), ([4], 4)):
+        with ADDrop(p=1.0, q=1.0, cross_tuning="off").attach(classifier):
+            output = classifier(tokens(lengths, size))
+            output.sum().backward()
+            assert output.isfinite().all()
+    assert all(module.site.keep is None for module in attentions(classifier).values())

@@ -1,0 +1,103 @@
+"""Cross-tuning: which epochs and updates are regularized."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from attention.tiny_model import loss_of
+
+from attn_reg_plugin import ADDrop
+from attn_reg_plugin.regularizers.cross_tuning import CrossTuning
+
+
+def test_even_epochs_are_regularized():
+    schedule = CrossTuning()
+    assert [schedule.regularized(epoch, updates=epoch * 7) for epoch in range(1, 7)] == [False, True] * 3
+
+
+def test_off_is_always_regularized():
+    schedule = CrossTuning("off")
+    assert all(schedule.regularized(epoch, updates) for epoch in (None, 1, 2) for updates in range(5))
+
+
+@pytest.mark.parametrize("length", [1, 2, 5])
+def test_updates_take_turns(length):
+    schedule = CrossTuning(f"update:{length}")
+    turns = [schedule.regularized(None, updates) for updates in range(4 * length)]
+    assert turns == ([False] * length + [True] * length) * 2
+
+
+@pytest.mark.parametrize("schedule", ["", "on", "epochs", "update", "update:", "update:0", "update:-1", "update:1.5"])
+def test_other_schedules_are_refused(schedule):
+    message = f"cross_tuning is {schedule!r}, but must be epoch, off, or update:N with N of at least 1"
+    with pytest.raises(ValueError) as refused:
+        ADDrop(cross_tuning=schedule)
+    assert str(refused.value) == message
+
+
+def test_an_epoch_must_be_announced(translator, batch):
+    with ADDrop().attach(translator):
+        with pytest.raises(RuntimeError, match=r"^cross_tuning='epoch' counts epochs: call regularizer\.begin_epoch"):
+            translator(*batch)
+        translator.eval()
+        translator(*batch)
+        with torch.no_grad():
+            translator.train()(*batch)
+
+
+@pytest.mark.parametrize("epoch", [0, -1])
+def test_epochs_count_from_one(epoch):
+    with pytest.raises(ValueError, match=f"^epochs count from 1, not {epoch}$"):
+        ADDrop().begin_epoch(epoch)
+
+
+def regularized(regularizer):
+    """Whether the last forward was."""
+    taken = regularizer.statistics.take()
+    assert taken["forwards"] == 1
+    return bool(taken["regularized"])
+
+
+def test_epochs_in_training(translator, batch):
+    regularizer = ADDrop(p=0.5, q=1.0)
+    plain = loss_of(translator(*batch), batch[1])
+    with regularizer.attach(translator):
+        for epoch in range(1, 5):
+            regularizer.begin_epoch(epoch)
+            loss = loss_of(translator(*batch), batch[1])
+            assert regularized(regularizer) == (epoch % 2 == 0)
+            assert loss.equal(plain) == (epoch % 2 == 1)
+
+
+def test_updates_in_training(translator, batch):
+    regularizer = ADDrop(p=0.5, q=1.0, cross_tuning="update:2")
+    seen = []
+    with regularizer.attach(translator):
+        for _ in range(8):
+            for _ in range(2):  # accumulated batches are of one update
+                translator(*batch)
+                seen.append(regularized(regularizer))
+            regularizer.end_update()
+    assert seen == ([False] * 4 + [True] * 4) * 2
+
+
+def test_updates_counted_by_the_caller(translator, batch):
+    regularizer = ADDrop(p=0.5, q=1.0, cross_tuning="update:3")
+    with regularizer.attach(translator):
+        for update, expected in ((0, False), (3, True), (5, True), (6, False), (2, False)):
+            regularizer.begin_update(update)
+            translator(*batch)
+            assert regularized(regularizer) == expected
+
+
+@pytest.mark.parametrize("schedule", ["epoch", "update:2"])
+def test_state_makes_a_round_trip(schedule):
+    first = ADDrop(cross_tuning=schedule)
+    first.begin_epoch(4)
+    for _ in range(3):
+        first.end_update()
+    second = ADDrop(cross_tuning=schedule)
+    second.load_state_dict(first.state_dict())
+    assert (second.epoch, second.updates) == (4, 3)
+    assert second.due() is first.due() is True
+    assert second.state_dict() == first.state_dict()

@@ -1,0 +1,161 @@
+"""What is attributed: each objective against its sum written out."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from attn_reg_plugin.regularizers.objectives import (
+    default_objective,
+    label_logit,
+    logits_of,
+    negative_regression_loss,
+    scale_against_underflow,
+    token_log_likelihood,
+)
+
+HALVES = [torch.float32, torch.float16, torch.bfloat16]
+
+
+def numbers(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * 3
+
+
+def log_probability(row: list[float], label: int) -> float:
+    largest = max(row)
+    return row[label] - largest - math.log(sum(math.exp(x - largest) for x in row))
+
+
+def pseudo(row: list[float]) -> int:
+    return max(range(len(row)), key=row.__getitem__)
+
+
+def token_sum(logits, labels=None, mask=None) -> float:
+    total = 0.0
+    for b, example in enumerate(logits.float().tolist()):
+        for t, row in enumerate(example):
+            label = pseudo(row) if labels is None else int(labels[b, t])
+            if (mask is None or mask[b, t]) and label != -100:
+                total += log_probability(row, label)
+    return total
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_label_logit(dtype):
+    logits, gold = numbers(4, 3).to(dtype), torch.tensor([0, 2, 1, 1])
+    rows = logits.float().tolist()
+    for objective in (label_logit(logits), default_objective()(logits, {"labels": gold})):
+        assert objective.dtype == torch.float32
+        assert objective.dim() == 0
+        assert objective.item() == pytest.approx(sum(max(row) for row in rows))
+    expected = sum(row[label] for row, label in zip(rows, gold.tolist(), strict=True))
+    assert label_logit(logits, gold).item() == pytest.approx(expected)
+    assert default_objective("gold")(logits, {"labels": gold}).item() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("labelled", [False, True])
+def test_token_log_likelihood(dtype, masked, labelled):
+    logits = numbers(3, 5, 7).to(dtype)
+    mask = torch.arange(5) < torch.tensor([[5], [3], [0]]) if masked else None
+    labels = torch.randint(0, 7, (3, 5), generator=torch.Generator().manual_seed(1)) if labelled else None
+    if labelled:
+        labels[0, 1] = labels[2, 0] = -100
+    expected = token_sum(logits, labels, mask)
+    ours = token_log_likelihood(logits, labels, mask)
+    assert (ours.dtype, ours.dim()) == (torch.float32, 0)
+    assert ours.item() == pytest.approx(expected, rel=1e-5)
+    chosen = default_objective("gold" if labelled else "pseudo")
+    assert chosen(logits, {"targets": labels, "token_mask": mask}).item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_padding_is_excluded_from_the_objective_and_its_gradient():
+    mask = torch.arange(5) < torch.tensor([[5], [3], [1]])
+    logits = numbers(3, 5, 7).requires_grad_()
+    objective = token_log_likelihood(logits, None, mask)
+    (gradient,) = torch.autograd.grad(objective, logits)
+    assert gradient[~mask].eq(0).all()
+    changed = torch.where(mask[..., None], logits, numbers(3, 5, 7, seed=2))
+    assert token_log_likelihood(changed, None, mask).equal(objective)
+
+
+def test_pseudo_labels_are_constants():
+    logits = numbers(2, 4, 6).requires_grad_()
+    (gradient,) = torch.autograd.grad(token_log_likelihood(logits), logits)
+    expected = torch.nn.functional.one_hot(logits.argmax(-1), 6) - logits.softmax(-1)
+    torch.testing.assert_close(gradient, expected)
+
+
+@pytest.mark.parametrize("shape", [(4,), (4, 1)])
+@pytest.mark.parametrize("labels", ["pseudo", "gold"])
+@pytest.mark.parametrize("dtype", HALVES)
+def test_regression_takes_the_gold_value(shape, labels, dtype):
+    predictions, targets = numbers(*shape).to(dtype), numbers(4, seed=1)
+    expected = -sum((p - t) ** 2 for p, t in zip(predictions.float().flatten().tolist(), targets.tolist(), strict=True))
+    assert negative_regression_loss(predictions, targets).item() == pytest.approx(expected, rel=1e-5)
+    for supplied in ({"targets": targets}, {"labels": targets.view(-1, 1)}):
+        ours = default_objective(labels)(predictions, supplied)
+        assert (ours.dtype, ours.dim()) == (torch.float32, 0)
+        assert ours.item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_targets_come_before_labels():
+    logits, right, wrong = numbers(4, 3), torch.tensor([0, 1, 2, 0]), torch.tensor([1, 1, 1, 1])
+    ours = default_objective("gold")(logits, {"targets": right, "labels": wrong})
+    assert ours.equal(label_logit(logits, right))
+
+
+def test_half_precision_logits_are_summed_in_fp32():
+    logits = torch.full((1, 4000, 2), 8.0, dtype=torch.float16)
+    assert token_log_likelihood(logits).item() == pytest.approx(-4000 * math.log(2), rel=1e-5)
+    assert label_logit(torch.full((20_000, 2), 8.0, dtype=torch.float16)).item() == 160_000
+
+
+@pytest.mark.parametrize(
+    "outputs",
+    [
+        lambda logits: logits,
+        lambda logits: SimpleNamespace(logits=logits, loss=torch.tensor(1.0)),
+        lambda logits: {"loss": torch.tensor(1.0), "logits": logits},
+        lambda logits: (logits, {"attn": None}),
+        lambda logits: [logits],
+    ],
+)
+def test_logits_are_found(outputs):
+    logits = numbers(2, 3)
+    assert logits_of(outputs(logits)) is logits
+
+
+@pytest.mark.parametrize("outputs", [None, 3.0, "logits", {}, {"scores": numbers(2, 3)}, (), torch.ones(2, 3).long()])
+def test_outputs_without_logits_are_refused(outputs):
+    message = f"cannot find logits in the model's output of type {type(outputs).__name__}; give an objective="
+    with pytest.raises(ValueError) as refused:
+        logits_of(outputs)
+    assert str(refused.value).startswith(message)
+
+
+def test_what_no_objective_fits_is_refused():
+    with pytest.raises(ValueError, match=r"no objective for outputs of shape \(2, 3, 4, 5\); give objective=function"):
+        default_objective()(numbers(2, 3, 4, 5), {})
+    with pytest.raises(ValueError, match=r"no objective for outputs of shape \(\)"):
+        default_objective()(torch.tensor(1.0), {})
+
+
+@pytest.mark.parametrize(
+    "labels, logits", [("gold", numbers(2, 3)), ("gold", numbers(2, 3, 4)), ("pseudo", numbers(2))]
+)
+def test_missing_gold_labels_are_refused(labels, logits):
+    for supplied in ({}, {"labels": None}):
+        with pytest.raises(ValueError, match=r"needs gold labels: .* regularizer\.supply\(targets=\.\.\.\)"):
+            default_objective(labels)(logits, supplied)
+
+
+def test_scaling_in_fp16_is_by_a_power_of_two():
+    objective = torch.tensor(0.3)
+    assert math.log2(scale_against_underflow(objective, torch.float16) / objective) == 10
+    for dtype in (torch.float32, torch.bfloat16):
+        assert scale_against_underflow(objective, dtype) is objective

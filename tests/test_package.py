@@ -1,0 +1,112 @@
+"""The package itself: what importing it loads, its public names, and which pickles a checkpoint may hold."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+import attn_reg_plugin
+
+PUBLIC = {
+    "ADDrop",
+    "AttentionSite",
+    "candidate_region",
+    "drop_candidates",
+    "find_sites",
+    "gradient_attribution",
+    "recording",
+    "regularized_attention",
+}
+HEAVY = ("fairseq", "transformers", "datasets", "sacrebleu", "sentencepiece", "rich")
+
+
+def loaded_by(*modules: str) -> set[str]:
+    """The top-level modules that a fresh interpreter has loaded after importing `modules`."""
+    code = f"import sys, {', '.join(modules)}; print(*{{name.split('.')[0] for name in sys.modules}})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+def test_importing_loads_neither_framework():
+    loaded = loaded_by("attn_reg_plugin", "attn_reg_plugin.regularizers", "attn_reg_plugin.attention")
+    assert "torch" in loaded
+    assert loaded.isdisjoint(HEAVY)
+
+
+def test_public_names_exist():
+    assert set(attn_reg_plugin.__all__) >= PUBLIC
+    assert all(hasattr(attn_reg_plugin, name) for name in attn_reg_plugin.__all__)
+    assert attn_reg_plugin.__all__ == sorted(attn_reg_plugin.__all__)
+    assert all(getattr(attn_reg_plugin, name).__doc__ for name in attn_reg_plugin.__all__)
+
+
+def test_fairseq_checkpoints_are_read(tmp_path):
+    state = {
+        "args": argparse.Namespace(lr=[0.1], arch="transformer", nested=argparse.Namespace(p=0.3)),
+        "meters": [np.float64(1.5), np.float32(0.5), np.float16(2.0), np.int64(7), np.int32(3), np.bool_(True)],
+        "array": np.arange(4.0),
+        "model": {"weight": torch.randn(2, 2), "half": torch.randn(2).bfloat16()},
+        "history": [{"epoch": 1}, (1, 2.0, None, "x", True)],
+    }
+    torch.save(state, tmp_path / "checkpoint.pt")
+    loaded = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
+    assert loaded["args"] == state["args"]
+    assert loaded["meters"] == state["meters"]
+    assert [type(number) for number in loaded["meters"]] == [type(number) for number in state["meters"]]
+    assert (loaded["array"] == state["array"]).all()
+    assert loaded["model"]["weight"].equal(state["model"]["weight"])
+    assert loaded["history"] == state["history"]
+
+
+class Payload:
+    """A pickle that runs a command when it is read."""
+
+    def __init__(self, command: str) -> None:
+        self.command = command
+
+    def __reduce__(self):
+        return os.system, (self.command,)
+
+
+@pytest.mark.parametrize("hidden", [lambda p: p, lambda p: {"model": {}, "args": argparse.Namespace(lr=p)}])
+def test_foreign_pickles_are_refused_and_do_not_run(tmp_path, hidden):
+    marker = tmp_path / "it-ran"
+    torch.save(hidden(Payload(f"{sys.executable} -c \"open(r'{marker}', 'w')\"")), tmp_path / "checkpoint.pt")
+    with pytest.raises(pickle.UnpicklingError, match=r"(posix|nt)\.system"):
+        torch.load(tmp_path / "checkpoint.pt", weights_only=True)
+    with pytest.raises(pickle.UnpicklingError):
+        torch.load(tmp_path / "checkpoint.pt")  # weights_only is the default
+    assert not marker.exists()
+    torch.load(tmp_path / "checkpoint.pt", weights_only=False)
+    assert marker.exists(), "the payload would have run"
+
+
+def test_without_the_package_the_types_are_refused(tmp_path):
+    torch.save(argparse.Namespace(lr=0.1), tmp_path / "checkpoint.pt")
+    code = """
+import pickle, sys, torch
+try:
+    torch.load(sys.argv[1])
+except pickle.UnpicklingError:
+    import attn_reg_plugin
+    print(torch.load(sys.argv[1]).lr)
+"""
+    command = [sys.executable, "-c", code, str(tmp_path / "checkpoint.pt")]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "0.1\n"
+
+
+def test_regularizer_states_are_read(tmp_path):
+    regularizer = attn_reg_plugin.ADDrop()
+    regularizer.begin_epoch(3)
+    regularizer.end_update()
+    torch.save(regularizer.state_dict(), tmp_path / "state.pt")
+    other = attn_reg_plugin.ADDrop()
+    other.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    assert (other.epoch, other.updates) == (3, 1)
