@@ -15,7 +15,7 @@ from attn_reg_plugin.attention import (
     regularized_attention,
 )
 from attn_reg_plugin.checkpoints import allow_checkpoint_types
-from attn_reg_plugin.regularizers import ADDrop, AttendOut
+from attn_reg_plugin.regularizers import ADDrop, AttendOut, AttentionLayerDrop, ScheduledDropout
 
 allow_checkpoint_types()
 del _backends
@@ -23,7 +23,9 @@ del _backends
 __all__ = [
     "ADDrop",
     "AttendOut",
+    "AttentionLayerDrop",
     "AttentionSite",
+    "ScheduledDropout",
     "candidate_region",
     "drop_candidates",
     "find_sites",

@@ -16,6 +16,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "train, translate and score several methods; one table",
     ),
     "bench": ("attn_reg_plugin.experiments.bench", "time and memory of a training step, method by method"),
+    "report": ("attn_reg_plugin.experiments.report", "what a finished run says: its drop rates as a schedule"),
 }
 
 

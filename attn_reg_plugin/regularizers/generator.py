@@ -119,7 +119,7 @@ class Generator(nn.Module):
 
     def _tables_of(self, stack: str) -> tuple[Tensor, Tensor | None]:
         if not self.shared:
-            return self.tokens[stack], self.positions[stack] if stack in self.positions else None
+            return self.tokens[stack], self.positions.get(stack)
         tables = self._tables[stack]
         return tables.tokens.detach(), None if tables.positions is None else tables.positions.detach()
 

@@ -1,0 +1,234 @@
+"""Scheduled Bernoulli dropout, a by-product of AttendOut (Wu, Zhao & Zhang 2021, arXiv 2104.04692).
+
+The drop rates that AttendOut's generator learns differ by layer and move over training (the paper's figure 3). Here
+the masks come from such curves alone, without a generator: keep ~ Bernoulli(π(t)) at every position of the scores,
+one mask a layer and shared by its heads as in AttendOut, where π is piecewise linear over training, layer by layer.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import textwrap
+from bisect import bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from attn_reg_plugin.attention.sites import AttentionSite, SiteSelector
+from attn_reg_plugin.regularizers.base import Attachment, Forward, Regularizer, option, register
+
+EXAMPLE = "encoder.self: 0:0.6 1000:0.9"
+#: how the name of a schedule file ends
+FILES = (".yaml", ".yml")
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A keep probability that is linear between its points, and constant before the first and after the last.
+
+    Attributes:
+        points: (position, keep probability) pairs; positions from 0 and increasing, probabilities in [0, 1].
+
+    Raises:
+        ValueError: there is no point, or one is out of range or out of order.
+    """
+
+    points: tuple[tuple[float, float], ...]
+
+    def __post_init__(self) -> None:
+        """Check the points."""
+        if not self.points:
+            raise ValueError(f"a curve needs at least one point:keep, as in {EXAMPLE!r}")
+        last = -math.inf
+        for position, keep in self.points:
+            if not 0 <= position < math.inf:
+                raise ValueError(f"position is {position:.15g}, but must be a number from 0")
+            if position <= last:
+                raise ValueError(f"position {position:.15g} follows {last:.15g}, but positions must increase")
+            if not 0 <= keep <= 1:
+                raise ValueError(f"keep probability is {keep:.15g}, but must lie in [0, 1]")
+            last = position
+
+    def __call__(self, position: float) -> float:
+        """The keep probability at `position`."""
+        after = bisect_right(self.points, position, key=lambda point: point[0])
+        if after in (0, len(self.points)):
+            return self.points[max(after - 1, 0)][1]
+        (x0, y0), (x1, y1) = self.points[after - 1 : after + 1]
+        return y0 + (y1 - y0) * (position - x0) / (x1 - x0)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Curves by site pattern; where patterns overlap, the later one holds.
+
+    Attributes:
+        entries: (pattern, curve) pairs.
+    """
+
+    entries: tuple[tuple[SiteSelector, Curve], ...]
+
+    @classmethod
+    def parse(cls, text: str) -> Schedule:
+        """Read `pattern: position:keep position:keep ...`, entries separated by `;` or by lines.
+
+        The same content may be written as YAML mappings, `pattern: {0: 0.6, 1000: 0.9}` or with one indented
+        `position: keep` a line; `#` starts a comment, a pattern may stand in quotes. No other YAML is understood.
+
+        Raises:
+            ValueError: there is no entry, or one is not of this form.
+        """
+        lines = (re.sub(r"(^|\s)#.*|^---\s*$", "", line) for line in textwrap.dedent(text).splitlines())
+        joined = re.sub(r"\n(?=\s)", " ", "\n".join(line for line in lines if line.strip()))
+        entries = re.split(r"[;\n]", joined)
+        parsed = tuple(_entry(entry.strip()) for entry in entries if entry.strip())
+        if not parsed:
+            raise ValueError(f"the schedule is empty; write for example {EXAMPLE!r}, or the path of a .yaml file")
+        return cls(parsed)
+
+    @classmethod
+    def read(cls, source: str) -> Schedule:
+        """The schedule in the file `source` if that ends in .yaml or .yml, else in the text itself.
+
+        Raises:
+            ValueError: it is malformed, or there is no such file.
+        """
+        if not source.strip().endswith(FILES):
+            return cls.parse(source)
+        try:
+            return cls.parse(Path(source.strip()).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ValueError(f"the schedule file {source} cannot be read ({error.strerror})") from None
+        except UnicodeDecodeError:
+            raise ValueError(f"the schedule file {source} is not UTF-8 text") from None
+        except ValueError as error:
+            raise ValueError(f"{source}: {error}") from None
+
+    def assign(self, sites: Iterable[AttentionSite]) -> dict[str, Curve]:
+        """The curve of each site, by the site's name; sites that no pattern names have none.
+
+        Raises:
+            ValueError: a pattern matches none of the sites.
+        """
+        sites, curves = list(sites), {}
+        for selector, curve in self.entries:
+            try:
+                curves.update({site.name: curve for site in selector.select(sites)})
+            except ValueError:
+                there = " ".join(dict.fromkeys(site.name for site in sites))
+                raise ValueError(
+                    f"schedule entry {selector.pattern!r} does not fit the regularized sites, which are: {there}; "
+                    "change it, or `sites`"
+                ) from None
+        return curves
+
+    def to_yaml(self) -> str:
+        """The text of a schedule file, one entry a line: YAML, and what `parse` reads."""
+        lines = []
+        for selector, curve in self.entries:
+            name = f'"{selector.pattern}"' if selector.pattern.startswith("*") else selector.pattern
+            lines.append(f"{name}: {{{', '.join(f'{x:.15g}: {y:.15g}' for x, y in curve.points)}}}\n")
+        return "".join(lines)
+
+
+def _entry(text: str) -> tuple[SiteSelector, Curve]:
+    """Parse `pattern: position:keep ...`; braces, commas and quotes of YAML are allowed."""
+    pattern, _, points = text.partition(":")
+    pairs = re.sub(r"\s*:\s*", ":", points.strip(" \t\"'{}").replace(",", " ")).split()
+    try:
+        numbers = tuple((float(x), float(y)) for x, y in (pair.split(":") for pair in pairs))
+    except ValueError:
+        numbers = ()
+    if not numbers:
+        raise ValueError(f"schedule entry {text!r} is not understood; write for example {EXAMPLE!r}")
+    selector = SiteSelector(pattern.strip(" \t\"'"))
+    try:
+        return selector, Curve(numbers)
+    except ValueError as error:
+        raise ValueError(f"schedule entry {text!r}: {error}") from None
+
+
+@register("scheduled_dropout")
+@dataclass(eq=False)
+class ScheduledDropout(Regularizer):
+    """Drop attention scores at random, with a probability that each layer's curve gives.
+
+    A row that loses all its keys becomes uniform over its valid keys. A site whose keep probability is 1, or that the
+    schedule does not name, is plain attention, bit for bit.
+
+    Attributes:
+        schedule: keep probabilities over training, such as `encoder.self: 0:0.6 1000:0.9; encoder.self[0]: 0:0.5`
+            (later entries override earlier ones), or the path of a .yaml file with the same content, see `Schedule`.
+        unit: what the curves count: `update`, the optimizer updates made so far, from 0; or `epoch`, from 1.
+
+    Raises:
+        ValueError: the schedule is malformed or missing, or the unit unknown.
+    """
+
+    schedule: str = option("", f"keep probability over training, e.g. '{EXAMPLE}', or the path of a .yaml file")
+    unit: str = option("update", "what the schedule counts", choices=("update", "epoch"))
+
+    def __post_init__(self) -> None:
+        """Check the options, the schedule's file included."""
+        super().__post_init__()
+        self.plan = Schedule.read(self.schedule)
+        self.curves: dict[str, Curve] = {}
+
+    def attach(self, model: nn.Module) -> Attachment:
+        """As `Regularizer.attach`.
+
+        Raises:
+            ValueError: also if an entry of the schedule fits none of the regularized sites.
+        """
+        attachment = super().attach(model)
+        try:
+            self.curves = self.plan.assign(attachment.sites)
+        except ValueError:
+            self.detach()
+            raise
+        return attachment
+
+    def keep_probabilities(self) -> dict[str, float]:
+        """π(t) of every attached site at the present update or epoch, by the site's name; 1 without a curve.
+
+        Raises:
+            RuntimeError: the schedule counts epochs and none was announced.
+        """
+        position = self.updates if self.unit == "update" else self.epoch
+        if position is None:
+            raise RuntimeError("unit='epoch' counts epochs: call regularizer.begin_epoch(epoch) first")
+        curves = self.curves
+        return {s.name: curves[s.name](position) if s.name in curves else 1.0 for s in self.attached_sites}
+
+    def due(self) -> bool:
+        """Regularized when any site has something to drop."""
+        return any(keep < 1 for keep in self.keep_probabilities().values())
+
+    def before_forward(self, forward: Forward) -> None:
+        """Leave on each site how its mask is drawn: the shape is known only when attention runs."""
+        keep = self.keep_probabilities()
+        for site in self.attached_sites:
+            if keep[site.name] < 1:
+                site.sampler = partial(self._sample, site, keep[site.name], int(torch.randint(2**62, ())))
+
+    def _sample(
+        self,
+        site: AttentionSite,
+        probability: float,
+        seed: int,
+        shape: tuple[int, ...],
+        valid: Tensor | None,
+        device: torch.device,
+    ) -> Tensor:
+        """A keep mask (B, 1, T, S) for all heads; the same for the same seed, so that recomputation agrees."""
+        generator = torch.Generator(device).manual_seed(seed)
+        keep = torch.empty((shape[0], 1, *shape[2:]), dtype=torch.bool, device=device)
+        keep.bernoulli_(probability, generator=generator)
+        keep = keep if valid is None else keep & valid
+        self.count_dropped(site, keep, valid)
+        return keep

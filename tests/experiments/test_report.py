@@ -1,0 +1,236 @@
+"""`attn-reg report curves`: known curves come back from a log, as a schedule that scheduled dropout reads."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from attn_reg_plugin.experiments.report import add_arguments, pattern_of, run
+from attn_reg_plugin.experiments.report_curves import Rates, fit_curve, read_rates
+from attn_reg_plugin.regularizers.scheduled_dropout import Curve, Schedule
+
+KEEP = {
+    "encoder.self[0]": Curve(((0, 0.6), (300, 0.9), (999, 0.8))),
+    "encoder.self[1]": Curve(((0, 0.5), (999, 0.9))),
+    "encoder.self[10]": Curve(((0, 0.7),)),
+    "decoder.cross[0]": Curve(((0, 1.0), (500, 0.2), (999, 1.0))),
+}
+
+
+def line(tag: str, record: Mapping[str, object]) -> str:
+    """A line as fairseq logs it: numbers are text."""
+    return f"2026-01-01 00:00:00 | INFO | {tag} | {json.dumps(record)}\n"
+
+
+def inner(end: int, length: int, keep: Mapping[str, Callable[[float], float]] = KEEP, noise: float = 0.0) -> str:
+    """The line after `end` updates: the mean drop rate of the last `length` of them."""
+    generator = np.random.default_rng(end)
+    rates = {
+        f"drop_{site}": str(round(1 - np.mean([curve(t) for t in range(end - length, end)]) + noise * draw, 4))
+        for (site, curve), draw in zip(keep.items(), generator.standard_normal(len(keep)), strict=True)
+    }
+    return line("train_inner", {"epoch": 1, "update": 0.5, "loss": "4.2", "num_updates": str(end), **rates})
+
+
+def log(length: int = 10, updates: int = 1000, noise: float = 0.0) -> str:
+    """A whole log, with lines that say nothing of drop rates."""
+    lines = [inner(end, length, noise=noise) for end in range(length, updates + 1, length)]
+    valid = line("valid", {"epoch": 1, "valid_loss": "3", "valid_num_updates": "500"})
+    return "".join([f"INFO | namespace {{'drop_': 1}}\n{valid}", *lines, "done drop_encoder.self[0] {\n"])
+
+
+def report(*arguments: object) -> int:
+    """`attn-reg report` with these arguments."""
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return run(parser.parse_args([str(argument) for argument in arguments]))
+
+
+@pytest.fixture
+def log_file(tmp_path: Path) -> Path:
+    path = tmp_path / "run" / "train.log"
+    path.parent.mkdir()
+    path.write_text(log(), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("length", [1, 10, 50])
+def test_known_curves_come_back(tmp_path: Path, length: int) -> None:
+    """However many updates a line covers, since a rate is understood as a mean over them."""
+    path, out = tmp_path / "train.log", tmp_path / "out" / "learned.yaml"
+    path.write_text(log(length), encoding="utf-8")
+    assert report("curves", path, "--out", out) == 0
+    entries = Schedule.read(str(out)).entries
+    assert [selector.pattern for selector, _ in entries] == list(KEEP)
+    for (_, found), true in zip(entries, KEEP.values(), strict=True):
+        assert len(found.points) <= 5
+        for t in range(0, 1000, 37):
+            assert found(t) == pytest.approx(true(t), abs=0.01)
+
+
+def test_few_points_suffice_where_few_are_there(log_file: Path) -> None:
+    rates = read_rates(log_file)
+    points = {site: len(fit_curve(series).curve.points) for site, series in rates.items()}
+    assert points == {"encoder.self[0]": 3, "encoder.self[1]": 2, "encoder.self[10]": 2, "decoder.cross[0]": 3}
+
+
+def test_noise_is_averaged_and_measured(tmp_path: Path) -> None:
+    path = tmp_path / "train.log"
+    path.write_text(log(2, noise=0.02), encoding="utf-8")
+    for site, series in read_rates(path).items():
+        fit = fit_curve(series)
+        assert fit.error == pytest.approx(0.02, rel=0.2)
+        for t in range(0, 1000, 37):
+            assert fit.curve(t) == pytest.approx(KEEP[site](t), abs=0.02)
+
+
+def test_the_values_at_fixed_knots_are_the_least_squares_solution() -> None:
+    """With two knots the fit is the regression line, each stretch weighing as much as it has updates."""
+    generator = np.random.default_rng(1)
+    ends = np.cumsum(generator.integers(1, 20, 40))
+    starts = np.concatenate([[0], ends[:-1]])
+    drops = generator.uniform(0.3, 0.6, 40)
+    fit = fit_curve(Rates(starts, ends, drops), knots=2)
+    line = np.poly1d(np.polyfit((starts + ends - 1) / 2, drops, 1, w=np.sqrt(ends - starts)))
+    assert [x for x, _ in fit.curve.points] == [0, ends[-1] - 1]
+    for position, keep in fit.curve.points:
+        assert keep == pytest.approx(1 - line(position), abs=6e-5)
+    error = np.sqrt(np.mean((line((starts + ends - 1) / 2) - drops) ** 2))
+    assert fit.error == pytest.approx(error, abs=1e-4)
+
+
+def test_probabilities_stay_in_their_range() -> None:
+    ends = np.arange(1, 101)
+    drops = np.where(ends > 50, 1.0, 0.0)
+    assert all(0 <= keep <= 1 for _, keep in fit_curve(Rates(ends - 1, ends, drops), knots=3).curve.points)
+
+
+def test_the_curve_of_a_log_with_a_single_line_is_constant(tmp_path: Path) -> None:
+    path = tmp_path / "train.log"
+    path.write_text(inner(100, 100, {"encoder.self[0]": Curve(((0, 0.75),))}), encoding="utf-8")
+    assert fit_curve(read_rates(path)["encoder.self[0]"]).curve == Curve(((0, 0.75),))
+
+
+def test_epoch_lines_are_read_where_the_run_logged_no_others(tmp_path: Path) -> None:
+    path = tmp_path / "train.log"
+    records = [
+        line("train", {"epoch": e, "train_drop_encoder.self[0]": str(0.6 - e / 10), "train_num_updates": str(100 * e)})
+        for e in (1, 2, 3)
+    ]
+    path.write_text("".join(records), encoding="utf-8")
+    rates = read_rates(path)["encoder.self[0]"]
+    assert rates.starts.tolist() == [0, 100, 200]
+    assert rates.ends.tolist() == [100, 200, 300]
+    curve = fit_curve(rates).curve
+    assert curve(49.5) == pytest.approx(0.5, abs=1e-3)
+    assert curve(249.5) == pytest.approx(0.7, abs=1e-3)
+
+
+def test_of_repeated_updates_the_last_holds_and_broken_lines_are_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "train.log"
+    half = {"encoder.self[0]": Curve(((0, 0.5),))}
+    quarter = {"encoder.self[0]": Curve(((0, 0.25),))}
+    broken = line("train_inner", {"num_updates": "30", "drop_encoder.self[0]": "nan"})
+    text = inner(10, 10, half) + inner(20, 10, half) + broken + inner(20, 10, quarter) + '{"drop_encoder.self[0]": "0.'
+    path.write_text(text, encoding="utf-8")
+    rates = read_rates(path)["encoder.self[0]"]
+    assert rates.ends.tolist() == [10, 20]
+    assert rates.drops.tolist() == [0.5, 0.75]
+
+
+def test_a_site_without_a_rate_leaves_the_others_theirs(tmp_path: Path) -> None:
+    path = tmp_path / "train.log"
+    gap = {"num_updates": "20", "drop_encoder.self[0]": None, "drop_encoder.self[1]": "0.5"}
+    path.write_text(inner(10, 10) + line("train_inner", gap) + inner(30, 10), encoding="utf-8")
+    rates = read_rates(path)
+    assert rates["encoder.self[1]"].ends.tolist() == [10, 20, 30]
+    assert rates["encoder.self[0]"].ends.tolist() == [10, 30]
+    assert rates["encoder.self[0]"].starts.tolist() == [0, 20]
+
+
+def test_a_log_that_starts_in_the_middle_of_a_run(tmp_path: Path) -> None:
+    path = tmp_path / "train.log"
+    path.write_text(inner(510, 10) + inner(520, 10), encoding="utf-8")
+    assert read_rates(path)["encoder.self[1]"].starts.tolist() == [500, 510]
+
+
+def test_a_folder_stands_for_the_one_log_in_it(log_file: Path) -> None:
+    (log_file.parent / "generate-test.log").write_text("S-0\tdrop_ nothing\n", encoding="utf-8")
+    (log_file.parent / "checkpoint.pt").write_bytes(bytes(range(256)))
+    (log_file.parent / "checkpoints").mkdir()
+    assert list(read_rates(log_file.parent)) == list(KEEP)
+    (log_file.parent / "more.log").write_text(log(), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"holds several logs with drop rates \(more.log, train.log\); give one"):
+        read_rates(log_file.parent)
+
+
+def test_what_cannot_be_reported_is_refused(tmp_path: Path, log_file: Path) -> None:
+    out = tmp_path / "schedule.yaml"
+    with pytest.raises(FileNotFoundError, match=r"there is no run .*absent"):
+        report("curves", tmp_path / "absent", "--out", out)
+    with pytest.raises(ValueError, match=r"--out is .*schedule.txt, but its name must end in .yaml or .yml"):
+        report("curves", log_file, "--out", tmp_path / "schedule.txt")
+    with pytest.raises(ValueError, match="--knots is 1, but must be at least 2"):
+        report("curves", log_file, "--out", out, "--knots", "1")
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    with pytest.raises(ValueError, match=r"no file in .*empty holds drop rates"):
+        report("curves", empty, "--out", out)
+    (empty / "train.log").write_text("nothing\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"train.log holds no drop rates; it must be the log of a training with"):
+        report("curves", empty / "train.log", "--out", out)
+    assert not out.exists()
+
+
+def test_without_matplotlib_a_plot_is_refused_before_anything_is_written(
+    tmp_path: Path, log_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("matplotlib", "matplotlib.figure"):
+        monkeypatch.setitem(sys.modules, name, None)
+    out = tmp_path / "schedule.yaml"
+    with pytest.raises(ValueError, match=r"^--plot needs matplotlib, which is not installed"):
+        report("curves", log_file, "--out", out, "--plot", tmp_path / "figure.png")
+    assert not out.exists()
+    assert report("curves", log_file, "--out", out) == 0
+
+
+def test_the_plot_is_an_image(tmp_path: Path, log_file: Path) -> None:
+    pytest.importorskip("matplotlib")
+    figure = tmp_path / "figures" / "rates.png"
+    assert report("curves", log_file, "--out", tmp_path / "schedule.yaml", "--plot", figure) == 0
+    assert figure.read_bytes().startswith(b"\x89PNG")
+
+
+def test_it_prints_how_to_train_with_the_schedule(
+    tmp_path: Path, log_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "schedule.yaml"
+    report("curves", log_file, "--out", out)
+    *sites, flags = capsys.readouterr().out.splitlines()
+    assert [site.partition(":")[0] for site in sites] == list(KEEP)
+    assert flags.endswith(f"--scheduled-dropout-schedule {out} --attn-sites 'encoder.self[0,1,10] decoder.cross[0]'")
+    assert pattern_of(["decoder.self[3]"]) == "decoder.self[3]"
+
+
+def test_a_real_run_gives_its_schedule_back(tmp_path: Path) -> None:
+    """fairseq-train with scheduled dropout, and from its log the schedule that it was trained with."""
+    pytest.importorskip("fairseq")
+    from fairseq_face.fairseq_runs import make_corpus, train
+
+    data = make_corpus(tmp_path / "corpus")
+    written = "encoder.self: 0:0.2 20:0.8; encoder.self[1]: 0:0.9 20:0.3"
+    flags = ["--attn-reg", "scheduled_dropout", "--scheduled-dropout-schedule", written]
+    save = tmp_path / "run"
+    train(data, save, *flags, "--max-update", "20", "--batch-size", "16", "--no-save").check()
+    out = tmp_path / "schedule.yaml"
+    assert report("curves", save, "--out", out, "--knots", "2") == 0
+    (first, second) = (curve for _, curve in Schedule.read(str(out)).entries)
+    for t in (0, 10, 19):
+        assert first(t) == pytest.approx(0.2 + 0.03 * t, abs=0.06)
+        assert second(t) == pytest.approx(0.9 - 0.03 * t, abs=0.06)

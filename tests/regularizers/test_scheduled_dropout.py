@@ -1,0 +1,368 @@
+"""Scheduled dropout: what a schedule means and how it is written, and the masks that are drawn from it."""
+
+from __future__ import annotations
+
+import copy
+import math
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from attention.tiny_model import PAD, attentions, loss_of, tokens
+
+from attn_reg_plugin.regularizers import ScheduledDropout, build
+from attn_reg_plugin.regularizers.scheduled_dropout import Curve, Schedule
+
+SITES = ["encoder.self[0]", "encoder.self[1]"]
+QNLI = Path(__file__).parents[2] / "examples" / "scheduled_dropout" / "qnli.yaml"
+
+
+def literal(points, position):
+    """The interpolation, segment by segment."""
+    if position <= points[0][0]:
+        return points[0][1]
+    for (x0, y0), (x1, y1) in pairwise(points):
+        if x0 <= position <= x1:
+            return y0 * (x1 - position) / (x1 - x0) + y1 * (position - x0) / (x1 - x0)
+    return points[-1][1]
+
+
+def step(model, batch, seed=1):
+    """Loss, gradients and the state of the random numbers after one training step."""
+    model.zero_grad()
+    torch.manual_seed(seed)
+    loss = loss_of(model(*batch), batch[1])
+    loss.backward()
+    return loss.detach(), [p.grad for p in model.parameters()], torch.get_rng_state()
+
+
+def same(first, second):
+    """Whether two steps are equal bit for bit."""
+    (loss, gradients, state), (other_loss, other_gradients, other_state) = first, second
+    pairs = zip(gradients, other_gradients, strict=True)
+    return loss.equal(other_loss) and all(a.equal(b) for a, b in pairs) and state.equal(other_state)
+
+
+# -- curves and how they are written ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "points", [[(0, 0.6), (1000, 0.9)], [(10, 0.2), (20, 1.0), (25.5, 0.0), (100, 0.4)], [(7, 0.3)]], ids=str
+)
+def test_a_curve_is_linear_between_its_points_and_constant_outside(points):
+    curve = Curve(tuple(points))
+    for position in [0, 5, 7, 10, 11, 15, 20, 23, 25.5, 60, 100, 500, 999, 1000, 10**6]:
+        assert curve(position) == pytest.approx(literal(points, position), abs=1e-12)
+    for position, keep in points:
+        assert curve(position) == keep
+
+
+def test_a_constant_curve_is_exact():
+    curve = Curve(((0, 1.0), (7, 1.0), (10, 0.3)))
+    assert all(curve(t) == 1.0 for t in range(8))
+
+
+SAME = [
+    "encoder.self: 0:0.6 1000:0.9; decoder.cross[0,2-3]: 5:1",
+    "encoder.self:0:0.6 1000:0.9;decoder.cross[0,2-3]:5:1;",
+    "# a comment\nencoder.self: {0: 0.6, 1000: 0.9}  # another\n\ndecoder.cross[0,2-3]: {5: 1}\n",
+    "---\nencoder.self:\n  0: 0.6\n\n  # between\n  1000: 0.9\n'decoder.cross[0,2-3]':\n  5: 1\n",
+    'encoder.self: \'0:0.6 1000:0.9\'\n"decoder.cross[0,2-3]": "5:1"',
+    "\n        encoder.self: 0:0.6 1e3:0.90\n        decoder.cross[0,2-3]: 5:1.0\n        ",
+    "encoder.self: 0:0.6, 1000:0.9\r\ndecoder.cross[0,2-3]: 5: 1\r\n",
+]
+
+
+@pytest.mark.parametrize("text", SAME)
+def test_every_way_to_write_a_schedule_means_the_same(text, tmp_path):
+    entries = Schedule.read(text).entries
+    assert [selector.pattern for selector, _ in entries] == ["encoder.self", "decoder.cross[0,2-3]"]
+    assert [curve.points for _, curve in entries] == [((0, 0.6), (1000, 0.9)), ((5, 1),)]
+    path = tmp_path / "schedule.yaml"
+    path.write_bytes(text.encode())
+    assert Schedule.read(str(path)) == Schedule.read(text)
+
+
+@pytest.mark.parametrize("text", [SAME[2], SAME[3], "'*': {0: 0.25, 7: 1.0}\nencoder.self[1]: {3: 0.125}\n"])
+def test_a_schedule_file_is_yaml(text):
+    yaml = pytest.importorskip("yaml")
+    schedule = Schedule.parse(text)
+    expected = [(selector.pattern, dict(curve.points)) for selector, curve in schedule.entries]
+    assert list(yaml.safe_load(text).items()) == expected
+    assert list(yaml.safe_load(schedule.to_yaml()).items()) == expected
+    assert Schedule.parse(schedule.to_yaml()) == schedule
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "the schedule is empty; write for example 'encoder.self: 0:0.6 1000:0.9', or the path of a .yaml file"),
+        (" ;\n# nothing\n", "the schedule is empty"),
+        ("encoder.self", "schedule entry 'encoder.self' is not understood; write for example"),
+        ("encoder.self: ", "schedule entry 'encoder.self:' is not understood"),
+        ("encoder.self: 0.6", "schedule entry 'encoder.self: 0.6' is not understood"),
+        ("encoder.self: 0:0.6 x:0.9", "is not understood"),
+        ("encoder.self: 0:0.6:0.9", "is not understood"),
+        ("encoder.self: 0:1.6", r"schedule entry 'encoder.self: 0:1.6': keep probability is 1.6, but must lie in \[0"),
+        ("encoder.self: 0:-0.1", r"keep probability is -0.1, but must lie in \[0, 1\]"),
+        ("encoder.self: 0:nan", r"keep probability is nan, but must lie in \[0, 1\]"),
+        ("encoder.self: -1:0.5", "position is -1, but must be a number from 0"),
+        ("encoder.self: nan:0.5", "position is nan, but must be a number from 0"),
+        ("encoder.self: 10:0.5 10:0.6", "position 10 follows 10, but positions must increase"),
+        ("encoder.self: 10:0.5 9:0.6", "position 9 follows 10, but positions must increase"),
+        ("encodr.self: 0:0.5", "site pattern 'encodr.self' is not understood"),
+        (": 0:0.5", "schedule entry ': 0:0.5' is not understood|site pattern is empty"),
+    ],
+)
+def test_a_malformed_schedule_is_refused_in_a_sentence(text, message, tmp_path):
+    with pytest.raises(ValueError, match=message) as error:
+        ScheduledDropout(schedule=text)
+    assert "\n" not in str(error.value)
+    if text.strip():
+        path = tmp_path / "bad.yaml"
+        path.write_text(text)
+        with pytest.raises(ValueError, match=f"^{path}: .*"):
+            ScheduledDropout(schedule=str(path))
+
+
+def test_a_schedule_file_that_cannot_be_read_is_refused(tmp_path):
+    with pytest.raises(
+        ValueError, match=r"^the schedule file .*absent.yaml cannot be read \(No such file or directory"
+    ):
+        ScheduledDropout(schedule=str(tmp_path / "absent.yaml"))
+    path = tmp_path / "latin.yml"
+    path.write_bytes(b"encoder.self: {0: 0.5} # \xe9t\xe9\n")
+    with pytest.raises(ValueError, match=r"^the schedule file .*latin.yml is not UTF-8 text$"):
+        ScheduledDropout(schedule=str(path))
+
+
+def test_an_unknown_unit_is_refused():
+    with pytest.raises(ValueError, match=r"^unit is 'steps', but must be one of update, epoch$"):
+        build("scheduled_dropout", schedule="*: 0:0.5", unit="steps")
+
+
+def test_the_example_starts_at_keep_0_6_in_all_twelve_layers():
+    entries = Schedule.read(str(QNLI)).entries
+    assert [selector.pattern for selector, _ in entries] == [f"encoder.self[{layer}]" for layer in range(12)]
+    assert all(curve(0) == 0.6 for _, curve in entries)
+    assert len({curve(1000) for _, curve in entries}) == 12, "each layer has a slope of its own"
+
+
+# -- which curve holds where ------------------------------------------------------------------------------------------
+
+
+def test_later_entries_override_earlier_ones_and_sites_without_a_curve_are_plain(translator):
+    schedule = "encoder.self: 0:0.5; decoder.self: 0:0.25; encoder.self[1]: 0:0.75"
+    regularizer = ScheduledDropout(schedule=schedule, sites="*")
+    with regularizer.attach(translator):
+        keep = regularizer.keep_probabilities()
+    assert keep == {
+        "encoder.self[0]": 0.5,
+        "encoder.self[1]": 0.75,
+        "decoder.self[0]": 0.25,
+        "decoder.self[1]": 0.25,
+        "decoder.cross[0]": 1.0,
+        "decoder.cross[1]": 1.0,
+    }
+
+
+@pytest.mark.parametrize("pattern", ["decoder.cross", "encoder.self[2]"])
+def test_an_entry_that_fits_no_regularized_site_is_refused_and_nothing_stays_attached(translator, pattern):
+    regularizer = ScheduledDropout(schedule=f"encoder.self: 0:0.5; {pattern}: 0:0.5")
+    with pytest.raises(ValueError, match=r"does not fit the regularized sites, which are: encoder\.self\[0\]"):
+        regularizer.attach(translator)
+    assert regularizer.attached_sites == []
+    assert not translator._forward_pre_hooks
+    regularizer.sites = "*"
+    if pattern == "decoder.cross":
+        regularizer.attach(translator).remove()
+
+
+def test_updates_count_from_zero_and_epochs_from_one(classifier):
+    points = "0:0.2 4:1.0"
+    regularizer = ScheduledDropout(schedule=f"*: {points}")
+    with regularizer.attach(classifier):
+        for update in range(7):
+            assert regularizer.keep_probabilities()[SITES[0]] == pytest.approx(min(0.2 + 0.2 * update, 1))
+            assert regularizer.due() == (update < 4)
+            regularizer.end_update()
+        regularizer.begin_update(1)
+        assert regularizer.keep_probabilities()[SITES[1]] == pytest.approx(0.4)
+    regularizer = ScheduledDropout(schedule="*: 1:0.2 3:0.6", unit="epoch")
+    with regularizer.attach(classifier):
+        with pytest.raises(RuntimeError, match="begin_epoch"):
+            classifier(tokens([4, 3], 4))
+        for epoch, keep in ((1, 0.2), (2, 0.4), (3, 0.6), (9, 0.6)):
+            regularizer.begin_epoch(epoch)
+            regularizer.end_update()
+            assert regularizer.keep_probabilities()[SITES[0]] == pytest.approx(keep)
+
+
+# -- masks ------------------------------------------------------------------------------------------------------------
+
+
+def masks_of(regularizer, model, batch):
+    """The keep masks that the sites draw in a forward of `model`, by name."""
+    drawn = {}
+    for name, module in attentions(model).items():
+
+        def attend(name, query, key, value, valid, dropout_p):
+            site = attentions(model)[name].site
+            shape = (*query.shape[:-1], key.size(-2))
+            drawn.setdefault(name, []).append((site.keep_mask(shape, valid, query.device), valid))
+            return value[..., :1, :].expand(*shape[:-1], value.size(-1))
+
+        assert module.site.name == name
+        module.attend = attend
+    with regularizer.attach(model):
+        model(*batch)
+    return {name: calls[0] for name, calls in drawn.items()}
+
+
+def test_masks_have_the_rate_of_their_curve_independently_of_place(translator):
+    """χ² of how often each position is kept, over the examples of a batch; nothing on padding or the future."""
+    batch = tokens([8] * 150 + [5] * 150, 8, seed=1), tokens([8] * 150 + [3] * 150, 8, seed=2)
+    wanted = {"encoder.self[0]": 0.6, "encoder.self[1]": 0.75, "decoder.self[1]": 0.3, "decoder.cross[0]": 0.9}
+    schedule = "; ".join(f"{name}: 0:0.1 2:{2 * keep - 0.1}" for name, keep in wanted.items() if keep <= 0.5)
+    schedule += "; " + "; ".join(f"{name}: 1:{keep}" for name, keep in wanted.items() if keep > 0.5)
+    regularizer = ScheduledDropout(schedule=schedule, sites="*")
+    regularizer.begin_update(1)
+    torch.manual_seed(11)
+    masks = masks_of(regularizer, translator, batch)
+    sums = regularizer.statistics.take()
+    for name, p in wanted.items():
+        keep, valid = masks[name]
+        assert keep.shape == (300, 1, 8, 8), "shared by all heads"
+        assert not (keep & ~valid).any()
+        valid = valid.expand(keep.shape)
+        n = valid.sum(0).double()
+        cells = n > 0
+        kept = (keep & valid).sum(0).double()
+        chi_square = ((kept - n * p)[cells] ** 2 / (n * p * (1 - p))[cells]).sum()
+        freedom = int(cells.sum())
+        assert abs(float(chi_square) - freedom) < 5 * math.sqrt(2 * freedom), name
+        rate = float(sums[f"dropped/{name}"] / sums[f"valid/{name}"])
+        assert rate == pytest.approx(float(1 - kept.sum() / n.sum()), abs=1e-6)
+        assert sums[f"valid/{name}"] == n.sum()
+    assert all(masks[name][0] is None for name in ("decoder.self[0]", "decoder.cross[1]"))
+    pair = torch.stack([masks[f"encoder.self[{layer}]"][0][:150].flatten().double() for layer in (0, 1)])
+    assert abs(float(torch.corrcoef(pair)[0, 1])) < 5 / math.sqrt(pair.size(1)), "layers draw for themselves"
+
+
+def test_the_scores_are_masked_before_the_softmax(translator, batch):
+    plain = copy.deepcopy(translator)
+    regularizer = ScheduledDropout(schedule="*: 0:0.4", sites="*")
+    masks = {}
+    with regularizer.attach(translator):
+        torch.manual_seed(3)
+        output = translator(*batch)
+        for site in regularizer.attached_sites:
+            masks[site.name] = site.sampler
+
+    def attend(name, query, key, value, valid, dropout_p):
+        scores = query @ key.transpose(-1, -2) / math.sqrt(query.size(-1))
+        keep = masks[name](tuple(scores.shape), valid, scores.device)
+        dead = ~keep.any(-1, keepdim=True)
+        scores = scores.masked_fill(dead, 0.0).masked_fill(~(keep | dead & valid), -math.inf)
+        return scores.softmax(-1) @ value
+
+    for module in attentions(plain).values():
+        module.attend = attend
+    real = batch[1].ne(PAD)
+    torch.testing.assert_close(output[real], plain(*batch)[real])
+
+
+def test_keep_of_zero_is_the_uniform_row(translator, batch):
+    literal = copy.deepcopy(translator)
+    for module in attentions(literal).values():
+        module.attend = lambda name, q, k, v, valid, p: (
+            (valid.float() / valid.sum(-1, keepdim=True)).expand(*v.shape[:2], -1, -1) @ v
+        ).expand(*q.shape)
+    with ScheduledDropout(schedule="*: 0:0", sites="*").attach(translator):
+        torch.testing.assert_close(translator(*batch), literal(*batch))
+
+
+@pytest.mark.parametrize("schedule", ["*: 0:1", "*: 0:0.5 9:1", "encoder.self[0]: 0:1"])
+def test_keep_of_one_changes_no_bit_and_draws_nothing(dropping_translator, batch, schedule):
+    model = dropping_translator
+    expected = step(model, batch)
+    regularizer = ScheduledDropout(schedule=schedule, sites="*")
+    regularizer.begin_update(9)
+    with regularizer.attach(model):
+        assert same(expected, step(model, batch))
+        assert regularizer.statistics.take() == {"forwards": 1.0, "regularized": 0.0}
+
+
+def test_evaluation_is_untouched(dropping_translator, batch):
+    model = dropping_translator.eval()
+    expected = model(*batch)
+    with ScheduledDropout(schedule="*: 0:0.2", sites="*").attach(model):
+        assert model(*batch).equal(expected)
+        model.train()(*batch)
+        assert model.eval()(*batch).equal(expected)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_recomputation_draws_the_same_masks(dropping_translator, batch, seed):
+    results = []
+    for checkpointed in (False, True):
+        model = copy.deepcopy(dropping_translator)
+        model.encoder.checkpointed = model.decoder.checkpointed = checkpointed
+        with ScheduledDropout(schedule="*: 0:0.5", sites="*").attach(model):
+            results.append(step(model, batch, seed))
+    (loss, gradients, _), (other_loss, other_gradients, _) = results
+    assert loss.equal(other_loss)
+    for a, b in zip(gradients, other_gradients, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_every_forward_draws_anew_from_the_global_generator(translator, batch):
+    with ScheduledDropout(schedule="*: 0:0.5", sites="*").attach(translator):
+        torch.manual_seed(1)
+        first, second = translator(*batch), translator(*batch)
+        torch.manual_seed(1)
+        again = translator(*batch)
+    assert not first.equal(second)
+    assert first.equal(again)
+
+
+def test_what_is_padded_and_what_comes_later_never_matters(translator, batch):
+    source, target = batch
+    real = batch[1].ne(PAD)
+    outputs = []
+    for changed in (False, True):
+        with torch.no_grad():
+            translator.encoder.embedding.weight[PAD] += float(changed)
+        later = target.clone()
+        later[:, 2:] = torch.where(real[:, 2:] & torch.tensor(changed), 1 + later[:, 2:] % 12, later[:, 2:])
+        with ScheduledDropout(schedule="*: 0:0.4", sites="*").attach(translator):
+            torch.manual_seed(5)
+            outputs.append(translator(source, later)[:, :2][real[:, :2]])
+    torch.testing.assert_close(*outputs)
+
+
+def test_a_run_that_is_resumed_continues_exactly(translator, batch):
+    def train(model, regularizer, n):
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        with regularizer.attach(model):
+            for _ in range(n):
+                loss_of(model(*batch), batch[1]).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                regularizer.end_update()
+        return model
+
+    def make():
+        return ScheduledDropout(schedule="encoder.self: 0:0.2 6:0.9; decoder: 3:1 5:0.3", sites="*")
+
+    whole, parts = copy.deepcopy(translator), copy.deepcopy(translator)
+    torch.manual_seed(2)
+    train(whole, make(), 7)
+    torch.manual_seed(2)
+    first, second = make(), make()
+    train(parts, first, 3)
+    second.load_state_dict(first.state_dict())
+    train(parts, second, 4)
+    pairs = zip(whole.parameters(), parts.parameters(), strict=True)
+    assert all(a.equal(b) for a, b in pairs)
