@@ -1,0 +1,284 @@
+"""The fairseq backend: which sites it finds, what attaching leaves alone, and the attributions of a Transformer."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+pytest.importorskip("fairseq")
+
+from fairseq.modules import MultiheadAttention
+from fairseq_models import LAYERS, batch, transformer
+
+from attn_reg_plugin import ADDrop, find_sites, gradient_attribution, recording
+from attn_reg_plugin.attention.attribution import integrated_attribution
+from attn_reg_plugin.backends.fairseq import FairseqBackend, padding_index
+from attn_reg_plugin.modules import RegularizedMultiheadAttention
+from attn_reg_plugin.regularizers import ad_drop
+from attn_reg_plugin.regularizers.objectives import token_log_likelihood
+
+SITES = [f"encoder.self[{i}]" for i in range(LAYERS)] + [
+    f"decoder.{kind}[{i}]" for i in range(LAYERS) for kind in ("self", "cross")
+]
+PAD = 1
+
+
+def pseudo_objective(logits: Tensor, inputs: dict[str, Tensor]) -> Tensor:
+    """Σ log P(ŷ) over the real tokens, written out."""
+    probabilities = torch.log_softmax(logits.float(), -1)
+    best = probabilities.max(-1).values
+    return (best * inputs["prev_output_tokens"].ne(PAD)).sum()
+
+
+# -- sites ------------------------------------------------------------------------------------------------------------
+
+
+def test_every_attention_is_a_site_in_the_order_of_the_model() -> None:
+    model = transformer()
+    sites = find_sites(model, "*")
+    assert [site.name for site in sites] == SITES
+    assert sites[0].path == "encoder.layers.0.self_attn"
+    assert sites[3].path == "decoder.layers.0.encoder_attn"
+    assert all(model.get_submodule(site.path) is site.module for site in sites)
+
+
+def test_an_attention_with_a_forward_of_its_own_is_no_site() -> None:
+    class Own(MultiheadAttention):
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            return super().forward(*args, **kwargs)
+
+    model = transformer()
+    model.encoder.layers[0].self_attn.__class__ = Own
+    assert "encoder.self[0]" not in [site.name for site in find_sites(model, "*")]
+
+
+def test_a_model_of_another_framework_has_no_fairseq_site() -> None:
+    assert FairseqBackend().find(nn.TransformerEncoderLayer(8, 2)) == []
+
+
+def test_the_padding_index_is_found() -> None:
+    model = transformer()
+    assert padding_index(model) == PAD
+    assert padding_index(nn.Linear(2, 2)) is None
+
+
+def test_targets_that_are_padding_are_no_tokens() -> None:
+    model, inputs = transformer(), batch()
+    told = FairseqBackend().describe(model, tuple(inputs.values()), {})["token_mask"]
+    assert torch.equal(told, inputs["prev_output_tokens"].ne(PAD))
+    assert torch.equal(FairseqBackend().describe(model, (), inputs)["token_mask"], told)
+
+
+# -- attaching --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("trained_before", [False, True])
+def test_attaching_leaves_evaluation_and_state_alone(trained_before: bool) -> None:
+    """Also in a model that never trained, whose encoder fairseq sends down a fused path."""
+    model, inputs = transformer(dropout=0.1), batch()
+    if trained_before:
+        model(**inputs)
+    model.eval()
+    with torch.no_grad():
+        expected, state = model(**inputs)[0], copy.deepcopy(model.state_dict())
+        with ADDrop(sites="*", cross_tuning="off").attach(model):
+            assert torch.equal(model(**inputs)[0], expected)
+            assert list(model.state_dict()) == list(state)
+            assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+        assert torch.equal(model(**inputs)[0], expected)
+
+
+def test_detaching_restores_every_module() -> None:
+    model = transformer()
+    before = {name: (type(module), set(vars(module))) for name, module in model.named_modules()}
+    hooks = len(model._forward_pre_hooks)
+    with ADDrop(sites="*", cross_tuning="off").attach(model):
+        assert sum(isinstance(m, RegularizedMultiheadAttention) for m in model.modules()) == len(SITES)
+        model(**batch())
+    assert {name: (type(module), set(vars(module))) for name, module in model.named_modules()} == before
+    assert len(model._forward_pre_hooks) == hooks
+
+
+def test_a_refused_site_leaves_the_others_as_they_were() -> None:
+    model = transformer()
+    model.decoder.layers[1].self_attn.add_zero_attn = True
+    with pytest.raises(ValueError, match=r"decoder\.self\[1\].*add_zero_attn"):
+        ADDrop(sites="*").attach(model)
+    assert not any(isinstance(module, RegularizedMultiheadAttention) for module in model.modules())
+
+
+def test_masks_survive_recomputation_by_activation_checkpointing() -> None:
+    inputs, results = batch(), []
+    for checkpointing in (False, True):
+        model = transformer(dropout=0.1, attention_dropout=0.1, checkpoint_activations=checkpointing)
+        with ADDrop(p=0.5, q=0.5, sites="*", cross_tuning="off").attach(model):
+            torch.manual_seed(5)
+            loss = -pseudo_objective(model(**inputs)[0], inputs)
+            loss.backward()
+        results.append((loss.detach(), [parameter.grad for parameter in model.parameters()]))
+    assert torch.equal(results[0][0], results[1][0])
+    for plain, recomputed in zip(results[0][1], results[1][1], strict=True):
+        torch.testing.assert_close(recomputed, plain, atol=1e-6, rtol=1e-5)
+
+
+# -- attributions -----------------------------------------------------------------------------------------------------
+
+
+class Materialized:
+    """While open, every attention of a model is written out: scores, softmax, dropout, times the values.
+
+    Attributes:
+        maps: A of every module after dropout, of the latest forward.
+        factors: what the map of a module is multiplied by, 1 unless set.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.modules = [module for module in model.modules() if isinstance(module, MultiheadAttention)]
+        self.maps: dict[nn.Module, Tensor] = {}
+        self.factors = dict.fromkeys(self.modules, 1.0)
+
+    def __enter__(self) -> Materialized:
+        for module in self.modules:
+            module.forward = partial(self.attend, module)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for module in self.modules:
+            del module.forward
+
+    def attend(self, module: MultiheadAttention, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
+        named = dict(zip(("query", "key", "value", "key_padding_mask"), args, strict=False)) | kwargs
+        query, key = named["query"], named["key"]
+        (t, b, c), s, h = query.shape, key.size(0), module.num_heads
+        q = module.q_proj(query).view(t, b, h, -1).permute(1, 2, 0, 3)
+        k = module.k_proj(key).view(s, b, h, -1).permute(1, 2, 0, 3)
+        v = module.v_proj(named["value"]).view(s, b, h, -1).permute(1, 2, 0, 3)
+        scores = q @ k.transpose(-1, -2) / (c // h) ** 0.5
+        if named.get("attn_mask") is not None:
+            scores = scores + named["attn_mask"]
+        if named.get("key_padding_mask") is not None:
+            scores = scores.masked_fill(named["key_padding_mask"].bool()[:, None, None, :], float("-inf"))
+        weights = F.dropout(torch.softmax(scores, -1), module.dropout_module.p, training=module.training)
+        self.maps[module] = self.factors[module] * weights
+        return module.out_proj((self.maps[module] @ v).permute(2, 0, 1, 3).reshape(t, b, c)), None
+
+
+def direct_attributions(model: nn.Module, inputs: dict[str, Tensor], seed: int) -> list[Tensor]:
+    """∂F/∂A of every attention by autograd through materialized maps; F with the model's own best words."""
+    with Materialized(model) as attention:
+        torch.manual_seed(seed)
+        objective = pseudo_objective(model(**inputs)[0], inputs)
+        return list(torch.autograd.grad(objective, [attention.maps[module] for module in attention.modules]))
+
+
+@contextmanager
+def captured(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Tensor]]:
+    """The attributions that AD-DROP draws its masks from, in the order of the sites."""
+    seen: list[Tensor] = []
+    draw: Callable[..., Tensor] = ad_drop.sample_keep
+
+    def listen(attribution: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        seen.append(attribution)
+        return draw(attribution, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ad_drop, "sample_keep", listen)
+        yield seen
+
+
+def assert_close_to_the_largest(ours: Tensor, expected: Tensor, tolerance: float) -> None:
+    """The largest error in units of the largest value."""
+    assert ours.shape == expected.shape
+    assert (ours - expected).abs().max() <= tolerance * expected.abs().max()
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_gradient_attribution_is_the_gradient_of_the_attention_map(
+    dropout: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All three kinds of site, with padding; attention dropout draws the same numbers on both sides."""
+    model, inputs = transformer(dropout=0.1, attention_dropout=dropout), batch()
+    expected = direct_attributions(model, inputs, seed=7)
+    with ADDrop(p=0.3, q=0.3, sites="*", cross_tuning="off").attach(model), captured(monkeypatch) as ours:
+        torch.manual_seed(7)
+        model(**inputs)
+    assert len(ours) == len(expected) == len(SITES)
+    for attribution, gradient, name in zip(ours, expected, SITES, strict=True):
+        assert gradient.abs().max() > 1e-4, name
+        assert_close_to_the_largest(attribution, gradient, 1e-5)
+
+
+def test_the_public_functions_give_the_same_attribution() -> None:
+    model, inputs = transformer(), batch()
+    expected = direct_attributions(model, inputs, seed=7)
+    sites = find_sites(model, "*")
+    for site in sites:
+        site.backend.open(site)
+    with recording(sites):
+        objective = token_log_likelihood(model(**inputs)[0], None, inputs["prev_output_tokens"].ne(PAD))
+        for attribution, gradient in zip(gradient_attribution(objective, sites), expected, strict=True):
+            assert_close_to_the_largest(attribution, gradient, 1e-5)
+
+
+def test_the_probe_without_dropout_sees_the_model_without_dropout(monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = batch()
+    model = transformer(dropout=0.3, attention_dropout=0.3)
+    expected = direct_attributions(transformer(), inputs, seed=0)
+    with (
+        ADDrop(sites="*", cross_tuning="off", probe_dropout=False).attach(model),
+        captured(monkeypatch) as ours,
+    ):
+        model(**inputs)
+    for attribution, gradient in zip(ours, expected, strict=True):
+        assert_close_to_the_largest(attribution, gradient, 1e-5)
+    assert model.encoder.dropout_module.p == 0.3 and model.encoder.dropout_module.training
+
+
+@pytest.mark.parametrize("path", ["joint", "site"])
+def test_integrated_gradients_are_complete(path: str) -> None:
+    """Σ B = F(A) - F(0): over all sites when they are scaled together, else over each one with the others as is.
+
+    With a smooth activation: the kinks of a ReLU would cost the quadrature two digits.
+    """
+    model, inputs = transformer(activation_fn="gelu"), batch()
+    gold = torch.randint(4, 30, inputs["prev_output_tokens"].shape, generator=torch.Generator().manual_seed(8))
+
+    def run() -> Tensor:
+        return token_log_likelihood(model(**inputs)[0], gold, inputs["prev_output_tokens"].ne(PAD))
+
+    expected = []
+    with torch.no_grad(), Materialized(model) as attention:
+        full = run()
+        for group in [attention.modules] if path == "joint" else [[module] for module in attention.modules]:
+            attention.factors = {module: float(module not in group) for module in attention.modules}
+            expected.append(full - run())
+    sites = find_sites(model, "*")
+    for site in sites:
+        site.backend.open(site)
+    with recording(sites, needs_weights=True):
+        found = integrated_attribution(run, sites, steps=20, nodes="gauss-legendre", path=path)
+        sums = [attribution.sum().detach() for _, attribution in found]
+    assert min(abs(value) for value in expected) > 1e-3
+    for total, difference in zip([sum(sums)] if path == "joint" else sums, expected, strict=True):
+        torch.testing.assert_close(total, difference, rtol=1e-4, atol=1e-4)
+
+
+def test_padding_changes_no_attribution(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, inputs = transformer(), batch()
+    wider = {**inputs, "src_tokens": F.pad(inputs["src_tokens"], (3, 0), value=PAD)}
+    with ADDrop(p=1.0, q=0.5, sites="encoder.self", cross_tuning="off").attach(model), captured(monkeypatch) as ours:
+        model(**inputs)
+        model(**wider)
+    for narrow, wide in zip(ours[:LAYERS], ours[LAYERS:], strict=True):
+        valid = inputs["src_tokens"].ne(PAD)
+        valid = (valid[:, None, :, None] & valid[:, None, None, :]).expand_as(narrow)
+        inner = wide[..., 3:, 3:]
+        torch.testing.assert_close(inner[valid], narrow[valid], atol=1e-6, rtol=1e-4)
