@@ -22,6 +22,10 @@ NODES = ("uniform", "gauss-legendre")
 def output_gradients(objective: Tensor, tapes: Sequence[Tape]) -> list[Tensor]:
     """∂F/∂O of every tape by one backward; zeros where the objective does not depend on a site.
 
+    Only what lies between F and the sites is computed: no parameter's gradient is, and none is touched. (Parameters
+    are not frozen for the probe all the same: PyTorch multiplies three-dimensional inputs by a frozen weight through
+    copies of the weight, one an example.)
+
     Args:
         objective: F, a scalar in the probe's graph.
         tapes: recorded by the probe.

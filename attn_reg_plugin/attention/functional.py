@@ -87,10 +87,10 @@ def attention_weights(
     Returns:
         (B, H, T, S) in the query's dtype, softmax in fp32. Rows without a valid key are zero.
     """
-    query, mask, bias, empty = _live(query, valid, keep, bias)
+    query, mask, dead, empty = _live(query, valid, keep)
     scores = (query @ key.transpose(-1, -2)) * (query.size(-1) ** -0.5 if scale is None else scale)
     if bias is not None:
-        scores = scores + bias
+        scores = scores + (bias if dead is None else bias.masked_fill(dead, 0.0))
     if mask is not None:
         scores = scores.masked_fill(~mask, float("-inf"))
     weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
@@ -98,23 +98,24 @@ def attention_weights(
 
 
 def _live(
-    query: Tensor, valid: Tensor | None, keep: Tensor | None, bias: Tensor | None
+    query: Tensor, valid: Tensor | None, keep: Tensor | None
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    """Query, mask and bias in which no row is empty, and the rows (B, 1, T, 1) that have no valid key at all.
+    """A query and mask in which no row is empty; and the rows (B, H, T, 1) that are dead, and that were empty.
 
-    With live = valid & keep and dead = a row without any live key: the query (and bias) of dead rows is zeroed and
-    they attend over their valid keys; rows without valid keys attend over everything and are zeroed afterwards.
+    With live = valid & keep and dead = a row without any live key: the query of dead rows is zeroed and they attend
+    over their valid keys (a bias has to be zeroed there too); rows without valid keys attend over everything and are
+    zeroed afterwards.
     """
     valid = None if valid is None else torch.atleast_2d(valid)  # the fused kernel takes no vector of keys
     empty = None if valid is None else ~valid.any(-1, keepdim=True)
     mask = valid if empty is None else valid | empty
+    dead = None
     if keep is not None:
         live = keep if valid is None else keep & valid
         dead = ~live.any(-1, keepdim=True)
         mask = live | (dead if mask is None else dead & mask)
         query = query.masked_fill(dead, 0.0)
-        bias = None if bias is None else bias.masked_fill(dead, 0.0)
-    return query, mask, bias, empty
+    return query, mask, dead, empty
 
 
 def _attend(
@@ -128,13 +129,49 @@ def _attend(
     bias: Tensor | None,
 ) -> Tensor:
     """Attention over `valid & keep` by PyTorch's fused kernel."""
-    query, mask, bias, empty = _live(query, valid, keep, bias)
-    if bias is not None and mask is not None:
-        mask = bias.masked_fill(~mask, float("-inf"))
-    elif bias is not None:
-        mask = bias
-    output = F.scaled_dot_product_attention(query, key, value, mask, dropout_p, scale=scale)
+    query, mask, dead, empty = _live(query, valid, keep)
+    if dead is not None:
+        output = _attend_saving_bits(query, key, value, mask, dead, dropout_p, scale, bias)
+    else:
+        if bias is not None:
+            mask = bias if mask is None else bias.masked_fill(~mask, float("-inf"))
+        output = F.scaled_dot_product_attention(query, key, value, mask, dropout_p, scale=scale)
     return output if empty is None else output.masked_fill(empty, 0.0)
+
+
+def _attend_saving_bits(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor,
+    dead: Tensor,
+    dropout_p: float,
+    scale: float | None,
+    bias: Tensor | None,
+) -> Tensor:
+    """Fused attention that keeps the bool mask for its backward instead of the kernel's map of zeros and -inf."""
+    if bias is not None and bias.requires_grad:
+        scores = bias.masked_fill(dead, 0.0).masked_fill(~mask, float("-inf"))
+        return F.scaled_dot_product_attention(query, key, value, scores, dropout_p, scale=scale)
+
+    def additive() -> Tensor:
+        scores = query.new_zeros(mask.shape)
+        if bias is not None:
+            scores += bias
+            scores.masked_fill_(dead, 0.0)
+        return scores.masked_fill_(~mask, float("-inf"))
+
+    scores = additive()
+    pointer = scores.data_ptr()  # not the map itself: the hooks live as long as the graph
+
+    def pack(tensor: Tensor) -> Tensor | None:
+        return None if tensor.data_ptr() == pointer else tensor
+
+    def unpack(packed: Tensor | None) -> Tensor:
+        return additive() if packed is None else packed
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        return F.scaled_dot_product_attention(query, key, value, scores, dropout_p, scale=scale)
 
 
 def _record(
@@ -149,7 +186,12 @@ def _record(
 ) -> Tensor:
     """The probe's attention: same output, but kept on the tape, at the start of the graph if nothing is below it."""
     if not tape.needs_weights:
-        output = _attend(query, key, value, valid, None, dropout_p, scale, bias)
+        if query.dtype == torch.bfloat16 and query.device.type == "cpu":
+            # the CPU kernel's backward takes twice as long in bfloat16
+            with torch.autocast("cpu", enabled=False):
+                output = _attend(query.float(), key.float(), value.float(), valid, None, dropout_p, scale, bias)
+        else:
+            output = _attend(query, key, value, valid, None, dropout_p, scale, bias)
     else:
         if tape.weights is None:
             tape.weights = attention_weights(query, key, valid=valid, scale=scale, bias=bias).detach()
@@ -161,4 +203,4 @@ def _record(
     if not output.requires_grad:
         output = output.detach().requires_grad_(torch.is_grad_enabled())
     tape.keep(output, value.detach(), valid)
-    return output
+    return output.to(value.dtype)

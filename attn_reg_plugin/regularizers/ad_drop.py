@@ -25,7 +25,7 @@ from attn_reg_plugin.attention.attribution import (
 )
 from attn_reg_plugin.attention.masks import DIRECTIONS, check_ratio, sample_keep
 from attn_reg_plugin.attention.sites import AttentionSite, recording
-from attn_reg_plugin.regularizers.base import Forward, Regularizer, frozen, option, register, without_dropout
+from attn_reg_plugin.regularizers.base import Forward, Regularizer, option, register, without_dropout
 from attn_reg_plugin.regularizers.cross_tuning import CrossTuning
 from attn_reg_plugin.regularizers.objectives import (
     LABELS,
@@ -117,7 +117,7 @@ class ADDrop(Regularizer):
     # -- attributions: each yields (site, B (B, H, T, S), whether the probe was finite) -----------------------------
 
     def _gradient_attributions(self, forward: Forward) -> Iterator[tuple[AttentionSite, Tensor, Tensor]]:
-        with frozen(forward.model), self._probe(forward) as run:
+        with self._probe(forward) as run:
             objective = run()
             sites = self._visited()
             if not sites:
@@ -129,7 +129,7 @@ class ADDrop(Regularizer):
             gradients[i] = None
 
     def _integrated_attributions(self, forward: Forward) -> Iterator[tuple[AttentionSite, Tensor, Tensor]]:
-        with frozen(forward.model), self._probe(forward, same_draws=True) as run:
+        with self._probe(forward, same_draws=True) as run:
             attributions = list(
                 integrated_attribution(
                     run,

@@ -4,6 +4,10 @@ Two copies of the model are trained side by side on the same batches: the attack
 that a generator (G-Net) proposes, the defender (D-Net) with its regular dropout only. A round is T updates; then both
 are evaluated on examples of a validation set, the generator is rewarded by policy gradient (equation 5) where the
 attacker does better, and one of the two, drawn with a probability that favours the better, is copied over the other.
+
+As published, one validation example rewards one update. How much better the attacker does differs several times more
+from example to example than from mask to mask, so few rounds teach the generator nothing; `credit="round"` with many
+`reward_examples` and small `steps` is the estimator that does (measured in examples/attend_out).
 """
 
 from __future__ import annotations
@@ -49,10 +53,11 @@ class AttendOut(Regularizer):
         reward: r_t from the two losses on example t: their difference (`loss`), its sign (`sign`), or the
             difference of the problem's metric (`metric`).
         reward_examples: validation examples a round, 0 = T (the paper's).
-        credit: `example` pairs r_t with update t (the paper's), `round` gives every update the mean reward.
+        credit: `example` pairs r_t with update t (the paper's), `round` gives every update the mean reward: the
+            examples' own noise averages out, and `reward_examples` can be as large as evaluation allows.
         baseline: `moving` average (the paper's), or `leave_one_out`: the mean of the round's other rewards.
-        normalize: divide the advantages by the standard deviation of the rewards.
-        baseline_momentum: of the moving average, in [0, 1).
+        normalize: divide the advantages by a moving root mean square of theirs, so that their scale is 1.
+        baseline_momentum: of the moving averages, in [0, 1).
         winner: `draw` with P(attacker) = σ(score difference / winner_temperature), `best`, or `attacker`.
         temperature: τ of the Gumbel noise.
         embedding: the generator's own, initialized from the model's, or `shared` and frozen.
@@ -80,7 +85,7 @@ class AttendOut(Regularizer):
     credit: str = option("example", "which updates a reward belongs to", choices=("example", "round"))
     baseline: str = option("moving", "baseline of the policy gradient", choices=("moving", "leave_one_out"))
     baseline_momentum: float = option(0.9, "momentum of the moving-average baseline, in [0, 1)")
-    normalize: bool = option(False, "divide the advantages of a round by the standard deviation of its rewards")
+    normalize: bool = option(False, "divide the advantages by a moving average of their size")
     winner: str = option("draw", "who is copied over the other", choices=("draw", "best", "attacker"))
     winner_temperature: float = option(1.0, "of the draw: smaller favours the better more, above 0")
     temperature: float = option(1.0, "of the Gumbel noise, above 0")
@@ -113,13 +118,23 @@ class AttendOut(Regularizer):
                 f"credit='example' pairs one example with each update: reward_examples must be 0 or {self.steps}, "
                 f"not {self.reward_examples}; or use credit='round'"
             )
+        if self.baseline == "leave_one_out" and (self.credit == "round" or self.steps == 1):
+            raise ValueError(
+                "baseline='leave_one_out' compares the rewards of a round: it needs credit='example' and steps of at "
+                f"least 2, not credit={self.credit!r} and steps={self.steps}"
+            )
         self.generator: Generator | None = None
         self.defender: Defender | None = None
-        self.moving_baseline, self.rounds, self.in_round = 0.0, 0, 0
+        self._state: Mapping[str, Any] | None = None  # to continue from
+        self._ended: Mapping[str, Any] | None = None  # of the game before detach()
+        self._reset()
+
+    def _reset(self) -> None:
+        """A game that has not begun."""
+        self.moving_baseline, self.moving_square, self.rounds, self.in_round = 0.0, 0.0, 0, 0
         self.cache: list[CachedBatch] = []
         self.last_round: dict[str, float] = {}
         self._pending: list[Mapping[str, Any]] = []
-        self._state: Mapping[str, Any] | None = None
 
     # -- an update --------------------------------------------------------------------------------------------------
 
@@ -147,16 +162,18 @@ class AttendOut(Regularizer):
             return
         if self.problem is None or self.optimizer is None:
             raise ValueError("AttendOut needs to know the training: give it problem=... and optimizer=...")
-        self.generator = self.make_generator(model)
+        with torch.random.fork_rng([], enabled=self._state is not None):  # a continued game was built before
+            self.generator = self.make_generator(model)
         kinds = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
         self.generator_optimizer_ = kinds[self.generator_optimizer](self.generator.parameters(), self.generator_lr)
         with self._attachment.suspended():
             self.defender = self.make_defender(model)
         for parameter in self.generator.parameters():
             from_first_rank(parameter.data)
+        self._reset()
         if self._state is not None:
             self._restore(self._state)
-            self._state = None
+        self._state = self._ended = None
 
     def make_generator(self, model: nn.Module) -> Generator:
         """The generator for the attached sites, on the model's device."""
@@ -187,10 +204,7 @@ class AttendOut(Regularizer):
         """Evaluate both, reward the generator, settle who won; equal weights again."""
         attacker, defender = self.evaluate()
         rewards = average((attacker - defender).sign() if self.reward == "sign" else attacker - defender)
-        advantages = self.advantages(rewards)
-        gradient_norm = self.update_generator(advantages)
-        mean, momentum = float(rewards.mean()), self.baseline_momentum
-        self.moving_baseline = momentum * self.moving_baseline + (1 - momentum) * mean
+        gradient_norm = self.update_generator(self.advantages(rewards))
         scores = average(torch.stack([attacker.mean(), defender.mean()]))
         won = self.attacker_wins(scores)
         self.defender.settle(won)
@@ -198,7 +212,7 @@ class AttendOut(Regularizer):
         self.last_round = {
             "attacker_score": float(scores[0]),
             "defender_score": float(scores[1]),
-            "reward": mean,
+            "reward": float(rewards.mean()),
             "baseline": self.moving_baseline,
             "generator_gnorm": gradient_norm,
             "attacker_won": float(won),
@@ -222,14 +236,26 @@ class AttendOut(Regularizer):
         return -torch.cat([outcome.loss.float().reshape(-1) for outcome in outcomes])
 
     def advantages(self, rewards: Tensor) -> Tensor:
-        """r_t - b for each update of the round, (T,)."""
-        if self.credit == "round":
-            rewards = rewards.mean().expand(self.steps)
-        if self.baseline == "leave_one_out" and rewards.numel() > 1:
-            centred = rewards - (rewards.sum() - rewards) / (rewards.numel() - 1)
+        """r_t - b for each update of the round, (T,), from one reward an example; the moving averages move on.
+
+        Raises:
+            ValueError: credit='example', and there are not T examples.
+        """
+        if self.credit == "example" and rewards.numel() != self.steps:
+            raise ValueError(
+                f"the problem's validation gave {rewards.numel()} examples for a round of {self.steps} updates; "
+                "credit='example' needs one for each, credit='round' takes any number"
+            )
+        mean, momentum = rewards.mean(), self.baseline_momentum
+        if self.baseline == "leave_one_out":
+            centred = rewards - (rewards.sum() - rewards) / (self.steps - 1)
         else:
-            centred = rewards - self.moving_baseline
-        return centred / rewards.std().clamp(min=1e-8) if self.normalize and rewards.numel() > 1 else centred
+            credited = mean.expand(self.steps) if self.credit == "round" else rewards
+            centred = credited - self.moving_baseline
+        self.moving_baseline = momentum * self.moving_baseline + (1 - momentum) * float(mean)
+        square = float(centred.square().mean())
+        self.moving_square = square if self.rounds == 0 else momentum * self.moving_square + (1 - momentum) * square
+        return centred / max(self.moving_square, 1e-16) ** 0.5 if self.normalize else centred
 
     def policy_objective(self, batch: CachedBatch, advantage: Tensor) -> Tensor:
         """Equation 5 for one cached batch: Σ over its examples of (1/(n l²)) Σ log P(d) · (r_t - b).
@@ -272,10 +298,11 @@ class AttendOut(Regularizer):
         """Everything that an exact continuation needs."""
         state = {**super().state_dict(), "rounds": self.rounds, "in_round": self.in_round}
         if self.defender is None:
-            return state if self._state is None else dict(self._state)
+            return dict(self._state or self._ended or state)
         return {
             **state,
             "moving_baseline": self.moving_baseline,
+            "moving_square": self.moving_square,
             "generator": self.generator.state_dict(),
             "generator_optimizer": self.generator_optimizer_.state_dict(),
             "defender": self.defender.state_dict(),
@@ -292,18 +319,21 @@ class AttendOut(Regularizer):
 
     def _restore(self, state: Mapping[str, Any]) -> None:
         device = next(self.generator.parameters()).device
-        self.rounds, self.in_round, self.moving_baseline = state["rounds"], state["in_round"], state["moving_baseline"]
+        self.rounds, self.in_round = state["rounds"], state["in_round"]
+        self.moving_baseline, self.moving_square = state["moving_baseline"], state["moving_square"]
         self.generator.load_state_dict(state["generator"])
         self.generator_optimizer_.load_state_dict(state["generator_optimizer"])
         self.defender.load_state_dict(state["defender"])
         self.cache = [CachedBatch.from_state_dict(batch, device) for batch in state["cache"]]
 
     def detach(self) -> None:
-        """Restore the model; the players are let go."""
-        super().detach()
+        """Restore the model; `state_dict` keeps what the game came to, the next one begins anew or from a state."""
         if self.defender is not None:
+            self.cache = [batch for batch in self.cache if batch.update < self.in_round]
+            self._ended = self.state_dict()
             self.defender.close()
-        self.generator = self.defender = None
+        super().detach()
+        self.generator, self.defender, self._pending = None, None, []
 
 
 def embeddings_of(model: nn.Module, stacks: set[str], sites: list[AttentionSite]) -> dict[str, Embeddings]:

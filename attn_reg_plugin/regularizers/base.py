@@ -316,19 +316,6 @@ class Attachment:
 
 
 @contextmanager
-def frozen(model: nn.Module) -> Iterator[None]:
-    """No parameter takes part in autograd: a graph made inside starts where something else requires gradients."""
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    for parameter in trained:
-        parameter.requires_grad_(False)
-    try:
-        yield
-    finally:
-        for parameter in trained:
-            parameter.requires_grad_(True)
-
-
-@contextmanager
 def without_dropout(model: nn.Module) -> Iterator[None]:
     """The model's dropout modules drop nothing; everything else stays in training mode.
 

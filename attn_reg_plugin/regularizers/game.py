@@ -92,14 +92,17 @@ class Defender:
 
     @torch.no_grad()
     def settle(self, attacker_won: bool) -> None:
-        """Copy the winner over the loser, optimizer state included."""
+        """Copy the winner over the loser, optimizer state included; learning rates and the like stay whose they are."""
         players = (self.attacker, self.attacker_optimizer), (self.model, self.optimizer)
         (winner, winning), (loser, losing) = players if attacker_won else players[::-1]
         for ours, theirs in zip(loser.parameters(), winner.parameters(), strict=True):
             ours.copy_(theirs)
         for ours, theirs in zip(loser.buffers(), winner.buffers(), strict=True):
             ours.copy_(theirs)
+        settings = _settings(losing)  # the attacker's scheduler may be a step ahead already
         losing.load_state_dict(copy.deepcopy(winning.state_dict()))
+        for group, own in zip(losing.param_groups, settings, strict=True):
+            group.update(own)
 
     def close(self) -> None:
         """Take the hook off the attacker's optimizer."""

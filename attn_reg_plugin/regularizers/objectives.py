@@ -24,10 +24,10 @@ def label_logit(logits: Tensor, labels: Tensor | None = None) -> Tensor:
 
     Args:
         logits: (B, number of classes).
-        labels: (B,) gold labels; None takes the pseudo labels argmax P(c|x).
+        labels: (B,) or (B, 1) gold labels; None takes the pseudo labels argmax P(c|x).
     """
     logits = logits.float()
-    labels = logits.argmax(-1) if labels is None else labels
+    labels = logits.argmax(-1) if labels is None else labels.reshape(logits.shape[:-1])
     return logits.gather(-1, labels.unsqueeze(-1)).sum()
 
 

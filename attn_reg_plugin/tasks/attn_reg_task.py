@@ -10,7 +10,9 @@ method does and keeps its state. The loop, the criterion and the optimizer stay 
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
+import importlib.util
 import typing
 from collections.abc import Iterator
 from typing import Any
@@ -27,6 +29,16 @@ from attn_reg_plugin.tasks.sidecar import Sidecar
 
 #: what the mixin adds to a training step's logging output starts with this
 PREFIX = "attn_reg/"
+#: what a task needs to see of the rest of fairseq's configuration; these fields are no flags (text:
+#: fairseq's parser takes an interpolated bool for True)
+SEEN = (
+    ("save_dir", "checkpoint.save_dir"),
+    ("cpu", "common.cpu"),
+    ("tpu", "common.tpu"),
+    ("fp16", "common.fp16"),
+    ("memory_efficient_fp16", "common.memory_efficient_fp16"),
+    ("fp16_no_flatten_grads", "common.fp16_no_flatten_grads"),
+)
 
 
 def _flag(method: str, option: dataclasses.Field, hints: dict[str, Any]) -> tuple[str, Any, dataclasses.Field]:
@@ -59,7 +71,8 @@ def _flags() -> Iterator[tuple[str, Any, dataclasses.Field]]:
     shared = {option.name: option for option in options_of(Regularizer)}
     for option in shared.values():
         yield f"attn_{option.name}", str, dataclasses.field(default=option.default, metadata=option.metadata)
-    yield "attn_state_dir", str, dataclasses.field(default=II("checkpoint.save_dir"))
+    for name, source in SEEN:
+        yield f"attn_{name}", str, dataclasses.field(default=II(source))
     for name, method in REGISTRY.items():
         hints = typing.get_type_hints(method)
         for option in options_of(method):
@@ -105,6 +118,32 @@ def regularizer_from(config: Any) -> Regularizer | None:
         raise ValueError(f"--attn-reg {name}: {error}") from None
 
 
+def refuse_precision(config: Any) -> None:
+    """Refuse what fairseq itself cannot train, before it fails in a way that does not say so.
+
+    Raises:
+        ValueError: --bf16 on the command line without torch_xla, or --fp16 on a CPU.
+    """
+    seen = {name: str(getattr(config, f"attn_{name}", None)) == "True" for name, _ in SEEN}
+    if seen["tpu"] and importlib.util.find_spec("torch_xla") is None:
+        raise ValueError(
+            "--bf16 and --memory-efficient-bf16 make fairseq's command line ask for a TPU, and torch_xla is not "
+            "installed; use --amp, or fairseq-hydra-train with common.bf16=true"
+        )
+    if seen["cpu"] and seen["fp16"] and not (seen["memory_efficient_fp16"] or seen["fp16_no_flatten_grads"]):
+        raise ValueError(
+            "--fp16 with --cpu fails in fairseq, whose fp32 copy of the weights is made on a GPU; add "
+            "--memory-efficient-fp16 or --fp16-no-flatten-grads, or use --amp"
+        )
+
+
+def print_flags(task: str, config: type[FairseqDataclass]) -> None:
+    """Print the flags of a task: fairseq's own --help leaves out those of every task."""
+    parser = argparse.ArgumentParser(usage=argparse.SUPPRESS, add_help=False)
+    gen_parser_from_dataclass(parser.add_argument_group(f"--task {task}"), config(), delete_default=False)
+    print(parser.format_help())
+
+
 class AttnRegTask:
     """Mixin: put it before a fairseq task. With `--attn-reg none` the task is the stock one, bit for bit.
 
@@ -116,8 +155,9 @@ class AttnRegTask:
 
     def __init__(self, cfg: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(cfg, *args, **kwargs)
+        refuse_precision(cfg)
         self.regularizer = regularizer_from(cfg)
-        self.sidecar = Sidecar(getattr(cfg, "attn_state_dir", None))
+        self.sidecar = Sidecar(getattr(cfg, "attn_save_dir", None))
 
     @classmethod
     def add_args(cls, parser: Any) -> None:
@@ -134,10 +174,32 @@ class AttnRegTask:
         """
         model = super().build_model(cfg, *args, **kwargs)
         from_checkpoint = bool(args and args[0]) or kwargs.get("from_checkpoint", False)
-        if self.regularizer is not None and not from_checkpoint:
+        if from_checkpoint:
+            return model
+        self.sidecar.repair_last()
+        if self.regularizer is not None:
             self.regularizer.detach()
-            self.regularizer.attach(model)
+            try:
+                self.regularizer.attach(model)
+            except ValueError as error:
+                raise ValueError(f"--attn-sites {self.regularizer.sites!r}: {error}") from None
         return model
+
+    def get_batch_iterator(self, dataset: Any, *args: Any, **kwargs: Any) -> Any:
+        """fairseq's iterator; a training resumed in a later epoch gets the batches that an undisturbed one has.
+
+        fairseq draws the order of equally long sentences with `seed + epoch` when it first makes batches, and keeps
+        these for all epochs; a resumed training would make others.
+        """
+        kept = self.can_reuse_epoch_itr(dataset) and not (
+            kwargs.get("disable_iterator_cache", False) or kwargs.get("update_epoch_batch_itr", False)
+        )
+        epoch = kwargs.get("epoch", 1)
+        if self.regularizer is None or not kept or epoch <= 1 or dataset in self.dataset_to_epoch_iter:
+            return super().get_batch_iterator(dataset, *args, **kwargs)
+        iterator = super().get_batch_iterator(dataset, *args, **{**kwargs, "epoch": 1})
+        iterator.epoch = epoch
+        return iterator
 
     def begin_epoch(self, epoch: int, model: torch.nn.Module) -> None:
         """Announce the epoch; fairseq counts from 1, as cross-tuning does."""

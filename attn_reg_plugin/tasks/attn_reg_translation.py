@@ -1,9 +1,15 @@
 """`--task attn_reg_translation`: fairseq's translation task, regularized."""
 
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
 from fairseq.tasks import register_task
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
 
-from attn_reg_plugin.tasks.attn_reg_task import AttnRegTask, with_attn_reg
+from attn_reg_plugin.tasks.attn_reg_task import AttnRegTask, print_flags, with_attn_reg
 
 AttnRegTranslationConfig = with_attn_reg(TranslationConfig)
 
@@ -11,3 +17,21 @@ AttnRegTranslationConfig = with_attn_reg(TranslationConfig)
 @register_task("attn_reg_translation", dataclass=AttnRegTranslationConfig)
 class AttnRegTranslationTask(AttnRegTask, TranslationTask):
     """Translation with an attention regularizer, chosen by `--attn-reg`."""
+
+    @classmethod
+    def setup_task(cls, cfg: Any, **kwargs: Any) -> AttnRegTranslationTask:
+        """The task, once it is clear that there is data for it.
+
+        Raises:
+            ValueError: the data folder does not exist, or holds no binarized language pair.
+        """
+        folder = Path(str(cfg.data).split(":")[0])
+        if not folder.is_dir():
+            raise ValueError(f"the data folder {folder} does not exist; give the one that fairseq-preprocess wrote")
+        if not any(folder.glob("dict.*.txt")):
+            raise ValueError(f"the data folder {folder} holds no dict.LANG.txt; give the one fairseq-preprocess wrote")
+        return super().setup_task(cfg, **kwargs)
+
+
+if {"-h", "--help"} & set(sys.argv[1:]) and "attn_reg_translation" in " ".join(sys.argv):
+    print_flags("attn_reg_translation", AttnRegTranslationConfig)

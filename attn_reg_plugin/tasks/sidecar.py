@@ -10,6 +10,8 @@ from __future__ import annotations
 import logging
 import os
 import re
+import shutil
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +56,26 @@ class Sidecar:
             )
             return None
         return torch.load(self.path(updates), map_location="cpu", weights_only=True)
+
+    def repair_last(self) -> None:
+        """Finish a copy to `checkpoint_last.pt` that a kill interrupted.
+
+        fairseq writes one checkpoint whole and copies it to the other names, byte by byte. If the last one cannot be
+        read, the newest other checkpoint is what was being copied.
+        """
+        if self.folder is None:
+            return
+        last = self.folder / "checkpoint_last.pt"
+        if not last.exists() or zipfile.is_zipfile(last):
+            return
+        others = [path for path in self.folder.glob("checkpoint*.pt") if path != last and zipfile.is_zipfile(path)]
+        if not others:
+            return
+        source = max(others, key=lambda path: path.stat().st_mtime_ns)
+        logger.warning(f"{last} is incomplete: made anew from {source.name}")
+        unfinished = last.with_suffix(".tmp")
+        shutil.copyfile(source, unfinished)
+        os.replace(unfinished, last)
 
     def _kept(self) -> set[int]:
         names = (re.fullmatch(r"attn_reg_state_(\d+)\.pt", path.name) for path in self.folder.iterdir())

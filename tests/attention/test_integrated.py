@@ -14,7 +14,6 @@ from attention.tiny_model import attentions
 
 from attn_reg_plugin import find_sites, recording
 from attn_reg_plugin.attention.attribution import integrated_attribution, integration_nodes
-from attn_reg_plugin.regularizers.base import frozen
 
 DECODER = [f"decoder.{kind}[{layer}]" for layer in range(2) for kind in ("self", "cross")]
 EVERY = ["encoder.self[0]", "encoder.self[1]", *DECODER]
@@ -33,7 +32,7 @@ def run_of(model, batch, seed=1):
 def attributed(model, run, select="*", **options):
     """B by the name of the site."""
     sites = find_sites(model, select)
-    with frozen(model), recording(sites, needs_weights=True):
+    with recording(sites, needs_weights=True):
         return {site.name: attribution for site, attribution in integrated_attribution(run, sites, **options)}
 
 

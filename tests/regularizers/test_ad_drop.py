@@ -120,35 +120,11 @@ def test_random_drops_are_candidates_and_the_loss_is_that_of_the_mask(translator
         assert (taken[f"dropped/{name}"], taken[f"valid/{name}"]) == (int(dropped.sum()), int(exists.sum()))
 
 
-def test_the_probe_holds_no_parameter_and_starts_at_the_lowest_site(translator, batch):
-    seen = []
-
-    def objective(outputs, inputs):
-        assert not any(parameter.requires_grad for parameter in translator.parameters())
-        seen.append(leaves(outputs))
-        return outputs.sum()
-
-    for sites, start in (("*", 0), ("encoder.self[1]", 1), ("decoder.cross[1]", 5)):
-        with ADDrop(sites=sites, cross_tuning="off", objective=objective).attach(translator):
-            translator(*batch)
-        assert all(parameter.grad is None and parameter.requires_grad for parameter in translator.parameters())
-        shape = (3, 2, 6 if start < 2 else 5, 4)
-        # decoder.self[0] stands on nothing that is attributed, so it starts a graph of its own
-        assert seen.pop() == [shape] * 1 + ([(3, 2, 5, 4)] if sites == "*" else [])
-
-
-def leaves(tensor):
-    """The shapes of what a graph ends in."""
-    found, todo, visited = [], [tensor.grad_fn], set()
-    while todo:
-        node = todo.pop()
-        if node is None or node in visited:
-            continue
-        visited.add(node)
-        if hasattr(node, "variable"):
-            found.append(tuple(node.variable.shape))
-        todo.extend(following for following, _ in node.next_functions)
-    return sorted(found, key=lambda shape: -shape[2])
+@pytest.mark.parametrize("sites", ["*", "encoder.self[1]", "decoder.cross[1]"])
+def test_the_probe_touches_no_parameter(translator, batch, sites):
+    with ADDrop(sites=sites, cross_tuning="off").attach(translator):
+        translator(*batch)
+    assert all(parameter.grad is None and parameter.requires_grad for parameter in translator.parameters())
 
 
 def test_gold_labels_are_attributed(translator, batch):

@@ -1,0 +1,139 @@
+"""The rows of `attn-reg bench`: a table. To measure another method, add a row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+#: published figures of AD-DROP: relative training times, cross-tuned, Yang et al. 2022, table 5
+_PAPER_GA, _PAPER_GA_FIRST, _PAPER_IGA = "3.58–4.50", "1.95", "99–126"
+
+
+@dataclass(frozen=True)
+class Row:
+    """What is measured in one row.
+
+    Attributes:
+        name: as `--methods` names it.
+        title: as the table names it.
+        kind: a key of `bench_measure.STEPS`: `training`, `naive`, `generation`; or `mean` of two other rows.
+        method, options: the registered regularizer and its options; none for plain training.
+        epoch: the epoch it is announced, for cross-tuning.
+        memory_options: put over `options` when memory is measured: less work with the same peak.
+        of: with kind `mean`, the row averaged with `reference`.
+        reference: the row that ratios are relative to.
+        budget, memory_budget: the largest ratios allowed, of time and of peak memory; None where there is none.
+        published: the published ratio of time.
+        rare: so slow that it is measured in the first repeat only, without warm-up.
+        families: where it exists; all if empty.
+        dtypes: dtypes of training in which it means anything; all if empty.
+    """
+
+    name: str
+    title: str
+    kind: str = "training"
+    method: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    epoch: int = 2
+    memory_options: Mapping[str, Any] = field(default_factory=dict)
+    of: str | None = None
+    reference: str = "plain"
+    budget: float | None = None
+    memory_budget: float | None = None
+    published: str = ""
+    rare: bool = False
+    families: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = ()
+
+    def exists(self, family: str, dtype: str) -> bool:
+        """Whether it can be measured there."""
+        return (not self.families or family in self.families) and (not self.dtypes or dtype in self.dtypes)
+
+    def needs(self) -> list[str]:
+        """The rows it cannot do without."""
+        others = [self.reference, *([self.of] if self.of else [])]
+        return [name for name in others if name != self.name]
+
+
+def _ad_drop(name: str, title: str, sites: str = "encoder.self", **more: Any) -> Row:
+    """AD-DROP in every step."""
+    options = {"sites": sites, "cross_tuning": "off", **more.pop("options", {})}
+    return Row(name, title, method="ad_drop", options=options, **more)
+
+
+def _cross_tuned(of: str, title: str, **more: Any) -> Row:
+    return Row(f"{of}_cross_tuned", title, kind="mean", of=of, **more)
+
+
+_BF16 = {"probe_dtype": "bfloat16"}
+_JOINT = {"attribution": "integrated", "integrated_path": "joint", "integrated_steps": 20}
+_BY_SITE = {**_JOINT, "integrated_path": "site"}
+_FEW = {"integrated_steps": 2}
+
+ROWS: tuple[Row, ...] = (
+    Row("plain", "plain"),
+    Row("inactive", "attached, plain epoch", method="ad_drop", epoch=1, budget=1.01),
+    Row("naive", "AD-DROP (GA), encoder.self, in the paper's form", kind="naive"),
+    _cross_tuned("naive", "  cross-tuned", published=_PAPER_GA),
+    _ad_drop("ad_drop", "AD-DROP (GA), encoder.self", budget=1.75, memory_budget=1.05),
+    _cross_tuned("ad_drop", "  cross-tuned", budget=1.38, memory_budget=1.05, published=_PAPER_GA),
+    _ad_drop(
+        "ad_drop_bf16",
+        "AD-DROP (GA), encoder.self, bf16 probe",
+        options=_BF16,
+        budget=1.30,
+        memory_budget=1.05,
+        dtypes=("float32",),
+    ),
+    _cross_tuned(
+        "ad_drop_bf16",
+        "  cross-tuned",
+        budget=1.16,
+        memory_budget=1.05,
+        published=_PAPER_GA,
+        dtypes=("float32",),
+    ),
+    _ad_drop("first_layer", "AD-DROP (GA), encoder.self[0]", "encoder.self[0]", memory_budget=1.05),
+    _cross_tuned("first_layer", "  cross-tuned", budget=1.35, memory_budget=1.05, published=_PAPER_GA_FIRST),
+    _ad_drop("all_sites", "AD-DROP (GA), *", "*", memory_budget=1.05),
+    _cross_tuned("all_sites", "  cross-tuned", memory_budget=1.05),
+    _ad_drop("integrated_joint", "AD-DROP (IGA, m = 20, joint path)", options=_JOINT, memory_options=_FEW, rare=True),
+    _cross_tuned("integrated_joint", "  cross-tuned", budget=8.0),
+    _ad_drop("integrated", "AD-DROP (IGA, m = 20, per site)", options=_BY_SITE, memory_options=_FEW, rare=True),
+    _cross_tuned("integrated", "  cross-tuned", budget=25.0, published=_PAPER_IGA),
+    Row("generation", "beam search, plain", kind="generation", reference="generation", families=("fairseq",)),
+    Row(
+        "generation_attached",
+        "beam search, attached",
+        kind="generation",
+        method="ad_drop",
+        reference="generation",
+        budget=1.01,
+        families=("fairseq",),
+    ),
+)
+
+
+def select_rows(names: Sequence[str] | None, family: str, dtype: str, rows: Sequence[Row] = ROWS) -> list[Row]:
+    """The rows called `names`, with those they need, in the table's order; None takes all that exist.
+
+    Raises:
+        ValueError: an unknown row, or one that does not exist for this family and dtype.
+    """
+    there = {row.name: row for row in rows if row.exists(family, dtype)}
+    if names is None:
+        return list(there.values())
+    wanted, chosen = list(names), set()
+    if not wanted:
+        raise ValueError(f"--methods is empty; the methods are: {', '.join(there)}")
+    while wanted:
+        name = wanted.pop()
+        if name not in {row.name for row in rows}:
+            raise ValueError(f"unknown method {name!r}; the methods are: {', '.join(there)}")
+        if name not in there:
+            raise ValueError(f"method {name!r} does not exist for --family {family} --dtype {dtype}")
+        if name not in chosen:
+            chosen.add(name)
+            wanted += there[name].needs()
+    return [row for row in there.values() if row.name in chosen]

@@ -1,0 +1,263 @@
+"""Real fairseq commands on a tiny made-up corpus.
+
+Each command is the entry point that the console script calls, in a process of its own: forked from a server that has
+fairseq imported (which takes seconds) but nothing of the plugin, so that a command finds the plugin as a user's does,
+by `--user-dir`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib.util
+import json
+import multiprocessing
+import os
+import random
+import re
+import shlex
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing import forkserver
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import torch
+
+#: found but not imported: fairseq does not look for tasks in a user dir whose module is imported already
+PLUGIN = str(Path(importlib.util.find_spec("attn_reg_plugin").origin).parent)
+SIZES = {"train": 160, "valid": 20, "test": 12}
+#: longer than any command here takes, even on a busy machine
+PATIENCE = 300
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+#: beside the commands, what they would import later: torch when the optimizer is made, sacrebleu for scoring
+PRELOADED = ["fairseq_cli.train", "fairseq_cli.generate", "fairseq_cli.preprocess", "torch._dynamo", "sacrebleu"]
+_CONTEXT.set_forkserver_preload(PRELOADED)
+
+MODEL = shlex.split(
+    "--arch transformer --encoder-layers 2 --decoder-layers 2 --encoder-embed-dim 16 --decoder-embed-dim 16 "
+    "--encoder-ffn-embed-dim 32 --decoder-ffn-embed-dim 32 --encoder-attention-heads 2 --decoder-attention-heads 2 "
+    "--share-all-embeddings --dropout 0.1 --attention-dropout 0.1"
+)
+TRAINING = shlex.split(
+    "--optimizer adam --lr 0.01 --criterion label_smoothed_cross_entropy --label-smoothing 0.1 --max-tokens 200 "
+    "--cpu --seed 1 --num-workers 0 --log-format json --log-interval 1 --no-epoch-checkpoints --disable-validation "
+    "--required-batch-size-multiple 1"
+)
+AD_DROP = shlex.split("--attn-reg ad_drop --ad-drop-p 0.4 --ad-drop-q 0.5 --ad-drop-cross-tuning off")
+
+#: of the shared trainings; an epoch of the corpus is 6 updates
+UPDATES = ["--max-update", "8"]
+
+
+@dataclass
+class Finished:
+    """A command that ended: its exit status (negative: the signal that ended it) and all that it printed."""
+
+    status: int
+    output: str
+
+    def lines(self, tag: str = "train_inner") -> list[dict[str, Any]]:
+        """The JSON log lines of `tag`, `train_inner` (one an update) or `train` (one an epoch), hydra's form too."""
+        form = rf"(?:\| {tag} \||\[{tag}\]\[INFO\] -) (\{{.*\}})$"
+        return [json.loads(line) for line in re.findall(form, self.output, re.MULTILINE)]
+
+    def losses(self) -> list[str]:
+        """The loss of every update, as logged."""
+        return [line["loss"] for line in self.lines()]
+
+    def check(self) -> Finished:
+        """Itself, if it succeeded."""
+        assert self.status == 0, self.output[-3000:]
+        return self
+
+
+class Trained:
+    """A training that ended well: what it printed and where its last checkpoint is."""
+
+    def __init__(self, finished: Finished, folder: Path) -> None:
+        self.finished = finished.check()
+        self.checkpoint = folder / "checkpoint_last.pt"
+
+
+class Job:
+    """A command under way."""
+
+    def __init__(self, tool: str, argv: Sequence[str], log: Path, prepare: Callable[[], None] | None = None) -> None:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        self.log = log
+        self.process: BaseProcess = _CONTEXT.Process(target=_run, args=(tool, list(argv), str(log), prepare))
+        with _one_thread():
+            self.process.start()
+
+    def output(self) -> str:
+        """What it has printed so far."""
+        return self.log.read_text(encoding="utf-8", errors="replace") if self.log.exists() else ""
+
+    def wait_until(self, condition: Callable[[], bool]) -> bool:
+        """Wait for the condition; False if the command ended first."""
+        start = time.monotonic()
+        while not condition():
+            if not self.process.is_alive():
+                return condition()
+            assert time.monotonic() - start < PATIENCE, self.output()[-3000:]
+            time.sleep(0.005)
+        return True
+
+    def kill(self) -> None:
+        """End it at once, as a machine that loses power does."""
+        os.kill(self.process.pid, signal.SIGKILL)
+        self.process.join(PATIENCE)
+
+    def wait(self) -> Finished:
+        """Wait for its end."""
+        self.process.join(PATIENCE)
+        if self.process.is_alive():
+            self.kill()
+            raise AssertionError(f"still running after {PATIENCE} s: {self.output()[-3000:]}")
+        return Finished(self.process.exitcode, self.output())
+
+
+class _one_thread:
+    """While open, processes that start have one thread, so that sums are always made in the same order."""
+
+    def __enter__(self) -> None:
+        self.before = os.environ.get("OMP_NUM_THREADS")
+        os.environ["OMP_NUM_THREADS"] = "1"
+        forkserver.ensure_running()
+
+    def __exit__(self, *error: object) -> None:
+        os.environ.pop("OMP_NUM_THREADS")
+        if self.before is not None:
+            os.environ["OMP_NUM_THREADS"] = self.before
+
+
+def _run(tool: str, argv: list[str], log: str, prepare: Callable[[], None] | None) -> None:
+    """In the new process: what the console script `fairseq-TOOL` does."""
+    with open(log, "wb") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    torch.set_num_threads(1)
+    multiprocessing.set_start_method("fork", force=True)  # as in a process of its own
+    sys.argv = [f"fairseq-{tool}", *argv]
+    if prepare is not None:
+        prepare()
+    try:
+        importlib.import_module(f"fairseq_cli.{tool}").cli_main()
+    finally:
+        atexit._run_exitfuncs()  # which multiprocessing leaves out; TensorBoard's last numbers are written there
+
+
+def run(tool: str, argv: Sequence[str], log: Path) -> Finished:
+    """Run `fairseq-TOOL` to its end."""
+    return Job(tool, argv, log).wait()
+
+
+def train_arguments(
+    data: Path | None,
+    save: Path,
+    *flags: str,
+    task: str = "attn_reg_translation",
+    model: Sequence[str] = MODEL,
+    without: Sequence[str] = (),
+    user_dir: str | Path | None = PLUGIN,
+) -> list[str]:
+    """The arguments of a tiny training.
+
+    Args:
+        data: None for a task that makes up its own.
+        flags: come last and so win.
+        model: flags of the architecture.
+        without: flags of `model` and of TRAINING to leave out, with their values.
+        user_dir: None for stock fairseq.
+    """
+    chosen: list[str] = []
+    leave_out = False
+    for flag in [*model, *TRAINING]:
+        leave_out = flag in without if flag.startswith("--") else leave_out
+        chosen += [] if leave_out else [flag]
+    plugin = [] if user_dir is None else ["--user-dir", str(user_dir)]
+    return [*([] if data is None else [str(data)]), *plugin, "--task", task, *chosen, "--save-dir", str(save), *flags]
+
+
+def train(data: Path | None, save: Path, *flags: str, **options: Any) -> Finished:
+    """Run a tiny training to its end; options as in `train_arguments`."""
+    return run("train", train_arguments(data, save, *flags, **options), save / "train.log")
+
+
+def generate(data: Path, checkpoint: Path, *flags: str, task: str = "translation") -> Finished:
+    """Translate the test set with `fairseq-generate`."""
+    log = checkpoint.with_suffix(".generate.log")
+    arguments = [str(data), "--user-dir", PLUGIN, "--task", task, "--path", str(checkpoint), "--beam", "2", "--cpu"]
+    return run(
+        "generate",
+        [*arguments, "--max-len-b", "12", "--num-workers", "0", "--required-batch-size-multiple", "1", *flags],
+        log,
+    )
+
+
+def hypotheses(generated: Finished) -> list[str]:
+    """The translations with their scores, as printed."""
+    return re.findall(r"^H-\d+\t.*$", generated.check().output, re.MULTILINE)
+
+
+def make_corpus(root: Path, words: int = 24, seed: int = 0) -> Path:
+    """A binarized parallel corpus en-ro with alignments: each target is its source reversed, word for word."""
+    generator = random.Random(seed)
+    raw = root / "raw"
+    raw.mkdir(parents=True)
+    for split, size in SIZES.items():
+        rows = [[generator.randrange(words) for _ in range(generator.randint(2, 8))] for _ in range(size)]
+        lines = {
+            "en": [" ".join(f"e{word}" for word in row) for row in rows],
+            "ro": [" ".join(f"r{word}" for word in reversed(row)) for row in rows],
+            "align": [" ".join(f"{i}-{len(row) - 1 - i}" for i in range(len(row))) for row in rows],
+        }
+        for suffix, text in lines.items():
+            (raw / f"{split}.{suffix}").write_text("\n".join(text) + "\n", encoding="utf-8")
+    prefixes = [part for split in SIZES for part in (f"--{split}pref", str(raw / split))]
+    arguments = ["--source-lang", "en", "--target-lang", "ro", *prefixes, "--joined-dictionary", "--workers", "1"]
+    arguments += ["--align-suffix", "align", "--destdir", str(root / "bin")]
+    run("preprocess", arguments, root / "preprocess.log").check()
+    return root / "bin"
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """A checkpoint, read as safely as the plugin promises it can be."""
+    import attn_reg_plugin  # noqa: F401  it allows the types that fairseq writes
+
+    return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def differing(first: Any, second: Any, path: str = "") -> list[str]:
+    """Where two nests of tensors, numbers and texts differ; empty if they are equal bit for bit."""
+    if isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor):
+        return [] if first.dtype == second.dtype and torch.equal(first, second) else [path]
+    if isinstance(first, dict) and isinstance(second, dict) and first.keys() == second.keys():
+        return [place for key in first for place in differing(first[key], second[key], f"{path}/{key}")]
+    if isinstance(first, list | tuple) and isinstance(second, list | tuple) and len(first) == len(second):
+        pairs = enumerate(zip(first, second, strict=True))
+        return [place for i, (a, b) in pairs for place in differing(a, b, f"{path}/{i}")]
+    return [] if first == second else [path]
+
+
+def trained_state(path: Path) -> dict[str, Any]:
+    """What training made: weights, optimizer state and the number of updates."""
+    checkpoint = read_checkpoint(path)
+    return {
+        "model": checkpoint["model"],
+        "optimizer": checkpoint["last_optimizer_state"],
+        "updates": checkpoint["optimizer_history"][-1]["num_updates"],
+    }
+
+
+def free_port() -> int:
+    """A TCP port that nobody listens on."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]

@@ -1,0 +1,40 @@
+"""Mixed precision on a GPU: AD-DROP trains, its probe falls back on no update, and what it makes translates."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+import torch
+from fairseq_runs import AD_DROP, generate, hypotheses, run, train
+from test_face_surface import TINY, hydra
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.slow,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+#: starts at a scale that a tiny model does not overflow
+SCALE = ["--fp16-init-scale", "4"]
+
+
+@pytest.mark.parametrize("flags", ["", "--fp16", "--amp", "--memory-efficient-fp16", "--fp16 --checkpoint-activations"])
+@pytest.mark.parametrize("attribution", ["gradient", "integrated"])
+def test_training_on_a_gpu(flags: str, attribution: str, corpus: Path, tmp_path: Path) -> None:
+    chosen = [*shlex.split(flags), *SCALE, "--ad-drop-attribution", attribution, "--attn-sites", "*"]
+    finished = train(corpus, tmp_path, *AD_DROP, *chosen, "--max-update", "12", without=["--cpu"]).check()
+    lines = finished.lines()
+    assert len(lines) == 12 and {line["regularized"] for line in lines} == {"1"}
+    assert sum(float(line["probe_fallbacks"]) for line in lines) == 0
+    assert float(lines[-1]["loss"]) < float(lines[0]["loss"]) - 0.5
+    assert len(hypotheses(generate(corpus, tmp_path / "checkpoint_last.pt"))) == 12
+
+
+@pytest.mark.parametrize("override", ["common.bf16=true", "common.bf16=true common.memory_efficient_bf16=true"])
+def test_bfloat16_on_a_gpu(override: str, corpus: Path, tmp_path: Path) -> None:
+    """By hydra: on the command line fairseq takes `--bf16` for a TPU's."""
+    arguments = [word for word in hydra(corpus, tmp_path) if word != TINY[0]]
+    arguments += [*override.split(), "task.ad_drop_cross_tuning=off", "optimization.max_update=4"]
+    finished = run("hydra_train", arguments, tmp_path / "train.log").check()
+    assert [line["regularized"] for line in finished.lines()] == ["1"] * 4
