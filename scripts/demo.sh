@@ -14,4 +14,4 @@ cd "$root"
 attn-reg prepare phrasebook --pair en-ro --out runs/demo/data
 exec attn-reg compare runs/demo/data --out runs/demo --methods plain,attention_dropout,ad_drop \
     --layers 2 --embed-dim 128 --ffn-dim 256 --heads 4 --dropout 0.1 \
-    --max-tokens 1024 --epochs 12 --lr 2e-3 --warmup 200 "$@"
+    --max-tokens 1024 --epochs 8 --lr 2e-3 --warmup 200 "$@"

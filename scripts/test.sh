@@ -7,5 +7,8 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 venv=${ATTN_REG_VENV:-$root/.venv}
 export PATH="$venv/bin:$PATH"
 
+# the models are tiny: one thread is fastest, and several waste a busy machine by waiting for each other
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
+
 cd "$root"
 exec "$venv/bin/python" -m pytest "$@" </dev/null

@@ -102,6 +102,15 @@ ROWS: tuple[Row, ...] = (
     _cross_tuned("integrated_joint", "  cross-tuned", budget=8.0),
     _ad_drop("integrated", "AD-DROP (IGA, m = 20, per site)", options=_BY_SITE, memory_options=_FEW, rare=True),
     _cross_tuned("integrated", "  cross-tuned", budget=25.0, published=_PAPER_IGA),
+    _ad_drop(
+        "integrated_bf16",
+        "AD-DROP (IGA, m = 20, per site, bf16 probe)",
+        options={**_BY_SITE, **_BF16},
+        memory_options=_FEW,
+        rare=True,
+        dtypes=("float32",),
+    ),
+    _cross_tuned("integrated_bf16", "  cross-tuned", budget=25.0, published=_PAPER_IGA, dtypes=("float32",)),
     Row("generation", "beam search, plain", kind="generation", reference="generation", families=("fairseq",)),
     Row(
         "generation_attached",
