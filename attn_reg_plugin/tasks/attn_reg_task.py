@@ -33,6 +33,7 @@ PREFIX = "attn_reg/"
 #: fairseq's parser takes an interpolated bool for True)
 SEEN = (
     ("save_dir", "checkpoint.save_dir"),
+    ("clip_norm", "optimization.clip_norm"),
     ("cpu", "common.cpu"),
     ("tpu", "common.tpu"),
     ("fp16", "common.fp16"),
@@ -158,6 +159,8 @@ class AttnRegTask:
         refuse_precision(cfg)
         self.regularizer = regularizer_from(cfg)
         self.sidecar = Sidecar(getattr(cfg, "attn_save_dir", None))
+        if isinstance(self.regularizer, AttendOut) and not self.regularizer.clip_norm:
+            self.regularizer.clip_norm = float(getattr(cfg, "attn_clip_norm", 0.0))
 
     @classmethod
     def add_args(cls, parser: Any) -> None:
