@@ -1,4 +1,4 @@
-"""How much the objective depends on each attention position: the attributions of AD-DROP, section 3.1 and table 4.
+"""How much the objective depends on each attention position: the attributions that AD-DROP compares.
 
 Gradient attribution is B = ∂F/∂A. Because O = A V, it equals ∂F/∂O · Vᵀ, so no attention map has to stand in the
 autograd graph: the probe runs the fused kernel, keeps O and V of each site, and one backward gives every ∂F/∂O.
@@ -50,7 +50,7 @@ def map_gradient(output_gradient: Tensor, value: Tensor) -> Tensor:
 
 
 def gradient_attribution(objective: Tensor, sites: Sequence[AttentionSite]) -> list[Tensor]:
-    """Gradient attribution B = ∂F/∂A (AD-DROP, equation 4), one backward for all sites.
+    """Gradient attribution B = ∂F/∂A (AD-DROP), one backward for all sites.
 
     Args:
         objective: F, a scalar computed from a forward run inside `recording(sites)`.
@@ -100,7 +100,7 @@ def integrated_attribution(
     nodes: str = "uniform",
     path: str = "site",
 ) -> Iterator[tuple[AttentionSite, Tensor]]:
-    """Integrated gradients, B = A ⊙ Σ w ∂F/∂A(αA) (AD-DROP, equation 9; m = 20 there).
+    """Integrated gradients, B = A ⊙ Σ w ∂F/∂A(αA) (AD-DROP's IGA; m = 20 there).
 
     Args:
         run: runs the forward with the same random draws every time and returns the objective F.

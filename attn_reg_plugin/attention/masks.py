@@ -1,6 +1,6 @@
 """Which positions to drop: pure functions on tensors.
 
-AD-DROP (Yang et al., NeurIPS 2022), section 3.2: the positions of a row are sorted by attribution, those at or
+AD-DROP (Yang et al., NeurIPS 2022), the candidate discard region: the positions of a row are sorted by attribution, those at or
 above the element of index int(n(1 - p)) form the candidate discard region, and each of them is dropped with
 probability q. Here n counts the *valid* keys of the row, so padding and the future change neither the threshold
 nor the count.
@@ -62,7 +62,7 @@ def _ranked(attribution: Tensor, valid: Tensor | None, p: float, direction: str)
 
 
 def candidate_region(attribution: Tensor, valid: Tensor | None, p: float, direction: str = "high") -> Tensor:
-    """The positions that may be dropped (AD-DROP, section 3.2; the paper's s = 0).
+    """The positions that may be dropped (AD-DROP's candidate discard region, its s = 0).
 
     Args:
         attribution: (B, H, T, S), any floating dtype; compared in fp32.
@@ -83,7 +83,7 @@ def candidate_region(attribution: Tensor, valid: Tensor | None, p: float, direct
 
 
 def drop_candidates(candidates: Tensor, valid: Tensor | None, q: float) -> Tensor:
-    """Drop each candidate with probability q (AD-DROP, equation 6).
+    """Drop each candidate with probability q (AD-DROP's mask).
 
     Args:
         candidates: bool (B, H, T, S), True = may be dropped.

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-#: published figures of AD-DROP: relative training times, cross-tuned, Yang et al. 2022, table 5
+#: published figures of AD-DROP: relative training times, cross-tuned, Yang et al. 2022
 _PAPER_GA, _PAPER_GA_FIRST, _PAPER_IGA = "3.58–4.50", "1.95", "99–126"
 
 

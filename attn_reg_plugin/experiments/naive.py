@@ -1,13 +1,13 @@
-"""AD-DROP in the form its paper measures (Yang et al., NeurIPS 2022, section 3 and table 5), to compare with.
+"""AD-DROP in the form its paper measures (Yang et al., NeurIPS 2022), to compare with.
 
 Every selected attention map is materialized and stands in the autograd graph of the whole model, parameters included;
 each layer is attributed by a backward of its own; each row is sorted completely. Written from the equations and
 sharing no attribution, mask or attention code with the rest of the package, it is also the tests' second opinion.
 
-    equation 3   F of the pseudo labels                                  the caller's objective
-    equation 4   B_l = ∂F/∂A_l                                           one torch.autograd.grad a layer
-    equation 5   S = 1 below the element of index int(n(1 - p))          a full ascending sort
-    equation 6   M = -∞ with probability q where S = 0                   added before the softmax
+    F            of the pseudo labels                                  the caller's objective
+    B_l          = ∂F/∂A_l                                           one torch.autograd.grad a layer
+    S            = 1 below the element of index int(n(1 - p))          a full ascending sort
+    M            = -∞ with probability q where S = 0                   added before the softmax
 
 Two favours are done to it: the probe's graph is freed before the training forward begins, and its masks are booleans.
 """
@@ -105,7 +105,7 @@ class MaterializedAttention(TorchFunctionMode):
 
 
 def naive_candidates(attribution: Tensor, valid: Tensor, p: float) -> Tensor:
-    """The candidate discard region by a full sort of every row (equation 5).
+    """The candidate discard region by a full sort of every row.
 
     Args:
         attribution: B, (B, H, T, S).

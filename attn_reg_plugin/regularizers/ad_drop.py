@@ -1,9 +1,9 @@
 """AD-DROP: attribution-driven dropout (Yang et al., NeurIPS 2022).
 
-Each regularized forward runs four steps (the paper's figure 3): a probe forward takes the pseudo labels (equation 3);
-one backward attributes them to the attention positions of every site (equation 4); the positions of each row with the
-highest attributions form the candidate discard region, of which each is dropped with probability q (equations 5, 6);
-the model's own forward runs with the mask. Cross-tuning alternates with plain epochs (section 3.3).
+Each regularized forward runs four steps (the paper's figure 3): a probe forward takes the pseudo labels; one backward
+attributes them to the attention positions of every site, B = ∂F/∂A; the positions of each row with the highest
+attributions form the candidate discard region, of which each is dropped with probability q; the model's own forward
+runs with the mask. Cross-tuning alternates with plain epochs.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class ADDrop(Regularizer):
         p: ratio of candidate positions a row, in [0, 1].
         q: probability of dropping a candidate, in [0, 1]; p = 0 or q = 0 is plain training, bit for bit.
         cross_tuning: `epoch`, `update:N` or `off`, see `CrossTuning`.
-        attribution: `gradient` (GA), `integrated` (IGA), `attention` (AA) or `random` (RD), table 4 of the paper.
+        attribution: `gradient` (GA), `integrated` (IGA), `attention` (AA) or `random` (RD).
         labels: what is attributed, `pseudo` labels or `gold`.
         direction: `high` drops the largest attributions, `low` the smallest.
         probe_dropout: run the probe with the model's dropout, as in the paper, or without.

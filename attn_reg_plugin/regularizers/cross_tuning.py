@@ -1,4 +1,4 @@
-"""Cross-tuning (AD-DROP, section 3.3): plain fine-tuning and AD-DROP take turns."""
+"""Cross-tuning (AD-DROP): plain fine-tuning and AD-DROP take turns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is attributed: the scalar objective F of AD-DROP (section 3.1), summed over the batch, in fp32.
+"""What is attributed: the scalar objective F of AD-DROP, summed over the batch, in fp32.
 
 An objective is a function `objective(outputs, inputs) -> scalar`. `inputs` holds the forward's arguments by name
 and, where a framework's face supplies them, `targets` (gold labels) and `token_mask` (True = a real token).
@@ -20,7 +20,7 @@ IGNORED = -100
 
 
 def label_logit(logits: Tensor, labels: Tensor | None = None) -> Tensor:
-    """Classification: Σ of the logits of the labels (AD-DROP, equation 3).
+    """Classification: Σ of the logits of the labels (AD-DROP's F).
 
     Args:
         logits: (B, number of classes).
@@ -32,7 +32,7 @@ def label_logit(logits: Tensor, labels: Tensor | None = None) -> Tensor:
 
 
 def token_log_likelihood(logits: Tensor, labels: Tensor | None = None, token_mask: Tensor | None = None) -> Tensor:
-    """Taggers and translation: the negative loss Σ log P(ŷ) over real tokens (AD-DROP, section 4.1).
+    """Taggers and translation: the negative loss Σ log P(ŷ) over real tokens (AD-DROP's token-level tasks).
 
     Args:
         logits: (B, T, V).

@@ -73,7 +73,7 @@ class Sidecar:
             return
         source = max(others, key=lambda path: path.stat().st_mtime_ns)
         logger.warning(f"{last} is incomplete: made anew from {source.name}")
-        unfinished = last.with_suffix(".tmp")
+        unfinished = last.with_suffix(f".{os.getpid()}.tmp")  # every data-parallel process comes by
         shutil.copyfile(source, unfinished)
         os.replace(unfinished, last)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 @dataclass
 class Row:
-    """What AD-DROP's section 3.2 says of one row: of `must` and `may` together exactly `count` are candidates."""
+    """What AD-DROP says of one row: of `must` and `may` together exactly `count` are candidates."""
 
     must: set[int]
     may: set[int]

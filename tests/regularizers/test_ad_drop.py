@@ -36,7 +36,7 @@ class Materialized:
 
 
 def attributed_maps(model, arguments, mask):
-    """The first pass: the paper's equations 3 and 4, by autograd."""
+    """The first pass: the pseudo labels and B = ∂F/∂A, by autograd."""
     with Materialized(model) as first:
         logits = model(*arguments)
     best = logits.log_softmax(-1).amax(-1) if logits.dim() == 3 else logits.amax(-1)
