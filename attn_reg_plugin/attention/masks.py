@@ -1,9 +1,8 @@
 """Which positions to drop: pure functions on tensors.
 
-AD-DROP (Yang et al., NeurIPS 2022), the candidate discard region: the positions of a row are sorted by attribution, those at or
-above the element of index int(n(1 - p)) form the candidate discard region, and each of them is dropped with
-probability q. Here n counts the *valid* keys of the row, so padding and the future change neither the threshold
-nor the count.
+AD-DROP (Yang et al., NeurIPS 2022): the positions of a row are sorted by attribution, those at or above the element of
+index int(n(1 - p)) form the candidate discard region, and each of them is dropped with probability q. Here n counts the
+*valid* keys of the row, so padding and the future change neither the threshold nor the count.
 """
 
 from __future__ import annotations

@@ -4,10 +4,10 @@ Every selected attention map is materialized and stands in the autograd graph of
 each layer is attributed by a backward of its own; each row is sorted completely. Written from the equations and
 sharing no attribution, mask or attention code with the rest of the package, it is also the tests' second opinion.
 
-    F            of the pseudo labels                                  the caller's objective
-    B_l          = ∂F/∂A_l                                           one torch.autograd.grad a layer
-    S            = 1 below the element of index int(n(1 - p))          a full ascending sort
-    M            = -∞ with probability q where S = 0                   added before the softmax
+    F of the pseudo labels                              the caller's objective
+    B_l = ∂F/∂A_l                                       one torch.autograd.grad a layer
+    S = 1 below the element of index int(n(1 - p))      a full ascending sort
+    M = -∞ with probability q where S = 0               added before the softmax
 
 Two favours are done to it: the probe's graph is freed before the training forward begins, and its masks are booleans.
 """
