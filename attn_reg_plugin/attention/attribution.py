@@ -133,6 +133,7 @@ def integrated_attribution(
             for i, (site, gradient) in enumerate(zip(group, gradients, strict=True)):
                 totals[i] = totals[i] + weight * map_gradient(gradient, site.tape.value)
         for site, total in zip(group, totals, strict=True):
+            site.tape.output = site.tape.output.detach()  # its graph reaches down to the inputs
             yield site, site.tape.dropped_weights.float() * total
     for site in sites:
         site.tape = tapes[id(site)]

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import pickle
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import torch
 
 _RECORD = re.compile(r"\{.*\}\s*$")
 
@@ -85,15 +88,8 @@ def seconds_per_epoch(log: TrainingLog, checkpoint: Path) -> float | None:
 
 
 def _exact_train_wall(checkpoint: Path) -> float | None:
-    import pickle
-
-    import torch
-
-    from attn_reg_plugin.checkpoints import allowed_types
-
     try:
-        with torch.serialization.safe_globals(allowed_types()):
-            state = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
+        state = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
         meters = state["extra_state"]["metrics"]["default"]
         return float(next(kept["sum"] for _, name, _, kept in meters if name == "train_wall"))
     except (OSError, RuntimeError, KeyError, TypeError, ValueError, StopIteration, pickle.UnpicklingError):
