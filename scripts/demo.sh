@@ -10,6 +10,9 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 "$root/scripts/setup.sh"
 export PATH="${ATTN_REG_VENV:-$root/.venv}/bin:$PATH"
 
+# the models are tiny: one thread is fastest
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
+
 cd "$root"
 attn-reg prepare phrasebook --pair en-ro --out runs/demo/data
 exec attn-reg compare runs/demo/data --out runs/demo --methods plain,attention_dropout,ad_drop \

@@ -5,9 +5,8 @@ that a generator (G-Net) proposes, the defender (D-Net) with its regular dropout
 are evaluated on examples of a validation set, the generator is rewarded by policy gradient (equation 5) where the
 attacker does better, and one of the two, drawn with a probability that favours the better, is copied over the other.
 
-As published, one validation example rewards one update. How much better the attacker does differs several times more
-from example to example than from mask to mask, so few rounds teach the generator nothing; `credit="round"` with many
-`reward_examples` and small `steps` is the estimator that does (measured in examples/attend_out).
+As published, one validation example rewards one update; `credit="round"` with many `reward_examples` and small `steps`
+is offered as a less noisy estimator.
 """
 
 from __future__ import annotations

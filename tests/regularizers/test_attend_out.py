@@ -1,0 +1,199 @@
+"""AttendOut: equation 5 evaluated literally, the defender as a lone training, exact continuation."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from attention.tiny_model import TinyClassifier, tokens
+
+from attn_reg_plugin import AttendOut
+from attn_reg_plugin.regularizers import Outcome, Tokens
+from attn_reg_plugin.regularizers.generator import pack_bits, sample_masks, unpack_bits
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+BATCHES = [(tokens([6, 4, 2], 6, seed=seed), torch.tensor([0, 1, 2])) for seed in range(12)]
+
+
+class Classification:
+    """Cross-entropy on tiny batches, as AttendOut sees it."""
+
+    def loss(self, model, inputs):
+        logits = model(inputs["tokens"])
+        losses = F.cross_entropy(logits, inputs["labels"], reduction="mean" if model.training else "none")
+        return Outcome(losses, (logits.argmax(-1) == inputs["labels"]).float())
+
+    def tokens(self, inputs):
+        return {"encoder": Tokens(inputs["tokens"], inputs["tokens"].ne(0))}
+
+    def validation(self, n):
+        for index in torch.randint(len(BATCHES), (n,)).tolist():
+            ids, labels = BATCHES[index]
+            yield {"tokens": ids[:1], "labels": labels[:1]}
+
+
+def begin(seed=0, **options):
+    torch.manual_seed(seed)
+    model = TinyClassifier().train()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    return model, optimizer, AttendOut(problem=Classification(), optimizer=optimizer, steps=3, **options)
+
+
+def update(model, optimizer, regularizer, number):
+    """One update as a loop makes it; randomness depends on the number only, as under fairseq."""
+    torch.manual_seed(100 + number)
+    ids, labels = BATCHES[number % len(BATCHES)]
+    F.cross_entropy(model(ids, labels), labels).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if regularizer is not None:
+        regularizer.end_update()
+
+
+def test_a_rounds_gradient_is_equation_5_evaluated_literally():
+    model, optimizer, regularizer = begin(baseline_momentum=0.5, generator_clip_norm=0.0)
+    seen = {}
+
+    def literal(advantages):
+        """(1/m) Σ (1/(n l²)) Σ log P(d) (r - b), a position at a time."""
+        total, masks = 0.0, 0
+        for batch in regularizer.cache:
+            logits = regularizer.generator(batch.tokens)
+            valid = batch.tokens["encoder"].valid
+            for example in range(valid.size(0)):
+                terms = []
+                for site, scores in logits.items():
+                    for t in range(6):
+                        for s in range(6):
+                            if valid[example, t] and valid[example, s]:
+                                keep = 1 / (1 + torch.exp(-scores[example, t, s]))
+                                terms.append(torch.log(keep if batch.mask(site)[example, t, s] else 1 - keep))
+                total = total + sum(terms) / len(terms) * advantages[batch.update]
+                masks += 1
+        return total / masks
+
+    def watched(advantages):
+        seen["advantages"] = advantages
+        expected = torch.autograd.grad(literal(advantages), list(regularizer.generator.parameters()), allow_unused=True)
+        norm = AttendOut.update_generator(regularizer, advantages)
+        for parameter, ascent in zip(regularizer.generator.parameters(), expected, strict=True):
+            if ascent is not None:
+                torch.testing.assert_close(parameter.grad, -ascent, rtol=1e-5, atol=1e-8)
+        return norm
+
+    regularizer.update_generator = watched
+    rewards = []
+    judge = regularizer.advantages
+    regularizer.advantages = lambda given: rewards.append((given, regularizer.moving_baseline)) or judge(given)
+    with regularizer.attach(model):
+        for number in range(6):
+            update(model, optimizer, regularizer, number)
+    (first, start), (second, baseline) = rewards
+    assert start == 0 and baseline == pytest.approx(0.5 * float(first.mean()), rel=1e-5)
+    torch.testing.assert_close(seen["advantages"], second - baseline)
+
+
+def test_within_a_round_the_defender_is_a_plain_training():
+    model, optimizer, regularizer = begin()
+    lone, lone_optimizer, _ = begin()
+    scheduler, lone_scheduler = (
+        torch.optim.lr_scheduler.LambdaLR(which, lambda step: (step + 1) / 10) for which in (optimizer, lone_optimizer)
+    )
+    with regularizer.attach(model):
+        for number in range(2):
+            update(model, optimizer, regularizer, number)
+            scheduler.step()
+            update(lone, lone_optimizer, None, number)
+            lone_scheduler.step()
+        pairs = list(zip(regularizer.defender.model.parameters(), lone.parameters(), strict=True))
+        assert all(torch.equal(ours, theirs) for ours, theirs in pairs)
+        attacker = list(zip(model.parameters(), lone.parameters(), strict=True))
+        assert not all(torch.equal(ours, theirs) for ours, theirs in attacker)
+
+
+@pytest.mark.parametrize("winner", ["draw", "best", "attacker"])
+def test_after_a_round_both_are_the_winner(winner):
+    model, optimizer, regularizer = begin(winner=winner)
+    with regularizer.attach(model):
+        for number in range(3):
+            update(model, optimizer, regularizer, number)
+        assert regularizer.rounds == 1 and not regularizer.cache
+        pairs = zip(model.parameters(), regularizer.defender.model.parameters(), strict=True)
+        assert all(torch.equal(ours, theirs) for ours, theirs in pairs)
+        scores = regularizer.last_round
+        if winner == "best":
+            assert scores["attacker_won"] == (scores["attacker_score"] > scores["defender_score"])
+        if winner == "attacker":
+            assert scores["attacker_won"] == 1
+
+
+@pytest.mark.parametrize("stop", [1, 3, 5])
+def test_a_continued_game_is_the_undisturbed_one(stop, tmp_path):
+    model, optimizer, regularizer = begin()
+    with regularizer.attach(model):
+        for number in range(stop):
+            update(model, optimizer, regularizer, number)
+        kept = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "game": regularizer.state_dict()}
+        torch.save(kept, tmp_path / "state.pt")
+        for number in range(stop, 8):
+            update(model, optimizer, regularizer, number)
+        expected, game = copy.deepcopy(model.state_dict()), copy.deepcopy(regularizer.state_dict())
+    kept = torch.load(tmp_path / "state.pt", weights_only=True)
+    other, other_optimizer, again = begin(seed=1)
+    other.load_state_dict(kept["model"])
+    other_optimizer.load_state_dict(kept["optimizer"])
+    again.load_state_dict(kept["game"])
+    with again.attach(other):
+        for number in range(stop, 8):
+            update(other, other_optimizer, again, number)
+        assert all(torch.equal(expected[name], value) for name, value in other.state_dict().items())
+        for name, value in again.state_dict()["generator"].items():
+            assert torch.equal(game["generator"][name], value), name
+        assert again.rounds == regularizer.rounds and again.moving_baseline == game["moving_baseline"]
+
+
+def test_masks_are_drawn_with_the_probability_they_claim():
+    torch.manual_seed(0)
+    logits = torch.tensor([-3.0, -1.0, 0.0, 0.5, 2.0])
+    draws, temperature = 40_000, 1.7
+    kept = sample_masks({"site": logits.expand(draws, 1, 5)}, temperature)["site"].sum((0, 1)).double()
+    expected = torch.sigmoid(logits / temperature).double() * draws
+    chi_square = ((kept - expected) ** 2 / expected + (kept - expected) ** 2 / (draws - expected)).sum()
+    assert chi_square < 20.5  # 5 degrees of freedom, p = 0.001
+
+
+def test_masks_survive_packing():
+    for size in (1, 7, 8, 9, 60):
+        mask = torch.rand(size, generator=torch.Generator().manual_seed(size)) > 0.5
+        assert pack_bits(mask).numel() == math.ceil(size / 8)
+        assert torch.equal(unpack_bits(pack_bits(mask), mask.shape), mask)
+
+
+def test_the_generator_gets_no_gradient_of_the_task():
+    model, optimizer, regularizer = begin()
+    with regularizer.attach(model):
+        update(model, optimizer, regularizer, 0)
+        assert all(parameter.grad is None for parameter in regularizer.generator.parameters())
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"reward_examples": 5}, "pairs one example with each update: reward_examples must be 0 or 3"),
+        ({"temperature": 0.0}, "temperature is 0.0, but must be above 0"),
+        ({"winner": "defender"}, "winner is 'defender', but must be one of draw, best, attacker"),
+        ({"baseline": "leave_one_out", "credit": "round"}, "needs credit='example'"),
+    ],
+)
+def test_refusals(options, said):
+    with pytest.raises(ValueError, match=said):
+        begin(**options)
+
+
+def test_it_says_what_it_has_to_know():
+    model = TinyClassifier().train()
+    with AttendOut().attach(model), pytest.raises(ValueError, match="AttendOut needs to know the training"):
+        model(*BATCHES[0])
