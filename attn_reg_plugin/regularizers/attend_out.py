@@ -346,7 +346,7 @@ def embeddings_of(model: nn.Module, stacks: set[str], sites: list[AttentionSite]
     """
     if any(site.kind == "cross" for site in sites):
         stacks = stacks | {"encoder"}
-    tables = {path: m for path, m in model.named_modules() if isinstance(m, nn.Embedding)}
+    tables = {path: m for path, m in model.named_modules(remove_duplicate=False) if isinstance(m, nn.Embedding)}
     found = {}
     for stack in sorted(stacks, reverse=True):
         other = "decoder" if stack == "encoder" else "encoder"
