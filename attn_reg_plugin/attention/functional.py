@@ -155,7 +155,8 @@ def _attend_saving_bits(
         return F.scaled_dot_product_attention(query, key, value, scores, dropout_p, scale=scale)
 
     def additive() -> Tensor:
-        scores = query.new_zeros(mask.shape)
+        # a mask may be shared by heads that a bias is not
+        scores = query.new_zeros(mask.shape if bias is None else torch.broadcast_shapes(mask.shape, bias.shape))
         if bias is not None:
             scores += bias
             scores.masked_fill_(dead, 0.0)
@@ -164,11 +165,12 @@ def _attend_saving_bits(
     scores = additive()
     pointer = scores.data_ptr()  # not the map itself: the hooks live as long as the graph
 
-    def pack(tensor: Tensor) -> Tensor | None:
-        return None if tensor.data_ptr() == pointer else tensor
+    def pack(tensor: Tensor) -> Tensor | torch.Size:
+        return tensor.shape if tensor.data_ptr() == pointer else tensor
 
-    def unpack(packed: Tensor | None) -> Tensor:
-        return additive() if packed is None else packed
+    def unpack(packed: Tensor | torch.Size) -> Tensor:
+        # a kernel may keep the map expanded to all heads
+        return packed if isinstance(packed, Tensor) else additive().expand(packed)
 
     with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
         return F.scaled_dot_product_attention(query, key, value, scores, dropout_p, scale=scale)
@@ -189,6 +191,7 @@ def _record(
         if query.dtype == torch.bfloat16 and query.device.type == "cpu":
             # the CPU kernel's backward takes twice as long in bfloat16
             with torch.autocast("cpu", enabled=False):
+                bias = None if bias is None else bias.float()
                 output = _attend(query.float(), key.float(), value.float(), valid, None, dropout_p, scale, bias)
         else:
             output = _attend(query, key, value, valid, None, dropout_p, scale, bias)

@@ -170,7 +170,11 @@ def _layers(text: str) -> set[int]:
 
 
 class Backend(Protocol):
-    """How the sites of one framework's models are found and reached."""
+    """How the sites of one framework's models are found and reached.
+
+    A backend may also have `refusal(model)`, why one of its framework's models has no site, or None; `describe(model,
+    args, kwargs)`, what a forward's arguments tell the objective; and `probing(model)`, a context for the probe.
+    """
 
     def find(self, model: nn.Module) -> list[AttentionSite]:
         """Every site of `model`, in order; an empty list if the model is none of this framework's."""
@@ -206,7 +210,7 @@ _BACKENDS: dict[str, Callable[[], Backend]] = {}
 
 
 def register_backend(framework: str, make: Callable[[], Backend]) -> None:
-    """Register a backend; `make` is called once the package `framework` is imported (`""`: always)."""
+    """Register a backend; `make` is called once the module `framework` is imported (`""`: always)."""
     _BACKENDS[framework] = make
 
 
@@ -219,14 +223,14 @@ def all_sites(model: nn.Module) -> list[AttentionSite]:
     Raises:
         ValueError: there is none.
     """
-    sites: list[AttentionSite] = []
-    for framework, make in _BACKENDS.items():
-        if framework == "" or framework in sys.modules:
-            sites += make().find(model)
+    backends = [make() for framework, make in _BACKENDS.items() if framework == "" or framework in sys.modules]
+    sites = [site for backend in backends for site in backend.find(model)]
     if not sites:
+        refusals = [backend.refusal(model) for backend in backends if hasattr(backend, "refusal")]
         raise ValueError(
-            f"no attention site found in {type(model).__name__}; give its attention modules an AttentionSite and let "
-            "them call regularized_attention, or register a backend for them"
+            next(filter(None, refusals), None)
+            or f"no attention site found in {type(model).__name__}; give its attention modules an AttentionSite and "
+            "let them call regularized_attention, or register a backend for them"
         )
     return sites
 

@@ -11,6 +11,8 @@ is offered as a less noisy estimator.
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -19,8 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from attn_reg_plugin.attention.sites import AttentionSite
-from attn_reg_plugin.regularizers.base import Forward, Problem, Regularizer, option, register
+from attn_reg_plugin.regularizers.base import Forward, Problem, Regularizer, attachments_of, option, register
 from attn_reg_plugin.regularizers.game import (
     CachedBatch,
     Defender,
@@ -28,14 +29,20 @@ from attn_reg_plugin.regularizers.game import (
     average_gradients,
     evaluating,
     from_first_rank,
+    gathered_on_first_rank,
+    on_cpu,
+    rank,
+    world_size,
 )
 from attn_reg_plugin.regularizers.generator import (
-    Embeddings,
     Generator,
+    embeddings_of,
     log_probability,
     sample_masks,
     valid_pairs,
 )
+
+logger = logging.getLogger(__name__)
 
 
 @register("attend_out")
@@ -45,7 +52,8 @@ class AttendOut(Regularizer):
 
     Besides the options it needs to know the training: `problem` and `optimizer`, given here or set before the first
     forward. In any loop, `end_update()` after each optimizer step trains the defender and, every T updates, plays
-    out the round.
+    out the round. A batch that is to count for nothing, such as the empty share of a data-parallel process, is
+    announced by `supply(ignore_grad=True)`.
 
     Attributes:
         steps: T, updates a round.
@@ -86,7 +94,7 @@ class AttendOut(Regularizer):
     baseline_momentum: float = option(0.9, "momentum of the moving-average baseline, in [0, 1)")
     normalize: bool = option(False, "divide the advantages by a moving average of their size")
     winner: str = option("draw", "who is copied over the other", choices=("draw", "best", "attacker"))
-    winner_temperature: float = option(1.0, "of the draw: smaller favours the better more, above 0")
+    winner_temperature: float = option(0.01, "of the draw: smaller favours the better more, above 0")
     temperature: float = option(1.0, "of the Gumbel noise, above 0")
     embedding: str = option("own", "the generator's embeddings", choices=("own", "shared"))
     initial_keep: float = option(0.5, "P(keep) at a raw score of 0, in (0, 1); 0.5 is the paper's form")
@@ -132,6 +140,7 @@ class AttendOut(Regularizer):
         """A game that has not begun."""
         self.moving_baseline, self.moving_square, self.rounds, self.in_round = 0.0, 0.0, 0, 0
         self.cache: list[CachedBatch] = []
+        self.cache_elsewhere: list[dict[str, Any]] = []  # of the other processes, known to the first one, which saves
         self.last_round: dict[str, float] = {}
         self._pending: list[Mapping[str, Any]] = []
 
@@ -148,8 +157,9 @@ class AttendOut(Regularizer):
             pairs = valid_pairs(site.stack, site.kind, tokens)
             site.keep = masks[site.name].unsqueeze(1)
             self.count_dropped(site, masks[site.name] & pairs, pairs)
-        self.cache.append(CachedBatch.of(self.in_round, tokens, masks))
         self._pending.append(forward.inputs)
+        if not forward.supplied.get("ignore_grad", False):
+            self.cache.append(CachedBatch.of(self.in_round, tokens, masks))
 
     def start(self, model: nn.Module) -> None:
         """Build generator and defender, once; continue from a loaded state if there is one.
@@ -161,6 +171,9 @@ class AttendOut(Regularizer):
             return
         if self.problem is None or self.optimizer is None:
             raise ValueError("AttendOut needs to know the training: give it problem=... and optimizer=...")
+        others = {each.regularizer.name for each in attachments_of(model)} - {self.name}
+        if others:
+            raise ValueError(f"AttendOut copies its model, so it must be alone on it; detach {', '.join(others)} first")
         with torch.random.fork_rng([], enabled=self._state is not None):  # a continued game was built before
             self.generator = self.make_generator(model)
         kinds = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
@@ -169,10 +182,16 @@ class AttendOut(Regularizer):
             self.defender = self.make_defender(model)
         for parameter in self.generator.parameters():
             from_first_rank(parameter.data)
+        self._log_size(model)
         self._reset()
         if self._state is not None:
             self._restore(self._state)
         self._state = self._ended = None
+
+    def _log_size(self, model: nn.Module) -> None:
+        """The generator's size beside the model's; shared embeddings are the model's."""
+        ours, theirs = (sum(p.numel() for p in module.parameters()) for module in (self.generator, model))
+        logger.info(f"{self.name}: generator of {ours:,} parameters, {100 * ours / theirs:.1f} % of the model's")
 
     def make_generator(self, model: nn.Module) -> Generator:
         """The generator for the attached sites, on the model's device."""
@@ -193,9 +212,18 @@ class AttendOut(Regularizer):
         for inputs in pending:
             self.defender.learn(self.problem, inputs)
         self.defender.step()
+        self.cache_elsewhere += gathered_on_first_rank(self._cache_of(self.in_round))
         self.in_round += 1
         if self.in_round == self.steps:
             self.end_round()
+
+    def forget_unfinished(self) -> None:
+        """Forget the forwards since the last update: the optimizer's step was skipped, as on an overflow."""
+        self._pending = []
+        self.cache = [batch for batch in self.cache if batch.update < self.in_round]
+
+    def _cache_of(self, update: int) -> list[dict[str, Any]]:
+        return [batch.state_dict() for batch in self.cache if batch.update == update] if world_size() > 1 else []
 
     # -- a round ----------------------------------------------------------------------------------------------------
 
@@ -203,11 +231,12 @@ class AttendOut(Regularizer):
         """Evaluate both, reward the generator, settle who won; equal weights again."""
         attacker, defender = self.evaluate()
         rewards = average((attacker - defender).sign() if self.reward == "sign" else attacker - defender)
-        gradient_norm = self.update_generator(self.advantages(rewards))
+        finite = bool(rewards.isfinite().all())  # of all processes, so that each takes the same branch
+        gradient_norm = self.update_generator(self.advantages(rewards)) if finite else 0.0
         scores = average(torch.stack([attacker.mean(), defender.mean()]))
         won = self.attacker_wins(scores)
         self.defender.settle(won)
-        self.rounds, self.in_round, self.cache = self.rounds + 1, 0, []
+        self.rounds, self.in_round, self.cache, self.cache_elsewhere = self.rounds + 1, 0, [], []
         self.last_round = {
             "attacker_score": float(scores[0]),
             "defender_score": float(scores[1]),
@@ -216,6 +245,9 @@ class AttendOut(Regularizer):
             "generator_gnorm": gradient_norm,
             "attacker_won": float(won),
         }
+        if not finite:
+            logger.warning(f"{self.name}: a loss of round {self.rounds} is not finite: nothing is learnt from it")
+            return
         self.statistics.add("rounds", 1.0)
         for key, value in self.last_round.items():
             self.statistics.add(key, value)
@@ -270,19 +302,29 @@ class AttendOut(Regularizer):
         return (total / count.clamp(min=1)).sum() * advantage
 
     def update_generator(self, advantages: Tensor) -> float:
-        """One ascent step on (1/m) Σ of the cached batches' objectives, m masks in all; returns the gradient's norm."""
+        """One ascent step on (1/m) Σ of the cached batches' objectives; returns the gradient's norm.
+
+        m counts the masks of all processes, since their shares may be unequal.
+        """
         masks = sum(next(iter(batch.masks.values()))[1][0] for batch in self.cache)
+        masks = float(average(torch.tensor(float(masks), device=advantages.device)))
         self.generator_optimizer_.zero_grad(set_to_none=True)
         for batch in self.cache:
             (-self.policy_objective(batch, advantages[batch.update]) / masks).backward()
         average_gradients(self.generator)
         limit = self.generator_clip_norm or float("inf")
         norm = float(nn.utils.clip_grad_norm_(self.generator.parameters(), limit))
-        self.generator_optimizer_.step()
+        if math.isfinite(norm):
+            self.generator_optimizer_.step()
         return norm
 
     def attacker_wins(self, scores: Tensor) -> bool:
-        """Whether the attacker is kept, given the mean scores (attacker, defender); equal on every process."""
+        """Whether the attacker is kept, given the mean scores (attacker, defender); equal on every process.
+
+        A player whose score is not finite loses.
+        """
+        if not bool(scores.isfinite().all()):
+            return bool(scores[0].isfinite())
         if self.winner == "attacker":
             return True
         difference = scores[0] - scores[1]
@@ -294,7 +336,7 @@ class AttendOut(Regularizer):
     # -- state ------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that an exact continuation needs."""
+        """Everything that an exact continuation needs; of several processes, the first one's state is whole."""
         state = {**super().state_dict(), "rounds": self.rounds, "in_round": self.in_round}
         if self.defender is None:
             return dict(self._state or self._ended or state)
@@ -305,7 +347,7 @@ class AttendOut(Regularizer):
             "generator": self.generator.state_dict(),
             "generator_optimizer": self.generator_optimizer_.state_dict(),
             "defender": self.defender.state_dict(),
-            "cache": [batch.state_dict() for batch in self.cache],
+            "cache": [b.state_dict() for b in self.cache if b.update < self.in_round] + self.cache_elsewhere,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -323,39 +365,30 @@ class AttendOut(Regularizer):
         self.generator.load_state_dict(state["generator"])
         self.generator_optimizer_.load_state_dict(state["generator_optimizer"])
         self.defender.load_state_dict(state["defender"])
-        self.cache = [CachedBatch.from_state_dict(batch, device) for batch in state["cache"]]
+        if self.in_round >= self.steps:
+            logger.warning(
+                f"{self.name}: the state is {self.in_round} updates into a round of now {self.steps}; it begins anew"
+            )
+            self.defender.settle(attacker_won=True)
+            self.in_round = 0
+            return
+        mine = [batch for batch in state["cache"] if batch["rank"] % world_size() == rank()]
+        self.cache = [CachedBatch.from_state_dict(batch, device) for batch in mine]
+        self.cache_elsewhere = [b for b in state["cache"] if b["rank"] % world_size()] if rank() == 0 else []
 
     def detach(self) -> None:
         """Restore the model; `state_dict` keeps what the game came to, the next one begins anew or from a state."""
         if self.defender is not None:
-            self.cache = [batch for batch in self.cache if batch.update < self.in_round]
-            self._ended = self.state_dict()
-            self.defender.close()
+            try:
+                self.forget_unfinished()
+                self._ended = on_cpu(self.state_dict())  # not the weights of two more models on the device
+            finally:
+                self._end()
         super().detach()
-        self.generator, self.defender, self._pending = None, None, []
 
-
-def embeddings_of(model: nn.Module, stacks: set[str], sites: list[AttentionSite]) -> dict[str, Embeddings]:
-    """The embedding tables of each stack of `model`: token tables, and learned positions if it has any.
-
-    A table belongs to a stack if its module's path says so, else to both; of several, the one with the most rows holds
-    the tokens. Cross attention needs the encoder's as well.
-
-    Raises:
-        ValueError: the model has no `torch.nn.Embedding` for a stack.
-    """
-    if any(site.kind == "cross" for site in sites):
-        stacks = stacks | {"encoder"}
-    tables = {path: m for path, m in model.named_modules(remove_duplicate=False) if isinstance(m, nn.Embedding)}
-    found = {}
-    for stack in sorted(stacks, reverse=True):
-        other = "decoder" if stack == "encoder" else "encoder"
-        mine = {p: m for p, m in tables.items() if stack in p} or {p: m for p, m in tables.items() if other not in p}
-        words = {p: m for p, m in mine.items() if "position" not in p}
-        if not words:
-            raise ValueError(f"no embedding found for the {stack} of {type(model).__name__}")
-        width = max(words.values(), key=lambda m: m.num_embeddings).embedding_dim
-        positions = [m.weight for p, m in mine.items() if "position" in p and m.embedding_dim == width]
-        token_table = max(words.values(), key=lambda m: m.num_embeddings).weight
-        found[stack] = Embeddings(token_table, positions[0] if positions else None)
-    return found
+    def _end(self) -> None:
+        """Let go of the players."""
+        self.defender.close()
+        super().detach()
+        self.generator = self.defender = self.generator_optimizer_ = None
+        self.cache, self.cache_elsewhere = [], []

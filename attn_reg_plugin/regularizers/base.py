@@ -182,6 +182,12 @@ class Regularizer:
         """The sites in use; empty when detached."""
         return [] if self._attachment is None else self._attachment.sites
 
+    @property
+    def counted(self) -> list[str]:
+        """The statistics that a face logs, whether anything was added to them or not."""
+        keys = ["forwards", "regularized", "step_seconds", "rounds", *self.logged]
+        return keys + [f"{what}/{site.name}" for site in self.attached_sites for what in ("dropped", "valid")]
+
     def begin_epoch(self, epoch: int) -> None:
         """Announce an epoch, counted from 1."""
         if epoch < 1:
@@ -199,6 +205,11 @@ class Regularizer:
     def supply(self, **inputs: Any) -> None:
         """Tell what the next forwards' arguments do not show, such as `targets`; stays until the next call."""
         self._supplied = {key: value for key, value in inputs.items() if value is not None}
+
+    @property
+    def supplied(self) -> dict[str, Any]:
+        """What was last supplied."""
+        return dict(self._supplied)
 
     def state_dict(self) -> dict[str, Any]:
         """What resuming needs: numbers and tensors only."""
@@ -315,17 +326,34 @@ class Attachment:
         self.regularizer.detach()
 
 
+def attachments_of(model: nn.Module) -> list[Attachment]:
+    """What is attached to `model`, in order."""
+    owners = (getattr(hook, "__self__", None) for hook in model._forward_pre_hooks.values())
+    return list(dict.fromkeys(owner for owner in owners if isinstance(owner, Attachment)))
+
+
 @contextmanager
 def without_dropout(model: nn.Module) -> Iterator[None]:
     """The model's dropout modules drop nothing; everything else stays in training mode.
 
-    Their `p` is zeroed as well as their mode changed: attention modules read it directly.
+    Their `p` is zeroed as well as their mode changed: attention modules read it directly. So is every number that a
+    module keeps as a dropout of its own, to give it to `torch.nn.functional.dropout`.
     """
-    changed = [(m, m.training, m.p) for m in model.modules() if "Dropout" in type(m).__name__ and hasattr(m, "p")]
-    for module, _, _ in changed:
+    dropouts = [(m, m.training, m.p) for m in model.modules() if "Dropout" in type(m).__name__ and hasattr(m, "p")]
+    numbers = [
+        (module, name, value)
+        for module in model.modules()
+        for name, value in vars(module).items()
+        if "dropout" in name and isinstance(value, float)
+    ]
+    for module, _, _ in dropouts:
         module.training, module.p = False, 0.0
+    for module, name, _ in numbers:
+        setattr(module, name, 0.0)
     try:
         yield
     finally:
-        for module, training, p in changed:
+        for module, training, p in dropouts:
             module.training, module.p = training, p
+        for module, name, value in numbers:
+            setattr(module, name, value)

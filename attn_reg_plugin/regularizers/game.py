@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -41,8 +42,13 @@ class CachedBatch:
         return unpack_bits(packed, torch.Size(shape))
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain containers and tensors."""
-        return {"update": self.update, "tokens": {k: tuple(v) for k, v in self.tokens.items()}, "masks": self.masks}
+        """Plain containers and tensors, on the CPU; `rank` is the process that keeps the batch."""
+        return {
+            "rank": rank(),
+            "update": self.update,
+            "tokens": {k: tuple(tensor.cpu() for tensor in v) for k, v in self.tokens.items()},
+            "masks": {k: (packed.cpu(), shape) for k, (packed, shape) in self.masks.items()},
+        }
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any], device: torch.device) -> CachedBatch:
@@ -78,7 +84,8 @@ class Defender:
 
     def learn(self, problem: Problem, inputs: Any) -> None:
         """Forward and backward on a batch that the attacker has trained on; gradients add up until `step`."""
-        problem.loss(self.model, inputs).loss.backward()
+        loss = problem.loss(self.model, inputs).loss
+        (loss * 0 if inputs.get("ignore_grad", False) else loss).backward()
 
     def step(self) -> None:
         """Make the optimizer step that the attacker has just made, on the defender's own gradients."""
@@ -128,7 +135,8 @@ def twin_optimizer(optimizer: Optimizer, model: nn.Module, twin: nn.Module) -> O
     if any(id(p) not in twins for group in optimizer.param_groups for p in group["params"]):
         raise ValueError("the optimizer holds parameters that are not the attached model's; give one of its own to it")
     groups = [{**group, "params": [twins[id(p)] for p in group["params"]]} for group in optimizer.param_groups]
-    copied = type(optimizer)(groups, **optimizer.defaults)
+    known = inspect.signature(type(optimizer)).parameters  # AdamW's defaults have one that it does not take
+    copied = type(optimizer)(groups, **{name: value for name, value in optimizer.defaults.items() if name in known})
     copied.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     return copied
 
@@ -140,6 +148,11 @@ def _settings(optimizer: Optimizer) -> list[dict[str, Any]]:
 def world_size() -> int:
     """Data-parallel processes; 1 where torch.distributed is not in use."""
     return torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+
+
+def rank() -> int:
+    """Which of the data-parallel processes this is, from 0."""
+    return torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
 
 
 def average(tensor: Tensor) -> Tensor:
@@ -164,6 +177,33 @@ def from_first_rank(tensor: Tensor) -> Tensor:
     if world_size() > 1:
         torch.distributed.broadcast(tensor, 0)
     return tensor
+
+
+def object_from_first_rank(value: Any) -> Any:
+    """The first process's value, of any type that can be pickled, on every process."""
+    if world_size() == 1:
+        return value
+    holder = [value]
+    torch.distributed.broadcast_object_list(holder, 0)
+    return holder[0]
+
+
+def gathered_on_first_rank(ours: list[Any]) -> list[Any]:
+    """On the first process, the others' lists, joined; nothing on these."""
+    if world_size() == 1:
+        return []
+    lists = [None] * world_size() if rank() == 0 else None
+    torch.distributed.gather_object(ours, lists, 0)
+    return [value for theirs in lists[1:] for value in theirs] if lists else []
+
+
+def on_cpu(value: Any) -> Any:
+    """The same containers with their tensors on the CPU."""
+    if isinstance(value, Tensor):
+        return value.detach().cpu()
+    if isinstance(value, Mapping):
+        return {key: on_cpu(held) for key, held in value.items()}
+    return type(value)(on_cpu(held) for held in value) if isinstance(value, list | tuple) else value
 
 
 @contextmanager

@@ -124,7 +124,11 @@ class Generator(nn.Module):
         return tables.tokens.detach(), None if tables.positions is None else tables.positions.detach()
 
     def forward(self, tokens: Mapping[str, Tokens]) -> dict[str, Tensor]:
-        """The logits of P(keep) of each site, fp32 (B, T, S), by the site's name."""
+        """The logits of P(keep) of each site, (B, T, S), by the site's name; fp32, under autocast too."""
+        with torch.autocast(next(iter(tokens.values())).ids.device.type, enabled=False):
+            return self._logits(tokens)
+
+    def _logits(self, tokens: Mapping[str, Tokens]) -> dict[str, Tensor]:
         states = {stack: self.embed(stack, tokens[stack]) for stack in self.stacks}
         wanted, logits = {name for name, *_ in self.sites}, {}
         for name, stack, kind, _ in self._needed():
@@ -159,6 +163,7 @@ def sample_masks(logits: Mapping[str, Tensor], temperature: float = 1.0) -> dict
     """
     masks = {}
     for name, logit in logits.items():
+        logit = logit.float()  # a coarser uniform would not have the probability
         uniform = torch.rand_like(logit).clamp_(1e-7, 1.0 - 1e-7)
         masks[name] = logit + temperature * torch.logit(uniform) > 0
     return masks
@@ -179,3 +184,35 @@ def unpack_bits(packed: Tensor, shape: torch.Size) -> Tensor:
     """The bool tensor of `shape` that `pack_bits` packed."""
     bits = (packed.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8, device=packed.device)) & 1
     return bits.reshape(-1)[: shape.numel()].view(shape).bool()
+
+
+def embeddings_of(model: nn.Module, stacks: set[str], sites: list[AttentionSite]) -> dict[str, Embeddings]:
+    """The embedding tables of each stack of `model`: token tables, and learned positions if it has any.
+
+    A table belongs to a stack if its module's path says so, else to both; of several, the one with the most rows holds
+    the tokens. Cross attention needs the encoder's as well.
+
+    Raises:
+        ValueError: the model has no `torch.nn.Embedding` for a stack.
+    """
+    if any(site.kind == "cross" for site in sites):
+        stacks = stacks | {"encoder"}
+    tables = {path: m for path, m in model.named_modules(remove_duplicate=False) if isinstance(m, nn.Embedding)}
+    found = {}
+    for stack in sorted(stacks, reverse=True):
+        other = "decoder" if stack == "encoder" else "encoder"
+        mine = {p: m for p, m in tables.items() if stack in p} or {p: m for p, m in tables.items() if other not in p}
+        words = {p: m for p, m in mine.items() if "position" not in p}
+        if not words:
+            raise ValueError(f"no embedding found for the {stack} of {type(model).__name__}")
+        width = max(words.values(), key=lambda m: m.num_embeddings).embedding_dim
+        positions = [positions_from_zero(m) for p, m in mine.items() if "position" in p and m.embedding_dim == width]
+        token_table = max(words.values(), key=lambda m: m.num_embeddings).weight
+        found[stack] = Embeddings(token_table, positions[0] if positions else None)
+    return found
+
+
+def positions_from_zero(table: nn.Embedding) -> Tensor:
+    """The rows of a model's learned positions from position 0 on: some tables begin with rows for padding."""
+    first = getattr(table, "offset", 0 if table.padding_idx is None else table.padding_idx + 1)
+    return table.weight.detach()[first:]

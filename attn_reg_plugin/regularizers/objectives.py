@@ -74,7 +74,8 @@ def logits_of(outputs: Any) -> Tensor:
 
 
 def default_objective(labels: str = "pseudo") -> Objective:
-    """The objective that fits the outputs' shape: (B, C) classification, (B, T, V) tokens, (B,) or (B, 1) regression.
+    """The objective that fits the outputs' shape: (B, C) classification, (B, T, V) tokens, (B,) or (B, 1) regression;
+    and `start_logits` and `end_logits`, (B, T) each, of question answering.
 
     Args:
         labels: `pseudo` or `gold`; gold labels are read from `inputs["targets"]`, else `inputs["labels"]`.
@@ -87,7 +88,23 @@ def default_objective(labels: str = "pseudo") -> Objective:
     return partial(_by_shape, labels)
 
 
+def span_logits(outputs: Any, inputs: Mapping[str, Any], gold: bool) -> Tensor | None:
+    """Extractive question answering: Σ of the logits of the answers' first and last tokens; None for other outputs."""
+    total = None
+    for end in ("start", "end"):
+        logits = outputs.get(f"{end}_logits") if isinstance(outputs, Mapping) else None
+        positions = inputs.get(f"{end}_positions") if gold else None
+        if logits is None or logits.dim() != 2 or (gold and positions is None):
+            return None
+        found = label_logit(logits, None if positions is None else positions.clamp(0, logits.size(-1) - 1))
+        total = found if total is None else total + found
+    return total
+
+
 def _by_shape(labels: str, outputs: Any, inputs: Mapping[str, Any]) -> Tensor:
+    spans = span_logits(outputs, inputs, gold=labels == "gold")
+    if spans is not None:
+        return spans
     logits = logits_of(outputs)
     regression = logits.dim() == 1 or (logits.dim() == 2 and logits.size(-1) == 1)
     gold = None
@@ -103,8 +120,17 @@ def _by_shape(labels: str, outputs: Any, inputs: Mapping[str, Any]) -> Tensor:
     if logits.dim() == 2:
         return label_logit(logits, gold)
     if logits.dim() == 3:
-        return token_log_likelihood(logits, gold, inputs.get("token_mask"))
+        return token_log_likelihood(logits, gold, _tokens_with_loss(logits, inputs))
     raise ValueError(f"no objective for outputs of shape {tuple(logits.shape)}; give objective=function")
+
+
+def _tokens_with_loss(logits: Tensor, inputs: Mapping[str, Any]) -> Tensor | None:
+    """Real tokens, less those that the targets leave out: a tagger labels a word at its first piece only."""
+    mask, targets = inputs.get("token_mask"), inputs.get("targets")
+    if not isinstance(targets, Tensor) or targets.is_floating_point() or targets.shape != logits.shape[:-1]:
+        return mask
+    known = targets != IGNORED
+    return known if mask is None else known & mask
 
 
 def scale_against_underflow(objective: Tensor, dtype: torch.dtype) -> Tensor:

@@ -35,11 +35,16 @@ class Statistics:
         yield
         end.record()
         self._running.append((key, begin, end))
+        self._collect()
 
     def take(self) -> dict[str, Any]:
         """The sums since the last call: numbers, or scalar tensors on their device."""
+        self._collect()
+        taken, self._sums = self._sums, {}
+        return taken
+
+    def _collect(self) -> None:
+        """Add what is over on the device."""
         while self._running and self._running[0][2].query():
             key, begin, end = self._running.pop(0)
             self.add(key, begin.elapsed_time(end) / 1000.0)
-        taken, self._sums = self._sums, {}
-        return taken

@@ -9,6 +9,7 @@ from attention.literal import causal, loop_attention, loop_weights, padding
 
 from attn_reg_plugin import AttentionSite, regularized_attention
 from attn_reg_plugin.attention.functional import attention_weights, uniform_attention
+from attn_reg_plugin.attention.sites import Tape
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -254,3 +255,28 @@ def test_keep_outside_valid_changes_nothing():
     keep, valid = keep_mask(), VALID["both"]
     inside = regularized_attention(query, key, value, valid=valid, site=site(keep=keep & valid))
     assert regularized_attention(query, key, value, valid=valid, site=site(keep=keep)).equal(inside)
+
+
+@pytest.mark.parametrize("learned", [False, True])
+def test_a_mask_for_all_heads_beside_a_bias_for_each(learned):
+    """Whether the bias gets a gradient or not; and where a row loses everything the bias is gone as well."""
+    query, key, value = (tensor.detach() for tensor in inputs())
+    bias = torch.randn(1, H, T, S, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    shared = torch.rand((B, 1, T, S), generator=torch.Generator().manual_seed(5)) < 0.6
+    shared[:, :, 1] = False
+    valid = padding([5, 3, 4], S)
+    found = regularized_attention(
+        query, key, value, valid=valid, site=site(keep=shared), bias=bias.clone().requires_grad_(learned)
+    )
+    each = shared.expand(SHAPE)
+    expected = regularized_attention(query, key, value, valid=valid, site=site(keep=each), bias=bias)
+    assert_close(found, expected, torch.float64)
+    assert_close(found[:, :, 1], uniform_attention(value, valid, T)[:, :, 1], torch.float64)
+
+
+def test_a_bfloat16_probe_with_a_bias():
+    query, key, value = inputs(torch.bfloat16)
+    bias = torch.randn(1, H, T, S, generator=torch.Generator().manual_seed(3)).bfloat16()
+    plain = regularized_attention(query, key, value, bias=bias)
+    probed = regularized_attention(query, key, value, bias=bias, site=site(tape=Tape()))
+    assert_close(probed, plain, torch.bfloat16)

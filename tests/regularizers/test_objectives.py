@@ -154,6 +154,18 @@ def test_missing_gold_labels_are_refused(labels, logits):
             default_objective(labels)(logits, supplied)
 
 
+def test_answers_have_a_start_and_an_end():
+    start, end = numbers(2, 3), numbers(2, 3) * 2
+    outputs = {"start_logits": start, "end_logits": end}
+    expected = start.max(-1).values.sum() + end.max(-1).values.sum()
+    assert torch.equal(default_objective()(outputs, {}), expected)
+    inputs = {"start_positions": torch.tensor([0, 2]), "end_positions": torch.tensor([1, 7])}  # 7 was cut off
+    expected = start[0, 0] + start[1, 2] + end[0, 1] + end[1, 2]
+    assert default_objective("gold")(outputs, inputs).item() == pytest.approx(expected.item())
+    with pytest.raises(ValueError, match="cannot find logits"):
+        default_objective("gold")(outputs, {})
+
+
 def test_scaling_in_fp16_is_by_a_power_of_two():
     objective = torch.tensor(0.3)
     assert math.log2(scale_against_underflow(objective, torch.float16) / objective) == 10

@@ -1,0 +1,127 @@
+"""AttendOut and what surrounds it: its size is logged; skipped updates and empty batches count for nothing."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from test_attend_out import BATCHES, begin, update
+
+from attn_reg_plugin import ADDrop
+from attn_reg_plugin.regularizers.generator import sample_masks
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.mark.parametrize("embedding", ["own", "shared"])
+def test_the_generators_size_is_logged_once(embedding, caplog):
+    model, optimizer, regularizer = begin(embedding=embedding)
+    caplog.set_level(logging.INFO, "attn_reg_plugin")
+    with regularizer.attach(model):
+        for number in range(4):
+            update(model, optimizer, regularizer, number)
+        size = sum(parameter.numel() for parameter in regularizer.generator.parameters())
+    share = 100 * size / sum(parameter.numel() for parameter in model.parameters())
+    attention, embeddings = 4 * (8 * 8 + 8) + 2 * 8, (13 + 16) * 8  # Q, K, V, O and the norm; tokens and positions
+    assert size == attention + (embeddings if embedding == "own" else 0)
+    assert caplog.messages == [f"attend_out: generator of {size:,} parameters, {share:.1f} % of the model's"]
+
+
+def test_an_update_that_was_skipped_leaves_nothing():
+    first, second = begin(), begin()
+    for skips, (model, optimizer, regularizer) in ((False, first), (True, second)):
+        with regularizer.attach(model):
+            update(model, optimizer, regularizer, 0)
+            if skips:
+                model(*BATCHES[5])
+                assert len(regularizer.cache) == 2 and len(regularizer.state_dict()["cache"]) == 1
+                regularizer.forget_unfinished()
+            update(model, optimizer, regularizer, 1)
+            assert [batch.update for batch in regularizer.cache] == [0, 1]
+            kept = [parameter.clone() for parameter in regularizer.defender.model.parameters()]
+            if not skips:
+                expected = kept
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(kept, expected, strict=True))
+
+
+def test_a_batch_that_counts_for_nothing():
+    model, optimizer, regularizer = begin()
+    lone, lone_optimizer, other = begin()
+    with regularizer.attach(model), other.attach(lone):
+        regularizer.supply(ignore_grad=True)
+        (model(*BATCHES[5]) * 0).sum().backward()
+        regularizer.supply()
+        update(model, optimizer, regularizer, 0)
+        update(lone, lone_optimizer, other, 0)
+        assert len(regularizer.cache) == 1, "it has no mask to judge"
+        defenders = (game.defender.model.parameters() for game in (regularizer, other))
+        assert all(torch.equal(ours, theirs) for ours, theirs in zip(*defenders, strict=True))
+
+
+def test_a_round_that_has_become_too_short_begins_anew(caplog):
+    model, optimizer, regularizer = begin()
+    with regularizer.attach(model):
+        for number in range(2):
+            update(model, optimizer, regularizer, number)
+        state = regularizer.state_dict()
+    other, other_optimizer, again = begin()
+    again.steps = 2
+    again.load_state_dict(state)
+    with again.attach(other):
+        update(other, other_optimizer, again, 2)
+        assert again.in_round == 1 and [batch.update for batch in again.cache] == [0]
+        assert "2 updates into a round of now 2; it begins anew" in caplog.text
+        update(other, other_optimizer, again, 3)
+        assert again.rounds == 1
+
+
+@pytest.mark.parametrize("winner", ["draw", "best", "attacker"])
+@pytest.mark.parametrize("broken", ["attacker", "defender"])
+def test_a_loss_that_is_not_finite_teaches_nothing_and_loses(winner, broken, monkeypatch, caplog):
+    model, optimizer, regularizer = begin(winner=winner)
+    with regularizer.attach(model):
+        for number in range(regularizer.steps - 1):
+            update(model, optimizer, regularizer, number)
+        before = [parameter.clone() for parameter in regularizer.generator.parameters()]
+        fine, nan = torch.zeros(regularizer.steps), torch.full((regularizer.steps,), float("nan"))
+        scores = (nan, fine) if broken == "attacker" else (fine, nan)
+        monkeypatch.setattr(regularizer, "evaluate", lambda: scores)
+        update(model, optimizer, regularizer, regularizer.steps - 1)
+        assert regularizer.rounds == 1 and regularizer.moving_baseline == 0.0
+        assert regularizer.last_round["attacker_won"] == float(broken == "defender")
+        assert "rounds" not in regularizer.statistics.take() and "not finite" in caplog.text
+        after = regularizer.generator.parameters()
+        assert all(torch.equal(ours, theirs) for ours, theirs in zip(before, after, strict=True))
+
+
+def test_it_is_alone_on_its_model():
+    model, optimizer, regularizer = begin(sites="encoder.self[0]")
+    other = ADDrop(sites="encoder.self[1]", cross_tuning="off")
+    with other.attach(model), regularizer.attach(model), pytest.raises(ValueError, match="detach ad_drop first"):
+        update(model, optimizer, regularizer, 0)
+
+
+def test_after_detaching_no_player_is_held():
+    model, optimizer, regularizer = begin()
+    with regularizer.attach(model):
+        update(model, optimizer, regularizer, 0)
+        expected = regularizer.state_dict()["defender"]["model"]
+        expected = {name: tensor.clone() for name, tensor in expected.items()}
+    kept = regularizer.state_dict()
+    assert all(torch.equal(kept["defender"]["model"][name], tensor) for name, tensor in expected.items())
+    assert regularizer.generator is None and regularizer.generator_optimizer_ is None and not regularizer.cache
+
+
+def test_under_autocast_masks_have_the_probability_they_claim():
+    model, _, regularizer = begin()
+    with regularizer.attach(model):
+        regularizer.start(model)
+        tokens = regularizer.problem.tokens({"tokens": BATCHES[0][0]})
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            logits = regularizer.generator(tokens)
+        assert {logit.dtype for logit in logits.values()} == {torch.float32}
+    torch.manual_seed(0)
+    drawn = sample_masks({"site": torch.full((1, 1000, 2000), 8.0, dtype=torch.bfloat16)})["site"]
+    expected = 1 - torch.sigmoid(torch.tensor(8.0)).item()
+    assert abs((~drawn).float().mean().item() - expected) < 0.15 * expected
