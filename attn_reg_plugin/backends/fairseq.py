@@ -85,4 +85,7 @@ def padding_index(model: nn.Module) -> int | None:
             index = getattr(owner, "padding_idx", None)
             if index is not None:
                 return int(index)
+        dictionary = getattr(part, "dictionary", None)
+        if hasattr(dictionary, "pad"):
+            return int(dictionary.pad())
     return None

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 pytest.importorskip("fairseq")
 
+from fairseq.data import Dictionary
 from fairseq.modules import MultiheadAttention
 from fairseq_models import LAYERS, batch, transformer
 
@@ -68,6 +69,10 @@ def test_the_padding_index_is_found() -> None:
     model = transformer()
     assert padding_index(model) == PAD
     assert padding_index(nn.Linear(2, 2)) is None
+    unnamed = nn.Module()
+    unnamed.decoder = nn.Module()
+    unnamed.decoder.dictionary = Dictionary()
+    assert padding_index(unnamed) == Dictionary().pad(), "every decoder of fairseq's has a dictionary"
 
 
 def test_targets_that_are_padding_are_no_tokens() -> None:

@@ -1,0 +1,175 @@
+"""Sites in Hugging Face models: every module that calls transformers' attention interface.
+
+While a site of a model is open, its configuration names an attention function of ours. It runs the model's own one
+until the site has something to do, and so does our mask function, so an idle site costs a look-up and changes no bit.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from attn_reg_plugin.attention.sites import AttentionSite
+from attn_reg_plugin.backends.huggingface_attention import (
+    ORIGINALS,
+    REGISTERED,
+    OpenSites,
+    interface_of,
+    open_sites,
+    original_function,
+    runs_open_sites,
+)
+from attn_reg_plugin.backends.huggingface_inputs import described
+
+CROSS = re.compile(r"cross|encoder_attn|EncDec")
+DECODER = re.compile(r"(^|\.)decoder\.")
+LAYER = re.compile(r"(?:^|\.)(\d+)(?:\.|$)")
+
+#: how a refused family is written, by its model type
+NAMES = {"deberta": "DeBERTa", "deberta-v2": "DeBERTa"}
+
+#: modules that several layers share, by class: the end of the module's path after that of its caller, with its group
+#: and its place in the group, and the layers that it serves then, in the order of its calls
+SHARED: dict[str, tuple[str, Callable[[PreTrainedConfig, int, int], list[int]]]] = {
+    "AlbertAttention": (
+        r"\.?albert_layer_groups\.(\d+)\.albert_layers\.(\d+)\.attention$",
+        lambda config, group, place: [
+            layer * config.inner_group_num + place
+            for layer in range(config.num_hidden_layers)
+            if int(layer / (config.num_hidden_layers / config.num_hidden_groups)) == group
+        ],
+    ),
+}
+
+
+class HuggingFaceBackend:
+    """Finds and opens the attention of transformers models; see `Backend`."""
+
+    def __init__(self) -> None:
+        #: of each shared module, what calls it once a layer, and the layers in that order
+        self.shared: dict[nn.Module, tuple[nn.Module, list[int]]] = {}
+
+    def find(self, model: nn.Module) -> list[AttentionSite]:
+        """The attention of every transformers model in `model`: stack, kind and layer from the module's path.
+
+        A path with `decoder.` and every causal or cross attention is in the decoder; the layer is the first number.
+        """
+        sites = []
+        start = _outermost(model)
+        for path, module in model.named_modules():
+            if interface_of(module) is None or not isinstance(getattr(module, "config", None), PreTrainedConfig):
+                continue
+            opened = {site.layer: site for site in getattr(open_sites(module), "sites", ())}
+            inner = path.removeprefix(start(path))
+            for layer in self._layers(model, path, inner, module):
+                sites.append(opened.get(layer) or self._site(path, inner, module, layer))
+        return sites
+
+    def _layers(self, model: nn.Module, path: str, inner: str, module: nn.Module) -> list[int]:
+        """The layers that a module serves: one, unless layers share it."""
+        ending, layers = SHARED.get(type(module).__name__, ("$^", None))
+        place = re.search(ending, path)
+        if layers is None or place is None:
+            number = LAYER.search(inner)
+            return [int(number[1]) if number else 0]
+        caller = model.get_submodule(path[: place.start()])
+        self.shared[module] = caller, layers(module.config, *(int(number) for number in place.groups()))
+        return self.shared[module][1]
+
+    def _site(self, path: str, inner: str, module: nn.Module, layer: int) -> AttentionSite:
+        cross = CROSS.search(inner) is not None
+        decoder = cross or DECODER.search(inner) is not None or bool(getattr(module, "is_causal", False))
+        return AttentionSite(
+            stack="decoder" if decoder else "encoder",
+            kind="cross" if cross else "self",
+            layer=layer,
+            path=path,
+            module=module,
+            backend=self,
+        )
+
+    def refusal(self, model: nn.Module) -> str | None:
+        """Why a transformers model has no site; None for other models."""
+        for module in model.modules():
+            if isinstance(module, PreTrainedModel):
+                name = NAMES.get(module.config.model_type, type(module).__name__)
+                return (
+                    f"{name}'s attention does not go through transformers' attention interface; use a model whose "
+                    "attention does, such as ELECTRA, RoBERTa or ModernBERT, or give its attention modules an "
+                    "AttentionSite and let them call regularized_attention"
+                )
+        return None
+
+    def open(self, site: AttentionSite) -> None:
+        """Name our function in the module's configuration and put the site into the module.
+
+        Raises:
+            ValueError: the model runs another attention than `sdpa` or `eager`.
+        """
+        module, config = site.module, site.module.config
+        original = ORIGINALS.get(config._attn_implementation, config._attn_implementation)
+        upcast = original == "eager" and getattr(module, "reorder_and_upcast_attn", False)
+        if original not in REGISTERED or upcast or original_function(module, original) is None:
+            option = "reorder_and_upcast_attn=True" if upcast else f"attn_implementation={original!r}"
+            raise ValueError(
+                f"{site.name} ({site.path}) runs with {option}, which cannot be regularized; load the model with "
+                "attn_implementation='sdpa'"
+            )
+        held = open_sites(module) or OpenSites.install(module, original, *self.shared.get(module, ()))
+        held.sites.append(site)
+        config._attn_implementation_internal = REGISTERED[original]  # the public setter would reach into sub-configs
+
+    def close(self, site: AttentionSite) -> None:
+        """Take the site out, and after the last one of a configuration name the model's own function again."""
+        module, config = site.module, site.module.config
+        held = open_sites(module)
+        held.sites.remove(site)
+        if held.sites:
+            return
+        held.remove(module)
+        if not runs_open_sites(config):
+            name = config._attn_implementation
+            config._attn_implementation_internal = ORIGINALS.get(name, name)
+
+    def describe(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Tensor]:
+        """What the forward's arguments tell: `token_mask` (B, T) and `targets`, see `described`."""
+        try:
+            named = dict(inspect.signature(model.forward).bind_partial(*args, **kwargs).arguments)
+        except (TypeError, ValueError):
+            named = {}
+        named.update(kwargs)
+        return described(model, named)
+
+    @contextmanager
+    def probing(self, model: nn.Module) -> Iterator[None]:
+        """While open, activation checkpointing is PyTorch's non-reentrant one.
+
+        The reentrant one runs layers without a graph and rebuilds it inside `backward`, so nothing can be
+        differentiated with respect to what stands in a layer.
+        """
+        with ExitStack() as stack:
+            for module in model.modules():
+                function = vars(module).get("_gradient_checkpointing_func")
+                if isinstance(function, partial) and function.keywords.get("use_reentrant"):
+                    stack.callback(setattr, module, "_gradient_checkpointing_func", function)
+                    module._gradient_checkpointing_func = partial(
+                        checkpoint, *function.args, **{**function.keywords, "use_reentrant": False}
+                    )
+            yield
+
+
+def _outermost(model: nn.Module) -> Callable[[str], str]:
+    """A function from a module's path to that of the outermost transformers model around it, with its dot."""
+    starts: list[str] = []
+    for path, module in model.named_modules():
+        if isinstance(module, PreTrainedModel) and not any(path.startswith(start) for start in starts):
+            starts.append(f"{path}." if path else "")
+    return lambda path: next((start for start in starts if path.startswith(start)), "")

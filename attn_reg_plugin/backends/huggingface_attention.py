@@ -1,0 +1,190 @@
+"""The attention functions that open sites of transformers models run, and what stands in their modules meanwhile."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig
+
+from attn_reg_plugin.attention.functional import attention_weights, regularized_attention
+from attn_reg_plugin.attention.sites import AttentionSite
+
+#: the name that stands for a model's own attention while it has open sites. Names tell which one it was, so that a
+#: copy of an attached model still knows; transformers reads meaning into `sdpa`, `flash` and slashes, so none is there
+REGISTERED = {"sdpa": "attn_reg_fused", "eager": "attn_reg_eager"}
+ORIGINALS = {ours: original for original, ours in REGISTERED.items()}
+
+#: additive masks from here down mean "masked": transformers writes the dtype's minimum, older masks -1e4 for -inf
+_MASKED = -(10.0**4)
+#: arguments that change the softmax in a way that ours does not
+_UNKNOWN = ("softcap", "s_aux", "cache")
+_ATTRIBUTE = "attn_reg_sites"
+_OPEN: WeakSet[nn.Module] = WeakSet()
+
+
+class OpenSites:
+    """The open sites of one attention module; stands in the module as an attribute.
+
+    Attributes:
+        sites: one, or one a layer of a shared module.
+        layers: the layers of a shared module in the order of its calls, else None.
+        calls: how often a shared module was called in this forward.
+        function: the model's own attention.
+        called: whether our function has been reached in this call of the module.
+        handles: hooks to take off at the end.
+    """
+
+    def __init__(self, original: str, function: Callable, layers: list[int] | None) -> None:
+        self.sites: list[AttentionSite] = []
+        self.original, self.function, self.layers = original, function, layers
+        self.calls, self.called = 0, False
+        self.handles: list[RemovableHandle] = []
+
+    @classmethod
+    def install(
+        cls, module: nn.Module, original: str, caller: nn.Module | None = None, layers: list[int] | None = None
+    ) -> OpenSites:
+        """Put an empty one into `module`; `caller` runs a shared module once a layer."""
+        held = cls(original, original_function(module, original), layers)
+        setattr(module, _ATTRIBUTE, held)
+        held.handles.append(module.register_forward_hook(_check_called))
+        if caller is not None:
+            held.handles.append(caller.register_forward_pre_hook(partial(_restart, held)))
+        _OPEN.add(module)
+        return held
+
+    def remove(self, module: nn.Module) -> None:
+        """Leave `module` as it was."""
+        for handle in self.handles:
+            handle.remove()
+        delattr(module, _ATTRIBUTE)
+        _OPEN.discard(module)
+
+    def site(self) -> AttentionSite | None:
+        """The site of this call, if it is open and has anything to do.
+
+        Raises:
+            RuntimeError: a shared module is called more often than it has layers.
+        """
+        self.called = True
+        if self.layers is None:
+            return self.sites[0] if self.sites[0].active else None
+        call, self.calls = self.calls, self.calls + 1
+        if not any(site.active for site in self.sites):
+            return None
+        if call >= len(self.layers):
+            raise RuntimeError(
+                f"{self.sites[0].path} serves {len(self.layers)} layers but was called once more in one forward, so "
+                "its layers cannot be told apart; turn activation checkpointing off, or attach to the whole model"
+            )
+        return next((s for s in self.sites if s.layer == self.layers[call] and s.active), None)
+
+
+def _restart(held: OpenSites, caller: nn.Module, args: Any) -> None:
+    held.calls = 0
+
+
+def _check_called(module: nn.Module, args: Any, output: Any) -> None:
+    """A model may accept an attention function and never call it, or be given another one meanwhile."""
+    held = open_sites(module)
+    called, held.called = held.called, False
+    if not called and any(site.active for site in held.sites):
+        raise RuntimeError(
+            f"{held.sites[0].name} ({held.sites[0].path}) ran without calling the attention interface, so it is not "
+            f"regularized; leave the model's attn_implementation ({module.config._attn_implementation!r} now) alone "
+            "while a regularizer is attached"
+        )
+
+
+def open_sites(module: nn.Module) -> OpenSites | None:
+    """What stands in `module` while any of its sites is open."""
+    return module.__dict__.get(_ATTRIBUTE)
+
+
+def runs_open_sites(config: PreTrainedConfig) -> bool:
+    """Whether a module with an open site runs with this very configuration."""
+    return any(module.config is config for module in _OPEN)
+
+
+def interface_of(module: nn.Module) -> AttentionInterface | None:
+    """The attention interface that the forward of `module` itself looks its attention up in; None if it does not."""
+    forward = inspect.unwrap(type(module).forward)
+    if "ALL_ATTENTION_FUNCTIONS" not in getattr(getattr(forward, "__code__", None), "co_names", ()):
+        return None
+    return forward.__globals__.get("ALL_ATTENTION_FUNCTIONS")
+
+
+def original_function(module: nn.Module, name: str) -> Callable | None:
+    """The attention function `name` as `module` would find it: `eager` is its model's own."""
+    eager = inspect.unwrap(type(module).forward).__globals__.get("eager_attention_forward")
+    return interface_of(module).get(name, eager if name == "eager" else None)
+
+
+def _attention(
+    original: str, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any
+) -> tuple[Tensor, Tensor | None]:
+    """As transformers' attention functions: query (B, H, T, D), key and value (B, G, S, D) with G heads for H.
+
+    Returns:
+        output (B, T, H, D), and with `eager` the weights (B, H, T, S), before dropout.
+    """
+    held = open_sites(module)
+    site = None if held is None else held.site()
+    if site is None:
+        function = original_function(module, original) if held is None else held.function
+        return function(module, query, key, value, mask, **kwargs)
+    unknown = [name for name in _UNKNOWN if kwargs.get(name) is not None]
+    if unknown:
+        raise RuntimeError(f"{site.name} ({site.path}) uses {', '.join(unknown)}, which cannot be regularized")
+    groups = query.size(1) // key.size(1)
+    if groups > 1:
+        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    valid, bias = _valid_and_bias(original, module, query, key, mask, kwargs)
+    scale, dropout = kwargs.get("scaling"), kwargs.get("dropout", 0.0)
+    output = regularized_attention(query, key, value, valid=valid, site=site, dropout_p=dropout, scale=scale, bias=bias)
+    weights = None
+    if original == "eager" and site.tape is None:
+        shape = (*query.shape[:-1], key.size(-2))
+        nothing = torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=query.device)
+        keep = nothing if site.uniform else site.keep_mask(shape, valid, query.device)
+        weights = attention_weights(query, key, valid=valid, keep=keep, scale=scale, bias=bias)
+    return output.transpose(1, 2).contiguous(), weights
+
+
+def _valid_and_bias(
+    original: str, module: nn.Module, query: Tensor, key: Tensor, mask: Tensor | None, kwargs: dict[str, Any]
+) -> tuple[Tensor | None, Tensor | None]:
+    """transformers' masks as `valid`, and as a bias the position bias and what of an additive mask is finite.
+
+    `sdpa` gets no mask where it can say `is_causal` to the kernel instead, by the rule that is repeated here.
+    """
+    bias, queries, keys = kwargs.get("position_bias"), query.size(-2), key.size(-2)
+    if mask is None:
+        causal = kwargs.get("is_causal")
+        causal = getattr(module, "is_causal", True) if causal is None else causal
+        if original == "sdpa" and causal and queries > 1:
+            return torch.ones(queries, keys, dtype=torch.bool, device=query.device).tril(), bias
+        return None, bias
+    mask = mask[..., :keys]
+    if mask.dtype == torch.bool:
+        return mask, bias
+    valid = mask > _MASKED
+    finite = mask.masked_fill(~valid, 0.0).to(query.dtype)
+    return valid, finite if bias is None else bias + finite
+
+
+def _mask(original: str, *args: Any, **kwargs: Any) -> Tensor | None:
+    """The mask that the model's own attention gets."""
+    return AttentionMaskInterface()[original](*args, **kwargs)
+
+
+for _original, _name in REGISTERED.items():
+    AttentionInterface.register(_name, partial(_attention, _original))
+    AttentionMaskInterface.register(_name, partial(_mask, _original))

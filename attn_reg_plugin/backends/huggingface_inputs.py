@@ -1,0 +1,77 @@
+"""What the arguments of a transformers model's forward tell about its outputs: real tokens and gold labels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from attn_reg_plugin.regularizers.objectives import IGNORED
+
+
+def described(model: nn.Module, named: Mapping[str, Any]) -> dict[str, Tensor]:
+    """`token_mask` and `targets` as an objective needs them.
+
+    Args:
+        model: a transformers model, or a module around one.
+        named: the forward's arguments by name.
+
+    Returns:
+        `token_mask`, bool (B, T), True where the output is a real token and has a label if there are labels;
+        `targets`, the labels where outputs answer them: a causal language model predicts the next token, so its
+        labels are shifted by one. Either is missing where the arguments do not tell it. Outputs without tokens
+        (classification, regression) have no use for the mask.
+    """
+    config = getattr(model, "config", None)
+    labels = _tensor(named, "labels")
+    targets = labels
+    if labels is not None and labels.dim() == 2 and predicts_next(model):
+        targets = F.pad(labels[:, 1:], (0, 1), value=IGNORED)
+    if getattr(config, "is_encoder_decoder", "decoder_input_ids" in named):
+        mask = _decoder_tokens(named, getattr(config, "pad_token_id", None), getattr(config, "eos_token_id", None))
+    else:
+        mask = _real(_tensor(named, "attention_mask"))
+        if targets is not None and targets.dim() == 2 and not targets.is_floating_point():
+            known = targets != IGNORED
+            same = mask is not None and mask.shape == known.shape
+            ids = _tensor(named, "input_ids")
+            tokens = same or (mask is None and ids is not None and ids.shape == known.shape)
+            mask = (known & mask if same else known) if tokens else mask
+    told = {"token_mask": mask, "targets": targets}
+    return {name: tensor for name, tensor in told.items() if tensor is not None}
+
+
+def predicts_next(model: nn.Module) -> bool:
+    """Whether the model compares its output at t with the label at t + 1: it generates, and has no encoder."""
+    config, generates = getattr(model, "config", None), getattr(model, "can_generate", None)
+    return generates is not None and generates() and not getattr(config, "is_encoder_decoder", False)
+
+
+def _decoder_tokens(named: Mapping[str, Any], padding: int | None, end: int | list[int] | None) -> Tensor | None:
+    """Real tokens of a decoder's output: by its attention mask, else by the labels, else by its input.
+
+    The input's first token starts the sentence, whatever it is: for some models it is the padding token, for others
+    the end of a sentence. Nothing is predicted from a later end.
+    """
+    mask = _real(_tensor(named, "decoder_attention_mask"))
+    labels = _tensor(named, "labels")
+    if labels is not None and labels.dim() == 2:
+        known = (labels != IGNORED) if padding is None else (labels != IGNORED) & (labels != padding)
+        return known if mask is None else known & mask
+    ids = _tensor(named, "decoder_input_ids")
+    if mask is None and ids is not None and padding is not None:
+        mask = (ids != padding) & (ids != (end if isinstance(end, int) else padding))
+        mask[:, 0] = True
+    return mask
+
+
+def _tensor(named: Mapping[str, Any], name: str) -> Tensor | None:
+    value = named.get(name)
+    return value if isinstance(value, Tensor) else None
+
+
+def _real(mask: Tensor | None) -> Tensor | None:
+    """A mask over tokens, (B, T); one of another shape tells nothing here."""
+    return mask.bool() if mask is not None and mask.dim() == 2 else None

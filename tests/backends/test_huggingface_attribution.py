@@ -1,0 +1,242 @@
+"""transformers models: attributions against materialized attention, and masks that neither padding nor future enter."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+pytest.importorskip("transformers")
+
+from huggingface_models import FAMILIES, PAD, batch, build, objective, opened, token_mask
+from transformers import AttentionMaskInterface
+
+from attn_reg_plugin import ADDrop, candidate_region, find_sites, gradient_attribution, recording
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+TOKEN_LEVEL = [name for name, family in FAMILIES.items() if "Sequence" not in family.model]
+SIDES = [(name, False) for name in FAMILIES] + [(name, True) for name in TOKEN_LEVEL]
+CAUSAL = [name for name, family in FAMILIES.items() if family.stacks != "encoder"]
+
+
+class Materialized:
+    """While open, the attention maps of a model that runs `eager` are kept, by the name of their site."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.maps: dict[str, Tensor] = {}
+        self.names: dict[nn.Module, list[str]] = {}
+        for site in find_sites(model, "*"):
+            self.names.setdefault(site.module, []).append(site.name)
+        self.calls = dict.fromkeys(self.names, 0)
+
+    def __enter__(self) -> Materialized:
+        self.handles = [module.register_forward_hook(self.keep) for module in self.names]
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for handle in self.handles:
+            handle.remove()
+
+    def keep(self, module: nn.Module, args: object, output: tuple) -> None:
+        names = self.names[module]
+        self.maps[names[self.calls[module] % len(names)]] = output[-1]
+        self.calls[module] += 1
+
+
+def recorded(model: nn.Module, name: str, inputs: dict[str, Tensor]) -> tuple[Tensor, dict, dict, dict]:
+    """Logits, attributions, valid positions and outputs of every site, by its name."""
+    with opened(find_sites(model, "*")) as sites, recording(sites) as tapes:
+        logits = model(**inputs).logits
+        attributions = gradient_attribution(objective(name, inputs, logits), sites)
+        names = [site.name for site in sites]
+        valid = [
+            torch.ones_like(b, dtype=torch.bool) if t.valid is None else t.valid.expand_as(b)
+            for t, b in zip(tapes, attributions, strict=True)
+        ]
+    return logits, *(dict(zip(names, values, strict=True)) for values in (attributions, valid))
+
+
+@pytest.mark.parametrize("full", [False, True], ids=["padded", "full"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_gradient_attribution_is_that_of_the_materialized_maps(name: str, full: bool) -> None:
+    """Without padding transformers gives no mask at all; causality has to hold all the same."""
+    inputs = batch(name, full=full)
+    reference = build(name, attention="eager")
+    with Materialized(reference) as materialized:
+        expected_logits = reference(**inputs).logits
+        maps = materialized.maps
+        gradients = torch.autograd.grad(objective(name, inputs, expected_logits), list(maps.values()))
+    expected = dict(zip(maps, gradients, strict=True))
+    logits, attributions, valid = recorded(build(name), name, inputs)
+    counted = token_mask(name, inputs) if logits.dim() == 3 else ...
+    torch.testing.assert_close(logits[counted], expected_logits[counted], atol=1e-5, rtol=1e-5)
+    assert list(attributions) == FAMILIES[name].sites
+    for site, attribution in attributions.items():
+        # a row without any valid key is no token's; eager makes it uniform over everything
+        seen = valid[site].any(-1, keepdim=True) & (maps[site] > 0)
+        assert torch.equal(valid[site] & seen, seen), site
+        difference = (attribution - expected[site]).masked_fill(~valid[site], 0.0)
+        scale = max(1.0, float(expected[site].abs().max()))
+        assert float(difference.abs().max()) <= 1e-5 * scale, site
+        assert float(attribution.abs().max()) > 1e-4, site
+
+
+@pytest.mark.parametrize("name", ["bert", "albert", "bart", "t5", "llama"])
+def test_a_model_that_runs_eager_is_attributed_alike(name: str) -> None:
+    inputs = batch(name)
+    _, attributions, valid = recorded(build(name), name, inputs)
+    _, eager, eager_valid = recorded(build(name, attention="eager"), name, inputs)
+    for site, attribution in attributions.items():
+        assert torch.equal(valid[site], eager_valid[site])
+        torch.testing.assert_close(
+            eager[site].where(valid[site], 0), attribution.where(valid[site], 0), atol=1e-5, rtol=1e-5
+        )
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_maps_that_are_materialized_are_the_models(name: str) -> None:
+    """Integrated gradients and attention weights read A itself: scale, position bias and repeated heads are in it."""
+    inputs = batch(name)
+    reference = build(name, attention="eager")
+    with Materialized(reference) as materialized:
+        expected = reference(**inputs).logits
+    model = build(name)
+    with opened(find_sites(model, "*")) as sites, recording(sites, needs_weights=True) as tapes:
+        logits = model(**inputs).logits
+    counted = token_mask(name, inputs) if logits.dim() == 3 else ...
+    torch.testing.assert_close(logits[counted], expected[counted], atol=1e-5, rtol=1e-5)
+    for site, tape in zip(sites, tapes, strict=True):
+        there = tape.valid.any(-1, keepdim=True)
+        torch.testing.assert_close(tape.weights, materialized.maps[site.name] * there, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name, left", SIDES)
+def test_what_is_padded_never_matters(name: str, left: bool) -> None:
+    """Other embeddings at the padding change neither outputs, attributions nor masks at real tokens."""
+    inputs = batch(name, left)
+    real = inputs["attention_mask"].bool()
+    ids = inputs.pop("input_ids")
+    model = build(name, seed=3)
+    embedded = model.get_input_embeddings()(ids).detach()
+    results = []
+    for noise in (0.0, 5.0):
+        torch.manual_seed(4)
+        changed = embedded + noise * torch.randn_like(embedded) * ~real.unsqueeze(-1)
+        assert noise == 0.0 or not changed.equal(embedded)
+        arguments = {**inputs, "inputs_embeds": changed}
+        logits, attributions, valid = recorded(model, name, arguments)
+        with ADDrop(p=0.5, q=0.5, sites="*", cross_tuning="off").attach(model) as regularizer:
+            torch.manual_seed(5)
+            regularized = model(**arguments).logits
+            masks = {site.name: site.keep for site in regularizer.attached_sites}
+        results.append((logits, regularized, attributions, masks))
+    rows = real if FAMILIES[name].stacks != "both" else None
+    for first, second in zip(results[0][:2], results[1][:2], strict=True):
+        compared = rows if rows is not None and first.dim() == 3 else torch.ones(first.shape[:-1], dtype=torch.bool)
+        torch.testing.assert_close(second[compared], first[compared], atol=1e-5, rtol=1e-5)
+    for site in results[0][2]:
+        counted = valid[site].clone()
+        if site.startswith("encoder") or rows is not None:
+            counted &= real[:, None, :, None]
+        before, after = (result[2][site].where(counted, 0.0) for result in results)
+        torch.testing.assert_close(after, before, atol=1e-5, rtol=1e-4)
+        before, after = (result[3][site] & counted for result in results)
+        assert torch.equal(after, before) and before.any()
+        assert not (results[0][3][site] & ~valid[site]).any()
+
+
+@pytest.mark.parametrize("full", [False, True], ids=["padded", "full"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_valid_positions_are_real_tokens_and_no_future(name: str, full: bool) -> None:
+    inputs = batch(name, full=full, left=name in ("gpt2", "llama"))
+    model = build(name)
+    _, attributions, valid = recorded(model, name, inputs)
+    real = inputs["attention_mask"].bool()
+    for site, attribution in attributions.items():
+        queries, keys = attribution.shape[-2:]
+        expected = torch.ones_like(valid[site])
+        if site.startswith("decoder.self"):
+            expected = expected.tril()
+        if site != "decoder.self" and keys == real.size(1):
+            # the padding of a decoder that has an encoder comes after its labels: for real tokens, in the future
+            expected = expected & real[:, None, None, :]
+        if name == "modernbert" and site == "encoder.self[1]":
+            distance = (torch.arange(queries)[:, None] - torch.arange(keys)).abs()
+            expected = expected & (distance <= model.config.sliding_window)
+        assert torch.equal(valid[site], expected), site
+        assert not (candidate_region(attribution, valid[site], 0.7) & ~expected).any()
+
+
+@pytest.mark.parametrize("full", [False, True], ids=["padded", "full"])
+@pytest.mark.parametrize("name", CAUSAL)
+def test_rows_that_lose_everything_see_no_future(name: str, full: bool) -> None:
+    """p = q = 1 leaves every row uniform over its valid keys; the last token still changes nothing before it."""
+    model, inputs = build(name), batch(name, full=full)
+    key = "labels" if FAMILIES[name].stacks == "both" else "input_ids"
+    changed = dict(inputs)
+    changed[key] = inputs[key].clone()
+    # the decoder reads labels up to the last but one
+    place = -2 if key == "labels" else -1
+    row = 1 if key == "labels" else 0
+    changed[key][row, place] = (inputs[key][row, place] + 7) % 80 + 4
+    with ADDrop(p=1.0, q=1.0, sites="*", cross_tuning="off").attach(model):
+        before, after = model(**inputs).logits[row], model(**changed).logits[row]
+    assert before[:-1].isfinite().all()
+    torch.testing.assert_close(after[:-1], before[:-1], atol=1e-6, rtol=1e-6)
+    assert not after[-1].allclose(before[-1])
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_lost_mask_would_be_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The regularized forward has the masks of the plain one, and would not without our mask function."""
+    model, inputs = build(name), batch(name, left=FAMILIES[name].stacks == "decoder")
+    expected = model(**inputs).logits
+    counted = inputs["attention_mask"].bool() if FAMILIES[name].stacks != "both" else ...
+    counted = counted if expected.dim() == 3 else ...
+    with opened(find_sites(model, "*")) as sites:
+        for site in sites:
+            site.keep = torch.ones(1, 1, 1, 1, dtype=torch.bool)
+        torch.testing.assert_close(model(**inputs).logits[counted], expected[counted], atol=1e-5, rtol=1e-5)
+        monkeypatch.delitem(AttentionMaskInterface._global_mapping, "attn_reg_fused")
+        assert not model(**inputs).logits[counted].allclose(expected[counted], atol=1e-3)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_bfloat16_has_no_nan(name: str) -> None:
+    model, inputs = build(name, dropout=0.1).bfloat16(), batch(name, left=name in ("gpt2", "llama"))
+    for p in (0.4, 1.0):
+        with ADDrop(p=p, q=p, sites="*", cross_tuning="off").attach(model) as regularizer:
+            model.zero_grad()
+            loss = model(**inputs).loss
+            loss.backward()
+            assert float(regularizer.statistics.take()["fallbacks"]) == 0
+        assert loss.isfinite()
+        assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
+
+
+def test_a_padded_query_has_no_part_in_the_objective() -> None:
+    """A token-level objective leaves padding out: nothing flows into the rows of padded queries of the last layer."""
+    inputs = batch("xlm_roberta")
+    _, attributions, _ = recorded(build("xlm_roberta"), "xlm_roberta", inputs)
+    padded = inputs["input_ids"].eq(PAD)[:, None, :, None].expand_as(attributions["encoder.self[1]"])
+    assert padded.any()
+    assert attributions["encoder.self[1]"][padded].abs().max() == 0
+
+
+@pytest.mark.parametrize("kind", [torch.bool, torch.float32])
+@pytest.mark.parametrize("name", ["bert", "t5", "llama"])
+def test_a_mask_of_the_users_own(name: str, kind: torch.dtype) -> None:
+    """Four-dimensional masks pass transformers' mask functions by; an additive one may hold finite numbers as well."""
+    model, inputs = build(name), batch(name)
+    torch.manual_seed(6)
+    seen = (torch.rand(3, 1, 7, 7) < 0.5) | torch.eye(7, dtype=torch.bool)
+    numbers = torch.randn(3, 1, 7, 7).masked_fill(~seen, torch.finfo(torch.float32).min)
+    inputs["attention_mask"] = seen if kind == torch.bool else numbers
+    if FAMILIES[name].stacks == "both":  # cross attention has another shape: the encoder alone
+        model, inputs = model.get_encoder(), {k: v for k, v in inputs.items() if k != "labels"}
+    expected = model(**inputs)[0 if "labels" not in inputs else 1]
+    with opened(find_sites(model, "*")) as sites:
+        for site in sites:
+            site.keep = torch.ones(1, 1, 1, 1, dtype=torch.bool)
+        found = model(**inputs)[0 if "labels" not in inputs else 1]
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)

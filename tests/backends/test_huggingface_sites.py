@@ -1,0 +1,323 @@
+"""The transformers backend: which sites it finds and refuses, what it leaves behind, and what a forward tells."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+pytest.importorskip("transformers")
+
+import transformers
+from huggingface_models import FAMILIES, batch, build, fingerprint, opened
+
+from attn_reg_plugin import ADDrop, AttentionSite, find_sites
+from attn_reg_plugin.backends.huggingface import HuggingFaceBackend
+from attn_reg_plugin.backends.huggingface_attention import open_sites
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 40}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_attention_is_a_site_in_the_order_of_the_model(name: str) -> None:
+    model = build(name)
+    sites = find_sites(model, "*")
+    assert [site.name for site in sites] == FAMILIES[name].sites
+    assert all(model.get_submodule(site.path) is site.module for site in sites)
+    wrapped = nn.ModuleDict({"crossencoder": nn.ModuleList([nn.Identity(), model])})
+    assert [site.name for site in find_sites(wrapped, "*")] == FAMILIES[name].sites
+
+
+def test_an_encoder_and_a_decoder_joined() -> None:
+    """BERT as a decoder has `encoder` in its paths, causal self attention and cross attention."""
+    encoder = transformers.BertConfig(**SMALL)
+    decoder = transformers.BertConfig(**SMALL, is_decoder=True, add_cross_attention=True)
+    config = transformers.EncoderDecoderConfig.from_encoder_decoder_configs(encoder, decoder)
+    sites = find_sites(transformers.EncoderDecoderModel(config), "*")
+    assert [site.name for site in sites] == FAMILIES["bart"].sites
+    assert sites[-1].path == "decoder.bert.encoder.layer.1.crossattention.self"
+
+
+def test_layers_of_an_albert_that_shares_less() -> None:
+    config = transformers.AlbertConfig(**{**SMALL, "num_hidden_layers": 4}, num_hidden_groups=2, inner_group_num=2)
+    model = transformers.AlbertModel(config).train()
+    sites = find_sites(model, "*")
+    assert sorted(site.layer for site in sites) == list(range(8))
+    assert {s.layer: s.path[-30:] for s in sites}[5] == "groups.1.albert_layers.1.attention"[-30:]
+    order = []
+    with opened(sites):
+        for site in sites:
+            site.sampler = lambda shape, valid, device, layer=site.layer: order.append(layer)
+        model(input_ids=torch.randint(4, 40, (2, 5)))
+        model(input_ids=torch.randint(4, 40, (2, 5)))
+    assert order == list(range(8)) * 2
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+def test_one_layer_of_a_shared_attention_can_be_regularized(layer: int) -> None:
+    model, inputs = build("albert"), batch("albert")
+    expected = model(**inputs).logits
+    results = []
+    for chosen in (layer, 1 - layer):
+        with ADDrop(p=1, q=1, sites=f"encoder.self[{chosen}]", cross_tuning="off").attach(model) as regularizer:
+            assert len(regularizer.attached_sites) == 1
+            results.append(model(**inputs).logits)
+    assert not results[0].allclose(expected) and not results[0].allclose(results[1])
+
+
+def test_a_shared_attention_under_checkpointing_is_refused() -> None:
+    """transformers does not checkpoint ALBERT; who does it by hand is told."""
+    model, inputs = build("albert"), batch("albert")
+    layer = model.albert.encoder.albert_layer_groups[0]
+    forward = layer.forward
+    layer.forward = lambda *args, **kwargs: checkpoint(forward, *args, use_reentrant=False, **kwargs)
+    model(**inputs).loss.backward()
+    with (
+        ADDrop(p=0.5, q=0.5, cross_tuning="off").attach(model),
+        pytest.raises(
+            RuntimeError, match=r"serves 2 layers but was called once more .*turn activation checkpointing off"
+        ),
+    ):
+        model(**inputs).loss.backward()
+
+
+def test_a_forward_that_broke_off_does_not_shift_the_layers() -> None:
+    model, inputs = build("albert"), batch("albert")
+    with ADDrop(p=0.5, q=0.5, sites="*", cross_tuning="off").attach(model):
+        torch.manual_seed(1)
+        expected = model(**inputs).logits
+        handle = model.albert.encoder.albert_layer_groups[0].register_forward_hook(lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            model(**inputs)
+        handle.remove()
+        torch.manual_seed(1)
+        assert torch.equal(model(**inputs).logits, expected)
+
+
+# -- refusals ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", ["Deberta", "DebertaV2"])
+def test_deberta_is_refused(version: str) -> None:
+    config = getattr(transformers, f"{version}Config")(**SMALL)
+    model = getattr(transformers, f"{version}ForSequenceClassification")(config)
+    with pytest.raises(
+        ValueError, match=r"^DeBERTa's attention does not go through transformers' attention interface; "
+    ):
+        ADDrop().attach(model)
+    with pytest.raises(ValueError, match=r"^no attention site found in Linear"):
+        ADDrop().attach(nn.Linear(2, 2))
+
+
+def test_a_transformers_model_with_sites_of_its_own_is_not_refused() -> None:
+    model = transformers.DebertaV2Model(transformers.DebertaV2Config(**SMALL))
+    model.encoder.layer[0].site = AttentionSite("encoder", "self", 0)
+    assert find_sites(model)[0].path == "encoder.layer.0"
+
+
+@pytest.mark.parametrize("attention", ["flex_attention", "flash_attention_2", "paged|eager"])
+def test_another_attention_is_refused(attention: str) -> None:
+    model = build("bert")
+    model.config._attn_implementation_internal = attention
+    before = fingerprint(model)
+    with pytest.raises(
+        ValueError, match=rf"^encoder\.self\[0\] .*='{attention.replace('|', '.')}', which cannot be reg"
+    ):
+        ADDrop().attach(model)
+    assert fingerprint(model) == before
+
+
+def test_gpt2s_own_upcast_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"reorder_and_upcast_attn=True, which cannot be regularized"):
+        ADDrop(sites="*").attach(build("gpt2", attention="eager", reorder_and_upcast_attn=True))
+
+
+def test_an_attention_that_is_taken_away_is_noticed() -> None:
+    model, inputs = build("bert"), batch("bert")
+    with ADDrop(p=0.5, q=0.5, cross_tuning="off").attach(model):
+        model(**inputs)
+        model.set_attn_implementation("sdpa")
+        with pytest.raises(RuntimeError, match=r"^encoder\.self\[0\] .* ran without calling the attention interface"):
+            model(**inputs)
+        model.eval()(**inputs)
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_arguments_that_change_the_softmax_are_refused() -> None:
+    model, inputs = build("bert"), batch("bert")
+    with (
+        ADDrop(p=0.5, q=0.5, cross_tuning="off").attach(model),
+        pytest.raises(RuntimeError, match="uses softcap, which"),
+    ):
+        model(**inputs, softcap=30.0)
+
+
+# -- nothing is left behind -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_detaching_leaves_nothing(name: str, attention: str, tmp_path: Path) -> None:
+    """Also by an exception inside a step; while attached, a checkpoint is a stock one all the same."""
+    model, inputs = build(name, dropout=0.1, attention=attention), batch(name)
+    model(**inputs)  # transformers notes in the configuration what it learns from the labels
+    model.save_pretrained(tmp_path / "stock")
+    before, keys = fingerprint(model), list(model.state_dict())
+    with ADDrop(p=0.5, q=0.5, sites="*", cross_tuning="off").attach(model) as regularizer:
+        assert fingerprint(model) != before
+        for site in regularizer.attached_sites:
+            used = site.module.config._attn_implementation
+            assert used.startswith("attn_reg") and not any(part in used for part in ("sdpa", "flash", "flex", "/"))
+        model(**inputs).loss.backward()
+        assert list(model.state_dict()) == keys
+        model.save_pretrained(tmp_path / "attached")
+    assert fingerprint(model) == before
+
+    def fail(outputs: Any, inputs: Any) -> None:
+        raise ZeroDivisionError
+
+    regularizer = ADDrop(sites="*", cross_tuning="off", objective=fail)
+    with pytest.raises(ZeroDivisionError), regularizer.attach(model):
+        model(**inputs)
+    assert fingerprint(model) == before
+    stock = (tmp_path / "stock" / "config.json").read_text()
+    assert "attn_reg" not in stock
+    assert (tmp_path / "attached" / "config.json").read_text() == stock
+    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert fingerprint(copied) == before
+        torch.manual_seed(1)
+        expected = model(**inputs).logits
+        torch.manual_seed(1)
+        assert torch.equal(copied(**inputs).logits, expected)
+
+
+@pytest.mark.parametrize("name", ["bert", "albert"])
+def test_two_regularizers_on_one_model_leave_nothing(name: str) -> None:
+    """The first to go leaves the other's sites open."""
+    model, inputs = build(name), batch(name)
+    model(**inputs)
+    before = fingerprint(model)
+    first, second = (ADDrop(p=1, q=1, sites=f"encoder.self[{layer}]", cross_tuning="off") for layer in (0, 1))
+    first.attach(model)
+    with pytest.raises(ValueError, match=r"^encoder\.self\[0\] is regularized already"):
+        ADDrop(sites="*").attach(model)
+    second.attach(model)
+    first.detach()
+    model(**inputs)
+    assert second.attached_sites[0].keep is not None
+    assert float(second.statistics.take()["dropped/encoder.self[1]"]) > 0
+    second.detach()
+    assert fingerprint(model) == before
+
+
+def test_models_that_share_a_configuration() -> None:
+    config = transformers.BertConfig(**SMALL)
+    models = [transformers.BertForSequenceClassification(config).train() for _ in range(2)]
+    ids = torch.randint(4, 40, (2, 5))
+    regularizers = [ADDrop(p=1, q=1, cross_tuning="off") for _ in models]
+    for model, regularizer in zip(models, regularizers, strict=True):
+        regularizer.attach(model)
+    regularizers[0].detach()
+    for model in models:
+        model(input_ids=ids)
+    assert float(regularizers[1].statistics.take()["dropped/encoder.self[0]"]) > 0
+    regularizers[1].detach()
+    assert config._attn_implementation == "sdpa"
+
+
+def test_a_copy_of_an_attached_model_is_attached_to_a_copy() -> None:
+    """And what is closed on one is not closed on the other."""
+    model, inputs = build("bert"), batch("bert")
+    expected = model(**inputs).logits
+    with ADDrop(p=1.0, q=1.0, cross_tuning="off").attach(model):
+        torch.manual_seed(1)
+        regularized = model(**inputs).logits
+        twins = copy.deepcopy(model), pickle.loads(pickle.dumps(model))
+    for twin in twins:
+        torch.manual_seed(1)
+        assert torch.equal(twin(**inputs).logits, regularized)
+        assert torch.equal(twin.eval()(**inputs).logits, expected)
+        assert open_sites(twin.bert.encoder.layer[0].attention.self) is not None
+    assert torch.equal(model(**inputs).logits, expected)
+
+
+# -- what a forward tells ---------------------------------------------------------------------------------------------
+
+
+def describe(model: nn.Module, *args: Any, **kwargs: Any) -> dict[str, torch.Tensor]:
+    return HuggingFaceBackend().describe(model, args, kwargs)
+
+
+def test_a_classifier_tells_its_tokens_and_its_gold_labels() -> None:
+    inputs = batch("bert")
+    told = describe(build("bert"), inputs["input_ids"], inputs["attention_mask"], labels=inputs["labels"])
+    assert torch.equal(told["token_mask"], inputs["attention_mask"].bool())
+    assert torch.equal(told["targets"], inputs["labels"])
+    assert describe(build("bert"), inputs["input_ids"]) == {}
+
+
+def test_a_tagger_counts_real_tokens_with_a_label() -> None:
+    inputs = batch("xlm_roberta")
+    inputs["labels"][0, 2] = -100
+    model = build("xlm_roberta")
+    expected = inputs["attention_mask"].bool()
+    assert torch.equal(describe(model, **{**inputs, "labels": None})["token_mask"], expected)
+    expected[0, 2] = False
+    assert torch.equal(describe(model, **inputs)["token_mask"], expected)
+    del inputs["attention_mask"]
+    assert torch.equal(describe(model, **inputs)["token_mask"], expected)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_a_language_models_labels_are_those_of_the_next_token(name: str) -> None:
+    inputs = batch(name)
+    model = build(name)
+    told = describe(model, **inputs)
+    logits = model(**{k: v for k, v in inputs.items() if k != "labels"}).logits
+    loss = nn.functional.cross_entropy(logits.flatten(0, 1), told["targets"].flatten(), ignore_index=-100)
+    torch.testing.assert_close(loss, model(**inputs).loss)
+    assert int(told["token_mask"].sum()) == int(inputs["attention_mask"].sum()) - 3
+    assert torch.equal(describe(model, **{**inputs, "labels": None})["token_mask"], inputs["attention_mask"].bool())
+
+
+@pytest.mark.parametrize("name", ["marian", "bart", "t5"])
+def test_a_translators_tokens(name: str) -> None:
+    """By the labels, padded by -100 or by the padding token; by the decoder's input, whose start may be padding."""
+    inputs, model = batch(name), build(name)
+    labels, padding = inputs["labels"], model.config.pad_token_id
+    labels[torch.arange(3), (labels != -100).sum(-1) - 1] = model.config.eos_token_id
+    expected = labels != -100
+    assert torch.equal(describe(model, **inputs)["token_mask"], expected)
+    assert torch.equal(describe(model, **inputs)["targets"], labels)
+    padded = labels.masked_fill(labels == -100, padding)
+    assert torch.equal(describe(model, **{**inputs, "labels": padded})["token_mask"], expected)
+    shifted = torch.cat([torch.full((3, 1), model.config.decoder_start_token_id), padded[:, :-1]], 1)
+    told = describe(model, input_ids=inputs["input_ids"], decoder_input_ids=shifted)
+    assert torch.equal(told["token_mask"], expected)
+    mask = torch.ones_like(shifted)
+    mask[:, 4:] = 0
+    assert torch.equal(
+        describe(model, decoder_input_ids=shifted, decoder_attention_mask=mask)["token_mask"], mask.bool()
+    )
+
+
+@pytest.mark.parametrize("labels", ["pseudo", "gold"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_objective_has_what_it_needs(name: str, labels: str) -> None:
+    """Every head, with and without labels; the loss is computed in the forward or not."""
+    model, inputs = build(name), batch(name)
+    with ADDrop(p=0.5, q=0.5, labels=labels, sites="*", cross_tuning="off").attach(model) as regularizer:
+        model(**inputs)
+        assert all(site.keep is not None for site in regularizer.attached_sites)
+        if labels == "pseudo":
+            inputs = {k: v for k, v in inputs.items() if k != "labels"}
+            inputs |= {"decoder_input_ids": inputs["input_ids"]} if FAMILIES[name].stacks == "both" else {}
+            model(**inputs)
+            assert all(site.keep is not None for site in regularizer.attached_sites)
