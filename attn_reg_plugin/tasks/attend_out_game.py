@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -13,7 +13,10 @@ from torch import Tensor, nn
 
 from attn_reg_plugin.backends.fairseq import padding_index
 from attn_reg_plugin.regularizers import AttendOut, Outcome, Tokens
-from attn_reg_plugin.regularizers.game import Defender, average, world_size
+from attn_reg_plugin.regularizers.game import Defender, average, average_gradients
+
+#: reward examples in a forward: their logits are all there at once
+EVALUATED_AT_ONCE = 32
 
 
 class FairseqProblem:
@@ -33,11 +36,17 @@ class FairseqProblem:
         return loss, sample_size
 
     def loss(self, model: nn.Module, inputs: dict[str, Any]) -> Outcome:
-        """In evaluation, each example's mean negative log-likelihood a token, and its share of right tokens."""
+        """In evaluation, each example's loss and metric, by `example_outcomes` of the criterion or the task.
+
+        Where there is none, its mean negative log-likelihood a token, and its share of right tokens.
+        """
         if model.training:
             loss, sample_size = self.train_loss(model, inputs)
             return Outcome(loss / sample_size)
         sample = inputs["sample"]
+        for owner in (self.task, self.criterion):
+            if hasattr(owner, "example_outcomes"):
+                return owner.example_outcomes(model, sample)
         log_probs = model.get_normalized_probs(model(**sample["net_input"]), log_probs=True).float()
         target = sample["target"].view(log_probs.shape[:-1])
         real = target.ne(self.task.target_dictionary.pad()) if log_probs.dim() == 3 else torch.ones_like(target).bool()
@@ -48,8 +57,11 @@ class FairseqProblem:
         return Outcome(losses.reshape(rows).sum(1) / count, right.view(rows).sum(1) / count)
 
     def tokens(self, inputs: dict[str, Any]) -> dict[str, Tokens]:
-        """Source tokens of the encoder, target prefix of the decoder."""
+        """Source tokens of the encoder, target prefix of the decoder; choices as rows, as the model sees them."""
         net_input, padding = inputs["sample"]["net_input"], self.padding
+        if "input_ids" in net_input:
+            ids, mask = (net_input[name].flatten(0, -2) for name in ("input_ids", "attention_mask"))
+            return {"encoder": Tokens(ids, mask.bool())}
         named = {"encoder": "src_tokens", "decoder": "prev_output_tokens"}
         if "prev_output_tokens" not in net_input and self.decoder_only:
             named = {"decoder": "src_tokens"}
@@ -65,13 +77,14 @@ class FairseqProblem:
         self.device = next(model.parameters()).device
 
     def validation(self, n: int) -> Iterable[dict[str, Any]]:
-        """n examples of the reward subset, drawn at random by torch's generator, as one batch."""
+        """n examples of the reward subset, drawn at random by torch's generator, some at a time."""
         dataset = self.task.dataset(self.subset)
         chosen = torch.randperm(len(dataset))[:n].tolist()
-        sample = dataset.collater([dataset[i] for i in chosen])
-        if self.device.type == "cuda":
-            sample = utils.move_to_cuda(sample, self.device)
-        yield {"sample": sample}
+        for start in range(0, len(chosen), EVALUATED_AT_ONCE):
+            sample = dataset.collater([dataset[i] for i in chosen[start : start + EVALUATED_AT_ONCE]])
+            if self.device.type == "cuda":
+                sample = utils.move_to_cuda(sample, self.device)
+            yield {"sample": sample}
 
 
 class FairseqDefender(Defender):
@@ -82,32 +95,36 @@ class FairseqDefender(Defender):
         self.model = copy.deepcopy(attacker)
         self.model.zero_grad(set_to_none=True)
         self.optimizer = twin_optimizer(optimizer, self.model)
-        self.sample_size: Any = 0
+        self.sample_size, self.begun = 0.0, False
 
     def learn(self, problem: FairseqProblem, inputs: dict[str, Any]) -> None:
-        """Forward and backward, the loss a sum over tokens as fairseq has it."""
-        device = next(self.model.parameters()).device
-        with torch.autocast(device.type, enabled=isinstance(self.optimizer, AMPOptimizer)):
+        """Forward and backward, the loss a sum over tokens as fairseq has it.
+
+        As in fairseq's trainer, an empty share counts for nothing, and so does what came before it in the update.
+        """
+        if not self.begun:
+            lower_scale(self.optimizer, self.attacker_optimizer)
+            self.begun = True
+        self.model.set_num_updates(inputs["update_num"])
+        mixed = isinstance(self.optimizer, AMPOptimizer) and torch.cuda.is_available()  # on a CPU fairseq mixes nothing
+        with torch.autocast("cuda", enabled=mixed):
             loss, sample_size = problem.train_loss(self.model, inputs)
-        self.optimizer.backward(loss)
-        self.sample_size += sample_size
+        self.optimizer.backward(loss * 0 if inputs["ignore_grad"] else loss)
+        self.sample_size = 0.0 if inputs["ignore_grad"] else self.sample_size + float(sample_size)
 
     def step(self) -> None:
         """Divide by the sample size over all processes, clip and step, at the attacker's learning rate."""
         self.optimizer.set_lr(self.attacker_optimizer.get_lr())
-        size = torch.as_tensor(float(self.sample_size), device=next(self.model.parameters()).device)
-        for parameter in self.model.parameters():
-            if world_size() > 1 and parameter.requires_grad:
-                parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-                average(parameter.grad)
+        size = torch.as_tensor(self.sample_size, device=next(self.model.parameters()).device)
+        average_gradients(self.model)
         try:
-            self.optimizer.multiply_grads(1.0 / float(average(size).clamp(min=1e-9)))
+            self.optimizer.multiply_grads(1.0 / (float(average(size)) or 1.0))
             self.optimizer.clip_grad_norm(self.clip_norm)
             self.optimizer.step()
         except OverflowError:
             pass  # as in fairseq's trainer: the loss scale is halved, the update is skipped
         self.optimizer.zero_grad()
-        self.sample_size = 0
+        self.sample_size, self.begun = 0.0, False
 
     @torch.no_grad()
     def settle(self, attacker_won: bool) -> None:
@@ -117,9 +134,33 @@ class FairseqDefender(Defender):
         losing, winning = (ours, theirs) if attacker_won else (theirs, ours)
         for loser, winner in zip(_masters(losing), _masters(winning), strict=True):
             loser.copy_(winner)
+        ours.zero_grad()  # which also takes over a changed loss scale
+
+    def state_dict(self) -> dict[str, Any]:
+        """Model, optimizer, and the fp32 copies if there are any."""
+        return {**super().state_dict(), "masters": [master.detach() for master in _masters(self.optimizer)]}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state_dict()`."""
+        super().load_state_dict(state)
+        for master, kept in zip(_masters(self.optimizer), state["masters"], strict=True):
+            master.copy_(kept)
+        self.optimizer.zero_grad()
 
     def close(self) -> None:
         """No hook to take off."""
+
+
+def lower_scale(ours: FairseqOptimizer, theirs: FairseqOptimizer) -> None:
+    """Lower a loss scale to another's, which has seen an overflow; between updates."""
+    if isinstance(ours, AMPOptimizer):
+        scale = min(ours.scaler.get_scale(), theirs.scaler.get_scale())
+        if ours.scaler.is_enabled():
+            ours.scaler.load_state_dict({**ours.scaler.state_dict(), "scale": scale})
+    elif getattr(ours, "scaler", None) is not None:
+        ours.scaler.loss_scale = min(ours.scaler.loss_scale, theirs.scaler.loss_scale)
+        ours.zero_grad()  # which takes over the scale
 
 
 def _masters(optimizer: FairseqOptimizer) -> list[Tensor]:
@@ -132,20 +173,56 @@ def _masters(optimizer: FairseqOptimizer) -> list[Tensor]:
 
 
 def twin_optimizer(optimizer: FairseqOptimizer, model: nn.Module) -> FairseqOptimizer:
-    """An optimizer of the same kind, settings and state for a copy of the model."""
+    """An optimizer of the same kind, settings and state for a copy of the model.
+
+    fairseq's wrappers for reduced precision do not keep the configuration that builds them, so they are copied, and
+    what they wrap is made anew.
+    """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    if isinstance(optimizer, FP16Optimizer | MemoryEfficientFP16Optimizer | AMPOptimizer):
-        twin = type(optimizer).build_optimizer(optimizer.cfg, parameters)
+    twin = object.__new__(type(optimizer))  # copy.copy would copy the wrapped optimizer, which answers for it
+    twin.__dict__.update(optimizer.__dict__)
+    if isinstance(optimizer, FP16Optimizer):
+        flat = optimizer.has_flat_params
+        twin.fp16_params = parameters
+        twin.fp32_params = FP16Optimizer.build_fp32_params(None, parameters, flatten=flat)
+        masters = list(twin.fp32_params.values()) if flat else twin.fp32_params
+        twin.fp32_optimizer = _anew(optimizer.fp32_optimizer, masters)
+    elif isinstance(optimizer, MemoryEfficientFP16Optimizer):
+        twin.wrapped_optimizer = _anew(optimizer.wrapped_optimizer, parameters)
+    elif isinstance(optimizer, AMPOptimizer):
+        twin.fp32_optimizer = _anew(optimizer.fp32_optimizer, parameters)
+        twin._grad_scaler = copy.deepcopy(optimizer.scaler)
     else:
-        twin = type(optimizer)(optimizer.cfg, parameters)
+        twin = _anew(optimizer, parameters)
+    if isinstance(optimizer, FP16Optimizer | MemoryEfficientFP16Optimizer):
+        twin.scaler = copy.deepcopy(optimizer.scaler)
     twin.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     twin.set_lr(optimizer.get_lr())
+    with torch.no_grad():
+        for ours, theirs in zip(_masters(twin), _masters(optimizer), strict=True):
+            ours.copy_(theirs)
     return twin
 
 
+def _anew(optimizer: FairseqOptimizer, parameters: list[nn.Parameter]) -> FairseqOptimizer:
+    settings = getattr(optimizer, "cfg", None) or optimizer.args  # the older optimizers call them so
+    return type(optimizer)(settings, parameters)
+
+
 def prepare_game(regularizer: AttendOut, task: Any, criterion: Any, optimizer: FairseqOptimizer) -> None:
-    """Give AttendOut its problem, optimizer and defender; `optimizer` is the attacker's."""
+    """Give AttendOut its problem, optimizer and defender; `optimizer` is the attacker's.
+
+    Raises:
+        ValueError: the reward subset has too few examples for a round.
+    """
     problem = FairseqProblem(task, criterion, regularizer.reward_subset)
     problem.begin(regularizer.model)
+    size = len(task.dataset(regularizer.reward_subset))
+    if regularizer.credit == "example" and size < regularizer.steps:
+        raise ValueError(
+            f"--attend-out-credit example rewards each of the {regularizer.steps} updates of a round by an example of "
+            f"its own, but the subset {regularizer.reward_subset!r} has {size}; use fewer --attend-out-steps, or "
+            "--attend-out-credit round"
+        )
     regularizer.problem, regularizer.optimizer = problem, optimizer
     regularizer.defender_class = FairseqDefender

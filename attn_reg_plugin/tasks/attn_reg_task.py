@@ -13,17 +13,21 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import importlib.util
+import sys
 import typing
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 from fairseq import metrics
 from fairseq.dataclass import FairseqDataclass
 from fairseq.dataclass.utils import gen_parser_from_dataclass
+from fairseq.optim import AMPOptimizer
 from omegaconf import II
 
 from attn_reg_plugin.regularizers import REGISTRY, AttendOut, Regularizer, build, options_of
+from attn_reg_plugin.regularizers.game import object_from_first_rank, rank, world_size
 from attn_reg_plugin.tasks.attend_out_game import prepare_game
 from attn_reg_plugin.tasks.sidecar import Sidecar
 
@@ -39,6 +43,7 @@ SEEN = (
     ("fp16", "common.fp16"),
     ("memory_efficient_fp16", "common.memory_efficient_fp16"),
     ("fp16_no_flatten_grads", "common.fp16_no_flatten_grads"),
+    ("load_checkpoint_on_all_dp_ranks", "checkpoint.load_checkpoint_on_all_dp_ranks"),
 )
 
 
@@ -138,11 +143,33 @@ def refuse_precision(config: Any) -> None:
         )
 
 
+def refuse_broadcast(config: Any) -> None:
+    """Refuse to continue in several processes where fairseq cannot hand the checkpoint to the others.
+
+    Raises:
+        ValueError: there is a checkpoint to continue from, and the flag that helps is not given.
+    """
+    folder = getattr(config, "attn_save_dir", None) or ""
+    alone = str(getattr(config, "attn_load_checkpoint_on_all_dp_ranks", True)) == "True" or world_size() == 1
+    fails = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 6)
+    if fails and not alone and (Path(folder) / "checkpoint_last.pt").exists():
+        raise ValueError(
+            f"{folder} has a checkpoint to continue from, but with torch 2.6 or later fairseq fails to hand it from "
+            "the first process to the others; add --load-checkpoint-on-all-dp-ranks"
+        )
+
+
 def print_flags(task: str, config: type[FairseqDataclass]) -> None:
     """Print the flags of a task: fairseq's own --help leaves out those of every task."""
     parser = argparse.ArgumentParser(usage=argparse.SUPPRESS, add_help=False)
     gen_parser_from_dataclass(parser.add_argument_group(f"--task {task}"), config(), delete_default=False)
     print(parser.format_help())
+
+
+def print_flags_if_asked(task: str, config: type[FairseqDataclass]) -> None:
+    """Print them if the command line asks for help on this task."""
+    if {"-h", "--help"} & set(sys.argv[1:]) and task in " ".join(sys.argv):
+        print_flags(task, config)
 
 
 class AttnRegTask:
@@ -157,6 +184,7 @@ class AttnRegTask:
     def __init__(self, cfg: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(cfg, *args, **kwargs)
         refuse_precision(cfg)
+        refuse_broadcast(cfg)
         self.regularizer = regularizer_from(cfg)
         self.sidecar = Sidecar(getattr(cfg, "attn_save_dir", None))
         if isinstance(self.regularizer, AttendOut) and not self.regularizer.clip_norm:
@@ -226,7 +254,8 @@ class AttnRegTask:
             return super().train_step(sample, model, criterion, optimizer, update_num, *args, **kwargs)
         self._game(criterion, optimizer, update_num)
         regularizer.begin_update(update_num)
-        regularizer.supply(targets=sample.get("target"), sample=sample)
+        step = {"update_num": update_num, "ignore_grad": kwargs.get("ignore_grad", bool(args and args[0]))}
+        regularizer.supply(targets=sample.get("target"), sample=sample, **step)
         try:
             with regularizer.statistics.seconds("step_seconds", next(model.parameters()).device):
                 loss, sample_size, log = super().train_step(
@@ -237,30 +266,40 @@ class AttnRegTask:
         return loss, sample_size, {**log, **self._statistics()}
 
     def _game(self, criterion: Any, optimizer: Any, update_num: int) -> None:
-        """Tell AttendOut what to play with, and give back the state of an interrupted run, once."""
+        """Tell AttendOut what to play with, and give back the state of an interrupted run, once.
+
+        Before an update's first batch, when no gradient is there yet, it forgets what the last one left behind if
+        fairseq skipped its step.
+        """
         regularizer = self.regularizer
-        if not isinstance(regularizer, AttendOut) or regularizer.problem is not None:
+        if not isinstance(regularizer, AttendOut):
+            return
+        if regularizer.problem is not None:
+            if all(parameter.grad is None for parameter in regularizer.model.parameters()):
+                regularizer.forget_unfinished()
             return
         prepare_game(regularizer, self, criterion, optimizer)
-        state = self.sidecar.load(update_num)
+        state = object_from_first_rank(self.sidecar.load(update_num) if rank() == 0 else None)
         if state is not None:
             epoch = regularizer.epoch
             regularizer.load_state_dict(state)
             regularizer.epoch = epoch
 
     def optimizer_step(self, optimizer: Any, model: torch.nn.Module, update_num: int) -> None:
-        """The attacker's, or any method's, step; AttendOut's defender makes its own after it."""
+        """The attacker's, or any method's, step; AttendOut's defender makes its own after it.
+
+        With --amp an overflow lowers the scale and skips the step; fairseq then tries the same batch again.
+        """
+        scaler = optimizer.scaler if isinstance(optimizer, AMPOptimizer) else None
+        scale = scaler.get_scale() if scaler else 0.0
         super().optimizer_step(optimizer, model=model, update_num=update_num)
-        if self.regularizer is not None:
+        if self.regularizer is not None and not (scaler and scaler.get_scale() < scale):
             self.regularizer.end_update()
 
     def _statistics(self) -> dict[str, Any]:
         """Sums of this step, the same keys every time: fairseq adds them up over batches and ranks."""
         sums = self.regularizer.statistics.take()
-        keys = ["forwards", "regularized", "step_seconds", "rounds", *self.regularizer.logged]
-        for site in self.regularizer.attached_sites:
-            keys += [f"dropped/{site.name}", f"valid/{site.name}"]
-        return {PREFIX + key: sums.get(key, 0.0) for key in keys}
+        return {PREFIX + key: sums.get(key, 0.0) for key in self.regularizer.counted}
 
     def reduce_metrics(self, logging_outputs: list[dict[str, Any]], criterion: Any) -> None:
         """The task's metrics; and drop rates, the share of regularized updates, and what the method counts."""
@@ -287,7 +326,8 @@ class AttnRegTask:
         """The task's state, and the method's under `attn_reg`; a large one is kept beside the checkpoint."""
         state = dict(super().state_dict())
         if self.regularizer is not None and self.regularizer.large_state:
-            self.sidecar.save(self.regularizer.updates, self.regularizer.state_dict())
+            if getattr(self.regularizer, "problem", True) is not None:  # else nothing happened since the last save
+                self.sidecar.save(self.regularizer.updates, self.regularizer.state_dict())
         elif self.regularizer is not None:
             state["attn_reg"] = self.regularizer.state_dict()
         return state

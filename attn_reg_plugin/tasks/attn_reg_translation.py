@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
 from fairseq.tasks import register_task
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
 
-from attn_reg_plugin.tasks.attn_reg_task import AttnRegTask, print_flags, with_attn_reg
+from attn_reg_plugin.tasks.attn_reg_task import AttnRegTask, print_flags_if_asked, with_attn_reg
 
 AttnRegTranslationConfig = with_attn_reg(TranslationConfig)
 
@@ -33,5 +32,4 @@ class AttnRegTranslationTask(AttnRegTask, TranslationTask):
         return super().setup_task(cfg, **kwargs)
 
 
-if {"-h", "--help"} & set(sys.argv[1:]) and "attn_reg_translation" in " ".join(sys.argv):
-    print_flags("attn_reg_translation", AttnRegTranslationConfig)
+print_flags_if_asked("attn_reg_translation", AttnRegTranslationConfig)

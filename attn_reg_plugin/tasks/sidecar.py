@@ -1,8 +1,9 @@
 """State that is too large for every checkpoint, in a file of its own beside them.
 
 A checkpoint of update N finds its state as `attn_reg_state_N.pt` in the same folder, so `checkpoint_best.pt` stays as
-small as a plain one. Files are written whole or not at all, and kept as long as a checkpoint may need them: the two
-newest for `checkpoint_last.pt` (a run may be killed between the two writes), and those of interval checkpoints.
+small as a plain one. Files are written whole or not at all, and kept as long as a checkpoint may need them: the newest
+and the one before for `checkpoint_last.pt` (a run may be killed between the two writes), and those of interval
+checkpoints.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ class Sidecar:
 
     def __init__(self, folder: str | None) -> None:
         self.folder = None if not folder or folder.startswith("${") else Path(folder)
+        self.last: int | None = None  # the state that `checkpoint_last.pt` needs until the next one is written
 
     def path(self, updates: int) -> Path:
         """The file that belongs to a checkpoint made after `updates` updates."""
@@ -42,9 +44,10 @@ class Sidecar:
         unfinished = self.path(updates).with_suffix(".tmp")
         torch.save(state, unfinished)
         os.replace(unfinished, self.path(updates))
-        for old in sorted(self._kept() - {updates})[:-1]:
+        for old in self._kept() - {updates, self.last}:
             if not list(self.folder.glob(f"checkpoint_*_{old}.pt")):
                 self.path(old).unlink()
+        self.last = updates
 
     def load(self, updates: int) -> dict[str, Any] | None:
         """The state after `updates` updates; None at the start of a run, or with a warning if there is none."""
@@ -55,6 +58,7 @@ class Sidecar:
                 f"no {self.path(updates).name} in {self.folder}: the method starts anew from the checkpoint's weights"
             )
             return None
+        self.last = updates
         return torch.load(self.path(updates), map_location="cpu", weights_only=True)
 
     def repair_last(self) -> None:

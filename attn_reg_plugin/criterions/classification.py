@@ -1,0 +1,54 @@
+"""`--criterion attn_reg_classification`: classification, multiple choice and regression, and the same with R-Drop.
+
+Classes and choices have the cross-entropy, regressions the squared error. Where there is no distribution, in a
+regression, R-Drop's divergence is the squared difference of both predictions.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from fairseq.criterions import register_criterion
+from torch import Tensor, nn
+
+from attn_reg_plugin.criterions.labelled import LabelledConfig, LabelledCriterion, RDrop, RDropConfig
+from attn_reg_plugin.criterions.r_drop import symmetric_divergence
+from attn_reg_plugin.data.labelled.table import CLASSIFICATION, MULTIPLE_CHOICE, REGRESSION
+from attn_reg_plugin.regularizers.base import Outcome
+
+
+@register_criterion("attn_reg_classification", dataclass=LabelledConfig)
+class ClassificationCriterion(LabelledCriterion):
+    """One label an example; logits (B, C), of a regression (B,) or (B, 1); target (B,)."""
+
+    kinds: ClassVar[tuple[str, ...]] = (CLASSIFICATION, MULTIPLE_CHOICE, REGRESSION)
+
+    def losses(self, logits: Tensor, target: Tensor, label_smoothing: float = 0.0) -> Tensor:
+        """Of every example, (B,)."""
+        if self.labelled.kind == REGRESSION:
+            return F.mse_loss(logits.reshape(-1), target.float(), reduction="none")
+        return F.cross_entropy(logits, target, reduction="none", label_smoothing=label_smoothing)
+
+    def predictions(self, logits: Tensor, target: Tensor) -> Tensor:
+        """The likeliest class, or the value, and the gold one."""
+        predicted = logits.reshape(-1) if self.labelled.kind == REGRESSION else logits.argmax(-1)
+        return torch.stack([predicted.double(), target.double()], dim=-1)
+
+    def divergences(self, first: Tensor, second: Tensor, target: Tensor) -> Tensor:
+        """Of every example, (B,)."""
+        if self.labelled.kind == REGRESSION:
+            return F.mse_loss(first.reshape(-1), second.reshape(-1), reduction="none")
+        return symmetric_divergence(first, second)
+
+    def example_outcomes(self, model: nn.Module, sample: dict[str, Any]) -> Outcome:
+        """Loss, and whether the class is right (a regression has no such thing: minus the loss)."""
+        target, logits = self.target_of(sample), self.logits(model, sample)
+        losses = self.losses(logits, target)
+        return Outcome(losses, -losses if self.labelled.kind == REGRESSION else (logits.argmax(-1) == target).float())
+
+
+@register_criterion("attn_reg_classification_with_r_drop", dataclass=RDropConfig)
+class ClassificationWithRDropCriterion(RDrop, ClassificationCriterion):
+    """The same with R-Drop in training."""

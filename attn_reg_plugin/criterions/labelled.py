@@ -1,0 +1,221 @@
+"""What the criterions of labelled data share; they differ in `losses` and `predictions`.
+
+The task they work for tells of its data by one attribute, `labelled`: a `LabelledTask` with its label set. The model
+returns logits, in any form that `logits_of` knows. In training sums are logged; in validation the predictions, too,
+from which the official metrics are computed over the whole set and all processes:
+
+    --best-checkpoint-metric mcc --maximize-best-checkpoint-metric
+"""
+
+# no `from __future__ import annotations`: fairseq reads a flag's type from its field
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from fairseq.criterions import FairseqCriterion
+from fairseq.dataclass import FairseqDataclass
+from fairseq.logging import metrics
+from torch import Tensor, nn
+
+from attn_reg_plugin.criterions.collecting import collected, log_collected
+from attn_reg_plugin.criterions.r_drop import check_alpha, repeated, supplied
+from attn_reg_plugin.criterions.scores import check_scores
+from attn_reg_plugin.data.labelled.table import REGRESSION, LabelledTask
+from attn_reg_plugin.regularizers.base import Outcome
+from attn_reg_plugin.regularizers.objectives import logits_of
+
+
+@dataclass
+class LabelledConfig(FairseqDataclass):
+    """The flags of every criterion of labelled data."""
+
+    label_smoothing: float = field(
+        default=0.0, metadata={"help": "share of the target spread over all labels, in [0, 1)"}
+    )
+    validation_metrics: str = field(
+        default="",
+        metadata={"help": "metrics computed in validation, separated by commas; default: the task's official"},
+    )
+
+
+@dataclass
+class RDropConfig(LabelledConfig):
+    """The same, and R-Drop's."""
+
+    r_drop_alpha: float = field(default=1.0, metadata={"help": "weight of R-Drop's divergence, at least 0"})
+
+
+class LabelledCriterion(FairseqCriterion):
+    """Base of the criterions of labelled data.
+
+    Args:
+        task: has `labelled`, see the top of this file.
+        label_smoothing, validation_metrics: see `LabelledConfig`.
+
+    Raises:
+        ValueError: the task is of another kind or not of labelled data; a metric it cannot have; a label smoothing
+            out of its range.
+    """
+
+    #: the kinds of tasks it is for
+    kinds: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, task: Any, label_smoothing: float = 0.0, validation_metrics: str = "") -> None:
+        super().__init__(task)
+        labelled = getattr(task, "labelled", None)
+        if not isinstance(labelled, LabelledTask) or labelled.kind not in self.kinds:
+            what = f"one of {labelled.kind}" if isinstance(labelled, LabelledTask) else type(task).__name__
+            raise ValueError(f"{type(self).__name__} is for tasks of {', '.join(self.kinds)}, but the task is {what}")
+        if not 0 <= label_smoothing < 1 or (label_smoothing and labelled.kind == REGRESSION):
+            allowed = "0, for a regression has no labels" if labelled.kind == REGRESSION else "in [0, 1)"
+            raise ValueError(f"--label-smoothing is {label_smoothing}, but must be {allowed}")
+        self.labelled, self.label_smoothing = labelled, label_smoothing
+        self.names = tuple(name.strip() for name in validation_metrics.split(",") if name.strip()) or labelled.metrics
+        check_scores(self.names, labelled.kind, labelled.labels or ())
+
+    # -- what a criterion implements --------------------------------------------------------------------------------
+
+    def losses(self, logits: Tensor, target: Tensor, label_smoothing: float = 0.0) -> Tensor:
+        """The loss of every item (an example or a word) in fp32, those without a label left out.
+
+        Args:
+            logits: of the model, in fp32.
+            target: as in the sample.
+            label_smoothing: in [0, 1).
+        """
+        raise NotImplementedError
+
+    def predictions(self, logits: Tensor, target: Tensor) -> Tensor:
+        """Every item's prediction and gold value, (N, 2)."""
+        raise NotImplementedError
+
+    def rows(self, logits: Tensor, target: Tensor) -> Tensor:
+        """What metrics are computed from, (N, 2); see `scores.py`."""
+        return self.predictions(logits, target)
+
+    def divergences(self, first: Tensor, second: Tensor, target: Tensor) -> Tensor:
+        """R-Drop's divergence of every item with a label, between the logits of two passes."""
+        raise NotImplementedError
+
+    def example_outcomes(self, model: nn.Module, sample: dict[str, Any]) -> Outcome:
+        """Of each example the loss (the mean over its words), without label smoothing, and how right it is, both (B,).
+
+        For AttendOut's rewards; nothing is logged and no other process is asked.
+        """
+        raise NotImplementedError
+
+    # -- fairseq's side ---------------------------------------------------------------------------------------------
+
+    def forward(
+        self, model: nn.Module, sample: dict[str, Any], reduce: bool = True
+    ) -> tuple[Tensor, int, dict[str, Any]]:
+        """The loss, a sum over items; the number of items to divide it by; and what is logged.
+
+        Args:
+            model: called with the sample's `net_input`.
+            sample: a batch as `LabelledDataset` makes it; it stays as it is.
+            reduce: has no meaning here, the loss is always a sum.
+
+        Raises:
+            ValueError: the batch has no labels.
+        """
+        target = self.target_of(sample)
+        logits = self.logits(model, sample)
+        losses = self.losses(logits, target, self.label_smoothing)
+        log = self._log(losses.sum(), losses.numel(), sample, logits, target)
+        if not model.training:
+            log.update(collected(self.rows(logits.detach(), target), self.labelled.kind, self.names))
+        return losses.sum(), losses.numel(), log
+
+    def logits(self, model: nn.Module, sample: dict[str, Any]) -> Tensor:
+        """The model's logits in fp32."""
+        return logits_of(model(**sample["net_input"])).float()
+
+    def target_of(self, sample: dict[str, Any]) -> Tensor:
+        """The labels of a batch.
+
+        Raises:
+            ValueError: there are none.
+        """
+        target = sample.get("target")
+        if target is None:
+            raise ValueError(f"a split of task {self.labelled.name} without labels has no loss; use attn-reg predict")
+        return target
+
+    def _log(self, loss: Tensor, items: int, sample: dict[str, Any], logits: Tensor, target: Tensor) -> dict[str, Any]:
+        """The sums that fairseq adds up over batches and processes; the same keys in each."""
+        log = {
+            "loss": loss.detach(),
+            "nll_loss": self.losses(logits.detach(), target).sum() if self.label_smoothing else loss.detach(),
+            "ntokens": sample["ntokens"],
+            "nsentences": sample["nsentences"],
+            "sample_size": items,
+        }
+        if self.labelled.kind != REGRESSION:
+            predicted, gold = self.predictions(logits.detach(), target).unbind(-1)
+            log["n_correct"] = (predicted == gold).sum()
+        return log
+
+    @classmethod
+    def reduce_metrics(cls, logging_outputs: Sequence[dict[str, Any]]) -> None:
+        """Log the loss (in base 2, as fairseq does; of a regression the squared error), accuracy and the metrics."""
+        sums = {
+            key: sum(float(log[key]) for log in logging_outputs if key in log)
+            for key in ("loss", "nll_loss", "divergence", "n_correct", "sample_size")
+        }
+        items = sums["sample_size"]
+        if not items:
+            return
+        classes = any("n_correct" in log for log in logging_outputs)
+        base = math.log(2) if classes else 1.0
+        metrics.log_scalar("loss", sums["loss"] / items / base, items, round=4)
+        if sums["nll_loss"] != sums["loss"]:
+            metrics.log_scalar("nll_loss", sums["nll_loss"] / items / base, items, round=4)
+        if any("divergence" in log for log in logging_outputs):
+            metrics.log_scalar("r_drop", sums["divergence"] / items / base, items, round=4)
+        if classes:
+            metrics.log_scalar("accuracy", 100 * sums["n_correct"] / items, items)
+        log_collected(logging_outputs)
+
+    @staticmethod
+    def logging_outputs_can_be_summed() -> bool:
+        """Yes: predictions come in slots, see `collecting.py`."""
+        return True
+
+
+class RDrop:
+    """Mixin for a `LabelledCriterion`: R-Drop in training; evaluation is the plain criterion's, exactly.
+
+    The sample size is that of the plain criterion, so the loss of an item is the paper's equation 4. The logged
+    `nll_loss` is the mean of both passes, to compare with plain training, and `r_drop` the divergence.
+
+    Args:
+        r_drop_alpha: α, at least 0.
+    """
+
+    def __init__(
+        self, task: Any, label_smoothing: float = 0.0, validation_metrics: str = "", r_drop_alpha: float = 1.0
+    ) -> None:
+        super().__init__(task, label_smoothing, validation_metrics)
+        check_alpha(r_drop_alpha)
+        self.alpha = r_drop_alpha
+
+    def forward(
+        self, model: nn.Module, sample: dict[str, Any], reduce: bool = True
+    ) -> tuple[Tensor, int, dict[str, Any]]:
+        """As `LabelledCriterion.forward`; in training with two passes in one forward."""
+        if not model.training:
+            return super().forward(model, sample, reduce)
+        self.target_of(sample)
+        doubled = repeated(sample)
+        with supplied(self.task, doubled):
+            logits = self.logits(model, doubled)
+        target = doubled["target"].chunk(2)[0]
+        first, second = logits.chunk(2)
+        losses = self.losses(logits, doubled["target"], self.label_smoothing)
+        divergence = self.divergences(first, second, target).sum()
+        loss, items = losses.sum() + self.alpha * divergence, losses.numel() // 2
+        log = self._log(loss, items, sample, first, target)
+        log["nll_loss"] = self.losses(logits.detach(), doubled["target"]).sum() / 2
+        return loss, items, {**log, "divergence": divergence.detach()}

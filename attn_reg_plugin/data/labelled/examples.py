@@ -1,0 +1,58 @@
+"""What the readers give: one small dataclass a kind of problem, with labels as indices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class TextExample:
+    """A text or a pair of texts, to be classified or scored.
+
+    Attributes:
+        line: where it stands in its file, counted from 1 (of a folder of documents: which document).
+        first, second: the texts; `second` is None where the task has one only.
+        label: index of the class, or the value of a regression; None where the file has no labels.
+        groups: what results are broken down by, such as HANS's heuristic, in the order of `LabelledTask.groups`.
+    """
+
+    line: int
+    first: str
+    second: str | None = None
+    label: int | float | None = None
+    groups: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TaggedSentence:
+    """Words with one label each.
+
+    Attributes:
+        line: of its first word, counted from 1.
+        words: the words.
+        labels: index of the label of each word; None where the source has no labels.
+    """
+
+    line: int
+    words: tuple[str, ...]
+    labels: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceExample:
+    """A beginning and the endings to choose from.
+
+    Attributes:
+        line: where it stands in its file, counted from 1.
+        context: the beginning.
+        endings: the choices, equally many in every example.
+        label: index of the right one; None where the file has no labels.
+    """
+
+    line: int
+    context: str
+    endings: tuple[str, ...]
+    label: int | None = None
+
+
+Example = TextExample | TaggedSentence | ChoiceExample

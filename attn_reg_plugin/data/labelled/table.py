@@ -1,0 +1,306 @@
+"""The labelled tasks as data: files, columns, labels and official metrics. A new GLUE-like task is one row.
+
+Labels stand in the official order, that of the data sets on the hub, so an index means the same whichever way an
+example came. Metrics are named as in `criterions/scores.py`; the first of a row is the one to choose checkpoints by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+CLASSIFICATION, REGRESSION, TAGGING, MULTIPLE_CHOICE = "classification", "regression", "tagging", "multiple_choice"
+KINDS = (CLASSIFICATION, REGRESSION, TAGGING, MULTIPLE_CHOICE)
+FORMATS = ("tsv", "csv", "conll", "conllu")
+
+
+@dataclass(frozen=True)
+class Hub:
+    """Where a task is on the Hugging Face hub.
+
+    Attributes:
+        path, name: of `datasets.load_dataset(path, name)`.
+        columns: the hub's name of a column that our table names otherwise.
+        splits: the hub's name of a split that is named otherwise than in `HUB_SPLITS`.
+    """
+
+    path: str
+    name: str | None = None
+    columns: Mapping[str, str] = field(default_factory=dict)
+    splits: Mapping[str, str] = field(default_factory=dict)
+
+
+#: fairseq's name of a split, and the hub's
+HUB_SPLITS = {"train": "train", "valid": "validation", "test": "test"}
+_TSV = {"train": ("train.tsv",), "valid": ("dev.tsv", "valid.tsv"), "test": ("test.tsv",)}
+
+
+@dataclass(frozen=True)
+class LabelledTask:
+    """One task.
+
+    Attributes:
+        name: what it is called.
+        kind: one of `KINDS`.
+        text: names of the columns of the text, or of both texts, or of a beginning and its endings. CoNLL files
+            have no names: their word column is the first, CoNLL-U's the second.
+        label: name of the label's column; of CoNLL files its number from 0 (-1 the last), as text.
+        labels: the label set in the official order; empty for regression; None: those of the training file, sorted.
+        metrics: the official metrics; empty: `DEFAULT_METRICS` of the kind.
+        format: one of `FORMATS`. A folder of `pos` and `neg` documents is found by itself (see `folders.py`).
+        files: split -> names of its file, the first that is there counts; `.gz` is tried for each.
+        headerless: the columns of files that have no header line.
+        aliases: other ways in which files write a label.
+        bounds: smallest and largest value of a regression.
+        groups: columns that results are broken down by.
+        fields: how many fields a CoNLL line has; None: as many as the file's first.
+        hub: where the hub has it.
+        skip_broken: leave out rows with the wrong number of fields, and say how many (QQP's official files have such
+            rows); by default they are refused, and always where labels are not needed, for predictions are counted.
+        valid_is_test: papers validate on the test set, for there is no other; it is taken where there is none.
+
+    Raises:
+        ValueError: an unknown kind or format.
+    """
+
+    name: str
+    kind: str
+    text: tuple[str, ...]
+    label: str
+    labels: tuple[str, ...] | None
+    metrics: tuple[str, ...] = ()
+    format: str = "tsv"
+    files: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: _TSV)
+    headerless: tuple[str, ...] = ()
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    bounds: tuple[float, float] | None = None
+    groups: tuple[str, ...] = ()
+    fields: int | None = None
+    hub: Hub | None = None
+    skip_broken: bool = False
+    valid_is_test: bool = False
+
+    def __post_init__(self) -> None:
+        for what, value, allowed in (("kind", self.kind, KINDS), ("format", self.format, FORMATS)):
+            if value not in allowed:
+                raise ValueError(f"task {self.name}: the {what} is {value!r}, but must be one of {', '.join(allowed)}")
+        if not self.metrics:
+            object.__setattr__(self, "metrics", DEFAULT_METRICS[self.kind])
+
+
+#: where a task does not say
+DEFAULT_METRICS = {
+    CLASSIFICATION: ("accuracy",),
+    REGRESSION: ("pearson_spearman", "pearson", "spearman"),
+    TAGGING: ("accuracy",),
+    MULTIPLE_CHOICE: ("accuracy",),
+}
+_ZERO_ONE, _ENTAILS = ("0", "1"), ("entailment", "not_entailment")
+_PAIR = ("sentence1", "sentence2")
+_F1 = ("accuracy_f1", "accuracy", "f1")
+_MNLI_FILES = {
+    "train": ("train.tsv",),
+    "valid": ("dev_matched.tsv",),
+    "valid1": ("dev_mismatched.tsv",),
+    "test": ("test_matched.tsv",),
+    "test1": ("test_mismatched.tsv",),
+}
+_MNLI_SPLITS = {
+    "valid": "validation_matched",
+    "valid1": "validation_mismatched",
+    "test": "test_matched",
+    "test1": "test_mismatched",
+}
+_PREMISE = {"sentence1": "premise", "sentence2": "hypothesis", "gold_label": "label"}
+#: universal part-of-speech tags, in the alphabetical order of universaldependencies.org
+UPOS = (
+    "ADJ", "ADP", "ADV", "AUX", "CCONJ", "DET", "INTJ", "NOUN", "NUM",
+    "PART", "PRON", "PROPN", "PUNCT", "SCONJ", "SYM", "VERB", "X",
+)  # fmt: skip
+_CONLLU_FILES = {
+    "train": ("train.conllu", "*-ud-train.conllu"),
+    "valid": ("dev.conllu", "*-ud-dev.conllu"),
+    "test": ("test.conllu", "*-ud-test.conllu"),
+}
+
+
+def bio(*types: str) -> tuple[str, ...]:
+    """The label set of entity types: O, and B- and I- of each."""
+    return ("O", *(f"{place}-{kind}" for kind in types for place in "BI"))
+
+
+def _glue(name: str, text: tuple[str, ...], label: str, labels: tuple[str, ...], **more: object) -> LabelledTask:
+    """A row of GLUE; the hub calls a label `label`."""
+    hub = more.pop("hub", None) or Hub("nyu-mll/glue", name, {label: "label"})
+    return LabelledTask(name, more.pop("kind", CLASSIFICATION), text, label, labels, hub=hub, **more)
+
+
+_ROWS = (
+    _glue(
+        "cola",
+        ("sentence",),
+        "label",
+        _ZERO_ONE,
+        metrics=("mcc", "accuracy"),
+        headerless=("source", "label", "mark", "sentence"),
+    ),
+    _glue("sst2", ("sentence",), "label", _ZERO_ONE),
+    _glue(
+        "mrpc",
+        ("#1 String", "#2 String"),
+        "Quality",
+        _ZERO_ONE,
+        metrics=_F1,
+        files={
+            "train": ("train.tsv", "msr_paraphrase_train.txt"),
+            "valid": ("dev.tsv",),
+            "test": ("test.tsv", "msr_paraphrase_test.txt"),
+        },
+        hub=Hub("nyu-mll/glue", "mrpc", {"#1 String": "sentence1", "#2 String": "sentence2", "Quality": "label"}),
+    ),
+    _glue("qqp", ("question1", "question2"), "is_duplicate", _ZERO_ONE, metrics=_F1, skip_broken=True),
+    _glue("stsb", _PAIR, "score", (), kind=REGRESSION, bounds=(0.0, 5.0)),
+    _glue(
+        "mnli",
+        _PAIR,
+        "gold_label",
+        ("entailment", "neutral", "contradiction"),
+        files=_MNLI_FILES,
+        hub=Hub("nyu-mll/glue", "mnli", _PREMISE, _MNLI_SPLITS),
+    ),
+    _glue("qnli", ("question", "sentence"), "label", _ENTAILS),
+    _glue("rte", _PAIR, "label", _ENTAILS),
+    _glue("wnli", _PAIR, "label", _ZERO_ONE),
+    LabelledTask(
+        "hans",
+        CLASSIFICATION,
+        _PAIR,
+        "gold_label",
+        ("entailment", "non-entailment"),
+        files={"train": ("heuristics_train_set.txt",), "test": ("heuristics_evaluation_set.txt",)},
+        groups=("heuristic", "subcase"),
+        hub=Hub("jhu-clsp/hans", None, _PREMISE, {"test": "validation"}),
+    ),
+    LabelledTask(
+        "paws-x",
+        CLASSIFICATION,
+        _PAIR,
+        "label",
+        _ZERO_ONE,
+        ("accuracy", "f1"),
+        files={
+            "train": ("train.tsv", "translated_train.tsv"),
+            "valid": ("dev_2k.tsv", "dev.tsv"),
+            "test": ("test_2k.tsv", "test.tsv"),
+        },
+        hub=Hub("google-research-datasets/paws-x", "en"),
+    ),
+    LabelledTask(
+        "imdb",
+        CLASSIFICATION,
+        ("text",),
+        "label",
+        ("neg", "pos"),
+        aliases={"0": "neg", "1": "pos"},
+        hub=Hub("stanfordnlp/imdb", splits={"valid": "test"}),
+        valid_is_test=True,
+    ),
+    LabelledTask(
+        "swag",
+        MULTIPLE_CHOICE,
+        ("startphrase", "ending0", "ending1", "ending2", "ending3"),
+        "label",
+        ("0", "1", "2", "3"),
+        format="csv",
+        files={"train": ("train.csv",), "valid": ("val.csv", "valid.csv"), "test": ("test.csv",)},
+        hub=Hub("allenai/swag", "regular"),
+    ),
+    LabelledTask(
+        "wnut17",
+        TAGGING,
+        ("tokens",),
+        "-1",
+        bio("corporation", "creative-work", "group", "location", "person", "product"),
+        ("f1", "precision", "recall"),
+        format="conll",
+        fields=2,
+        files={
+            "train": ("wnut17train.conll", "train.conll"),
+            "valid": ("emerging.dev.conll", "dev.conll"),
+            "test": ("emerging.test.annotated", "test.conll"),
+        },
+        hub=Hub("leondz/wnut_17", None, {"-1": "ner_tags"}),
+    ),
+    LabelledTask(
+        "conll2003",
+        TAGGING,
+        ("tokens",),
+        "3",
+        bio("PER", "ORG", "LOC", "MISC"),
+        ("f1", "precision", "recall"),
+        format="conll",
+        fields=4,
+        files={
+            "train": ("eng.train", "train.txt"),
+            "valid": ("eng.testa", "valid.txt"),
+            "test": ("eng.testb", "test.txt"),
+        },
+        hub=Hub("lhoestq/conll2003", None, {"3": "ner_tags"}),
+    ),
+    LabelledTask(
+        "upos",
+        TAGGING,
+        ("tokens",),
+        "3",
+        UPOS,
+        format="conllu",
+        files=_CONLLU_FILES,
+        hub=Hub("universal-dependencies/universal_dependencies", "en_ewt", {"3": "upos"}),
+    ),
+    LabelledTask("xpos", TAGGING, ("tokens",), "4", None, format="conllu", files=_CONLLU_FILES),
+)
+
+#: name -> task
+TASKS: dict[str, LabelledTask] = {row.name: row for row in _ROWS}
+
+
+def find_task(name: str) -> LabelledTask:
+    """The row of a task.
+
+    Raises:
+        ValueError: no such row (lists those there are).
+    """
+    if name not in TASKS:
+        raise ValueError(f"unknown labelled task {name!r}; the tasks are: {', '.join(TASKS)}")
+    return TASKS[name]
+
+
+def plain_task(
+    kind: str,
+    text: tuple[str, ...],
+    label: str = "label",
+    labels: tuple[str, ...] | None = None,
+    format: str = "tsv",
+    metrics: tuple[str, ...] = (),
+    fields: int | None = None,
+) -> LabelledTask:
+    """A task of somebody's own: files `train`, `valid` (or `dev`) and `test` with the format's suffix.
+
+    Args:
+        kind, text, label, metrics, format, fields: as in `LabelledTask`.
+        labels: the label set; None takes those of the training file, sorted.
+
+    Raises:
+        ValueError: an unknown kind or format, or the wrong number of text columns.
+    """
+    few, many = {MULTIPLE_CHOICE: (3, None), TAGGING: (1, 1)}.get(kind, (1, 2))
+    if len(text) < few or (many is not None and len(text) > many):
+        allowed = f"{few}" if few == many else f"{few} or more" if many is None else f"{few} or {many}"
+        raise ValueError(f"{kind} has {allowed} text columns, not {len(text)} ({', '.join(text)})")
+    if kind == REGRESSION:
+        labels = ()
+    files = {
+        split: tuple(f"{name}.{format}" for name in names)
+        for split, names in {"train": ("train",), "valid": ("valid", "dev"), "test": ("test",)}.items()
+    }
+    return LabelledTask("plain", kind, text, label, labels, metrics, format, files, fields=fields)

@@ -1,0 +1,147 @@
+"""One run of `attn-reg finetune`: a method and a seed on a labelled task, in a folder of its own.
+
+As in `runs.py`, `run.json` says what shaped it and `result.json` what is done; an interrupted training goes on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import shlex
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from attn_reg_plugin.data.labelled import TAGGING, LabelledTask, find_split, is_hub
+from attn_reg_plugin.experiments.logs import TrainingLog, read_log, seconds_per_epoch
+from attn_reg_plugin.experiments.runs import USER_DIR, Run, RunError, execute, lock_folder, tail_of, write_json
+from attn_reg_plugin.tasks.labelled_task import TASKS_OF_KINDS
+
+#: the weights of a pretrained model, whatever they are called
+_MODEL_FILES = ("config.json", "tokenizer.json", "*.safetensors", "pytorch_model*.bin")
+
+
+@dataclass(frozen=True)
+class LabelledData:
+    """Where the examples are, and what they are.
+
+    Attributes:
+        source: folder or hub, as fairseq's task takes it.
+        task: the row of the table.
+    """
+
+    source: str
+    task: LabelledTask
+
+    def digest(self) -> str:
+        """A digest of what is trained and validated on; of the hub, its name."""
+        if is_hub(self.source):
+            return self.source
+        return digest_of([find_split(self.task, Path(self.source), split) for split in ("train", "valid")])
+
+
+def digest_of(paths: list[Path]) -> str:
+    """A digest of the files' contents, those in folders too; no path and no time is in it."""
+    digest = hashlib.sha256()
+    for path in paths:
+        for file in sorted(path.rglob("*.txt*")) if path.is_dir() else [path]:
+            with file.open("rb") as stream:
+                digest.update(hashlib.file_digest(stream, "sha256").digest())
+    return digest.hexdigest()[:16]
+
+
+def digest_of_model(model: str) -> str:
+    """A digest of a pretrained model's folder; of the hub, its name."""
+    folder = Path(model)
+    if not folder.is_dir():
+        return model
+    return digest_of(sorted({path for pattern in _MODEL_FILES for path in folder.glob(pattern)}))
+
+
+@dataclass(frozen=True)
+class LabelledRun(Run):
+    """A method and a seed; `data` is a `LabelledData`, and nothing is generated.
+
+    Attributes:
+        model: folder or hub name of the pretrained encoder.
+        model_digest: see `digest_of_model`.
+    """
+
+    model: str = ""
+    model_digest: str = ""
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """The official metrics, the one that checkpoints are chosen by first."""
+        return self.data.task.metrics
+
+    def train_command(self) -> list[str]:
+        """The command of fairseq-train."""
+        kind = self.data.task.kind
+        criterion = "attn_reg_tagging" if kind == TAGGING else "attn_reg_classification"
+        return [
+            *(sys.executable, "-m", "fairseq_cli.train", self.data.source, "--user-dir", str(USER_DIR)),
+            *("--task", TASKS_OF_KINDS[kind], "--labelled", self.data.task.name),
+            *("--arch", "hf_encoder", "--hf-model", self.model, "--criterion", criterion),
+            *("--best-checkpoint-metric", self.metrics[0], "--maximize-best-checkpoint-metric"),
+            *("--save-dir", str(self.folder / "checkpoints"), "--no-epoch-checkpoints"),
+            *("--log-format", "json", "--seed", str(self.seed), *self.train_flags),
+        ]
+
+    def settings(self) -> dict[str, Any]:
+        """What shapes the training, without paths: folders can be moved."""
+        flags = shlex.join(self.train_flags)
+        task = {"data": self.data.digest(), "task": self.data.task.name, "model": self.model_digest}
+        return {**task, "seed": self.seed, "flags": flags}
+
+    def finished(self) -> bool:
+        """Whether the run is trained."""
+        return "training" in self.result()
+
+    def carry_out(self, watch: Callable[[TrainingLog], None]) -> None:
+        """Train, unless that is done; the last checkpoint and states are deleted then, the best one stays.
+
+        Raises:
+            RunError: the command fails, or another process works in the folder.
+        """
+        with lock_folder(self.folder) as lock:
+            if not self.finished():
+                write_json(self.folder / "result.json", {"training": self._train(watch, lock)})
+            for path in (self.folder / "checkpoints").glob("*.pt"):
+                if path.name != "checkpoint_best.pt":
+                    path.unlink()
+
+    def _train(self, watch: Callable[[TrainingLog], None], lock: int) -> dict[str, Any]:
+        path = self.folder / "train.log"
+        execute(self.train_command(), path, f"training of {self.title}", lock, watch)
+        log = read_log(path)
+        try:
+            epoch, figures = best_figures(log, self.metrics)
+        except ValueError as error:
+            raise RunError(f"{error} ({path})", tail_of(path)) from None
+        return {
+            "epochs": len(log.train_wall),
+            "best_epoch": epoch,
+            "scores": figures,
+            "seconds_per_epoch": seconds_per_epoch(log, self.folder / "checkpoints" / "checkpoint_last.pt"),
+        }
+
+
+def best_figures(log: TrainingLog, metrics: tuple[str, ...]) -> tuple[int, dict[str, float]]:
+    """The epoch of the best validation by the first of the metrics (the later of equals, as fairseq has it), and all.
+
+    Raises:
+        ValueError: no validation has the metric.
+    """
+    found = [
+        (figures[metrics[0]], key, figures)
+        for key, figures in log.validations.items()
+        if math.isfinite(figures.get(metrics[0], math.nan))
+    ]
+    if not found:
+        raise ValueError(f"the training log holds no validation with {json.dumps(metrics[0])}")
+    _, (epoch, _), figures = max(found, key=lambda entry: entry[:2])
+    return epoch, {name: figures[name] for name in metrics}

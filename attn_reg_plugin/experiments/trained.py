@@ -1,0 +1,130 @@
+"""A trained encoder out of a run's folder: its model, its tokenizer and what its labels mean.
+
+Nothing of the training is needed but the checkpoint and the folder `encoder` beside it, which has the tokenizer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attn_reg_plugin.checkpoints import find_checkpoint, load_checkpoint
+from attn_reg_plugin.data.labelled import Encoded, Example, LabelledTask, encode, load_tokenizer, longest_input
+from attn_reg_plugin.data.labelled.dataset import LabelledDataset
+from attn_reg_plugin.data.labelled.table import TAGGING
+from attn_reg_plugin.models.hf_encoder import HFEncoderModel, build_head, config_from_json
+from attn_reg_plugin.tasks.labelled_task import ENCODER, KINDS_OF_TASKS, described_task
+
+
+@dataclass
+class Trained:
+    """A trained encoder.
+
+    Attributes:
+        model: transformers' model with its head inside the fairseq one, in evaluation mode.
+        tokenizer: its own.
+        labelled: the task, with the label set.
+        longest: tokens an input may have.
+        checkpoint: the file it comes from.
+    """
+
+    model: HFEncoderModel
+    tokenizer: Any
+    labelled: LabelledTask
+    longest: int
+    checkpoint: Path
+
+    def encode(self, examples: Sequence[Example], title: str = "") -> list[Encoded]:
+        """Examples of the task's kind as the model takes them."""
+        return encode(examples, self.labelled, self.tokenizer, self.longest, title)
+
+    @torch.no_grad()
+    def logits(self, rows: Sequence[Encoded], batch_size: int = 32) -> list[Tensor]:
+        """The logits of every row, fp32 on the CPU, in the order of the rows.
+
+        Returns:
+            (number of labels) each, (1) of a regression, (choices), or (T, number of labels) with T the row's length.
+        """
+        dataset = LabelledDataset(rows, self.labelled.kind, self.tokenizer)
+        order, found = dataset.ordered_indices(), [torch.empty(0)] * len(rows)
+        device = next(self.model.parameters()).device
+        for chosen in np.array_split(order, range(batch_size, len(order), batch_size)):
+            inputs = dataset.collater([dataset[index] for index in chosen])["net_input"]
+            logits = self.model(**{name: ids.to(device) for name, ids in inputs.items()})["logits"].float().cpu()
+            for index, mask, row in zip(chosen, inputs["attention_mask"], logits, strict=True):
+                found[index] = row[mask.bool()] if self.labelled.kind == TAGGING else row
+        return found
+
+
+def add_run_arguments(parser: argparse.ArgumentParser) -> None:
+    """The argument RUN."""
+    parser.add_argument(
+        "run_folder",
+        type=Path,
+        metavar="RUN",
+        help="folder of a training with --arch hf_encoder (its best checkpoint is taken), or a checkpoint in it",
+    )
+
+
+def add_batch_arguments(parser: argparse.ArgumentParser) -> None:
+    """How the model is run."""
+    parser.add_argument("--batch-size", type=_count, default=32, help="examples at once (default: %(default)s)")
+    parser.add_argument("--cpu", action="store_true", help="stay on the CPU although there is a GPU")
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"it is {text!r}, but must be a whole number of at least 1")
+    return int(text)
+
+
+def load_trained(run: Path, cpu: bool = True) -> Trained:
+    """The trained encoder of a run.
+
+    Args:
+        run: a folder or a checkpoint.
+        cpu: stay on the CPU; else the model goes to the GPU if there is one.
+
+    Raises:
+        FileNotFoundError: no checkpoint, or no folder `encoder` beside it.
+        ValueError: a damaged checkpoint, or one of something else.
+    """
+    path = find_checkpoint(run)
+    state = load_checkpoint(path)
+    settings = _settings(state, "model")
+    if not getattr(settings, "hf_config", None):
+        raise ValueError(f"{path} is no checkpoint of --arch hf_encoder")
+    folder = path.parent / ENCODER
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{path.parent} has no folder {ENCODER}, in which the training left the tokenizer")
+    config, task = config_from_json(settings.hf_config), _settings(state, "task")
+    labelled = _labelled(task, config)
+    model = HFEncoderModel(build_head(config, labelled.kind))
+    model.load_state_dict(state["model"])
+    tokenizer = load_tokenizer(str(folder), labelled)
+    longest = longest_input(tokenizer, config, task.max_length)
+    device = "cpu" if cpu or not torch.cuda.is_available() else "cuda"
+    return Trained(model.to(device).eval(), tokenizer, labelled, longest, path)
+
+
+def _settings(state: dict[str, Any], part: str) -> Any:
+    """A part of the configuration in a checkpoint, which is a mapping or a namespace."""
+    settings = (state.get("cfg") or {}).get(part)
+    return SimpleNamespace(**settings) if isinstance(settings, dict) else settings
+
+
+def _labelled(task: Any, config: Any) -> LabelledTask:
+    """The task that a training was for; labels that came from its training file stand in the model's configuration."""
+    labelled = described_task(task, KINDS_OF_TASKS[task._name])
+    if labelled.labels is None:
+        labelled = dataclasses.replace(labelled, labels=tuple(config.id2label[i] for i in range(config.num_labels)))
+    return labelled

@@ -1,0 +1,222 @@
+"""`--arch hf_encoder --hf-model PATH_OR_NAME`: an encoder of Hugging Face's behind fairseq's trainer.
+
+The model is transformers' own class with its own head, kept as it is under `model`: sequence classification (also
+regression), token classification or multiple choice, as the task's kind of labels asks for. A checkpoint holds the
+model's configuration in its `cfg.model.hf_config`, so reading one needs no pretrained weights.
+"""
+
+# no `from __future__ import annotations`: fairseq reads a flag's type from its field
+import inspect
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Optional
+
+import torch
+from fairseq.dataclass import FairseqDataclass
+from fairseq.models import BaseFairseqModel, register_model
+from torch import Tensor
+from transformers import (
+    AutoConfig,
+    AutoModelForMultipleChoice,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+
+from attn_reg_plugin.data.labelled.table import CLASSIFICATION, MULTIPLE_CHOICE, REGRESSION, TAGGING, LabelledTask
+from attn_reg_plugin.regularizers.objectives import logits_of
+
+#: kind of task -> transformers' class with the head for it
+HEADS = {
+    CLASSIFICATION: AutoModelForSequenceClassification,
+    REGRESSION: AutoModelForSequenceClassification,
+    TAGGING: AutoModelForTokenClassification,
+    MULTIPLE_CHOICE: AutoModelForMultipleChoice,
+}
+#: how transformers calls the loss of a kind; the loss is our criterion's, but an exported model says what it is for
+PROBLEMS = {CLASSIFICATION: "single_label_classification", REGRESSION: "regression"}
+#: a flag, and what families call the same in their configurations
+DROPOUTS = {
+    "dropout": ("hidden_dropout_prob", "dropout", "mlp_dropout", "embedding_dropout"),
+    "attention_dropout": ("attention_probs_dropout_prob", "attention_dropout"),
+    "classifier_dropout": ("classifier_dropout", "classifier_dropout_prob", "seq_classif_dropout"),
+}
+
+
+@dataclass
+class HFEncoderConfig(FairseqDataclass):
+    """The flags of the architecture; `--hf-model` is the task's, whose tokenizer comes from there too."""
+
+    hf_from_config: bool = field(
+        default=False, metadata={"help": "random weights of the shape that --hf-model has, not the pretrained ones"}
+    )
+    dropout: Optional[float] = field(  # noqa: UP045  fairseq knows this form only
+        default=None, metadata={"help": "dropout of the hidden states, in [0, 1); default: the model's"}
+    )
+    attention_dropout: Optional[float] = field(  # noqa: UP045
+        default=None, metadata={"help": "dropout of the attention weights, in [0, 1); default: the model's"}
+    )
+    classifier_dropout: Optional[float] = field(  # noqa: UP045
+        default=None, metadata={"help": "dropout before the head, in [0, 1); default: the model's"}
+    )
+    checkpoint_activations: bool = field(
+        default=False, metadata={"help": "compute activations again in the backward pass, to save memory"}
+    )
+    hf_config: Optional[str] = field(  # noqa: UP045
+        default=None, metadata={"help": "not to be given: where a checkpoint keeps the model's configuration"}
+    )
+
+
+@register_model("hf_encoder", dataclass=HFEncoderConfig)
+class HFEncoderModel(BaseFairseqModel):
+    """An encoder with a head.
+
+    Attributes:
+        model: the transformers model.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.model = model
+        named = inspect.signature(model.forward).parameters
+        types = getattr(model.config, "type_vocab_size", 0) or 0
+        self.takes_types = "token_type_ids" in named and types > 1
+
+    @classmethod
+    def build_model(cls, cfg: Any, task: Any) -> "HFEncoderModel":
+        """The model for a task with an attribute `labelled`, a `LabelledTask`, and `--hf-model` among its flags.
+
+        Raises:
+            ValueError: the task has no labels; no or an unknown `--hf-model`; no such head; a dropout out of range.
+        """
+        labelled = getattr(task, "labelled", None)
+        if not isinstance(labelled, LabelledTask):
+            raise ValueError(
+                f"--arch hf_encoder is for tasks of labelled text such as attn_reg_text_classification, not for "
+                f"{type(task).__name__}"
+            )
+        if cfg.hf_config:
+            model = build_head(config_from_json(cfg.hf_config), labelled.kind)
+        else:
+            config = load_config(task.cfg.hf_model)
+            describe_labels(config, labelled)
+            for flag in DROPOUTS:
+                set_dropout(config, flag, getattr(cfg, flag, None))
+            model = build_head(config, labelled.kind, None if cfg.hf_from_config else task.cfg.hf_model)
+        if cfg.checkpoint_activations:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        return cls(model)
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        """The head's logits.
+
+        Args:
+            input_ids: int64 (B, T), of multiple choice (B, choices, T), as the other two.
+            attention_mask: 1 = a real token.
+            token_type_ids: left out where the model has no such embedding.
+
+        Returns:
+            `logits`: (B, number of labels), (B, 1) of a regression, (B, choices), or (B, T, number of labels).
+        """
+        types = {"token_type_ids": token_type_ids} if self.takes_types and token_type_ids is not None else {}
+        return {"logits": self.model(input_ids=input_ids, attention_mask=attention_mask, **types).logits}
+
+    def get_normalized_probs(self, net_output: Any, log_probs: bool, sample: Any = None) -> Tensor:
+        """(Log-)probabilities of the labels, in fp32."""
+        logits = logits_of(net_output).float()
+        return logits.log_softmax(-1) if log_probs else logits.softmax(-1)
+
+    def max_positions(self) -> None:
+        """No limit of its own: the task truncates at the model's length."""
+        return None
+
+    def config_json(self) -> str:
+        """The transformers model's configuration."""
+        return self.model.config.to_json_string(use_diff=False)
+
+
+def load_config(path: str) -> PreTrainedConfig:
+    """The configuration of a pretrained model.
+
+    Args:
+        path: a folder or a name on the hub.
+
+    Raises:
+        ValueError: no path, no such model, or a model that transformers does not know.
+    """
+    if not path:
+        raise ValueError("--arch hf_encoder needs --hf-model: a folder, or a name on the Hugging Face hub")
+    if ("/" in path or path.startswith(".")) and path.count("/") != 1 and not Path(path).is_dir():
+        raise ValueError(f"--hf-model: there is no folder {path}")
+    try:
+        return AutoConfig.from_pretrained(path)
+    except (OSError, ValueError, KeyError) as error:
+        reason = (str(error).splitlines() or [""])[0]
+        raise ValueError(
+            f"--hf-model {path}: neither a folder of a model nor a name that the hub gives ({type(error).__name__}: "
+            f"{reason})"
+        ) from error
+
+
+def config_from_json(text: str) -> PreTrainedConfig:
+    """The configuration that a checkpoint holds."""
+    values = json.loads(text)
+    return AutoConfig.for_model(values.pop("model_type"), **values)
+
+
+def describe_labels(config: PreTrainedConfig, task: LabelledTask) -> None:
+    """Write the task's labels into a configuration, where the head's size is read from."""
+    if task.kind == REGRESSION:
+        config.num_labels = 1
+    elif task.kind != MULTIPLE_CHOICE:  # which has one output a choice
+        config.id2label = dict(enumerate(task.labels or ()))
+        config.label2id = {label: index for index, label in config.id2label.items()}
+    config.problem_type = PROBLEMS.get(task.kind)
+
+
+def set_dropout(config: PreTrainedConfig, flag: str, value: float | None) -> None:
+    """Set a dropout under the names that the model's family has for it; None leaves the model's.
+
+    Raises:
+        ValueError: outside [0, 1), or the family has no such dropout.
+    """
+    if value is None:
+        return
+    name = f"--{flag.replace('_', '-')}"
+    if not 0 <= value < 1:
+        raise ValueError(f"{name} is {value}, but must be in [0, 1)")
+    names = [attribute for attribute in DROPOUTS[flag] if hasattr(config, attribute)]
+    if not names:
+        raise ValueError(f"{name} is {value}, but {config.model_type} has no such dropout")
+    for attribute in names:
+        setattr(config, attribute, value)
+
+
+def build_head(config: PreTrainedConfig, kind: str, weights: str | None = None) -> PreTrainedModel:
+    """A model with the head for a kind of task, in fp32.
+
+    Args:
+        config: of the model; says the number of labels.
+        kind: of the task.
+        weights: folder or hub name of pretrained weights; a head of another size there is left out. None: random.
+
+    Raises:
+        ValueError: transformers has no such head for the model, or the weights cannot be read.
+    """
+    head = HEADS[kind]
+    if type(config) not in head._model_mapping.keys():  # noqa: SIM118  a lazy mapping, which has no `in` of its own
+        raise ValueError(f"transformers has no {kind.replace('_', ' ')} head for {config.model_type} models")
+    if weights is None:
+        return head.from_config(config, dtype=torch.float32)
+    try:
+        return head.from_pretrained(weights, config=config, dtype=torch.float32, ignore_mismatched_sizes=True)
+    except (OSError, ValueError) as error:
+        reason = (str(error).splitlines() or [""])[0]
+        raise ValueError(
+            f"--hf-model {weights}: its weights cannot be read ({type(error).__name__}: {reason}); --hf-from-config "
+            "would start from random ones"
+        ) from error

@@ -1,0 +1,274 @@
+"""What the tasks of labelled text share: official files in, encoded by the model's own tokenizer.
+
+The three of them differ in the kinds of labels they take. They need no fairseq dictionary. Beside the checkpoints a
+training keeps the tokenizer and the model's configuration in a folder `encoder`, so that the checkpoints can be used
+where the pretrained model is gone.
+"""
+
+# no `from __future__ import annotations`: fairseq reads a flag's type from its field
+import logging
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Optional
+
+from fairseq.dataclass import FairseqDataclass
+from fairseq.tasks import FairseqTask
+from omegaconf import II, MISSING, OmegaConf, open_dict
+
+from attn_reg_plugin.data.labelled import (
+    LabelledTask,
+    encode,
+    find_task,
+    load_tokenizer,
+    longest_input,
+    plain_task,
+    read_split,
+    sample_of,
+    with_labels,
+)
+from attn_reg_plugin.data.labelled.dataset import LabelledDataset
+from attn_reg_plugin.models.hf_encoder import load_config
+from attn_reg_plugin.regularizers.game import rank
+from attn_reg_plugin.tasks.patience import go_on_waiting, waited
+
+logger = logging.getLogger(__name__)
+
+#: the folder beside the checkpoints with the tokenizer and the model's configuration
+ENCODER = "encoder"
+#: flags that describe a task that is in no table, and the argument of `plain_task` that each one is
+_DESCRIBING = {
+    "text_columns": "text",
+    "label_column": "label",
+    "labels": "labels",
+    "file_format": "format",
+    "metrics": "metrics",
+    "file_fields": "fields",
+}
+
+
+@dataclass
+class LabelledTaskConfig(FairseqDataclass):
+    """The flags that all three have."""
+
+    data: str = field(
+        default=MISSING,
+        metadata={"help": "folder with the official files, or 'hub', 'hub:PATH', 'hub:PATH:NAME' for the datasets hub"},
+    )
+    hf_model: str = field(
+        default="",
+        metadata={"help": "the pretrained encoder and its tokenizer: a folder, or a name on the Hugging Face hub"},
+    )
+    labelled: str = field(
+        default="", metadata={"help": "which task's files these are, such as rte, stsb, wnut17 or swag; see the README"}
+    )
+    text_columns: str = field(
+        default="", metadata={"help": "without --labelled: the columns of the texts, separated by commas"}
+    )
+    label_column: str = field(
+        default="", metadata={"help": "without --labelled: the label's column; of CoNLL files its number, -1 the last"}
+    )
+    labels: str = field(
+        default="",
+        metadata={"help": "without --labelled: the label set, separated by commas; default: the training file's"},
+    )
+    file_format: str = field(default="", metadata={"help": "without --labelled: tsv, csv, conll or conllu"})
+    file_fields: int = field(
+        default=0, metadata={"help": "without --labelled: fields of a CoNLL line; 0: as many as the first line has"}
+    )
+    metrics: str = field(
+        default="",
+        metadata={"help": "without --labelled: the official metrics, separated by commas, the chief one first"},
+    )
+    max_length: Optional[int] = field(  # noqa: UP045  fairseq knows this form only
+        default=None, metadata={"help": "truncate inputs at this many tokens; default: the model's length"}
+    )
+    train_examples: int = field(
+        default=0, metadata={"help": "train on N examples only, drawn at random, the same for every seed; 0: on all"}
+    )
+    no_grouping: bool = field(
+        default=False,
+        metadata={"help": "training batches of examples of any length, as most papers on GLUE have them"},
+    )
+    seed: int = II("common.seed")
+
+
+def described_task(cfg: Any, kinds: tuple[str, ...]) -> LabelledTask:
+    """The row of the table that the flags name, or a row made of them.
+
+    Args:
+        cfg: has the fields of `LabelledTaskConfig`, and `regression` where that is a choice.
+        kinds: what the fairseq task takes.
+
+    Raises:
+        ValueError: an unknown task or one of another kind; flags that contradict each other or say too little.
+    """
+    given = {name: getattr(cfg, name, None) for name in _DESCRIBING if getattr(cfg, name, None)}
+    if cfg.labelled:
+        if given:
+            flag = f"--{next(iter(given)).replace('_', '-')}"
+            raise ValueError(f"{flag} describes a task that has no name; leave it or --labelled {cfg.labelled} out")
+        task = find_task(cfg.labelled)
+    else:
+        if not ("text_columns" in given or kinds == ("tagging",)) or "label_column" not in given:
+            raise ValueError("give --labelled NAME, or describe the files by --text-columns and --label-column")
+        values = {_DESCRIBING[name]: value for name, value in given.items()}
+        for name in ("text", "labels", "metrics"):
+            if name in values:
+                values[name] = tuple(part.strip() for part in values[name].split(","))
+        kind = kinds[-1] if getattr(cfg, "regression", False) else kinds[0]
+        task = plain_task(kind, **{"text": ("tokens",), **values})
+    if task.kind not in kinds:
+        raise ValueError(
+            f"--labelled {task.name} is a task of {task.kind.replace('_', ' ')}; use --task {TASKS_OF_KINDS[task.kind]}"
+        )
+    return task
+
+
+#: kind -> the fairseq task for it
+TASKS_OF_KINDS = {
+    "classification": "attn_reg_text_classification",
+    "regression": "attn_reg_text_classification",
+    "tagging": "attn_reg_token_classification",
+    "multiple_choice": "attn_reg_multiple_choice",
+}
+#: fairseq task -> its kinds, the default one first
+KINDS_OF_TASKS = {
+    name: tuple(kind for kind, task in TASKS_OF_KINDS.items() if task == name) for name in TASKS_OF_KINDS.values()
+}
+
+
+class LabelledTextTask(FairseqTask):
+    """Labelled text behind fairseq; put `AttnRegTask` before it.
+
+    Attributes:
+        labelled: the task, with its label set.
+        tokenizer: the model's.
+        longest: tokens an input may have.
+    """
+
+    kinds: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, cfg: Any) -> None:
+        super().__init__(cfg)
+        self.begun = False
+        self.labelled = with_labels(described_task(cfg, self.kinds), cfg.data)
+        path = self._encoder_path(cfg)
+        config = load_config(path)
+        self.tokenizer = load_tokenizer(path, self.labelled)
+        if not set(self.tokenizer.get_vocab()) - set(self.tokenizer.all_special_tokens):
+            # where there are no files, transformers makes a tokenizer of the model's family that knows no word
+            raise ValueError(f"the tokenizer of {path} could not be loaded: there is none with a vocabulary")
+        if len(self.tokenizer) > config.vocab_size:
+            raise ValueError(
+                f"--hf-model {path}: the tokenizer has {len(self.tokenizer)} tokens, but the model's embedding only "
+                f"{config.vocab_size}"
+            )
+        self.longest = longest_input(self.tokenizer, config, cfg.max_length)
+        if cfg.train_examples < 0:
+            raise ValueError(f"--train-examples is {cfg.train_examples}, but must be at least 0")
+
+    @classmethod
+    def setup_task(cls, cfg: Any, **kwargs: Any) -> "LabelledTextTask":
+        """The task; of a checkpoint it is made in the same way."""
+        return cls(cfg)
+
+    @staticmethod
+    def _encoder_path(cfg: Any) -> str:
+        """Where the tokenizer is: in --hf-model, or beside the checkpoints where that is gone."""
+        path, kept = cfg.hf_model, saved_encoder(getattr(cfg, "attn_save_dir", None))
+        if Path(path).is_dir() or kept is None or not (kept / "config.json").exists():
+            return path
+        if path.count("/") <= 1:  # a name on the hub comes first, whatever an earlier training left here
+            try:
+                load_config(path)
+                return path
+            except ValueError:
+                pass
+        logger.warning(f"--hf-model {path} is not to be had; the tokenizer is taken from {kept}")
+        return str(kept)
+
+    def build_model(self, cfg: Any, from_checkpoint: bool = False) -> Any:
+        """The model; of one that is to be trained, what its checkpoints need is kept."""
+        model = super().build_model(cfg, from_checkpoint)
+        if not from_checkpoint and hasattr(model, "config_json"):
+            if OmegaConf.is_config(cfg):
+                with open_dict(cfg):
+                    cfg.hf_config = model.config_json()
+            else:
+                cfg.hf_config = model.config_json()
+            folder = saved_encoder(getattr(self.cfg, "attn_save_dir", None))
+            if folder is not None and rank() == 0:
+                model.model.config.save_pretrained(folder)
+                self.tokenizer.save_pretrained(folder)
+        return model
+
+    def load_dataset(self, split: str, combine: bool = False, **kwargs: Any) -> None:
+        """Read and encode a split.
+
+        Raises:
+            ValueError: anything that is wrong with the data, in one sentence with file and line.
+        """
+        examples = read_split(self.labelled, self.cfg.data, split)
+        training = split == "train"
+        if training and self.cfg.train_examples:
+            examples = sample_of(examples, self.cfg.train_examples)
+        title = f"{self.labelled.name} {split}"
+        rows = encode(examples, self.labelled, self.tokenizer, self.longest, title)
+        logger.info(f"{title}: {len(rows)} examples")
+        self.datasets[split] = LabelledDataset(
+            rows,
+            self.labelled.kind,
+            self.tokenizer,
+            shuffle=training,
+            seed=self.cfg.seed,
+            grouped=not (training and self.cfg.no_grouping),
+        )
+
+    def get_batch_iterator(self, *args: Any, **kwargs: Any) -> Any:
+        """fairseq's iterator; no example is left out.
+
+        With its default, --required-batch-size-multiple 8, fairseq drops the rest of the last batch, from validation
+        sets too, so that metrics would not be of the whole set.
+        """
+        return super().get_batch_iterator(*args, **{**kwargs, "required_batch_size_multiple": 1})
+
+    def state_dict(self) -> dict[str, Any]:
+        """The task's state, and how long `--patience` has been waiting."""
+        patience = waited(getattr(self.cfg, "attn_save_dir", None))
+        return {**super().state_dict(), **({"patience": patience} if patience else {})}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load the task's state; `train_step` sees to the waiting."""
+        super().load_state_dict({name: value for name, value in state_dict.items() if name != "patience"})
+
+    def train_step(
+        self, sample: Any, model: Any, criterion: Any, optimizer: Any, update_num: int, *args: Any, **kwargs: Any
+    ) -> Any:
+        """fairseq's step; the first one of a resumed training takes `--patience` up again."""
+        if not self.begun:
+            self.begun = True
+            go_on_waiting(getattr(self.cfg, "attn_save_dir", None), update_num)
+        return super().train_step(sample, model, criterion, optimizer, update_num, *args, **kwargs)
+
+    def has_sharded_data(self, split: str) -> bool:
+        """No: `hub:PATH` is one source, though fairseq parts paths at colons."""
+        return False
+
+    def max_positions(self) -> int:
+        """Tokens an input may have."""
+        return self.longest
+
+    @property
+    def source_dictionary(self) -> None:
+        """None: the tokenizer has the vocabulary."""
+        return None
+
+    @property
+    def target_dictionary(self) -> None:
+        """None: `labelled` has the labels."""
+        return None
+
+
+def saved_encoder(save_dir: str | None) -> Path | None:
+    """The folder `encoder` beside the checkpoints of a training; None without a place for them."""
+    return None if not save_dir or save_dir.startswith("${") else Path(save_dir) / ENCODER

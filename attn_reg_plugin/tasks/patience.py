@@ -1,0 +1,51 @@
+"""`--patience` over interruptions: fairseq forgets how long it has waited when a training is resumed.
+
+It keeps the best value and the number of validations since as attributes of a function, `should_stop_early`. These go
+into the checkpoint, so that a resumed training stops when an undisturbed one would.
+"""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def _should_stop_early() -> Callable | None:
+    """fairseq's function in the training that is running: `python -m fairseq_cli.train` is the main module."""
+    modules = (sys.modules.get(name) for name in ("__main__", "fairseq_cli.train"))
+    return next((module.should_stop_early for module in modules if hasattr(module, "should_stop_early")), None)
+
+
+def waited(save_dir: str | None) -> dict[str, Any] | None:
+    """The best value so far, and for how many validations there was no better one; None where nobody waits.
+
+    Args:
+        save_dir: of the training, for `go_on_waiting`.
+    """
+    function = _should_stop_early()
+    if function is None or getattr(function, "best", None) is None:
+        return None
+    return {"save_dir": save_dir, "best": float(function.best), "num_runs": int(function.num_runs)}
+
+
+def go_on_waiting(save_dir: str | None, updates: int) -> None:
+    """Continue where the checkpoint of this training after so many updates was; fairseq gives tasks no state back.
+
+    A training that starts from another's weights waits anew.
+    """
+    function, path = _should_stop_early(), Path(save_dir or "") / "checkpoint_last.pt"
+    if function is None or not save_dir or not updates or not path.is_file():
+        return
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        state = checkpoint["task_state"].get("patience")
+        same = checkpoint["optimizer_history"][-1]["num_updates"] == updates
+    except (OSError, RuntimeError, KeyError, IndexError, pickle.UnpicklingError):
+        return
+    if same and state is not None and state["save_dir"] == save_dir:
+        function.best, function.num_runs = state["best"], state["num_runs"]
