@@ -67,6 +67,19 @@ class PrepareOptions:
         _paths,
         "FILE[,FILE]",
     )
+    opus_mt: Path | None = _option(  # noqa: RUF009
+        "use the pieces and the vocabulary of an OPUS-MT model: the folder that `attn-reg convert opus-mt` wrote; "
+        "takes the place of --spm-model and --dictionary",
+        None,
+        Path,
+        "DIR",
+    )
+    source_prefix: str = _option(
+        "with --opus-mt: put this piece before every source sentence, as a model with several target languages wants, "
+        "such as '>>ron<<'",
+        "",
+        metavar="PIECE",
+    )
     max_pieces: int = _option("drop training pairs with a side of more pieces than this", 250, int, "N")
     max_ratio: float = _option(
         "drop training pairs with a side more than this many times as long, in pieces, as the other",
@@ -79,7 +92,8 @@ class PrepareOptions:
         "Romanian letters: 'cedilla' (default) writes ş ţ as ș ț in all that is trained on, validated on and "
         "translated, and leaves the Romanian references in raw/ as they were, so that scores stay "
         "comparable; 'no-diacritics' writes a i s t for ă â î ș ț as well, in the references too, since a "
-        "system without diacritics cannot be scored against a text with them; 'none' changes nothing",
+        "system without diacritics cannot be scored against a text with them; 'none', the default with --opus-mt, "
+        "changes nothing",
         None,
         metavar="RULE",
     )
@@ -90,6 +104,7 @@ class PrepareOptions:
         """Check every value that does not depend on files, and fill in what depends on other options."""
         self._allow("pair", self.pair in PAIRS, f"one of {', '.join(PAIRS)}")
         models = len(self.spm_model)
+        self._check_opus_mt()
         self._allow("spm-model", models <= 2, "one file, or two, source and target")
         if self.spm is None:
             object.__setattr__(self, "spm", "separate" if models == 2 else "joint")
@@ -99,7 +114,7 @@ class PrepareOptions:
         self._allow("dictionary", not self.dictionary or bool(models), "given together with --spm-model")
         self._allow("dictionary", len(self.dictionary) in (0, wanted), f"{wanted} with --spm {self.spm}")
         self._allow("vocab-size", self.vocab_size is None or not models, "left out with --spm-model")
-        if self.vocab_size is None and not models:
+        if self.vocab_size is None and not models and self.opus_mt is None:
             object.__setattr__(self, "vocab_size", self.VOCAB_SIZE)
         self._allow("vocab-size", self.vocab_size is None or self.vocab_size > 4, "above 4")
         self._allow("character-coverage", 0 < self.character_coverage <= 1, "above 0 and at most 1")
@@ -108,9 +123,22 @@ class PrepareOptions:
         self._allow("workers", self.workers >= 1, "at least 1")
         has_romanian = "ro" in self.languages
         if self.romanian is None:
-            object.__setattr__(self, "romanian", "cedilla" if has_romanian else "none")
+            # an OPUS-MT model has its own letters, and its tokenizer is to see the text as it is
+            changed = has_romanian and self.opus_mt is None
+            object.__setattr__(self, "romanian", "cedilla" if changed else "none")
         self._allow("romanian", self.romanian in RULES, f"one of {', '.join(RULES)}")
         self._allow("romanian", has_romanian or self.romanian == "none", f"'none' for --pair {self.pair}")
+
+    def _check_opus_mt(self) -> None:
+        """An OPUS-MT model brings its own models and dictionaries."""
+        if self.opus_mt is None:
+            self._allow("source-prefix", not self.source_prefix, "left out without --opus-mt")
+            return
+        for name, given in (("spm-model", self.spm_model), ("dictionary", self.dictionary)):
+            self._allow(name, not given, "left out with --opus-mt")
+        self._allow("vocab-size", self.vocab_size is None, "left out with --opus-mt")
+        self._allow("spm", self.spm is None, "left out with --opus-mt")
+        object.__setattr__(self, "spm", "separate")
 
     def _allow(self, name: str, condition: bool, allowed: str) -> None:
         """Raise the one sentence for an option unless the condition holds."""
@@ -131,6 +159,12 @@ class PrepareOptions:
         if self.spm == "joint":
             return {"spm.model": "dict.txt"}
         return {f"spm.{language}.model": f"dict.{language}.txt" for language in self.languages}
+
+    @property
+    def dictionaries(self) -> tuple[str, str]:
+        """The names of the source's and the target's dictionary in the output folder."""
+        names = list(self.models.values())
+        return names[0], names[-1]
 
     def rule(self, language: str) -> str:
         """The rule of `romanian.py` for text of a language."""

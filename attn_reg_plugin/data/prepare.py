@@ -1,12 +1,14 @@
 """`attn-reg prepare`: a parallel corpus made ready for `fairseq-train`.
 
     attn-reg prepare wmt16 --pair en-ro --source FOLDER --out DIR
+    attn-reg prepare wmt16 --pair en-ro --source FOLDER --out DIR --opus-mt CONVERTED
     attn-reg prepare phrasebook --pair en-tr --out DIR
 
 What is in DIR afterwards:
 
     raw/SPLIT.LANGUAGE      the text, a sentence a line: references to score against, and what was trained on
     spm.model, dict.txt     sentencepiece model and fairseq dictionary (spm.en.model, dict.en.txt if separate)
+    opus_mt/                instead of spm.model, with --opus-mt: the tokenizer and the settings of that model
     pieces/SPLIT.LANGUAGE   the encoded text
     bin/                    fairseq's binaries and dictionaries: the folder to give to fairseq-train
     manifest.json           what was asked for, counts, versions and the hash of every file
@@ -41,6 +43,8 @@ _UNRECORDED = {
     "source",
     "spm_model",
     "dictionary",
+    "opus_mt",
+    "source_prefix",
     "train",
     "valid",
     "test",
@@ -49,7 +53,7 @@ _UNRECORDED = {
 _TEMPORARY = ".tmp-"
 #: every name that a preparation may write into its folder, besides the manifest
 _OWNED = (
-    *("raw", "pieces", "bin", "spm.model", "dict.txt"),
+    *("raw", "pieces", "bin", "opus_mt", "spm.model", "dict.txt"),
     *(f"spm.{language}.model" for language in ("en", "ro", "tr")),
     *(f"dict.{language}.txt" for language in ("en", "ro", "tr")),
 )
@@ -67,7 +71,7 @@ def _source(wanted: PrepareOptions, load_dataset: Callable[..., Any] | None) -> 
     return FolderSource(Path(wanted.source), wanted.languages, wanted.limit, wanted.origin)
 
 
-def _request(wanted: PrepareOptions, source: Source, reused: dict[str, list[str]]) -> dict[str, Any]:
+def _request(wanted: PrepareOptions, source: Source, reused: dict[str, Any]) -> dict[str, Any]:
     """Everything that decides what is written."""
     fields = (field.name for field in dataclasses.fields(wanted) if field.name not in _UNRECORDED)
     return {
@@ -104,6 +108,8 @@ def _make_folder(out: Path) -> None:
 def _check_inputs(wanted: PrepareOptions) -> None:
     """Refuse to read what would be replaced."""
     inputs = {"--spm-model": wanted.spm_model, "--dictionary": wanted.dictionary}
+    if wanted.opus_mt is not None:
+        inputs["--opus-mt"] = (wanted.opus_mt,)
     if isinstance(wanted, Wmt16Options) and wanted.source != "hub":
         inputs["--source"] = (Path(wanted.source),)
     for option, paths in inputs.items():

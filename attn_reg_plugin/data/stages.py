@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Protocol, TextIO
 
-from attn_reg_plugin.data import binarize, pieces
+from attn_reg_plugin.data import binarize, opus_mt_prepare, pieces
 from attn_reg_plugin.data.manifest import sha256
 from attn_reg_plugin.data.options import PrepareOptions
 from attn_reg_plugin.data.parallel import read_lines, read_pairs
@@ -23,6 +23,14 @@ from attn_reg_plugin.data.pieces import UNKNOWN, PieceModel
 from attn_reg_plugin.data.progress import track
 from attn_reg_plugin.data.romanian import STRIPPED, normalize
 from attn_reg_plugin.data.sources import Source, Split
+
+
+class Encoder(Protocol):
+    """What turns a line into pieces."""
+
+    def encode(self, text: str) -> list[str]:
+        """The pieces of a line; empty where nothing is left."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -110,6 +118,8 @@ def spm(work: Work) -> dict[str, Any]:
             that does not fit its model.
     """
     options = work.options
+    if options.opus_mt is not None:
+        return {"spm": opus_mt_prepare.write(options, work.temporary)}
     facts: dict[str, Any] = {"kind": options.spm, "models": {}}
     for number, (name, dictionary) in enumerate(options.models.items()):
         path, target = work.temporary / name, work.temporary / dictionary
@@ -150,11 +160,15 @@ def encode(work: Work) -> dict[str, Any]:
         ValueError: a validation or test line of which no piece is left, or no training pair that is.
     """
     (work.temporary / "pieces").mkdir()
-    models = [PieceModel(work.out / name) for name in work.options.models]
-    return {"splits": {name: _encode_split(work, name, models[0], models[-1]) for name in work.splits}}
+    if work.options.opus_mt is not None:
+        source, target = opus_mt_prepare.sides(work.options, work.out)
+    else:
+        models = [PieceModel(work.out / name) for name in work.options.models]
+        source, target = models[0], models[-1]
+    return {"splits": {name: _encode_split(work, name, source, target) for name in work.splits}}
 
 
-def _encode_split(work: Work, split: str, source_model: PieceModel, target_model: PieceModel) -> dict[str, Any]:
+def _encode_split(work: Work, split: str, source_model: Encoder, target_model: Encoder) -> dict[str, Any]:
     """Encode a split; its counts, which `_write_raw`'s are completed with."""
     options = work.options
     rules = [options.rule(language) for language in options.languages]
@@ -208,13 +222,12 @@ def binary(work: Work) -> dict[str, Any]:
         ValueError: fairseq failed, or its files do not have a sequence for every pair.
     """
     options, destination = work.options, work.temporary / "bin"
-    dictionaries = list(options.models.values())
     binarize.preprocess(
         work.out,
         destination,
         options.languages,
         list(work.splits),
-        (dictionaries[0], dictionaries[-1]),
+        options.dictionaries,
         options.workers,
     )
     expected = {name: split["kept"] for name, split in work.splits.items()}
@@ -222,7 +235,7 @@ def binary(work: Work) -> dict[str, Any]:
     return {}
 
 
-def describe_models(options: PrepareOptions) -> dict[str, list[str]]:
+def describe_models(options: PrepareOptions) -> dict[str, Any]:
     """The hashes of the models and dictionaries that are reused, for the manifest.
 
     Raises:
@@ -234,6 +247,7 @@ def describe_models(options: PrepareOptions) -> dict[str, list[str]]:
     return {
         "spm_model": [sha256(path) for path in options.spm_model],
         "dictionary": [sha256(path) for path in options.dictionary],
+        **opus_mt_prepare.describe(options),
     }
 
 

@@ -1,0 +1,212 @@
+"""`--arch opus_mt`: Marian's Transformer, as OPUS-MT models are published, native to fairseq.
+
+Junczys-Dowmunt et al., "Marian: Fast Neural Machine Translation in C++", ACL 2018; Tiedemann & Thottingal,
+"OPUS-MT", EAMT 2020. It is fairseq's own Transformer, post-norm, with four things of Marian's:
+
+- sinusoids whose sines fill the first half and whose cosines fill the second, with position 0 for the first token;
+- decoding starts from the embedding of padding, which is zero in a published model, and not from that of `</s>`;
+- a constant `final_logits_bias` is added to the logits;
+- swish in the feed-forward layers.
+
+Attention is fairseq's `MultiheadAttention`, so every regularizer finds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from fairseq.data import Dictionary
+from fairseq.dataclass.utils import gen_parser_from_dataclass
+from fairseq.models import register_model, register_model_architecture
+from fairseq.models.transformer import (
+    TransformerConfig,
+    TransformerDecoderBase,
+    TransformerEncoderBase,
+    TransformerModel,
+    base_architecture,
+)
+from torch import Tensor, nn
+
+#: the logit of fairseq's `<s>`, which Marian does not have: no probability is left for it in any precision, and label
+#: smoothing, which sums over the vocabulary, stays finite
+NEVER = -100.0
+#: activations that fairseq's table lacks, or has in a broken form
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"swish": nn.functional.silu, "silu": nn.functional.silu}
+
+
+class MarianPositions(nn.Module):
+    """Marian's sinusoids: sin(t / 10000^(2i/C)) at dimension i < C/2, the cosine of the same at C/2 + i.
+
+    Args:
+        dim: C, even.
+        padding_idx: of the dictionary.
+        over_padding: count positions over padding too, as Hugging Face's Marian does in a left-padded batch. Else the
+            first real token of a sentence has position 0 wherever it stands, so that a sentence is translated alike
+            in every batch.
+
+    Raises:
+        ValueError: C is odd.
+    """
+
+    def __init__(self, dim: int, padding_idx: int, over_padding: bool = False, init_size: int = 1024) -> None:
+        super().__init__()
+        if dim % 2:
+            raise ValueError(f"the width of an opus_mt model is {dim}, but must be even")
+        self.dim, self.padding_idx, self.over_padding = dim, padding_idx, over_padding
+        self.register_buffer("weights", self.table(init_size, dim), persistent=False)
+        #: sinusoids end nowhere; fairseq compares this with the model's own limit
+        self.max_positions = int(1e5)
+
+    @staticmethod
+    def table(positions: int, dim: int) -> Tensor:
+        """The sinusoids of positions 0 … `positions` − 1, (positions, C), computed in double precision."""
+        frequencies = 10000.0 ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
+        angles = torch.arange(positions, dtype=torch.float64)[:, None] * frequencies
+        return torch.cat([angles.sin(), angles.cos()], dim=1).float()
+
+    def forward(self, tokens: Tensor, incremental_state: Any = None, **_: Any) -> Tensor:
+        """The sinusoids of tokens (B, T): (B, T, C), or (B, 1, C), the last ones, in incremental decoding."""
+        length = tokens.size(1)
+        if length > self.weights.size(0):
+            self.weights = self.table(2 * length, self.dim).to(self.weights)
+        if self.over_padding:
+            positions = torch.arange(length, device=tokens.device).expand_as(tokens)
+        else:
+            positions = (tokens.ne(self.padding_idx).cumsum(1) - 1).clamp(min=0)
+        if incremental_state is not None:
+            positions = positions[:, -1:]
+        return self.weights[positions]
+
+
+class MarianEmbedding(nn.Embedding):
+    """An embedding in which the start symbol has the row of padding, as in Marian; its own row is never used."""
+
+    def __init__(self, dictionary: Dictionary, dim: int) -> None:
+        super().__init__(len(dictionary), dim, padding_idx=dictionary.pad())
+        self.start = dictionary.bos()
+        with torch.no_grad():
+            self.weight.normal_(std=dim**-0.5)
+            self.weight[[self.padding_idx, self.start]] = 0.0
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """(...) to (..., C)."""
+        return super().forward(tokens.masked_fill(tokens.eq(self.start), self.padding_idx))
+
+
+def _activate(layer: nn.Module, name: str) -> nn.Module:
+    """Put an activation that fairseq does not have into a layer, wrapped or not."""
+    for module in layer.modules():
+        if hasattr(module, "activation_fn") and name in ACTIVATIONS:
+            module.activation_fn = ACTIVATIONS[name]
+    return layer
+
+
+class OpusMTEncoder(TransformerEncoderBase):
+    """fairseq's encoder with Marian's positions and activation."""
+
+    def __init__(self, cfg: TransformerConfig, dictionary: Dictionary, embed_tokens: nn.Embedding) -> None:
+        super().__init__(cfg, dictionary, embed_tokens)
+        self.embed_positions = _positions(cfg, cfg.encoder.embed_dim, dictionary, cfg.max_source_positions)
+
+    def build_encoder_layer(self, cfg: TransformerConfig) -> nn.Module:
+        """A layer of fairseq's."""
+        return _activate(super().build_encoder_layer(cfg), cfg.activation_fn)
+
+
+class OpusMTDecoder(TransformerDecoderBase):
+    """fairseq's decoder with Marian's positions, activation, start and bias.
+
+    Attributes:
+        final_logits_bias: (V), added to the logits; a constant, as in Marian and in Hugging Face's Marian.
+    """
+
+    def __init__(self, cfg: TransformerConfig, dictionary: Dictionary, embed_tokens: nn.Embedding, **options: Any):
+        super().__init__(cfg, dictionary, embed_tokens, **options)
+        self.embed_positions = _positions(cfg, cfg.decoder.embed_dim, dictionary, cfg.max_target_positions)
+        self.start = dictionary.bos()
+        self.register_buffer("final_logits_bias", torch.zeros(len(dictionary)))
+
+    def build_decoder_layer(self, cfg: TransformerConfig, no_encoder_attn: bool = False) -> nn.Module:
+        """A layer of fairseq's."""
+        return _activate(super().build_decoder_layer(cfg, no_encoder_attn), cfg.activation_fn)
+
+    def extract_features(self, prev_output_tokens: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, dict]:
+        """The features (B, T, C) of outputs so far (B, T).
+
+        Whatever stands first in a sentence (fairseq puts `</s>` there) is the start symbol.
+        """
+        real = prev_output_tokens.ne(self.padding_idx)
+        first = real & real.cumsum(1).eq(1)
+        return super().extract_features(prev_output_tokens.masked_fill(first, self.start), *args, **kwargs)
+
+    def output_layer(self, features: Tensor) -> Tensor:
+        """Features (B, T, C) to logits (B, T, V)."""
+        logits = self.output_projection(features)
+        logits = logits + self.final_logits_bias.to(logits.dtype)
+        logits[..., self.start] = NEVER
+        return logits
+
+
+def _positions(cfg: TransformerConfig, dim: int, dictionary: Dictionary, size: int) -> MarianPositions:
+    return MarianPositions(dim, dictionary.pad(), bool(getattr(cfg, "positions_over_padding", False)), size)
+
+
+@register_model("opus_mt")
+class OpusMTModel(TransformerModel):
+    """Marian's Transformer; the flags are those of fairseq's `transformer`, and one more."""
+
+    @classmethod
+    def hub_models(cls) -> dict[str, Any]:
+        """None: `attn-reg convert opus-mt` makes them."""
+        return {}
+
+    @classmethod
+    def add_args(cls, parser: Any) -> None:
+        """fairseq's flags of a Transformer, and `--positions-over-padding`."""
+        gen_parser_from_dataclass(parser, TransformerConfig(), delete_default=True, with_prefix="")
+        parser.add_argument(
+            "--positions-over-padding",
+            action="store_true",
+            help="count positions over the padding of a left-padded batch too, as Hugging Face's Marian does; "
+            "without, a sentence is translated alike in every batch",
+        )
+
+    @classmethod
+    def build_model(cls, args: Any, task: Any) -> OpusMTModel:
+        """The model.
+
+        Raises:
+            ValueError: an option of fairseq's Transformer that changes what Marian is made of.
+        """
+        opus_mt(args)
+        for name in ("adaptive_softmax_cutoff", "adaptive_input", "encoder_learned_pos", "decoder_learned_pos"):
+            if getattr(args, name, None):
+                raise ValueError(f"--{name.replace('_', '-')} cannot be given with --arch opus_mt: Marian has no such")
+        return super().build_model(args, task)
+
+    @classmethod
+    def build_embedding(cls, args: Any, dictionary: Dictionary, embed_dim: int, path: str | None = None) -> nn.Module:
+        """The embedding of a dictionary."""
+        if path:
+            raise ValueError("--encoder-embed-path and --decoder-embed-path cannot be given with --arch opus_mt")
+        return MarianEmbedding(dictionary, embed_dim)
+
+    @classmethod
+    def build_encoder(cls, args: Any, src_dict: Dictionary, embed_tokens: nn.Embedding) -> OpusMTEncoder:
+        """The encoder."""
+        return OpusMTEncoder(TransformerConfig.from_namespace(args), src_dict, embed_tokens)
+
+    @classmethod
+    def build_decoder(cls, args: Any, tgt_dict: Dictionary, embed_tokens: nn.Embedding) -> OpusMTDecoder:
+        """The decoder."""
+        return OpusMTDecoder(TransformerConfig.from_namespace(args), tgt_dict, embed_tokens)
+
+
+@register_model_architecture("opus_mt", "opus_mt")
+def opus_mt(args: Any) -> None:
+    """The published shape: 6 + 6 layers, 512 wide, 2,048 in the feed-forward layers, 8 heads."""
+    args.activation_fn = getattr(args, "activation_fn", "swish")
+    args.positions_over_padding = getattr(args, "positions_over_padding", False)
+    base_architecture(args)

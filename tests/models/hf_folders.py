@@ -1,0 +1,124 @@
+"""Tiny encoders with random weights and a tokenizer made on the spot, and small files in the official formats."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
+
+#: words of the made-up texts; those of the first half make a text positive
+WORDS = [f"w{number}" for number in range(24)]
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
+SIZES = {"train": 48, "dev": 21}
+SHAPE = {
+    "vocab_size": len(SPECIAL) + len(WORDS) + 2,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "max_position_embeddings": 40,
+    "pad_token_id": 0,
+    "initializer_range": 0.2,
+}
+
+
+def tokenizer(types: bool = True) -> PreTrainedTokenizerFast:
+    """Whole words and two endings (`w1x` is `w1` and `##x`), with `[CLS] first [SEP] second [SEP]`."""
+    vocabulary = {piece: number for number, piece in enumerate([*SPECIAL, *WORDS, "##x", "##y"])}
+    backend = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    backend.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    names = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    inputs = ["input_ids", "token_type_ids", "attention_mask"] if types else ["input_ids", "attention_mask"]
+    return PreTrainedTokenizerFast(tokenizer_object=backend, model_input_names=inputs, **names)
+
+
+def make_encoder(folder: Path, family: str = "Bert", seed: int = 1, types: bool = True, **options: Any) -> Path:
+    """A pretrained encoder as far as anybody can tell: weights, configuration and tokenizer in a folder."""
+    torch.manual_seed(seed)
+    config = getattr(transformers, f"{family}Config")(**{**SHAPE, **options})
+    getattr(transformers, f"{family}Model")(config).save_pretrained(folder)
+    tokenizer(types).save_pretrained(folder)
+    return folder
+
+
+def make_text(generator: random.Random, longest: int = 9) -> str:
+    """Words, some with an ending."""
+    words = [generator.choice(WORDS) for _ in range(generator.randint(2, longest))]
+    return " ".join(word + generator.choice(["", "", "x"]) for word in words)
+
+
+def _positive(text: str) -> int:
+    return int(sum(int(word.strip("wxy")) for word in text.split()) < 11.5 * len(text.split()))
+
+
+def make_rte(folder: Path, sizes: dict[str, int] = SIZES, seed: int = 3) -> Path:
+    """Pairs in RTE's format; whether the first text is positive is the label."""
+    generator = random.Random(seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    for split, size in sizes.items():
+        lines = ["index\tsentence1\tsentence2\tlabel"]
+        for index in range(size):
+            first, second = make_text(generator), make_text(generator, 4)
+            lines.append(f"{index}\t{first}\t{second}\t{['not_entailment', 'entailment'][_positive(first)]}")
+        (folder / f"{split}.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return folder
+
+
+def make_stsb(folder: Path, sizes: dict[str, int] = SIZES, seed: int = 4) -> Path:
+    """Pairs in STS-B's format, as far as the columns matter."""
+    generator = random.Random(seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    for split, size in sizes.items():
+        lines = ["index\tsentence1\tsentence2\tscore"]
+        for index in range(size):
+            first, second = make_text(generator), make_text(generator)
+            shared = len(set(first.split()) & set(second.split()))
+            lines.append(f"{index}\t{first}\t{second}\t{min(5.0, 1.25 * shared):.3f}")
+        (folder / f"{split}.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return folder
+
+
+def make_wnut(folder: Path, sizes: dict[str, int] = SIZES, seed: int = 5) -> Path:
+    """Sentences in WNUT-17's format; low words are persons, high ones locations."""
+    generator = random.Random(seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    for split, size in sizes.items():
+        lines = []
+        for _ in range(size):
+            for word in make_text(generator).split():
+                number = int(word.strip("wxy"))
+                tag = "B-person" if number < 5 else "B-location" if number > 18 else "O"
+                lines.append(f"{word}\t{tag}")
+            lines.append("")
+        (folder / f"{split}.conll").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return folder
+
+
+def make_swag(folder: Path, sizes: dict[str, int] = SIZES, seed: int = 6) -> Path:
+    """Beginnings and endings in SWAG's format; the right ending repeats the beginning's first word."""
+    generator = random.Random(seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    for split, size in {"train": sizes["train"], "val": sizes["dev"]}.items():
+        lines = ["startphrase,ending0,ending1,ending2,ending3,label"]
+        for _ in range(size):
+            start, label = make_text(generator), generator.randrange(4)
+            endings = [make_text(generator, 4) for _ in range(4)]
+            endings[label] = f"{start.split()[0]} {endings[label]}"
+            lines.append(",".join([start, *endings, str(label)]))
+        (folder / f"{split}.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return folder
+
+
+#: a row of the table of tasks -> (how its files are made, the fairseq task, the criterion, the official metric)
+TOYS = {
+    "rte": (make_rte, "attn_reg_text_classification", "attn_reg_classification", "accuracy"),
+    "stsb": (make_stsb, "attn_reg_text_classification", "attn_reg_classification", "pearson_spearman"),
+    "wnut17": (make_wnut, "attn_reg_token_classification", "attn_reg_tagging", "f1"),
+    "swag": (make_swag, "attn_reg_multiple_choice", "attn_reg_classification", "accuracy"),
+}

@@ -1,0 +1,241 @@
+"""The encoder behind fairseq is transformers' own model with its own head."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from models.hf_folders import make_encoder, tokenizer
+from torch import Tensor
+
+from attn_reg_plugin import ADDrop
+from attn_reg_plugin.data.labelled import LabelledTask, find_task
+from attn_reg_plugin.models.hf_encoder import HFEncoderConfig, HFEncoderModel, load_config
+from attn_reg_plugin.regularizers.objectives import default_objective
+from attn_reg_plugin.tasks import labelled_task
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+CLASSES = {
+    "mnli": transformers.BertForSequenceClassification,
+    "stsb": transformers.BertForSequenceClassification,
+    "wnut17": transformers.BertForTokenClassification,
+    "swag": transformers.BertForMultipleChoice,
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_encoder(tmp_path_factory.mktemp("encoder"))
+
+
+def build(folder: Path | str, row: str | LabelledTask = "mnli", **flags: Any) -> HFEncoderModel:
+    labelled = find_task(row) if isinstance(row, str) else row
+    task = SimpleNamespace(labelled=labelled, cfg=SimpleNamespace(hf_model=str(folder)))
+    torch.manual_seed(7)
+    return HFEncoderModel.build_model(dataclasses.replace(HFEncoderConfig(), **flags), task)
+
+
+def batch(row: str = "mnli", padding: int = 0) -> dict[str, Tensor]:
+    """Three examples of unequal lengths, with more padding than they need."""
+    texts = ["w1 w2x w3 w4 w5", "w6 w7", "w8x"]
+    if row == "swag":
+        texts = [text for text in texts for _ in range(4)]
+    seconds = [f"w{number} w{number + 1}" for number in range(len(texts))]
+    inputs = dict(tokenizer()(texts, seconds, padding=True, return_tensors="pt"))
+    inputs = {name: torch.nn.functional.pad(ids, (0, padding)) for name, ids in inputs.items()}
+    return {name: ids.view(3, 4, -1) for name, ids in inputs.items()} if row == "swag" else inputs
+
+
+@pytest.mark.parametrize("row", CLASSES)
+def test_it_is_the_model_of_transformers(folder: Path, row: str, tmp_path: Path) -> None:
+    model = build(folder, row).eval()
+    assert type(model.model) is CLASSES[row]
+    logits = model(**batch(row))["logits"]
+    sizes = {"mnli": (3, 3), "stsb": (3, 1), "swag": (3, 4), "wnut17": (3, batch()["input_ids"].size(1), 13)}
+    assert logits.shape == sizes[row] and logits.dtype == torch.float32
+    stock = transformers.AutoModel.from_pretrained(folder)
+    for name, weight in stock.state_dict().items():
+        if not name.startswith("pooler") or row != "wnut17":
+            assert torch.equal(model.model.state_dict()[f"bert.{name}"], weight)
+    model.model.save_pretrained(tmp_path)
+    again = CLASSES[row].from_pretrained(tmp_path).eval()
+    assert torch.equal(again(**batch(row)).logits, logits)
+
+
+def test_labels_stand_in_the_configuration(folder: Path) -> None:
+    config = build(folder, "mnli").model.config
+    assert config.id2label == {0: "entailment", 1: "neutral", 2: "contradiction"}
+    assert config.label2id["contradiction"] == 2 and config.problem_type == "single_label_classification"
+    assert build(folder, "stsb").model.config.problem_type == "regression"
+
+
+def test_a_checkpoint_needs_no_pretrained_model(folder: Path) -> None:
+    model = build(folder, "mnli", dropout=0.3).eval()
+    again = build("/nowhere", "mnli", hf_config=model.config_json()).eval()
+    again.load_state_dict(model.state_dict())
+    assert again.model.config.hidden_dropout_prob == 0.3
+    assert torch.equal(again(**batch())["logits"], model(**batch())["logits"])
+
+
+def test_random_weights_of_the_same_shape(folder: Path) -> None:
+    trained, fresh = build(folder), build(folder, hf_from_config=True)
+    name = "model.bert.embeddings.word_embeddings.weight"
+    assert fresh.state_dict()[name].shape == trained.state_dict()[name].shape
+    assert not torch.equal(fresh.state_dict()[name], trained.state_dict()[name])
+
+
+@pytest.mark.parametrize("family", ["DistilBert", "Roberta", "Electra"])
+def test_types_go_where_a_model_takes_them(family: str, tmp_path: Path) -> None:
+    """The tokenizer gives token types, which DistilBERT does not take and RoBERTa has one of."""
+    options = {
+        "DistilBert": {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48},
+        "Roberta": {"type_vocab_size": 1},
+    }
+    model = build(make_encoder(tmp_path, family, **options.get(family, {}))).eval()
+    assert model.takes_types == (family == "Electra")
+    inputs = batch()
+    other = model(**{**inputs, "token_type_ids": 1 - inputs["token_type_ids"]})["logits"]
+    assert torch.equal(model(**inputs)["logits"], other) == (not model.takes_types)
+
+
+@pytest.mark.parametrize("row", CLASSES)
+@pytest.mark.parametrize("regularized", [False, True])
+def test_padding_never_matters(folder: Path, row: str, regularized: bool) -> None:
+    """Also of the probe: with q = 1 every candidate is dropped, so nothing is drawn."""
+    model = build(folder, row, dropout=0.0, attention_dropout=0.0, classifier_dropout=0.0)
+    targets = torch.tensor([1.0, 2.0, 3.0]) if row == "stsb" else None
+    regularizer = ADDrop(p=0.3, q=1.0, cross_tuning="off")
+    plain = model.train()(**batch(row))["logits"]
+    with regularizer.attach(model):
+        regularizer.supply(targets=targets)
+        model.train(regularized)
+        tight, wide = model(**batch(row))["logits"], model(**batch(row, padding=5))["logits"]
+    if row == "wnut17":
+        real = batch()["attention_mask"].bool()
+        tight, wide, plain = tight[real], wide[:, :-5][real], plain[real]
+    if row == "swag":  # what is attributed is the score of the choice that wins: the others depend on nothing of theirs
+        best = plain.argmax(-1, keepdim=True)
+        tight, wide, plain = (logits.gather(1, best) for logits in (tight, wide, plain))
+    assert torch.allclose(tight, wide, atol=1e-5)
+    assert torch.allclose(tight, plain, atol=1e-6) == (not regularized)
+
+
+def test_a_tagger_attributes_the_words_that_have_a_loss(folder: Path) -> None:
+    model = build(folder, "wnut17").eval()
+    inputs = batch()
+    logits = model(**inputs)["logits"]
+    targets = torch.full(inputs["input_ids"].shape, -100)
+    targets[0, 1], targets[0, 2], targets[2, 1] = 4, 0, 7
+    told = {"targets": targets, "token_mask": inputs["attention_mask"].bool()}
+    literal = sum(logits[row, at].log_softmax(-1).max() for row, at in ((0, 1), (0, 2), (2, 1)))
+    assert torch.allclose(default_objective()({"logits": logits}, told), literal)
+    known = logits[0, 1].log_softmax(-1)[4] + logits[0, 2].log_softmax(-1)[0] + logits[2, 1].log_softmax(-1)[7]
+    assert torch.allclose(default_objective("gold")({"logits": logits}, told), known)
+
+
+def test_checkpointed_activations_change_nothing(folder: Path) -> None:
+    gradients = []
+    for flag in (False, True):
+        model = build(folder, dropout=0.0, attention_dropout=0.0, checkpoint_activations=flag).train()
+        with ADDrop(p=0.4, q=1.0, cross_tuning="off").attach(model):
+            model(**batch())["logits"].logsumexp(-1).sum().backward()
+        gradients.append([p.grad for p in model.parameters() if p.grad is not None])
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(*gradients, strict=True))
+
+
+# -- the tokenizer of a checkpoint ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "on_the_hub", "taken"),
+    [
+        ("roberta-base", True, "roberta-base"),
+        ("some/model", True, "some/model"),
+        ("roberta-base", False, "encoder"),
+        ("models/gone", False, "encoder"),
+        ("/a/folder/gone", True, "encoder"),
+        ("HERE", False, "HERE"),
+    ],
+)
+def test_what_an_earlier_training_left_is_taken_only_where_the_model_is_gone(
+    path: str, on_the_hub: bool, taken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(name: str) -> None:
+        if not on_the_hub:
+            raise ValueError(f"no {name}")
+
+    monkeypatch.setattr(labelled_task, "load_config", load)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "HERE").mkdir()
+    kept = tmp_path / "run" / "encoder"
+    kept.mkdir(parents=True)
+    cfg = SimpleNamespace(hf_model=path, attn_save_dir=str(tmp_path / "run"))
+    assert labelled_task.LabelledTextTask._encoder_path(cfg) == path, "nothing was left there"
+    (kept / "config.json").touch()
+    assert labelled_task.LabelledTextTask._encoder_path(cfg) == (str(kept) if taken == "encoder" else path)
+
+
+def test_the_kinds_of_every_fairseq_task() -> None:
+    assert labelled_task.KINDS_OF_TASKS == {
+        "attn_reg_text_classification": ("classification", "regression"),
+        "attn_reg_token_classification": ("tagging",),
+        "attn_reg_multiple_choice": ("multiple_choice",),
+    }
+
+
+# -- refusals ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("", "needs --hf-model"),
+        ("/no/such/folder", "there is no folder /no/such/folder"),
+        ("EMPTY", "neither a folder of a model"),
+    ],
+)
+def test_a_model_that_is_not_there(path: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=said):
+        load_config(str(tmp_path) if path == "EMPTY" else path)
+
+
+def test_weights_that_are_not_there(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text((folder / "config.json").read_text())
+    with pytest.raises(ValueError, match=r"its weights cannot be read .* --hf-from-config"):
+        build(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({"dropout": 1.0}, r"--dropout is 1.0, but must be in \[0, 1\)"),
+        ({"attention_dropout": -0.1}, r"--attention-dropout is -0.1"),
+    ],
+)
+def test_dropouts_out_of_range(folder: Path, flags: dict[str, float], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        build(folder, **flags)
+
+
+def test_a_head_that_does_not_exist(tmp_path: Path) -> None:
+    t5 = {"d_model": 16, "d_kv": 4, "d_ff": 16, "num_layers": 1, "num_heads": 2, "initializer_factor": 1.0}
+    make_encoder(tmp_path, "T5", **t5)
+    with pytest.raises(ValueError, match="transformers has no multiple choice head for t5 models"):
+        build(tmp_path, "swag")
+
+
+def test_a_task_without_labels(folder: Path) -> None:
+    with pytest.raises(ValueError, match="is for tasks of labelled text such as attn_reg_text_classification"):
+        HFEncoderModel.build_model(HFEncoderConfig(), SimpleNamespace())
+
+
+def test_deberta_is_refused_by_a_regularizer_only(tmp_path: Path) -> None:
+    model = build(make_encoder(tmp_path, "DebertaV2", type_vocab_size=0))
+    assert model(**batch())["logits"].shape == (3, 3)
+    with pytest.raises(ValueError, match=r"DeBERTa's attention .* use a model whose attention does, such as ELECTRA"):
+        ADDrop().attach(model)
