@@ -1,0 +1,207 @@
+"""`AttnRegCallback`: a stock Trainer trains with an attention regularizer.
+
+    Trainer(..., callbacks=[AttnRegCallback(ADDrop(p=0.3, q=0.3))])
+
+It attaches at the start of training, announces epochs and updates, keeps the method's state in the checkpoints, adds
+what the method does to the log, and detaches at the end, also when an exception ends the training.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.utils import send_to_device
+from torch import Tensor
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from attn_reg_plugin.backends.huggingface_inputs import described
+from attn_reg_plugin.huggingface.attend_out_game import begin_game
+from attn_reg_plugin.huggingface.logs import quantities
+from attn_reg_plugin.huggingface.running import Interception, calling_trainer, refuse
+from attn_reg_plugin.regularizers import AttendOut, Regularizer
+from attn_reg_plugin.regularizers.game import object_from_first_rank, rank
+
+logger = logging.getLogger(__name__)
+
+
+class AttnRegCallback(TrainerCallback):
+    """Give it to a `transformers.Trainer` or `Seq2SeqTrainer`; nothing else changes.
+
+    The regularizer is attached to the unwrapped model while `train()` runs. A checkpoint keeps its state in a file
+    `attn_reg_METHOD.pt`; the model in it is a stock one, and `resume_from_checkpoint` continues exactly.
+
+    AttendOut takes its rewards from the trainer's `eval_dataset`, or from what its `reward_subset` names: a key of a
+    dictionary of evaluation sets, `train`, or a part of the training set such as `train[90%:]` or `train[:500]`.
+
+    Args:
+        regularizer: the method, not attached.
+
+    Raises:
+        TypeError: it is no regularizer.
+        ValueError: where the trainer is made, one that cannot be regularized; as training starts, sites that match
+            nothing, or rewards without data.
+    """
+
+    def __init__(self, regularizer: Regularizer) -> None:
+        if not isinstance(regularizer, Regularizer):
+            raise TypeError(
+                f"AttnRegCallback takes a regularizer, such as ADDrop(p=0.3, q=0.3), not {type(regularizer).__name__}"
+            )
+        self.regularizer = regularizer
+        self.trainer: Trainer | None = None
+        self.interceptions: list[Interception] = []
+        self.end_game: Callable[[], None] | None = None
+        self.epoch = 0
+        self.saved: int | None = None  # the update whose state was written last
+
+    # -- what Trainer calls -----------------------------------------------------------------------------------------
+
+    def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Refuse a trainer that cannot be regularized as soon as it is made."""
+        refuse(calling_trainer()[0])
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Attach, and continue from the checkpoint's state if training does."""
+        self.end()
+        trainer, checkpoint = calling_trainer()
+        refuse(trainer)
+        self.regularizer.attach(trainer.model)
+        self.trainer, self.saved, self.epoch = trainer, None, int(state.epoch or 0)
+        try:
+            self._intercept()
+            if isinstance(self.regularizer, AttendOut):
+                self.end_game = begin_game(self.regularizer, trainer, self._original("training_step"))
+            self._load(checkpoint)
+        except BaseException:
+            self.end()
+            raise
+        self.regularizer.begin_update(state.global_step)
+        self.regularizer.statistics.take()  # what an earlier training did not log
+
+    def on_epoch_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Announce the epoch, counted from 1."""
+        self.epoch += 1
+        self.regularizer.begin_epoch(self.epoch)
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Announce the number of updates made so far."""
+        self.regularizer.begin_update(state.global_step)
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Announce that an update was made; Trainer counts those that an overflow skipped as well."""
+        if self.trainer.accelerator.optimizer_step_was_skipped:
+            if isinstance(self.regularizer, AttendOut):
+                self.regularizer.forget_unfinished()
+        else:
+            self.regularizer.end_update()
+        self.regularizer.begin_update(state.global_step)
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Keep the state in the checkpoint if saving the model has not done so."""
+        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        if self.saved != state.global_step and folder.is_dir():
+            self._save(folder)
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Detach: the model is a stock one again."""
+        self.end()
+
+    def end(self) -> None:
+        """Give model and trainer back as they were; nothing happens if no training runs."""
+        for interception in reversed(self.interceptions):
+            interception.undo()
+        self.interceptions, self.trainer = [], None
+        self.regularizer.supply()
+        self.regularizer.detach()
+        if self.end_game is not None:
+            self.end_game()
+            self.end_game = None
+
+    # -- the trainer's methods while training runs ------------------------------------------------------------------
+
+    def _intercept(self) -> None:
+        trainer = self.trainer
+        # what the loop of training calls: an exception that leaves one of them ends the training
+        guarded = [(trainer.callback_handler, "call_event"), (trainer, "_evaluate")]
+        guarded += [(trainer, "_run_epoch"), (trainer, "_finalize_training")]
+        intercepted = [(owner, name, self._guarded) for owner, name in guarded if hasattr(owner, name)]
+        intercepted += [(trainer, "training_step", self._training_step)]
+        intercepted += [(trainer, "log", self._log), (trainer, "save_model", self._save_model)]
+        for owner, name, around in intercepted:
+            self.interceptions.append(Interception(owner, name, around))
+
+    def _original(self, name: str) -> Any:
+        return next(i.original for i in self.interceptions if i.name == name and i.owner is self.trainer)
+
+    def _guarded(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        """Detach also when training ends by an exception."""
+        try:
+            return original(*args, **kwargs)
+        except BaseException:
+            self.end()
+            raise
+
+    def _training_step(self, original: Any, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Tensor:
+        """Supply what the forward's arguments may not show: label smoothing takes the labels away."""
+        device, statistics = self.trainer.args.device, self.regularizer.statistics
+        batch = dict(send_to_device(inputs, device))
+        items = args[0] if args else kwargs.get("num_items_in_batch")
+        self.regularizer.supply(batch=batch, num_items=items, **described(self.regularizer.model, batch))
+        try:
+            with statistics.seconds("step_seconds", device):
+                return original(model, inputs, *args, **kwargs)
+        finally:
+            self.regularizer.supply()
+
+    def _log(self, original: Any, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """Add the method's quantities to each line of the training log."""
+        if "loss" in logs:
+            logs = {**logs, **quantities(self.regularizer, self.trainer.args.device)}
+        original(logs, *args, **kwargs)
+
+    # -- state ------------------------------------------------------------------------------------------------------
+
+    def _save_model(self, original: Any, output_dir: str | None = None, *args: Any, **kwargs: Any) -> None:
+        """Write the state with the model: before the file that makes a checkpoint whole, the trainer's state."""
+        original(output_dir, *args, **kwargs)
+        if output_dir is not None and Path(output_dir).name == f"checkpoint-{self.trainer.state.global_step}":
+            self._save(Path(output_dir))
+
+    def _file(self, folder: Path) -> Path:
+        return folder / f"attn_reg_{self.regularizer.name}.pt"
+
+    def _save(self, folder: Path) -> None:
+        """Write the state, whole or not at all; the first process's is everyone's."""
+        self.saved = self.trainer.state.global_step
+        if rank() == 0 and not self.trainer.args.save_only_model:
+            unfinished = self._file(folder).with_suffix(".tmp")
+            torch.save(self.regularizer.state_dict(), unfinished)
+            os.replace(unfinished, self._file(folder))
+
+    def _load(self, checkpoint: Path | None) -> None:
+        """Continue from the state in a checkpoint; without one a method begins anew, which a large one says."""
+        if checkpoint is None:
+            return
+        found = rank() == 0 and self._file(checkpoint).exists()
+        state = torch.load(self._file(checkpoint), map_location="cpu", weights_only=True) if found else None
+        state = object_from_first_rank(state)
+        if state is not None:
+            self.regularizer.load_state_dict(state)
+        elif self.regularizer.large_state:
+            logger.warning(
+                f"no {self._file(checkpoint).name} in {checkpoint}: {self.regularizer.name} starts anew from the "
+                "checkpoint's weights"
+            )

@@ -1,0 +1,95 @@
+"""The training that called a callback: its trainer, what of it is refused, and its methods while it runs.
+
+transformers does not tell a callback its trainer, and announces neither the batch of a step, nor an exception, nor
+what is about to be logged. So the trainer is found among our callers, and for the time of one training some of its
+methods run through ours.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from transformers import Trainer
+
+
+def calling_trainer() -> tuple[Trainer, Path | None]:
+    """The trainer whose event is being handled, and the checkpoint that it continues from, if any.
+
+    Raises:
+        RuntimeError: no trainer is among the callers.
+    """
+    frame = sys._getframe(1)
+    trainer = None
+    while frame is not None:
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, Trainer) and (trainer is None or owner is trainer):
+            trainer = owner
+            if "resume_from_checkpoint" in frame.f_locals:
+                checkpoint = frame.f_locals["resume_from_checkpoint"]
+                return trainer, Path(checkpoint) if isinstance(checkpoint, str | os.PathLike) else None
+        frame = frame.f_back
+    if trainer is None:
+        raise RuntimeError("AttnRegCallback belongs in a transformers.Trainer, which calls it: callbacks=[...]")
+    return trainer, None
+
+
+def refuse(trainer: Trainer) -> None:
+    """Refuse the ways of training in which the model's forward cannot be seen whole.
+
+    Raises:
+        ValueError: compiled models, sharded parameters, or one process for several devices.
+    """
+    args, model = trainer.args, trainer.model
+    if args.torch_compile or hasattr(model, "_orig_mod"):
+        raise ValueError(
+            "torch_compile=True cannot be combined with AttnRegCallback: a probe inside the forward cannot be "
+            "compiled; set torch_compile=False"
+        )
+    sharded = {"FSDP": trainer.is_fsdp_enabled, "DeepSpeed": trainer.is_deepspeed_enabled}
+    for name, used in sharded.items():
+        if used:
+            raise ValueError(
+                f"{name} cannot be combined with AttnRegCallback: the probe needs the whole model on each process; "
+                "use data parallel training (torchrun without it)"
+            )
+    if args.n_gpu > 1:
+        raise ValueError(
+            f"one process with {args.n_gpu} GPUs copies the model at every forward, and AttnRegCallback would not see "
+            f"the copies; start one process a GPU: torchrun --nproc_per_node {args.n_gpu}, or set CUDA_VISIBLE_DEVICES"
+        )
+
+
+class Interception:
+    """A method of one object that runs through a function of ours, until `undo`.
+
+    Several interceptions of one method may be undone in any order.
+
+    Args:
+        owner, name: whose method, and which.
+        around: function(original, *args, **kwargs) that is called instead.
+    """
+
+    def __init__(self, owner: Any, name: str, around: Callable[..., Any]) -> None:
+        self.owner, self.name, self.around = owner, name, around
+        self.original, self.own = getattr(owner, name), name in vars(owner)
+        self.__wrapped__ = self.original  # its signature
+        setattr(owner, name, self)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The method."""
+        if self.around is None:
+            return self.original(*args, **kwargs)
+        return self.around(self.original, *args, **kwargs)
+
+    def undo(self) -> None:
+        """Give the object its method back."""
+        self.around = None
+        while isinstance(now := vars(self.owner).get(self.name), Interception) and now.around is None:
+            if now.own:
+                setattr(self.owner, self.name, now.original)
+            else:
+                delattr(self.owner, self.name)

@@ -1,0 +1,162 @@
+"""AttendOut under Trainer: the defender is what a lone Trainer makes of the model; rewards come from the right data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from backends.huggingface_models import batch, build
+from trainers import collate, examples, trainer_of, weights
+from transformers import TrainerCallback
+
+from attn_reg_plugin.huggingface.attend_out_game import TrainerProblem, example_losses, reward_data, shifted
+from attn_reg_plugin.regularizers import AttendOut, Outcome
+
+WAYS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "accumulated": {"gradient_accumulation_steps": 2, "label_smoothing_factor": 0.1, "max_grad_norm": 0.5},
+    "uneven": {"gradient_accumulation_steps": 4, "max_steps": 5, "warmup_steps": 2, "weight_decay": 0.1},
+    "bf16": {"bf16": True, "max_grad_norm": 0.0},
+    "checkpointed": {"gradient_checkpointing": True},
+    "sgd": {"optim": "sgd", "lr_scheduler_type": "cosine"},
+}
+
+
+@pytest.mark.parametrize("name", ["bert", "marian", "llama"])
+@pytest.mark.parametrize("way", WAYS)
+def test_the_defender_is_what_a_lone_trainer_makes(tmp_path: Path, name: str, way: str) -> None:
+    options = {"max_steps": 6, **WAYS[way]}
+    lone = trainer_of(tmp_path, name, None, dropout=0.0, **options)
+    lone.train()
+    game = AttendOut(steps=8, sites="*")
+    trainer = trainer_of(tmp_path, name, game, dropout=0.0, **options)
+    trainer.train()
+    defender = game.state_dict()["defender"]["model"]
+    for key, value in lone.model.state_dict().items():
+        assert torch.equal(defender[key], value), key
+    assert not torch.equal(weights(lone.model), weights(trainer.model))
+
+
+def test_the_winner_is_copied_and_the_trainer_goes_on(tmp_path: Path) -> None:
+    class Rounds(TrainerCallback):
+        def __init__(self) -> None:
+            self.equal: list[bool] = []
+
+        def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+            self.equal.append(torch.equal(weights(game.defender.model), weights(game.defender.attacker)))
+
+    game, rounds = AttendOut(steps=3, sites="*", winner="best"), Rounds()
+    trainer_of(tmp_path, "bert", game, callbacks=(rounds,), max_steps=9).train()
+    assert rounds.equal == [False, False, True] * 3
+
+
+def literal_losses(name: str, logits: torch.Tensor, inputs: dict[str, torch.Tensor]) -> list[float]:
+    """Each example's loss by itself."""
+    losses = []
+    for i in range(3):
+        labels = inputs["labels"][i]
+        if name == "llama":
+            losses.append(F.cross_entropy(logits[i, :-1], labels[1:]).item())
+        else:
+            losses.append(F.cross_entropy(logits[i], labels).item())
+    return losses
+
+
+@pytest.mark.parametrize("name", ["bert", "marian", "llama"])
+def test_losses_of_examples(tmp_path: Path, name: str) -> None:
+    model, inputs = build(name).eval(), batch(name)
+    trainer = trainer_of(tmp_path, name, None, model)
+    trainer.callback_handler.train_dataloader = trainer.get_train_dataloader()
+    problem = TrainerProblem(trainer, "valid")
+    outcome = problem.loss(model, {"batch": inputs})
+    expected = literal_losses(name, model(**inputs).logits, inputs)
+    assert outcome.loss.tolist() == pytest.approx(expected, abs=1e-5)
+    assert ((outcome.metric >= 0) & (outcome.metric <= 1)).all()
+    one_by_one = problem._one_by_one(model, inputs).loss.tolist()
+    assert one_by_one == pytest.approx(expected, abs=1e-5)
+
+
+def test_losses_of_other_heads_come_from_the_model() -> None:
+    logits, targets = torch.randn(3, 4), torch.rand(3, 4)
+    assert example_losses({"logits": logits}, targets) is None, "several labels an example"
+    squares = example_losses({"logits": logits[:, :1]}, targets[:, 0])
+    assert isinstance(squares, Outcome) and squares.metric is None
+    differences = [float(a - b) for a, b in zip(logits[:, 0], targets[:, 0], strict=True)]
+    assert squares.loss.tolist() == pytest.approx([difference**2 for difference in differences])
+    assert example_losses({"start": logits}, targets) is None
+
+
+@pytest.mark.parametrize("name", ["marian", "bart", "t5"])
+def test_the_generator_reads_what_the_decoder_reads(tmp_path: Path, name: str) -> None:
+    model, inputs = build(name), batch(name)
+    trainer = trainer_of(tmp_path, "marian", None, model)
+    trainer.callback_handler.train_dataloader = trainer.get_train_dataloader()
+    tokens = TrainerProblem(trainer, "train").tokens({"batch": inputs})
+    labels = inputs["labels"]
+    start = model.config.decoder_start_token_id
+    assert tokens["decoder"].ids[:, 0].tolist() == [start] * 3
+    real = labels[:, :-1] != -100
+    assert torch.equal(tokens["decoder"].ids[:, 1:][real], labels[:, :-1][real])
+    assert torch.equal(tokens["decoder"].valid, labels != -100)
+    assert torch.equal(tokens["encoder"].valid, inputs["attention_mask"].bool())
+    assert torch.equal(shifted(model, labels), model.prepare_decoder_input_ids_from_labels(labels=labels))
+
+
+@pytest.mark.parametrize(
+    ("subset", "expected"),
+    [
+        ("valid", ("valid", range(8))),
+        ("train", ("train", range(24))),
+        ("train[75%:]", ("train", range(18, 24))),
+        ("train[:5]", ("train", range(5))),
+        ("train[-4:-1]", ("train", range(20, 23))),
+    ],
+)
+def test_where_rewards_come_from(tmp_path: Path, subset: str, expected: tuple[str, range]) -> None:
+    trainer = trainer_of(tmp_path, "bert")
+    trainer.callback_handler.train_dataloader = trainer.get_train_dataloader()
+    dataset, indices, _ = reward_data(trainer, subset)
+    assert dataset is (trainer.eval_dataset if expected[0] == "valid" else trainer.train_dataset)
+    assert indices == expected[1]
+
+
+def test_one_of_several_evaluation_sets(tmp_path: Path) -> None:
+    sets = {"validation": examples("bert", 8), "other": examples("bert", 9)}
+    trainer = trainer_of(tmp_path, "bert", own={"eval_dataset": sets})
+    for subset, size in (("valid", 8), ("other", 9)):
+        dataset, indices, collator = reward_data(trainer, subset)
+        assert len(indices) == size and dataset is sets.get(subset, sets["validation"])
+        assert torch.equal(collator(dataset[:2])["input_ids"], collate(dataset[:2])["input_ids"])
+
+
+def test_the_draws_are_fair(tmp_path: Path) -> None:
+    trainer = trainer_of(tmp_path, "bert")
+    problem = TrainerProblem(trainer, "valid")
+    torch.manual_seed(1)
+    seen = {tuple(map(tuple, next(iter(problem.validation(3)))["batch"]["input_ids"].tolist())) for _ in range(8)}
+    assert len(seen) > 4
+
+
+def test_a_problem_of_the_users(tmp_path: Path) -> None:
+    class Mine:
+        calls = 0
+
+        def loss(self, model: Any, inputs: Any) -> Outcome:
+            self.calls += 1
+            return Outcome(model(**inputs["batch"]).logits.sum(-1))
+
+        def tokens(self, inputs: Any) -> Any:
+            return TrainerProblem.tokens(self, inputs)
+
+        def validation(self, n: int) -> Any:
+            return [{"batch": collate(examples("bert", n))}]
+
+    mine = Mine()
+    game = AttendOut(steps=2, sites="*", problem=mine)
+    trainer = trainer_of(tmp_path, "bert", game, own={"eval_dataset": None}, max_steps=4)
+    mine.trainer = trainer
+    trainer.train()
+    assert mine.calls == 4 and game.problem is mine

@@ -1,0 +1,102 @@
+"""One method, three faces: fairseq, Trainer and a loop of one's own draw the same masks and have the same loss."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from backends.huggingface_models import build
+from torch import Tensor, nn
+from trainers import ad_drop, collate, examples, trainer_of, translating
+from transformers import TrainerCallback
+
+SEED = 11
+
+
+class Seen(TrainerCallback):
+    """Seeds each step, and keeps the masks that were on the sites in it."""
+
+    def __init__(self, regularizer: Any) -> None:
+        self.regularizer, self.masks = regularizer, []
+
+    def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
+        torch.manual_seed(SEED)
+
+    def on_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        self.masks = [site.keep.clone() for site in self.regularizer.attached_sites]
+
+
+def under_trainer(folder: Path, name: str, options: dict[str, Any]) -> tuple[list[Tensor], float]:
+    regularizer = ad_drop(**options)
+    seen = Seen(regularizer)
+    own = {"train_dataset": examples(name, 4)}
+    arguments = {"max_steps": 1, "logging_steps": 1, "train_sampling_strategy": "sequential"}
+    trainer = trainer_of(folder, name, regularizer, callbacks=(seen,), own=own, **arguments)
+    trainer.train()
+    return seen.masks, trainer.state.log_history[0]["loss"]
+
+
+def in_a_loop(name: str, options: dict[str, Any]) -> tuple[list[Tensor], float]:
+    model, regularizer = build(name, dropout=0.1), ad_drop(**options)
+    batch = (translating(model) if name == "marian" else collate)(examples(name, 4))
+    with regularizer.attach(model):
+        torch.manual_seed(SEED)
+        loss = model(**batch).loss
+        return [site.keep.clone() for site in regularizer.attached_sites], loss.item()
+
+
+class Backward:
+    """As much of an optimizer as a training step needs."""
+
+    def backward(self, loss: Tensor) -> None:
+        loss.backward()
+
+
+def under_fairseq(options: dict[str, Any]) -> tuple[list[Tensor], float]:
+    """A classifier behind fairseq: the task's training step with the criterion of labelled data."""
+    from fairseq.tasks import FairseqTask
+
+    from attn_reg_plugin.criterions.classification import ClassificationCriterion
+    from attn_reg_plugin.data.labelled import plain_task
+    from attn_reg_plugin.models.hf_encoder import HFEncoderModel
+    from attn_reg_plugin.tasks.attn_reg_task import AttnRegTask
+
+    class Stock(FairseqTask):
+        labelled = plain_task("classification", text=("text",), label="label", labels=("a", "b", "c"))
+
+        def build_model(self, cfg: Any, from_checkpoint: bool = False) -> nn.Module:
+            return HFEncoderModel(build("bert", dropout=0.1))
+
+    class Regularized(AttnRegTask, Stock):
+        pass
+
+    flags = {f"ad_drop_{name}": value for name, value in {"p": 0.5, "q": 0.5, "cross_tuning": "off", **options}.items()}
+    task = Regularized(argparse.Namespace(attn_reg="ad_drop", attn_sites="*", **flags))
+    model = task.build_model(None)
+    batch = collate(examples("bert", 4))
+    sample = {"net_input": batch, "target": batch.pop("labels"), "ntokens": 4, "nsentences": 4}
+    torch.manual_seed(SEED)
+    loss, size, _ = task.train_step(sample, model, ClassificationCriterion(task), Backward(), 0)
+    return [site.keep.clone() for site in task.regularizer.attached_sites], loss.item() / size
+
+
+@pytest.mark.parametrize("name", ["bert", "marian"])
+@pytest.mark.parametrize("labels", ["pseudo", "gold"])
+def test_trainer_and_a_loop_agree(tmp_path: Path, name: str, labels: str) -> None:
+    masks, loss = under_trainer(tmp_path, name, {"labels": labels})
+    again, loop_loss = in_a_loop(name, {"labels": labels})
+    assert all(torch.equal(x, y) for x, y in zip(masks, again, strict=True))
+    assert all(not mask.all() for mask in masks)
+    assert loss == pytest.approx(loop_loss, abs=1e-5)
+
+
+@pytest.mark.parametrize("labels", ["pseudo", "gold"])
+def test_fairseq_agrees(tmp_path: Path, labels: str) -> None:
+    pytest.importorskip("fairseq")
+    masks, loss = under_trainer(tmp_path, "bert", {"labels": labels})
+    theirs, fairseq_loss = under_fairseq({"labels": labels})
+    assert len(masks) == 2 and all(torch.equal(x, y) for x, y in zip(masks, theirs, strict=True))
+    assert loss == pytest.approx(fairseq_loss, abs=1e-5)

@@ -1,0 +1,36 @@
+"""Trainer on a GPU: reduced precision with its loss scale."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from trainers import ad_drop, trainer_of, weights
+
+from attn_reg_plugin.regularizers import AttendOut
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+
+@pytest.mark.parametrize("name", ["bert", "marian"])
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_reduced_precision_trains(tmp_path: Path, name: str, precision: str) -> None:
+    for regularizer in (ad_drop(), AttendOut(steps=2, sites="*")):
+        options = {precision: True, "use_cpu": False, "label_smoothing_factor": 0.1}
+        trainer = trainer_of(tmp_path, name, regularizer, **options)
+        trainer.train()
+        assert weights(trainer.model).isfinite().all()
+        assert all(math.isfinite(v) for entry in trainer.state.log_history for k, v in entry.items() if "drop_" in k)
+
+
+def test_the_defender_has_a_loss_scale_of_its_own(tmp_path: Path) -> None:
+    options = {"fp16": True, "use_cpu": False, "max_steps": 6}
+    lone = trainer_of(tmp_path, "bert", None, dropout=0.0, **options)
+    lone.train()
+    game = AttendOut(steps=8, sites="*")
+    trainer_of(tmp_path, "bert", game, dropout=0.0, **options).train()
+    state = game.state_dict()["defender"]
+    assert state["scaler"] == lone.accelerator.scaler.state_dict()
+    torch.testing.assert_close(state["model"], lone.model.state_dict(), rtol=1e-3, atol=1e-4)

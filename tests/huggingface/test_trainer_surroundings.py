@@ -1,0 +1,286 @@
+"""The callback among everything else: errors, refusals, copies, precisions, epochs, logs."""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from backends.huggingface_models import batch, build
+from torch import nn
+from trainers import ad_drop, examples, print_of, trainer_of, weights
+from transformers import Trainer, TrainerCallback
+
+import attn_reg_plugin
+from attn_reg_plugin.attention.sites import find_sites
+from attn_reg_plugin.huggingface import AttnRegCallback
+from attn_reg_plugin.huggingface.running import Interception
+from attn_reg_plugin.regularizers import ADDrop, AttendOut, AttentionLayerDrop, Regularizer, ScheduledDropout
+
+
+class Broken(Exception):
+    """Raised in the middle of things."""
+
+
+def fail(*args: Any, **kwargs: Any) -> None:
+    raise Broken
+
+
+class Failing(TrainerCallback):
+    """Fails in one event, in the second update."""
+
+    def __init__(self, event: str) -> None:
+        setattr(self, event, lambda args, state, *rest, **kwargs: fail() if state.global_step else None)
+
+
+class Interrupted(ADDrop):
+    """Stopped while the masks of the second update are made."""
+
+    def before_forward(self, forward: Any) -> None:
+        super().before_forward(forward)
+        if self.updates:
+            raise KeyboardInterrupt
+
+
+def failing_data(size: int = 24) -> list[Any]:
+    class Data(list):
+        def __getitem__(self, i: int) -> Any:
+            return fail() if i >= 20 else super().__getitem__(i)
+
+    return Data(examples("bert", size))
+
+
+METHODS = {
+    "ad_drop": lambda: ad_drop(),
+    "attend_out": lambda: AttendOut(steps=2, sites="*"),
+    "interrupted": lambda: Interrupted(p=0.5, q=0.5, cross_tuning="off"),
+}
+#: what fails: the method, and what makes a trainer fail
+FAILURES: dict[str, tuple[str, dict[str, Any]]] = {
+    "mask": ("interrupted", {}),
+    "step_end": ("ad_drop", {"callbacks": (Failing("on_step_end"),)}),
+    "epoch_begin": ("ad_drop", {"callbacks": (Failing("on_epoch_begin"),)}),
+    "before_optimizer": ("attend_out", {"callbacks": (Failing("on_pre_optimizer_step"),)}),
+    "data": ("attend_out", {"own": {"train_dataset": failing_data()}}),
+    "metrics": ("ad_drop", {"own": {"compute_metrics": fail}, "eval_strategy": "steps", "eval_steps": 2}),
+    "start": ("ad_drop", {"own": {"compute_metrics": fail}, "eval_on_start": True}),
+}
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+def test_an_exception_leaves_nothing_behind(tmp_path: Path, failure: str) -> None:
+    method, options = FAILURES[failure]
+    regularizer = METHODS[method]()
+    trainer = trainer_of(tmp_path, "bert", regularizer, **options)
+    before = print_of(trainer.model)
+    with pytest.raises((Broken, KeyboardInterrupt)):
+        trainer.train()
+    assert print_of(trainer.model) == before
+    assert not regularizer.attached_sites and not regularizer.supplied
+    left = [name for owner in (trainer, trainer.callback_handler) for name in vars(owner)]
+    assert not {"training_step", "log", "save_model", "call_event", "_run_epoch"} & set(left)
+    if isinstance(regularizer, AttendOut):
+        assert regularizer.problem is None and regularizer.optimizer is None
+        assert "defender_class" not in vars(regularizer)
+        assert not trainer.optimizer.optimizer._optimizer_step_pre_hooks
+    with regularizer.attach(trainer.model):
+        assert regularizer.attached_sites
+
+
+def test_an_error_that_the_trainer_survives_does_not_detach(tmp_path: Path) -> None:
+    class Careful(Trainer):
+        def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+            try:
+                if self.state.global_step == 1:
+                    fail()
+            except Broken:
+                return torch.tensor(0.0)
+            return super().training_step(*args, **kwargs)
+
+    regularizer = ad_drop()
+    stock = trainer_of(tmp_path, "bert", regularizer, max_steps=3, logging_steps=3)
+    stock.__class__ = Careful
+    stock.train()
+    assert stock.state.log_history[0]["regularized"] == 1.0
+
+
+def test_two_callbacks_share_a_trainer(tmp_path: Path) -> None:
+    first, second = ad_drop(sites="encoder.self"), AttentionLayerDrop(p=1.0, sites="decoder.self")
+    trainer = trainer_of(tmp_path, "marian", first, callbacks=(AttnRegCallback(second),), max_steps=2, logging_steps=2)
+    trainer.train()
+    log = trainer.state.log_history[0]
+    assert log["drop_decoder.self[0]"] == 1.0 and 0 < log["drop_encoder.self[0]"] < 1
+    assert not {"training_step", "log", "save_model"} & set(vars(trainer))
+
+
+def test_interceptions_end_in_any_order() -> None:
+    class Owner:
+        def double(self, x: int) -> int:
+            return 2 * x
+
+    for order in ((0, 1, 2), (2, 1, 0), (1, 0, 2), (1, 2, 0)):
+        owner = Owner()
+        made = [Interception(owner, "double", lambda original, x: original(x) + 1) for _ in range(3)]
+        for left, index in zip((2, 1, 0), order, strict=True):
+            made[index].undo()
+            assert owner.double(5) == 10 + left
+        assert not vars(owner)
+
+
+def test_copies_of_a_detached_model(tmp_path: Path) -> None:
+    trainer = trainer_of(tmp_path, "bert", ad_drop(), max_steps=2)
+    trainer.train()
+    model, inputs = trainer.model.eval(), batch("bert")
+    expected = model(**inputs).logits
+    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(copied(**inputs).logits, expected)
+    assert torch.equal(torch.compile(model, backend="eager", fullgraph=True)(**inputs).logits, expected)
+
+
+def test_copies_of_an_attached_model() -> None:
+    model, inputs = build("bert"), batch("bert")
+    with ad_drop(q=1.0).attach(model):
+        expected = model(**inputs).loss
+        for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+            assert torch.equal(copied(**inputs).loss, expected)
+        assert torch.equal(model(**inputs).loss, expected)
+
+
+@pytest.mark.slow
+def test_compiling_an_attached_model() -> None:
+    model, inputs, regularizer = build("bert"), batch("bert"), ad_drop(q=1.0)
+    with regularizer.attach(model):
+        expected = model(**inputs).loss
+        keep = [site.keep for site in regularizer.attached_sites]
+        loss = torch.compile(model, backend="eager")(**inputs).loss
+        assert torch.allclose(loss, expected)
+        assert all(torch.equal(old, site.keep) for old, site in zip(keep, regularizer.attached_sites, strict=True))
+
+
+REFUSALS: list[tuple[Any, dict[str, Any], str]] = [
+    (lambda: ad_drop(sites="decoder.cross"), {}, r"matches nothing in this model; its sites are: encoder.self\[0\]"),
+    (lambda: AttendOut(reward_subset="test"), {}, "the trainer has one unnamed eval_dataset"),
+    (lambda: AttendOut(), {"own": {"eval_dataset": None}}, "the trainer has no eval_dataset"),
+    (lambda: AttendOut(), {"own": {"eval_dataset": {"a": examples("bert", 2)}}}, "the evaluation sets are a;"),
+    (lambda: AttendOut(steps=9), {}, "rewards each of the 9 updates"),
+    (lambda: AttendOut(reward_subset="train[100%:]"), {}, "which is empty: there are 24 examples"),
+]
+
+
+@pytest.mark.parametrize(("make", "options", "message"), REFUSALS)
+def test_refusals_before_training(tmp_path: Path, make: Any, options: dict[str, Any], message: str) -> None:
+    regularizer = make()
+    trainer = trainer_of(tmp_path, "bert", regularizer, **options)
+    before, start = print_of(trainer.model), weights(trainer.model)
+    with pytest.raises(ValueError, match=message):
+        trainer.train()
+    assert print_of(trainer.model) == before and torch.equal(weights(trainer.model), start)
+    assert not regularizer.attached_sites
+
+
+def test_a_trainer_that_cannot_be_regularized_is_refused_when_it_is_made(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="torch_compile=True cannot be combined"):
+        trainer_of(tmp_path, "bert", ad_drop(), torch_compile=True)
+
+
+def test_the_package_has_the_callback_when_it_is_asked_for() -> None:
+    assert attn_reg_plugin.AttnRegCallback is AttnRegCallback
+    with pytest.raises(AttributeError, match="has no attribute 'AttnRegCallbacks'"):
+        _ = attn_reg_plugin.AttnRegCallbacks
+
+
+def test_what_is_no_regularizer_and_no_trainer() -> None:
+    with pytest.raises(TypeError, match=r"takes a regularizer, such as .*, not type"):
+        AttnRegCallback(ADDrop)
+    with pytest.raises(RuntimeError, match=r"belongs in a transformers\.Trainer"):
+        AttnRegCallback(ADDrop()).on_train_begin(None, None, None)
+
+
+def test_epochs_count_from_one(tmp_path: Path) -> None:
+    options = {"max_steps": -1, "num_train_epochs": 4, "logging_strategy": "epoch"}
+    trainer = trainer_of(tmp_path, "bert", ad_drop(cross_tuning="epoch"), **options)
+    trainer.train()
+    assert [entry["regularized"] for entry in trainer.state.log_history if "loss" in entry] == [0, 1, 0, 1]
+
+
+def test_updates_are_those_of_the_optimizer(tmp_path: Path) -> None:
+    regularizer = ad_drop(cross_tuning="update:2")
+    options = {"max_steps": 8, "logging_steps": 2, "gradient_accumulation_steps": 3}
+    trainer = trainer_of(tmp_path, "bert", regularizer, **options)
+    trainer.train()
+    assert [entry["regularized"] for entry in trainer.state.log_history if "loss" in entry] == [0, 1, 0, 1]
+    assert regularizer.updates == 8
+
+
+EVERY: dict[str, Any] = {
+    "ad_drop": lambda: ad_drop(),
+    "attend_out": lambda: AttendOut(steps=2, sites="*"),
+    "attention_layer_drop": lambda: AttentionLayerDrop(p=0.5, sites="*"),
+    "scheduled_dropout": lambda: ScheduledDropout(schedule="*: 0:0.6", sites="*"),
+}
+
+
+@pytest.mark.parametrize("name", ["bert", "marian"])
+@pytest.mark.parametrize("method", EVERY)
+@pytest.mark.parametrize("options", [{}, {"bf16": True}], ids=["fp32", "bf16"])
+def test_every_method_trains_and_says_so(tmp_path: Path, name: str, method: str, options: dict[str, Any]) -> None:
+    regularizer: Regularizer = EVERY[method]()
+    trainer = trainer_of(tmp_path, name, regularizer, max_steps=8, logging_steps=8, **options)
+    before = weights(trainer.model)
+    trainer.train()
+    log = trainer.state.log_history[0]
+    rates = [log[f"drop_{site.name}"] for site in find_sites(trainer.model, "*")]
+    assert 0 < sum(rates) / len(rates) < 0.9 and all(0 <= rate <= 1 for rate in rates)
+    assert log["regularized"] == 1.0 and all(math.isfinite(value) for value in log.values())
+    if method == "ad_drop":
+        assert 0 < log["probe_share"] < 1 and log["probe_fallbacks"] == 0
+    if method == "attend_out":
+        assert regularizer.state_dict()["rounds"] == 4
+        assert 0 <= log["attacker_won"] <= 1 and log["attacker_score"] < 0
+    assert weights(trainer.model).isfinite().all() and not torch.equal(before, weights(trainer.model))
+
+
+@pytest.mark.parametrize("name", ["bert", "marian"])
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_activation_checkpointing_changes_nothing(tmp_path: Path, name: str, reentrant: bool) -> None:
+    checkpointed = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": reentrant}}
+    runs = []
+    for options in ({}, checkpointed):
+        # not Adam, which makes steps of the same size from the round-off of a gradient that is zero
+        sgd = {"optim": "sgd", "learning_rate": 0.05, "max_steps": 3}
+        trainer = trainer_of(tmp_path, name, ad_drop(), dropout=0.0, **sgd, **options)
+        trainer.train()
+        runs.append(weights(trainer.model))
+    torch.testing.assert_close(*runs, rtol=1e-5, atol=1e-6)
+
+
+def test_gold_labels_are_known_where_label_smoothing_takes_them(tmp_path: Path) -> None:
+    class Masks(TrainerCallback):
+        def on_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+            self.seen = [site.keep for site in regularizer.attached_sites]
+
+    masks = []
+    for smoothing in (0.0, 0.1):
+        regularizer, kept = ad_drop(labels="gold", q=1.0), Masks()
+        options = {"max_steps": 1, "label_smoothing_factor": smoothing}
+        trainer_of(tmp_path, "bert", regularizer, dropout=0.0, callbacks=(kept,), **options).train()
+        masks.append(kept.seen)
+    assert all(torch.equal(x, y) for x, y in zip(*masks, strict=True))
+
+
+def test_a_model_that_regresses(tmp_path: Path) -> None:
+    data = [{**example, "labels": float(example["labels"])} for example in examples("bert")]
+    padded = lambda rows: {  # noqa: E731
+        "input_ids": nn.utils.rnn.pad_sequence([torch.tensor(row["input_ids"]) for row in rows], True, 1),
+        "labels": torch.tensor([row["labels"] for row in rows]),
+    }
+    for method in (ad_drop(), AttendOut(steps=2, sites="*")):
+        own = {"train_dataset": data, "eval_dataset": data[:6]}
+        trainer = trainer_of(tmp_path, "bert", method, build("bert", num_labels=1), own=own, max_steps=4)
+        trainer.data_collator = padded
+        trainer.train()
+        assert 0 < trainer.state.log_history[0]["drop_encoder.self[0]"] < 1

