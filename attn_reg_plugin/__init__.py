@@ -1,8 +1,10 @@
-"""attn_reg_plugin: attention regularizers (AD-DROP and relatives) for fairseq and plain PyTorch.
+"""attn_reg_plugin: attention regularizers (AD-DROP and relatives) for fairseq, Hugging Face and PyTorch.
 
 Importing it needs torch only. It also allows the few types that fairseq checkpoints hold to be read by
 `torch.load(weights_only=True)`, PyTorch's default: nothing else in a pickle is run.
 """
+
+from typing import Any
 
 from attn_reg_plugin import backends as _backends
 from attn_reg_plugin.attention import (
@@ -14,6 +16,7 @@ from attn_reg_plugin.attention import (
     recording,
     regularized_attention,
 )
+from attn_reg_plugin.attention.sites import register_backend
 from attn_reg_plugin.checkpoints import allow_checkpoint_types
 from attn_reg_plugin.regularizers import ADDrop, AttendOut, AttentionLayerDrop, ScheduledDropout
 
@@ -31,5 +34,15 @@ __all__ = [
     "find_sites",
     "gradient_attribution",
     "recording",
+    "register_backend",
     "regularized_attention",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """`AttnRegCallback`, which imports transformers, once it is asked for."""
+    if name == "AttnRegCallback":
+        from attn_reg_plugin.huggingface import AttnRegCallback
+
+        return AttnRegCallback
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -121,6 +121,10 @@ check_compiler() { # before the long download rather than after it
     rm -rf "$venv/.wheel"
 }
 
+drop_unusable_torchaudio() { # fairseq asks for it, for speech; transformers imports it, and fails if it is for another torch
+    "$venv/bin/python" -c 'import torchaudio' >>"$log" 2>&1 </dev/null || pip uninstall --yes torchaudio || true
+}
+
 install_all() {
     : >"$log"
     forget_unfinished
@@ -130,7 +134,8 @@ install_all() {
     say "2/4 fairseq (a wheel on Python 3.12; some minutes of compiling on 3.11)"
     install --no-build-isolation "$(pinned fairseq-fixed)"
     say "3/4 the other packages"
-    install --requirement "$requirements"
+    install --use-pep517 --requirement "$requirements" # seqeval has no wheel and names what builds it in setup.py only
+    drop_unusable_torchaudio
     say "4/4 attn_reg_plugin itself"
     pip install --no-build-isolation --no-deps --editable "$root" || explain
 }

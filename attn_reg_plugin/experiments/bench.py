@@ -1,13 +1,15 @@
 """`attn-reg bench`: time and peak memory of a training step, method by method, beside plain training.
 
-A step is forward, loss, backward and Adam. In every repeat each method runs one step, in rotating order, so that a
-slow moment of the machine meets all of them; times are medians, ratios are medians of the ratios within a repeat.
+A step is forward, loss, backward and Adam; AttendOut's is a whole round, and its time is divided by its updates. In
+every repeat each method runs one step, in rotating order, so that a slow moment of the machine meets all of them; times
+are medians, ratios are medians of the ratios within a repeat.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import platform
 from collections.abc import Iterator, Sequence
@@ -37,17 +39,23 @@ NOTES = (
     "cross-tuned: the mean of the plain and the regularized step of the same repeat, as half of the epochs are plain; "
     "its memory is the larger of the two.",
     "the paper's form: attention maps kept in the graph, one backward a layer, a full sort of every row.",
+    "AttendOut: a whole round over its updates, every update of both with loss, backward and Adam as in plain; the "
+    "lines below are its parts and add up to it; what the attacker's is above 1 is what masked attention costs.",
     "peak: the most memory allocated at once; step ×: its ratio without what stays between steps (weights, Adam).",
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `attn-reg bench`."""
-    families = "; ".join(f"{name}: {what}" for name, (_, what) in FAMILIES.items())
+    families = "; ".join(f"{name}: {family.what}" for name, family in FAMILIES.items())
     parser.add_argument("--family", choices=FAMILIES, default="fairseq", help=f"{families} (default: %(default)s)")
     parser.add_argument("--size", choices=SIZES, default="base", help="of the model (default: %(default)s)")
-    sizes = "; ".join(f"{name}: {s.batch}, {s.length}, {s.vocabulary}" for name, s in SIZES.items())
-    parser.add_argument("--batch", type=int, help=f"sentence pairs (batch, length and vocabulary of {sizes})")
+    sizes = "; ".join(
+        f"{family} {name}: {size.batch}, {size.length}, {size.vocabulary}"
+        for family, of_family in FAMILIES.items()
+        for name, size in of_family.sizes.items()
+    )
+    parser.add_argument("--batch", type=int, help=f"sentences or pairs (batch, length and vocabulary of {sizes})")
     parser.add_argument("--length", type=int, help="tokens of the longest source and target")
     parser.add_argument("--vocabulary", type=int, help="words of the vocabulary")
     parser.add_argument(
@@ -79,7 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         ValueError: an option is out of its range, or an unknown method.
     """
-    size = SIZES[arguments.size]
+    size = FAMILIES[arguments.family].sizes[arguments.size]
     chosen = {
         name: getattr(size, name) if getattr(arguments, name) is None else getattr(arguments, name)
         for name in ("batch", "length", "vocabulary")
@@ -96,7 +104,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ValueError(f"--json: the folder {arguments.json.absolute().parent} does not exist")
     names = None if arguments.methods is None else [name for name in arguments.methods.split(",") if name]
     rows = select_rows(names, settings.family, settings.dtype)
-    with _threads(arguments.threads):
+    with _threads(arguments.threads), _without_announcements():
         machine = describe_machine(settings.device)
         how = {"repeats": arguments.repeats, "warmup": arguments.warmup, "clock": arguments.clock}
         table = _measure(rows, settings, **how)
@@ -139,6 +147,18 @@ def _threads(number: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+@contextmanager
+def _without_announcements() -> Iterator[None]:
+    """Methods are attached again and again, and would announce themselves each time."""
+    logger = logging.getLogger("attn_reg_plugin")
+    before = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
 def describe_machine(device: str) -> dict[str, Any]:
     """What the times depend on."""
     processor = platform.processor() or platform.machine()
@@ -169,16 +189,16 @@ def render(table: Sequence[Result]) -> Table:
             _judged(result.ratio, result.within_budget),
             _limit(row.budget),
             row.published,
-            f"{result.peak.total / 2**20:.1f}",
+            "" if result.peak is None else f"{result.peak.total / 2**20:.1f}",
             _judged(result.memory_ratio, result.within_memory_budget),
             _limit(row.memory_budget),
-            f"{result.step_memory_ratio:.3f}",
+            _judged(result.step_memory_ratio, None),
         )
     return shown
 
 
-def _judged(ratio: float, within: bool | None) -> str:
-    text = f"{ratio:.3f}"
+def _judged(ratio: float | None, within: bool | None) -> str:
+    text = "" if ratio is None else f"{ratio:.3f}"
     return text if within is None else f"[green]{text}[/]" if within else f"[red]{text} ![/]"
 
 
@@ -202,7 +222,9 @@ def as_json(table: Sequence[Result]) -> list[dict[str, Any]]:
             "name": result.row.name,
             "title": result.row.title.strip(),
             "reference": result.row.reference,
-            "mean_of": [result.row.of, result.row.reference] if result.row.of else None,
+            "mean_of": [result.row.of, result.row.reference] if result.row.kind == "mean" else None,
+            "part_of": result.row.of if result.row.kind == "part" else None,
+            "updates": result.row.updates,
             "method": result.row.method,
             "options": dict(result.row.options),
             "seconds": list(result.seconds.values()),
@@ -212,8 +234,8 @@ def as_json(table: Sequence[Result]) -> list[dict[str, Any]]:
             "budget": result.row.budget,
             "within_budget": result.within_budget,
             "published": result.row.published or None,
-            "peak_bytes": result.peak.total,
-            "step_peak_bytes": result.peak.step,
+            "peak_bytes": result.peak and result.peak.total,
+            "step_peak_bytes": result.peak and result.peak.step,
             "memory_ratio": result.memory_ratio,
             "step_memory_ratio": result.step_memory_ratio,
             "memory_budget": result.row.memory_budget,

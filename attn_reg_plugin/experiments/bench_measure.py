@@ -19,6 +19,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from attn_reg_plugin.experiments.bench_families import Workload
+from attn_reg_plugin.experiments.bench_round import playing
 from attn_reg_plugin.experiments.bench_rows import Row
 from attn_reg_plugin.experiments.naive import naive_forward
 from attn_reg_plugin.regularizers.base import Regularizer, build
@@ -28,6 +29,8 @@ CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time
 
 #: seconds by repeat
 Seconds = dict[int, float]
+#: runs a step, and gives the seconds an update of its parts if it times them
+Step = Callable[[], Mapping[str, float] | None]
 #: called before a step is measured, with the row and which repeat it is (None: warm-up or memory)
 Progress = Callable[[Row, int | None], None]
 
@@ -57,38 +60,44 @@ def _attached(row: Row, work: Workload, light: bool) -> Iterator[Regularizer | N
 
 
 @contextmanager
-def _training(row: Row, work: Workload, light: bool) -> Iterator[Callable[[], None]]:
-    """Forward, loss, backward, Adam."""
+def _training(row: Row, work: Workload, light: bool, clock: Callable[[], float]) -> Iterator[Step]:
+    """Forward, loss, backward, Adam; as often as the row says."""
     with _attached(row, work, light) as regularizer:
         work.model.train()
 
         def step() -> None:
-            work.update(work.model(**work.inputs))
-            if regularizer is not None:
-                regularizer.end_update()
+            for _ in range(row.updates):
+                work.update(work.model(**work.inputs))
+                if regularizer is not None:
+                    regularizer.end_update()
 
         yield step
 
 
 @contextmanager
-def _naive(row: Row, work: Workload, light: bool) -> Iterator[Callable[[], None]]:
+def _naive(row: Row, work: Workload, light: bool, clock: Callable[[], float]) -> Iterator[Step]:
     """The same, with the paper's form of AD-DROP."""
     work.model.train()
     yield lambda: work.update(naive_forward(work.model, work.inputs, work.objective))
 
 
 @contextmanager
-def _generation(row: Row, work: Workload, light: bool) -> Iterator[Callable[[], None]]:
+def _generation(row: Row, work: Workload, light: bool, clock: Callable[[], float]) -> Iterator[Step]:
     """Translating a few sentences in evaluation mode."""
     with _attached(row, work, light), torch.no_grad():
         work.model.eval()
-        yield work.generate
+
+        def step() -> None:
+            work.generate()
+
+        yield step
         work.model.train()
 
 
-#: kind of row -> a context in which a step of it can be run
-STEPS: dict[str, Callable[[Row, Workload, bool], AbstractContextManager[Callable[[], None]]]] = {
+#: kind of row -> a context in which a step of it can be run; whether it is light, and the clock for its parts
+STEPS: dict[str, Callable[[Row, Workload, bool, Callable[[], float]], AbstractContextManager[Step]]] = {
     "training": _training,
+    "round": playing,
     "naive": _naive,
     "generation": _generation,
 }
@@ -109,7 +118,9 @@ def measure_seconds(
     clock: str = "wall",
     progress: Progress = lambda row, repeat: None,
 ) -> dict[str, Seconds]:
-    """Seconds of a step of every row, by its name and the repeat; rows of kind `mean` have none.
+    """Seconds an update of every row, by its name and the repeat; rows of kind `mean` have none.
+
+    Parts that a step times are rows of their own, `ROW_PART`.
 
     Args:
         rows: in each repeat all of them are run once, in rotating order; rare ones in repeat 0 only.
@@ -127,20 +138,24 @@ def measure_seconds(
                 continue
             progress(row, repeat if repeat >= 0 else None)
             took = _seconds_of_step(row, work, CLOCKS[clock])
-            if repeat >= 0:
-                seconds[row.name][repeat] = took
+            for name, value in took.items() if repeat >= 0 else ():
+                seconds.setdefault(name, {})[repeat] = value
     return seconds
 
 
-def _seconds_of_step(row: Row, work: Workload, clock: Callable[[], float]) -> float:
-    """One step; building and attaching the regularizer is not counted, garbage is collected before."""
-    with STEPS[row.kind](row, work, False) as step:
+def _seconds_of_step(row: Row, work: Workload, clock: Callable[[], float]) -> dict[str, float]:
+    """One step and its parts; building and attaching the regularizer is not counted, garbage is collected before."""
+
+    def now() -> float:
+        _synchronize()
+        return clock()
+
+    with STEPS[row.kind](row, work, False, now) as step:
         gc.collect()
-        _synchronize()
-        start = clock()
-        step()
-        _synchronize()
-        return clock() - start
+        start = now()
+        parts = step() or {}
+        took = {row.name: (now() - start) / row.updates}
+    return took | {f"{row.name}_{part}": seconds for part, seconds in parts.items()}
 
 
 def _synchronize() -> None:
@@ -159,21 +174,21 @@ class Peak:
 def measure_peaks(
     rows: Sequence[Row], work: Workload, progress: Progress = lambda row, repeat: None
 ) -> dict[str, Peak]:
-    """Peak memory of a step of every row, by its name; rows of kind `mean` have none."""
+    """Peak memory of a step of every row, by its name; rows of kind `mean` and `part` have none."""
     peaks = {}
     for row in rows:
         if row.kind not in STEPS:
             continue
         progress(row, None)
         with ExitStack() as stack:
-            step = stack.enter_context(STEPS[row.kind](row, work, True))
+            step = stack.enter_context(STEPS[row.kind](row, work, True, time.perf_counter))
             gc.collect()
             on_cuda = next(work.model.parameters()).is_cuda
             peaks[row.name] = _peak_on_cuda(step) if on_cuda else _peak_on_cpu(step, work)
     return peaks
 
 
-def _peak_on_cuda(step: Callable[[], None]) -> Peak:
+def _peak_on_cuda(step: Step) -> Peak:
     _synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
@@ -183,7 +198,7 @@ def _peak_on_cuda(step: Callable[[], None]) -> Peak:
     return Peak(total, total - before)
 
 
-def _peak_on_cpu(step: Callable[[], None], work: Workload) -> Peak:
+def _peak_on_cpu(step: Step, work: Workload) -> Peak:
     resident = work.resident_bytes()
     with _silent_stderr(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         step()
@@ -214,18 +229,26 @@ class Result:
 
     Attributes:
         row: what was measured.
-        seconds: by repeat.
+        seconds: an update, by repeat.
         ratios: of the time to the reference's of the same repeat.
-        peak: bytes.
-        memory_ratio, step_memory_ratio: of the peak and of the step's own part to the reference's.
+        peak, reference_peak: bytes, of this row and of the one it is relative to; a part of a step has none.
     """
 
     row: Row
     seconds: Seconds
     ratios: list[float]
-    peak: Peak
-    memory_ratio: float
-    step_memory_ratio: float
+    peak: Peak | None = None
+    reference_peak: Peak | None = None
+
+    @property
+    def memory_ratio(self) -> float | None:
+        """Peak memory over the reference's."""
+        return self.peak.total / self.reference_peak.total if self.peak and self.reference_peak else None
+
+    @property
+    def step_memory_ratio(self) -> float | None:
+        """The same without what stays between steps."""
+        return self.peak.step / self.reference_peak.step if self.peak and self.reference_peak else None
 
     @property
     def median(self) -> float:
@@ -245,7 +268,9 @@ class Result:
     @property
     def within_memory_budget(self) -> bool | None:
         """Whether peak memory is."""
-        return None if self.row.memory_budget is None else self.memory_ratio <= self.row.memory_budget
+        if self.row.memory_budget is None or self.memory_ratio is None:
+            return None
+        return self.memory_ratio <= self.row.memory_budget
 
 
 def ratios(seconds: Seconds, reference: Seconds) -> list[float]:
@@ -277,9 +302,8 @@ def results(rows: Sequence[Row], seconds: Mapping[str, Seconds], peaks: Mapping[
             row=row,
             seconds=times[row.name],
             ratios=ratios(times[row.name], times[row.reference]),
-            peak=highest[row.name],
-            memory_ratio=highest[row.name].total / highest[row.reference].total,
-            step_memory_ratio=highest[row.name].step / highest[row.reference].step,
+            peak=highest.get(row.name),
+            reference_peak=highest.get(row.reference),
         )
         for row in rows
     ]

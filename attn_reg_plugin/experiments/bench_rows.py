@@ -17,11 +17,13 @@ class Row:
     Attributes:
         name: as `--methods` names it.
         title: as the table names it.
-        kind: a key of `bench_measure.STEPS`: `training`, `naive`, `generation`; or `mean` of two other rows.
+        kind: a key of `bench_measure.STEPS`: `training`, `round`, `naive`, `generation`; or `mean` of two other rows,
+            or `part` of another one, whose name it extends by `_` and a part that the step times.
         method, options: the registered regularizer and its options; none for plain training.
         epoch: the epoch it is announced, for cross-tuning.
         memory_options: put over `options` when memory is measured: less work with the same peak.
-        of: with kind `mean`, the row averaged with `reference`.
+        updates: of the optimizer in a step; seconds are divided by it.
+        of: with kind `mean`, the row averaged with `reference`; with kind `part`, the row it is a part of.
         reference: the row that ratios are relative to.
         budget, memory_budget: the largest ratios allowed, of time and of peak memory; None where there is none.
         published: the published ratio of time.
@@ -37,6 +39,7 @@ class Row:
     options: Mapping[str, Any] = field(default_factory=dict)
     epoch: int = 2
     memory_options: Mapping[str, Any] = field(default_factory=dict)
+    updates: int = 1
     of: str | None = None
     reference: str = "plain"
     budget: float | None = None
@@ -66,6 +69,64 @@ def _cross_tuned(of: str, title: str, **more: Any) -> Row:
     return Row(f"{of}_cross_tuned", title, kind="mean", of=of, **more)
 
 
+def _attend_out(
+    name: str,
+    title: str,
+    sites: str = "encoder.self",
+    budget: float | None = 2.3,
+    families: tuple[str, ...] = (),
+    **options: Any,
+) -> tuple[Row, ...]:
+    """AttendOut, round by round, and the parts of a round."""
+    row = Row(
+        name,
+        title,
+        kind="round",
+        method="attend_out",
+        options={"sites": sites, "steps": ROUND, **options},
+        memory_options={"steps": 2},
+        updates=ROUND,
+        budget=budget,
+        memory_budget=2.3,
+        published="2",
+        families=families,
+    )
+    parts = (Row(f"{name}_{p}", f"  {what}", kind="part", of=name, families=families) for p, what in _PARTS.items())
+    return row, *parts
+
+
+def _layer_drop(name: str, sites: str, families: tuple[str, ...]) -> Row:
+    """Attention LayerDrop, over some updates: which attentions are dropped changes with every one.
+
+    transformers computes queries and keys before our function is reached, so there is nothing to save there.
+    """
+    options = {"sites": sites, "p": 0.5}
+    title = f"attention LayerDrop (p = 0.5), {sites}"
+    return Row(
+        name,
+        title,
+        method="attention_layer_drop",
+        options=options,
+        updates=4,
+        budget=1.0,
+        memory_budget=1.0,
+        families=families,
+    )
+
+
+#: updates of a round of AttendOut
+ROUND = 8
+#: the parts of a round, in the order of the table
+_PARTS = {
+    "attacker": "attacker: updates with the masks",
+    "defender": "defender: updates",
+    "masks": "generator: forward, drawing and packing the masks",
+    "generator": "generator: update, once a round",
+    "evaluation": "evaluation of both, once a round",
+    "settle": "copying the winner, once a round",
+}
+#: where `*` is more than `encoder.self`
+_TWO_STACKS = ("fairseq", "torch")
 _BF16 = {"probe_dtype": "bfloat16"}
 _JOINT = {"attribution": "integrated", "integrated_path": "joint", "integrated_steps": 20}
 _BY_SITE = {**_JOINT, "integrated_path": "site"}
@@ -96,8 +157,8 @@ ROWS: tuple[Row, ...] = (
     ),
     _ad_drop("first_layer", "AD-DROP (GA), encoder.self[0]", "encoder.self[0]", memory_budget=1.05),
     _cross_tuned("first_layer", "  cross-tuned", budget=1.35, memory_budget=1.05, published=_PAPER_GA_FIRST),
-    _ad_drop("all_sites", "AD-DROP (GA), *", "*", memory_budget=1.05),
-    _cross_tuned("all_sites", "  cross-tuned", memory_budget=1.05),
+    _ad_drop("all_sites", "AD-DROP (GA), *", "*", memory_budget=1.05, families=_TWO_STACKS),
+    _cross_tuned("all_sites", "  cross-tuned", memory_budget=1.05, families=_TWO_STACKS),
     _ad_drop("integrated_joint", "AD-DROP (IGA, m = 20, joint path)", options=_JOINT, memory_options=_FEW, rare=True),
     _cross_tuned("integrated_joint", "  cross-tuned", budget=8.0),
     _ad_drop("integrated", "AD-DROP (IGA, m = 20, per site)", options=_BY_SITE, memory_options=_FEW, rare=True),
@@ -111,6 +172,11 @@ ROWS: tuple[Row, ...] = (
         dtypes=("float32",),
     ),
     _cross_tuned("integrated_bf16", "  cross-tuned", budget=25.0, published=_PAPER_IGA, dtypes=("float32",)),
+    *_attend_out("attend_out", "AttendOut, encoder.self"),
+    *_attend_out("attend_out_shared", "AttendOut, encoder.self, shared embedding", embedding="shared"),
+    *_attend_out("attend_out_all", "AttendOut, *", "*", budget=None, families=_TWO_STACKS),
+    _layer_drop("layer_drop", "encoder.self", _TWO_STACKS),
+    _layer_drop("layer_drop_all", "*", _TWO_STACKS),
     Row("generation", "beam search, plain", kind="generation", reference="generation", families=("fairseq",)),
     Row(
         "generation_attached",
@@ -125,7 +191,7 @@ ROWS: tuple[Row, ...] = (
 
 
 def select_rows(names: Sequence[str] | None, family: str, dtype: str, rows: Sequence[Row] = ROWS) -> list[Row]:
-    """The rows called `names`, with those they need, in the table's order; None takes all that exist.
+    """The rows called `names`, with those they need and their parts, in the table's order; None takes all that exist.
 
     Raises:
         ValueError: an unknown row, or one that does not exist for this family and dtype.
@@ -145,4 +211,4 @@ def select_rows(names: Sequence[str] | None, family: str, dtype: str, rows: Sequ
         if name not in chosen:
             chosen.add(name)
             wanted += there[name].needs()
-    return [row for row in there.values() if row.name in chosen]
+    return [row for row in there.values() if row.name in chosen or (row.kind == "part" and row.of in chosen)]

@@ -7,21 +7,26 @@ What is done is not done again, and an interrupted training goes on from its las
 from __future__ import annotations
 
 import argparse
-import functools
 import shlex
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.measure import Measurement
 
+from attn_reg_plugin.experiments.comparison import (
+    add_method_arguments,
+    carry_out,
+    has_gpu,
+    method_names,
+    parse_seeds,
+    take_the_rest,
+)
 from attn_reg_plugin.experiments.folder import DataFolder
-from attn_reg_plugin.experiments.methods import METHODS, Method, select_methods
-from attn_reg_plugin.experiments.progress import Reporter
+from attn_reg_plugin.experiments.methods import METHODS, START, UNTUNED, Method, select_methods
 from attn_reg_plugin.experiments.recipe import Recipe
-from attn_reg_plugin.experiments.runs import Run, RunError, write_json
+from attn_reg_plugin.experiments.runs import Run, write_json
 from attn_reg_plugin.experiments.table import Row, cells, markdown, summarize, terminal_table
 
 
@@ -30,27 +35,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "attn-reg compare DATA --out FOLDER [options] [-- flags of fairseq-train]"
     parser.add_argument("data", type=Path, metavar="DATA", help="folder made by `attn-reg prepare`")
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="folder of the runs")
-    parser.add_argument(
-        "--methods",
-        default="plain,ad_drop",
-        help=f"which, with commas: {', '.join(METHODS)} (default: %(default)s)",
-    )
-    parser.add_argument("--seeds", default="1", help="seeds, with commas (default: %(default)s)")
-    parser.add_argument(
-        "--method-flags",
-        action="append",
-        default=[],
-        metavar="NAME=FLAGS",
-        help="flags of fairseq-train for one method, winning over its own: ad_drop='--ad-drop-p 0.2'",
-    )
+    add_method_arguments(parser, METHODS)
     parser.add_argument("--beam", type=int, default=5, help="beam of the translation (default: %(default)s)")
     parser.add_argument(
         "--generate-flags", default="", metavar="FLAGS", help="more flags of fairseq-generate, in one text"
     )
     parser.add_argument("--cpu", action="store_true", help="stay on the CPU although there is a GPU")
     Recipe.add_arguments(parser)
-    parser.set_defaults(extra=[])
-    parser.parse_known_args = functools.partial(_split_extra, parser.parse_known_args)  # type: ignore[method-assign]
+    take_the_rest(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -59,20 +51,11 @@ def run(arguments: argparse.Namespace) -> int:
     Gives 0, or 130 when interrupted from the keyboard.
     Raises ValueError or FileNotFoundError with one sentence on bad input and on a failed run.
     """
-    methods = select_methods(
-        [name.strip() for name in arguments.methods.split(",") if name.strip()], arguments.method_flags
-    )
+    methods = select_methods(method_names(arguments), arguments.method_flags)
     data = DataFolder.open(arguments.data)
     runs = plan(arguments, methods, data)
-    for one in runs:
-        one.claim()
     console = Console()
-    try:
-        with Reporter(console) as reporter:
-            for one in runs:
-                _carry_out(one, reporter, Recipe.from_arguments(arguments).epochs)
-    except KeyboardInterrupt:
-        console.print("interrupted; the same command goes on from the last checkpoint", highlight=False)
+    if not carry_out(runs, console, Recipe.from_arguments(arguments).epochs, _summary):
         return 130
     results = {method.name: [one.result() for one in runs if one.method == method] for method in methods}
     _report(console, arguments.out, data, summarize(methods, results), runs)
@@ -83,8 +66,12 @@ def plan(arguments: argparse.Namespace, methods: Sequence[Method], data: DataFol
     """The runs, seed by seed, so that the first seed of all methods is done first."""
     if arguments.beam < 1:
         raise ValueError(f"--beam is {arguments.beam}, it must be at least 1")
-    device = ["--cpu", "--num-workers", "0"] if arguments.cpu or not _has_gpu() else []
-    common = [*Recipe.from_arguments(arguments).flags(data.joint), *device, *arguments.extra]
+    given = [word.partition("=")[0] for word in arguments.extra]
+    if any(method.name == UNTUNED for method in methods) and START not in given:
+        raise ValueError(f"the method {UNTUNED!r} wants a model to start from: give {START} FILE after --")
+    device = ["--cpu", "--num-workers", "0"] if arguments.cpu or not has_gpu() else []
+    recipe = Recipe.from_arguments(arguments)
+    common = [*recipe.flags(data.joint), *device, *arguments.extra]
     generate = ["--beam", str(arguments.beam), "--batch-size", "64", "--post-process", "sentencepiece"]
     generate += ["--no-progress-bar", *device, *shlex.split(arguments.generate_flags)]
     return [
@@ -93,7 +80,7 @@ def plan(arguments: argparse.Namespace, methods: Sequence[Method], data: DataFol
             seed=seed,
             folder=arguments.out / f"{method.name}-seed{seed}",
             data=data,
-            train_flags=(*common, *method.flags),
+            train_flags=(*common, *method.flags, *(recipe.standstill() if method.name == UNTUNED else [])),
             generate_flags=tuple(generate),
         )
         for seed in parse_seeds(arguments.seeds)
@@ -101,44 +88,9 @@ def plan(arguments: argparse.Namespace, methods: Sequence[Method], data: DataFol
     ]
 
 
-def parse_seeds(text: str) -> list[int]:
-    """The seeds in `1,2,3`; raises ValueError unless they are distinct whole numbers, none negative."""
-    words = [word.strip() for word in text.split(",")]
-    if not all(word.isdecimal() for word in words) or len({int(word) for word in words}) != len(words):
-        raise ValueError(f"--seeds wants distinct whole numbers with commas, given {text!r}")
-    return [int(word) for word in words]
-
-
-def _split_extra(
-    parse: Any, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
-) -> tuple[argparse.Namespace, list[str]]:
-    # argparse cannot take positionals after `--` when options stand between them and the first one
-    words = list(args or [])
-    place = words.index("--") if "--" in words else len(words)
-    namespace, unknown = parse(words[:place], namespace)
-    namespace.extra = words[place + 1 :]
-    return namespace, unknown
-
-
-def _has_gpu() -> bool:
-    import torch
-
-    return torch.cuda.is_available()
-
-
-def _carry_out(one: Run, reporter: Reporter, epochs: int) -> None:
-    reporter.start(one.title, epochs)
-    known = one.finished()
-    if not known:
-        try:
-            one.carry_out(reporter.watch)
-        except RunError as error:
-            if error.tail:
-                reporter.console.print(error.tail, highlight=False, markup=False, soft_wrap=True)
-            raise
+def _summary(one: Run) -> str:
     scores = one.result()["translation"]["scores"].values()
-    summary = f"BLEU {', '.join(format(one['bleu'], '.2f') for one in scores)}"
-    reporter.finish(summary + (" (was done)" if known else ""))
+    return f"BLEU {', '.join(format(score['bleu'], '.2f') for score in scores)}"
 
 
 def _report(console: Console, out: Path, data: DataFolder, rows: Sequence[Row], runs: Sequence[Run]) -> None:

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 #: The fairseq task every method is trained with; with `--attn-reg none` it is plain translation.
 TASK = "attn_reg_translation"
 
+#: The method that is no training: one update with a learning rate of zero, which changes no bit of what
+#: --finetune-from-model names, and validates and keeps it like the others.
+UNTUNED = "untuned"
+START = "--finetune-from-model"
+
 #: name -> (title in tables, flags of fairseq-train)
 METHODS: dict[str, tuple[str, str]] = {
+    UNTUNED: ("untuned", "--attn-reg none --max-update 1"),
     "plain": ("plain", "--attn-reg none"),
     "attention_dropout": ("attention dropout", "--attn-reg none --attention-dropout 0.3"),
     "ad_drop": (
         "AD-DROP",
         "--attn-reg ad_drop --ad-drop-p 0.3 --ad-drop-q 0.3 --attn-sites encoder.self --ad-drop-cross-tuning epoch",
     ),
+    "attend_out": ("AttendOut", "--attn-reg attend_out --attn-sites encoder.self"),
 }
 
 
@@ -29,19 +36,21 @@ class Method:
     flags: tuple[str, ...]
 
 
-def select_methods(names: Sequence[str], overrides: Sequence[str] = ()) -> list[Method]:
-    """The methods called `names`, in that order.
+def select_methods(
+    names: Sequence[str], overrides: Sequence[str] = (), table: Mapping[str, tuple[str, str]] = METHODS
+) -> list[Method]:
+    """The methods of `table` called `names`, in that order.
 
     `overrides` are texts `NAME=FLAGS`; the flags are put after the method's own, so that they win.
     Raises ValueError for an unknown or repeated method and for an override of a method not selected.
     """
-    unknown = [name for name in names if name not in METHODS]
+    unknown = [name for name in names if name not in table]
     if unknown:
-        raise ValueError(f"unknown method {unknown[0]!r}; the methods are: {', '.join(METHODS)}")
+        raise ValueError(f"unknown method {unknown[0]!r}; the methods are: {', '.join(table)}")
     if len(set(names)) != len(names):
         raise ValueError(f"--methods names a method twice: {','.join(names)}")
     if not names:
-        raise ValueError(f"--methods is empty; the methods are: {', '.join(METHODS)}")
+        raise ValueError(f"--methods is empty; the methods are: {', '.join(table)}")
     added: dict[str, list[str]] = {name: [] for name in names}
     for override in overrides:
         name, separator, flags = override.partition("=")
@@ -50,4 +59,4 @@ def select_methods(names: Sequence[str], overrides: Sequence[str] = ()) -> list[
         if name not in added:
             raise ValueError(f"--method-flags names {name!r}, which is not among --methods {','.join(names)}")
         added[name] += shlex.split(flags)
-    return [Method(name, METHODS[name][0], (*shlex.split(METHODS[name][1]), *added[name])) for name in names]
+    return [Method(name, table[name][0], (*shlex.split(table[name][1]), *added[name])) for name in names]

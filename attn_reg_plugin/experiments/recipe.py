@@ -11,6 +11,10 @@ def _option(default: Any, text: str) -> Any:
     return field(default=default, metadata={"help": text})
 
 
+#: the schedulers of fairseq that the flags below suit
+SCHEDULERS = ("inverse_sqrt", "polynomial_decay", "fixed")
+
+
 @dataclass(frozen=True)
 class Recipe:
     """Model and optimization, a Transformer base by default; each field is a flag of `attn-reg compare`.
@@ -28,7 +32,8 @@ class Recipe:
     max_tokens: int = _option(4096, "tokens in a batch")
     update_freq: int = _option(1, "batches in an update")
     epochs: int = _option(30, "epochs of training")
-    lr: float = _option(5e-4, "peak learning rate of Adam with inverse square root decay")
+    lr: float = _option(5e-4, "peak learning rate of Adam")
+    lr_scheduler: str = _option("inverse_sqrt", "decay of the learning rate: inverse_sqrt, polynomial_decay or fixed")
     warmup: int = _option(4000, "updates of warm-up")
     weight_decay: float = _option(1e-4, "weight decay")
     clip_norm: float = _option(0.0, "clip gradients at this norm; 0 is off")
@@ -44,6 +49,8 @@ class Recipe:
         for name in ("warmup", "weight_decay", "clip_norm"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{_flag(name)} is {getattr(self, name)}, it must not be negative")
+        if self.lr_scheduler not in SCHEDULERS:
+            raise ValueError(f"--lr-scheduler is {self.lr_scheduler!r}, it must be one of {', '.join(SCHEDULERS)}")
         if self.lr <= 0:
             raise ValueError(f"--lr is {self.lr}, it must be positive")
         if self.embed_dim % self.heads:
@@ -61,10 +68,15 @@ class Recipe:
         flags += ["--criterion", "label_smoothed_cross_entropy"]
         flags += ["--label-smoothing", str(self.label_smoothing)]
         flags += ["--optimizer", "adam", "--adam-betas", "(0.9, 0.98)", "--clip-norm", str(self.clip_norm)]
-        flags += ["--lr", str(self.lr), "--lr-scheduler", "inverse_sqrt"]
-        flags += ["--warmup-updates", str(self.warmup), "--warmup-init-lr", "1e-07"]
+        flags += ["--lr", str(self.lr), "--lr-scheduler", self.lr_scheduler]
+        flags += ["--warmup-updates", str(self.warmup)]
+        flags += ["--warmup-init-lr", "1e-07"] if self.lr_scheduler == "inverse_sqrt" else []
         flags += ["--max-tokens", str(self.max_tokens), "--update-freq", str(self.update_freq)]
         return [*flags, "--max-epoch", str(self.epochs)]
+
+    def standstill(self) -> list[str]:
+        """More flags, with which the first update changes no bit of the model."""
+        return ["--lr", "0", *(["--warmup-init-lr", "0"] if self.lr_scheduler == "inverse_sqrt" else [])]
 
     @staticmethod
     def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -41,8 +41,8 @@ def plot_rates(rates: Mapping[str, Rates], fits: Mapping[str, Fit], path: Path) 
     for panel, kind in zip(panels, kinds, strict=True):
         sites = [site for site in rates if site.partition("[")[0] == kind]
         for i, site in enumerate(sites):
-            color = matplotlib.colormaps["viridis"](0.9 * i / max(1, len(sites) - 1))
-            panel.plot(rates[site].middles, rates[site].drops, color=color, alpha=0.3, linewidth=1)
+            color = matplotlib.colormaps["viridis"](0.85 * i / max(1, len(sites) - 1))
+            panel.plot(rates[site].middles, rates[site].drops, color=color, alpha=0.5, linewidth=1)
             updates, keeps = zip(*fits[site].curve.points, strict=True)
             layer = site.partition("[")[2].rstrip("]")
             panel.plot(updates, [1 - keep for keep in keeps], color=color, linewidth=2, label=f"layer {layer}")

@@ -19,7 +19,7 @@ from typing import IO, Any
 
 from attn_reg_plugin.experiments.folder import DataFolder
 from attn_reg_plugin.experiments.logs import TrainingLog, read_log, seconds_per_epoch
-from attn_reg_plugin.experiments.methods import TASK, Method
+from attn_reg_plugin.experiments.methods import TASK, UNTUNED, Method
 from attn_reg_plugin.experiments.score import read_hypotheses, score
 
 #: seconds between two looks at a growing log
@@ -98,7 +98,9 @@ class Run:
 
         Raises RunError when a command fails or another process works in the folder.
         """
-        with _lock(self.folder) as lock:
+        if self.finished():
+            return
+        with lock_folder(self.folder) as lock:
             result = self.result()
             if "training" not in result:
                 result = {"training": self._train(watch, lock)}
@@ -111,26 +113,27 @@ class Run:
         return result.get("translation", {}).get("flags") == shlex.join(self.generate_flags)
 
     def _train(self, watch: Callable[[TrainingLog], None], lock: int) -> dict[str, Any]:
-        path = self.folder / "train.log"
-        _execute(self.train_command(), path, f"training of {self.title}", lock, watch)
+        path, checkpoints = self.folder / "train.log", self.folder / "checkpoints"
+        execute(self.train_command(), path, f"training of {self.title}", lock, watch)
         log = read_log(path)
         try:
             name, value, epoch = log.best_validation()
         except ValueError as error:
-            raise RunError(f"{error} ({path})", _tail(path)) from None
+            raise RunError(f"{error} ({path})", tail_of(path)) from None
+        untuned = self.method.name == UNTUNED
         return {
-            "epochs": len(log.train_wall),
+            "epochs": 0 if untuned else len(log.train_wall),
             "best_valid_loss": value,
             "loss": name,
             "best_epoch": epoch,
-            "seconds_per_epoch": seconds_per_epoch(log, self.folder / "checkpoints" / "checkpoint_last.pt"),
+            "seconds_per_epoch": None if untuned else seconds_per_epoch(log, checkpoints / "checkpoint_last.pt"),
         }
 
     def _translate(self, lock: int) -> dict[str, Any]:
         scores = {}
         for subset in self.data.subsets:
             what = f"translation of {subset} with {self.title}"
-            _execute(self.generate_command(subset), self.folder / f"generate-{subset}.log", what, lock)
+            execute(self.generate_command(subset), self.folder / f"generate-{subset}.log", what, lock)
             references = self.data.references(subset)
             output = self.folder / "translations" / f"generate-{subset}.txt"
             hypotheses = read_hypotheses(output, len(references))
@@ -161,7 +164,7 @@ def _fairseq(program: str, data: DataFolder, task: str) -> list[str]:
 
 
 @contextmanager
-def _lock(folder: Path) -> Iterator[int]:
+def lock_folder(folder: Path) -> Iterator[int]:
     """Hold the folder. Commands inherit the lock, so one that outlives a killed comparison keeps it."""
     with (folder / "lock").open("w") as file:
         try:
@@ -171,7 +174,7 @@ def _lock(folder: Path) -> Iterator[int]:
         yield file.fileno()
 
 
-def _execute(
+def execute(
     command: list[str], path: Path, what: str, lock: int, watch: Callable[[TrainingLog], None] | None = None
 ) -> None:
     """Run a command with its output appended to the file `path`, following the json records in it."""
@@ -194,7 +197,7 @@ def _execute(
                 process.terminate()
                 process.wait()
     if process.returncode:
-        raise RunError(f"the {what} ended with exit status {process.returncode}; its log is {path}", _tail(path))
+        raise RunError(f"the {what} ended with exit status {process.returncode}; its log is {path}", tail_of(path))
 
 
 def _follow(process: subprocess.Popen[bytes], follower: IO[str], watch: Callable[[TrainingLog], None] | None) -> None:
@@ -215,7 +218,8 @@ def _follow(process: subprocess.Popen[bytes], follower: IO[str], watch: Callable
             return
 
 
-def _tail(path: Path, count: int = 12) -> str:
+def tail_of(path: Path, count: int = 12) -> str:
+    """The last lines of a log."""
     return "\n".join(path.read_text(encoding="utf-8", errors="replace").splitlines()[-count:])
 
 

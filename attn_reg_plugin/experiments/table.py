@@ -55,9 +55,9 @@ def summarize(methods: Sequence[Method], results: dict[str, list[dict[str, Any]]
                 method=method.name,
                 title=method.title,
                 seeds=len(entries),
-                bleu={subset: _figure([one[subset]["bleu"] for one in scores]) for subset in scores[0]},
-                chrf={subset: _figure([one[subset]["chrf"] for one in scores]) for subset in scores[0]},
-                best_valid_loss=_figure([entry["training"]["best_valid_loss"] for entry in entries]),
+                bleu={subset: figure_of([one[subset]["bleu"] for one in scores]) for subset in scores[0]},
+                chrf={subset: figure_of([one[subset]["chrf"] for one in scores]) for subset in scores[0]},
+                best_valid_loss=figure_of([entry["training"]["best_valid_loss"] for entry in entries]),
                 seconds_per_epoch=time,
                 relative_time=time.mean / plain.mean if time and plain and plain.mean > 0 else None,
             )
@@ -102,10 +102,11 @@ def terminal_table(header: Sequence[str], body: Sequence[Sequence[str]]) -> Tabl
     return table
 
 
-def _figure(values: Sequence[float]) -> Figure:
+def figure_of(values: Sequence[float]) -> Figure:
+    """Mean and standard deviation; of one value the deviation is None."""
     return Figure(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
 
 
 def _times(entries: Sequence[dict[str, Any]]) -> Figure | None:
     known = [time for entry in entries if (time := entry["training"]["seconds_per_epoch"]) is not None]
-    return _figure(known) if known else None
+    return figure_of(known) if known else None

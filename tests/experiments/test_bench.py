@@ -22,6 +22,7 @@ from attn_reg_plugin.experiments.bench_measure import (
     results,
     rotated,
 )
+from attn_reg_plugin.experiments.bench_round import PARTS, REST
 from attn_reg_plugin.experiments.bench_rows import ROWS, Row, select_rows
 
 TINY = ["bench", "--size", "tiny", "--batch", "2", "--length", "4", "--repeats", "2", "--warmup", "0", "--threads", "1"]
@@ -70,10 +71,11 @@ def test_the_json(tmp_path: Path) -> None:
     assert [plain["name"], every["name"], tuned["name"]] == ["plain", "ad_drop", "ad_drop_cross_tuned"]
     assert plain["ratio"] == 1.0 and plain["budget"] is None and plain["within_budget"] is None
     assert every["options"]["cross_tuning"] == "off" and every["budget"] == 1.75
-    assert tuned["mean_of"] == ["ad_drop", "plain"]
+    assert tuned["mean_of"] == ["ad_drop", "plain"] and tuned["part_of"] is None
     for row in report["rows"]:
         assert len(row["seconds"]) == len(row["ratios"]) == 2
         assert 0 < row["step_peak_bytes"] < row["peak_bytes"]
+        assert row["updates"] == 1
     assert tuned["seconds"] == pytest.approx(
         [(a + b) / 2 for a, b in zip(plain["seconds"], every["seconds"], strict=True)]
     )
@@ -131,13 +133,22 @@ def test_rows_are_well_formed() -> None:
     assert len(set(names)) == len(names)
     for row in ROWS:
         assert set(row.needs()) <= set(names)
-        assert (row.kind == "mean") == (row.of is not None)
-        assert row.kind == "mean" or row.kind in STEPS
+        assert (row.kind in ("mean", "part")) == (row.of is not None)
+        assert row.kind in ("mean", "part") or row.kind in STEPS
+        if row.kind == "part":
+            assert row.name.removeprefix(f"{row.of}_") in (*PARTS, REST)
+        if row.kind == "round":
+            assert row.updates == row.options["steps"]
+            parts = [other for other in ROWS if other.kind == "part" and other.of == row.name]
+            assert len(parts) == len(PARTS) + 1
 
 
 def test_rows_bring_what_they_need_in_the_tables_order() -> None:
     chosen = select_rows(["integrated_cross_tuned", "inactive"], "fairseq", "float32")
     assert [row.name for row in chosen] == ["plain", "inactive", "integrated", "integrated_cross_tuned"]
+    chosen = select_rows(["attend_out_shared"], "torch", "float32")
+    assert [row.name for row in chosen[:2]] == ["plain", "attend_out_shared"]
+    assert all(row.of == "attend_out_shared" for row in chosen[2:]) and len(chosen) == 2 + len(PARTS) + 1
     chosen = select_rows(["generation_attached"], "fairseq", "float32")
     assert [row.name for row in chosen] == ["generation", "generation_attached"]
 
@@ -168,6 +179,10 @@ def test_results_by_hand() -> None:
     assert mean.seconds == mean_of(seconds["plain"], seconds["slow"]) == {0: 2.0, 1: 3.5, 2: 10.0}
     assert (mean.ratio, mean.within_budget, mean.within_memory_budget) == (2.0, True, None)
     assert mean.peak == slow.peak
+    part = results(
+        [rows[0], Row("slow_half", "half", kind="part", of="slow")], {**seconds, "slow_half": {1: 1.0}}, peaks
+    )[1]
+    assert part.ratio == 0.5 and part.peak is part.memory_ratio is part.step_memory_ratio is None
 
 
 def test_each_repeat_starts_with_another_row() -> None:
@@ -232,6 +247,22 @@ def test_the_workload_is_the_same_for_the_same_seed(family: str) -> None:
     assert (one.generate is None) == (family == "torch")
 
 
+def test_the_encoder_is_padded_on_the_right_and_has_a_label_an_example() -> None:
+    work = build_workload(Settings("bert", "tiny", 3, 6, 0.5, 20))
+    tokens, mask = work.inputs["input_ids"], work.inputs["attention_mask"].bool()
+    assert torch.equal(mask, tokens.ne(1)) and mask.sum(-1).tolist() == [6, 4, 3]
+    assert torch.equal(mask, mask.sort(-1, descending=True).values)
+    outputs = work.model(**work.inputs)
+    assert outputs.logits.shape == (3, 2) and work.targets.shape == (3,)
+    torch.testing.assert_close(work.loss(outputs), work.example_losses(outputs, work.targets).mean())
+
+
+def test_no_row_of_the_encoder_is_a_second_one_for_all_sites() -> None:
+    names = {row.name for row in select_rows(None, "bert", "float32")}
+    assert {"ad_drop", "naive_cross_tuned", "attend_out", "attend_out_masks"} <= names
+    assert not [name for name in names if "all" in name.split("_") or name.startswith(("layer_drop", "generation"))]
+
+
 def test_the_result_of_a_row_without_budget_is_not_judged() -> None:
-    result = Result(Row("a", "a"), {0: 1.0}, [9.0], Peak(1, 1), 9.0, 9.0)
+    result = Result(Row("a", "a"), {0: 1.0}, [9.0], Peak(9, 9), Peak(1, 1))
     assert result.within_budget is None and result.within_memory_budget is None

@@ -98,7 +98,7 @@ def test_an_interruption_is_said_without_a_traceback(
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(runs, "_execute", interrupt)
+    monkeypatch.setattr(runs, "execute", interrupt)
     assert main(["compare", str(corpus), "--out", str(tmp_path), *SMALL]) == 130
     assert "the same command goes on" in capsys.readouterr().out
 
@@ -127,7 +127,7 @@ def test_a_comparison_from_end_to_end(
     names = {path.name for path in (folder / "checkpoints").iterdir()}
     assert names == {"checkpoint_best.pt", "checkpoint_last.pt"}
 
-    monkeypatch.setattr(runs, "_execute", lambda *_: pytest.fail("a finished run was run again"))
+    monkeypatch.setattr(runs, "execute", lambda *_: pytest.fail("a finished run was run again"))
     assert main(line) == 0
     assert json.loads((out / "results.json").read_text(encoding="utf-8")) == content
     capsys.readouterr()

@@ -234,3 +234,21 @@ def test_a_real_run_gives_its_schedule_back(tmp_path: Path) -> None:
     for t in (0, 10, 19):
         assert first(t) == pytest.approx(0.2 + 0.03 * t, abs=0.06)
         assert second(t) == pytest.approx(0.9 - 0.03 * t, abs=0.06)
+
+
+def test_what_attend_out_learned_is_a_schedule_to_train_with(tmp_path: Path) -> None:
+    """The log of AttendOut gives a file with which fairseq-train drops as much."""
+    pytest.importorskip("fairseq")
+    from fairseq_face.fairseq_runs import make_corpus, train
+
+    data, size = make_corpus(tmp_path / "corpus"), ["--max-update", "20", "--batch-size", "16", "--no-save"]
+    learned = ["--attn-reg", "attend_out", "--attend-out-steps", "2", "--attend-out-generator-lr", "0.1"]
+    train(data, tmp_path / "attend_out", *learned, *size).check()
+    out = tmp_path / "schedule.yaml"
+    assert report("curves", tmp_path / "attend_out", "--out", out) == 0
+    cheap = ["--attn-reg", "scheduled_dropout", "--scheduled-dropout-schedule", str(out)]
+    train(data, tmp_path / "scheduled", *cheap, *size).check()
+    expensive, repeated = (read_rates(tmp_path / name) for name in ("attend_out", "scheduled"))
+    assert list(repeated) == list(expensive) == ["encoder.self[0]", "encoder.self[1]"]
+    for site, rates in repeated.items():
+        assert abs(rates.drops.mean() - expensive[site].drops.mean()) < 0.05, site

@@ -12,7 +12,7 @@ import pytest
 
 from attn_reg_plugin.experiments import runs
 from attn_reg_plugin.experiments.logs import TrainingLog
-from attn_reg_plugin.experiments.methods import METHODS, select_methods
+from attn_reg_plugin.experiments.methods import METHODS, TASK, select_methods
 from attn_reg_plugin.experiments.runs import Run, RunError
 
 
@@ -66,7 +66,7 @@ def test_a_run_is_finished_when_trained_and_translated_with_these_flags(tmp_path
 
 
 def test_a_finished_run_starts_no_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs, "_execute", lambda *_: pytest.fail("a command was started"))
+    monkeypatch.setattr(runs, "execute", lambda *_: pytest.fail("a command was started"))
     runs.write_json(tmp_path / "result.json", {"training": {}, "translation": {"flags": "--beam 5"}})
     _run(tmp_path).carry_out(lambda log: None)
 
@@ -79,9 +79,9 @@ def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
 
 
 def _execute(tmp_path: Path, code: str, seen: list[float]) -> None:
-    with runs._lock(tmp_path) as lock:
+    with runs.lock_folder(tmp_path) as lock:
         command = [sys.executable, "-c", code]
-        runs._execute(command, tmp_path / "log", "training of x", lock, lambda log: seen.append(log.position))
+        runs.execute(command, tmp_path / "log", "training of x", lock, lambda log: seen.append(log.position))
 
 
 def test_a_failing_command_gives_its_last_lines(tmp_path: Path) -> None:
@@ -108,9 +108,9 @@ def test_an_interrupted_comparison_ends_its_command(tmp_path: Path) -> None:
         raise KeyboardInterrupt
 
     code = "import time; print('{}', flush=True); time.sleep(60)"
-    with runs._lock(tmp_path) as lock, pytest.raises(KeyboardInterrupt):
-        runs._execute([sys.executable, "-c", code], tmp_path / "log", "x", lock, interrupt)
-    with runs._lock(tmp_path):
+    with runs.lock_folder(tmp_path) as lock, pytest.raises(KeyboardInterrupt):
+        runs.execute([sys.executable, "-c", code], tmp_path / "log", "x", lock, interrupt)
+    with runs.lock_folder(tmp_path):
         pass  # the command holds the lock no longer
 
 
@@ -121,7 +121,7 @@ def test_every_test_set_is_translated_and_scored(tmp_path: Path, monkeypatch: py
         subset = command[command.index("--gen-subset") + 1]
         (folder / f"generate-{subset}.txt").write_text(f"D-1\t0\tb c d e\nD-0\t0\t{subset} x y z\n", "utf-8")
 
-    monkeypatch.setattr(runs, "_execute", translate)
+    monkeypatch.setattr(runs, "execute", translate)
     run = _run(tmp_path)
     run.data.subsets = ("test", "test1")  # type: ignore[misc]
     run.data.references = lambda subset: ["test x y z", "b c d e"]  # type: ignore[misc]
@@ -147,10 +147,26 @@ def test_methods_and_their_overrides() -> None:
     assert other.title == METHODS["ad_drop"][0]
 
 
+@pytest.mark.parametrize("name", METHODS)
+def test_the_flags_of_every_method_are_flags_of_fairseq_train(name: str) -> None:
+    options = pytest.importorskip("fairseq.options")
+    from attn_reg_plugin.tasks import attn_reg_translation  # noqa: F401 (brings the flags)
+    from attn_reg_plugin.tasks.attn_reg_task import regularizer_from
+
+    (method,) = select_methods([name])
+    line = ["data", "--task", TASK, "--arch", "transformer", *method.flags]
+    regularizer = regularizer_from(options.parse_args_and_arch(options.get_training_parser(), line))
+    assert (regularizer.name if regularizer else "none") == method.flags[method.flags.index("--attn-reg") + 1]
+
+
 @pytest.mark.parametrize(
     ("names", "overrides", "said"),
     [
-        (["plain", "drop"], [], "unknown method 'drop'; the methods are: plain, attention_dropout, ad_drop"),
+        (
+            ["plain", "drop"],
+            [],
+            "unknown method 'drop'; the methods are: untuned, plain, attention_dropout, ad_drop, attend_out",
+        ),
         (["plain", "plain"], [], "names a method twice"),
         ([], [], "--methods is empty"),
         (["plain"], ["ad_drop=--x"], "which is not among --methods plain"),
