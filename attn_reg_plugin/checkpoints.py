@@ -37,7 +37,11 @@ def allowed_types() -> list[type | tuple[type, str]]:
 
 
 def allow_checkpoint_types() -> None:
-    """Let `torch.load` read fairseq checkpoints with `weights_only=True`, its default since torch 2.6."""
+    """Let `torch.load` read fairseq checkpoints with `weights_only=True`, its default since torch 2.6.
+
+    Importing the package does so. Whoever allows one of the types for a while, as transformers' Trainer does when it
+    continues a training, takes it away for all at the end; so reading here and the end of a callback allow them again.
+    """
     torch.serialization.add_safe_globals(allowed_types())
 
 
@@ -52,6 +56,7 @@ def load_weights(path: Path) -> Any:
             from safetensors.torch import load_file
 
             return load_file(path)
+        allow_checkpoint_types()
         return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # safetensors, torch and pickle each have their own for a damaged file
         if isinstance(error, pickle.UnpicklingError) and zipfile.is_zipfile(path):

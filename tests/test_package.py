@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import attn_reg_plugin
+from attn_reg_plugin.checkpoints import allowed_types, load_weights
 
 PUBLIC = {
     "ADDrop",
@@ -47,16 +48,33 @@ def test_public_names_exist():
     assert all(getattr(attn_reg_plugin, name).__doc__ for name in attn_reg_plugin.__all__)
 
 
-def test_fairseq_checkpoints_are_read(tmp_path):
-    state = {
+@pytest.fixture
+def state() -> dict:
+    """All kinds of value that a checkpoint of fairseq's holds."""
+    return {
         "args": argparse.Namespace(lr=[0.1], arch="transformer", nested=argparse.Namespace(p=0.3)),
         "meters": [np.float64(1.5), np.float32(0.5), np.float16(2.0), np.int64(7), np.int32(3), np.bool_(True)],
         "array": np.arange(4.0),
         "model": {"weight": torch.randn(2, 2), "half": torch.randn(2).bfloat16()},
         "history": [{"epoch": 1}, (1, 2.0, None, "x", True)],
     }
+
+
+def test_importing_is_enough_to_read_checkpoints(tmp_path, state):
+    """In an interpreter of its own: here other tests may have changed what is allowed."""
     torch.save(state, tmp_path / "checkpoint.pt")
-    loaded = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
+    code = "import sys, attn_reg_plugin, torch; print(torch.load(sys.argv[1], weights_only=True)['meters'])"
+    command = [sys.executable, "-c", code, str(tmp_path / "checkpoint.pt")]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == f"{state['meters']}\n"
+
+
+def test_checkpoints_are_read_after_somebody_allowed_the_types_for_a_while(tmp_path, state):
+    torch.save(state, tmp_path / "checkpoint.pt")
+    with torch.serialization.safe_globals(allowed_types()):  # as Trainer does when it continues
+        pass
+    with pytest.raises(pickle.UnpicklingError):  # what that leaves behind
+        torch.load(tmp_path / "checkpoint.pt", weights_only=True)
+    loaded = load_weights(tmp_path / "checkpoint.pt")
     assert loaded["args"] == state["args"]
     assert loaded["meters"] == state["meters"]
     assert [type(number) for number in loaded["meters"]] == [type(number) for number in state["meters"]]

@@ -20,6 +20,7 @@ from torch import Tensor
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from attn_reg_plugin.backends.huggingface_inputs import described
+from attn_reg_plugin.checkpoints import allow_checkpoint_types
 from attn_reg_plugin.huggingface.attend_out_game import begin_game
 from attn_reg_plugin.huggingface.logs import quantities
 from attn_reg_plugin.huggingface.running import Interception, calling_trainer, refuse
@@ -129,6 +130,7 @@ class AttnRegCallback(TrainerCallback):
         if self.end_game is not None:
             self.end_game()
             self.end_game = None
+        allow_checkpoint_types()  # Trainer forgets them as it continues from a checkpoint
 
     # -- the trainer's methods while training runs ------------------------------------------------------------------
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import signal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from processes import check, kill_oneself, start
@@ -79,6 +81,14 @@ def test_stopped_and_resumed(tmp_path: Path, method: str, save: int, stopped: in
     assert run(tmp_path / "parts", method, save, stopped) == ()
     assert (tmp_path / "parts" / f"checkpoint-{save}" / f"attn_reg_{METHODS[method]().name}.pt").exists()
     assert same(run(tmp_path / "parts", method, save), undisturbed)
+
+
+def test_checkpoints_of_fairseq_are_still_read_afterwards(tmp_path: Path) -> None:
+    """Trainer allows numpy's types while it continues, and then forgets that they were allowed before."""
+    run(tmp_path / "parts", "ad_drop", 5, 8)
+    run(tmp_path / "parts", "ad_drop", 5)
+    torch.save({"args": argparse.Namespace(lr=0.1), "meters": np.arange(3.0)}, tmp_path / "checkpoint.pt")
+    assert torch.load(tmp_path / "checkpoint.pt", weights_only=True)["args"].lr == 0.1
 
 
 def test_accumulated_and_smoothed(tmp_path: Path) -> None:
