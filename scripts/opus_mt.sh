@@ -61,7 +61,12 @@ done
 export PATH="${ATTN_REG_VENV:-$root/.venv}/bin:$PATH"
 
 mkdir -p "$out"
+if [[ -d $out/model && -f $out/model.name && $(<"$out/model.name") != "$model" ]]; then
+    echo "opus_mt.sh: $out was begun with $(<"$out/model.name"), not $model; give another --out" >&2
+    exit 2
+fi
 if [[ ! -d $out/model ]]; then
+    printf '%s\n' "$model" >"$out/model.name"
     if [[ -d $model ]]; then
         attn-reg convert opus-mt "$model" "$out/model" --languages "$pair"
     else

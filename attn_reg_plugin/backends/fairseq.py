@@ -53,13 +53,16 @@ class FairseqBackend:
     def describe(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """What the forward's arguments tell: `token_mask` (B, T), True where the output is a real token.
 
-        A decoder's output at t belongs to its input at t, so both are padded alike.
+        A decoder's output at t belongs to its input at t, so both are padded alike, and it predicts a piece of the
+        vocabulary, of which padding is never meant: `padding_label`.
         """
         named = dict(zip(("src_tokens", "src_lengths", "prev_output_tokens"), args, strict=False)) | kwargs
-        tokens = named.get("prev_output_tokens")
-        tokens = named.get("src_tokens") if tokens is None else tokens
+        written = named.get("prev_output_tokens")
+        tokens = named.get("src_tokens") if written is None else written
         padding = padding_index(model)
-        return {} if tokens is None or padding is None else {"token_mask": tokens.ne(padding)}
+        if tokens is None or padding is None:
+            return {}
+        return {"token_mask": tokens.ne(padding)} | ({} if written is None else {"padding_label": padding})
 
     @contextmanager
     def probing(self, model: nn.Module) -> Iterator[None]:

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from attn_reg_plugin.regularizers.objectives import IGNORED
 
 
-def described(model: nn.Module, named: Mapping[str, Any]) -> dict[str, Tensor]:
-    """`token_mask` and `targets` as an objective needs them.
+def described(model: nn.Module, named: Mapping[str, Any]) -> dict[str, Any]:
+    """`token_mask`, `targets` and `padding_label` as an objective needs them.
 
     Args:
         model: a transformers model, or a module around one.
@@ -21,8 +21,9 @@ def described(model: nn.Module, named: Mapping[str, Any]) -> dict[str, Tensor]:
     Returns:
         `token_mask`, bool (B, T), True where the output is a real token and has a label if there are labels;
         `targets`, the labels where outputs answer them: a causal language model predicts the next token, so its
-        labels are shifted by one. Either is missing where the arguments do not tell it. Outputs without tokens
-        (classification, regression) have no use for the mask.
+        labels are shifted by one; `padding_label`, the number of padding where a decoder writes pieces of a
+        vocabulary. Each is missing where the arguments do not tell it. Outputs without tokens (classification,
+        regression) have no use for the mask.
     """
     config = getattr(model, "config", None)
     labels = _tensor(named, "labels")
@@ -39,14 +40,23 @@ def described(model: nn.Module, named: Mapping[str, Any]) -> dict[str, Tensor]:
             ids = _tensor(named, "input_ids")
             tokens = same or (mask is None and ids is not None and ids.shape == known.shape)
             mask = (known & mask if same else known) if tokens else mask
-    told = {"token_mask": mask, "targets": targets}
-    return {name: tensor for name, tensor in told.items() if tensor is not None}
+    told = {"token_mask": mask, "targets": targets, "padding_label": _padding_label(model)}
+    return {name: value for name, value in told.items() if value is not None}
 
 
 def predicts_next(model: nn.Module) -> bool:
     """Whether the model compares its output at t with the label at t + 1: it generates, and has no encoder."""
     config, generates = getattr(model, "config", None), getattr(model, "can_generate", None)
     return generates is not None and generates() and not getattr(config, "is_encoder_decoder", False)
+
+
+def _padding_label(model: nn.Module) -> int | None:
+    """The number of padding in what a decoder writes; None where it means something else as well."""
+    config, generates = getattr(model, "config", None), getattr(model, "can_generate", None)
+    if generates is None or not generates() or not getattr(config, "is_encoder_decoder", False):
+        return None
+    ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
+    return None if config.pad_token_id in ends else config.pad_token_id
 
 
 def _decoder_tokens(named: Mapping[str, Any], padding: int | None, end: int | list[int] | None) -> Tensor | None:

@@ -33,7 +33,7 @@ _ROWS = {
     marian.DECODER: ("decoder.embed_tokens.weight", "decoder.output_projection.weight"),
     BIAS: ("decoder.final_logits_bias",),
 }
-_BEST_FIRST = (CHECKPOINT, "checkpoint_best.pt", "checkpoint_last.pt")
+_BEST_FIRST = ("checkpoint_best.pt", "checkpoint_last.pt", CHECKPOINT)
 
 
 def architecture(shape: MarianShape) -> dict[str, Any]:
@@ -54,6 +54,8 @@ def architecture(shape: MarianShape) -> dict[str, Any]:
     flags |= {"max-source-positions": positions, "max-target-positions": positions}
     if not shape.scaled:
         flags["no-scale-embedding"] = True
+    if shape.renormalizes:
+        flags["renormalize-search"] = True
     if shape.activation != "swish":  # the default of the architecture, which fairseq's parser does not know
         flags["activation-fn"] = shape.activation
     return flags

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from attn_reg_plugin.checkpoints import load_weights
-from attn_reg_plugin.data.opus_mt_text import CONFIG, OpusMTTokenizer, read_json
+from attn_reg_plugin.data.opus_mt_text import CONFIG, GENERATION, OpusMTTokenizer, read_json
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 BIAS = "final_logits_bias"
@@ -33,6 +33,7 @@ class MarianShape:
     Attributes:
         shared: whether source, target and output have one embedding; else target and output have one.
         start: Marian's number of the piece that decoding starts from.
+        renormalizes: whether search bans padding and then makes the other pieces' probabilities sum to 1.
     """
 
     width: int
@@ -49,10 +50,11 @@ class MarianShape:
     attention_dropout: float
     activation_dropout: float
     layerdrop: tuple[float, float]
+    renormalizes: bool
 
     @classmethod
     def read(cls, path: Path) -> MarianShape:
-        """From a `config.json`.
+        """From a `config.json`, and from the generation settings beside it, if there are any.
 
         Raises:
             ValueError: it is not a Marian translation model's, lacks a setting, or asks for what is not built here.
@@ -77,12 +79,12 @@ class MarianShape:
                 f"{config.get('pad_token_id')}, which Marian starts from"
             )
         try:
-            return cls._of(config, ACTIVATIONS[activation])
+            return cls._of(config, ACTIVATIONS[activation], _renormalizes(path, config))
         except KeyError as error:
             raise ValueError(f"{path} lacks {error.args[0]}") from None
 
     @classmethod
-    def _of(cls, config: dict[str, Any], activation: str) -> MarianShape:
+    def _of(cls, config: dict[str, Any], activation: str, renormalizes: bool) -> MarianShape:
         def both(name: str, default: float | None = None) -> tuple[Any, Any]:
             keys = f"encoder_{name}", f"decoder_{name}"
             pair = [config[key] if default is None else config.get(key, default) for key in keys]
@@ -103,6 +105,7 @@ class MarianShape:
             attention_dropout=config.get("attention_dropout", 0.0),
             activation_dropout=config.get("activation_dropout", 0.0),
             layerdrop=both("layerdrop", 0.0),
+            renormalizes=renormalizes,
         )
 
     def embeddings(self) -> dict[str, tuple[str, ...]]:
@@ -129,6 +132,13 @@ class MarianShape:
                 for name, shape in parts.items():
                     yield f"model.{stack}.layers.{layer}.{name}.weight", shape
                     yield f"model.{stack}.layers.{layer}.{name}.bias", shape[:1]
+
+
+def _renormalizes(path: Path, config: dict[str, Any]) -> bool:
+    """Whether `generate` bans padding and renormalizes: older folders have no file of generation settings for it."""
+    settings = read_json(path.with_name(GENERATION)) if path.with_name(GENERATION).is_file() else config
+    banned = settings.get("bad_words_ids") or []
+    return bool(settings.get("renormalize_logits")) and [config.get("pad_token_id")] in banned
 
 
 @dataclass(frozen=True)

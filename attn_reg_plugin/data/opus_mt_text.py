@@ -21,7 +21,7 @@ from attn_reg_plugin.data.pieces import SPECIAL, UNKNOWN
 VOCABULARY, TARGET_VOCABULARY, TOKENIZER = "vocab.json", "target_vocab.json", "tokenizer_config.json"
 SPECIAL_MAP = "special_tokens_map.json"
 SOURCE_MODEL, TARGET_MODEL = "source.spm", "target.spm"
-CONFIG = "config.json"
+CONFIG, GENERATION = "config.json", "generation_config.json"
 #: the tokenizer's files, and what else goes along with them so that the way back needs nothing else
 TOKENIZER_FILES = (
     VOCABULARY,
@@ -32,7 +32,7 @@ TOKENIZER_FILES = (
     SOURCE_MODEL,
     TARGET_MODEL,
 )
-FILES = (*TOKENIZER_FILES, CONFIG, "generation_config.json")
+FILES = (*TOKENIZER_FILES, CONFIG, GENERATION)
 #: the kinds of special tokens in the order of fairseq's dictionary, after `<s>`, and what they are by default
 KINDS = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
 _ESCAPED = re.compile(r"<piece:\d+>")

@@ -8,6 +8,10 @@ Junczys-Dowmunt et al., "Marian: Fast Neural Machine Translation in C++", ACL 20
 - a constant `final_logits_bias` is added to the logits;
 - swish in the feed-forward layers.
 
+Published models score padding, whose row and bias are zero, with a logit of 0, often above every real piece. With
+`--renormalize-search` search leaves it no probability *before* the softmax, as Hugging Face does where the folder's
+generation settings say `renormalize_logits`; fairseq itself takes it out after the softmax, and its share is then lost.
+
 Attention is fairseq's `MultiheadAttention`, so every regularizer finds it.
 """
 
@@ -29,8 +33,8 @@ from fairseq.models.transformer import (
 )
 from torch import Tensor, nn
 
-#: the logit of fairseq's `<s>`, which Marian does not have: no probability is left for it in any precision, and label
-#: smoothing, which sums over the vocabulary, stays finite
+#: the logit of what cannot come, as fairseq's `<s>`, which Marian does not have: no probability is left for it in any
+#: precision, and label smoothing, which sums over the vocabulary, stays finite
 NEVER = -100.0
 #: activations that fairseq's table lacks, or has in a broken form
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"swish": nn.functional.silu, "silu": nn.functional.silu}
@@ -126,11 +130,26 @@ class OpusMTDecoder(TransformerDecoderBase):
         super().__init__(cfg, dictionary, embed_tokens, **options)
         self.embed_positions = _positions(cfg, cfg.decoder.embed_dim, dictionary, cfg.max_target_positions)
         self.start = dictionary.bos()
+        self.renormalizes = bool(getattr(cfg, "renormalize_search", False))
         self.register_buffer("final_logits_bias", torch.zeros(len(dictionary)))
 
     def build_decoder_layer(self, cfg: TransformerConfig, no_encoder_attn: bool = False) -> nn.Module:
         """A layer of fairseq's."""
         return _activate(super().build_decoder_layer(cfg, no_encoder_attn), cfg.activation_fn)
+
+    def forward(
+        self,
+        prev_output_tokens: Tensor,
+        encoder_out: Any = None,
+        incremental_state: Any = None,
+        features_only: bool = False,
+        **options: Any,
+    ) -> tuple[Tensor, dict]:
+        """Logits (B, T, V) of outputs so far (B, T); in search, which is incremental, padding's may be `NEVER`."""
+        logits, extra = super().forward(prev_output_tokens, encoder_out, incremental_state, features_only, **options)
+        if self.renormalizes and incremental_state is not None and not features_only:
+            logits[..., self.padding_idx] = NEVER
+        return logits, extra
 
     def extract_features(self, prev_output_tokens: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, dict]:
         """The features (B, T, C) of outputs so far (B, T).
@@ -155,7 +174,7 @@ def _positions(cfg: TransformerConfig, dim: int, dictionary: Dictionary, size: i
 
 @register_model("opus_mt")
 class OpusMTModel(TransformerModel):
-    """Marian's Transformer; the flags are those of fairseq's `transformer`, and one more."""
+    """Marian's Transformer; the flags are those of fairseq's `transformer`, and two more."""
 
     @classmethod
     def hub_models(cls) -> dict[str, Any]:
@@ -164,13 +183,19 @@ class OpusMTModel(TransformerModel):
 
     @classmethod
     def add_args(cls, parser: Any) -> None:
-        """fairseq's flags of a Transformer, and `--positions-over-padding`."""
+        """fairseq's flags of a Transformer, `--positions-over-padding` and `--renormalize-search`."""
         gen_parser_from_dataclass(parser, TransformerConfig(), delete_default=True, with_prefix="")
         parser.add_argument(
             "--positions-over-padding",
             action="store_true",
             help="count positions over the padding of a left-padded batch too, as Hugging Face's Marian does; "
             "without, a sentence is translated alike in every batch",
+        )
+        parser.add_argument(
+            "--renormalize-search",
+            action="store_true",
+            help="in search leave padding no probability before the softmax, as Hugging Face's renormalize_logits "
+            "does; `attn-reg convert opus-mt` sets it where the folder's generation settings say so",
         )
 
     @classmethod
@@ -209,4 +234,5 @@ def opus_mt(args: Any) -> None:
     """The published shape: 6 + 6 layers, 512 wide, 2,048 in the feed-forward layers, 8 heads."""
     args.activation_fn = getattr(args, "activation_fn", "swish")
     args.positions_over_padding = getattr(args, "positions_over_padding", False)
+    args.renormalize_search = getattr(args, "renormalize_search", False)
     base_architecture(args)

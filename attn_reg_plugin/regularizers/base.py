@@ -85,7 +85,7 @@ class Forward:
     Attributes:
         model: the attached model.
         args, kwargs: as it was called.
-        supplied: what a face added: `targets`, `token_mask`.
+        supplied: what a face added: `targets`, `token_mask`, `padding_label`.
     """
 
     model: nn.Module

@@ -1,7 +1,8 @@
 """What is attributed: the scalar objective F of AD-DROP, summed over the batch, in fp32.
 
 An objective is a function `objective(outputs, inputs) -> scalar`. `inputs` holds the forward's arguments by name
-and, where a framework's face supplies them, `targets` (gold labels) and `token_mask` (True = a real token).
+and, where a framework's face supplies them, `targets` (gold labels), `token_mask` (True = a real token) and
+`padding_label` (the number of padding in a vocabulary).
 """
 
 from __future__ import annotations
@@ -24,27 +25,52 @@ def label_logit(logits: Tensor, labels: Tensor | None = None) -> Tensor:
 
     Args:
         logits: (B, number of classes).
-        labels: (B,) or (B, 1) gold labels; None takes the pseudo labels argmax P(c|x).
+        labels: (B,) or (B, 1) gold labels, or (B, number of classes) with 1 for each class that holds, of several;
+            None takes the pseudo labels argmax P(c|x).
     """
     logits = logits.float()
+    if labels is not None and labels.shape == logits.shape:
+        return (logits * labels).sum()
     labels = logits.argmax(-1) if labels is None else labels.reshape(logits.shape[:-1])
     return logits.gather(-1, labels.unsqueeze(-1)).sum()
 
 
-def token_log_likelihood(logits: Tensor, labels: Tensor | None = None, token_mask: Tensor | None = None) -> Tensor:
+def likeliest(logits: Tensor, except_for: int | None = None) -> Tensor:
+    """argmax over the last dimension, (..., V) to (...), as if the column `except_for` were not there; no copy is made.
+
+    Marian scores padding with 0, often above every real piece, although it is never a prediction.
+    """
+    if except_for is None or not 0 <= except_for < logits.size(-1):
+        return logits.argmax(-1)
+    if except_for == 0:
+        return logits[..., 1:].argmax(-1) + 1
+    before, after = logits[..., :except_for], logits[..., except_for + 1 :]
+    if not after.size(-1):
+        return before.argmax(-1)
+    (low, first), (high, second) = before.max(-1), after.max(-1)
+    return torch.where(high > low, second + except_for + 1, first)
+
+
+def token_log_likelihood(
+    logits: Tensor,
+    labels: Tensor | None = None,
+    token_mask: Tensor | None = None,
+    padding_label: int | None = None,
+) -> Tensor:
     """Taggers and translation: the negative loss Σ log P(ŷ) over real tokens (AD-DROP's token-level tasks).
 
     Args:
         logits: (B, T, V).
         labels: (B, T) gold labels, -100 is ignored; None takes the pseudo labels ŷ = argmax P.
         token_mask: bool (B, T), True = counts; None counts every token.
+        padding_label: what no pseudo label is.
     """
     logits = logits.float()
     if labels is not None:
         known = labels != IGNORED
         token_mask = known if token_mask is None else known & token_mask
         labels = labels.masked_fill(~known, 0)
-    labels = logits.argmax(-1) if labels is None else labels
+    labels = likeliest(logits, padding_label) if labels is None else labels
     log_likelihood = logits.gather(-1, labels.unsqueeze(-1)).squeeze(-1) - logits.logsumexp(-1)
     return log_likelihood.sum() if token_mask is None else (log_likelihood * token_mask).sum()
 
@@ -57,6 +83,8 @@ def negative_regression_loss(predictions: Tensor, targets: Tensor) -> Tensor:
 def logits_of(outputs: Any) -> Tensor:
     """The logits in a model's outputs: a tensor, `outputs.logits`, `outputs["logits"]` or the first of a tuple.
 
+    A tuple may begin with the loss, as those of transformers do, which is passed over.
+
     Raises:
         ValueError: none of these holds a floating-point tensor.
     """
@@ -64,7 +92,7 @@ def logits_of(outputs: Any) -> Tensor:
     if isinstance(logits, Mapping):
         logits = logits.get("logits")
     if isinstance(logits, tuple | list) and logits:
-        logits = logits[0]
+        logits = next((one for one in logits if not isinstance(one, Tensor) or one.dim()), logits[0])
     if not isinstance(logits, Tensor) or not logits.is_floating_point():
         raise ValueError(
             f"cannot find logits in the model's output of type {type(outputs).__name__}; give an objective="
@@ -120,7 +148,7 @@ def _by_shape(labels: str, outputs: Any, inputs: Mapping[str, Any]) -> Tensor:
     if logits.dim() == 2:
         return label_logit(logits, gold)
     if logits.dim() == 3:
-        return token_log_likelihood(logits, gold, _tokens_with_loss(logits, inputs))
+        return token_log_likelihood(logits, gold, _tokens_with_loss(logits, inputs), inputs.get("padding_label"))
     raise ValueError(f"no objective for outputs of shape {tuple(logits.shape)}; give objective=function")
 
 

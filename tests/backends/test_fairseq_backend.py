@@ -82,6 +82,13 @@ def test_targets_that_are_padding_are_no_tokens() -> None:
     assert torch.equal(FairseqBackend().describe(model, (), inputs)["token_mask"], told)
 
 
+def test_a_decoder_tells_which_label_is_padding() -> None:
+    model, inputs = transformer(), batch()
+    assert FairseqBackend().describe(model, (), inputs)["padding_label"] == PAD
+    del inputs["prev_output_tokens"]
+    assert "padding_label" not in FairseqBackend().describe(model, (), inputs), "an encoder's classes have none"
+
+
 # -- attaching --------------------------------------------------------------------------------------------------------
 
 

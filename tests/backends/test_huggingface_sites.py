@@ -260,7 +260,7 @@ def test_a_classifier_tells_its_tokens_and_its_gold_labels() -> None:
     told = describe(build("bert"), inputs["input_ids"], inputs["attention_mask"], labels=inputs["labels"])
     assert torch.equal(told["token_mask"], inputs["attention_mask"].bool())
     assert torch.equal(told["targets"], inputs["labels"])
-    assert describe(build("bert"), inputs["input_ids"]) == {}
+    assert describe(build("bert"), inputs["input_ids"]) == {}, "its classes have no padding"
 
 
 def test_a_tagger_counts_real_tokens_with_a_label() -> None:
@@ -301,6 +301,7 @@ def test_a_translators_tokens(name: str) -> None:
     shifted = torch.cat([torch.full((3, 1), model.config.decoder_start_token_id), padded[:, :-1]], 1)
     told = describe(model, input_ids=inputs["input_ids"], decoder_input_ids=shifted)
     assert torch.equal(told["token_mask"], expected)
+    assert told["padding_label"] == padding
     mask = torch.ones_like(shifted)
     mask[:, 4:] = 0
     assert torch.equal(

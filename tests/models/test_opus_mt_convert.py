@@ -203,6 +203,35 @@ def test_shared_embeddings_with_separate_vocabularies_are_refused(separate: tupl
         MarianFolder.open(folder)
 
 
+@pytest.mark.parametrize("place", ["generation_config.json", "config.json"])
+@pytest.mark.parametrize(
+    ("renormalize", "banned", "expected"),
+    [(True, True, True), (True, False, False), (False, True, False), (None, True, False)],
+)
+def test_search_renormalizes_where_the_folder_says_so(
+    place: str, renormalize: bool | None, banned: bool, expected: bool, marian: tuple, tmp_path: Path
+) -> None:
+    """Older folders keep the settings of `generate` in the model's configuration."""
+    folder = copy(marian[1], tmp_path / "hf")
+    if place == "config.json":
+        (folder / "generation_config.json").unlink()
+    words = [[marian[0].config.pad_token_id]] if banned else None
+    edit(folder / place, renormalize_logits=renormalize, bad_words_ids=words)
+    to_fairseq(MarianFolder.open(folder), tmp_path / "out")
+    assert ("--renormalize-search" in (tmp_path / "out" / FLAGS).read_text(encoding="utf-8")) is expected
+
+
+def test_what_was_tuned_beside_the_conversion_goes_back(marian: tuple, tmp_path: Path) -> None:
+    to_fairseq(MarianFolder.open(marian[1]), tmp_path / "out")
+    state = torch.load(tmp_path / "out" / CHECKPOINT, weights_only=True)
+    state["model"]["decoder.layers.0.fc1.bias"] += 1
+    torch.save(state, tmp_path / "out" / "checkpoint_best.pt")
+    to_huggingface(tmp_path / "out", tmp_path / "back")
+    name = "model.decoder.layers.0.fc1.bias"
+    before, after = (load_file(path / "model.safetensors")[name] for path in (marian[1], tmp_path / "back"))
+    assert torch.equal(after, before + 1)
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
@@ -212,7 +241,7 @@ def test_shared_embeddings_with_separate_vocabularies_are_refused(separate: tupl
         (["A", "B", "--opus-mt", "C"], "--opus-mt belongs to --to-hf"),
         (["A", "B", "--languages", "en"], "--languages is 'en', but must be two different names"),
         (["A", "B"], "A: no such folder"),
-        (["B", "--to-hf", "C"], "C has no checkpoint; looked for checkpoint.pt"),
+        (["B", "--to-hf", "C"], "C has no checkpoint; looked for checkpoint_best.pt"),
     ],
 )
 def test_arguments_that_do_not_fit(

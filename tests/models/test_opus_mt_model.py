@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from fairseq.models.transformer import TransformerModel
-from opus_mt_folders import REAL, load_tokenizer, make_folder, shared_lines, train_model
+from opus_mt_folders import REAL, TINY, load_tokenizer, make_folder, shared_lines, train_model
 from opus_mt_sides import Sides
 
 from attn_reg_plugin import find_sites
@@ -126,6 +126,27 @@ def compare_translations(
 @pytest.mark.parametrize(("penalty", "shortest"), PENALTIES)
 def test_200_translations(sides: Sides, texts: list[str], penalty: float, shortest: int) -> None:
     assert compare_translations(sides, sides.tokenizer, texts[:330], penalty, shortest, batch=33) >= 200
+
+
+def test_padding_above_every_piece_as_in_published_models(models: list[Path], texts: list[str], tmp_path: Path) -> None:
+    """Padding has a logit of 0, the other pieces less; the folder bans it before the softmax, and so does search."""
+    made = make_folder(tmp_path / "hf", models, TINY)
+    with torch.no_grad():
+        made.final_logits_bias -= 6.0
+        made.model.shared.weight[-1] = 0.0
+        made.final_logits_bias[0, -1] = 0.0
+    made.generation_config.renormalize_logits = True
+    made.save_pretrained(tmp_path / "hf")
+    ours, other = Sides(made, tmp_path / "hf", tmp_path / "out"), Sides(made, tmp_path / "hf", tmp_path / "out")
+    other.model.decoder.renormalizes = False
+    assert ours.model.decoder.renormalizes
+    tokens = ours.batch(ours.sources(texts[:8]), left=False)
+    logits = ours.logits(tokens, tokens)[0]
+    assert logits.softmax(-1)[..., -1].mean() > 0.2, "teacher-forced logits are left as they are"
+    tokenizer = load_tokenizer(tmp_path / "hf")
+    compare_translations(ours, tokenizer, texts[:99], 1.0, 0, batch=33)
+    options = {"left": True, "beam_size": 4}
+    assert ours.translations(texts[:99], 33, **options) != other.translations(texts[:99], 33, **options)
 
 
 def test_translations_do_not_depend_on_the_batch(sides: Sides, texts: list[str]) -> None:

@@ -66,6 +66,15 @@ def test_a_model_is_converted_once(script: Path, tmp_path: Path) -> None:
     assert named[0] == "<convert><opus-mt><--hf-model><Helsinki-NLP/opus-mt-en-ro><o/model><--languages><en-ro>"
 
 
+def test_a_folder_belongs_to_one_model(script: Path, tmp_path: Path) -> None:
+    shutil.rmtree(tmp_path / "o" / "model")
+    call(script, "en-ro", "--out", "o")
+    (tmp_path / "o" / "model").mkdir()
+    assert call(script, "en-ro", "--out", "o", model="other").stderr == (
+        "opus_mt.sh: o was begun with Helsinki-NLP/opus-mt-en-ro, not other; give another --out\n"
+    )
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

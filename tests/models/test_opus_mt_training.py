@@ -36,6 +36,7 @@ from attn_reg_plugin.data.opus_mt_text import OpusMTTokenizer
 
 KINDS = ("encoder.self", "decoder.self", "decoder.cross")
 AD_DROP = shlex.split("--attn-reg ad_drop --ad-drop-p 0.4 --ad-drop-q 0.5 --ad-drop-cross-tuning off --attn-sites *")
+ATTEND_OUT = shlex.split("--attn-reg attend_out --attend-out-steps 3 --attn-sites *")
 SHORT = shlex.split("--max-update 6 --lr 0.001 --max-tokens 300")
 
 
@@ -164,15 +165,16 @@ def test_other_ways_to_train(flags: str, start: Start, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_attend_out(start: Start, tmp_path: Path) -> None:
-    flags = ["--attn-reg", "attend_out", "--attend-out-steps", "3", "--attn-sites", "*"]
-    finished = start.train(tmp_path / "run", *flags, *SHORT).check()
+    finished = start.train(tmp_path / "run", *ATTEND_OUT, *SHORT).check()
     assert any("attacker_won" in line for line in finished.lines()) and len(finished.lines()) == 6
     to_huggingface(tmp_path / "run", tmp_path / "hf", start.converted)
 
 
 @pytest.mark.slow
-def test_a_killed_training_ends_in_the_same_weights(start: Start, tmp_path: Path) -> None:
-    flags = [*AD_DROP, *SHORT, "--max-update", "14", "--save-interval-updates", "2", "--keep-interval-updates", "1"]
+@pytest.mark.parametrize("method", ["ad_drop", "attend_out"])
+def test_a_killed_training_ends_in_the_same_weights(method: str, start: Start, tmp_path: Path) -> None:
+    flags = [*(AD_DROP if method == "ad_drop" else ATTEND_OUT), *SHORT]
+    flags += ["--max-update", "14", "--save-interval-updates", "2", "--keep-interval-updates", "1"]
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     start.train(whole, *flags).check()
     job = Job("train", start.arguments(parts, *flags), tmp_path / "killed.log")
@@ -217,10 +219,7 @@ def test_two_processes_are_one_with_the_whole_batch(start: Start, tmp_path: Path
 @pytest.mark.parametrize("flags", ["--fp16", "--amp", "--memory-efficient-fp16", "--amp --amp-scale-window 2"])
 @pytest.mark.parametrize("method", ["ad_drop", "attend_out"])
 def test_half_precision_on_a_gpu(flags: str, method: str, start: Start, tmp_path: Path) -> None:
-    chosen = (
-        AD_DROP if method == "ad_drop" else shlex.split("--attn-reg attend_out --attend-out-steps 3 --attn-sites *")
-    )
-    words = [*chosen, *SHORT, *shlex.split(flags), "--fp16-init-scale", "4"]
+    words = [*(AD_DROP if method == "ad_drop" else ATTEND_OUT), *SHORT, *shlex.split(flags), "--fp16-init-scale", "4"]
     finished = start.train(tmp_path, *words, without=["--cpu"]).check()
     assert len(finished.lines()) == 6
     to_huggingface(tmp_path, tmp_path / "hf", start.converted)

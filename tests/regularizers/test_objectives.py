@@ -11,6 +11,7 @@ import torch
 from attn_reg_plugin.regularizers.objectives import (
     default_objective,
     label_logit,
+    likeliest,
     logits_of,
     negative_regression_loss,
     scale_against_underflow,
@@ -71,6 +72,20 @@ def test_token_log_likelihood(dtype, masked, labelled):
     assert ours.item() == pytest.approx(expected, rel=1e-5)
     chosen = default_objective("gold" if labelled else "pseudo")
     assert chosen(logits, {"targets": labels, "token_mask": mask}).item() == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("padding", [None, 0, 1, 3, 6, 7])
+def test_padding_is_no_pseudo_label(dtype, padding):
+    """Also where it scores best, as padding may in Marian; a number that is no column means nothing."""
+    logits = numbers(3, 5, 7).to(dtype)
+    columns = [column for column in range(7) if column != padding]
+    if padding is not None and padding < 7:
+        logits[..., padding] = 99.0
+    expected = torch.tensor([[max(columns, key=row.__getitem__) for row in rows] for rows in logits.tolist()])
+    assert torch.equal(likeliest(logits, padding), expected)
+    ours = default_objective()(logits, {"padding_label": padding})
+    assert ours.item() == pytest.approx(token_sum(logits, expected), rel=1e-5)
 
 
 def test_padding_is_excluded_from_the_objective_and_its_gradient():
@@ -164,6 +179,18 @@ def test_answers_have_a_start_and_an_end():
     assert default_objective("gold")(outputs, inputs).item() == pytest.approx(expected.item())
     with pytest.raises(ValueError, match="cannot find logits"):
         default_objective("gold")(outputs, {})
+
+
+def test_several_gold_classes_of_an_example_all_count():
+    logits, gold = numbers(3, 4), torch.tensor([[1.0, 0, 0, 1], [0, 0, 0, 0], [0, 1, 0, 0]])
+    expected = logits[0, 0] + logits[0, 3] + logits[2, 1]
+    assert default_objective("gold")(logits, {"labels": gold}).item() == pytest.approx(expected.item())
+
+
+def test_a_loss_in_front_of_the_logits_is_passed_over():
+    logits = numbers(2, 3)
+    assert logits_of((torch.tensor(0.5), logits, numbers(2, 4, 3))) is logits
+    assert logits_of((logits, {"attn": None})) is logits
 
 
 def test_scaling_in_fp16_is_by_a_power_of_two():
