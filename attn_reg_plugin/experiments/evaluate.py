@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Evaluate and print.
 
     Raises:
-        ValueError: the model's labels do not fit the test, or its data cannot be read.
+        ValueError: the model's labels do not fit the test, or its data has no labels or cannot be read.
         FileNotFoundError: no checkpoint.
     """
     trained = load_trained(arguments.run_folder, arguments.cpu)
@@ -72,7 +72,7 @@ def evaluate(
     """The figures of a test, in percent: accuracy over all, what the test has beside it, and the number of examples.
 
     Raises:
-        ValueError: the model's labels do not fit the test, or its data cannot be read.
+        ValueError: the model's labels do not fit the test, or its data has no labels or cannot be read.
     """
     task = find_task(test)
     fold = folding(trained.labelled, task)
@@ -80,6 +80,8 @@ def evaluate(
     examples: list[Any] = (
         list(read_file(task, path)) if not is_hub(source) and path.is_file() else read_split(task, source, split)
     )
+    if any(example.label is None for example in examples):
+        raise ValueError(f"{source} has no labels in the split {split!r}, so nothing can be measured on it")
     logits = trained.logits(trained.encode(examples, f"{test} {split}"), batch_size)
     predicted = fold[np.array([int(row.argmax()) for row in logits])]
     gold = np.array([example.label for example in examples])

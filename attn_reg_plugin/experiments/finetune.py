@@ -77,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
     console = Console()
     if not carry_out(runs, console, arguments.epochs, _summary):
         return 130
-    _report(console, arguments.out, methods, runs)
+    _report(console, arguments.out, methods, runs, arguments.train_examples)
     return 0
 
 
@@ -186,7 +186,7 @@ def cells(rows: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
     return ["method", *metrics, "epochs", "s/epoch", "time × plain"], body
 
 
-def _report(console: Console, out: Path, methods: Sequence[Method], runs: Sequence[LabelledRun]) -> None:
+def _report(console: Console, out: Path, methods: Sequence[Method], runs: Sequence[LabelledRun], examples: int) -> None:
     rows, first = summarize(methods, runs), runs[0]
     header, body = cells(rows)
     task = first.data.task
@@ -197,6 +197,7 @@ def _report(console: Console, out: Path, methods: Sequence[Method], runs: Sequen
         f"each run at its epoch with the best {first.metrics[0]}; epochs: how many were trained until patience ended",
         "s/epoch: seconds in updates, without validation and saving",
     ]
+    notes += [f"trained on {examples} examples, drawn at random"] if examples else []
     content = {
         "task": task.name,
         "methods": [{name: _plain(value) for name, value in row.items()} for row in rows],

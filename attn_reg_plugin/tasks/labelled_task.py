@@ -234,7 +234,7 @@ class LabelledTextTask(FairseqTask):
 
     def state_dict(self) -> dict[str, Any]:
         """The task's state, and how long `--patience` has been waiting."""
-        patience = waited(getattr(self.cfg, "attn_save_dir", None))
+        patience = waited()
         return {**super().state_dict(), **({"patience": patience} if patience else {})}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -21,22 +21,18 @@ def _should_stop_early() -> Callable | None:
     return next((module.should_stop_early for module in modules if hasattr(module, "should_stop_early")), None)
 
 
-def waited(save_dir: str | None) -> dict[str, Any] | None:
-    """The best value so far, and for how many validations there was no better one; None where nobody waits.
-
-    Args:
-        save_dir: of the training, for `go_on_waiting`.
-    """
+def waited() -> dict[str, Any] | None:
+    """The best value so far, and for how many validations there was no better one; None where nobody waits."""
     function = _should_stop_early()
     if function is None or getattr(function, "best", None) is None:
         return None
-    return {"save_dir": save_dir, "best": float(function.best), "num_runs": int(function.num_runs)}
+    return {"best": float(function.best), "num_runs": int(function.num_runs)}
 
 
 def go_on_waiting(save_dir: str | None, updates: int) -> None:
     """Continue where the checkpoint of this training after so many updates was; fairseq gives tasks no state back.
 
-    A training that starts from another's weights waits anew.
+    A training that starts from another's weights waits anew: its own folder has no checkpoint yet.
     """
     function, path = _should_stop_early(), Path(save_dir or "") / "checkpoint_last.pt"
     if function is None or not save_dir or not updates or not path.is_file():
@@ -47,5 +43,5 @@ def go_on_waiting(save_dir: str | None, updates: int) -> None:
         same = checkpoint["optimizer_history"][-1]["num_updates"] == updates
     except (OSError, RuntimeError, KeyError, IndexError, pickle.UnpicklingError):
         return
-    if same and state is not None and state["save_dir"] == save_dir:
+    if same and state is not None:
         function.best, function.num_runs = state["best"], state["num_runs"]

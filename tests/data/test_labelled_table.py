@@ -81,6 +81,30 @@ def test_the_wrong_number_of_text_columns_is_refused(kind: str, columns: tuple[s
         plain_task(kind, columns)
 
 
+def test_labels_of_endings_are_their_places(tmp_path: Path) -> None:
+    """Whatever labels the training file happens to have."""
+    write(tmp_path / "train.csv", "q,a,b,c,gold\nQ,A,B,C,2\nQ,A,B,C,0\n")
+    columns = ("q", "a", "b", "c")
+    task = with_labels(plain_task(MULTIPLE_CHOICE, columns, "gold", format="csv"), tmp_path)
+    assert task.labels == ("0", "1", "2")
+    assert [example.label for example in read_split(task, tmp_path, "train")] == [2, 0]
+    assert plain_task(MULTIPLE_CHOICE, columns, labels=("A", "B", "C")).labels == ("A", "B", "C")
+    with pytest.raises(ValueError, match=r"needs a label for each of its 3 endings, not 2 \(A, B\)"):
+        plain_task(MULTIPLE_CHOICE, columns, labels=("A", "B"))
+
+
+def test_an_empty_label_is_no_label(tmp_path: Path) -> None:
+    write(tmp_path / "train.tsv", "a\ty\nx\tgood\nz\t\n")
+    with pytest.raises(ValueError, match=r"train\.tsv, line 3: the label is empty"):
+        with_labels(plain_task(CLASSIFICATION, ("a",), "y"), tmp_path)
+
+
+def test_a_label_column_of_words_is_a_number(tmp_path: Path) -> None:
+    write(tmp_path / "train.conll", "a X\n")
+    with pytest.raises(ValueError, match="is 'upos', but in a file of words it must be a number"):
+        with_labels(plain_task(TAGGING, ("words",), "upos", format="conll"), tmp_path)
+
+
 def test_labels_must_be_known_before_reading(tmp_path: Path) -> None:
     write(tmp_path / "train.conllu", "1\tI\tI\tPRON\tPRP\t_\t2\tnsubj\t_\t_\n")
     with pytest.raises(ValueError, match=r"task xpos takes its labels from the training file: call with_labels"):

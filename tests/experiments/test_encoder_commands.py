@@ -81,6 +81,10 @@ def test_paws_x(trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (tmp_path / "test_2k.tsv").write_text("\n".join(["id\tsentence1\tsentence2\tlabel", *lines]) + "\n")
     say(trained, [0, 1, 0, 1], monkeypatch)
     assert evaluate(trained, "paws-x", str(tmp_path)) == {"examples": 4, "accuracy": 50.0, "f1": 50.0}
+    lines = ["id\tsentence1\tsentence2", *(line.rpartition("\t")[0] for line in lines)]
+    (tmp_path / "test_2k.tsv").write_text("\n".join(lines) + "\n")
+    with pytest.raises(ValueError, match="has no labels in the split 'test', so nothing can be measured"):
+        evaluate(trained, "paws-x", str(tmp_path))
 
 
 def predicted(trained: Trained, path: Path, words: Sequence[str] = ()) -> list[str]:

@@ -55,13 +55,14 @@ def test_a_kill_changes_nothing(row: str, method: str, tmp_path: Path) -> None:
 
 
 def test_patience_goes_on_waiting(tmp_path: Path) -> None:
-    """Nothing gets better, so a training stops after the first validation and three more."""
+    """Nothing gets better, so a training stops after the first validation and three more; its folder may be moved."""
     data, encoder = TOYS["rte"][0](tmp_path / "data"), make_encoder(tmp_path / "encoder")
     flags = shlex.split("--lr 1e-30 --weight-decay 0 --patience 3 --max-epoch 20")
     save = tmp_path / "save"
     job = Job("train", encoder_arguments("rte", data, encoder, save, *flags), save / "killed.log")
     assert job.wait_until(lambda: updates_of(job) >= 14), job.output()[-2000:]
     job.kill()
+    save = save.rename(tmp_path / "moved")
     finished = Job("train", encoder_arguments("rte", data, encoder, save, *flags), save / "log").wait().check()
     assert "hasn't improved for last 3 runs" in finished.output
     assert trained_state(save / "checkpoint_last.pt")["updates"] == 4 * 6

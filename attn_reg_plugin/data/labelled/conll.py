@@ -28,11 +28,18 @@ def read_words(path: Path, task: LabelledTask, labels_ignored: bool = False) -> 
         labels_ignored: the labels are empty, and a line may be a word alone.
 
     Raises:
-        ValueError: an empty file, a ragged line, a label column that is not there, or text that cannot be read.
+        ValueError: an empty file, a ragged line, a label column that is no number or not there, or text that cannot be
+            read.
     """
     expected = None if labels_ignored else task.fields
     lines = _conllu_lines(path) if task.format == "conllu" else _conll_lines(path, expected)
-    word_column, label_column = 1 if task.format == "conllu" else 0, int(task.label)
+    try:
+        word_column, label_column = 1 if task.format == "conllu" else 0, int(task.label)
+    except ValueError:
+        raise ValueError(
+            f"the label column of task {task.name} is {task.label!r}, but in a file of words it must be a number, "
+            "counted from 0, or -1 for the last"
+        ) from None
     sentence: list[Word] = []
     found = False
     for number, fields in lines:

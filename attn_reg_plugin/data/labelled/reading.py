@@ -142,7 +142,11 @@ def with_labels(task: LabelledTask, source: str | Path, split: str = "train") ->
         found = {label for sentence in read_words(path, task) for _, _, label in sentence}
     else:
         rows = read_rows(path, task)
-        found = {_label_column(path, task, row) for _, row in rows}
+        found = set()
+        for line, row in rows:
+            found.add(_label_column(path, task, row))
+            if "" in found:
+                raise ValueError(f"{path}, line {line}: the label is empty")
     return dataclasses.replace(task, labels=tuple(sorted(found, key=_sort_key)))
 
 

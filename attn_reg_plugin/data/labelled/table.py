@@ -288,10 +288,11 @@ def plain_task(
 
     Args:
         kind, text, label, metrics, format, fields: as in `LabelledTask`.
-        labels: the label set; None takes those of the training file, sorted.
+        labels: the label set; None takes those of the training file, sorted. In multiple choice they name the
+            endings in their order; None numbers them from 0.
 
     Raises:
-        ValueError: an unknown kind or format, or the wrong number of text columns.
+        ValueError: an unknown kind or format, or the wrong number of text columns or of labels.
     """
     few, many = {MULTIPLE_CHOICE: (3, None), TAGGING: (1, 1)}.get(kind, (1, 2))
     if len(text) < few or (many is not None and len(text) > many):
@@ -299,6 +300,12 @@ def plain_task(
         raise ValueError(f"{kind} has {allowed} text columns, not {len(text)} ({', '.join(text)})")
     if kind == REGRESSION:
         labels = ()
+    if kind == MULTIPLE_CHOICE:
+        labels = labels or tuple(str(number) for number in range(len(text) - 1))
+        if len(labels) != len(text) - 1:
+            raise ValueError(
+                f"{kind} needs a label for each of its {len(text) - 1} endings, not {len(labels)} ({', '.join(labels)})"
+            )
     files = {
         split: tuple(f"{name}.{format}" for name in names)
         for split, names in {"train": ("train",), "valid": ("valid", "dev"), "test": ("test",)}.items()
