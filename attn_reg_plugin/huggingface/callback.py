@@ -19,11 +19,12 @@ from accelerate.utils import send_to_device
 from torch import Tensor
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from attn_reg_plugin.backends.huggingface import as_unattached
 from attn_reg_plugin.backends.huggingface_inputs import described
 from attn_reg_plugin.checkpoints import allow_checkpoint_types
 from attn_reg_plugin.huggingface.attend_out_game import begin_game
 from attn_reg_plugin.huggingface.logs import quantities
-from attn_reg_plugin.huggingface.running import Interception, calling_trainer, refuse
+from attn_reg_plugin.huggingface.running import Interception, calling_trainer, refuse, refuse_unused_parameters
 from attn_reg_plugin.regularizers import AttendOut, Regularizer
 from attn_reg_plugin.regularizers.game import object_from_first_rank, rank
 
@@ -73,6 +74,7 @@ class AttnRegCallback(TrainerCallback):
         self.end()
         trainer, checkpoint = calling_trainer()
         refuse(trainer)
+        refuse_unused_parameters(trainer, self.regularizer)
         self.regularizer.attach(trainer.model)
         self.trainer, self.saved, self.epoch = trainer, None, int(state.epoch or 0)
         try:
@@ -178,7 +180,8 @@ class AttnRegCallback(TrainerCallback):
 
     def _save_model(self, original: Any, output_dir: str | None = None, *args: Any, **kwargs: Any) -> None:
         """Write the state with the model: before the file that makes a checkpoint whole, the trainer's state."""
-        original(output_dir, *args, **kwargs)
+        with as_unattached(self.regularizer.model):
+            original(output_dir, *args, **kwargs)
         if output_dir is not None and Path(output_dir).name == f"checkpoint-{self.trainer.state.global_step}":
             self._save(Path(output_dir))
 

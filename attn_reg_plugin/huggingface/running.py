@@ -13,7 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from torch.nn.parallel import DistributedDataParallel
 from transformers import Trainer
+
+from attn_reg_plugin.regularizers import AttentionLayerDrop, Regularizer
 
 
 def calling_trainer() -> tuple[Trainer, Path | None]:
@@ -60,6 +63,22 @@ def refuse(trainer: Trainer) -> None:
         raise ValueError(
             f"one process with {args.n_gpu} GPUs copies the model at every forward, and AttnRegCallback would not see "
             f"the copies; start one process a GPU: torchrun --nproc_per_node {args.n_gpu}, or set CUDA_VISIBLE_DEVICES"
+        )
+
+
+def refuse_unused_parameters(trainer: Trainer, regularizer: Regularizer) -> None:
+    """Refuse attention LayerDrop where data parallel training waits for every gradient.
+
+    Raises:
+        ValueError: it does.
+    """
+    model = trainer.model_wrapped
+    waits = isinstance(model, DistributedDataParallel) and not model.find_unused_parameters
+    if waits and isinstance(regularizer, AttentionLayerDrop) and regularizer.p > 0:
+        raise ValueError(
+            "a dropped attention gives its queries and keys no gradient, which data parallel training waits for; set "
+            "ddp_find_unused_parameters=True, and with gradient checkpointing "
+            "gradient_checkpointing_kwargs={'use_reentrant': False}"
         )
 
 

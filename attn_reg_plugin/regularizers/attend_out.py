@@ -384,6 +384,8 @@ class AttendOut(Regularizer):
                 self._ended = on_cpu(self.state_dict())  # not the weights of two more models on the device
             finally:
                 self._end()
+        elif self._state is not None:  # a game that was to go on and never did is not the next one's
+            self._ended, self._state = self._state, None
         super().detach()
 
     def _end(self) -> None:

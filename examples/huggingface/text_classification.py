@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy
-from datasets import Dataset, DatasetDict, load_dataset
+from datasets import ClassLabel, Dataset, DatasetDict, Value, load_dataset
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 from transformers import (
     AutoModelForSequenceClassification,
@@ -28,9 +28,7 @@ class Arguments:
 
     train: str = field(default="", metadata={"help": "training file, .tsv or .csv with a header line"})
     valid: str = field(default="", metadata={"help": "validation file of the same columns"})
-    dataset: list[str] = field(
-        default_factory=list, metadata={"help": "instead of files: a hub dataset, e.g. glue rte"}
-    )
+    dataset: list[str] = field(default_factory=list, metadata={"help": "of the hub, not files: nyu-mll/glue rte"})
     text: list[str] = field(default_factory=lambda: ["sentence1", "sentence2"], metadata={"help": "its text columns"})
     label: str = field(default="label", metadata={"help": "its label column"})
     limit: int = field(default=0, metadata={"help": "use the first N training examples; 0 = all"})
@@ -66,17 +64,20 @@ def callbacks(method: str, options: list[str]) -> list[AttnRegCallback]:
 
 
 def read(arguments: Arguments) -> DatasetDict:
-    """Splits `train` and `validation`, labels as class numbers."""
+    """Splits `train` and `validation`, labels as class numbers, the same in both."""
     if arguments.dataset:
         data = load_dataset(*arguments.dataset)
     else:
         files = {"train": arguments.train, "validation": arguments.valid}
         form = {"delimiter": "\t", "quoting": 3} if arguments.train.endswith(".tsv") else {}
         data = load_dataset("csv", data_files=files, **form)
-    data = DatasetDict({split: data[split] for split in ("train", "validation")})
+    data, label = DatasetDict({split: data[split] for split in ("train", "validation")}), arguments.label
+    if not isinstance(data["train"].features[label], ClassLabel):  # a hub dataset has numbered them
+        names = sorted({str(name) for name in data["train"][label]})
+        data = data.cast_column(label, Value("string")).cast_column(label, ClassLabel(names=names))
     if arguments.limit:
         data["train"] = data["train"].select(range(min(arguments.limit, len(data["train"]))))
-    return data.class_encode_column(arguments.label)
+    return data
 
 
 def metrics(predicted) -> dict[str, float]:
@@ -91,10 +92,9 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
     arguments, training = HfArgumentParser((Arguments, TrainingArguments)).parse_args_into_dataclasses(argv)
     set_seed(training.seed)
     data, path = read(arguments), pretrained(arguments.model)
-    names = data["train"].features[arguments.label].names
+    names = dict(enumerate(data["train"].features[arguments.label].names))
     tokenizer = AutoTokenizer.from_pretrained(path)
-    labels = {"num_labels": len(names), "id2label": dict(enumerate(names))}
-    model = AutoModelForSequenceClassification.from_pretrained(path, **labels)
+    model = AutoModelForSequenceClassification.from_pretrained(path, num_labels=len(names), id2label=names)
 
     def encode(batch: Dataset) -> dict:
         texts = [batch[column] for column in arguments.text]

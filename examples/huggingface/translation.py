@@ -52,7 +52,8 @@ def read(arguments: Arguments) -> DatasetDict:
         names = {"train": "train", "validation": "valid"}
         pairs = {s: [(getattr(t, source), getattr(t, target)) for t in made[name]] for s, name in names.items()}
     else:
-        lines = lambda split, side: Path(arguments.data, f"{split}.{side}").read_text("utf-8").splitlines()  # noqa: E731
+        read_text = lambda split, side: Path(arguments.data, f"{split}.{side}").read_text("utf-8")  # noqa: E731
+        lines = lambda split, side: read_text(split, side).removesuffix("\n").split("\n")  # noqa: E731
         names = {"train": "train", "validation": "valid"}
         pairs = {s: list(zip(lines(n, source), lines(n, target), strict=True)) for s, n in names.items()}
     pairs["train"] = pairs["train"][: arguments.limit or None]

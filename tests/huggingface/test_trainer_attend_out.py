@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from backends.huggingface_models import batch, build
-from trainers import collate, examples, trainer_of, weights
+from trainers import AtStepEnd, collate, examples, trainer_of, weights
 from transformers import TrainerCallback
 
 from attn_reg_plugin.huggingface.attend_out_game import TrainerProblem, example_losses, reward_data, shifted
@@ -38,6 +38,19 @@ def test_the_defender_is_what_a_lone_trainer_makes(tmp_path: Path, name: str, wa
     for key, value in lone.model.state_dict().items():
         assert torch.equal(defender[key], value), key
     assert not torch.equal(weights(lone.model), weights(trainer.model))
+
+
+def test_a_continuation_without_updates_is_not_the_next_trainings_game(tmp_path: Path) -> None:
+    """The state of a checkpoint that a training found already at its end."""
+    game = AttendOut(steps=4, sites="*")
+    trainer = trainer_of(tmp_path, "bert", game, max_steps=6, save_strategy="steps", save_steps=6)
+    trainer.train()
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-6"))
+    assert game.state_dict()["rounds"] == 1
+    starts = []
+    trainer.add_callback(AtStepEnd(lambda: starts.append((game.rounds, game.in_round))))
+    trainer.train()
+    assert starts[0] == (0, 1)
 
 
 def test_the_winner_is_copied_and_the_trainer_goes_on(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import numpy
 import pytest
 import torch
 from backends.huggingface_models import build
-from trainers import ad_drop, print_of, trainer_of, weights
+from trainers import AtStepEnd, ad_drop, print_of, trainer_of, weights
 from transformers import Trainer, TrainerCallback
 
 TIMES = ("runtime", "per_second")
@@ -90,6 +90,18 @@ def test_what_is_saved_is_a_stock_model(tmp_path: Path) -> None:
         kept = {path.name for path in (folder / "checkpoint-2").iterdir()} - {"attn_reg_ad_drop.pt"}
         configs.append((saved, kept))
     assert configs[0] == configs[1]
+
+
+def test_a_configuration_that_names_its_attention_is_saved(tmp_path: Path) -> None:
+    """With `output_attentions` a configuration is only saved if its attention is called eager."""
+    model = build("bert", attention="eager")
+    model.config.output_attentions = True
+    trainer = trainer_of(tmp_path, "bert", ad_drop(), model, max_steps=2, save_strategy="steps", save_steps=1)
+    dropped = []
+    trainer.add_callback(AtStepEnd(lambda: dropped.append(model.config._attn_implementation)))
+    trainer.train()
+    assert (tmp_path / "checkpoint-1" / "config.json").exists()
+    assert dropped == ["attn_reg_eager"] * 2, "and training went on with ours"
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])

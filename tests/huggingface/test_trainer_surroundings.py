@@ -12,13 +12,14 @@ import pytest
 import torch
 from backends.huggingface_models import batch, build
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from trainers import ad_drop, examples, print_of, trainer_of, weights
 from transformers import Trainer, TrainerCallback
 
 import attn_reg_plugin
 from attn_reg_plugin.attention.sites import find_sites
 from attn_reg_plugin.huggingface import AttnRegCallback
-from attn_reg_plugin.huggingface.running import Interception
+from attn_reg_plugin.huggingface.running import Interception, refuse_unused_parameters
 from attn_reg_plugin.regularizers import ADDrop, AttendOut, AttentionLayerDrop, Regularizer, ScheduledDropout
 
 
@@ -180,6 +181,25 @@ def test_refusals_before_training(tmp_path: Path, make: Any, options: dict[str, 
         trainer.train()
     assert print_of(trainer.model) == before and torch.equal(weights(trainer.model), start)
     assert not regularizer.attached_sites
+
+
+def test_gradients_that_data_parallel_training_would_wait_for(tmp_path: Path) -> None:
+    """Trainer looks for unused parameters unless activations are checkpointed."""
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        regularizer = AttentionLayerDrop(p=0.5)
+        for unused in (True, False):
+            trainer = trainer_of(tmp_path / "out", "bert")
+            trainer.model_wrapped = DistributedDataParallel(trainer.model, find_unused_parameters=unused)
+            if unused:
+                refuse_unused_parameters(trainer, regularizer)
+                continue
+            with pytest.raises(ValueError, match="set ddp_find_unused_parameters=True"):
+                refuse_unused_parameters(trainer, regularizer)
+            for harmless in (ad_drop(), AttentionLayerDrop(p=0.0)):
+                refuse_unused_parameters(trainer, harmless)
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def test_a_trainer_that_cannot_be_regularized_is_refused_when_it_is_made(tmp_path: Path) -> None:

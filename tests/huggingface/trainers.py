@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,16 @@ def translating(model: nn.Module) -> Any:
         return {**made, "decoder_input_ids": model.prepare_decoder_input_ids_from_labels(labels=made["labels"])}
 
     return collated
+
+
+class AtStepEnd(TrainerCallback):
+    """Calls a function at the end of every update."""
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self.function = function
+
+    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+        self.function()
 
 
 def trainer_of(
