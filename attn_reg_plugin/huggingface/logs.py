@@ -17,7 +17,7 @@ def quantities(regularizer: Regularizer, device: torch.device) -> dict[str, floa
         what a method with rounds counts. What did not happen is left out.
     """
     sites = [site.name for site in regularizer.attached_sites]
-    keys, taken = regularizer.counted, regularizer.statistics.take()
+    keys, taken = [*regularizer.counted, "rounds", *regularizer.by_round], regularizer.statistics.take()
     dtype = torch.float32 if device.type == "mps" else torch.float64  # which that device does not have
     values = torch.stack([torch.as_tensor(taken.get(key, 0.0)).to(device, dtype) for key in keys])
     sums = dict(zip(keys, average(values).tolist(), strict=True))
@@ -29,8 +29,8 @@ def quantities(regularizer: Regularizer, device: torch.device) -> dict[str, floa
             told["probe_share"] = sums[key] / max(sums["step_seconds"], 1e-9)
         elif key == "fallbacks":
             told["probe_fallbacks"] = sums[key]
-        elif sums["rounds"]:
-            told[key] = sums[key] / sums["rounds"]
+    if sums["rounds"]:
+        told |= {key: sums[key] / sums["rounds"] for key in regularizer.by_round}
     for site in sites:
         if sums[f"valid/{site}"] > 0:
             told[f"drop_{site}"] = sums[f"dropped/{site}"] / sums[f"valid/{site}"]

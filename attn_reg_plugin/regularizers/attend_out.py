@@ -11,6 +11,7 @@ is offered as a less noisy estimator.
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 from collections.abc import Mapping
@@ -74,7 +75,7 @@ class AttendOut(Regularizer):
         ValueError: an option is out of its range.
     """
 
-    logged: ClassVar[tuple[str, ...]] = (
+    by_round: ClassVar[tuple[str, ...]] = (
         "attacker_score",
         "defender_score",
         "reward",
@@ -130,11 +131,25 @@ class AttendOut(Regularizer):
                 "baseline='leave_one_out' compares the rewards of a round: it needs credit='example' and steps of at "
                 f"least 2, not credit={self.credit!r} and steps={self.steps}"
             )
+        self._forget_game()
+
+    def _forget_game(self) -> None:
+        """No players, and no state to continue from."""
         self.generator: Generator | None = None
+        self.generator_optimizer_: Optimizer | None = None
         self.defender: Defender | None = None
         self._state: Mapping[str, Any] | None = None  # to continue from
         self._ended: Mapping[str, Any] | None = None  # of the game before detach()
         self._reset()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> AttendOut:
+        """The method on a copy of the model, such as an average of its weights: without the game or the training."""
+        twin = memo[id(self)] = copy.copy(self)
+        twin.problem = twin.optimizer = None
+        twin._forget_game()
+        vars(twin).update({name: copy.deepcopy(vars(self)[name], memo) for name in ("statistics", "_attachment")})
+        twin._supplied = {}
+        return twin
 
     def _reset(self) -> None:
         """A game that has not begun."""

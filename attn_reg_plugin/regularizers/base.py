@@ -122,8 +122,10 @@ class Regularizer:
     """
 
     name: ClassVar[str] = ""
-    #: statistics that a face logs: sums over updates, or means over rounds for a method that counts `rounds`
+    #: statistics that a face logs: sums over updates
     logged: ClassVar[tuple[str, ...]] = ()
+    #: and sums over rounds, of a method that counts `rounds`; a round ends in `end_update`
+    by_round: ClassVar[tuple[str, ...]] = ()
     #: whether the state is too large to stand in every checkpoint
     large_state: ClassVar[bool] = False
     sites: str = option("encoder.self", "which attention to regularize, e.g. 'encoder.self[0,2-5] decoder.cross', '*'")
@@ -184,8 +186,8 @@ class Regularizer:
 
     @property
     def counted(self) -> list[str]:
-        """The statistics that a face logs, whether anything was added to them or not."""
-        keys = ["forwards", "regularized", "step_seconds", "rounds", *self.logged]
+        """The statistics of updates that a face logs, whether anything was added to them or not."""
+        keys = ["forwards", "regularized", "step_seconds", *self.logged]
         return keys + [f"{what}/{site.name}" for site in self.attached_sites for what in ("dropped", "valid")]
 
     def begin_epoch(self, epoch: int) -> None:

@@ -34,16 +34,21 @@ class Embeddings(NamedTuple):
 
 
 class SharedAttention(nn.Module):
-    """One single-head attention, used by every layer: shared Q, K, V, O, residual and layer norm."""
+    """One single-head attention, used by every layer: shared Q, K, V, O, residual and layer norm.
 
-    def __init__(self, width: int) -> None:
+    Args:
+        width: C, of the states.
+        memory: of what they attend to.
+    """
+
+    def __init__(self, width: int, memory: int) -> None:
         super().__init__()
-        self.query, self.key = nn.Linear(width, width), nn.Linear(width, width)
-        self.value, self.output = nn.Linear(width, width), nn.Linear(width, width)
+        self.query, self.key = nn.Linear(width, width), nn.Linear(memory, width)
+        self.value, self.output = nn.Linear(memory, width), nn.Linear(width, width)
         self.norm = nn.LayerNorm(width)
 
     def forward(self, states: Tensor, memory: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, T, C) and (B, S, C), valid bool (B, T, S): the next states (B, T, C) and the raw scores (B, T, S)."""
+        """(B, T, C) and (B, S, M), valid bool (B, T, S): the next states (B, T, C) and the raw scores (B, T, S)."""
         query, key = self.query(states), self.key(memory)
         scores = query @ key.transpose(-1, -2) / math.sqrt(query.size(-1))
         weights = attention_weights(query, key, valid=valid)
@@ -69,9 +74,12 @@ class Generator(nn.Module):
     ) -> None:
         super().__init__()
         self.sites = [(site.name, site.stack, site.kind, site.layer) for site in sites]
-        width = next(iter(embeddings.values())).tokens.size(1)
+        widths = {stack: tables.tokens.size(1) for stack, tables in embeddings.items()}
         self.attention = nn.ModuleDict(
-            {f"{stack}_{kind}": SharedAttention(width) for _, stack, kind, _ in self._needed()}
+            {
+                f"{stack}_{kind}": SharedAttention(widths[stack], widths["encoder" if kind == "cross" else stack])
+                for _, stack, kind, _ in self._needed()
+            }
         )
         self.shared, self.offset = shared, math.log(initial_keep / (1.0 - initial_keep))
         self._tables = dict(embeddings) if shared else {}

@@ -101,7 +101,7 @@ class Schedule:
         if not source.strip().endswith(FILES):
             return cls.parse(source)
         try:
-            return cls.parse(Path(source.strip()).read_text(encoding="utf-8"))
+            return cls.parse(Path(source.strip()).read_text(encoding="utf-8-sig"))
         except OSError as error:
             raise ValueError(f"the schedule file {source} cannot be read ({error.strerror})") from None
         except UnicodeDecodeError:
@@ -167,24 +167,27 @@ class ScheduledDropout(Regularizer):
         unit: what the curves count: `update`, the optimizer updates made so far, from 0; or `epoch`, from 1.
 
     Raises:
-        ValueError: the schedule is malformed or missing, or the unit unknown.
+        ValueError: the schedule is malformed, or the unit unknown.
     """
 
     schedule: str = option("", f"keep probability over training, e.g. '{EXAMPLE}', or the path of a .yaml file")
     unit: str = option("update", "what the schedule counts", choices=("update", "epoch"))
 
     def __post_init__(self) -> None:
-        """Check the options, the schedule's file included."""
+        """Check the options, and the schedule's file if it is there: who only reads a checkpoint has no need of it."""
         super().__post_init__()
-        self.plan = Schedule.read(self.schedule)
+        source = self.schedule.strip()
+        absent = source.endswith(FILES) and not Path(source).exists()
+        self.plan = None if absent else Schedule.read(self.schedule)
         self.curves: dict[str, Curve] = {}
 
     def attach(self, model: nn.Module) -> Attachment:
         """As `Regularizer.attach`.
 
         Raises:
-            ValueError: also if an entry of the schedule fits none of the regularized sites.
+            ValueError: also if the schedule's file is missing, or an entry fits none of the regularized sites.
         """
+        self.plan = self.plan or Schedule.read(self.schedule)
         attachment = super().attach(model)
         try:
             self.curves = self.plan.assign(attachment.sites)

@@ -37,11 +37,11 @@ class Statistics:
         self._running.append((key, begin, end))
         self._collect()
 
-    def take(self) -> dict[str, Any]:
-        """The sums since the last call: numbers, or scalar tensors on their device."""
+    def take(self, *keys: str) -> dict[str, Any]:
+        """The sums since the last call, all or those of `keys`: numbers, or scalar tensors on their device."""
         self._collect()
-        taken, self._sums = self._sums, {}
-        return taken
+        chosen = [key for key in keys if key in self._sums] if keys else list(self._sums)
+        return {key: self._sums.pop(key) for key in chosen}
 
     def _collect(self) -> None:
         """Add what is over on the device."""

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from fairseq import utils
 from fairseq.optim import AMPOptimizer, FairseqOptimizer, FP16Optimizer, MemoryEfficientFP16Optimizer
@@ -25,6 +26,9 @@ class FairseqProblem:
     Args:
         task, criterion: fairseq's.
         subset: the dataset that rewards are measured on.
+
+    Attributes:
+        indices: the examples of it that are not too long, int64.
     """
 
     def __init__(self, task: Any, criterion: Any, subset: str) -> None:
@@ -69,17 +73,25 @@ class FairseqProblem:
         return {stack: Tokens(ids, ids.ne(padding)) for stack, ids in found.items()}
 
     def begin(self, model: nn.Module) -> None:
-        """Look at the model once; load the reward subset, so that a missing one is refused before training."""
+        """Look at the model once; load the reward subset, so that a missing one is refused before training.
+
+        Examples that are too long for the task or the model are left out, as fairseq leaves them out of training.
+        """
         self.padding = padding_index(model)
         self.decoder_only = not hasattr(model, "encoder")
         if self.subset not in self.task.datasets:
             self.task.load_dataset(self.subset)
         self.device = next(model.parameters()).device
+        dataset = self.task.dataset(self.subset)
+        self.indices = np.arange(len(dataset))
+        limits = utils.resolve_max_positions(self.task.max_positions(), model.max_positions())
+        if limits is not None:
+            self.indices = np.sort(dataset.filter_indices_by_size(self.indices, limits)[0])
 
     def validation(self, n: int) -> Iterable[dict[str, Any]]:
         """n examples of the reward subset, drawn at random by torch's generator, some at a time."""
         dataset = self.task.dataset(self.subset)
-        chosen = torch.randperm(len(dataset))[:n].tolist()
+        chosen = self.indices[torch.randperm(len(self.indices))[:n].numpy()].tolist()
         for start in range(0, len(chosen), EVALUATED_AT_ONCE):
             sample = dataset.collater([dataset[i] for i in chosen[start : start + EVALUATED_AT_ONCE]])
             if self.device.type == "cuda":
@@ -217,7 +229,9 @@ def prepare_game(regularizer: AttendOut, task: Any, criterion: Any, optimizer: F
     """
     problem = FairseqProblem(task, criterion, regularizer.reward_subset)
     problem.begin(regularizer.model)
-    size = len(task.dataset(regularizer.reward_subset))
+    size = len(problem.indices)
+    if not size:
+        raise ValueError(f"the subset {regularizer.reward_subset!r} has no example that is not too long for the model")
     if regularizer.credit == "example" and size < regularizer.steps:
         raise ValueError(
             f"--attend-out-credit example rewards each of the {regularizer.steps} updates of a round by an example of "

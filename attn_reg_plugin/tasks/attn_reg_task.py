@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import importlib.util
+import inspect
 import sys
 import typing
 from collections.abc import Iterator
@@ -197,14 +198,15 @@ class AttnRegTask:
         if not hasattr(getattr(cls, "__dataclass", None), "attn_reg"):
             gen_parser_from_dataclass(parser, with_attn_reg(FairseqDataclass)())
 
-    def build_model(self, cfg: Any, *args: Any, **kwargs: Any) -> torch.nn.Module:
+    def build_model(self, cfg: Any, from_checkpoint: bool = False) -> torch.nn.Module:
         """The task's model, with the regularizer attached if it is built to be trained.
 
         Raises:
             ValueError: `--attn-sites` matches nothing in the model.
         """
-        model = super().build_model(cfg, *args, **kwargs)
-        from_checkpoint = bool(args and args[0]) or kwargs.get("from_checkpoint", False)
+        build = super().build_model  # of an older task it takes one argument; fairseq looks for the name as well
+        knows = "from_checkpoint" in inspect.signature(build).parameters
+        model = build(cfg, from_checkpoint=from_checkpoint) if knows else build(cfg)
         if from_checkpoint:
             return model
         self.sidecar.repair_last()
@@ -295,6 +297,14 @@ class AttnRegTask:
         super().optimizer_step(optimizer, model=model, update_num=update_num)
         if self.regularizer is not None and not (scaler and scaler.get_scale() < scale):
             self.regularizer.end_update()
+            self._log_round()
+
+    def _log_round(self) -> None:
+        """Log a round that ended with this update, equal on all ranks; the update's logging output was made before."""
+        sums = self.regularizer.statistics.take("rounds", *self.regularizer.by_round)
+        if sums:
+            for key in self.regularizer.by_round:
+                metrics.log_scalar(key, float(sums[key]) / sums["rounds"], sums["rounds"], round=4)
 
     def _statistics(self) -> dict[str, Any]:
         """Sums of this step, the same keys every time: fairseq adds them up over batches and ranks."""
@@ -315,8 +325,6 @@ class AttnRegTask:
                 metrics.log_scalar("probe_share", share, sums["step_seconds"], round=3)
             elif key == "fallbacks":
                 metrics.log_scalar_sum("probe_fallbacks", sums[key])
-            elif sums["rounds"]:
-                metrics.log_scalar(key, sums[key] / sums["rounds"], sums["rounds"], round=4)
         for key, valid in sums.items():
             if key.startswith("valid/") and valid > 0:
                 site = key.removeprefix("valid/")

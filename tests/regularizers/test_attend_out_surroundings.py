@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from test_attend_out import BATCHES, begin, update
 
 from attn_reg_plugin import ADDrop
+from attn_reg_plugin.regularizers.base import attachments_of
 from attn_reg_plugin.regularizers.generator import sample_masks
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -43,6 +45,27 @@ def test_an_update_that_was_skipped_leaves_nothing():
             if not skips:
                 expected = kept
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(kept, expected, strict=True))
+
+
+def test_a_copy_of_the_model_has_no_game():
+    """As an average of the weights is made, while the model is attached."""
+    model, optimizer, regularizer = begin()
+    with regularizer.attach(model):
+        update(model, optimizer, regularizer, 0)
+        twin = copy.deepcopy(model)
+        (attachment,) = attachments_of(twin)
+        ours = attachment.regularizer
+        assert ours is not regularizer and ours.attached_sites[0] is not regularizer.attached_sites[0]
+        assert (ours.problem, ours.optimizer, ours.defender, ours.generator, ours.cache) == (None, None, None, None, [])
+        with torch.no_grad():
+            assert torch.equal(twin.eval()(*BATCHES[1]), model.eval()(*BATCHES[1]))
+        with pytest.raises(ValueError, match="needs to know the training"):
+            twin.train()(*BATCHES[1])
+        model.train()
+        update(model, optimizer, regularizer, 1)
+        assert regularizer.in_round == 2
+        ours.detach()
+        assert not twin._forward_pre_hooks
 
 
 def test_a_batch_that_counts_for_nothing():

@@ -11,6 +11,7 @@ import pytest
 import torch
 from attention.tiny_model import PAD, attentions, loss_of, tokens
 
+from attn_reg_plugin import find_sites
 from attn_reg_plugin.regularizers import ScheduledDropout, build
 from attn_reg_plugin.regularizers.scheduled_dropout import Curve, Schedule
 
@@ -126,11 +127,16 @@ def test_a_malformed_schedule_is_refused_in_a_sentence(text, message, tmp_path):
             ScheduledDropout(schedule=str(path))
 
 
-def test_a_schedule_file_that_cannot_be_read_is_refused(tmp_path):
-    with pytest.raises(
-        ValueError, match=r"^the schedule file .*absent.yaml cannot be read \(No such file or directory"
-    ):
-        ScheduledDropout(schedule=str(tmp_path / "absent.yaml"))
+def test_a_schedule_file_that_cannot_be_read_is_refused(tmp_path, translator):
+    """One that is not there as it is attached: a checkpoint is read without it."""
+    regularizer = ScheduledDropout(schedule=str(tmp_path / "absent.yaml"))
+    message = r"^the schedule file .*absent.yaml cannot be read \(No such file or directory"
+    with pytest.raises(ValueError, match=message):
+        regularizer.attach(translator)
+    assert not any(site.attached for site in find_sites(translator, "*"))
+    (tmp_path / "absent.yaml").write_text("\ufeffencoder.self: {0: 0.5}\n", encoding="utf-8")  # with a byte order mark
+    with regularizer.attach(translator):
+        assert regularizer.keep_probabilities()["encoder.self[0]"] == 0.5
     path = tmp_path / "latin.yml"
     path.write_bytes(b"encoder.self: {0: 0.5} # \xe9t\xe9\n")
     with pytest.raises(ValueError, match=r"^the schedule file .*latin.yml is not UTF-8 text$"):
