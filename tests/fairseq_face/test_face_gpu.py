@@ -53,9 +53,11 @@ def test_attend_out_on_a_gpu(flags: str, corpus: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("override", ["common.bf16=true", "common.bf16=true common.memory_efficient_bf16=true"])
-def test_bfloat16_on_a_gpu(override: str, corpus: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", ["ad_drop", "attend_out +task.attend_out_steps=2"])
+def test_bfloat16_on_a_gpu(override: str, method: str, corpus: Path, tmp_path: Path) -> None:
     """By hydra: on the command line fairseq takes `--bf16` for a TPU's."""
     arguments = [word for word in hydra(corpus, tmp_path) if word != TINY[0]]
-    arguments += [*override.split(), "task.ad_drop_cross_tuning=off", "optimization.max_update=4"]
+    arguments += [*override.split(), *f"task.attn_reg={method}".split()]
+    arguments += ["task.ad_drop_cross_tuning=off", "optimization.max_update=4"]
     finished = run("hydra_train", arguments, tmp_path / "train.log").check()
     assert [line["regularized"] for line in finished.lines()] == ["1"] * 4

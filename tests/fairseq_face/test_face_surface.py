@@ -120,6 +120,7 @@ def test_the_hydra_example_trains_and_translates(corpus: Path, tmp_path: Path) -
         ("task.ad_drop_cross_tuning=off task.attn_sites='encoder.self[0] decoder.cross'", ["1", "1"]),
         ("task.ad_drop_cross_tuning=off common.bf16=true", ["1", "1"]),
         ("task.ad_drop_cross_tuning=off common.bf16=true common.memory_efficient_bf16=true", ["1", "1"]),
+        ("task.attn_reg=attend_out +task.attend_out_steps=2 common.bf16=true", ["1", "1"]),
         ("task.attn_reg=none", [None, None]),
     ],
 )
