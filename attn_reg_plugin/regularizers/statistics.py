@@ -18,6 +18,10 @@ class Statistics:
         self._sums: dict[str, Any] = {}
         self._running: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Of a copy: the sums so far, without what is still running on a device."""
+        return {"_sums": self._sums, "_running": []}
+
     def add(self, key: str, value: float | Tensor) -> None:
         """Add `value` to the sum `key`."""
         self._sums[key] = self._sums.get(key, 0.0) + value

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import pickle
+import threading
 
 import pytest
 import torch
 from attention.tiny_model import attentions, loss_of, tokens
 
 from attn_reg_plugin import ADDrop, find_sites
+from attn_reg_plugin.regularizers.statistics import Statistics
 
 ATTRIBUTIONS = ["gradient", "integrated", "attention", "random"]
 
@@ -129,6 +131,17 @@ def test_a_copy_made_while_attached_is_regularized_by_a_copy_of_the_regularizer(
     assert all(module.site.keep is kept[name] for name, module in attentions(twin).items())
     assert not any(site.active for site in find_sites(translator, "*"))
     assert_close(step(twin, batch), masked)
+
+
+def test_a_copy_leaves_out_what_a_device_has_not_finished():
+    """Events of a GPU cannot be copied; a lock stands for one."""
+    statistics = Statistics()
+    statistics.add("forwards", 1.0)
+    statistics._running.append(("step_seconds", threading.Lock(), threading.Lock()))
+    for twin in (copy.deepcopy(statistics), pickle.loads(pickle.dumps(statistics))):
+        twin.add("forwards", 2.0)
+        assert twin.take() == {"forwards": 3.0}
+    assert statistics._sums == {"forwards": 1.0} and len(statistics._running) == 1
 
 
 def test_state_dicts_move_between_attached_and_plain_models(translator, batch):
