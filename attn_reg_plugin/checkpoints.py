@@ -45,8 +45,12 @@ def allow_checkpoint_types() -> None:
     torch.serialization.add_safe_globals(allowed_types())
 
 
-def load_weights(path: Path) -> Any:
+def load_weights(path: Path, mmap: bool = False) -> Any:
     """What a file of weights or a checkpoint holds; nothing but tensors, plain containers and allowed types is made.
+
+    Args:
+        path: `.safetensors`, or what `torch.save` wrote.
+        mmap: leave tensors in the file until they are used, for who wants a few numbers.
 
     Raises:
         ValueError: it is no such file, is damaged, or holds other types.
@@ -57,7 +61,7 @@ def load_weights(path: Path) -> Any:
 
             return load_file(path)
         allow_checkpoint_types()
-        return torch.load(path, map_location="cpu", weights_only=True)
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     except Exception as error:  # safetensors, torch and pickle each have their own for a damaged file
         if isinstance(error, pickle.UnpicklingError) and zipfile.is_zipfile(path):
             raise ValueError(f"{path} holds other types than weights need, so it is not read") from None

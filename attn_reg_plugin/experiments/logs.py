@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-import pickle
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
+from attn_reg_plugin.checkpoints import load_weights
 
 _RECORD = re.compile(r"\{.*\}\s*$")
 
@@ -89,10 +88,9 @@ def seconds_per_epoch(log: TrainingLog, checkpoint: Path) -> float | None:
 
 def _exact_train_wall(checkpoint: Path) -> float | None:
     try:
-        state = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
-        meters = state["extra_state"]["metrics"]["default"]
+        meters = load_weights(checkpoint, mmap=True)["extra_state"]["metrics"]["default"]
         return float(next(kept["sum"] for _, name, _, kept in meters if name == "train_wall"))
-    except (OSError, RuntimeError, KeyError, TypeError, ValueError, StopIteration, pickle.UnpicklingError):
+    except (KeyError, TypeError, ValueError, StopIteration):
         return None
 
 

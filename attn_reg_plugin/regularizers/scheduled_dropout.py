@@ -98,10 +98,11 @@ class Schedule:
         Raises:
             ValueError: it is malformed, or there is no such file.
         """
-        if not source.strip().endswith(FILES):
+        path = file_of(source)
+        if path is None:
             return cls.parse(source)
         try:
-            return cls.parse(Path(source.strip()).read_text(encoding="utf-8-sig"))
+            return cls.parse(path.read_text(encoding="utf-8-sig"))
         except OSError as error:
             raise ValueError(f"the schedule file {source} cannot be read ({error.strerror})") from None
         except UnicodeDecodeError:
@@ -134,6 +135,11 @@ class Schedule:
             name = f'"{selector.pattern}"' if selector.pattern.startswith("*") else selector.pattern
             lines.append(f"{name}: {{{', '.join(f'{x:.15g}: {y:.15g}' for x, y in curve.points)}}}\n")
         return "".join(lines)
+
+
+def file_of(source: str) -> Path | None:
+    """The file that a schedule stands in; None if `source` is its text."""
+    return Path(source.strip()) if source.strip().endswith(FILES) else None
 
 
 def _entry(text: str) -> tuple[SiteSelector, Curve]:
@@ -176,9 +182,8 @@ class ScheduledDropout(Regularizer):
     def __post_init__(self) -> None:
         """Check the options, and the schedule's file if it is there: who only reads a checkpoint has no need of it."""
         super().__post_init__()
-        source = self.schedule.strip()
-        absent = source.endswith(FILES) and not Path(source).exists()
-        self.plan = None if absent else Schedule.read(self.schedule)
+        path = file_of(self.schedule)
+        self.plan = Schedule.read(self.schedule) if path is None or path.exists() else None
         self.curves: dict[str, Curve] = {}
 
     def attach(self, model: nn.Module) -> Attachment:

@@ -6,13 +6,12 @@ into the checkpoint, so that a resumed training stops when an undisturbed one wo
 
 from __future__ import annotations
 
-import pickle
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
+from attn_reg_plugin.checkpoints import load_weights
 
 
 def _should_stop_early() -> Callable | None:
@@ -38,10 +37,10 @@ def go_on_waiting(save_dir: str | None, updates: int) -> None:
     if function is None or not save_dir or not updates or not path.is_file():
         return
     try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        checkpoint = load_weights(path, mmap=True)
         state = checkpoint["task_state"].get("patience")
         same = checkpoint["optimizer_history"][-1]["num_updates"] == updates
-    except (OSError, RuntimeError, KeyError, IndexError, pickle.UnpicklingError):
+    except (KeyError, IndexError, ValueError):
         return
     if same and state is not None:
         function.best, function.num_runs = state["best"], state["num_runs"]

@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from backends.huggingface_models import batch, build
 from trainers import AtStepEnd, collate, examples, trainer_of, weights
-from transformers import TrainerCallback
 
 from attn_reg_plugin.huggingface.attend_out_game import TrainerProblem, example_losses, reward_data, shifted
 from attn_reg_plugin.regularizers import AttendOut, Outcome
@@ -54,16 +53,12 @@ def test_a_continuation_without_updates_is_not_the_next_trainings_game(tmp_path:
 
 
 def test_the_winner_is_copied_and_the_trainer_goes_on(tmp_path: Path) -> None:
-    class Rounds(TrainerCallback):
-        def __init__(self) -> None:
-            self.equal: list[bool] = []
+    def compare() -> None:
+        equal.append(torch.equal(weights(game.defender.model), weights(game.defender.attacker)))
 
-        def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-            self.equal.append(torch.equal(weights(game.defender.model), weights(game.defender.attacker)))
-
-    game, rounds = AttendOut(steps=3, sites="*", winner="best"), Rounds()
-    trainer_of(tmp_path, "bert", game, callbacks=(rounds,), max_steps=9).train()
-    assert rounds.equal == [False, False, True] * 3
+    game, equal = AttendOut(steps=3, sites="*", winner="best"), []
+    trainer_of(tmp_path, "bert", game, callbacks=(AtStepEnd(compare),), max_steps=9).train()
+    assert equal == [False, False, True] * 3
 
 
 def literal_losses(name: str, logits: torch.Tensor, inputs: dict[str, torch.Tensor]) -> list[float]:

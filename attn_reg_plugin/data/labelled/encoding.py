@@ -16,11 +16,10 @@ import numpy as np
 
 from attn_reg_plugin.data.labelled.examples import ChoiceExample, Example, TaggedSentence, TextExample
 from attn_reg_plugin.data.labelled.table import TAGGING, LabelledTask
+from attn_reg_plugin.regularizers.objectives import IGNORED
 
 logger = logging.getLogger(__name__)
 
-#: the label that losses ignore, as in torch.nn.functional.cross_entropy
-IGNORED = -100
 #: how many examples are given to the tokenizer at once
 _CHUNK = 1000
 #: families whose first position is the padding index + 1, so that many positions fewer hold tokens
