@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from attn_reg_plugin.attention.masks import check_mask
+
 if TYPE_CHECKING:
     from attn_reg_plugin.attention.sites import AttentionSite, Tape
 
@@ -37,12 +39,22 @@ def regularized_attention(
         site: what a regularizer holds of this attention; None, or a site with nothing to do, is plain attention.
         dropout_p: ordinary dropout of the attention weights, in [0, 1); give 0 in evaluation.
         scale: factor of the scores, D^-1/2 by default.
-        bias: added to the scores, broadcastable to (B, H, T, S); zeroed on rows that lost all their keys.
+        bias: added to the scores, floating-point, broadcastable to (B, H, T, S); zeroed on rows that lost all their
+            keys. A mask is no bias: give it as `valid`.
 
     Returns:
         (B, H, T, D). Never NaN: a row whose valid keys are all dropped is the mean of their values, a row without
         any valid key is zero.
+
+    Raises:
+        TypeError: `valid` is not bool, or `bias` is not floating-point.
     """
+    check_mask("valid", valid)
+    if bias is not None and not bias.is_floating_point():
+        raise TypeError(
+            f"bias is a tensor of {bias.dtype}, but must be floating-point: it is added to the scores; "
+            "give a mask as valid, bool, True = attend"
+        )
     if site is None or not site.active:
         return _attend(query, key, value, valid, None, dropout_p, scale, bias)
     if site.tape is not None:

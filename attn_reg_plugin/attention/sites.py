@@ -106,7 +106,9 @@ class AttentionSite:
         self.uniform = False
 
 
-_TERM = re.compile(r"(?P<stack>encoder|decoder|\*)(?:\.(?P<kind>self|cross|\*))?(?:\[(?P<layers>[\d,\-]+)\])?")
+_TERM = re.compile(r"(?P<stack>encoder|decoder|\*)(?:\.(?P<kind>self|cross|\*))?(?:\[(?P<layers>[0-9,\-]+)\])?")
+#: one or two bounds of layers; more digits than any model has layers are no number
+_LAYERS = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 
 
 @dataclass(frozen=True)
@@ -126,12 +128,12 @@ class SiteSelector:
         """Refuse a malformed pattern before any model is seen."""
         self._terms()
 
-    def _terms(self) -> list[tuple[str, str, str, set[int] | None]]:
+    def _terms(self) -> list[tuple[str, str, str, list[tuple[int, int]] | None]]:
         terms = []
         for text in self.pattern.split():
             match = _TERM.fullmatch(text)
             layers = None if match is None or match["layers"] is None else _layers(match["layers"])
-            if match is None or layers == set():
+            if match is None or layers == []:
                 raise ValueError(
                     f"site pattern {text!r} is not understood; write for example 'encoder.self', "
                     "'encoder.self[0,2-5] decoder.cross' or '*'"
@@ -150,23 +152,23 @@ class SiteSelector:
         sites, chosen = list(sites), set()
         for text, stack, kind, layers in self._terms():
             matching = [s for s in sites if stack in ("*", s.stack) and kind in ("*", s.kind)]
-            missing = (layers or set()) - {site.layer for site in matching}
+            there = {site.layer for site in matching}
+            # bounds are compared and no range is built: it may be as long as one likes
+            missing = any(sum(low <= layer <= high for layer in there) <= high - low for low, high in layers or [])
             if not matching or missing:
-                there = " ".join(dict.fromkeys(site.name for site in sites)) or "none"
-                raise ValueError(f"site pattern {text!r} matches nothing in this model; its sites are: {there}")
-            chosen.update(id(site) for site in matching if layers is None or site.layer in layers)
+                names = " ".join(dict.fromkeys(site.name for site in sites)) or "none"
+                raise ValueError(f"site pattern {text!r} matches nothing in this model; its sites are: {names}")
+            chosen.update(
+                id(site) for site in matching if layers is None or any(a <= site.layer <= b for a, b in layers)
+            )
         return [site for site in sites if id(site) in chosen]
 
 
-def _layers(text: str) -> set[int]:
-    """Parse `0,2-5`; an empty set if it is malformed."""
-    layers: set[int] = set()
-    for part in text.split(","):
-        bounds = part.split("-")
-        if len(bounds) > 2 or not all(bound.isdigit() for bound in bounds) or int(bounds[0]) > int(bounds[-1]):
-            return set()
-        layers.update(range(int(bounds[0]), int(bounds[-1]) + 1))
-    return layers
+def _layers(text: str) -> list[tuple[int, int]]:
+    """Parse `0,2-5` into bounds, (0, 0) and (2, 5); an empty list if it is malformed."""
+    matches = [_LAYERS.fullmatch(part) for part in text.split(",")]
+    bounds = [(int(match[1]), int(match[2] or match[1])) for match in matches if match]
+    return bounds if len(bounds) == len(matches) and all(low <= high for low, high in bounds) else []
 
 
 class Backend(Protocol):

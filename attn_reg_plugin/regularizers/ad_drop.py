@@ -23,13 +23,14 @@ from attn_reg_plugin.attention.attribution import (
     map_gradient,
     output_gradients,
 )
-from attn_reg_plugin.attention.masks import DIRECTIONS, check_ratio, sample_keep
+from attn_reg_plugin.attention.masks import DIRECTIONS, sample_keep
 from attn_reg_plugin.attention.sites import AttentionSite, recording
 from attn_reg_plugin.regularizers.base import Forward, Regularizer, option, register, without_dropout
 from attn_reg_plugin.regularizers.cross_tuning import CrossTuning
 from attn_reg_plugin.regularizers.objectives import (
     LABELS,
     Objective,
+    PseudoLabels,
     default_objective,
     logits_of,
     scale_against_underflow,
@@ -50,19 +51,23 @@ class ADDrop(Regularizer):
         attribution: `gradient` (GA), `integrated` (IGA), `attention` (AA) or `random` (RD).
         labels: what is attributed, `pseudo` labels or `gold`.
         direction: `high` drops the largest attributions, `low` the smallest.
-        probe_dropout: run the probe with the model's dropout, as in the paper, or without.
+        probe_dropout: run the probe with the model's dropout, or without. The paper says only that no attention
+            position is dropped in it; the authors' code has dropout for GA and none for IGA.
         probe_dtype: `same` as the model, or `bfloat16`: the probe runs under autocast.
         integrated_steps, integrated_nodes, integrated_path: see `integrated_attribution`.
+        integrated_labels: `frozen` attributes the pseudo labels of the first, unscaled pass on the whole path (the
+            paper's c; completeness holds), `renewed` takes each pass's own, as the authors' code does.
         objective: function(outputs, inputs) -> scalar; by default chosen from the shape of the outputs.
 
     Raises:
+        TypeError: an option is of another type.
         ValueError: an option is out of its range.
     """
 
     logged: ClassVar[tuple[str, ...]] = ("fallbacks", "probe_seconds")
 
-    p: float = option(0.3, "ratio of candidate positions in each attention row, in [0, 1]")
-    q: float = option(0.3, "probability of dropping a candidate position, in [0, 1]")
+    p: float = option(0.3, "ratio of candidate positions in each attention row, in [0, 1]", within="[0, 1]")
+    q: float = option(0.3, "probability of dropping a candidate position, in [0, 1]", within="[0, 1]")
     cross_tuning: str = option(
         "epoch",
         "'epoch': plain on odd, regularized on even epochs; 'update:N': alternate every N updates; 'off'",
@@ -70,24 +75,27 @@ class ADDrop(Regularizer):
     attribution: str = option("gradient", "how positions are attributed", choices=ATTRIBUTIONS)
     labels: str = option("pseudo", "attribute the model's own predictions or the gold labels", choices=LABELS)
     direction: str = option("high", "drop the highest or the lowest attributions", choices=DIRECTIONS)
-    probe_dropout: bool = option(True, "the model's dropout in the probe, as in the paper")
+    probe_dropout: bool = option(True, "the model's dropout in the probe (the authors' code: for gradient only)")
     probe_dtype: str = option("same", "precision of the probe (bfloat16: autocast)", choices=("same", "bfloat16"))
-    integrated_steps: int = option(20, "integrated gradients: steps m, at least 1")
+    integrated_steps: int = option(20, "integrated gradients: steps m, at least 1", within="[1, inf)")
     integrated_nodes: str = option("uniform", "integrated gradients: where the path is evaluated", choices=NODES)
     integrated_path: str = option(
         "site",
         "integrated gradients: scale one attention at a time, or all together",
         choices=("site", "joint"),
     )
+    integrated_labels: str = option(
+        "frozen",
+        "integrated gradients: the first pass's pseudo labels for all, or each pass's own as in the authors' code",
+        choices=("frozen", "renewed"),
+    )
     objective: Objective | None = None
 
     def __post_init__(self) -> None:
         """Check the options."""
         super().__post_init__()
-        check_ratio("p", self.p)
-        check_ratio("q", self.q)
-        if self.integrated_steps < 1:
-            raise ValueError(f"integrated_steps is {self.integrated_steps}, but must be at least 1")
+        if self.objective is not None and not callable(self.objective):
+            raise TypeError(f"objective is {self.objective!r}, but must be a function (outputs, inputs) -> scalar")
         self.schedule = CrossTuning(self.cross_tuning)
         self.objective = self.objective or default_objective(self.labels)
 
@@ -176,6 +184,8 @@ class ADDrop(Regularizer):
     def _probe(self, forward: Forward, same_draws: bool = False) -> Iterator[Callable[[], Tensor]]:
         """A function that runs the probe and returns F; with `same_draws`, every run repeats the first's dropout."""
         inputs = forward.inputs
+        if same_draws and self.integrated_labels == "frozen":
+            inputs = {"pseudo_labels": PseudoLabels(), **inputs}
         device = forward.device
         backend = self.attached_sites[0].backend
         states = _random_state(device) if same_draws else None

@@ -7,11 +7,10 @@ until the next forward, because activation checkpointing runs the forward again 
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 
 from attn_reg_plugin.attention.masks import dropped_fraction
 from attn_reg_plugin.attention.sites import AttentionSite, SiteSelector, find_sites
+from attn_reg_plugin.regularizers.options import check_options, option
 from attn_reg_plugin.regularizers.statistics import Statistics
 
 REGISTRY: dict[str, type[Regularizer]] = {}
@@ -40,20 +40,11 @@ def build(name: str, **options: Any) -> Regularizer:
 
     Raises:
         ValueError: an unknown name (the known ones are listed), or an option out of its range.
+        TypeError: an option of another type.
     """
     if name not in REGISTRY:
         raise ValueError(f"unknown method {name!r}; the methods are: {', '.join(sorted(REGISTRY))}")
     return REGISTRY[name](**options)
-
-
-def option(default: Any, help: str, choices: tuple[str, ...] | None = None) -> Any:
-    """A documented, range-checked field of a method; faces turn it into a flag."""
-    return field(default=default, metadata={"help": help, "choices": choices})
-
-
-def options_of(method: type[Regularizer]) -> list[dataclasses.Field]:
-    """The fields of a method that are options: those declared by `option`."""
-    return [entry for entry in dataclasses.fields(method) if "help" in entry.metadata]
 
 
 @dataclass
@@ -134,12 +125,10 @@ class Regularizer:
         """Check the options, in one sentence each.
 
         Raises:
+            TypeError: an option is of another type than it declares.
             ValueError: an option is out of its range.
         """
-        for entry in options_of(type(self)):
-            allowed, value = entry.metadata["choices"], getattr(self, entry.name)
-            if allowed and value not in allowed:
-                raise ValueError(f"{entry.name} is {value!r}, but must be one of {', '.join(allowed)}")
+        check_options(self)
         SiteSelector(self.sites)
         self.epoch: int | None = None
         self.updates = 0
@@ -215,10 +204,20 @@ class Regularizer:
 
     def state_dict(self) -> dict[str, Any]:
         """What resuming needs: numbers and tensors only."""
-        return {"epoch": self.epoch, "updates": self.updates}
+        return {"method": self.name, "epoch": self.epoch, "updates": self.updates}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state_dict()`."""
+        """Continue from `state_dict()`; one made before states had their method's name is taken as it is.
+
+        Raises:
+            ValueError: it is another method's state, or lacks what every state has.
+        """
+        theirs = state.get("method", self.name)
+        if theirs != self.name:
+            raise ValueError(f"the state is one of {theirs}, but must be one of {self.name}")
+        missing = [key for key in ("epoch", "updates") if key not in state]
+        if missing:
+            raise ValueError(f"the state is none of {self.name}: it lacks {' and '.join(missing)}")
         self.epoch, self.updates = state["epoch"], state["updates"]
 
     # -- what a method implements -----------------------------------------------------------------------------------

@@ -121,7 +121,7 @@ def regularizer_from(config: Any) -> Regularizer | None:
         values[option.name] = value
     try:
         return build(name, **values)
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         raise ValueError(f"--attn-reg {name}: {error}") from None
 
 
@@ -345,5 +345,5 @@ class AttnRegTask:
         state_dict = dict(state_dict)
         own = state_dict.pop("attn_reg", None)
         super().load_state_dict(state_dict)
-        if own is not None and self.regularizer is not None:
+        if own is not None and self.regularizer is not None and own.get("method") in (None, self.regularizer.name):
             self.regularizer.load_state_dict(own)
