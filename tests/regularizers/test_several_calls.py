@@ -6,7 +6,6 @@ import copy
 
 import pytest
 import torch
-from attention.tiny_model import PAD, SIZE, VOCABULARY, TinyStack, attentions, sharpened, tokens
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -20,6 +19,7 @@ from attn_reg_plugin import (
     recording,
 )
 from attn_reg_plugin.regularizers import Tokens
+from tests.attention.tiny_model import PAD, SIZE, VOCABULARY, TinyStack, attentions, sharpened, tokens
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SITES = ["encoder.self[0]", "encoder.self[1]"]
