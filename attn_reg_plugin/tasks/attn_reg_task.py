@@ -27,7 +27,7 @@ from omegaconf import II
 
 from attn_reg_plugin.backends.fairseq import padding_index
 from attn_reg_plugin.regularizers import REGISTRY, AttendOut, Regularizer, build, options_of
-from attn_reg_plugin.tasks.attend_out_game import continue_game, prepare_game
+from attn_reg_plugin.tasks.attend_out_training import continue_game, prepare_game
 from attn_reg_plugin.tasks.objectives import FairseqObjective, reads_predictions
 from attn_reg_plugin.tasks.parts import attach_to_parts
 from attn_reg_plugin.tasks.refusals import (
