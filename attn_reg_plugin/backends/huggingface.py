@@ -22,6 +22,7 @@ from attn_reg_plugin.backends.huggingface_attention import (
     ORIGINALS,
     REGISTERED,
     OpenSites,
+    asks_by_name,
     interface_of,
     open_sites,
     original_function,
@@ -112,11 +113,16 @@ class HuggingFaceBackend:
         """Name our function in the module's configuration and put the site into the module.
 
         Raises:
-            ValueError: the model runs another attention than `sdpa` or `eager`.
+            ValueError: the model runs another attention than `sdpa` or `eager`, or asks for these names itself.
         """
         module, config = site.module, site.module.config
         original = ORIGINALS.get(config._attn_implementation, config._attn_implementation)
         upcast = original == "eager" and getattr(module, "reorder_and_upcast_attn", False)
+        if asks_by_name(module):
+            raise ValueError(
+                f"{site.name} ({site.path}): {type(module).__name__} masks keys by itself where its attention is called "
+                "'eager' or 'sdpa', which cannot be regularized; choose other sites"
+            )
         if original not in REGISTERED or upcast or original_function(module, original) is None:
             option = "reorder_and_upcast_attn=True" if upcast else f"attn_implementation={original!r}"
             raise ValueError(
