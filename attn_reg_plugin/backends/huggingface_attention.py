@@ -28,13 +28,18 @@ _MASKED = -(10.0**4)
 COMPUTED = frozenset(("dropout", "is_causal", "position_bias", "s_aux", "scaling", "sinks", "softcap"))
 #: keywords that change nothing in `sdpa` and `eager`: what the mask says already, what the flash kernels need, and the
 #: options of a model's forward that travel through it
+# fmt: off
 HARMLESS = frozenset(
-    (
-        "cache_position cu_seq_lens_k cu_seq_lens_q deterministic layer_head_mask logits_to_keep max_length_k "
-        "max_length_q num_items_in_batch output_attentions output_hidden_states output_router_logits past_key_value "
-        "past_key_values position_embeddings position_ids return_dict seq_idx sliding_window token_type_ids use_cache"
-    ).split()
+    [
+        "cache_position", "cu_seq_lens_k", "cu_seq_lens_q", "deterministic",
+        "layer_head_mask", "logits_to_keep", "max_length_k", "max_length_q",
+        "num_items_in_batch", "output_attentions", "output_hidden_states", "output_router_logits",
+        "past_key_value", "past_key_values", "position_embeddings", "position_ids",
+        "return_dict", "seq_idx", "sliding_window", "token_type_ids",
+        "use_cache",
+    ]
 )
+# fmt: on
 _ATTRIBUTE = "attn_reg_sites"
 _OPEN: WeakSet[nn.Module] = WeakSet()
 
