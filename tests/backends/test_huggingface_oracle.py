@@ -1,4 +1,4 @@
-"""Every model of transformers' auto-mappings, made tiny: attached and dropping nothing, it trains as the stock one does.
+"""Every model of transformers' auto-mappings, made tiny: attached and dropping nothing, it trains as the stock one.
 
 With right and left padding and in bfloat16, the loss and all gradients are those of a copy that nothing is attached
 to. A sample runs every day; all of them by `pytest -m oracle tests/backends/test_huggingface_oracle.py` (minutes).
