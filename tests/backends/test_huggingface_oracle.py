@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from oracle_models import exceptions, outcome, pairs
+from tests.backends.oracle_models import exceptions, outcome, pairs
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 PAIRS = ["/".join(pair) for pair in pairs()]

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from trainers import ad_drop, trainer_of
 
 from attn_reg_plugin.huggingface import state as states
 from attn_reg_plugin.regularizers import AttendOut
+from tests.huggingface.trainers import ad_drop, trainer_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
