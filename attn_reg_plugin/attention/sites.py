@@ -35,6 +35,8 @@ class AttentionSite:
         kind: `self` or `cross`.
         layer: index in its stack, from 0.
         path: the module's name in the model.
+        tower: a part of the path that tells the site from others of the same stack, kind and layer; empty if there
+            are none.
         module: the attention module; a site acts in its training mode only.
         backend: who reaches the module, set when the site is found.
         attached: whether a regularizer has it.
@@ -55,6 +57,7 @@ class AttentionSite:
     module: nn.Module | None = field(default=None, repr=False)
     backend: Backend | None = field(default=None, repr=False)
     attached: bool = field(default=False, repr=False)
+    tower: str = ""
     tape: Tape | None = field(default=None, repr=False)
     keep: Tensor | None = field(default=None, repr=False)
     sampler: MaskSampler | None = field(default=None, repr=False)
@@ -71,8 +74,8 @@ class AttentionSite:
 
     @property
     def name(self) -> str:
-        """As a selector names it, such as `encoder.self[3]`."""
-        return f"{self.stack}.{self.kind}[{self.layer}]"
+        """As a selector names it, such as `encoder.self[3]`, or `encoder.self[3]@vision_model` of several towers."""
+        return f"{self.stack}.{self.kind}[{self.layer}]" + (f"@{self.tower}" if self.tower else "")
 
     @property
     def active(self) -> bool:
@@ -161,7 +164,11 @@ class AttentionSite:
         self.restart()
 
 
-_TERM = re.compile(r"(?P<stack>encoder|decoder|\*)(?:\.(?P<kind>self|cross|\*))?(?:\[(?P<layers>[0-9,\-]+)\])?")
+#: where the first number in a module's path stands
+_LAYER = re.compile(r"(?:^|\.)\d+(?:\.|$)")
+_TERM = re.compile(
+    r"(?P<stack>encoder|decoder|\*)(?:\.(?P<kind>self|cross|\*))?(?:\[(?P<layers>[0-9,\-]+)\])?(?:@[\w.]+)*"
+)
 #: one or two bounds of layers; more digits than any model has layers are no number
 _LAYERS = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 
@@ -171,7 +178,8 @@ class SiteSelector:
     """A pattern such as `encoder.self[0,2-5] decoder.cross`, or `*` for every site.
 
     A term is a stack (`encoder`, `decoder`, `*`), optionally a kind (`.self`, `.cross`, `.*`) and optionally layers
-    from 0 in brackets; terms are separated by spaces.
+    from 0 in brackets; terms are separated by spaces. Of a model with several towers, `@` and a part of the modules'
+    path selects some: `encoder.self@vision_model`, `encoder.self[0-3]@text_model`, `*@layers.1.blocks.0`.
 
     Raises:
         ValueError: the pattern is not of this form.
@@ -206,7 +214,7 @@ class SiteSelector:
         """
         sites, chosen = list(sites), set()
         for text, stack, kind, layers in self._terms():
-            matching = [s for s in sites if stack in ("*", s.stack) and kind in ("*", s.kind)]
+            matching = [s for s in sites if stack in ("*", s.stack) and kind in ("*", s.kind) and _stands_in(s, text)]
             there = {site.layer for site in matching}
             # bounds are compared and no range is built: it may be as long as one likes
             missing = any(sum(low <= layer <= high for layer in there) <= high - low for low, high in layers or [])
@@ -217,6 +225,56 @@ class SiteSelector:
                 id(site) for site in matching if layers is None or any(a <= site.layer <= b for a, b in layers)
             )
         return [site for site in sites if id(site) in chosen]
+
+
+def _stands_in(site: AttentionSite, term: str) -> bool:
+    """Whether the site's path has every part that a term names after its `@`s, as whole names in a row."""
+    return all(f".{part}." in f".{site.path}." for part in term.split("@")[1:])
+
+
+def name_towers(sites: Iterable[AttentionSite]) -> None:
+    """Give sites of the same stack, kind and layer a `tower` each, so that all have names of their own.
+
+    A tower is what stands before the layer's number in the path. Where two towers meet in a layer, all of their
+    sites are called by what is the shortest in the tower's path that the others' do not have; blocks that share a
+    number are told apart by what follows it. Sites that share a path (layers of one module) differ in the layer.
+    """
+    sites = list(sites)
+    for site in sites:
+        site.tower = ""
+    towers: dict[tuple[str, str], set[str]] = {}
+    for same in _of_equal_name(sites):
+        starts = {_LAYER.split(site.path, maxsplit=1)[0] for site in same}
+        if len(starts) > 1:
+            towers.setdefault((same[0].stack, same[0].kind), set()).update(starts)
+    for site in sites:
+        start, starts = _LAYER.split(site.path, maxsplit=1)[0], towers.get((site.stack, site.kind), ())
+        if start in starts:
+            site.tower = _distinct(start, [other for other in starts if other != start])
+    for same in _of_equal_name(sites):
+        paths = [site.path for site in same]
+        for site in same:
+            part = _distinct(site.path, [path for path in paths if path != site.path])
+            site.tower = f"{site.tower}@{part}" if site.tower else part
+
+
+def _of_equal_name(sites: list[AttentionSite]) -> list[list[AttentionSite]]:
+    """Groups of sites that have one name."""
+    named: dict[str, list[AttentionSite]] = {}
+    for site in sites:
+        named.setdefault(site.name, []).append(site)
+    return [same for same in named.values() if len(same) > 1]
+
+
+def _distinct(path: str, others: list[str]) -> str:
+    """The shortest run of names in `path`, of these the first, that is in no other path; the path if there is none."""
+    names = path.split(".")
+    for length in range(1, len(names)):
+        for start in range(len(names) - length + 1):
+            part = ".".join(names[start : start + length])
+            if part and not part.isdigit() and not any(f".{part}." in f".{other}." for other in others):
+                return part
+    return path
 
 
 def _layers(text: str) -> list[tuple[int, int]]:
@@ -275,7 +333,7 @@ register_backend("", HeldSites)
 
 
 def all_sites(model: nn.Module) -> list[AttentionSite]:
-    """Every attention site of `model` that a backend knows.
+    """Every attention site of `model` that a backend knows, each with a name of its own.
 
     Raises:
         ValueError: there is none.
@@ -289,6 +347,7 @@ def all_sites(model: nn.Module) -> list[AttentionSite]:
             or f"no attention site found in {type(model).__name__}; give its attention modules an AttentionSite and "
             "let them call regularized_attention, or register a backend for them"
         )
+    name_towers(sites)
     return sites
 
 
