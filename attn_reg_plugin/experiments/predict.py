@@ -19,6 +19,7 @@ from attn_reg_plugin.data.labelled import Encoded, Example, read_file
 from attn_reg_plugin.data.labelled.encoding import IGNORED
 from attn_reg_plugin.data.labelled.table import REGRESSION, TAGGING
 from attn_reg_plugin.experiments.trained import Trained, add_batch_arguments, add_run_arguments, load_trained
+from attn_reg_plugin.files import write_text
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stdout.write(text)
     else:
         arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        arguments.out.write_text(text, encoding="utf-8", newline="\n")
+        write_text(arguments.out, text)
     return 0
 
 
