@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from experiments.toy_corpus import empty_corpus
 
 from attn_reg_plugin import files
 from attn_reg_plugin.cli import main
+from tests.experiments.toy_corpus import empty_corpus
 
 LOG = '{"epoch": 1, "num_updates": "%d", "drop_encoder.self[0]": "0.%d"}\n'
 
