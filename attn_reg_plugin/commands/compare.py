@@ -7,7 +7,6 @@ What is done is not done again, and an interrupted training goes on from its las
 from __future__ import annotations
 
 import argparse
-import shlex
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -24,10 +23,11 @@ from attn_reg_plugin.experiments.comparison import (
     take_the_rest,
 )
 from attn_reg_plugin.experiments.data_folder import DataFolder
-from attn_reg_plugin.experiments.methods import METHODS, START, UNTUNED, Method, select_methods
+from attn_reg_plugin.experiments.methods import METHODS, START, UNTUNED, Method, select_methods, split_flags
 from attn_reg_plugin.experiments.recipe import Recipe
-from attn_reg_plugin.experiments.runs import Run, write_json
+from attn_reg_plugin.experiments.runs import Run
 from attn_reg_plugin.experiments.table import Row, cells, markdown, summarize, terminal_table
+from attn_reg_plugin.files import write_json, write_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -73,7 +73,7 @@ def plan(arguments: argparse.Namespace, methods: Sequence[Method], data: DataFol
     recipe = Recipe.from_arguments(arguments)
     common = [*recipe.flags(data.joint), *device, *arguments.extra]
     generate = ["--beam", str(arguments.beam), "--batch-size", "64", "--post-process", "sentencepiece"]
-    generate += ["--no-progress-bar", *device, *shlex.split(arguments.generate_flags)]
+    generate += ["--no-progress-bar", *device, *split_flags("--generate-flags", arguments.generate_flags)]
     return [
         Run(
             method=method,
@@ -115,7 +115,7 @@ def _report(console: Console, out: Path, data: DataFolder, rows: Sequence[Row], 
         "runs": results,
     }
     write_json(out / "results.json", content)
-    (out / "results.md").write_text(markdown(header, body, notes), encoding="utf-8")
+    write_text(out / "results.md", markdown(header, body, notes))
     table = terminal_table(header, body)
     # a table is cut at the console's width; wrapped lines are better than missing figures
     wide = console.options.update(max_width=1000)

@@ -27,8 +27,8 @@ from attn_reg_plugin.experiments.comparison import (
 )
 from attn_reg_plugin.experiments.labelled_runs import LabelledData, LabelledRun, digest_of_model
 from attn_reg_plugin.experiments.methods import METHODS, Method, select_methods
-from attn_reg_plugin.experiments.runs import write_json
 from attn_reg_plugin.experiments.table import Figure, figure_of, markdown, terminal_table
+from attn_reg_plugin.files import write_json, write_text
 from attn_reg_plugin.labelled import TASKS, find_task, read_split, with_labels
 
 #: a pretrained encoder that comes as a package
@@ -204,7 +204,7 @@ def _report(console: Console, out: Path, methods: Sequence[Method], runs: Sequen
         "runs": {f"{one.method.name}-seed{one.seed}": one.settings() | one.result() for one in runs},
     }
     write_json(out / "results.json", content)
-    (out / "results.md").write_text(markdown(header, body, notes), encoding="utf-8")
+    write_text(out / "results.md", markdown(header, body, notes))
     console.width = max(console.width, 40 + 16 * len(header))
     console.print(terminal_table(header, body))
     for note in notes:

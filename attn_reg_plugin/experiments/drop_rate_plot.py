@@ -7,6 +7,7 @@ from pathlib import Path
 from types import ModuleType
 
 from attn_reg_plugin.experiments.drop_rates import Fit, Rates
+from attn_reg_plugin.files import naming_writer, whole_file
 
 
 def load_matplotlib() -> ModuleType:
@@ -22,6 +23,17 @@ def load_matplotlib() -> ModuleType:
             "--plot needs matplotlib, which is not installed; `pip install matplotlib` brings it"
         ) from None
     return matplotlib
+
+
+def check_format(path: Path) -> None:
+    """Check that a plot can be drawn into a file of this name.
+
+    Raises:
+        ValueError: matplotlib is missing, or the name's ending is no format of it.
+    """
+    formats = load_matplotlib().figure.Figure().canvas.get_supported_filetypes()
+    if path.suffix.removeprefix(".").lower() not in formats:
+        raise ValueError(f"--plot is {path}, but its name must end in one of .{', .'.join(sorted(formats))}")
 
 
 def plot_rates(rates: Mapping[str, Rates], fits: Mapping[str, Fit], path: Path) -> None:
@@ -50,4 +62,5 @@ def plot_rates(rates: Mapping[str, Rates], fits: Mapping[str, Fit], path: Path) 
         panel.legend(fontsize="small", ncols=1 + len(sites) // 7)
     panels[0].set(ylabel="drop rate", ylim=(0, 1))
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
+    with whole_file(path) as unfinished, naming_writer(path):
+        figure.savefig(unfinished, dpi=150, format=path.suffix.removeprefix("."))

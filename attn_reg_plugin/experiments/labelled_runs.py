@@ -13,10 +13,11 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from attn_reg_plugin.experiments.logs import TrainingLog, read_log, seconds_per_epoch
-from attn_reg_plugin.experiments.runs import USER_DIR, Run, RunError, execute, lock_folder, tail_of, write_json
+from attn_reg_plugin.experiments.runs import USER_DIR, Run, RunError, execute, hold, tail_of
+from attn_reg_plugin.files import write_json
 from attn_reg_plugin.labelled import TAGGING, LabelledTask, find_split, is_hub
 from attn_reg_plugin.tasks.labelled_task import TASKS_OF_KINDS
 
@@ -70,6 +71,8 @@ class LabelledRun(Run):
         model_digest: see `digest_of_model`.
     """
 
+    PARTS: ClassVar[dict[str, tuple[str, ...]]] = {"training": ("epochs", "best_epoch", "scores", "seconds_per_epoch")}
+
     model: str = ""
     model_digest: str = ""
 
@@ -107,7 +110,7 @@ class LabelledRun(Run):
         Raises:
             RunError: the command fails, or another process works in the folder.
         """
-        with lock_folder(self.folder) as lock:
+        with hold(self.folder) as lock:
             if not self.finished():
                 write_json(self.folder / "result.json", {"training": self._train(watch, lock)})
             for path in (self.folder / "checkpoints").glob("*.pt"):
