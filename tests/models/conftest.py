@@ -11,7 +11,7 @@ pytest.importorskip("transformers")
 
 from opus_mt_folders import TINY, load_tokenizer, make_folder, train_model
 
-from attn_reg_plugin.data.phrasebook.corpus import splits
+from attn_reg_plugin.corpora.phrasebook import splits
 
 
 @pytest.fixture(scope="session")
