@@ -10,21 +10,21 @@ from pathlib import Path
 
 #: subcommand -> (module with `add_arguments(parser)` and `run(arguments) -> int`, help)
 COMMANDS: dict[str, tuple[str, str]] = {
-    "prepare": ("attn_reg_plugin.data.prepare", "prepare a corpus for fairseq: phrasebook or wmt16"),
-    "convert": ("attn_reg_plugin.experiments.convert", "OPUS-MT models into fairseq, and back"),
+    "prepare": ("attn_reg_plugin.corpora.preparation", "prepare a corpus for fairseq: phrasebook or wmt16"),
+    "convert": ("attn_reg_plugin.commands.convert", "OPUS-MT models into fairseq, and back"),
     "compare": (
-        "attn_reg_plugin.experiments.compare",
+        "attn_reg_plugin.commands.compare",
         "train, translate and score several methods; one table",
     ),
     "finetune": (
-        "attn_reg_plugin.experiments.finetune",
+        "attn_reg_plugin.commands.finetune",
         "fine-tune an encoder on labelled text with several methods; one table",
     ),
-    "predict": ("attn_reg_plugin.experiments.predict", "predictions of a trained encoder, as GLUE takes them"),
-    "evaluate": ("attn_reg_plugin.experiments.evaluate", "a trained classifier on HANS or PAWS-X"),
-    "export": ("attn_reg_plugin.experiments.export", "a trained encoder as a folder for from_pretrained"),
-    "bench": ("attn_reg_plugin.experiments.bench", "time and memory of a training step, method by method"),
-    "report": ("attn_reg_plugin.experiments.report", "what a finished run says: its drop rates as a schedule"),
+    "predict": ("attn_reg_plugin.commands.predict", "predictions of a trained encoder, as GLUE takes them"),
+    "evaluate": ("attn_reg_plugin.commands.evaluate", "a trained classifier on HANS or PAWS-X"),
+    "export": ("attn_reg_plugin.commands.export", "a trained encoder as a folder for from_pretrained"),
+    "bench": ("attn_reg_plugin.bench.report", "time and memory of a training step, method by method"),
+    "report": ("attn_reg_plugin.commands.report", "what a finished run says: its drop rates as a schedule"),
 }
 
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from attn_reg_plugin.data.labelled import TAGGING, LabelledTask, find_split, is_hub
 from attn_reg_plugin.experiments.logs import TrainingLog, read_log, seconds_per_epoch
 from attn_reg_plugin.experiments.runs import USER_DIR, Run, RunError, execute, lock_folder, tail_of, write_json
+from attn_reg_plugin.labelled import TAGGING, LabelledTask, find_split, is_hub
 from attn_reg_plugin.tasks.labelled_task import TASKS_OF_KINDS
 
 #: the weights of a pretrained model, whatever they are called

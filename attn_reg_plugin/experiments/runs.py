@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from attn_reg_plugin.experiments.folder import DataFolder
+from attn_reg_plugin.experiments.data_folder import DataFolder
 from attn_reg_plugin.experiments.logs import TrainingLog, read_log, seconds_per_epoch
 from attn_reg_plugin.experiments.methods import TASK, UNTUNED, Method
 from attn_reg_plugin.experiments.score import read_hypotheses, score

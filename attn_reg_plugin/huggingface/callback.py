@@ -22,7 +22,7 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from attn_reg_plugin.backends.huggingface import as_unattached
 from attn_reg_plugin.backends.huggingface_inputs import described
 from attn_reg_plugin.checkpoints import allow_checkpoint_types
-from attn_reg_plugin.huggingface.attend_out_game import begin_game
+from attn_reg_plugin.huggingface.attend_out_trainer import begin_game
 from attn_reg_plugin.huggingface.logs import quantities
 from attn_reg_plugin.huggingface.running import Interception, calling_trainer, refuse, refuse_unused_parameters
 from attn_reg_plugin.regularizers import AttendOut, Regularizer

@@ -29,7 +29,7 @@ from omegaconf import II
 
 from attn_reg_plugin.regularizers import REGISTRY, AttendOut, Regularizer, build, options_of
 from attn_reg_plugin.regularizers.game import object_from_first_rank, rank, world_size
-from attn_reg_plugin.tasks.attend_out_game import prepare_game
+from attn_reg_plugin.tasks.attend_out_training import prepare_game
 from attn_reg_plugin.tasks.sidecar import Sidecar
 
 #: what the mixin adds to a training step's logging output starts with this

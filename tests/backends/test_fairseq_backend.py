@@ -17,7 +17,6 @@ pytest.importorskip("fairseq")
 
 from fairseq.data import Dictionary
 from fairseq.modules import MultiheadAttention
-from fairseq_models import LAYERS, batch, transformer
 
 from attn_reg_plugin import ADDrop, find_sites, gradient_attribution, recording
 from attn_reg_plugin.attention.attribution import integrated_attribution
@@ -25,6 +24,7 @@ from attn_reg_plugin.backends.fairseq import FairseqBackend, padding_index
 from attn_reg_plugin.modules import RegularizedMultiheadAttention
 from attn_reg_plugin.regularizers import ad_drop
 from attn_reg_plugin.regularizers.objectives import token_log_likelihood
+from tests.backends.fairseq_models import LAYERS, batch, transformer
 
 SITES = [f"encoder.self[{i}]" for i in range(LAYERS)] + [
     f"decoder.{kind}[{i}]" for i in range(LAYERS) for kind in ("self", "cross")

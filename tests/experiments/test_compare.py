@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
-from toy_corpus import SIZES, make_corpus
 
 from attn_reg_plugin.cli import build_parser, main
+from attn_reg_plugin.commands.compare import parse_seeds
 from attn_reg_plugin.experiments import runs
-from attn_reg_plugin.experiments.compare import parse_seeds
 from attn_reg_plugin.experiments.recipe import Recipe
+from tests.experiments.toy_corpus import SIZES, make_corpus
 
 SIZE_FLAGS = {"layers": 1, "embed-dim": 16, "ffn-dim": 32, "heads": 2, "epochs": 2, "max-tokens": 200, "warmup": 10}
 SMALL = [*(word for name, value in SIZE_FLAGS.items() for word in (f"--{name}", str(value))), "--cpu"]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from attention.literal import check_region, loop_candidates, loop_weights
-from attention.tiny_model import PAD, attentions, loss_of, tokens
 
 from attn_reg_plugin import ADDrop, recording
 from attn_reg_plugin.attention.sites import find_sites
+from tests.attention.literal import check_region, loop_candidates, loop_weights
+from tests.attention.tiny_model import PAD, attentions, loss_of, tokens
 
 EVERY = ["encoder.self[0]", "encoder.self[1]", *(f"decoder.{k}[{i}]" for i in range(2) for k in ("self", "cross"))]
 
