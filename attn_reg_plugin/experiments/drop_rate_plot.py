@@ -9,8 +9,11 @@ from types import ModuleType
 from attn_reg_plugin.experiments.drop_rates import Fit, Rates
 
 
-def load_matplotlib() -> ModuleType:
+def load_matplotlib(wanted_for: str = "--plot") -> ModuleType:
     """matplotlib, which only plots need.
+
+    Args:
+        wanted_for: what the message names.
 
     Raises:
         ValueError: it is not installed.
@@ -19,7 +22,7 @@ def load_matplotlib() -> ModuleType:
         import matplotlib.figure
     except ImportError:
         raise ValueError(
-            "--plot needs matplotlib, which is not installed; `pip install matplotlib` brings it"
+            f"{wanted_for} needs matplotlib, which is not installed; `pip install matplotlib` brings it"
         ) from None
     return matplotlib
 
