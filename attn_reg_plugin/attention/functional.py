@@ -13,8 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from attn_reg_plugin.attention.calls import AttentionCall, Tape
+from attn_reg_plugin.attention.masks import check_mask
+
 if TYPE_CHECKING:
-    from attn_reg_plugin.attention.sites import AttentionSite, Tape
+    from attn_reg_plugin.attention.sites import AttentionSite
 
 
 def regularized_attention(
@@ -23,7 +26,7 @@ def regularized_attention(
     value: Tensor,
     *,
     valid: Tensor | None = None,
-    site: AttentionSite | None = None,
+    site: AttentionSite | AttentionCall | None = None,
     dropout_p: float = 0.0,
     scale: float | None = None,
     bias: Tensor | None = None,
@@ -34,22 +37,34 @@ def regularized_attention(
         query: (B, H, T, D).
         key, value: (B, H, S, D).
         valid: bool, True = the key exists for the query, broadcastable to (B, H, T, S); None means all.
-        site: what a regularizer holds of this attention; None, or a site with nothing to do, is plain attention.
+        site: what a regularizer holds of this attention; None, or a site with nothing to do, is plain attention. An
+            attention that has asked `site.enter` itself gives the call.
         dropout_p: ordinary dropout of the attention weights, in [0, 1); give 0 in evaluation.
         scale: factor of the scores, D^-1/2 by default.
-        bias: added to the scores, broadcastable to (B, H, T, S); zeroed on rows that lost all their keys.
+        bias: added to the scores, floating-point, broadcastable to (B, H, T, S); zeroed on rows that lost all their
+            keys. A mask is no bias: give it as `valid`.
 
     Returns:
         (B, H, T, D). Never NaN: a row whose valid keys are all dropped is the mean of their values, a row without
         any valid key is zero.
+
+    Raises:
+        TypeError: `valid` is not bool, or `bias` is not floating-point.
     """
-    if site is None or not site.active:
+    check_mask("valid", valid)
+    if bias is not None and not bias.is_floating_point():
+        raise TypeError(
+            f"bias is a tensor of {bias.dtype}, but must be floating-point: it is added to the scores; "
+            "give a mask as valid, bool, True = attend"
+        )
+    call = site if site is None or isinstance(site, AttentionCall) else site.enter(query, value)
+    if call is None:
         return _attend(query, key, value, valid, None, dropout_p, scale, bias)
-    if site.tape is not None:
-        return _record(site.tape, query, key, value, valid, dropout_p, scale, bias)
-    if site.uniform:
+    if call.tape is not None:
+        return _record(call.tape, query, key, value, valid, dropout_p, scale, bias)
+    if call.uniform:
         return uniform_attention(value, valid, query.size(-2))
-    keep = site.keep_mask((*query.shape[:-1], key.size(-2)), valid, query.device)
+    keep = call.keep_mask((*query.shape[:-1], key.size(-2)), valid, query.device)
     return _attend(query, key, value, valid, keep, dropout_p, scale, bias)
 
 

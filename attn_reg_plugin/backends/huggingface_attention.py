@@ -68,14 +68,14 @@ class OpenSites:
         _OPEN.discard(module)
 
     def site(self) -> AttentionSite | None:
-        """The site of this call, if it is open and has anything to do.
+        """The site of this call, if it is open; of a shared module, if it has anything to do.
 
         Raises:
             RuntimeError: a shared module is called more often than it has layers.
         """
         self.called = True
         if self.layers is None:
-            return self.sites[0] if self.sites[0].active else None
+            return self.sites[0]
         call, self.calls = self.calls, self.calls + 1
         if not any(site.active for site in self.sites):
             return None
@@ -137,6 +137,7 @@ def _attention(
     """
     held = open_sites(module)
     site = None if held is None else held.site()
+    site = None if site is None else site.enter(query, value)  # from here: its present call
     if site is None:
         function = original_function(module, original) if held is None else held.function
         return function(module, query, key, value, mask, **kwargs)
