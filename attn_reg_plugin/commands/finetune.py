@@ -24,6 +24,7 @@ from attn_reg_plugin.experiments.comparison import (
     method_names,
     parse_seeds,
     take_the_rest,
+    threads,
 )
 from attn_reg_plugin.experiments.labelled_runs import LabelledData, LabelledRun, digest_of_model
 from attn_reg_plugin.experiments.methods import METHODS, Method, select_methods
@@ -75,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
     methods = select_methods(method_names(arguments), arguments.method_flags, ENCODER_METHODS)
     runs = plan(arguments, methods)
     console = Console()
-    if not carry_out(runs, console, arguments.epochs, _summary):
+    if not carry_out(runs, console, arguments.epochs, _summary, arguments.jobs):
         return 130
     _report(console, arguments.out, methods, runs, arguments.train_examples)
     return 0
@@ -98,6 +99,7 @@ def plan(arguments: argparse.Namespace, methods: Sequence[Method]) -> list[Label
             generate_flags=(),
             model=model,
             model_digest=digest,
+            threads=threads(arguments.jobs),
         )
         for seed in parse_seeds(arguments.seeds)
         for method in methods

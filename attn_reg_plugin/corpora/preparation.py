@@ -49,6 +49,7 @@ _UNRECORDED = {
     "valid",
     "test",
     "seed",
+    "noise",
 }
 _TEMPORARY = ".tmp-"
 #: every name that a preparation may write into its folder, besides the manifest
@@ -63,7 +64,8 @@ add_arguments = options.add_arguments
 
 def _source(wanted: PrepareOptions, load_dataset: Callable[..., Any] | None) -> Source:
     if isinstance(wanted, PhrasebookOptions):
-        return PhrasebookSource(wanted.languages, wanted.train, wanted.valid, wanted.test, wanted.seed)
+        sizes = (wanted.train, wanted.valid, wanted.test)
+        return PhrasebookSource(wanted.languages, *sizes, wanted.seed, wanted.noise)
     if not isinstance(wanted, Wmt16Options):
         raise ValueError(f"no source is known for {type(wanted).__name__}")
     if wanted.source == "hub":

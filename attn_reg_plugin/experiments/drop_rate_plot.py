@@ -10,8 +10,11 @@ from attn_reg_plugin.experiments.drop_rates import Fit, Rates
 from attn_reg_plugin.files import naming_writer, whole_file
 
 
-def load_matplotlib() -> ModuleType:
+def load_matplotlib(wanted_for: str = "--plot") -> ModuleType:
     """matplotlib, which only plots need.
+
+    Args:
+        wanted_for: what the message names.
 
     Raises:
         ValueError: it is not installed.
@@ -20,7 +23,7 @@ def load_matplotlib() -> ModuleType:
         import matplotlib.figure
     except ImportError:
         raise ValueError(
-            "--plot needs matplotlib, which is not installed; `pip install matplotlib` brings it"
+            f"{wanted_for} needs matplotlib, which is not installed; `pip install matplotlib` brings it"
         ) from None
     return matplotlib
 

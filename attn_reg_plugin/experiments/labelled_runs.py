@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event
 from typing import Any, ClassVar
 
 from attn_reg_plugin.experiments.logs import TrainingLog, read_log, seconds_per_epoch
@@ -104,7 +105,7 @@ class LabelledRun(Run):
         """Whether the run is trained."""
         return "training" in self.result()
 
-    def carry_out(self, watch: Callable[[TrainingLog], None]) -> None:
+    def carry_out(self, watch: Callable[[TrainingLog], None], stop: Event | None = None) -> None:
         """Train, unless that is done; the last checkpoint and states are deleted then, the best one stays.
 
         Raises:
@@ -112,14 +113,14 @@ class LabelledRun(Run):
         """
         with hold(self.folder) as lock:
             if not self.finished():
-                write_json(self.folder / "result.json", {"training": self._train(watch, lock)})
+                write_json(self.folder / "result.json", {"training": self._train(watch, lock, stop)})
             for path in (self.folder / "checkpoints").glob("*.pt"):
                 if path.name != "checkpoint_best.pt":
                     path.unlink()
 
-    def _train(self, watch: Callable[[TrainingLog], None], lock: int) -> dict[str, Any]:
+    def _train(self, watch: Callable[[TrainingLog], None], lock: int, stop: Event | None = None) -> dict[str, Any]:
         path = self.folder / "train.log"
-        execute(self.train_command(), path, f"training of {self.title}", lock, watch)
+        execute(self.train_command(), path, f"training of {self.title}", lock, watch, stop, self.threads)
         log = read_log(path)
         try:
             epoch, figures = best_figures(log, self.metrics)

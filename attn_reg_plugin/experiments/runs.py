@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event
 from typing import IO, Any, ClassVar
 
 from attn_reg_plugin.experiments.data_folder import DataFolder
@@ -47,6 +48,8 @@ class Run:
     data: DataFolder
     train_flags: tuple[str, ...]
     generate_flags: tuple[str, ...]
+    threads: int | None = None
+    """Threads of each command; None leaves that to the environment."""
 
     #: part of result.json -> what must be in it
     PARTS: ClassVar[dict[str, tuple[str, ...]]] = {
@@ -94,6 +97,10 @@ class Run:
                 raise RunError(f"{path} lacks {min(missing)!r} in {part!r}, so no run wrote it; {_ADVICE}")
         return result
 
+    def log(self) -> TrainingLog:
+        """The figures of the training so far."""
+        return read_log(self.folder / "train.log")
+
     def finished(self) -> bool:
         """Whether the run is trained, and translated and scored with the present flags."""
         result = self.result()
@@ -125,28 +132,28 @@ class Run:
         """Whether there is anything that a start with other settings would spoil."""
         return (self.folder / "result.json").exists() or any((self.folder / "checkpoints").glob("*.pt"))
 
-    def carry_out(self, watch: Callable[[TrainingLog], None]) -> None:
-        """Do what is not done yet. `watch` gets the log whenever it has grown.
+    def carry_out(self, watch: Callable[[TrainingLog], None], stop: Event | None = None) -> None:
+        """Do what is not done yet. `watch` gets the log whenever it has grown; once `stop` is set, commands end.
 
-        Raises RunError when a command fails or another process works in the folder.
+        Raises RunError when a command fails or is stopped, or another process works in the folder.
         """
         if self.finished():
             return
         with hold(self.folder) as lock:
             result = self.result()
             if "training" not in result:
-                result = {"training": self._train(watch, lock)}
+                result = {"training": self._train(watch, lock, stop)}
                 write_json(self.folder / "result.json", result)
             if not self._translated(result):
-                result["translation"] = self._translate(lock)
+                result["translation"] = self._translate(lock, stop)
                 write_json(self.folder / "result.json", result)
 
     def _translated(self, result: dict[str, Any]) -> bool:
         return result.get("translation", {}).get("flags") == shlex.join(self.generate_flags)
 
-    def _train(self, watch: Callable[[TrainingLog], None], lock: int) -> dict[str, Any]:
+    def _train(self, watch: Callable[[TrainingLog], None], lock: int, stop: Event | None = None) -> dict[str, Any]:
         path, checkpoints = self.folder / "train.log", self.folder / "checkpoints"
-        execute(self.train_command(), path, f"training of {self.title}", lock, watch)
+        execute(self.train_command(), path, f"training of {self.title}", lock, watch, stop, self.threads)
         log = read_log(path)
         try:
             name, value, epoch = log.best_validation()
@@ -161,11 +168,12 @@ class Run:
             "seconds_per_epoch": None if untuned else seconds_per_epoch(log, checkpoints / "checkpoint_last.pt"),
         }
 
-    def _translate(self, lock: int) -> dict[str, Any]:
+    def _translate(self, lock: int, stop: Event | None = None) -> dict[str, Any]:
         scores = {}
         for subset in self.data.subsets:
             what = f"translation of {subset} with {self.title}"
-            execute(self.generate_command(subset), self.folder / f"generate-{subset}.log", what, lock)
+            log = self.folder / f"generate-{subset}.log"
+            execute(self.generate_command(subset), log, what, lock, stop=stop, threads=self.threads)
             references = self.data.references(subset)
             output = self.folder / "translations" / f"generate-{subset}.txt"
             hypotheses = read_hypotheses(output, len(references))
@@ -198,11 +206,20 @@ def hold(folder: Path) -> Iterator[int]:
 
 
 def execute(
-    command: list[str], path: Path, what: str, lock: int, watch: Callable[[TrainingLog], None] | None = None
+    command: list[str],
+    path: Path,
+    what: str,
+    lock: int,
+    watch: Callable[[TrainingLog], None] | None = None,
+    stop: Event | None = None,
+    threads: int | None = None,
 ) -> None:
-    """Run a command with its output appended to the file `path`, following the json records in it."""
+    """Run a command with its output appended to the file `path`, following the json records in it.
+
+    Raises RunError when it fails, or is ended because `stop` is set.
+    """
     # fairseq's own --log-file repeats every line once an epoch more, so its standard output is kept instead
-    environment = os.environ | {"PYTHONUTF8": "1"}
+    environment = os.environ | {"PYTHONUTF8": "1"} | ({} if threads is None else {"OMP_NUM_THREADS": str(threads)})
     with path.open("ab") as output, path.open(encoding="utf-8", errors="replace") as follower:
         follower.seek(0, os.SEEK_END)
         process = subprocess.Popen(
@@ -214,18 +231,25 @@ def execute(
             pass_fds=(lock,),
         )
         try:
-            _follow(process, follower, watch)
+            _follow(process, follower, watch, stop)
         finally:
             if process.poll() is None:
                 process.terminate()
                 process.wait()
+    if process.returncode and stop is not None and stop.is_set():
+        raise RunError(f"the {what} was stopped; the same command continues it")
     if process.returncode:
         raise RunError(f"the {what} ended with exit status {process.returncode}; its log is {path}", tail_of(path))
 
 
-def _follow(process: subprocess.Popen[bytes], follower: IO[str], watch: Callable[[TrainingLog], None] | None) -> None:
+def _follow(
+    process: subprocess.Popen[bytes],
+    follower: IO[str],
+    watch: Callable[[TrainingLog], None] | None,
+    stop: Event | None,
+) -> None:
     log, rest = TrainingLog(), ""
-    while True:
+    while stop is None or not stop.is_set():
         try:
             process.wait(POLL)
         except subprocess.TimeoutExpired:

@@ -103,11 +103,13 @@ def test_a_comparison_from_end_to_end(
 ) -> None:
     """Two methods are trained, translated and scored; a second call runs nothing; other flags are refused."""
     out = tmp_path / "runs"
-    line = ["compare", str(corpus), "--out", str(out), "--methods", "plain,attention_dropout", *SMALL]
+    line = ["compare", str(corpus), "--out", str(out), "--methods", "plain,attention_dropout", *SMALL, "--jobs", "2"]
     line += ["--generate-flags", "--max-len-b 5", "--", "--lr", "0.01"]
     assert main(line) == 0
     printed = capsys.readouterr().out
     assert "attention dropout" in printed and "tok:13a" in printed
+    assert f"table: {out / 'results.md'}" in printed and f"learning curves: {out / 'curves.png'}" in printed
+    assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
     content = json.loads((out / "results.json").read_text(encoding="utf-8"))
     assert [row["method"] for row in content["methods"]] == ["plain", "attention_dropout"]
     assert content["methods"][0]["relative_time"] == 1.0 and content["loss"] == "nll_loss"

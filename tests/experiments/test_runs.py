@@ -177,7 +177,7 @@ def test_an_interrupted_comparison_ends_its_command(tmp_path: Path) -> None:
 
 
 def test_every_test_set_is_translated_and_scored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def translate(command: list[str], path: Path, what: str, lock: int) -> None:
+    def translate(command: list[str], path: Path, what: str, lock: int, **_: object) -> None:
         folder = Path(command[command.index("--results-path") + 1])
         folder.mkdir(exist_ok=True)
         subset = command[command.index("--gen-subset") + 1]
