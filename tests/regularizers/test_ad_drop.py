@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from attn_reg_plugin import ADDrop, recording
+from attn_reg_plugin.attention.sites import find_sites
 from attn_reg_plugin.regularizers.probing import Forward
 from tests.attention.literal import check_region, loop_candidates, loop_weights
 from tests.attention.tiny_model import PAD, SIZE, attentions, loss_of, tokens
