@@ -60,11 +60,13 @@ def explain(error: OSError, path: Path | str | None = None) -> str:
 
 @contextlib.contextmanager
 def naming(path: Path, temporary: Path | None = None) -> Iterator[None]:
-    """Let an OSError inside that names no path, or `temporary`, name `path`."""
+    """Let an OSError inside that names no path, or one at or below `temporary`, name `path`."""
     try:
         yield
     except OSError as error:
-        if error.errno is not None and error.filename in (None, *(() if temporary is None else (str(temporary),))):
+        names = [os.fsdecode(name) for name in (error.filename, error.filename2) if isinstance(name, str | bytes)]
+        inside = temporary is not None and any(name.startswith(str(temporary)) for name in names)
+        if error.errno is not None and (inside or not names):
             error.filename, error.filename2 = str(path), None
         raise
 
@@ -207,8 +209,7 @@ def whole_folder(out: Path) -> Iterator[Path]:
     try:
         with naming(out, staging):
             staging.mkdir(parents=True)
-        yield staging
-        with naming(out, staging):
+            yield staging
             if final.exists():
                 for path in staging.iterdir():
                     os.replace(path, final / path.name)

@@ -88,6 +88,7 @@ def plan(arguments: argparse.Namespace, methods: Sequence[Method]) -> list[Label
     task = with_labels(find_task(arguments.labelled_task), arguments.data)
     data, model = LabelledData(arguments.data, task), arguments.model or packaged_model()
     flags = _flags(arguments, len(read_split(task, arguments.data, "train")))
+    read_split(task, arguments.data, "valid")  # what is wrong with it is said before anything is trained
     digest = digest_of_model(model)
     return [
         LabelledRun(
@@ -128,6 +129,7 @@ def _check(arguments: argparse.Namespace) -> None:
         ("warmup", 0 <= arguments.warmup < 1, "in [0, 1)"),
         ("weight-decay", arguments.weight_decay >= 0, "at least 0"),
         ("batch-size", arguments.batch_size >= 1, "at least 1"),
+        ("max-length", arguments.max_length >= 1, "at least 1"),
         ("train-examples", arguments.train_examples >= 0, "at least 0"),
     ):
         if not fits:

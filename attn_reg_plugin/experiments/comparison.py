@@ -82,17 +82,22 @@ def carry_out(runs: Sequence[Any], console: Console, epochs: int, summary: Calla
     """Do of the runs what is not done yet; False when interrupted from the keyboard.
 
     Args:
-        runs: of `attn-reg compare` or `finetune`; all are claimed first, so that other settings are refused before
-            anything is trained.
+        runs: of `attn-reg compare` or `finetune`; the commands of all are tried and the folders of all claimed first,
+            so that what cannot work is refused before anything is written, and other settings before anything is
+            trained.
         console: where progress is shown.
         epochs: of a run, at most.
         summary: what is said of a finished run.
         jobs: runs at a time, at least 1.
 
     Raises:
+        ValueError: a command cannot work, or a folder holds a run with other settings.
         RunError: a run failed; the end of its log is shown.
         ValueError: `jobs` is below 1.
     """
+    from attn_reg_plugin.experiments.checks import check_runs  # imports fairseq
+
+    check_runs(runs)
     for one in runs:
         one.claim()
     try:

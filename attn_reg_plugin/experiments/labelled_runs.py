@@ -82,6 +82,11 @@ class LabelledRun(Run):
         """The official metrics, the one that checkpoints are chosen by first."""
         return self.data.task.metrics
 
+    @property
+    def subsets(self) -> tuple[str, ...]:
+        """None: nothing is translated."""
+        return ()
+
     def train_command(self) -> list[str]:
         """The command of fairseq-train."""
         kind = self.data.task.kind

@@ -62,6 +62,11 @@ class Run:
         """For messages."""
         return f"{self.method.title}, seed {self.seed}"
 
+    @property
+    def subsets(self) -> tuple[str, ...]:
+        """The test sets to translate."""
+        return self.data.subsets
+
     def train_command(self) -> list[str]:
         """The command of fairseq-train."""
         return [

@@ -10,9 +10,9 @@ import torch
 
 pytest.importorskip("transformers")
 
-from huggingface_models import batch, build
-from oracle_models import accepted, tiny
-from oracle_models import batch as tiny_batch
+from tests.backends.huggingface_models import batch, build
+from tests.backends.oracle_models import accepted, tiny
+from tests.backends.oracle_models import batch as tiny_batch
 
 from attn_reg_plugin import ADDrop
 from attn_reg_plugin.backends.huggingface_inputs import described

@@ -10,9 +10,9 @@ from torch import Tensor
 
 pytest.importorskip("transformers")
 
-from huggingface_models import batch, build
-from oracle_models import batch as tiny_batch
-from oracle_models import outcome, tiny
+from tests.backends.huggingface_models import batch, build
+from tests.backends.oracle_models import batch as tiny_batch
+from tests.backends.oracle_models import outcome, tiny
 from transformers.models.bert import modeling_bert
 
 from attn_reg_plugin import ADDrop

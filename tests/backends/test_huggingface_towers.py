@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from huggingface_models import batch, build
-from oracle_models import tiny
+from tests.backends.huggingface_models import batch, build
+from tests.backends.oracle_models import tiny
 from torch import nn
 
 from attn_reg_plugin import ADDrop, AttentionSite, find_sites

@@ -382,7 +382,7 @@ def test_output_folders_are_refused(tmp_path: Path, capsys: pytest.CaptureFixtur
     base = ["wmt16", "--pair", "en-ro", "--source", source, "--vocab-size", 70]
     (tmp_path / "file").write_text("mine")
     assert "file is a file: it must be a folder" in refusal(capsys, *base, "--out", tmp_path / "file")
-    assert "cannot be written to: " in refusal(capsys, *base, "--out", tmp_path / "file" / "below")
+    assert "must be a folder; " in refusal(capsys, *base, "--out", tmp_path / "file" / "below")
     (tmp_path / "mine" / "raw").mkdir(parents=True)
     error = refusal(capsys, *base, "--out", tmp_path / "mine")
     assert "mine holds raw but no manifest.json" in error

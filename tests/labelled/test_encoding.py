@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tests.labelled.tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, RobertaTokenizer
 
 from attn_reg_plugin.labelled import (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from tests.labelled.tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 _WORDS = "a cat dog sleep ##s ##ing the un ##want ##ed . runs"

@@ -7,8 +7,8 @@ import logging
 
 import pytest
 import torch
-from attention.tiny_model import TinyClassifier, tokens
-from test_attend_out import begin, update
+from tests.attention.tiny_model import TinyClassifier, tokens
+from tests.tasks.test_attend_out import begin, update
 from torch import nn
 
 from attn_reg_plugin import ADDrop

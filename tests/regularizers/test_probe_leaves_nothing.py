@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from attention.tiny_model import PAD, SIZE, TinyClassifier, TinyStack, loss_of, sharpened, tokens
+from tests.attention.tiny_model import PAD, SIZE, TinyClassifier, TinyStack, loss_of, sharpened, tokens
 from torch import nn
 
 from attn_reg_plugin import ADDrop, find_sites

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from fairseq.data import LanguagePairDataset, ListDataset, TokenBlockDataset, data_utils
 from fairseq.modules.dynamic_crf_layer import DynamicCRF
-from tasks_in_process import words
+from tests.tasks.tasks_in_process import words
 
 import attn_reg_plugin.tasks  # noqa: F401  importing the face mends fairseq
 
