@@ -65,10 +65,7 @@ def read_lines(path: Path) -> Iterator[str]:
         try:
             for number, line in enumerate(file, start=1):
                 if b"\0" in line:
-                    place = line.index(b"\0") + 1
-                    raise ValueError(
-                        f"{path}, line {number}: a NUL byte at position {place} of the line; text has none"
-                    )
+                    raise ValueError(f"{path}, line {number}: not text (a NUL byte at position {line.index(0) + 1})")
                 yield one_line(line.decode("utf-8-sig" if number == 1 else "utf-8"))
         except UnicodeDecodeError as error:
             byte = error.object[error.start]

@@ -77,10 +77,11 @@ def _parse(command: Sequence[str], kind: str) -> argparse.Namespace:
         kind: `training` or `generation`.
     """
     from fairseq import options, utils
+    from fairseq.models import import_models
+    from fairseq.tasks import import_tasks
 
-    import attn_reg_plugin.models
-    import attn_reg_plugin.tasks  # noqa: F401  brings the tasks and their flags
-
+    import_tasks(str(USER_DIR / "tasks"), f"{USER_DIR.name}.tasks")
+    import_models(str(USER_DIR / "models"), f"{USER_DIR.name}.models")
     words = list(command[3:])
     place = words.index("--user-dir")
     assert words[place + 1] == str(USER_DIR)
@@ -94,17 +95,21 @@ def _parse(command: Sequence[str], kind: str) -> argparse.Namespace:
 def _training(command: Sequence[str]) -> None:
     from fairseq import tasks
 
+    from attn_reg_plugin.tasks.attn_reg_task import SEEN
+
     args = _parse(command, "training")
+    for name, seen in SEEN:  # which fairseq fills in later; without a --save-dir nothing is looked for or written there
+        setattr(args, f"attn_{name}", None if name == "save_dir" else getattr(args, seen.rpartition(".")[2], None))
     for name in _FILES:
         path = getattr(args, name, None)
         if path and not Path(path).is_file():
             raise ValueError(f"--{name.replace('_', '-')} is {path}, but there is no such file")
+    task = tasks.setup_task(args)
     folder = Path(getattr(args, "hf_model", None) or "")
     if getattr(args, "hf_model", None) and folder.is_dir() and not getattr(args, "hf_from_config", False):
         if not any(path for pattern in _WEIGHTS for path in folder.glob(pattern)):
             raise ValueError(f"--hf-model {folder} has no weights ({' or '.join(_WEIGHTS)})")
         args.hf_from_config = True
-    task = tasks.setup_task(args)
     try:
         with torch.device("meta"):
             task.build_model(args)

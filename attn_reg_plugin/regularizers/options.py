@@ -41,6 +41,18 @@ class Interval:
         return f"be {'at least' if self.text[0] == '[' else 'above'} {low:g}"
 
 
+class OptionError(ValueError):
+    """An option of a method that cannot be used with the model it is attached to, or names a file that is missing.
+
+    Attributes:
+        option: its name.
+    """
+
+    def __init__(self, option: str, message: str) -> None:
+        super().__init__(message)
+        self.option = option
+
+
 def option(default: Any, help: str, choices: tuple[str, ...] | None = None, within: str | None = None) -> Any:
     """A documented field of a method; faces turn it into a flag, and `check_options` holds it to what it declares.
 

@@ -23,6 +23,7 @@ from attn_reg_plugin.attention.calls import derived
 from attn_reg_plugin.attention.sites import AttentionSite, SiteSelector
 from attn_reg_plugin.regularizers.attachment import Attachment
 from attn_reg_plugin.regularizers.base import Regularizer, option, register
+from attn_reg_plugin.regularizers.options import OptionError
 from attn_reg_plugin.regularizers.probing import Forward
 
 EXAMPLE = "drop encoder.self: 0:0.6 1000:0.1"
@@ -236,16 +237,19 @@ class ScheduledDropout(Regularizer):
         """As `Regularizer.attach`.
 
         Raises:
-            ValueError: also if the schedule's file is missing, an entry fits none of the regularized sites, or says
-                neither `drop` nor `keep`.
+            OptionError: the schedule's file is missing, an entry fits none of the regularized sites, or says neither
+                `drop` nor `keep`.
         """
-        self.plan = self.plan or Schedule.read(self.schedule)
+        try:
+            self.plan = self.plan or Schedule.read(self.schedule)
+        except ValueError as error:
+            raise OptionError("schedule", str(error)) from None
         attachment = super().attach(model)
         try:
             self.curves = self.plan.assign(attachment.sites)
-        except ValueError:
+        except ValueError as error:
             self.detach()
-            raise
+            raise OptionError("schedule", str(error)) from None
         return attachment
 
     def drop_probabilities(self) -> dict[str, float]:

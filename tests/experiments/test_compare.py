@@ -97,6 +97,35 @@ def test_an_interruption_is_said_without_a_traceback(
     assert "the same command goes on" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--", "--nonsense"], "plain: unrecognized arguments: --nonsense"),
+        (["--", "--update-freq", "x"], "plain: argument --update-freq: invalid"),
+        (["--arch", "nothing"], "plain: argument --arch/-a: invalid choice: 'nothing'"),
+        (["--generate-flags=--nonsense"], "plain: unrecognized arguments: --nonsense"),
+        (["--method-flags", "ad_drop=--ad-drop-p 2"], "AD-DROP: --attn-reg ad_drop: p is 2.0"),
+        (["--method-flags", "ad_drop=--attn-sites encoder.self[7]"], "AD-DROP: --attn-sites 'encoder.self[7]'"),
+        (["--method-flags", "ad_drop=--attn-reg magic"], "AD-DROP: --attn-reg is 'magic', but must be one of none"),
+        (
+            ["--method-flags", "ad_drop=--attn-reg scheduled_dropout --scheduled-dropout-schedule gone.yaml"],
+            "AD-DROP: --scheduled-dropout-schedule: the schedule file gone.yaml cannot be read",
+        ),
+        (
+            ["--", "--finetune-from-model", "gone.pt"],
+            "plain: --finetune-from-model is gone.pt, but there is no such file",
+        ),
+    ],
+)
+def test_what_cannot_work_is_said_before_anything_is_written(
+    words: list[str], said: str, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["compare", str(corpus), "--out", str(tmp_path / "runs"), *SMALL, *words]) == 2
+    captured = capsys.readouterr()
+    assert f"attn-reg compare: {said}" in captured.err and captured.err.count("\n") == 1 and not captured.out
+    assert not (tmp_path / "runs").exists()
+
+
 @pytest.mark.slow
 def test_a_comparison_from_end_to_end(
     corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
