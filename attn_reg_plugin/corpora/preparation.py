@@ -30,9 +30,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from attn_reg_plugin.corpora import options
-
-from attn_reg_plugin.corpora import binarize
+from attn_reg_plugin.corpora import binarize, options
 from attn_reg_plugin.corpora.manifest import NAME, Manifest, unfinished
 from attn_reg_plugin.corpora.options import PhrasebookOptions, PrepareOptions, Wmt16Options
 from attn_reg_plugin.corpora.sources import FolderSource, HubSource, PhrasebookSource, Source

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from attn_reg_plugin.checkpoints import find_checkpoint, load_checkpoint
+from attn_reg_plugin.files import naming_writer, whole_folder, write_json, write_text
 from attn_reg_plugin.opus_mt import marian_folder as marian
 from attn_reg_plugin.opus_mt import tokenization as text
 from attn_reg_plugin.opus_mt.marian_folder import BIAS, MarianFolder, MarianShape
 from attn_reg_plugin.opus_mt.tokenization import CONFIG, OpusMTTokenizer, Vocabulary, copy_files, write_dictionaries
-from attn_reg_plugin.files import naming_writer, whole_folder, write_json, write_text
 
 ARCHITECTURE = "opus_mt"
 CHECKPOINT, FLAGS = "checkpoint.pt", "fairseq.flags"

@@ -10,12 +10,11 @@ import torch
 
 pytest.importorskip("transformers")
 
+from attn_reg_plugin import ADDrop
+from attn_reg_plugin.backends.huggingface_inputs import described
 from tests.backends.huggingface_models import batch, build
 from tests.backends.oracle_models import accepted, tiny
 from tests.backends.oracle_models import batch as tiny_batch
-
-from attn_reg_plugin import ADDrop
-from attn_reg_plugin.backends.huggingface_inputs import described
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

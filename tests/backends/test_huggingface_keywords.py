@@ -10,13 +10,13 @@ from torch import Tensor
 
 pytest.importorskip("transformers")
 
-from tests.backends.huggingface_models import batch, build
-from tests.backends.oracle_models import batch as tiny_batch
-from tests.backends.oracle_models import outcome, tiny
 from transformers.models.bert import modeling_bert
 
 from attn_reg_plugin import ADDrop
 from attn_reg_plugin.backends.huggingface_attention import COMPUTED, HARMLESS, soft_capped
+from tests.backends.huggingface_models import batch, build
+from tests.backends.oracle_models import batch as tiny_batch
+from tests.backends.oracle_models import outcome, tiny
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from tests.backends.huggingface_models import batch, build
-from tests.backends.oracle_models import tiny
 from torch import nn
 
 from attn_reg_plugin import ADDrop, AttentionSite, find_sites
 from attn_reg_plugin.attention.sites import SiteSelector, name_towers
 from attn_reg_plugin.backends import huggingface_modules
+from tests.backends.huggingface_models import batch, build
+from tests.backends.oracle_models import tiny
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -21,7 +21,6 @@ from attn_reg_plugin.cli import main
 from attn_reg_plugin.commands import finetune, predict
 from attn_reg_plugin.commands.evaluate import evaluate, folding
 from attn_reg_plugin.experiments.checks import check_runs
-from attn_reg_plugin.labelled import TextExample, find_task, read_file
 from attn_reg_plugin.experiments.labelled_runs import best_figures
 from attn_reg_plugin.experiments.logs import TrainingLog
 from attn_reg_plugin.experiments.methods import Method

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+
 from attn_reg_plugin import ADDrop, recording
 from attn_reg_plugin.attention.sites import find_sites
 from attn_reg_plugin.regularizers.probing import Forward

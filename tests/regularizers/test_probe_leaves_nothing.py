@@ -9,12 +9,12 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from tests.attention.tiny_model import PAD, SIZE, TinyClassifier, TinyStack, loss_of, sharpened, tokens
 from torch import nn
 
 from attn_reg_plugin import ADDrop, find_sites
 from attn_reg_plugin.attention.sites import HeldSites
 from attn_reg_plugin.regularizers.probing import own_copy
+from tests.attention.tiny_model import PAD, SIZE, TinyClassifier, TinyStack, loss_of, sharpened, tokens
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 IDS = tokens([6, 3, 2], 6, seed=1)

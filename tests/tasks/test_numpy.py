@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from fairseq.data import LanguagePairDataset, ListDataset, TokenBlockDataset, data_utils
 from fairseq.modules.dynamic_crf_layer import DynamicCRF
-from tests.tasks.tasks_in_process import words
 
 import attn_reg_plugin.tasks  # noqa: F401  importing the face mends fairseq
+from tests.tasks.tasks_in_process import words
 
 SENTENCES = [torch.tensor([4, 5, 2]), torch.tensor([6, 2]), torch.tensor([7, 8, 9, 4, 2])]
 SIZES = np.array([len(sentence) for sentence in SENTENCES])

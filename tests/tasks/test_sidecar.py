@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from tests.tasks.tasks_in_process import attached, transformer
 
 from attn_reg_plugin import AttendOut
 from attn_reg_plugin import checkpoints as reading
 from attn_reg_plugin.tasks.attend_out_training import continue_game
 from attn_reg_plugin.tasks.sidecar import Sidecar
+from tests.tasks.tasks_in_process import attached, transformer
 
 STATE = {"epoch": 1, "updates": 4, "model": {"w": torch.arange(4000.0)}}
 
