@@ -17,6 +17,7 @@ from attn_reg_plugin.cli import main
 from attn_reg_plugin.opus_mt import conversion as opus_mt_convert
 from attn_reg_plugin.opus_mt.conversion import CHECKPOINT, FLAGS, to_fairseq, to_huggingface
 from attn_reg_plugin.opus_mt.marian_folder import MarianFolder
+from tests.opus_mt.folders import TINY, load_tokenizer, make_folder
 
 
 def copy(source: Path, destination: Path) -> Path:
