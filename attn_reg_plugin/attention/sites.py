@@ -46,6 +46,8 @@ class AttentionSite:
         uniform: every row is uniform; in the first call only where `redraw` says it of each further one, by its number.
         once: why a second call in a forward is refused; empty where it isn't.
         several: whether it ever ran more than once in a forward.
+        calls: those of the forward so far.
+        current: the one that attention asked for last.
         over: whether the forward that the masks are for has ended.
         ran: whether it ever ran as usual with gradients.
     """
@@ -68,7 +70,7 @@ class AttentionSite:
     current: AttentionCall | None = field(default=None, repr=False)
     over: bool = field(default=False, repr=False)
     ran: bool = field(default=False, repr=False)
-    _calls: list[AttentionCall] = field(default_factory=list, repr=False)
+    calls: list[AttentionCall] = field(default_factory=list, repr=False)
     _waiting: list[tuple[Tensor, Tensor | None]] | None = field(default=None, repr=False)
     _task: int = field(default=-1, repr=False)
 
@@ -104,7 +106,7 @@ class AttentionSite:
             self.ran = self.ran or torch.is_grad_enabled()
             return None
         if graph_task() != self._task:
-            call = recomputed(self._calls, inputs)
+            call = recomputed(self.calls, inputs)
         elif self.over:
             return None  # a part of the model runs by itself: no forward of the model that a mask was made for
         else:
@@ -114,7 +116,7 @@ class AttentionSite:
         return call if call is not None and (masked or call.uniform or call.tape is not None) else None
 
     def _begin(self, inputs: tuple[Tensor | None, ...]) -> AttentionCall:
-        call = AttentionCall(self, len(self._calls))
+        call = AttentionCall(self, len(self.calls))
         if call.index:
             if self.once:
                 raise RuntimeError(f"{self.name} ({self.path}) runs more than once in a forward: {self.once}")
@@ -126,7 +128,7 @@ class AttentionSite:
         else:
             again = call.index > 0 and self.redraw is not None
             call.uniform = self.redraw(call.index) if again else self.uniform
-        self._calls.append(call)
+        self.calls.append(call)
         return call
 
     def keep_mask(self, shape: tuple[int, ...], valid: Tensor | None, device: torch.device) -> Tensor | None:
@@ -155,7 +157,7 @@ class AttentionSite:
 
     def restart(self) -> None:
         """Forget the calls so far: the same forward runs again."""
-        self._calls, self.current, self.over, self._task = [], None, False, graph_task()
+        self.calls, self.current, self.over, self._task = [], None, False, graph_task()
 
     def clear(self) -> None:
         """Forget masks, tapes and calls: plain attention from here."""
