@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from attn_reg_plugin import ADDrop, find_sites
+from attn_reg_plugin import ADDrop, AttendOut, find_sites
 from attn_reg_plugin.attention.sites import HeldSites
+from attn_reg_plugin.regularizers import Tokens
 from attn_reg_plugin.regularizers.probing import own_copy
 from tests.attention.tiny_model import PAD, SIZE, TinyClassifier, TinyStack, loss_of, sharpened, tokens
 
@@ -121,6 +122,23 @@ def test_hooks_that_give_a_module_new_weights_act_once(attribution):
     for module in noisy:
         assert 0.3 < (module.weight == 0).float().mean() < 0.7
         assert module.weight.abs().max() <= 2 * SIZE**-0.5 and module.weight.grad is not None
+
+
+def test_attend_outs_defender_learns_from_what_the_attacker_was_given():
+    class Problem:
+        def loss(self, model, inputs):
+            raise NotImplementedError
+
+        def tokens(self, inputs):
+            return {"encoder": Tokens(inputs["ids"], inputs["ids"].ne(PAD))}
+
+        validation = loss
+
+    model, cache = stateful(), Store(SIZE)
+    with AttendOut(problem=Problem(), optimizer=torch.optim.SGD(model.parameters(), 0.1)).attach(model) as regularizer:
+        model(IDS, cache=cache, options=[])
+        (inputs,) = regularizer._pending
+        assert cache.filled == 1 and inputs["cache"].filled == 0 and inputs["ids"] is IDS and inputs["options"] == []
 
 
 # -- rehearsal --------------------------------------------------------------------------------------------------------
