@@ -275,6 +275,15 @@ class ScheduledDropout(Regularizer):
             if drop[site.name] > 0:
                 site.sampler = partial(self._sample, site, drop[site.name], int(torch.randint(2**62, ())))
 
+    def rehearse(self, forward: Forward) -> None:
+        """Run the forward once through regularized attention in which nothing is dropped yet."""
+        if all(keep == 1 for curve in self.curves.values() for _, keep in curve.points):
+            return
+        for site in self.attached_sites:
+            site.keep = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=forward.device)
+        with torch.no_grad():
+            forward.run()
+
     def _sample(
         self,
         site: AttentionSite,

@@ -10,9 +10,8 @@ from torch import Tensor, nn
 
 transformers = pytest.importorskip("transformers")
 
-from huggingface_models import HEADS, LAYERS, PAD, WIDTH, WORDS, build  # noqa: E402
-
 from attn_reg_plugin import ADDrop, AttentionLayerDrop, ScheduledDropout, find_sites  # noqa: E402
+from tests.backends.huggingface_models import HEADS, LAYERS, PAD, WIDTH, WORDS, build  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 DECODER = {

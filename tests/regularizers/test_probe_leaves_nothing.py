@@ -9,9 +9,13 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+<<<<<<< HEAD
+=======
+from tests.attention.tiny_model import PAD, SIZE, TinyClassifier, TinyStack, attentions, loss_of, sharpened, tokens
+>>>>>>> 4f95561 (Scheduled dropout rehearses too)
 from torch import nn
 
-from attn_reg_plugin import ADDrop, AttendOut, find_sites
+from attn_reg_plugin import ADDrop, AttendOut, ScheduledDropout, find_sites
 from attn_reg_plugin.attention.sites import HeldSites
 from attn_reg_plugin.regularizers import Tokens
 from attn_reg_plugin.regularizers.probing import own_copy
@@ -158,10 +162,32 @@ def drawing_objective(calls, outputs, inputs):
     return outputs.logsumexp(-1).sum()
 
 
-@pytest.mark.parametrize("attribution", [*ATTRIBUTIONS, "random"])
+@pytest.mark.parametrize(
+    "method",
+    [ADDrop(), ADDrop(attribution="attention"), ScheduledDropout(schedule="*: 0:1 1000:0.5")],
+    ids=["ad_drop", "attention weights", "scheduled_dropout"],
+)
+def test_attention_that_cannot_be_regularized_is_said_in_the_first_forward(method):
+    model = TinyClassifier().train()
+    method.begin_epoch(1)
+    attention = attentions(model)["encoder.self[1]"]
+
+    def refuse(module, args):
+        if module.site.active:
+            raise RuntimeError("uses sinks, which cannot be regularized")
+
+    attention.register_forward_pre_hook(refuse)
+    with method.attach(model), pytest.raises(RuntimeError, match="uses sinks"):
+        model(IDS)
+    model(IDS)
+
+
+@pytest.mark.parametrize("attribution", [*ATTRIBUTIONS, "random", "later"])
 def test_a_rehearsal_leaves_plain_epochs_bit_identical(attribution):
     runs = []
-    for method in (None, ADDrop(attribution=attribution, integrated_steps=2)):
+    later = ScheduledDropout(schedule="*: 5:1 9:0.5")
+    rehearsing = later if attribution == "later" else ADDrop(attribution=attribution, integrated_steps=2)
+    for method in (None, rehearsing):
         torch.manual_seed(2)
         np.random.seed(2)
         random.seed(2)
@@ -180,7 +206,7 @@ def test_a_rehearsal_leaves_plain_epochs_bit_identical(attribution):
             optimizer.zero_grad()
             losses.append(loss.detach())
         if method is not None:
-            assert len(calls) == (attribution != "random"), "rehearsed once"
+            assert len(calls) == (attribution in ATTRIBUTIONS), "rehearsed once"
             counted = method.statistics.take()
             assert counted == {"forwards": 3.0, "regularized": 0.0}
             assert not any(site.active for site in method.attached_sites)
