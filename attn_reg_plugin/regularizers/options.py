@@ -78,8 +78,8 @@ def check_value(entry: dataclasses.Field, value: Any) -> None:
     if choices and value not in choices:
         raise ValueError(f"{entry.name} is {value!r}, but must be one of {', '.join(choices)}")
     if within is not None and value not in (allowed := Interval(within)):
-        finite = "be finite and " if math.isinf(value) and math.isinf(allowed.bounds[1]) else ""
-        raise ValueError(f"{entry.name} is {value}, but must {finite}{allowed}")
+        finite = ", and finite" if math.isinf(value) and math.isinf(allowed.bounds[1]) else ""
+        raise ValueError(f"{entry.name} is {value}, but must {allowed}{finite}")
     if kind == "float" and not math.isfinite(value):
         raise ValueError(f"{entry.name} is {value}, but must be finite")
 
