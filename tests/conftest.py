@@ -5,6 +5,14 @@ from __future__ import annotations
 import pytest
 
 
+def pytest_collection_modifyitems(config, items):
+    """Leave out what is marked `oracle`, unless it is selected by `-m`."""
+    if "oracle" not in config.option.markexpr:
+        left_out = [item for item in items if item.get_closest_marker("oracle")]
+        items[:] = [item for item in items if not item.get_closest_marker("oracle")]
+        config.hook.pytest_deselected(items=left_out)
+
+
 @pytest.fixture
 def one_thread():
     """Tensors this small are computed fastest, and on a busy machine many times faster, by one thread."""
@@ -32,7 +40,8 @@ def dropping_translator(one_thread):
 def classifier(one_thread):
     """A tiny encoder classifier in training mode, without dropout."""
     import torch
-    from attention.tiny_model import TinyClassifier, sharpened
+
+    from tests.attention.tiny_model import TinyClassifier, sharpened
 
     torch.manual_seed(5)
     return sharpened(TinyClassifier()).train()
@@ -41,14 +50,15 @@ def classifier(one_thread):
 @pytest.fixture
 def batch():
     """Source (3, 6) and target (3, 5) of unequal lengths."""
-    from attention.tiny_model import tokens
+    from tests.attention.tiny_model import tokens
 
     return tokens([6, 4, 2], 6, seed=1), tokens([3, 5, 1], 5, seed=2)
 
 
 def _translator(dropout: float):
     import torch
-    from attention.tiny_model import TinyTranslator, sharpened
+
+    from tests.attention.tiny_model import TinyTranslator, sharpened
 
     torch.manual_seed(3)
     return sharpened(TinyTranslator(dropout)).train()

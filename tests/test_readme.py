@@ -13,7 +13,7 @@ from torch import nn
 
 from attn_reg_plugin import ADDrop, AttentionSite, regularized_attention
 from attn_reg_plugin.attention import sites as sites_module
-from attn_reg_plugin.experiments.bench_rows import ROWS
+from attn_reg_plugin.bench.rows import ROWS
 from attn_reg_plugin.experiments.methods import METHODS
 from attn_reg_plugin.regularizers import REGISTRY, Regularizer, options_of
 
@@ -110,8 +110,9 @@ def test_the_attention_of_ones_own_attends():
 
 
 def test_the_trainer_trains(tmp_path, one_thread):
-    from backends.huggingface_models import batch, build
     from transformers import TrainingArguments
+
+    from tests.backends.huggingface_models import batch, build
 
     examples = [dict(zip(batch("bert"), row, strict=True)) for row in zip(*batch("bert").values(), strict=True)]
     quiet = {"report_to": "none", "disable_tqdm": True, "use_cpu": True, "save_strategy": "no", "logging_steps": 1}

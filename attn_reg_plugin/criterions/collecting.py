@@ -16,7 +16,7 @@ from fairseq.distributed import utils as distributed
 from fairseq.logging import metrics
 from torch import Tensor
 
-from attn_reg_plugin.criterions.scores import SCORES
+from attn_reg_plugin.labelled.metrics import SCORES
 
 #: a logging output's keys: the rows; and the metrics that they are for, as KIND/NAME
 ROWS, WANTED = "predictions", "metric:"

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from attn_reg_plugin.criterions.labelled import LabelledConfig, LabelledCriterion, RDrop, RDropConfig
 from attn_reg_plugin.criterions.r_drop import symmetric_divergence
-from attn_reg_plugin.criterions.scores import SENTENCE_END, tag_codes
-from attn_reg_plugin.data.labelled.encoding import IGNORED
-from attn_reg_plugin.data.labelled.table import TAGGING
+from attn_reg_plugin.labelled.encoding import IGNORED
+from attn_reg_plugin.labelled.metrics import SENTENCE_END, tag_codes
+from attn_reg_plugin.labelled.task_table import TAGGING
 from attn_reg_plugin.regularizers.base import Outcome
 
 

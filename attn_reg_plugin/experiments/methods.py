@@ -40,13 +40,26 @@ class Method:
     flags: tuple[str, ...]
 
 
+def split_flags(flag: str, text: str) -> list[str]:
+    """The words of a text of flags, as a shell parts them.
+
+    Raises:
+        ValueError: a quote in it is not closed, or nothing follows a backslash; the sentence names `flag`.
+    """
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        reason = {"No closing quotation": "a quote is not closed", "No escaped character": "it ends in a backslash"}
+        raise ValueError(f"{flag} {text!r}: {reason.get(str(error), str(error))}") from None
+
+
 def select_methods(
     names: Sequence[str], overrides: Sequence[str] = (), table: Mapping[str, tuple[str, str]] = METHODS
 ) -> list[Method]:
     """The methods of `table` called `names`, in that order.
 
     `overrides` are texts `NAME=FLAGS`; the flags are put after the method's own, so that they win.
-    Raises ValueError for an unknown or repeated method and for an override of a method not selected.
+    Raises ValueError for an unknown or repeated method, an override of a method not selected, and an open quote.
     """
     unknown = [name for name in names if name not in table]
     if unknown:
@@ -62,5 +75,5 @@ def select_methods(
             raise ValueError(f"--method-flags wants NAME=FLAGS, given {override!r}")
         if name not in added:
             raise ValueError(f"--method-flags names {name!r}, which is not among --methods {','.join(names)}")
-        added[name] += shlex.split(flags)
+        added[name] += split_flags("--method-flags", flags)
     return [Method(name, table[name][0], (*shlex.split(table[name][1]), *added[name])) for name in names]

@@ -6,7 +6,7 @@ import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from attn_reg_plugin.experiments.folder import read_lines
+from attn_reg_plugin.experiments.data_folder import read_lines
 
 #: D-<sample id>, the score, the detokenized translation (which may be empty)
 _HYPOTHESIS = re.compile(r"D-(\d+)\t[^\t]*\t(.*)", re.DOTALL)

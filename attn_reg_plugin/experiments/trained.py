@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from attn_reg_plugin.checkpoints import find_checkpoint, load_checkpoint
-from attn_reg_plugin.data.labelled import Encoded, Example, LabelledTask, encode, load_tokenizer, longest_input
-from attn_reg_plugin.data.labelled.dataset import LabelledDataset
-from attn_reg_plugin.data.labelled.table import TAGGING
+from attn_reg_plugin.labelled import Encoded, Example, LabelledTask, encode, load_tokenizer, longest_input
+from attn_reg_plugin.labelled.dataset import LabelledDataset
+from attn_reg_plugin.labelled.task_table import TAGGING
 from attn_reg_plugin.models.hf_encoder import HFEncoderModel, build_head, config_from_json
 from attn_reg_plugin.tasks.labelled_task import ENCODER, KINDS_OF_TASKS, described_task
 

@@ -25,7 +25,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from attn_reg_plugin.data.labelled.table import CLASSIFICATION, MULTIPLE_CHOICE, REGRESSION, TAGGING, LabelledTask
+from attn_reg_plugin.labelled.task_table import CLASSIFICATION, MULTIPLE_CHOICE, REGRESSION, TAGGING, LabelledTask
 from attn_reg_plugin.regularizers.objectives import logits_of
 
 #: kind of task -> transformers' class with the head for it

@@ -24,7 +24,7 @@ class OpusMTBPE:
 
     def __init__(self, cfg: OpusMTBPEConfig) -> None:
         # imported only when it is asked for: fairseq loads this file with every --user-dir, sentencepiece or not
-        from attn_reg_plugin.data.opus_mt_text import OpusMTTokenizer
+        from attn_reg_plugin.opus_mt.tokenization import OpusMTTokenizer
 
         self.tokenizer = OpusMTTokenizer(Path(cfg.opus_mt_folder))
 

@@ -22,7 +22,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from attn_reg_plugin.regularizers.base import Forward, Problem, Regularizer, attachments_of, option, register
+from attn_reg_plugin.regularizers.attachment import attachments_of
+from attn_reg_plugin.regularizers.base import Problem, Regularizer, option, register
 from attn_reg_plugin.regularizers.game import (
     CachedBatch,
     Defender,
@@ -42,8 +43,15 @@ from attn_reg_plugin.regularizers.generator import (
     sample_masks,
     valid_pairs,
 )
+from attn_reg_plugin.regularizers.probing import Forward
 
 logger = logging.getLogger(__name__)
+
+#: why a site that runs several times in a forward is refused
+ONE_CALL = (
+    "attend_out proposes one mask a site from the batch's tokens and can't tell which call it belongs to; leave this "
+    "site out of sites=, or attach to the part that runs once"
+)
 
 
 @register("attend_out")
@@ -170,7 +178,7 @@ class AttendOut(Regularizer):
             masks = sample_masks(self.generator(tokens), self.temperature)
         for site in self.attached_sites:
             pairs = valid_pairs(site.stack, site.kind, tokens)
-            site.keep = masks[site.name].unsqueeze(1)
+            site.keep, site.once = masks[site.name].unsqueeze(1), ONE_CALL
             self.count_dropped(site, masks[site.name] & pairs, pairs)
         self._pending.append(forward.inputs)
         if not forward.supplied.get("ignore_grad", False):

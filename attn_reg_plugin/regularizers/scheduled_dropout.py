@@ -19,8 +19,11 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from attn_reg_plugin.attention.calls import derived
 from attn_reg_plugin.attention.sites import AttentionSite, SiteSelector
-from attn_reg_plugin.regularizers.base import Attachment, Forward, Regularizer, option, register
+from attn_reg_plugin.regularizers.attachment import Attachment
+from attn_reg_plugin.regularizers.base import Regularizer, option, register
+from attn_reg_plugin.regularizers.probing import Forward
 
 EXAMPLE = "drop encoder.self: 0:0.6 1000:0.1"
 #: how the name of a schedule file ends
@@ -277,10 +280,12 @@ class ScheduledDropout(Regularizer):
         valid: Tensor | None,
         device: torch.device,
     ) -> Tensor:
-        """A keep mask (B, 1, T, S) for all heads; the same for the same seed, so that recomputation agrees."""
-        generator = torch.Generator(device).manual_seed(seed)
+        """A keep mask (B, 1, T, S) for all heads; the same for a call of the seed, so that recomputation agrees."""
+        call = site.current
+        generator = torch.Generator(device).manual_seed(derived(seed, call.index))
         keep = torch.empty((shape[0], 1, *shape[2:]), dtype=torch.bool, device=device)
         keep.bernoulli_(1.0 - probability, generator=generator)
         keep = keep if valid is None else keep & valid
-        self.count_dropped(site, keep, valid)
+        if not call.counted:
+            self.count_dropped(site, keep, valid)
         return keep

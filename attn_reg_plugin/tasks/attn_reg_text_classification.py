@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from fairseq.tasks import register_task
 
-from attn_reg_plugin.data.labelled import CLASSIFICATION, REGRESSION
+from attn_reg_plugin.labelled import CLASSIFICATION, REGRESSION
 from attn_reg_plugin.tasks.attn_reg_task import AttnRegTask, print_flags_if_asked, with_attn_reg
 from attn_reg_plugin.tasks.labelled_task import LabelledTaskConfig, LabelledTextTask
 

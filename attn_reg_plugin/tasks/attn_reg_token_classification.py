@@ -4,7 +4,7 @@ from typing import ClassVar
 
 from fairseq.tasks import register_task
 
-from attn_reg_plugin.data.labelled import TAGGING
+from attn_reg_plugin.labelled import TAGGING
 from attn_reg_plugin.tasks.attn_reg_task import AttnRegTask, print_flags_if_asked, with_attn_reg
 from attn_reg_plugin.tasks.labelled_task import LabelledTaskConfig, LabelledTextTask
 

@@ -15,7 +15,7 @@ from fairseq.dataclass import FairseqDataclass
 from fairseq.tasks import FairseqTask
 from omegaconf import II, MISSING, OmegaConf, open_dict
 
-from attn_reg_plugin.data.labelled import (
+from attn_reg_plugin.labelled import (
     LabelledTask,
     encode,
     find_task,
@@ -26,7 +26,7 @@ from attn_reg_plugin.data.labelled import (
     sample_of,
     with_labels,
 )
-from attn_reg_plugin.data.labelled.dataset import LabelledDataset
+from attn_reg_plugin.labelled.dataset import LabelledDataset
 from attn_reg_plugin.models.hf_encoder import load_config
 from attn_reg_plugin.regularizers.game import rank
 from attn_reg_plugin.tasks.patience import go_on_waiting, waited

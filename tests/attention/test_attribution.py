@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from attention.literal import loop_weights
-from attention.tiny_model import attentions
 
 from attn_reg_plugin import find_sites, gradient_attribution, recording
 from attn_reg_plugin.attention.attribution import map_gradient, output_gradients
+from tests.attention.literal import loop_weights
+from tests.attention.tiny_model import attentions
 
 
 class Materialized:

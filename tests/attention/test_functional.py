@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from attention.literal import causal, loop_attention, loop_weights, padding
 
 from attn_reg_plugin import AttentionSite, regularized_attention
 from attn_reg_plugin.attention.functional import attention_weights, uniform_attention
 from attn_reg_plugin.attention.masks import candidate_region, drop_candidates
 from attn_reg_plugin.attention.sites import Tape
+from tests.attention.literal import causal, loop_attention, loop_weights, padding
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from attention.literal import loop_weights
-from attention.tiny_model import attentions
 
 from attn_reg_plugin import find_sites, recording
 from attn_reg_plugin.attention.attribution import integrated_attribution, integration_nodes
+from tests.attention.literal import loop_weights
+from tests.attention.tiny_model import attentions
 
 DECODER = [f"decoder.{kind}[{layer}]" for layer in range(2) for kind in ("self", "cross")]
 EVERY = ["encoder.self[0]", "encoder.self[1]", *DECODER]

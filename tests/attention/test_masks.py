@@ -7,12 +7,12 @@ from fractions import Fraction
 
 import pytest
 import torch
-from attention.literal import causal, check_region, loop_candidates, padding
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attn_reg_plugin import candidate_region, drop_candidates
 from attn_reg_plugin.attention.masks import candidate_counts, dropped_fraction, sample_keep
+from tests.attention.literal import causal, check_region, loop_candidates, padding
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

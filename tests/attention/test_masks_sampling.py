@@ -6,10 +6,10 @@ from itertools import product
 
 import pytest
 import torch
-from attention.literal import padding
 
 from attn_reg_plugin import candidate_region, drop_candidates
 from attn_reg_plugin.attention.masks import sample_keep
+from tests.attention.literal import padding
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

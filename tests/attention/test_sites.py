@@ -8,11 +8,11 @@ import tracemalloc
 
 import pytest
 import torch
-from attention.tiny_model import TinyTranslator, attentions
 from torch import nn
 
 from attn_reg_plugin import AttentionSite, find_sites, recording, regularized_attention
 from attn_reg_plugin.attention.sites import SiteSelector, all_sites
+from tests.attention.tiny_model import TinyTranslator, attentions
 
 SITES = [
     *(AttentionSite("encoder", "self", layer) for layer in range(4)),

@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 pytest.importorskip("transformers")
 
-from huggingface_models import FAMILIES, PAD, batch, build, objective, opened, token_mask
 from transformers import AttentionMaskInterface
 
 from attn_reg_plugin import ADDrop, candidate_region, find_sites, gradient_attribution, recording
+from tests.backends.huggingface_models import FAMILIES, PAD, batch, build, objective, opened, token_mask
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TOKEN_LEVEL = [name for name, family in FAMILIES.items() if "Sequence" not in family.model]

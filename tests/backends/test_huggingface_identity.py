@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 pytest.importorskip("transformers")
 
-from huggingface_models import FAMILIES, batch, build, ids
-
 from attn_reg_plugin import ADDrop
+from tests.backends.huggingface_models import FAMILIES, batch, build, ids
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 GENERATING = [name for name, family in FAMILIES.items() if family.stacks != "encoder"]

@@ -11,12 +11,11 @@ from torch import Tensor, nn
 
 pytest.importorskip("transformers")
 
-from huggingface_models import FAMILIES, PAD, WORDS, batch, build, objective
-
 from attn_reg_plugin import ADDrop, AttendOut, AttentionLayerDrop, ScheduledDropout, find_sites
 from attn_reg_plugin.regularizers import Outcome, Tokens
-from attn_reg_plugin.regularizers.base import without_dropout
 from attn_reg_plugin.regularizers.generator import embeddings_of
+from attn_reg_plugin.regularizers.probing import without_dropout
+from tests.backends.huggingface_models import FAMILIES, PAD, WORDS, batch, build, objective
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 FEW = ["bert", "albert", "marian", "t5", "llama"]

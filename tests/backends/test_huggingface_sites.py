@@ -15,11 +15,11 @@ from torch.utils.checkpoint import checkpoint
 pytest.importorskip("transformers")
 
 import transformers
-from huggingface_models import FAMILIES, batch, build, fingerprint, opened
 
 from attn_reg_plugin import ADDrop, AttentionSite, find_sites
 from attn_reg_plugin.backends.huggingface import HuggingFaceBackend
 from attn_reg_plugin.backends.huggingface_attention import open_sites
+from tests.backends.huggingface_models import FAMILIES, batch, build, fingerprint, opened
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 40}

@@ -10,7 +10,7 @@ import torch
 from fairseq.logging import metrics
 from torch import Tensor, nn
 
-from attn_reg_plugin.data.labelled import LabelledTask, find_task
+from attn_reg_plugin.labelled import LabelledTask, find_task
 
 NER = find_task("wnut17")
 

@@ -14,13 +14,13 @@ from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
 pytest.importorskip("fairseq")
 
-from criterion_problems import NER, Fixed, sample_of, task_for, validate
 from fairseq.logging import metrics
 
 from attn_reg_plugin.criterions.classification import ClassificationCriterion
 from attn_reg_plugin.criterions.collecting import packed, unpacked
 from attn_reg_plugin.criterions.tagging import TaggingCriterion
-from attn_reg_plugin.data.labelled import find_task
+from attn_reg_plugin.labelled import find_task
+from tests.criterions.criterion_problems import NER, Fixed, sample_of, task_for, validate
 
 SIZES = [7, 1, 20, 12]
 COUNT = sum(SIZES)

@@ -13,8 +13,6 @@ import torch.nn.functional as F
 
 pytest.importorskip("fairseq")
 
-from attention.tiny_model import TinyClassifier, tokens
-from criterion_problems import NER, Fixed, sample_of, task_for, validate
 from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion
 from fairseq.logging import metrics
 
@@ -25,6 +23,8 @@ from attn_reg_plugin.criterions.label_smoothed_cross_entropy_with_r_drop import 
 )
 from attn_reg_plugin.criterions.r_drop import repeated, supplied, symmetric_divergence
 from attn_reg_plugin.criterions.tagging import TaggingCriterion, TaggingWithRDropCriterion
+from tests.attention.tiny_model import TinyClassifier, tokens
+from tests.criterions.criterion_problems import NER, Fixed, sample_of, task_for, validate
 
 ALPHA, PAD = 0.7, 1
 

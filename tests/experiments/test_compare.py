@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
-from toy_corpus import SIZES, make_corpus
 
 from attn_reg_plugin.cli import build_parser, main
+from attn_reg_plugin.commands.compare import parse_seeds
 from attn_reg_plugin.experiments import runs
-from attn_reg_plugin.experiments.compare import parse_seeds
 from attn_reg_plugin.experiments.recipe import Recipe
+from tests.experiments.toy_corpus import SIZES, empty_corpus, make_corpus
 
 SIZE_FLAGS = {"layers": 1, "embed-dim": 16, "ffn-dim": 32, "heads": 2, "epochs": 2, "max-tokens": 200, "warmup": 10}
 SMALL = [*(word for name, value in SIZE_FLAGS.items() for word in (f"--{name}", str(value))), "--cpu"]
@@ -80,13 +80,7 @@ def test_embeddings_are_shared_as_the_dictionary_allows() -> None:
 def test_a_folder_that_was_not_prepared_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], missing: str, said: str
 ) -> None:
-    data = tmp_path / "data"
-    for name in ("bin/train.en-ro.en.idx", "bin/test.en-ro.en.idx", "bin/test1.en-ro.en.idx", "bin/dict.en.txt"):
-        (data / name).parent.mkdir(parents=True, exist_ok=True)
-        (data / name).touch()
-    for name in ("bin/train.en-ro.ro.idx", "bin/dict.ro.txt", "raw/test.ro", "raw/test1.ro"):
-        (data / name).parent.mkdir(exist_ok=True)
-        (data / name).touch()
+    data = empty_corpus(tmp_path / "data")
     if missing == "bin":
         (data / "bin").rename(data / "elsewhere")
     else:
@@ -114,11 +108,13 @@ def test_a_comparison_from_end_to_end(
 ) -> None:
     """Two methods are trained, translated and scored; a second call runs nothing; other flags are refused."""
     out = tmp_path / "runs"
-    line = ["compare", str(corpus), "--out", str(out), "--methods", "plain,attention_dropout", *SMALL]
+    line = ["compare", str(corpus), "--out", str(out), "--methods", "plain,attention_dropout", *SMALL, "--jobs", "2"]
     line += ["--generate-flags", "--max-len-b 5", "--", "--lr", "0.01"]
     assert main(line) == 0
     printed = capsys.readouterr().out
     assert "attention dropout" in printed and "tok:13a" in printed
+    assert f"table: {out / 'results.md'}" in printed and f"learning curves: {out / 'curves.png'}" in printed
+    assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
     content = json.loads((out / "results.json").read_text(encoding="utf-8"))
     assert [row["method"] for row in content["methods"]] == ["plain", "attention_dropout"]
     assert content["methods"][0]["relative_time"] == 1.0 and content["loss"] == "nll_loss"

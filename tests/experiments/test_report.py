@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from attn_reg_plugin.experiments.report import add_arguments, pattern_of, run
-from attn_reg_plugin.experiments.report_curves import Rates, fit_curve, read_rates
+from attn_reg_plugin.commands.report import add_arguments, pattern_of, run
+from attn_reg_plugin.experiments.drop_rates import Rates, fit_curve, read_rates
 from attn_reg_plugin.regularizers.scheduled_dropout import Curve, Schedule
 
 DROP = {
@@ -221,7 +221,7 @@ def test_it_prints_how_to_train_with_the_schedule(
 def test_a_real_run_gives_its_schedule_back(tmp_path: Path) -> None:
     """fairseq-train with scheduled dropout, and from its log the schedule that it was trained with."""
     pytest.importorskip("fairseq")
-    from fairseq_face.fairseq_runs import make_corpus, train
+    from tests.tasks.fairseq_runs import make_corpus, train
 
     data = make_corpus(tmp_path / "corpus")
     written = "drop encoder.self: 0:0.8 20:0.2; drop encoder.self[1]: 0:0.1 20:0.7"
@@ -239,7 +239,7 @@ def test_a_real_run_gives_its_schedule_back(tmp_path: Path) -> None:
 def test_what_attend_out_learned_is_a_schedule_to_train_with(tmp_path: Path) -> None:
     """The log of AttendOut gives a file with which fairseq-train drops as much."""
     pytest.importorskip("fairseq")
-    from fairseq_face.fairseq_runs import make_corpus, train
+    from tests.tasks.fairseq_runs import make_corpus, train
 
     data, size = make_corpus(tmp_path / "corpus"), ["--max-update", "20", "--batch-size", "16", "--no-save"]
     learned = ["--attn-reg", "attend_out", "--attend-out-steps", "2", "--attend-out-generator-lr", "0.1"]

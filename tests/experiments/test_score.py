@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from attn_reg_plugin.experiments.folder import read_lines
+from attn_reg_plugin.experiments.data_folder import read_lines
 from attn_reg_plugin.experiments.score import read_hypotheses, score
 
 OUTPUT = (

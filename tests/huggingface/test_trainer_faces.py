@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from backends.huggingface_models import build
 from torch import Tensor, nn
-from trainers import ad_drop, collate, examples, trainer_of, translating
 from transformers import TrainerCallback
+
+from tests.backends.huggingface_models import build
+from tests.huggingface.trainers import ad_drop, collate, examples, trainer_of, translating
 
 SEED = 11
 
@@ -60,7 +61,7 @@ def under_fairseq(options: dict[str, Any]) -> tuple[list[Tensor], float]:
     from fairseq.tasks import FairseqTask
 
     from attn_reg_plugin.criterions.classification import ClassificationCriterion
-    from attn_reg_plugin.data.labelled import plain_task
+    from attn_reg_plugin.labelled import plain_task
     from attn_reg_plugin.models.hf_encoder import HFEncoderModel
     from attn_reg_plugin.tasks.attn_reg_task import AttnRegTask
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from trainers import ad_drop, trainer_of, weights
 
 from attn_reg_plugin.regularizers import AttendOut
+from tests.huggingface.trainers import ad_drop, trainer_of, weights
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

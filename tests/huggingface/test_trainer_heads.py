@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from backends.huggingface_models import _ENCODER, _TRANSLATOR, FAMILIES, WORDS
 from torch import Tensor
-from trainers import ad_drop
 from transformers import Trainer, TrainingArguments
 
 from attn_reg_plugin.huggingface import AttnRegCallback
 from attn_reg_plugin.regularizers import AttendOut
+from tests.backends.huggingface_models import _ENCODER, _TRANSLATOR, FAMILIES, WORDS
+from tests.huggingface.trainers import ad_drop
 
 T = 6
 #: head, configuration, the shape of an example's labels and how many there are (0: real numbers)

@@ -9,9 +9,10 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from backends.huggingface_models import build
-from trainers import AtStepEnd, ad_drop, print_of, trainer_of, weights
 from transformers import Trainer, TrainerCallback
+
+from tests.backends.huggingface_models import build
+from tests.huggingface.trainers import AtStepEnd, ad_drop, print_of, trainer_of, weights
 
 TIMES = ("runtime", "per_second")
 

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from processes import check, kill_oneself, start
-from trainers import ad_drop, trainer_of, weights
 from transformers import TrainerCallback
 
 from attn_reg_plugin.regularizers import AttendOut, AttentionLayerDrop, Regularizer, ScheduledDropout
+from tests.huggingface.processes import check, kill_oneself, start
+from tests.huggingface.trainers import ad_drop, trainer_of, weights
 
 METHODS = {
     "ad_drop": lambda: ad_drop(cross_tuning="update:3"),

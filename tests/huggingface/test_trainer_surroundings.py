@@ -10,10 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from backends.huggingface_models import batch, build
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from trainers import ad_drop, examples, print_of, trainer_of, weights
 from transformers import Trainer, TrainerCallback
 
 import attn_reg_plugin
@@ -21,6 +19,8 @@ from attn_reg_plugin.attention.sites import find_sites
 from attn_reg_plugin.huggingface import AttnRegCallback
 from attn_reg_plugin.huggingface.running import Interception, refuse_unused_parameters
 from attn_reg_plugin.regularizers import ADDrop, AttendOut, AttentionLayerDrop, Regularizer, ScheduledDropout
+from tests.backends.huggingface_models import batch, build
+from tests.huggingface.trainers import ad_drop, examples, print_of, trainer_of, weights
 
 
 class Broken(Exception):

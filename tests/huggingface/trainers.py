@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from backends.huggingface_models import CLASSES, PAD, WORDS, build, fingerprint
 from torch import Tensor, nn
 from transformers import (
     Seq2SeqTrainer,
@@ -19,6 +18,7 @@ from transformers import (
 
 from attn_reg_plugin.huggingface import AttnRegCallback
 from attn_reg_plugin.regularizers import ADDrop, Regularizer
+from tests.backends.huggingface_models import CLASSES, PAD, WORDS, build, fingerprint
 
 
 def examples(name: str, size: int = 24, seed: int = 4) -> list[dict[str, list[int] | int]]:

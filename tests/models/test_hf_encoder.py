@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from models.hf_folders import make_encoder, tokenizer
 from torch import Tensor
 
 from attn_reg_plugin import ADDrop
-from attn_reg_plugin.data.labelled import LabelledTask, find_task
+from attn_reg_plugin.labelled import LabelledTask, find_task
 from attn_reg_plugin.models.hf_encoder import HFEncoderConfig, HFEncoderModel, load_config
 from attn_reg_plugin.regularizers.objectives import default_objective
 from attn_reg_plugin.tasks import labelled_task
+from tests.models.hf_folders import make_encoder, tokenizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CLASSES = {

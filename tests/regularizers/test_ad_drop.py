@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from attention.literal import check_region, loop_candidates, loop_weights
-from attention.tiny_model import PAD, SIZE, attentions, loss_of, tokens
 
 from attn_reg_plugin import ADDrop, recording
 from attn_reg_plugin.attention.sites import find_sites
-from attn_reg_plugin.regularizers.base import Forward
+from attn_reg_plugin.regularizers.probing import Forward
+from tests.attention.literal import check_region, loop_candidates, loop_weights
+from tests.attention.tiny_model import PAD, SIZE, attentions, loss_of, tokens
 
 EVERY = ["encoder.self[0]", "encoder.self[1]", *(f"decoder.{k}[{i}]" for i in range(2) for k in ("self", "cross"))]
 
@@ -254,7 +254,7 @@ def test_the_path_follows_the_first_passs_labels(kind, classifier, translator, b
             sites = regularizer.attached_sites
             forward = Forward(model, inputs, {}, {})
             with recording(sites, needs_weights=True):
-                attributed = {s.name: b for s, b, _ in regularizer._integrated_attributions(forward)}
+                attributed = {s.name: b for s, _, b, _ in regularizer._integrated_attributions(forward)}
         assert list(attributed) == names and there.maps.keys() == attributed.keys()
         sums[mode] = float(sum(attribution.sum() for attribution in attributed.values()))
     assert sums["frozen"] == pytest.approx(value(first) - value(last), rel=1e-3)

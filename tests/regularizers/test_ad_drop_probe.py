@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from attention.tiny_model import PAD, attentions, loss_of, tokens
 
 from attn_reg_plugin import ADDrop
+from tests.attention.tiny_model import PAD, attentions, loss_of, tokens
 
 EVERY = ["encoder.self[0]", "encoder.self[1]", *(f"decoder.{k}[{i}]" for i in range(2) for k in ("self", "cross"))]
 ATTRIBUTIONS = ["gradient", "integrated", "attention", "random"]

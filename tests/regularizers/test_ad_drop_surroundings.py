@@ -8,10 +8,10 @@ import threading
 
 import pytest
 import torch
-from attention.tiny_model import attentions, loss_of, tokens
 
 from attn_reg_plugin import ADDrop, find_sites
 from attn_reg_plugin.regularizers.statistics import Statistics
+from tests.attention.tiny_model import attentions, loss_of, tokens
 
 ATTRIBUTIONS = ["gradient", "integrated", "attention", "random"]
 

@@ -6,10 +6,10 @@ import copy
 
 import pytest
 import torch
-from attention.tiny_model import TinyClassifier, attentions, loss_of, tokens
 
 from attn_reg_plugin import ADDrop, find_sites
 from attn_reg_plugin.regularizers import REGISTRY, Regularizer, build, options_of
+from tests.attention.tiny_model import TinyClassifier, attentions, loss_of, tokens
 
 
 def footprint(model):

@@ -8,11 +8,11 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from attention.tiny_model import TinyClassifier, tokens
 
 from attn_reg_plugin import AttendOut
 from attn_reg_plugin.regularizers import Outcome, Tokens
 from attn_reg_plugin.regularizers.generator import pack_bits, sample_masks, unpack_bits
+from tests.attention.tiny_model import TinyClassifier, tokens
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 BATCHES = [(tokens([6, 4, 2], 6, seed=seed), torch.tensor([0, 1, 2])) for seed in range(12)]

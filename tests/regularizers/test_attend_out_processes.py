@@ -10,11 +10,11 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 import torch.nn.functional as F
-from attention.tiny_model import TinyClassifier, tokens
-from test_attend_out import Classification
 
 from attn_reg_plugin import AttendOut
 from attn_reg_plugin.regularizers.game import CachedBatch
+from tests.attention.tiny_model import TinyClassifier, tokens
+from tests.regularizers.test_attend_out import Classification
 
 ROUNDS, STEPS = 20, 2
 

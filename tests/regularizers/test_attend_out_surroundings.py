@@ -7,11 +7,11 @@ import logging
 
 import pytest
 import torch
-from test_attend_out import BATCHES, begin, update
 
 from attn_reg_plugin import ADDrop
-from attn_reg_plugin.regularizers.base import attachments_of
+from attn_reg_plugin.regularizers.attachment import attachments_of
 from attn_reg_plugin.regularizers.generator import sample_masks
+from tests.regularizers.test_attend_out import BATCHES, begin, update
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

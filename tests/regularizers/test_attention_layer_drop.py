@@ -7,10 +7,10 @@ import math
 
 import pytest
 import torch
-from attention.tiny_model import PAD, SIZE, attentions, loss_of
 from torch import nn
 
 from attn_reg_plugin.regularizers import AttentionLayerDrop, build
+from tests.attention.tiny_model import PAD, SIZE, attentions, loss_of
 
 
 def step(model, batch, seed=1):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attention.tiny_model import loss_of
 
 from attn_reg_plugin import ADDrop
 from attn_reg_plugin.regularizers.cross_tuning import CrossTuning
+from tests.attention.tiny_model import loss_of
 
 
 def test_even_epochs_are_regularized():

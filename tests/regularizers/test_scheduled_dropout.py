@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from attention.tiny_model import PAD, attentions, loss_of, tokens
 
 from attn_reg_plugin import find_sites
 from attn_reg_plugin.regularizers import ScheduledDropout, build
 from attn_reg_plugin.regularizers.scheduled_dropout import Curve, Schedule
+from tests.attention.tiny_model import PAD, attentions, loss_of, tokens
 
 SITES = ["encoder.self[0]", "encoder.self[1]"]
 QNLI = Path(__file__).parents[2] / "examples" / "scheduled_dropout" / "qnli.yaml"

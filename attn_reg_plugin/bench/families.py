@@ -1,0 +1,280 @@
+"""What `attn-reg bench` trains: one function a model family, in a table; to add a family, add a row."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attn_reg_plugin.bench.own_transformer import Transformer
+from attn_reg_plugin.regularizers.objectives import label_logit, logits_of, token_log_likelihood
+
+PADDING = 1
+#: ids below are special in fairseq's dictionaries: beginning, padding, end, unknown
+FIRST_WORD = 4
+BEAM = 5
+#: sentences that generation translates
+TRANSLATED = 4
+
+
+@dataclass(frozen=True)
+class Size:
+    """A model and a batch: layers a stack, C, feed-forward size, H; and the defaults of the options."""
+
+    layers: int
+    width: int
+    inner: int
+    heads: int
+    vocabulary: int
+    batch: int
+    length: int
+
+
+_TINY = Size(2, 32, 64, 2, vocabulary=50, batch=4, length=8)
+#: base: Vaswani et al. 2017; tiny: for a quick check
+SIZES = {"base": Size(6, 512, 2048, 8, vocabulary=8000, batch=16, length=64), "tiny": _TINY}
+#: base: Devlin et al. 2019
+ENCODER_SIZES = {"base": Size(12, 768, 3072, 12, vocabulary=30522, batch=16, length=128), "tiny": _TINY}
+CLASSES = 2
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is trained.
+
+    Attributes:
+        family, size: keys of FAMILIES and SIZES.
+        batch: sentence pairs, or sentences of an encoder, at least 1.
+        length: tokens of the longest source and target, at least 2.
+        shortest: tokens of the shortest ones, as a fraction of `length` in (0, 1]; 1 means no padding.
+        vocabulary: V, at least 8.
+        dropout: of the model, in [0, 1).
+        device: `cpu` or `cuda`.
+        dtype: of parameters and computation, `float32` or `bfloat16`.
+        seed: of parameters and batch.
+
+    Raises:
+        ValueError: something is out of its range.
+    """
+
+    family: str
+    size: str
+    batch: int
+    length: int
+    shortest: float
+    vocabulary: int
+    dropout: float = 0.1
+    device: str = "cpu"
+    dtype: str = "float32"
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        """Check, in one sentence each."""
+        for name, least in (("batch", 1), ("length", 2), ("vocabulary", 8)):
+            if getattr(self, name) < least:
+                raise ValueError(f"--{name} is {getattr(self, name)}, but must be at least {least}")
+        if not 0.0 < self.shortest <= 1.0:
+            raise ValueError(f"--shortest is {self.shortest}, but must lie in (0, 1]")
+        if not 0.0 <= self.dropout < 1.0:
+            raise ValueError(f"--dropout is {self.dropout}, but must lie in [0, 1)")
+        if self.device == "cuda" and not torch.cuda.is_available():
+            raise ValueError("--device is cuda, but PyTorch sees no CUDA device here")
+
+
+@dataclass
+class Workload:
+    """A model with a batch and an optimizer: all that a training step needs.
+
+    Attributes:
+        inputs: the forward's arguments by name.
+        targets: (B, T), padded with PADDING; of a classifier (B,).
+        stacks: the name of the argument with the token ids of each stack.
+        supplied: what a regularizer cannot see from the arguments, for `supply`.
+        generate: translates a few sentences, or None where the family has no generation of its own.
+        players: all that is trained, as (module, optimizer): the model, and what a method trains beside it.
+    """
+
+    model: nn.Module
+    inputs: Mapping[str, Tensor]
+    targets: Tensor
+    stacks: Mapping[str, str]
+    supplied: Mapping[str, Tensor] = field(default_factory=dict)
+    generate: Callable[[], Any] | None = None
+
+    def __post_init__(self) -> None:
+        """The optimizer, and training mode, which fairseq's generator leaves."""
+        self.model.train()
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-5)
+        self.players: list[tuple[nn.Module, torch.optim.Optimizer]] = [(self.model, self.optimizer)]
+
+    def objective(self, outputs: Any) -> Tensor:
+        """AD-DROP's F: log-likelihood of the pseudo labels."""
+        return token_log_likelihood(logits_of(outputs), token_mask=self.targets.ne(PADDING))
+
+    def loss(self, outputs: Any) -> Tensor:
+        """Label-smoothed cross entropy."""
+        logits = logits_of(outputs).float()
+        return nn.functional.cross_entropy(
+            logits.flatten(0, 1), self.targets.flatten(), ignore_index=PADDING, label_smoothing=0.1
+        )
+
+    def example_losses(self, outputs: Any, targets: Tensor) -> Tensor:
+        """The mean negative log-likelihood a token of each example, (B,)."""
+        logits = logits_of(outputs).float().transpose(1, 2)
+        losses = nn.functional.cross_entropy(logits, targets, ignore_index=PADDING, reduction="none")
+        return losses.sum(-1) / targets.ne(PADDING).sum(-1).clamp(min=1)
+
+    def update(self, outputs: Any) -> None:
+        """Loss, backward, Adam."""
+        self.loss(outputs).backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def resident_bytes(self) -> int:
+        """Parameters, buffers and optimizer state of all players, and the batch: what stays between steps."""
+        tensors = [*self.inputs.values(), self.targets]
+        for module, optimizer in self.players:
+            tensors += [*module.parameters(), *module.buffers()]
+            tensors += [t for state in optimizer.state.values() for t in state.values() if isinstance(t, Tensor)]
+        storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+        return sum(storages.values())
+
+
+class Classification(Workload):
+    """An encoder classifier; `targets` (B,) are labels."""
+
+    def objective(self, outputs: Any) -> Tensor:
+        """AD-DROP's F: the logits of the pseudo labels."""
+        return label_logit(logits_of(outputs))
+
+    def loss(self, outputs: Any) -> Tensor:
+        """Cross entropy."""
+        return nn.functional.cross_entropy(logits_of(outputs).float(), self.targets)
+
+    def example_losses(self, outputs: Any, targets: Tensor) -> Tensor:
+        """The cross entropy of each example, (B,)."""
+        return nn.functional.cross_entropy(logits_of(outputs).float(), targets, reduction="none")
+
+
+def _batch(settings: Settings) -> tuple[Tensor, Tensor, Tensor]:
+    """Source (padded on the left, as fairseq does), shifted target and target, each (B, length)."""
+    size = (settings.batch, settings.length)
+    lengths = torch.linspace(settings.length, settings.length * settings.shortest, settings.batch)
+    lengths = lengths.round().clamp(min=1).unsqueeze(-1)
+    places = torch.arange(settings.length)
+    source, target, shifted = (torch.randint(FIRST_WORD, settings.vocabulary, size) for _ in range(3))
+    shifted[:, 0], shifted[:, 1:] = 2, target[:, :-1]
+    source.masked_fill_(places < settings.length - lengths, PADDING)
+    for padded in (target, shifted):
+        padded.masked_fill_(places >= lengths, PADDING)
+    return tuple(tensor.to(settings.device) for tensor in (source, shifted, target))
+
+
+def _own(settings: Settings) -> Workload:
+    """A model of one's own, with sites in its modules."""
+    size = SIZES[settings.size]
+    model = Transformer(
+        settings.vocabulary,
+        layers=size.layers,
+        width=size.width,
+        inner=size.inner,
+        heads=size.heads,
+        dropout=settings.dropout,
+        longest=settings.length,
+        padding=PADDING,
+    )
+    source, shifted, target = _batch(settings)
+    inputs, stacks = {"source": source, "target": shifted}, {"encoder": "source", "decoder": "target"}
+    return Workload(_placed(model, settings), inputs, target, stacks, {"token_mask": target.ne(PADDING)})
+
+
+def _fairseq(settings: Settings) -> Workload:
+    """fairseq's Transformer, with its beam search."""
+    try:
+        from fairseq.data import Dictionary
+        from fairseq.models.transformer import TransformerModel
+        from fairseq.sequence_generator import SequenceGenerator
+    except ImportError:
+        raise ValueError(
+            "--family is fairseq, which is not installed: pip install 'attn_reg_plugin[fairseq]'"
+        ) from None
+    size, words = SIZES[settings.size], Dictionary()
+    for word in range(settings.vocabulary - FIRST_WORD):
+        words.add_symbol(str(word))
+    options: dict[str, Any] = {"dropout": settings.dropout, "share_all_embeddings": True}
+    for stack in ("encoder", "decoder"):
+        options |= {f"{stack}_layers": size.layers, f"{stack}_embed_dim": size.width}
+        options |= {f"{stack}_ffn_embed_dim": size.inner, f"{stack}_attention_heads": size.heads}
+    task = SimpleNamespace(source_dictionary=words, target_dictionary=words)
+    model = _placed(TransformerModel.build_model(Namespace(**options), task), settings)
+    source, shifted, target = _batch(settings)
+    inputs = {
+        "src_tokens": source,
+        "src_lengths": source.ne(PADDING).sum(-1),
+        "prev_output_tokens": shifted,
+    }
+    search = SequenceGenerator([model], words, beam_size=BEAM, max_len_b=max(4, settings.length // 2))
+    some = {"net_input": {name: tensor[:TRANSLATED] for name, tensor in inputs.items()}}
+    stacks = {"encoder": "src_tokens", "decoder": "prev_output_tokens"}
+    return Workload(model, inputs, target, stacks, generate=lambda: search.generate([model], some))
+
+
+def _bert(settings: Settings) -> Workload:
+    """Hugging Face's BERT with a classification head; padded on the right, as its tokenizer does."""
+    try:
+        from transformers import BertConfig, BertForSequenceClassification
+    except ImportError:
+        raise ValueError("--family is bert, but transformers is not installed: pip install transformers") from None
+    size = ENCODER_SIZES[settings.size]
+    config = BertConfig(
+        vocab_size=settings.vocabulary,
+        hidden_size=size.width,
+        num_hidden_layers=size.layers,
+        num_attention_heads=size.heads,
+        intermediate_size=size.inner,
+        hidden_dropout_prob=settings.dropout,
+        attention_probs_dropout_prob=settings.dropout,
+        max_position_embeddings=max(512, settings.length),
+        pad_token_id=PADDING,
+        num_labels=CLASSES,
+    )
+    model = _placed(BertForSequenceClassification(config), settings)
+    tokens = _batch(settings)[0].flip(1)
+    labels = torch.randint(CLASSES, (settings.batch,)).to(settings.device)
+    inputs = {"input_ids": tokens, "attention_mask": tokens.ne(PADDING).long()}
+    return Classification(model, inputs, labels, {"encoder": "input_ids"})
+
+
+def _placed(model: nn.Module, settings: Settings) -> nn.Module:
+    return model.to(device=settings.device, dtype=getattr(torch, settings.dtype))
+
+
+@dataclass(frozen=True)
+class Family:
+    """What builds a workload, what it is, and its sizes by name."""
+
+    build: Callable[[Settings], Workload]
+    what: str
+    sizes: Mapping[str, Size] = field(default_factory=lambda: SIZES)
+
+
+FAMILIES: dict[str, Family] = {
+    "fairseq": Family(_fairseq, "fairseq's Transformer"),
+    "torch": Family(_own, "a Transformer in plain PyTorch that holds its sites"),
+    "bert": Family(_bert, "Hugging Face's BERT as a classifier", ENCODER_SIZES),
+}
+
+
+def build_workload(settings: Settings) -> Workload:
+    """The model, batch and optimizer of `settings`; the same for the same seed.
+
+    Raises:
+        ValueError: the family's package is not installed.
+    """
+    torch.manual_seed(settings.seed)
+    return FAMILIES[settings.family].build(settings)

@@ -1,0 +1,245 @@
+"""`attn-reg bench`: time and peak memory of a training step, method by method, beside plain training.
+
+A step is forward, loss, backward and Adam; AttendOut's is a whole round, and its time is divided by its updates. In
+every repeat each method runs one step, in rotating order, so that a slow moment of the machine meets all of them; times
+are medians, ratios are medians of the ratios within a repeat.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import platform
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
+
+from attn_reg_plugin.bench.families import FAMILIES, SIZES, Settings, build_workload
+from attn_reg_plugin.bench.measure import (
+    CLOCKS,
+    Result,
+    measure_peaks,
+    measure_seconds,
+    quick_collection,
+    results,
+)
+from attn_reg_plugin.bench.rows import ROWS, Row, select_rows
+from attn_reg_plugin.files import write_json
+
+NOTES = (
+    "× plain: median over the repeats of the ratio to plain (beam search: to plain beam search) in the same repeat.",
+    "cross-tuned: the mean of the plain and the regularized step of the same repeat, as half of the epochs are plain; "
+    "its memory is the larger of the two.",
+    "the paper's form: attention maps kept in the graph, one backward a layer, a full sort of every row.",
+    "AttendOut: a whole round over its updates, every update of both with loss, backward and Adam as in plain; the "
+    "lines below are its parts and add up to it; what the attacker's is above 1 is what masked attention costs.",
+    "peak: the most memory allocated at once; step ×: its ratio without what stays between steps (weights, Adam).",
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `attn-reg bench`."""
+    families = "; ".join(f"{name}: {family.what}" for name, family in FAMILIES.items())
+    parser.add_argument("--family", choices=FAMILIES, default="fairseq", help=f"{families} (default: %(default)s)")
+    parser.add_argument("--size", choices=SIZES, default="base", help="of the model (default: %(default)s)")
+    sizes = "; ".join(
+        f"{family} {name}: {size.batch}, {size.length}, {size.vocabulary}"
+        for family, of_family in FAMILIES.items()
+        for name, size in of_family.sizes.items()
+    )
+    parser.add_argument("--batch", type=int, help=f"sentences or pairs (batch, length and vocabulary of {sizes})")
+    parser.add_argument("--length", type=int, help="tokens of the longest source and target")
+    parser.add_argument("--vocabulary", type=int, help="words of the vocabulary")
+    parser.add_argument(
+        "--shortest",
+        type=float,
+        default=0.75,
+        help="tokens of the shortest, as a fraction of --length; 1: no padding (default: %(default)s)",
+    )
+    parser.add_argument("--dropout", type=float, default=0.1, help="of the model (default: %(default)s)")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="(default: %(default)s)")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="(default: %(default)s)")
+    parser.add_argument("--threads", type=int, help="of PyTorch on the CPU (default: PyTorch's)")
+    parser.add_argument(
+        "--clock",
+        choices=CLOCKS,
+        default="wall",
+        help="wall: elapsed time; cpu: CPU time of this process, for a busy machine (best with --threads 1) "
+        "(default: %(default)s)",
+    )
+    parser.add_argument("--repeats", type=int, default=7, help="measured steps a method (default: %(default)s)")
+    parser.add_argument("--warmup", type=int, default=1, help="steps before, not counted (default: %(default)s)")
+    parser.add_argument("--methods", help=f"which, with commas (default: all): {', '.join(row.name for row in ROWS)}")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything measured to FILE as well")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure and print the table. Gives 0; a row over its budget is marked, not an error.
+
+    Raises:
+        ValueError: an option is out of its range, or an unknown method.
+    """
+    size = FAMILIES[arguments.family].sizes[arguments.size]
+    chosen = {
+        name: getattr(size, name) if getattr(arguments, name) is None else getattr(arguments, name)
+        for name in ("batch", "length", "vocabulary")
+    }
+    same = {name: getattr(arguments, name) for name in ("family", "size", "shortest", "dropout", "device", "dtype")}
+    settings = Settings(**chosen, **same)
+    for name, least in (("repeats", 1), ("warmup", 0), ("threads", 1)):
+        value = getattr(arguments, name)
+        if value is not None and value < least:
+            raise ValueError(f"--{name} is {value}, but must be at least {least}")
+    if arguments.clock == "cpu" and settings.device == "cuda":
+        raise ValueError("--clock is cpu, but --device is cuda, whose work it does not see; use --clock wall")
+    if arguments.json is not None and not arguments.json.absolute().parent.is_dir():
+        raise ValueError(f"--json: the folder {arguments.json.absolute().parent} does not exist")
+    names = None if arguments.methods is None else [name for name in arguments.methods.split(",") if name]
+    rows = select_rows(names, settings.family, settings.dtype)
+    with _threads(arguments.threads), _without_announcements():
+        machine = describe_machine(settings.device)
+        how = {"repeats": arguments.repeats, "warmup": arguments.warmup, "clock": arguments.clock}
+        table = _measure(rows, settings, **how)
+    described = {**asdict(settings), **how}
+    lines = [
+        "machine: " + ", ".join(f"{key} {value}" for key, value in machine.items()),
+        "settings: " + ", ".join(f"{key} {value}" for key, value in described.items()),
+    ]
+    console = Console()
+    _print(console, render(table), [*lines, *NOTES])
+    if arguments.json is not None:
+        report = {"machine": machine, "settings": described, "rows": as_json(table)}
+        write_json(arguments.json, report)
+    return 0
+
+
+def _measure(rows: Sequence[Row], settings: Settings, repeats: int, warmup: int, clock: str) -> list[Result]:
+    """Memory first: it also warms up, and makes Adam's state."""
+    work = build_workload(settings)
+    with quick_collection(), Console(stderr=True).status("building") as status:
+
+        def progress(row: Row, repeat: int | None) -> None:
+            at = "warming up or measuring memory" if repeat is None else f"repeat {repeat + 1} of {repeats}"
+            status.update(f"{at}: {row.title.strip()}")
+
+        work.update(work.model(**work.inputs))
+        peaks = measure_peaks(rows, work, progress)
+        seconds = measure_seconds(rows, work, repeats=repeats, warmup=warmup, clock=clock, progress=progress)
+    return results(rows, seconds, peaks)
+
+
+@contextmanager
+def _threads(number: int | None) -> Iterator[None]:
+    """PyTorch with so many threads; None leaves them."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def _without_announcements() -> Iterator[None]:
+    """Methods are attached again and again, and would announce themselves each time."""
+    logger = logging.getLogger("attn_reg_plugin")
+    before = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+def describe_machine(device: str) -> dict[str, Any]:
+    """What the times depend on."""
+    processor = platform.processor() or platform.machine()
+    if Path("/proc/cpuinfo").exists():
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+        processor = names[0] if names else processor
+    described = {"CPU": processor, "cores": os.cpu_count(), "threads": torch.get_num_threads()}
+    if device == "cuda":
+        described["GPU"] = torch.cuda.get_device_name()
+    return {**described, "torch": torch.__version__}
+
+
+HEADER = ("method", "n", "seconds", "× plain", "budget", "published", "peak MiB", "× plain", "budget", "step ×")
+
+
+def render(table: Sequence[Result]) -> Table:
+    """The table for a terminal; figures over their budget are red, those within it green."""
+    shown = Table()
+    for number, name in enumerate(HEADER):
+        shown.add_column(name, justify="left" if number == 0 else "right", no_wrap=True)
+    for result in table:
+        row = result.row
+        shown.add_row(
+            row.title,
+            str(len(result.seconds)),
+            f"{result.median:.3f}",
+            _judged(result.ratio, result.within_budget),
+            _limit(row.budget),
+            row.published,
+            "" if result.peak is None else f"{result.peak.total / 2**20:.1f}",
+            _judged(result.memory_ratio, result.within_memory_budget),
+            _limit(row.memory_budget),
+            _judged(result.step_memory_ratio, None),
+        )
+    return shown
+
+
+def _judged(ratio: float | None, within: bool | None) -> str:
+    text = "" if ratio is None else f"{ratio:.3f}"
+    return text if within is None else f"[green]{text}[/]" if within else f"[red]{text} ![/]"
+
+
+def _limit(budget: float | None) -> str:
+    return "" if budget is None else f"≤ {budget:g}"
+
+
+def _print(console: Console, table: Table, lines: Sequence[str]) -> None:
+    """Print it whole: a table is cut at the console's width, and wrapped lines are better than missing figures."""
+    wide = console.options.update(max_width=1000)
+    console.width = max(console.width, Measurement.get(console, wide, table).maximum)
+    console.print(table)
+    for line in lines:
+        console.print(line, style="dim", highlight=False, markup=False, soft_wrap=True)
+
+
+def as_json(table: Sequence[Result]) -> list[dict[str, Any]]:
+    """Everything measured, a dictionary a row."""
+    return [
+        {
+            "name": result.row.name,
+            "title": result.row.title.strip(),
+            "reference": result.row.reference,
+            "mean_of": [result.row.of, result.row.reference] if result.row.kind == "mean" else None,
+            "part_of": result.row.of if result.row.kind == "part" else None,
+            "updates": result.row.updates,
+            "method": result.row.method,
+            "options": dict(result.row.options),
+            "seconds": list(result.seconds.values()),
+            "median_seconds": result.median,
+            "ratios": result.ratios,
+            "ratio": result.ratio,
+            "budget": result.row.budget,
+            "within_budget": result.within_budget,
+            "published": result.row.published or None,
+            "peak_bytes": result.peak and result.peak.total,
+            "step_peak_bytes": result.peak and result.peak.step,
+            "memory_ratio": result.memory_ratio,
+            "step_memory_ratio": result.step_memory_ratio,
+            "memory_budget": result.row.memory_budget,
+            "within_memory_budget": result.within_memory_budget,
+        }
+        for result in table
+    ]

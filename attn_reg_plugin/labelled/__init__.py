@@ -1,0 +1,64 @@
+"""Labelled data for encoders: readers of the official formats, a table of tasks, and encoding for a model.
+
+    from attn_reg_plugin.labelled import find_task, read_split, with_labels
+
+    task = with_labels(find_task("rte"), "data/RTE")      # the label set
+    examples = read_split(task, "data/RTE", "train")      # TextExample, TaggedSentence or ChoiceExample
+    rows = encode(examples, task, tokenizer, longest)     # ids for the model, see encoding.py
+
+Importing this needs numpy, and transformers or datasets only once they are used. `dataset.py`, which is not imported
+here, makes a fairseq dataset of the rows.
+"""
+
+from attn_reg_plugin.labelled.encoding import IGNORED, Encoded, encode, load_tokenizer, longest_input
+from attn_reg_plugin.labelled.examples import ChoiceExample, Example, TaggedSentence, TextExample
+from attn_reg_plugin.labelled.reading import (
+    find_split,
+    is_hub,
+    labels_needed,
+    read_file,
+    read_split,
+    sample_of,
+    with_labels,
+)
+from attn_reg_plugin.labelled.task_table import (
+    CLASSIFICATION,
+    KINDS,
+    MULTIPLE_CHOICE,
+    REGRESSION,
+    TAGGING,
+    TASKS,
+    Hub,
+    LabelledTask,
+    find_task,
+    plain_task,
+)
+
+__all__ = [
+    "CLASSIFICATION",
+    "IGNORED",
+    "KINDS",
+    "MULTIPLE_CHOICE",
+    "REGRESSION",
+    "TAGGING",
+    "TASKS",
+    "ChoiceExample",
+    "Encoded",
+    "Example",
+    "Hub",
+    "LabelledTask",
+    "TaggedSentence",
+    "TextExample",
+    "encode",
+    "find_split",
+    "find_task",
+    "is_hub",
+    "labels_needed",
+    "load_tokenizer",
+    "longest_input",
+    "plain_task",
+    "read_file",
+    "read_split",
+    "sample_of",
+    "with_labels",
+]

@@ -1,0 +1,140 @@
+"""Encoded examples as a fairseq dataset: dynamic padding, batches grouped by length, a new order every epoch.
+
+A batch, for a Hugging Face model behind fairseq's trainer:
+
+    {"id": (B,), "nsentences": B, "ntokens": real tokens,
+     "net_input": {"input_ids", "attention_mask", and "token_type_ids" where the tokenizer gives them},
+     "target": classes (B,) int64, values (B,) float64, tags (B, T) int64 with -100, or None without labels}
+
+The three of `net_input` are (B, T) int64, of multiple choice (B, choices, T); mask: 1 = a real token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from fairseq.data import FairseqDataset, data_utils
+from torch import Tensor
+
+from attn_reg_plugin.labelled.encoding import IGNORED, Encoded
+from attn_reg_plugin.labelled.task_table import MULTIPLE_CHOICE, REGRESSION, TAGGING
+
+
+class LabelledDataset(FairseqDataset):
+    """A split.
+
+    Args:
+        rows: the examples, see `encode`.
+        kind: of the task.
+        tokenizer: says what is padded with, and on which side.
+        shuffle: a new order every epoch; without, the order of the rows.
+        seed: of that order.
+        grouped: examples of like length come together (ties in random order); without, batches are drawn at random,
+            as in most papers on GLUE, and padded more.
+
+    Raises:
+        ValueError: there are no rows, or the tokenizer has no padding token.
+    """
+
+    def __init__(
+        self,
+        rows: Sequence[Encoded],
+        kind: str,
+        tokenizer: Any,
+        shuffle: bool = False,
+        seed: int = 1,
+        grouped: bool = True,
+    ) -> None:
+        if not rows:
+            raise ValueError("the data set has no examples")
+        if tokenizer.pad_token_id is None:
+            raise ValueError(f"{type(tokenizer).__name__} has no padding token; give it one: tokenizer.pad_token")
+        self.rows, self.kind = rows, kind
+        self.padding = {"input_ids": tokenizer.pad_token_id, "token_type_ids": tokenizer.pad_token_type_id}
+        self.left = tokenizer.padding_side == "left"
+        self.shuffle, self.seed, self.grouped, self.epoch = shuffle, seed, grouped, 1
+        self.choices = len(rows[0].input_ids) if kind == MULTIPLE_CHOICE else 1
+        self.sizes = np.array([max(map(len, self._inputs(row.input_ids))) for row in rows], dtype=np.int64)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """One example and its number."""
+        return {"id": index, "row": self.rows[index]}
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def size(self, index: int) -> int:
+        """Tokens of the example, of its longest choice."""
+        return int(self.sizes[index])
+
+    def num_tokens(self, index: int) -> int:
+        """What the example counts towards --max-tokens: its tokens, all choices padded to the longest."""
+        return int(self.sizes[index]) * self.choices
+
+    def num_tokens_vec(self, indices: np.ndarray) -> np.ndarray:
+        """The same of many examples."""
+        return self.sizes[indices] * self.choices
+
+    def set_epoch(self, epoch: int) -> None:
+        """Announce the epoch, counted from 1, before its batches are made."""
+        self.epoch = epoch
+
+    @property
+    def can_reuse_epoch_itr_across_epochs(self) -> bool:
+        """Batches are made anew every epoch if their order changes."""
+        return not self.shuffle
+
+    def ordered_indices(self) -> np.ndarray:
+        """The order in which batches are filled; it depends on seed and epoch only, so a resumed run has the same."""
+        order = np.arange(len(self), dtype=np.int64)
+        if self.shuffle:
+            with data_utils.numpy_seed(self.seed, self.epoch):
+                order = np.random.permutation(len(self)).astype(np.int64)
+        return order[np.argsort(self.sizes[order], kind="stable")] if self.grouped else order
+
+    def collater(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
+        """A batch, padded to its own longest; see the top of this file."""
+        if not samples:
+            return {}
+        rows = [sample["row"] for sample in samples]
+        width = max(len(ids) for row in rows for ids in self._inputs(row.input_ids))
+        inputs = [ids for row in rows for ids in self._inputs(row.input_ids)]
+        net_input = {
+            "input_ids": self._stack(inputs, width, self.padding["input_ids"]),
+            "attention_mask": self._stack([np.ones_like(ids) for ids in inputs], width, 0),
+        }
+        if rows[0].token_type_ids is not None:
+            types = [ids for row in rows for ids in self._inputs(row.token_type_ids)]
+            net_input["token_type_ids"] = self._stack(types, width, self.padding["token_type_ids"])
+        if self.kind == MULTIPLE_CHOICE:
+            net_input = {name: ids.view(len(rows), self.choices, width) for name, ids in net_input.items()}
+        return {
+            "id": torch.tensor([sample["id"] for sample in samples]),
+            "net_input": net_input,
+            "target": self._target(rows, width),
+            "ntokens": sum(len(ids) for ids in inputs),
+            "nsentences": len(rows),
+        }
+
+    def _inputs(self, ids: np.ndarray | tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
+        return ids if self.kind == MULTIPLE_CHOICE else (ids,)
+
+    def _target(self, rows: list[Encoded], width: int) -> Tensor | None:
+        labels = [row.label for row in rows]
+        if any(label is None for label in labels):
+            return None
+        if self.kind == TAGGING:
+            return self._stack(labels, width, IGNORED)
+        # fairseq turns float32 of a batch into half precision, which would round the values
+        return torch.tensor(labels, dtype=torch.float64 if self.kind == REGRESSION else torch.int64)
+
+    def _stack(self, rows: list[np.ndarray], width: int, filling: int) -> Tensor:
+        """Rows of unequal length as int64 (number of rows, width)."""
+        stacked = torch.full((len(rows), width), filling, dtype=torch.int64)
+        for number, row in enumerate(rows):
+            at = slice(width - len(row), width) if self.left else slice(0, len(row))
+            stacked[number, at] = torch.from_numpy(row.astype(np.int64))
+        return stacked

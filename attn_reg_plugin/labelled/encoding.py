@@ -1,0 +1,240 @@
+"""From examples to ids, with the model's own tokenizer.
+
+Nothing is padded here: batches are padded to their own longest when they are made. Long inputs are truncated at the
+model's length (of a pair, the longer text first), and said once a data set: how many of how many.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from attn_reg_plugin.labelled.examples import ChoiceExample, Example, TaggedSentence, TextExample
+from attn_reg_plugin.labelled.task_table import TAGGING, LabelledTask
+from attn_reg_plugin.regularizers.objectives import IGNORED
+
+logger = logging.getLogger(__name__)
+
+#: how many examples are given to the tokenizer at once
+_CHUNK = 1000
+#: families whose first position is the padding index + 1, so that many positions fewer hold tokens
+_OFFSET_POSITIONS = (
+    "camembert",
+    "data2vec-text",
+    "longformer",
+    "mpnet",
+    "roberta",
+    "roberta-prelayernorm",
+    "xlm-roberta",
+    "xlm-roberta-xl",
+    "xmod",
+)
+#: tokenizers that know no limit say a number beyond this one
+_NO_LIMIT = 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """One example for the model.
+
+    Attributes:
+        input_ids: int32 (T,); of multiple choice a tuple with one (T of its own,) a choice.
+        token_type_ids: of the same shape, or None where the tokenizer gives none.
+        label: class index, value, or int32 (T,) with -100 where a position has no label; None without labels.
+    """
+
+    input_ids: np.ndarray | tuple[np.ndarray, ...]
+    token_type_ids: np.ndarray | tuple[np.ndarray, ...] | None
+    label: int | float | np.ndarray | None
+
+
+def load_tokenizer(path: str, task: LabelledTask) -> Any:
+    """The fast tokenizer of a model, fit for the task.
+
+    Args:
+        path: a folder or a hub name.
+        task: for tagging, a byte-level tokenizer has to put a space before every word.
+
+    Raises:
+        ValueError: it cannot be loaded, or it is not a fast one.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path)
+    except (OSError, ValueError) as error:
+        reason = (str(error).splitlines() or [""])[0]
+        raise ValueError(f"the tokenizer of {path} could not be loaded ({type(error).__name__}: {reason})") from error
+    _check_fast(tokenizer)
+    if task.kind == TAGGING:
+        _part_words(tokenizer)
+    return tokenizer
+
+
+def _byte_levels(state: Any) -> Iterator[dict[str, Any]]:
+    """The byte-level steps in the state of a pre-tokenizer that may be a sequence of others."""
+    if state is not None and state["type"] == "ByteLevel":
+        yield state
+    for part in (state or {}).get("pretokenizers", ()):
+        yield from _byte_levels(part)
+
+
+def _splitting(tokenizer: Any) -> Any:
+    """The state of the tokenizer's pre-tokenizer; None where it has none."""
+    before = tokenizer.backend_tokenizer.pre_tokenizer
+    return None if before is None else json.loads(before.__getstate__())
+
+
+def _part_words(tokenizer: Any) -> None:
+    """Let a byte-level tokenizer put a space before every word; `from_pretrained` does it for some families only."""
+    state = _splitting(tokenizer)
+    joining = [step for step in _byte_levels(state) if not step["add_prefix_space"]]
+    if not joining:
+        return
+    for step in joining:
+        step["add_prefix_space"] = True
+    before = tokenizer.backend_tokenizer.pre_tokenizer
+    before.__setstate__(json.dumps(state).encode())
+    tokenizer.backend_tokenizer.pre_tokenizer = before
+    tokenizer.add_prefix_space = True
+
+
+def longest_input(tokenizer: Any, config: Any, wanted: int | None = None) -> int:
+    """How many tokens the model takes, special ones included.
+
+    Args:
+        tokenizer: its `model_max_length` counts, where it says one.
+        config: the model's; its `max_position_embeddings` counts, less what RoBERTa's family leaves unused.
+        wanted: a smaller length asked for.
+
+    Raises:
+        ValueError: neither says a limit and none was asked for; or more was asked for than the model takes, or less
+            than room for the special tokens and one more.
+    """
+    limits = [int(tokenizer.model_max_length)] if tokenizer.model_max_length < _NO_LIMIT else []
+    positions = getattr(config, "max_position_embeddings", None)
+    if positions is not None and positions > 0:
+        unused = config.pad_token_id + 1 if config.model_type in _OFFSET_POSITIONS else 0
+        limits.append(int(positions) - unused)
+    if wanted is None:
+        if not limits:
+            raise ValueError(f"neither the tokenizer nor the {config.model_type} model says how long an input may be")
+        return min(limits)
+    least = tokenizer.num_special_tokens_to_add(pair=True) + 1
+    if wanted < least or (limits and wanted > min(limits)):
+        most = f" and at most {min(limits)}" if limits else ""
+        raise ValueError(f"inputs of {wanted} tokens were asked for, but the length must be at least {least}{most}")
+    return wanted
+
+
+def encode(
+    examples: Sequence[Example], task: LabelledTask, tokenizer: Any, longest: int, title: str = ""
+) -> list[Encoded]:
+    """The examples as ids, truncated to `longest` tokens; logs once how many were.
+
+    Args:
+        examples: of the task's kind.
+        task: the task.
+        tokenizer: a fast tokenizer.
+        longest: see `longest_input`.
+        title: names the data set in the log, such as `rte train`.
+
+    Raises:
+        ValueError: the tokenizer is not a fast one, or cannot take words; examples with different numbers of choices.
+    """
+    _check_fast(tokenizer)
+    one = {TaggedSentence: _encode_tagged, ChoiceExample: _encode_choices, TextExample: _encode_texts}
+    encoded: list[Encoded] = []
+    truncated = 0
+    for start in range(0, len(examples), _CHUNK):
+        chunk = examples[start : start + _CHUNK]
+        for row, too_long in one[type(chunk[0])](chunk, tokenizer, longest):
+            encoded.append(row)
+            truncated += too_long
+    if truncated:
+        logger.warning(
+            f"{title or task.name}: {truncated} of {len(examples)} examples were truncated at {longest} tokens"
+        )
+    return encoded
+
+
+def _check_fast(tokenizer: Any) -> None:
+    if not getattr(tokenizer, "is_fast", False):
+        raise ValueError(f"{type(tokenizer).__name__} is a slow tokenizer; a fast one is needed")
+
+
+def _columns(batch: Any) -> tuple[list[np.ndarray], list[np.ndarray] | list[None], list[bool]]:
+    """Ids, token types (or Nones) and whether anything was cut off, of each input."""
+    ids = [np.asarray(row, dtype=np.int32) for row in batch["input_ids"]]
+    types = [np.asarray(row, dtype=np.int32) for row in batch["token_type_ids"]] if "token_type_ids" in batch else []
+    return ids, types or [None] * len(ids), [bool(encoding.overflowing) for encoding in batch.encodings]
+
+
+def _encode_texts(chunk: Sequence[TextExample], tokenizer: Any, longest: int) -> Iterator[tuple[Encoded, bool]]:
+    texts = [[example.first for example in chunk]]
+    if chunk[0].second is not None:
+        texts.append([example.second for example in chunk])
+    batch = tokenizer(*texts, truncation=True, max_length=longest)
+    for example, ids, types, too_long in zip(chunk, *_columns(batch), strict=True):
+        yield Encoded(ids, types, example.label), too_long
+
+
+def _encode_choices(chunk: Sequence[ChoiceExample], tokenizer: Any, longest: int) -> Iterator[tuple[Encoded, bool]]:
+    choices = len(chunk[0].endings)
+    for example in chunk:
+        if len(example.endings) != choices:
+            raise ValueError(f"example {example.line} has {len(example.endings)} endings, but others have {choices}")
+    contexts = [example.context for example in chunk for _ in example.endings]
+    endings = [ending for example in chunk for ending in example.endings]
+    ids, types, too_long = _columns(tokenizer(contexts, endings, truncation=True, max_length=longest))
+    for number, example in enumerate(chunk):
+        of = slice(number * choices, (number + 1) * choices)
+        type_rows = None if types[0] is None else tuple(types[of])
+        yield Encoded(tuple(ids[of]), type_rows, example.label), any(too_long[of])
+
+
+def _encode_tagged(chunk: Sequence[TaggedSentence], tokenizer: Any, longest: int) -> Iterator[tuple[Encoded, bool]]:
+    if not all(step["add_prefix_space"] for step in _byte_levels(_splitting(tokenizer))):
+        raise ValueError(
+            f"{type(tokenizer).__name__} would take words without the space before them; use load_tokenizer"
+        )
+    words = [list(example.words) for example in chunk]
+    batch = _tokenize_words(words, tokenizer, longest)
+    empty = [_wordless(batch, row, len(sentence)) for row, sentence in enumerate(words)]
+    if any(empty):
+        # such a word stands in the sentence and in the metric, so it has to have a position
+        for row, missing in enumerate(empty):
+            for word in missing:
+                words[row][word] = tokenizer.unk_token
+        batch = _tokenize_words(words, tokenizer, longest)
+    for row, (example, ids, types, too_long) in enumerate(zip(chunk, *_columns(batch), strict=True)):
+        yield Encoded(ids, types, _first_pieces(batch.word_ids(row), example.labels)), too_long
+
+
+def _tokenize_words(words: list[list[str]], tokenizer: Any, longest: int) -> Any:
+    return tokenizer(words, is_split_into_words=True, truncation=True, max_length=longest)
+
+
+def _wordless(batch: Any, row: int, count: int) -> list[int]:
+    """The words of a sentence that tokenized to nothing; those behind the place of truncation count as tokenized."""
+    encoding = batch.encodings[row]
+    found = {word for part in (encoding, *encoding.overflowing) for word in part.word_ids if word is not None}
+    return [word for word in range(count) if word not in found]
+
+
+def _first_pieces(word_of: Sequence[int | None], labels: Sequence[int] | None) -> np.ndarray | None:
+    """Labels (T,): each word's at its first sub-token, -100 elsewhere."""
+    if labels is None:
+        return None
+    aligned = np.full(len(word_of), IGNORED, dtype=np.int32)
+    last = None
+    for position, word in enumerate(word_of):
+        if word is not None and word != last:
+            aligned[position] = labels[word]
+        last = word
+    return aligned

@@ -1,0 +1,168 @@
+"""The official metrics, of predictions collected over a whole validation set; in percent, as the papers print them.
+
+scikit-learn, scipy and seqeval compute them. Where a metric is not defined (a correlation with a constant, a single
+example) it is 0, so that one bad validation does not stand as NaN in the way of every better one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from attn_reg_plugin.labelled.task_table import CLASSIFICATION, MULTIPLE_CHOICE, REGRESSION, TAGGING
+
+Score = Callable[[np.ndarray, np.ndarray], float]
+#: places of a word in an entity, in all the schemes there are (BIO, IOBES, BILOU)
+_PLACES = "BIESLU"
+#: stands between the sentences of collected tags
+SENTENCE_END = -1
+
+
+def accuracy(predicted: np.ndarray, gold: np.ndarray) -> float:
+    """Share of right classes."""
+    from sklearn.metrics import accuracy_score
+
+    return 100 * float(accuracy_score(gold, predicted))
+
+
+def f1(predicted: np.ndarray, gold: np.ndarray) -> float:
+    """F1 of the second class, of two (MRPC, QQP)."""
+    from sklearn.metrics import f1_score
+
+    return 100 * float(f1_score(gold, predicted, zero_division=0))
+
+
+def macro_f1(predicted: np.ndarray, gold: np.ndarray) -> float:
+    """Mean F1 of all classes."""
+    from sklearn.metrics import f1_score
+
+    return 100 * float(f1_score(gold, predicted, average="macro", zero_division=0))
+
+
+def mcc(predicted: np.ndarray, gold: np.ndarray) -> float:
+    """Matthews correlation (CoLA)."""
+    from sklearn.metrics import matthews_corrcoef
+
+    return 100 * float(matthews_corrcoef(gold, predicted)) if _varies(predicted, gold) else 0.0
+
+
+def accuracy_f1(predicted: np.ndarray, gold: np.ndarray) -> float:
+    """Mean of accuracy and F1, as GLUE averages MRPC and QQP."""
+    return (accuracy(predicted, gold) + f1(predicted, gold)) / 2
+
+
+def pearson(predicted: np.ndarray, gold: np.ndarray) -> float:
+    """Pearson correlation (STS-B)."""
+    from scipy.stats import pearsonr
+
+    return 100 * float(pearsonr(predicted, gold)[0]) if _varies(predicted, gold) else 0.0
+
+
+def spearman(predicted: np.ndarray, gold: np.ndarray) -> float:
+    """Spearman rank correlation (STS-B)."""
+    from scipy.stats import spearmanr
+
+    return 100 * float(spearmanr(predicted, gold)[0]) if _varies(predicted, gold) else 0.0
+
+
+def pearson_spearman(predicted: np.ndarray, gold: np.ndarray) -> float:
+    """Mean of both correlations, as GLUE averages STS-B."""
+    return (pearson(predicted, gold) + spearman(predicted, gold)) / 2
+
+
+def _varies(*values: np.ndarray) -> bool:
+    return all(len(some) > 1 and np.isfinite(some).all() and np.ptp(some) > 0 for some in values)
+
+
+_CLASSES: dict[str, Score] = {
+    "accuracy": accuracy,
+    "f1": f1,
+    "macro_f1": macro_f1,
+    "mcc": mcc,
+    "accuracy_f1": accuracy_f1,
+}
+
+
+def _entity(name: str) -> Score:
+    """Entity-level precision, recall or F1, by seqeval, over all types together."""
+
+    def score(predicted: np.ndarray, gold: np.ndarray) -> float:
+        import seqeval.metrics
+
+        measure = getattr(seqeval.metrics, f"{name}_score")
+        return 100 * float(measure(tag_sequences(gold), tag_sequences(predicted), zero_division=0))
+
+    return score
+
+
+def _word_accuracy(predicted: np.ndarray, gold: np.ndarray) -> float:
+    words = gold != SENTENCE_END
+    return accuracy(predicted[words], gold[words])
+
+
+#: kind of task -> name -> metric; of taggers all but the accuracy are of entities
+SCORES: dict[str, dict[str, Score]] = {
+    CLASSIFICATION: _CLASSES,
+    MULTIPLE_CHOICE: _CLASSES,
+    REGRESSION: {"pearson": pearson, "spearman": spearman, "pearson_spearman": pearson_spearman},
+    TAGGING: {
+        "accuracy": _word_accuracy,
+        "f1": _entity("f1"),
+        "precision": _entity("precision"),
+        "recall": _entity("recall"),
+    },
+}
+
+
+def tag_codes(labels: Sequence[str]) -> list[int]:
+    """Numbers that say of a tag all that entity-level scores depend on: its place in an entity and the entity's type.
+
+    Scores are computed where only numbers arrive (fairseq adds up what processes log), so tags travel as numbers.
+
+    Args:
+        labels: `O`, or a place and a type such as `B-PER`; other tags stand for themselves and are no entities' tags.
+    """
+    types = sorted({label[2:] for label in labels if is_entity_tag(label)})
+    codes = []
+    for number, label in enumerate(labels):
+        if is_entity_tag(label):
+            codes.append(len(_PLACES) * (1 + types.index(label[2:])) + _PLACES.index(label[0]))
+        else:
+            codes.append(0 if label == "O" else -2 - number)
+    return codes
+
+
+def is_entity_tag(label: str) -> bool:
+    """Whether a label is a place in an entity and the entity's type."""
+    return len(label) > 2 and label[0] in _PLACES and label[1] == "-"
+
+
+def tag_sequences(codes: np.ndarray) -> list[list[str]]:
+    """Sentences of tags from their codes; a sentence ends with `SENTENCE_END`. Types are numbered."""
+    sentences: list[list[str]] = [[]]
+    for code in codes.astype(np.int64).tolist():
+        if code == SENTENCE_END:
+            sentences.append([])
+        else:
+            of_type, place = divmod(code, len(_PLACES))
+            sentences[-1].append("O" if code <= 0 else f"{_PLACES[place]}-{of_type}")
+    return [sentence for sentence in sentences if sentence]
+
+
+def check_scores(names: Sequence[str], kind: str, labels: Sequence[str]) -> None:
+    """Refuse metrics that a task cannot have.
+
+    Raises:
+        ValueError: an unknown metric; F1 of other than two classes; entities of tags that name none.
+    """
+    known = SCORES[kind]
+    for name in names:
+        if name not in known:
+            raise ValueError(f"unknown metric {name!r} of {kind}; the metrics are: {', '.join(known)}")
+        if known is _CLASSES and name in ("f1", "accuracy_f1") and len(labels) != 2:
+            raise ValueError(f"{name} is of two classes, but the labels are {', '.join(labels)}; use macro_f1")
+        if kind == TAGGING and name != "accuracy":
+            other = [label for label in labels if label != "O" and not is_entity_tag(label)]
+            if other:
+                raise ValueError(f"{name} of entities needs labels such as B-PER, but there is {other[0]!r}")

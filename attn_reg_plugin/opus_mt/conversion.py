@@ -1,0 +1,266 @@
+"""OPUS-MT models to fairseq and back: names, the order of the vocabulary, and the files around the weights.
+
+Hugging Face's Marian and fairseq's Transformer name their parts alike, so a conversion is a renaming and a
+permutation of the embedding's rows; every tensor goes there and back bit for bit, in the precision it has.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attn_reg_plugin.checkpoints import find_checkpoint, load_checkpoint
+from attn_reg_plugin.opus_mt import marian_folder as marian
+from attn_reg_plugin.opus_mt import tokenization as text
+from attn_reg_plugin.opus_mt.marian_folder import BIAS, MarianFolder, MarianShape
+from attn_reg_plugin.opus_mt.tokenization import CONFIG, OpusMTTokenizer, Vocabulary, copy_files, write_dictionaries
+
+ARCHITECTURE = "opus_mt"
+CHECKPOINT, FLAGS = "checkpoint.pt", "fairseq.flags"
+#: fairseq counts padding and `</s>` as positions too, and its own default is this
+MIN_POSITIONS = 1024
+_ROWS = {
+    marian.SHARED: ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "decoder.output_projection.weight"),
+    marian.ENCODER: ("encoder.embed_tokens.weight",),
+    marian.DECODER: ("decoder.embed_tokens.weight", "decoder.output_projection.weight"),
+    BIAS: ("decoder.final_logits_bias",),
+}
+_BEST_FIRST = ("checkpoint_best.pt", "checkpoint_last.pt", CHECKPOINT)
+
+
+def architecture(shape: MarianShape) -> dict[str, Any]:
+    """The model's flags of fairseq-train without their dashes → values; True for a switch that is on."""
+    flags: dict[str, Any] = {}
+    for number, stack in enumerate(("encoder", "decoder")):
+        flags |= {
+            f"{stack}-layers": shape.layers[number],
+            f"{stack}-embed-dim": shape.width,
+            f"{stack}-ffn-embed-dim": shape.feed_forward[number],
+            f"{stack}-attention-heads": shape.heads[number],
+            f"{stack}-layerdrop": shape.layerdrop[number],
+        }
+    flags["share-all-embeddings" if shape.shared else "share-decoder-input-output-embed"] = True
+    for name in ("dropout", "attention_dropout", "activation_dropout"):
+        flags[name.replace("_", "-")] = getattr(shape, name)
+    positions = max(shape.positions, MIN_POSITIONS)
+    flags |= {"max-source-positions": positions, "max-target-positions": positions}
+    if not shape.scaled:
+        flags["no-scale-embedding"] = True
+    if shape.renormalizes:
+        flags["renormalize-search"] = True
+    if shape.activation != "swish":  # the default of the architecture, which fairseq's parser does not know
+        flags["activation-fn"] = shape.activation
+    return flags
+
+
+def flags_text(shape: MarianShape) -> str:
+    """The flags of fairseq-train that build the model of a checkpoint, in one line."""
+    words = ["--arch", ARCHITECTURE]
+    for name, value in architecture(shape).items():
+        words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
+    return shlex.join(words)
+
+
+def _vocabulary_of(name: str, tokenizer: OpusMTTokenizer) -> Vocabulary:
+    """The vocabulary whose order the rows of a tensor have."""
+    return (tokenizer.source if name in (marian.SHARED, marian.ENCODER) else tokenizer.target).vocabulary
+
+
+def fairseq_state(folder: MarianFolder) -> dict[str, Tensor]:
+    """The state of the fairseq model: fairseq's name → tensor."""
+    state = {f"{stack}.version": torch.tensor([3.0]) for stack in ("encoder", "decoder")}
+    for name, tensor in folder.tensors.items():
+        if name not in _ROWS:
+            state[name.removeprefix("model.")] = tensor
+            continue
+        rows = tensor.flatten() if name == BIAS else tensor
+        chosen = rows[_vocabulary_of(name, folder.tokenizer).order]
+        whole = torch.cat([torch.zeros_like(chosen[:1]), chosen])  # fairseq's <s> first
+        state |= dict.fromkeys(_ROWS[name], whole)
+    return state
+
+
+def marian_tensors(path: Path, state: dict[str, Tensor], shape: MarianShape, tokenizer: OpusMTTokenizer) -> dict:
+    """What `fairseq_state` made, turned back: Hugging Face's name → tensor.
+
+    Args:
+        path: the checkpoint, for messages.
+
+    Raises:
+        ValueError: the state is not of the model that the configuration describes, or its embeddings have come apart.
+    """
+    tensors = {}
+    for name, size in shape.expected():
+        names = _ROWS.get(name, (name.removeprefix("model."),))
+        missing = next((one for one in names if one not in state), None)
+        if missing:
+            raise ValueError(f"{path} is not of the Marian model that {CONFIG} describes: it lacks {missing}")
+        tensor = state[names[0]]
+        for other in names[1:]:
+            if not torch.equal(state[other], tensor):
+                raise ValueError(
+                    f"{path}: {other} differs from {names[0]}, but Marian shares them; train with the flags of {FLAGS}"
+                )
+        if name in _ROWS:
+            order = _vocabulary_of(name, tokenizer).order
+            if len(tensor) != len(order) + 1:
+                raise ValueError(f"{path}: {names[0]} has {len(tensor)} rows, but the vocabulary asks {len(order) + 1}")
+            rows = torch.empty_like(tensor[1:])
+            rows[order] = tensor[1:]
+            tensor = rows[None] if name == BIAS else rows
+        if tuple(tensor.shape) != size:
+            raise ValueError(f"{path}: {names[0]} has shape {tuple(tensor.shape)}, but {CONFIG} asks for {size}")
+        tensors[name] = tensor.contiguous()
+    return tensors
+
+
+def _staged(out: Path) -> Path:
+    """A new folder beside `out`, to be put in its place when it is whole.
+
+    Raises:
+        ValueError: `out` holds something, or cannot be made.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ValueError(f"{out} exists already: give a folder that does not, or an empty one")
+    staging = out.with_name(f".{out.name}.tmp-{os.getpid()}")
+    try:
+        shutil.rmtree(staging, ignore_errors=True)
+        staging.mkdir(parents=True)
+    except OSError as error:
+        raise ValueError(f"{out} cannot be written to: {error.strerror}") from None
+    return staging
+
+
+def _put(staging: Path, out: Path) -> None:
+    """Put a whole folder in its place; an empty one that is there stays, for it may be the working directory."""
+    if not out.exists():
+        os.replace(staging, out)
+        return
+    for path in staging.iterdir():
+        os.replace(path, out / path.name)
+
+
+def to_fairseq(folder: MarianFolder, out: Path, languages: tuple[str, str] | None = None) -> tuple[str, str]:
+    """Write a fairseq checkpoint, dictionaries, and what the tokenizer and the way back need.
+
+    Args:
+        folder: the OPUS-MT model.
+        out: a folder that does not exist, or is empty.
+        languages: source and target, as fairseq is to call them; by default as the tokenizer does.
+
+    Returns:
+        The languages.
+
+    Raises:
+        ValueError: `out` cannot be used.
+    """
+    named = folder.tokenizer.languages
+    languages = languages or (named if all(named) and named[0] != named[1] else ("source", "target"))
+    out = out.resolve()  # "." has no name of its own
+    staging = _staged(out)
+    try:
+        copy_files(folder.path, staging)
+        write_dictionaries(folder.tokenizer, [staging / f"dict.{language}.txt" for language in languages])
+        (staging / FLAGS).write_text(flags_text(folder.shape) + "\n", encoding="utf-8")
+        torch.save(_checkpoint(folder, languages), staging / CHECKPOINT)
+        _put(staging, out)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    return languages
+
+
+def _checkpoint(folder: MarianFolder, languages: tuple[str, str]) -> dict[str, Any]:
+    """A checkpoint as fairseq reads it, of a training that has not begun."""
+    flags = {name.replace("-", "_"): value for name, value in architecture(folder.shape).items()}
+    args = argparse.Namespace(
+        arch=ARCHITECTURE, task="translation", source_lang=languages[0], target_lang=languages[1], data="", **flags
+    )
+    history = {"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}, "num_updates": 0}
+    return {
+        "args": args,
+        "cfg": None,
+        "model": fairseq_state(folder),
+        "criterion": None,
+        "optimizer_history": [history],
+        "task_state": {},
+        "extra_state": {"train_iterator": {"epoch": 1, "version": 2, "iterations_in_epoch": 0, "shuffle": True}},
+        "last_optimizer_state": None,
+    }
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """A fairseq checkpoint of this architecture.
+
+    Raises:
+        ValueError: it is damaged, holds types that are not allowed, or is of another architecture.
+    """
+    state = load_checkpoint(path)
+    settings = state.get("args") or (state.get("cfg") or {}).get("model")
+    found = settings.get("arch", settings.get("_name")) if isinstance(settings, dict) else None
+    found = getattr(settings, "arch", getattr(settings, "_name", found))
+    if found != ARCHITECTURE:
+        raise ValueError(f"{path} is a model of --arch {found}, and only {ARCHITECTURE} can be converted back")
+    return state
+
+
+def find_files(run: Path, checkpoint: Path, state: dict[str, Any], given: Path | None) -> Path:
+    """The folder with the tokenizer and the configuration that belong to a checkpoint.
+
+    Args:
+        given: what the user said, which wins.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    task = (state.get("cfg") or {}).get("task")
+    data = str((task.get("data") if isinstance(task, dict) else getattr(task, "data", "")) or "")
+    prepared = [Path(data) / "opus_mt", Path(data).parent / "opus_mt"] if data else []
+    for folder in [given] if given else [run, checkpoint.parent, *prepared]:
+        if (folder / CONFIG).is_file() and (folder / text.VOCABULARY).is_file():
+            return folder
+    where = str(given) if given else f"neither beside {checkpoint} nor beside its data {data or '(none)'}"
+    raise FileNotFoundError(
+        f"{CONFIG} and {text.VOCABULARY} of the model were not found ({where}): give --opus-mt, the folder that "
+        "`attn-reg convert opus-mt` wrote"
+    )
+
+
+def to_huggingface(run: Path, out: Path, files: Path | None = None) -> None:
+    """Write a fairseq checkpoint as an OPUS-MT folder that `MarianMTModel.from_pretrained` loads.
+
+    Args:
+        run: a checkpoint, or a folder with one.
+        out: a folder that does not exist, or is empty.
+        files: the folder with the tokenizer and the configuration; by default it is looked for.
+
+    Raises:
+        FileNotFoundError: something is missing.
+        ValueError: the checkpoint is not of a converted model, or `out` cannot be used.
+    """
+    from safetensors.torch import save_file
+
+    checkpoint = find_checkpoint(run, _BEST_FIRST)
+    state = read_checkpoint(checkpoint)
+    folder = find_files(run, checkpoint, state, files)
+    shape, tokenizer = MarianShape.read(folder / CONFIG), OpusMTTokenizer(folder)
+    tensors = marian_tensors(checkpoint, state["model"], shape, tokenizer)
+    config = text.read_json(folder / CONFIG)
+    precision = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
+    config |= {key: precision for key in ("dtype", "torch_dtype") if key in config}
+    out = out.resolve()  # "." has no name of its own
+    staging = _staged(out)
+    try:
+        copy_files(folder, staging)
+        (staging / CONFIG).write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        save_file(tensors, staging / marian.WEIGHTS[0], metadata={"format": "pt"})
+        _put(staging, out)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)

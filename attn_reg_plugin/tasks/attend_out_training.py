@@ -1,0 +1,284 @@
+"""AttendOut under fairseq: what a task, a criterion and fairseq's optimizer are to the game."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from fairseq import utils
+from fairseq.optim import AMPOptimizer, FairseqOptimizer, FP16Optimizer, MemoryEfficientFP16Optimizer
+from torch import Tensor, nn
+
+from attn_reg_plugin.backends.fairseq import padding_index
+from attn_reg_plugin.regularizers import AttendOut, Outcome, Tokens
+from attn_reg_plugin.regularizers.game import (
+    Defender,
+    average,
+    average_gradients,
+    object_from_first_rank,
+    rank,
+)
+from attn_reg_plugin.tasks.refusals import refuse_state
+from attn_reg_plugin.tasks.sidecar import Sidecar
+
+#: reward examples in a forward: their logits are all there at once
+EVALUATED_AT_ONCE = 32
+
+
+class FairseqProblem:
+    """A fairseq task and criterion as AttendOut's `Problem`; its inputs are samples.
+
+    Args:
+        task, criterion: fairseq's.
+        subset: the dataset that rewards are measured on.
+
+    Attributes:
+        indices: the examples of it that are not too long, int64.
+    """
+
+    def __init__(self, task: Any, criterion: Any, subset: str) -> None:
+        self.task, self.criterion, self.subset = task, criterion, subset
+
+    def train_loss(self, model: nn.Module, inputs: dict[str, Any]) -> tuple[Tensor, Any]:
+        """The criterion's loss, a sum, and the sample size to divide it by."""
+        loss, sample_size, _ = self.criterion(model, inputs["sample"])
+        return loss, sample_size
+
+    def loss(self, model: nn.Module, inputs: dict[str, Any]) -> Outcome:
+        """In evaluation, each example's loss and metric, by `example_outcomes` of the criterion or the task.
+
+        Where there is none, its mean negative log-likelihood a token, and its share of right tokens.
+        """
+        if model.training:
+            loss, sample_size = self.train_loss(model, inputs)
+            return Outcome(loss / sample_size)
+        sample = inputs["sample"]
+        for owner in (self.task, self.criterion):
+            if hasattr(owner, "example_outcomes"):
+                return owner.example_outcomes(model, sample)
+        log_probs = model.get_normalized_probs(model(**sample["net_input"]), log_probs=True).float()
+        target = sample["target"].view(log_probs.shape[:-1])
+        real = target.ne(self.task.target_dictionary.pad()) if log_probs.dim() == 3 else torch.ones_like(target).bool()
+        losses = -log_probs.gather(-1, target.unsqueeze(-1)).squeeze(-1) * real
+        right = (log_probs.argmax(-1) == target) & real
+        rows = (losses.size(0), -1)
+        count = real.view(rows).sum(1).clamp(min=1)
+        return Outcome(losses.reshape(rows).sum(1) / count, right.view(rows).sum(1) / count)
+
+    def tokens(self, inputs: dict[str, Any]) -> dict[str, Tokens]:
+        """Source tokens of the encoder, target prefix of the decoder; choices as rows, as the model sees them."""
+        net_input, padding = inputs["sample"]["net_input"], self.padding
+        if "input_ids" in net_input:
+            ids, mask = (net_input[name].flatten(0, -2) for name in ("input_ids", "attention_mask"))
+            return {"encoder": Tokens(ids, mask.bool())}
+        named = {"encoder": "src_tokens", "decoder": "prev_output_tokens"}
+        if "prev_output_tokens" not in net_input and self.decoder_only:
+            named = {"decoder": "src_tokens"}
+        found = {stack: net_input[name] for stack, name in named.items() if name in net_input}
+        return {stack: Tokens(ids, ids.ne(padding)) for stack, ids in found.items()}
+
+    def begin(self, model: nn.Module) -> None:
+        """Look at the model once; load the reward subset, so that a missing one is refused before training.
+
+        Examples that are too long for the task or the model are left out, as fairseq leaves them out of training.
+        """
+        self.padding = padding_index(model)
+        self.decoder_only = not hasattr(model, "encoder")
+        if self.subset not in self.task.datasets:
+            self.task.load_dataset(self.subset)
+        self.device = next(model.parameters()).device
+        dataset = self.task.dataset(self.subset)
+        self.indices = np.arange(len(dataset))
+        limits = utils.resolve_max_positions(self.task.max_positions(), model.max_positions())
+        if limits is not None:
+            self.indices = np.sort(dataset.filter_indices_by_size(self.indices, limits)[0])
+
+    def validation(self, n: int) -> Iterable[dict[str, Any]]:
+        """n examples of the reward subset, drawn at random by torch's generator, some at a time."""
+        dataset = self.task.dataset(self.subset)
+        chosen = self.indices[torch.randperm(len(self.indices))[:n].numpy()].tolist()
+        for start in range(0, len(chosen), EVALUATED_AT_ONCE):
+            sample = dataset.collater([dataset[i] for i in chosen[start : start + EVALUATED_AT_ONCE]])
+            if self.device.type == "cuda":
+                sample = utils.move_to_cuda(sample, self.device)
+            yield {"sample": sample}
+
+
+class FairseqDefender(Defender):
+    """The defender with an optimizer of fairseq's, which takes care of reduced precision and of the sample size."""
+
+    def __init__(self, attacker: nn.Module, optimizer: FairseqOptimizer, clip_norm: float = 0.0) -> None:
+        self.attacker, self.attacker_optimizer, self.clip_norm = attacker, optimizer, clip_norm
+        self.model = copy.deepcopy(attacker)
+        self.model.zero_grad(set_to_none=True)
+        self.optimizer = twin_optimizer(optimizer, self.model)
+        self.sample_size, self.begun = 0.0, False
+
+    def learn(self, problem: FairseqProblem, inputs: dict[str, Any]) -> None:
+        """Forward and backward, the loss a sum over tokens as fairseq has it.
+
+        As in fairseq's trainer, an empty share counts for nothing, and so does what came before it in the update.
+        """
+        if not self.begun:
+            lower_scale(self.optimizer, self.attacker_optimizer)
+            self.begun = True
+        self.model.set_num_updates(inputs["update_num"])
+        mixed = isinstance(self.optimizer, AMPOptimizer) and torch.cuda.is_available()  # on a CPU fairseq mixes nothing
+        with torch.autocast("cuda", enabled=mixed):
+            loss, sample_size = problem.train_loss(self.model, inputs)
+        self.optimizer.backward(loss * 0 if inputs["ignore_grad"] else loss)
+        self.sample_size = 0.0 if inputs["ignore_grad"] else self.sample_size + float(sample_size)
+
+    def step(self) -> None:
+        """Divide by the sample size over all processes, clip and step, at the attacker's learning rate."""
+        self.optimizer.set_lr(self.attacker_optimizer.get_lr())
+        size = torch.as_tensor(self.sample_size, device=next(self.model.parameters()).device)
+        average_gradients(self.model)
+        try:
+            self.optimizer.multiply_grads(1.0 / (float(average(size)) or 1.0))
+            self.optimizer.clip_grad_norm(self.clip_norm)
+            self.optimizer.step()
+        except OverflowError:
+            pass  # as in fairseq's trainer: the loss scale is halved, the update is skipped
+        self.optimizer.zero_grad()
+        self.sample_size, self.begun = 0.0, False
+
+    @torch.no_grad()
+    def settle(self, attacker_won: bool) -> None:
+        """Copy the winner over the loser, with its optimizer's state and its fp32 copies."""
+        super().settle(attacker_won)
+        ours, theirs = self.optimizer, self.attacker_optimizer
+        losing, winning = (ours, theirs) if attacker_won else (theirs, ours)
+        for loser, winner in zip(_masters(losing), _masters(winning), strict=True):
+            loser.copy_(winner)
+        ours.zero_grad()  # which also takes over a changed loss scale
+
+    def state_dict(self) -> dict[str, Any]:
+        """Model, optimizer, and the fp32 copies if there are any."""
+        return {**super().state_dict(), "masters": [master.detach() for master in _masters(self.optimizer)]}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state_dict()`."""
+        super().load_state_dict(state)
+        for master, kept in zip(_masters(self.optimizer), state["masters"], strict=True):
+            master.copy_(kept)
+        self.optimizer.zero_grad()
+
+    def close(self) -> None:
+        """No hook to take off."""
+
+
+def lower_scale(ours: FairseqOptimizer, theirs: FairseqOptimizer) -> None:
+    """Lower a loss scale to another's, which has seen an overflow; between updates."""
+    if isinstance(ours, AMPOptimizer):
+        scale = min(ours.scaler.get_scale(), theirs.scaler.get_scale())
+        if ours.scaler.is_enabled():
+            ours.scaler.load_state_dict({**ours.scaler.state_dict(), "scale": scale})
+    elif getattr(ours, "scaler", None) is not None:
+        ours.scaler.loss_scale = min(ours.scaler.loss_scale, theirs.scaler.loss_scale)
+        ours.zero_grad()  # which takes over the scale
+
+
+def _masters(optimizer: FairseqOptimizer) -> list[Tensor]:
+    """The fp32 copies that fairseq's fp16 optimizer keeps of half-precision weights."""
+    masters = getattr(optimizer, "fp32_params", None)
+    if masters is None:
+        return []
+    masters = list(masters.values()) if isinstance(masters, dict) else masters
+    return masters if isinstance(masters, list) else [masters]
+
+
+def twin_optimizer(optimizer: FairseqOptimizer, model: nn.Module) -> FairseqOptimizer:
+    """An optimizer of the same kind, settings and state for a copy of the model.
+
+    fairseq's wrappers for reduced precision do not keep the configuration that builds them, so they are copied, and
+    what they wrap is made anew.
+    """
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    twin = object.__new__(type(optimizer))  # copy.copy would copy the wrapped optimizer, which answers for it
+    twin.__dict__.update(optimizer.__dict__)
+    if isinstance(optimizer, FP16Optimizer):
+        flat = optimizer.has_flat_params
+        twin.fp16_params = parameters
+        twin.fp32_params = FP16Optimizer.build_fp32_params(None, parameters, flatten=flat)
+        masters = list(twin.fp32_params.values()) if flat else twin.fp32_params
+        twin.fp32_optimizer = _anew(optimizer.fp32_optimizer, masters)
+    elif isinstance(optimizer, MemoryEfficientFP16Optimizer):
+        twin.wrapped_optimizer = _anew(optimizer.wrapped_optimizer, parameters)
+    elif isinstance(optimizer, AMPOptimizer):
+        twin.fp32_optimizer = _anew(optimizer.fp32_optimizer, parameters)
+        twin._grad_scaler = copy.deepcopy(optimizer.scaler)
+    else:
+        twin = _anew(optimizer, parameters)
+    if isinstance(optimizer, FP16Optimizer | MemoryEfficientFP16Optimizer):
+        twin.scaler = copy.deepcopy(optimizer.scaler)
+    twin.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    twin.set_lr(optimizer.get_lr())
+    with torch.no_grad():
+        for ours, theirs in zip(_masters(twin), _masters(optimizer), strict=True):
+            ours.copy_(theirs)
+    return twin
+
+
+def _anew(optimizer: FairseqOptimizer, parameters: list[nn.Parameter]) -> FairseqOptimizer:
+    settings = getattr(optimizer, "cfg", None) or optimizer.args  # the older optimizers call them so
+    return type(optimizer)(settings, parameters)
+
+
+def prepare_game(regularizer: AttendOut, task: Any, criterion: Any, optimizer: FairseqOptimizer) -> None:
+    """Give AttendOut its problem, optimizer and defender; `optimizer` is the attacker's.
+
+    Raises:
+        ValueError: the reward subset has too few examples for a round.
+    """
+    problem = FairseqProblem(task, criterion, regularizer.reward_subset)
+    problem.begin(regularizer.model)
+    size = len(problem.indices)
+    if not size:
+        raise ValueError(f"the subset {regularizer.reward_subset!r} has no example that is not too long for the model")
+    if regularizer.credit == "example" and size < regularizer.steps:
+        raise ValueError(
+            f"--attend-out-credit example rewards each of the {regularizer.steps} updates of a round by an example of "
+            f"its own, but the subset {regularizer.reward_subset!r} has {size}; use fewer --attend-out-steps, or "
+            "--attend-out-credit round"
+        )
+    regularizer.problem, regularizer.optimizer = problem, optimizer
+    regularizer.defender_class = FairseqDefender
+
+
+def continue_game(regularizer: AttendOut, sidecar: Sidecar, updates: int) -> None:
+    """Give the game the state of an interrupted run, if there is one, and begin it, so that a misfit is told here.
+
+    Args:
+        updates: made so far, which name the state.
+
+    Raises:
+        ValueError: the state is damaged, or that of another model or other sites; on every process.
+    """
+    state = problem = None
+    if rank() == 0:
+        try:
+            state = sidecar.load(updates)
+        except ValueError as error:
+            problem = str(error)
+    state, problem = object_from_first_rank((state, problem))
+    if problem is not None:
+        raise ValueError(problem)
+    if state is None:
+        return
+    epoch = regularizer.epoch
+    with refuse_state(sidecar.path(updates), regularizer):
+        missing = [key for key in ("generator", "generator_optimizer", "defender", "cache") if key not in state]
+        if missing:
+            raise ValueError(f"it lacks {', '.join(missing)}")
+        names = {site.name for site in regularizer.attached_sites}
+        others = {name for batch in state["cache"] for name in batch["masks"]} ^ names
+        if state["cache"] and others:
+            raise ValueError(f"its sites are others: {', '.join(sorted(others))}")
+        regularizer.load_state_dict(state)
+        regularizer.start(regularizer.model)
+    regularizer.epoch = epoch

@@ -1,0 +1,301 @@
+"""`attn-reg evaluate`, and what `predict`, `export` and `finetune` refuse."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fairseq")
+pytest.importorskip("transformers")
+
+import torch
+
+from attn_reg_plugin.checkpoints import find_checkpoint
+from attn_reg_plugin.cli import main
+from attn_reg_plugin.commands import finetune, predict
+from attn_reg_plugin.commands.evaluate import evaluate, folding
+from attn_reg_plugin.experiments.labelled_runs import best_figures
+from attn_reg_plugin.experiments.logs import TrainingLog
+from attn_reg_plugin.experiments.methods import Method
+from attn_reg_plugin.experiments.trained import Trained
+from attn_reg_plugin.labelled import TextExample, find_task, read_file
+from attn_reg_plugin.models.hf_encoder import HFEncoderConfig, HFEncoderModel
+from tests.models.hf_folders import make_encoder, make_rte, tokenizer
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+HANS = "gold_label\tsentence1\tsentence2\theuristic\tsubcase"
+
+
+@pytest.fixture
+def trained(request: pytest.FixtureRequest, tmp_path: Path) -> Trained:
+    """An encoder for a row of the table, as it would come out of a run."""
+    task = find_task(getattr(request, "param", "mnli"))
+    cfg = SimpleNamespace(hf_model=str(make_encoder(tmp_path / "encoder")))
+    torch.manual_seed(3)
+    model = HFEncoderModel.build_model(HFEncoderConfig(), SimpleNamespace(labelled=task, cfg=cfg)).eval()
+    return Trained(model, tokenizer(), task, 40, tmp_path / "checkpoint_best.pt")
+
+
+def say(trained: Trained, classes: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the model decide for these classes, example by example."""
+    logits = [torch.eye(3)[index] for index in classes]
+    monkeypatch.setattr(Trained, "logits", lambda self, rows, batch_size=32: logits[: len(rows)])
+
+
+def test_three_labels_are_folded_to_two(trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [
+        ("entailment", "subsequence"),
+        ("non-entailment", "subsequence"),
+        ("non-entailment", "constituent"),
+        ("entailment", "constituent"),
+        ("non-entailment", "constituent"),
+    ]
+    lines = [f"{label}\tw1 w2\tw3\t{heuristic}\tx" for label, heuristic in rows]
+    path = tmp_path / "heuristics_evaluation_set.txt"
+    path.write_text("\n".join([HANS, *lines]) + "\n", encoding="utf-8")
+    say(trained, [0, 1, 2, 1, 0], monkeypatch)  # entailment, neutral, contradiction, neutral, entailment
+    figures = evaluate(trained, "hans", str(tmp_path))
+    assert figures == {
+        "examples": 5,
+        "accuracy": 60.0,
+        "constituent": pytest.approx(100 / 3),
+        "constituent, entailment": 0.0,
+        "constituent, non-entailment": 50.0,
+        "subsequence": 100.0,
+        "subsequence, entailment": 100.0,
+        "subsequence, non-entailment": 100.0,
+    }
+    assert evaluate(trained, "hans", str(path)) == figures
+
+
+@pytest.mark.parametrize("trained", ["qqp"], indirect=True)
+def test_paws_x(trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    labels = [0, 1, 1, 0]
+    lines = [f"{number}\tw1 w2\tw2 w1\t{label}" for number, label in enumerate(labels)]
+    (tmp_path / "test_2k.tsv").write_text("\n".join(["id\tsentence1\tsentence2\tlabel", *lines]) + "\n")
+    say(trained, [0, 1, 0, 1], monkeypatch)
+    assert evaluate(trained, "paws-x", str(tmp_path)) == {"examples": 4, "accuracy": 50.0, "f1": 50.0}
+    lines = ["id\tsentence1\tsentence2", *(line.rpartition("\t")[0] for line in lines)]
+    (tmp_path / "test_2k.tsv").write_text("\n".join(lines) + "\n")
+    with pytest.raises(ValueError, match="has no labels in the split 'test', so nothing can be measured"):
+        evaluate(trained, "paws-x", str(tmp_path))
+
+
+def predicted(trained: Trained, path: Path, words: Sequence[str] = ()) -> list[str]:
+    """The lines that `attn-reg predict` writes."""
+    out = path.with_name("predicted")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(predict, "load_trained", lambda run, cpu: trained)
+        assert main(["predict", "run", str(path), "--out", str(out), *words]) == 0
+    return out.read_text(encoding="utf-8").splitlines()
+
+
+def test_logits_come_in_the_order_of_the_examples(trained: Trained) -> None:
+    texts = ["w1 w2 w3 w4", "w5", "w6 w7x w8", "w9 w10"]
+    inputs = [tokenizer()(text, "w1", return_tensors="pt") for text in texts]
+    rows = trained.encode([TextExample(1, text, "w1") for text in texts])
+    with torch.no_grad():
+        alone = [trained.model(**one)["logits"][0] for one in inputs]
+    for found, expected in zip(trained.logits(rows, batch_size=3), alone, strict=True):
+        assert torch.allclose(found, expected, atol=1e-6)
+
+
+def test_labels_in_a_file_to_predict_are_not_looked_at(trained: Trained, tmp_path: Path) -> None:
+    path = tmp_path / "hans.txt"
+    path.write_text(f"{HANS}\nnon-entailment\tw1 w2\tw3\tx\tx\n\tw4\tw5\tx\tx\n", encoding="utf-8")
+    found = predicted(trained, path, ["--batch-size", "1"])
+    assert found[0] == "index\tprediction" and [line.split("\t")[0] for line in found[1:]] == ["0", "1"]
+    assert {line.split("\t")[1] for line in found[1:]} <= set(trained.labelled.labels)
+
+
+@pytest.mark.parametrize("trained", ["wnut17"], indirect=True)
+def test_words_alone_are_tagged_as_with_labels(trained: Trained, tmp_path: Path) -> None:
+    words = ["w1", "w7x", "w3", "", "w20x", "w2", ""]
+    (tmp_path / "words").write_text("\n".join(words) + "\n", encoding="utf-8")
+    (tmp_path / "labelled").write_text("\n".join(word and f"{word}\tO" for word in words) + "\n", encoding="utf-8")
+    found = predicted(trained, tmp_path / "words")
+    assert [line.split("\t")[0] for line in found] == words
+    logits = trained.logits(trained.encode(list(read_file(trained.labelled, tmp_path / "labelled"))))
+    first = [logits[0][place] for place in (1, 2, 4)] + [logits[1][place] for place in (1, 3)]
+    names = [trained.labelled.labels[int(one.argmax())] for one in first]
+    assert [line.split("\t")[1] for line in found if line] == names and len(set(names)) > 1
+
+
+@pytest.mark.parametrize(
+    ("row", "test", "said"),
+    [
+        ("cola", "paws-x", "paws-x tests classifiers of 2 texts, but the model was trained on 1"),
+        ("qqp", "hans", "the model's label '0' means nothing in hans, whose test takes: entailment, neutral"),
+        ("rte", "paws-x", "the model's label 'entailment' means nothing in paws-x"),
+        ("stsb", "hans", "hans tests classifiers, but the model is one of regression"),
+    ],
+)
+def test_models_that_do_not_fit_a_test(row: str, test: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        folding(find_task(row), find_task(test))
+
+
+def test_two_labels_of_rte_are_the_tests() -> None:
+    assert folding(find_task("rte"), find_task("hans")).tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (["predict", "{}", "{}/none.tsv"], "there is no file {}/none.tsv"),
+        (["predict", "{}", "{}/file.tsv"], "{} has no checkpoint; looked for checkpoint_best.pt"),
+        (["export", "{}", "{}"], "{} is there already; give an empty folder"),
+        (["predict", "{}/other.pt", "{}/file.tsv"], "{}/other.pt is no checkpoint of --arch hf_encoder"),
+        (["predict", "{}/damaged.pt", "{}/file.tsv"], "{}/damaged.pt cannot be read: it is damaged"),
+        (["evaluate", "{}/weights.pt", "--on", "hans", "--data", "x"], "{}/weights.pt is not a fairseq checkpoint"),
+        (["evaluate", "{}", "--on", "hans", "--data", "x"], "{} has no checkpoint"),
+    ],
+)
+def test_refusals(command: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file.tsv").write_text("index\n", encoding="utf-8")
+    torch.save({"cfg": {"model": {"arch": "transformer"}}, "model": {}}, tmp_path / "other.pt")
+    torch.save({"weight": torch.zeros(1)}, tmp_path / "weights.pt")
+    (tmp_path / "damaged.pt").write_bytes(b"x")
+    assert main([word.replace("{}", str(tmp_path)) for word in command]) == 2
+    assert said.replace("{}", str(tmp_path)) in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [["predict", "run", "file"], ["evaluate", "run", "--on", "hans", "--data", "x"]])
+@pytest.mark.parametrize("size", ["0", "-1", "many"])
+def test_a_batch_has_at_least_one_example(command: list[str], size: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main([*command, f"--batch-size={size}"])
+    assert f"it is '{size}', but must be a whole number of at least 1" in capsys.readouterr().err
+
+
+def test_the_best_checkpoint_is_found_before_the_last(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    names = ["checkpoints/checkpoint_last.pt", "checkpoint_last.pt", "checkpoints/checkpoint_best.pt"]
+    for name in [*names, "checkpoint_best.pt"]:
+        (tmp_path / name).touch()
+        assert find_checkpoint(tmp_path) == tmp_path / name
+    assert find_checkpoint(tmp_path / names[0]) == tmp_path / names[0]
+
+
+# -- finetune ---------------------------------------------------------------------------------------------------------
+
+
+def parsed(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    finetune.add_arguments(parser)
+    return parser.parse_args(words)
+
+
+@pytest.fixture
+def rte(tmp_path: Path) -> list[str]:
+    """The first arguments of a comparison on made-up data."""
+    encoder = make_encoder(tmp_path / "encoder")
+    data = make_rte(tmp_path / "data")
+    return ["rte", str(data), "--out", str(tmp_path / "out"), "--model", str(encoder), "--cpu"]
+
+
+def test_the_plan(rte: list[str]) -> None:
+    words = [*rte, "--seeds", "1,2", "--batch-size", "10", "--epochs", "2", "--", "--no-grouping"]
+    arguments = parsed(*words)
+    methods = finetune.select_methods(["plain", "ad_drop"], ["ad_drop=--ad-drop-p 0.1"], finetune.ENCODER_METHODS)
+    runs = finetune.plan(arguments, methods)
+    assert [one.folder.name for one in runs] == ["plain-seed1", "ad_drop-seed1", "plain-seed2", "ad_drop-seed2"]
+    command = runs[1].train_command()
+    said = " ".join(command)
+    assert "--task attn_reg_text_classification --labelled rte --arch hf_encoder" in said
+    assert "--best-checkpoint-metric accuracy --maximize-best-checkpoint-metric" in said
+    assert "--total-num-update 10 " in said and said.endswith("--ad-drop-p 0.1 --no-grouping")
+    assert runs[0].settings() != runs[2].settings() and str(rte[1]) not in json.dumps(runs[0].settings())
+
+
+def test_a_run_is_of_its_data_and_its_model(rte: list[str], tmp_path: Path) -> None:
+    methods = finetune.select_methods(["plain"], [], finetune.ENCODER_METHODS)
+    before = finetune.plan(parsed(*rte), methods)[0].settings()
+    assert finetune.plan(parsed(*rte), methods)[0].settings() == before
+    with (tmp_path / "data" / "dev.tsv").open("a", encoding="utf-8") as file:
+        file.write("21\tw1\tw2\tentailment\n")
+    changed = finetune.plan(parsed(*rte), methods)[0].settings()
+    make_encoder(tmp_path / "encoder", seed=2)
+    again = finetune.plan(parsed(*rte), methods)[0].settings()
+    assert before["data"] != changed["data"] == again["data"] and before["model"] == changed["model"] != again["model"]
+
+
+@pytest.mark.parametrize(("devices", "said"), [(1, False), (2, True)])
+def test_updates_are_counted_for_one_process(
+    rte: list[str], devices: int, said: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: devices)
+    methods = finetune.select_methods(["plain"], [], finetune.ENCODER_METHODS)
+    for words, expected in ((rte, False), ([word for word in rte if word != "--cpu"], said)):
+        (run,) = finetune.plan(parsed(*words), methods)
+        assert ("--distributed-world-size 1" in " ".join(run.train_command())) == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--patience", "0"], "--patience is 0, but must be at least 1"),
+        (["--warmup", "1"], r"--warmup is 1.0, but must be in \[0, 1\)"),
+        *((["--lr", value], f"--lr is {value}, but must be above 0, and finite") for value in ("nan", "inf")),
+        *((["--weight-decay", value], f"--weight-decay is {value}, but must be") for value in ("nan", "inf")),
+        *((["--warmup", value], f"--warmup is {value}, but must be") for value in ("nan", "inf")),
+        (["--methods", "magic"], "unknown method 'magic'; the methods are: plain, attention_dropout, ad_drop"),
+        (["--seeds", "x"], "--seeds wants distinct whole numbers"),
+    ],
+)
+def test_finetune_refuses(rte: list[str], words: list[str], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        finetune.run(parsed(*rte, *words))
+
+
+def test_the_best_validation_is_that_of_the_chief_metric() -> None:
+    log = TrainingLog()
+    for epoch, (both, only) in enumerate([(70.0, 60.0), (75.0, 58.0), (75.0, 59.0), (74.0, 66.0)], start=1):
+        record = {
+            "epoch": epoch,
+            "valid_accuracy_f1": str(both),
+            "valid_accuracy": str(only),
+            "valid_num_updates": epoch,
+        }
+        log.add(f"x | valid | {json.dumps(record)}")
+    assert best_figures(log, ("accuracy_f1", "accuracy")) == (3, {"accuracy_f1": 75.0, "accuracy": 59.0})
+    with pytest.raises(ValueError, match='no validation with "mcc"'):
+        best_figures(log, ("mcc",))
+
+
+def _run(method: Method, score: float, seconds: float | None) -> Any:
+    training = {"scores": {"accuracy": score}, "epochs": 4, "seconds_per_epoch": seconds}
+    return SimpleNamespace(method=method, metrics=("accuracy",), result=lambda: {"training": training})
+
+
+def test_the_table() -> None:
+    plain, other = Method("plain", "plain", ()), Method("ad_drop", "AD-DROP", ())
+    runs = [_run(plain, 60.0, 10.0), _run(other, 61.0, 15.0), _run(plain, 64.0, 14.0), _run(other, 67.0, 18.0)]
+    header, body = finetune.cells(finetune.summarize([plain, other], runs))
+    assert header == ["method", "accuracy", "epochs", "s/epoch", "time × plain"]
+    assert body[0] == ["plain", "62.00 ± 2.83", "4.0", "12.0 ± 2.8", "1.00"]
+    assert body[1][1:2] + body[1][4:] == ["64.00 ± 4.24", "1.38"]
+
+
+@pytest.mark.slow
+def test_a_comparison_from_beginning_to_end(rte: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = [*rte, "--methods", "plain,ad_drop", "--epochs", "2", "--lr", "0.003", "--max-length", "40"]
+    assert finetune.run(parsed(*words)) == 0
+    first = (tmp_path / "out" / "results.md").read_text(encoding="utf-8")
+    assert "| plain |" in first and "| AD-DROP |" in first
+    assert {path.name for path in (tmp_path / "out" / "plain-seed1" / "checkpoints").glob("*.pt")} == {
+        "checkpoint_best.pt"
+    }
+    capsys.readouterr()
+    assert finetune.run(parsed(*words)) == 0
+    assert capsys.readouterr().out.count("(was done)") == 2
+    assert (tmp_path / "out" / "results.md").read_text(encoding="utf-8") == first
+    with pytest.raises(ValueError, match="holds a run with other settings"):
+        finetune.run(parsed(*words, "--", "--no-grouping"))

@@ -1,0 +1,118 @@
+"""The phrasebook: the file keeps its promises, and sizes, seeds and noise are slices, draws and exchanges of it."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import re
+import struct
+import unicodedata
+from pathlib import Path
+
+import pytest
+
+from attn_reg_plugin.corpora import phrasebook
+from attn_reg_plugin.corpora.phrasebook import TRAIN_PAIRS, UNSEEN_PAIRS, entries, exchange, splits
+
+
+def _digest(triples: list[phrasebook.Triple]) -> str:
+    return hashlib.sha256(json.dumps(triples).encode()).hexdigest()[:12]
+
+
+@pytest.mark.parametrize(
+    ("language", "letters", "foreign"), [("en", "w", "ășıç"), ("ro", "ăâîșț", "şţğı"), ("tr", "çğışöü", "șțăqx")]
+)
+def test_twelve_thousand_distinct_sentences(language: str, letters: str, foreign: str) -> None:
+    sides = [getattr(entry.triple, language) for entry in entries()]
+    assert len(sides) == len(set(sides)) == 12_000
+    for side in sides:
+        assert side == unicodedata.normalize("NFC", side).strip()
+        assert side[0].isupper() and side[-1] in ".?" and "  " not in side
+    used = set("".join(sides).lower())
+    assert set(letters) <= used and not set(foreign) & used
+
+
+def test_the_file_is_the_same_whenever_it_is_written() -> None:
+    data = Path(phrasebook.__file__).with_name("phrasebook.tsv.gz").read_bytes()
+    assert struct.unpack("<I", data[4:8]) == (0,), "the gzip header holds a time"
+    assert not data[3] & 0x08, "the gzip header holds a file name"
+    assert gzip.decompress(data).count(b"\n") == TRAIN_PAIRS + UNSEEN_PAIRS
+    assert sum(entry.held_out for entry in entries()) == UNSEEN_PAIRS
+
+
+@pytest.mark.parametrize(
+    ("sizes", "digests"),
+    [
+        ((4000, 500, 500), ["1489880bdfc2", "abdcab227af5", "acab21777141"]),
+        ((300, 30, 40), ["00003fd00404", "25b40a93bdf0", "8aae6e0fccbb"]),
+    ],
+)
+def test_seed_1_gives_what_the_generator_gave(sizes: tuple[int, int, int], digests: list[str]) -> None:
+    assert [_digest(split) for split in splits(*sizes).values()] == digests
+
+
+@pytest.mark.parametrize("seed", [1, 7])
+def test_valid_and_test_have_unseen_combinations_of_known_words(seed: int) -> None:
+    made = splits(2000, 150, 200, seed)
+    assert {name: len(split) for name, split in made.items()} == {"train": 2000, "valid": 150, "test": 200}
+    assert len({triple for split in made.values() for triple in split}) == 2350
+    found = {entry.triple: entry for entry in entries()}
+    known = frozenset[str]().union(*(found[triple].words for triple in made["train"]))
+    assert not any(found[triple].held_out for triple in made["train"])
+    for triple in made["valid"] + made["test"]:
+        assert found[triple].held_out and found[triple].words <= known
+
+
+def test_other_seeds_draw_other_training_pairs_and_no_test_for_choosing() -> None:
+    first, second, third = (splits(1500, 500, 500, seed) for seed in (1, 2, 3))
+    assert len(set(first["train"]) & set(second["train"])) < 500
+    assert second["train"] != third["train"] and second == splits(1500, 500, 500, 2)
+    assert len(set(second["valid"]) & set(first["test"])) < 20
+
+
+def test_a_tiny_train_is_filled_up_with_unknown_words() -> None:
+    assert [len(split) for split in splits(3, 4, 5).values()] == [3, 4, 5]
+    assert len(splits(TRAIN_PAIRS, UNSEEN_PAIRS - 1, 1)["valid"]) == UNSEEN_PAIRS - 1
+
+
+@pytest.mark.parametrize(("share", "number"), [(0.0, 0), (0.02, 2), (0.25, 25), (1.0, 100)])
+def test_an_exchange_moves_exactly_its_share(share: float, number: int) -> None:
+    items = list(range(100))
+    made = exchange(items, share, seed=3)
+    assert sum(one != other for one, other in zip(items, made, strict=True)) == number
+    assert sorted(made) == items and made == exchange(items, share, seed=3)
+    assert number < 25 or made != exchange(items, share, seed=4)
+
+
+@pytest.mark.parametrize(
+    ("share", "message"),
+    [(1.5, r"must lie in [0, 1], not 1.5."), (-0.1, "not -0.1"), (0.01, "exchanges 1 of 100 targets")],
+)
+def test_an_impossible_exchange_is_refused(share: float, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        exchange(range(100), share, seed=1)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ((0, 5, 5), "The sizes of the splits must be positive, not 0, 5 and 5."),
+        ((TRAIN_PAIRS + 1, 1, 1), "The phrasebook has 10458 pairs for train and 1542 for valid and test together"),
+        ((1, 1000, 543), "but train=1, valid=1000 and test=543 were asked for."),
+    ],
+)
+def test_impossible_sizes_are_refused(tmp_path: Path, sizes: tuple[int, int, int], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        phrasebook.write_phrasebook(tmp_path / "no", *sizes)
+    assert not (tmp_path / "no").exists()
+
+
+def test_the_files_are_the_splits(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "folder"
+    phrasebook.write_phrasebook(folder, 30, 4, 5, 7)
+    assert len(list(folder.iterdir())) == 9
+    for split, triples in splits(30, 4, 5, 7).items():
+        for language in ("en", "ro", "tr"):
+            lines = "".join(getattr(triple, language) + "\n" for triple in triples)
+            assert (folder / f"{split}.{language}").read_bytes() == lines.encode()

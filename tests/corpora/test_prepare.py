@@ -1,0 +1,407 @@
+"""`attn-reg prepare` from the command line to fairseq's binaries."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import tracemalloc
+from pathlib import Path
+
+import datasets
+import pytest
+
+from attn_reg_plugin.cli import main
+from attn_reg_plugin.corpora import binarize, stages
+from attn_reg_plugin.corpora.manifest import sha256
+from attn_reg_plugin.corpora.options import PhrasebookOptions, Wmt16Options
+from attn_reg_plugin.corpora.pieces import PieceModel
+from attn_reg_plugin.corpora.preparation import prepare
+
+REAL = Path(__file__).resolve().parents[3] / "shared" / "data" / "wmt16-en-ro"
+ENGLISH = [a + b for a in ("ri", "ho", "wa", "blu", "gre", "ci", "old") for b in ("ver", "use", "lks", "nty")]
+ROMANIAN = [a + b for a in ("râ", "că", "me", "ver", "şa", "ora", "pod") for b in ("ul", "sa", "țe", "rge")]
+
+
+def corpus(count: int, seed: int) -> list[tuple[str, str]]:
+    draw = random.Random(seed)
+    picks = [[draw.randrange(28) for _ in range(draw.randint(3, 9))] for _ in range(count)]
+    return [(" ".join(ENGLISH[i] for i in pick), " ".join(ROMANIAN[i] for i in pick)) for pick in picks]
+
+
+def write_split(folder: Path, name: str, pairs: list[tuple[str, str]]) -> None:
+    folder.mkdir(exist_ok=True, parents=True)
+    for side, language in enumerate(("en", "ro")):
+        (folder / f"{name}.{language}").write_text("".join(p[side] + "\n" for p in pairs), encoding="utf-8")
+
+
+def write_corpus(folder: Path, train: list[tuple[str, str]] | None = None) -> Path:
+    write_split(folder, "train", corpus(160, 1) if train is None else train)
+    write_split(folder, "newsdev2016", corpus(12, 2))
+    write_split(folder, "newstest2016", corpus(9, 3))
+    write_split(folder, "newstest2017", corpus(7, 4))
+    return folder
+
+
+def lines(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8").splitlines()
+
+
+@pytest.fixture
+def no_fairseq(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The binarization stands still: what is tested comes before it."""
+
+    def preprocess(folder: Path, destination: Path, *rest: object) -> None:
+        destination.mkdir()
+        (destination / "nothing").write_text("")
+
+    monkeypatch.setattr(binarize, "preprocess", preprocess)
+    monkeypatch.setattr(binarize, "check_counts", lambda *arguments: None)
+
+
+def wanted(source: object, out: Path, **options: object) -> Wmt16Options:
+    settings = {"pair": "en-ro", "vocab_size": 70, **options}
+    if "spm_model" in options:
+        del settings["vocab_size"]
+    return Wmt16Options(source=str(source), out=out, **settings)
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    """What the command says when it refuses: one line, exit status 2."""
+    assert main(["prepare", *map(str, arguments)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("attn-reg prepare: ") and error.count("\n") == 1
+    return error
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A whole preparation by the command, with the real fairseq; the folder has a comma in its name."""
+    folder = tmp_path_factory.mktemp("whole")
+    train = [*corpus(160, 1), ("", "gol"), ("the " * 300, "un " * 300), ("the", "un mic " * 20)]
+    source = write_corpus(folder / "corpus", train)
+    plain = source / "train.ro"
+    (source / "train.ro.gz").write_bytes(gzip.compress(plain.read_bytes()))
+    plain.unlink()
+    options = ["--vocab-size", "70", "--max-ratio", "5", "--workers", "2"]
+    arguments = ["prepare", "wmt16", "--pair", "en-ro", "--source", str(source), "--out", str(folder / "o,ut")]
+    assert main([*arguments, *options]) == 0
+    return folder / "o,ut"
+
+
+def test_the_binaries_load_and_decode_to_the_raw_text(prepared: Path) -> None:
+    from fairseq.data import Dictionary, data_utils
+
+    model = PieceModel(prepared / "spm.model")
+    counts = {"train": 160, "valid": 12, "test": 9, "test1": 7}
+    for language in ("en", "ro"):
+        dictionary = Dictionary.load(str(prepared / "bin" / f"dict.{language}.txt"))
+        assert len(dictionary) == 70
+        for split, count in counts.items():
+            data = data_utils.load_indexed_dataset(str(prepared / "bin" / f"{split}.en-ro.{language}"), dictionary)
+            assert len(data) == count
+            raw = lines(prepared / "raw" / f"{split}.{language}")
+            for index in range(count):
+                symbols = dictionary.string(data[index]).split()
+                assert dictionary.unk() not in data[index]
+                expected = raw[index].replace("ş", "ș")
+                assert model.decode(symbols) == expected
+                assert dictionary.string(data[index], "sentencepiece") == expected
+
+
+def test_a_joint_model_has_one_dictionary_for_both_languages(prepared: Path) -> None:
+    dictionaries = [(prepared / name).read_bytes() for name in ("dict.txt", "bin/dict.en.txt", "bin/dict.ro.txt")]
+    assert len(set(dictionaries)) == 1
+
+
+def test_references_stay_as_published_while_the_training_text_is_normalized(prepared: Path) -> None:
+    assert [line for line in lines(prepared / "raw" / "test.ro") if "ş" in line]
+    assert lines(prepared / "raw" / "test.ro") == [pair[1] for pair in corpus(9, 3)]
+    assert not [line for line in lines(prepared / "raw" / "train.ro") if "ş" in line]
+    assert "ş" not in (prepared / "pieces" / "test.ro").read_text(encoding="utf-8")
+
+
+def test_the_manifest_says_what_was_done(prepared: Path) -> None:
+    text = (prepared / "manifest.json").read_text(encoding="utf-8")
+    manifest = json.loads(text)
+    train = manifest["splits"]["train"]
+    assert (train["read"], train["kept"]) == (163, 160)
+    assert train["dropped"] == {"empty": 1, "no_pieces": 0, "too_long": 1, "ratio": 1}
+    assert manifest["names"] == {
+        "train": "train",
+        "valid": "newsdev2016",
+        "test": "newstest2016",
+        "test1": "newstest2017",
+    }
+    assert manifest["complete"] and manifest["references"] == "unchanged"
+    assert set(manifest["versions"]) >= {"sentencepiece"}
+    source = prepared.parent / "corpus"
+    assert manifest["request"]["source"]["files"] == {p.name: sha256(p) for p in source.iterdir()}
+    outputs = {name: digest for stage in manifest["stages"].values() for name, digest in stage.items()}
+    there = {p.relative_to(prepared).as_posix() for p in prepared.rglob("*") if p.is_file()}
+    assert set(outputs) == there - {"manifest.json"}
+    assert all(sha256(prepared / name) == digest for name, digest in outputs.items())
+    assert "bin/preprocess.log" not in there  # fairseq's log has times and paths
+    assert str(prepared.parent) not in text
+
+
+@pytest.mark.usefixtures("no_fairseq")
+def test_the_same_request_gives_the_same_manifest_anywhere(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        prepare(wanted(write_corpus(tmp_path / name), tmp_path / f"{name}-out"))
+    assert (tmp_path / "one-out/manifest.json").read_bytes() == (tmp_path / "two-out/manifest.json").read_bytes()
+
+
+@pytest.mark.usefixtures("no_fairseq")
+def test_no_diacritics_reaches_the_references(tmp_path: Path) -> None:
+    source = write_corpus(tmp_path / "c")
+    manifest = prepare(wanted(source, tmp_path / "out", romanian="no-diacritics", vocab_size=60))
+    assert manifest["references"] == "no-diacritics"
+    for split in ("train", "valid", "test"):
+        assert not set("şșâăă") & set((tmp_path / "out/raw" / f"{split}.ro").read_text(encoding="utf-8"))
+
+
+@pytest.mark.usefixtures("no_fairseq")
+def test_romanian_as_the_source_is_normalized_everywhere(tmp_path: Path) -> None:
+    prepare(wanted(write_corpus(tmp_path / "c"), tmp_path / "out", pair="ro-en"))
+    for split in ("train", "valid", "test"):
+        text = (tmp_path / "out/raw" / f"{split}.ro").read_text(encoding="utf-8")
+        assert "ș" in text and "ş" not in text
+
+
+@pytest.mark.usefixtures("no_fairseq")
+def test_models_are_reused_joint_and_separate(tmp_path: Path) -> None:
+    source = write_corpus(tmp_path / "c")
+    prepare(wanted(source, tmp_path / "two", spm="separate", vocab_size=40))
+    models = tuple(tmp_path / "two" / f"spm.{language}.model" for language in ("en", "ro"))
+    assert {p.name for p in (tmp_path / "two").glob("dict*")} == {"dict.en.txt", "dict.ro.txt"}
+    reused = prepare(wanted(source, tmp_path / "again", spm_model=models))
+    assert reused["spm"]["kind"] == "separate"
+    for name in ("spm.en.model", "pieces/test1.ro"):
+        assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+    prepare(wanted(source, tmp_path / "one"))
+    joint = {"spm_model": (tmp_path / "one/spm.model",), "dictionary": (tmp_path / "one/dict.txt",)}
+    assert prepare(wanted(source, tmp_path / "third", **joint))["spm"]["models"]["spm.model"]["reused"]
+    misfit = {"spm_model": joint["spm_model"], "dictionary": (tmp_path / "two/dict.en.txt",)}
+    with pytest.raises(ValueError, match=r"dict\.en\.txt does not fit the sentencepiece model .*one.spm\.model"):
+        prepare(wanted(source, tmp_path / "fourth", **misfit))
+
+
+@pytest.mark.usefixtures("no_fairseq")
+def test_the_hub_is_prepared_like_a_folder(tmp_path: Path) -> None:
+    splits = {"train": corpus(160, 1), "validation": corpus(12, 2), "test": corpus(9, 3)}
+
+    def load_dataset(name: str, configuration: str, streaming: bool) -> datasets.IterableDatasetDict:
+        assert (name, configuration, streaming) == ("wmt/wmt16", "ro-en", True)
+        rows = {key: [{"translation": {"en": e, "ro": r}} for e, r in value] for key, value in splits.items()}
+        return datasets.IterableDatasetDict(
+            {key: datasets.Dataset.from_list(value).to_iterable_dataset() for key, value in rows.items()}
+        )
+
+    manifest = prepare(wanted("hub", tmp_path / "hub"), load_dataset)
+    prepare(wanted(write_corpus(tmp_path / "c"), tmp_path / "folder"))
+    assert manifest["request"]["source"] == {
+        "kind": "hub",
+        "dataset": "wmt/wmt16",
+        "configuration": "ro-en",
+    }
+    for name in ("spm.model", "raw/valid.ro", "pieces/train.en", "pieces/test.ro"):
+        assert (tmp_path / "hub" / name).read_bytes() == (tmp_path / "folder" / name).read_bytes()
+
+
+@pytest.mark.usefixtures("no_fairseq")
+def test_a_phrasebook_with_noise(tmp_path: Path) -> None:
+    """Only training targets are exchanged, and the manifest says how many."""
+    sizes = {"train": 100, "valid": 8, "test": 5, "seed": 7}
+    manifests = {}
+    for name, noise in (("clean", 0.0), ("noisy", 0.25)):
+        options = PhrasebookOptions(pair="ro-en", out=tmp_path / name, **sizes, vocab_size=120, noise=noise)
+        manifests[name] = prepare(options)
+    source = {"kind": "phrasebook", **sizes}
+    assert manifests["clean"]["request"]["source"] == source, "as it was before there was noise"
+    assert manifests["noisy"]["request"]["source"] == source | {"noise": 0.25, "exchanged": 25}
+    counts = {name: split["kept"] for name, split in manifests["noisy"]["splits"].items()}
+    assert counts == {"train": 100, "valid": 8, "test": 5}
+    files = {p.name for p in (tmp_path / "noisy").iterdir()}
+    assert files == {"raw", "pieces", "bin", "spm.model", "dict.txt", "manifest.json"}
+    for name in ("train.ro", "valid.en", "valid.ro", "test.en", "test.ro"):
+        assert lines(tmp_path / "clean/raw" / name) == lines(tmp_path / "noisy/raw" / name)
+    clean, noisy = (lines(tmp_path / name / "raw/train.en") for name in ("clean", "noisy"))
+    assert sum(one != other for one, other in zip(clean, noisy, strict=True)) == 25
+    assert sorted(clean) == sorted(noisy)
+
+
+@pytest.mark.usefixtures("no_fairseq")
+def test_the_real_phrasebook_with_the_default_vocabulary(tmp_path: Path) -> None:
+    arguments = ["prepare", "phrasebook", "--pair", "en-tr", "--out", str(tmp_path / "out"), "--train", "1000"]
+    assert main(arguments) == 0
+    manifest = json.loads((tmp_path / "out/manifest.json").read_text(encoding="utf-8"))
+    assert [manifest["splits"][name]["kept"] for name in ("train", "valid", "test")] == [1000, 500, 500]
+    assert manifest["spm"]["models"]["spm.model"]["dictionary_size"] == 800
+    assert sum(split["target_unknown"] for split in manifest["splits"].values()) == 0
+
+
+def test_memory_does_not_grow_with_the_corpus(tmp_path: Path) -> None:
+    source = write_corpus(tmp_path / "small")
+    peaks = []
+    for count in (5_000, 20_000):
+        folder, out = tmp_path / f"c{count}", tmp_path / f"o{count}"
+        write_corpus(folder, corpus(160, 1) * (count // 160))
+        options = wanted(folder, out)
+        out.mkdir()
+        for name in ("raw", "pieces"):
+            (out / f"tmp-{name}").mkdir()
+        stages.pieces.train_model(iter(lines(source / "train.en")), out / "spm.model", 40)
+        from attn_reg_plugin.corpora.sources import FolderSource
+
+        work = stages.Work(options, FolderSource(folder, ("en", "ro")), out, out / "tmp-raw", {})
+        tracemalloc.start()
+        facts = stages.raw(work)
+        (out / "tmp-raw" / "raw").rename(out / "raw")
+        stages.encode(stages.Work(options, work.source, out, out / "tmp-pieces", facts["splits"]))
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 1.2 * peaks[0]
+
+
+@pytest.mark.usefixtures("no_fairseq")
+@pytest.mark.skipif(not REAL.is_dir(), reason="the real corpus is not beside the repository")
+def test_two_thousand_real_pairs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["wmt16", "--pair", "en-ro", "--source", REAL, "--out", tmp_path / "out", "--limit", 2000]
+    assert main(["prepare", *map(str, arguments), "--vocab-size", "1000", "--origin", "ro-sts,tatoeba"]) == 0
+    manifest = json.loads((tmp_path / "out/manifest.json").read_text(encoding="utf-8"))
+    assert manifest["splits"]["train"]["read"] == 2000
+    assert manifest["splits"]["valid"]["kept"] + manifest["splits"]["test"]["kept"] == 1999
+    assert manifest["splits"]["train"]["source_unknown"] == 0
+    assert manifest["names"]["test"] == "newsdev2016b"
+    assert "newsdev2016 is split" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--pair", "de-en"], "--pair de-en: it must be one of en-ro, ro-en, en-tr, tr-en"),
+        (["--limit", "0"], "--limit 0: it must be at least 1"),
+        (["--spm", "both"], "--spm both: it must be one of joint, separate"),
+        (["--spm-model", "a,b,c"], "--spm-model a,b,c: it must be one file, or two"),
+        (["--spm-model", "a,b", "--spm", "joint"], "--spm-model a,b: it must be 1 with --spm joint"),
+        (["--spm-model", "a", "--vocab-size", "9"], "--vocab-size 9: it must be left out with --spm-model"),
+        (["--dictionary", "d"], "--dictionary d: it must be given together with --spm-model"),
+        (["--dictionary", "d,e", "--spm-model", "m"], "--dictionary d,e: it must be 1 with --spm joint"),
+        (["--vocab-size", "4"], "--vocab-size 4: it must be above 4"),
+        (["--character-coverage", "0"], "--character-coverage 0.0: it must be above 0 and at most 1"),
+        (["--max-pieces", "0"], "--max-pieces 0: it must be at least 1"),
+        (["--max-ratio", "0.5"], "--max-ratio 0.5: it must be at least 1"),
+        (["--workers", "0"], "--workers 0: it must be at least 1"),
+        (["--romanian", "all"], "--romanian all: it must be one of cedilla, no-diacritics, none"),
+        (["--pair", "en-tr", "--romanian", "cedilla"], "--romanian cedilla: it must be 'none' for --pair en-tr"),
+        (["--source", "hub", "--origin", "a"], "--origin a: it must be left out with --source hub"),
+        (["--source", "nowhere"], "--source nowhere: no such folder"),
+        (["--spm-model", "gone.model"], "gone.model: no such file"),
+        (["--origin", "a"], "--origin needs "),
+    ],
+)
+def test_options_are_refused_in_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], message: str
+) -> None:
+    source = write_corpus(tmp_path / "c")
+    base = ["wmt16", "--pair", "en-ro", "--source", source, "--out", tmp_path / "out"]
+    assert message in refusal(capsys, *base, *options)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--test", 0], "--test 0: it must be at least 1"),
+        (["--train", 20_000], "The phrasebook has 10458 pairs for train"),
+        (["--noise", 1.5], "--noise 1.5: it must be in [0, 1]"),
+        (["--noise", 0.01, "--train", 100], "--noise 0.01: it exchanges 1 of 100 targets, and it takes at least 2"),
+    ],
+)
+def test_phrasebook_options_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[object], message: str
+) -> None:
+    assert message in refusal(capsys, "phrasebook", "--pair", "en-ro", "--out", tmp_path / "out", *options)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("split", "row", "pair", "options", "message"),
+    [
+        ("newsdev2016", 2, ("  ", "ceva"), [], "newsdev2016.en, line 3: empty"),
+        ("newstest2017", 0, ("some", ""), [], "newstest2017.ro, line 1: empty"),
+        ("train", 4, ("some", "\u2028"), ["--strict"], "train.ro, line 5: empty"),
+        ("newsdev2016", 1, ("\u200b", "ceva"), [], "valid.en, line 2: sentencepiece leaves nothing"),
+    ],
+)
+def test_empty_lines_are_refused_with_file_and_line(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    split: str,
+    row: int,
+    pair: tuple[str, str],
+    options: list[str],
+    message: str,
+) -> None:
+    source = write_corpus(tmp_path / "c")
+    pairs = corpus(10, 5)
+    pairs[row] = pair
+    write_split(source, split, pairs)
+    base = ["wmt16", "--pair", "en-ro", "--source", source, "--out", tmp_path / "out", "--vocab-size", 60]
+    assert message in refusal(capsys, *base, *options)
+
+
+def test_bad_files_are_refused_in_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = write_corpus(tmp_path / "c")
+    base = ["wmt16", "--pair", "en-ro", "--source", source, "--vocab-size", 70, "--out"]
+    with (source / "newstest2016.en").open("ab") as file:
+        file.write(b"one more\n")
+    assert "newstest2016.ro, line 10 is missing: " in refusal(capsys, *base, tmp_path / "a")
+    (source / "newstest2016.en").write_bytes(b"caf\xe9\n" * 9)
+    assert "newstest2016.en, line 1: not UTF-8" in refusal(capsys, *base, tmp_path / "b")
+    write_corpus(source, [])
+    assert "give no pair at all for train" in refusal(capsys, *base, tmp_path / "d")
+    (source / "train.en").unlink()
+    assert "has no train.en (plain or .gz); it has: newsdev2016.en" in refusal(capsys, *base, tmp_path / "e")
+
+
+def test_vocabularies_and_models_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = write_corpus(tmp_path / "c")
+    base = ["wmt16", "--pair", "en-ro", "--source", source, "--out"]
+    assert "--vocab-size 8000 is too large" in refusal(capsys, *base, tmp_path / "a")
+    (tmp_path / "text.model").write_text("the 1\n")
+    error = refusal(capsys, *base, tmp_path / "b", "--spm-model", tmp_path / "text.model")
+    assert "text.model is not a sentencepiece model" in error
+    short = [*base, tmp_path / "e", "--vocab-size", 70, "--max-pieces", 1]
+    assert "no training pair is left: --max-pieces 1 and --max-ratio 9.0 drop all 160" in refusal(capsys, *short)
+
+
+def test_output_folders_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = write_corpus(tmp_path / "c")
+    base = ["wmt16", "--pair", "en-ro", "--source", source, "--vocab-size", 70]
+    (tmp_path / "file").write_text("mine")
+    assert "file is a file: it must be a folder" in refusal(capsys, *base, "--out", tmp_path / "file")
+    assert "cannot be written to: " in refusal(capsys, *base, "--out", tmp_path / "file" / "below")
+    (tmp_path / "mine" / "raw").mkdir(parents=True)
+    error = refusal(capsys, *base, "--out", tmp_path / "mine")
+    assert "mine holds raw but no manifest.json" in error
+    assert (tmp_path / "mine" / "raw").is_dir()
+    (source / "raw").mkdir()
+    inside = ["wmt16", "--pair", "en-ro", "--source", write_corpus(source / "raw"), "--out", source, "--overwrite"]
+    assert "lies in what --out" in refusal(capsys, *inside)
+    assert (source / "raw" / "train.en").exists()
+
+
+def test_a_fairseq_that_fails_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "fairseq_cli").mkdir()  # not what is run, although it lies in the folder worked in
+    (tmp_path / "fairseq_cli" / "__init__.py").write_text("")
+    (tmp_path / "fairseq_cli" / "preprocess.py").write_text("print('not fairseq')\n")
+    with pytest.raises(ValueError, match=r"fairseq_cli\.preprocess failed with status \d+: .*dict"):
+        binarize.preprocess(tmp_path, tmp_path / "bin", ("en", "ro"), ["test"], ("dict.txt", "dict.txt"))
+
+
+def test_a_short_binary_is_noticed(prepared: Path) -> None:
+    binarize.check_counts(prepared / "bin", ("en", "ro"), {"valid": 12})
+    with pytest.raises(ValueError, match=r"wrote 12 sequences to valid\.en-ro\.en\.idx, but valid has 13 pairs"):
+        binarize.check_counts(prepared / "bin", ("en", "ro"), {"valid": 13})

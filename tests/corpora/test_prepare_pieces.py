@@ -1,0 +1,119 @@
+"""Sentencepiece models, their dictionaries, and what is refused."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from sentencepiece import SentencePieceTrainer
+
+from attn_reg_plugin.corpora import pieces
+from attn_reg_plugin.corpora.binarize import count_sequences
+from attn_reg_plugin.corpora.pieces import PieceModel
+
+
+def sentences(count: int = 300) -> list[str]:
+    draw = random.Random(3)
+    words = [a + b for a in ("ri", "ho", "wa", "blu", "gre", "ci", "old") for b in ("ver", "use", "lks", "nty")]
+    words += ["<pad>", "<s>", "<b>", "pop", "țară", "şi", "the", "a"]
+    return [" ".join(draw.choices(words, k=draw.randint(2, 9))) for _ in range(count)]
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("spm") / "spm.model"
+    pieces.train_model(iter(sentences()), path, 50)
+    return path
+
+
+def test_training_twice_gives_the_same_bytes(model_path: Path, tmp_path: Path) -> None:
+    pieces.train_model(iter(sentences()), tmp_path / "again", 50)
+    assert (tmp_path / "again").read_bytes() == model_path.read_bytes()
+    pieces.train_model(iter(sentences()), tmp_path / "other", 51)
+    assert (tmp_path / "other").read_bytes() != model_path.read_bytes()
+
+
+def test_a_model_numbers_its_pieces_as_its_dictionary_does(model_path: Path, tmp_path: Path) -> None:
+    model = PieceModel(model_path)
+    pieces.write_dictionary(model, tmp_path / "dict.txt")
+    dictionary = [*pieces.SPECIAL, *pieces.read_dictionary(tmp_path / "dict.txt")]
+    assert len(dictionary) == 50
+    assert dictionary == [model._processor.id_to_piece(index) for index in range(50)]
+
+
+def test_every_known_text_comes_back_and_no_piece_is_unknown(model_path: Path) -> None:
+    model = PieceModel(model_path)
+    for sentence in sentences():
+        encoded = model.encode(sentence)
+        assert model.decode(encoded) == sentence
+        assert set(encoded) <= set(model.symbols)
+
+
+def test_what_the_model_does_not_know_is_unk(model_path: Path) -> None:
+    assert PieceModel(model_path).encode("the ☃").count(pieces.UNKNOWN) == 1
+    assert PieceModel(model_path).encode("\u200b") == []
+
+
+@pytest.mark.parametrize("content", [b"", b"the 1\nhouse 1\n", b"\x00" * 50])
+def test_a_file_that_is_no_model_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "not.model").write_bytes(content)
+    with pytest.raises(ValueError, match=r"not\.model is not a sentencepiece model"):
+        PieceModel(tmp_path / "not.model")
+
+
+def test_a_missing_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"sentencepiece model .*gone\.model: no such file"):
+        PieceModel(tmp_path / "gone.model")
+
+
+@pytest.mark.parametrize("symbol", ["<pad>", "two words"])
+def test_a_model_with_a_piece_no_dictionary_can_hold_is_refused(tmp_path: Path, symbol: str) -> None:
+    SentencePieceTrainer.train(
+        sentence_iterator=iter(sentences()),
+        model_prefix=str(tmp_path / "odd"),
+        vocab_size=50,
+        user_defined_symbols=[symbol],
+        minloglevel=2,
+    )
+    with pytest.raises(ValueError, match=f"'{symbol}', cannot stand in a fairseq dictionary"):
+        PieceModel(tmp_path / "odd.model")
+
+
+def test_vocabularies_that_do_not_suit_the_text_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"--vocab-size 5000 is too large .* at most (\d+) pieces") as error:
+        pieces.train_model(iter(sentences()), tmp_path / "m", 5000)
+    largest = int(str(error.value).split("at most ")[1].split()[0])
+    pieces.train_model(iter(sentences()), tmp_path / "m", largest)
+    with pytest.raises(ValueError, match=r"--vocab-size 10 is too small .* alone need \d+ pieces"):
+        pieces.train_model(iter(sentences()), tmp_path / "m", 10)
+    with pytest.raises(ValueError, match="no usable line"):
+        pieces.train_model(iter([]), tmp_path / "m", 10)
+
+
+def test_a_dictionary_may_have_more_than_the_model_but_not_less(model_path: Path, tmp_path: Path) -> None:
+    model, path = PieceModel(model_path), tmp_path / "dict.txt"
+    pieces.write_dictionary(model, path)
+    path.write_text(path.read_text(encoding="utf-8") + "madeupword0000 0\n", encoding="utf-8")
+    pieces.check_fit(model, model_path, path)
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    path.write_text("".join(lines[2:]), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"dict\.txt does not fit .*spm\.model: it lacks 2 of .* 46 pieces, '"):
+        pieces.check_fit(model, model_path, path)
+
+
+def test_what_is_no_dictionary_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "dict.txt").write_text("the 1\nhouse\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"dict\.txt, line 2: 'house' is not '<symbol> <count>'"):
+        pieces.read_dictionary(tmp_path / "dict.txt")
+    (tmp_path / "dict.txt").write_bytes(b"\xff 1\n")
+    with pytest.raises(ValueError, match="not UTF-8"):
+        pieces.read_dictionary(tmp_path / "dict.txt")
+    with pytest.raises(FileNotFoundError, match=r"none\.txt: no such file"):
+        pieces.read_dictionary(tmp_path / "none.txt")
+
+
+def test_an_index_of_another_format_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.idx").write_bytes(b"TNTIDX\x00\x00" + bytes(40))
+    with pytest.raises(ValueError, match=r"a\.idx is not an index"):
+        count_sequences(tmp_path / "a.idx")

@@ -1,0 +1,379 @@
+"""Readers of labelled data: every official format by hand, and every way in which a file can be broken."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+from pathlib import Path
+
+import pytest
+
+from attn_reg_plugin.labelled import (
+    ChoiceExample,
+    TaggedSentence,
+    TextExample,
+    find_task,
+    read_file,
+    read_split,
+    sample_of,
+    with_labels,
+)
+from attn_reg_plugin.labelled.columns import read_records
+
+SWAG_HEADER = ",video-id,fold-ind,startphrase,sent1,sent2,gold-source,ending0,ending1,ending2,ending3"
+MNLI_HEADER = "index\tpromptID\tpairID\tgenre\tsentence1\tsentence2\tlabel1\tgold_label"
+HANS_HEADER = "gold_label\tsentence1_parse\tsentence1\tsentence2\tpairID\theuristic\tsubcase\ttemplate"
+
+#: task, split, file, content, the examples
+OFFICIAL = [
+    (
+        "cola",
+        "train",
+        "train.tsv",
+        'gj04\t1\t\tThe "cat sleeps.\nl-93\t0\t*\tCat the sleeps.\n',
+        [TextExample(1, 'The "cat sleeps.', None, 1), TextExample(2, "Cat the sleeps.", None, 0)],
+    ),
+    ("cola", "test", "test.tsv", "index\tsentence\n0\tA cat.\n", [TextExample(2, "A cat.")]),
+    (
+        "sst2",
+        "valid",
+        "dev.tsv",
+        "sentence\tlabel\nit 's fine . \t1\ndull\t0\n",
+        [TextExample(2, "it 's fine . ", None, 1), TextExample(3, "dull", None, 0)],
+    ),
+    ("sst2", "test", "test.tsv", "index\tsentence\n0\tfine\n", [TextExample(2, "fine")]),
+    (
+        "mrpc",
+        "train",
+        "msr_paraphrase_train.txt",
+        '\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String\r\n1\t7\t8\tHe said " no .\tNo , he said .\r\n',
+        [TextExample(2, 'He said " no .', "No , he said .", 1)],
+    ),
+    (
+        "mrpc",
+        "test",
+        "test.tsv",
+        "index\t#1 ID\t#2 ID\t#1 String\t#2 String\n0\t7\t8\tOne .\tTwo .\n",
+        [TextExample(2, "One .", "Two .")],
+    ),
+    (
+        "qqp",
+        "train",
+        "train.tsv",
+        "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n0\t1\t2\tWhy?\tHow come?\t1\n",
+        [TextExample(2, "Why?", "How come?", 1)],
+    ),
+    (
+        "stsb",
+        "valid",
+        "dev.tsv",
+        "index\tgenre\tsentence1\tsentence2\tscore\n0\tnews\tA plane.\tA boat.\t1.250\n",
+        [TextExample(2, "A plane.", "A boat.", 1.25)],
+    ),
+    (
+        "mnli",
+        "valid",
+        "dev_matched.tsv",
+        f"{MNLI_HEADER}\n0\t1\t1n\tfiction\tHe left.\tHe stayed.\tneutral\tcontradiction\n"
+        "1\t1\t1n\tfiction\tHe left.\tHe went.\tneutral\tentailment\n",
+        [TextExample(2, "He left.", "He stayed.", 2), TextExample(3, "He left.", "He went.", 0)],
+    ),
+    (
+        "mnli",
+        "valid1",
+        "dev_mismatched.tsv",
+        "sentence1\tsentence2\tgold_label\nA\tB\tneutral\n",
+        [TextExample(2, "A", "B", 1)],
+    ),
+    ("mnli", "test", "test_matched.tsv", "sentence1\tsentence2\nA\tB\n", [TextExample(2, "A", "B")]),
+    (
+        "qnli",
+        "train",
+        "train.tsv",
+        "index\tquestion\tsentence\tlabel\n0\tWhat?\tThat.\tnot_entailment\n",
+        [TextExample(2, "What?", "That.", 1)],
+    ),
+    (
+        "rte",
+        "train",
+        "train.tsv",
+        "index\tsentence1\tsentence2\tlabel\n0\tA b.\tB.\tentailment\n",
+        [TextExample(2, "A b.", "B.", 0)],
+    ),
+    (
+        "hans",
+        "test",
+        "heuristics_evaluation_set.txt",
+        f"{HANS_HEADER}\n"
+        "non-entailment\t(S)\tThe cat saw the dog .\tThe dog saw the cat .\tex0\tlexical_overlap\tln\tt1\n",
+        [TextExample(2, "The cat saw the dog .", "The dog saw the cat .", 1, ("lexical_overlap", "ln"))],
+    ),
+    (
+        "paws-x",
+        "valid",
+        "dev_2k.tsv",
+        'id\tsentence1\tsentence2\tlabel\n4\tDas "Haus\tHaus das\t1\n',
+        [TextExample(2, 'Das "Haus', "Haus das", 1)],
+    ),
+    (
+        "imdb",
+        "test",
+        "test.tsv",
+        "id\tlabel\ttext\ntest/pos/1_9\t1\tGood <br />film\ntest/neg/1_1\tneg\tBad\n",
+        [TextExample(2, "Good <br />film", None, 1), TextExample(3, "Bad", None, 0)],
+    ),
+    (
+        "swag",
+        "train",
+        "train.csv",
+        f"{SWAG_HEADER},label\n"
+        '0,v,1,"He, the cook",He ,the cook,gold,"cuts ""it"".",a.,b.,c.,2\n'
+        "1,v,1,She,She,,gold,runs.,d.,e.,f.,0\n",
+        [
+            ChoiceExample(2, "He, the cook", ('cuts "it".', "a.", "b.", "c."), 2),
+            ChoiceExample(3, "She", ("runs.", "d.", "e.", "f."), 0),
+        ],
+    ),
+    (
+        "swag",
+        "test",
+        "test.csv",
+        f"{SWAG_HEADER}\n0,v,1,He,He,,gold,w.,x.,y.,z.\n",
+        [ChoiceExample(2, "He", ("w.", "x.", "y.", "z."))],
+    ),
+    (
+        "wnut17",
+        "train",
+        "wnut17train.conll",
+        "Empire\tB-location\nState\tI-location\n\t\n.\tO\n\n\n",
+        [TaggedSentence(1, ("Empire", "State"), (7, 8)), TaggedSentence(4, (".",), (0,))],
+    ),
+    (
+        "conll2003",
+        "valid",
+        "eng.testa",
+        "-DOCSTART- -X- O O\n\nEU NNP I-NP I-ORG\nrejects VBZ I-VP O\n\n-DOCSTART- -X- -X- O\n\nBonn NNP I-NP B-LOC\n",
+        [TaggedSentence(3, ("EU", "rejects"), (4, 0)), TaggedSentence(8, ("Bonn",), (5,))],
+    ),
+    (
+        "upos",
+        "valid",
+        "en_ewt-ud-dev.conllu",
+        "# sent_id = 1\n1\tI\tI\tPRON\tPRP\t_\t2\tnsubj\t_\t_\n"
+        "2-3\tdon't\t_\t_\t_\t_\t_\t_\t_\t_\n2\tdo\tdo\tAUX\tVBP\t_\t0\troot\t_\t_\n"
+        "3\tn't\tnot\tPART\tRB\t_\t2\tadvmod\t_\t_\n3.1\tgo\tgo\tVERB\tVB\t_\t_\t_\t_\t_\n\n"
+        "1\tNo\tno\tINTJ\tUH\t_\t0\troot\t_\t_\n",
+        [TaggedSentence(2, ("I", "do", "n't"), (10, 3, 9)), TaggedSentence(8, ("No",), (6,))],
+    ),
+]
+
+
+def write(path: Path, content: str | bytes) -> Path:
+    data = content if isinstance(content, bytes) else content.encode()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return path
+
+
+@pytest.mark.parametrize(("name", "split", "file", "content", "examples"), OFFICIAL)
+@pytest.mark.parametrize("ending", ["", ".gz"])
+def test_official_formats(
+    tmp_path: Path, name: str, split: str, file: str, content: str, examples: list, ending: str
+) -> None:
+    write(tmp_path / f"{file}{ending}", content)
+    assert read_split(find_task(name), tmp_path, split) == examples
+
+
+def test_imdb_as_a_folder(tmp_path: Path) -> None:
+    for place, text in {"pos/0_9": "Very\ngood.\n", "neg/1_1": "Bad", "neg/0_3": "So so", "unsup/0_0": "?"}.items():
+        write(tmp_path / "train" / f"{place}.txt", text)
+    assert read_split(find_task("imdb"), tmp_path, "train") == [
+        TextExample(1, "So so", None, 0),
+        TextExample(2, "Bad", None, 0),
+        TextExample(3, "Very good.", None, 1),
+    ]
+
+
+def test_imdb_is_validated_on_its_test_set(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    for label in ("pos", "neg"):
+        write(tmp_path / "test" / label / "0_1.txt", label)
+    examples = [TextExample(1, "neg", None, 0), TextExample(2, "pos", None, 1)]
+    assert read_split(find_task("imdb"), tmp_path, "valid") == examples
+    assert caplog.messages == [f"{tmp_path} has no validation set; as in the papers, test is taken for it"]
+    write(tmp_path / "valid" / "pos" / "0_1.txt", "its own")
+    write(tmp_path / "valid" / "neg" / "0_1.txt", "one")
+    assert [example.first for example in read_split(find_task("imdb"), tmp_path, "valid")] == ["one", "its own"]
+
+
+def test_a_test_file_validates_imdb_only(tmp_path: Path) -> None:
+    write(tmp_path / "test.tsv", "text\tsentence\tlabel\nfine\tfine\t1\n")
+    assert read_split(find_task("imdb"), tmp_path, "valid") == [TextExample(2, "fine", None, 1)]
+    with pytest.raises(ValueError, match=r"has no dev\.tsv and no valid\.tsv .* for the split 'valid' of task sst2"):
+        read_split(find_task("sst2"), tmp_path, "valid")
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"pos/0_9.txt": b"x"}, r"train has no folder 'neg' for a label of task imdb"),
+        ({"pos/0_9.txt": b"x", "neg/a.html": b"x"}, r"neg has no document"),
+        ({"pos/0_9.txt": b"x", "neg/0_1.txt": b" \n"}, r"neg/0_1\.txt, line 1: the document is empty"),
+        ({"pos/0_9.txt": b"x", "neg/0_1.txt": b"a\n\xe9t\xe9"}, r"neg/0_1\.txt, line 2: not UTF-8 \(byte 0xe9"),
+    ],
+)
+def test_broken_folders_of_documents(tmp_path: Path, files: dict[str, bytes], message: str) -> None:
+    for name, content in files.items():
+        write(tmp_path / "train" / name, content)
+    with pytest.raises(ValueError, match=message):
+        read_split(find_task("imdb"), tmp_path, "train")
+
+
+RTE = "index\tsentence1\tsentence2\tlabel\n"
+#: task, content, what is said
+BROKEN_TABLES = [
+    ("rte", "", r"line 1: the file is empty$"),
+    ("rte", "\n\n", r"line 1: the file is empty$"),
+    ("rte", RTE, r"line 2: the file has a header but no example"),
+    (
+        "rte",
+        "index\tpremise\tsentence2\tlabel\n0\ta\tb\tentailment\n",
+        r"line 1: no column 'sentence1' for task rte; the columns are: index, premise, sentence2, label",
+    ),
+    ("rte", "index\tsentence1\tsentence2\n0\ta\tb\n", r"line 1: no column 'label' with the labels of task rte"),
+    ("rte", "sentence1\tsentence2\tlabel\tlabel\na\tb\t0\t0\n", r"line 1: there are 2 columns 'label'"),
+    (
+        "rte",
+        f"{RTE}0\ta\tb\tentailment\n1\ta\tb\tentails\n",
+        r"line 3: the label is 'entails', but must be one of entailment, not_entailment$",
+    ),
+    (
+        "rte",
+        f"{RTE}0\ta\tb\tentailment\n1\ta b\tentailment\n",
+        r"line 3: 3 fields, but the file's columns are 4 \(index",
+    ),
+    ("rte", f"{RTE}0\ta\tb\tentailment\textra\n", r"line 2: 5 fields, but the file's columns are 4"),
+    ("rte", f"{RTE}0\ta\tb\tentailment\n\n2\ta\tb\tentailment\n", r"line 3: 1 field, but the file's columns are 4"),
+    ("rte", RTE.encode() + "0\té\tb\tentailment\n".encode("latin-1"), r"line 2: not UTF-8 \(byte 0xe9 at position 3"),
+    ("rte", RTE.encode("utf-16"), r"line 1: not UTF-8"),
+    ("cola", "gj04\t1\tA cat.\n", r"line 1: 3 fields, but the file's columns are 4 \(source, label, mark, sentence\)"),
+    ("cola", "gj04\t2\t\tA cat.\n", r"line 1: the label is '2', but must be one of 0, 1"),
+    ("stsb", "sentence1\tsentence2\tscore\na\tb\tx\n", r"line 2: the value is 'x', but must be a number from 0 to 5"),
+    ("stsb", "sentence1\tsentence2\tscore\na\tb\t5.5\n", r"line 2: the value is '5\.5', but must be .* from 0 to 5"),
+    ("stsb", "sentence1\tsentence2\tscore\na\tb\tnan\n", r"line 2: the value is 'nan', but must be a number"),
+    ("swag", f"{SWAG_HEADER},label\n0,v,1,He,,,gold,a,b,c,d,4\n", r"line 2: the label is '4', but must be one of 0, 1"),
+    ("swag", f"{SWAG_HEADER},label\n0,v,1,He,,,gold,a,b,c,1\n", r"line 2: 11 fields, but the file's columns are 12"),
+    ("swag", f'{SWAG_HEADER},label\n0,v,1,"He"x,,,gold,a,b,c,d,1\n', r"line 2: not CSV \("),
+    ("swag", f'{SWAG_HEADER},label\n0,v,1,"He,,,gold,a,b,c,d,1\n', r"line 2: not CSV \("),
+    ("swag", "startphrase,ending0,ending1,ending2,label\nHe,a,b,c,1\n", r"line 1: no column 'ending3' for task swag"),
+]
+CONLLU = "1\tI\tI\tPRON\tPRP\t_\t2\tnsubj\t_\t_\n"
+BROKEN_WORDS = [
+    ("wnut17", "", r"line 1: the file has no words$"),
+    ("wnut17", "\n\t\n", r"line 1: the file has no words$"),
+    ("wnut17", "a\tO\nb\n", r"line 2: 1 field, but each word's line must have 2"),
+    ("wnut17", "a\tO\nb\tO\tO\n", r"line 2: 3 fields, but each word's line must have 2"),
+    ("wnut17", "a\tO\n\tO\n", r"line 2: 2 fields, some of them empty, but"),
+    ("wnut17", "a\tO\n\nb\tB-animal\n", r"line 3: the label is 'B-animal', but must be one of O, B-corporation"),
+    ("wnut17", b"a\tO\n\xe9\tO\n", r"line 2: not UTF-8 \(byte 0xe9"),
+    ("conll2003", "EU NNP I-NP I-ORG\nrejects VBZ O\n", r"line 2: 3 fields, but each word's line must have 4"),
+    ("upos", "# only a comment\n", r"line 1: the file has no words$"),
+    ("upos", CONLLU + "2\tgo\tgo\tVERB\n", r"line 2: 4 fields, but a line of CoNLL-U must have 10"),
+    ("upos", CONLLU.replace("\t", " "), r"line 1: 1 field, but a line of CoNLL-U must have 10, separated by tabs"),
+    ("upos", CONLLU.replace("PRON", "PRN"), r"line 1: the label is 'PRN', but must be one of ADJ"),
+    ("upos", CONLLU + CONLLU, r"line 2: the word's number is '1', but must be 2"),
+    ("upos", CONLLU.replace("1", "x"), r"line 1: the word's number is 'x', but must be 1"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "message"), BROKEN_TABLES + BROKEN_WORDS)
+def test_broken_files_are_refused_with_file_and_line(
+    tmp_path: Path, name: str, content: str | bytes, message: str
+) -> None:
+    path = write(tmp_path / "broken.txt", content)
+    with pytest.raises(ValueError, match=rf"broken\.txt, {message}") as caught:
+        list(read_file(find_task(name), path))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_broken_gzip_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "train.tsv.gz").write_bytes(gzip.compress((RTE + "0\ta\tb\tentailment\n" * 99).encode())[:-12])
+    with pytest.raises(ValueError, match=r"train\.tsv\.gz, after line \d+: not a whole gzip file"):
+        read_split(find_task("rte"), tmp_path, "train")
+
+
+def test_empty_lines_at_the_end_are_no_examples(tmp_path: Path) -> None:
+    write(tmp_path / "train.tsv", f"{RTE}0\ta\tb\tentailment\n\n\n")
+    assert len(read_split(find_task("rte"), tmp_path, "train")) == 1
+
+
+def test_broken_rows_of_qqp_are_left_out_of_labelled_files_only(tmp_path: Path) -> None:
+    header = "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n"
+    write(tmp_path / "train.tsv", f"{header}0\t1\t2\ta\tb\t1\n1\t3\t4\ta\n")
+    assert read_split(find_task("qqp"), tmp_path, "train") == [TextExample(2, "a", "b", 1)]
+    write(tmp_path / "test.tsv", "id\tquestion1\tquestion2\n0\ta\tb\n1\ta\n")
+    with pytest.raises(ValueError, match=r"test\.tsv, line 3: 2 fields, but the file's columns are 3"):
+        read_split(find_task("qqp"), tmp_path, "test")
+
+
+#: task, content of a file whose labels mean nothing to it, the examples
+IGNORED_LABELS = [
+    ("mnli", "gold_label\tsentence1\tsentence2\nnon-entailment\ta\tb\n", TextExample(2, "a", "b")),
+    ("rte", "index\tsentence1\tsentence2\tlabel\n0\ta\tb\t-1\n", TextExample(2, "a", "b")),
+    ("rte", "index\tsentence1\tsentence2\tlabel\n0\ta\tb\t\n", TextExample(2, "a", "b")),
+    ("stsb", "sentence1\tsentence2\tscore\na\tb\tnan\n", TextExample(2, "a", "b")),
+    ("wnut17", "a\nb\n\n", TaggedSentence(1, ("a", "b"))),
+    ("wnut17", "a\tB-animal\n", TaggedSentence(1, ("a",))),
+    ("upos", "1\tI\tI\t_\t_\t_\t_\t_\t_\t_\n", TaggedSentence(1, ("I",))),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "example"), IGNORED_LABELS)
+def test_labels_can_be_ignored(tmp_path: Path, name: str, content: str, example: object) -> None:
+    path = write(tmp_path / "file.txt", content)
+    assert list(read_file(find_task(name), path, needed=False, ignored=True)) == [example]
+    with pytest.raises(ValueError, match=r"file\.txt, line \d"):
+        list(read_file(find_task(name), path, needed=False))
+
+
+def test_words_alone_are_no_ragged_lines(tmp_path: Path) -> None:
+    path = write(tmp_path / "file.txt", "a\nb\tO\n")
+    with pytest.raises(ValueError, match=r"file\.txt, line 2: 2 fields, but each word's line must have 1"):
+        list(read_file(find_task("wnut17"), path, needed=False, ignored=True))
+
+
+def test_a_sample_stands_for_all_and_keeps_the_order() -> None:
+    examples = [TextExample(line, "a", None, int(line > 500)) for line in range(1, 1001)]
+    sample = sample_of(examples, 200)
+    assert len(sample) == 200 and sample == sorted(sample, key=lambda example: example.line)
+    assert 70 < sum(example.label for example in sample) < 130, "not the first ones, which all have one label"
+    assert sample == sample_of(examples, 200) != sample_of(examples, 200, seed=2)
+    assert sample_of(examples, 2000) == examples
+
+
+def test_broken_rows_can_be_left_out_and_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = write(tmp_path / "train.tsv", f"{RTE}0\ta\n1\ta\tb\tentailment\n2\n3\tc\td\tnot_entailment\n")
+    examples = list(read_file(dataclasses.replace(find_task("rte"), skip_broken=True), path))
+    assert [(example.line, example.label) for example in examples] == [(3, 0), (5, 1)]
+    assert caplog.messages == [f"{path}: 2 rows without 4 fields were left out, the first in line 2"]
+
+
+def test_a_quoted_field_may_hold_a_line_break_and_lines_count_on(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", 'text,label\n"one\ntwo",1\nx,y\n')
+    assert list(read_records(path, "csv")) == [(1, ["text", "label"]), (2, ["one\ntwo", "1"]), (4, ["x", "y"])]
+
+
+def test_missing_folder_and_missing_file_say_what_is_there(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"the data folder .*absent does not exist; give the one .* of task rte"):
+        read_split(find_task("rte"), tmp_path / "absent", "train")
+    write(tmp_path / "dev.tsv", RTE)
+    with pytest.raises(ValueError, match=r"has no train\.tsv \(plain or \.gz\) for the split 'train' .* has: dev\.tsv"):
+        read_split(find_task("rte"), tmp_path, "train")
+
+
+def test_two_files_of_a_split_are_refused(tmp_path: Path) -> None:
+    for name in ("a-ud-train.conllu", "b-ud-train.conllu.gz"):
+        write(tmp_path / name, CONLLU)
+    with pytest.raises(ValueError, match=r"has 2 files|has no train\.conllu") as caught:
+        with_labels(find_task("xpos"), tmp_path)
+    assert "2 files" in str(caught.value)

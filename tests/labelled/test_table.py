@@ -1,0 +1,130 @@
+"""Rows of the table of labelled tasks, and tasks of somebody's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from attn_reg_plugin.labelled import (
+    CLASSIFICATION,
+    MULTIPLE_CHOICE,
+    REGRESSION,
+    TAGGING,
+    TASKS,
+    LabelledTask,
+    TaggedSentence,
+    TextExample,
+    find_task,
+    plain_task,
+    read_split,
+    with_labels,
+)
+
+
+def write(path: Path, content: str) -> None:
+    path.write_text(content, encoding="utf-8")
+
+
+def test_unknown_task_lists_those_there_are() -> None:
+    with pytest.raises(ValueError, match=r"unknown labelled task 'rt'; the tasks are: cola, .*rte"):
+        find_task("rt")
+
+
+@pytest.mark.parametrize(("option", "value"), [("kind", "ranking"), ("format", "json")])
+def test_a_row_of_an_unknown_kind_or_format_is_refused(option: str, value: str) -> None:
+    options = {"kind": CLASSIFICATION, "format": "tsv", option: value}
+    with pytest.raises(ValueError, match=rf"task x: the {option} is '{value}', but must be one of"):
+        LabelledTask("x", text=("a",), label="b", labels=("0", "1"), **options)
+
+
+def test_a_new_task_is_one_row(tmp_path: Path) -> None:
+    task = LabelledTask("boolq", CLASSIFICATION, ("question", "passage"), "answer", ("no", "yes"))
+    write(tmp_path / "dev.tsv", "passage\tquestion\tanswer\nSnow is cold.\tIs it?\tyes\n")
+    assert read_split(task, tmp_path, "valid") == [TextExample(2, "Is it?", "Snow is cold.", 1)]
+    assert task.metrics == ("accuracy",)
+
+
+def test_plain_tables_with_columns_by_name_and_labels_of_the_training_file(tmp_path: Path) -> None:
+    write(tmp_path / "train.csv", 'stars,review\n10,good\n2,"bad, bad"\n10,fine\n')
+    write(tmp_path / "valid.csv", "stars,review\n2,dull\n")
+    task = with_labels(plain_task(CLASSIFICATION, ("review",), "stars", format="csv"), tmp_path)
+    assert task.labels == ("2", "10")
+    assert [example.label for example in read_split(task, tmp_path, "train")] == [1, 0, 1]
+    assert read_split(task, tmp_path, "valid") == [TextExample(2, "dull", None, 0)]
+
+
+def test_plain_tagging_takes_the_labels_of_the_training_file(tmp_path: Path) -> None:
+    write(tmp_path / "train.conll", "a X N\nb Y V\n\n")
+    write(tmp_path / "dev.conll", "b Y V\n")
+    task = with_labels(plain_task(TAGGING, ("words",), "1", format="conll"), tmp_path)
+    assert task.labels == ("X", "Y")
+    assert read_split(task, tmp_path, "valid") == [TaggedSentence(1, ("b",), (1,))]
+
+
+def test_plain_regression_takes_any_finite_value(tmp_path: Path) -> None:
+    write(tmp_path / "train.tsv", "a\ty\nx\t-7e3\n")
+    task = with_labels(plain_task(REGRESSION, ("a",), "y"), tmp_path)
+    assert read_split(task, tmp_path, "train") == [TextExample(2, "x", None, -7000.0)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "columns", "said"),
+    [
+        (CLASSIFICATION, ("a", "b", "c"), "1 or 2 text columns, not 3"),
+        (MULTIPLE_CHOICE, ("a", "b"), "3 or more text columns, not 2"),
+        (TAGGING, ("a", "b"), "1 text columns, not 2"),
+    ],
+)
+def test_the_wrong_number_of_text_columns_is_refused(kind: str, columns: tuple[str, ...], said: str) -> None:
+    with pytest.raises(ValueError, match=f"{kind} has {said}"):
+        plain_task(kind, columns)
+
+
+def test_labels_of_endings_are_their_places(tmp_path: Path) -> None:
+    """Whatever labels the training file happens to have."""
+    write(tmp_path / "train.csv", "q,a,b,c,gold\nQ,A,B,C,2\nQ,A,B,C,0\n")
+    columns = ("q", "a", "b", "c")
+    task = with_labels(plain_task(MULTIPLE_CHOICE, columns, "gold", format="csv"), tmp_path)
+    assert task.labels == ("0", "1", "2")
+    assert [example.label for example in read_split(task, tmp_path, "train")] == [2, 0]
+    assert plain_task(MULTIPLE_CHOICE, columns, labels=("A", "B", "C")).labels == ("A", "B", "C")
+    with pytest.raises(ValueError, match=r"needs a label for each of its 3 endings, not 2 \(A, B\)"):
+        plain_task(MULTIPLE_CHOICE, columns, labels=("A", "B"))
+
+
+def test_an_empty_label_is_no_label(tmp_path: Path) -> None:
+    write(tmp_path / "train.tsv", "a\ty\nx\tgood\nz\t\n")
+    with pytest.raises(ValueError, match=r"train\.tsv, line 3: the label is empty"):
+        with_labels(plain_task(CLASSIFICATION, ("a",), "y"), tmp_path)
+
+
+def test_a_label_column_of_words_is_a_number(tmp_path: Path) -> None:
+    write(tmp_path / "train.conll", "a X\n")
+    with pytest.raises(ValueError, match="is 'upos', but in a file of words it must be a number"):
+        with_labels(plain_task(TAGGING, ("words",), "upos", format="conll"), tmp_path)
+
+
+def test_labels_must_be_known_before_reading(tmp_path: Path) -> None:
+    write(tmp_path / "train.conllu", "1\tI\tI\tPRON\tPRP\t_\t2\tnsubj\t_\t_\n")
+    with pytest.raises(ValueError, match=r"task xpos takes its labels from the training file: call with_labels"):
+        read_split(find_task("xpos"), tmp_path, "train")
+    with pytest.raises(ValueError, match=r"task xpos .* needs a folder, not the hub"):
+        with_labels(find_task("xpos"), "hub")
+    assert with_labels(find_task("xpos"), tmp_path).labels == ("PRP",)
+
+
+@pytest.mark.parametrize("column", ["7", "-5"])
+def test_a_label_column_that_is_not_there_is_refused(tmp_path: Path, column: str) -> None:
+    write(tmp_path / "train.conll", "a X\n")
+    with pytest.raises(ValueError, match=rf"train\.conll, line 1: no column {column} for the label"):
+        with_labels(plain_task(TAGGING, ("words",), column, format="conll"), tmp_path)
+
+
+def test_every_row_of_the_table_has_metrics_and_distinct_labels() -> None:
+    from attn_reg_plugin.labelled.metrics import check_scores
+
+    for task in TASKS.values():
+        assert task.metrics and len(set(task.labels or ())) == len(task.labels or ())
+        if task.labels is not None:
+            check_scores(task.metrics, task.kind, task.labels)

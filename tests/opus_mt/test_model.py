@@ -1,0 +1,252 @@
+"""`--arch opus_mt` computes what Hugging Face's Marian computes: states, logits, translations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from fairseq.models.transformer import TransformerModel
+
+from attn_reg_plugin import find_sites
+from attn_reg_plugin.models.opus_mt import NEVER, MarianPositions
+from attn_reg_plugin.opus_mt.conversion import to_fairseq
+from attn_reg_plugin.opus_mt.marian_folder import MarianFolder
+from tests.opus_mt.folders import REAL, TINY, load_tokenizer, make_folder, shared_lines, train_model
+from tests.opus_mt.sides import Sides
+
+#: as the issue of the conversion asks; what is measured is about 2e-6
+CLOSE = 1e-4
+#: length penalties, with how many pieces a translation has at least: with the lower one the empty one often wins
+PENALTIES = [(1.0, 0), (0.6, 5)]
+
+
+@pytest.fixture(scope="module", params=["shared", "separate"])
+def sides(request: pytest.FixtureRequest, marian: tuple, separate: tuple, tmp_path_factory) -> Sides:
+    model, folder, tokenizer = marian if request.param == "shared" else separate
+    made = Sides(model, folder, tmp_path_factory.mktemp("converted") / "out")
+    made.tokenizer = tokenizer
+    return made
+
+
+@pytest.fixture(scope="module")
+def texts(phrases: dict) -> list[str]:
+    return [triple.en for triple in phrases["train"]]
+
+
+@pytest.fixture(scope="module")
+def targets(phrases: dict, sides: Sides) -> list[torch.Tensor]:
+    encode = sides.task.target_dictionary.encode_line
+    lines = (" ".join(sides.text.target.encode(triple.ro)) for triple in phrases["train"][:7])
+    return [encode(line, add_if_not_exist=False).long() for line in lines]
+
+
+def unequal(sides: Sides, texts: list[str]) -> list[torch.Tensor]:
+    """Source sentences of very unequal lengths, one of them empty."""
+    return sides.sources([texts[0], "", texts[1] + " " + texts[2], "a", " ".join(texts[:9]), texts[3], texts[4]])
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_encoder_outputs(sides: Sides, texts: list[str], left: bool) -> None:
+    """Hugging Face pads right; a left-padded batch here gives every sentence the same."""
+    rows = unequal(sides, texts)
+    right = sides.batch(rows, left=False)
+    expected = sides.encoded(right)[1]
+    ours = sides.encoded(sides.batch(rows, left))[0]
+    assert ours.shape == expected.shape and expected.abs().max() > 1
+    for number, row in enumerate(rows):
+        found = ours[number, -len(row) :] if left else ours[number, : len(row)]
+        torch.testing.assert_close(found, expected[number, : len(row)], atol=CLOSE, rtol=0)
+
+
+def test_positions_over_padding_give_the_numbers_of_a_left_padded_batch(
+    marian: tuple, texts: list[str], targets: list, tmp_path: Path
+) -> None:
+    """With the flag, what Hugging Face computes of the same left-padded batch; without it, not."""
+    counted = Sides(*marian[:2], tmp_path / "out", positions_over_padding=True)
+    stock = Sides(*marian[:2], tmp_path / "out")
+    tokens = counted.batch(unequal(counted, texts), left=True)
+    real = tokens.ne(1)
+    ours, theirs = counted.encoded(tokens)
+    torch.testing.assert_close(ours[real], theirs[real], atol=CLOSE, rtol=0)
+    assert (stock.encoded(tokens)[0][real] - theirs[real]).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_teacher_forced_logits(sides: Sides, texts: list[str], targets: list[torch.Tensor], left: bool) -> None:
+    rows = unequal(sides, texts)
+    goal = sides.batch(targets, left=False)
+    expected = sides.logits(sides.batch(rows, left=False), goal)[1]
+    ours = sides.logits(sides.batch(rows, left), goal)[0]
+    real = goal.ne(1)
+    assert ours.shape == expected.shape and len(ours.flatten()) > 10_000
+    torch.testing.assert_close(ours[real], expected[real], atol=CLOSE, rtol=0)
+
+
+def test_a_batch_of_one_and_a_sentence_of_512_pieces(sides: Sides, texts: list[str]) -> None:
+    for row in (sides.sources(texts[:1])[0], sides.sources([" ".join(texts[:200])])[0][-512:]):
+        tokens = row[None]
+        for ours, theirs in (sides.encoded(tokens), sides.logits(tokens, tokens.clamp(max=len(sides.orders[1])))):
+            torch.testing.assert_close(ours, theirs, atol=CLOSE, rtol=0)
+    assert len(row) == 512
+
+
+def compare_translations(
+    sides: Sides,
+    tokenizer: object,
+    texts: list[str],
+    penalty: float,
+    shortest: int,
+    batch: int,
+    share: float = 0.75,
+    lengths: int = 4,
+    distinct: int = 20,
+) -> int:
+    """Check that every translation is the same; how many ended before the longest length.
+
+    Of those there must be so many lengths and so many distinct ones.
+
+    At that length Hugging Face counts the forced `</s>` as certain and fairseq at its probability, so sentences that
+    Hugging Face ends there are left out. fairseq stops at `beam` finished translations, which Hugging Face calls early
+    stopping.
+    """
+    options = {"beam_size": 4, "len_penalty": penalty, "min_len": shortest}
+    sides.balance(texts[:24], 24, share, **options)
+    like = {"num_beams": 4, "length_penalty": penalty, "min_new_tokens": shortest or None, "early_stopping": True}
+    theirs = sides.generated(tokenizer, texts, batch, **like)
+    ours = sides.translations(texts, batch, left=True, **options)
+    ended = [number for number, row in enumerate(theirs) if len(row) < sides.length - 1]
+    assert [ours[number] for number in ended] == [theirs[number] for number in ended]
+    assert {row[-1] for row in ours} == {0}
+    assert len({len(ours[number]) for number in ended}) >= lengths
+    assert len({tuple(ours[number]) for number in ended}) >= distinct
+    return len(ended)
+
+
+@pytest.mark.parametrize(("penalty", "shortest"), PENALTIES)
+def test_200_translations(sides: Sides, texts: list[str], penalty: float, shortest: int) -> None:
+    assert compare_translations(sides, sides.tokenizer, texts[:330], penalty, shortest, batch=33) >= 200
+
+
+def test_padding_above_every_piece_as_in_published_models(models: list[Path], texts: list[str], tmp_path: Path) -> None:
+    """Padding has a logit of 0, the other pieces less; the folder bans it before the softmax, and so does search."""
+    made = make_folder(tmp_path / "hf", models, TINY)
+    with torch.no_grad():
+        made.final_logits_bias -= 6.0
+        made.model.shared.weight[-1] = 0.0
+        made.final_logits_bias[0, -1] = 0.0
+    made.generation_config.renormalize_logits = True
+    made.save_pretrained(tmp_path / "hf")
+    ours, other = Sides(made, tmp_path / "hf", tmp_path / "out"), Sides(made, tmp_path / "hf", tmp_path / "out")
+    other.model.decoder.renormalizes = False
+    assert ours.model.decoder.renormalizes
+    tokens = ours.batch(ours.sources(texts[:8]), left=False)
+    logits = ours.logits(tokens, tokens)[0]
+    assert logits.softmax(-1)[..., -1].mean() > 0.2, "teacher-forced logits are left as they are"
+    tokenizer = load_tokenizer(tmp_path / "hf")
+    compare_translations(ours, tokenizer, texts[:99], 1.0, 0, batch=33)
+    options = {"left": True, "beam_size": 4}
+    assert ours.translations(texts[:99], 33, **options) != other.translations(texts[:99], 33, **options)
+
+
+def test_translations_do_not_depend_on_the_batch(sides: Sides, texts: list[str]) -> None:
+    options = {"left": True, "beam_size": 4}
+    assert sides.translations(texts[:20], 20, **options) == sides.translations(texts[:20], 1, **options)
+
+
+def test_incremental_decoding_is_decoding_at_once(sides: Sides, texts: list[str], targets: list) -> None:
+    tokens = sides.batch(unequal(sides, texts), left=True)
+    width = min(map(len, targets))
+    previous = torch.stack([torch.cat([row.new_tensor([2]), row[: width - 1]]) for row in targets])
+    with torch.no_grad():
+        encoded = sides.model.encoder(tokens)
+        whole = sides.model.decoder(previous, encoder_out=encoded)[0]
+        state: dict = {}
+        steps = [
+            sides.model.decoder(previous[:, : step + 1], encoder_out=encoded, incremental_state=state)[0]
+            for step in range(width)
+        ]
+    torch.testing.assert_close(torch.cat(steps, dim=1), whole, atol=CLOSE, rtol=0)
+
+
+def test_every_attention_is_a_site(sides: Sides) -> None:
+    names = [f"{site.stack}.{site.kind}" for site in find_sites(sides.model, "*")]
+    assert sorted(names) == sorted(["encoder.self", "decoder.self", "decoder.cross"] * 2)
+    assert isinstance(sides.model, TransformerModel)
+
+
+def test_the_start_symbol_gets_no_probability_and_no_gradient(sides: Sides, texts: list[str], targets: list) -> None:
+    tokens, goal = sides.batch(sides.sources(texts[:7]), left=True), sides.batch(targets, left=False)
+    sides.model.zero_grad()
+    output = sides.model(tokens, None, goal)
+    assert (output[0][..., 0] == NEVER).all()
+    scores = sides.model.get_normalized_probs(output, log_probs=True)
+    scores.sum().backward()
+    assert scores.isfinite().all() and scores[..., 0].exp().max() == 0
+    assert sides.model.decoder.embed_tokens.weight.grad[0].abs().max() == 0
+    sides.model.zero_grad()
+
+
+def test_what_stands_first_does_not_matter_and_padding_is_what_it_is_read_as(sides: Sides, texts: list[str]) -> None:
+    tokens = sides.batch(sides.sources(texts[:2]), left=True)
+    rows = [torch.tensor([[first, 9, 8], [first, 7, 6]]) for first in (0, 2, 11)]
+    with torch.no_grad():
+        found = [sides.model(tokens, None, row)[0] for row in rows]
+        weight = sides.model.decoder.embed_tokens.weight
+        kept = weight[1].clone()
+        weight[1] += 1
+        moved = sides.model(tokens, None, rows[0])[0]
+        weight[1] = kept
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+    assert not torch.allclose(moved[..., 2:], found[0][..., 2:], atol=1e-2)
+
+
+def test_sinusoids_are_their_formula() -> None:
+    import math
+
+    table = MarianPositions.table(700, 6)
+    for position in (0, 1, 511, 699):
+        for i in range(3):
+            angle = position / 10000 ** (2 * i / 6)
+            assert table[position, i].item() == pytest.approx(math.sin(angle), abs=1e-6)
+            assert table[position, 3 + i].item() == pytest.approx(math.cos(angle), abs=1e-6)
+    positions = MarianPositions(6, padding_idx=1, init_size=2)
+    padded = positions(torch.tensor([[1, 1, 5, 6], [7, 8, 9, 1]]))
+    assert torch.equal(padded[0, 2:], table[:2]) and torch.equal(padded[1, :3], table[:3])
+    with pytest.raises(ValueError, match="is 7, but must be even"):
+        MarianPositions(7, padding_idx=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("penalty", "shortest"), PENALTIES)
+def test_the_published_shape_on_real_text(penalty: float, shortest: int, real: Sides) -> None:
+    """512 wide, 6 + 6 layers; 200 real sentences."""
+    few = {"batch": 63, "share": 0.92, "lengths": 1, "distinct": 5}  # deep random decoders end alike
+    assert compare_translations(real, real.tokenizer, real.texts, penalty, min(shortest, 2), **few) >= 200
+
+
+@pytest.mark.slow
+def test_states_and_logits_of_the_published_shape(real: Sides) -> None:
+    rows = real.sources([*real.texts[:5], "", " ".join(real.texts)])
+    rows[-1] = rows[-1][-512:]
+    assert [len(rows[-1]), len(rows[-2])] == [512, 1]
+    expected = real.encoded(real.batch(rows, left=False))[1]
+    for number, (row, ours) in enumerate(zip(rows, real.encoded(real.batch(rows, left=True))[0], strict=True)):
+        torch.testing.assert_close(ours[-len(row) :], expected[number, : len(row)], atol=CLOSE, rtol=0)
+        torch.testing.assert_close(*real.logits(row[None], row[None]), atol=CLOSE, rtol=0)
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> Sides:
+    lines = {language: shared_lines("en-ro", language, 3000) for language in ("en", "ro")}
+    if not lines["en"]:
+        pytest.skip("needs the shared WMT16 data")
+    folder = tmp_path_factory.mktemp("real")
+    models = [train_model(text, folder / f"{name}.spm", 4000) for name, text in lines.items()]
+    model = make_folder(
+        folder / "hf", models, REAL, scale=1.5
+    )  # as sharp as the tiny ones, depth would add up round-off
+    to_fairseq(MarianFolder.open(folder / "hf"), folder / "out")
+    made = Sides(model, folder / "hf", folder / "out", length=12)
+    made.tokenizer, made.texts = load_tokenizer(folder / "hf"), lines["en"][:250]
+    return made

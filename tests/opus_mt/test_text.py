@@ -1,0 +1,224 @@
+"""Pieces and numbers are `MarianTokenizer`'s, and so is the text that is made of them."""
+
+from __future__ import annotations
+
+import json
+import random
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+from fairseq.data import Dictionary
+from fairseq.data.encoders import build_bpe
+
+from attn_reg_plugin.models.opus_mt_bpe import OpusMTBPE
+from attn_reg_plugin.opus_mt.tokenization import OpusMTTokenizer, Vocabulary, write_dictionaries
+from tests.opus_mt.folders import load_tokenizer, shared_lines, train_model, write_tokenizer
+
+ODD = [
+    *(
+        "",
+        " ",
+        "a",
+        ".",
+        "▁",
+        "▁▁ ▁a",
+        "☃",
+        "😀",
+        "👩‍👩‍👧 family 😀😀",
+        "e\u0301 ê é",
+        "ﬁ ① Ａ",
+        "\u200b",
+        "\ufeffa",
+        "a\u00a0b",
+    ),
+    *(
+        "a\tb",
+        "a\rb",
+        "\x00",
+        "a\x00b",
+        "\x01\x02\x1f",
+        "a\u2028b\u2029c",
+        "a\x85b",
+        "\x7f",
+        "\ud7ff\ue000",
+        "中文",
+        "ß ẞ",
+    ),
+    *("</s>", "<unk>", "<pad>", "a</s>b", "a <pad> b</s></s>", "<s>", "a <s> b", "</s", "<piece:3>", "<<unk>>"),
+    *(
+        ">>ron<< hello",
+        ">>ron<<hello",
+        " >>ron<< hello",
+        "hello >>ron<<",
+        ">>xyz<< hello",
+        ">>",
+        ">><<",
+        ">> <<",
+        ">>ron<",
+    ),
+    *(">>ron<<", ">>ron<< >>tur<< a", "a</s>>>ron<< b", "a" * 3000, "the house " * 2000, "\N{COMBINING ACUTE ACCENT}"),
+]
+
+
+class Both:
+    """Hugging Face's tokenizer of a folder and ours, with fairseq's dictionaries."""
+
+    def __init__(self, folder: Path) -> None:
+        self.theirs, self.ours = load_tokenizer(folder), OpusMTTokenizer(folder)
+        paths = [folder / "source.dict", folder / "target.dict"]
+        write_dictionaries(self.ours, paths)
+        self.dictionaries = [Dictionary.load(str(path)) for path in paths]
+
+    def numbers(self, text: str, side: int) -> list[int]:
+        """Marian's numbers, by way of fairseq's."""
+        encoder = (self.ours.source, self.ours.target)[side]
+        line = " ".join(encoder.encode(text))
+        found = self.dictionaries[side].encode_line(line, add_if_not_exist=False)
+        return [encoder.vocabulary.order[number - 1] for number in found.tolist()]
+
+    def check(self, texts: list[str], sides: tuple[int, ...] = (0, 1)) -> None:
+        """Check that both give the same numbers, as a source and as a target."""
+        for text in texts:
+            if 0 in sides:
+                assert self.numbers(text, 0) == self.theirs(text)["input_ids"], repr(text[:80])
+            if 1 in sides:
+                assert self.numbers(text, 1) == self.theirs(text_target=text)["input_ids"], repr(text[:80])
+
+
+@pytest.fixture(scope="module", params=["shared", "separate"])
+def both(request: pytest.FixtureRequest, marian: tuple, separate: tuple, tmp_path_factory) -> Both:
+    return Both((marian if request.param == "shared" else separate)[1])
+
+
+def test_sentences_of_the_phrasebook(both: Both, phrases: dict) -> None:
+    both.check([triple.en for triple in phrases["train"]], sides=(0,))
+    both.check([text for triple in phrases["train"][:500] for text in (triple.ro, triple.tr)])
+
+
+def test_odd_lines(both: Both) -> None:
+    both.check(ODD)
+    assert both.numbers("", 0) == [0] and both.numbers("\x01", 0) == [0]
+
+
+def test_odd_lines_with_a_model_that_changes_nothing(tmp_path: Path, phrases: dict) -> None:
+    """Control characters and white space reach the vocabulary; some have a piece of their own there."""
+    lines = [triple.en for triple in phrases["train"]] + [f"a{odd}b" for odd in ("\u00a0", "\u2009", "\x85", "☃")] * 30
+    options = {"normalization_rule_name": "identity", "character_coverage": 1.0, "remove_extra_whitespaces": False}
+    model = train_model(lines, tmp_path / "spm", 260, **options)
+    write_tokenizer(tmp_path / "hf", model, model, codes=[">>ron<<", "<s>", "a b", "<piece:5>", "\u3000", ""])
+    made = Both(tmp_path / "hf")
+    assert any(symbol.startswith("<piece:") for symbol in made.dictionaries[0].symbols)
+    made.check([*ODD, "a\u00a0b", "a\u2009\u2009b", "a\x85b"])
+    for piece, number in made.ours.source.vocabulary.ids.items():
+        assert made.ours.source.vocabulary.piece(made.ours.source.vocabulary.symbol(piece)) == piece
+        assert made.dictionaries[0].index(made.ours.source.vocabulary.symbol(piece)) == (
+            made.ours.source.vocabulary.order.index(number) + 1
+        )
+
+
+def test_a_byte_fallback_model(tmp_path: Path, phrases: dict) -> None:
+    model = train_model((t.en for t in phrases["train"]), tmp_path / "spm", 560, byte_fallback=True)
+    write_tokenizer(tmp_path / "hf", model, model)
+    made = Both(tmp_path / "hf")
+    made.check(ODD)
+    text = "the 😀 house"
+    assert made.ours.decode(made.ours.source.encode(text)) == text
+
+
+@pytest.mark.parametrize(("pair", "language"), [("en-ro", "en"), ("en-ro", "ro"), ("tr-en", "tr"), ("tr-en", "en")])
+def test_5000_real_sentences(pair: str, language: str, tmp_path: Path) -> None:
+    lines = shared_lines(pair, language, 5000)
+    if not lines:
+        pytest.skip("needs the shared WMT16 data")
+    assert len(lines) == 5000
+    model = train_model(lines[:3000], tmp_path / "one.spm", 1500, character_coverage=0.995)
+    other = train_model(lines[2000:], tmp_path / "two.spm", 1200)
+    write_tokenizer(tmp_path / "hf", model, other)
+    made = Both(tmp_path / "hf")
+    made.check(lines)
+    assert sum(1 in made.numbers(line, 0) for line in lines) > 0, "some characters are unknown"
+
+
+@pytest.mark.parametrize("clean", [False, True])
+def test_text_is_made_as_theirs_is(both: Both, clean: bool, tmp_path: Path) -> None:
+    folder = Path(both.theirs.name_or_path)
+    for path in folder.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    config["clean_up_tokenization_spaces"] = clean
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    made, draw = Both(tmp_path), random.Random(4)
+    vocabulary = made.ours.target.vocabulary
+    for _ in range(300):
+        ids = [draw.randrange(len(vocabulary.order)) for _ in range(draw.randint(0, 12))]
+        line = made.dictionaries[1].string([vocabulary.order.index(number) + 1 for number in ids])
+        assert made.ours.decode(line.split(" ")) == made.theirs.decode(ids, skip_special_tokens=True)
+    symbols = made.ours.target.encode("Nu , da . n't ?")
+    assert ("Nu, da." in made.ours.decode(symbols)) == clean
+
+
+def test_the_bpe_of_fairseq(marian: tuple, phrases: dict) -> None:
+    bpe = build_bpe(Namespace(bpe="opus_mt", opus_mt_folder=str(marian[1])))
+    assert isinstance(bpe, OpusMTBPE)
+    for triple in phrases["train"][:50]:
+        assert bpe.decode(bpe.encode(triple.en)) == triple.en
+    assert bpe.encode("") == "" and bpe.decode("") == "" and bpe.decode("<unk>") == ""
+    assert bpe.is_beginning_of_word("▁a") and not bpe.is_beginning_of_word("a")
+
+
+def test_a_prefix_comes_first(marian: tuple) -> None:
+    folder = marian[1]
+    plain, prefixed = OpusMTTokenizer(folder), OpusMTTokenizer(folder, ">>ron<<")
+    assert prefixed.source.encode("the house") == [">>ron<<", *plain.source.encode("the house")]
+    assert prefixed.target.encode("casa") == plain.target.encode("casa")
+    with pytest.raises(ValueError, match=r"prefix '>>deu<<' is not in .*vocab\.json, which has >>ron<<, >>tur<<$"):
+        OpusMTTokenizer(folder, ">>deu<<")
+
+
+def _folder(tmp_path: Path, source: Path, **config: object) -> Path:
+    folder = tmp_path / "changed"
+    folder.mkdir()
+    for path in source.iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8")) | config
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("config", "sentence"),
+    [
+        ({"tokenizer_class": "T5Tokenizer"}, r"tokenizer_config\.json is of a T5Tokenizer, not of a MarianTokenizer"),
+        ({"sp_model_kwargs": {"enable_sampling": True}}, "sets sp_model_kwargs, which must be empty"),
+        ({"additional_special_tokens": ["<eop>"]}, "adds the token '<eop>' to its tokenizer; only <pad>, </s>, <unk>"),
+        ({"eos_token": "<end>"}, r"vocab\.json lacks '<end>', the eos_token"),
+        ({"separate_vocabs": True}, r"has no target_vocab\.json"),
+    ],
+)
+def test_settings_that_cannot_be_followed(config: dict, sentence: str, marian: tuple, tmp_path: Path) -> None:
+    with pytest.raises((ValueError, FileNotFoundError), match=sentence):
+        OpusMTTokenizer(_folder(tmp_path, marian[1], **config))
+
+
+def test_tokens_of_older_and_newer_folders(marian: tuple, tmp_path: Path) -> None:
+    added = {"0": {"content": "</s>", "special": True}, "1": {"content": "<unk>"}}
+    folder = _folder(tmp_path, marian[1], added_tokens_decoder=added, eos_token={"content": "</s>"})
+    assert OpusMTTokenizer(folder).special["eos_token"] == "</s>"
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ({"</s>": 0, "<unk>": 1, "a": 3, "<pad>": 4}, "has 4 pieces, whose numbers must be 0 to 3, each once"),
+        ({"</s>": 0, "<unk>": 1, "a": 1, "<pad>": 2}, "must be 0 to 3, each once"),
+        ({"</s>": 0, "<unk>": 1, "a": "2", "<pad>": 3}, "must be 0 to 3, each once"),
+        ({"</s>": 0, "a": 1}, "lacks '<pad>', the pad_token"),
+        (["</s>"], "holds no JSON object, but list"),
+    ],
+)
+def test_vocabularies_that_cannot_be_used(content: object, sentence: str, tmp_path: Path) -> None:
+    (tmp_path / "vocab.json").write_text(json.dumps(content), encoding="utf-8")
+    special = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
+    with pytest.raises(ValueError, match=sentence):
+        Vocabulary(tmp_path / "vocab.json", special)

@@ -1,0 +1,139 @@
+"""Checkpoints go both ways between stock fairseq and AD-DROP, and a foreign pickle in one is not run."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.tasks.fairseq_runs import (
+    AD_DROP,
+    PLUGIN,
+    Trained,
+    differing,
+    generate,
+    hypotheses,
+    read_checkpoint,
+    run,
+    train,
+    trained_state,
+)
+
+pytestmark = pytest.mark.slow
+RESET = ["--reset-optimizer", "--reset-dataloader", "--reset-meters", "--reset-lr-scheduler"]
+#: one update that moves no weight
+STAND_STILL = ["--max-update", "1", "--lr", "1e-30"]
+
+
+def model_of(path: Path) -> dict[str, torch.Tensor]:
+    return read_checkpoint(path)["model"]
+
+
+def test_an_ad_drop_checkpoint_is_a_plain_one(regularized: Trained, stock: Trained, corpus: Path) -> None:
+    ours, theirs = read_checkpoint(regularized.checkpoint), read_checkpoint(stock.checkpoint)
+    assert ours.keys() == theirs.keys()
+    assert {name: value.shape for name, value in ours["model"].items()} == {
+        name: value.shape for name, value in theirs["model"].items()
+    }
+    assert len(hypotheses(generate(corpus, regularized.checkpoint, task="translation"))) == 12
+
+
+def test_the_task_state_holds_the_methods_and_nothing_else(regularized: Trained, stock: Trained) -> None:
+    state = read_checkpoint(regularized.checkpoint)["task_state"]
+    assert state.pop("attn_reg") == {"method": "ad_drop", "epoch": 2, "updates": 8}
+    assert state == read_checkpoint(stock.checkpoint)["task_state"]
+
+
+def test_fine_tuning_a_stock_model(stock: Trained, corpus: Path, tmp_path: Path) -> None:
+    flags = [*AD_DROP, "--finetune-from-model", str(stock.checkpoint), *STAND_STILL]
+    finished = train(corpus, tmp_path, *flags).check()
+    assert [line["regularized"] for line in finished.lines()] == ["1"]
+    assert differing(model_of(tmp_path / "checkpoint_last.pt"), model_of(stock.checkpoint)) == []
+    assert float(finished.losses()[0]) < float(stock.finished.losses()[0]) - 0.5
+
+
+def test_restoring_a_stock_model_and_resetting_the_rest(stock: Trained, corpus: Path, tmp_path: Path) -> None:
+    flags = [*AD_DROP, "--restore-file", str(stock.checkpoint), *RESET, *STAND_STILL, "--max-update", "9"]
+    finished = train(corpus, tmp_path, *flags, "--max-epoch", "1").check()
+    assert {line["regularized"] for line in finished.lines()} == {"1"}
+    assert {line["epoch"] for line in finished.lines()} == {1}
+    assert differing(model_of(tmp_path / "checkpoint_last.pt"), model_of(stock.checkpoint)) == []
+
+
+def test_there_and_back(stock: Trained, corpus: Path, tmp_path: Path) -> None:
+    """A stock training goes on under AD-DROP, then under the stock task, then under AD-DROP again."""
+    source, plan = stock.checkpoint, [("attn_reg_translation", 10), ("translation", 12), ("attn_reg_translation", 14)]
+    for task, updates in plan:
+        folder = tmp_path / str(updates)
+        flags = [*(AD_DROP if task != "translation" else []), "--restore-file", str(source)]
+        finished = train(corpus, folder, *flags, "--max-update", str(updates), task=task).check()
+        assert [line["num_updates"] for line in finished.lines()] == [str(updates - 1), str(updates)]
+        assert all(line.get("regularized") == ("1" if task != "translation" else None) for line in finished.lines())
+        source = folder / "checkpoint_last.pt"
+
+
+def test_going_on_under_the_stock_task_is_going_on_unregularized(
+    regularized: Trained, corpus: Path, tmp_path: Path
+) -> None:
+    for task in ("translation", "attn_reg_translation"):
+        flags = ["--restore-file", str(regularized.checkpoint), "--max-update", "10"]
+        train(corpus, tmp_path / task, *flags, task=task).check()
+    states = [trained_state(tmp_path / task / "checkpoint_last.pt") for task in ("translation", "attn_reg_translation")]
+    assert differing(*states) == []
+
+
+# -- what a checkpoint may hold ----------------------------------------------------------------------------------
+
+
+class Payload:
+    """Unpickling it makes a file."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> tuple:
+        return os.mkdir, (str(self.marker),)
+
+
+def poisoned(trained: Trained, folder: Path) -> tuple[Path, Path]:
+    """A working checkpoint with a foreign pickle in it, and what shows that the pickle was run."""
+    checkpoint = read_checkpoint(trained.checkpoint)
+    marker, path = folder / "marker", folder / "poisoned.pt"
+    checkpoint["extra_state"]["payload"] = Payload(marker)
+    torch.save(checkpoint, path)
+    return path, marker
+
+
+def test_the_payload_would_run_if_it_were_let(stock: Trained, tmp_path: Path) -> None:
+    path, marker = poisoned(stock, tmp_path)
+    torch.load(path, weights_only=bool(0))
+    assert marker.is_dir()
+
+
+@pytest.mark.parametrize("how", ["--restore-file", "--finetune-from-model", "fairseq-generate"])
+def test_a_foreign_pickle_is_refused_and_not_run(how: str, stock: Trained, corpus: Path, tmp_path: Path) -> None:
+    path, marker = poisoned(stock, tmp_path)
+    if how == "fairseq-generate":
+        finished = generate(corpus, path)
+    else:
+        finished = train(corpus, tmp_path / "save", *AD_DROP, how, str(path), "--max-update", "9")
+    assert finished.status not in (0, None)
+    assert not marker.exists()
+    assert re.search(r"Weights only load failed|not allowed|refused", finished.output)
+    assert "posix.mkdir" in finished.output, "the message names what was refused"
+
+
+def test_reading_needs_the_plugin_only(stock: Trained, corpus: Path, tmp_path: Path) -> None:
+    """Without `--user-dir`, torch refuses fairseq's own checkpoints: why the README asks for it."""
+    arguments = [str(corpus), "--path", str(stock.checkpoint), "--cpu", "--num-workers", "0"]
+    assert "Weights only load failed" in run("generate", arguments, tmp_path / "without.log").output
+    run("generate", [*arguments, "--user-dir", PLUGIN], tmp_path / "with.log").check()
+
+
+def test_nothing_in_the_package_reads_a_checkpoint_unsafely() -> None:
+    unsafe = re.compile(r"weights_only\s*=\s*False|NO_WEIGHTS_ONLY_LOAD|FORCE_WEIGHTS_ONLY|pickle\.loads?\(|Unpickler")
+    found = [str(path) for path in Path(PLUGIN).rglob("*.py") if unsafe.search(path.read_text(encoding="utf-8"))]
+    assert found == []

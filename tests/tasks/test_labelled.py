@@ -1,0 +1,254 @@
+"""Encoders behind the real `fairseq-train`: the loss curve, the metrics, and what becomes of a trained one."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from attn_reg_plugin.cli import main
+from attn_reg_plugin.labelled import MULTIPLE_CHOICE, REGRESSION, TAGGING, find_task, read_split, sample_of
+from attn_reg_plugin.labelled.metrics import SCORES, tag_codes
+from tests.models.hf_folders import TOYS, make_encoder, tokenizer
+from tests.tasks.encoder_runs import encoder_arguments, keep_curve
+from tests.tasks.fairseq_runs import PLUGIN, Finished, Job, differing, read_checkpoint, run
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_encoder(tmp_path_factory.mktemp("encoder") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    for row, (make, *_) in TOYS.items():
+        make(folder / row)
+    return folder
+
+
+def train(row: str, data: Path, encoder: Path, save: Path, *flags: str, **options: Any) -> Finished:
+    arguments = encoder_arguments(row, data / row, encoder, save, *flags)
+    return Job("train", arguments, save / "train.log", **options).wait()
+
+
+# -- the loss curve ---------------------------------------------------------------------------------------------------
+
+#: fairseq's Adam adds its epsilon before the bias correction and PyTorch's after it: a tiny one makes them the same
+CURVE = "--max-update 20 --lr 0.0005 --weight-decay 0.01 --clip-norm 1 --lr-scheduler polynomial_decay"
+CURVE += " --warmup-updates 4 --total-num-update 20 --adam-eps 1e-12 --train-examples 41"
+
+
+def plain_batch(row: str, examples: list[Any]) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """What anybody would make of these examples with the tokenizer."""
+    if row == "rte":
+        inputs = tokenizer()([e.first for e in examples], [e.second for e in examples], padding=True)
+        return {name: torch.tensor(ids) for name, ids in inputs.items()}, torch.tensor([e.label for e in examples])
+    inputs = tokenizer()([list(e.words) for e in examples], is_split_into_words=True, padding=True)
+    labels = torch.full((len(examples), len(inputs["input_ids"][0])), -100)
+    for number, example in enumerate(examples):
+        seen = set()
+        for place, word in enumerate(inputs.word_ids(number)):
+            if word is not None and word not in seen:
+                labels[number, place] = example.labels[word]
+                seen.add(word)
+    return {name: torch.tensor(ids) for name, ids in inputs.items()}, labels
+
+
+def plain_losses(row: str, encoder: Path, examples: list[Any], kept: dict[str, Any]) -> list[float]:
+    """The training in plain PyTorch; fairseq seeds every update by its number."""
+    kinds = {"rte": transformers.BertForSequenceClassification, "wnut17": transformers.BertForTokenClassification}
+    labels = len(find_task(row).labels)
+    model = kinds[row].from_pretrained(encoder, num_labels=labels).train()
+    model.load_state_dict(kept["start"])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.0005, betas=(0.9, 0.999), eps=1e-12, weight_decay=0.01)
+    rate = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: n / 4 if n <= 4 else 1 - (n - 4) / 16)
+    losses = []
+    for update, (chosen, _) in enumerate(kept["batches"]):
+        torch.manual_seed(1 + update)
+        inputs, targets = plain_batch(row, [examples[index] for index in chosen])
+        logits = model(**inputs).logits
+        loss = torch.nn.functional.cross_entropy(logits.reshape(-1, labels), targets.reshape(-1))
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        rate.step()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize("row", ["rte", "wnut17"])
+def test_the_loss_curve_is_that_of_a_plain_loop(row: str, data: Path, encoder: Path, tmp_path: Path) -> None:
+    """With dropout and a short last batch; the two differ by round-off only."""
+    flags = [*CURVE.split(), "--adam-betas", "(0.9, 0.999)"]
+    train(row, data, encoder, tmp_path, *flags, prepare=partial(keep_curve, tmp_path / "curve.pt")).check()
+    kept = torch.load(tmp_path / "curve.pt", weights_only=True)
+    ours = [loss for _, loss in kept["batches"]]
+    assert len(ours) == 20 and {len(chosen) for chosen, _ in kept["batches"]} == {8, 1}
+    examples = sample_of(read_split(find_task(row), data / row, "train"), 41)
+    plain = plain_losses(row, encoder, examples, kept)
+    assert max(abs(a - b) for a, b in zip(ours, plain, strict=True)) <= 1e-5
+    assert max(ours) - min(ours) > 0.1, "it moved"
+
+
+# -- the metrics, and what becomes of a trained encoder ---------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=TOYS)
+def trained(
+    request: pytest.FixtureRequest, data: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, Finished, Path]:
+    """A training of each kind with AD-DROP, and R-Drop; its pretrained encoder is gone afterwards."""
+    row, folder = request.param, tmp_path_factory.mktemp("trained")
+    encoder = make_encoder(folder / "tiny")
+    flags = "--attn-reg ad_drop --ad-drop-p 0.4 --ad-drop-q 0.5 --ad-drop-cross-tuning off --max-epoch 3 --lr 0.005"
+    flags += f" --criterion {TOYS[row][2]}_with_r_drop"
+    finished = train(row, data, encoder, folder / "run", *flags.split()).check()
+    shutil.rmtree(encoder)
+    return row, finished, folder / "run"
+
+
+def exported(folder: Path, row: str) -> Any:
+    """What transformers makes of an exported folder."""
+    heads = {
+        TAGGING: transformers.AutoModelForTokenClassification,
+        MULTIPLE_CHOICE: transformers.AutoModelForMultipleChoice,
+    }
+    kind = heads.get(find_task(row).kind, transformers.AutoModelForSequenceClassification)
+    return kind.from_pretrained(folder).eval(), transformers.AutoTokenizer.from_pretrained(folder)
+
+
+def logits_one_by_one(model: Any, tokens: Any, row: str, example: Any) -> torch.Tensor:
+    """Of one example, without any padding but between its choices."""
+    kind = find_task(row).kind
+    if kind == MULTIPLE_CHOICE:
+        inputs = tokens([example.context] * 4, list(example.endings), padding=True, return_tensors="pt")
+        return model(**{name: ids.unsqueeze(0) for name, ids in inputs.items()}).logits[0]
+    if kind == TAGGING:
+        inputs = tokens(list(example.words), is_split_into_words=True, return_tensors="pt")
+        words = inputs.word_ids()
+        first = [words.index(number) for number in range(len(example.words))]
+        return model(**inputs).logits[0, first]
+    return model(**tokens(example.first, example.second, return_tensors="pt")).logits[0]
+
+
+def test_a_trained_encoder_is_used(trained: tuple[str, Finished, Path], data: Path, tmp_path: Path) -> None:
+    """Its best validation, `fairseq-validate`, `attn-reg predict` and the exported model say the same."""
+    row, finished, folder = trained
+    task, metric = find_task(row), TOYS[row][3]
+    values = [float(line[f"valid_{metric}"]) for line in finished.lines("valid")]
+    assert len(values) == 3
+    best = read_checkpoint(folder / "checkpoint_best.pt")["extra_state"]["best"]
+    assert best == pytest.approx(max(values), abs=1e-3)
+
+    assert main(["export", str(folder), str(tmp_path / "hf")]) == 0
+    model, tokens = exported(tmp_path / "hf", row)
+    examples = read_split(task, data / row, "valid")
+    with torch.no_grad():
+        logits = [logits_one_by_one(model, tokens, row, example) for example in examples]
+    if task.kind == TAGGING:
+        codes = torch.tensor(tag_codes(task.labels))
+        rows = [
+            torch.stack([codes[one.argmax(-1)], codes[list(e.labels)]]) for one, e in zip(logits, examples, strict=True)
+        ]
+        predicted, gold = torch.cat([torch.cat([pair, torch.full((2, 1), -1)], 1) for pair in rows], 1).numpy()
+    else:
+        predicted = torch.stack([one[0] if task.kind == REGRESSION else one.argmax() for one in logits]).numpy()
+        gold = torch.tensor([example.label for example in examples]).numpy()
+    assert SCORES[task.kind][metric](predicted, gold) == pytest.approx(best, abs=1e-3)
+
+    arguments = [
+        str(data / row),
+        "--user-dir",
+        PLUGIN,
+        "--task",
+        TOYS[row][1],
+        "--path",
+        str(folder / "checkpoint_best.pt"),
+    ]
+    arguments += ["--batch-size", "16", "--cpu", "--num-workers", "0", "--log-format", "json"]
+    said = run("validate", arguments, folder / "validate.log").check().output
+    (found,) = re.findall(rf'"valid_{metric}": "([^"]*)"', said)
+    assert float(found) == pytest.approx(best, abs=1e-3), "of all 21 examples, which are no multiple of 8"
+
+    files = {"swag": "val.csv", "wnut17": "dev.conll"}
+    out = tmp_path / "predictions.tsv"
+    assert main(["predict", str(folder), str(data / row / files.get(row, "dev.tsv")), "--out", str(out)]) == 0
+    lines = out.read_text(encoding="utf-8").splitlines()
+    if task.kind == TAGGING:
+        names = [[task.labels[tag] for tag in one.argmax(-1)] for one in logits]
+        pairs = zip(examples, names, strict=True)
+        assert lines == [line for e, n in pairs for line in [*map("\t".join, zip(e.words, n, strict=True)), ""]]
+        return
+    assert lines[0] == "index\tprediction" and [line.split("\t")[0] for line in lines[1:]] == [
+        str(i) for i in range(21)
+    ]
+    said = [line.split("\t")[1] for line in lines[1:]]
+    if task.kind == REGRESSION:
+        assert [float(value) for value in said] == pytest.approx([min(max(v, 0), 5) for v in predicted], abs=6e-4)
+    else:
+        assert said == [task.labels[index] for index in predicted]
+
+
+def test_q_zero_is_plain_and_a_moved_run_still_works(data: Path, encoder: Path, tmp_path: Path) -> None:
+    short = ["--max-epoch", "1"]
+    train("rte", data, encoder, tmp_path / "plain", *short).check()
+    nothing = ["--attn-reg", "ad_drop", "--ad-drop-q", "0", "--ad-drop-cross-tuning", "off"]
+    train("rte", data, encoder, tmp_path / "zero", *short, *nothing).check()
+    ours, plain = (read_checkpoint(tmp_path / name / "checkpoint_last.pt")["model"] for name in ("zero", "plain"))
+    assert differing(dict(ours), dict(plain)) == []
+    shutil.move(tmp_path / "zero", tmp_path / "moved")
+    assert main(["predict", str(tmp_path / "moved"), str(data / "rte" / "dev.tsv"), "--out", str(tmp_path / "p")]) == 0
+
+
+@pytest.mark.parametrize("flag", ["--amp", "--memory-efficient-fp16"])
+def test_reduced_precision(flag: str, data: Path, encoder: Path, tmp_path: Path) -> None:
+    flags = f"--attn-reg ad_drop --ad-drop-cross-tuning off --max-update 4 --disable-validation {flag}"
+    lines = train("stsb", data, encoder, tmp_path, *flags.split()).check().lines()
+    assert len(lines) == 4 and all(line["regularized"] == "1" and line["probe_fallbacks"] == "0" for line in lines)
+
+
+# -- refusals ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (["--hf-model", "/no/such/model"], "--hf-model: there is no folder /no/such/model"),
+        (["--hf-model", ""], "needs --hf-model"),
+        (["--labelled", "wnut17"], "wnut17 is a task of tagging; use --task attn_reg_token_classification"),
+        (["--labels", "a,b"], "--labels describes a task that has no name"),
+        (["--labelled", ""], "give --labelled NAME, or describe the files by --text-columns and --label-column"),
+        (
+            ["--max-length", "41"],
+            "inputs of 41 tokens were asked for, but the length must be at least 4 and at most 40",
+        ),
+        (["--attn-reg", "ad_drop", "--attn-sites", "decoder.self"], "encoder.self"),
+    ],
+)
+def test_refusals(change: list[str], said: str, data: Path, encoder: Path, tmp_path: Path) -> None:
+    finished = train("rte", data, encoder, tmp_path, *change)
+    assert finished.status != 0
+    assert "ValueError" in finished.output.splitlines()[-1] and said in finished.output.splitlines()[-1]
+
+
+def test_a_missing_tokenizer_and_a_label_that_is_not_in_the_set(data: Path, encoder: Path, tmp_path: Path) -> None:
+    bare = tmp_path / "bare"
+    shutil.copytree(encoder, bare, ignore=shutil.ignore_patterns("tokenizer*"))
+    finished = train("rte", data, bare, tmp_path / "1")
+    assert finished.status != 0 and f"the tokenizer of {bare} could not be loaded" in finished.output
+    broken = tmp_path / "data" / "rte"
+    shutil.copytree(data / "rte", broken)
+    text = (broken / "dev.tsv").read_text(encoding="utf-8").splitlines()
+    (broken / "dev.tsv").write_text("\n".join([*text[:3], text[3].rpartition("\t")[0] + "\tmaybe"]), encoding="utf-8")
+    finished = train("rte", tmp_path / "data", encoder, tmp_path / "2")
+    assert f"{broken / 'dev.tsv'}, line 4: the label is 'maybe', but must be one of" in finished.output

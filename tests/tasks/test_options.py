@@ -1,0 +1,140 @@
+"""Each of fairseq's and AD-DROP's options trains, or is refused with a sentence that says why."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from pathlib import Path
+
+import pytest
+
+from tests.tasks.fairseq_runs import AD_DROP, Finished, generate, hypotheses, train
+
+pytestmark = pytest.mark.slow
+
+LIGHTCONV = shlex.split(
+    "--arch lightconv --encoder-layers 2 --decoder-layers 2 --encoder-kernel-size-list [3,3] "
+    "--decoder-kernel-size-list [3,3] --encoder-embed-dim 16 --decoder-embed-dim 16 --encoder-ffn-embed-dim 32 "
+    "--decoder-ffn-embed-dim 32 --encoder-attention-heads 2 --decoder-attention-heads 2 --decoder-conv-dim 16 "
+    "--encoder-conv-dim 16 --encoder-conv-type lightweight --decoder-conv-type lightweight --weight-softmax True"
+)
+FCONV = shlex.split("--arch fconv --encoder-embed-dim 16 --encoder-layers [(16,3)] --decoder-layers [(16,3)]")
+
+
+def assert_trained(finished: Finished, updates: int) -> None:
+    """All updates made, regularized, with finite losses and with drop rates."""
+    lines = finished.check().lines()
+    assert len(lines) == updates
+    assert all(math.isfinite(float(line["loss"])) for line in lines)
+    assert {line["regularized"] for line in lines} == {"1"} and lines[-1]["probe_fallbacks"] == "0"
+
+
+@pytest.fixture(scope="module")
+def plain_run(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """AD-DROP with nothing else."""
+    return train(corpus, tmp_path_factory.mktemp("plain"), *AD_DROP, "--max-update", "4").check()
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--ad-drop-attribution integrated --ad-drop-integrated-steps 3",
+        "--ad-drop-attribution integrated --ad-drop-integrated-path joint --attn-sites *",
+        "--ad-drop-attribution integrated --ad-drop-integrated-nodes gauss-legendre --ad-drop-integrated-steps 4",
+        "--ad-drop-attribution attention --attn-sites decoder.cross",
+        "--ad-drop-attribution random",
+        "--ad-drop-labels gold",
+        "--ad-drop-direction low",
+        "--ad-drop-probe-dropout false",
+        "--ad-drop-probe-dtype bfloat16",
+        "--attn-sites *",
+        "--store-ema --ema-decay 0.9",
+        "--memory-efficient-fp16",
+        "--fp16 --fp16-no-flatten-grads",
+        "--arch transformer_tiny",
+    ],
+)
+def test_it_trains(flags: str, plain_run: Finished, corpus: Path, tmp_path: Path) -> None:
+    finished = train(corpus, tmp_path, *AD_DROP, *shlex.split(flags), "--max-update", "4")
+    assert_trained(finished, 4)
+    if flags.startswith(("--ad-drop", "--attn-sites")):
+        assert finished.losses() != plain_run.losses(), "the option has no effect"
+
+
+@pytest.mark.parametrize("attribution", ["gradient", "integrated", "attention", "random"])
+@pytest.mark.parametrize("sites", ["*", "encoder.self[1]"])
+def test_layerdrop_may_leave_out_any_layer(attribution: str, sites: str, corpus: Path, tmp_path: Path) -> None:
+    """Also every selected one at once, in the probe, in the forward or in both."""
+    flags = f"--ad-drop-attribution {attribution} --ad-drop-integrated-steps 2 --max-update 12"
+    flags += f" --encoder-layerdrop 0.5 --decoder-layerdrop 0.2 --attn-sites {sites}"
+    finished = train(corpus, tmp_path, *AD_DROP, *shlex.split(flags)).check()
+    assert len(finished.lines()) == 12
+    generated = generate(corpus, tmp_path / "checkpoint_last.pt")
+    assert len(hypotheses(generated)) == 12
+
+
+def test_modest_layerdrop(corpus: Path, tmp_path: Path) -> None:
+    flags = shlex.split("--encoder-layerdrop 0.2 --max-update 12")
+    finished = train(corpus, tmp_path, *AD_DROP, *flags).check()
+    assert len(finished.lines()) == 12
+    rates = [line.get("drop_encoder.self[0]") for line in finished.lines()]
+    assert sum(rate not in (None, "0") for rate in rates) >= 5
+
+
+def test_activation_checkpointing_changes_no_loss(plain_run: Finished, corpus: Path, tmp_path: Path) -> None:
+    finished = train(corpus, tmp_path, *AD_DROP, "--checkpoint-activations", "--max-update", "4")
+    assert_trained(finished, 4)
+    assert finished.losses() == plain_run.losses()
+
+
+def test_amp_on_a_cpu_is_single_precision(plain_run: Finished, corpus: Path, tmp_path: Path) -> None:
+    """fairseq's AMP is CUDA's autocast, which does nothing on a CPU."""
+    finished = train(corpus, tmp_path, *AD_DROP, "--amp", "--max-update", "4")
+    assert_trained(finished, 4)
+    assert finished.losses() == plain_run.losses()
+
+
+def test_update_freq_counts_forwards(corpus: Path, tmp_path: Path) -> None:
+    """16 batches of 60 tokens are 4 updates an epoch; every forward of an update is regularized alike."""
+    flags = ["--max-tokens", "60", "--update-freq", "4", "--ad-drop-cross-tuning", "update:1", "--max-update", "4"]
+    finished = train(corpus, tmp_path, *AD_DROP, *flags).check()
+    assert [line["regularized"] for line in finished.lines()] == ["0", "1", "0", "1"]
+
+
+@pytest.mark.parametrize("flag", ["--fp16", "--bf16", "--memory-efficient-bf16"])
+def test_what_fairseq_cannot_do_on_a_cpu_is_said(flag: str, corpus: Path, tmp_path: Path) -> None:
+    """`--fp16` flattens its gradients on the CUDA device, `--bf16` on the command line implies a TPU."""
+    finished = train(corpus, tmp_path, *AD_DROP, flag, "--max-update", "4")
+    assert finished.status != 0 and finished.lines() == []
+    last = finished.output.strip().splitlines()[-1]
+    assert last.startswith("ValueError: ") and flag in last, last
+
+
+def test_another_criterion(corpus: Path, tmp_path: Path) -> None:
+    flags = [*AD_DROP, "--criterion", "cross_entropy", "--max-update", "4"]
+    assert_trained(train(corpus, tmp_path, *flags, without=["--label-smoothing"]), 4)
+
+
+def test_alignments_are_learnt_beside_ad_drop(corpus: Path, tmp_path: Path) -> None:
+    """transformer_align supervises the weights of one attention, which dropping would make log 0; the others may."""
+    flags = shlex.split("--arch transformer_align --load-alignments --alignment-layer 1 --alignment-heads 2")
+    flags += shlex.split("--criterion label_smoothed_cross_entropy_with_alignment --alignment-lambda 1 --lr 0.02")
+    flags += ["--attn-sites", "encoder.self decoder.self decoder.cross[0]", "--max-update", "24"]
+    finished = train(corpus, tmp_path, *AD_DROP, *flags)
+    assert_trained(finished, 24)
+    losses = [float(line["alignment_loss"]) for line in finished.lines()]
+    assert 0.1 < losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("model", [LIGHTCONV, FCONV], ids=["lightconv", "fconv"])
+def test_a_model_without_such_attention_is_refused(model: list[str], corpus: Path, tmp_path: Path) -> None:
+    """fconv has no multi-head attention, lightconv only in the decoder, towards the source."""
+    finished = train(corpus, tmp_path, *AD_DROP, "--max-update", "2", model=model)
+    assert finished.status == 1
+    last = finished.output.strip().splitlines()[-1]
+    if "fconv" in model:
+        assert "no attention site found in FConvModel" in last
+    else:
+        assert "its sites are: decoder.cross[0] decoder.cross[1]" in last
+        crossing = [*AD_DROP, "--attn-sites", "decoder.cross", "--max-update", "2"]
+        assert_trained(train(corpus, tmp_path / "cross", *crossing, model=model), 2)

@@ -1,0 +1,262 @@
+"""What a user sees: help, logs, TensorBoard, hydra, and other tasks made regularized ones in three lines."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from tests.tasks.fairseq_runs import (
+    AD_DROP,
+    PLUGIN,
+    Finished,
+    Trained,
+    generate,
+    hypotheses,
+    read_checkpoint,
+    run,
+    train,
+)
+
+pytestmark = pytest.mark.slow
+EXAMPLES = Path(PLUGIN).parent / "examples" / "hydra"
+
+
+def console(script: str, *arguments: str) -> Finished:
+    """The console script itself, as installed."""
+    command = [str(Path(sys.executable).with_name(script)), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    return Finished(done.returncode, done.stdout + done.stderr)
+
+
+def test_every_flag_has_its_help() -> None:
+    """In the parser that fairseq makes; its own `--help` stops before the flags of any task."""
+    from argparse import ArgumentParser
+
+    from attn_reg_plugin.regularizers import REGISTRY, Regularizer, options_of
+    from attn_reg_plugin.tasks.attn_reg_translation import AttnRegTranslationTask
+
+    parser = ArgumentParser(allow_abbrev=False)
+    AttnRegTranslationTask.add_args(parser)
+    shown = " ".join(parser.format_help().split())
+    assert f"attention regularizer; one of {', '.join(['none', *sorted(REGISTRY)])}" in shown
+    helps = {flag: action.help for action in parser._actions for flag in action.option_strings}
+    shared = {option.name: option for option in options_of(Regularizer)}
+    wanted = {f"--attn-{name}": option for name, option in shared.items()}
+    for name, method in REGISTRY.items():
+        wanted |= {f"--{name}-{option.name}": option for option in options_of(method) if option.name not in shared}
+    assert len(wanted) > 10
+    for flag, option in wanted.items():
+        text = helps[flag.replace("_", "-")]
+        assert option.metadata["help"] in text, flag
+        assert all(choice in text for choice in option.metadata["choices"] or ()), flag
+
+
+def test_the_log_tells_drop_rates_and_shares(regularized: Trained) -> None:
+    lines = regularized.finished.lines()
+    for line in lines:
+        assert line["regularized"] == "1" and line["probe_fallbacks"] == "0"
+        assert 0.2 < float(line["probe_share"]) < 0.9
+        rates = {key: float(value) for key, value in line.items() if key.startswith("drop_")}
+        assert len(rates) == 6
+        # p · q = 0.2 of the positions of long rows; n - int(0.6 n) of n rounds upwards
+        assert all(0.18 < rate < 0.45 for rate in rates.values())
+    (epoch, _) = regularized.finished.lines("train")
+    assert epoch["train_regularized"] == "1" and 0.18 < float(epoch["train_drop_decoder.cross[1]"]) < 0.45
+
+
+def scalars(folder: Path) -> dict[str, dict[int, float]]:
+    """Name and step of every scalar in the TensorBoard files of `folder`."""
+    from tensorboardX.proto.event_pb2 import Event
+
+    found: dict[str, dict[int, float]] = {}
+    for path in folder.glob("*tfevents*"):
+        content, start = path.read_bytes(), 0
+        while start < len(content):
+            (length,) = struct.unpack_from("<Q", content, start)
+            event = Event.FromString(content[start + 12 : start + 12 + length])
+            start += length + 16
+            for value in event.summary.value:
+                if value.HasField("simple_value"):
+                    found.setdefault(value.tag, {})[event.step] = value.simple_value
+    return found
+
+
+@pytest.mark.parametrize("form", ["json", "simple"])
+def test_tensorboard_gets_the_same_numbers(form: str, corpus: Path, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboardX")
+    flags = ["--ad-drop-cross-tuning", "update:2", "--max-update", "8", "--log-format", form]
+    finished = train(corpus, tmp_path, *AD_DROP, *flags, "--tensorboard-logdir", str(tmp_path / "board")).check()
+    assert form == "json" or "| regularized 1 |" in finished.output
+    found = scalars(tmp_path / "board" / "train_inner")
+    assert found["regularized"] == {step: float((step - 1) // 2 % 2) for step in range(1, 9)}
+    assert set(found["probe_share"]) == set(range(1, 9))
+    (name,) = [tag for tag in found if re.fullmatch(r"drop_encoder\.self.0.", tag)]
+    assert set(found[name]) == {3, 4, 7, 8} and all(0.15 < rate < 0.45 for rate in found[name].values())
+
+
+# -- hydra ------------------------------------------------------------------------------------------------------------
+
+
+TINY = shlex.split(
+    "common.cpu=true common.log_format=json common.log_interval=1 optimization.max_update=2 dataset.num_workers=0 "
+    "model.encoder.layers=2 model.decoder.layers=2 model.encoder.embed_dim=16 model.decoder.embed_dim=16 "
+    "model.encoder.ffn_embed_dim=32 model.decoder.ffn_embed_dim=32"
+)
+
+
+def hydra(corpus: Path, folder: Path, *overrides: str) -> list[str]:
+    """Arguments of fairseq-hydra-train for the example's YAML, at a tiny size."""
+    given = ["--config-dir", str(EXAMPLES), "--config-name", "ad_drop", f"hydra.run.dir={folder}", *TINY]
+    return [*given, f"common.user_dir={PLUGIN}", f"task.data={corpus}", *overrides]
+
+
+def test_the_hydra_example_trains_and_translates(corpus: Path, tmp_path: Path) -> None:
+    finished = console("fairseq-hydra-train", *hydra(corpus, tmp_path)).check()
+    assert [line["regularized"] for line in finished.lines()] == ["0", "1"]
+    assert len(hypotheses(generate(corpus, tmp_path / "checkpoints" / "checkpoint_best.pt"))) == 12
+
+
+@pytest.mark.parametrize(
+    ("override", "shares"),
+    [
+        ("task.ad_drop_cross_tuning=off", ["1", "1"]),
+        ("task.ad_drop_cross_tuning=update:1 task.ad_drop_probe_dropout=false", ["0", "1"]),
+        ("task.ad_drop_cross_tuning=off task.attn_sites='encoder.self[0] decoder.cross'", ["1", "1"]),
+        ("task.ad_drop_cross_tuning=off common.bf16=true", ["1", "1"]),
+        ("task.ad_drop_cross_tuning=off common.bf16=true common.memory_efficient_bf16=true", ["1", "1"]),
+        ("task.attn_reg=attend_out +task.attend_out_steps=2 common.bf16=true", ["1", "1"]),
+        ("task.attn_reg=none", [None, None]),
+    ],
+)
+def test_hydra_overrides(override: str, shares: list[str | None], corpus: Path, tmp_path: Path) -> None:
+    words = [re.sub(r"^(task\.attn_sites)=(.*)$", r"\1='\2'", word) for word in shlex.split(override)]
+    finished = run("hydra_train", hydra(corpus, tmp_path, *words), tmp_path / "train.log").check()
+    assert [line.get("regularized") for line in finished.lines()] == shares
+
+
+@pytest.mark.parametrize("word", ["off", "false"])
+def test_switches_written_in_yaml(word: str, corpus: Path, tmp_path: Path) -> None:
+    """YAML reads a bare `off` as a boolean, and so may a user's `false`."""
+    text = (EXAMPLES / "ad_drop.yaml").read_text(encoding="utf-8")
+    text = text.replace("ad_drop_cross_tuning: epoch", "ad_drop_cross_tuning: off")
+    text = text.replace("ad_drop_probe_dropout: true", f"ad_drop_probe_dropout: {word}")
+    assert text.count(": off") >= 1 and f"probe_dropout: {word}" in text
+    (tmp_path / "mine.yaml").write_text(text, encoding="utf-8")
+    arguments = hydra(corpus, tmp_path / "run")
+    arguments[1], arguments[3] = str(tmp_path), "mine"
+    finished = run("hydra_train", arguments, tmp_path / "train.log").check()
+    assert [line["regularized"] for line in finished.lines()] == ["1", "1"]
+    task = read_checkpoint(tmp_path / "run" / "checkpoints" / "checkpoint_last.pt")["cfg"]["task"]
+    assert str(task["ad_drop_probe_dropout"]).lower() in ("false", "off")
+
+
+# -- other tasks and criterions ---------------------------------------------------------------------------------------
+
+
+USER_DIR = """
+    from fairseq.benchmark.dummy_mt import DummyMTTask
+    from fairseq.criterions import register_criterion
+    from fairseq.criterions.label_smoothed_cross_entropy import (
+        LabelSmoothedCrossEntropyCriterion,
+        LabelSmoothedCrossEntropyCriterionConfig,
+    )
+    from fairseq.tasks import register_task
+    from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageModelingTask
+    from fairseq.tasks.sentence_prediction import SentencePredictionConfig, SentencePredictionTask
+
+    from attn_reg_plugin.tasks import attn_reg_translation
+    from attn_reg_plugin.tasks.attn_reg_task import AttnRegTask, with_attn_reg
+
+
+    @register_task("my_lm", dataclass=with_attn_reg(LanguageModelingConfig))
+    class MyLanguageModeling(AttnRegTask, LanguageModelingTask):
+        "A task with a config dataclass."
+
+
+    @register_task("my_classification", dataclass=with_attn_reg(SentencePredictionConfig))
+    class MyClassification(AttnRegTask, SentencePredictionTask):
+        "Another, whose model gives one logit a class."
+
+
+    @register_task("my_old_task")
+    class MyOldTask(AttnRegTask, DummyMTTask):
+        "A task with command-line arguments of the old kind."
+
+
+    @register_criterion("my_criterion", dataclass=LabelSmoothedCrossEntropyCriterionConfig)
+    class MyCriterion(LabelSmoothedCrossEntropyCriterion):
+        "Runs the model twice, as R-Drop does."
+
+        def forward(self, model, sample, reduce=True):
+            first, size, log = super().forward(model, sample, reduce)
+            second, _, _ = super().forward(model, sample, reduce)
+            return (first + second) / 2, size, log
+"""
+
+
+@pytest.fixture(scope="module")
+def user_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A user dir beside ours, which it imports."""
+    folder = tmp_path_factory.mktemp("users") / "my_tasks_of_the_tests"
+    folder.mkdir()
+    (folder / "__init__.py").write_text(dedent(USER_DIR), encoding="utf-8")
+    return folder
+
+
+def preprocess(text: Path, folder: Path, *flags: str) -> Path:
+    """Binarize one side."""
+    arguments = ["--only-source", "--trainpref", str(text), "--destdir", str(folder), "--workers", "1", *flags]
+    run("preprocess", arguments, folder.parent / f"{folder.name}.log").check()
+    return folder
+
+
+def test_a_language_model(user_dir: Path, corpus: Path, tmp_path: Path) -> None:
+    data = preprocess(corpus.parent / "raw" / "train.en", tmp_path / "bin")
+    model = shlex.split("--arch transformer_lm --decoder-layers 2 --decoder-embed-dim 16 --decoder-ffn-embed-dim 32")
+    flags = ["--decoder-attention-heads", "2", "--tokens-per-sample", "16", "--max-update", "3", *AD_DROP]
+    options = {"task": "my_lm", "model": model, "user_dir": user_dir}
+    finished = train(data, tmp_path / "save", *flags, "--attn-sites", "decoder.self", **options).check()
+    assert {line["regularized"] for line in finished.lines()} == {"1"}
+    assert "drop_decoder.self[1]" in finished.lines()[-1]
+    scored = ["--user-dir", str(user_dir), "--path", str(tmp_path / "save" / "checkpoint_last.pt"), "--cpu"]
+    scored += ["--gen-subset", "train", "--sample-break-mode", "eos", "--num-workers", "0", "--max-tokens", "400"]
+    assert "Perplexity" in run("eval_lm", [str(data), *scored], tmp_path / "eval_lm.log").check().output
+    refused = train(data, tmp_path / "refused", *flags, **options)
+    assert "its sites are: decoder.self[0] decoder.self[1]" in refused.output.strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize("labels", ["pseudo", "gold"])
+def test_a_classifier(labels: str, user_dir: Path, corpus: Path, tmp_path: Path) -> None:
+    sentences = (corpus.parent / "raw" / "train.en").read_text(encoding="utf-8")
+    classes = "".join(f"{len(line.split()) % 2}\n" for line in sentences.splitlines())
+    (tmp_path / "classes.en").write_text(classes, encoding="utf-8")
+    preprocess(corpus.parent / "raw" / "train.en", tmp_path / "bin" / "input0")
+    preprocess(tmp_path / "classes.en", tmp_path / "bin" / "label")
+    model = shlex.split("--arch roberta_base --encoder-layers 2 --encoder-embed-dim 16 --encoder-ffn-embed-dim 32")
+    flags = "--encoder-attention-heads 2 --num-classes 2 --init-token 0 --max-positions 64 --max-update 3"
+    flags += f" --criterion sentence_prediction --ad-drop-labels {labels}"
+    options = {"task": "my_classification", "model": model, "user_dir": user_dir, "without": ["--label-smoothing"]}
+    finished = train(tmp_path / "bin", tmp_path / "save", *AD_DROP, *shlex.split(flags), **options).check()
+    assert [line["regularized"] for line in finished.lines()] == ["1"] * 3
+    assert "drop_encoder.self[1]" in finished.lines()[-1]
+
+
+def test_a_task_with_arguments_of_the_old_kind(user_dir: Path, tmp_path: Path) -> None:
+    flags = [*AD_DROP, *shlex.split("--dict-size 24 --dataset-size 60 --src-len 6 --tgt-len 5 --max-update 3")]
+    finished = train(None, tmp_path, *flags, task="my_old_task", user_dir=user_dir).check()
+    assert [line["regularized"] for line in finished.lines()] == ["1"] * 3
+    refused = train(None, tmp_path / "refused", *flags, "--ad-drop-p", "7", task="my_old_task", user_dir=user_dir)
+    assert "p is 7.0, but must lie in [0, 1]" in refused.output.strip().splitlines()[-1]
+
+
+def test_a_criterion_that_runs_the_model_twice(user_dir: Path, corpus: Path, tmp_path: Path) -> None:
+    flags = [*AD_DROP, "--criterion", "my_criterion", "--max-update", "3"]
+    finished = train(corpus, tmp_path, *flags, user_dir=user_dir).check()
+    assert [line["regularized"] for line in finished.lines()] == ["1"] * 3

@@ -1,0 +1,123 @@
+"""Two processes with half the batch each are one process with the whole batch."""
+
+from __future__ import annotations
+
+import shlex
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.tasks.fairseq_runs import AD_DROP, Finished, Job, free_port, read_checkpoint, train_arguments
+
+pytestmark = pytest.mark.slow
+
+#: no dropout and q = 1, so that nothing is drawn; plain SGD, so that a step is the gradient
+FLAGS = [*AD_DROP, *shlex.split("--attn-sites * --ad-drop-q 1 --dropout 0 --attention-dropout 0 --max-tokens 5000")]
+SGD = shlex.split("--optimizer sgd --lr 0.5 --clip-norm 0")
+GLOO = shlex.split("--distributed-world-size 2 --distributed-backend gloo --distributed-no-spawn --device-id 0")
+GLOO += ["--ddp-backend", "legacy_ddp"]
+SENTENCES, RATE, MAPS = 160, 0.5, 6
+
+
+def keep_attributions(folder: Path, rank: int) -> None:
+    """In the training's process, once the plugin is imported: writes what AD-DROP draws its masks from."""
+    import fairseq.tasks
+
+    setup = fairseq.tasks.setup_task
+
+    def listening(*args: object, **kwargs: object) -> object:
+        from attn_reg_plugin.regularizers import ad_drop
+
+        draw, count = ad_drop.sample_keep, [0]
+
+        def listen(attribution: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor:
+            torch.save(attribution, folder / f"{rank}-{count[0]:02}.pt")
+            count[0] += 1
+            return draw(attribution, *args, **kwargs)
+
+        ad_drop.sample_keep = listen
+        return setup(*args, **kwargs)
+
+    fairseq.tasks.setup_task = listening
+
+
+def processes(corpus: Path, folder: Path, ranks: int, *flags: str) -> Finished:
+    """A training of one or two processes; the first one's end."""
+    port = f"tcp://127.0.0.1:{free_port()}"
+    jobs = []
+    for rank in range(ranks):
+        several = [*GLOO, "--distributed-init-method", port, "--distributed-rank", str(rank)] if ranks > 1 else []
+        without = [] if "adam" in flags else ["--optimizer"]
+        arguments = train_arguments(corpus, folder / "save", *FLAGS, *SGD, *flags, *several, without=without)
+        jobs.append(Job("train", arguments, folder / f"{rank}.log", partial(keep_attributions, folder, rank)))
+    first, *_ = [job.wait().check() for job in jobs]
+    return first
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return read_checkpoint(folder / "save" / "checkpoint_last.pt")["model"]
+
+
+def attributions(folder: Path, rank: int) -> list[torch.Tensor]:
+    return [torch.load(path, weights_only=True) for path in sorted(folder.glob(f"{rank}-*.pt"))]
+
+
+def assert_alike(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> None:
+    """To 1e-5 of the largest value there is."""
+    scale = max(value.abs().max() for value in theirs.values())
+    for name, value in theirs.items():
+        assert (ours[name] - value).abs().max() <= 1e-5 * scale, name
+
+
+@pytest.fixture(scope="module")
+def folders(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """One update on all sentences: by two processes, by one in two halves, by one at once; and none at all."""
+    made = {name: tmp_path_factory.mktemp(name) for name in ("two", "halves", "whole", "start")}
+    half = ["--batch-size", str(SENTENCES // 2), "--max-update", "1"]
+    processes(corpus, made["two"], 2, *half)
+    processes(corpus, made["halves"], 1, *half, "--update-freq", "2")
+    processes(corpus, made["whole"], 1, "--batch-size", str(SENTENCES), "--max-update", "1")
+    processes(corpus, made["start"], 1, *half, "--lr", "1e-30")
+    return made
+
+
+def test_each_process_attributes_its_half_as_one_process_does(folders: dict[str, Path]) -> None:
+    alone = attributions(folders["halves"], 0)
+    assert len(alone) == 2 * MAPS
+    for rank in (0, 1):
+        ours = attributions(folders["two"], rank)
+        assert len(ours) == MAPS
+        for attribution, expected in zip(ours, alone[rank * MAPS : (rank + 1) * MAPS], strict=True):
+            assert attribution.shape == expected.shape and expected.abs().max() > 1e-5
+            assert (attribution - expected).abs().max() <= 1e-5 * expected.abs().max()
+
+
+def test_the_gradient_of_two_processes_is_that_of_the_joined_batch(folders: dict[str, Path]) -> None:
+    start = weights(folders["start"])
+    steps = {
+        name: {key: (start[key] - value) / RATE for key, value in weights(folders[name]).items()}
+        for name in ("two", "halves", "whole")
+    }
+    assert max(value.abs().max() for value in steps["whole"].values()) > 1e-2
+    assert_alike(steps["two"], steps["whole"])
+    assert_alike(steps["two"], steps["halves"])
+
+
+def test_three_updates_of_two_processes_are_those_of_one(corpus: Path, tmp_path: Path) -> None:
+    three = ["--max-update", "3", "--ad-drop-cross-tuning", "epoch"]
+    ours = processes(corpus, tmp_path / "two", 2, *three, "--batch-size", str(SENTENCES // 2))
+    theirs = processes(corpus, tmp_path / "whole", 1, *three, "--batch-size", str(SENTENCES))
+    assert [line["regularized"] for line in ours.lines()] == ["0", "1", "0"]
+    for key in ("loss", "gnorm", "wpb"):
+        assert [line.get(key) for line in ours.lines()] == [line.get(key) for line in theirs.lines()]
+    assert_alike(weights(tmp_path / "two"), weights(tmp_path / "whole"))
+
+
+def test_two_processes_with_dropout_and_unequal_shares(corpus: Path, tmp_path: Path) -> None:
+    """An odd number of batches: one process has a batch too few and goes along with an empty one."""
+    flags = shlex.split("--dropout 0.1 --attention-dropout 0.1 --ad-drop-q 0.5 --batch-size 54 --max-update 4")
+    finished = processes(corpus, tmp_path, 2, *flags, *shlex.split("--optimizer adam --lr 0.01"))
+    assert len(finished.lines()) == 4 and finished.lines()[-1]["epoch"] == 2
+    assert {line["regularized"] for line in finished.lines()} == {"1"}
