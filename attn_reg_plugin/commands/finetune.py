@@ -125,9 +125,9 @@ def _check(arguments: argparse.Namespace) -> None:
     for name, fits, allowed in (
         ("epochs", arguments.epochs >= 1, "at least 1"),
         ("patience", arguments.patience >= 1, "at least 1"),
-        ("lr", arguments.lr > 0, "above 0"),
+        ("lr", 0 < arguments.lr < math.inf, "above 0, and finite"),
         ("warmup", 0 <= arguments.warmup < 1, "in [0, 1)"),
-        ("weight-decay", arguments.weight_decay >= 0, "at least 0"),
+        ("weight-decay", 0 <= arguments.weight_decay < math.inf, "at least 0, and finite"),
         ("batch-size", arguments.batch_size >= 1, "at least 1"),
         ("max-length", arguments.max_length >= 1, "at least 1"),
         ("train-examples", arguments.train_examples >= 0, "at least 0"),

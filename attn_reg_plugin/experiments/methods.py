@@ -24,6 +24,10 @@ METHODS: dict[str, tuple[str, str]] = {
         "--attn-reg ad_drop --ad-drop-p 0.3 --ad-drop-q 0.3 --attn-sites encoder.self --ad-drop-cross-tuning epoch",
     ),
     "attend_out": ("AttendOut", "--attn-reg attend_out --attn-sites encoder.self"),
+    # the probabilities that AttendOut's tables compare with
+    "attention_dropout_0.1": ("attention dropout 0.1", "--attn-reg none --attention-dropout 0.1"),
+    "attention_dropout_0.2": ("attention dropout 0.2", "--attn-reg none --attention-dropout 0.2"),
+    "attention_layer_drop": ("attention LayerDrop", "--attn-reg attention_layer_drop --attention-layer-drop-p 0.2"),
 }
 
 

@@ -244,6 +244,9 @@ def test_updates_are_counted_for_one_process(
     [
         (["--patience", "0"], "--patience is 0, but must be at least 1"),
         (["--warmup", "1"], r"--warmup is 1.0, but must be in \[0, 1\)"),
+        *((["--lr", value], f"--lr is {value}, but must be above 0, and finite") for value in ("nan", "inf")),
+        *((["--weight-decay", value], f"--weight-decay is {value}, but must be") for value in ("nan", "inf")),
+        *((["--warmup", value], f"--warmup is {value}, but must be") for value in ("nan", "inf")),
         (["--methods", "magic"], "unknown method 'magic'; the methods are: plain, attention_dropout, ad_drop"),
         (["--seeds", "x"], "--seeds wants distinct whole numbers"),
     ],

@@ -49,6 +49,11 @@ def test_seeds() -> None:
         ({"max_tokens": -1}, "--max-tokens is -1"),
         ({"dropout": 1.0}, r"--dropout is 1.0, it must lie in \[0, 1\)"),
         ({"lr": 0.0}, "--lr is 0.0, it must be positive"),
+        *(
+            ({name: value}, f"--{name.replace('_', '-')} is {value}, it must be finite")
+            for name in ("lr", "weight_decay", "dropout", "clip_norm", "label_smoothing")
+            for value in (float("nan"), float("inf"))
+        ),
         ({"warmup": -1}, "--warmup is -1, it must not be negative"),
         ({"embed_dim": 10, "heads": 4}, "--heads 4 does not divide --embed-dim 10"),
     ],
