@@ -9,17 +9,13 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-<<<<<<< HEAD
-=======
-from tests.attention.tiny_model import PAD, SIZE, TinyClassifier, TinyStack, attentions, loss_of, sharpened, tokens
->>>>>>> 4f95561 (Scheduled dropout rehearses too)
 from torch import nn
 
 from attn_reg_plugin import ADDrop, AttendOut, ScheduledDropout, find_sites
 from attn_reg_plugin.attention.sites import HeldSites
 from attn_reg_plugin.regularizers import Tokens
 from attn_reg_plugin.regularizers.probing import own_copy
-from tests.attention.tiny_model import PAD, SIZE, TinyClassifier, TinyStack, loss_of, sharpened, tokens
+from tests.attention.tiny_model import PAD, SIZE, TinyClassifier, TinyStack, attentions, loss_of, sharpened, tokens
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 IDS = tokens([6, 3, 2], 6, seed=1)
