@@ -253,7 +253,7 @@ def outcome(head: str, kind: str, name: str, attention: str = "sdpa") -> str:
         step(copy.deepcopy(model), accepted(model, batch(head, model)))
     except Exception as error:
         return f"unbuilt: {type(error).__name__}: {str(error)[:150]}"
-    lefts = (False,) if head in ("image", "ctc", "seq2seq") or model.config.is_encoder_decoder else (False, True)
+    lefts = (False,) if head in ("image", "ctc") else (False, True)
     exact: Step | None = None
     for dtype, left in [(torch.float32, left) for left in lefts] + [(torch.bfloat16, False)]:
         stock, attached = copy.deepcopy(model).to(dtype), copy.deepcopy(model).to(dtype)
