@@ -165,8 +165,8 @@ class AttnRegTask:
         self._objective = getattr(self.regularizer, "objective", None)
         self._handles: list[Any] = []
         self._seen_forward = False
-        self._restore_file = str(getattr(cfg, "attn_restore_file", None) or "checkpoint_last.pt")
         self.sidecar = Sidecar(getattr(cfg, "attn_save_dir", None))
+        self._restore_file = self.sidecar.restored(getattr(cfg, "attn_restore_file", None) or "checkpoint_last.pt")
         if isinstance(self.regularizer, AttendOut) and not self.regularizer.clip_norm:
             self.regularizer.clip_norm = float(getattr(cfg, "attn_clip_norm", 0.0))
 

@@ -175,9 +175,11 @@ def test_a_game_of_another_model_is_named(state: dict[str, Any], told: str, tmp_
 
 
 @pytest.mark.parametrize("state", [[1, 2], {"epoch": 1}, "text"])
-def test_a_damaged_state_in_the_checkpoint_is_named(state: Any) -> None:
-    task = attached(transformer(), attn_restore_file="/somewhere/checkpoint7.pt")
-    with pytest.raises(ValueError, match=r"/somewhere/checkpoint7\.pt: the state of the method does not fit .*ad_drop"):
+@pytest.mark.parametrize("file", ["checkpoint_last.pt", "/elsewhere/checkpoint7.pt"])
+def test_a_damaged_state_in_the_checkpoint_is_named(file: str, state: Any, tmp_path: Path) -> None:
+    task = attached(transformer(), attn_restore_file=file, attn_save_dir=str(tmp_path))
+    place = re.escape(str(tmp_path / file))
+    with pytest.raises(ValueError, match=rf"{place}: the state of the method does not fit .*ad_drop"):
         task.load_state_dict({"attn_reg": state})
 
 
