@@ -24,6 +24,14 @@ METHODS: dict[str, tuple[str, str]] = {
         "--attn-reg ad_drop --ad-drop-p 0.3 --ad-drop-q 0.3 --attn-sites encoder.self --ad-drop-cross-tuning epoch",
     ),
     "attend_out": ("AttendOut", "--attn-reg attend_out --attn-sites encoder.self"),
+    "attention_layer_drop": (
+        "attention LayerDrop",
+        "--attn-reg attention_layer_drop --attn-sites encoder.self --attention-layer-drop-p 0.1",
+    ),
+    "scheduled_dropout": (
+        "scheduled dropout",
+        "--attn-reg scheduled_dropout --attn-sites encoder.self --scheduled-dropout-schedule 'encoder.self: 0:0.7'",
+    ),
 }
 
 
