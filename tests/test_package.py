@@ -142,7 +142,7 @@ def test_a_wheel_holds_every_file_of_the_package(monkeypatch):
     build = setuptools.Distribution(given | {"script_name": "setup.py"}).get_command_obj("build_py")
     build.ensure_finalized()
     modules = {path for _, _, path in build.find_all_modules()}
-    data = {str(Path(folder, name).relative_to(root)) for _, folder, _, names in build.data_files for name in names}
+    data = {str(Path(folder, name)) for _, folder, _, names in build.data_files for name in names}
     package = root / "attn_reg_plugin"
     there = {path for path in package.rglob("*") if path.is_file() and "__pycache__" not in path.parts}
     assert modules | data == {str(path.relative_to(root)) for path in there}
