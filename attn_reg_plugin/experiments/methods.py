@@ -27,7 +27,15 @@ METHODS: dict[str, tuple[str, str]] = {
     # the probabilities that AttendOut's tables compare with
     "attention_dropout_0.1": ("attention dropout 0.1", "--attn-reg none --attention-dropout 0.1"),
     "attention_dropout_0.2": ("attention dropout 0.2", "--attn-reg none --attention-dropout 0.2"),
-    "attention_layer_drop": ("attention LayerDrop", "--attn-reg attention_layer_drop --attention-layer-drop-p 0.2"),
+    "attention_layer_drop": (
+        "attention LayerDrop",
+        "--attn-reg attention_layer_drop --attn-sites encoder.self --attention-layer-drop-p 0.2",
+    ),
+    "scheduled_dropout": (
+        "scheduled dropout",
+        "--attn-reg scheduled_dropout --attn-sites encoder.self "
+        "--scheduled-dropout-schedule 'drop encoder.self: 0:0.3'",
+    ),
 }
 
 
