@@ -15,6 +15,7 @@ import argparse
 import dataclasses
 import importlib
 import inspect
+import logging
 import pkgutil
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -49,7 +50,7 @@ def default_of(action: argparse.Action) -> str:
 
 
 def meaning_of(action: argparse.Action, prefix: str = "") -> str:
-    """A flag's help as a cell, with its choices unless the help lists them; without the default, a column of its own."""
+    """A flag's help as a cell, with its choices unless the help lists them; the default has a column of its own."""
     text = (action.help or "").removeprefix(prefix)
     text = re.sub(rf"\s*\(default: (%\(default\)s|{re.escape(str(action.default))})\)", "", text)
     choices = [str(choice) for choice in action.choices or ()]
@@ -120,8 +121,12 @@ def flags_of_methods() -> str:
 
 
 def api_of_methods() -> str:
-    """What mkdocstrings is to show of every method."""
-    return "\n\n".join(f"::: {method.__module__}.{method.__qualname__}" for method in methods().values())
+    """What mkdocstrings is to show of every method: the class, since its hooks are for those who write one."""
+    parts = []
+    for name, method in methods().items():
+        parts.append(f"::: {method.__module__}.{method.__qualname__}\n    options:\n      members: []")
+        parts.append(f"Defaults: [flags of `{name}`](flags.md#{name}).")
+    return "\n\n".join(parts)
 
 
 # -- the rest of the fairseq face -------------------------------------------------------------------------------------
@@ -232,6 +237,11 @@ def filled(markdown: str) -> str:
 
 
 # -- what mkdocs calls ------------------------------------------------------------------------------------------------
+
+
+def on_startup(**_: Any) -> None:
+    """Keep Python-Markdown quiet: importing fairseq opens the log to it."""
+    logging.getLogger("MARKDOWN").setLevel(logging.WARNING)
 
 
 def on_files(files: Any, config: Any) -> Any:
