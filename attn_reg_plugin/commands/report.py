@@ -43,14 +43,14 @@ def run(arguments: argparse.Namespace) -> int:
     rates = read_rates(arguments.run_log)
     fits = {site: fit_curve(series, arguments.knots) for site, series in rates.items()}
     schedule = Schedule(tuple((SiteSelector(site), fit.curve) for site, fit in fits.items()))
-    head = f"# Keep probability over updates, fitted by `attn-reg report curves` to the run {arguments.run_log.name}.\n"
+    head = f"# Drop probability over updates, fitted by `attn-reg report curves` to the run {arguments.run_log.name}.\n"
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     arguments.out.write_text(head + schedule.to_yaml(), encoding="utf-8", newline="\n")
     if arguments.plot:
         plot_rates(rates, fits, arguments.plot)
     for site, fit in fits.items():
-        points = ", ".join(f"{keep:g} at {update:g}" for update, keep in fit.curve.points)
-        print(f"{site}: keep {points} (rms error {fit.error:.4f}, {len(rates[site].drops)} records)")
+        points = ", ".join(f"{drop:g} at {update:g}" for update, drop in fit.curve.points)
+        print(f"{site}: drop {points} (rms error {fit.error:.4f}, {len(rates[site].drops)} records)")
     print(
         f"train with: --attn-reg scheduled_dropout --scheduled-dropout-schedule {arguments.out} "
         f"--attn-sites '{pattern_of(fits)}'"

@@ -22,7 +22,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from attn_reg_plugin.regularizers.base import Forward, Problem, Regularizer, attachments_of, option, register
+from attn_reg_plugin.regularizers.attachment import attachments_of
+from attn_reg_plugin.regularizers.base import Problem, Regularizer, option, register
 from attn_reg_plugin.regularizers.game import (
     CachedBatch,
     Defender,
@@ -42,8 +43,15 @@ from attn_reg_plugin.regularizers.generator import (
     sample_masks,
     valid_pairs,
 )
+from attn_reg_plugin.regularizers.probing import Forward
 
 logger = logging.getLogger(__name__)
+
+#: why a site that runs several times in a forward is refused
+ONE_CALL = (
+    "attend_out proposes one mask a site from the batch's tokens and can't tell which call it belongs to; leave this "
+    "site out of sites=, or attach to the part that runs once"
+)
 
 
 @register("attend_out")
@@ -72,6 +80,7 @@ class AttendOut(Regularizer):
         problem, optimizer: what to train and how; see `Problem`.
 
     Raises:
+        TypeError: an option is of another type.
         ValueError: an option is out of its range.
     """
 
@@ -86,40 +95,38 @@ class AttendOut(Regularizer):
     large_state: ClassVar[bool] = True
     defender_class: ClassVar[type[Defender]] = Defender
 
-    steps: int = option(8, "T, updates in a round, at least 1")
+    steps: int = option(8, "T, updates in a round, at least 1", within="[1, inf)")
     reward: str = option("loss", "reward of an example", choices=("loss", "sign", "metric"))
-    reward_examples: int = option(0, "validation examples a round, drawn at random; 0 = as many as updates")
+    reward_examples: int = option(
+        0, "validation examples a round, drawn at random; 0 = as many as updates", within="[0, inf)"
+    )
     reward_subset: str = option("valid", "the data that rewards are measured on: valid, train, or a subset's name")
     credit: str = option("example", "which updates a reward belongs to", choices=("example", "round"))
     baseline: str = option("moving", "baseline of the policy gradient", choices=("moving", "leave_one_out"))
-    baseline_momentum: float = option(0.9, "momentum of the moving-average baseline, in [0, 1)")
+    baseline_momentum: float = option(0.9, "momentum of the moving-average baseline, in [0, 1)", within="[0, 1)")
     normalize: bool = option(False, "divide the advantages by a moving average of their size")
     winner: str = option("draw", "who is copied over the other", choices=("draw", "best", "attacker"))
-    winner_temperature: float = option(0.01, "of the draw: smaller favours the better more, above 0")
-    temperature: float = option(1.0, "of the Gumbel noise, above 0")
+    winner_temperature: float = option(0.01, "of the draw: smaller favours the better more, above 0", within="(0, inf)")
+    temperature: float = option(1.0, "of the Gumbel noise, above 0", within="(0, inf)")
     embedding: str = option("own", "the generator's embeddings", choices=("own", "shared"))
-    initial_keep: float = option(0.5, "P(keep) at a raw score of 0, in (0, 1); 0.5 is the paper's form")
-    generator_lr: float = option(1e-3, "learning rate of the generator, above 0")
+    initial_keep: float = option(
+        0.5, "P(keep) at a raw score of 0, in (0, 1); 0.5 is the paper's form", within="(0, 1)"
+    )
+    generator_lr: float = option(1e-3, "learning rate of the generator, above 0", within="(0, inf)")
     generator_optimizer: str = option("adam", "optimizer of the generator", choices=("adam", "sgd"))
-    generator_clip_norm: float = option(1.0, "largest norm of the generator's gradient; 0 = unlimited")
-    clip_norm: float = option(0.0, "largest norm of the defender's gradient; 0 = unlimited (fairseq: --clip-norm)")
+    # the T steps of a round add up in the gradient: this is 1.0 a step of the default round
+    generator_clip_norm: float = option(
+        8.0, "largest norm of the generator's gradient, which grows with T; 0 = unlimited", within="[0, inf)"
+    )
+    clip_norm: float = option(
+        0.0, "largest norm of the defender's gradient; 0 = unlimited (fairseq: --clip-norm)", within="[0, inf)"
+    )
     problem: Problem | None = None
     optimizer: Optimizer | None = None
 
     def __post_init__(self) -> None:
         """Check the options."""
         super().__post_init__()
-        for name, fits, allowed in (
-            ("steps", self.steps >= 1, "at least 1"),
-            ("reward_examples", self.reward_examples >= 0, "at least 0"),
-            ("baseline_momentum", 0 <= self.baseline_momentum < 1, "in [0, 1)"),
-            ("winner_temperature", self.winner_temperature > 0, "above 0"),
-            ("temperature", self.temperature > 0, "above 0"),
-            ("initial_keep", 0 < self.initial_keep < 1, "in (0, 1)"),
-            ("generator_lr", self.generator_lr > 0, "above 0"),
-        ):
-            if not fits:
-                raise ValueError(f"{name} is {getattr(self, name)}, but must be {allowed}")
         examples = self.reward_examples or self.steps
         if self.credit == "example" and examples != self.steps:
             raise ValueError(
@@ -157,6 +164,7 @@ class AttendOut(Regularizer):
         self.cache: list[CachedBatch] = []
         self.cache_elsewhere: list[dict[str, Any]] = []  # of the other processes, known to the first one, which saves
         self.last_round: dict[str, float] = {}
+        self.said_not_finite = False
         self._pending: list[Mapping[str, Any]] = []
 
     # -- an update --------------------------------------------------------------------------------------------------
@@ -170,7 +178,7 @@ class AttendOut(Regularizer):
             masks = sample_masks(self.generator(tokens), self.temperature)
         for site in self.attached_sites:
             pairs = valid_pairs(site.stack, site.kind, tokens)
-            site.keep = masks[site.name].unsqueeze(1)
+            site.keep, site.once = masks[site.name].unsqueeze(1), ONE_CALL
             self.count_dropped(site, masks[site.name] & pairs, pairs)
         self._pending.append(forward.inputs)
         if not forward.supplied.get("ignore_grad", False):
@@ -248,6 +256,7 @@ class AttendOut(Regularizer):
         rewards = average((attacker - defender).sign() if self.reward == "sign" else attacker - defender)
         finite = bool(rewards.isfinite().all())  # of all processes, so that each takes the same branch
         gradient_norm = self.update_generator(self.advantages(rewards)) if finite else 0.0
+        learnt = finite and math.isfinite(gradient_norm)
         scores = average(torch.stack([attacker.mean(), defender.mean()]))
         won = self.attacker_wins(scores)
         self.defender.settle(won)
@@ -262,6 +271,14 @@ class AttendOut(Regularizer):
         }
         if not finite:
             logger.warning(f"{self.name}: a loss of round {self.rounds} is not finite: nothing is learnt from it")
+        elif not learnt and not self.said_not_finite:
+            self.said_not_finite = True
+            logger.warning(
+                f"{self.name}: the generator's gradient or weights are not finite in round {self.rounds}: nothing is "
+                "learnt from this or any such round, and where its scores are NaN all attention is kept; a smaller "
+                "generator_lr may help (said once)"
+            )
+        if not learnt:
             return
         self.statistics.add("rounds", 1.0)
         for key, value in self.last_round.items():
@@ -319,13 +336,16 @@ class AttendOut(Regularizer):
     def update_generator(self, advantages: Tensor) -> float:
         """One ascent step on (1/m) Σ of the cached batches' objectives; returns the gradient's norm.
 
-        m counts the masks of all processes, since their shares may be unequal.
+        m counts the mask sequences that were sampled, of T masks each, so the T steps add up: it is the number of
+        examples an update, of all processes and their mean over the round, since shares may be unequal.
+
+        A gradient that is not finite changes nothing; a generator with a weight that is not finite has no other.
         """
         masks = sum(next(iter(batch.masks.values()))[1][0] for batch in self.cache)
-        masks = float(average(torch.tensor(float(masks), device=advantages.device)))
+        sequences = float(average(torch.tensor(float(masks), device=advantages.device))) / self.steps
         self.generator_optimizer_.zero_grad(set_to_none=True)
         for batch in self.cache:
-            (-self.policy_objective(batch, advantages[batch.update]) / masks).backward()
+            (-self.policy_objective(batch, advantages[batch.update]) / sequences).backward()
         average_gradients(self.generator)
         limit = self.generator_clip_norm or float("inf")
         norm = float(nn.utils.clip_grad_norm_(self.generator.parameters(), limit))

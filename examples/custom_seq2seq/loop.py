@@ -17,7 +17,7 @@ METHODS = {
     "ad_drop": {"p": 0.3, "q": 0.3},
     "attend_out": {"steps": 4, "initial_keep": 0.9},
     "attention_layer_drop": {"p": 0.1},
-    "scheduled_dropout": {"schedule": "*: 0:0.7 100:0.95"},
+    "scheduled_dropout": {"schedule": "drop *: 0:0.3 100:0.05"},
 }
 
 

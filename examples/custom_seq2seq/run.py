@@ -22,7 +22,7 @@ FLAGS = {
     "ad_drop": "--attn-reg ad_drop --ad-drop-p 0.3 --ad-drop-q 0.3",
     "attend_out": "--attn-reg attend_out --attend-out-steps 4 --attend-out-initial-keep 0.9",
     "attention_layer_drop": "--attn-reg attention_layer_drop --attention-layer-drop-p 0.1",
-    "scheduled_dropout": "--attn-reg scheduled_dropout --scheduled-dropout-schedule '*: 0:0.7 100:0.95'",
+    "scheduled_dropout": "--attn-reg scheduled_dropout --scheduled-dropout-schedule 'drop *: 0:0.3 100:0.05'",
 }
 TRAINING = (
     "--task regularized_letters --arch letterwise --attn-sites * --criterion cross_entropy --optimizer adam --lr 3e-3 "
