@@ -105,7 +105,8 @@ def known_flags() -> set[str]:
     configs = [config for registry in REGISTRIES.values() for config in registry["dataclass_registry"].values()]
     for config in filter(None, configs):
         gen_parser_from_dataclass(parser, config())
-    ARCH_MODEL_REGISTRY["transformer"].add_args(parser)
+    for name in ("transformer", "transformer_align"):
+        ARCH_MODEL_REGISTRY[name].add_args(parser)
     parsers = [parser, options.get_training_parser(), options.get_generation_parser(interactive=True)]
     flags = {string for parser in parsers for action in parser._actions for string in action.option_strings}
     generated = hooks.flags_of_methods() + hooks.flags_of_fairseq_face() + hooks.flags_of_attn_reg()
