@@ -67,7 +67,7 @@ def load_weights(path: Path, mmap: bool = False) -> Any:
         mmap: leave tensors in the file until they are used, for who wants a few numbers.
 
     Raises:
-        ValueError: it is no such file, is damaged, or holds other types.
+        ValueError: it isn't such a file, is damaged, or holds other types.
     """
     try:
         if path.suffix == ".safetensors":
@@ -105,7 +105,7 @@ def load_state(path: Path, needed: Iterable[str] = ("epoch", "updates")) -> dict
         needed: the keys that it must have.
 
     Raises:
-        ValueError: it is damaged, holds other types, is no state or lacks a key; the sentence says what to do.
+        ValueError: it is damaged, holds other types, isn't a state or lacks a key; the sentence says what to do.
     """
     try:
         state = load_weights(path)

@@ -24,7 +24,7 @@ def output_gradients(objective: Tensor, tapes: Sequence[Tape]) -> list[Tensor]:
 
     Only what lies between F and the sites is computed: no parameter's gradient is, and none is touched. (Parameters
     are not frozen for the probe all the same: PyTorch multiplies three-dimensional inputs by a frozen weight through
-    copies of the weight, one an example.)
+    copies of the weight, one per example.)
 
     Args:
         objective: F, a scalar in the probe's graph.
@@ -57,10 +57,10 @@ def gradient_attribution(objective: Tensor, sites: Sequence[AttentionSite]) -> l
         sites: the recorded sites.
 
     Returns:
-        One (B, H, T, S) fp32 tensor a site. With attention dropout on, A is the map after dropout.
+        One (B, H, T, S) fp32 tensor per site. With attention dropout on, A is the map after dropout.
 
     Raises:
-        ValueError: a site recorded nothing or several calls, or the objective is no scalar or depends on no site.
+        ValueError: a site recorded nothing or several calls, the objective isn't a scalar, or it depends on no site.
     """
     for site in sites:
         if len(site.tapes) > 1:
@@ -112,7 +112,7 @@ def integrated_attribution(
         sites: the sites, inside `recording(sites, needs_weights=True)`.
         steps: m, the number of passes a path.
         nodes: see `integration_nodes`.
-        path: `site` scales one site's maps at a time (m passes a site), `joint` all of them together (m passes in
+        path: `site` scales one site's maps at a time (m passes per site), `joint` all of them together (m passes in
             all; the sum of B over every site is then F(A) - F(0)).
 
     Yields:

@@ -30,7 +30,7 @@ def describe(options: PrepareOptions) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: a file of the tokenizer is missing.
-        ValueError: one cannot be used, or the prefix is no piece.
+        ValueError: one cannot be used, or the prefix isn't a piece.
     """
     if options.opus_mt is None:
         return {}

@@ -1,6 +1,6 @@
 """Readers of parallel text: line by line, plain or gzipped, with errors that name the file and the line.
 
-Nothing here holds more than a line a file, so memory does not grow with the corpus.
+Nothing here holds more than one line per file, so memory does not grow with the corpus.
 """
 
 from __future__ import annotations

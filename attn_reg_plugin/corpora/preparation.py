@@ -6,7 +6,7 @@
 
 What is in DIR afterwards:
 
-    raw/SPLIT.LANGUAGE      the text, a sentence a line: references to score against, and what was trained on
+    raw/SPLIT.LANGUAGE      the text, one sentence per line: references to score against, and what was trained on
     spm.model, dict.txt     sentencepiece model and fairseq dictionary (spm.en.model, dict.en.txt if separate)
     opus_mt/                instead of spm.model, with --opus-mt: the tokenizer and the settings of that model
     pieces/SPLIT.LANGUAGE   the encoded text

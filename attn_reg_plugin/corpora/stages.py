@@ -54,7 +54,7 @@ class Work:
 
 
 def raw(work: Work) -> dict[str, Any]:
-    """Write `raw/SPLIT.LANGUAGE`: the text, one sentence a line, without empty training pairs.
+    """Write `raw/SPLIT.LANGUAGE`: the text, one sentence per line, without empty training pairs.
 
     Raises:
         ValueError: an empty line where none may be, or a split without any pair.

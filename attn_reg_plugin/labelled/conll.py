@@ -28,7 +28,7 @@ def read_words(path: Path, task: LabelledTask, labels_ignored: bool = False) -> 
         labels_ignored: the labels are empty, and a line may be a word alone.
 
     Raises:
-        ValueError: an empty file, a ragged line, a label column that is no number or not there, or text that cannot be
+        ValueError: an empty file, a ragged line, a label column that isn't a number or isn't there, or text that cannot be
             read.
     """
     expected = None if labels_ignored else task.fields

@@ -198,7 +198,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     """The tensors of a weight file.
 
     Raises:
-        ValueError: it is no such file, is damaged, or holds anything but tensors.
+        ValueError: it isn't such a file, is damaged, or holds anything but tensors.
     """
     content = load_weights(path)
     if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):

@@ -153,7 +153,7 @@ class OpusMTTokenizer:
 
     Raises:
         FileNotFoundError: a file is missing.
-        ValueError: a file cannot be read, a setting cannot be followed, or the prefix is no piece.
+        ValueError: a file cannot be read, a setting cannot be followed, or the prefix isn't a piece.
     """
 
     def __init__(self, folder: Path, prefix: str = "") -> None:

@@ -1,4 +1,4 @@
-"""AttendOut in a loop of one's own: in which language of the phrasebook is this, told by its letters?
+"""AttendOut in a loop of your own: in which language of the phrasebook is this, told by its letters?
 
 A `Problem` tells AttendOut how to compute the loss, where the tokens are and how to draw validation examples.
 """

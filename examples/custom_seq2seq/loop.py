@@ -1,4 +1,4 @@
-"""A translator of one's own, letter by letter, with its own attention and training loop, and any regularizer.
+"""A translator of a user's own, letter by letter, with its own attention and training loop, and any regularizer.
 
 What the regularizers need of it is marked (1) to (4).
 """

@@ -64,7 +64,7 @@ def main(argv: list[str] | None = None) -> dict[str, dict[str, float]]:
     """Train; the best validation loss by face and method."""
     flags = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     flags.add_argument("--methods", default=",".join(FLAGS), help="of none, ad_drop, attend_out, ...")
-    flags.add_argument("--faces", default="loop,fairseq", help="the loop of one's own, fairseq with a user dir")
+    flags.add_argument("--faces", default="loop,fairseq", help="the user's own loop, fairseq with a user dir")
     flags.add_argument("--sentences", type=int, default=2000, help="training sentences")
     flags.add_argument("--epochs", type=int, default=4)
     flags.add_argument("--width", type=int, default=64, help="of both models")
