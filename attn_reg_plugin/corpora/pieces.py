@@ -14,13 +14,9 @@ from pathlib import Path
 
 from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 
-from attn_reg_plugin.files import write_bytes, write_text
+from attn_reg_plugin.dictionaries import SPECIAL, UNKNOWN, read_dictionary
+from attn_reg_plugin.files import write_bytes
 
-#: what fairseq puts before the entries of any dictionary
-SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
-UNKNOWN = "<unk>"
-#: ends a dictionary's line that may hold a symbol a second time
-_OVERWRITE = " #fairseq:overwrite"
 #: sentences, drawn at random, that a model is trained on at most; what bounds the memory of training
 SAMPLE = 1_000_000
 #: part of the result, since sums of floats depend on it
@@ -122,38 +118,6 @@ def _explain(message: str, vocab_size: int) -> str:
     if "sentences_.empty()" in message:
         return "sentencepiece found no usable line in the training text"
     return f"sentencepiece could not train a model of {vocab_size} pieces: {message}"
-
-
-def write_dictionary(model: PieceModel, path: Path) -> None:
-    """Write the fairseq dictionary (`dict.txt`) of a model: one piece and a count of 1 a line."""
-    write_text(path, "".join(f"{symbol} 1\n" for symbol in model.symbols))
-
-
-def read_dictionary(path: Path) -> list[str]:
-    """The symbols of a fairseq dictionary file, without the special ones.
-
-    Raises:
-        ValueError: a line is not `<symbol> <count>` or holds a symbol a second time (file and line), or the file is not
-            UTF-8.
-        OSError: there is no such file, or it cannot be read.
-    """
-    if not path.exists():
-        raise FileNotFoundError(f"dictionary {path}: no such file")
-    try:
-        lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
-    except UnicodeDecodeError:
-        raise ValueError(f"{path} is not a fairseq dictionary: it is not UTF-8 text") from None
-    symbols: dict[str, None] = {}
-    for number, line in enumerate(lines if lines != [""] else [], start=1):
-        bare = line.rstrip().removesuffix(_OVERWRITE)
-        symbol, _, count = bare.rpartition(" ")
-        if not symbol or not count.isdecimal():
-            raise ValueError(f"{path}, line {number}: {line!r} is not '<symbol> <count>'")
-        if (symbol in symbols or symbol in SPECIAL) and not line.rstrip().endswith(_OVERWRITE):
-            where = "is one of fairseq's own" if symbol in SPECIAL else "stands in an earlier line too"
-            raise ValueError(f"{path}, line {number}: {symbol!r} {where}, and a dictionary has every symbol once")
-        symbols[symbol] = None
-    return list(symbols)
 
 
 def check_fit(model: PieceModel, model_path: Path, dictionary_path: Path) -> None:

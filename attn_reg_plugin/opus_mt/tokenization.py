@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from attn_reg_plugin import files
-from attn_reg_plugin.corpora.pieces import SPECIAL, UNKNOWN
+from attn_reg_plugin.dictionaries import SPECIAL, UNKNOWN
 
 VOCABULARY, TARGET_VOCABULARY, TOKENIZER = "vocab.json", "target_vocab.json", "tokenizer_config.json"
 SPECIAL_MAP = "special_tokens_map.json"
