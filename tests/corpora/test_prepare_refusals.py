@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from data.test_prepare_resume import contents, ran, source, wanted  # noqa: F401  fixtures
 
 from attn_reg_plugin.cli import main
 from attn_reg_plugin.corpora import stages
@@ -16,6 +15,7 @@ from attn_reg_plugin.corpora.parallel import read_lines
 from attn_reg_plugin.corpora.pieces import read_dictionary
 from attn_reg_plugin.corpora.preparation import prepare
 from attn_reg_plugin.files import FolderInUse, lock_folder
+from tests.corpora.test_prepare_resume import contents, ran, source, wanted  # noqa: F401  fixtures
 
 
 def test_a_second_process_is_told_who_works_there(
