@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from attn_reg_plugin.regularizers.attachment import attachments_of
-from attn_reg_plugin.regularizers.base import Problem, Regularizer, option, register
+from attn_reg_plugin.regularizers.base import Preset, Problem, Regularizer, option, register
 from attn_reg_plugin.regularizers.game import (
     CachedBatch,
     Defender,
@@ -84,6 +84,7 @@ class AttendOut(Regularizer):
         ValueError: an option is out of its range.
     """
 
+    presets: ClassVar[tuple[Preset, ...]] = (Preset("attend_out", "AttendOut", {"sites": "encoder.self"}),)
     by_round: ClassVar[tuple[str, ...]] = (
         "attacker_score",
         "defender_score",

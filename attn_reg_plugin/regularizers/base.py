@@ -8,7 +8,7 @@ until the next forward, because activation checkpointing runs the forward again 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from torch import Tensor, nn
@@ -46,6 +46,26 @@ def build(name: str, **options: Any) -> Regularizer:
     return REGISTRY[name](**options)
 
 
+@dataclass(frozen=True)
+class Preset:
+    """A method with options worth comparing: a row of `attn-reg compare`, `finetune` and `bench`.
+
+    Attributes:
+        name: as `--methods` names it.
+        title: as tables name it.
+        options: of the method; the others have their defaults.
+    """
+
+    name: str
+    title: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def presets_of(method: type[Regularizer]) -> tuple[Preset, ...]:
+    """A registered method's presets; one that declares none has its own name and its default options."""
+    return vars(method).get("presets") or (Preset(method.name, method.name.replace("_", " ")),)
+
+
 @dataclass
 class Outcome:
     """What a `Problem` says of one evaluation: the loss (scalar or one a example) and a metric if there is one."""
@@ -77,6 +97,8 @@ class Regularizer:
     """
 
     name: ClassVar[str] = ""
+    #: the options that the commands compare it with
+    presets: ClassVar[tuple[Preset, ...]] = ()
     #: statistics that a face logs: sums over updates
     logged: ClassVar[tuple[str, ...]] = ()
     #: and sums over rounds, of a method that counts `rounds`; a round ends in `end_update`

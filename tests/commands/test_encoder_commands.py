@@ -22,7 +22,7 @@ from attn_reg_plugin.commands import finetune, predict
 from attn_reg_plugin.commands.evaluate import evaluate, folding
 from attn_reg_plugin.experiments.checks import check_runs
 from attn_reg_plugin.experiments.labelled_runs import best_figures
-from attn_reg_plugin.experiments.logs import TrainingLog
+from attn_reg_plugin.experiments.training_log import TrainingLog
 from attn_reg_plugin.experiments.methods import Method
 from attn_reg_plugin.experiments.trained import Trained
 from attn_reg_plugin.labelled import TextExample, find_task, read_file

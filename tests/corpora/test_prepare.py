@@ -14,7 +14,7 @@ import pytest
 from attn_reg_plugin.cli import main
 from attn_reg_plugin.corpora import binarize, stages
 from attn_reg_plugin.corpora.manifest import sha256
-from attn_reg_plugin.corpora.options import PhrasebookOptions, Wmt16Options
+from attn_reg_plugin.corpora.preparation_options import PhrasebookOptions, Wmt16Options
 from attn_reg_plugin.corpora.pieces import PieceModel
 from attn_reg_plugin.corpora.preparation import prepare
 

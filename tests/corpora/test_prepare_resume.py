@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from attn_reg_plugin.corpora import binarize, stages
-from attn_reg_plugin.corpora.options import Wmt16Options
+from attn_reg_plugin.corpora.preparation_options import Wmt16Options
 from attn_reg_plugin.corpora.preparation import prepare
 
 NAMES = ["raw", "spm", "encode", "binarize"]

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from attn_reg_plugin.experiments import runs
-from attn_reg_plugin.experiments.logs import TrainingLog
+from attn_reg_plugin.experiments.training_log import TrainingLog
 from attn_reg_plugin.experiments.methods import METHODS, TASK, select_methods
 from attn_reg_plugin.experiments.runs import Run, RunError
 from attn_reg_plugin.files import lock_folder, write_json
