@@ -46,6 +46,8 @@ class AttentionSite:
         uniform: every row is uniform; in the first call only where `redraw` says it of each further one, by its number.
         once: why a second call in a forward is refused; empty where it isn't.
         several: whether it ever ran more than once in a forward.
+        calls: those of the forward so far.
+        current: the one that attention asked for last.
         over: whether the forward that the masks are for has ended.
         ran: whether it ever ran as usual with gradients.
     """
@@ -68,7 +70,7 @@ class AttentionSite:
     current: AttentionCall | None = field(default=None, repr=False)
     over: bool = field(default=False, repr=False)
     ran: bool = field(default=False, repr=False)
-    _calls: list[AttentionCall] = field(default_factory=list, repr=False)
+    calls: list[AttentionCall] = field(default_factory=list, repr=False)
     _waiting: list[tuple[Tensor, Tensor | None]] | None = field(default=None, repr=False)
     _task: int = field(default=-1, repr=False)
 
@@ -104,7 +106,7 @@ class AttentionSite:
             self.ran = self.ran or torch.is_grad_enabled()
             return None
         if graph_task() != self._task:
-            call = recomputed(self._calls, inputs)
+            call = recomputed(self.calls, inputs)
         elif self.over:
             return None  # a part of the model runs by itself: no forward of the model that a mask was made for
         else:
@@ -114,7 +116,7 @@ class AttentionSite:
         return call if call is not None and (masked or call.uniform or call.tape is not None) else None
 
     def _begin(self, inputs: tuple[Tensor | None, ...]) -> AttentionCall:
-        call = AttentionCall(self, len(self._calls))
+        call = AttentionCall(self, len(self.calls))
         if call.index:
             if self.once:
                 raise RuntimeError(f"{self.name} ({self.path}) runs more than once in a forward: {self.once}")
@@ -126,7 +128,7 @@ class AttentionSite:
         else:
             again = call.index > 0 and self.redraw is not None
             call.uniform = self.redraw(call.index) if again else self.uniform
-        self._calls.append(call)
+        self.calls.append(call)
         return call
 
     def keep_mask(self, shape: tuple[int, ...], valid: Tensor | None, device: torch.device) -> Tensor | None:
@@ -155,7 +157,7 @@ class AttentionSite:
 
     def restart(self) -> None:
         """Forget the calls so far: the same forward runs again."""
-        self._calls, self.current, self.over, self._task = [], None, False, graph_task()
+        self.calls, self.current, self.over, self._task = [], None, False, graph_task()
 
     def clear(self) -> None:
         """Forget masks, tapes and calls: plain attention from here."""
@@ -165,7 +167,7 @@ class AttentionSite:
 
 
 #: where the first number in a module's path stands
-_LAYER = re.compile(r"(?:^|\.)\d+(?:\.|$)")
+_NUMBER = re.compile(r"(?:^|\.)\d+(?:\.|$)")
 _TERM = re.compile(
     r"(?P<stack>encoder|decoder|\*)(?:\.(?P<kind>self|cross|\*))?(?:\[(?P<layers>[0-9,\-]+)\])?(?:@[\w.]+)*"
 )
@@ -233,48 +235,51 @@ def _stands_in(site: AttentionSite, term: str) -> bool:
 
 
 def name_towers(sites: Iterable[AttentionSite]) -> None:
-    """Give sites of the same stack, kind and layer a `tower` each, so that all have names of their own.
+    """Give sites of the same stack, kind and layer a `tower` each, so that every name selects one site.
 
-    A tower is what stands before the layer's number in the path. Where two towers meet in a layer, all of their
-    sites are called by what is the shortest in the tower's path that the others' do not have; blocks that share a
-    number are told apart by what follows it. Sites that share a path (layers of one module) differ in the layer.
+    A tower is what stands before the layer's number in the path. Where towers meet in a layer, all of their sites are
+    called by the shortest part of the tower's path that the others' do not have; blocks that share a number are told
+    apart by what follows it. Sites that share a path (layers of one module) differ in the layer. Attached sites keep
+    the name that they have.
     """
     sites = list(sites)
+    alike: dict[tuple[str, str, int], list[AttentionSite]] = {}
     for site in sites:
-        site.tower = ""
+        alike.setdefault((site.stack, site.kind, site.layer), []).append(site)
+        if not site.attached:
+            site.tower = ""
     towers: dict[tuple[str, str], set[str]] = {}
-    for same in _of_equal_name(sites):
-        starts = {_LAYER.split(site.path, maxsplit=1)[0] for site in same}
+    for same in alike.values():
+        starts = {_start(site) for site in same}
         if len(starts) > 1:
             towers.setdefault((same[0].stack, same[0].kind), set()).update(starts)
     for site in sites:
-        start, starts = _LAYER.split(site.path, maxsplit=1)[0], towers.get((site.stack, site.kind), ())
-        if start in starts:
-            site.tower = _distinct(start, [other for other in starts if other != start])
-    for same in _of_equal_name(sites):
-        paths = [site.path for site in same]
-        for site in same:
-            part = _distinct(site.path, [path for path in paths if path != site.path])
-            site.tower = f"{site.tower}@{part}" if site.tower else part
+        starts = towers.get((site.stack, site.kind), ())
+        if _start(site) in starts and not site.attached:
+            site.tower = _distinct(_start(site), starts) or ""
+    for same in alike.values():
+        names = [site.name for site in same]
+        for site, name in zip(same, names, strict=True):
+            others = [other.path for other in same if _stands_in(other, name)]
+            part = _distinct(site.path, others) if set(others) - {site.path} else None
+            if part is not None and not site.attached:
+                site.tower = f"{site.tower}@{part}" if site.tower else part
 
 
-def _of_equal_name(sites: list[AttentionSite]) -> list[list[AttentionSite]]:
-    """Groups of sites that have one name."""
-    named: dict[str, list[AttentionSite]] = {}
-    for site in sites:
-        named.setdefault(site.name, []).append(site)
-    return [same for same in named.values() if len(same) > 1]
+def _start(site: AttentionSite) -> str:
+    """What stands before the layer's number in the path."""
+    return _NUMBER.split(site.path, maxsplit=1)[0]
 
 
-def _distinct(path: str, others: list[str]) -> str:
-    """The shortest run of names in `path`, of these the first, that is in no other path; the path if there is none."""
-    names = path.split(".")
-    for length in range(1, len(names)):
+def _distinct(path: str, others: Iterable[str]) -> str | None:
+    """The shortest run of names in `path`, of these the first, that is in no other of `others`; None if all are."""
+    names, others = path.split("."), [other for other in others if other != path]
+    for length in range(1, len(names) + 1):
         for start in range(len(names) - length + 1):
             part = ".".join(names[start : start + length])
             if part and not part.isdigit() and not any(f".{part}." in f".{other}." for other in others):
                 return part
-    return path
+    return None
 
 
 def _layers(text: str) -> list[tuple[int, int]]:

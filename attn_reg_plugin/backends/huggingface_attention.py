@@ -32,7 +32,7 @@ COMPUTED = frozenset(("dropout", "is_causal", "position_bias", "s_aux", "scaling
 HARMLESS = frozenset(
     [
         "cache_position", "cu_seq_lens_k", "cu_seq_lens_q", "deterministic",
-        "layer_head_mask", "logits_to_keep", "max_length_k", "max_length_q",
+        "logits_to_keep", "max_length_k", "max_length_q",
         "num_items_in_batch", "output_attentions", "output_hidden_states", "output_router_logits",
         "past_key_value", "past_key_values", "position_embeddings", "position_ids",
         "return_dict", "seq_idx", "sliding_window", "token_type_ids",

@@ -8,7 +8,6 @@ are medians, ratios are medians of the ratios within a repeat.
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import os
 import platform
@@ -33,6 +32,7 @@ from attn_reg_plugin.bench.measure import (
     results,
 )
 from attn_reg_plugin.bench.rows import ROWS, Row, select_rows
+from attn_reg_plugin.files import write_json
 
 NOTES = (
     "× plain: median over the repeats of the ratio to plain (beam search: to plain beam search) in the same repeat.",
@@ -117,7 +117,7 @@ def run(arguments: argparse.Namespace) -> int:
     _print(console, render(table), [*lines, *NOTES])
     if arguments.json is not None:
         report = {"machine": machine, "settings": described, "rows": as_json(table)}
-        arguments.json.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        write_json(arguments.json, report)
     return 0
 
 
@@ -138,7 +138,7 @@ def _measure(rows: Sequence[Row], settings: Settings, repeats: int, warmup: int,
 
 @contextmanager
 def _threads(number: int | None) -> Iterator[None]:
-    """PyTorch with so many threads; None leaves them."""
+    """PyTorch with that many threads; None changes nothing."""
     before = torch.get_num_threads()
     torch.set_num_threads(number or before)
     try:
@@ -216,7 +216,7 @@ def _print(console: Console, table: Table, lines: Sequence[str]) -> None:
 
 
 def as_json(table: Sequence[Result]) -> list[dict[str, Any]]:
-    """Everything measured, a dictionary a row."""
+    """Everything measured, one dictionary per row."""
     return [
         {
             "name": result.row.name,

@@ -11,7 +11,7 @@ from typing import Any
 
 from attn_reg_plugin.corpora.manifest import sha256
 from attn_reg_plugin.corpora.options import PrepareOptions
-from attn_reg_plugin.corpora.pieces import SPECIAL
+from attn_reg_plugin.dictionaries import SPECIAL
 from attn_reg_plugin.opus_mt.tokenization import (
     SOURCE_MODEL,
     TARGET_MODEL,

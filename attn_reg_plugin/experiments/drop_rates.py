@@ -17,7 +17,7 @@ from attn_reg_plugin.regularizers.scheduled_dropout import Curve
 Solve = Callable[[list[int]], tuple[float, np.ndarray]]
 
 _RECORD = re.compile(r"\{.*\}\s*$")
-_RATE = re.compile(r"(train_|)drop_((?:encoder|decoder)\.(?:self|cross)\[\d+\])")
+_RATE = re.compile(r"(train_|)drop_((?:encoder|decoder)\.(?:self|cross)\[\d+\](?:@[\w.]+)*)")
 #: at most so many stretches of training are fitted; finer logs are averaged
 STRETCHES = 300
 #: where the curve is evaluated within a stretch, and where an interior knot may start out

@@ -23,7 +23,7 @@ from attn_reg_plugin.attention.attribution import (
     map_gradient,
     output_gradients,
 )
-from attn_reg_plugin.attention.calls import Tape, derived
+from attn_reg_plugin.attention.calls import AttentionCall, Tape, derived
 from attn_reg_plugin.attention.masks import DIRECTIONS, sample_keep
 from attn_reg_plugin.attention.sites import AttentionSite, recording
 from attn_reg_plugin.regularizers.base import Regularizer, option, register
@@ -185,7 +185,7 @@ class ADDrop(Regularizer):
         device: torch.device,
     ) -> Tensor:
         """A candidate region drawn at random; the same for a call of the seed, so that recomputation agrees."""
-        call = site.current
+        call = site.current or AttentionCall(site)
         generator = torch.Generator(device).manual_seed(derived(seed, call.index))
         attribution = torch.rand(shape, generator=generator, device=device)
         keep = sample_keep(attribution, valid, self.p, self.q, self.direction, generator=generator)

@@ -43,7 +43,7 @@ from attn_reg_plugin.regularizers.generator import (
     sample_masks,
     valid_pairs,
 )
-from attn_reg_plugin.regularizers.probing import Forward
+from attn_reg_plugin.regularizers.probing import Forward, own_copy
 
 logger = logging.getLogger(__name__)
 
@@ -180,7 +180,7 @@ class AttendOut(Regularizer):
             pairs = valid_pairs(site.stack, site.kind, tokens)
             site.keep, site.once = masks[site.name].unsqueeze(1), ONE_CALL
             self.count_dropped(site, masks[site.name] & pairs, pairs)
-        self._pending.append(forward.inputs)
+        self._pending.append(own_copy(forward.inputs))  # the attacker's forward may change its arguments
         if not forward.supplied.get("ignore_grad", False):
             self.cache.append(CachedBatch.of(self.in_round, tokens, masks))
 

@@ -41,6 +41,18 @@ class Interval:
         return f"be {'at least' if self.text[0] == '[' else 'above'} {low:g}"
 
 
+class OptionError(ValueError):
+    """An option of a method that cannot be used with the model it is attached to, or names a file that is missing.
+
+    Attributes:
+        option: its name.
+    """
+
+    def __init__(self, option: str, message: str) -> None:
+        super().__init__(message)
+        self.option = option
+
+
 def option(default: Any, help: str, choices: tuple[str, ...] | None = None, within: str | None = None) -> Any:
     """A documented field of a method; faces turn it into a flag, and `check_options` holds it to what it declares.
 
@@ -78,8 +90,8 @@ def check_value(entry: dataclasses.Field, value: Any) -> None:
     if choices and value not in choices:
         raise ValueError(f"{entry.name} is {value!r}, but must be one of {', '.join(choices)}")
     if within is not None and value not in (allowed := Interval(within)):
-        finite = "be finite and " if math.isinf(value) and math.isinf(allowed.bounds[1]) else ""
-        raise ValueError(f"{entry.name} is {value}, but must {finite}{allowed}")
+        finite = ", and finite" if math.isinf(value) and math.isinf(allowed.bounds[1]) else ""
+        raise ValueError(f"{entry.name} is {value}, but must {allowed}{finite}")
     if kind == "float" and not math.isfinite(value):
         raise ValueError(f"{entry.name} is {value}, but must be finite")
 

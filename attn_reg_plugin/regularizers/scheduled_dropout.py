@@ -19,10 +19,11 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from attn_reg_plugin.attention.calls import derived
+from attn_reg_plugin.attention.calls import AttentionCall, derived
 from attn_reg_plugin.attention.sites import AttentionSite, SiteSelector
 from attn_reg_plugin.regularizers.attachment import Attachment
 from attn_reg_plugin.regularizers.base import Regularizer, option, register
+from attn_reg_plugin.regularizers.options import OptionError
 from attn_reg_plugin.regularizers.probing import Forward
 
 EXAMPLE = "drop encoder.self: 0:0.6 1000:0.1"
@@ -236,16 +237,19 @@ class ScheduledDropout(Regularizer):
         """As `Regularizer.attach`.
 
         Raises:
-            ValueError: also if the schedule's file is missing, an entry fits none of the regularized sites, or says
-                neither `drop` nor `keep`.
+            OptionError: the schedule's file is missing, an entry fits none of the regularized sites, or says neither
+                `drop` nor `keep`.
         """
-        self.plan = self.plan or Schedule.read(self.schedule)
+        try:
+            self.plan = self.plan or Schedule.read(self.schedule)
+        except ValueError as error:
+            raise OptionError("schedule", str(error)) from None
         attachment = super().attach(model)
         try:
             self.curves = self.plan.assign(attachment.sites)
-        except ValueError:
+        except ValueError as error:
             self.detach()
-            raise
+            raise OptionError("schedule", str(error)) from None
         return attachment
 
     def drop_probabilities(self) -> dict[str, float]:
@@ -271,6 +275,15 @@ class ScheduledDropout(Regularizer):
             if drop[site.name] > 0:
                 site.sampler = partial(self._sample, site, drop[site.name], int(torch.randint(2**62, ())))
 
+    def rehearse(self, forward: Forward) -> None:
+        """Run the forward once through regularized attention in which nothing is dropped yet."""
+        if all(keep == 1 for curve in self.curves.values() for _, keep in curve.points):
+            return
+        for site in self.attached_sites:
+            site.keep = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=forward.device)
+        with torch.no_grad():
+            forward.run()
+
     def _sample(
         self,
         site: AttentionSite,
@@ -281,7 +294,7 @@ class ScheduledDropout(Regularizer):
         device: torch.device,
     ) -> Tensor:
         """A keep mask (B, 1, T, S) for all heads; the same for a call of the seed, so that recomputation agrees."""
-        call = site.current
+        call = site.current or AttentionCall(site)
         generator = torch.Generator(device).manual_seed(derived(seed, call.index))
         keep = torch.empty((shape[0], 1, *shape[2:]), dtype=torch.bool, device=device)
         keep.bernoulli_(1.0 - probability, generator=generator)

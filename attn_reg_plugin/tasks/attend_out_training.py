@@ -272,9 +272,12 @@ def continue_game(regularizer: AttendOut, sidecar: Sidecar, updates: int) -> Non
         return
     epoch = regularizer.epoch
     with refuse_state(sidecar.path(updates), regularizer):
+        missing = [key for key in ("generator", "generator_optimizer", "defender", "cache") if key not in state]
+        if missing:
+            raise ValueError(f"it lacks {', '.join(missing)}")
         names = {site.name for site in regularizer.attached_sites}
-        others = {name for batch in state.get("cache", ()) for name in batch["masks"]} ^ names
-        if state.get("cache") and others:
+        others = {name for batch in state["cache"] for name in batch["masks"]} ^ names
+        if state["cache"] and others:
             raise ValueError(f"its sites are others: {', '.join(sorted(others))}")
         regularizer.load_state_dict(state)
         regularizer.start(regularizer.model)

@@ -27,6 +27,7 @@ from omegaconf import II
 
 from attn_reg_plugin.backends.fairseq import padding_index
 from attn_reg_plugin.regularizers import REGISTRY, AttendOut, Regularizer, build, options_of
+from attn_reg_plugin.regularizers.options import OptionError
 from attn_reg_plugin.tasks.attend_out_training import continue_game, prepare_game
 from attn_reg_plugin.tasks.objectives import FairseqObjective, reads_predictions
 from attn_reg_plugin.tasks.parts import attach_to_parts
@@ -164,8 +165,8 @@ class AttnRegTask:
         self._objective = getattr(self.regularizer, "objective", None)
         self._handles: list[Any] = []
         self._seen_forward = False
-        self._restore_file = str(getattr(cfg, "attn_restore_file", None) or "checkpoint_last.pt")
         self.sidecar = Sidecar(getattr(cfg, "attn_save_dir", None))
+        self._restore_file = self.sidecar.restored(getattr(cfg, "attn_restore_file", None) or "checkpoint_last.pt")
         if isinstance(self.regularizer, AttendOut) and not self.regularizer.clip_norm:
             self.regularizer.clip_norm = float(getattr(cfg, "attn_clip_norm", 0.0))
 
@@ -180,7 +181,7 @@ class AttnRegTask:
         """The task's model, with the regularizer attached if it is built to be trained.
 
         Raises:
-            ValueError: `--attn-sites` matches nothing in the model.
+            ValueError: `--attn-sites` matches nothing in the model, or an option of the method does not fit it.
         """
         build = super().build_model  # of an older task it takes one argument; fairseq looks for the name as well
         knows = "from_checkpoint" in inspect.signature(build).parameters
@@ -205,6 +206,9 @@ class AttnRegTask:
         try:
             self._handles = attach_to_parts(regularizer, model)
             refuse_alignment(model, regularizer.attached_sites)
+        except OptionError as error:
+            flag = f"--{regularizer.name}-{error.option}".replace("_", "-")
+            raise ValueError(f"{flag}: {error}") from None
         except ValueError as error:
             raise ValueError(f"--attn-sites {regularizer.sites!r}: {error}") from None
         if reads_predictions(regularizer):

@@ -37,6 +37,10 @@ class Sidecar:
         """The file that belongs to a checkpoint made after `updates` updates."""
         return self.folder / f"attn_reg_state_{updates}.pt"
 
+    def restored(self, file: str) -> Path:
+        """Where fairseq's --restore-file is: its default is in this folder, any other as it was given."""
+        return self.folder / file if self.folder is not None and file == "checkpoint_last.pt" else Path(file)
+
     def save(self, updates: int, state: dict[str, Any]) -> None:
         """Write the state, and delete those that no checkpoint needs any more.
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from attn_reg_plugin import AttendOut, AttentionSite, regularized_attention
-from attn_reg_plugin.data.phrasebook import splits
+from attn_reg_plugin.corpora.phrasebook import splits
 from attn_reg_plugin.regularizers import Outcome, Tokens
 
 PAD, LETTERS, SIZE, HEADS, LENGTH, STEPS = 0, 0x250, 32, 2, 48, 8  # Latin letters have numbers below 0x250

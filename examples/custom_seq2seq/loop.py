@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from attn_reg_plugin import AttentionSite, regularized_attention
-from attn_reg_plugin.data.phrasebook import splits
+from attn_reg_plugin.corpora.phrasebook import splits
 from attn_reg_plugin.regularizers import Outcome, Tokens, build
 
 PAD, START, END, LETTERS = 0, 1, 2, 0x250  # Latin letters have numbers below 0x250

@@ -76,7 +76,7 @@ def main(argv: list[str] | None = None) -> dict[str, dict[str, float]]:
     if "fairseq" in faces:
         import fairseq_cli.train  # once: the trainings are forked
 
-        from attn_reg_plugin.data.phrasebook import write_phrasebook
+        from attn_reg_plugin.corpora.phrasebook import write_phrasebook
 
         write_phrasebook(arguments.out / "text", arguments.sentences, 100, 1)
         assert fairseq_cli.train

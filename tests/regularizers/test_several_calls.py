@@ -185,7 +185,7 @@ def test_each_call_of_an_attention_layer_drop_draws_for_itself():
     with AttentionLayerDrop(p=0.5).attach(model) as regularizer:
         for _ in range(30):
             model(*EQUALLY_LONG)
-            draws.add(tuple(call.uniform for call in regularizer.attached_sites[0]._calls))
+            draws.add(tuple(call.uniform for call in regularizer.attached_sites[0].calls))
         counted = regularizer.statistics.take()
     assert len(draws) == 4
     assert counted[f"valid/{SITES[0]}"] == 60 and 15 < counted[f"dropped/{SITES[0]}"] < 45

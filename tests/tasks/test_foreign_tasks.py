@@ -75,6 +75,11 @@ def test_attend_out_refuses_noise_of_the_tasks_own() -> None:
         attached(bare(CMLMNATransformerModel), attn_reg="attend_out")
 
 
+def test_attend_out_refuses_sounds() -> None:
+    with pytest.raises(ValueError, match="attend_out cannot play with HubertModel of Regularized, whose encoder reads"):
+        attached(bare(HubertModel), attn_reg="attend_out")
+
+
 def test_a_model_without_predictions_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match=r"HubertModel of Regularized gives .*use --attn-reg attention_layer_drop"):
         attached(bare(HubertModel))
