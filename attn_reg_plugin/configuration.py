@@ -220,7 +220,8 @@ def _converted(settings: type, entry: dataclasses.Field, value: Any, where: Mapp
         value = OmegaConf.merge(OmegaConf.structured(settings), {entry.name: value})[entry.name]
     except OmegaConfBaseException:
         what = f"{_WORDS[typing.get_args(kind)[0]]}, or several with commas" if listed else _WORDS[kind]
-        raise ValueError(f"{where[entry.name]} is {value!r}, but must be {what}") from None
+        given = ",".join(map(str, value)) if isinstance(value, list) else value
+        raise ValueError(f"{where[entry.name]} is {given!r}, but must be {what}") from None
     if OmegaConf.is_config(value):
         value = OmegaConf.to_container(value)
     value = tuple(value) if listed else value

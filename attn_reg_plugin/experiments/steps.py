@@ -86,7 +86,8 @@ def plan(path: Path, words: Sequence[str]) -> list[Callable[[], int]]:
     settings = {name: getattr(modules[name], STEPS[name][1]) for name in names}
 
     place = list(words).index("--") if "--" in words else len(words)
-    parser = argparse.ArgumentParser(prog=f"attn-reg run {path}", allow_abbrev=False)
+    usage = f"attn-reg run {path} [--SETTING VALUE ...] [-- flags of fairseq-train]"
+    parser = argparse.ArgumentParser(prog=f"attn-reg run {path}", usage=usage, allow_abbrev=False)
     for name in values:
         parser.add_argument(flag_of(name), dest=name, default=argparse.SUPPRESS, help="a value of the file")
     for name in names:
