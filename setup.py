@@ -17,6 +17,7 @@ setup(
     long_description_content_type="text/markdown",
     license="MIT",
     packages=find_packages(include=["attn_reg_plugin", "attn_reg_plugin.*"]),
+    package_data={"attn_reg_plugin": ["py.typed", "corpora/README.md", "corpora/*.gz"]},
     python_requires=">=3.11",
     install_requires=["torch>=2.6"],
     extras_require={"fairseq": FAIRSEQ, "hf": HF, "experiments": EXPERIMENTS, "dev": DEV},

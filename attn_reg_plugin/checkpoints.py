@@ -1,16 +1,30 @@
-"""Reading checkpoints: where a run has one, and which types it may hold besides tensors and plain containers."""
+"""Reading checkpoints: where a run has one, and which types it may hold besides tensors and plain containers.
+
+And writing what is kept beside them: whole or not at all.
+"""
 
 from __future__ import annotations
 
 import argparse
+import os
 import pickle
+import re
 import zipfile
 from collections import OrderedDict, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+
+#: in torch's refusals of a type that is not allowed
+_FOREIGN = re.compile("unsupported (global|class)|can only (build|create)", re.IGNORECASE)
+#: what to do about a state that cannot be used
+ANEW = "move it away, and the method starts anew from the checkpoint's weights"
+
+
+class ForeignTypes(ValueError):
+    """A file is whole, but holds types that are not allowed."""
 
 
 def allowed_types() -> list[type | tuple[type, str]]:
@@ -53,7 +67,7 @@ def load_weights(path: Path, mmap: bool = False) -> Any:
         mmap: leave tensors in the file until they are used, for who wants a few numbers.
 
     Raises:
-        ValueError: it is no such file, is damaged, or holds other types.
+        ValueError: it isn't such a file, is damaged, or holds other types.
     """
     try:
         if path.suffix == ".safetensors":
@@ -63,10 +77,64 @@ def load_weights(path: Path, mmap: bool = False) -> Any:
         allow_checkpoint_types()
         return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     except Exception as error:  # safetensors, torch and pickle each have their own for a damaged file
-        if isinstance(error, pickle.UnpicklingError) and zipfile.is_zipfile(path):
-            raise ValueError(f"{path} holds other types than weights need, so it is not read") from None
+        if isinstance(error, pickle.UnpicklingError) and (zipfile.is_zipfile(path) or _FOREIGN.search(str(error))):
+            raise ForeignTypes(f"{path} holds other types than weights need, so it is not read") from None
         reason = type(error).__name__ if "\n" in str(error) else f"{type(error).__name__}: {error}"
         raise ValueError(f"{path} cannot be read: it is damaged or no file of weights ({reason})") from None
+
+
+def is_damaged(path: Path) -> bool:
+    """Whether a checkpoint cannot be read because it is not whole, in any format of torch's; it is read to know.
+
+    One that is refused for the types in it is whole.
+    """
+    try:
+        load_weights(path, mmap=zipfile.is_zipfile(path))
+    except ForeignTypes:
+        return False
+    except ValueError:
+        return True
+    return False
+
+
+def load_state(path: Path, needed: Iterable[str] = ("epoch", "updates")) -> dict[str, Any]:
+    """The state of a method, kept in a file of its own, on the CPU.
+
+    Args:
+        path: what `save_state` wrote.
+        needed: the keys that it must have.
+
+    Raises:
+        ValueError: it is damaged, holds other types, isn't a state or lacks a key; the sentence says what to do.
+    """
+    try:
+        state = load_weights(path)
+    except ValueError as error:
+        raise ValueError(f"{error}; {ANEW}") from None
+    if not isinstance(state, dict):
+        raise ValueError(f"{path} holds a {type(state).__name__} instead of a method's state; {ANEW}")
+    missing = [key for key in needed if key not in state]
+    if missing:
+        raise ValueError(f"{path} lacks {', '.join(missing)}, so it is no method's state; {ANEW}")
+    return state
+
+
+def save_state(path: Path, state: Any) -> None:
+    """Write `state` to `path` by `torch.save`, whole or not at all; nothing half-written stays after an error.
+
+    Raises:
+        OSError: the disk is full, or the folder cannot be written.
+    """
+    unfinished = path.with_suffix(".tmp")
+    try:
+        torch.save(state, unfinished)
+        os.replace(unfinished, path)
+    except BaseException as error:
+        unfinished.unlink(missing_ok=True)
+        if isinstance(error, OSError | RuntimeError):  # torch's writer has a RuntimeError for a full disk
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise OSError(f"{path} cannot be written ({reason}); what was there before is untouched") from error
+        raise
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+
+from attn_reg_plugin.files import explain
 
 #: subcommand -> (module with `add_arguments(parser)` and `run(arguments) -> int`, help)
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -23,6 +26,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "predict": ("attn_reg_plugin.commands.predict", "predictions of a trained encoder, as GLUE takes them"),
     "evaluate": ("attn_reg_plugin.commands.evaluate", "a trained classifier on HANS or PAWS-X"),
     "export": ("attn_reg_plugin.commands.export", "a trained encoder as a folder for from_pretrained"),
+    "average": ("attn_reg_plugin.commands.average", "the mean of a fairseq run's last checkpoints"),
     "bench": ("attn_reg_plugin.bench.report", "time and memory of a training step, method by method"),
     "report": ("attn_reg_plugin.commands.report", "what a finished run says: its drop rates as a schedule"),
 }
@@ -50,15 +54,36 @@ def build_parser(command: str | None = None) -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `attn-reg`; bad input ends in one sentence and exit status 2, without a traceback."""
     argv = list(sys.argv[1:] if argv is None else argv)
-    arguments = build_parser(argv[0] if argv else None).parse_args(argv)
+    parser = build_parser(argv[0] if argv else None)
+    if zero := _with_zero_byte(argv):
+        parser.error(f"{zero} holds a NUL byte, which no path and no flag can hold")
+    arguments = parser.parse_args(argv)
     if arguments.command == "user-dir":
         print(user_dir())
         return 0
     try:
         return arguments.run(arguments)
-    except (ValueError, FileNotFoundError) as error:
+    except BrokenPipeError:  # whoever read standard output, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except OSError as error:
+        out = getattr(arguments, "out", None)
+        print(f"attn-reg {arguments.command}: {explain(error, out)}", file=sys.stderr)
+        return 2
+    except ValueError as error:
         print(f"attn-reg {arguments.command}: {error}", file=sys.stderr)
         return 2
+
+
+def _with_zero_byte(argv: Sequence[str]) -> str:
+    """The flag whose value holds a NUL byte, or what stands there in its place; empty where none does."""
+    for place, word in enumerate(argv):
+        if "\0" in word:
+            name, before = word.partition("=")[0], argv[place - 1] if place else ""
+            if name.startswith("--") and "\0" not in name:
+                return name
+            return before if before.startswith("--") else repr(word)
+    return ""
 
 
 if __name__ == "__main__":

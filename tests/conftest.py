@@ -5,6 +5,14 @@ from __future__ import annotations
 import pytest
 
 
+def pytest_collection_modifyitems(config, items):
+    """Leave out what is marked `oracle`, unless it is selected by `-m`."""
+    if "oracle" not in config.option.markexpr:
+        left_out = [item for item in items if item.get_closest_marker("oracle")]
+        items[:] = [item for item in items if not item.get_closest_marker("oracle")]
+        config.hook.pytest_deselected(items=left_out)
+
+
 @pytest.fixture
 def one_thread():
     """Tensors this small are computed fastest, and on a busy machine many times faster, by one thread."""

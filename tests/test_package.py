@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import os
 import pickle
+import runpy
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -128,3 +130,20 @@ def test_regularizer_states_are_read(tmp_path):
     other = attn_reg_plugin.ADDrop()
     other.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
     assert (other.epoch, other.updates) == (3, 1)
+
+
+def test_a_wheel_holds_every_file_of_the_package(monkeypatch):
+    import setuptools
+
+    root, given = Path(__file__).parents[1], {}
+    monkeypatch.chdir(root)
+    monkeypatch.setattr(setuptools, "setup", given.update)
+    runpy.run_path("setup.py")
+    build = setuptools.Distribution(given | {"script_name": "setup.py"}).get_command_obj("build_py")
+    build.ensure_finalized()
+    modules = {path for _, _, path in build.find_all_modules()}
+    data = {str(Path(folder, name)) for _, folder, _, names in build.data_files for name in names}
+    package = root / "attn_reg_plugin"
+    there = {path for path in package.rglob("*") if path.is_file() and "__pycache__" not in path.parts}
+    assert modules | data == {str(path.relative_to(root)) for path in there}
+    assert {"attn_reg_plugin/py.typed", "attn_reg_plugin/corpora/phrasebook.tsv.gz"} <= data

@@ -6,6 +6,7 @@ A stand-in for Python makes empty environments and only notes what pip is asked 
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -254,3 +255,23 @@ def test_the_recipe_gives_each_command_its_flags(recipe: Path) -> None:
 def test_the_recipe_refuses(recipe: Path, words: list[str], said: str) -> None:
     result = _recipe(recipe, *words)
     assert result.returncode == 2 and said in result.stderr
+
+
+def test_the_demo_gives_settings_that_its_commands_know() -> None:
+    """The last two commands of the script are parsed as they stand; nothing is run."""
+    from attn_reg_plugin.cli import build_parser
+    from attn_reg_plugin.corpora.options import from_arguments
+    from attn_reg_plugin.experiments.comparison import method_names
+    from attn_reg_plugin.experiments.methods import select_methods
+    from attn_reg_plugin.experiments.recipe import Recipe
+
+    script = (ROOT / "scripts" / "demo.sh").read_text(encoding="utf-8").replace("\\\n", " ")
+    lines = [line.removeprefix("exec ") for line in script.splitlines() if "attn-reg" in line and line[0] in "ae"]
+    prepared, compared = (shlex.split(line.replace('"$@"', ""))[1:] for line in lines)
+    options = from_arguments(build_parser("prepare").parse_args(prepared))
+    assert options.noise > 0
+    arguments = build_parser("compare").parse_args(compared)
+    assert arguments.jobs == 2 and arguments.data == options.out
+    methods = select_methods(method_names(arguments), arguments.method_flags)
+    assert methods[0].name == "plain" and len(methods) >= 4
+    assert Recipe.from_arguments(arguments).epochs > 1

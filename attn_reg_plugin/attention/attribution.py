@@ -24,7 +24,7 @@ def output_gradients(objective: Tensor, tapes: Sequence[Tape]) -> list[Tensor]:
 
     Only what lies between F and the sites is computed: no parameter's gradient is, and none is touched. (Parameters
     are not frozen for the probe all the same: PyTorch multiplies three-dimensional inputs by a frozen weight through
-    copies of the weight, one an example.)
+    copies of the weight, one per example.)
 
     Args:
         objective: F, a scalar in the probe's graph.
@@ -57,12 +57,17 @@ def gradient_attribution(objective: Tensor, sites: Sequence[AttentionSite]) -> l
         sites: the recorded sites.
 
     Returns:
-        One (B, H, T, S) fp32 tensor a site. With attention dropout on, A is the map after dropout.
+        One (B, H, T, S) fp32 tensor per site. With attention dropout on, A is the map after dropout.
 
     Raises:
-        ValueError: a site recorded nothing, or the objective is no scalar or depends on no site.
+        ValueError: a site recorded nothing or several calls, the objective isn't a scalar, or it depends on no site.
     """
     for site in sites:
+        if len(site.tapes) > 1:
+            raise ValueError(
+                f"{site.name} ran {len(site.tapes)} times in the forward; give output_gradients the tapes of its "
+                "calls, site.tapes, and map_gradient each of them"
+            )
         if site.tape is None or site.tape.output is None:
             raise ValueError(f"{site.name} recorded nothing; run the forward inside recording(sites), in training mode")
     gradients = output_gradients(objective, [site.tape for site in sites])
@@ -107,33 +112,36 @@ def integrated_attribution(
         sites: the sites, inside `recording(sites, needs_weights=True)`.
         steps: m, the number of passes a path.
         nodes: see `integration_nodes`.
-        path: `site` scales one map at a time (m passes a site), `joint` all of them together (m passes in all; the
-            sum of B over every site is then F(A) - F(0)).
+        path: `site` scales one site's maps at a time (m passes per site), `joint` all of them together (m passes in
+            all; the sum of B over every site is then F(A) - F(0)).
 
     Yields:
-        (site, B) with B (B, H, T, S) in fp32. Sites that the forward skips are left out.
+        (site, B) with B (B, H, T, S) in fp32, for each call of the site in order. Sites that the forward skips are
+        left out.
     """
     if path not in ("site", "joint"):
         raise ValueError(f"path is {path!r}, but must be one of site, joint")
     with torch.no_grad():
         run()
-    sites = [site for site in sites if site.tape.output is not None]
+    sites = [site for site in sites if site.tapes]
     if not sites:
         return
-    tapes = {id(site): site.tape for site in sites}
+    firsts, tapes = {id(site): site.tape for site in sites}, {id(site): site.tapes for site in sites}
     groups = [[site] for site in sites] if path == "site" else [sites]
     for group in groups:
         for site in sites:
-            site.tape = tapes[id(site)] if site in group else None
-        totals: list[Tensor | float] = [0.0] * len(group)
+            site.tape = firsts[id(site)] if site in group else None
+        used = [(site, tape) for site in group for tape in tapes[id(site)]]
+        totals: list[Tensor | float] = [0.0] * len(used)
         for factor, weight in integration_nodes(steps, nodes):
-            for site in group:
-                site.tape.rewind(factor)
-            gradients = output_gradients(run(), [site.tape for site in group])
-            for i, (site, gradient) in enumerate(zip(group, gradients, strict=True)):
-                totals[i] = totals[i] + weight * map_gradient(gradient, site.tape.value)
-        for site, total in zip(group, totals, strict=True):
-            site.tape.output = site.tape.output.detach()  # its graph reaches down to the inputs
-            yield site, site.tape.dropped_weights.float() * total
+            for site, tape in used:
+                site.restart()
+                tape.rewind(factor)
+            gradients = output_gradients(run(), [tape for _, tape in used])
+            for i, ((_, tape), gradient) in enumerate(zip(used, gradients, strict=True)):
+                totals[i] = totals[i] + weight * map_gradient(gradient, tape.value)
+        for (site, tape), total in zip(used, totals, strict=True):
+            tape.output = tape.output.detach()  # its graph reaches down to the inputs
+            yield site, tape.dropped_weights.float() * total
     for site in sites:
-        site.tape = tapes[id(site)]
+        site.tape = firsts[id(site)]

@@ -13,8 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from attn_reg_plugin.attention.calls import AttentionCall, Tape
+from attn_reg_plugin.attention.masks import check_mask
+
 if TYPE_CHECKING:
-    from attn_reg_plugin.attention.sites import AttentionSite, Tape
+    from attn_reg_plugin.attention.sites import AttentionSite
 
 
 def regularized_attention(
@@ -23,10 +26,11 @@ def regularized_attention(
     value: Tensor,
     *,
     valid: Tensor | None = None,
-    site: AttentionSite | None = None,
+    site: AttentionSite | AttentionCall | None = None,
     dropout_p: float = 0.0,
     scale: float | None = None,
     bias: Tensor | None = None,
+    sink: Tensor | None = None,
 ) -> Tensor:
     """Scaled dot-product attention that a regularizer can watch and mask through `site`.
 
@@ -34,23 +38,37 @@ def regularized_attention(
         query: (B, H, T, D).
         key, value: (B, H, S, D).
         valid: bool, True = the key exists for the query, broadcastable to (B, H, T, S); None means all.
-        site: what a regularizer holds of this attention; None, or a site with nothing to do, is plain attention.
+        site: what a regularizer holds of this attention; None, or a site with nothing to do, is plain attention. An
+            attention that has asked `site.enter` itself gives the call.
         dropout_p: ordinary dropout of the attention weights, in [0, 1); give 0 in evaluation.
         scale: factor of the scores, D^-1/2 by default.
-        bias: added to the scores, broadcastable to (B, H, T, S); zeroed on rows that lost all their keys.
+        bias: added to the scores, floating-point, broadcastable to (B, H, T, S); zeroed on rows that lost all their
+            keys. A mask is no bias: give it as `valid`.
+        sink: the score of one more key without a value (an attention sink), broadcastable to (B, H, T, 1): the other
+            keys' weights sum to less than 1. Rows that lost all their keys are without it.
 
     Returns:
         (B, H, T, D). Never NaN: a row whose valid keys are all dropped is the mean of their values, a row without
         any valid key is zero.
+
+    Raises:
+        TypeError: `valid` is not bool, or `bias` is not floating-point.
     """
-    if site is None or not site.active:
-        return _attend(query, key, value, valid, None, dropout_p, scale, bias)
-    if site.tape is not None:
-        return _record(site.tape, query, key, value, valid, dropout_p, scale, bias)
-    if site.uniform:
+    check_mask("valid", valid)
+    if bias is not None and not bias.is_floating_point():
+        raise TypeError(
+            f"bias is a tensor of {bias.dtype}, but must be floating-point: it is added to the scores; "
+            "give a mask as valid, bool, True = attend"
+        )
+    call = site if site is None or isinstance(site, AttentionCall) else site.enter(query, value)
+    if call is None:
+        return _attend(query, key, value, valid, None, dropout_p, scale, bias, sink)
+    if call.tape is not None:
+        return _record(call.tape, query, key, value, valid, dropout_p, scale, bias, sink)
+    if call.uniform:
         return uniform_attention(value, valid, query.size(-2))
-    keep = site.keep_mask((*query.shape[:-1], key.size(-2)), valid, query.device)
-    return _attend(query, key, value, valid, keep, dropout_p, scale, bias)
+    keep = call.keep_mask((*query.shape[:-1], key.size(-2)), valid, query.device)
+    return _attend(query, key, value, valid, keep, dropout_p, scale, bias, sink)
 
 
 def uniform_attention(value: Tensor, valid: Tensor | None, queries: int) -> Tensor:
@@ -81,19 +99,24 @@ def attention_weights(
     keep: Tensor | None = None,
     scale: float | None = None,
     bias: Tensor | None = None,
+    sink: Tensor | None = None,
 ) -> Tensor:
     """The attention map A = softmax(QKᵀ), materialized; arguments as in `regularized_attention`.
 
     Returns:
-        (B, H, T, S) in the query's dtype, softmax in fp32. Rows without a valid key are zero.
+        (B, H, T, S) in the query's dtype, softmax in fp32. Rows without a valid key are zero; a sink's column is left
+        out.
     """
+    keys = key.size(-2)
     query, mask, dead, empty = _live(query, valid, keep)
+    if sink is not None:
+        key, _, mask, bias = _with_sink(query, key, key, mask, dead, bias, sink)
     scores = (query @ key.transpose(-1, -2)) * (query.size(-1) ** -0.5 if scale is None else scale)
     if bias is not None:
         scores = scores + (bias if dead is None else bias.masked_fill(dead, 0.0))
     if mask is not None:
         scores = scores.masked_fill(~mask, float("-inf"))
-    weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
+    weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)[..., :keys]
     return weights if empty is None else weights.masked_fill(empty, 0.0)
 
 
@@ -118,6 +141,26 @@ def _live(
     return query, mask, dead, empty
 
 
+def _with_sink(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    dead: Tensor | None,
+    bias: Tensor | None,
+    sink: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Keys, values, mask and bias with one more column: a key of score `sink` and value 0, not there for dead rows."""
+    shape = (*query.shape[:-1], key.size(-2))
+    score = sink.to(query.dtype).expand(*shape[:-1], 1)
+    bias = torch.cat([query.new_zeros(shape) if bias is None else bias.to(query.dtype).expand(shape), score], -1)
+    if mask is None:
+        mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=query.device)
+    there = torch.ones_like(score, dtype=torch.bool) if dead is None else ~dead.expand(*shape[:-1], 1)
+    mask = torch.cat([mask.expand(shape), there], -1)
+    return F.pad(key, (0, 0, 0, 1)), F.pad(value, (0, 0, 0, 1)), mask, bias
+
+
 def _attend(
     query: Tensor,
     key: Tensor,
@@ -127,9 +170,12 @@ def _attend(
     dropout_p: float,
     scale: float | None,
     bias: Tensor | None,
+    sink: Tensor | None = None,
 ) -> Tensor:
     """Attention over `valid & keep` by PyTorch's fused kernel."""
     query, mask, dead, empty = _live(query, valid, keep)
+    if sink is not None:
+        key, value, mask, bias = _with_sink(query, key, value, mask, dead, bias, sink)
     if dead is not None:
         output = _attend_saving_bits(query, key, value, mask, dead, dropout_p, scale, bias)
     else:
@@ -185,6 +231,7 @@ def _record(
     dropout_p: float,
     scale: float | None,
     bias: Tensor | None,
+    sink: Tensor | None = None,
 ) -> Tensor:
     """The probe's attention: same output, but kept on the tape, at the start of the graph if nothing is below it."""
     if not tape.needs_weights:
@@ -192,12 +239,12 @@ def _record(
             # the CPU kernel's backward takes twice as long in bfloat16
             with torch.autocast("cpu", enabled=False):
                 bias = None if bias is None else bias.float()
-                output = _attend(query.float(), key.float(), value.float(), valid, None, dropout_p, scale, bias)
+                output = _attend(query.float(), key.float(), value.float(), valid, None, dropout_p, scale, bias, sink)
         else:
-            output = _attend(query, key, value, valid, None, dropout_p, scale, bias)
+            output = _attend(query, key, value, valid, None, dropout_p, scale, bias, sink)
     else:
         if tape.weights is None:
-            tape.weights = attention_weights(query, key, valid=valid, scale=scale, bias=bias).detach()
+            tape.weights = attention_weights(query, key, valid=valid, scale=scale, bias=bias, sink=sink).detach()
         # drawn anew in every pass, from the same generator state: the same map after dropout
         dropped = F.dropout(tape.weights, dropout_p)
         if tape.dropped_weights is None:

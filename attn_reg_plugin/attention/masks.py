@@ -24,6 +24,16 @@ def check_ratio(name: str, value: float) -> float:
     return value
 
 
+def check_mask(name: str, mask: Tensor | None) -> None:
+    """Refuse a mask of numbers, which would mean something else wherever it is inverted or added.
+
+    Raises:
+        TypeError: it is not bool.
+    """
+    if mask is not None and mask.dtype != torch.bool:
+        raise TypeError(f"{name} is a tensor of {mask.dtype}, but must be one of torch.bool, True = attend")
+
+
 def candidate_counts(valid_keys: Tensor, p: float) -> Tensor:
     """How many positions of a row are candidates: n - int(n(1 - p)).
 
@@ -48,6 +58,7 @@ def _ranked(attribution: Tensor, valid: Tensor | None, p: float, direction: str)
     if direction not in DIRECTIONS:
         raise ValueError(f"direction is {direction!r}, but must be one of {', '.join(DIRECTIONS)}")
     check_ratio("p", p)
+    check_mask("valid", valid)
     keys = attribution.size(-1)
     largest = int(candidate_counts(torch.tensor(keys), p))
     scores = attribution.float() if direction == "high" else -attribution.float()
@@ -75,6 +86,7 @@ def candidate_region(attribution: Tensor, valid: Tensor | None, p: float, direct
 
     Raises:
         ValueError: p outside [0, 1], or an unknown direction.
+        TypeError: `valid` is not bool.
     """
     indices, counted = _ranked(attribution, valid, p, direction)
     region = torch.zeros(attribution.shape, dtype=torch.bool, device=attribution.device)
@@ -94,8 +106,11 @@ def drop_candidates(candidates: Tensor, valid: Tensor | None, q: float) -> Tenso
 
     Raises:
         ValueError: q outside [0, 1].
+        TypeError: `candidates` or `valid` is not bool.
     """
     check_ratio("q", q)
+    check_mask("candidates", candidates)
+    check_mask("valid", valid)
     keep = ~(candidates & _bernoulli(candidates.shape, q, candidates.device))
     return keep if valid is None else keep & valid
 

@@ -12,39 +12,18 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from attn_reg_plugin.attention.calls import (
+    AttentionCall,
+    Tape,
+    essence,
+    fits,
+    graph_task,
+    only_where_same,
+    recomputed,
+)
+
 #: draws a keep mask: (shape (B, H, T, S), valid, device) -> bool mask; must give the same mask at every call
 MaskSampler = Callable[[tuple[int, ...], Tensor | None, torch.device], Tensor]
-
-
-@dataclass
-class Tape:
-    """What the probe keeps of one site.
-
-    Attributes:
-        needs_weights: materialize the attention map (integrated gradients and attention weights need it).
-        factor: the map is scaled by it (integrated gradients' k/m).
-        output: O (B, H, T, D), in the probe's graph.
-        value: V (B, H, S, D), detached.
-        valid: bool, broadcastable to (B, H, T, S), or None.
-        weights, dropped_weights: A before and after dropout, (B, H, T, S), detached.
-    """
-
-    needs_weights: bool = False
-    factor: float = 1.0
-    output: Tensor | None = None
-    value: Tensor | None = None
-    valid: Tensor | None = None
-    weights: Tensor | None = None
-    dropped_weights: Tensor | None = None
-
-    def keep(self, output: Tensor, value: Tensor, valid: Tensor | None) -> None:
-        """Keep the first call's tensors; activation checkpointing calls again, to recompute."""
-        if self.output is None:
-            self.output, self.value, self.valid = output, value, valid
-
-    def rewind(self, factor: float) -> None:
-        """Make ready for another pass over the same maps, scaled by `factor`."""
-        self.output, self.factor = None, factor
 
 
 @dataclass(eq=False)
@@ -56,9 +35,21 @@ class AttentionSite:
         kind: `self` or `cross`.
         layer: index in its stack, from 0.
         path: the module's name in the model.
+        tower: a part of the path that tells the site from others of the same stack, kind and layer; empty if there
+            are none.
         module: the attention module; a site acts in its training mode only.
         backend: who reaches the module, set when the site is found.
         attached: whether a regularizer has it.
+        tape: where the probe records the first call of a forward; further calls have tapes of their own, see `tapes`.
+        keep: the mask of every call; or of the first, where `set_masks` gave each call its own.
+        sampler: draws the mask of the `current` call, in place of `keep`.
+        uniform: every row is uniform; in the first call only where `redraw` says it of each further one, by its number.
+        once: why a second call in a forward is refused; empty where it isn't.
+        several: whether it ever ran more than once in a forward.
+        calls: those of the forward so far.
+        current: the one that attention asked for last.
+        over: whether the forward that the masks are for has ended.
+        ran: whether it ever ran as usual with gradients.
     """
 
     stack: str
@@ -68,45 +59,120 @@ class AttentionSite:
     module: nn.Module | None = field(default=None, repr=False)
     backend: Backend | None = field(default=None, repr=False)
     attached: bool = field(default=False, repr=False)
+    tower: str = ""
     tape: Tape | None = field(default=None, repr=False)
     keep: Tensor | None = field(default=None, repr=False)
     sampler: MaskSampler | None = field(default=None, repr=False)
     uniform: bool = field(default=False, repr=False)
+    redraw: Callable[[int], bool] | None = field(default=None, repr=False)
+    once: str = field(default="", repr=False)
+    several: bool = field(default=False, repr=False)
+    current: AttentionCall | None = field(default=None, repr=False)
+    over: bool = field(default=False, repr=False)
+    ran: bool = field(default=False, repr=False)
+    calls: list[AttentionCall] = field(default_factory=list, repr=False)
+    _waiting: list[tuple[Tensor, Tensor | None]] | None = field(default=None, repr=False)
+    _task: int = field(default=-1, repr=False)
 
     @property
     def name(self) -> str:
-        """As a selector names it, such as `encoder.self[3]`."""
-        return f"{self.stack}.{self.kind}[{self.layer}]"
+        """As a selector names it, such as `encoder.self[3]`, or `encoder.self[3]@vision_model` of several towers."""
+        return f"{self.stack}.{self.kind}[{self.layer}]" + (f"@{self.tower}" if self.tower else "")
 
     @property
     def active(self) -> bool:
         """Whether attention has anything to do here but run as usual."""
         if self.module is not None and not self.module.training:
             return False
-        return self.tape is not None or self.keep is not None or self.sampler is not None or self.uniform
+        return self.uniform or any(part is not None for part in (self.tape, self.keep, self.sampler, self.redraw))
 
-    def keep_mask(self, shape: tuple[int, ...], valid: Tensor | None, device: torch.device) -> Tensor | None:
-        """The keep mask for a map of `shape` (B, H, T, S), or broadcastable to it.
+    @property
+    def tapes(self) -> list[Tape]:
+        """What was recorded, a tape for each call of the forward; empty where the forward did not come through."""
+        tapes = [] if self.tape is None else [self.tape, *self.tape.further]
+        return [tape for tape in tapes if tape.output is not None]
+
+    def enter(self, *inputs: Tensor | None) -> AttentionCall | None:
+        """The call of this attention that begins, or is computed again; None if it is to run as usual.
+
+        To be asked once a call, with what the call is given, the first two dimensions of which are batch and heads or
+        time: an attention that runs several times in a forward has a tape and a mask for each.
 
         Raises:
-            RuntimeError: the map has another shape than the one the mask was made for.
+            RuntimeError: activation checkpointing computes a call again, and it can't be told which; or the method
+                has masks for one call only.
         """
-        if self.sampler is not None:
-            return self.sampler(shape, valid, device)
-        if self.keep is not None and any(n not in (1, m) for n, m in zip(self.keep.shape, shape, strict=True)):
-            raise RuntimeError(
-                f"{self.name}: the keep mask is {tuple(self.keep.shape)}, but the attention map is {tuple(shape)}; "
-                "the probe and the forward saw different inputs"
-            )
-        return self.keep
+        if not self.active:
+            self.ran = self.ran or torch.is_grad_enabled()
+            return None
+        if graph_task() != self._task:
+            call = recomputed(self.calls, inputs)
+        elif self.over:
+            return None  # a part of the model runs by itself: no forward of the model that a mask was made for
+        else:
+            call = self._begin(inputs)
+        self.current = call
+        masked = self.keep is not None or self.sampler is not None
+        return call if call is not None and (masked or call.uniform or call.tape is not None) else None
+
+    def _begin(self, inputs: tuple[Tensor | None, ...]) -> AttentionCall:
+        call = AttentionCall(self, len(self.calls))
+        if call.index:
+            if self.once:
+                raise RuntimeError(f"{self.name} ({self.path}) runs more than once in a forward: {self.once}")
+            self.several = True
+        if self.several:
+            call.seen = essence(inputs)
+        if self.tape is not None:
+            call.tape = self.tape.of_call(call.index)
+        else:
+            again = call.index > 0 and self.redraw is not None
+            call.uniform = self.redraw(call.index) if again else self.uniform
+        self.calls.append(call)
+        return call
+
+    def keep_mask(self, shape: tuple[int, ...], valid: Tensor | None, device: torch.device) -> Tensor | None:
+        """The keep mask of the present call, see `AttentionCall.keep_mask`."""
+        return (self.current or AttentionCall(self)).keep_mask(shape, valid, device)
+
+    def set_masks(self, masks: list[tuple[Tensor, Tensor | None]]) -> None:
+        """Give each call of the forward that follows its own mask.
+
+        Args:
+            masks: one a call in order, at least one: bool (B, H, T, S), and the `valid` that it was made for.
+        """
+        self.keep, self._waiting = masks[0][0], list(masks)
+
+    def mask_for(self, call: AttentionCall, shape: tuple[int, ...], valid: Tensor | None) -> Tensor | None:
+        """Settle which mask a call gets: `keep`, or the next of those that `set_masks` gave; None if there is none."""
+        if self._waiting is None:
+            return self.keep
+        if not self.several:
+            return self._waiting.pop(0)[0] if self._waiting else None
+        for i, (keep, then) in enumerate(self._waiting):
+            if fits(keep, shape):
+                del self._waiting[i]
+                return only_where_same(keep, then, valid)
+        return None
+
+    def restart(self) -> None:
+        """Forget the calls so far: the same forward runs again."""
+        self.calls, self.current, self.over, self._task = [], None, False, graph_task()
 
     def clear(self) -> None:
-        """Forget masks and tape: plain attention from here."""
-        self.tape = self.keep = self.sampler = None
-        self.uniform = False
+        """Forget masks, tapes and calls: plain attention from here."""
+        self.tape = self.keep = self.sampler = self.redraw = self._waiting = None
+        self.uniform, self.once = False, ""
+        self.restart()
 
 
-_TERM = re.compile(r"(?P<stack>encoder|decoder|\*)(?:\.(?P<kind>self|cross|\*))?(?:\[(?P<layers>[\d,\-]+)\])?")
+#: where the first number in a module's path stands
+_NUMBER = re.compile(r"(?:^|\.)\d+(?:\.|$)")
+_TERM = re.compile(
+    r"(?P<stack>encoder|decoder|\*)(?:\.(?P<kind>self|cross|\*))?(?:\[(?P<layers>[0-9,\-]+)\])?(?:@[\w.]+)*"
+)
+#: one or two bounds of layers; more digits than any model has layers are no number
+_LAYERS = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 
 
 @dataclass(frozen=True)
@@ -114,7 +180,8 @@ class SiteSelector:
     """A pattern such as `encoder.self[0,2-5] decoder.cross`, or `*` for every site.
 
     A term is a stack (`encoder`, `decoder`, `*`), optionally a kind (`.self`, `.cross`, `.*`) and optionally layers
-    from 0 in brackets; terms are separated by spaces.
+    from 0 in brackets; terms are separated by spaces. Of a model with several towers, `@` and a part of the modules'
+    path selects some: `encoder.self@vision_model`, `encoder.self[0-3]@text_model`, `*@layers.1.blocks.0`.
 
     Raises:
         ValueError: the pattern is not of this form.
@@ -126,12 +193,12 @@ class SiteSelector:
         """Refuse a malformed pattern before any model is seen."""
         self._terms()
 
-    def _terms(self) -> list[tuple[str, str, str, set[int] | None]]:
+    def _terms(self) -> list[tuple[str, str, str, list[tuple[int, int]] | None]]:
         terms = []
         for text in self.pattern.split():
             match = _TERM.fullmatch(text)
             layers = None if match is None or match["layers"] is None else _layers(match["layers"])
-            if match is None or layers == set():
+            if match is None or layers == []:
                 raise ValueError(
                     f"site pattern {text!r} is not understood; write for example 'encoder.self', "
                     "'encoder.self[0,2-5] decoder.cross' or '*'"
@@ -149,24 +216,77 @@ class SiteSelector:
         """
         sites, chosen = list(sites), set()
         for text, stack, kind, layers in self._terms():
-            matching = [s for s in sites if stack in ("*", s.stack) and kind in ("*", s.kind)]
-            missing = (layers or set()) - {site.layer for site in matching}
+            matching = [s for s in sites if stack in ("*", s.stack) and kind in ("*", s.kind) and _stands_in(s, text)]
+            there = {site.layer for site in matching}
+            # bounds are compared and no range is built: it may be as long as one likes
+            missing = any(sum(low <= layer <= high for layer in there) <= high - low for low, high in layers or [])
             if not matching or missing:
-                there = " ".join(dict.fromkeys(site.name for site in sites)) or "none"
-                raise ValueError(f"site pattern {text!r} matches nothing in this model; its sites are: {there}")
-            chosen.update(id(site) for site in matching if layers is None or site.layer in layers)
+                names = " ".join(dict.fromkeys(site.name for site in sites)) or "none"
+                raise ValueError(f"site pattern {text!r} matches nothing in this model; its sites are: {names}")
+            chosen.update(
+                id(site) for site in matching if layers is None or any(a <= site.layer <= b for a, b in layers)
+            )
         return [site for site in sites if id(site) in chosen]
 
 
-def _layers(text: str) -> set[int]:
-    """Parse `0,2-5`; an empty set if it is malformed."""
-    layers: set[int] = set()
-    for part in text.split(","):
-        bounds = part.split("-")
-        if len(bounds) > 2 or not all(bound.isdigit() for bound in bounds) or int(bounds[0]) > int(bounds[-1]):
-            return set()
-        layers.update(range(int(bounds[0]), int(bounds[-1]) + 1))
-    return layers
+def _stands_in(site: AttentionSite, term: str) -> bool:
+    """Whether the site's path has every part that a term names after its `@`s, as whole names in a row."""
+    return all(f".{part}." in f".{site.path}." for part in term.split("@")[1:])
+
+
+def name_towers(sites: Iterable[AttentionSite]) -> None:
+    """Give sites of the same stack, kind and layer a `tower` each, so that every name selects one site.
+
+    A tower is what stands before the layer's number in the path. Where towers meet in a layer, all of their sites are
+    called by the shortest part of the tower's path that the others' do not have; blocks that share a number are told
+    apart by what follows it. Sites that share a path (layers of one module) differ in the layer. Attached sites keep
+    the name that they have.
+    """
+    sites = list(sites)
+    alike: dict[tuple[str, str, int], list[AttentionSite]] = {}
+    for site in sites:
+        alike.setdefault((site.stack, site.kind, site.layer), []).append(site)
+        if not site.attached:
+            site.tower = ""
+    towers: dict[tuple[str, str], set[str]] = {}
+    for same in alike.values():
+        starts = {_start(site) for site in same}
+        if len(starts) > 1:
+            towers.setdefault((same[0].stack, same[0].kind), set()).update(starts)
+    for site in sites:
+        starts = towers.get((site.stack, site.kind), ())
+        if _start(site) in starts and not site.attached:
+            site.tower = _distinct(_start(site), starts) or ""
+    for same in alike.values():
+        names = [site.name for site in same]
+        for site, name in zip(same, names, strict=True):
+            others = [other.path for other in same if _stands_in(other, name)]
+            part = _distinct(site.path, others) if set(others) - {site.path} else None
+            if part is not None and not site.attached:
+                site.tower = f"{site.tower}@{part}" if site.tower else part
+
+
+def _start(site: AttentionSite) -> str:
+    """What stands before the layer's number in the path."""
+    return _NUMBER.split(site.path, maxsplit=1)[0]
+
+
+def _distinct(path: str, others: Iterable[str]) -> str | None:
+    """The shortest run of names in `path`, of these the first, that is in no other of `others`; None if all are."""
+    names, others = path.split("."), [other for other in others if other != path]
+    for length in range(1, len(names) + 1):
+        for start in range(len(names) - length + 1):
+            part = ".".join(names[start : start + length])
+            if part and not part.isdigit() and not any(f".{part}." in f".{other}." for other in others):
+                return part
+    return None
+
+
+def _layers(text: str) -> list[tuple[int, int]]:
+    """Parse `0,2-5` into bounds, (0, 0) and (2, 5); an empty list if it is malformed."""
+    matches = [_LAYERS.fullmatch(part) for part in text.split(",")]
+    bounds = [(int(match[1]), int(match[2] or match[1])) for match in matches if match]
+    return bounds if len(bounds) == len(matches) and all(low <= high for low, high in bounds) else []
 
 
 class Backend(Protocol):
@@ -218,7 +338,7 @@ register_backend("", HeldSites)
 
 
 def all_sites(model: nn.Module) -> list[AttentionSite]:
-    """Every attention site of `model` that a backend knows.
+    """Every attention site of `model` that a backend knows, each with a name of its own.
 
     Raises:
         ValueError: there is none.
@@ -232,6 +352,7 @@ def all_sites(model: nn.Module) -> list[AttentionSite]:
             or f"no attention site found in {type(model).__name__}; give its attention modules an AttentionSite and "
             "let them call regularized_attention, or register a backend for them"
         )
+    name_towers(sites)
     return sites
 
 
@@ -251,7 +372,11 @@ def find_sites(model: nn.Module, select: str = "encoder.self") -> list[Attention
 
 @contextmanager
 def recording(sites: Iterable[AttentionSite], needs_weights: bool = False) -> Iterator[list[Tape]]:
-    """While open, each site keeps what attribution needs on a fresh tape; afterwards the sites are clear."""
+    """While open, each site keeps what attribution needs on fresh tapes, one a call; afterwards the sites are clear.
+
+    Yields:
+        The tapes of the first calls; those of all calls are in `AttentionSite.tapes`.
+    """
     sites = list(sites)
     for site in sites:
         site.clear()
@@ -261,3 +386,4 @@ def recording(sites: Iterable[AttentionSite], needs_weights: bool = False) -> It
     finally:
         for site in sites:
             site.tape = None
+            site.restart()

@@ -54,15 +54,19 @@ class FairseqBackend:
         """What the forward's arguments tell: `token_mask` (B, T), True where the output is a real token.
 
         A decoder's output at t belongs to its input at t, so both are padded alike, and it predicts a piece of the
-        vocabulary, of which padding is never meant: `padding_label`.
+        vocabulary, of which padding is never meant: `padding_label`. `adaptive_softmax` is the decoder's, if it gives
+        the features of one instead of logits.
         """
         named = dict(zip(("src_tokens", "src_lengths", "prev_output_tokens"), args, strict=False)) | kwargs
         written = named.get("prev_output_tokens")
         tokens = named.get("src_tokens") if written is None else written
         padding = padding_index(model)
+        softmax = getattr(getattr(model, "decoder", None), "adaptive_softmax", None)
+        described = {} if softmax is None else {"adaptive_softmax": softmax}
         if tokens is None or padding is None:
-            return {}
-        return {"token_mask": tokens.ne(padding)} | ({} if written is None else {"padding_label": padding})
+            return described
+        described["token_mask"] = tokens.ne(padding)
+        return described | ({} if written is None else {"padding_label": padding})
 
     @contextmanager
     def probing(self, model: nn.Module) -> Iterator[None]:

@@ -22,12 +22,14 @@ from attn_reg_plugin.backends.huggingface_attention import (
     ORIGINALS,
     REGISTERED,
     OpenSites,
+    asks_by_name,
     interface_of,
     open_sites,
     original_function,
     runs_open_sites,
 )
 from attn_reg_plugin.backends.huggingface_inputs import described
+from attn_reg_plugin.backends.huggingface_modules import causal_parts, outermost, warn_of_uncovered
 
 CROSS = re.compile(r"cross|encoder_attn|EncDec")
 DECODER = re.compile(r"(^|\.)decoder\.")
@@ -61,16 +63,20 @@ class HuggingFaceBackend:
         """The attention of every transformers model in `model`: stack, kind and layer from the module's path.
 
         A path with `decoder.` and every causal or cross attention is in the decoder; the layer is the first number.
+        Attention that does not go through transformers' interface is named in a warning, once.
         """
-        sites = []
-        start = _outermost(model)
+        sites: list[AttentionSite] = []
+        causal = causal_parts(model)
+        start = outermost(model)
         for path, module in model.named_modules():
             if interface_of(module) is None or not isinstance(getattr(module, "config", None), PreTrainedConfig):
                 continue
             opened = {site.layer: site for site in getattr(open_sites(module), "sites", ())}
             inner = path.removeprefix(start(path))
             for layer in self._layers(model, path, inner, module):
-                sites.append(opened.get(layer) or self._site(path, inner, module, layer))
+                sites.append(opened.get(layer) or self._site(path, inner, module, layer, causal(path)))
+        if sites:
+            warn_of_uncovered(model, {site.path for site in sites})
         return sites
 
     def _layers(self, model: nn.Module, path: str, inner: str, module: nn.Module) -> list[int]:
@@ -84,9 +90,9 @@ class HuggingFaceBackend:
         self.shared[module] = caller, layers(module.config, *(int(number) for number in place.groups()))
         return self.shared[module][1]
 
-    def _site(self, path: str, inner: str, module: nn.Module, layer: int) -> AttentionSite:
+    def _site(self, path: str, inner: str, module: nn.Module, layer: int, causal: bool) -> AttentionSite:
         cross = CROSS.search(inner) is not None
-        decoder = cross or DECODER.search(inner) is not None or bool(getattr(module, "is_causal", False))
+        decoder = cross or causal or DECODER.search(inner) is not None or bool(getattr(module, "is_causal", False))
         return AttentionSite(
             stack="decoder" if decoder else "encoder",
             kind="cross" if cross else "self",
@@ -112,11 +118,16 @@ class HuggingFaceBackend:
         """Name our function in the module's configuration and put the site into the module.
 
         Raises:
-            ValueError: the model runs another attention than `sdpa` or `eager`.
+            ValueError: the model runs another attention than `sdpa` or `eager`, or asks for these names itself.
         """
         module, config = site.module, site.module.config
         original = ORIGINALS.get(config._attn_implementation, config._attn_implementation)
         upcast = original == "eager" and getattr(module, "reorder_and_upcast_attn", False)
+        if asks_by_name(module):
+            raise ValueError(
+                f"{site.name} ({site.path}): {type(module).__name__} masks keys itself where its attention is called "
+                "'eager' or 'sdpa', which cannot be regularized; choose other sites"
+            )
         if original not in REGISTERED or upcast or original_function(module, original) is None:
             option = "reorder_and_upcast_attn=True" if upcast else f"attn_implementation={original!r}"
             raise ValueError(
@@ -164,15 +175,6 @@ class HuggingFaceBackend:
                         checkpoint, *function.args, **{**function.keywords, "use_reentrant": False}
                     )
             yield
-
-
-def _outermost(model: nn.Module) -> Callable[[str], str]:
-    """A function from a module's path to that of the outermost transformers model around it, with its dot."""
-    starts: list[str] = []
-    for path, module in model.named_modules():
-        if isinstance(module, PreTrainedModel) and not any(path.startswith(start) for start in starts):
-            starts.append(f"{path}." if path else "")
-    return lambda path: next((start for start in starts if path.startswith(start)), "")
 
 
 @contextmanager

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
+from types import CodeType
 from typing import Any
 from weakref import WeakSet
 
@@ -23,8 +24,22 @@ ORIGINALS = {ours: original for original, ours in REGISTERED.items()}
 
 #: additive masks from here down mean "masked": transformers writes the dtype's minimum, older masks -1e4 for -inf
 _MASKED = -(10.0**4)
-#: arguments that change the softmax in a way that ours does not
-_UNKNOWN = ("softcap", "s_aux", "cache")
+#: keywords of an attention call that are computed here
+COMPUTED = frozenset(("dropout", "is_causal", "position_bias", "s_aux", "scaling", "sinks", "softcap"))
+#: keywords that change nothing in `sdpa` and `eager`: what the mask says already, what the flash kernels need, and the
+#: options of a model's forward that travel through it
+# fmt: off
+HARMLESS = frozenset(
+    [
+        "cache_position", "cu_seq_lens_k", "cu_seq_lens_q", "deterministic",
+        "logits_to_keep", "max_length_k", "max_length_q",
+        "num_items_in_batch", "output_attentions", "output_hidden_states", "output_router_logits",
+        "past_key_value", "past_key_values", "position_embeddings", "position_ids",
+        "return_dict", "seq_idx", "sliding_window", "token_type_ids",
+        "use_cache",
+    ]
+)
+# fmt: on
 _ATTRIBUTE = "attn_reg_sites"
 _OPEN: WeakSet[nn.Module] = WeakSet()
 
@@ -68,14 +83,14 @@ class OpenSites:
         _OPEN.discard(module)
 
     def site(self) -> AttentionSite | None:
-        """The site of this call, if it is open and has anything to do.
+        """The site of this call, if it is open; of a shared module, if it has anything to do.
 
         Raises:
             RuntimeError: a shared module is called more often than it has layers.
         """
         self.called = True
         if self.layers is None:
-            return self.sites[0] if self.sites[0].active else None
+            return self.sites[0]
         call, self.calls = self.calls, self.calls + 1
         if not any(site.active for site in self.sites):
             return None
@@ -127,35 +142,100 @@ def original_function(module: nn.Module, name: str) -> Callable | None:
     return interface_of(module).get(name, eager if name == "eager" else None)
 
 
+def asks_by_name(module: nn.Module) -> bool:
+    """Whether the forward of `module` asks if its attention is called `eager` or `sdpa`, to mask by itself if so."""
+    consts = inspect.unwrap(type(module).forward).__code__.co_consts
+    return any(isinstance(const, tuple | frozenset) and {"eager", "sdpa"} <= set(const) for const in consts)
+
+
+@lru_cache(maxsize=4096)
+def _mentions(code: CodeType, name: str) -> bool:
+    """Whether a function names the keyword `name`: takes it, passes it on by name, or looks it up."""
+    named = {*code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]}
+    named.update(const for const in code.co_consts if isinstance(const, str))
+    named.update(*(const for const in code.co_consts if isinstance(const, tuple)))
+    return name in named
+
+
+def _check_keywords(held: OpenSites, site: AttentionSite, module: nn.Module, kwargs: dict[str, Any]) -> None:
+    """Refuse a keyword that the model's attention may read and ours does not.
+
+    What neither the module nor its attention function names is the user's, on its way through `**kwargs`.
+
+    Raises:
+        RuntimeError: there is one; its name is told.
+    """
+    unknown = [name for name in kwargs.keys() - COMPUTED - HARMLESS if kwargs[name] is not None]
+    if not unknown:
+        return
+    functions = inspect.unwrap(type(module).forward), inspect.unwrap(held.function)
+    codes = [getattr(function, "__code__", None) for function in functions]
+    for name in sorted(unknown):
+        if any(code is None or _mentions(code, name) for code in codes):
+            raise RuntimeError(
+                f"{site.name} ({site.path}) passes {name}= to its attention, which cannot be regularized; choose "
+                "other sites, or a model without it"
+            )
+
+
 def _attention(
-    original: str, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any
+    original: str,
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """As transformers' attention functions: query (B, H, T, D), key and value (B, G, S, D) with G heads for H.
 
+    Models pass `attention_mask` by keyword as well, so it has to be called so.
+
     Returns:
         output (B, T, H, D), and with `eager` the weights (B, H, T, S), before dropout.
+
+    Raises:
+        RuntimeError: the module passes a keyword that cannot be regularized.
     """
     held = open_sites(module)
     site = None if held is None else held.site()
+    site = None if site is None else site.enter(query, value)  # from here: its present call
     if site is None:
         function = original_function(module, original) if held is None else held.function
-        return function(module, query, key, value, mask, **kwargs)
-    unknown = [name for name in _UNKNOWN if kwargs.get(name) is not None]
-    if unknown:
-        raise RuntimeError(f"{site.name} ({site.path}) uses {', '.join(unknown)}, which cannot be regularized")
+        return function(module, query, key, value, attention_mask, **kwargs)
+    _check_keywords(held, site, module, kwargs)
     groups = query.size(1) // key.size(1)
     if groups > 1:
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-    valid, bias = _valid_and_bias(original, module, query, key, mask, kwargs)
+    valid, bias = _valid_and_bias(original, module, query, key, attention_mask, kwargs)
     scale, dropout = kwargs.get("scaling"), kwargs.get("dropout", 0.0)
-    output = regularized_attention(query, key, value, valid=valid, site=site, dropout_p=dropout, scale=scale, bias=bias)
+    if kwargs.get("softcap") is not None:
+        # what stands in the bias needs no kernel of its own; queries and keys have done their part then
+        capped = soft_capped(query, key, scale, kwargs["softcap"])
+        bias, query = capped if bias is None else capped + bias, torch.zeros_like(query)
+    shared = {"valid": valid, "scale": scale, "bias": bias, "sink": _sink(kwargs)}
+    output = regularized_attention(query, key, value, site=site, dropout_p=dropout, **shared)
     weights = None
     if original == "eager" and site.tape is None:
         shape = (*query.shape[:-1], key.size(-2))
         nothing = torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=query.device)
         keep = nothing if site.uniform else site.keep_mask(shape, valid, query.device)
-        weights = attention_weights(query, key, valid=valid, keep=keep, scale=scale, bias=bias)
+        weights = attention_weights(query, key, keep=keep, **shared)
     return output.transpose(1, 2).contiguous(), weights
+
+
+def soft_capped(query: Tensor, key: Tensor, scale: float | None, cap: float) -> Tensor:
+    """Scores that stay within ±cap (Gemma 2): cap · tanh(scale · QKᵀ / cap), (B, H, T, S)."""
+    scores = (query @ key.transpose(-1, -2)) * (query.size(-1) ** -0.5 if scale is None else scale)
+    return cap * torch.tanh(scores / cap)
+
+
+def _sink(kwargs: dict[str, Any]) -> Tensor | None:
+    """Attention sinks: `s_aux`, one score a head (H,), or `sinks`, one a query (B, H, T, 1)."""
+    if kwargs.get("sinks") is not None:
+        return kwargs["sinks"]
+    sink = kwargs.get("s_aux")
+    return None if sink is None else sink.reshape(1, -1, 1, 1)
 
 
 def _valid_and_bias(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch.nn.functional as F
@@ -33,15 +34,39 @@ def described(model: nn.Module, named: Mapping[str, Any]) -> dict[str, Any]:
     if getattr(config, "is_encoder_decoder", "decoder_input_ids" in named):
         mask = _decoder_tokens(named, getattr(config, "pad_token_id", None), getattr(config, "eos_token_id", None))
     else:
-        mask = _real(_tensor(named, "attention_mask"))
+        mask = _tokens(model, named)
         if targets is not None and targets.dim() == 2 and not targets.is_floating_point():
             known = targets != IGNORED
             same = mask is not None and mask.shape == known.shape
             ids = _tensor(named, "input_ids")
             tokens = same or (mask is None and ids is not None and ids.shape == known.shape)
             mask = (known & mask if same else known) if tokens else mask
+    if virtual := _virtual_tokens(model):
+        mask = None if mask is None else F.pad(mask, (virtual, 0), value=False)
+        if targets is not None and targets.dim() == 2:
+            targets = F.pad(targets, (virtual, 0), value=IGNORED)
     told = {"token_mask": mask, "targets": targets, "padding_label": _padding_label(model)}
     return {name: value for name, value in told.items() if value is not None}
+
+
+def _tokens(model: nn.Module, named: Mapping[str, Any]) -> Tensor | None:
+    """The attention mask, if it is over the tokens that the outputs answer.
+
+    A mask over the raw samples of a sound is longer than they are.
+    """
+    mask = _real(_tensor(named, "attention_mask"))
+    given = next((x for x in map(partial(_tensor, named), ("input_ids", "inputs_embeds")) if x is not None), None)
+    if mask is None or (given is not None and given.shape[:2] != mask.shape):
+        return None
+    if given is None and any(_tensor(named, name) is not None for name in ("input_values", "input_features")):
+        return None
+    return mask
+
+
+def _virtual_tokens(model: nn.Module) -> int:
+    """How many outputs a prompt of learned tokens puts before the others (PEFT); a prefix of keys has none."""
+    prompt = getattr(model, "active_peft_config", None)
+    return 0 if "PREFIX" in str(getattr(prompt, "peft_type", "")) else getattr(prompt, "num_virtual_tokens", None) or 0
 
 
 def predicts_next(model: nn.Module) -> bool:
@@ -55,8 +80,9 @@ def _padding_label(model: nn.Module) -> int | None:
     config, generates = getattr(model, "config", None), getattr(model, "can_generate", None)
     if generates is None or not generates() or not getattr(config, "is_encoder_decoder", False):
         return None
-    ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
-    return None if config.pad_token_id in ends else config.pad_token_id
+    # a configuration of two joined models may have neither
+    padding, end = getattr(config, "pad_token_id", None), getattr(config, "eos_token_id", None)
+    return None if padding in (end if isinstance(end, list) else [end]) else padding
 
 
 def _decoder_tokens(named: Mapping[str, Any], padding: int | None, end: int | list[int] | None) -> Tensor | None:

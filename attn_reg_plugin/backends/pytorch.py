@@ -66,8 +66,8 @@ class RegularizedMultiheadAttention(nn.MultiheadAttention):
             output, shaped as the query; and with `need_weights` the weights before dropout: (B, T, S), (B, H, T, S)
             without `average_attn_weights`, without B for a query without it.
         """
-        site = self.attn_site
-        if not site.active or (is_causal and attn_mask is None):
+        call = None if is_causal and attn_mask is None else self.attn_site.enter(query, value)
+        if call is None:
             return super().forward(
                 query,
                 key,
@@ -80,18 +80,18 @@ class RegularizedMultiheadAttention(nn.MultiheadAttention):
             )
         batched = query.dim() == 3
         query, key, value = (self._batch_first(states, batched) for states in (query, key, value))
-        q, k, v = self._projected(query, key, value, bare=site.uniform)
+        q, k, v = self._projected(query, key, value, bare=call.uniform)
         valid, bias = self._masks(key_padding_mask, attn_mask, q)
         dropout_p = self.dropout if self.training else 0.0
-        output = regularized_attention(q, k, v, valid=valid, site=site, dropout_p=dropout_p, bias=bias)
+        output = regularized_attention(q, k, v, valid=valid, site=call, dropout_p=dropout_p, bias=bias)
         output = self.out_proj(output.transpose(1, 2).flatten(2))
         weights = None
         if need_weights:
             keep = None
-            if site.uniform:
+            if call.uniform:
                 keep = torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=q.device)
-            elif site.tape is None:
-                keep = site.keep_mask((*q.shape[:-1], k.size(-2)), valid, q.device)
+            elif call.tape is None:
+                keep = call.keep_mask((*q.shape[:-1], k.size(-2)), valid, q.device)
             weights = attention_weights(q, k, valid=valid, keep=keep, bias=bias)
             weights = weights.mean(1) if average_attn_weights else weights
         if not batched:

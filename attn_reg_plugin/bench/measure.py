@@ -29,7 +29,7 @@ CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time
 
 #: seconds by repeat
 Seconds = dict[int, float]
-#: runs a step, and gives the seconds an update of its parts if it times them
+#: runs a step, and gives the seconds per update of its parts if it times them
 Step = Callable[[], Mapping[str, float] | None]
 #: called before a step is measured, with the row and which repeat it is (None: warm-up or memory)
 Progress = Callable[[Row, int | None], None]

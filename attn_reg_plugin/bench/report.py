@@ -8,7 +8,6 @@ are medians, ratios are medians of the ratios within a repeat.
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import os
 import platform
@@ -33,12 +32,13 @@ from attn_reg_plugin.bench.measure import (
     results,
 )
 from attn_reg_plugin.bench.rows import ROWS, Row, select_rows
+from attn_reg_plugin.files import write_json
 
 NOTES = (
     "× plain: median over the repeats of the ratio to plain (beam search: to plain beam search) in the same repeat.",
     "cross-tuned: the mean of the plain and the regularized step of the same repeat, as half of the epochs are plain; "
     "its memory is the larger of the two.",
-    "the paper's form: attention maps kept in the graph, one backward a layer, a full sort of every row.",
+    "the paper's form: attention maps kept in the graph, one backward per layer, a full sort of every row.",
     "AttendOut: a whole round over its updates, every update of both with loss, backward and Adam as in plain; the "
     "lines below are its parts and add up to it; what the attacker's is above 1 is what masked attention costs.",
     "peak: the most memory allocated at once; step ×: its ratio without what stays between steps (weights, Adam).",
@@ -75,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="wall: elapsed time; cpu: CPU time of this process, for a busy machine (best with --threads 1) "
         "(default: %(default)s)",
     )
-    parser.add_argument("--repeats", type=int, default=7, help="measured steps a method (default: %(default)s)")
+    parser.add_argument("--repeats", type=int, default=7, help="measured steps per method (default: %(default)s)")
     parser.add_argument("--warmup", type=int, default=1, help="steps before, not counted (default: %(default)s)")
     parser.add_argument("--methods", help=f"which, with commas (default: all): {', '.join(row.name for row in ROWS)}")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything measured to FILE as well")
@@ -117,7 +117,7 @@ def run(arguments: argparse.Namespace) -> int:
     _print(console, render(table), [*lines, *NOTES])
     if arguments.json is not None:
         report = {"machine": machine, "settings": described, "rows": as_json(table)}
-        arguments.json.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        write_json(arguments.json, report)
     return 0
 
 

@@ -1,0 +1,1 @@
+"""The subcommands of `attn-reg`, one file each."""

@@ -1,4 +1,4 @@
-"""`attn-reg compare`: train, translate and score several methods on the same corpus; one table.
+"""`attn-reg compare`: train, translate and score several methods on the same corpus; a table and learning curves.
 
 Each method and seed is a run of fairseq-train and fairseq-generate in a folder of its own under --out.
 What is done is not done again, and an interrupted training goes on from its last checkpoint.
@@ -7,7 +7,6 @@ What is done is not done again, and an interrupted training goes on from its las
 from __future__ import annotations
 
 import argparse
-import shlex
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -22,12 +21,15 @@ from attn_reg_plugin.experiments.comparison import (
     method_names,
     parse_seeds,
     take_the_rest,
+    threads,
 )
+from attn_reg_plugin.experiments.curve_plot import CURVES, plot_validation
 from attn_reg_plugin.experiments.data_folder import DataFolder
-from attn_reg_plugin.experiments.methods import METHODS, START, UNTUNED, Method, select_methods
+from attn_reg_plugin.experiments.methods import METHODS, START, UNTUNED, Method, select_methods, split_flags
 from attn_reg_plugin.experiments.recipe import Recipe
-from attn_reg_plugin.experiments.runs import Run, write_json
+from attn_reg_plugin.experiments.runs import Run
 from attn_reg_plugin.experiments.table import Row, cells, markdown, summarize, terminal_table
+from attn_reg_plugin.files import write_json, write_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Carry out the comparison; write results.json and results.md into --out and print the table.
+    """Carry out the comparison; write results.json, results.md and curves.png into --out and print the table.
 
     Gives 0, or 130 when interrupted from the keyboard.
     Raises ValueError or FileNotFoundError with one sentence on bad input and on a failed run.
@@ -55,10 +57,11 @@ def run(arguments: argparse.Namespace) -> int:
     data = DataFolder.open(arguments.data)
     runs = plan(arguments, methods, data)
     console = Console()
-    if not carry_out(runs, console, Recipe.from_arguments(arguments).epochs, _summary):
+    if not carry_out(runs, console, Recipe.from_arguments(arguments).epochs, _summary, arguments.jobs):
         return 130
     results = {method.name: [one.result() for one in runs if one.method == method] for method in methods}
     _report(console, arguments.out, data, summarize(methods, results), runs)
+    _draw(console, arguments.out, methods, runs)
     return 0
 
 
@@ -73,7 +76,7 @@ def plan(arguments: argparse.Namespace, methods: Sequence[Method], data: DataFol
     recipe = Recipe.from_arguments(arguments)
     common = [*recipe.flags(data.joint), *device, *arguments.extra]
     generate = ["--beam", str(arguments.beam), "--batch-size", "64", "--post-process", "sentencepiece"]
-    generate += ["--no-progress-bar", *device, *shlex.split(arguments.generate_flags)]
+    generate += ["--no-progress-bar", *device, *split_flags("--generate-flags", arguments.generate_flags)]
     return [
         Run(
             method=method,
@@ -82,6 +85,7 @@ def plan(arguments: argparse.Namespace, methods: Sequence[Method], data: DataFol
             data=data,
             train_flags=(*common, *method.flags, *(recipe.standstill() if method.name == UNTUNED else [])),
             generate_flags=tuple(generate),
+            threads=threads(arguments.jobs),
         )
         for seed in parse_seeds(arguments.seeds)
         for method in methods
@@ -91,6 +95,19 @@ def plan(arguments: argparse.Namespace, methods: Sequence[Method], data: DataFol
 def _summary(one: Run) -> str:
     scores = one.result()["translation"]["scores"].values()
     return f"BLEU {', '.join(format(score['bleu'], '.2f') for score in scores)}"
+
+
+def _draw(console: Console, out: Path, methods: Sequence[Method], runs: Sequence[Run]) -> None:
+    """Draw the learning curves into --out, and say where table and picture are."""
+    by_method = {method.title: [one.log() for one in runs if one.method == method] for method in methods}
+    console.print(f"table: {out / 'results.md'}", highlight=False, soft_wrap=True)
+    try:
+        drawn = plot_validation(by_method, runs[0].result()["training"]["loss"], out / CURVES)
+    except ValueError as error:
+        console.print(f"no picture of the learning curves: {error}", highlight=False, markup=False, soft_wrap=True)
+        return
+    if drawn:
+        console.print(f"learning curves: {out / CURVES}", highlight=False, soft_wrap=True)
 
 
 def _report(console: Console, out: Path, data: DataFolder, rows: Sequence[Row], runs: Sequence[Run]) -> None:
@@ -115,7 +132,7 @@ def _report(console: Console, out: Path, data: DataFolder, rows: Sequence[Row], 
         "runs": results,
     }
     write_json(out / "results.json", content)
-    (out / "results.md").write_text(markdown(header, body, notes), encoding="utf-8")
+    write_text(out / "results.md", markdown(header, body, notes))
     table = terminal_table(header, body)
     # a table is cut at the console's width; wrapped lines are better than missing figures
     wide = console.options.update(max_width=1000)

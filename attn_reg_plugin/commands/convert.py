@@ -87,9 +87,12 @@ def download(name: str) -> Path:
     except ImportError:
         raise ValueError("--hf-model needs huggingface_hub: pip install huggingface_hub") from None
     try:
-        small = snapshot_download(name, allow_patterns=["*.json", "*.spm", WEIGHTS[0]])
-        if not (Path(small) / WEIGHTS[0]).is_file():
-            small = snapshot_download(name, allow_patterns=["*.json", "*.spm", WEIGHTS[1]])
+        for stem, _, ending in (weights.partition(".") for weights in WEIGHTS):  # one file, or several and an index
+            small = snapshot_download(
+                name, allow_patterns=["*.json", "*.spm", f"{stem}.{ending}", f"{stem}-*.{ending}"]
+            )
+            if any(Path(small).glob(f"{stem}*.{ending}")):
+                break
     except Exception as error:  # no network, no such model, no disk: the hub has its own error for each
         reason = (str(error).strip().splitlines() or ["no reason given"])[0]
         raise ValueError(f"--hf-model {name} could not be downloaded ({type(error).__name__}: {reason})") from None

@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from attn_reg_plugin.experiments.trained import Trained, add_batch_arguments, add_run_arguments, load_trained
+from attn_reg_plugin.files import write_json
 from attn_reg_plugin.labelled import LabelledTask, TextExample, find_task, is_hub, read_file, read_split
 from attn_reg_plugin.labelled.metrics import accuracy, f1
 from attn_reg_plugin.labelled.task_table import CLASSIFICATION
@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"{name}: {figure:.2f}" if isinstance(figure, float) else f"{name}: {figure}")
     if arguments.out is not None:
         arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        arguments.out.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+        write_json(arguments.out, figures)
     return 0
 
 

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from attn_reg_plugin.experiments.trained import add_run_arguments, load_trained
+from attn_reg_plugin.files import naming_writer, whole_folder
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,14 +19,15 @@ def run(arguments: argparse.Namespace) -> int:
     """Write model and tokenizer.
 
     Raises:
-        ValueError: OUT is not empty, or RUN is no training of an encoder.
+        ValueError: OUT is a file or not empty, or RUN is no training of an encoder.
         FileNotFoundError: RUN has no checkpoint.
+        OSError: OUT cannot be written; nothing is left there.
     """
     out = arguments.out
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ValueError(f"{out} is there already; give an empty folder, or one that is not there yet")
-    trained = load_trained(arguments.run_folder)
-    trained.model.model.save_pretrained(out)
-    trained.tokenizer.save_pretrained(out)
+    with whole_folder(out) as folder:
+        trained = load_trained(arguments.run_folder)
+        with naming_writer(out):
+            trained.model.model.save_pretrained(folder)
+            trained.tokenizer.save_pretrained(folder)
     print(f"{out}: {type(trained.model.model).__name__} of {trained.checkpoint}, with its tokenizer")
     return 0

@@ -24,11 +24,12 @@ from attn_reg_plugin.experiments.comparison import (
     method_names,
     parse_seeds,
     take_the_rest,
+    threads,
 )
 from attn_reg_plugin.experiments.labelled_runs import LabelledData, LabelledRun, digest_of_model
 from attn_reg_plugin.experiments.methods import METHODS, Method, select_methods
-from attn_reg_plugin.experiments.runs import write_json
 from attn_reg_plugin.experiments.table import Figure, figure_of, markdown, terminal_table
+from attn_reg_plugin.files import write_json, write_text
 from attn_reg_plugin.labelled import TASKS, find_task, read_split, with_labels
 
 #: a pretrained encoder that comes as a package
@@ -75,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
     methods = select_methods(method_names(arguments), arguments.method_flags, ENCODER_METHODS)
     runs = plan(arguments, methods)
     console = Console()
-    if not carry_out(runs, console, arguments.epochs, _summary):
+    if not carry_out(runs, console, arguments.epochs, _summary, arguments.jobs):
         return 130
     _report(console, arguments.out, methods, runs, arguments.train_examples)
     return 0
@@ -87,6 +88,7 @@ def plan(arguments: argparse.Namespace, methods: Sequence[Method]) -> list[Label
     task = with_labels(find_task(arguments.labelled_task), arguments.data)
     data, model = LabelledData(arguments.data, task), arguments.model or packaged_model()
     flags = _flags(arguments, len(read_split(task, arguments.data, "train")))
+    read_split(task, arguments.data, "valid")  # what is wrong with it is said before anything is trained
     digest = digest_of_model(model)
     return [
         LabelledRun(
@@ -98,6 +100,7 @@ def plan(arguments: argparse.Namespace, methods: Sequence[Method]) -> list[Label
             generate_flags=(),
             model=model,
             model_digest=digest,
+            threads=threads(arguments.jobs),
         )
         for seed in parse_seeds(arguments.seeds)
         for method in methods
@@ -122,10 +125,11 @@ def _check(arguments: argparse.Namespace) -> None:
     for name, fits, allowed in (
         ("epochs", arguments.epochs >= 1, "at least 1"),
         ("patience", arguments.patience >= 1, "at least 1"),
-        ("lr", arguments.lr > 0, "above 0"),
+        ("lr", 0 < arguments.lr < math.inf, "above 0, and finite"),
         ("warmup", 0 <= arguments.warmup < 1, "in [0, 1)"),
-        ("weight-decay", arguments.weight_decay >= 0, "at least 0"),
+        ("weight-decay", 0 <= arguments.weight_decay < math.inf, "at least 0, and finite"),
         ("batch-size", arguments.batch_size >= 1, "at least 1"),
+        ("max-length", arguments.max_length >= 1, "at least 1"),
         ("train-examples", arguments.train_examples >= 0, "at least 0"),
     ):
         if not fits:
@@ -204,7 +208,7 @@ def _report(console: Console, out: Path, methods: Sequence[Method], runs: Sequen
         "runs": {f"{one.method.name}-seed{one.seed}": one.settings() | one.result() for one in runs},
     }
     write_json(out / "results.json", content)
-    (out / "results.md").write_text(markdown(header, body, notes), encoding="utf-8")
+    write_text(out / "results.md", markdown(header, body, notes))
     console.width = max(console.width, 40 + 16 * len(header))
     console.print(terminal_table(header, body))
     for note in notes:

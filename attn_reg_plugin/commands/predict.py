@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from attn_reg_plugin.experiments.trained import Trained, add_batch_arguments, add_run_arguments, load_trained
+from attn_reg_plugin.files import write_text
 from attn_reg_plugin.labelled import Encoded, Example, read_file
 from attn_reg_plugin.labelled.encoding import IGNORED
 from attn_reg_plugin.labelled.task_table import REGRESSION, TAGGING
@@ -49,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stdout.write(text)
     else:
         arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        arguments.out.write_text(text, encoding="utf-8", newline="\n")
+        write_text(arguments.out, text)
     return 0
 
 

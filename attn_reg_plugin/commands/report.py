@@ -11,8 +11,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from attn_reg_plugin.attention.sites import SiteSelector
-from attn_reg_plugin.experiments.drop_rate_plot import load_matplotlib, plot_rates
+from attn_reg_plugin.experiments.drop_rate_plot import check_format, plot_rates
 from attn_reg_plugin.experiments.drop_rates import fit_curve, read_rates
+from attn_reg_plugin.files import write_text
 from attn_reg_plugin.regularizers.scheduled_dropout import FILES, Schedule
 
 
@@ -39,18 +40,18 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.knots < 2:
         raise ValueError(f"--knots is {arguments.knots}, but must be at least 2")
     if arguments.plot:
-        load_matplotlib()
+        check_format(arguments.plot)
     rates = read_rates(arguments.run_log)
     fits = {site: fit_curve(series, arguments.knots) for site, series in rates.items()}
     schedule = Schedule(tuple((SiteSelector(site), fit.curve) for site, fit in fits.items()))
-    head = f"# Keep probability over updates, fitted by `attn-reg report curves` to the run {arguments.run_log.name}.\n"
+    head = f"# Drop probability over updates, fitted by `attn-reg report curves` to the run {arguments.run_log.name}.\n"
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(head + schedule.to_yaml(), encoding="utf-8", newline="\n")
     if arguments.plot:
         plot_rates(rates, fits, arguments.plot)
+    write_text(arguments.out, head + schedule.to_yaml())
     for site, fit in fits.items():
-        points = ", ".join(f"{keep:g} at {update:g}" for update, keep in fit.curve.points)
-        print(f"{site}: keep {points} (rms error {fit.error:.4f}, {len(rates[site].drops)} records)")
+        points = ", ".join(f"{drop:g} at {update:g}" for update, drop in fit.curve.points)
+        print(f"{site}: drop {points} (rms error {fit.error:.4f}, {len(rates[site].drops)} records)")
     print(
         f"train with: --attn-reg scheduled_dropout --scheduled-dropout-schedule {arguments.out} "
         f"--attn-sites '{pattern_of(fits)}'"

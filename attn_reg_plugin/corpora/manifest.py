@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
+import re
 from collections.abc import Iterable
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
+
+from attn_reg_plugin.files import write_json
 
 NAME = "manifest.json"
 
@@ -76,11 +78,10 @@ class Manifest:
                 )
             manifest.save()
             return manifest
-        try:
-            data = json.loads(path.read_text(encoding="utf-8"))
-            old, _ = data["request"], data["stages"]
-        except (ValueError, KeyError, TypeError):
-            raise ValueError(f"{path} is not a manifest of attn-reg prepare: give --overwrite to redo it") from None
+        data = _read(path)
+        if data is None:
+            raise ValueError(f"{path} is not a manifest of attn-reg prepare: give --overwrite to redo it")
+        old = data["request"]
         if old != manifest.data["request"]:
             raise ValueError(
                 f"{folder} was prepared with other options or from other files "
@@ -127,10 +128,39 @@ class Manifest:
 
     def save(self) -> None:
         """Write `manifest.json` whole, or not at all."""
-        temporary = self.folder / f".{NAME}.tmp"
-        text = json.dumps(self.data, ensure_ascii=False, indent=2, sort_keys=True)
-        temporary.write_text(text + "\n", encoding="utf-8")
-        os.replace(temporary, self.folder / NAME)
+        write_json(self.folder / NAME, self.data, sort_keys=True)
+
+
+def unfinished(folder: Path) -> bool:
+    """Whether a folder holds a preparation that never was complete, or lost that."""
+    data = _read(folder / NAME) if (folder / NAME).is_file() else None
+    return data is not None and not data["complete"]
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """The content of a manifest; None where it is not what `Manifest` writes. Names in it stay inside the folder."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        request, stages, splits = data["request"], data["stages"], data.get("splits", {})
+        names = [name for outputs in stages.values() for name in outputs.items()]
+        fits = (
+            isinstance(request, dict)
+            and isinstance(data["complete"], bool)
+            and all(isinstance(hashed, str) and _is_inside(name) for name, hashed in names)
+            and all(re.fullmatch(r"train|valid|test\d*", split) for split in splits)
+            and all(isinstance(split["title"], str) for split in splits.values())
+            and ("raw" not in stages or {"names", "notes", "splits"} <= data.keys())
+            and ("spm" not in stages or isinstance(data["spm"]["models"], dict))
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+    return data if fits else None
+
+
+def _is_inside(name: str) -> bool:
+    """Whether a relative path names something below its folder."""
+    path = PurePosixPath(name)
+    return not path.is_absolute() and ".." not in path.parts and bool(path.parts) and "\0" not in name
 
 
 def _merged(old: Any, new: Any) -> Any:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from attn_reg_plugin.corpora import phrasebook
 from attn_reg_plugin.corpora.romanian import RULES
 
 PAIRS = ("en-ro", "ro-en", "en-tr", "tr-en")
@@ -207,13 +208,29 @@ class PhrasebookOptions(PrepareOptions):
     train: int = _option("training pairs", 4000, int, "N")
     valid: int = _option("validation pairs", 500, int, "N")
     test: int = _option("test pairs", 500, int, "N")
-    seed: int = _option("of the random choice of phrases", 1, int, "N")
+    seed: int = _option(
+        "of the random choice of training pairs (1 takes the first ones) and of those that --noise exchanges",
+        1,
+        int,
+        "N",
+    )
+    noise: float = _option(
+        "share of the training targets that are exchanged among each other, in [0, 1]: wrong translations, as a "
+        "crawled corpus has them, which a model can only memorize",
+        0.0,
+        float,
+        "X",
+    )
 
     def __post_init__(self) -> None:
         """Check the options of this corpus too."""
         super().__post_init__()
         for name in ("train", "valid", "test"):
             self._allow(name, getattr(self, name) >= 1, "at least 1")
+        phrasebook.check_sizes(self.train, self.valid, self.test)
+        self._allow("noise", 0 <= self.noise <= 1, "in [0, 1]")
+        if round(self.noise * self.train) == 1:
+            raise ValueError(f"--noise {self.noise}: it exchanges 1 of {self.train} targets, and it takes at least 2")
 
 
 #: the corpora of the command, each with its options and what it is

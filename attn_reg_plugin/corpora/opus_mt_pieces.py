@@ -11,7 +11,7 @@ from typing import Any
 
 from attn_reg_plugin.corpora.manifest import sha256
 from attn_reg_plugin.corpora.options import PrepareOptions
-from attn_reg_plugin.corpora.pieces import SPECIAL
+from attn_reg_plugin.dictionaries import SPECIAL
 from attn_reg_plugin.opus_mt.tokenization import (
     SOURCE_MODEL,
     TARGET_MODEL,
@@ -30,7 +30,7 @@ def describe(options: PrepareOptions) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: a file of the tokenizer is missing.
-        ValueError: one cannot be used, or the prefix is no piece.
+        ValueError: one cannot be used, or the prefix isn't a piece.
     """
     if options.opus_mt is None:
         return {}

@@ -1,6 +1,6 @@
 """Readers of parallel text: line by line, plain or gzipped, with errors that name the file and the line.
 
-Nothing here holds more than a line a file, so memory does not grow with the corpus.
+Nothing here holds more than one line per file, so memory does not grow with the corpus.
 """
 
 from __future__ import annotations
@@ -57,13 +57,15 @@ def read_lines(path: Path) -> Iterator[str]:
     A byte order mark at the start is dropped; line breaks other than the newline become spaces.
 
     Raises:
-        ValueError: a line that is not UTF-8, or a broken gzip file (both with the line number).
+        ValueError: a line that is not UTF-8 or holds a NUL byte, or a broken gzip file (with the line number).
         FileNotFoundError: there is no such file.
     """
     number = 0
     with _open(path) as file:
         try:
             for number, line in enumerate(file, start=1):
+                if b"\0" in line:
+                    raise ValueError(f"{path}, line {number}: not text (a NUL byte at position {line.index(0) + 1})")
                 yield one_line(line.decode("utf-8-sig" if number == 1 else "utf-8"))
         except UnicodeDecodeError as error:
             byte = error.object[error.start]

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 
-#: what fairseq puts before the entries of any dictionary
-SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
-UNKNOWN = "<unk>"
+from attn_reg_plugin.dictionaries import SPECIAL, UNKNOWN, read_dictionary
+from attn_reg_plugin.files import write_bytes
+
 #: sentences, drawn at random, that a model is trained on at most; what bounds the memory of training
 SAMPLE = 1_000_000
 #: part of the result, since sums of floats depend on it
@@ -100,7 +100,7 @@ def train_model(lines: Iterable[str], path: Path, vocab_size: int, character_cov
         )
     except RuntimeError as error:
         raise ValueError(_explain(str(error), vocab_size)) from None
-    path.write_bytes(model.getvalue())
+    write_bytes(path, model.getvalue())
 
 
 def _explain(message: str, vocab_size: int) -> str:
@@ -118,34 +118,6 @@ def _explain(message: str, vocab_size: int) -> str:
     if "sentences_.empty()" in message:
         return "sentencepiece found no usable line in the training text"
     return f"sentencepiece could not train a model of {vocab_size} pieces: {message}"
-
-
-def write_dictionary(model: PieceModel, path: Path) -> None:
-    """Write the fairseq dictionary (`dict.txt`) of a model: one piece and a count of 1 a line."""
-    path.write_text("".join(f"{symbol} 1\n" for symbol in model.symbols), encoding="utf-8")
-
-
-def read_dictionary(path: Path) -> list[str]:
-    """The symbols of a fairseq dictionary file, without the special ones.
-
-    Raises:
-        ValueError: a line is not `<symbol> <count>` (file and line), or the file is not UTF-8.
-        FileNotFoundError: there is no such file.
-    """
-    if not path.is_file():
-        raise FileNotFoundError(f"dictionary {path}: no such file")
-    symbols = []
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except UnicodeDecodeError:
-        raise ValueError(f"{path} is not a fairseq dictionary: it is not UTF-8 text") from None
-    for number, line in enumerate(lines, start=1):
-        symbol, _, count = line.rstrip().removesuffix(" #fairseq:overwrite").rpartition(" ")
-        if symbol and count.isdecimal():
-            symbols.append(symbol)
-        elif line:
-            raise ValueError(f"{path}, line {number}: {line!r} is not '<symbol> <count>'")
-    return symbols
 
 
 def check_fit(model: PieceModel, model_path: Path, dictionary_path: Path) -> None:

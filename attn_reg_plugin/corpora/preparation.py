@@ -6,7 +6,7 @@
 
 What is in DIR afterwards:
 
-    raw/SPLIT.LANGUAGE      the text, a sentence a line: references to score against, and what was trained on
+    raw/SPLIT.LANGUAGE      the text, one sentence per line: references to score against, and what was trained on
     spm.model, dict.txt     sentencepiece model and fairseq dictionary (spm.en.model, dict.en.txt if separate)
     opus_mt/                instead of spm.model, with --opus-mt: the tokenizer and the settings of that model
     pieces/SPLIT.LANGUAGE   the encoded text
@@ -31,9 +31,10 @@ from pathlib import Path
 from typing import Any
 
 from attn_reg_plugin.corpora import binarize, options
-from attn_reg_plugin.corpora.manifest import NAME, Manifest
+from attn_reg_plugin.corpora.manifest import NAME, Manifest, unfinished
 from attn_reg_plugin.corpora.options import PhrasebookOptions, PrepareOptions, Wmt16Options
 from attn_reg_plugin.corpora.sources import FolderSource, HubSource, PhrasebookSource, Source
+from attn_reg_plugin.files import TEMPORARY, lock_folder, naming
 
 #: options that do not change what is written, or that the manifest records as hashes
 _UNRECORDED = {
@@ -49,8 +50,10 @@ _UNRECORDED = {
     "valid",
     "test",
     "seed",
+    "noise",
 }
-_TEMPORARY = ".tmp-"
+#: in the output folder while a process works there
+_LOCK = ".lock"
 #: every name that a preparation may write into its folder, besides the manifest
 _OWNED = (
     *("raw", "pieces", "bin", "opus_mt", "spm.model", "dict.txt"),
@@ -63,7 +66,8 @@ add_arguments = options.add_arguments
 
 def _source(wanted: PrepareOptions, load_dataset: Callable[..., Any] | None) -> Source:
     if isinstance(wanted, PhrasebookOptions):
-        return PhrasebookSource(wanted.languages, wanted.train, wanted.valid, wanted.test, wanted.seed)
+        sizes = (wanted.train, wanted.valid, wanted.test)
+        return PhrasebookSource(wanted.languages, *sizes, wanted.seed, wanted.noise)
     if not isinstance(wanted, Wmt16Options):
         raise ValueError(f"no source is known for {type(wanted).__name__}")
     if wanted.source == "hub":
@@ -96,13 +100,11 @@ def _make_folder(out: Path) -> None:
     """Make the output folder, and see that it can be written to."""
     if out.exists() and not out.is_dir():
         raise ValueError(f"--out {out} is a file: it must be a folder, or not exist yet")
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        probe = out / f"{_TEMPORARY}probe-{os.getpid()}"
+    out.mkdir(parents=True, exist_ok=True)
+    probe = out / f"{TEMPORARY}probe-{os.getpid()}"
+    with naming(out, probe):
         probe.touch()
         probe.unlink()
-    except OSError as error:
-        raise ValueError(f"--out {out} cannot be written to: {error.strerror}") from None
 
 
 def _check_inputs(wanted: PrepareOptions) -> None:
@@ -114,12 +116,13 @@ def _check_inputs(wanted: PrepareOptions) -> None:
         inputs["--source"] = (Path(wanted.source),)
     for option, paths in inputs.items():
         for path in paths:
-            if any(path.resolve().is_relative_to((wanted.out / name).resolve()) for name in _OWNED):
+            real = Path(os.path.realpath(path))
+            if any(real.is_relative_to(os.path.realpath(wanted.out / name)) for name in _OWNED):
                 raise ValueError(f"{option} {path} lies in what --out {wanted.out} replaces: give another folder")
 
 
 def _remove(path: Path) -> None:
-    if path.is_dir():
+    if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
@@ -128,12 +131,13 @@ def _remove(path: Path) -> None:
 @contextmanager
 def _staging(out: Path, stage: str) -> Iterator[Path]:
     """A new folder inside `out`, gone at the end; leftovers of killed runs go too."""
-    for leftover in out.glob(f"{_TEMPORARY}*"):
+    for leftover in (*out.glob(f"{TEMPORARY}*"), *out.glob(f".{NAME}{TEMPORARY}*")):
         _remove(leftover)
-    folder = out / f"{_TEMPORARY}{stage}-{os.getpid()}"
+    folder = out / f"{TEMPORARY}{stage}-{os.getpid()}"
     folder.mkdir()
     try:
-        yield folder
+        with naming(out, folder):
+            yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -160,8 +164,10 @@ def prepare(wanted: PrepareOptions, load_dataset: Callable[..., Any] | None = No
         The content of `manifest.json`.
 
     Raises:
-        ValueError: an option or a file that cannot be used; one sentence that says which, and where.
+        ValueError: an option or a file that cannot be used; one sentence that says which, and where. Or another
+            process works in the folder.
         FileNotFoundError: a folder or file that is missing.
+        OSError: a path cannot be read or written.
     """
     binarize.require_packages()
     from attn_reg_plugin.corpora import stages  # imports sentencepiece
@@ -170,7 +176,18 @@ def prepare(wanted: PrepareOptions, load_dataset: Callable[..., Any] | None = No
     _check_inputs(wanted)
     request = _request(wanted, source, stages.describe_models(wanted))
     _make_folder(wanted.out)
-    if wanted.overwrite and _is_other(wanted.out, request):
+    with naming(wanted.out), lock_folder(wanted.out, _LOCK):
+        return _prepare(wanted, source, request)
+
+
+def _prepare(wanted: PrepareOptions, source: Source, request: dict[str, Any]) -> dict[str, Any]:
+    """Carry out the stages that are missing, in a folder that is held."""
+    from attn_reg_plugin.corpora import stages
+
+    failed = unfinished(wanted.out)
+    if (wanted.overwrite or failed) and _is_other(wanted.out, request):
+        if failed and not wanted.overwrite:
+            print(f"starting anew: {wanted.out} holds only an unfinished preparation with other options")
         for name in (*_OWNED, NAME):
             _remove(wanted.out / name)
     manifest = Manifest.open(wanted.out, request, _OWNED)

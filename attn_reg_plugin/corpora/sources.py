@@ -12,6 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
+from attn_reg_plugin.corpora import phrasebook
 from attn_reg_plugin.corpora.manifest import sha256
 from attn_reg_plugin.corpora.parallel import Pair, find_text, one_line, read_lines, read_pairs
 
@@ -255,12 +256,13 @@ class HubSource:
 
 @dataclass(frozen=True)
 class PhrasebookSource:
-    """The phrasebook, written anew.
+    """The phrasebook.
 
     Attributes:
         languages: source and target.
         train, valid, test: how many pairs.
-        seed: of the random choice.
+        seed: of the random choice of training pairs, and of those whose targets are exchanged.
+        noise: share of the training targets that are exchanged among each other, in [0, 1].
     """
 
     languages: tuple[str, str]
@@ -268,20 +270,29 @@ class PhrasebookSource:
     valid: int
     test: int
     seed: int
+    noise: float = 0.0
 
     def describe(self) -> dict[str, Any]:
-        """The sizes and the seed."""
+        """The sizes, the seed and, if there is any, the noise and how many targets it exchanges."""
+        noise = {"noise": self.noise, "exchanged": round(self.noise * self.train)} if self.noise else {}
         return {
             "kind": "phrasebook",
             "train": self.train,
             "valid": self.valid,
             "test": self.test,
             "seed": self.seed,
+            **noise,
         }
 
     def splits(self, scratch: Path) -> tuple[list[Split], list[str]]:
-        """The splits, read from files that are written into `scratch`."""
-        from attn_reg_plugin.data.phrasebook import write_phrasebook
+        """The splits; `scratch` is not used."""
+        made = phrasebook.splits(self.train, self.valid, self.test, self.seed)
+        return [self._split(name, triples) for name, triples in made.items()], []
 
-        write_phrasebook(scratch, train=self.train, valid=self.valid, test=self.test, seed=self.seed)
-        return FolderSource(scratch, self.languages).splits(scratch)
+    def _split(self, name: str, triples: list[phrasebook.Triple]) -> Split:
+        sources, targets = ([getattr(triple, language) for triple in triples] for language in self.languages)
+        if name == "train":
+            targets = phrasebook.exchange(targets, self.noise, self.seed)
+        pairs = [Pair(line, *pair) for line, pair in enumerate(zip(sources, targets, strict=True), start=1)]
+        places = (f"phrasebook {name} ({self.languages[0]})", f"phrasebook {name} ({self.languages[1]})")
+        return Split(name, name, places, lambda: iter(pairs))

@@ -20,10 +20,11 @@ from attn_reg_plugin.corpora import opus_mt_pieces as opus_mt_prepare
 from attn_reg_plugin.corpora.manifest import sha256
 from attn_reg_plugin.corpora.options import PrepareOptions
 from attn_reg_plugin.corpora.parallel import read_lines, read_pairs
-from attn_reg_plugin.corpora.pieces import UNKNOWN, PieceModel
+from attn_reg_plugin.corpora.pieces import PieceModel
 from attn_reg_plugin.corpora.progress_bar import track
 from attn_reg_plugin.corpora.romanian import STRIPPED, normalize
 from attn_reg_plugin.corpora.sources import Source, Split
+from attn_reg_plugin.dictionaries import SPECIAL, UNKNOWN, read_dictionary, write_dictionary
 
 
 class Encoder(Protocol):
@@ -54,7 +55,7 @@ class Work:
 
 
 def raw(work: Work) -> dict[str, Any]:
-    """Write `raw/SPLIT.LANGUAGE`: the text, one sentence a line, without empty training pairs.
+    """Write `raw/SPLIT.LANGUAGE`: the text, one sentence per line, without empty training pairs.
 
     Raises:
         ValueError: an empty line where none may be, or a split without any pair.
@@ -136,9 +137,9 @@ def spm(work: Work) -> dict[str, Any]:
             pieces.check_fit(model, options.spm_model[number], options.dictionary[number])
             shutil.copyfile(options.dictionary[number], target)
         else:
-            pieces.write_dictionary(model, target)
+            write_dictionary(model.symbols, target)
         pieces.check_fit(model, path, target)
-        size = len(pieces.read_dictionary(target)) + len(pieces.SPECIAL)
+        size = len(read_dictionary(target)) + len(SPECIAL)
         facts["models"][name] = {
             "dictionary": dictionary,
             "dictionary_size": size,

@@ -21,7 +21,7 @@ from attn_reg_plugin.regularizers.base import Outcome
 
 @register_criterion("attn_reg_classification", dataclass=LabelledConfig)
 class ClassificationCriterion(LabelledCriterion):
-    """One label an example; logits (B, C), of a regression (B,) or (B, 1); target (B,)."""
+    """One label per example; logits (B, C), of a regression (B,) or (B, 1); target (B,)."""
 
     kinds: ClassVar[tuple[str, ...]] = (CLASSIFICATION, MULTIPLE_CHOICE, REGRESSION)
 

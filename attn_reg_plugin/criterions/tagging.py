@@ -19,7 +19,7 @@ from attn_reg_plugin.regularizers.base import Outcome
 
 @register_criterion("attn_reg_tagging", dataclass=LabelledConfig)
 class TaggingCriterion(LabelledCriterion):
-    """One label a word, at its first sub-token; logits (B, T, C); target (B, T), -100 where there is no label.
+    """One label per word, at its first sub-token; logits (B, T, C); target (B, T), -100 where there is no label.
 
     Losses, the sample size and every metric are of words; words that were truncated away are in none of them.
     """

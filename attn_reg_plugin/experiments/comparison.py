@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import functools
 from collections.abc import Callable, Iterable, Sequence
+from threading import Event
 from typing import Any
 
 from rich.console import Console
 
+from attn_reg_plugin.experiments.jobs import at_a_time
 from attn_reg_plugin.experiments.progress import Reporter
 from attn_reg_plugin.experiments.runs import RunError
 
@@ -27,6 +29,9 @@ def add_method_arguments(parser: argparse.ArgumentParser, methods: Iterable[str]
         default=[],
         metavar="NAME=FLAGS",
         help="flags of fairseq-train for one method, winning over its own: ad_drop='--ad-drop-p 0.2'",
+    )
+    parser.add_argument(
+        "--jobs", type=int, default=1, metavar="N", help="trainings at a time; above 1 each of them has one thread"
     )
 
 
@@ -68,38 +73,50 @@ def has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
-def carry_out(runs: Sequence[Any], console: Console, epochs: int, summary: Callable[[Any], str]) -> bool:
+def threads(jobs: int) -> int | None:
+    """The threads of each of `jobs` trainings at a time; None leaves that to the environment."""
+    return 1 if jobs > 1 else None
+
+
+def carry_out(runs: Sequence[Any], console: Console, epochs: int, summary: Callable[[Any], str], jobs: int = 1) -> bool:
     """Do of the runs what is not done yet; False when interrupted from the keyboard.
 
     Args:
-        runs: of `attn-reg compare` or `finetune`; all are claimed first, so that other settings are refused before
-            anything is trained.
+        runs: of `attn-reg compare` or `finetune`; the commands of all are tried and the folders of all claimed first,
+            so that what cannot work is refused before anything is written, and other settings before anything is
+            trained.
         console: where progress is shown.
         epochs: of a run, at most.
         summary: what is said of a finished run.
+        jobs: runs at a time, at least 1.
 
     Raises:
+        ValueError: a command cannot work, or a folder holds a run with other settings.
         RunError: a run failed; the end of its log is shown.
+        ValueError: `jobs` is below 1.
     """
+    from attn_reg_plugin.experiments.checks import check_runs  # imports fairseq
+
+    check_runs(runs)
     for one in runs:
         one.claim()
     try:
         with Reporter(console) as reporter:
-            for one in runs:
-                _carry_out(one, reporter, epochs, summary)
+            tasks = [functools.partial(_carry_out, one, reporter, epochs, summary) for one in runs]
+            at_a_time(tasks, jobs)
     except KeyboardInterrupt:
         console.print("interrupted; the same command goes on from the last checkpoint", highlight=False)
         return False
     return True
 
 
-def _carry_out(one: Any, reporter: Reporter, epochs: int, summary: Callable[[Any], str]) -> None:
-    reporter.start(one.title, epochs)
+def _carry_out(one: Any, reporter: Reporter, epochs: int, summary: Callable[[Any], str], stop: Event) -> None:
+    progress = reporter.start(one.title, epochs)
     known = one.finished()
     try:
-        one.carry_out(reporter.watch)
+        one.carry_out(progress.watch, stop)
     except RunError as error:
         if error.tail:
             reporter.console.print(error.tail, highlight=False, markup=False, soft_wrap=True)
         raise
-    reporter.finish(summary(one) + (" (was done)" if known else ""))
+    progress.finish(summary(one) + (" (was done)" if known else ""))

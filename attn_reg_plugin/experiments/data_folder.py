@@ -9,7 +9,10 @@ from pathlib import Path
 
 def read_lines(path: Path) -> list[str]:
     """The lines of a UTF-8 file, split at newlines only (a text may hold other line separators)."""
-    text = path.read_bytes().decode("utf-8")
+    try:
+        text = path.read_bytes().decode("utf-8")
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is not UTF-8 text") from None
     return text.removesuffix("\n").split("\n") if text else []
 
 
@@ -30,7 +33,8 @@ class DataFolder:
         advice = "make it with `attn-reg prepare`"
         if not binary.is_dir():
             raise FileNotFoundError(f"{root} has no folder bin/ with data for fairseq; {advice}")
-        pairs = [path.name.split(".")[1] for path in binary.glob("train.*-*.*.idx")]
+        pairs = [path.name.split(".")[1] for path in binary.glob("train.*-*.*.idx") if path.name.count(".") == 3]
+        pairs = [pair for pair in pairs if pair.count("-") == 1]
         if not pairs:
             raise FileNotFoundError(f"{binary} has no training data (train.SOURCE-TARGET.*.idx); {advice}")
         source, target = pairs[0].split("-")

@@ -7,10 +7,14 @@ from pathlib import Path
 from types import ModuleType
 
 from attn_reg_plugin.experiments.drop_rates import Fit, Rates
+from attn_reg_plugin.files import naming_writer, whole_file
 
 
-def load_matplotlib() -> ModuleType:
+def load_matplotlib(wanted_for: str = "--plot") -> ModuleType:
     """matplotlib, which only plots need.
+
+    Args:
+        wanted_for: what the message names.
 
     Raises:
         ValueError: it is not installed.
@@ -19,9 +23,20 @@ def load_matplotlib() -> ModuleType:
         import matplotlib.figure
     except ImportError:
         raise ValueError(
-            "--plot needs matplotlib, which is not installed; `pip install matplotlib` brings it"
+            f"{wanted_for} needs matplotlib, which is not installed; `pip install matplotlib` brings it"
         ) from None
     return matplotlib
+
+
+def check_format(path: Path) -> None:
+    """Check that a plot can be drawn into a file of this name.
+
+    Raises:
+        ValueError: matplotlib is missing, or the name's ending is no format of it.
+    """
+    formats = load_matplotlib().figure.Figure().canvas.get_supported_filetypes()
+    if path.suffix.removeprefix(".").lower() not in formats:
+        raise ValueError(f"--plot is {path}, but its name must end in one of .{', .'.join(sorted(formats))}")
 
 
 def plot_rates(rates: Mapping[str, Rates], fits: Mapping[str, Fit], path: Path) -> None:
@@ -43,11 +58,12 @@ def plot_rates(rates: Mapping[str, Rates], fits: Mapping[str, Fit], path: Path) 
         for i, site in enumerate(sites):
             color = matplotlib.colormaps["viridis"](0.85 * i / max(1, len(sites) - 1))
             panel.plot(rates[site].middles, rates[site].drops, color=color, alpha=0.5, linewidth=1)
-            updates, keeps = zip(*fits[site].curve.points, strict=True)
+            updates, drops = zip(*fits[site].curve.points, strict=True)
             layer = site.partition("[")[2].rstrip("]")
-            panel.plot(updates, [1 - keep for keep in keeps], color=color, linewidth=2, label=f"layer {layer}")
+            panel.plot(updates, drops, color=color, linewidth=2, label=f"layer {layer}")
         panel.set(title=kind, xlabel="updates")
         panel.legend(fontsize="small", ncols=1 + len(sites) // 7)
     panels[0].set(ylabel="drop rate", ylim=(0, 1))
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
+    with whole_file(path) as unfinished, naming_writer(path):
+        figure.savefig(unfinished, dpi=150, format=path.suffix.removeprefix("."))

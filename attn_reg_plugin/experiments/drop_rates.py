@@ -17,7 +17,7 @@ from attn_reg_plugin.regularizers.scheduled_dropout import Curve
 Solve = Callable[[list[int]], tuple[float, np.ndarray]]
 
 _RECORD = re.compile(r"\{.*\}\s*$")
-_RATE = re.compile(r"(train_|)drop_((?:encoder|decoder)\.(?:self|cross)\[\d+\])")
+_RATE = re.compile(r"(train_|)drop_((?:encoder|decoder)\.(?:self|cross)\[\d+\](?:@[\w.]+)*)")
 #: at most so many stretches of training are fitted; finer logs are averaged
 STRETCHES = 300
 #: where the curve is evaluated within a stretch, and where an interior knot may start out
@@ -57,7 +57,7 @@ class Rates:
 
 @dataclass(frozen=True)
 class Fit:
-    """A curve of the keep probability, and how far (root mean square) its drop rates are from the logged ones."""
+    """A curve of the drop probability, and how far (root mean square) it is from the logged drop rates."""
 
     curve: Curve
     error: float
@@ -151,7 +151,7 @@ def _order(site: str) -> tuple[bool, bool, int]:
 
 
 def fit_curve(rates: Rates, knots: int = 5) -> Fit:
-    """A piecewise-linear curve of the keep probability through the logged drop rates.
+    """A piecewise-linear curve of the drop probability through the logged drop rates.
 
     A logged rate is the mean of the curve over its stretch, so that stretches of any length give the same curve. The
     values at the knots are a weighted least-squares solution; the knots are placed one by one where they help most,
@@ -164,7 +164,7 @@ def fit_curve(rates: Rates, knots: int = 5) -> Fit:
     all_rates, rates = rates, rates.thinned(STRETCHES)
     first, last, n = int(rates.starts[0]), int(rates.ends[-1]) - 1, len(rates.drops)
     if n == 1 or last <= first:
-        return Fit(Curve(((first, _probability(1 - rates.drops.mean())),)), float(np.std(rates.drops)))
+        return Fit(Curve(((first, _probability(rates.drops.mean())),)), float(np.std(rates.drops)))
     within = np.linspace(0, 1, SAMPLES)
     positions = rates.starts[:, None] + (rates.ends - 1 - rates.starts)[:, None] * within
     weights = np.sqrt((rates.ends - rates.starts) / (rates.ends - rates.starts).mean())
@@ -181,8 +181,8 @@ def fit_curve(rates: Rates, knots: int = 5) -> Fit:
         if criterion < best:
             best, chosen = criterion, at
     values = solve(chosen)[1]
-    curve = Curve(tuple((x, _probability(1 - y)) for x, y in zip(chosen, values, strict=True)))
-    distance = [1 - curve(middle) - drop for middle, drop in zip(all_rates.middles, all_rates.drops, strict=True)]
+    curve = Curve(tuple((x, _probability(y)) for x, y in zip(chosen, values, strict=True)))
+    distance = [curve(middle) - drop for middle, drop in zip(all_rates.middles, all_rates.drops, strict=True)]
     return Fit(curve, float(np.sqrt(np.mean(np.square(distance)))))
 
 

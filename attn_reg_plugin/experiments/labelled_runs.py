@@ -13,10 +13,12 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from threading import Event
+from typing import Any, ClassVar
 
 from attn_reg_plugin.experiments.logs import TrainingLog, read_log, seconds_per_epoch
-from attn_reg_plugin.experiments.runs import USER_DIR, Run, RunError, execute, lock_folder, tail_of, write_json
+from attn_reg_plugin.experiments.runs import USER_DIR, Run, RunError, execute, hold, tail_of
+from attn_reg_plugin.files import write_json
 from attn_reg_plugin.labelled import TAGGING, LabelledTask, find_split, is_hub
 from attn_reg_plugin.tasks.labelled_task import TASKS_OF_KINDS
 
@@ -70,6 +72,8 @@ class LabelledRun(Run):
         model_digest: see `digest_of_model`.
     """
 
+    PARTS: ClassVar[dict[str, tuple[str, ...]]] = {"training": ("epochs", "best_epoch", "scores", "seconds_per_epoch")}
+
     model: str = ""
     model_digest: str = ""
 
@@ -77,6 +81,11 @@ class LabelledRun(Run):
     def metrics(self) -> tuple[str, ...]:
         """The official metrics, the one that checkpoints are chosen by first."""
         return self.data.task.metrics
+
+    @property
+    def subsets(self) -> tuple[str, ...]:
+        """None: nothing is translated."""
+        return ()
 
     def train_command(self) -> list[str]:
         """The command of fairseq-train."""
@@ -101,22 +110,22 @@ class LabelledRun(Run):
         """Whether the run is trained."""
         return "training" in self.result()
 
-    def carry_out(self, watch: Callable[[TrainingLog], None]) -> None:
+    def carry_out(self, watch: Callable[[TrainingLog], None], stop: Event | None = None) -> None:
         """Train, unless that is done; the last checkpoint and states are deleted then, the best one stays.
 
         Raises:
             RunError: the command fails, or another process works in the folder.
         """
-        with lock_folder(self.folder) as lock:
+        with hold(self.folder) as lock:
             if not self.finished():
-                write_json(self.folder / "result.json", {"training": self._train(watch, lock)})
+                write_json(self.folder / "result.json", {"training": self._train(watch, lock, stop)})
             for path in (self.folder / "checkpoints").glob("*.pt"):
                 if path.name != "checkpoint_best.pt":
                     path.unlink()
 
-    def _train(self, watch: Callable[[TrainingLog], None], lock: int) -> dict[str, Any]:
+    def _train(self, watch: Callable[[TrainingLog], None], lock: int, stop: Event | None = None) -> dict[str, Any]:
         path = self.folder / "train.log"
-        execute(self.train_command(), path, f"training of {self.title}", lock, watch)
+        execute(self.train_command(), path, f"training of {self.title}", lock, watch, stop, self.threads)
         log = read_log(path)
         try:
             epoch, figures = best_figures(log, self.metrics)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from attn_reg_plugin.experiments.logs import TrainingLog
 
 
 class Reporter:
-    """Context manager; one bar a run, or one line a validation where there is no terminal."""
+    """Context manager; one bar per run, or one line per validation where there is no terminal."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -24,10 +24,6 @@ class Reporter:
             console=console,
             disable=not console.is_terminal,
         )
-        self._task = TaskID(0)
-        self._title = ""
-        self._epochs = 0
-        self._seen = 0
 
     def __enter__(self) -> Reporter:
         self._bars.start()
@@ -38,10 +34,18 @@ class Reporter:
     ) -> None:
         self._bars.stop()
 
-    def start(self, title: str, epochs: int) -> None:
-        """A run of `epochs` epochs begins."""
-        self._title, self._epochs, self._seen = title, epochs, 0
-        self._task = self._bars.add_task(title, total=epochs, detail="starting")
+    def start(self, title: str, epochs: int) -> RunProgress:
+        """A run of `epochs` epochs begins; several may go on at a time, in threads."""
+        return RunProgress(self.console, self._bars, title, epochs)
+
+
+class RunProgress:
+    """How far one run is."""
+
+    def __init__(self, console: Console, bars: Progress, title: str, epochs: int) -> None:
+        self._console, self._bars, self._title, self._epochs = console, bars, title, epochs
+        self._seen = 0
+        self._task = bars.add_task(title, total=epochs, detail="starting")
         self._line("training")
 
     def watch(self, log: TrainingLog) -> None:
@@ -65,5 +69,5 @@ class Reporter:
         self._line(summary)
 
     def _line(self, text: str) -> None:
-        if not self.console.is_terminal:
-            self.console.print(f"{self._title}: {text}", highlight=False, soft_wrap=True, markup=False)
+        if not self._console.is_terminal:
+            self._console.print(f"{self._title}: {text}", highlight=False, soft_wrap=True, markup=False)

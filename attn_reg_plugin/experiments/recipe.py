@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -19,8 +20,8 @@ SCHEDULERS = ("inverse_sqrt", "polynomial_decay", "fixed")
 class Recipe:
     """Model and optimization, a Transformer base by default; each field is a flag of `attn-reg compare`.
 
-    Raises ValueError when a size is not positive, a rate is outside its range, or the heads do not divide
-    the embedding.
+    Raises ValueError when a size is not positive, a rate is outside its range or not finite, or the heads do not
+    divide the embedding.
     """
 
     arch: str = _option("transformer", "fairseq architecture; the sizes below override its own")
@@ -40,6 +41,9 @@ class Recipe:
     label_smoothing: float = _option(0.1, "label smoothing, in [0, 1)")
 
     def __post_init__(self) -> None:
+        for entry in fields(self):
+            if isinstance(entry.default, float) and not math.isfinite(getattr(self, entry.name)):
+                raise ValueError(f"{_flag(entry.name)} is {getattr(self, entry.name)}, it must be finite")
         for name in ("layers", "embed_dim", "ffn_dim", "heads", "max_tokens", "update_freq", "epochs"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{_flag(name)} is {getattr(self, name)}, it must be at least 1")

@@ -5,8 +5,6 @@ The folder says what it holds: `run.json` the settings that shaped it, `result.j
 
 from __future__ import annotations
 
-import fcntl
-import json
 import os
 import shlex
 import subprocess
@@ -15,16 +13,21 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from threading import Event
+from typing import IO, Any, ClassVar
 
 from attn_reg_plugin.experiments.data_folder import DataFolder
 from attn_reg_plugin.experiments.logs import TrainingLog, read_log, seconds_per_epoch
 from attn_reg_plugin.experiments.methods import TASK, UNTUNED, Method
 from attn_reg_plugin.experiments.score import read_hypotheses, score
+from attn_reg_plugin.files import FolderInUse, lock_folder, read_json, write_json, write_text
 
 #: seconds between two looks at a growing log
 POLL = 0.3
 USER_DIR = Path(__file__).resolve().parents[1]
+
+
+_ADVICE = "give another --out, or delete that folder"
 
 
 class RunError(ValueError):
@@ -45,11 +48,24 @@ class Run:
     data: DataFolder
     train_flags: tuple[str, ...]
     generate_flags: tuple[str, ...]
+    threads: int | None = None
+    """Threads of each command; None leaves that to the environment."""
+
+    #: part of result.json -> what must be in it
+    PARTS: ClassVar[dict[str, tuple[str, ...]]] = {
+        "training": ("epochs", "best_valid_loss", "loss", "best_epoch", "seconds_per_epoch"),
+        "translation": ("flags", "scores"),
+    }
 
     @property
     def title(self) -> str:
         """For messages."""
         return f"{self.method.title}, seed {self.seed}"
+
+    @property
+    def subsets(self) -> tuple[str, ...]:
+        """The test sets to translate."""
+        return self.data.subsets
 
     def train_command(self) -> list[str]:
         """The command of fairseq-train."""
@@ -73,8 +89,22 @@ class Run:
         return {"data": self.data.digest(), "task": TASK, "seed": self.seed, "flags": flags}
 
     def result(self) -> dict[str, Any]:
-        """What is done so far: `training`, then `translation`; empty for a new run."""
-        return read_json(self.folder / "result.json")
+        """What is done so far: `training`, then `translation`; empty for a new run.
+
+        Raises:
+            RunError: `result.json` is not what a run leaves there.
+        """
+        path = self.folder / "result.json"
+        result = _read(path)
+        for part, keys in self.PARTS.items():
+            missing = set(keys) - set(result[part] if isinstance(result.get(part), dict) else ())
+            if part in result and missing:
+                raise RunError(f"{path} lacks {min(missing)!r} in {part!r}, so no run wrote it; {_ADVICE}")
+        return result
+
+    def log(self) -> TrainingLog:
+        """The figures of the training so far."""
+        return read_log(self.folder / "train.log")
 
     def finished(self) -> bool:
         """Whether the run is trained, and translated and scored with the present flags."""
@@ -82,39 +112,53 @@ class Run:
         return "training" in result and self._translated(result)
 
     def claim(self) -> None:
-        """Make the folder ours. Raises RunError when it holds a run with other settings."""
-        recorded, wanted = read_json(self.folder / "run.json"), self.settings()
-        if not recorded:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            write_json(self.folder / "run.json", wanted)
-        elif recorded != wanted:
-            raise RunError(
-                f"{self.folder} holds a run with other settings ({_difference(recorded, wanted)}); "
-                "give another --out, or delete that folder"
-            )
+        """Make the folder ours; a start that failed before its first checkpoint gives way to other settings.
 
-    def carry_out(self, watch: Callable[[TrainingLog], None]) -> None:
-        """Do what is not done yet. `watch` gets the log whenever it has grown.
+        Raises:
+            RunError: the folder holds a run with other settings, or another process starts one there.
+        """
+        path, wanted = self.folder / "run.json", self.settings()
+        if _read(path) == wanted:
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with hold(self.folder):
+            recorded = _read(path)
+            if recorded and recorded != wanted:
+                if self._begun():
+                    raise RunError(
+                        f"{self.folder} holds a run with other settings ({_difference(recorded, wanted)}); {_ADVICE}"
+                    )
+                log = self.folder / "train.log"
+                if log.is_file():
+                    log.replace(self.folder / "train.failed.log")
+            write_json(path, wanted)
 
-        Raises RunError when a command fails or another process works in the folder.
+    def _begun(self) -> bool:
+        """Whether there is anything that a start with other settings would spoil."""
+        return (self.folder / "result.json").exists() or any((self.folder / "checkpoints").glob("*.pt"))
+
+    def carry_out(self, watch: Callable[[TrainingLog], None], stop: Event | None = None) -> None:
+        """Do what is not done yet. `watch` gets the log whenever it has grown; once `stop` is set, commands end.
+
+        Raises RunError when a command fails or is stopped, or another process works in the folder.
         """
         if self.finished():
             return
-        with lock_folder(self.folder) as lock:
+        with hold(self.folder) as lock:
             result = self.result()
             if "training" not in result:
-                result = {"training": self._train(watch, lock)}
+                result = {"training": self._train(watch, lock, stop)}
                 write_json(self.folder / "result.json", result)
             if not self._translated(result):
-                result["translation"] = self._translate(lock)
+                result["translation"] = self._translate(lock, stop)
                 write_json(self.folder / "result.json", result)
 
     def _translated(self, result: dict[str, Any]) -> bool:
         return result.get("translation", {}).get("flags") == shlex.join(self.generate_flags)
 
-    def _train(self, watch: Callable[[TrainingLog], None], lock: int) -> dict[str, Any]:
+    def _train(self, watch: Callable[[TrainingLog], None], lock: int, stop: Event | None = None) -> dict[str, Any]:
         path, checkpoints = self.folder / "train.log", self.folder / "checkpoints"
-        execute(self.train_command(), path, f"training of {self.title}", lock, watch)
+        execute(self.train_command(), path, f"training of {self.title}", lock, watch, stop, self.threads)
         log = read_log(path)
         try:
             name, value, epoch = log.best_validation()
@@ -129,30 +173,19 @@ class Run:
             "seconds_per_epoch": None if untuned else seconds_per_epoch(log, checkpoints / "checkpoint_last.pt"),
         }
 
-    def _translate(self, lock: int) -> dict[str, Any]:
+    def _translate(self, lock: int, stop: Event | None = None) -> dict[str, Any]:
         scores = {}
         for subset in self.data.subsets:
             what = f"translation of {subset} with {self.title}"
-            execute(self.generate_command(subset), self.folder / f"generate-{subset}.log", what, lock)
+            log = self.folder / f"generate-{subset}.log"
+            execute(self.generate_command(subset), log, what, lock, stop=stop, threads=self.threads)
             references = self.data.references(subset)
             output = self.folder / "translations" / f"generate-{subset}.txt"
             hypotheses = read_hypotheses(output, len(references))
             text = "".join(f"{line}\n" for line in hypotheses)
-            output.with_name(f"{subset}.{self.data.target}").write_text(text, encoding="utf-8", newline="\n")
+            write_text(output.with_name(f"{subset}.{self.data.target}"), text)
             scores[subset] = score(hypotheses, references).as_dict()
         return {"flags": shlex.join(self.generate_flags), "scores": scores}
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a json file; empty when there is no such file."""
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-
-
-def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Write a json file so that a kill leaves either the old or the new one."""
-    draft = path.with_name(path.name + ".draft")
-    draft.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    draft.replace(path)
 
 
 def _fairseq(program: str, data: DataFolder, task: str) -> list[str]:
@@ -164,22 +197,34 @@ def _fairseq(program: str, data: DataFolder, task: str) -> list[str]:
 
 
 @contextmanager
-def lock_folder(folder: Path) -> Iterator[int]:
-    """Hold the folder. Commands inherit the lock, so one that outlives a killed comparison keeps it."""
-    with (folder / "lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise RunError(f"another process is still working in {folder}; wait for it or end it") from None
-        yield file.fileno()
+def hold(folder: Path) -> Iterator[int]:
+    """Hold a run's folder. Commands inherit the lock, so one that outlives a killed comparison keeps it.
+
+    Raises:
+        RunError: another process works there.
+    """
+    try:
+        with lock_folder(folder, kept=True) as lock:
+            yield lock
+    except FolderInUse as error:
+        raise RunError(str(error)) from None
 
 
 def execute(
-    command: list[str], path: Path, what: str, lock: int, watch: Callable[[TrainingLog], None] | None = None
+    command: list[str],
+    path: Path,
+    what: str,
+    lock: int,
+    watch: Callable[[TrainingLog], None] | None = None,
+    stop: Event | None = None,
+    threads: int | None = None,
 ) -> None:
-    """Run a command with its output appended to the file `path`, following the json records in it."""
+    """Run a command with its output appended to the file `path`, following the json records in it.
+
+    Raises RunError when it fails, or is ended because `stop` is set.
+    """
     # fairseq's own --log-file repeats every line once an epoch more, so its standard output is kept instead
-    environment = os.environ | {"PYTHONUTF8": "1"}
+    environment = os.environ | {"PYTHONUTF8": "1"} | ({} if threads is None else {"OMP_NUM_THREADS": str(threads)})
     with path.open("ab") as output, path.open(encoding="utf-8", errors="replace") as follower:
         follower.seek(0, os.SEEK_END)
         process = subprocess.Popen(
@@ -191,18 +236,25 @@ def execute(
             pass_fds=(lock,),
         )
         try:
-            _follow(process, follower, watch)
+            _follow(process, follower, watch, stop)
         finally:
             if process.poll() is None:
                 process.terminate()
                 process.wait()
+    if process.returncode and stop is not None and stop.is_set():
+        raise RunError(f"the {what} was stopped; the same command continues it")
     if process.returncode:
         raise RunError(f"the {what} ended with exit status {process.returncode}; its log is {path}", tail_of(path))
 
 
-def _follow(process: subprocess.Popen[bytes], follower: IO[str], watch: Callable[[TrainingLog], None] | None) -> None:
+def _follow(
+    process: subprocess.Popen[bytes],
+    follower: IO[str],
+    watch: Callable[[TrainingLog], None] | None,
+    stop: Event | None,
+) -> None:
     log, rest = TrainingLog(), ""
-    while True:
+    while stop is None or not stop.is_set():
         try:
             process.wait(POLL)
         except subprocess.TimeoutExpired:
@@ -223,6 +275,22 @@ def tail_of(path: Path, count: int = 12) -> str:
     return "\n".join(path.read_text(encoding="utf-8", errors="replace").splitlines()[-count:])
 
 
+def _read(path: Path) -> dict[str, Any]:
+    """The object in a file of a run; empty when there is no such file.
+
+    Raises:
+        RunError: there is something else.
+    """
+    if not path.exists():
+        return {}
+    if not path.is_file():
+        raise RunError(f"{path} is no file, so no run wrote it; {_ADVICE}")
+    try:
+        return read_json(path, _ADVICE)
+    except ValueError as error:
+        raise RunError(str(error)) from None
+
+
 def _difference(recorded: dict[str, Any], wanted: dict[str, Any]) -> str:
     """The settings in which two runs differ, at most three of them."""
     before, now = (_by_flag(settings) for settings in (recorded, wanted))
@@ -237,7 +305,12 @@ def _difference(recorded: dict[str, Any], wanted: dict[str, Any]) -> str:
 def _by_flag(settings: dict[str, Any]) -> dict[str, str]:
     values = {name: str(value) for name, value in settings.items() if name != "flags"}
     name = ""
-    for word in shlex.split(settings.get("flags", "")):
+    flags = str(settings.get("flags", ""))
+    try:
+        words = shlex.split(flags)
+    except ValueError:  # written by something else
+        words = flags.split()
+    for word in words:
         if word.startswith("--"):
             name, values[word] = word, "given"
         else:

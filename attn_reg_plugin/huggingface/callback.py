@@ -9,12 +9,11 @@ what the method does to the log, and detaches at the end, also when an exception
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from accelerate.utils import send_to_device
 from torch import Tensor
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -25,6 +24,7 @@ from attn_reg_plugin.checkpoints import allow_checkpoint_types
 from attn_reg_plugin.huggingface.attend_out_trainer import begin_game
 from attn_reg_plugin.huggingface.logs import quantities
 from attn_reg_plugin.huggingface.running import Interception, calling_trainer, refuse, refuse_unused_parameters
+from attn_reg_plugin.huggingface.state import continued, read_state, write_state
 from attn_reg_plugin.regularizers import AttendOut, Regularizer
 from attn_reg_plugin.regularizers.game import object_from_first_rank, rank
 
@@ -46,7 +46,7 @@ class AttnRegCallback(TrainerCallback):
     Raises:
         TypeError: it is no regularizer.
         ValueError: where the trainer is made, one that cannot be regularized; as training starts, sites that match
-            nothing, or rewards without data.
+            nothing, rewards without data, or a checkpoint with a damaged state.
     """
 
     def __init__(self, regularizer: Regularizer) -> None:
@@ -192,21 +192,32 @@ class AttnRegCallback(TrainerCallback):
         """Write the state, whole or not at all; the first process's is everyone's."""
         self.saved = self.trainer.state.global_step
         if rank() == 0 and not self.trainer.args.save_only_model:
-            unfinished = self._file(folder).with_suffix(".tmp")
-            torch.save(self.regularizer.state_dict(), unfinished)
-            os.replace(unfinished, self._file(folder))
+            write_state(self._file(folder), self.regularizer.state_dict())
 
     def _load(self, checkpoint: Path | None) -> None:
-        """Continue from the state in a checkpoint; without one a method begins anew, which a large one says."""
+        """Continue from the state in a checkpoint; without one a method begins anew, which a large one says.
+
+        Raises:
+            ValueError: the state is damaged or another's; every process raises what the first one read.
+        """
         if checkpoint is None:
             return
-        found = rank() == 0 and self._file(checkpoint).exists()
-        state = torch.load(self._file(checkpoint), map_location="cpu", weights_only=True) if found else None
-        state = object_from_first_rank(state)
+        path = self._file(checkpoint)
+        state: dict[str, Any] | None = None
+        error = ""
+        if rank() == 0 and path.exists():
+            try:
+                state = read_state(path)
+            except ValueError as refused:
+                error = str(refused)
+        state, error = object_from_first_rank((state, error))
+        if error:
+            raise ValueError(error)
         if state is not None:
-            self.regularizer.load_state_dict(state)
+            continued(path, self.regularizer.load_state_dict, state)
+            if hasattr(self.regularizer, "_restore"):  # what AttendOut does at the first forward, when it has players
+                self.interceptions.append(Interception(self.regularizer, "_restore", partial(continued, path)))
         elif self.regularizer.large_state:
             logger.warning(
-                f"no {self._file(checkpoint).name} in {checkpoint}: {self.regularizer.name} starts anew from the "
-                "checkpoint's weights"
+                f"no {path.name} in {checkpoint}: {self.regularizer.name} starts anew from the checkpoint's weights"
             )

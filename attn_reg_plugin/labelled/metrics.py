@@ -121,7 +121,7 @@ def tag_codes(labels: Sequence[str]) -> list[int]:
     Scores are computed where only numbers arrive (fairseq adds up what processes log), so tags travel as numbers.
 
     Args:
-        labels: `O`, or a place and a type such as `B-PER`; other tags stand for themselves and are no entities' tags.
+        labels: `O`, or a place and a type such as `B-PER`; other tags stand for themselves and belong to no entity.
     """
     types = sorted({label[2:] for label in labels if is_entity_tag(label)})
     codes = []

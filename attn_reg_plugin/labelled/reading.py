@@ -119,7 +119,7 @@ def read_split(
 
 
 def sample_of(examples: Sequence[Example], count: int, seed: int = 1) -> list[Example]:
-    """So many of the examples, drawn at random, in their order; all, where there are no more.
+    """That many of the examples, drawn at random, in their order; all if there are no more.
 
     Files may be sorted by label or by genre, so the first ones would not stand for all.
     """

@@ -57,7 +57,7 @@ class LabelledTask:
         hub: where the hub has it.
         skip_broken: leave out rows with the wrong number of fields, and say how many (QQP's official files have such
             rows); by default they are refused, and always where labels are not needed, for predictions are counted.
-        valid_is_test: papers validate on the test set, for there is no other; it is taken where there is none.
+        valid_is_test: papers validate on the test set, the only one; it is used where there is no validation set.
 
     Raises:
         ValueError: an unknown kind or format.
@@ -284,7 +284,7 @@ def plain_task(
     metrics: tuple[str, ...] = (),
     fields: int | None = None,
 ) -> LabelledTask:
-    """A task of somebody's own: files `train`, `valid` (or `dev`) and `test` with the format's suffix.
+    """A task of the user's own: files `train`, `valid` (or `dev`) and `test` with the format's suffix.
 
     Args:
         kind, text, label, metrics, format, fields: as in `LabelledTask`.

@@ -10,30 +10,25 @@ import inspect
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 import torch
 from fairseq.dataclass import FairseqDataclass
 from fairseq.models import BaseFairseqModel, register_model
 from torch import Tensor
-from transformers import (
-    AutoConfig,
-    AutoModelForMultipleChoice,
-    AutoModelForSequenceClassification,
-    AutoModelForTokenClassification,
-    PreTrainedConfig,
-    PreTrainedModel,
-)
 
 from attn_reg_plugin.labelled.task_table import CLASSIFICATION, MULTIPLE_CHOICE, REGRESSION, TAGGING, LabelledTask
 from attn_reg_plugin.regularizers.objectives import logits_of
 
-#: kind of task -> transformers' class with the head for it
+if TYPE_CHECKING:  # fairseq loads this file with every --user-dir, and translation does not need transformers
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+#: kind of task -> the name of transformers' class with the head for it
 HEADS = {
-    CLASSIFICATION: AutoModelForSequenceClassification,
-    REGRESSION: AutoModelForSequenceClassification,
-    TAGGING: AutoModelForTokenClassification,
-    MULTIPLE_CHOICE: AutoModelForMultipleChoice,
+    CLASSIFICATION: "AutoModelForSequenceClassification",
+    REGRESSION: "AutoModelForSequenceClassification",
+    TAGGING: "AutoModelForTokenClassification",
+    MULTIPLE_CHOICE: "AutoModelForMultipleChoice",
 }
 #: how transformers calls the loss of a kind; the loss is our criterion's, but an exported model says what it is for
 PROBLEMS = {CLASSIFICATION: "single_label_classification", REGRESSION: "regression"}
@@ -77,7 +72,7 @@ class HFEncoderModel(BaseFairseqModel):
         model: the transformers model.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: "PreTrainedModel") -> None:
         super().__init__()
         self.model = model
         named = inspect.signature(model.forward).parameters
@@ -139,7 +134,23 @@ class HFEncoderModel(BaseFairseqModel):
         return self.model.config.to_json_string(use_diff=False)
 
 
-def load_config(path: str) -> PreTrainedConfig:
+def _transformers() -> Any:
+    """The package.
+
+    Raises:
+        ValueError: it isn't installed.
+    """
+    try:
+        import transformers
+    except ImportError as error:
+        raise ValueError(
+            f"tasks of labelled text and --arch hf_encoder need transformers, which cannot be imported ({error}); "
+            "install it with: pip install 'attn_reg_plugin[fairseq,hf]'"
+        ) from error
+    return transformers
+
+
+def load_config(path: str) -> "PreTrainedConfig":
     """The configuration of a pretrained model.
 
     Args:
@@ -152,8 +163,9 @@ def load_config(path: str) -> PreTrainedConfig:
         raise ValueError("--arch hf_encoder needs --hf-model: a folder, or a name on the Hugging Face hub")
     if ("/" in path or path.startswith(".")) and path.count("/") != 1 and not Path(path).is_dir():
         raise ValueError(f"--hf-model: there is no folder {path}")
+    auto_config = _transformers().AutoConfig
     try:
-        return AutoConfig.from_pretrained(path)
+        return auto_config.from_pretrained(path)
     except (OSError, ValueError, KeyError) as error:
         reason = (str(error).splitlines() or [""])[0]
         raise ValueError(
@@ -162,13 +174,13 @@ def load_config(path: str) -> PreTrainedConfig:
         ) from error
 
 
-def config_from_json(text: str) -> PreTrainedConfig:
+def config_from_json(text: str) -> "PreTrainedConfig":
     """The configuration that a checkpoint holds."""
     values = json.loads(text)
-    return AutoConfig.for_model(values.pop("model_type"), **values)
+    return _transformers().AutoConfig.for_model(values.pop("model_type"), **values)
 
 
-def describe_labels(config: PreTrainedConfig, task: LabelledTask) -> None:
+def describe_labels(config: "PreTrainedConfig", task: LabelledTask) -> None:
     """Write the task's labels into a configuration, where the head's size is read from."""
     if task.kind == REGRESSION:
         config.num_labels = 1
@@ -178,7 +190,7 @@ def describe_labels(config: PreTrainedConfig, task: LabelledTask) -> None:
     config.problem_type = PROBLEMS.get(task.kind)
 
 
-def set_dropout(config: PreTrainedConfig, flag: str, value: float | None) -> None:
+def set_dropout(config: "PreTrainedConfig", flag: str, value: float | None) -> None:
     """Set a dropout under the names that the model's family has for it; None leaves the model's.
 
     Raises:
@@ -196,7 +208,7 @@ def set_dropout(config: PreTrainedConfig, flag: str, value: float | None) -> Non
         setattr(config, attribute, value)
 
 
-def build_head(config: PreTrainedConfig, kind: str, weights: str | None = None) -> PreTrainedModel:
+def build_head(config: "PreTrainedConfig", kind: str, weights: str | None = None) -> "PreTrainedModel":
     """A model with the head for a kind of task, in fp32.
 
     Args:
@@ -207,7 +219,7 @@ def build_head(config: PreTrainedConfig, kind: str, weights: str | None = None) 
     Raises:
         ValueError: transformers has no such head for the model, or the weights cannot be read.
     """
-    head = HEADS[kind]
+    head = getattr(_transformers(), HEADS[kind])
     if type(config) not in head._model_mapping.keys():  # noqa: SIM118  a lazy mapping, which has no `in` of its own
         raise ValueError(f"transformers has no {kind.replace('_', ' ')} head for {config.model_type} models")
     if weights is None:

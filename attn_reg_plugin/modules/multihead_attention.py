@@ -67,8 +67,9 @@ class RegularizedMultiheadAttention(MultiheadAttention):
         Returns:
             output (T, B, C), and the weights if asked for: (B, T, S), or (H, B, T, S) with `need_head_weights`.
         """
-        site = self.attn_site
-        if not site.active or incremental_state is not None or before_softmax:
+        plain = incremental_state is not None or before_softmax
+        call = None if plain else self.attn_site.enter(query, value)
+        if call is None:
             return super().forward(
                 query,
                 key,
@@ -84,19 +85,19 @@ class RegularizedMultiheadAttention(MultiheadAttention):
         valid, bias = self._masks(key_padding_mask, attn_mask, query)
         v = self._heads(self.v_proj(value))
         q = k = None
-        if not site.uniform:
+        if not call.uniform:
             q, k = self._heads(self.q_proj(query)), self._heads(self.k_proj(key))
         dropout_p = self.dropout_module.p if self.dropout_module.training else 0.0
         if q is None:
             # a uniform row needs neither projection; the queries count only by their number
             q = k = v.new_empty(v.size(0), self.num_heads, query.size(0), 0)
         output = regularized_attention(
-            q, k, v, valid=valid, site=site, dropout_p=dropout_p, scale=self.scaling, bias=bias
+            q, k, v, valid=valid, site=call, dropout_p=dropout_p, scale=self.scaling, bias=bias
         )
         output = self.out_proj(output.permute(2, 0, 1, 3).reshape(query.size(0), query.size(1), self.embed_dim))
         weights = None
-        if (need_weights or need_head_weights) and site.tape is None and not site.uniform:
-            keep = site.keep_mask((*q.shape[:-1], k.size(-2)), valid, q.device)
+        if (need_weights or need_head_weights) and call.tape is None and not call.uniform:
+            keep = call.keep_mask((*q.shape[:-1], k.size(-2)), valid, q.device)
             weights = attention_weights(q, k, valid=valid, keep=keep, scale=self.scaling, bias=bias)
             weights = weights.transpose(0, 1) if need_head_weights else weights.mean(1)
         return output, weights

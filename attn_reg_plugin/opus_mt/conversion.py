@@ -7,10 +7,7 @@ permutation of the embedding's rows; every tensor goes there and back bit for bi
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import shlex
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +15,7 @@ import torch
 from torch import Tensor
 
 from attn_reg_plugin.checkpoints import find_checkpoint, load_checkpoint
+from attn_reg_plugin.files import naming_writer, whole_folder, write_json, write_text
 from attn_reg_plugin.opus_mt import marian_folder as marian
 from attn_reg_plugin.opus_mt import tokenization as text
 from attn_reg_plugin.opus_mt.marian_folder import BIAS, MarianFolder, MarianShape
@@ -122,32 +120,6 @@ def marian_tensors(path: Path, state: dict[str, Tensor], shape: MarianShape, tok
     return tensors
 
 
-def _staged(out: Path) -> Path:
-    """A new folder beside `out`, to be put in its place when it is whole.
-
-    Raises:
-        ValueError: `out` holds something, or cannot be made.
-    """
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ValueError(f"{out} exists already: give a folder that does not, or an empty one")
-    staging = out.with_name(f".{out.name}.tmp-{os.getpid()}")
-    try:
-        shutil.rmtree(staging, ignore_errors=True)
-        staging.mkdir(parents=True)
-    except OSError as error:
-        raise ValueError(f"{out} cannot be written to: {error.strerror}") from None
-    return staging
-
-
-def _put(staging: Path, out: Path) -> None:
-    """Put a whole folder in its place; an empty one that is there stays, for it may be the working directory."""
-    if not out.exists():
-        os.replace(staging, out)
-        return
-    for path in staging.iterdir():
-        os.replace(path, out / path.name)
-
-
 def to_fairseq(folder: MarianFolder, out: Path, languages: tuple[str, str] | None = None) -> tuple[str, str]:
     """Write a fairseq checkpoint, dictionaries, and what the tokenizer and the way back need.
 
@@ -160,20 +132,17 @@ def to_fairseq(folder: MarianFolder, out: Path, languages: tuple[str, str] | Non
         The languages.
 
     Raises:
-        ValueError: `out` cannot be used.
+        ValueError: `out` holds something, or is a file.
+        OSError: `out` cannot be written; nothing is left there.
     """
     named = folder.tokenizer.languages
     languages = languages or (named if all(named) and named[0] != named[1] else ("source", "target"))
-    out = out.resolve()  # "." has no name of its own
-    staging = _staged(out)
-    try:
+    with whole_folder(out) as staging:
         copy_files(folder.path, staging)
         write_dictionaries(folder.tokenizer, [staging / f"dict.{language}.txt" for language in languages])
-        (staging / FLAGS).write_text(flags_text(folder.shape) + "\n", encoding="utf-8")
-        torch.save(_checkpoint(folder, languages), staging / CHECKPOINT)
-        _put(staging, out)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
+        write_text(staging / FLAGS, flags_text(folder.shape) + "\n")
+        with naming_writer(out):
+            torch.save(_checkpoint(folder, languages), staging / CHECKPOINT)
     return languages
 
 
@@ -255,12 +224,8 @@ def to_huggingface(run: Path, out: Path, files: Path | None = None) -> None:
     config = text.read_json(folder / CONFIG)
     precision = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
     config |= {key: precision for key in ("dtype", "torch_dtype") if key in config}
-    out = out.resolve()  # "." has no name of its own
-    staging = _staged(out)
-    try:
+    with whole_folder(out) as staging:
         copy_files(folder, staging)
-        (staging / CONFIG).write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-        save_file(tensors, staging / marian.WEIGHTS[0], metadata={"format": "pt"})
-        _put(staging, out)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
+        write_json(staging / CONFIG, config)
+        with naming_writer(out):
+            save_file(tensors, staging / marian.WEIGHTS[0], metadata={"format": "pt"})

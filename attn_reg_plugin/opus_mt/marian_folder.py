@@ -17,6 +17,8 @@ from attn_reg_plugin.checkpoints import load_weights
 from attn_reg_plugin.opus_mt.tokenization import CONFIG, GENERATION, OpusMTTokenizer, read_json
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+#: after such a name: which tensor is in which of several files
+INDEX = ".index.json"
 BIAS = "final_logits_bias"
 #: Hugging Face's name of an activation → fairseq's
 ACTIVATIONS = {"swish": "swish", "silu": "swish", "relu": "relu", "gelu": "gelu", "gelu_new": "gelu_accurate"}
@@ -167,10 +169,12 @@ class MarianFolder:
         shape = MarianShape.read(path / CONFIG)
         tokenizer = OpusMTTokenizer(path)
         _check_vocabularies(path, shape, tokenizer)
-        weights = next((path / name for name in WEIGHTS if (path / name).is_file()), None)
+        names = [name + end for name in WEIGHTS for end in ("", INDEX)]  # a file, or the index of several
+        weights = next((path / name for name in names if (path / name).is_file()), None)
         if weights is None:
-            raise FileNotFoundError(f"{path} has no weights: neither {' nor '.join(WEIGHTS)}")
-        return cls(path, shape, tokenizer, _checked(weights, read_tensors(weights), shape))
+            raise FileNotFoundError(f"{path} has no weights: neither {' nor '.join(WEIGHTS)}, nor {INDEX} of either")
+        tensors = read_shards(weights) if weights.name.endswith(INDEX) else read_tensors(weights)
+        return cls(path, shape, tokenizer, _checked(weights, tensors, shape))
 
 
 def _check_vocabularies(path: Path, shape: MarianShape, tokenizer: OpusMTTokenizer) -> None:
@@ -194,12 +198,42 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     """The tensors of a weight file.
 
     Raises:
-        ValueError: it is no such file, is damaged, or holds anything but tensors.
+        ValueError: it isn't such a file, is damaged, or holds anything but tensors.
     """
     content = load_weights(path)
     if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
         raise ValueError(f"{path} holds no names with tensors")
     return content
+
+
+def read_shards(index: Path) -> dict[str, Tensor]:
+    """The tensors of a model in several files.
+
+    Args:
+        index: `model.safetensors.index.json` or `pytorch_model.bin.index.json`, whose `weight_map` says which tensor is
+            in which file beside it.
+
+    Raises:
+        ValueError: it is no such index, names a file outside its folder, or does not fit what the files hold.
+        FileNotFoundError: one of the files is missing.
+    """
+    named = read_json(index).get("weight_map")
+    if not isinstance(named, dict) or not named or not all(isinstance(name, str) for name in named.values()):
+        raise ValueError(f"{index} holds no 'weight_map' of tensors to files")
+    tensors: dict[str, Tensor] = {}
+    for name in sorted(set(named.values())):
+        path = index.parent / name
+        if Path(name).name != name or not name.endswith((".safetensors", ".bin")):
+            raise ValueError(f"{index} names {name!r}, which is no weight file in its own folder")
+        if not path.is_file():
+            raise FileNotFoundError(f"{index.parent} has no {name}, which {index.name} names")
+        there = read_tensors(path)
+        wanted = [tensor for tensor, file in named.items() if file == name]
+        for tensor in wanted:
+            if tensor not in there:
+                raise ValueError(f"{path} lacks {tensor}, which {index.name} says is there")
+        tensors |= {tensor: there[tensor] for tensor in wanted}
+    return tensors
 
 
 def _checked(path: Path, found: dict[str, Tensor], shape: MarianShape) -> dict[str, Tensor]:

@@ -9,14 +9,14 @@ Punctuation is not normalized: `MarianTokenizer` has a normalizer and never call
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from attn_reg_plugin.corpora.pieces import SPECIAL, UNKNOWN
+from attn_reg_plugin import files
+from attn_reg_plugin.dictionaries import SPECIAL, UNKNOWN
 
 VOCABULARY, TARGET_VOCABULARY, TOKENIZER = "vocab.json", "target_vocab.json", "tokenizer_config.json"
 SPECIAL_MAP = "special_tokens_map.json"
@@ -50,15 +50,9 @@ def read_json(path: Path) -> dict[str, Any]:
         FileNotFoundError: there is no such file.
         ValueError: it is not JSON, or no object.
     """
-    if not path.is_file():
+    if not path.exists():
         raise FileNotFoundError(f"{path.parent} has no {path.name}, which every OPUS-MT folder has")
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
-        raise ValueError(f"{path} is not JSON in UTF-8") from None
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} holds no JSON object, but {type(content).__name__}")
-    return content
+    return files.read_json(path)
 
 
 class Vocabulary:
@@ -159,7 +153,7 @@ class OpusMTTokenizer:
 
     Raises:
         FileNotFoundError: a file is missing.
-        ValueError: a file cannot be read, a setting cannot be followed, or the prefix is no piece.
+        ValueError: a file cannot be read, a setting cannot be followed, or the prefix isn't a piece.
     """
 
     def __init__(self, folder: Path, prefix: str = "") -> None:
@@ -210,7 +204,7 @@ def copy_files(folder: Path, destination: Path) -> None:
 def write_dictionaries(tokenizer: OpusMTTokenizer, paths: Sequence[Path]) -> None:
     """Write the fairseq dictionaries of the source and the target."""
     for side, path in zip((tokenizer.source, tokenizer.target), paths, strict=True):
-        path.write_text("".join(f"{symbol} 1\n" for symbol in side.vocabulary.symbols), encoding="utf-8")
+        files.write_text(path, "".join(f"{symbol} 1\n" for symbol in side.vocabulary.symbols))
 
 
 def _content(token: str | dict[str, Any]) -> str:

@@ -23,17 +23,20 @@ from attn_reg_plugin.attention.attribution import (
     map_gradient,
     output_gradients,
 )
-from attn_reg_plugin.attention.masks import DIRECTIONS, check_ratio, sample_keep
+from attn_reg_plugin.attention.calls import AttentionCall, Tape, derived
+from attn_reg_plugin.attention.masks import DIRECTIONS, sample_keep
 from attn_reg_plugin.attention.sites import AttentionSite, recording
-from attn_reg_plugin.regularizers.base import Forward, Regularizer, option, register, without_dropout
+from attn_reg_plugin.regularizers.base import Regularizer, option, register
 from attn_reg_plugin.regularizers.cross_tuning import CrossTuning
 from attn_reg_plugin.regularizers.objectives import (
     LABELS,
     Objective,
+    PseudoLabels,
     default_objective,
     logits_of,
     scale_against_underflow,
 )
+from attn_reg_plugin.regularizers.probing import Forward, random_state, set_random_state, unchanged, without_dropout
 
 ATTRIBUTIONS = ("gradient", "integrated", "attention", "random")
 
@@ -50,19 +53,23 @@ class ADDrop(Regularizer):
         attribution: `gradient` (GA), `integrated` (IGA), `attention` (AA) or `random` (RD).
         labels: what is attributed, `pseudo` labels or `gold`.
         direction: `high` drops the largest attributions, `low` the smallest.
-        probe_dropout: run the probe with the model's dropout, as in the paper, or without.
+        probe_dropout: run the probe with the model's dropout, or without. The paper says only that no attention
+            position is dropped in it; the authors' code has dropout for GA and none for IGA.
         probe_dtype: `same` as the model, or `bfloat16`: the probe runs under autocast.
         integrated_steps, integrated_nodes, integrated_path: see `integrated_attribution`.
+        integrated_labels: `frozen` attributes the pseudo labels of the first, unscaled pass on the whole path (the
+            paper's c; completeness holds), `renewed` takes each pass's own, as the authors' code does.
         objective: function(outputs, inputs) -> scalar; by default chosen from the shape of the outputs.
 
     Raises:
+        TypeError: an option is of another type.
         ValueError: an option is out of its range.
     """
 
     logged: ClassVar[tuple[str, ...]] = ("fallbacks", "probe_seconds")
 
-    p: float = option(0.3, "ratio of candidate positions in each attention row, in [0, 1]")
-    q: float = option(0.3, "probability of dropping a candidate position, in [0, 1]")
+    p: float = option(0.3, "ratio of candidate positions in each attention row, in [0, 1]", within="[0, 1]")
+    q: float = option(0.3, "probability of dropping a candidate position, in [0, 1]", within="[0, 1]")
     cross_tuning: str = option(
         "epoch",
         "'epoch': plain on odd, regularized on even epochs; 'update:N': alternate every N updates; 'off'",
@@ -70,24 +77,27 @@ class ADDrop(Regularizer):
     attribution: str = option("gradient", "how positions are attributed", choices=ATTRIBUTIONS)
     labels: str = option("pseudo", "attribute the model's own predictions or the gold labels", choices=LABELS)
     direction: str = option("high", "drop the highest or the lowest attributions", choices=DIRECTIONS)
-    probe_dropout: bool = option(True, "the model's dropout in the probe, as in the paper")
+    probe_dropout: bool = option(True, "the model's dropout in the probe (the authors' code: for gradient only)")
     probe_dtype: str = option("same", "precision of the probe (bfloat16: autocast)", choices=("same", "bfloat16"))
-    integrated_steps: int = option(20, "integrated gradients: steps m, at least 1")
+    integrated_steps: int = option(20, "integrated gradients: steps m, at least 1", within="[1, inf)")
     integrated_nodes: str = option("uniform", "integrated gradients: where the path is evaluated", choices=NODES)
     integrated_path: str = option(
         "site",
         "integrated gradients: scale one attention at a time, or all together",
         choices=("site", "joint"),
     )
+    integrated_labels: str = option(
+        "frozen",
+        "integrated gradients: the first pass's pseudo labels for all, or each pass's own as in the authors' code",
+        choices=("frozen", "renewed"),
+    )
     objective: Objective | None = None
 
     def __post_init__(self) -> None:
         """Check the options."""
         super().__post_init__()
-        check_ratio("p", self.p)
-        check_ratio("q", self.q)
-        if self.integrated_steps < 1:
-            raise ValueError(f"integrated_steps is {self.integrated_steps}, but must be at least 1")
+        if self.objective is not None and not callable(self.objective):
+            raise TypeError(f"objective is {self.objective!r}, but must be a function (outputs, inputs) -> scalar")
         self.schedule = CrossTuning(self.cross_tuning)
         self.objective = self.objective or default_objective(self.labels)
 
@@ -105,30 +115,41 @@ class ADDrop(Regularizer):
         with self.statistics.seconds("probe_seconds", forward.device):
             attribute = getattr(self, f"_{self.attribution}_attributions")
             with recording(sites, needs_weights=self.attribution != "gradient"):
-                masks = []
-                for site, attribution, finite in attribute(forward):
+                masks: dict[AttentionSite, list[tuple[Tensor, Tensor | None]]] = {}
+                for site, tape, attribution, finite in attribute(forward):
                     # a non-finite probe falls back to a plain update, without waiting for the device
-                    keep = sample_keep(attribution, site.tape.valid, self.p, self.q, self.direction, enabled=finite)
-                    self.count_dropped(site, keep, site.tape.valid)
-                    masks.append((site, keep))
-            for site, keep in masks:
-                site.keep = keep
+                    keep = sample_keep(attribution, tape.valid, self.p, self.q, self.direction, enabled=finite)
+                    self.count_dropped(site, keep, tape.valid)
+                    masks.setdefault(site, []).append((keep, tape.valid))
+            for site, calls in masks.items():
+                site.set_masks(calls)
 
-    # -- attributions: each yields (site, B (B, H, T, S), whether the probe was finite) -----------------------------
+    def rehearse(self, forward: Forward) -> None:
+        """Run the probe once, for its errors: a missing objective or label, a shape or keyword that doesn't fit."""
+        if self.attribution == "random" or self.p == 0 or self.q == 0:
+            return
+        weights = self.attribution != "gradient"
+        with recording(self.attached_sites, needs_weights=weights), self._probe(forward) as run:
+            objective = run()
+            tapes = [tape for _, tape in self._recorded()]
+            if tapes and self.attribution != "attention":
+                output_gradients(objective, tapes)
 
-    def _gradient_attributions(self, forward: Forward) -> Iterator[tuple[AttentionSite, Tensor, Tensor]]:
+    # -- attributions: each yields (site, tape of a call, B (B, H, T, S), whether the probe was finite) -------------
+
+    def _gradient_attributions(self, forward: Forward) -> Iterator[tuple[AttentionSite, Tape, Tensor, Tensor]]:
         with self._probe(forward) as run:
             objective = run()
-            sites = self._visited()
-            if not sites:
+            recorded = self._recorded()
+            if not recorded:
                 return
-            gradients = output_gradients(objective, [site.tape for site in sites])
+            gradients = output_gradients(objective, [tape for _, tape in recorded])
         finite = self._check_finite(gradients)
-        for i, site in enumerate(sites):
-            yield site, map_gradient(gradients[i], site.tape.value), finite
+        for i, (site, tape) in enumerate(recorded):
+            yield site, tape, map_gradient(gradients[i], tape.value), finite
             gradients[i] = None
 
-    def _integrated_attributions(self, forward: Forward) -> Iterator[tuple[AttentionSite, Tensor, Tensor]]:
+    def _integrated_attributions(self, forward: Forward) -> Iterator[tuple[AttentionSite, Tape, Tensor, Tensor]]:
         with self._probe(forward, same_draws=True) as run:
             attributions = list(
                 integrated_attribution(
@@ -140,20 +161,20 @@ class ADDrop(Regularizer):
                 )
             )
         finite = self._check_finite([attribution for _, attribution in attributions]) if attributions else None
-        for site, attribution in attributions:
-            yield site, attribution, finite
+        for (site, tape), (_, attribution) in zip(self._recorded(), attributions, strict=True):
+            yield site, tape, attribution, finite
 
-    def _attention_attributions(self, forward: Forward) -> Iterator[tuple[AttentionSite, Tensor, Tensor]]:
+    def _attention_attributions(self, forward: Forward) -> Iterator[tuple[AttentionSite, Tape, Tensor, Tensor]]:
         with torch.no_grad(), self._probe(forward) as run:
             run()
-        sites = self._visited()
-        finite = self._check_finite([site.tape.weights for site in sites]) if sites else None
-        for site in sites:
-            yield site, site.tape.weights, finite
+        recorded = self._recorded()
+        finite = self._check_finite([tape.weights for _, tape in recorded]) if recorded else None
+        for site, tape in recorded:
+            yield site, tape, tape.weights, finite
 
-    def _visited(self) -> list[AttentionSite]:
-        """The sites that the probe came through: LayerDrop leaves layers out."""
-        return [site for site in self.attached_sites if site.tape.output is not None]
+    def _recorded(self) -> list[tuple[AttentionSite, Tape]]:
+        """Every call that the probe came through, site by site: LayerDrop leaves layers out."""
+        return [(site, tape) for site in self.attached_sites for tape in site.tapes]
 
     def _sample_at_random(
         self,
@@ -163,11 +184,13 @@ class ADDrop(Regularizer):
         valid: Tensor | None,
         device: torch.device,
     ) -> Tensor:
-        """A candidate region drawn at random; the same for the same seed, so that recomputation agrees."""
-        generator = torch.Generator(device).manual_seed(seed)
+        """A candidate region drawn at random; the same for a call of the seed, so that recomputation agrees."""
+        call = site.current or AttentionCall(site)
+        generator = torch.Generator(device).manual_seed(derived(seed, call.index))
         attribution = torch.rand(shape, generator=generator, device=device)
         keep = sample_keep(attribution, valid, self.p, self.q, self.direction, generator=generator)
-        self.count_dropped(site, keep, valid)
+        if not call.counted:
+            self.count_dropped(site, keep, valid)
         return keep
 
     # -- the probe --------------------------------------------------------------------------------------------------
@@ -176,13 +199,15 @@ class ADDrop(Regularizer):
     def _probe(self, forward: Forward, same_draws: bool = False) -> Iterator[Callable[[], Tensor]]:
         """A function that runs the probe and returns F; with `same_draws`, every run repeats the first's dropout."""
         inputs = forward.inputs
+        if same_draws and self.integrated_labels == "frozen":
+            inputs = {"pseudo_labels": PseudoLabels(), **inputs}
         device = forward.device
-        backend = self.attached_sites[0].backend
-        states = _random_state(device) if same_draws else None
+        states = random_state(device) if same_draws else None
 
         def run() -> Tensor:
+            put_back()
             if states is not None:
-                _set_random_state(device, states)
+                set_random_state(device, states)
             with ExitStack() as stack:
                 if self.probe_dtype == "bfloat16":
                     stack.enter_context(torch.autocast(device.type, dtype=torch.bfloat16))
@@ -191,10 +216,10 @@ class ADDrop(Regularizer):
             return scale_against_underflow(objective, logits_dtype(outputs))
 
         with ExitStack() as stack:
+            put_back = stack.enter_context(unchanged(forward.model))
             if not self.probe_dropout:
                 stack.enter_context(without_dropout(forward.model))
-            if hasattr(backend, "probing"):
-                stack.enter_context(backend.probing(forward.model))
+            stack.enter_context(self._attachment.probing())
             yield run
 
     def _check_finite(self, tensors: list[Tensor]) -> Tensor:
@@ -210,14 +235,3 @@ def logits_dtype(outputs: Any) -> torch.dtype:
         return logits_of(outputs).dtype
     except ValueError:
         return torch.float32
-
-
-def _random_state(device: torch.device) -> list[Tensor]:
-    states = [torch.get_rng_state()]
-    return [*states, torch.cuda.get_rng_state(device)] if device.type == "cuda" else states
-
-
-def _set_random_state(device: torch.device, states: list[Tensor]) -> None:
-    torch.set_rng_state(states[0])
-    if device.type == "cuda":
-        torch.cuda.set_rng_state(states[1], device)

@@ -9,44 +9,55 @@ it its residual path, its values and its output projection.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
-from attn_reg_plugin.attention.masks import check_ratio
-from attn_reg_plugin.regularizers.base import Forward, Regularizer, option, register
+from attn_reg_plugin.attention.calls import derived
+from attn_reg_plugin.attention.sites import AttentionSite
+from attn_reg_plugin.regularizers.base import Regularizer, option, register
+from attn_reg_plugin.regularizers.probing import Forward
 
 
 @register("attention_layer_drop")
 @dataclass(eq=False)
 class AttentionLayerDrop(Regularizer):
-    """Replace whole attentions by the mean of their values, each with probability p, drawn anew at every forward.
+    """Replace whole attentions by the mean of their values, each with probability p, drawn anew at every call.
 
-    The logged drop rate of a site is the share of forwards in which it was dropped. A dropped attention gives its
+    The logged drop rate of a site is the share of its calls in which it was dropped. A dropped attention gives its
     query and key projections no gradient: under PyTorch's own data parallel, ask it to find unused parameters
     (fairseq: `--find-unused-parameters` with `--ddp-backend pytorch_ddp`; `legacy_ddp` needs nothing).
 
     Attributes:
-        p: probability of dropping a site, in [0, 1]; p = 0 is plain training, bit for bit.
+        p: probability of dropping a site, in [0, 1]; 0.2 is the paper's, 0 is plain training, bit for bit.
 
     Raises:
         ValueError: p is out of its range.
     """
 
-    p: float = option(0.1, "probability of replacing an attention by the mean of its values, in [0, 1]")
-
-    def __post_init__(self) -> None:
-        """Check the options."""
-        super().__post_init__()
-        check_ratio("p", self.p)
+    p: float = option(
+        0.2, "probability of replacing an attention by the mean of its values, in [0, 1]", within="[0, 1]"
+    )
 
     def due(self) -> bool:
         """Regularized when anything can be dropped at all."""
         return self.p > 0
 
     def before_forward(self, forward: Forward) -> None:
-        """Draw the sites to drop; recomputation finds them marked, so it drops the same."""
+        """Draw the sites to drop; further calls of a site draw for themselves, recomputed ones stay as they were."""
         sites = self.attached_sites
-        for site, dropped in zip(sites, (torch.rand(len(sites)) < self.p).tolist(), strict=True):
-            site.uniform = dropped
-            self.statistics.add(f"dropped/{site.name}", float(dropped))
-            self.statistics.add(f"valid/{site.name}", 1.0)
+        draws = torch.rand(len(sites))
+        seeds = draws.view(torch.int32).tolist()
+        for site, dropped, seed in zip(sites, (draws < self.p).tolist(), seeds, strict=True):
+            site.uniform = self._counted(site, dropped)
+            site.redraw = partial(self._redraw, site, seed)
+
+    def _redraw(self, site: AttentionSite, seed: int, call: int) -> bool:
+        """Whether a further call is dropped; torch's global generator is left alone, which recomputation repeats."""
+        generator = torch.Generator().manual_seed(derived(seed, call))
+        return self._counted(site, bool(torch.rand((), generator=generator) < self.p))
+
+    def _counted(self, site: AttentionSite, dropped: bool) -> bool:
+        self.statistics.add(f"dropped/{site.name}", float(dropped))
+        self.statistics.add(f"valid/{site.name}", 1.0)
+        return dropped

@@ -7,18 +7,17 @@ until the next forward, because activation checkpointing runs the forward again 
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
-import torch
 from torch import Tensor, nn
 
 from attn_reg_plugin.attention.masks import dropped_fraction
-from attn_reg_plugin.attention.sites import AttentionSite, SiteSelector, find_sites
+from attn_reg_plugin.attention.sites import AttentionSite, SiteSelector
+from attn_reg_plugin.regularizers.attachment import Attachment
+from attn_reg_plugin.regularizers.options import check_options, option
+from attn_reg_plugin.regularizers.probing import Forward
 from attn_reg_plugin.regularizers.statistics import Statistics
 
 REGISTRY: dict[str, type[Regularizer]] = {}
@@ -40,20 +39,11 @@ def build(name: str, **options: Any) -> Regularizer:
 
     Raises:
         ValueError: an unknown name (the known ones are listed), or an option out of its range.
+        TypeError: an option of another type.
     """
     if name not in REGISTRY:
         raise ValueError(f"unknown method {name!r}; the methods are: {', '.join(sorted(REGISTRY))}")
     return REGISTRY[name](**options)
-
-
-def option(default: Any, help: str, choices: tuple[str, ...] | None = None) -> Any:
-    """A documented, range-checked field of a method; faces turn it into a flag."""
-    return field(default=default, metadata={"help": help, "choices": choices})
-
-
-def options_of(method: type[Regularizer]) -> list[dataclasses.Field]:
-    """The fields of a method that are options: those declared by `option`."""
-    return [entry for entry in dataclasses.fields(method) if "help" in entry.metadata]
 
 
 @dataclass
@@ -78,41 +68,6 @@ class Problem(Protocol):
         """n examples drawn at random."""
 
 
-@dataclass
-class Forward:
-    """A forward of the model that is about to happen.
-
-    Attributes:
-        model: the attached model.
-        args, kwargs: as it was called.
-        supplied: what a face added: `targets`, `token_mask`, `padding_label`.
-    """
-
-    model: nn.Module
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    supplied: dict[str, Any]
-
-    def run(self) -> Any:
-        """Run the forward itself, without the model's hooks."""
-        return self.model.forward(*self.args, **self.kwargs)
-
-    @property
-    def device(self) -> torch.device:
-        """Where the model is."""
-        return next(self.model.parameters()).device
-
-    @property
-    def inputs(self) -> dict[str, Any]:
-        """The arguments by name, and what was supplied."""
-        try:
-            named = dict(inspect.signature(self.model.forward).bind(*self.args, **self.kwargs).arguments)
-        except (TypeError, ValueError):
-            named = dict(self.kwargs)
-        extra = {k: v for value in named.values() if isinstance(value, dict) for k, v in value.items()}
-        return {**extra, **named, **self.supplied}
-
-
 @dataclass(eq=False)
 class Regularizer:
     """Base of the methods. Subclasses are dataclasses whose `option` fields are their options.
@@ -134,12 +89,10 @@ class Regularizer:
         """Check the options, in one sentence each.
 
         Raises:
+            TypeError: an option is of another type than it declares.
             ValueError: an option is out of its range.
         """
-        for entry in options_of(type(self)):
-            allowed, value = entry.metadata["choices"], getattr(self, entry.name)
-            if allowed and value not in allowed:
-                raise ValueError(f"{entry.name} is {value!r}, but must be one of {', '.join(allowed)}")
+        check_options(self)
         SiteSelector(self.sites)
         self.epoch: int | None = None
         self.updates = 0
@@ -166,6 +119,8 @@ class Regularizer:
         """Restore the model exactly; nothing happens if nothing is attached."""
         if self._attachment is not None:
             attachment, self._attachment = self._attachment, None
+            if any(site.ran for site in attachment.sites):
+                attachment.expect_forward("its attention ran with gradients")
             attachment.remove()
 
     @property
@@ -201,8 +156,13 @@ class Regularizer:
         self.updates = update
 
     def end_update(self) -> None:
-        """Announce that the optimizer has made an update."""
+        """Announce that the optimizer has made an update.
+
+        The first one without any regularized forward is warned about: the model may be in evaluation mode.
+        """
         self.updates += 1
+        if self._attachment is not None:
+            self._attachment.expect_forward("an update was made")
 
     def supply(self, **inputs: Any) -> None:
         """Tell what the next forwards' arguments do not show, such as `targets`; stays until the next call."""
@@ -215,10 +175,20 @@ class Regularizer:
 
     def state_dict(self) -> dict[str, Any]:
         """What resuming needs: numbers and tensors only."""
-        return {"epoch": self.epoch, "updates": self.updates}
+        return {"method": self.name, "epoch": self.epoch, "updates": self.updates}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state_dict()`."""
+        """Continue from `state_dict()`; one made before states had their method's name is taken as it is.
+
+        Raises:
+            ValueError: it is another method's state, or lacks what every state has.
+        """
+        theirs = state.get("method", self.name)
+        if theirs != self.name:
+            raise ValueError(f"the state is one of {theirs}, but must be one of {self.name}")
+        missing = [key for key in ("epoch", "updates") if key not in state]
+        if missing:
+            raise ValueError(f"the state is none of {self.name}: it lacks {' and '.join(missing)}")
         self.epoch, self.updates = state["epoch"], state["updates"]
 
     # -- what a method implements -----------------------------------------------------------------------------------
@@ -231,6 +201,13 @@ class Regularizer:
         """Prepare the sites for a forward that is due."""
         raise NotImplementedError
 
+    def rehearse(self, forward: Forward) -> None:
+        """Try, in a forward that isn't due, what later ones will need, so that a mistake is said at the start.
+
+        Called once, in the first training forward if that isn't due. Random numbers, statistics and sites are put
+        back afterwards.
+        """
+
     # -- for methods ------------------------------------------------------------------------------------------------
 
     def count_dropped(self, site: AttentionSite, keep: Tensor, valid: Tensor | None) -> None:
@@ -238,124 +215,3 @@ class Regularizer:
         dropped, total = dropped_fraction(keep, valid)
         self.statistics.add(f"dropped/{site.name}", dropped)
         self.statistics.add(f"valid/{site.name}", total)
-
-
-class Attachment:
-    """The hooks of one regularizer on one model; a context manager that removes them."""
-
-    def __init__(self, regularizer: Regularizer, model: nn.Module) -> None:
-        self.regularizer, self.model = regularizer, model
-        self.sites = find_sites(model, regularizer.sites)
-        self.busy = False
-        self._install()
-
-    def _install(self) -> None:
-        """Open the sites and hook the model; all of it or, on an error, nothing."""
-        opened: list[AttentionSite] = []
-        try:
-            for site in self.sites:
-                if site.attached:
-                    raise ValueError(f"{site.name} is regularized already; detach that regularizer first")
-                site.backend.open(site)
-                site.attached = True
-                opened.append(site)
-        except Exception:
-            self._close(opened)
-            raise
-        # every regularizer of the model clears its masks before any of them probes
-        self.handles = [
-            self.model.register_forward_pre_hook(self._begin_forward, prepend=True),
-            self.model.register_forward_pre_hook(self._before_forward, with_kwargs=True),
-        ]
-
-    def _begin_forward(self, model: nn.Module, args: tuple[Any, ...]) -> None:
-        if model.training:
-            self.clear()
-
-    def _before_forward(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self.busy or not model.training or not torch.is_grad_enabled():
-            return
-        due = self.regularizer.due()
-        self.regularizer.statistics.add("forwards", 1.0)
-        self.regularizer.statistics.add("regularized", float(due))
-        if due:
-            self.busy = True
-            try:
-                self.regularizer.before_forward(Forward(model, args, kwargs, self._supplied(model, args, kwargs)))
-            except BaseException:
-                self.clear()
-                raise
-            finally:
-                self.busy = False
-
-    def _supplied(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """What the face supplied, over what the backend reads off the model's arguments."""
-        describe = getattr(self.sites[0].backend, "describe", None)
-        described = {} if describe is None else describe(model, args, kwargs)
-        return {**described, **self.regularizer._supplied}
-
-    def clear(self) -> None:
-        """Plain attention on every site from here."""
-        for site in self.sites:
-            site.clear()
-
-    def remove(self) -> None:
-        """Take the hooks off and restore the attention modules."""
-        for handle in self.handles:
-            handle.remove()
-        self.clear()
-        self._close(self.sites)
-
-    @staticmethod
-    def _close(sites: list[AttentionSite]) -> None:
-        for site in sites:
-            site.attached = False
-            site.backend.close(site)
-
-    @contextmanager
-    def suspended(self) -> Iterator[None]:
-        """The model as it was before attaching, to be copied; attached again afterwards."""
-        self.remove()
-        try:
-            yield
-        finally:
-            self._install()
-
-    def __enter__(self) -> Regularizer:
-        return self.regularizer
-
-    def __exit__(self, *error: object) -> None:
-        self.regularizer.detach()
-
-
-def attachments_of(model: nn.Module) -> list[Attachment]:
-    """What is attached to `model`, in order."""
-    owners = (getattr(hook, "__self__", None) for hook in model._forward_pre_hooks.values())
-    return list(dict.fromkeys(owner for owner in owners if isinstance(owner, Attachment)))
-
-
-@contextmanager
-def without_dropout(model: nn.Module) -> Iterator[None]:
-    """The model's dropout modules drop nothing; everything else stays in training mode.
-
-    Their `p` is zeroed as well as their mode changed: attention modules read it directly. So is every number that a
-    module keeps as a dropout of its own, to give it to `torch.nn.functional.dropout`.
-    """
-    dropouts = [(m, m.training, m.p) for m in model.modules() if "Dropout" in type(m).__name__ and hasattr(m, "p")]
-    numbers = [
-        (module, name, value)
-        for module in model.modules()
-        for name, value in vars(module).items()
-        if "dropout" in name and isinstance(value, float)
-    ]
-    for module, _, _ in dropouts:
-        module.training, module.p = False, 0.0
-    for module, name, _ in numbers:
-        setattr(module, name, 0.0)
-    try:
-        yield
-    finally:
-        for module, training, p in dropouts:
-            module.training, module.p = training, p
-        for module, name, value in numbers:
-            setattr(module, name, value)

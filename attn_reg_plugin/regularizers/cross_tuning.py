@@ -19,7 +19,7 @@ class CrossTuning:
 
     def __post_init__(self) -> None:
         """Refuse a schedule that is not understood."""
-        match = re.fullmatch(r"update:(\d+)", self.schedule)
+        match = re.fullmatch(r"update:([0-9]{1,18})", self.schedule)
         if self.schedule not in ("epoch", "off") and (match is None or int(match[1]) < 1):
             raise ValueError(
                 f"cross_tuning is {self.schedule!r}, but must be epoch, off, or update:N with N of at least 1"

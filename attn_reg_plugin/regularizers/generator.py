@@ -173,7 +173,8 @@ def sample_masks(logits: Mapping[str, Tensor], temperature: float = 1.0) -> dict
     for name, logit in logits.items():
         logit = logit.float()  # a coarser uniform would not have the probability
         uniform = torch.rand_like(logit).clamp_(1e-7, 1.0 - 1e-7)
-        masks[name] = logit + temperature * torch.logit(uniform) > 0
+        # not "> 0": a score that is NaN keeps its position, so that a broken generator proposes nothing
+        masks[name] = ~(logit + temperature * torch.logit(uniform) <= 0)
     return masks
 
 

@@ -2,7 +2,8 @@
 
 An objective is a function `objective(outputs, inputs) -> scalar`. `inputs` holds the forward's arguments by name
 and, where a framework's face supplies them, `targets` (gold labels), `token_mask` (True = a real token) and
-`padding_label` (the number of padding in a vocabulary).
+`padding_label` (the number of padding in a vocabulary). Where several passes attribute one F, `pseudo_labels` keeps the
+labels of the first.
 """
 
 from __future__ import annotations
@@ -26,13 +27,38 @@ def label_logit(logits: Tensor, labels: Tensor | None = None) -> Tensor:
     Args:
         logits: (B, number of classes).
         labels: (B,) or (B, 1) gold labels, or (B, number of classes) with 1 for each class that holds, of several;
-            None takes the pseudo labels argmax P(c|x).
+            None takes the pseudo labels argmax P(c|x). Gold labels of -100 are left out.
     """
     logits = logits.float()
-    if labels is not None and labels.shape == logits.shape:
+    if labels is None:
+        return logits.gather(-1, logits.argmax(-1, keepdim=True)).sum()
+    known = labels != IGNORED
+    labels = labels.masked_fill(~known, 0)
+    if labels.shape == logits.shape:
         return (logits * labels).sum()
-    labels = logits.argmax(-1) if labels is None else labels.reshape(logits.shape[:-1])
-    return logits.gather(-1, labels.unsqueeze(-1)).sum()
+    chosen = logits.gather(-1, labels.reshape(logits.shape[:-1]).unsqueeze(-1)).squeeze(-1)
+    return (chosen * known.reshape(chosen.shape)).sum()
+
+
+class PseudoLabels(dict[str, Tensor]):
+    """The pseudo labels of a probe's first pass, by what they label: `inputs["pseudo_labels"]` of the passes that
+    attribute one and the same F, such as those of integrated gradients."""
+
+
+def first_pass_labels(inputs: Mapping[str, Any], what: str, choose: Callable[[], Tensor]) -> Tensor | None:
+    """The pseudo labels of the first pass, chosen by `choose` in that pass; None where each pass takes its own.
+
+    Args:
+        inputs: an objective's; asked for `PseudoLabels`.
+        what: is labelled, such as `class`; an objective of several parts has a name for each.
+        choose: the labels of the present pass.
+    """
+    kept = inputs.get("pseudo_labels")
+    if not isinstance(kept, PseudoLabels):
+        return None
+    if what not in kept:
+        kept[what] = choose().detach()
+    return kept[what]
 
 
 def likeliest(logits: Tensor, except_for: int | None = None) -> Tensor:
@@ -124,7 +150,12 @@ def span_logits(outputs: Any, inputs: Mapping[str, Any], gold: bool) -> Tensor |
         positions = inputs.get(f"{end}_positions") if gold else None
         if logits is None or logits.dim() != 2 or (gold and positions is None):
             return None
-        found = label_logit(logits, None if positions is None else positions.clamp(0, logits.size(-1) - 1))
+        if positions is None:
+            positions = first_pass_labels(inputs, end, partial(likeliest, logits))
+        else:  # what was cut off is taken for the end, what is ignored stays so
+            within = positions.clamp(0, logits.size(-1) - 1)
+            positions = torch.where(positions == IGNORED, positions, within)
+        found = label_logit(logits, positions)
         total = found if total is None else total + found
     return total
 
@@ -143,18 +174,45 @@ def _by_shape(labels: str, outputs: Any, inputs: Mapping[str, Any]) -> Tensor:
                 "the objective needs gold labels: pass them to the forward as `labels`, set "
                 "regularizer.supply(targets=...) before it, or use labels='pseudo' for classification"
             )
+        _check_gold(logits, gold)
     if regression:
         return negative_regression_loss(logits, gold)
+    padding = inputs.get("padding_label") if logits.dim() == 3 else None
+    if gold is None:
+        gold = first_pass_labels(inputs, "logits", partial(likeliest, logits, padding))
     if logits.dim() == 2:
         return label_logit(logits, gold)
     if logits.dim() == 3:
-        return token_log_likelihood(logits, gold, _tokens_with_loss(logits, inputs), inputs.get("padding_label"))
+        return token_log_likelihood(logits, gold, _tokens_with_loss(logits, inputs), padding)
     raise ValueError(f"no objective for outputs of shape {tuple(logits.shape)}; give objective=function")
 
 
+def _check_gold(logits: Tensor, gold: Tensor) -> None:
+    """Refuse gold labels of a shape that the logits do not have.
+
+    Raises:
+        ValueError: they are of another.
+    """
+    if logits.dim() == 3:
+        fits = gold.shape == logits.shape[:-1]
+    else:
+        fits = gold.shape == logits.shape or gold.numel() == logits.size(0)
+    if logits.dim() < 4 and not fits:
+        raise ValueError(
+            f"the gold labels have the shape {tuple(gold.shape)}, which does not fit the logits' {tuple(logits.shape)};"
+            " give labels that do, labels='pseudo', or an objective= of your own"
+        )
+
+
 def _tokens_with_loss(logits: Tensor, inputs: Mapping[str, Any]) -> Tensor | None:
-    """Real tokens, less those that the targets leave out: a tagger labels a word at its first piece only."""
+    """Real tokens, less those that the targets leave out: a tagger labels a word at its first piece only.
+
+    A mask of another shape than the logits says nothing of them and is left out: it counts an audio model's raw
+    samples, or lacks prompt tuning's virtual tokens.
+    """
     mask, targets = inputs.get("token_mask"), inputs.get("targets")
+    if isinstance(mask, Tensor) and mask.shape != logits.shape[:-1]:
+        mask = None
     if not isinstance(targets, Tensor) or targets.is_floating_point() or targets.shape != logits.shape[:-1]:
         return mask
     known = targets != IGNORED

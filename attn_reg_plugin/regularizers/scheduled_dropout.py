@@ -1,7 +1,7 @@
 """Scheduled Bernoulli dropout, a by-product of AttendOut (Wu, Zhao & Zhang 2021, arXiv 2104.04692).
 
 The drop rates that AttendOut's generator learns differ by layer and move over training (the paper's figure 3). Here
-the masks come from such curves alone, without a generator: keep ~ Bernoulli(π(t)) at every position of the scores,
+the masks come from such curves alone, without a generator: drop ~ Bernoulli(π(t)) at every position of the scores,
 one mask a layer and shared by its heads as in AttendOut, where π is piecewise linear over training, layer by layer.
 """
 
@@ -19,20 +19,26 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from attn_reg_plugin.attention.calls import AttentionCall, derived
 from attn_reg_plugin.attention.sites import AttentionSite, SiteSelector
-from attn_reg_plugin.regularizers.base import Attachment, Forward, Regularizer, option, register
+from attn_reg_plugin.regularizers.attachment import Attachment
+from attn_reg_plugin.regularizers.base import Regularizer, option, register
+from attn_reg_plugin.regularizers.options import OptionError
+from attn_reg_plugin.regularizers.probing import Forward
 
-EXAMPLE = "encoder.self: 0:0.6 1000:0.9"
+EXAMPLE = "drop encoder.self: 0:0.6 1000:0.1"
 #: how the name of a schedule file ends
 FILES = (".yaml", ".yml")
+#: what an entry's numbers are the probability of; an entry begins with one of these words
+WORDS = ("drop", "keep")
 
 
 @dataclass(frozen=True)
 class Curve:
-    """A keep probability that is linear between its points, and constant before the first and after the last.
+    """A drop probability that is linear between its points, and constant before the first and after the last.
 
     Attributes:
-        points: (position, keep probability) pairs; positions from 0 and increasing, probabilities in [0, 1].
+        points: (position, drop probability) pairs; positions from 0 and increasing, probabilities in [0, 1].
 
     Raises:
         ValueError: there is no point, or one is out of range or out of order.
@@ -43,19 +49,18 @@ class Curve:
     def __post_init__(self) -> None:
         """Check the points."""
         if not self.points:
-            raise ValueError(f"a curve needs at least one point:keep, as in {EXAMPLE!r}")
+            raise ValueError(f"a curve needs at least one position:probability, as in {EXAMPLE!r}")
         last = -math.inf
-        for position, keep in self.points:
+        for position, drop in self.points:
             if not 0 <= position < math.inf:
                 raise ValueError(f"position is {position:.15g}, but must be a number from 0")
             if position <= last:
                 raise ValueError(f"position {position:.15g} follows {last:.15g}, but positions must increase")
-            if not 0 <= keep <= 1:
-                raise ValueError(f"keep probability is {keep:.15g}, but must lie in [0, 1]")
+            _check_probability("drop", drop)
             last = position
 
     def __call__(self, position: float) -> float:
-        """The keep probability at `position`."""
+        """The drop probability at `position`."""
         after = bisect_right(self.points, position, key=lambda point: point[0])
         if after in (0, len(self.points)):
             return self.points[max(after - 1, 0)][1]
@@ -69,16 +74,20 @@ class Schedule:
 
     Attributes:
         entries: (pattern, curve) pairs.
+        wordless: the entries that do not say whether they drop or keep, as earlier versions wrote them, to keep. They
+            can be read, as those of a checkpoint are, but not be trained with.
     """
 
     entries: tuple[tuple[SiteSelector, Curve], ...]
+    wordless: tuple[str, ...] = ()
 
     @classmethod
     def parse(cls, text: str) -> Schedule:
-        """Read `pattern: position:keep position:keep ...`, entries separated by `;` or by lines.
+        """Read `drop pattern: position:probability ...`, entries separated by `;` or by lines.
 
-        The same content may be written as YAML mappings, `pattern: {0: 0.6, 1000: 0.9}` or with one indented
-        `position: keep` a line; `#` starts a comment, a pattern may stand in quotes. No other YAML is understood.
+        With the word `keep` instead, the numbers are those of what is kept. The same content may be written as YAML
+        mappings, `drop pattern: {0: 0.6, 1000: 0.1}` or with one indented `position: probability` a line; `#` starts
+        a comment, what stands before the colon may be in quotes. No other YAML is understood.
 
         Raises:
             ValueError: there is no entry, or one is not of this form.
@@ -89,7 +98,8 @@ class Schedule:
         parsed = tuple(_entry(entry.strip()) for entry in entries if entry.strip())
         if not parsed:
             raise ValueError(f"the schedule is empty; write for example {EXAMPLE!r}, or the path of a .yaml file")
-        return cls(parsed)
+        wordless = (text for _, _, text in parsed if text)
+        return cls(tuple((selector, curve) for selector, curve, _ in parsed), tuple(wordless))
 
     @classmethod
     def read(cls, source: str) -> Schedule:
@@ -114,8 +124,14 @@ class Schedule:
         """The curve of each site, by the site's name; sites that no pattern names have none.
 
         Raises:
-            ValueError: a pattern matches none of the sites.
+            ValueError: a pattern matches none of the sites, or an entry does not say whether it drops or keeps.
         """
+        if self.wordless:
+            text = self.wordless[0]
+            raise ValueError(
+                f"schedule entry {text!r} does not say what its probabilities are of; write 'drop {text}', or "
+                f"'keep {text}', which is how earlier versions read it"
+            )
         sites, curves = list(sites), {}
         for selector, curve in self.entries:
             try:
@@ -132,8 +148,7 @@ class Schedule:
         """The text of a schedule file, one entry a line: YAML, and what `parse` reads."""
         lines = []
         for selector, curve in self.entries:
-            name = f'"{selector.pattern}"' if selector.pattern.startswith("*") else selector.pattern
-            lines.append(f"{name}: {{{', '.join(f'{x:.15g}: {y:.15g}' for x, y in curve.points)}}}\n")
+            lines.append(f"drop {selector.pattern}: {{{', '.join(f'{x:.15g}: {y:.15g}' for x, y in curve.points)}}}\n")
         return "".join(lines)
 
 
@@ -142,21 +157,52 @@ def file_of(source: str) -> Path | None:
     return Path(source.strip()) if source.strip().endswith(FILES) else None
 
 
-def _entry(text: str) -> tuple[SiteSelector, Curve]:
-    """Parse `pattern: position:keep ...`; braces, commas and quotes of YAML are allowed."""
-    pattern, _, points = text.partition(":")
-    pairs = re.sub(r"\s*:\s*", ":", points.strip(" \t\"'{}").replace(",", " ")).split()
+def _check_probability(word: str, value: float) -> None:
+    """Refuse what lies outside [0, 1], NaN included."""
+    if not 0 <= value <= 1:
+        raise ValueError(f"{word} probability is {value:.15g}, but must lie in [0, 1]")
+
+
+def _entry(text: str) -> tuple[SiteSelector, Curve, str]:
+    """Parse `drop pattern: position:probability ...`; braces, commas and quotes of YAML are allowed.
+
+    The text comes back where it has none of the words.
+    """
+    key, _, points = text.partition(":")
     try:
+        key, points = _without(key, '""', "''"), _without(_without(points, '""', "''"), "{}")
+        pairs = re.sub(r"\s*:\s*", ":", points.replace(",", " ")).split()
         numbers = tuple((float(x), float(y)) for x, y in (pair.split(":") for pair in pairs))
     except ValueError:
         numbers = ()
     if not numbers:
         raise ValueError(f"schedule entry {text!r} is not understood; write for example {EXAMPLE!r}")
-    selector = SiteSelector(pattern.strip(" \t\"'"))
+    first, *rest = key.split(maxsplit=1)[:2] or [""]
+    word, pattern = (first, "".join(rest)) if first in WORDS else ("", key)
+    selector = SiteSelector(pattern)
     try:
-        return selector, Curve(numbers)
+        if word != "drop":
+            for _, keep in numbers:
+                _check_probability("keep", keep)
+            numbers = tuple((x, round(1.0 - keep, 12)) for x, keep in numbers)
+        return selector, Curve(numbers), "" if word else text
     except ValueError as error:
         raise ValueError(f"schedule entry {text!r}: {error}") from None
+
+
+def _without(text: str, *pairs: str) -> str:
+    """`text` without the pair of quotes or brackets around it.
+
+    Raises:
+        ValueError: one of the two is missing.
+    """
+    text = text.strip()
+    for opening, closing in pairs:
+        if text.startswith(opening) or text.endswith(closing):
+            if len(text) < 2 or not (text.startswith(opening) and text.endswith(closing)):
+                raise ValueError(f"{opening} and {closing} belong together")
+            return text[1:-1].strip()
+    return text
 
 
 @register("scheduled_dropout")
@@ -164,19 +210,20 @@ def _entry(text: str) -> tuple[SiteSelector, Curve]:
 class ScheduledDropout(Regularizer):
     """Drop attention scores at random, with a probability that each layer's curve gives.
 
-    A row that loses all its keys becomes uniform over its valid keys. A site whose keep probability is 1, or that the
+    A row that loses all its keys becomes uniform over its valid keys. A site whose drop probability is 0, or that the
     schedule does not name, is plain attention, bit for bit.
 
     Attributes:
-        schedule: keep probabilities over training, such as `encoder.self: 0:0.6 1000:0.9; encoder.self[0]: 0:0.5`
-            (later entries override earlier ones), or the path of a .yaml file with the same content, see `Schedule`.
+        schedule: drop probabilities over training, such as `drop encoder.self: 0:0.6 1000:0.1; drop encoder.self[0]:
+            0:0.5` (later entries override earlier ones), or the path of a .yaml file with the same content, see
+            `Schedule`. An entry has to say `drop`, or `keep`.
         unit: what the curves count: `update`, the optimizer updates made so far, from 0; or `epoch`, from 1.
 
     Raises:
         ValueError: the schedule is malformed, or the unit unknown.
     """
 
-    schedule: str = option("", f"keep probability over training, e.g. '{EXAMPLE}', or the path of a .yaml file")
+    schedule: str = option("", f"drop probability over training, e.g. '{EXAMPLE}', or the path of a .yaml file")
     unit: str = option("update", "what the schedule counts", choices=("update", "epoch"))
 
     def __post_init__(self) -> None:
@@ -190,19 +237,23 @@ class ScheduledDropout(Regularizer):
         """As `Regularizer.attach`.
 
         Raises:
-            ValueError: also if the schedule's file is missing, or an entry fits none of the regularized sites.
+            OptionError: the schedule's file is missing, an entry fits none of the regularized sites, or says neither
+                `drop` nor `keep`.
         """
-        self.plan = self.plan or Schedule.read(self.schedule)
+        try:
+            self.plan = self.plan or Schedule.read(self.schedule)
+        except ValueError as error:
+            raise OptionError("schedule", str(error)) from None
         attachment = super().attach(model)
         try:
             self.curves = self.plan.assign(attachment.sites)
-        except ValueError:
+        except ValueError as error:
             self.detach()
-            raise
+            raise OptionError("schedule", str(error)) from None
         return attachment
 
-    def keep_probabilities(self) -> dict[str, float]:
-        """π(t) of every attached site at the present update or epoch, by the site's name; 1 without a curve.
+    def drop_probabilities(self) -> dict[str, float]:
+        """π(t) of every attached site at the present update or epoch, by the site's name; 0 without a curve.
 
         Raises:
             RuntimeError: the schedule counts epochs and none was announced.
@@ -211,18 +262,27 @@ class ScheduledDropout(Regularizer):
         if position is None:
             raise RuntimeError("unit='epoch' counts epochs: call regularizer.begin_epoch(epoch) first")
         curves = self.curves
-        return {s.name: curves[s.name](position) if s.name in curves else 1.0 for s in self.attached_sites}
+        return {s.name: curves[s.name](position) if s.name in curves else 0.0 for s in self.attached_sites}
 
     def due(self) -> bool:
         """Regularized when any site has something to drop."""
-        return any(keep < 1 for keep in self.keep_probabilities().values())
+        return any(drop > 0 for drop in self.drop_probabilities().values())
 
     def before_forward(self, forward: Forward) -> None:
         """Leave on each site how its mask is drawn: the shape is known only when attention runs."""
-        keep = self.keep_probabilities()
+        drop = self.drop_probabilities()
         for site in self.attached_sites:
-            if keep[site.name] < 1:
-                site.sampler = partial(self._sample, site, keep[site.name], int(torch.randint(2**62, ())))
+            if drop[site.name] > 0:
+                site.sampler = partial(self._sample, site, drop[site.name], int(torch.randint(2**62, ())))
+
+    def rehearse(self, forward: Forward) -> None:
+        """Run the forward once through regularized attention in which nothing is dropped yet."""
+        if all(keep == 1 for curve in self.curves.values() for _, keep in curve.points):
+            return
+        for site in self.attached_sites:
+            site.keep = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=forward.device)
+        with torch.no_grad():
+            forward.run()
 
     def _sample(
         self,
@@ -233,10 +293,12 @@ class ScheduledDropout(Regularizer):
         valid: Tensor | None,
         device: torch.device,
     ) -> Tensor:
-        """A keep mask (B, 1, T, S) for all heads; the same for the same seed, so that recomputation agrees."""
-        generator = torch.Generator(device).manual_seed(seed)
+        """A keep mask (B, 1, T, S) for all heads; the same for a call of the seed, so that recomputation agrees."""
+        call = site.current or AttentionCall(site)
+        generator = torch.Generator(device).manual_seed(derived(seed, call.index))
         keep = torch.empty((shape[0], 1, *shape[2:]), dtype=torch.bool, device=device)
-        keep.bernoulli_(probability, generator=generator)
+        keep.bernoulli_(1.0 - probability, generator=generator)
         keep = keep if valid is None else keep & valid
-        self.count_dropped(site, keep, valid)
+        if not call.counted:
+            self.count_dropped(site, keep, valid)
         return keep

@@ -1,5 +1,6 @@
 """fairseq tasks of the plugin; fairseq imports the files of this folder when it is given as --user-dir."""
 
 from attn_reg_plugin import criterions as _criterions  # fairseq imports no criterions of a user dir by itself
+from attn_reg_plugin.tasks import numpy_two as _numpy_two  # what numpy 2 broke in fairseq
 
-del _criterions
+del _criterions, _numpy_two

@@ -14,7 +14,15 @@ from torch import Tensor, nn
 
 from attn_reg_plugin.backends.fairseq import padding_index
 from attn_reg_plugin.regularizers import AttendOut, Outcome, Tokens
-from attn_reg_plugin.regularizers.game import Defender, average, average_gradients
+from attn_reg_plugin.regularizers.game import (
+    Defender,
+    average,
+    average_gradients,
+    object_from_first_rank,
+    rank,
+)
+from attn_reg_plugin.tasks.refusals import refuse_state
+from attn_reg_plugin.tasks.sidecar import Sidecar
 
 #: reward examples in a forward: their logits are all there at once
 EVALUATED_AT_ONCE = 32
@@ -240,3 +248,37 @@ def prepare_game(regularizer: AttendOut, task: Any, criterion: Any, optimizer: F
         )
     regularizer.problem, regularizer.optimizer = problem, optimizer
     regularizer.defender_class = FairseqDefender
+
+
+def continue_game(regularizer: AttendOut, sidecar: Sidecar, updates: int) -> None:
+    """Give the game the state of an interrupted run, if there is one, and begin it, so that a misfit is told here.
+
+    Args:
+        updates: made so far, which name the state.
+
+    Raises:
+        ValueError: the state is damaged, or that of another model or other sites; on every process.
+    """
+    state = problem = None
+    if rank() == 0:
+        try:
+            state = sidecar.load(updates)
+        except ValueError as error:
+            problem = str(error)
+    state, problem = object_from_first_rank((state, problem))
+    if problem is not None:
+        raise ValueError(problem)
+    if state is None:
+        return
+    epoch = regularizer.epoch
+    with refuse_state(sidecar.path(updates), regularizer):
+        missing = [key for key in ("generator", "generator_optimizer", "defender", "cache") if key not in state]
+        if missing:
+            raise ValueError(f"it lacks {', '.join(missing)}")
+        names = {site.name for site in regularizer.attached_sites}
+        others = {name for batch in state["cache"] for name in batch["masks"]} ^ names
+        if state["cache"] and others:
+            raise ValueError(f"its sites are others: {', '.join(sorted(others))}")
+        regularizer.load_state_dict(state)
+        regularizer.start(regularizer.model)
+    regularizer.epoch = epoch

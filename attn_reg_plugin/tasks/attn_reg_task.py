@@ -12,12 +12,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import importlib.util
 import inspect
 import sys
 import typing
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,9 +25,20 @@ from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.optim import AMPOptimizer
 from omegaconf import II
 
+from attn_reg_plugin.backends.fairseq import padding_index
 from attn_reg_plugin.regularizers import REGISTRY, AttendOut, Regularizer, build, options_of
-from attn_reg_plugin.regularizers.game import object_from_first_rank, rank, world_size
-from attn_reg_plugin.tasks.attend_out_training import prepare_game
+from attn_reg_plugin.regularizers.options import OptionError
+from attn_reg_plugin.tasks.attend_out_training import continue_game, prepare_game
+from attn_reg_plugin.tasks.objectives import FairseqObjective, reads_predictions
+from attn_reg_plugin.tasks.parts import attach_to_parts
+from attn_reg_plugin.tasks.refusals import (
+    refuse_alignment,
+    refuse_broadcast,
+    refuse_model,
+    refuse_precision,
+    refuse_state,
+    refuse_uncalled,
+)
 from attn_reg_plugin.tasks.sidecar import Sidecar
 
 #: what the mixin adds to a training step's logging output starts with this
@@ -38,6 +47,7 @@ PREFIX = "attn_reg/"
 #: fairseq's parser takes an interpolated bool for True)
 SEEN = (
     ("save_dir", "checkpoint.save_dir"),
+    ("restore_file", "checkpoint.restore_file"),
     ("clip_norm", "optimization.clip_norm"),
     ("cpu", "common.cpu"),
     ("tpu", "common.tpu"),
@@ -121,43 +131,8 @@ def regularizer_from(config: Any) -> Regularizer | None:
         values[option.name] = value
     try:
         return build(name, **values)
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         raise ValueError(f"--attn-reg {name}: {error}") from None
-
-
-def refuse_precision(config: Any) -> None:
-    """Refuse what fairseq itself cannot train, before it fails in a way that does not say so.
-
-    Raises:
-        ValueError: --bf16 on the command line without torch_xla, or --fp16 on a CPU.
-    """
-    seen = {name: str(getattr(config, f"attn_{name}", None)) == "True" for name, _ in SEEN}
-    if seen["tpu"] and importlib.util.find_spec("torch_xla") is None:
-        raise ValueError(
-            "--bf16 and --memory-efficient-bf16 make fairseq's command line ask for a TPU, and torch_xla is not "
-            "installed; use --amp, or fairseq-hydra-train with common.bf16=true"
-        )
-    if seen["cpu"] and seen["fp16"] and not (seen["memory_efficient_fp16"] or seen["fp16_no_flatten_grads"]):
-        raise ValueError(
-            "--fp16 with --cpu fails in fairseq, whose fp32 copy of the weights is made on a GPU; add "
-            "--memory-efficient-fp16 or --fp16-no-flatten-grads, or use --amp"
-        )
-
-
-def refuse_broadcast(config: Any) -> None:
-    """Refuse to continue in several processes where fairseq cannot hand the checkpoint to the others.
-
-    Raises:
-        ValueError: there is a checkpoint to continue from, and the flag that helps is not given.
-    """
-    folder = getattr(config, "attn_save_dir", None) or ""
-    alone = str(getattr(config, "attn_load_checkpoint_on_all_dp_ranks", True)) == "True" or world_size() == 1
-    fails = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 6)
-    if fails and not alone and (Path(folder) / "checkpoint_last.pt").exists():
-        raise ValueError(
-            f"{folder} has a checkpoint to continue from, but with torch 2.6 or later fairseq fails to hand it from "
-            "the first process to the others; add --load-checkpoint-on-all-dp-ranks"
-        )
 
 
 def print_flags(task: str, config: type[FairseqDataclass]) -> None:
@@ -184,10 +159,14 @@ class AttnRegTask:
 
     def __init__(self, cfg: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(cfg, *args, **kwargs)
-        refuse_precision(cfg)
+        refuse_precision(cfg, [name for name, _ in SEEN])
         refuse_broadcast(cfg)
         self.regularizer = regularizer_from(cfg)
+        self._objective = getattr(self.regularizer, "objective", None)
+        self._handles: list[Any] = []
+        self._seen_forward = False
         self.sidecar = Sidecar(getattr(cfg, "attn_save_dir", None))
+        self._restore_file = self.sidecar.restored(getattr(cfg, "attn_restore_file", None) or "checkpoint_last.pt")
         if isinstance(self.regularizer, AttendOut) and not self.regularizer.clip_norm:
             self.regularizer.clip_norm = float(getattr(cfg, "attn_clip_norm", 0.0))
 
@@ -202,21 +181,40 @@ class AttnRegTask:
         """The task's model, with the regularizer attached if it is built to be trained.
 
         Raises:
-            ValueError: `--attn-sites` matches nothing in the model.
+            ValueError: `--attn-sites` matches nothing in the model, or an option of the method does not fit it.
         """
         build = super().build_model  # of an older task it takes one argument; fairseq looks for the name as well
         knows = "from_checkpoint" in inspect.signature(build).parameters
         model = build(cfg, from_checkpoint=from_checkpoint) if knows else build(cfg)
         if from_checkpoint:
             return model
-        self.sidecar.repair_last()
         if self.regularizer is not None:
-            self.regularizer.detach()
-            try:
-                self.regularizer.attach(model)
-            except ValueError as error:
-                raise ValueError(f"--attn-sites {self.regularizer.sites!r}: {error}") from None
+            self.sidecar.repair_last()
+            self._attach(self.regularizer, model)
         return model
+
+    def _attach(self, regularizer: Regularizer, model: torch.nn.Module) -> None:
+        """Attach to the model, or to its parts if these are what the task calls.
+
+        Raises:
+            ValueError: the method cannot work with the model, or `--attn-sites` matches nothing in it.
+        """
+        for handle in self._handles:
+            handle.remove()
+        regularizer.detach()
+        refuse_model(regularizer, model, type(self).__name__)
+        try:
+            self._handles = attach_to_parts(regularizer, model)
+            refuse_alignment(model, regularizer.attached_sites)
+        except OptionError as error:
+            flag = f"--{regularizer.name}-{error.option}".replace("_", "-")
+            raise ValueError(f"{flag}: {error}") from None
+        except ValueError as error:
+            raise ValueError(f"--attn-sites {regularizer.sites!r}: {error}") from None
+        if reads_predictions(regularizer):
+            who = f"{type(model).__name__} of {type(self).__name__}"
+            labels, padding = getattr(regularizer, "labels", "pseudo"), padding_index(model)
+            regularizer.objective = FairseqObjective(self._objective, labels, padding, who)
 
     def get_batch_iterator(self, dataset: Any, *args: Any, **kwargs: Any) -> Any:
         """fairseq's iterator; a training resumed in a later epoch gets the batches that an undisturbed one has.
@@ -265,7 +263,13 @@ class AttnRegTask:
                 )
         finally:
             regularizer.supply()
-        return loss, sample_size, {**log, **self._statistics()}
+            for site in regularizer.attached_sites:  # the task may translate before the next forward
+                site.clear()
+        statistics = self._statistics()
+        self._seen_forward = self._seen_forward or statistics[PREFIX + "forwards"] > 0
+        if not self._seen_forward:
+            refuse_uncalled(regularizer, type(self).__name__)
+        return loss, sample_size, {**log, **statistics}
 
     def _game(self, criterion: Any, optimizer: Any, update_num: int) -> None:
         """Tell AttendOut what to play with, and give back the state of an interrupted run, once.
@@ -281,11 +285,7 @@ class AttnRegTask:
                 regularizer.forget_unfinished()
             return
         prepare_game(regularizer, self, criterion, optimizer)
-        state = object_from_first_rank(self.sidecar.load(update_num) if rank() == 0 else None)
-        if state is not None:
-            epoch = regularizer.epoch
-            regularizer.load_state_dict(state)
-            regularizer.epoch = epoch
+        continue_game(regularizer, self.sidecar, update_num)
 
     def optimizer_step(self, optimizer: Any, model: torch.nn.Module, update_num: int) -> None:
         """The attacker's, or any method's, step; AttendOut's defender makes its own after it.
@@ -345,5 +345,6 @@ class AttnRegTask:
         state_dict = dict(state_dict)
         own = state_dict.pop("attn_reg", None)
         super().load_state_dict(state_dict)
-        if own is not None and self.regularizer is not None:
-            self.regularizer.load_state_dict(own)
+        if own is not None and self.regularizer is not None and own.get("method") in (None, self.regularizer.name):
+            with refuse_state(self._restore_file, self.regularizer):
+                self.regularizer.load_state_dict(own)

@@ -8,15 +8,16 @@ checkpoints.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import re
 import shutil
-import zipfile
 from pathlib import Path
 from typing import Any
 
-import torch
+from attn_reg_plugin.checkpoints import is_damaged, load_state, save_state
+from attn_reg_plugin.regularizers.game import object_from_first_rank, rank
 
 logger = logging.getLogger(__name__)
 
@@ -36,21 +37,33 @@ class Sidecar:
         """The file that belongs to a checkpoint made after `updates` updates."""
         return self.folder / f"attn_reg_state_{updates}.pt"
 
+    def restored(self, file: str) -> Path:
+        """Where fairseq's --restore-file is: its default is in this folder, any other as it was given."""
+        return self.folder / file if self.folder is not None and file == "checkpoint_last.pt" else Path(file)
+
     def save(self, updates: int, state: dict[str, Any]) -> None:
-        """Write the state, and delete those that no checkpoint needs any more."""
+        """Write the state, and delete those that no checkpoint needs any more.
+
+        Raises:
+            OSError: it cannot be written; nothing half-written is left.
+        """
         if self.folder is None:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
-        unfinished = self.path(updates).with_suffix(".tmp")
-        torch.save(state, unfinished)
-        os.replace(unfinished, self.path(updates))
+        for killed in self.folder.glob("attn_reg_state_*.tmp"):
+            killed.unlink(missing_ok=True)
+        save_state(self.path(updates), state)
         for old in self._kept() - {updates, self.last}:
             if not list(self.folder.glob(f"checkpoint_*_{old}.pt")):
                 self.path(old).unlink()
         self.last = updates
 
     def load(self, updates: int) -> dict[str, Any] | None:
-        """The state after `updates` updates; None at the start of a run, or with a warning if there is none."""
+        """The state after `updates` updates; None at the start of a run, or with a warning if there is none.
+
+        Raises:
+            ValueError: it is damaged, or no state.
+        """
         if self.folder is None or updates == 0:
             return None
         if not self.path(updates).exists():
@@ -59,28 +72,55 @@ class Sidecar:
             )
             return None
         self.last = updates
-        return torch.load(self.path(updates), map_location="cpu", weights_only=True)
+        return load_state(self.path(updates))
 
     def repair_last(self) -> None:
         """Finish a copy to `checkpoint_last.pt` that a kill interrupted.
 
         fairseq writes one checkpoint whole and copies it to the other names, byte by byte. If the last one cannot be
-        read, the newest other checkpoint is what was being copied.
+        read, the newest other checkpoint that can is what was being copied. What it takes the place of is kept, as
+        `checkpoint_last.pt.damaged`. The first process does it, the others wait.
+
+        Raises:
+            ValueError: the copy cannot be written.
         """
         if self.folder is None:
             return
-        last = self.folder / "checkpoint_last.pt"
-        if not last.exists() or zipfile.is_zipfile(last):
+        problem = None
+        if rank() == 0:
+            try:
+                self._repair(self.folder / "checkpoint_last.pt")
+            except OSError as error:
+                problem = f"{self.folder / 'checkpoint_last.pt'} is damaged and cannot be made anew: {error}"
+        problem = object_from_first_rank(problem)
+        if problem is not None:
+            raise ValueError(problem)
+
+    def _repair(self, last: Path) -> None:
+        if not last.is_file() or not is_damaged(last):
             return
-        others = [path for path in self.folder.glob("checkpoint*.pt") if path != last and zipfile.is_zipfile(path)]
-        if not others:
+        others = [path for path in self.folder.glob("checkpoint*.pt") if path != last and path.is_file()]
+        others.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
+        source = next((path for path in others if not is_damaged(path)), None)
+        if source is None:
+            logger.warning(f"{last} is damaged, and no other checkpoint beside it can be read; move it to begin anew")
             return
-        source = max(others, key=lambda path: path.stat().st_mtime_ns)
-        logger.warning(f"{last} is incomplete: made anew from {source.name}")
-        unfinished = last.with_suffix(f".{os.getpid()}.tmp")  # every data-parallel process comes by
-        shutil.copyfile(source, unfinished)
-        os.replace(unfinished, last)
+        unfinished = last.with_suffix(".tmp")
+        try:
+            shutil.copyfile(source, unfinished)
+            kept = _free_name(last.with_suffix(".pt.damaged"))
+            os.link(last, kept)  # a second name: there is a last checkpoint at every moment
+            os.replace(unfinished, last)
+        finally:
+            unfinished.unlink(missing_ok=True)
+        logger.warning(f"{last} is damaged: made anew from {source.name}; the damaged one is kept as {kept.name}")
 
     def _kept(self) -> set[int]:
         names = (re.fullmatch(r"attn_reg_state_(\d+)\.pt", path.name) for path in self.folder.iterdir())
         return {int(match[1]) for match in names if match}
+
+
+def _free_name(path: Path) -> Path:
+    """`path`, or with the first number behind it that no file has."""
+    names = (path if not n else path.with_name(f"{path.name}.{n}") for n in itertools.count())
+    return next(name for name in names if not name.exists())

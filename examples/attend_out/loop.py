@@ -1,4 +1,4 @@
-"""AttendOut in a loop of one's own: in which language of the phrasebook is this, told by its letters?
+"""AttendOut in a loop of your own: in which language of the phrasebook is this, told by its letters?
 
 A `Problem` tells AttendOut how to compute the loss, where the tokens are and how to draw validation examples.
 """
@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from attn_reg_plugin import AttendOut, AttentionSite, regularized_attention
-from attn_reg_plugin.data.phrasebook import splits
+from attn_reg_plugin.corpora.phrasebook import splits
 from attn_reg_plugin.regularizers import Outcome, Tokens
 
 PAD, LETTERS, SIZE, HEADS, LENGTH, STEPS = 0, 0x250, 32, 2, 48, 8  # Latin letters have numbers below 0x250

@@ -1,4 +1,4 @@
-"""A translator of one's own, letter by letter, with its own attention and training loop, and any regularizer.
+"""A translator of a user's own, letter by letter, with its own attention and training loop, and any regularizer.
 
 What the regularizers need of it is marked (1) to (4).
 """
@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from attn_reg_plugin import AttentionSite, regularized_attention
-from attn_reg_plugin.data.phrasebook import splits
+from attn_reg_plugin.corpora.phrasebook import splits
 from attn_reg_plugin.regularizers import Outcome, Tokens, build
 
 PAD, START, END, LETTERS = 0, 1, 2, 0x250  # Latin letters have numbers below 0x250
@@ -17,7 +17,7 @@ METHODS = {
     "ad_drop": {"p": 0.3, "q": 0.3},
     "attend_out": {"steps": 4, "initial_keep": 0.9},
     "attention_layer_drop": {"p": 0.1},
-    "scheduled_dropout": {"schedule": "*: 0:0.7 100:0.95"},
+    "scheduled_dropout": {"schedule": "drop *: 0:0.3 100:0.05"},
 }
 
 

@@ -22,7 +22,7 @@ FLAGS = {
     "ad_drop": "--attn-reg ad_drop --ad-drop-p 0.3 --ad-drop-q 0.3",
     "attend_out": "--attn-reg attend_out --attend-out-steps 4 --attend-out-initial-keep 0.9",
     "attention_layer_drop": "--attn-reg attention_layer_drop --attention-layer-drop-p 0.1",
-    "scheduled_dropout": "--attn-reg scheduled_dropout --scheduled-dropout-schedule '*: 0:0.7 100:0.95'",
+    "scheduled_dropout": "--attn-reg scheduled_dropout --scheduled-dropout-schedule 'drop *: 0:0.3 100:0.05'",
 }
 TRAINING = (
     "--task regularized_letters --arch letterwise --attn-sites * --criterion cross_entropy --optimizer adam --lr 3e-3 "
@@ -64,7 +64,7 @@ def main(argv: list[str] | None = None) -> dict[str, dict[str, float]]:
     """Train; the best validation loss by face and method."""
     flags = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     flags.add_argument("--methods", default=",".join(FLAGS), help="of none, ad_drop, attend_out, ...")
-    flags.add_argument("--faces", default="loop,fairseq", help="the loop of one's own, fairseq with a user dir")
+    flags.add_argument("--faces", default="loop,fairseq", help="the user's own loop, fairseq with a user dir")
     flags.add_argument("--sentences", type=int, default=2000, help="training sentences")
     flags.add_argument("--epochs", type=int, default=4)
     flags.add_argument("--width", type=int, default=64, help="of both models")
@@ -76,7 +76,7 @@ def main(argv: list[str] | None = None) -> dict[str, dict[str, float]]:
     if "fairseq" in faces:
         import fairseq_cli.train  # once: the trainings are forked
 
-        from attn_reg_plugin.data.phrasebook import write_phrasebook
+        from attn_reg_plugin.corpora.phrasebook import write_phrasebook
 
         write_phrasebook(arguments.out / "text", arguments.sentences, 100, 1)
         assert fairseq_cli.train

@@ -22,7 +22,7 @@ from transformers import (
     set_seed,
 )
 
-from attn_reg_plugin.data.phrasebook import splits
+from attn_reg_plugin.corpora.phrasebook import splits
 
 
 @dataclass

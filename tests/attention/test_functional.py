@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 from attn_reg_plugin import AttentionSite, regularized_attention
 from attn_reg_plugin.attention.functional import attention_weights, uniform_attention
+from attn_reg_plugin.attention.masks import candidate_region, drop_candidates
 from attn_reg_plugin.attention.sites import Tape
 from tests.attention.literal import causal, loop_attention, loop_weights, padding
 
@@ -280,3 +281,26 @@ def test_a_bfloat16_probe_with_a_bias():
     plain = regularized_attention(query, key, value, bias=bias)
     probed = regularized_attention(query, key, value, bias=bias, site=site(tape=Tape()))
     assert_close(probed, plain, torch.bfloat16)
+
+
+@pytest.mark.parametrize("active", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.uint8])
+def test_a_mask_of_numbers_is_refused_by_name(active, dtype):
+    states, site = torch.randn(1, 1, 3, 2), AttentionSite("encoder", "self", 0, uniform=active)
+    valid = torch.ones(1, 1, 1, 3, dtype=dtype)
+    with pytest.raises(
+        TypeError, match=rf"^valid is a tensor of {dtype}, but must be one of torch.bool, True = attend$"
+    ):
+        regularized_attention(states, states, states, valid=valid, site=site)
+    for call in (lambda: candidate_region(states, valid, 0.5), lambda: drop_candidates(states > 0, valid, 0.5)):
+        with pytest.raises(TypeError, match=r"^valid is a tensor of"):
+            call()
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64])
+def test_a_bias_that_is_a_mask_is_refused(dtype):
+    """Idle it would be one, active its 0 and 1 would be added to the scores."""
+    states, bias = torch.randn(1, 1, 3, 2), torch.ones(3, 3, dtype=dtype)
+    for site in (None, AttentionSite("encoder", "self", 0, keep=torch.ones(1, 1, 3, 3, dtype=torch.bool))):
+        with pytest.raises(TypeError, match=rf"^bias is a tensor of {dtype}, but must be floating-point.* as valid"):
+            regularized_attention(states, states, states, site=site, bias=bias)

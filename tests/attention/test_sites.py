@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import tracemalloc
 
 import pytest
 import torch
@@ -67,6 +68,9 @@ def test_patterns(pattern, expected):
         "encoder,decoder",
         "ENCODER",
         "encoder.self[0, 1]",
+        "encoder.self[٣]",
+        "encoder.self[²]",
+        f"encoder.self[0-{'9' * 5000}]",
     ],
 )
 def test_malformed_patterns_are_refused_before_any_model_is_seen(pattern):
@@ -80,7 +84,17 @@ def test_empty_patterns_are_refused(pattern):
         SiteSelector(pattern)
 
 
-@pytest.mark.parametrize("pattern", ["encoder.cross", "encoder.self[4]", "encoder.self[0-9]", "* decoder.self[0,2]"])
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "encoder.cross",
+        "encoder.self[4]",
+        "encoder.self[0-9]",
+        "* decoder.self[0,2]",
+        "*[3-4]",
+        "encoder.self[0-999999999]",
+    ],
+)
 def test_patterns_that_match_nothing_list_what_exists(pattern):
     with pytest.raises(ValueError) as refused:
         SiteSelector(pattern).select(SITES)
@@ -88,6 +102,15 @@ def test_patterns_that_match_nothing_list_what_exists(pattern):
     assert str(refused.value) == (
         f"site pattern {term!r} matches nothing in this model; its sites are: {' '.join(EVERY)}"
     )
+
+
+def test_a_range_is_compared_and_never_built():
+    """As it was, this pattern took all of the machine's memory."""
+    tracemalloc.start()
+    with pytest.raises(ValueError, match="matches nothing"):
+        SiteSelector("encoder.self[0-99999999]").select(SITES)
+    assert tracemalloc.get_traced_memory()[1] < 1e6
+    tracemalloc.stop()
 
 
 def test_a_model_without_sites_is_refused():

@@ -18,7 +18,7 @@ pytest.importorskip("fairseq")
 from fairseq.data import Dictionary
 from fairseq.modules import MultiheadAttention
 
-from attn_reg_plugin import ADDrop, find_sites, gradient_attribution, recording
+from attn_reg_plugin import ADDrop, AttentionLayerDrop, find_sites, gradient_attribution, recording
 from attn_reg_plugin.attention.attribution import integrated_attribution
 from attn_reg_plugin.backends.fairseq import FairseqBackend, padding_index
 from attn_reg_plugin.modules import RegularizedMultiheadAttention
@@ -294,3 +294,44 @@ def test_padding_changes_no_attribution(monkeypatch: pytest.MonkeyPatch) -> None
         valid = (valid[:, None, :, None] & valid[:, None, None, :]).expand_as(narrow)
         inner = wide[..., 3:, 3:]
         torch.testing.assert_close(inner[valid], narrow[valid], atol=1e-6, rtol=1e-4)
+
+
+# -- what the probe and several calls leave alone ----------------------------------------------------------------------
+
+
+def test_quantization_noise_acts_once_in_an_update() -> None:
+    """It drops blocks of a weight, for good, and scales the others by 1 / (1 - p)."""
+    model, inputs = transformer(quant_noise_pq=0.5, quant_noise_pq_block_size=1), batch()
+    weights = {path: m.weight for path, m in model.named_modules() if isinstance(m, nn.Linear) and m._forward_pre_hooks}
+    before = {path: weight.detach().clone() for path, weight in weights.items()}
+    assert len(weights) > 10
+    with ADDrop(p=0.5, q=0.5, sites="*", cross_tuning="off").attach(model):
+        model(**inputs)[0].sum().backward()
+    for path, weight in weights.items():
+        left = weight != 0
+        torch.testing.assert_close(weight[left], 2 * before[path][left])
+        assert 0.35 < left.float().mean() < 0.65
+
+
+def test_an_encoder_that_reads_two_texts_in_one_forward() -> None:
+    """As sentence encoders and tasks with several languages do: each text has its own padding."""
+
+    class Siamese(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = transformer()
+
+        def forward(self, first: Tensor, second: Tensor) -> Tensor:
+            states = [self.model.encoder(ids, ids.ne(PAD).sum(-1))["encoder_out"][0] for ids in (first, second)]
+            return torch.stack([each[-1] for each in states], 1)
+
+    source = batch()["src_tokens"]
+    model, texts = Siamese().train(), (source, source.flip(0))
+    plain = model(*texts)
+    with ADDrop(p=1.0, q=1e-30, cross_tuning="off", objective=lambda o, i: o.sum()).attach(model):
+        torch.testing.assert_close(model(*texts), plain)
+    with AttentionLayerDrop(p=1.0).attach(model):
+        dropped = model(*texts)
+    with ADDrop(p=1.0, q=1.0, cross_tuning="off", objective=lambda o, i: o.sum()).attach(model):
+        torch.testing.assert_close(model(*texts), dropped)
+    assert not dropped.allclose(plain)

@@ -13,8 +13,8 @@ pytest.importorskip("transformers")
 
 from attn_reg_plugin import ADDrop, AttendOut, AttentionLayerDrop, ScheduledDropout, find_sites
 from attn_reg_plugin.regularizers import Outcome, Tokens
-from attn_reg_plugin.regularizers.base import without_dropout
 from attn_reg_plugin.regularizers.generator import embeddings_of
+from attn_reg_plugin.regularizers.probing import without_dropout
 from tests.backends.huggingface_models import FAMILIES, PAD, WORDS, batch, build, objective
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -68,7 +68,7 @@ def test_rows_that_lose_everything_are_the_mean_of_their_values(name: str) -> No
     model, inputs = build(name), batch(name)
     with AttentionLayerDrop(p=1.0, sites="*").attach(model):
         expected = train(model, inputs)
-    with ScheduledDropout(schedule="*: 0:0", sites="*").attach(model) as regularizer:
+    with ScheduledDropout(schedule="drop *: 0:1", sites="*").attach(model) as regularizer:
         torch.testing.assert_close(train(model, inputs), expected, atol=1e-5, rtol=1e-5)
         counted = regularizer.statistics.take()
     assert all(counted[f"dropped/{site}"] == counted[f"valid/{site}"] for site in FAMILIES[name].sites)
@@ -78,7 +78,7 @@ def test_rows_that_lose_everything_are_the_mean_of_their_values(name: str) -> No
 def test_scheduled_dropout_drops_at_its_rate(name: str) -> None:
     model, inputs = build(name), batch(name)
     plain = train(model, inputs)
-    with ScheduledDropout(schedule="*: 0:0.5", sites="*").attach(model) as regularizer:
+    with ScheduledDropout(schedule="drop *: 0:0.5", sites="*").attach(model) as regularizer:
         for seed in range(4):
             assert not train(model, inputs, seed).allclose(plain)
         counted = regularizer.statistics.take()

@@ -150,15 +150,6 @@ def test_an_attention_that_is_taken_away_is_noticed() -> None:
     assert model.config._attn_implementation == "sdpa"
 
 
-def test_arguments_that_change_the_softmax_are_refused() -> None:
-    model, inputs = build("bert"), batch("bert")
-    with (
-        ADDrop(p=0.5, q=0.5, cross_tuning="off").attach(model),
-        pytest.raises(RuntimeError, match="uses softcap, which"),
-    ):
-        model(**inputs, softcap=30.0)
-
-
 # -- nothing is left behind -------------------------------------------------------------------------------------------
 
 

@@ -276,7 +276,7 @@ def test_the_methods_on_a_transformer(batch_first: bool) -> None:
     for method in (
         ADDrop(p=0.5, q=0.5, sites="*", cross_tuning="off"),
         AttentionLayerDrop(p=1.0, sites="*"),
-        ScheduledDropout(schedule="*: 0:0.5", sites="*"),
+        ScheduledDropout(schedule="drop *: 0:0.5", sites="*"),
     ):
         with method.attach(model):
             regularized = step(model, inputs)[0]

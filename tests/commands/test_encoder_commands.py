@@ -20,6 +20,7 @@ from attn_reg_plugin.checkpoints import find_checkpoint
 from attn_reg_plugin.cli import main
 from attn_reg_plugin.commands import finetune, predict
 from attn_reg_plugin.commands.evaluate import evaluate, folding
+from attn_reg_plugin.experiments.checks import check_runs
 from attn_reg_plugin.experiments.labelled_runs import best_figures
 from attn_reg_plugin.experiments.logs import TrainingLog
 from attn_reg_plugin.experiments.methods import Method
@@ -243,6 +244,9 @@ def test_updates_are_counted_for_one_process(
     [
         (["--patience", "0"], "--patience is 0, but must be at least 1"),
         (["--warmup", "1"], r"--warmup is 1.0, but must be in \[0, 1\)"),
+        *((["--lr", value], f"--lr is {value}, but must be above 0, and finite") for value in ("nan", "inf")),
+        *((["--weight-decay", value], f"--weight-decay is {value}, but must be") for value in ("nan", "inf")),
+        *((["--warmup", value], f"--warmup is {value}, but must be") for value in ("nan", "inf")),
         (["--methods", "magic"], "unknown method 'magic'; the methods are: plain, attention_dropout, ad_drop"),
         (["--seeds", "x"], "--seeds wants distinct whole numbers"),
     ],
@@ -250,6 +254,54 @@ def test_updates_are_counted_for_one_process(
 def test_finetune_refuses(rte: list[str], words: list[str], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         finetune.run(parsed(*rte, *words))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["--max-length", "900"],
+            "inputs of 900 tokens were asked for, but the length must be at least 4 and at most 40",
+        ),
+        (["--max-length", "0"], "--max-length is 0, but must be at least 1"),
+        (["--model", "/nowhere/at/all"], "--hf-model: there is no folder /nowhere/at/all"),
+        (["--model", "{data}"], "neither a folder of a model nor a name"),
+        (["--", "--nonsense"], "plain: unrecognized arguments: --nonsense"),
+        (["--", "--attn-sites", "encoder.self[9]"], "AD-DROP: --attn-sites 'encoder.self[9]'"),
+        (["--method-flags", "ad_drop=--ad-drop-q x"], "AD-DROP: argument --ad-drop-q: invalid"),
+        (["--", "--dropout", "3"], "plain: --dropout is 3.0, but must be in [0, 1)"),
+    ],
+)
+def test_what_cannot_work_is_said_before_anything_is_written(
+    rte: list[str], words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [word.format(data=tmp_path / "data") for word in words]
+    assert main(["finetune", *rte, "--max-length", "40", *words]) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.startswith("attn-reg finetune: ") and error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("break_it", "said"),
+    [
+        (lambda folder: (folder / "encoder" / "model.safetensors").unlink(), "encoder has no weights"),
+        (lambda folder: (folder / "encoder" / "config.json").write_text("{"), "neither a folder of a model nor a name"),
+        (lambda folder: (folder / "encoder" / "tokenizer.json").unlink(), "tokenizer of"),
+        (lambda folder: (folder / "data" / "dev.tsv").write_bytes(b"index\tx\0\n"), "dev.tsv, line 1: not text (a NUL"),
+    ],
+)
+def test_a_folder_that_cannot_work_is_said_too(
+    rte: list[str], break_it: Any, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    break_it(tmp_path)
+    assert main(["finetune", *rte, "--max-length", "40"]) == 2
+    assert said in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
+def test_what_can_work_is_let_through(rte: list[str]) -> None:
+    methods = finetune.select_methods(list(finetune.ENCODER_METHODS), [], finetune.ENCODER_METHODS)
+    check_runs(finetune.plan(parsed(*rte, "--max-length", "40"), methods))
 
 
 def test_the_best_validation_is_that_of_the_chief_metric() -> None:

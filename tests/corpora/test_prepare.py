@@ -5,9 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import random
-import sys
 import tracemalloc
-import types
 from pathlib import Path
 
 import datasets
@@ -212,26 +210,25 @@ def test_the_hub_is_prepared_like_a_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_fairseq")
-def test_the_phrasebook_is_asked_for_its_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def write_phrasebook(folder: Path, train: int, valid: int, test: int, seed: int) -> None:
-        for number, (name, count) in enumerate({"train": train, "valid": valid, "test": test}.items()):
-            write_split(folder, name, corpus(count, seed + number))
-
-    module = types.ModuleType("phrasebook")
-    module.write_phrasebook = write_phrasebook
-    monkeypatch.setitem(sys.modules, "attn_reg_plugin.data.phrasebook", module)
-    options = PhrasebookOptions(pair="ro-en", out=tmp_path / "out", train=100, valid=8, test=5, seed=7, vocab_size=70)
-    manifest = prepare(options)
-    assert {name: split["kept"] for name, split in manifest["splits"].items()} == {
-        "train": 100,
-        "valid": 8,
-        "test": 5,
-    }
-    assert lines(tmp_path / "out/raw/valid.en") == [pair[0] for pair in corpus(8, 8)]
-    assert {p.name for p in (tmp_path / "out").iterdir()} == {
-        *("raw", "pieces", "bin"),
-        *("spm.model", "dict.txt", "manifest.json"),
-    }
+def test_a_phrasebook_with_noise(tmp_path: Path) -> None:
+    """Only training targets are exchanged, and the manifest says how many."""
+    sizes = {"train": 100, "valid": 8, "test": 5, "seed": 7}
+    manifests = {}
+    for name, noise in (("clean", 0.0), ("noisy", 0.25)):
+        options = PhrasebookOptions(pair="ro-en", out=tmp_path / name, **sizes, vocab_size=120, noise=noise)
+        manifests[name] = prepare(options)
+    source = {"kind": "phrasebook", **sizes}
+    assert manifests["clean"]["request"]["source"] == source, "as it was before there was noise"
+    assert manifests["noisy"]["request"]["source"] == source | {"noise": 0.25, "exchanged": 25}
+    counts = {name: split["kept"] for name, split in manifests["noisy"]["splits"].items()}
+    assert counts == {"train": 100, "valid": 8, "test": 5}
+    files = {p.name for p in (tmp_path / "noisy").iterdir()}
+    assert files == {"raw", "pieces", "bin", "spm.model", "dict.txt", "manifest.json"}
+    for name in ("train.ro", "valid.en", "valid.ro", "test.en", "test.ro"):
+        assert lines(tmp_path / "clean/raw" / name) == lines(tmp_path / "noisy/raw" / name)
+    clean, noisy = (lines(tmp_path / name / "raw/train.en") for name in ("clean", "noisy"))
+    assert sum(one != other for one, other in zip(clean, noisy, strict=True)) == 25
+    assert sorted(clean) == sorted(noisy)
 
 
 @pytest.mark.usefixtures("no_fairseq")
@@ -313,9 +310,20 @@ def test_options_are_refused_in_one_sentence(
     assert not (tmp_path / "out").exists()
 
 
-def test_phrasebook_sizes_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    error = refusal(capsys, "phrasebook", "--pair", "en-ro", "--out", tmp_path, "--test", 0)
-    assert "--test 0: it must be at least 1" in error
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--test", 0], "--test 0: it must be at least 1"),
+        (["--train", 20_000], "The phrasebook has 10458 pairs for train"),
+        (["--noise", 1.5], "--noise 1.5: it must be in [0, 1]"),
+        (["--noise", 0.01, "--train", 100], "--noise 0.01: it exchanges 1 of 100 targets, and it takes at least 2"),
+    ],
+)
+def test_phrasebook_options_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[object], message: str
+) -> None:
+    assert message in refusal(capsys, "phrasebook", "--pair", "en-ro", "--out", tmp_path / "out", *options)
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
@@ -374,7 +382,7 @@ def test_output_folders_are_refused(tmp_path: Path, capsys: pytest.CaptureFixtur
     base = ["wmt16", "--pair", "en-ro", "--source", source, "--vocab-size", 70]
     (tmp_path / "file").write_text("mine")
     assert "file is a file: it must be a folder" in refusal(capsys, *base, "--out", tmp_path / "file")
-    assert "cannot be written to: " in refusal(capsys, *base, "--out", tmp_path / "file" / "below")
+    assert "must be a folder; " in refusal(capsys, *base, "--out", tmp_path / "file" / "below")
     (tmp_path / "mine" / "raw").mkdir(parents=True)
     error = refusal(capsys, *base, "--out", tmp_path / "mine")
     assert "mine holds raw but no manifest.json" in error

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from sentencepiece import SentencePieceTrainer
 
+from attn_reg_plugin import dictionaries
 from attn_reg_plugin.corpora import pieces
 from attn_reg_plugin.corpora.binarize import count_sequences
 from attn_reg_plugin.corpora.pieces import PieceModel
@@ -36,8 +37,8 @@ def test_training_twice_gives_the_same_bytes(model_path: Path, tmp_path: Path) -
 
 def test_a_model_numbers_its_pieces_as_its_dictionary_does(model_path: Path, tmp_path: Path) -> None:
     model = PieceModel(model_path)
-    pieces.write_dictionary(model, tmp_path / "dict.txt")
-    dictionary = [*pieces.SPECIAL, *pieces.read_dictionary(tmp_path / "dict.txt")]
+    dictionaries.write_dictionary(model.symbols, tmp_path / "dict.txt")
+    dictionary = [*dictionaries.SPECIAL, *dictionaries.read_dictionary(tmp_path / "dict.txt")]
     assert len(dictionary) == 50
     assert dictionary == [model._processor.id_to_piece(index) for index in range(50)]
 
@@ -51,7 +52,7 @@ def test_every_known_text_comes_back_and_no_piece_is_unknown(model_path: Path) -
 
 
 def test_what_the_model_does_not_know_is_unk(model_path: Path) -> None:
-    assert PieceModel(model_path).encode("the ☃").count(pieces.UNKNOWN) == 1
+    assert PieceModel(model_path).encode("the ☃").count(dictionaries.UNKNOWN) == 1
     assert PieceModel(model_path).encode("\u200b") == []
 
 
@@ -93,7 +94,7 @@ def test_vocabularies_that_do_not_suit_the_text_are_refused(tmp_path: Path) -> N
 
 def test_a_dictionary_may_have_more_than_the_model_but_not_less(model_path: Path, tmp_path: Path) -> None:
     model, path = PieceModel(model_path), tmp_path / "dict.txt"
-    pieces.write_dictionary(model, path)
+    dictionaries.write_dictionary(model.symbols, path)
     path.write_text(path.read_text(encoding="utf-8") + "madeupword0000 0\n", encoding="utf-8")
     pieces.check_fit(model, model_path, path)
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
@@ -105,12 +106,12 @@ def test_a_dictionary_may_have_more_than_the_model_but_not_less(model_path: Path
 def test_what_is_no_dictionary_is_refused(tmp_path: Path) -> None:
     (tmp_path / "dict.txt").write_text("the 1\nhouse\n", encoding="utf-8")
     with pytest.raises(ValueError, match=r"dict\.txt, line 2: 'house' is not '<symbol> <count>'"):
-        pieces.read_dictionary(tmp_path / "dict.txt")
+        dictionaries.read_dictionary(tmp_path / "dict.txt")
     (tmp_path / "dict.txt").write_bytes(b"\xff 1\n")
     with pytest.raises(ValueError, match="not UTF-8"):
-        pieces.read_dictionary(tmp_path / "dict.txt")
+        dictionaries.read_dictionary(tmp_path / "dict.txt")
     with pytest.raises(FileNotFoundError, match=r"none\.txt: no such file"):
-        pieces.read_dictionary(tmp_path / "none.txt")
+        dictionaries.read_dictionary(tmp_path / "none.txt")
 
 
 def test_an_index_of_another_format_is_refused(tmp_path: Path) -> None:

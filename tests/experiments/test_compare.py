@@ -11,7 +11,7 @@ from attn_reg_plugin.cli import build_parser, main
 from attn_reg_plugin.commands.compare import parse_seeds
 from attn_reg_plugin.experiments import runs
 from attn_reg_plugin.experiments.recipe import Recipe
-from tests.experiments.toy_corpus import SIZES, make_corpus
+from tests.experiments.toy_corpus import SIZES, empty_corpus, make_corpus
 
 SIZE_FLAGS = {"layers": 1, "embed-dim": 16, "ffn-dim": 32, "heads": 2, "epochs": 2, "max-tokens": 200, "warmup": 10}
 SMALL = [*(word for name, value in SIZE_FLAGS.items() for word in (f"--{name}", str(value))), "--cpu"]
@@ -49,6 +49,11 @@ def test_seeds() -> None:
         ({"max_tokens": -1}, "--max-tokens is -1"),
         ({"dropout": 1.0}, r"--dropout is 1.0, it must lie in \[0, 1\)"),
         ({"lr": 0.0}, "--lr is 0.0, it must be positive"),
+        *(
+            ({name: value}, f"--{name.replace('_', '-')} is {value}, it must be finite")
+            for name in ("lr", "weight_decay", "dropout", "clip_norm", "label_smoothing")
+            for value in (float("nan"), float("inf"))
+        ),
         ({"warmup": -1}, "--warmup is -1, it must not be negative"),
         ({"embed_dim": 10, "heads": 4}, "--heads 4 does not divide --embed-dim 10"),
     ],
@@ -75,13 +80,7 @@ def test_embeddings_are_shared_as_the_dictionary_allows() -> None:
 def test_a_folder_that_was_not_prepared_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], missing: str, said: str
 ) -> None:
-    data = tmp_path / "data"
-    for name in ("bin/train.en-ro.en.idx", "bin/test.en-ro.en.idx", "bin/test1.en-ro.en.idx", "bin/dict.en.txt"):
-        (data / name).parent.mkdir(parents=True, exist_ok=True)
-        (data / name).touch()
-    for name in ("bin/train.en-ro.ro.idx", "bin/dict.ro.txt", "raw/test.ro", "raw/test1.ro"):
-        (data / name).parent.mkdir(exist_ok=True)
-        (data / name).touch()
+    data = empty_corpus(tmp_path / "data")
     if missing == "bin":
         (data / "bin").rename(data / "elsewhere")
     else:
@@ -103,17 +102,48 @@ def test_an_interruption_is_said_without_a_traceback(
     assert "the same command goes on" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--", "--nonsense"], "plain: unrecognized arguments: --nonsense"),
+        (["--", "--update-freq", "x"], "plain: argument --update-freq: invalid"),
+        (["--arch", "nothing"], "plain: argument --arch/-a: invalid choice: 'nothing'"),
+        (["--generate-flags=--nonsense"], "plain: unrecognized arguments: --nonsense"),
+        (["--method-flags", "ad_drop=--ad-drop-p 2"], "AD-DROP: --attn-reg ad_drop: p is 2.0"),
+        (["--method-flags", "ad_drop=--attn-sites encoder.self[7]"], "AD-DROP: --attn-sites 'encoder.self[7]'"),
+        (["--method-flags", "ad_drop=--attn-reg magic"], "AD-DROP: --attn-reg is 'magic', but must be one of none"),
+        (
+            ["--method-flags", "ad_drop=--attn-reg scheduled_dropout --scheduled-dropout-schedule gone.yaml"],
+            "AD-DROP: --scheduled-dropout-schedule: the schedule file gone.yaml cannot be read",
+        ),
+        (
+            ["--", "--finetune-from-model", "gone.pt"],
+            "plain: --finetune-from-model is gone.pt, but there is no such file",
+        ),
+    ],
+)
+def test_what_cannot_work_is_said_before_anything_is_written(
+    words: list[str], said: str, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["compare", str(corpus), "--out", str(tmp_path / "runs"), *SMALL, *words]) == 2
+    captured = capsys.readouterr()
+    assert f"attn-reg compare: {said}" in captured.err and captured.err.count("\n") == 1 and not captured.out
+    assert not (tmp_path / "runs").exists()
+
+
 @pytest.mark.slow
 def test_a_comparison_from_end_to_end(
     corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two methods are trained, translated and scored; a second call runs nothing; other flags are refused."""
     out = tmp_path / "runs"
-    line = ["compare", str(corpus), "--out", str(out), "--methods", "plain,attention_dropout", *SMALL]
+    line = ["compare", str(corpus), "--out", str(out), "--methods", "plain,attention_dropout", *SMALL, "--jobs", "2"]
     line += ["--generate-flags", "--max-len-b 5", "--", "--lr", "0.01"]
     assert main(line) == 0
     printed = capsys.readouterr().out
     assert "attention dropout" in printed and "tok:13a" in printed
+    assert f"table: {out / 'results.md'}" in printed and f"learning curves: {out / 'curves.png'}" in printed
+    assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
     content = json.loads((out / "results.json").read_text(encoding="utf-8"))
     assert [row["method"] for row in content["methods"]] == ["plain", "attention_dropout"]
     assert content["methods"][0]["relative_time"] == 1.0 and content["loss"] == "nll_loss"

@@ -15,7 +15,7 @@ from attn_reg_plugin.commands.report import add_arguments, pattern_of, run
 from attn_reg_plugin.experiments.drop_rates import Rates, fit_curve, read_rates
 from attn_reg_plugin.regularizers.scheduled_dropout import Curve, Schedule
 
-KEEP = {
+DROP = {
     "encoder.self[0]": Curve(((0, 0.6), (300, 0.9), (999, 0.8))),
     "encoder.self[1]": Curve(((0, 0.5), (999, 0.9))),
     "encoder.self[10]": Curve(((0, 0.7),)),
@@ -28,12 +28,12 @@ def line(tag: str, record: Mapping[str, object]) -> str:
     return f"2026-01-01 00:00:00 | INFO | {tag} | {json.dumps(record)}\n"
 
 
-def inner(end: int, length: int, keep: Mapping[str, Callable[[float], float]] = KEEP, noise: float = 0.0) -> str:
+def inner(end: int, length: int, drop: Mapping[str, Callable[[float], float]] = DROP, noise: float = 0.0) -> str:
     """The line after `end` updates: the mean drop rate of the last `length` of them."""
     generator = np.random.default_rng(end)
     rates = {
-        f"drop_{site}": str(round(1 - np.mean([curve(t) for t in range(end - length, end)]) + noise * draw, 4))
-        for (site, curve), draw in zip(keep.items(), generator.standard_normal(len(keep)), strict=True)
+        f"drop_{site}": str(round(np.mean([curve(t) for t in range(end - length, end)]) + noise * draw, 4))
+        for (site, curve), draw in zip(drop.items(), generator.standard_normal(len(drop)), strict=True)
     }
     return line("train_inner", {"epoch": 1, "update": 0.5, "loss": "4.2", "num_updates": str(end), **rates})
 
@@ -67,8 +67,8 @@ def test_known_curves_come_back(tmp_path: Path, length: int) -> None:
     path.write_text(log(length), encoding="utf-8")
     assert report("curves", path, "--out", out) == 0
     entries = Schedule.read(str(out)).entries
-    assert [selector.pattern for selector, _ in entries] == list(KEEP)
-    for (_, found), true in zip(entries, KEEP.values(), strict=True):
+    assert [selector.pattern for selector, _ in entries] == list(DROP)
+    for (_, found), true in zip(entries, DROP.values(), strict=True):
         assert len(found.points) <= 5
         for t in range(0, 1000, 37):
             assert found(t) == pytest.approx(true(t), abs=0.01)
@@ -87,7 +87,7 @@ def test_noise_is_averaged_and_measured(tmp_path: Path) -> None:
         fit = fit_curve(series)
         assert fit.error == pytest.approx(0.02, rel=0.2)
         for t in range(0, 1000, 37):
-            assert fit.curve(t) == pytest.approx(KEEP[site](t), abs=0.02)
+            assert fit.curve(t) == pytest.approx(DROP[site](t), abs=0.02)
 
 
 def test_the_values_at_fixed_knots_are_the_least_squares_solution() -> None:
@@ -99,8 +99,8 @@ def test_the_values_at_fixed_knots_are_the_least_squares_solution() -> None:
     fit = fit_curve(Rates(starts, ends, drops), knots=2)
     line = np.poly1d(np.polyfit((starts + ends - 1) / 2, drops, 1, w=np.sqrt(ends - starts)))
     assert [x for x, _ in fit.curve.points] == [0, ends[-1] - 1]
-    for position, keep in fit.curve.points:
-        assert keep == pytest.approx(1 - line(position), abs=6e-5)
+    for position, drop in fit.curve.points:
+        assert drop == pytest.approx(line(position), abs=6e-5)
     error = np.sqrt(np.mean((line((starts + ends - 1) / 2) - drops) ** 2))
     assert fit.error == pytest.approx(error, abs=1e-4)
 
@@ -108,7 +108,7 @@ def test_the_values_at_fixed_knots_are_the_least_squares_solution() -> None:
 def test_probabilities_stay_in_their_range() -> None:
     ends = np.arange(1, 101)
     drops = np.where(ends > 50, 1.0, 0.0)
-    assert all(0 <= keep <= 1 for _, keep in fit_curve(Rates(ends - 1, ends, drops), knots=3).curve.points)
+    assert all(0 <= drop <= 1 for _, drop in fit_curve(Rates(ends - 1, ends, drops), knots=3).curve.points)
 
 
 def test_the_curve_of_a_log_with_a_single_line_is_constant(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_epoch_lines_are_read_where_the_run_logged_no_others(tmp_path: Path) -> 
     assert rates.ends.tolist() == [100, 200, 300]
     curve = fit_curve(rates).curve
     assert curve(49.5) == pytest.approx(0.5, abs=1e-3)
-    assert curve(249.5) == pytest.approx(0.7, abs=1e-3)
+    assert curve(249.5) == pytest.approx(0.3, abs=1e-3)
 
 
 def test_of_repeated_updates_the_last_holds_and_broken_lines_are_passed_over(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_of_repeated_updates_the_last_holds_and_broken_lines_are_passed_over(tmp
     path.write_text(text, encoding="utf-8")
     rates = read_rates(path)["encoder.self[0]"]
     assert rates.ends.tolist() == [10, 20]
-    assert rates.drops.tolist() == [0.5, 0.75]
+    assert rates.drops.tolist() == [0.5, 0.25]
 
 
 def test_a_site_without_a_rate_leaves_the_others_theirs(tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_a_folder_stands_for_the_one_log_in_it(log_file: Path) -> None:
     (log_file.parent / "generate-test.log").write_text("S-0\tdrop_ nothing\n", encoding="utf-8")
     (log_file.parent / "checkpoint.pt").write_bytes(bytes(range(256)))
     (log_file.parent / "checkpoints").mkdir()
-    assert list(read_rates(log_file.parent)) == list(KEEP)
+    assert list(read_rates(log_file.parent)) == list(DROP)
     (log_file.parent / "more.log").write_text(log(), encoding="utf-8")
     with pytest.raises(ValueError, match=r"holds several logs with drop rates \(more.log, train.log\); give one"):
         read_rates(log_file.parent)
@@ -213,7 +213,7 @@ def test_it_prints_how_to_train_with_the_schedule(
     out = tmp_path / "schedule.yaml"
     report("curves", log_file, "--out", out)
     *sites, flags = capsys.readouterr().out.splitlines()
-    assert [site.partition(":")[0] for site in sites] == list(KEEP)
+    assert [site.partition(":")[0] for site in sites] == list(DROP)
     assert flags.endswith(f"--scheduled-dropout-schedule {out} --attn-sites 'encoder.self[0,1,10] decoder.cross[0]'")
     assert pattern_of(["decoder.self[3]"]) == "decoder.self[3]"
 
@@ -224,7 +224,7 @@ def test_a_real_run_gives_its_schedule_back(tmp_path: Path) -> None:
     from tests.tasks.fairseq_runs import make_corpus, train
 
     data = make_corpus(tmp_path / "corpus")
-    written = "encoder.self: 0:0.2 20:0.8; encoder.self[1]: 0:0.9 20:0.3"
+    written = "drop encoder.self: 0:0.8 20:0.2; drop encoder.self[1]: 0:0.1 20:0.7"
     flags = ["--attn-reg", "scheduled_dropout", "--scheduled-dropout-schedule", written]
     save = tmp_path / "run"
     train(data, save, *flags, "--max-update", "20", "--batch-size", "16", "--no-save").check()
@@ -232,8 +232,8 @@ def test_a_real_run_gives_its_schedule_back(tmp_path: Path) -> None:
     assert report("curves", save, "--out", out, "--knots", "2") == 0
     (first, second) = (curve for _, curve in Schedule.read(str(out)).entries)
     for t in (0, 10, 19):
-        assert first(t) == pytest.approx(0.2 + 0.03 * t, abs=0.06)
-        assert second(t) == pytest.approx(0.9 - 0.03 * t, abs=0.06)
+        assert first(t) == pytest.approx(0.8 - 0.03 * t, abs=0.06)
+        assert second(t) == pytest.approx(0.1 + 0.03 * t, abs=0.06)
 
 
 def test_what_attend_out_learned_is_a_schedule_to_train_with(tmp_path: Path) -> None:

@@ -14,6 +14,9 @@ from attn_reg_plugin.experiments import runs
 from attn_reg_plugin.experiments.logs import TrainingLog
 from attn_reg_plugin.experiments.methods import METHODS, TASK, select_methods
 from attn_reg_plugin.experiments.runs import Run, RunError
+from attn_reg_plugin.files import lock_folder, write_json
+
+TRAINING = {"epochs": 1, "best_valid_loss": 1.0, "loss": "loss", "best_epoch": 1, "seconds_per_epoch": None}
 
 
 class Data(SimpleNamespace):
@@ -27,6 +30,12 @@ def _run(folder: Path, *flags: str, seed: int = 1, content: str = "abc") -> Run:
     data = Data(content=content, bin=Path("data/bin"), source="en", target="ro", subsets=("test",))
     (method,) = select_methods(["plain"])
     return Run(method, seed, folder, data, tuple(flags), ("--beam", "5"))  # type: ignore[arg-type]
+
+
+def begin(folder: Path) -> None:
+    """As if the training had reached its first checkpoint."""
+    (folder / "checkpoints").mkdir()
+    (folder / "checkpoints" / "checkpoint_last.pt").touch()
 
 
 def test_the_same_settings_may_go_on(tmp_path: Path) -> None:
@@ -44,9 +53,62 @@ def test_the_same_settings_may_go_on(tmp_path: Path) -> None:
 )
 def test_other_settings_are_refused_by_name(tmp_path: Path, other: dict, said: str) -> None:
     _run(tmp_path / "r", "--lr", "0.1").claim()
+    begin(tmp_path / "r")
     with pytest.raises(RunError, match=said) as caught:
-        _run(tmp_path / "r", *other.pop("flags"), **other).claim()
+        _run(tmp_path / "r", *other["flags"], **{name: other[name] for name in other if name != "flags"}).claim()
     assert "give another --out, or delete that folder" in str(caught.value)
+
+
+def test_a_failed_start_gives_way_to_the_corrected_command(tmp_path: Path) -> None:
+    """Its log is kept aside, so that no figure of it is taken for one of the new training."""
+    _run(tmp_path / "r", "--lr", "0.1", "--nonsense").claim()
+    (tmp_path / "r" / "checkpoints").mkdir()
+    (tmp_path / "r" / "train.log").write_text("unrecognized arguments: --nonsense")
+    corrected = _run(tmp_path / "r", "--lr", "0.1")
+    corrected.claim()
+    assert runs.read_json(tmp_path / "r" / "run.json") == corrected.settings()
+    assert not (tmp_path / "r" / "train.log").exists() and (tmp_path / "r" / "train.failed.log").exists()
+
+
+def test_a_start_that_another_process_is_making_does_not_give_way(tmp_path: Path) -> None:
+    _run(tmp_path / "r", "--lr", "0.1").claim()
+    with lock_folder(tmp_path / "r"), pytest.raises(RunError, match=r"still working in .*r \(process \d+ on .*\)"):
+        _run(tmp_path / "r", "--lr", "0.2").claim()
+    assert "0.1" in (tmp_path / "r" / "run.json").read_text()
+
+
+@pytest.mark.parametrize("name", ["run.json", "result.json"])
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("{", "is not JSON in UTF-8"),
+        ("[1]", "holds no JSON object, but list"),
+        ("\udcff", "is not JSON in UTF-8"),
+        ("[" * 100_000, "is not JSON in UTF-8"),
+        (None, "is no file, so no run wrote it"),
+        ('{"training": 5}', "lacks 'best_epoch' in 'training', so no run wrote it"),
+        ('{"training": {"epochs": 5}}', "lacks 'best_epoch' in 'training', so no run wrote it"),
+    ],
+    ids=["cut", "list", "bytes", "deep", "folder", "number", "part"],
+)
+def test_files_of_a_run_that_are_none_are_named(tmp_path: Path, name: str, content: str | None, said: str) -> None:
+    if content is None:
+        (tmp_path / name).mkdir()
+    else:
+        (tmp_path / name).write_bytes(content.encode(errors="surrogateescape"))
+    begin(tmp_path)
+    with pytest.raises(RunError, match=said if name == "result.json" or "lacks" not in said else "other settings") as e:
+        _run(tmp_path).claim()
+        _run(tmp_path).carry_out(lambda log: None)
+    assert str(tmp_path) in str(e.value) and str(e.value).endswith("; give another --out, or delete that folder")
+    assert content is None or (tmp_path / name).read_bytes() == content.encode(errors="surrogateescape")
+
+
+def test_flags_that_nobody_wrote_are_shown_as_they_are(tmp_path: Path) -> None:
+    write_json(tmp_path / "run.json", {"flags": "--lr '0.1"})
+    begin(tmp_path)
+    with pytest.raises(RunError, match=r"--lr: '0\.1 there, 0\.2 asked for"):
+        _run(tmp_path, "--lr", "0.2").claim()
 
 
 def test_moving_the_folders_changes_nothing(tmp_path: Path) -> None:
@@ -58,16 +120,16 @@ def test_moving_the_folders_changes_nothing(tmp_path: Path) -> None:
 def test_a_run_is_finished_when_trained_and_translated_with_these_flags(tmp_path: Path) -> None:
     run = _run(tmp_path)
     assert not run.finished()
-    runs.write_json(tmp_path / "result.json", {"training": {}})
+    write_json(tmp_path / "result.json", {"training": TRAINING})
     assert not run.finished()
-    runs.write_json(tmp_path / "result.json", {"training": {}, "translation": {"flags": "--beam 5"}})
+    write_json(tmp_path / "result.json", {"training": TRAINING, "translation": {"flags": "--beam 5", "scores": {}}})
     assert run.finished()
     assert not replace(run, generate_flags=("--beam", "4")).finished()
 
 
 def test_a_finished_run_starts_no_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runs, "execute", lambda *_: pytest.fail("a command was started"))
-    runs.write_json(tmp_path / "result.json", {"training": {}, "translation": {"flags": "--beam 5"}})
+    write_json(tmp_path / "result.json", {"training": TRAINING, "translation": {"flags": "--beam 5", "scores": {}}})
     _run(tmp_path).carry_out(lambda log: None)
 
 
@@ -79,7 +141,7 @@ def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
 
 
 def _execute(tmp_path: Path, code: str, seen: list[float]) -> None:
-    with runs.lock_folder(tmp_path) as lock:
+    with runs.hold(tmp_path) as lock:
         command = [sys.executable, "-c", code]
         runs.execute(command, tmp_path / "log", "training of x", lock, lambda log: seen.append(log.position))
 
@@ -108,14 +170,14 @@ def test_an_interrupted_comparison_ends_its_command(tmp_path: Path) -> None:
         raise KeyboardInterrupt
 
     code = "import time; print('{}', flush=True); time.sleep(60)"
-    with runs.lock_folder(tmp_path) as lock, pytest.raises(KeyboardInterrupt):
+    with runs.hold(tmp_path) as lock, pytest.raises(KeyboardInterrupt):
         runs.execute([sys.executable, "-c", code], tmp_path / "log", "x", lock, interrupt)
-    with runs.lock_folder(tmp_path):
+    with runs.hold(tmp_path):
         pass  # the command holds the lock no longer
 
 
 def test_every_test_set_is_translated_and_scored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def translate(command: list[str], path: Path, what: str, lock: int) -> None:
+    def translate(command: list[str], path: Path, what: str, lock: int, **_: object) -> None:
         folder = Path(command[command.index("--results-path") + 1])
         folder.mkdir(exist_ok=True)
         subset = command[command.index("--gen-subset") + 1]

@@ -29,3 +29,18 @@ def make_corpus(root: Path) -> Path:
     command += ["--testpref", str(pieces / "test"), "--destdir", str(root / "bin")]
     subprocess.run([*command, "--joined-dictionary"], check=True, capture_output=True)
     return root
+
+
+def empty_corpus(data: Path) -> Path:
+    """A prepared folder as far as its files' names go."""
+    names = ("train.en-ro.en.idx", "train.en-ro.ro.idx", "test.en-ro.en.idx", "test1.en-ro.en.idx")
+    for name in (
+        *(f"bin/{name}" for name in names),
+        "bin/dict.en.txt",
+        "bin/dict.ro.txt",
+        "raw/test.ro",
+        "raw/test1.ro",
+    ):
+        (data / name).parent.mkdir(parents=True, exist_ok=True)
+        (data / name).touch()
+    return data

@@ -21,7 +21,7 @@ METHODS = {
     "ad_drop_epoch": lambda: ad_drop(cross_tuning="epoch"),
     "attend_out": lambda: AttendOut(steps=4, sites="*", generator_lr=0.05),
     "attention_layer_drop": lambda: AttentionLayerDrop(p=0.5, sites="*"),
-    "scheduled_dropout": lambda: ScheduledDropout(schedule="*: 0:0.3 12:1", sites="*"),
+    "scheduled_dropout": lambda: ScheduledDropout(schedule="drop *: 0:0.7 12:0", sites="*"),
 }
 #: an epoch is 6 updates (of one process), a round 4
 OPTIONS: dict[str, Any] = {"max_steps": 12, "save_strategy": "steps", "logging_steps": 3}

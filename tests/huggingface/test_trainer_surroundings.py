@@ -240,7 +240,7 @@ EVERY: dict[str, Any] = {
     "ad_drop": lambda: ad_drop(),
     "attend_out": lambda: AttendOut(steps=2, sites="*"),
     "attention_layer_drop": lambda: AttentionLayerDrop(p=0.5, sites="*"),
-    "scheduled_dropout": lambda: ScheduledDropout(schedule="*: 0:0.6", sites="*"),
+    "scheduled_dropout": lambda: ScheduledDropout(schedule="drop *: 0:0.4", sites="*"),
 }
 
 

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("fairseq")
 pytest.importorskip("transformers")
 
-from attn_reg_plugin.data.phrasebook.corpus import splits
+from attn_reg_plugin.corpora.phrasebook import splits
 from tests.opus_mt.folders import TINY, load_tokenizer, make_folder, train_model
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import resource
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from transformers import MarianMTModel
 
 from attn_reg_plugin.cli import main
+from attn_reg_plugin.opus_mt import conversion as opus_mt_convert
 from attn_reg_plugin.opus_mt.conversion import CHECKPOINT, FLAGS, to_fairseq, to_huggingface
 from attn_reg_plugin.opus_mt.marian_folder import MarianFolder
 from tests.opus_mt.folders import TINY, load_tokenizer, make_folder
@@ -335,3 +337,86 @@ def test_a_run_that_cannot_be_turned_back(breaking: Callable, sentence: str, con
     with pytest.raises((ValueError, FileNotFoundError), match=sentence):
         to_huggingface(converted, tmp_path / "back")
     assert not (tmp_path / "back").exists()
+
+
+@pytest.fixture
+def sharded(marian: tuple, tmp_path: Path) -> Path:
+    """The folder with its weights in several files and an index, as transformers writes large models."""
+    folder = copy(marian[1], tmp_path / "sharded")
+    (folder / "model.safetensors").unlink()
+    marian[0].save_pretrained(folder, max_shard_size="40KB")
+    assert len(list(folder.glob("model-0*.safetensors"))) > 2 and not (folder / "model.safetensors").exists()
+    return folder
+
+
+def _into_bins(folder: Path) -> None:
+    for path in folder.glob("model-0*.safetensors"):
+        torch.save(
+            load_file(path), folder / path.name.replace("model-", "pytorch_model-").replace("safetensors", "bin")
+        )
+        path.unlink()
+    index = (folder / "model.safetensors.index.json").read_text(encoding="utf-8")
+    (folder / "model.safetensors.index.json").unlink()
+    index = index.replace("model-", "pytorch_model-").replace(".safetensors", ".bin")
+    (folder / "pytorch_model.bin.index.json").write_text(index, encoding="utf-8")
+
+
+@pytest.mark.parametrize("bins", [False, True])
+def test_weights_in_several_files(bins: bool, sharded: Path, marian: tuple) -> None:
+    if bins:
+        _into_bins(sharded)
+    assert_same_tensors(MarianFolder.open(sharded).tensors, MarianFolder.open(marian[1]).tensors)
+
+
+def _remap(folder: Path, name: str) -> None:
+    path = folder / "model.safetensors.index.json"
+    content = json.loads(path.read_text(encoding="utf-8"))
+    content["weight_map"]["final_logits_bias"] = name
+    path.write_text(json.dumps(content), encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("breaking", "sentence"),
+    [
+        (
+            lambda f: _remap(f, "../other.safetensors"),
+            "names '../other.safetensors', which is no weight file in its own",
+        ),
+        (lambda f: _remap(f, "/etc/passwd"), "names '/etc/passwd', which is no weight file in its own"),
+        (lambda f: _remap(f, "model-9.safetensors"), "has no model-9.safetensors, which model.safetensors.index.json"),
+        (lambda f: _remap(f, 3), "holds no 'weight_map' of tensors to files"),
+        (lambda f: edit(f / "model.safetensors.index.json", weight_map=None), "holds no 'weight_map'"),
+        (lambda f: _remap(f, max(path.name for path in f.glob("model-0*"))), "lacks final_logits_bias, which"),
+    ],
+)
+def test_an_index_that_does_not_fit(breaking: Callable, sentence: str, sharded: Path) -> None:
+    breaking(sharded)
+    with pytest.raises((ValueError, FileNotFoundError)) as caught:
+        MarianFolder.open(sharded)
+    assert sentence in str(caught.value)
+
+
+@pytest.mark.parametrize("weights", [False, True])
+@pytest.mark.parametrize("back", [False, True])
+def test_a_full_disk_leaves_nothing(
+    back: bool,
+    weights: bool,
+    converted: Path,
+    marian: tuple,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """torch and safetensors have errors of their own for it, and a copied file's error names the source."""
+    source = ["--to-hf", str(converted)] if back else [str(marian[1])]
+    before, limit = sorted(tmp_path.iterdir()), resource.getrlimit(resource.RLIMIT_FSIZE)
+    if weights:
+        monkeypatch.setattr(opus_mt_convert, "copy_files", lambda *folders: None)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limit[1]))
+    try:
+        assert main(["convert", "opus-mt", *source, str(tmp_path / "new" / "out")]) == 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    error = capsys.readouterr().err
+    assert str(tmp_path / "new" / "out") in error and error.count("\n") == 1 and ("larger" in error or "full" in error)
+    assert sorted(tmp_path.iterdir()) == before

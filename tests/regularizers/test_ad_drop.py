@@ -8,8 +8,9 @@ import torch.nn.functional as F
 
 from attn_reg_plugin import ADDrop, recording
 from attn_reg_plugin.attention.sites import find_sites
+from attn_reg_plugin.regularizers.probing import Forward
 from tests.attention.literal import check_region, loop_candidates, loop_weights
-from tests.attention.tiny_model import PAD, attentions, loss_of, tokens
+from tests.attention.tiny_model import PAD, SIZE, attentions, loss_of, tokens
 
 EVERY = ["encoder.self[0]", "encoder.self[1]", *(f"decoder.{k}[{i}]" for i in range(2) for k in ("self", "cross"))]
 
@@ -199,3 +200,76 @@ def test_integrated_attribution_of_one_uniform_step_is_the_gradient_times_the_ma
             expected = ~loop_candidates(product, valid[site.name], 0.4) & valid[site.name]
             matters = attributions[site.name].ne(0).any(-1)
             assert site.keep[matters].equal(expected[matters])
+
+
+class Spans(torch.nn.Module):
+    """The classifier's encoder with a first and a last token to find."""
+
+    def __init__(self, classifier):
+        super().__init__()
+        self.encoder, self.output = classifier.encoder, torch.nn.Linear(SIZE, 2)
+
+    def forward(self, ids):
+        start, end = self.output(self.encoder(ids, ids.ne(PAD)[:, None, None, :])).unbind(-1)
+        return {"start_logits": start, "end_logits": end}
+
+
+def logits_in(outputs):
+    """The tensors whose argmax is taken."""
+    return list(outputs.values()) if isinstance(outputs, dict) else [outputs]
+
+
+@pytest.mark.parametrize("kind", ["classes", "tokens", "spans"])
+def test_the_path_follows_the_first_passs_labels(kind, classifier, translator, batch):
+    """Completeness with pseudo labels, Σ B = F(A) - F(0), on models whose argmax is another one along the path."""
+    model = {"classes": classifier, "tokens": translator, "spans": Spans(classifier).train()}[kind]
+    inputs = batch if kind == "tokens" else (tokens([6, 4, 5, 3, 6, 2], 6),)
+    names = [site.name for site in find_sites(model, "*")]
+    with torch.no_grad():
+        for module in attentions(model).values():
+            module.projections[2].weight.mul_(4.0)  # so that what attention reads decides
+        with Materialized(model) as there:
+            first = model(*inputs)
+        for module in attentions(model).values():
+            module.attend = lambda name, q, k, v, valid, p: torch.zeros_like(q)
+        last = model(*inputs)
+        for module in attentions(model).values():
+            module.attend = None
+    labels = [one.argmax(-1) for one in logits_in(first)]
+    changed = [(one.argmax(-1) != label).sum() for one, label in zip(logits_in(last), labels, strict=True)]
+    assert all(changed), changed
+
+    def value(outputs):
+        total = 0.0
+        for one, label in zip(logits_in(outputs), labels, strict=True):
+            one = one.log_softmax(-1) if kind == "tokens" else one
+            total += float(one.gather(-1, label.unsqueeze(-1)).sum())
+        return total
+
+    sums = {}
+    for mode in ("frozen", "renewed"):
+        options = {"attribution": "integrated", "integrated_path": "joint", "integrated_steps": 24, "sites": "*"}
+        regularizer = ADDrop(cross_tuning="off", integrated_nodes="gauss-legendre", integrated_labels=mode, **options)
+        with regularizer.attach(model):
+            sites = regularizer.attached_sites
+            forward = Forward(model, inputs, {}, {})
+            with recording(sites, needs_weights=True):
+                attributed = {s.name: b for s, _, b, _ in regularizer._integrated_attributions(forward)}
+        assert list(attributed) == names and there.maps.keys() == attributed.keys()
+        sums[mode] = float(sum(attribution.sum() for attribution in attributed.values()))
+    assert sums["frozen"] == pytest.approx(value(first) - value(last), rel=1e-3)
+    assert abs(sums["renewed"] - sums["frozen"]) > 0.01 * abs(sums["frozen"])
+
+
+def test_a_users_own_objective_is_left_alone(classifier):
+    """It may renew its labels, and sees what the model was called with."""
+    seen = []
+
+    def objective(outputs, inputs):
+        seen.append(set(inputs) - {"pseudo_labels"})
+        return outputs.amax(-1).sum()
+
+    options = {"attribution": "integrated", "integrated_steps": 2, "objective": objective}
+    with ADDrop(cross_tuning="off", **options).attach(classifier):
+        classifier(tokens([4, 2], 4))
+    assert len(seen) == 5 and all(names == {"tokens"} for names in seen)

@@ -58,8 +58,11 @@ def test_a_rounds_gradient_is_equation_5_evaluated_literally():
     seen = {}
 
     def literal(advantages):
-        """(1/m) Σ (1/(n l²)) Σ log P(d) (r - b), a position at a time."""
-        total, masks = 0.0, 0
+        """(1/m) Σ_k Σ_t (1/(n l²)) Σ log P(d) (r_t - b), a position at a time.
+
+        Sequence k of the m that were sampled is the k-th example's masks of the T updates, whose terms add up.
+        """
+        sequences = [0.0] * len(BATCHES[0][0])
         for batch in regularizer.cache:
             logits = regularizer.generator(batch.tokens)
             valid = batch.tokens["encoder"].valid
@@ -71,9 +74,8 @@ def test_a_rounds_gradient_is_equation_5_evaluated_literally():
                             if valid[example, t] and valid[example, s]:
                                 keep = 1 / (1 + torch.exp(-scores[example, t, s]))
                                 terms.append(torch.log(keep if batch.mask(site)[example, t, s] else 1 - keep))
-                total = total + sum(terms) / len(terms) * advantages[batch.update]
-                masks += 1
-        return total / masks
+                sequences[example] = sequences[example] + sum(terms) / len(terms) * advantages[batch.update]
+        return sum(sequences) / len(sequences)
 
     def watched(advantages):
         seen["advantages"] = advantages
@@ -94,6 +96,53 @@ def test_a_rounds_gradient_is_equation_5_evaluated_literally():
     (first, start), (second, baseline) = rewards
     assert start == 0 and baseline == pytest.approx(0.5 * float(first.mean()), rel=1e-5)
     torch.testing.assert_close(seen["advantages"], second - baseline)
+
+
+def test_unequal_batches_count_as_their_mean_number_of_sequences():
+    """m is the mean number of examples an update: (3 + 1 + 2) / 3 = 2 here."""
+    model, optimizer, regularizer = begin(generator_clip_norm=0.0)
+    norms, total = [], []
+
+    def watched(advantages):
+        for batch in regularizer.cache:
+            (-regularizer.policy_objective(batch, advantages[batch.update])).backward()
+        total.extend(p.grad.clone() for p in regularizer.generator.parameters() if p.grad is not None)
+        norms.append(AttendOut.update_generator(regularizer, advantages))
+        return norms[-1]
+
+    regularizer.update_generator = watched
+    with regularizer.attach(model):
+        for number, size in enumerate((3, 1, 2)):
+            ids, labels = BATCHES[number]
+            F.cross_entropy(model(ids[:size], labels[:size]), labels[:size]).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            regularizer.end_update()
+    assert norms[0] == pytest.approx(float(torch.stack([g.norm() for g in total]).norm()) / 2, rel=1e-4)
+
+
+@pytest.mark.parametrize("broken", ["weights", "gradient"])
+def test_a_generator_that_is_not_finite_is_said_once_and_nothing_is_learnt(broken, caplog):
+    model, optimizer, regularizer = begin()
+    with regularizer.attach(model):
+        update(model, optimizer, regularizer, 0)
+        if broken == "weights":
+            with torch.no_grad():
+                regularizer.generator.attention["encoder_self"].query.weight.fill_(math.nan)
+        else:
+            regularizer.policy_objective = lambda *given: AttendOut.policy_objective(regularizer, *given) * math.inf
+        before = copy.deepcopy(regularizer.generator.state_dict())
+        regularizer.statistics.take()
+        for number in range(1, 9):
+            update(model, optimizer, regularizer, number)
+        after, sums = regularizer.generator.state_dict(), regularizer.statistics.take()
+        assert all(torch.equal(old.nan_to_num(7.0), after[name].nan_to_num(7.0)) for name, old in before.items())
+        assert regularizer.rounds == 3 and "rounds" not in sums and "generator_gnorm" not in sums
+        if broken == "weights":  # nothing is dropped, rather than everything
+            assert sum(float(sums[f"dropped/{site.name}"]) for site in regularizer.attached_sites) == 0
+    said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(said) == 1 and "generator's gradient or weights are not finite in round 1" in said[0]
+    assert all(bool(parameter.isfinite().all()) for parameter in model.parameters())
 
 
 def test_within_a_round_the_defender_is_a_plain_training():

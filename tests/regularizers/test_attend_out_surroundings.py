@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from attn_reg_plugin import ADDrop
-from attn_reg_plugin.regularizers.base import attachments_of
+from attn_reg_plugin.regularizers.attachment import attachments_of
 from attn_reg_plugin.regularizers.generator import sample_masks
 from tests.regularizers.test_attend_out import BATCHES, begin, update
 

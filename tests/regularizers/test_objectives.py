@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from attn_reg_plugin.regularizers.objectives import (
+    PseudoLabels,
     default_objective,
     label_logit,
     likeliest,
@@ -96,6 +97,63 @@ def test_padding_is_excluded_from_the_objective_and_its_gradient():
     assert gradient[~mask].eq(0).all()
     changed = torch.where(mask[..., None], logits, numbers(3, 5, 7, seed=2))
     assert token_log_likelihood(changed, None, mask).equal(objective)
+
+
+@pytest.mark.parametrize("shape", [(4,), (4, 1)])
+def test_gold_labels_that_losses_ignore_are_left_out(shape):
+    """Also on (B, C), where -100 is no column."""
+    logits, gold = numbers(4, 3).requires_grad_(), torch.tensor([2, -100, 0, -100]).view(shape)
+    objective = default_objective("gold")(logits, {"labels": gold})
+    (gradient,) = torch.autograd.grad(objective, logits)
+    assert objective.item() == pytest.approx(float((logits[0, 2] + logits[2, 0]).detach()))
+    assert gradient.count_nonzero() == 2
+    several = torch.tensor([[1.0, -100, 0], [0, 1, 1], [-100, -100, -100], [0, 0, 0]])
+    assert label_logit(logits, several).item() == pytest.approx(
+        float((logits[0, 0] + logits[1, 1] + logits[1, 2]).detach())
+    )
+    spans = {"start_logits": numbers(2, 3), "end_logits": numbers(2, 3, seed=1)}
+    positions = {"start_positions": torch.tensor([1, -100]), "end_positions": torch.tensor([-100, 7])}
+    expected = spans["start_logits"][0, 1] + spans["end_logits"][1, 2]
+    assert default_objective("gold")(spans, positions).item() == pytest.approx(float(expected))
+
+
+@pytest.mark.parametrize("logits, gold", [((3, 5, 7), (3, 4)), ((3, 5, 7), (15,)), ((4, 3), (4, 2)), ((4,), (3,))])
+def test_gold_labels_of_another_shape_are_refused(logits, gold):
+    with pytest.raises(ValueError, match=r"^the gold labels have the shape \(.*\), which does not fit the logits' "):
+        default_objective("gold")(numbers(*logits), {"labels": torch.zeros(gold, dtype=torch.long)})
+
+
+@pytest.mark.parametrize("shape", [(3, 16000), (3, 3), (2, 5)])
+def test_a_token_mask_of_another_shape_is_left_out(shape):
+    """An audio model's raw samples; prompts that the mask does not know."""
+    logits, mask = numbers(3, 5, 7), torch.zeros(shape, dtype=torch.bool)
+    targets = torch.randint(0, 7, (3, 5)).index_fill(1, torch.tensor([2]), -100)
+    assert default_objective()(logits, {"token_mask": mask}).item() == pytest.approx(token_sum(logits), rel=1e-5)
+    for labels in ("gold", "pseudo"):
+        ours = default_objective(labels)(logits, {"token_mask": mask, "targets": targets})
+        expected = token_sum(logits, targets if labels == "gold" else None, targets != -100)
+        assert ours.item() == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["classes", "tokens", "spans"])
+def test_pseudo_labels_of_the_first_pass_hold_for_the_later_ones(kind):
+    def outputs(seed):
+        if kind == "spans":
+            return {"start_logits": numbers(4, 6, seed=seed), "end_logits": numbers(4, 6, seed=seed + 1)}
+        return numbers(*((4, 3) if kind == "classes" else (4, 5, 7)), seed=seed)
+
+    objective, mask = default_objective(), torch.arange(5) < torch.tensor([[5], [3], [1], [4]])
+    inputs = {"token_mask": mask, "padding_label": 0, "pseudo_labels": PseudoLabels()}
+    bare = {"token_mask": mask, "padding_label": 0}
+    first, second = outputs(0), outputs(5)
+    assert objective(first, inputs).equal(objective(first, bare))
+    if kind == "spans":
+        gold = {f"{end}_positions": first[f"{end}_logits"].argmax(-1) for end in ("start", "end")}
+    else:
+        gold = {"labels": first.argmax(-1) if kind == "classes" else likeliest(first, 0)}
+    frozen = objective(second, inputs)
+    torch.testing.assert_close(frozen, default_objective("gold")(second, {**gold, "token_mask": mask}))
+    assert not frozen.allclose(objective(second, bare))
 
 
 def test_pseudo_labels_are_constants():

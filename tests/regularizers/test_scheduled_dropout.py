@@ -65,13 +65,14 @@ def test_a_constant_curve_is_exact():
 
 
 SAME = [
-    "encoder.self: 0:0.6 1000:0.9; decoder.cross[0,2-3]: 5:1",
-    "encoder.self:0:0.6 1000:0.9;decoder.cross[0,2-3]:5:1;",
-    "# a comment\nencoder.self: {0: 0.6, 1000: 0.9}  # another\n\ndecoder.cross[0,2-3]: {5: 1}\n",
-    "---\nencoder.self:\n  0: 0.6\n\n  # between\n  1000: 0.9\n'decoder.cross[0,2-3]':\n  5: 1\n",
-    'encoder.self: \'0:0.6 1000:0.9\'\n"decoder.cross[0,2-3]": "5:1"',
-    "\n        encoder.self: 0:0.6 1e3:0.90\n        decoder.cross[0,2-3]: 5:1.0\n        ",
-    "encoder.self: 0:0.6, 1000:0.9\r\ndecoder.cross[0,2-3]: 5: 1\r\n",
+    "drop encoder.self: 0:0.6 1000:0.1; drop decoder.cross[0,2-3]: 5:1",
+    "drop encoder.self:0:0.6 1000:0.1;drop   decoder.cross[0,2-3]:5:1;",
+    "# a comment\ndrop encoder.self: {0: 0.6, 1000: 0.1}  # another\n\ndrop decoder.cross[0,2-3]: {5: 1}\n",
+    "---\ndrop encoder.self:\n  0: 0.6\n\n  # between\n  1000: 0.1\n'drop decoder.cross[0,2-3]':\n  5: 1\n",
+    'drop encoder.self: \'0:0.6 1000:0.1\'\n"drop decoder.cross[0,2-3]": "5:1"',
+    "\n        drop encoder.self: 0:0.6 1e3:0.10\n        drop decoder.cross[0,2-3]: 5:1.0\n        ",
+    "drop encoder.self: 0:0.6, 1000:0.1\r\ndrop decoder.cross[0,2-3]: 5: 1\r\n",
+    "keep encoder.self: 0:0.4 1000:0.9; drop decoder.cross[0,2-3]: 5:1",
 ]
 
 
@@ -79,17 +80,17 @@ SAME = [
 def test_every_way_to_write_a_schedule_means_the_same(text, tmp_path):
     entries = Schedule.read(text).entries
     assert [selector.pattern for selector, _ in entries] == ["encoder.self", "decoder.cross[0,2-3]"]
-    assert [curve.points for _, curve in entries] == [((0, 0.6), (1000, 0.9)), ((5, 1),)]
+    assert [curve.points for _, curve in entries] == [((0, 0.6), (1000, 0.1)), ((5, 1),)]
     path = tmp_path / "schedule.yaml"
     path.write_bytes(text.encode())
     assert Schedule.read(str(path)) == Schedule.read(text)
 
 
-@pytest.mark.parametrize("text", [SAME[2], SAME[3], "'*': {0: 0.25, 7: 1.0}\nencoder.self[1]: {3: 0.125}\n"])
+@pytest.mark.parametrize("text", [SAME[2], SAME[3], "drop *: {0: 0.25, 7: 1.0}\n'drop encoder.self[1]': {3: 0.125}\n"])
 def test_a_schedule_file_is_yaml(text):
     yaml = pytest.importorskip("yaml")
     schedule = Schedule.parse(text)
-    expected = [(selector.pattern, dict(curve.points)) for selector, curve in schedule.entries]
+    expected = [(f"drop {selector.pattern}", dict(curve.points)) for selector, curve in schedule.entries]
     assert list(yaml.safe_load(text).items()) == expected
     assert list(yaml.safe_load(schedule.to_yaml()).items()) == expected
     assert Schedule.parse(schedule.to_yaml()) == schedule
@@ -98,22 +99,37 @@ def test_a_schedule_file_is_yaml(text):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "the schedule is empty; write for example 'encoder.self: 0:0.6 1000:0.9', or the path of a .yaml file"),
+        (
+            "",
+            "the schedule is empty; write for example 'drop encoder.self: 0:0.6 1000:0.1', or the path of a .yaml file",
+        ),
         (" ;\n# nothing\n", "the schedule is empty"),
-        ("encoder.self", "schedule entry 'encoder.self' is not understood; write for example"),
-        ("encoder.self: ", "schedule entry 'encoder.self:' is not understood"),
-        ("encoder.self: 0.6", "schedule entry 'encoder.self: 0.6' is not understood"),
-        ("encoder.self: 0:0.6 x:0.9", "is not understood"),
-        ("encoder.self: 0:0.6:0.9", "is not understood"),
-        ("encoder.self: 0:1.6", r"schedule entry 'encoder.self: 0:1.6': keep probability is 1.6, but must lie in \[0"),
-        ("encoder.self: 0:-0.1", r"keep probability is -0.1, but must lie in \[0, 1\]"),
-        ("encoder.self: 0:nan", r"keep probability is nan, but must lie in \[0, 1\]"),
-        ("encoder.self: -1:0.5", "position is -1, but must be a number from 0"),
-        ("encoder.self: nan:0.5", "position is nan, but must be a number from 0"),
-        ("encoder.self: 10:0.5 10:0.6", "position 10 follows 10, but positions must increase"),
-        ("encoder.self: 10:0.5 9:0.6", "position 9 follows 10, but positions must increase"),
-        ("encodr.self: 0:0.5", "site pattern 'encodr.self' is not understood"),
+        ("drop encoder.self", "schedule entry 'drop encoder.self' is not understood; write for example"),
+        ("drop encoder.self: ", "schedule entry 'drop encoder.self:' is not understood"),
+        ("drop encoder.self: 0.6", "schedule entry 'drop encoder.self: 0.6' is not understood"),
+        ("drop encoder.self: 0:0.6 x:0.9", "is not understood"),
+        ("drop encoder.self: 0:0.6:0.9", "is not understood"),
+        ("drop encoder.self: {0: 0.6", "schedule entry 'drop encoder.self: {0: 0.6' is not understood"),
+        ("drop encoder.self: 0: 0.6}", "is not understood"),
+        ("drop encoder.self: {", "is not understood"),
+        ("drop encoder.self: {0: 0.6,\n1000: 0.9}", "schedule entry 'drop encoder.self: {0: 0.6,' is not understood"),
+        ("drop encoder.self: {{0: 0.6}}", "is not understood"),
+        ("drop encoder.self: '0:0.6", "is not understood"),
+        ("drop encoder.self: '0:0.6\"", "is not understood"),
+        ("'drop encoder.self: 0:0.6", "is not understood"),
+        ("drop encoder.self[0: 0:0.6", "site pattern .* is not understood"),
+        ("drop encoder.self: 0:1.6", r"entry 'drop encoder.self: 0:1.6': drop probability is 1.6, but must lie in \[0"),
+        ("keep encoder.self: 0:1.6", r"entry 'keep encoder.self: 0:1.6': keep probability is 1.6, but must lie in \[0"),
+        ("drop encoder.self: 0:-0.1", r"drop probability is -0.1, but must lie in \[0, 1\]"),
+        ("keep encoder.self: 0:nan", r"keep probability is nan, but must lie in \[0, 1\]"),
+        ("drop encoder.self: -1:0.5", "position is -1, but must be a number from 0"),
+        ("drop encoder.self: nan:0.5", "position is nan, but must be a number from 0"),
+        ("drop encoder.self: 10:0.5 10:0.6", "position 10 follows 10, but positions must increase"),
+        ("drop encoder.self: 10:0.5 9:0.6", "position 9 follows 10, but positions must increase"),
+        ("drop encodr.self: 0:0.5", "site pattern 'encodr.self' is not understood"),
+        ("lose encoder.self: 0:0.5", "site pattern 'lose' is not understood"),
         (": 0:0.5", "schedule entry ': 0:0.5' is not understood|site pattern is empty"),
+        ("drop: 0:0.5", "site pattern is empty"),
     ],
 )
 def test_a_malformed_schedule_is_refused_in_a_sentence(text, message, tmp_path):
@@ -134,48 +150,75 @@ def test_a_schedule_file_that_cannot_be_read_is_refused(tmp_path, translator):
     with pytest.raises(ValueError, match=message):
         regularizer.attach(translator)
     assert not any(site.attached for site in find_sites(translator, "*"))
-    (tmp_path / "absent.yaml").write_text("\ufeffencoder.self: {0: 0.5}\n", encoding="utf-8")  # with a byte order mark
+    (tmp_path / "absent.yaml").write_text(
+        "\ufeffdrop encoder.self: {0: 0.5}\n", encoding="utf-8"
+    )  # with a byte order mark
     with regularizer.attach(translator):
-        assert regularizer.keep_probabilities()["encoder.self[0]"] == 0.5
+        assert regularizer.drop_probabilities()["encoder.self[0]"] == 0.5
     path = tmp_path / "latin.yml"
-    path.write_bytes(b"encoder.self: {0: 0.5} # \xe9t\xe9\n")
+    path.write_bytes(b"drop encoder.self: {0: 0.5} # \xe9t\xe9\n")
     with pytest.raises(ValueError, match=r"^the schedule file .*latin.yml is not UTF-8 text$"):
         ScheduledDropout(schedule=str(path))
 
 
 def test_an_unknown_unit_is_refused():
     with pytest.raises(ValueError, match=r"^unit is 'steps', but must be one of update, epoch$"):
-        build("scheduled_dropout", schedule="*: 0:0.5", unit="steps")
+        build("scheduled_dropout", schedule="drop *: 0:0.5", unit="steps")
 
 
-def test_the_example_starts_at_keep_0_6_in_all_twelve_layers():
-    entries = Schedule.read(str(QNLI)).entries
-    assert [selector.pattern for selector, _ in entries] == [f"encoder.self[{layer}]" for layer in range(12)]
-    assert all(curve(0) == 0.6 for _, curve in entries)
-    assert len({curve(1000) for _, curve in entries}) == 12, "each layer has a slope of its own"
+def test_the_example_drops_as_the_paper_says():
+    """All layers start at 0.6, the first stays near 0.55, the fourth falls faster, lower layers drop more."""
+    schedule = Schedule.read(str(QNLI))
+    assert schedule.wordless == ()
+    assert [selector.pattern for selector, _ in schedule.entries] == [f"encoder.self[{layer}]" for layer in range(12)]
+    curves = [curve for _, curve in schedule.entries]
+    assert all(curve(0) == 0.6 for curve in curves)
+    assert all(0.54 <= curves[0](t) <= 0.6 for t in range(0, 20_000, 100))
+    for t in (1000, 5000, 9822):
+        assert curves[0](t) - curves[3](t) > 0.01 * t / 1000
+        assert all(lower(t) > higher(t) for lower, higher in pairwise(curves))
+
+
+@pytest.mark.parametrize("place", ["text", "file"])
+def test_a_schedule_that_says_neither_drop_nor_keep_is_read_but_not_trained_with(place, tmp_path, translator):
+    """As earlier versions wrote them, to keep: their checkpoints are read, and nothing is dropped upside down."""
+    source = text = "encoder.self: 0:0.6 1000:0.9"
+    if place == "file":
+        source = str(tmp_path / "old.yaml")
+        Path(source).write_text(text + "\n")
+    regularizer = ScheduledDropout(schedule=source)
+    assert regularizer.plan.entries == Schedule.parse(f"keep {text}").entries
+    message = (
+        rf"^schedule entry '{text}' does not say what its probabilities are of; write 'drop {text}', or 'keep {text}'"
+    )
+    with pytest.raises(ValueError, match=message):
+        regularizer.attach(translator)
+    assert not any(site.attached for site in find_sites(translator, "*"))
+    with ScheduledDropout(schedule=f"keep {text}").attach(translator) as regularizer:
+        assert regularizer.drop_probabilities()["encoder.self[0]"] == 0.4
 
 
 # -- which curve holds where ------------------------------------------------------------------------------------------
 
 
 def test_later_entries_override_earlier_ones_and_sites_without_a_curve_are_plain(translator):
-    schedule = "encoder.self: 0:0.5; decoder.self: 0:0.25; encoder.self[1]: 0:0.75"
+    schedule = "drop encoder.self: 0:0.5; keep decoder.self: 0:0.75; drop encoder.self[1]: 0:0.75"
     regularizer = ScheduledDropout(schedule=schedule, sites="*")
     with regularizer.attach(translator):
-        keep = regularizer.keep_probabilities()
-    assert keep == {
+        drop = regularizer.drop_probabilities()
+    assert drop == {
         "encoder.self[0]": 0.5,
         "encoder.self[1]": 0.75,
         "decoder.self[0]": 0.25,
         "decoder.self[1]": 0.25,
-        "decoder.cross[0]": 1.0,
-        "decoder.cross[1]": 1.0,
+        "decoder.cross[0]": 0.0,
+        "decoder.cross[1]": 0.0,
     }
 
 
 @pytest.mark.parametrize("pattern", ["decoder.cross", "encoder.self[2]"])
 def test_an_entry_that_fits_no_regularized_site_is_refused_and_nothing_stays_attached(translator, pattern):
-    regularizer = ScheduledDropout(schedule=f"encoder.self: 0:0.5; {pattern}: 0:0.5")
+    regularizer = ScheduledDropout(schedule=f"drop encoder.self: 0:0.5; drop {pattern}: 0:0.5")
     with pytest.raises(ValueError, match=r"does not fit the regularized sites, which are: encoder\.self\[0\]"):
         regularizer.attach(translator)
     assert regularizer.attached_sites == []
@@ -186,23 +229,22 @@ def test_an_entry_that_fits_no_regularized_site_is_refused_and_nothing_stays_att
 
 
 def test_updates_count_from_zero_and_epochs_from_one(classifier):
-    points = "0:0.2 4:1.0"
-    regularizer = ScheduledDropout(schedule=f"*: {points}")
+    regularizer = ScheduledDropout(schedule="drop *: 0:0.8 4:0.0")
     with regularizer.attach(classifier):
         for update in range(7):
-            assert regularizer.keep_probabilities()[SITES[0]] == pytest.approx(min(0.2 + 0.2 * update, 1))
+            assert regularizer.drop_probabilities()[SITES[0]] == pytest.approx(max(0.8 - 0.2 * update, 0))
             assert regularizer.due() == (update < 4)
             regularizer.end_update()
         regularizer.begin_update(1)
-        assert regularizer.keep_probabilities()[SITES[1]] == pytest.approx(0.4)
-    regularizer = ScheduledDropout(schedule="*: 1:0.2 3:0.6", unit="epoch")
+        assert regularizer.drop_probabilities()[SITES[1]] == pytest.approx(0.6)
+    regularizer = ScheduledDropout(schedule="drop *: 1:0.2 3:0.6", unit="epoch")
     with regularizer.attach(classifier):
         with pytest.raises(RuntimeError, match="begin_epoch"):
             classifier(tokens([4, 3], 4))
-        for epoch, keep in ((1, 0.2), (2, 0.4), (3, 0.6), (9, 0.6)):
+        for epoch, drop in ((1, 0.2), (2, 0.4), (3, 0.6), (9, 0.6)):
             regularizer.begin_epoch(epoch)
             regularizer.end_update()
-            assert regularizer.keep_probabilities()[SITES[0]] == pytest.approx(keep)
+            assert regularizer.drop_probabilities()[SITES[0]] == pytest.approx(drop)
 
 
 # -- masks ------------------------------------------------------------------------------------------------------------
@@ -230,8 +272,8 @@ def test_masks_have_the_rate_of_their_curve_independently_of_place(translator):
     """χ² of how often each position is kept, over the examples of a batch; nothing on padding or the future."""
     batch = tokens([8] * 150 + [5] * 150, 8, seed=1), tokens([8] * 150 + [3] * 150, 8, seed=2)
     wanted = {"encoder.self[0]": 0.6, "encoder.self[1]": 0.75, "decoder.self[1]": 0.3, "decoder.cross[0]": 0.9}
-    schedule = "; ".join(f"{name}: 0:0.1 2:{2 * keep - 0.1}" for name, keep in wanted.items() if keep <= 0.5)
-    schedule += "; " + "; ".join(f"{name}: 1:{keep}" for name, keep in wanted.items() if keep > 0.5)
+    schedule = "; ".join(f"keep {name}: 0:0.1 2:{2 * keep - 0.1}" for name, keep in wanted.items() if keep <= 0.5)
+    schedule += "; " + "; ".join(f"drop {name}: 1:{1 - keep}" for name, keep in wanted.items() if keep > 0.5)
     regularizer = ScheduledDropout(schedule=schedule, sites="*")
     regularizer.begin_update(1)
     torch.manual_seed(11)
@@ -258,7 +300,7 @@ def test_masks_have_the_rate_of_their_curve_independently_of_place(translator):
 
 def test_the_scores_are_masked_before_the_softmax(translator, batch):
     plain = copy.deepcopy(translator)
-    regularizer = ScheduledDropout(schedule="*: 0:0.4", sites="*")
+    regularizer = ScheduledDropout(schedule="drop *: 0:0.6", sites="*")
     masks = {}
     with regularizer.attach(translator):
         torch.manual_seed(3)
@@ -279,18 +321,18 @@ def test_the_scores_are_masked_before_the_softmax(translator, batch):
     torch.testing.assert_close(output[real], plain(*batch)[real])
 
 
-def test_keep_of_zero_is_the_uniform_row(translator, batch):
+def test_drop_of_one_is_the_uniform_row(translator, batch):
     literal = copy.deepcopy(translator)
     for module in attentions(literal).values():
         module.attend = lambda name, q, k, v, valid, p: (
             (valid.float() / valid.sum(-1, keepdim=True)).expand(*v.shape[:2], -1, -1) @ v
         ).expand(*q.shape)
-    with ScheduledDropout(schedule="*: 0:0", sites="*").attach(translator):
+    with ScheduledDropout(schedule="drop *: 0:1", sites="*").attach(translator):
         torch.testing.assert_close(translator(*batch), literal(*batch))
 
 
-@pytest.mark.parametrize("schedule", ["*: 0:1", "*: 0:0.5 9:1", "encoder.self[0]: 0:1"])
-def test_keep_of_one_changes_no_bit_and_draws_nothing(dropping_translator, batch, schedule):
+@pytest.mark.parametrize("schedule", ["drop *: 0:0", "drop *: 0:0.5 9:0", "keep encoder.self[0]: 0:1"])
+def test_drop_of_zero_changes_no_bit_and_draws_nothing(dropping_translator, batch, schedule):
     model = dropping_translator
     expected = step(model, batch)
     regularizer = ScheduledDropout(schedule=schedule, sites="*")
@@ -303,7 +345,7 @@ def test_keep_of_one_changes_no_bit_and_draws_nothing(dropping_translator, batch
 def test_evaluation_is_untouched(dropping_translator, batch):
     model = dropping_translator.eval()
     expected = model(*batch)
-    with ScheduledDropout(schedule="*: 0:0.2", sites="*").attach(model):
+    with ScheduledDropout(schedule="drop *: 0:0.8", sites="*").attach(model):
         assert model(*batch).equal(expected)
         model.train()(*batch)
         assert model.eval()(*batch).equal(expected)
@@ -315,7 +357,7 @@ def test_recomputation_draws_the_same_masks(dropping_translator, batch, seed):
     for checkpointed in (False, True):
         model = copy.deepcopy(dropping_translator)
         model.encoder.checkpointed = model.decoder.checkpointed = checkpointed
-        with ScheduledDropout(schedule="*: 0:0.5", sites="*").attach(model):
+        with ScheduledDropout(schedule="drop *: 0:0.5", sites="*").attach(model):
             results.append(step(model, batch, seed))
     (loss, gradients, _), (other_loss, other_gradients, _) = results
     assert loss.equal(other_loss)
@@ -324,7 +366,7 @@ def test_recomputation_draws_the_same_masks(dropping_translator, batch, seed):
 
 
 def test_every_forward_draws_anew_from_the_global_generator(translator, batch):
-    with ScheduledDropout(schedule="*: 0:0.5", sites="*").attach(translator):
+    with ScheduledDropout(schedule="drop *: 0:0.5", sites="*").attach(translator):
         torch.manual_seed(1)
         first, second = translator(*batch), translator(*batch)
         torch.manual_seed(1)
@@ -342,7 +384,7 @@ def test_what_is_padded_and_what_comes_later_never_matters(translator, batch):
             translator.encoder.embedding.weight[PAD] += float(changed)
         later = target.clone()
         later[:, 2:] = torch.where(real[:, 2:] & torch.tensor(changed), 1 + later[:, 2:] % 12, later[:, 2:])
-        with ScheduledDropout(schedule="*: 0:0.4", sites="*").attach(translator):
+        with ScheduledDropout(schedule="drop *: 0:0.6", sites="*").attach(translator):
             torch.manual_seed(5)
             outputs.append(translator(source, later)[:, :2][real[:, :2]])
     torch.testing.assert_close(*outputs)
@@ -360,7 +402,7 @@ def test_a_run_that_is_resumed_continues_exactly(translator, batch):
         return model
 
     def make():
-        return ScheduledDropout(schedule="encoder.self: 0:0.2 6:0.9; decoder: 3:1 5:0.3", sites="*")
+        return ScheduledDropout(schedule="drop encoder.self: 0:0.8 6:0.1; drop decoder: 3:0 5:0.7", sites="*")
 
     whole, parts = copy.deepcopy(translator), copy.deepcopy(translator)
     torch.manual_seed(2)

@@ -70,7 +70,7 @@ def test_encoder_and_decoder_of_unequal_widths(corpus: Path, tmp_path: Path) -> 
 def test_a_model_that_is_only_read_is_stock(method: str, corpus: Path, tmp_path: Path) -> None:
     """Its task comes from the checkpoint, with the method's flags; a schedule's file may be gone."""
     schedule = tmp_path / "schedule.yaml"
-    schedule.write_text("encoder.self: {0: 0.5}\n", encoding="utf-8")
+    schedule.write_text("drop encoder.self: {0: 0.5}\n", encoding="utf-8")
     flags = GAME if method == "attend_out" else ["--attn-reg", method, "--scheduled-dropout-schedule", str(schedule)]
     train(corpus, tmp_path / "run", *flags, "--max-update", "2").check()
     schedule.unlink()

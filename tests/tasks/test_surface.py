@@ -225,6 +225,9 @@ def test_a_language_model(user_dir: Path, corpus: Path, tmp_path: Path) -> None:
     finished = train(data, tmp_path / "save", *flags, "--attn-sites", "decoder.self", **options).check()
     assert {line["regularized"] for line in finished.lines()} == {"1"}
     assert "drop_decoder.self[1]" in finished.lines()[-1]
+    scored = ["--user-dir", str(user_dir), "--path", str(tmp_path / "save" / "checkpoint_last.pt"), "--cpu"]
+    scored += ["--gen-subset", "train", "--sample-break-mode", "eos", "--num-workers", "0", "--max-tokens", "400"]
+    assert "Perplexity" in run("eval_lm", [str(data), *scored], tmp_path / "eval_lm.log").check().output
     refused = train(data, tmp_path / "refused", *flags, **options)
     assert "its sites are: decoder.self[0] decoder.self[1]" in refused.output.strip().splitlines()[-1]
 

@@ -1,3 +1,3 @@
-"""A fairseq user dir of somebody's own: `--user-dir examples/custom_seq2seq/letterwise`."""
+"""A fairseq user dir of a user's own: `--user-dir examples/custom_seq2seq/letterwise`."""
 
 from . import letter_model, letter_task, regularized  # noqa: F401

@@ -1,4 +1,4 @@
-"""A model of somebody's own: a small encoder-decoder around fairseq's attention. It knows no regularizer."""
+"""A model of a user's own: a small encoder-decoder around fairseq's attention. It knows no regularizer."""
 
 from dataclasses import dataclass, field
 

@@ -1,4 +1,4 @@
-"""A task of somebody's own: translation letter by letter, straight from text files. It knows no regularizer."""
+"""A task of a user's own: translation letter by letter, straight from text files. It knows no regularizer."""
 
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,0 +1,71 @@
+"""What the modules of a transformers model say of its attention: which is causal, and which cannot be reached."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import re
+from collections.abc import Callable
+
+from torch import nn
+from transformers import PreTrainedModel
+
+logger = logging.getLogger(__name__)
+
+#: classes that mix tokens: attention, and what stands in its place
+MIXER = re.compile(r"Attention$|Attention2d$|Mixer$|DeltaNet$|ShortConv$|RecurrentBlock$")
+_WARNED: set[str] = set()
+
+
+def outermost(model: nn.Module) -> Callable[[str], str]:
+    """A function from a module's path to that of the outermost transformers model around it, with its dot."""
+    starts: list[str] = []
+    for path, module in model.named_modules():
+        if isinstance(module, PreTrainedModel) and not any(path.startswith(start) for start in starts):
+            starts.append(f"{path}." if path else "")
+    return lambda path: next((start for start in starts if path.startswith(start)), "")
+
+
+def causal_parts(model: nn.Module) -> Callable[[str], bool]:
+    """A function from a module's path to whether the innermost model around it makes causal masks and no other.
+
+    Not every attention module knows by itself whether it is causal; the model that makes its mask does.
+    """
+    causal: dict[str, bool] = {}
+    for path, module in model.named_modules():
+        if isinstance(module, PreTrainedModel):
+            names = _names(module)
+            made = [name for name in names if name.startswith("create_") and name.endswith(("_mask", "_mask_mapping"))]
+            causal[f"{path}." if path else ""] = bool(made) and all("bidirectional" not in name for name in made)
+    starts = sorted(causal, key=len, reverse=True)
+    return lambda path: next((causal[start] for start in starts if path.startswith(start)), False)
+
+
+def _names(module: nn.Module) -> tuple[str, ...]:
+    """The names that a module's forward refers to."""
+    return getattr(getattr(inspect.unwrap(type(module).forward), "__code__", None), "co_names", ())
+
+
+def warn_of_uncovered(model: nn.Module, covered: set[str]) -> None:
+    """Name the attention that no site stands for, such as sparse or linear attention, once for each of its classes.
+
+    Args:
+        covered: the paths of the sites.
+    """
+    uncovered: dict[str, list[str]] = {}
+    for path, module in model.named_modules():
+        inside = f"{path}."
+        theirs = type(module).__module__.startswith("torch.") or next(module.parameters(), None) is None
+        if theirs or not MIXER.search(type(module).__name__):
+            continue
+        if any(f"{site}.".startswith(inside) or inside.startswith(f"{site}.") for site in covered):
+            continue
+        if not any(inside.startswith(f"{other}.") for others in uncovered.values() for other in others):
+            uncovered.setdefault(type(module).__name__, []).append(path)
+    for name, paths in uncovered.items():
+        if name not in _WARNED:
+            _WARNED.add(name)
+            logger.warning(
+                f"{len(paths)} of the model's layers have {name}, which does not go through transformers' attention "
+                f"interface and is not regularized, whatever the sites: {paths[0]}{', ...' if len(paths) > 1 else ''}"
+            )

@@ -1,0 +1,147 @@
+"""The phrasebook: 12,000 sentences in English, Romanian and Turkish, a corpus that needs no download.
+
+`phrasebook.tsv.gz` holds them; README.md beside it says how they were made. Articles, genders, cases, vowel harmony and
+word order are real and no sentence comes twice, so a small Transformer has something to learn and over-fits on little
+of it. A tenth of all verb–object and adjective–noun combinations is held out: train has none of them, and every
+sentence of valid and test has at least one.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import random
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+Item = TypeVar("Item")
+
+TRAIN_PAIRS = 10_458
+"""How many sentences there are for train."""
+UNSEEN_PAIRS = 1_542
+"""How many sentences there are for valid and test together."""
+
+_FILE = Path(__file__).with_name("phrasebook.tsv.gz")
+
+
+class Triple(NamedTuple):
+    """The same sentence in English, Romanian and Turkish."""
+
+    en: str
+    ro: str
+    tr: str
+
+
+class Entry(NamedTuple):
+    """A line of the file.
+
+    Attributes:
+        triple: the sentence.
+        held_out: whether it has a combination of words that train never shows.
+        words: its dictionary words, such as `Verb:open`.
+    """
+
+    triple: Triple
+    held_out: bool
+    words: frozenset[str]
+
+
+@cache
+def entries() -> tuple[Entry, ...]:
+    """All sentences, in the order in which they were made."""
+    with gzip.open(_FILE, "rt", encoding="utf-8", newline="\n") as lines:
+        rows = (line.removesuffix("\n").split("\t") for line in lines)
+        return tuple(Entry(Triple(*row[:3]), row[3] == "1", frozenset(row[4].split(" "))) for row in rows)
+
+
+def check_sizes(train: int, valid: int, test: int) -> None:
+    """Refuse sizes that the file cannot give.
+
+    Raises:
+        ValueError: a size is not positive, or larger than what there is.
+    """
+    if min(train, valid, test) < 1:
+        raise ValueError(f"The sizes of the splits must be positive, not {train}, {valid} and {test}.")
+    if train > TRAIN_PAIRS or valid + test > UNSEEN_PAIRS:
+        raise ValueError(
+            f"The phrasebook has {TRAIN_PAIRS} pairs for train and {UNSEEN_PAIRS} for valid and test together, "
+            f"but train={train}, valid={valid} and test={test} were asked for."
+        )
+
+
+def splits(train: int = 4000, valid: int = 500, test: int = 500, seed: int = 1) -> dict[str, list[Triple]]:
+    """Train, valid and test: no sentence in two of them, and unseen combinations in valid and test.
+
+    Seed 1 takes the first sentences for train, another seed draws them. Valid and test follow the order of the file
+    for every seed, sentences of which every word is in train first. So with equal sizes the valid of one seed and the
+    test of another share hardly any sentence.
+
+    Raises:
+        ValueError: as in :func:`check_sizes`.
+    """
+    check_sizes(train, valid, test)
+    known = [entry for entry in entries() if not entry.held_out]
+    trained = (known if seed == 1 else _shuffled(known, f"train:{seed}"))[:train]
+    words = frozenset[str]().union(*(entry.words for entry in trained))
+    unseen = [entry for entry in entries() if entry.held_out]
+    unseen.sort(key=lambda entry: not entry.words <= words)
+    return {
+        "train": [entry.triple for entry in trained],
+        "valid": [entry.triple for entry in unseen[:valid]],
+        "test": [entry.triple for entry in unseen[valid : valid + test]],
+    }
+
+
+def exchange(items: Sequence[Item], share: float, seed: int) -> list[Item]:
+    """The items, a share of them exchanged among each other.
+
+    The items at `round(share * len(items))` random positions move to one another's positions in one cycle, so that
+    each of them changes its place.
+
+    Args:
+        items: such as the targets of a corpus.
+        share: in [0, 1].
+        seed: of the choice.
+
+    Raises:
+        ValueError: the share is outside its range, or chooses a single item, which cannot be exchanged.
+    """
+    if not 0 <= share <= 1:
+        raise ValueError(f"The share of exchanged targets must lie in [0, 1], not {share}.")
+    number = round(share * len(items))
+    if number == 1:
+        raise ValueError(f"A share of {share} exchanges 1 of {len(items)} targets, and it takes at least 2.")
+    places = _shuffled(range(len(items)), f"exchange:{seed}")[:number]
+    exchanged = list(items)
+    for place, other in zip(places, places[1:] + places[:1], strict=True):
+        exchanged[place] = items[other]
+    return exchanged
+
+
+def _shuffled(items: Sequence[Item], seed: str) -> list[Item]:
+    """The items in a random order that is the same on every machine."""
+    digest = hashlib.sha256(seed.encode()).digest()
+    # Python promises that the sequence of random() stays the same, which it doesn't of shuffle()
+    draw = random.Random(int.from_bytes(digest[:8], "big")).random
+    order = sorted((draw(), index) for index in range(len(items)))
+    return [items[index] for _, index in order]
+
+
+def write_phrasebook(folder: str | Path, train: int = 4000, valid: int = 500, test: int = 500, seed: int = 1) -> None:
+    """Write `train.en`, `train.ro`, `train.tr` and the same for valid and test into `folder`.
+
+    One sentence per line, UTF-8 in normal form C. The folder is made if it is missing; the same arguments give the
+    same bytes on every machine.
+
+    Raises:
+        ValueError: as in :func:`splits`; nothing is written then.
+    """
+    made = splits(train, valid, test, seed)
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    for split, triples in made.items():
+        for language in Triple._fields:
+            lines = "".join(f"{getattr(triple, language)}\n" for triple in triples)
+            (folder / f"{split}.{language}").write_bytes(lines.encode("utf-8"))

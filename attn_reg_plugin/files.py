@@ -1,0 +1,274 @@
+"""Files: written whole or not at all, locks of folders, lines and JSON objects, and what an OSError means.
+
+A file that is written stands beside its place under a temporary name and is moved there once it is complete. Whatever
+ends the writing, an error, a full disk or Ctrl-C, leaves the old file as it was and nothing beside it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import itertools
+import json
+import os
+import shutil
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+#: what the temporary names of folders and files contain
+TEMPORARY = ".tmp-"
+#: errno -> what it means and what helps
+_MEANINGS = {
+    errno.ENOENT: "there is no such file or folder",
+    errno.EACCES: "permission denied; change the permissions, or give another path",
+    errno.EPERM: "permission denied; change the permissions, or give another path",
+    errno.EROFS: "the file system is read-only; give a path on another one",
+    errno.ENOSPC: "the disk is full; free some space, or give a path on another disk",
+    errno.EDQUOT: "the disk quota is used up; free some space, or give a path on another disk",
+    errno.EFBIG: "the file is larger than the system allows here; give a path on another disk, or raise the limit",
+    errno.ENAMETOOLONG: "the name is too long; give a shorter one",
+    errno.ELOOP: "symbolic links lead in a circle; give the path of a real file or folder",
+    errno.ENOTDIR: "a part of this path is a file, but must be a folder; give another path",
+    errno.EISDIR: "this is a folder, but must be a file; give the path of a file",
+    errno.EEXIST: "this exists already and must be a folder; remove it, or give another path",
+    errno.ENOTEMPTY: "this folder is not empty; empty it, or give another path",
+    errno.EMFILE: "too many files are open; raise the limit (ulimit -n)",
+    errno.EIO: "the device failed while reading or writing; give a path on another disk",
+}
+_numbers = itertools.count()
+
+
+class FolderInUse(ValueError):
+    """Another process works in a folder."""
+
+
+def explain(error: OSError, path: Path | str | None = None) -> str:
+    """One sentence for an OSError: the path, what is wrong with it, and what to do.
+
+    Args:
+        path: is named where the error names none.
+    """
+    if error.errno is None:
+        return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    named = path if error.filename is None else os.fsdecode(error.filename)
+    meaning = _MEANINGS.get(error.errno, error.strerror or os.strerror(error.errno))
+    return meaning if named is None else f"{named}: {meaning}"
+
+
+@contextlib.contextmanager
+def naming(path: Path, temporary: Path | None = None) -> Iterator[None]:
+    """Let an OSError inside that names no path, or one at or below `temporary`, name `path`."""
+    try:
+        yield
+    except OSError as error:
+        names = [os.fsdecode(name) for name in (error.filename, error.filename2) if isinstance(name, str | bytes)]
+        inside = temporary is not None and any(name.startswith(str(temporary)) for name in names)
+        if error.errno is not None and (inside or not names):
+            error.filename, error.filename2 = str(path), None
+        raise
+
+
+@contextlib.contextmanager
+def naming_writer(path: Path) -> Iterator[None]:
+    """Around a library's function that writes and does nothing else: whatever it raises names the path.
+
+    torch and safetensors have errors of their own for a full disk, which are no OSError and name nothing.
+
+    Raises:
+        OSError: with `path`.
+    """
+    try:
+        with naming(path):
+            yield
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        said = next((number for number in _MEANINGS if os.strerror(number) in reason), None)
+        if said is None and shutil.disk_usage(path.parent).free == 0:
+            said = errno.ENOSPC
+        message = f"could not be written ({reason}); is the disk full?" if said is None else os.strerror(said)
+        raise OSError(said or errno.EIO, message, str(path)) from error
+
+
+def _beside(path: Path) -> Path:
+    """A temporary name in the same folder, also where the file's own name is as long as a name may be."""
+    return path.with_name(f".{path.name[:40]}{TEMPORARY}{os.getpid()}-{next(_numbers)}")
+
+
+@contextlib.contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """A temporary path to write to, which takes the place of `path` at the end; on any error it is deleted.
+
+    A symbolic link is followed. What is no regular file, such as `/dev/stdout` or a pipe, is written to directly.
+
+    Args:
+        path: the file; the folder must be there.
+
+    Raises:
+        OSError: with `path`, where it cannot be written.
+    """
+    with naming(path):
+        final = Path(os.path.realpath(path))
+        os.stat(final.parent)
+        if final.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if final.exists() and not final.is_file():
+            yield final
+            return
+    unfinished = _beside(final)
+    try:
+        with naming(path, unfinished):
+            yield unfinished
+            os.replace(unfinished, final)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[IO[str]]:
+    """A UTF-8 text file, open for writing, that is there at the end as a whole; see `whole_file`."""
+    with whole_file(path) as unfinished, unfinished.open("w", encoding="utf-8", newline="\n") as file:
+        try:
+            yield file
+            file.flush()
+        except UnicodeEncodeError as error:
+            half = error.object[error.start]
+            raise ValueError(f"{path}: the text holds {half!r}, half a character, which UTF-8 cannot hold") from None
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a UTF-8 text file, whole or not at all.
+
+    Raises:
+        OSError: with `path`, where it cannot be written.
+    """
+    with writing(path) as file:
+        file.write(text)
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file, whole or not at all.
+
+    Raises:
+        OSError: with `path`, where it cannot be written.
+    """
+    with whole_file(path) as unfinished, unfinished.open("wb") as file:
+        file.write(content)
+
+
+def write_json(path: Path, content: Any, sort_keys: bool = False) -> None:
+    """Write a JSON file, indented, whole or not at all.
+
+    Raises:
+        OSError: with `path`, where it cannot be written.
+    """
+    write_text(path, json.dumps(content, indent=2, ensure_ascii=False, sort_keys=sort_keys) + "\n")
+
+
+def read_json(path: Path, advice: str = "") -> dict[str, Any]:
+    """The object in a JSON file.
+
+    Args:
+        advice: ends the sentence about a file that holds none.
+
+    Raises:
+        OSError: there is no such file, or it cannot be read.
+        ValueError: it is not JSON in UTF-8, or no object.
+    """
+    end = f"; {advice}" if advice else ""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError):
+        raise ValueError(f"{path} is not JSON in UTF-8{end}") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} holds no JSON object, but {type(content).__name__}{end}")
+    return content
+
+
+@contextlib.contextmanager
+def whole_folder(out: Path) -> Iterator[Path]:
+    """A new folder beside `out`, to be filled, which takes its place at the end; on any error it is deleted.
+
+    Args:
+        out: a folder that does not exist, or is empty; it may be the working directory.
+
+    Raises:
+        ValueError: `out` holds something, or is a file.
+        OSError: with `out`, where it cannot be made.
+    """
+    final = Path(os.path.realpath(out))  # "." has no name of its own
+    with naming(out):
+        if final.exists() and (not final.is_dir() or any(final.iterdir())):
+            raise ValueError(f"{out} exists already: give a folder that does not, or an empty one")
+    staging = _beside(final)
+    made = [folder for folder in final.parents if not folder.exists()]
+    try:
+        with naming(out, staging):
+            staging.mkdir(parents=True)
+            yield staging
+            if final.exists():
+                for path in staging.iterdir():
+                    os.replace(path, final / path.name)
+            else:
+                os.replace(staging, final)
+    except BaseException:
+        shutil.rmtree(staging, ignore_errors=True)
+        for folder in made:  # the inner ones first
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+        raise
+    shutil.rmtree(staging, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def lock_folder(folder: Path, name: str = "lock", kept: bool = False) -> Iterator[int]:
+    """Hold a folder: a second process is refused until the first, and every process it gave the lock to, has ended.
+
+    Args:
+        folder: must be there.
+        name: of the lock file, in which the process that holds the folder is named.
+        kept: leave the file there at the end.
+
+    Yields:
+        The descriptor, for processes that are to inherit the lock.
+
+    Raises:
+        FolderInUse: another process holds it; the sentence says which.
+        OSError: the lock file cannot be made.
+    """
+    path = folder / name
+    descriptor = _locked(path, folder)
+    try:
+        with contextlib.suppress(OSError):  # a full disk: the name is there for messages only
+            os.ftruncate(descriptor, 0)
+            os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+        yield descriptor
+    finally:
+        if not kept:
+            path.unlink(missing_ok=True)  # while it is still held, so that nobody's else is deleted
+        os.close(descriptor)
+
+
+def _locked(path: Path, folder: Path) -> int:
+    """A descriptor of the lock file, which this process holds."""
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # the holder before may have deleted the file between the two calls
+            if path.exists() and os.path.samestat(os.fstat(descriptor), path.stat()):
+                return descriptor
+        except BlockingIOError:
+            who = os.pread(descriptor, 200, 0).decode(errors="replace").strip()
+            os.close(descriptor)
+            raise FolderInUse(
+                f"another process is still working in {folder}{f' ({who})' if who else ''}; wait for it or end it"
+            ) from None
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)

@@ -1,0 +1,189 @@
+"""The hooks of a regularizer on a model, and what passes through them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from attn_reg_plugin.attention.sites import AttentionSite, Backend, find_sites
+from attn_reg_plugin.regularizers.probing import Forward, same_randomness, unchanged
+from attn_reg_plugin.regularizers.statistics import Statistics
+
+if TYPE_CHECKING:
+    from attn_reg_plugin.regularizers.base import Regularizer
+
+logger = logging.getLogger(__name__)
+
+
+class Attachment:
+    """The hooks of one regularizer on one model; a context manager that removes them.
+
+    Attributes:
+        sites: the attached ones.
+        seen: whether a forward came that could be regularized: in training mode, with gradients.
+    """
+
+    def __init__(self, regularizer: Regularizer, model: nn.Module) -> None:
+        self.regularizer, self.model = regularizer, model
+        self.sites = find_sites(model, regularizer.sites)
+        self.busy = self.seen = self.idle = self.warned = self.rehearsed = False
+        self._install()
+
+    def _install(self) -> None:
+        """Open the sites and hook the model; all of it or, on an error, nothing."""
+        opened: list[AttentionSite] = []
+        try:
+            for site in self.sites:
+                if site.attached:
+                    raise ValueError(f"{site.name} is regularized already; detach that regularizer first")
+                site.backend.open(site)
+                site.attached, site.ran = True, False
+                opened.append(site)
+        except Exception:
+            self._close(opened)
+            raise
+        # every regularizer of the model clears its masks before any of them probes
+        self.handles = [
+            self.model.register_forward_pre_hook(self._begin_forward, prepend=True),
+            self.model.register_forward_pre_hook(self._before_forward, with_kwargs=True),
+            self.model.register_forward_hook(self._end_forward, always_call=True),
+        ]
+        vars(self.model)["__prepare_scriptable__"] = refuse_script
+
+    @property
+    def backends(self) -> list[Backend]:
+        """The backends of the attached sites, one of each kind."""
+        return list({type(site.backend): site.backend for site in self.sites}.values())
+
+    def _begin_forward(self, model: nn.Module, args: tuple[Any, ...]) -> None:
+        if model.training:
+            self.clear()
+        elif torch.is_grad_enabled():
+            self.idle = True
+
+    def _end_forward(self, model: nn.Module, args: tuple[Any, ...], outputs: Any) -> None:
+        for site in self.sites:
+            site.over = True
+
+    def _before_forward(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self.busy or not model.training or not torch.is_grad_enabled():
+            return
+        self.seen = self.seen or any(site.module is None or site.module.training for site in self.sites)
+        due = self.regularizer.due()
+        self.regularizer.statistics.add("forwards", 1.0)
+        self.regularizer.statistics.add("regularized", float(due))
+        if not due and self.rehearsed:
+            return
+        self.rehearsed = self.busy = True
+        forward = Forward(model, args, kwargs, self._supplied(model, args, kwargs))
+        try:
+            if due:
+                self.regularizer.before_forward(forward)
+            else:
+                self._rehearse(forward)
+        except BaseException:
+            self.clear()
+            raise
+        finally:
+            self.busy = False
+
+    def _rehearse(self, forward: Forward) -> None:
+        """Let the regularizer try a forward, and leave no trace of it."""
+        regularizer = self.regularizer
+        statistics, regularizer.statistics = regularizer.statistics, Statistics()
+        try:
+            with same_randomness(forward.device), unchanged(forward.model):
+                regularizer.rehearse(forward)
+        finally:
+            regularizer.statistics = statistics
+            self.clear()
+
+    def _supplied(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """What the face supplied, over what the backends read off the model's arguments."""
+        described: dict[str, Any] = {}
+        for backend in self.backends:
+            if hasattr(backend, "describe"):
+                described = {**backend.describe(model, args, kwargs), **described}
+        return {**described, **self.regularizer._supplied}
+
+    @contextmanager
+    def probing(self) -> Iterator[None]:
+        """While open, every backend has the model ready for the probe."""
+        with ExitStack() as stack:
+            for backend in self.backends:
+                if hasattr(backend, "probing"):
+                    stack.enter_context(backend.probing(self.model))
+            yield
+
+    def expect_forward(self, event: str) -> None:
+        """Warn, once, if there was none to regularize when there should have been."""
+        if self.seen or self.warned:
+            return
+        self.warned = True
+        model = type(self.model).__name__
+        if self.idle or not self.model.training:
+            reason = f"{model} is in evaluation mode: call its train() before training"
+        elif any(site.ran for site in self.sites) and not any(site.module.training for site in self.sites):
+            reason = (
+                f"the attention of {model} is in evaluation mode: call train() on the part of the model that has it"
+            )
+        else:
+            reason = f"the forward of {model} was never called with gradients: attach to the module that is called"
+        logger.warning(f"{self.regularizer.name}: {event}, but nothing was regularized; {reason}")
+
+    def clear(self) -> None:
+        """Plain attention on every site from here."""
+        for site in self.sites:
+            site.clear()
+
+    def remove(self) -> None:
+        """Take the hooks off and restore the attention modules."""
+        for handle in self.handles:
+            handle.remove()
+        if not attachments_of(self.model):
+            vars(self.model).pop("__prepare_scriptable__", None)
+        self.clear()
+        self._close(self.sites)
+
+    @staticmethod
+    def _close(sites: list[AttentionSite]) -> None:
+        for site in sites:
+            site.attached = False
+            site.backend.close(site)
+
+    @contextmanager
+    def suspended(self) -> Iterator[None]:
+        """The model as it was before attaching, to be copied; attached again afterwards."""
+        self.remove()
+        try:
+            yield
+        finally:
+            self._install()
+
+    def __enter__(self) -> Regularizer:
+        return self.regularizer
+
+    def __exit__(self, *error: object) -> None:
+        self.regularizer.detach()
+
+
+def refuse_script(*_: Any) -> None:
+    """Stand in an attached model as what `torch.jit.script` asks first.
+
+    Raises:
+        RuntimeError: always.
+    """
+    raise RuntimeError(
+        "torch.jit.script cannot compile a model while a regularizer is attached to it; detach() the regularizer first"
+    )
+
+
+def attachments_of(model: nn.Module) -> list[Attachment]:
+    """What is attached to `model`, in order."""
+    owners = (getattr(hook, "__self__", None) for hook in model._forward_pre_hooks.values())
+    return list(dict.fromkeys(owner for owner in owners if isinstance(owner, Attachment)))

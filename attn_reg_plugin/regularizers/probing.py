@@ -1,0 +1,191 @@
+"""A forward that leaves nothing behind: what the probe is given, and what is put back after it."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import random
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass
+class Forward:
+    """A forward of the model that is about to happen.
+
+    Attributes:
+        model: the attached model.
+        args, kwargs: as it was called.
+        supplied: what a face added: `targets`, `token_mask`, `padding_label`.
+    """
+
+    model: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    supplied: dict[str, Any]
+
+    def run(self) -> Any:
+        """Run the forward itself, without the model's hooks, on copies of what it may change, such as caches."""
+        args, kwargs = own_copy((self.args, self.kwargs))
+        return self.model.forward(*args, **kwargs)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return next(self.model.parameters()).device
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """The arguments by name, and what was supplied."""
+        try:
+            named = dict(inspect.signature(self.model.forward).bind(*self.args, **self.kwargs).arguments)
+        except (TypeError, ValueError):
+            named = dict(self.kwargs)
+        extra = {k: v for value in named.values() if isinstance(value, dict) for k, v in value.items()}
+        return {**extra, **named, **self.supplied}
+
+
+def own_copy(value: Any) -> Any:
+    """The same arguments with containers and tensor-holding objects of their own.
+
+    Tensors among the arguments and in containers stay the same ones; those inside other objects, such as the keys and
+    values of a cache, are copied, without their graph.
+    """
+    return _copied(value, inside=False, memo={})
+
+
+def _copied(value: Any, inside: bool, memo: dict[int, Any]) -> Any:
+    if id(value) in memo:
+        return memo[id(value)]
+    if isinstance(value, Tensor):
+        made = value.detach().clone() if inside else value
+    elif isinstance(value, list | tuple | set) and type(value) in (list, tuple, set):
+        made = type(value)(_copied(held, inside, memo) for held in value)
+    elif type(value) is dict:
+        made = memo[id(value)] = {}
+        made.update((key, _copied(held, inside, memo)) for key, held in value.items())
+    elif _holds_tensors(value, set()):
+        made = memo[id(value)] = copy.copy(value)
+        vars(made).update({name: _copied(held, True, memo) for name, held in vars(value).items()})
+    else:
+        made = value
+    memo[id(value)] = made
+    return made
+
+
+def _holds_tensors(value: Any, seen: set[int]) -> bool:
+    """Whether an object has tensors in its attributes, however deep; modules, types and functions don't count."""
+    if id(value) in seen:
+        return False
+    seen.add(id(value))
+    if isinstance(value, Tensor):
+        return True
+    if isinstance(value, list | tuple | set):
+        return any(_holds_tensors(held, seen) for held in value)
+    if type(value) is dict:
+        return any(_holds_tensors(held, seen) for held in value.values())
+    # mappings such as model outputs hold what they were given, as dicts do; only their tensors' owners change them
+    if isinstance(value, nn.Module | type | Mapping) or inspect.isroutine(value):
+        return False
+    return any(_holds_tensors(held, seen) for held in getattr(value, "__dict__", {}).values())
+
+
+@contextmanager
+def unchanged(model: nn.Module) -> Iterator[Callable[[], None]]:
+    """While open, forwards may change the model; afterwards, and at each call of the yielded function, it is put back.
+
+    Buffers, such as running statistics, are copied. Of parameters only those are looked after whose module has hooks
+    on its forward: fairseq's quantization noise gives such a module a new weight at every forward. No tensor's version
+    counter moves, so that a graph that stands meanwhile stays valid.
+    """
+    buffers = [
+        (module, name, buffer, buffer.detach().clone() if _can_be_written(buffer) else None)
+        for module in model.modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None and not nn.parameter.is_lazy(buffer)
+    ]
+    hooked = [m for m in model.modules() if m._forward_pre_hooks or m._forward_hooks]
+    data = [
+        (p, p.data) for m in hooked for p in m._parameters.values() if p is not None and not nn.parameter.is_lazy(p)
+    ]
+
+    def put_back() -> None:
+        for module, name, buffer, saved in buffers:
+            module._buffers[name] = buffer
+            if saved is not None:
+                buffer.data.copy_(saved)
+        for parameter, before in data:
+            if parameter.data_ptr() != before.data_ptr():
+                parameter.data = before
+
+    try:
+        yield put_back
+    finally:
+        put_back()
+
+
+def _can_be_written(buffer: Tensor) -> bool:
+    """A buffer that was expanded shows the same number at several places: nothing writes to it."""
+    places = zip(buffer.shape, buffer.stride(), strict=True) if buffer.layout == torch.strided else [(2, 0)]
+    return all(n < 2 or stride > 0 for n, stride in places)
+
+
+def random_state(device: torch.device) -> list[Tensor]:
+    """PyTorch's random state on the CPU and on `device`."""
+    states = [torch.get_rng_state()]
+    return [*states, torch.cuda.get_rng_state(device)] if device.type == "cuda" else states
+
+
+def set_random_state(device: torch.device, states: list[Tensor]) -> None:
+    """Put back what `random_state` told."""
+    torch.set_rng_state(states[0])
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(states[1], device)
+
+
+@contextmanager
+def same_randomness(device: torch.device) -> Iterator[None]:
+    """What is drawn inside counts for nothing: PyTorch's, Python's and numpy's random numbers go on as before."""
+    numpy = sys.modules.get("numpy")
+    states, python = random_state(device), random.getstate()
+    numbers = None if numpy is None else numpy.random.get_state()
+    try:
+        yield
+    finally:
+        set_random_state(device, states)
+        random.setstate(python)
+        if numpy is not None:
+            numpy.random.set_state(numbers)
+
+
+@contextmanager
+def without_dropout(model: nn.Module) -> Iterator[None]:
+    """The model's dropout modules drop nothing; everything else stays in training mode.
+
+    Their `p` is zeroed as well as their mode changed: attention modules read it directly. So is every number that a
+    module keeps as a dropout of its own, to give it to `torch.nn.functional.dropout`.
+    """
+    dropouts = [(m, m.training, m.p) for m in model.modules() if "Dropout" in type(m).__name__ and hasattr(m, "p")]
+    numbers = [
+        (module, name, value)
+        for module in model.modules()
+        for name, value in vars(module).items()
+        if "dropout" in name and isinstance(value, float)
+    ]
+    for module, _, _ in dropouts:
+        module.training, module.p = False, 0.0
+    for module, name, _ in numbers:
+        setattr(module, name, 0.0)
+    try:
+        yield
+    finally:
+        for module, training, p in dropouts:
+            module.training, module.p = training, p
+        for module, name, value in numbers:
+            setattr(module, name, value)

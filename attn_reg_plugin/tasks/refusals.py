@@ -1,0 +1,154 @@
+"""What the fairseq face refuses before training: what fairseq cannot do, and models that a method cannot read."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from fairseq.models import FairseqMultiModel
+from torch import nn
+
+from attn_reg_plugin.attention.sites import AttentionSite
+from attn_reg_plugin.regularizers import AttendOut, Regularizer
+from attn_reg_plugin.regularizers.game import world_size
+from attn_reg_plugin.tasks.objectives import NEED_NO_PREDICTION, reads_predictions
+
+#: models (by the name of their class, or of one they derive from) whose outputs hold no prediction to attribute
+WITHOUT_PREDICTION = {
+    "Wav2Vec2Model": "a contrastive loss over quantized sounds",
+    "HubertModel": "a loss over masked stretches of sound",
+    "TTSTransformerModel": "a spectrogram",
+    "FastSpeech2Model": "a spectrogram",
+    "Tacotron2Model": "a spectrogram",
+    "S2STransformerMultitaskModelBase": "a spectrogram or units, and the outputs of several tasks",
+    "SpeechDLM": "units of two channels, and their durations",
+}
+
+
+def refuse_precision(config: Any, seen: Iterable[str]) -> None:
+    """Refuse what fairseq itself cannot train, before it fails in a way that does not say so.
+
+    Args:
+        config: the task's.
+        seen: the names of its fields (without `attn_`) that show the rest of fairseq's configuration.
+
+    Raises:
+        ValueError: --bf16 on the command line without torch_xla, or --fp16 on a CPU.
+    """
+    on = {name: str(getattr(config, f"attn_{name}", None)) == "True" for name in seen}
+    if on["tpu"] and importlib.util.find_spec("torch_xla") is None:
+        raise ValueError(
+            "--bf16 and --memory-efficient-bf16 make fairseq's command line ask for a TPU, and torch_xla is not "
+            "installed; use --amp, or fairseq-hydra-train with common.bf16=true"
+        )
+    if on["cpu"] and on["fp16"] and not (on["memory_efficient_fp16"] or on["fp16_no_flatten_grads"]):
+        raise ValueError(
+            "--fp16 with --cpu fails in fairseq, whose fp32 copy of the weights is made on a GPU; add "
+            "--memory-efficient-fp16 or --fp16-no-flatten-grads, or use --amp"
+        )
+
+
+def refuse_broadcast(config: Any) -> None:
+    """Refuse to continue in several processes where fairseq cannot hand the checkpoint to the others.
+
+    Raises:
+        ValueError: there is a checkpoint to continue from, and the flag that helps is not given.
+    """
+    folder = getattr(config, "attn_save_dir", None) or ""
+    alone = str(getattr(config, "attn_load_checkpoint_on_all_dp_ranks", True)) == "True" or world_size() == 1
+    fails = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 6)
+    if fails and not alone and (Path(folder) / "checkpoint_last.pt").exists():
+        raise ValueError(
+            f"{folder} has a checkpoint to continue from, but with torch 2.6 or later fairseq fails to hand it from "
+            "the first process to the others; add --load-checkpoint-on-all-dp-ranks"
+        )
+
+
+def refuse_model(regularizer: Regularizer, model: nn.Module, task: str) -> None:
+    """Refuse a model that the method cannot work with.
+
+    Args:
+        task: its name, for the message.
+
+    Raises:
+        ValueError: AttendOut, and a batch of the task is not one of source and target tokens; or a method that
+            attributes predictions, and the model makes none.
+    """
+    kind = type(model).__name__
+    classes = [cls.__name__ for cls in type(model).__mro__]
+    if isinstance(regularizer, AttendOut):
+        reason = None
+        if isinstance(model, FairseqMultiModel):
+            reason = "whose batches hold one for each language pair"
+        elif "FairseqNATModel" in classes:
+            reason = "which is trained on tokens with noise of the task's own"
+        elif _hears(model):
+            reason = "whose encoder reads sounds, where the generator reads tokens"
+        if reason:
+            raise ValueError(
+                f"--attn-reg attend_out cannot play with {kind} of {task}, {reason}; use another --attn-reg, such as "
+                "ad_drop or scheduled_dropout"
+            )
+    gives = next((WITHOUT_PREDICTION[name] for name in classes if name in WITHOUT_PREDICTION), None)
+    if gives and reads_predictions(regularizer):
+        raise ValueError(
+            f"{kind} of {task} gives {gives}, of which --attn-reg {regularizer.name} can attribute no prediction; "
+            f"{NEED_NO_PREDICTION}"
+        )
+
+
+def _hears(model: nn.Module) -> bool:
+    """Whether the inputs are sounds: its encoder has no table of tokens."""
+    modules = {type(module).__name__ for module in model.modules()}
+    sounds = {"Wav2Vec2Model", "HubertModel", "S2TTransformerEncoder", "S2TConformerEncoder", "ConvTransformerEncoder"}
+    return bool(modules & (sounds | {"ConvFeatureExtractionModel"}))
+
+
+def refuse_alignment(model: nn.Module, sites: list[AttentionSite]) -> None:
+    """Refuse to drop where alignments are learnt: their loss is infinite where a position is dropped.
+
+    Raises:
+        ValueError: one of `sites` is the layer of --alignment-layer.
+    """
+    layers = {getattr(module, "alignment_layer", None) for module in model.modules()} - {None}
+    for site in sites:
+        if site.stack == "decoder" and site.kind == "cross" and site.layer in layers:
+            others = [str(one.layer) for one in sites if one.kind == "cross" and one.layer not in layers]
+            instead = "encoder.self decoder.self" + (f" decoder.cross[{','.join(others)}]" if others else "")
+            raise ValueError(
+                f"{site.name} is the attention that --alignment-layer {site.layer} supervises, and the loss of an "
+                f"alignment that is dropped is infinite; leave it out, for example --attn-sites '{instead}'"
+            )
+
+
+def refuse_uncalled(regularizer: Regularizer, task: str) -> None:
+    """Stop a task that calls neither its model nor parts of it that are known: nothing would ever be regularized.
+
+    Raises:
+        ValueError: always.
+    """
+    raise ValueError(
+        f"{task} made an update without calling the model's forward (it calls its encoder and decoder, or other "
+        f"parts), so --attn-reg {regularizer.name} never acted; use --attn-reg none, or a task that calls the model"
+    )
+
+
+@contextmanager
+def refuse_state(place: str | Path, regularizer: Regularizer) -> Iterator[None]:
+    """While a state is given to a method: what does not fit is said with its place.
+
+    Raises:
+        ValueError: the state is damaged, or another method's or model's.
+    """
+    try:
+        yield
+    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        reason = f"lacks {error}" if isinstance(error, KeyError) else " ".join(str(error).split())[:300]
+        raise ValueError(
+            f"{place}: the state of the method does not fit --attn-reg {regularizer.name} on this model and its sites "
+            f"({reason}); move it away or use --finetune-from-model, and the method starts anew from the weights"
+        ) from error

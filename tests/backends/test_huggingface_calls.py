@@ -1,0 +1,131 @@
+"""transformers models whose attention runs several times in a forward, and caches that a user passes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+transformers = pytest.importorskip("transformers")
+
+from attn_reg_plugin import ADDrop, AttentionLayerDrop, ScheduledDropout, find_sites  # noqa: E402
+from tests.backends.huggingface_models import HEADS, LAYERS, PAD, WIDTH, WORDS, build  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+DECODER = {
+    "vocab_size": WORDS,
+    "hidden_size": WIDTH,
+    "intermediate_size": 48,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": HEADS,
+    "max_position_embeddings": 40,
+}
+OBJECTIVE = {"objective": lambda outputs, inputs: outputs[..., :5].square().sum()}
+
+
+class Siamese(nn.Module):
+    """A sentence encoder for pairs of texts."""
+
+    def __init__(self, encoder: nn.Module) -> None:
+        super().__init__()
+        self.encoder = encoder
+
+    def forward(self, first: Tensor, second: Tensor) -> Tensor:
+        outputs = [self.encoder(input_ids=ids, attention_mask=ids.ne(PAD).long()) for ids in (first, second)]
+        return torch.stack([each.last_hidden_state[:, 0] for each in outputs], 1)
+
+
+def texts() -> tuple[Tensor, Tensor]:
+    ids = torch.randint(4, WORDS, (2, 3, 7), generator=torch.Generator().manual_seed(3))
+    lengths = torch.tensor([[7, 4, 2], [3, 7, 6]])
+    first, second = ids.masked_fill(torch.arange(7) >= lengths[..., None], PAD)
+    return first, second
+
+
+def step(model: nn.Module, *inputs: Any) -> tuple[Tensor, dict[str, Tensor]]:
+    model.zero_grad()
+    torch.manual_seed(2)
+    loss = model(*inputs)[..., :3].square().sum()
+    loss.backward()
+    return loss.detach(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("name", ["bert", "albert"])
+def test_one_encoder_for_two_texts(name: str) -> None:
+    """ALBERT's layers share an attention besides: each of its sites runs once a text."""
+    model = Siamese(build(name).base_model).train()
+    plain = step(model, *texts())
+    with ADDrop(p=1.0, q=1e-30, cross_tuning="off", **OBJECTIVE).attach(model) as regularizer:
+        torch.testing.assert_close(step(model, *texts()), plain, atol=1e-5, rtol=1e-4)
+        counted = regularizer.statistics.take()
+    real = HEADS * sum(7 * int(ids.ne(PAD).sum()) for ids in texts())
+    assert [counted[f"valid/encoder.self[{layer}]"] for layer in range(LAYERS)] == [real] * LAYERS
+    results = []
+    for method in (ADDrop(p=1.0, q=1.0, cross_tuning="off", **OBJECTIVE), AttentionLayerDrop(p=1.0)):
+        with method.attach(model):
+            results.append(step(model, *texts())[0])
+    torch.testing.assert_close(*results)
+    assert not results[0].allclose(plain[0])
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        ADDrop(p=0.5, q=0.5, cross_tuning="off", **OBJECTIVE),
+        AttentionLayerDrop(p=0.5),
+        ScheduledDropout(schedule="*: 0:0.5"),
+    ],
+    ids=["ad_drop", "attention_layer_drop", "scheduled_dropout"],
+)
+def test_one_checkpointed_encoder_for_two_texts(method: Any) -> None:
+    model = Siamese(build("bert", dropout=0.1).base_model).train()
+    results = []
+    for checkpointed in (False, True):
+        if checkpointed:
+            model.encoder.gradient_checkpointing_enable({"use_reentrant": False})
+        with method.attach(model):
+            results.append([step(model, *texts()) for _ in range(2)])
+    torch.testing.assert_close(results[1], results[0], atol=1e-5, rtol=1e-4)
+
+
+def test_two_maps_in_one_layer() -> None:
+    """DiffLlama's differential attention asks for one map twice, with half of the values each."""
+    torch.manual_seed(1)
+    model = transformers.DiffLlamaForCausalLM(transformers.DiffLlamaConfig(**DECODER, pad_token_id=PAD)).train()
+    ids, _ = texts()
+    inputs = {"input_ids": ids, "attention_mask": ids.ne(PAD).long(), "labels": ids}
+    plain = model(**inputs).loss
+    with ADDrop(p=1.0, q=1e-30, sites="*", cross_tuning="off").attach(model) as regularizer:
+        torch.testing.assert_close(model(**inputs).loss, plain)
+        assert [len(site.calls) for site in regularizer.attached_sites] == [2] * LAYERS
+    with ADDrop(p=1.0, q=1.0, sites="*", cross_tuning="off").attach(model):
+        assert not model(**inputs).loss.allclose(plain)
+
+
+@pytest.mark.parametrize("attribution", ["gradient", "integrated"])
+@pytest.mark.parametrize("kind", ["StaticCache", "DynamicCache"])
+def test_a_cache_of_the_users_grows_by_one_forward(kind: str, attribution: str) -> None:
+    torch.manual_seed(1)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**DECODER, pad_token_id=PAD)).train()
+    ids, _ = texts()
+
+    def run() -> tuple[Tensor, int]:
+        options = {"max_cache_len": 12} if kind == "StaticCache" else {}
+        cache = getattr(transformers, kind)(config=model.config, **options)
+        with torch.no_grad():
+            model(input_ids=ids[:1, :3], past_key_values=cache, use_cache=True)
+        loss = model(input_ids=ids[:1, 3:], labels=ids[:1, 3:], past_key_values=cache, use_cache=True).loss
+        loss.backward()
+        return loss.detach(), int(cache.get_seq_length())
+
+    plain = run()
+    options = {"attribution": attribution, "integrated_steps": 2}
+    with ADDrop(p=1.0, q=1e-30, sites="*", cross_tuning="off", **options).attach(model) as regularizer:
+        found = run()
+        assert all(site.keep is not None for site in find_sites(model, "*"))
+        assert regularizer.statistics.take()["forwards"] == 1
+    torch.testing.assert_close(found[0], plain[0])
+    assert found[1] == plain[1] == 7

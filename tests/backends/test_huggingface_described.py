@@ -1,0 +1,57 @@
+"""Token masks that do not have the logits' shape: sounds, embeddings, and prompts of virtual tokens."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+from attn_reg_plugin import ADDrop
+from attn_reg_plugin.backends.huggingface_inputs import described
+from tests.backends.huggingface_models import batch, build
+from tests.backends.oracle_models import accepted, tiny
+from tests.backends.oracle_models import batch as tiny_batch
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.mark.parametrize(("kind", "name"), [("wav2vec2", "Wav2Vec2ForCTC"), ("parakeet_ctc", "ParakeetForCTC")])
+def test_a_mask_over_samples_is_left_out(kind: str, name: str) -> None:
+    model = tiny("ctc", kind, name)
+    inputs = accepted(model, tiny_batch("ctc", model))
+    assert inputs["attention_mask"].shape[-1] > model(**inputs).logits.size(1)
+    assert "token_mask" not in described(model, inputs)
+    with ADDrop(p=0.5, q=0.5, sites="*", cross_tuning="off").attach(model) as regularizer:
+        model(**inputs).loss.backward()
+        assert all(site.keep is not None for site in regularizer.attached_sites)
+
+
+def test_a_mask_over_tokens_is_not() -> None:
+    """Also where embeddings stand for the tokens."""
+    model, inputs = build("llama"), batch("llama")
+    mask = inputs["attention_mask"].bool()
+    embedded = model.get_input_embeddings()(inputs["input_ids"])
+    for given in ({"input_ids": inputs["input_ids"]}, {"inputs_embeds": embedded}):
+        told = described(model, {**given, "attention_mask": inputs["attention_mask"]})
+        assert torch.equal(told["token_mask"], mask)
+    longer = torch.cat([inputs["attention_mask"], inputs["attention_mask"]], 1)
+    assert "token_mask" not in described(model, {"input_ids": inputs["input_ids"], "attention_mask": longer})
+
+
+@pytest.mark.parametrize("kind", ["PROMPT_TUNING", "PREFIX_TUNING"])
+def test_virtual_tokens_count_as_nothing(kind: str) -> None:
+    """A learned prompt comes before the tokens in the outputs; a prefix of keys and values does not."""
+    model, inputs = build("llama"), batch("llama")
+    plain = described(model, inputs)
+    prompt: Any = SimpleNamespace(num_virtual_tokens=4, peft_type=kind)
+    model.active_peft_config = prompt
+    told = described(model, inputs)
+    added = 4 if kind == "PROMPT_TUNING" else 0
+    for key, nothing in (("token_mask", False), ("targets", -100)):
+        assert told[key].shape == (3, 7 + added)
+        assert (told[key][:, :added] == nothing).all()
+        assert torch.equal(told[key][:, added:], plain[key])

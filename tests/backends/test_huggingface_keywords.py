@@ -1,0 +1,88 @@
+"""What models pass to their attention: computed, harmless, or refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("transformers")
+
+from transformers.models.bert import modeling_bert
+
+from attn_reg_plugin import ADDrop
+from attn_reg_plugin.backends.huggingface_attention import COMPUTED, HARMLESS, soft_capped
+from tests.backends.huggingface_models import batch, build
+from tests.backends.oracle_models import batch as tiny_batch
+from tests.backends.oracle_models import outcome, tiny
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+#: sinks for a head, sinks for a query, soft-capping, and a mask that is passed by keyword
+FAMILIES = ("gpt_oss/GptOssForCausalLM", "inkling2_text/Inkling2ForCausalLM", "gemma2/Gemma2ForCausalLM")
+BY_KEYWORD = ("afmoe/AfmoeForCausalLM", "doge/DogeForCausalLM")
+
+
+@pytest.mark.parametrize("family", FAMILIES + BY_KEYWORD)
+def test_families_train_as_without_us(family: str) -> None:
+    """Loss and every gradient, a sink's too, when nothing is dropped."""
+    assert outcome("causal", *family.split("/")) == "same"
+
+
+def regularized_maps(family: str, site: str) -> tuple[Tensor, Tensor, Any]:
+    """The attention maps of a stock model and of one whose site drops, as the models return them."""
+    model = tiny("causal", *family.split("/"), attention="eager")
+    inputs = tiny_batch("causal", model)
+    plain = model(**inputs, output_attentions=True).attentions
+    with ADDrop(p=0.5, q=0.5, sites=site, cross_tuning="off").attach(model) as regularizer:
+        masked = model(**inputs, output_attentions=True).attentions
+        (used,) = regularizer.attached_sites
+        return plain[used.layer], masked[used.layer], used.keep
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_is_left_is_normalized_anew(family: str) -> None:
+    """Dropped positions are 0. The others keep their ratios; beside a sink they do not sum to 1."""
+    plain, masked, keep = regularized_maps(family, "decoder.self[0]")
+    live = keep & (plain > 0)
+    rows = live.any(-1) & (live.sum(-1) < (plain > 0).sum(-1))
+    assert rows.any()
+    assert (masked[rows][~live[rows]] == 0).all()
+    sums = (plain * live).sum(-1)
+    sinking = "gemma" not in family
+    # exp(sink) stays in the denominator: A' = A / (Σ live A + share of the sink)
+    expected = plain * live / (sums + ((1 - plain.sum(-1)) if sinking else 0.0)).unsqueeze(-1)
+    torch.testing.assert_close(masked[rows], expected[rows], atol=1e-5, rtol=1e-4)
+
+
+def test_soft_capping() -> None:
+    query, key = torch.randn(2, 3, 4, 6) * 5, torch.randn(2, 3, 5, 6) * 5
+    scores = torch.einsum("bhtd,bhsd->bhts", query, key) * 0.3
+    torch.testing.assert_close(soft_capped(query, key, 0.3, 2.0), 2.0 * torch.tanh(scores / 2.0))
+    torch.testing.assert_close(soft_capped(query, key, None, 1e6), scores / 0.3 * 6**-0.5, rtol=1e-4, atol=1e-4)
+
+
+def test_an_unknown_keyword_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the attention function may read it. A None, or what only travels through, changes nothing."""
+    stock = modeling_bert.eager_attention_forward
+
+    def reading(*args: Any, temperature: float | None = None, **kwargs: Any) -> Any:
+        return stock(*args, **kwargs)
+
+    monkeypatch.setattr(modeling_bert, "eager_attention_forward", reading)
+    model, inputs = build("bert", attention="eager"), batch("bert")
+    with ADDrop(p=0.5, q=0.5, cross_tuning="off").attach(model):
+        model(**inputs, temperature=None, users_own=torch.ones(3))
+        with pytest.raises(RuntimeError, match=r"^encoder\.self\[0\] \(.*\) passes temperature= to its attention, wh"):
+            model(**inputs, temperature=2.0)
+        model.eval()(**inputs, temperature=2.0)
+    assert not COMPUTED & HARMLESS
+
+
+def test_attention_that_asks_for_its_own_name_is_refused() -> None:
+    """Their sparse masks are made where the attention is called `eager` or `sdpa`, and nowhere else."""
+    model = tiny("causal", "glm_moe_dsa", "GlmMoeDsaForCausalLM")
+    with pytest.raises(ValueError, match=r"GlmMoeDsaAttention masks keys itself .* choose other sites$"):
+        ADDrop(sites="*").attach(model)

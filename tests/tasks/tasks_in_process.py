@@ -1,0 +1,142 @@
+"""Tiny tasks of fairseq's, made regularized ones, in this process and without a corpus or a trainer."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections import OrderedDict
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion
+from fairseq.data import Dictionary
+from fairseq.models.transformer import TransformerModel
+from fairseq.models.transformer.transformer_legacy import base_architecture
+from fairseq.tasks.fairseq_task import FairseqTask
+from fairseq.tasks.multilingual_translation import MultilingualTranslationTask
+from torch import Tensor, nn
+
+from attn_reg_plugin.tasks.attn_reg_task import AttnRegTask
+
+WORDS = 30
+SMALL = {
+    f"{stack}_{name}": size
+    for stack in ("encoder", "decoder")
+    for name, size in (("layers", 2), ("embed_dim", 16), ("ffn_embed_dim", 32), ("attention_heads", 2))
+}
+ALWAYS = {"attn_reg": "ad_drop", "ad_drop_cross_tuning": "off", "ad_drop_p": 0.5, "ad_drop_q": 0.9}
+
+
+def words() -> Dictionary:
+    """A vocabulary of WORDS words."""
+    dictionary = Dictionary()
+    for word in range(WORDS):
+        dictionary.add_symbol(f"w{word}")
+    return dictionary
+
+
+def sample(seed: int = 2, rows: int = 3) -> dict[str, Any]:
+    """A batch of sentence pairs, padded on the right."""
+    generator = torch.Generator().manual_seed(seed)
+    source = torch.randint(4, WORDS, (rows, 7), generator=generator)
+    target = torch.randint(4, WORDS, (rows, 6), generator=generator)
+    source[0, 5:] = target[1, 4:] = 1
+    previous = torch.cat([torch.full((rows, 1), 2), target[:, :-1]], 1)
+    net_input = {"src_tokens": source, "src_lengths": source.ne(1).sum(1), "prev_output_tokens": previous}
+    ntokens = int(target.ne(1).sum())
+    return {"net_input": net_input, "target": target, "ntokens": ntokens, "nsentences": rows}
+
+
+class Optimizer:
+    """What a task's step needs of one: gradients are kept, no step is made."""
+
+    def backward(self, loss: Tensor) -> None:
+        """The loss's gradients."""
+        loss.backward()
+
+
+class GivenModel(FairseqTask):
+    """A task whose model is the configuration's."""
+
+    source_dictionary = target_dictionary = property(lambda self: words())
+
+    def build_model(self, cfg: Namespace, from_checkpoint: bool = False) -> nn.Module:
+        """`cfg.model`."""
+        return cfg.model
+
+
+class Regularized(AttnRegTask, GivenModel):
+    """A task that calls its model once a step."""
+
+
+class RegularizedMultilingual(AttnRegTask, MultilingualTranslationTask):
+    """Its step gives each pair's model to the criterion."""
+
+
+class Experts(GivenModel):
+    """Calls encoder and decoder, as fairseq's translation_moe does."""
+
+    def train_step(self, sample: Any, model: Any, criterion: Any, optimizer: Any, *args: Any) -> Any:
+        """As that task's, without the experts."""
+        net_input = sample["net_input"]
+        encoded = model.encoder(net_input["src_tokens"], src_lengths=net_input["src_lengths"])
+        output = model.decoder(prev_output_tokens=net_input["prev_output_tokens"], encoder_out=encoded)
+        loss, _ = criterion.compute_loss(model, output, sample)
+        optimizer.backward(loss)
+        return loss, 1, {}
+
+
+class RegularizedExperts(AttnRegTask, Experts):
+    """Nothing of its model that can be heard is called."""
+
+
+def options(**flags: Any) -> Namespace:
+    """A configuration of a regularized task and a small model."""
+    chosen = Namespace(**{**SMALL, "dropout": 0.0, "share_all_embeddings": True, **ALWAYS, **flags})
+    base_architecture(chosen)
+    return chosen
+
+
+def attached(model: nn.Module, kind: type[AttnRegTask] = Regularized, **flags: Any) -> AttnRegTask:
+    """A task whose regularizer is attached to `model`."""
+    cfg = options(model=model, **flags)
+    task = kind(cfg)
+    task.build_model(cfg)
+    return task
+
+
+def step(task: Any, model: nn.Module, batch: dict[str, Any], loss: Any = None) -> tuple[float, dict[str, Any]]:
+    """A training step in training mode: its loss and logging output; gradients stay on the model."""
+    torch.manual_seed(11)
+    model.zero_grad()
+    value, _, log = task.train_step(batch, model.train(), loss or criterion(), Optimizer(), 0)
+    return float(value.detach() if isinstance(value, Tensor) else value), log
+
+
+def multilingual(**flags: Any) -> tuple[RegularizedMultilingual, nn.Module]:
+    """The multilingual task of two pairs with a shared encoder, and its model, attached."""
+    pairs = {"lang_pairs": ["a-b", "a-c"], "encoder_langtok": None, "decoder_langtok": False}
+    ways = {"source_lang": None, "target_lang": None, "share_encoders": True, "share_decoders": False}
+    more = {
+        "_name": "multilingual_transformer",
+        "share_encoder_embeddings": True,
+        "share_decoder_embeddings": False,
+        "distributed_world_size": 1,
+    }
+    args = options(**{**pairs, **ways, **more, "left_pad_source": "True", "left_pad_target": "False", **flags})
+    shared = words()
+    task = RegularizedMultilingual(args, OrderedDict((lang, shared) for lang in "abc"), True)
+    torch.manual_seed(1)
+    return task, task.build_model(args)
+
+
+def transformer(**flags: Any) -> nn.Module:
+    """A small Transformer."""
+    shared, args = words(), options(**flags)
+    torch.manual_seed(1)
+    return TransformerModel.build_model(args, SimpleNamespace(source_dictionary=shared, target_dictionary=shared))
+
+
+def criterion() -> LabelSmoothedCrossEntropyCriterion:
+    """Label smoothing, whose sample size is the number of tokens."""
+    return LabelSmoothedCrossEntropyCriterion(SimpleNamespace(target_dictionary=words()), False, 0.1)

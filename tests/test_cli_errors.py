@@ -1,0 +1,185 @@
+"""What every command says when a path cannot be used: one sentence with the path and what to do, and nothing left."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from attn_reg_plugin import files
+from attn_reg_plugin.cli import main
+from tests.experiments.toy_corpus import empty_corpus
+
+LOG = '{"epoch": 1, "num_updates": "%d", "drop_encoder.self[0]": "0.%d"}\n'
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: object) -> str:
+    """The one sentence of a command that refuses."""
+    assert main([*map(str, words)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"attn-reg {words[0]}: ") and error.count("\n") == 1 and "Errno" not in error
+    return error
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    """The log of a run with drop rates."""
+    path = tmp_path / "train.log"
+    path.write_text("".join(LOG % (10 * number, number) for number in range(1, 6)), encoding="utf-8")
+    return path
+
+
+def _loop(folder: Path) -> Path:
+    (folder / "loop").symlink_to(folder / "loop")
+    return folder / "loop" / "x.yaml"
+
+
+def _file(folder: Path) -> Path:
+    (folder / "file").touch()
+    return folder / "file" / "x.yaml"
+
+
+def _folder(folder: Path) -> Path:
+    (folder / "x.yaml").mkdir()
+    return folder / "x.yaml"
+
+
+BAD_PATHS = {
+    "a file as a folder": (_file, "must be a folder; "),
+    "a folder as a file": (_folder, "this is a folder, but must be a file"),
+    "a name too long": (lambda folder: folder / ("x" * 300 + ".yaml"), "the name is too long; give a shorter one"),
+    "a loop of links": (_loop, "must be a folder; remove it, or give another path"),
+}
+
+
+@pytest.mark.parametrize("bad", BAD_PATHS)
+def test_a_path_that_cannot_be_written(bad: str, log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make, expected = BAD_PATHS[bad]
+    path = make(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    error = said(capsys, "report", "curves", log, "--out", path)
+    assert expected in error and str(path.parent if bad in ("a loop of links", "a file as a folder") else path) in error
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_name_that_is_just_short_enough(log: Path, tmp_path: Path) -> None:
+    """The temporary name beside it must be no longer."""
+    path = tmp_path / ("x" * 250 + ".yaml")
+    assert main(["report", "curves", str(log), "--out", str(path)]) == 0 and path.is_file()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["predict", "{}", "{}"],
+        ["export", "{}", "out"],
+        ["evaluate", "{}", "--on", "hans", "--data", "{}"],
+        ["report", "curves", "{}", "--out", "x.yaml"],
+        ["compare", "{}", "--out", "runs"],
+        ["finetune", "rte", "{}", "--out", "runs", "--model", "{}"],
+        ["convert", "opus-mt", "{}", "out"],
+        ["prepare", "wmt16", "--pair", "en-ro", "--source", "{}", "--out", "out"],
+    ],
+    ids=lambda words: words[0],
+)
+@pytest.mark.parametrize("bad", BAD_PATHS)
+def test_a_path_that_cannot_be_read(
+    words: list[str], bad: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("fairseq")
+    monkeypatch.chdir(tmp_path)
+    path = BAD_PATHS[bad][0](tmp_path)
+    error = said(capsys, *(word.format(path) for word in words))
+    assert str(path)[:200] in error or str(path.parent) in error
+    assert not (tmp_path / "runs").exists() and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["compare", "data", "--out", "a\0b"], "--out holds a NUL byte"),
+        (["compare", "data", "--out=a\0b"], "--out holds a NUL byte"),
+        (["compare", "da\0ta", "--out", "b"], r"'da\x00ta' holds a NUL byte"),
+    ],
+)
+def test_a_nul_byte_is_said_of_its_flag(words: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(words)
+    assert named in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (
+            ["--method-flags", "plain=--x 'y", "--methods", "plain"],
+            """--method-flags "--x 'y": a quote is not closed""",
+        ),
+        (["--generate-flags", "a\\"], r"--generate-flags 'a\\': it ends in a backslash"),
+    ],
+)
+def test_an_open_quote_is_said_of_its_flag(
+    words: list[str], named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = said(capsys, "compare", empty_corpus(tmp_path / "data"), "--out", tmp_path / "runs", *words)
+    assert named in error
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.fixture
+def limited() -> Iterator[Callable[[int], None]]:
+    """No file of this process may become longer than so many bytes: what a full disk is to those who write."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_full_disk_leaves_the_old_file(
+    log: Path, tmp_path: Path, limited: Callable[[int], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "x.yaml"
+    out.write_text("old")
+    before = sorted(tmp_path.iterdir())
+    limited(20)
+    error = said(capsys, "report", "curves", log, "--out", out)
+    assert str(out) in error and "larger than the system allows" in error
+    assert out.read_text() == "old" and sorted(tmp_path.iterdir()) == before
+
+
+def test_every_number_of_a_full_disk_is_understood(tmp_path: Path) -> None:
+    for number in (errno.ENOSPC, errno.EDQUOT):
+        with pytest.raises(OSError) as caught, files.writing(tmp_path / "x"):
+            raise OSError(number, os.strerror(number))
+        assert files.explain(caught.value).startswith(f"{tmp_path / 'x'}: the disk ") and not list(tmp_path.iterdir())
+
+
+@pytest.fixture
+def read_only() -> Iterator[Path]:
+    """A folder in which this process, without root's rights, may not write."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o555)
+        root = os.geteuid() == 0
+        if root:
+            os.seteuid(65534)
+        try:
+            yield folder
+        finally:
+            if root:
+                os.seteuid(0)
+            folder.chmod(0o755)
+
+
+@pytest.mark.parametrize("place", ["x.yaml", "new/x.yaml"])
+def test_a_read_only_folder(place: str, read_only: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with tempfile.NamedTemporaryFile("w", suffix=".log") as log:
+        log.write("".join(LOG % (10 * number, number) for number in range(1, 6)))
+        log.flush()
+        error = said(capsys, "report", "curves", log.name, "--out", read_only / place)
+    assert f"{read_only}/" in error and "permission denied; change the permissions" in error
+    assert not list(read_only.iterdir())

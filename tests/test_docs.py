@@ -1,0 +1,214 @@
+"""The documentation says what is there: generated flags, flags that pages name, and the diffs of CONTRIBUTING."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import re
+import sys
+import types
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from attn_reg_plugin import ADDrop
+from attn_reg_plugin.attention import sites as sites_module
+from attn_reg_plugin.cli import COMMANDS
+from attn_reg_plugin.regularizers import REGISTRY, Regularizer, options_of
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md"))]
+EXAMPLES = [path for path in sorted(ROOT.glob("examples/*/README.md")) if path.parent.name != "huggingface"]
+#: of programs that are neither fairseq's nor ours: pip, hydra
+FOREIGN = {"--help", "--no-build-isolation", "--config-dir", "--config-name"}
+SHARED = {option.name for option in options_of(Regularizer)}
+
+
+def _module(name: str, path: Path) -> types.ModuleType:
+    specification = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+hooks = _module("docs_hooks", ROOT / "docs" / "hooks.py")
+
+
+def added(path: str) -> str:
+    """The file that a diff in CONTRIBUTING adds."""
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    diff = re.search(rf"\+\+\+ b/{re.escape(path)}\n@@ -0,0 \+1,(\d+) @@\n((?:\+.*\n)+)", text)
+    lines = [line[1:] for line in diff[2].splitlines()]
+    assert len(lines) == int(diff[1])
+    return "\n".join(lines) + "\n"
+
+
+def described(flag: str, text: str) -> str:
+    """The default of a flag in the tables of a page."""
+    return re.search(rf"^\| `{flag}` \| `?(.*?)`? \|", text, re.MULTILINE)[1]
+
+
+# -- what is generated ------------------------------------------------------------------------------------------------
+
+
+def test_every_option_of_every_method_is_in_the_generated_flags():
+    text = hooks.flags_of_methods()
+    for name, method in REGISTRY.items():
+        for option in options_of(method):
+            flag = f"attn_{option.name}" if option.name in SHARED else f"{name}_{option.name}"
+            shown = {"off": "False", "true": "True"}
+            default = described(f"--{flag.replace('_', '-')}", text)
+            assert shown.get(default, default) == str(option.default)
+            assert hooks.cell(option.metadata["help"]) in text
+    assert all(f"| `{name}` | `{method.__name__}` |" in hooks.methods_table() for name, method in REGISTRY.items())
+
+
+def test_tasks_criterions_and_models_are_in_the_generated_flags():
+    text = hooks.flags_of_fairseq_face()
+    for value in ("--task attn_reg_translation", "--criterion attn_reg_tagging", "--arch opus_mt", "--bpe opus_mt"):
+        assert f"### {value}\n" in text
+    assert "`--hf-model`" in text and "`--r-drop-alpha`" in text and "`--renormalize-search`" in text
+    assert "`--arch`" not in text and "`--ad-drop-p`" not in text
+
+
+def test_every_subcommand_is_in_the_generated_flags():
+    text = hooks.flags_of_attn_reg()
+    for name in COMMANDS:
+        assert f"### attn-reg {name}\n" in text
+    assert "(default" not in "".join(re.findall(r"\| `--seeds` .*", text))
+    assert "%(" not in text
+
+
+def test_every_marker_is_on_a_page_and_filled():
+    pages = {path.name: path.read_text(encoding="utf-8") for path in ROOT.glob("docs/*.md")}
+    for name in hooks.MARKERS:
+        assert any(f"<!-- {name} -->" in text for text in pages.values()), name
+    assert "<!--" not in hooks.filled(pages["flags.md"])
+
+
+# -- what pages name --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def known_flags() -> set[str]:
+    """Every flag of fairseq's programs, of the package's classes, and of attn-reg and the scripts."""
+    import argparse
+
+    from fairseq import options
+    from fairseq.dataclass.utils import gen_parser_from_dataclass
+    from fairseq.models import ARCH_MODEL_REGISTRY
+    from fairseq.registry import REGISTRIES
+
+    parser = argparse.ArgumentParser(add_help=False, conflict_handler="resolve")
+    configs = [config for registry in REGISTRIES.values() for config in registry["dataclass_registry"].values()]
+    for config in filter(None, configs):
+        gen_parser_from_dataclass(parser, config())
+    for name in ("transformer", "transformer_align"):
+        ARCH_MODEL_REGISTRY[name].add_args(parser)
+    parsers = [parser, options.get_training_parser(), options.get_generation_parser(interactive=True)]
+    flags = {string for parser in parsers for action in parser._actions for string in action.option_strings}
+    generated = hooks.flags_of_methods() + hooks.flags_of_fairseq_face() + hooks.flags_of_attn_reg()
+    scripts = "".join(path.read_text(encoding="utf-8") for path in ROOT.glob("scripts/*.sh"))
+    programs = "".join(path.read_text(encoding="utf-8") for path in ROOT.glob("examples/**/*.py"))
+    return flags | set(re.findall(r"--[a-z][\w-]*", generated + scripts + programs))
+
+
+@pytest.mark.parametrize("path", [*PAGES, *EXAMPLES], ids=lambda path: str(path.relative_to(ROOT)))
+def test_flags_on_a_page_exist(path, known_flags):
+    text = path.read_text(encoding="utf-8")
+    if path.name == "CONTRIBUTING.md":
+        text = text[: text.index("## Documentation")]
+    named = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", text))
+    assert named - known_flags - FOREIGN == set()
+
+
+@pytest.mark.parametrize("path", [*PAGES, *EXAMPLES], ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_on_a_page_lead_somewhere(path):
+    """Those between pages of docs/ are checked by mkdocs; these are the ones that hold in the repository."""
+    places = [path.parent, ROOT] if path.parent.name == "docs" else [path.parent]  # the site has examples/ beside them
+    for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", path.read_text(encoding="utf-8")):
+        assert any((place / target).exists() for place in places), target
+
+
+# -- CONTRIBUTING -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def key_drop(monkeypatch):
+    """CONTRIBUTING's method, registered for one test."""
+    module = types.ModuleType("key_drop")
+    monkeypatch.setitem(sys.modules, "key_drop", module)
+    monkeypatch.setitem(REGISTRY, "key_drop", None)
+    exec(added("attn_reg_plugin/regularizers/key_drop.py"), vars(module))
+
+
+TESTS = added("tests/regularizers/test_key_drop.py")
+
+
+@pytest.mark.usefixtures("key_drop")
+@pytest.mark.parametrize("name", re.findall(r"def (test_\w+)", TESTS))
+def test_the_new_method_passes_its_tests(name, request):
+    world = {}
+    exec(TESTS, world)
+    world[name](*map(request.getfixturevalue, inspect.signature(world[name]).parameters))
+
+
+@pytest.mark.usefixtures("key_drop")
+def test_the_new_method_is_documented():
+    assert described("--key-drop-p", hooks.flags_of_methods()) == "0.1"
+    assert "| `key_drop` | `KeyDrop` | Drop each key with probability p. |" in hooks.methods_table()
+
+
+class TheirAttention(nn.Module):
+    """Attention in a class that cannot be changed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads, self.qkv, self.out = 2, nn.Linear(8, 24), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """(B, T, 8) to the same."""
+        query, key, value = (h.unflatten(-1, (2, -1)).transpose(1, 2) for h in self.qkv(x).chunk(3, -1))
+        weights = (query @ key.transpose(-1, -2) / 2).masked_fill(~mask, float("-inf")).softmax(-1)
+        return self.out((weights @ value).transpose(1, 2).flatten(2))
+
+
+class Theirs(nn.Module):
+    """Two of them, and a classifier."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.classify = nn.ModuleList([TheirAttention(), TheirAttention()]), nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """(B, T, 8) to (B, 3)."""
+        for layer in self.layers:
+            x = x + layer(x, mask)
+        return self.classify(x.mean(1))
+
+
+def of_the_guide() -> str:
+    """The guide's backend."""
+    text = (ROOT / "docs" / "guide.md").read_text(encoding="utf-8")
+    return next(code for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "class TheirBackend" in code)
+
+
+@pytest.mark.parametrize("code", [of_the_guide(), added("attn_reg_plugin/backends/their_package.py")])
+def test_a_class_that_cannot_be_changed_is_reached(code, monkeypatch):
+    monkeypatch.setattr(sites_module, "_BACKENDS", dict(sites_module._BACKENDS))
+    monkeypatch.setitem(sys.modules, "their_package", sys.modules[__name__])
+    exec(code, {"TheirAttention": TheirAttention})
+    torch.manual_seed(0)
+    model, x, mask = Theirs(), torch.randn(2, 5, 8), torch.tensor([True, True, True, True, False])
+    plain, before = model(x, mask), [list(vars(layer)) for layer in model.layers]
+    regularizer = ADDrop(p=0.5, q=1.0, cross_tuning="off")
+    with regularizer.attach(model):
+        assert [site.name for site in regularizer.attached_sites] == ["encoder.self[0]", "encoder.self[1]"]
+        assert not torch.allclose(model(x, mask), plain)
+        assert all(site.keep.shape == (2, 2, 5, 5) and not site.keep.all() for site in regularizer.attached_sites)
+        with pytest.raises(ValueError, match="regularized already"):
+            ADDrop().attach(model)
+        assert torch.equal(model.eval()(x, mask), plain)
+    assert [list(vars(layer)) for layer in model.layers] == before
