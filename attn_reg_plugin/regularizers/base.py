@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -18,7 +18,8 @@ from attn_reg_plugin.attention.sites import AttentionSite, SiteSelector
 from attn_reg_plugin.regularizers.attachment import Attachment
 from attn_reg_plugin.regularizers.options import check_options, option
 from attn_reg_plugin.regularizers.probing import Forward
-from attn_reg_plugin.regularizers.statistics import Statistics
+from attn_reg_plugin.regularizers.statistics import Quantity, Statistics
+from attn_reg_plugin.regularizers.training import Supplied, Training
 
 REGISTRY: dict[str, type[Regularizer]] = {}
 
@@ -46,28 +47,6 @@ def build(name: str, **options: Any) -> Regularizer:
     return REGISTRY[name](**options)
 
 
-@dataclass
-class Outcome:
-    """What a `Problem` says of one evaluation: the loss (scalar or one a example) and a metric if there is one."""
-
-    loss: Tensor
-    metric: Tensor | None = None
-
-
-@runtime_checkable
-class Problem(Protocol):
-    """What a method has to know of the training beyond the forward's arguments."""
-
-    def loss(self, model: nn.Module, inputs: Any) -> Outcome:
-        """The training loss, or in evaluation mode the loss of each example."""
-
-    def tokens(self, inputs: Any) -> Mapping[str, Any]:
-        """Token ids and padding of each stack."""
-
-    def validation(self, n: int) -> Any:
-        """n examples drawn at random."""
-
-
 @dataclass(eq=False)
 class Regularizer:
     """Base of the methods. Subclasses are dataclasses whose `option` fields are their options.
@@ -77,12 +56,14 @@ class Regularizer:
     """
 
     name: ClassVar[str] = ""
-    #: statistics that a face logs: sums over updates
-    logged: ClassVar[tuple[str, ...]] = ()
-    #: and sums over rounds, of a method that counts `rounds`; a round ends in `end_update`
-    by_round: ClassVar[tuple[str, ...]] = ()
+    #: statistics of its own that a face logs for every update
+    logged: ClassVar[tuple[Quantity, ...]] = ()
+    #: and those of rounds, which end in `end_update`
+    by_round: ClassVar[tuple[Quantity, ...]] = ()
     #: whether the state is too large to stand in every checkpoint
     large_state: ClassVar[bool] = False
+    #: whether a batch has to pass through the attached model in one forward
+    one_forward: ClassVar[bool] = False
     sites: str = option("encoder.self", "which attention to regularize, e.g. 'encoder.self[0,2-5] decoder.cross', '*'")
 
     def __post_init__(self) -> None:
@@ -97,7 +78,7 @@ class Regularizer:
         self.epoch: int | None = None
         self.updates = 0
         self.statistics = Statistics()
-        self._supplied: dict[str, Any] = {}
+        self._supplied = Supplied()
         self._attachment: Attachment | None = None
 
     # -- what a user calls ------------------------------------------------------------------------------------------
