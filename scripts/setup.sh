@@ -8,8 +8,7 @@ set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 venv=${ATTN_REG_VENV:-$root/.venv}
-requirements=$root/scripts/requirements.txt
-stamp=$venv/.setup-stamp log=$venv/setup.log # the log also marks the folder as made by this script
+requirements=$root/scripts/requirements.txt stamp=$venv/.setup-stamp log=$venv/setup.log # the log also marks the folder as made by this script
 advice="fairseq is built from source on Python 3.11, which needs a C++ compiler and the headers of Python (packages \
 g++ and python3-dev); or use Python 3.12, for which nothing is built"
 
@@ -28,8 +27,7 @@ pins() { grep -iE "^($1)==" "$requirements"; }
 
 candidates=(python3.12 python3.11 python3) && [[ ! -f $stamp ]] || candidates=("$venv/bin/python" "${candidates[@]}")
 for python in "${PYTHON:-${candidates[@]}}"; do
-    version=$(version_of "$python")
-    if [[ $version == 3.1[12] ]]; then break; fi
+    version=$(version_of "$python") && [[ $version != 3.1[12] ]] || break
 done
 [[ $version == 3.1[12] ]] || die "$python is ${version:-no Python that runs}; Python 3.11 or 3.12 is needed."
 wanted=$({ echo "$version $root" && cat "$requirements" "$root/setup.py"; } | cksum)
@@ -37,6 +35,7 @@ if [[ -x $venv/bin/python && -f $stamp && $(cat "$stamp") == "$wanted" ]]; then 
 
 [[ -z $(ls -A "$venv" 2>/dev/null) || -f $log ]] || die "$venv was not made by this script; set ATTN_REG_VENV."
 mkdir -p "$venv" && free=$(($(df -Pk "$venv" | awk 'NR == 2 { print $4 }') >> 20)) needed=${ATTN_REG_MIN_DISK_GB:-4}
+((free >= needed)) || rmdir "$venv" 2>/dev/null || true
 ((free >= needed)) || die "only $free GB are free where $venv goes; $needed GB are needed."
 if [[ ! -f $stamp || $(version_of "$venv/bin/python") != "$version" ]]; then # new, interrupted or of another Python
     echo "setup: making $venv with Python $version"
@@ -55,8 +54,7 @@ if ! { command -v c++ || command -v g++ || command -v clang++; } >/dev/null || [
     uv --dry-run --no-deps --only-binary :all: "$(pins fairseq-fixed)" >"$log" 2>&1 || die "$advice."
 fi
 echo "setup: torch and the build tools (the long download), then the other packages"
-mapfile -t first < <(pins "torch|numpy|cython|setuptools|wheel")
-run uv -c "$requirements" "${first[@]}"
+run uv -c "$requirements" $(pins "torch|numpy|cython|setuptools|wheel")
 # fairseq is compiled with the torch just installed; its torchaudio, if made for another torch, breaks transformers
 run uv --excludes <(echo torchaudio) --no-build-isolation-package fairseq-fixed -r "$requirements" -e "$root"
 printf '%s\n' "$wanted" >"$stamp"

@@ -1,5 +1,7 @@
 #!/usr/bin/env bash
-# Run the tests: scripts/test.sh [arguments of pytest]
+# Run the tests: scripts/test.sh [arguments of pytest; -n 0 for a single process]
+#
+# ATTN_REG_TEST_WORKERS  processes (default: 2)
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -11,4 +13,5 @@ export PATH="$venv/bin:$PATH"
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 
 cd "$root"
-exec "$venv/bin/python" -m pytest "$@" </dev/null
+# a file stays in one process, so that what its tests share is made once
+exec "$venv/bin/python" -m pytest -n "${ATTN_REG_TEST_WORKERS:-2}" --dist loadfile "$@" </dev/null

@@ -1,6 +1,6 @@
 """The scripts: what setup.sh refuses, repairs and does not do twice; how wmt16.sh splits its arguments.
 
-A stand-in for Python makes empty environments and only notes what pip is asked to do.
+A stand-in for Python makes empty environments and only notes what pip and uv are asked to do.
 """
 
 from __future__ import annotations
@@ -18,16 +18,19 @@ ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = sorted([*(ROOT / "scripts").glob("*.sh"), ROOT / ".ci" / "run"])
 BASH = shutil.which("bash") or "/bin/bash"
 
+#: makes environments whose uv notes what it is asked for
 STAND_IN = """#!{bash}
 if [[ $1 == -m && $2 == venv ]]; then
     for folder; do :; done
-    mkdir -p "$folder/bin" && cp "$0" "$folder/bin/python" && touch "$folder/pyvenv.cfg"
-elif [[ $1 == -m && $2 == pip ]]; then
-    printf '%s\\n' "${{*:3}}" >>"$PIP_CALLS"
-    if [[ -n ${{PIP_FAILS_ON:-}} && "$*" == *"$PIP_FAILS_ON"* ]]; then
-        printf '%s\\n' "$PIP_SAYS"
+    mkdir -p "$folder/bin" && cp "$0" "$folder/bin/python" && cp "$0" "$folder/bin/uv"
+elif [[ $1 == pip || $1$2$3 == -mpipinstall ]]; then
+    printf '%s\\n' "$*" >>"$CALLS"
+    if [[ -n ${{FAILS_ON:-}} && "$*" == *"$FAILS_ON"* ]]; then
+        printf '%s\\n' "$SAYS"
         exit 1
     fi
+elif [[ $1$2 == -mpip ]]; then
+    echo "global.find-links='/some/wheels'"
 else
     exec "{python}" "$@"
 fi
@@ -38,7 +41,7 @@ class Checkout:
     """A copy of what setup.sh needs, with a stand-in for Python."""
 
     def __init__(self, root: Path) -> None:
-        self.root, self.calls = root, root / "pip-calls"
+        self.root, self.calls = root, root / "calls"
         (root / "scripts").mkdir(parents=True)
         for name in ("scripts/setup.sh", "scripts/requirements.txt", "setup.py"):
             shutil.copy(ROOT / name, root / name)
@@ -54,8 +57,8 @@ class Checkout:
 
     def setup(self, **environment: str) -> subprocess.CompletedProcess[str]:
         """Run setup.sh."""
-        settings = {"PYTHON": str(self.python), "PIP_CALLS": str(self.calls), "ATTN_REG_MIN_DISK_GB": "0"}
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith("ATTN_REG_")}
+        settings = {"PYTHON": str(self.python), "CALLS": str(self.calls), "ATTN_REG_MIN_DISK_GB": "0"}
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(("ATTN_REG_", "UV_"))}
         return subprocess.run(
             [BASH, str(self.root / "scripts" / "setup.sh")],
             env=inherited | settings | environment,
@@ -65,8 +68,8 @@ class Checkout:
         )
 
     def installed(self) -> list[str]:
-        """What pip was asked to install so far."""
-        return [line for line in self.calls.read_text(encoding="utf-8").splitlines() if " install " in line]
+        """What pip and uv were asked to install so far."""
+        return self.calls.read_text(encoding="utf-8").splitlines()
 
 
 @pytest.fixture
@@ -100,65 +103,33 @@ def test_all_requirements_are_pinned_once() -> None:
 def test_a_first_run_installs_in_order_and_a_second_installs_nothing(checkout: Checkout) -> None:
     first = checkout.setup()
     assert first.returncode == 0, first.stderr
-    torch, fairseq, rest, project = checkout.installed()
+    uv, torch, everything = checkout.installed()
+    assert "uv==" in uv
     assert "torch==" in torch and "setuptools==" in torch and "fairseq" not in torch
-    assert "--no-build-isolation fairseq-fixed==" in fairseq
-    assert "--requirement" in rest
-    assert f"--no-deps --editable {checkout.root}" in project
+    assert "--no-build-isolation-package fairseq-fixed" in everything and "--excludes" in everything
+    assert everything.endswith(f"-e {checkout.root}")
     checkout.calls.write_text("", encoding="utf-8")
     second = checkout.setup()
     assert (second.returncode, second.stdout, second.stderr) == (0, "", "")
-    assert checkout.calls.read_text(encoding="utf-8") == "", "pip was called"
+    assert checkout.installed() == [], "something was installed again"
 
 
-def test_changed_requirements_are_installed(checkout: Checkout) -> None:
+def test_changed_requirements_are_installed_into_the_same_environment(checkout: Checkout) -> None:
     checkout.setup()
+    (checkout.root / ".venv" / "of-the-user").touch()
     with (checkout.root / "scripts" / "requirements.txt").open("a", encoding="utf-8") as file:
         file.write("another==1.0\n")
     assert checkout.setup().returncode == 0
-    assert len(checkout.installed()) == 8
+    assert len(checkout.installed()) == 6
+    assert (checkout.root / ".venv" / "of-the-user").exists()
 
 
-def test_a_failed_change_is_not_taken_for_done(checkout: Checkout) -> None:
-    """What was installed before may be half replaced, so going back to it installs it again."""
-    checkout.setup()
-    requirements = checkout.root / "scripts" / "requirements.txt"
-    before = requirements.read_text(encoding="utf-8")
-    requirements.write_text(before + "another==1.0\n", encoding="utf-8")
-    assert checkout.setup(PIP_FAILS_ON="--requirement", PIP_SAYS="ERROR: no").returncode == 1
-    requirements.write_text(before, encoding="utf-8")
+def test_an_interrupted_installation_starts_over(checkout: Checkout) -> None:
+    assert checkout.setup(FAILS_ON="-r ", SAYS="error: killed").returncode == 1
+    half = checkout.root / ".venv" / "half-installed"
+    half.touch()
     assert checkout.setup().returncode == 0
-    assert len(checkout.installed()) == 4 + 3 + 4
-
-
-def test_an_environment_shared_by_two_checkouts_follows_the_caller(checkout: Checkout, tmp_path: Path) -> None:
-    shared, other = {"ATTN_REG_VENV": str(tmp_path / "shared")}, Checkout(tmp_path / "other")
-    for one in (checkout, other):
-        assert one.setup(**shared).returncode == 0
-    assert other.installed()[-1].endswith(f"--editable {other.root}")
-
-
-def test_a_killed_installation_is_repaired(checkout: Checkout) -> None:
-    """Packages whose installation did not end lose their record, so that pip installs them again."""
-    said = {"PIP_FAILS_ON": "--requirement", "PIP_SAYS": "ERROR: killed"}
-    assert "pip failed: ERROR: killed" in _one_sentence(checkout.setup(**said))
-    packages = checkout.root / ".venv" / "lib" / "python3.12" / "site-packages"
-    for name, files in {"whole": ("METADATA", "RECORD", "INSTALLER"), "half": ("METADATA", "RECORD")}.items():
-        (packages / f"{name}-1.0.dist-info").mkdir(parents=True)
-        for file in files:
-            (packages / f"{name}-1.0.dist-info" / file).touch()
-    assert checkout.setup().returncode == 0
-    assert [path.name for path in packages.iterdir()] == ["whole-1.0.dist-info"]
-    assert len(checkout.installed()) == 3 + 4
-
-
-def test_a_broken_environment_is_made_anew(checkout: Checkout) -> None:
-    checkout.setup()
-    checkout_python = checkout.root / ".venv" / "bin" / "python"
-    checkout_python.unlink()
-    result = checkout.setup()
-    assert result.returncode == 0 and "making it anew" in result.stdout
-    assert checkout_python.exists()
+    assert not half.exists() and len(checkout.installed()) == 6
 
 
 def test_another_python_is_refused(checkout: Checkout) -> None:
@@ -182,35 +153,36 @@ def test_a_folder_that_is_no_environment_is_left_alone(checkout: Checkout) -> No
     mine = checkout.root / "mine"
     mine.mkdir()
     (mine / "thesis.tex").touch()
-    assert "is no virtual environment" in _one_sentence(checkout.setup(ATTN_REG_VENV=str(mine)))
+    assert "was not made by this script" in _one_sentence(checkout.setup(ATTN_REG_VENV=str(mine)))
     assert [path.name for path in mine.iterdir()] == ["thesis.tex"]
 
 
 @pytest.mark.parametrize(
-    ("pip_says", "sentence"),
+    ("says", "sentence"),
     [
-        ("NewConnectionError('Failed to establish a new connection')", "could not reach its package index"),
-        ("OSError: [Errno 28] No space left on device", "the disk is full"),
-        ("ERROR: No matching distribution found for torch==2.13.0", "index does not have torch==2.13.0"),
+        ("error: Failed to fetch: `https://pypi.org/simple/torch/`", "package index cannot be reached"),
+        ("  cause: No space left on device (os error 28)", "the disk is full"),
+        ("error: no version of torch==2.13.0", "no version of torch==2.13.0"),
         ("error: command 'g++' failed: No such file or directory", "needs a C++ compiler and the headers"),
-        ("ERROR: something else", "pip failed: ERROR: something else"),
     ],
 )
-def test_a_failure_of_pip_is_said_in_one_sentence(checkout: Checkout, pip_says: str, sentence: str) -> None:
-    said = _one_sentence(checkout.setup(PIP_FAILS_ON="torch==", PIP_SAYS=pip_says))
-    assert sentence in said and str(checkout.root / ".venv" / "setup.log") in said
-    assert pip_says in (checkout.root / ".venv" / "setup.log").read_text(encoding="utf-8")
+def test_a_failure_is_told_in_one_sentence(checkout: Checkout, says: str, sentence: str) -> None:
+    said = _one_sentence(checkout.setup(FAILS_ON="torch==", SAYS=says))
+    log = checkout.root / ".venv" / "setup.log"
+    assert sentence in said and str(log) in said
+    assert says in log.read_text(encoding="utf-8")
 
 
-def test_a_missing_compiler_is_said_before_the_download(checkout: Checkout) -> None:
+def test_a_missing_compiler_is_told_before_the_download(checkout: Checkout) -> None:
     tools = checkout.root / "tools"
     tools.mkdir()
-    for name in ["dirname", "df", "awk", "grep", "sed", "tail", "cat", "rm", "ls", "mkdir", "cp", "touch"]:
+    for name in ["dirname", "df", "awk", "grep", "sed", "tail", "head", "tr", "cat", "rm", "ls", "mkdir", "cp", "find"]:
         (tools / name).symlink_to(shutil.which(name) or f"/bin/{name}")
-    # no compiler in PATH; pip knows neither an installed fairseq ("show") nor a wheel of it ("download")
-    said = _one_sentence(checkout.setup(PATH=str(tools), PIP_FAILS_ON="fairseq-fixed", PIP_SAYS="no"))
+    (tools / "cksum").symlink_to(shutil.which("cksum") or "/bin/cksum")
+    # no compiler in PATH, and no wheel of fairseq in the index
+    said = _one_sentence(checkout.setup(PATH=str(tools), FAILS_ON="--only-binary", SAYS="no"))
     assert "needs a C++ compiler" in said and "Python 3.12" in said
-    assert checkout.installed() == []
+    assert not any("torch==" in call for call in checkout.installed())
 
 
 @pytest.fixture

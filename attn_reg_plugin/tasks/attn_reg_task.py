@@ -345,6 +345,7 @@ class AttnRegTask:
         state_dict = dict(state_dict)
         own = state_dict.pop("attn_reg", None)
         super().load_state_dict(state_dict)
-        if own is not None and self.regularizer is not None and own.get("method") in (None, self.regularizer.name):
+        other = isinstance(own, dict) and own.get("method") not in (None, getattr(self.regularizer, "name", None))
+        if own is not None and self.regularizer is not None and not other:
             with refuse_state(self._restore_file, self.regularizer):
                 self.regularizer.load_state_dict(own)
