@@ -100,10 +100,11 @@ def known_flags() -> set[str]:
     from fairseq.dataclass.utils import gen_parser_from_dataclass
     from fairseq.models import ARCH_MODEL_REGISTRY
     from fairseq.registry import REGISTRIES
+    from fairseq.tasks import TASK_DATACLASS_REGISTRY
 
     parser = argparse.ArgumentParser(add_help=False, conflict_handler="resolve")
     configs = [config for registry in REGISTRIES.values() for config in registry["dataclass_registry"].values()]
-    for config in filter(None, configs):
+    for config in filter(None, [*configs, *TASK_DATACLASS_REGISTRY.values()]):
         gen_parser_from_dataclass(parser, config())
     for name in ("transformer", "transformer_align"):
         ARCH_MODEL_REGISTRY[name].add_args(parser)

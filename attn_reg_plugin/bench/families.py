@@ -1,4 +1,4 @@
-"""What `attn-reg bench` trains: one function a model family, in a table; to add a family, add a row."""
+"""What `attn-reg bench` trains: one function per model family, in a table; to add a family, add a row."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TRANSLATED = 4
 
 @dataclass(frozen=True)
 class Size:
-    """A model and a batch: layers a stack, C, feed-forward size, H; and the defaults of the options."""
+    """A model and a batch: layers per stack, C, feed-forward size, H; and the defaults of the options."""
 
     layers: int
     width: int
@@ -124,7 +124,7 @@ class Workload:
         )
 
     def example_losses(self, outputs: Any, targets: Tensor) -> Tensor:
-        """The mean negative log-likelihood a token of each example, (B,)."""
+        """The mean negative log-likelihood per token of each example, (B,)."""
         logits = logits_of(outputs).float().transpose(1, 2)
         losses = nn.functional.cross_entropy(logits, targets, ignore_index=PADDING, reduction="none")
         return losses.sum(-1) / targets.ne(PADDING).sum(-1).clamp(min=1)
@@ -176,7 +176,7 @@ def _batch(settings: Settings) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _own(settings: Settings) -> Workload:
-    """A model of one's own, with sites in its modules."""
+    """A user's own model, with sites in its modules."""
     size = SIZES[settings.size]
     model = Transformer(
         settings.vocabulary,

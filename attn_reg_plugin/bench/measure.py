@@ -24,7 +24,7 @@ from attn_reg_plugin.bench.rounds import playing
 from attn_reg_plugin.bench.rows import Row
 from attn_reg_plugin.regularizers.base import Regularizer, build
 
-#: what seconds are: of the wall, or of the process's own CPU time, which other processes hardly change
+#: what seconds are: elapsed time, or the process's own CPU time, which other processes hardly change
 CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
 
 #: seconds by repeat
@@ -118,7 +118,7 @@ def measure_seconds(
     clock: str = "wall",
     progress: Progress = lambda row, repeat: None,
 ) -> dict[str, Seconds]:
-    """Seconds an update of every row, by its name and the repeat; rows of kind `mean` have none.
+    """Seconds per update of every row, by its name and the repeat; rows of kind `mean` have none.
 
     Parts that a step times are rows of their own, `ROW_PART`.
 

@@ -1,4 +1,4 @@
-"""A Transformer of one's own (Vaswani et al. 2017), regularized: what a user of plain PyTorch would write.
+"""A user's own Transformer (Vaswani et al. 2017), regularized: what a user of plain PyTorch would write.
 
 Only two lines are about regularizing: each attention module holds an `AttentionSite`, and it calls
 `regularized_attention` with it.

@@ -138,7 +138,7 @@ def _measure(rows: Sequence[Row], settings: Settings, repeats: int, warmup: int,
 
 @contextmanager
 def _threads(number: int | None) -> Iterator[None]:
-    """PyTorch with so many threads; None leaves them."""
+    """PyTorch with that many threads; None changes nothing."""
     before = torch.get_num_threads()
     torch.set_num_threads(number or before)
     try:
@@ -216,7 +216,7 @@ def _print(console: Console, table: Table, lines: Sequence[str]) -> None:
 
 
 def as_json(table: Sequence[Result]) -> list[dict[str, Any]]:
-    """Everything measured, a dictionary a row."""
+    """Everything measured, one dictionary per row."""
     return [
         {
             "name": result.row.name,

@@ -63,7 +63,7 @@ class Training:
 def playing(
     row: Row, work: Workload, light: bool, clock: Callable[[], float]
 ) -> Iterator[Callable[[], dict[str, float]]]:
-    """A step that plays one round and gives the seconds per update of each part, both players made before.
+    """A step that plays one round and gives each part's seconds per update; generator and defender are made before.
 
     Args:
         row: with a method that is an `AttendOut`.

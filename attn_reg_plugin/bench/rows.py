@@ -17,7 +17,7 @@ class Row:
     Attributes:
         name: as `--methods` names it.
         title: as the table names it.
-        kind: a key of `bench_measure.STEPS`: `training`, `round`, `naive`, `generation`; or `mean` of two other rows,
+        kind: a key of `bench.measure.STEPS`: `training`, `round`, `naive`, `generation`; or `mean` of two other rows,
             or `part` of another one, whose name it extends by `_` and a part that the step times.
         method, options: the registered regularizer and its options; none for plain training.
         epoch: the epoch it is announced, for cross-tuning.

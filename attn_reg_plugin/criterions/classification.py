@@ -43,7 +43,7 @@ class ClassificationCriterion(LabelledCriterion):
         return symmetric_divergence(first, second)
 
     def example_outcomes(self, model: nn.Module, sample: dict[str, Any]) -> Outcome:
-        """Loss, and whether the class is right (a regression has no such thing: minus the loss)."""
+        """Loss, and whether the class is right (of a regression: minus the loss)."""
         target, logits = self.target_of(sample), self.logits(model, sample)
         losses = self.losses(logits, target)
         return Outcome(losses, -losses if self.labelled.kind == REGRESSION else (logits.argmax(-1) == target).float())

@@ -1,4 +1,4 @@
-"""Predictions of all processes, collected over a whole validation set through fairseq's logging.
+"""Predictions of all ranks, collected over a whole validation set through fairseq's logging.
 
 fairseq adds up what the processes log, batch by batch. So each puts its rows into a slot of its own of one tensor; a
 process that only goes along with an empty batch adds zeros, by fairseq's own doing. (Its other way, gathering pickles,
@@ -25,7 +25,7 @@ _METER = "_predictions"
 
 
 def packed(rows: Tensor) -> Tensor:
-    """The rows of this process in its slot; all processes of a data-parallel group must call this together.
+    """The rows of this rank in its slot; all ranks must call this together.
 
     Args:
         rows: (N, 2), a prediction and its gold value each; N may differ between processes.

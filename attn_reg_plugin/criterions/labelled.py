@@ -2,7 +2,7 @@
 
 The task they work for tells of its data by one attribute, `labelled`: a `LabelledTask` with its label set. The model
 returns logits, in any form that `logits_of` knows. In training sums are logged; in validation the predictions, too,
-from which the official metrics are computed over the whole set and all processes:
+from which the official metrics are computed over the whole set and all ranks:
 
     --best-checkpoint-metric mcc --maximize-best-checkpoint-metric
 """
@@ -91,7 +91,7 @@ class LabelledCriterion(FairseqCriterion):
         raise NotImplementedError
 
     def rows(self, logits: Tensor, target: Tensor) -> Tensor:
-        """What metrics are computed from, (N, 2); see `scores.py`."""
+        """What metrics are computed from, (N, 2); see `labelled/metrics.py`."""
         return self.predictions(logits, target)
 
     def divergences(self, first: Tensor, second: Tensor, target: Tensor) -> Tensor:
@@ -99,7 +99,7 @@ class LabelledCriterion(FairseqCriterion):
         raise NotImplementedError
 
     def example_outcomes(self, model: nn.Module, sample: dict[str, Any]) -> Outcome:
-        """Of each example the loss (the mean over its words), without label smoothing, and how right it is, both (B,).
+        """Of each example the loss (the mean over its words), without label smoothing, and a score, both (B,).
 
         For AttendOut's rewards; nothing is logged and no other process is asked.
         """
@@ -144,7 +144,7 @@ class LabelledCriterion(FairseqCriterion):
         return target
 
     def _log(self, loss: Tensor, items: int, sample: dict[str, Any], logits: Tensor, target: Tensor) -> dict[str, Any]:
-        """The sums that fairseq adds up over batches and processes; the same keys in each."""
+        """The sums that fairseq adds up over batches and ranks; the same keys in each."""
         log = {
             "loss": loss.detach(),
             "nll_loss": self.losses(logits.detach(), target).sum() if self.label_smoothing else loss.detach(),

@@ -28,8 +28,8 @@ def read_words(path: Path, task: LabelledTask, labels_ignored: bool = False) -> 
         labels_ignored: the labels are empty, and a line may be a word alone.
 
     Raises:
-        ValueError: an empty file, a ragged line, a label column that isn't a number or is missing, or text
-            that cannot be read.
+        ValueError: an empty file, a ragged line, a label column that isn't a number or doesn't exist, or text that
+            cannot be read.
     """
     expected = None if labels_ignored else task.fields
     lines = _conllu_lines(path) if task.format == "conllu" else _conll_lines(path, expected)

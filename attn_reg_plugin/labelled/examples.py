@@ -1,4 +1,4 @@
-"""What the readers give: one small dataclass a kind of problem, with labels as indices."""
+"""What the readers give: one small dataclass per kind of problem, with labels as indices."""
 
 from __future__ import annotations
 

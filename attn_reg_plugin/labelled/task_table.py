@@ -57,7 +57,7 @@ class LabelledTask:
         hub: where the hub has it.
         skip_broken: leave out rows with the wrong number of fields, and say how many (QQP's official files have such
             rows); by default they are refused, and always where labels are not needed, for predictions are counted.
-        valid_is_test: papers validate on the test set, the only one; it is used where there is no validation set.
+        valid_is_test: papers validate on the test set, as there is no other; used where a validation set is missing.
 
     Raises:
         ValueError: an unknown kind or format.
