@@ -37,6 +37,7 @@ from attn_reg_plugin.regularizers.objectives import (
     scale_against_underflow,
 )
 from attn_reg_plugin.regularizers.probing import Forward, random_state, set_random_state, unchanged, without_dropout
+from attn_reg_plugin.regularizers.statistics import Quantity
 
 ATTRIBUTIONS = ("gradient", "integrated", "attention", "random")
 
@@ -66,7 +67,10 @@ class ADDrop(Regularizer):
         ValueError: an option is out of its range.
     """
 
-    logged: ClassVar[tuple[str, ...]] = ("fallbacks", "probe_seconds")
+    logged: ClassVar[tuple[Quantity, ...]] = (
+        Quantity("fallbacks", title="probe_fallbacks"),
+        Quantity("probe_seconds", "step_seconds", "probe_share"),
+    )
 
     p: float = option(0.3, "ratio of candidate positions in each attention row, in [0, 1]", within="[0, 1]")
     q: float = option(0.3, "probability of dropping a candidate position, in [0, 1]", within="[0, 1]")

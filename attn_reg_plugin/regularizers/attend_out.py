@@ -23,14 +23,22 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from attn_reg_plugin.regularizers.base import Forward, Regularizer, attachments_of, option, register
+from attn_reg_plugin.regularizers.attachment import attachments_of
+from attn_reg_plugin.regularizers.base import Regularizer, option, register
 from attn_reg_plugin.regularizers.defender import Defender
 from attn_reg_plugin.regularizers.game import Game, on_cpu
 from attn_reg_plugin.regularizers.generator import Generator, embeddings_of, valid_pairs
+from attn_reg_plugin.regularizers.probing import Forward
 from attn_reg_plugin.regularizers.statistics import Quantity
 from attn_reg_plugin.regularizers.training import Problem, Training
 
 logger = logging.getLogger(__name__)
+
+#: why a site that runs several times in a forward is refused
+ONE_CALL = (
+    "attend_out proposes one mask a site from the batch's tokens and can't tell which call it belongs to; leave this "
+    "site out of sites=, or attach to the part that runs once"
+)
 
 
 @register("attend_out")
@@ -70,6 +78,7 @@ class AttendOut(Regularizer):
     game_class: ClassVar[type[Game]] = Game
 
     large_state: ClassVar[bool] = True
+    one_forward: ClassVar[bool] = True
 
     steps: int = option(8, "T, updates in a round, at least 1", within="[1, inf)")
     reward: str = option("loss", "reward of an example", choices=("loss", "sign", "metric"))
@@ -163,7 +172,7 @@ class AttendOut(Regularizer):
         masks, tokens = self.start(forward.model).propose(forward.inputs, forward.supplied.counts)
         for site in self.attached_sites:
             pairs = valid_pairs(site.stack, site.kind, tokens)
-            site.keep = masks[site.name].unsqueeze(1)
+            site.keep, site.once = masks[site.name].unsqueeze(1), ONE_CALL
             self.count_dropped(site, masks[site.name] & pairs, pairs)
 
     def end_update(self) -> None:
@@ -229,6 +238,23 @@ class AttendOut(Regularizer):
         else:
             self._continues = "generator" in state
             self._kept = state if self._continues else {}
+
+    def resume(self, state: Mapping[str, Any]) -> None:
+        """Continue the game from a state, at once.
+
+        Raises:
+            ValueError: it lacks a part of a game, or is one of other sites.
+        """
+        self.load_state_dict(state)
+        if "generator" not in state and state.get("rounds") == state.get("in_round") == 0:
+            return  # saved before the first update
+        missing = [key for key in ("generator", "generator_optimizer", "defender", "cache") if key not in state]
+        if missing:
+            raise ValueError(f"it lacks {', '.join(missing)}")
+        others = {n for batch in state["cache"] for n in batch["masks"]} ^ {site.name for site in self.attached_sites}
+        if state["cache"] and others:
+            raise ValueError(f"its sites are others: {', '.join(sorted(others))}")
+        self.start(self.model)
 
     def detach(self) -> None:
         """Restore the model; `state_dict` keeps what the game came to, the next one begins anew or from a state."""

@@ -7,6 +7,7 @@ until the next forward, because activation checkpointing runs the forward again 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -78,7 +79,7 @@ class Regularizer:
         self.epoch: int | None = None
         self.updates = 0
         self.statistics = Statistics()
-        self._supplied = Supplied()
+        self.supplied = Supplied()
         self._attachment: Attachment | None = None
 
     # -- what a user calls ------------------------------------------------------------------------------------------
@@ -121,10 +122,10 @@ class Regularizer:
         return [] if self._attachment is None else self._attachment.sites
 
     @property
-    def counted(self) -> list[str]:
-        """The statistics of updates that a face logs, whether anything was added to them or not."""
-        keys = ["forwards", "regularized", "step_seconds", *self.logged]
-        return keys + [f"{what}/{site.name}" for site in self.attached_sites for what in ("dropped", "valid")]
+    def quantities(self) -> list[Quantity]:
+        """What a face logs of updates: the share of regularized forwards, the method's own, and drop rates by site."""
+        drops = [Quantity(f"dropped/{s.name}", f"valid/{s.name}", f"drop_{s.name}") for s in self.attached_sites]
+        return [Quantity("regularized", "forwards"), *self.logged, *drops]
 
     def begin_epoch(self, epoch: int) -> None:
         """Announce an epoch, counted from 1."""
@@ -145,14 +146,14 @@ class Regularizer:
         if self._attachment is not None:
             self._attachment.expect_forward("an update was made")
 
-    def supply(self, **inputs: Any) -> None:
-        """Tell what the next forwards' arguments do not show, such as `targets`; stays until the next call."""
-        self._supplied = {key: value for key, value in inputs.items() if value is not None}
+    def supply(self, supplied: Supplied | None = None, /, **fields: Any) -> None:
+        """Tell what the next forwards' arguments do not show, such as `targets`; stays until the next call.
 
-    @property
-    def supplied(self) -> dict[str, Any]:
-        """What was last supplied."""
-        return dict(self._supplied)
+        Args:
+            supplied: all of it, or
+            fields: those of `Supplied` that are known.
+        """
+        self.supplied = Supplied(**fields) if supplied is None else supplied
 
     def state_dict(self) -> dict[str, Any]:
         """What resuming needs: numbers and tensors only."""
@@ -171,6 +172,40 @@ class Regularizer:
         if missing:
             raise ValueError(f"the state is none of {self.name}: it lacks {' and '.join(missing)}")
         self.epoch, self.updates = state["epoch"], state["updates"]
+
+    def resume(self, state: Mapping[str, Any]) -> None:
+        """`load_state_dict` where training continues from it: what does not fit the attached model is said here.
+
+        Raises:
+            ValueError: as `load_state_dict`, or the state is one of other sites.
+        """
+        self.load_state_dict(state)
+
+    # -- what a method implements, if it needs it -------------------------------------------------------------------
+
+    def bind(self, training: Training) -> None:
+        """Get to know the training of a face, after attaching and before the first update."""
+
+    def unbind(self) -> None:
+        """Let go of what `bind` gave."""
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is a state worth keeping in a checkpoint."""
+        return True
+
+    def forget_unfinished(self) -> None:
+        """Forget the forwards since the last update: the optimizer's step was skipped, as on an overflow."""
+
+    def copied(self) -> Regularizer:
+        """For a copy of the attached model: the same options and place in training, statistics of its own."""
+        twin = copy.copy(self)
+        twin.statistics, twin.supplied = copy.deepcopy(self.statistics), Supplied()
+        return twin
+
+    def leaves_unused(self) -> bool:
+        """Whether some parameters may get no gradient in an update, which data-parallel training has to expect."""
+        return False
 
     # -- what a method implements -----------------------------------------------------------------------------------
 

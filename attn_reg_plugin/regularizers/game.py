@@ -34,6 +34,7 @@ from attn_reg_plugin.regularizers.generator import (
     unpack_bits,
     valid_pairs,
 )
+from attn_reg_plugin.regularizers.probing import own_copy
 from attn_reg_plugin.regularizers.training import Problem
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ class Game:
         tokens = {stack: tokens[stack] for stack in self.generator.stacks}
         with torch.no_grad():
             masks = sample_masks(self.generator(tokens), self.method.temperature)
-        self._pending.append(inputs)
+        self._pending.append(own_copy(inputs))  # the attacker's forward may change its arguments
         if counts:
             self.cache.append(CachedBatch.of(self.in_round, tokens, masks))
         return masks, tokens

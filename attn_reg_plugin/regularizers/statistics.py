@@ -1,4 +1,4 @@
-"""What a method counts: running sums that stay on their devices until they are read, and how they are shown in a log."""
+"""What a method counts: sums that stay on their devices until they are read, and how they are shown in a log."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Shown(NamedTuple):
 
 
 def summary(quantities: Iterable[Quantity], sums: Mapping[str, Any]) -> dict[str, Shown]:
-    """The quantities by their titles, from sums over updates and ranks; those that nothing was counted for are left out.
+    """The quantities by title, from sums over updates and ranks; means of nothing are left out.
 
     Args:
         quantities: see `Regularizer.quantities`.

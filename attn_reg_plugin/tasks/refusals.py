@@ -13,9 +13,9 @@ from fairseq.models import FairseqMultiModel
 from torch import nn
 
 from attn_reg_plugin.attention.sites import AttentionSite
-from attn_reg_plugin.regularizers import AttendOut, Regularizer
-from attn_reg_plugin.regularizers.game import world_size
-from attn_reg_plugin.tasks.objectives import NEED_NO_PREDICTION, reads_predictions
+from attn_reg_plugin.regularizers import Regularizer
+from attn_reg_plugin.regularizers.distributed import world_size
+from attn_reg_plugin.tasks.outputs import NEED_NO_PREDICTION, reads_predictions
 
 #: models (by the name of their class, or of one they derive from) whose outputs hold no prediction to attribute
 WITHOUT_PREDICTION = {
@@ -80,7 +80,7 @@ def refuse_model(regularizer: Regularizer, model: nn.Module, task: str) -> None:
     """
     kind = type(model).__name__
     classes = [cls.__name__ for cls in type(model).__mro__]
-    if isinstance(regularizer, AttendOut):
+    if regularizer.one_forward:
         reason = None
         if isinstance(model, FairseqMultiModel):
             reason = "whose batches hold one for each language pair"
@@ -90,8 +90,8 @@ def refuse_model(regularizer: Regularizer, model: nn.Module, task: str) -> None:
             reason = "whose encoder reads sounds, where the generator reads tokens"
         if reason:
             raise ValueError(
-                f"--attn-reg attend_out cannot play with {kind} of {task}, {reason}; use another --attn-reg, such as "
-                "ad_drop or scheduled_dropout"
+                f"--attn-reg {regularizer.name} cannot play with {kind} of {task}, {reason}; use another --attn-reg, "
+                "such as ad_drop or scheduled_dropout"
             )
     gives = next((WITHOUT_PREDICTION[name] for name in classes if name in WITHOUT_PREDICTION), None)
     if gives and reads_predictions(regularizer):

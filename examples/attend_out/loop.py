@@ -39,7 +39,7 @@ class Languages:
 
     def loss(self, model, inputs):
         """In training the loop's own loss, for the defender; in evaluation a loss, and a metric, an example."""
-        logits, labels = model(inputs["tokens"]), inputs["labels"]
+        logits, labels = model(inputs["tokens"]), inputs["targets"]
         losses = F.cross_entropy(logits, labels, reduction="mean" if model.training else "none")
         return Outcome(losses, metric=(logits.argmax(-1) == labels).float())
 
@@ -62,17 +62,18 @@ def main(updates=80):
     labels, truth = torch.arange(len(tokens)) % 3, torch.arange(len(valid)) % 3  # English, Romanian, Turkish
     model = Classifier()
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-    game = AttendOut(steps=STEPS, problem=Languages(valid, truth), optimizer=optimizer)
-    with game.attach(model):
+    regularizer = AttendOut(steps=STEPS, problem=Languages(valid, truth), optimizer=optimizer)
+    with regularizer.attach(model):
         for batch in torch.randint(len(tokens), (updates, 32)):
-            game.supply(labels=labels[batch])  # the problem needs them, and the forward's arguments do not show them
+            regularizer.supply(targets=labels[batch])  # which the problem needs; the forward's arguments lack them
             F.cross_entropy(model(tokens[batch]), labels[batch]).backward()
             optimizer.step()
             optimizer.zero_grad()
-            game.end_update()  # the defender's step and, after STEPS updates, the end of the round
+            regularizer.end_update()  # the defender's step and, after STEPS updates, the end of the round
+            game = regularizer.game
             if game.in_round == 0:
                 print(f"round {game.rounds}:", {key: round(value, 4) for key, value in game.last_round.items()})
-    return (model.eval()(valid).argmax(-1) == truth).float().mean().item(), game
+    return (model.eval()(valid).argmax(-1) == truth).float().mean().item(), regularizer
 
 
 if __name__ == "__main__":
