@@ -18,11 +18,10 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 
 from attn_reg_plugin.backends.huggingface import as_unattached
 from attn_reg_plugin.backends.huggingface_inputs import described
-from attn_reg_plugin.checkpoints import allow_checkpoint_types
+from attn_reg_plugin.checkpoints import allow_checkpoint_types, load_state, refuse_state, save_state
 from attn_reg_plugin.huggingface.attend_out_trainer import TrainerTraining
 from attn_reg_plugin.huggingface.quantities import quantities
 from attn_reg_plugin.huggingface.running import Interception, calling_trainer, refuse, refuse_unused_parameters
-from attn_reg_plugin.huggingface.state import continued, read_state, write_state
 from attn_reg_plugin.regularizers import Regularizer
 from attn_reg_plugin.regularizers.distributed import object_from_first_rank, rank
 
@@ -185,7 +184,7 @@ class AttnRegCallback(TrainerCallback):
         """Write the state, whole or not at all; the first process's is everyone's."""
         self.saved = self.trainer.state.global_step
         if rank() == 0 and not self.trainer.args.save_only_model:
-            write_state(self._file(folder), self.regularizer.state_dict())
+            save_state(self._file(folder), self.regularizer.state_dict())
 
     def _load(self, checkpoint: Path | None) -> None:
         """Continue from the state in a checkpoint; without one a method begins anew, which a large one says.
@@ -200,14 +199,15 @@ class AttnRegCallback(TrainerCallback):
         error = ""
         if rank() == 0 and path.exists():
             try:
-                state = read_state(path)
+                state = load_state(path)
             except ValueError as refused:
                 error = str(refused)
         state, error = object_from_first_rank((state, error))
         if error:
             raise ValueError(error)
         if state is not None:
-            continued(path, self.regularizer.resume, state)
+            with refuse_state(path, self.regularizer.name):
+                self.regularizer.resume(state)
         elif self.regularizer.large_state:
             logger.warning(
                 f"no {path.name} in {checkpoint}: {self.regularizer.name} starts anew from the checkpoint's weights"

@@ -23,7 +23,7 @@ from attn_reg_plugin.attention.attribution import (
     map_gradient,
     output_gradients,
 )
-from attn_reg_plugin.attention.calls import AttentionCall, Tape, derived
+from attn_reg_plugin.attention.calls import Tape
 from attn_reg_plugin.attention.masks import DIRECTIONS, sample_keep
 from attn_reg_plugin.attention.sites import AttentionSite, recording
 from attn_reg_plugin.regularizers.base import Regularizer, option, register
@@ -189,13 +189,12 @@ class ADDrop(Regularizer):
         device: torch.device,
     ) -> Tensor:
         """A candidate region drawn at random; the same for a call of the seed, so that recomputation agrees."""
-        call = site.current or AttentionCall(site)
-        generator = torch.Generator(device).manual_seed(derived(seed, call.index))
-        attribution = torch.rand(shape, generator=generator, device=device)
-        keep = sample_keep(attribution, valid, self.p, self.q, self.direction, generator=generator)
-        if not call.counted:
-            self.count_dropped(site, keep, valid)
-        return keep
+
+        def draw(generator: torch.Generator) -> Tensor:
+            attribution = torch.rand(shape, generator=generator, device=device)
+            return sample_keep(attribution, valid, self.p, self.q, self.direction, generator=generator)
+
+        return self.drawn(site, seed, valid, device, draw)
 
     # -- the probe --------------------------------------------------------------------------------------------------
 

@@ -12,8 +12,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
+from attn_reg_plugin.attention.calls import AttentionCall, derived
 from attn_reg_plugin.attention.masks import dropped_fraction
 from attn_reg_plugin.attention.sites import AttentionSite, SiteSelector
 from attn_reg_plugin.regularizers.attachment import Attachment
@@ -22,6 +24,8 @@ from attn_reg_plugin.regularizers.probing import Forward
 from attn_reg_plugin.regularizers.statistics import Quantity, Statistics
 from attn_reg_plugin.regularizers.training import Supplied, Training
 
+#: draws a keep mask by a generator
+Draw = Callable[[torch.Generator], Tensor]
 REGISTRY: dict[str, type[Regularizer]] = {}
 
 
@@ -225,6 +229,20 @@ class Regularizer:
         """
 
     # -- for methods ------------------------------------------------------------------------------------------------
+
+    def drawn(self, site: AttentionSite, seed: int, valid: Tensor | None, device: torch.device, draw: Draw) -> Tensor:
+        """A keep mask of the site's present call; the same for a call of the seed, so that recomputation agrees.
+
+        Args:
+            site, valid, device: as attention has them.
+            seed: drawn before the forward.
+            draw: the mask, bool, from a generator of `device`.
+        """
+        call = site.current or AttentionCall(site)
+        keep = draw(torch.Generator(device).manual_seed(derived(seed, call.index)))
+        if not call.counted:
+            self.count_dropped(site, keep, valid)
+        return keep
 
     def count_dropped(self, site: AttentionSite, keep: Tensor, valid: Tensor | None) -> None:
         """Add a mask to the drop rate of its site."""

@@ -20,6 +20,7 @@ from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.optim import AMPOptimizer
 
 from attn_reg_plugin.backends.fairseq import padding_index
+from attn_reg_plugin.checkpoints import refuse_state
 from attn_reg_plugin.regularizers import Regularizer
 from attn_reg_plugin.regularizers.options import OptionError
 from attn_reg_plugin.regularizers.statistics import Shown, summary
@@ -32,7 +33,6 @@ from attn_reg_plugin.tasks.refusals import (
     refuse_broadcast,
     refuse_model,
     refuse_precision,
-    refuse_state,
     refuse_uncalled,
 )
 from attn_reg_plugin.tasks.sidecar import Sidecar, continue_from
@@ -41,6 +41,7 @@ __all__ = ["SEEN", "AttnRegTask", "print_flags_if_asked", "with_attn_reg"]
 
 #: what the mixin adds to a training step's logging output starts with this
 PREFIX = "attn_reg/"
+FROM_WEIGHTS = "use --finetune-from-model, and the method starts anew from its weights"
 
 
 class AttnRegTask:
@@ -235,7 +236,7 @@ class AttnRegTask:
         super().load_state_dict(state_dict)
         other = isinstance(own, dict) and own.get("method") not in (None, getattr(self.regularizer, "name", None))
         if own is not None and self.regularizer is not None and not other:
-            with refuse_state(self._restore_file, self.regularizer):
+            with refuse_state(self._restore_file, f"--attn-reg {self.regularizer.name}", FROM_WEIGHTS):
                 self.regularizer.load_state_dict(own)
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -135,20 +134,3 @@ def refuse_uncalled(regularizer: Regularizer, task: str) -> None:
         f"{task} made an update without calling the model's forward (it calls its encoder and decoder, or other "
         f"parts), so --attn-reg {regularizer.name} never acted; use --attn-reg none, or a task that calls the model"
     )
-
-
-@contextmanager
-def refuse_state(place: str | Path, regularizer: Regularizer) -> Iterator[None]:
-    """While a state is given to a method: what does not fit is said with its place.
-
-    Raises:
-        ValueError: the state is damaged, or another method's or model's.
-    """
-    try:
-        yield
-    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
-        reason = f"lacks {error}" if isinstance(error, KeyError) else " ".join(str(error).split())[:300]
-        raise ValueError(
-            f"{place}: the state of the method does not fit --attn-reg {regularizer.name} on this model and its sites "
-            f"({reason}); move it away or use --finetune-from-model, and the method starts anew from the weights"
-        ) from error

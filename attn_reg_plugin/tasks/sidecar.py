@@ -16,10 +16,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from attn_reg_plugin.checkpoints import is_damaged, load_state, save_state
+from attn_reg_plugin.checkpoints import is_damaged, load_state, refuse_state, save_state
 from attn_reg_plugin.regularizers import Regularizer
 from attn_reg_plugin.regularizers.distributed import object_from_first_rank, rank
-from attn_reg_plugin.tasks.refusals import refuse_state
 
 logger = logging.getLogger(__name__)
 
@@ -151,6 +150,6 @@ def continue_from(sidecar: Sidecar, regularizer: Regularizer, updates: int) -> N
     if state is None:
         return
     epoch = regularizer.epoch
-    with refuse_state(sidecar.path(updates), regularizer):
+    with refuse_state(sidecar.path(updates), f"--attn-reg {regularizer.name}"):
         regularizer.resume(state)
     regularizer.epoch = epoch
