@@ -203,12 +203,12 @@ class HeldSites:
         """Nothing to undo."""
 
 
-_BACKENDS: dict[str, Callable[[], Backend]] = {}
+_BACKENDS: list[tuple[str, Callable[[], Backend | None]]] = []
 
 
-def register_backend(framework: str, make: Callable[[], Backend]) -> None:
-    """Register a backend; `make` is called once the module `framework` is imported (`""`: always)."""
-    _BACKENDS[framework] = make
+def register_backend(framework: str, make: Callable[[], Backend | None]) -> None:
+    """Register a backend; `make` is called for it once the module `framework` is imported (`""`: always)."""
+    _BACKENDS.append((framework, make))
 
 
 register_backend("", HeldSites)
@@ -220,7 +220,8 @@ def all_sites(model: nn.Module) -> list[AttentionSite]:
     Raises:
         ValueError: there is none.
     """
-    backends = [make() for framework, make in _BACKENDS.items() if framework == "" or framework in sys.modules]
+    made = [make() for framework, make in _BACKENDS if framework == "" or framework in sys.modules]
+    backends = [backend for backend in made if backend is not None]
     sites = [site for backend in backends for site in backend.find(model)]
     if not sites:
         refusals = [backend.refusal(model) for backend in backends if hasattr(backend, "refusal")]

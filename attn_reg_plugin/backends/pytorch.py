@@ -199,3 +199,6 @@ class PyTorchBackend:
     def close(self, site: AttentionSite) -> None:
         """Take it out again."""
         site.module.release()
+
+
+BACKEND = PyTorchBackend

@@ -31,7 +31,7 @@ class Forward:
     model: nn.Module
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    supplied: Supplied
+    supplied: Supplied = field(default_factory=Supplied)
     described: dict[str, Any] = field(default_factory=dict)
 
     def run(self) -> Any:

@@ -91,7 +91,7 @@ class Statistics:
     def take(self, *keys: str) -> dict[str, Any]:
         """The sums since the last call, all or those of `keys`: numbers, or scalar tensors on their device."""
         self._collect()
-        chosen = [key for key in keys if key in self._sums] if keys else list(self._sums)
+        chosen = [key for key in dict.fromkeys(keys) if key in self._sums] if keys else list(self._sums)
         return {key: self._sums.pop(key) for key in chosen}
 
     def _collect(self) -> None:

@@ -36,14 +36,10 @@ class Supplied:
     update: int | None = None
     counts: bool = True
 
-    def over(self, other: Supplied) -> Supplied:
-        """These fields, and where they are not known, those of `other`."""
-        known = {name: value for name, value in vars(self).items() if value is not None}
-        return dataclasses.replace(other, **known)
-
     def named(self) -> dict[str, Any]:
-        """The known fields by name, as objectives and problems read them among the inputs."""
-        return {name: value for name, value in vars(self).items() if value is not None}
+        """The fields that differ from their defaults, as objectives and problems read them among the inputs."""
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        return {name: value for name, value in vars(self).items() if value is not defaults[name]}
 
 
 @dataclass

@@ -122,8 +122,8 @@ class FairseqDefender(Defender):
         mixed = isinstance(self.optimizer, AMPOptimizer) and torch.cuda.is_available()  # on a CPU fairseq mixes nothing
         with torch.autocast("cuda", enabled=mixed):
             loss, sample_size = problem.train_loss(self.model, inputs)
-        self.optimizer.backward(loss if inputs["counts"] else loss * 0)
-        self.sample_size = self.sample_size + float(sample_size) if inputs["counts"] else 0.0
+        self.optimizer.backward(loss if inputs.get("counts", True) else loss * 0)
+        self.sample_size = self.sample_size + float(sample_size) if inputs.get("counts", True) else 0.0
 
     def step(self) -> None:
         """Divide by the sample size over all processes, clip and step, at the attacker's learning rate."""
