@@ -35,7 +35,7 @@ class Languages:
     """The problem. Its `inputs` are the arguments of the model's forward by name, and what the loop supplies."""
 
     def __init__(self, tokens, labels):
-        self.examples = {"tokens": tokens, "labels": labels}  # of validation
+        self.examples = {"tokens": tokens, "targets": labels}  # of validation
 
     def loss(self, model, inputs):
         """In training the loop's own loss, for the defender; in evaluation a loss, and a metric, an example."""
@@ -49,7 +49,7 @@ class Languages:
 
     def validation(self, n):
         """n examples drawn at random, here as one batch."""
-        chosen = torch.randperm(len(self.examples["labels"]))[:n]
+        chosen = torch.randperm(len(self.examples["targets"]))[:n]
         yield {name: values[chosen] for name, values in self.examples.items()}
 
 
