@@ -14,7 +14,7 @@ import torch
 
 from tests.processes import free_port
 from tests.tasks.fairseq_runs import Finished, Job, differing, train, train_arguments, trained_state
-from tests.tasks.test_resume import updates_of
+from tests.tasks.kills import updates_of
 from tests.tasks.test_two_processes import GLOO
 
 pytestmark = pytest.mark.slow
