@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
-
-from tests.labelled.tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 _WORDS = "a cat dog sleep ##s ##ing the un ##want ##ed . runs"
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *_WORDS.split()]

@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 import transformers
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
-
-from tests.labelled.tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 #: words of the made-up texts; those of the first half make a text positive
 WORDS = [f"w{number}" for number in range(24)]

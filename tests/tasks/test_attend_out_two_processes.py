@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.tasks.fairseq_runs import Finished, Job, differing, free_port, train, train_arguments, trained_state
-from tests.tasks.test_resume import updates_of
+from tests.processes import free_port
+from tests.tasks.fairseq_runs import Finished, Job, differing, train, train_arguments, trained_state
+from tests.tasks.kills import updates_of
 from tests.tasks.test_two_processes import GLOO
 
 pytestmark = pytest.mark.slow
