@@ -26,7 +26,7 @@ from attn_reg_plugin.attention.attribution import (
 from attn_reg_plugin.attention.calls import Tape
 from attn_reg_plugin.attention.masks import DIRECTIONS, sample_keep
 from attn_reg_plugin.attention.sites import AttentionSite, recording
-from attn_reg_plugin.regularizers.base import Regularizer, option, register
+from attn_reg_plugin.regularizers.base import Preset, Regularizer, option, register
 from attn_reg_plugin.regularizers.cross_tuning import CrossTuning
 from attn_reg_plugin.regularizers.objectives import (
     LABELS,
@@ -67,6 +67,9 @@ class ADDrop(Regularizer):
         ValueError: an option is out of its range.
     """
 
+    presets: ClassVar[tuple[Preset, ...]] = (
+        Preset("ad_drop", "AD-DROP", {"p": 0.3, "q": 0.3, "sites": "encoder.self", "cross_tuning": "epoch"}),
+    )
     logged: ClassVar[tuple[Quantity, ...]] = (
         Quantity("fallbacks", title="probe_fallbacks"),
         Quantity("probe_seconds", "step_seconds", "probe_share"),

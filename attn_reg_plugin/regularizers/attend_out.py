@@ -24,7 +24,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from attn_reg_plugin.regularizers.attachment import attachments_of
-from attn_reg_plugin.regularizers.base import Regularizer, option, register
+from attn_reg_plugin.regularizers.base import Preset, Regularizer, option, register
 from attn_reg_plugin.regularizers.defender import Defender
 from attn_reg_plugin.regularizers.game import Game, on_cpu
 from attn_reg_plugin.regularizers.generator import Generator, embeddings_of, valid_pairs
@@ -71,6 +71,7 @@ class AttendOut(Regularizer):
         ValueError: an option is out of its range.
     """
 
+    presets: ClassVar[tuple[Preset, ...]] = (Preset("attend_out", "AttendOut", {"sites": "encoder.self"}),)
     by_round: ClassVar[tuple[Quantity, ...]] = tuple(
         Quantity(key, mean_of="rounds")
         for key in ("attacker_score", "defender_score", "reward", "baseline", "generator_gnorm", "attacker_won")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -52,6 +52,26 @@ def build(name: str, **options: Any) -> Regularizer:
     return REGISTRY[name](**options)
 
 
+@dataclass(frozen=True)
+class Preset:
+    """A method with options worth comparing: a row of `attn-reg compare`, `finetune` and `bench`.
+
+    Attributes:
+        name: as `--methods` names it.
+        title: as tables name it.
+        options: of the method; the others have their defaults.
+    """
+
+    name: str
+    title: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def presets_of(method: type[Regularizer]) -> tuple[Preset, ...]:
+    """A registered method's presets; one that declares none has its own name and its default options."""
+    return vars(method).get("presets") or (Preset(method.name, method.name.replace("_", " ")),)
+
+
 @dataclass(eq=False)
 class Regularizer:
     """Base of the methods. Subclasses are dataclasses whose `option` fields are their options.
@@ -61,6 +81,8 @@ class Regularizer:
     """
 
     name: ClassVar[str] = ""
+    #: the options that the commands compare it with
+    presets: ClassVar[tuple[Preset, ...]] = ()
     #: statistics of its own that a face logs for every update
     logged: ClassVar[tuple[Quantity, ...]] = ()
     #: and those of rounds, which end in `end_update`
