@@ -12,6 +12,9 @@ export PATH="$venv/bin:$PATH"
 # the models are tiny: one thread is fastest, and several waste a busy machine by waiting for each other
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 
+# every command under test is a process of its own: what one compiles, the next one reads
+unset PYTHONDONTWRITEBYTECODE
+
 cd "$root"
 # a file stays in one process, so that what its tests share is made once
 exec "$venv/bin/python" -m pytest -n "${ATTN_REG_TEST_WORKERS:-2}" --dist loadfile "$@" </dev/null

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 
 
@@ -11,6 +13,12 @@ def pytest_collection_modifyitems(config, items):
         left_out = [item for item in items if item.get_closest_marker("oracle")]
         items[:] = [item for item in items if not item.get_closest_marker("oracle")]
         config.hook.pytest_deselected(items=left_out)
+
+
+def pytest_collection_finish():
+    """Frameworks are imported once and for all: the garbage collector need not search them again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

@@ -64,9 +64,10 @@ def read_lines(path: Path) -> Iterator[str]:
     with _open(path) as file:
         try:
             for number, line in enumerate(file, start=1):
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
                 if b"\0" in line:
                     raise ValueError(f"{path}, line {number}: not text (a NUL byte at position {line.index(0) + 1})")
-                yield one_line(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+                yield one_line(text)
         except UnicodeDecodeError as error:
             byte = error.object[error.start]
             raise ValueError(

@@ -21,6 +21,19 @@ from attn_reg_plugin.experiments.table import markdown, terminal_table
 from attn_reg_plugin.files import write_json, write_text
 
 
+def methods_setting(without: Sequence[str] = ()) -> Any:
+    """The setting that says which of the known methods are compared; its help lists them."""
+    return setting(
+        lambda: (
+            f"which, with commas: {', '.join(known_methods(without))}; in a file also a mapping of each to its "
+            "settings, `name: {p: 0.2, ...}`, the same method several times as `own_name: {like: ad_drop, ...}`, more "
+            "flags of fairseq-train as `flags`"
+        ),
+        "plain,ad_drop",
+        metavar="NAMES",
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
     """The settings that every comparison has; a subclass says what its runs are and what its table shows.
@@ -30,15 +43,7 @@ class Comparison:
     """
 
     out: Path = setting("folder of the runs", metavar="FOLDER")
-    methods: Any = setting(
-        lambda: (
-            f"which, with commas: {', '.join(known_methods())}; in a file also a mapping of each to its settings, "
-            "`name: {p: 0.2, ...}`, the same method several times as `own_name: {like: ad_drop, ...}`, more flags of "
-            "fairseq-train as `flags`"
-        ),
-        "plain,ad_drop",
-        metavar="NAMES",
-    )
+    methods: Any = methods_setting()
     seeds: tuple[int, ...] = setting("seeds, with commas", (1,))
     method_flags: tuple[str, ...] = setting(
         "flags of fairseq-train for one method, winning over its own: ad_drop='--ad-drop-p 0.2'",

@@ -107,6 +107,10 @@ class Run:
         """The figures of the training so far."""
         return read_log(self.folder / "train.log")
 
+    def has_log(self) -> bool:
+        """Whether the training has left its log."""
+        return (self.folder / "train.log").is_file()
+
     def finished(self) -> bool:
         """Whether the run is trained, and translated and scored with the present flags."""
         result = self.result()

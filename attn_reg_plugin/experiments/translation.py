@@ -97,7 +97,8 @@ class TranslationComparison(Recipe, Comparison):
     def _draw(self, console: Console, methods: Sequence[Method], runs: Sequence[Run], loss: str) -> None:
         """Draw the learning curves, and say where table and picture are."""
         say = functools.partial(console.print, highlight=False, markup=False, soft_wrap=True)
-        by_method = {method.title: [one.log() for one in runs if one.method == method] for method in methods}
+        logged = [one for one in runs if one.has_log()]  # a finished run needs its log for nothing else
+        by_method = {method.title: [one.log() for one in logged if one.method == method] for method in methods}
         say(f"table: {self.out / 'results.md'}")
         try:
             if plot_validation(by_method, loss, self.out / CURVES):

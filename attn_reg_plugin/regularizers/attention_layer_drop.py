@@ -44,6 +44,10 @@ class AttentionLayerDrop(Regularizer):
         0.2, "probability of replacing an attention by the mean of its values, in [0, 1]", within="[0, 1]"
     )
 
+    def leaves_unused(self) -> bool:
+        """A dropped attention gives its queries and keys no gradient."""
+        return self.p > 0
+
     def due(self) -> bool:
         """Regularized when anything can be dropped at all."""
         return self.p > 0

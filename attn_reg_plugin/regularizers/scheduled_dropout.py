@@ -18,7 +18,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from attn_reg_plugin.attention.calls import AttentionCall, derived
 from attn_reg_plugin.attention.sites import AttentionSite, SiteSelector
 from attn_reg_plugin.regularizers.attachment import Attachment
 from attn_reg_plugin.regularizers.base import Preset, Regularizer, option, register
@@ -308,11 +307,10 @@ class ScheduledDropout(Regularizer):
         device: torch.device,
     ) -> Tensor:
         """A keep mask (B, 1, T, S) for all heads; the same for a call of the seed, so that recomputation agrees."""
-        call = site.current or AttentionCall(site)
-        generator = torch.Generator(device).manual_seed(derived(seed, call.index))
-        keep = torch.empty((shape[0], 1, *shape[2:]), dtype=torch.bool, device=device)
-        keep.bernoulli_(1.0 - probability, generator=generator)
-        keep = keep if valid is None else keep & valid
-        if not call.counted:
-            self.count_dropped(site, keep, valid)
-        return keep
+
+        def draw(generator: torch.Generator) -> Tensor:
+            keep = torch.empty((shape[0], 1, *shape[2:]), dtype=torch.bool, device=device)
+            keep.bernoulli_(1.0 - probability, generator=generator)
+            return keep if valid is None else keep & valid
+
+        return self.drawn(site, seed, valid, device, draw)

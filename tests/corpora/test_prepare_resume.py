@@ -22,7 +22,7 @@ import os, signal, sys
 from pathlib import Path
 from attn_reg_plugin.corpora import preparation as prepare
 from attn_reg_plugin.corpora import options
-import attn_reg_plugin.data.{module} as module
+import attn_reg_plugin.corpora.{module} as module
 module.{function} = lambda *a, **k: os.kill(os.getpid(), signal.SIGKILL)
 source, out = sys.argv[1:]
 prepare.prepare(options.Wmt16Options(pair="en-tr", source=source, out=Path(out), vocab_size=45))

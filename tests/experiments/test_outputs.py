@@ -11,12 +11,12 @@ pytest.importorskip("fairseq")
 
 from types import SimpleNamespace
 
-from attn_reg_plugin.data.labelled import find_task, read_file
-from models.hf_folders import make_encoder, tokenizer
 from transformers import AutoModel
 
 from attn_reg_plugin.cli import main
-from attn_reg_plugin.experiments import export
+from attn_reg_plugin.commands import export
+from attn_reg_plugin.labelled import find_task, read_file
+from tests.models.hf_folders import make_encoder, tokenizer
 
 RECORD = '{"epoch": 1, "num_updates": %s, "drop_encoder.self[0]": %s}\n'
 

@@ -1,21 +1,15 @@
-"""Trainings in processes of their own, forked from a server that has transformers imported."""
+"""Trainings in processes of their own, which may be data-parallel."""
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
-import socket
 import sys
 from collections.abc import Callable
-from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
-_CONTEXT = multiprocessing.get_context("forkserver")
-PRELOADED = ["transformers.trainer", "accelerate", "torch._dynamo"]
-#: seconds, longer than anything here takes on a busy machine
-PATIENCE = 300
+from tests.processes import PATIENCE, free_port, start
 
 
 def _run(function: Callable[..., None], environment: dict[str, str], arguments: tuple[Any, ...]) -> None:
@@ -32,23 +26,18 @@ def _run(function: Callable[..., None], environment: dict[str, str], arguments: 
         torch.distributed.destroy_process_group()
 
 
-def start(folder: Path, function: Callable[..., None], *arguments: Any, processes: int = 1) -> list[int | None]:
+def run_in_processes(
+    folder: Path, function: Callable[..., None], *arguments: Any, processes: int = 1
+) -> list[int | None]:
     """Run `function(*arguments)` in so many data-parallel processes; their exit codes, negative for a signal's."""
-    _CONTEXT.set_forkserver_preload(PRELOADED)
-    forkserver.ensure_running()
     folder.mkdir(parents=True, exist_ok=True)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    started = []
+    port, started = str(free_port()), []
     for rank in range(processes):
         environment = {"OUTPUT": str(folder / f"output_{rank}.txt")}
         if processes > 1:
             named = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "MASTER_PORT": port}
             environment |= {name: str(value) for name, value in named.items()} | {"MASTER_ADDR": "127.0.0.1"}
-        process = _CONTEXT.Process(target=_run, args=(function, environment, arguments))
-        process.start()
-        started.append(process)
+        started.append(start(_run, function, environment, arguments))
     for process in started:
         process.join(PATIENCE)
         if process.is_alive():

@@ -13,7 +13,7 @@ import torch
 from transformers import TrainerCallback
 
 from attn_reg_plugin.regularizers import AttendOut, AttentionLayerDrop, Regularizer, ScheduledDropout
-from tests.huggingface.processes import check, kill_oneself, start
+from tests.huggingface.processes import check, kill_oneself, run_in_processes
 from tests.huggingface.trainers import ad_drop, trainer_of, weights
 
 METHODS = {
@@ -127,8 +127,8 @@ def resumed(folder: Path, method: str, save: int) -> None:
 
 @pytest.mark.parametrize("method", ["ad_drop", "attend_out"])
 def test_killed_and_resumed(tmp_path: Path, method: str) -> None:
-    assert start(tmp_path, killed, tmp_path / "parts", method, 5, 8) == [-signal.SIGKILL]
-    check(tmp_path, start(tmp_path, resumed, tmp_path / "parts", method, 5))
+    assert run_in_processes(tmp_path, killed, tmp_path / "parts", method, 5, 8) == [-signal.SIGKILL]
+    check(tmp_path, run_in_processes(tmp_path, resumed, tmp_path / "parts", method, 5))
     undisturbed = run(tmp_path / "whole", method, 5)
     assert same(torch.load(tmp_path / "parts" / "end.pt"), undisturbed)
 
@@ -148,7 +148,7 @@ def in_parts(folder: Path, method: str) -> None:
 
 @pytest.mark.parametrize("method", ["ad_drop", "attend_out"])
 def test_two_processes_agree_and_resume(tmp_path: Path, method: str) -> None:
-    check(tmp_path, start(tmp_path, in_parts, tmp_path, method, processes=2))
+    check(tmp_path, run_in_processes(tmp_path, in_parts, tmp_path, method, processes=2))
     ends = [torch.load(tmp_path / f"ends_{rank}.pt") for rank in range(2)]
     assert torch.equal(ends[0][0][0], ends[1][0][0]), "both processes have the same model"
     for rank in range(2):
@@ -174,8 +174,8 @@ def whole_batches(folder: Path, size: int) -> None:
 
 
 def test_two_halves_are_one_whole(tmp_path: Path) -> None:
-    check(tmp_path, start(tmp_path, whole_batches, tmp_path, 2, processes=2))
-    check(tmp_path, start(tmp_path, whole_batches, tmp_path, 4))
+    check(tmp_path, run_in_processes(tmp_path, whole_batches, tmp_path, 2, processes=2))
+    check(tmp_path, run_in_processes(tmp_path, whole_batches, tmp_path, 4))
     (halves, log), (whole, expected) = (torch.load(tmp_path / f"batches_of_{size}.pt") for size in (2, 4))
     torch.testing.assert_close(halves, whole, rtol=1e-5, atol=1e-6)
     assert log[0]["loss"] == pytest.approx(expected[0]["loss"], abs=1e-5)
@@ -196,6 +196,6 @@ def defended(folder: Path) -> None:
 
 
 def test_the_defender_in_two_processes_is_a_lone_trainers(tmp_path: Path) -> None:
-    check(tmp_path, start(tmp_path, defended, tmp_path, processes=2))
+    check(tmp_path, run_in_processes(tmp_path, defended, tmp_path, processes=2))
     for rank in range(2):
         torch.testing.assert_close(*torch.load(tmp_path / f"{rank}.pt"), rtol=1e-5, atol=1e-6)

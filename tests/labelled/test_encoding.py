@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, RobertaTokenizer
 
 from attn_reg_plugin.labelled import (
@@ -19,7 +20,7 @@ from attn_reg_plugin.labelled import (
     load_tokenizer,
     longest_input,
 )
-from tests.labelled.tokenizers import PIECES, Tokenizer, bert_tokenizer, models, pre_tokenizers
+from tests.labelled.tokenizers import PIECES, bert_tokenizer
 
 CLS, SEP, UNK = 2, 3, 1
 WORD = {piece: number for number, piece in enumerate(PIECES)}

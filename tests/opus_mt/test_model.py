@@ -124,8 +124,9 @@ def compare_translations(
 
 
 @pytest.mark.parametrize(("penalty", "shortest"), PENALTIES)
-def test_200_translations(sides: Sides, texts: list[str], penalty: float, shortest: int) -> None:
-    assert compare_translations(sides, sides.tokenizer, texts[:330], penalty, shortest, batch=33) >= 200
+def test_100_translations(sides: Sides, texts: list[str], penalty: float, shortest: int) -> None:
+    few = {"batch": 33, "lengths": 3, "distinct": 10}
+    assert compare_translations(sides, sides.tokenizer, texts[:165], penalty, shortest, **few) >= 100
 
 
 def test_padding_above_every_piece_as_in_published_models(models: list[Path], texts: list[str], tmp_path: Path) -> None:
@@ -218,11 +219,10 @@ def test_sinusoids_are_their_formula() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("penalty", "shortest"), PENALTIES)
-def test_the_published_shape_on_real_text(penalty: float, shortest: int, real: Sides) -> None:
-    """512 wide, 6 + 6 layers; 200 real sentences."""
-    few = {"batch": 63, "share": 0.92, "lengths": 1, "distinct": 5}  # deep random decoders end alike
-    assert compare_translations(real, real.tokenizer, real.texts, penalty, min(shortest, 2), **few) >= 200
+def test_the_published_shape_on_real_text(real: Sides) -> None:
+    """512 wide, 6 + 6 layers; 50 real sentences."""
+    few = {"batch": 32, "share": 0.92, "lengths": 1, "distinct": 3}  # deep random decoders end alike
+    assert compare_translations(real, real.tokenizer, real.texts, 0.6, 2, **few) >= 50
 
 
 @pytest.mark.slow
@@ -248,5 +248,5 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Sides:
     )  # as sharp as the tiny ones, depth would add up round-off
     to_fairseq(MarianFolder.open(folder / "hf"), folder / "out")
     made = Sides(model, folder / "hf", folder / "out", length=12)
-    made.tokenizer, made.texts = load_tokenizer(folder / "hf"), lines["en"][:250]
+    made.tokenizer, made.texts = load_tokenizer(folder / "hf"), lines["en"][:64]
     return made

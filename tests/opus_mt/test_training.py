@@ -20,12 +20,12 @@ from attn_reg_plugin.opus_mt.marian_folder import MarianFolder
 from attn_reg_plugin.opus_mt.tokenization import OpusMTTokenizer
 from tests.opus_mt.folders import load_tokenizer
 from tests.opus_mt.sides import Sides
+from tests.processes import free_port
 from tests.tasks.fairseq_runs import (
     PLUGIN,
     Finished,
     Job,
     differing,
-    free_port,
     generate,
     read_checkpoint,
     run,

@@ -11,7 +11,7 @@ from torch import nn
 
 from attn_reg_plugin import ADDrop
 from tests.attention.tiny_model import TinyClassifier, tokens
-from tests.tasks.test_attend_out import begin, update
+from tests.regularizers.test_attend_out import begin, update
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 IDS = tokens([5, 3], 5)

@@ -12,10 +12,7 @@ from typing import Any
 import torch
 
 from tests.models.hf_folders import TOYS
-from tests.tasks.fairseq_runs import PRELOADED, train_arguments
-
-#: what these trainings would import one after the other, beside fairseq
-PRELOADED += ["transformers.models.bert.modeling_bert", "sklearn.metrics", "scipy.stats", "seqeval.metrics"]
+from tests.tasks.fairseq_runs import train_arguments
 
 #: flags of the tiny translation runs that have no place here
 WITHOUT = ["--criterion", "--label-smoothing", "--disable-validation", "--max-tokens"]

@@ -16,29 +16,20 @@ import random
 import re
 import shlex
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from multiprocessing import forkserver
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from tests.processes import PATIENCE, start
+
 #: found but not imported: fairseq does not look for tasks in a user dir whose module is imported already
 PLUGIN = str(Path(importlib.util.find_spec("attn_reg_plugin").origin).parent)
 SIZES = {"train": 160, "valid": 20, "test": 12}
-#: longer than any command here takes, even on a busy machine
-PATIENCE = 300
-
-_CONTEXT = multiprocessing.get_context("forkserver")
-#: beside the commands, what they would import later: torch when the optimizer is made, sacrebleu for scoring
-PRELOADED = ["fairseq_cli.train", "fairseq_cli.generate", "fairseq_cli.preprocess", "torch._dynamo", "sacrebleu"]
-_CONTEXT.set_forkserver_preload(PRELOADED)
-
 MODEL = shlex.split(
     "--arch transformer --encoder-layers 2 --decoder-layers 2 --encoder-embed-dim 16 --decoder-embed-dim 16 "
     "--encoder-ffn-embed-dim 32 --decoder-ffn-embed-dim 32 --encoder-attention-heads 2 --decoder-attention-heads 2 "
@@ -91,9 +82,7 @@ class Job:
     def __init__(self, tool: str, argv: Sequence[str], log: Path, prepare: Callable[[], None] | None = None) -> None:
         log.parent.mkdir(parents=True, exist_ok=True)
         self.log = log
-        self.process: BaseProcess = _CONTEXT.Process(target=_run, args=(tool, list(argv), str(log), prepare))
-        with _one_thread():
-            self.process.start()
+        self.process = start(_run, tool, list(argv), str(log), prepare)
 
     def output(self) -> str:
         """What it has printed so far."""
@@ -121,20 +110,6 @@ class Job:
             self.kill()
             raise AssertionError(f"still running after {PATIENCE} s: {self.output()[-3000:]}")
         return Finished(self.process.exitcode, self.output())
-
-
-class _one_thread:
-    """While open, processes that start have one thread, so that sums are always made in the same order."""
-
-    def __enter__(self) -> None:
-        self.before = os.environ.get("OMP_NUM_THREADS")
-        os.environ["OMP_NUM_THREADS"] = "1"
-        forkserver.ensure_running()
-
-    def __exit__(self, *error: object) -> None:
-        os.environ.pop("OMP_NUM_THREADS")
-        if self.before is not None:
-            os.environ["OMP_NUM_THREADS"] = self.before
 
 
 def _run(tool: str, argv: list[str], log: str, prepare: Callable[[], None] | None) -> None:
@@ -254,10 +229,3 @@ def trained_state(path: Path) -> dict[str, Any]:
         "optimizer": checkpoint["last_optimizer_state"],
         "updates": checkpoint["optimizer_history"][-1]["num_updates"],
     }
-
-
-def free_port() -> int:
-    """A TCP port that nobody listens on."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]

@@ -13,7 +13,8 @@ from seqeval.metrics import f1_score as entity_f1
 from sklearn.metrics import accuracy_score, matthews_corrcoef
 
 from attn_reg_plugin.labelled import find_task
-from tests.tasks.fairseq_runs import Finished, Job, free_port, read_checkpoint, train, train_arguments
+from tests.processes import free_port
+from tests.tasks.fairseq_runs import Finished, Job, read_checkpoint, train, train_arguments
 from tests.tasks.labelled_toy import WORDS, dataset, register
 
 pytestmark = pytest.mark.slow

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from tests.models.hf_folders import TOYS, make_encoder
+from tests.processes import free_port
 from tests.tasks.encoder_runs import encoder_arguments
-from tests.tasks.fairseq_runs import Finished, Job, differing, free_port, read_checkpoint
+from tests.tasks.fairseq_runs import Finished, Job, differing, read_checkpoint
 from tests.tasks.test_two_processes import GLOO, assert_alike
 
 pytestmark = pytest.mark.slow

@@ -1,102 +1,121 @@
-"""Trainings killed at random moments end in the weights of one that nobody disturbed, bit for bit."""
+"""Trainings killed at random moments end bit for bit where one that nobody disturbed does: each method, each face."""
 
 from __future__ import annotations
 
-import os
 import random
-import shutil
-import signal
-import time
-from collections.abc import Callable
-from functools import partial
+import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
-import torch
 
+from tests.models.hf_folders import TOYS, make_encoder
+from tests.tasks.encoder_runs import encoder_arguments
 from tests.tasks.fairseq_runs import AD_DROP, Job, differing, train, train_arguments, trained_state
+from tests.tasks.kills import die_while_copying, die_while_saving, everything, kill_after, kill_while, updates_of
 
 pytestmark = pytest.mark.slow
 
-UPDATES, INTERVAL = 44, 4
-#: 16 updates an epoch, a checkpoint within epochs too, only the newest kept; batches are made by a worker process
-LONG = f"--max-tokens 60 --max-update {UPDATES} --save-interval-updates {INTERVAL} --keep-interval-updates 1".split()
-LONG += ["--num-workers", "1"]
-SCHEDULES = ["epoch", "update:5"]
+#: a checkpoint within epochs too, only the newest kept; batches are made by a worker process
+SAVING = shlex.split("--save-interval-updates 4 --keep-interval-updates 1 --num-workers 1")
+ROUND = 3
+GAME = shlex.split(f"--attn-reg attend_out --attend-out-steps {ROUND} --attn-sites *")
+#: an epoch has 16 or 17 updates, or half of them: most checkpoints stand inside an epoch, and inside a round
+TRANSLATIONS = {
+    "ad_drop": [*AD_DROP, *shlex.split("--attn-sites * --ad-drop-cross-tuning epoch --max-update 44")],
+    "ad_drop by updates": [*AD_DROP, *shlex.split("--attn-sites * --ad-drop-cross-tuning update:5 --max-update 44")],
+    "attend_out": [*GAME, "--max-update", "34"],
+    "attend_out accumulated": [
+        *GAME,
+        *shlex.split(
+            "--update-freq 2 --clip-norm 0.5 --lr-scheduler inverse_sqrt --warmup-updates 9 --attend-out-normalize "
+            "--attend-out-embedding shared --attend-out-credit round --attend-out-reward-examples 7 --max-update 34"
+        ),
+    ],
+}
 
 
-@pytest.fixture(scope="module", params=SCHEDULES)
-def schedule(request: pytest.FixtureRequest) -> list[str]:
-    return [*AD_DROP, "--attn-sites", "*", "--ad-drop-cross-tuning", request.param, *LONG]
+def check_game(state: dict[str, Any], updates: int) -> None:
+    """It ends inside a round, whose batches are kept."""
+    game = state["beside"]
+    assert game["rounds"] == updates // ROUND and game["in_round"] == updates % ROUND
+    assert {batch["update"] for batch in game["cache"]} == set(range(updates % ROUND))
 
 
-@pytest.fixture(scope="module")
-def undisturbed(schedule: list[str], corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("undisturbed")
-    finished = train(corpus, folder, *schedule).check()
-    assert len(finished.lines()) == UPDATES and finished.lines()[-1]["epoch"] == 3
-    assert {line["regularized"] for line in finished.lines()} == {"0", "1"}
-    return folder / "checkpoint_last.pt"
+@pytest.mark.parametrize("case", TRANSLATIONS)
+def test_kills_change_nothing(case: str, corpus: Path, tmp_path: Path) -> None:
+    """Two at random moments, and one while each kind of file is written: state, checkpoint and its copy."""
+    flags, whole, parts = [*TRANSLATIONS[case], *SAVING, "--max-tokens", "60"], tmp_path / "whole", tmp_path / "parts"
+    updates, generator, within_a_round = int(flags[flags.index("--max-update") + 1]), random.Random(case), 0
+    undisturbed = train(corpus, whole, *flags).check().lines()
+    assert len(undisturbed) == updates and undisturbed[-1]["epoch"] >= 2
+    arguments, logs = train_arguments(corpus, parts, *flags), (tmp_path / f"{number}.log" for number in range(9))
+    kills = [(die_while_saving, 2), (die_while_copying, 1)]
+    if "attend_out" in case:
+        assert sum(line.get("attacker_won") is not None for line in undisturbed) == updates // ROUND
+        kills = [(die_while_saving, 3), (die_while_saving, 2), (die_while_copying, 1)]  # each save: state, checkpoint
+    else:
+        assert {line["regularized"] for line in undisturbed} == {"0", "1"}
+    for _ in range(2):
+        printed = kill_after(Job("train", arguments, next(logs)), generator.randint(5, 9), generator)
+        assert printed.rfind("Start iterating") > printed.rfind("end of epoch"), "within an epoch"
+        states = [int(path.stem.rpartition("_")[2]) for path in parts.glob("attn_reg_state_*.pt")]
+        within_a_round += max(states, default=0) % ROUND > 0
+    for how, which in kills:
+        kill_while(how, which, arguments, next(logs))
+    finished = train(corpus, parts, *flags).check()
+    assert len(finished.lines()) < updates and "starts anew" not in finished.output, "it went on"
+    assert differing(everything(parts), everything(whole)) == []
+    if "attend_out" in case:
+        assert within_a_round
+        check_game(everything(parts), updates)
 
 
-def updates_of(job: Job) -> int:
-    """How many updates a training has made since it was started."""
-    return job.output().count("| train_inner |")
+@pytest.mark.parametrize("method", ["ad_drop", "attend_out"])
+@pytest.mark.parametrize("row", ["rte", "wnut17"])
+def test_a_kill_changes_nothing_of_an_encoder(row: str, method: str, tmp_path: Path) -> None:
+    """An epoch has 6 updates."""
+    data, encoder = TOYS[row][0](tmp_path / "data"), make_encoder(tmp_path / "encoder")
+    flags = {"ad_drop": [*AD_DROP, "--ad-drop-cross-tuning", "epoch"], "attend_out": GAME}[method]
+    flags = [*flags, *SAVING, "--max-update", "22"]
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    undisturbed = Job("train", encoder_arguments(row, data, encoder, whole, *flags), whole / "log").wait().check()
+    assert len(undisturbed.lines()) == 22 and undisturbed.lines()[-1]["epoch"] == 4
+    arguments, generator = encoder_arguments(row, data, encoder, parts, *flags), random.Random(f"{row} {method}")
+    kill_after(Job("train", arguments, parts / "killed.log"), generator.randint(7, 14), generator)
+    finished = Job("train", arguments, parts / "log").wait().check()
+    assert len(finished.lines()) < 22 and "starts anew" not in finished.output
+    assert (everything(whole)["beside"] is not None) == (method == "attend_out")
+    assert differing(everything(parts), everything(whole)) == []
 
 
-def test_three_kills_change_nothing(schedule: list[str], undisturbed: Path, corpus: Path, tmp_path: Path) -> None:
-    generator = random.Random(3)
-    killed_within_an_epoch = 0
-    for attempt in range(3):
-        job = Job("train", train_arguments(corpus, tmp_path, *schedule), tmp_path / f"{attempt}.log")
-        moment = generator.randint(3, 13)
-        assert job.wait_until(lambda job=job, moment=moment: updates_of(job) >= moment), job.output()[-2000:]
-        time.sleep(generator.random() * 0.03)
-        job.kill()
-        output = job.output()
-        assert job.process.exitcode == -signal.SIGKILL and "done training" not in output
-        killed_within_an_epoch += output.rfind("Start iterating") > output.rfind("end of epoch")
-    assert killed_within_an_epoch
-    finished = train(corpus, tmp_path, *schedule).check()
-    assert len(finished.lines()) < UPDATES, "it went on rather than beginning anew"
-    assert differing(trained_state(tmp_path / "checkpoint_last.pt"), trained_state(undisturbed)) == []
+def test_patience_goes_on_waiting(tmp_path: Path) -> None:
+    """Nothing gets better, so a training stops after the first validation and three more; its folder may be moved."""
+    data, encoder = TOYS["rte"][0](tmp_path / "data"), make_encoder(tmp_path / "encoder")
+    flags = shlex.split("--lr 1e-30 --weight-decay 0 --patience 3 --max-epoch 20")
+    save = tmp_path / "save"
+    job = Job("train", encoder_arguments("rte", data, encoder, save, *flags), save / "killed.log")
+    assert job.wait_until(lambda: updates_of(job) >= 14), job.output()[-2000:]
+    job.kill()
+    save = save.rename(tmp_path / "moved")
+    finished = Job("train", encoder_arguments("rte", data, encoder, save, *flags), save / "log").wait().check()
+    assert "hasn't improved for last 3 runs" in finished.output
+    assert trained_state(save / "checkpoint_last.pt")["updates"] == 4 * 6
+    other = tmp_path / "other"
+    start = ["--restore-file", str(save / "checkpoint_best.pt"), "--reset-optimizer", "--reset-dataloader"]
+    start += ["--reset-lr-scheduler", "--reset-meters"]
+    anew = Job("train", encoder_arguments("rte", data, encoder, other, *flags, *start), other / "log").wait().check()
+    assert len(anew.lines("valid")) == 4, "a training that starts from another's weights waits anew"
 
 
-def die_while_saving(which: int) -> None:
-    """In the training's process: the power goes when the `which`-th checkpoint is half written."""
-    save, count = torch.save, [0]
-
-    def save_half(state: object, file: object, *args: object, **kwargs: object) -> None:
-        count[0] += 1
-        if count[0] == which:
-            file.write(b"half a checkpoint")
-            file.flush()
-            os.kill(os.getpid(), signal.SIGKILL)
-        save(state, file, *args, **kwargs)
-
-    torch.save = save_half
-
-
-def die_while_copying(which: int) -> None:
-    """In the training's process: the power goes when the `which`-th checkpoint is half copied to the last one."""
-    copy, count = shutil.copyfile, [0]
-
-    def copy_half(source: str, target: str, **kwargs: object) -> object:
-        count[0] += 1
-        if count[0] == which:
-            Path(target).write_bytes(Path(source).read_bytes()[:5000])
-            os.kill(os.getpid(), signal.SIGKILL)
-        return copy(source, target, **kwargs)
-
-    shutil.copyfile = copy_half
-
-
-@pytest.mark.parametrize("die", [die_while_saving, die_while_copying])
-def test_a_kill_while_a_checkpoint_is_written(
-    die: Callable[[int], None], schedule: list[str], undisturbed: Path, corpus: Path, tmp_path: Path
-) -> None:
-    arguments = train_arguments(corpus, tmp_path, *schedule)
-    killed = Job("train", arguments, tmp_path / "killed.log", partial(die, 3)).wait()
-    assert killed.status == -signal.SIGKILL and 2 * INTERVAL < len(killed.lines()) < UPDATES
-    train(corpus, tmp_path, *schedule).check()
-    assert differing(trained_state(tmp_path / "checkpoint_last.pt"), trained_state(undisturbed)) == []
+def test_only_resuming_costs_space(corpus: Path, tmp_path: Path) -> None:
+    """With validation: the best and the last checkpoint are as large as a plain training's, states are few."""
+    plain, ours = tmp_path / "plain", tmp_path / "ours"
+    short = [*GAME, *SAVING, "--max-tokens", "60", "--max-update", "14"]
+    train(corpus, plain, *short, "--attn-reg", "none", without=["--disable-validation"]).check()
+    train(corpus, ours, *short, without=["--disable-validation"]).check()
+    for name in ("checkpoint_best.pt", "checkpoint_last.pt"):
+        sizes = [(folder / name).stat().st_size for folder in (ours, plain)]
+        assert abs(sizes[0] - sizes[1]) < 0.02 * sizes[1], f"{name}: {sizes}"
+    assert {path.name for path in ours.glob("attn_reg_state_*")} == {"attn_reg_state_12.pt", "attn_reg_state_14.pt"}
+    assert not list(plain.glob("attn_reg_state_*"))

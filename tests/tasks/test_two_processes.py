@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.tasks.fairseq_runs import AD_DROP, Finished, Job, free_port, read_checkpoint, train_arguments
+from tests.processes import free_port
+from tests.tasks.fairseq_runs import AD_DROP, Finished, Job, read_checkpoint, train_arguments
 
 pytestmark = pytest.mark.slow
 

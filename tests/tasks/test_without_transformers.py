@@ -20,7 +20,8 @@ class Absent:
 
 def hide_transformers() -> None:
     """In the new process, before fairseq's command."""
-    assert "transformers" not in sys.modules
+    for name in [name for name in sys.modules if name.split(".")[0] in ("transformers", "tokenizers")]:
+        del sys.modules[name]  # of the server that the process was forked from
     sys.meta_path.insert(0, Absent())
 
 
