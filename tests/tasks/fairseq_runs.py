@@ -54,7 +54,7 @@ class Finished:
     output: str
 
     def lines(self, tag: str = "train_inner") -> list[dict[str, Any]]:
-        """The JSON log lines of `tag`, `train_inner` (one an update) or `train` (one an epoch), hydra's form too."""
+        """The JSON log lines of `tag`, `train_inner` (one per update) or `train` (one per epoch), hydra's form too."""
         form = rf"(?:\| {tag} \||\[{tag}\]\[INFO\] -) (\{{.*\}})$"
         return [json.loads(line) for line in re.findall(form, self.output, re.MULTILINE)]
 
