@@ -27,6 +27,8 @@ ROOT = Path(__file__).resolve().parents[1]
 OUTSIDE = ("CONTRIBUTING.md", "CHANGELOG.md", "examples/*/README.md", "examples/*/*.png", "examples/*/*.yaml")
 #: the packages of the fairseq face, whose modules register what has flags
 FAIRSEQ_FACE = ("tasks", "criterions", "models")
+#: how the help of a setting ends
+TOLD = re.compile(r"\((required|default: (.*))\)$")
 
 
 # -- tables of flags --------------------------------------------------------------------------------------------------
@@ -39,10 +41,13 @@ def cell(text: object) -> str:
 
 def default_of(action: argparse.Action) -> str:
     """What holds when a flag is not given, as a cell."""
-    if action.required:
+    told = TOLD.search(action.help or "")  # of settings that a file may give, too
+    if action.required or (told and not told[2]):
         return "required"
     if action.nargs == 0:
         return "off"
+    if told and action.default == argparse.SUPPRESS:
+        return f"`{cell(told[2])}`"
     if action.default in (None, "", argparse.SUPPRESS, "???"):
         return ""
     value = ",".join(map(str, action.default)) if isinstance(action.default, list | tuple) else str(action.default)
@@ -52,7 +57,8 @@ def default_of(action: argparse.Action) -> str:
 def meaning_of(action: argparse.Action, prefix: str = "") -> str:
     """A flag's help as a cell, with its choices unless the help lists them; the default has a column of its own."""
     text = (action.help or "").removeprefix(prefix)
-    text = re.sub(rf"\s*\(default: (%\(default\)s|{re.escape(str(action.default))})\)", "", text)
+    default = ".*" if action.default == argparse.SUPPRESS else rf"%\(default\)s|{re.escape(str(action.default))}"
+    text = re.sub(rf"\s*\(default: ({default})\)$|\s*\(required\)$", "", text)
     choices = [str(choice) for choice in action.choices or ()]
     if choices and not all(choice in text for choice in choices):
         text += f"{'; ' if text else ''}one of {', '.join(choices)}"

@@ -49,10 +49,16 @@ def test_values_are_converted() -> None:
     assert (found.deep, found.flags, found.data) == (True, "--fp16 a_b", Path("x"))
 
 
-FILE = (
-    "out: o\ncompare:\n  data: ${out}/d\n  lr: 1e-4\n  names: [a, b]\n  deep: true\n  flags: --x\n"
-    "  many: {a: {p: 1}, b: }\n"
-)
+FILE = """
+out: o
+compare:
+  data: ${out}/d
+  lr: 1e-4
+  names: [a, b]
+  deep: true
+  flags: --x
+  many: {a: {p: 1}, b: }
+"""
 
 
 def test_flags_win_over_a_section_of_a_file(tmp_path: Path) -> None:

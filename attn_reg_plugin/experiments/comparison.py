@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from rich.console import Console
 from rich.measure import Measurement
@@ -20,11 +20,22 @@ from attn_reg_plugin.experiments.runs import Run, RunError
 from attn_reg_plugin.experiments.table import markdown, terminal_table
 from attn_reg_plugin.files import write_json, write_text
 
-R = TypeVar("R", bound=Run)
+
+def methods_setting(without: Sequence[str] = ()) -> Any:
+    """The setting that says which of the known methods are compared; its help lists them."""
+    return setting(
+        lambda: (
+            f"which, with commas: {', '.join(known_methods(without))}; in a file also a mapping of each to its "
+            "settings, `name: {p: 0.2, ...}`, the same method several times as `own_name: {like: ad_drop, ...}`, more "
+            "flags of fairseq-train as `flags`"
+        ),
+        "plain,ad_drop",
+        metavar="NAMES",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison(Generic[R]):
+class Comparison:
     """The settings that every comparison has; a subclass says what its runs are and what its table shows.
 
     Raises:
@@ -32,15 +43,7 @@ class Comparison(Generic[R]):
     """
 
     out: Path = setting("folder of the runs", metavar="FOLDER")
-    methods: Any = setting(
-        lambda: (
-            f"which, with commas: {', '.join(known_methods())}; in a file also a mapping of each to its settings, "
-            "`name: {p: 0.2, ...}`, the same method several times as `own_name: {like: ad_drop, ...}`, more flags of "
-            "fairseq-train as `flags`"
-        ),
-        "plain,ad_drop",
-        metavar="NAMES",
-    )
+    methods: Any = methods_setting()
     seeds: tuple[int, ...] = setting("seeds, with commas", (1,))
     method_flags: tuple[str, ...] = setting(
         "flags of fairseq-train for one method, winning over its own: ad_drop='--ad-drop-p 0.2'",
@@ -63,7 +66,7 @@ class Comparison(Generic[R]):
     #: the methods that it does not know
     without = ()
 
-    def plan(self, methods: Sequence[Method]) -> list[R]:
+    def plan(self, methods: Sequence[Method]) -> Sequence[Run]:
         """The runs, see `each`."""
         raise NotImplementedError
 
@@ -72,11 +75,11 @@ class Comparison(Generic[R]):
         """Epochs of a run, at most."""
         raise NotImplementedError
 
-    def summary(self, one: R) -> str:
+    def summary(self, one: Any) -> str:
         """What is said of a finished run."""
         raise NotImplementedError
 
-    def report(self, console: Console, methods: Sequence[Method], runs: Sequence[R]) -> None:
+    def report(self, console: Console, methods: Sequence[Method], runs: Sequence[Any]) -> None:
         """Publish the table of the finished runs, and what else there is to show."""
         raise NotImplementedError
 
@@ -97,7 +100,7 @@ class Comparison(Generic[R]):
         self.report(console, methods, runs)
         return 0
 
-    def each(self, methods: Sequence[Method], make: Callable[..., R]) -> list[R]:
+    def each(self, methods: Sequence[Method], make: Callable[..., Any]) -> list[Any]:
         """The runs, seed by seed, so that the first seed of all methods is done first.
 
         Args:

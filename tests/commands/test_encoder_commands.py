@@ -248,8 +248,8 @@ def test_updates_are_counted_for_one_process(
         *((["--lr", value], f"--lr is {value}, but must be above 0") for value in ("nan", "inf")),
         *((["--weight-decay", value], f"--weight-decay is {value}, but must be") for value in ("nan", "inf")),
         *((["--warmup", value], f"--warmup is {value}, but must lie") for value in ("nan", "inf")),
-        (["--methods", "magic"], "unknown method 'magic'; the methods are: plain, attention_dropout, ad_drop"),
-        (["--seeds", "x"], "--seeds wants distinct whole numbers"),
+        (["--methods", "magic"], "unknown method 'magic'; the methods are: plain, attention_dropout"),
+        (["--seeds", "x"], "--seeds is .x., but must be a whole number, or several with commas"),
     ],
 )
 def test_finetune_refuses(rte: list[str], words: list[str], said: str) -> None:

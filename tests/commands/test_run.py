@@ -1,0 +1,113 @@
+"""`attn-reg run`: the configurations in examples/ are planned, in order and with flags over them; nothing is run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fairseq")
+
+from attn_reg_plugin.cli import main
+from attn_reg_plugin.commands import run
+from attn_reg_plugin.experiments.methods import select_methods
+from attn_reg_plugin.experiments.steps import OpusMTStart, convert_once, plan
+from tests.experiments.toy_corpus import empty_corpus
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+DEMO, WMT16, OPUS_MT, GLUE = (EXAMPLES / name / f"{name}.yaml" for name in ("demo", "wmt16", "opus_mt", "glue"))
+
+
+def settings(path: Path, *words: str) -> list[Any]:
+    """The settings of each step."""
+    return [step.args[1] if hasattr(step, "args") else step.__self__ for step in plan(path, words)]
+
+
+def test_the_demo() -> None:
+    corpus, comparison = settings(DEMO, "--epochs", "3", "--out", "o", "--methods", "plain,ad_drop")
+    assert corpus.noise > 0 and corpus.out == comparison.data == Path("o/data")
+    assert (comparison.jobs, comparison.epochs, comparison.out) == (2, 3, Path("o"))
+    plain, chosen = select_methods(comparison.methods)
+    assert plain.name == "plain" and chosen.flags != select_methods("ad_drop")[0].flags
+    assert len(select_methods(settings(DEMO)[1].methods)) >= 4
+
+
+def test_wmt16_gives_each_step_its_flags() -> None:
+    line = ["--pair", "tr-en", "--limit", "9", "--layers", "2", "--source=a b", "--cpu", "--vocab-size", "50"]
+    corpus, comparison = settings(WMT16, *line, "--", "--fp16")
+    assert (corpus.pair, corpus.limit, corpus.source, corpus.vocab_size) == ("tr-en", 9, "a b", 50)
+    assert corpus.out == comparison.data == Path("runs/wmt16-tr-en/data")
+    assert (comparison.layers, comparison.cpu, comparison.own_flags) == (2, True, ["--fp16"])
+
+
+def test_glue() -> None:
+    line = ["--task", "rte", "--data", "a b", "--model=M", "--seeds", "1,2", "--methods", "plain"]
+    (comparison,) = settings(GLUE, *line)
+    assert (comparison.task, comparison.data, comparison.model) == ("rte", "a b", "M")
+    assert (comparison.out, comparison.seeds, comparison.methods) == (Path("runs/glue-rte"), (1, 2), "plain")
+
+
+@pytest.mark.parametrize(("pair", "p", "q"), [("en-ro", "0.2", "0.2"), ("tr-en", "0.6", "0.1")])
+def test_opus_mt_has_the_authors_settings(pair: str, p: str, q: str, tmp_path: Path) -> None:
+    out = tmp_path / "o"
+    empty_corpus(out / "data")
+    (out / "data" / "manifest.json").write_text(json.dumps({"splits": {"train": {"kept": 33}}}))
+    (out / "model").mkdir()
+    (out / "model" / "fairseq.flags").write_text("--arch opus_mt --encoder-layers 2\n", encoding="utf-8")
+    line = ["--pair", pair, "--out", str(out), "--model", "mine", "--limit=9", "--cpu", "--", "--fp16"]
+    start, corpus, comparison = settings(OPUS_MT, *line)
+    assert (start.model, start.languages, start.out) == ("mine", pair, out / "model")
+    assert (corpus.max_pieces, corpus.limit, corpus.opus_mt, corpus.source) == (128, 9, out / "model", "hub")
+    untuned, plain, ad_drop = comparison.plan(select_methods(comparison.methods))
+    command = " ".join(ad_drop.train_command())
+    for part in (
+        f"--arch opus_mt --encoder-layers 2 --finetune-from-model {out}/model/checkpoint.pt",
+        "--load-checkpoint-on-all-dp-ranks",
+        "--lr 2e-05 --lr-scheduler polynomial_decay --warmup-updates 0",
+        "--max-epoch 5 --batch-size 16 --total-num-update 15 --distributed-world-size 1",
+        "--cpu",
+        "--adam-betas (0.9, 0.999) --fp16",
+        f"--ad-drop-p {p} --ad-drop-q {q}",
+    ):
+        assert part in command
+    assert untuned.train_flags[-2:] == ("--lr", "0") and "--max-update" not in plain.train_flags
+    text = f"--bpe opus_mt --opus-mt-folder {out}/data/opus_mt --min-len 0 --max-len-b 510"
+    assert text in " ".join(plain.generate_command("test")) and "--beam 4" in " ".join(plain.generate_flags)
+
+
+def test_a_model_is_converted_once_and_a_folder_belongs_to_one(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    start = OpusMTStart(model="first", languages="en-ro", out=tmp_path / "model")
+    (tmp_path / "model.name").write_text("first\n")
+    convert_once(start)
+    with pytest.raises(ValueError, match="was converted from first, not from other; give another --out"):
+        convert_once(OpusMTStart(model="other", languages="en-ro", out=tmp_path / "model"))
+
+
+@pytest.mark.parametrize(
+    ("content", "words", "said"),
+    [
+        ("a: 1", [], "has no step; the steps are: convert opus-mt, prepare phrasebook"),
+        ("pair: ???\ncompare: {}", [], "--pair is missing: "),
+        ("compare: {data: d, out: o, epoch: 3}", [], "unknown setting 'epoch'; the settings are: "),
+        ("compare: {data: d, out: o, epochs: 0}", [], "c.yaml: epochs is 0, but must be at least 1"),
+        ("compare: {data: d, out: o}", ["--epochs", "x"], "--epochs is 'x', but must be a whole number"),
+        ("prepare wmt: {}\ncompare: {data: d, out: o}", [], "unknown step 'prepare wmt'; the steps are"),
+        ("compare: {data: '${gone}', out: o}", [], "Interpolation key 'gone' not found"),
+    ],
+)
+def test_refusals(
+    content: str, words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "c.yaml").write_text(content)
+    assert main(["run", str(tmp_path / "c.yaml"), *words]) == 2
+    assert said in (error := capsys.readouterr().err) and error.count("\n") == 1
+
+
+def test_the_first_step_that_ends_otherwise_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = []
+    steps = [lambda: done.append(1) or 0, lambda: done.append(2) or 130, lambda: done.append(3) or 0]
+    monkeypatch.setattr(run, "plan", lambda file, words: steps)
+    assert main(["run", "x.yaml", "--a", "b"]) == 130 and done == [1, 2]

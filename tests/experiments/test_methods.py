@@ -1,0 +1,73 @@
+"""The methods of comparisons: their flags from the registry, and settings of their own in a configuration."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+
+from attn_reg_plugin.experiments.methods import fairseq_flags, known_methods, select_methods
+
+#: as runs were made with them before methods had presets: finished ones keep their meaning
+EARLIER = {
+    "untuned": "--attn-reg none --max-update 1",
+    "plain": "--attn-reg none",
+    "attention_dropout": "--attn-reg none --attention-dropout 0.3",
+    "ad_drop": "--attn-reg ad_drop --ad-drop-p 0.3 --ad-drop-q 0.3 --attn-sites encoder.self "
+    "--ad-drop-cross-tuning epoch",
+    "attend_out": "--attn-reg attend_out --attn-sites encoder.self",
+    "attention_dropout_0.1": "--attn-reg none --attention-dropout 0.1",
+    "attention_dropout_0.2": "--attn-reg none --attention-dropout 0.2",
+    "attention_layer_drop": "--attn-reg attention_layer_drop --attn-sites encoder.self --attention-layer-drop-p 0.2",
+    "scheduled_dropout": "--attn-reg scheduled_dropout --attn-sites encoder.self "
+    "--scheduled-dropout-schedule 'drop encoder.self: 0:0.3'",
+}
+
+
+@pytest.mark.parametrize("name", EARLIER)
+def test_the_presets_are_what_they_were(name: str) -> None:
+    assert shlex.join(known_methods()[name].flags) == shlex.join(shlex.split(EARLIER[name]))
+
+
+def test_switches_and_texts() -> None:
+    assert fairseq_flags("attend_out", {"normalize": True})[2:] == ["--attend-out-normalize"]
+    assert fairseq_flags("attend_out", {"normalize": False})[2:] == []
+    assert fairseq_flags("ad_drop", {"probe_dropout": False})[2:] == ["--ad-drop-probe-dropout", "false"]
+
+
+def test_a_mapping_gives_each_its_settings() -> None:
+    wanted = {
+        "plain": None,
+        "ad_drop": {"p": 0.6, "cross_tuning": False, "flags": "--fp16"},
+        "mild": {"like": "ad_drop", "q": "0.1", "title": "a mild one"},
+    }
+    plain, strong, mild = select_methods(wanted, ["mild=--lr 1"])
+    assert plain == known_methods()["plain"]
+    assert shlex.join(strong.flags) == (
+        "--attn-reg ad_drop --ad-drop-p 0.6 --ad-drop-q 0.3 --attn-sites encoder.self --ad-drop-cross-tuning off --fp16"
+    )
+    assert (mild.name, mild.title) == ("mild", "a mild one") and mild.flags[5:6] == ("0.1",)
+    assert mild.flags[-2:] == ("--lr", "1")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "said"),
+    [
+        ({"ad_drop": {"p": 2}}, r"methods: ad_drop: p is 2, but must lie in \[0, 1\]"),
+        (
+            {"ad_drop": {"r": 2}},
+            "methods: ad_drop: unknown setting 'r'; the settings are: like, title, flags, sites, p",
+        ),
+        ({"plain": {"p": 2}}, "methods: plain: unknown setting 'p'; the settings are: like, title, flags"),
+        ({"ad_drop": {"p": "x"}}, "methods: ad_drop: p is 'x', but must be a number"),
+        ({"ad_drop": 3}, "methods: ad_drop is 3, but must be a mapping of settings"),
+        ({"mine": None}, "unknown method 'mine'; the methods are: untuned, plain"),
+        ({"a/b": {"like": "plain"}}, "methods: 'a/b' is no name for a folder"),
+        ({"plain": {"flags": "'"}}, 'methods: plain: flags "\'": a quote is not closed'),
+        ({}, "--methods is empty"),
+        (None, "--methods is empty"),
+    ],
+)
+def test_settings_that_a_method_has_not(wanted: object, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        select_methods(wanted)

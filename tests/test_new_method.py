@@ -1,0 +1,84 @@
+"""A method of ten lines, registered here: every command, table and page has it from the registry alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+pytest.importorskip("fairseq")
+
+from attn_reg_plugin.bench.benchmark import benchmark
+from attn_reg_plugin.bench.families import Settings
+from attn_reg_plugin.bench.rows import select_rows
+from attn_reg_plugin.cli import build_parser
+from attn_reg_plugin.experiments.fine_tuning import FineTuning
+from attn_reg_plugin.experiments.methods import known_methods, select_methods
+from attn_reg_plugin.experiments.translation import TranslationComparison
+from attn_reg_plugin.regularizers.base import REGISTRY, Preset, Regularizer, register
+from attn_reg_plugin.regularizers.options import option
+from docs import hooks
+
+NAME = "last_key_drop"
+
+
+@pytest.fixture(params=[False, True], ids=["no preset", "preset"])
+def method(request: pytest.FixtureRequest) -> Iterator[type[Regularizer]]:
+    """The method, with a preset of its own or without."""
+
+    @register(NAME)
+    @dataclass(eq=False)
+    class LastKeyDrop(Regularizer):
+        """Drop the last key, sometimes."""
+
+        rate: float = option(0.5, "probability of dropping the last key, in [0, 1]", within="[0, 1]")
+
+        def before_forward(self, forward):
+            for site in self.attached_sites:
+                site.sampler = lambda shape, valid, device: torch.arange(shape[-1], device=device) < shape[-1] - 1
+
+    if request.param:
+        LastKeyDrop.presets = (Preset(NAME, "last key drop", {"sites": "*", "rate": 0.25}),)
+    yield LastKeyDrop
+    del REGISTRY[NAME]
+
+
+def test_the_comparisons_have_it(method: type[Regularizer]) -> None:
+    for settings in (TranslationComparison, FineTuning):
+        (found,) = select_methods(NAME, (), known_methods(settings.without))
+        assert found.title == "last key drop"
+        preset = ("--attn-sites", "*", "--last-key-drop-rate", "0.25") if method.presets else ()
+        assert found.flags == ("--attn-reg", NAME, *preset)
+    (own,) = select_methods({"mine": {"like": NAME, "rate": 1}})
+    assert (own.name, own.title, own.flags[-2:]) == ("mine", "mine", ("--last-key-drop-rate", "1"))
+    for command in ("compare", "finetune", "bench"):
+        commands = next(action for action in build_parser(command)._actions if action.dest == "command")
+        assert NAME in next(a.help for a in commands.choices[command]._actions if a.dest == "methods")
+
+
+def test_fairseq_has_its_flags(method: type[Regularizer]) -> None:
+    import argparse
+
+    from fairseq.dataclass import FairseqDataclass
+    from fairseq.dataclass.utils import gen_parser_from_dataclass
+
+    from attn_reg_plugin.tasks.attn_reg_task import regularizer_from, with_attn_reg
+
+    parser = argparse.ArgumentParser()
+    gen_parser_from_dataclass(parser, with_attn_reg(FairseqDataclass)())
+    regularizer = regularizer_from(parser.parse_args(["--attn-reg", NAME, "--last-key-drop-rate", "0.75"]))
+    assert isinstance(regularizer, method) and regularizer.rate == 0.75
+
+
+def test_the_bench_measures_it(method: type[Regularizer], one_thread: None) -> None:
+    rows = select_rows([NAME], "torch", "float32")
+    (plain, found), _ = benchmark(rows, Settings("torch", "tiny", 2, 4, 0.5, 20), 1, 1, 0, "wall")
+    assert (plain.row.name, found.row.name) == ("plain", NAME) and found.row.method == NAME and found.seconds
+
+
+def test_the_pages_show_it(method: type[Regularizer]) -> None:
+    assert f"| `{NAME}` | `LastKeyDrop` | Drop the last key, sometimes. |" in hooks.methods_table()
+    assert "| `--last-key-drop-rate` | `0.5` | probability of dropping the last key" in hooks.flags_of_methods()
+    assert NAME in hooks.flags_of_attn_reg()
