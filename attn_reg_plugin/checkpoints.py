@@ -11,7 +11,8 @@ import pickle
 import re
 import zipfile
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,27 @@ def load_state(path: Path, needed: Iterable[str] = ("epoch", "updates")) -> dict
     if missing:
         raise ValueError(f"{path} lacks {', '.join(missing)}, so it is no method's state; {ANEW}")
     return state
+
+
+@contextmanager
+def refuse_state(place: str | Path, method: str, advice: str = ANEW) -> Iterator[None]:
+    """While a state is given to a method: what does not fit is said with its place.
+
+    Args:
+        place: the file, or what holds the state.
+        method: what it is given to, for the message.
+        advice: what to do.
+
+    Raises:
+        ValueError: the state is damaged, or another method's or model's.
+    """
+    try:
+        yield
+    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        reason = f"lacks {error}" if isinstance(error, KeyError) else " ".join(str(error).split())[:300]
+        raise ValueError(
+            f"{place}: the state of the method does not fit {method} on this model and its sites ({reason}); {advice}"
+        ) from error
 
 
 def save_state(path: Path, state: Any) -> None:

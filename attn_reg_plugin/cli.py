@@ -13,7 +13,7 @@ from attn_reg_plugin.files import explain
 
 #: subcommand -> (module with `add_arguments(parser)` and `run(arguments) -> int`, help)
 COMMANDS: dict[str, tuple[str, str]] = {
-    "prepare": ("attn_reg_plugin.corpora.preparation", "prepare a corpus for fairseq: phrasebook or wmt16"),
+    "prepare": ("attn_reg_plugin.commands.prepare", "prepare a corpus for fairseq: phrasebook or wmt16"),
     "convert": ("attn_reg_plugin.commands.convert", "OPUS-MT models into fairseq, and back"),
     "compare": (
         "attn_reg_plugin.commands.compare",
@@ -27,7 +27,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "evaluate": ("attn_reg_plugin.commands.evaluate", "a trained classifier on HANS or PAWS-X"),
     "export": ("attn_reg_plugin.commands.export", "a trained encoder as a folder for from_pretrained"),
     "average": ("attn_reg_plugin.commands.average", "the mean of a fairseq run's last checkpoints"),
-    "bench": ("attn_reg_plugin.bench.report", "time and memory of a training step, method by method"),
+    "bench": ("attn_reg_plugin.commands.bench", "time and memory of a training step, method by method"),
+    "run": ("attn_reg_plugin.commands.run", "all steps of a configuration file: prepare, compare, finetune ..."),
     "report": ("attn_reg_plugin.commands.report", "what a finished run says: its drop rates as a schedule"),
 }
 

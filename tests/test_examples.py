@@ -23,5 +23,7 @@ def example(path: str) -> ModuleType:
 def test_attend_out_in_a_loop_of_ones_own(capsys: pytest.CaptureFixture[str]) -> None:
     right, game = example("attend_out/loop.py").main()
     printed = capsys.readouterr().out.splitlines()
-    assert game.rounds == 10 and [line.split(":")[0] for line in printed] == [f"round {i}" for i in range(1, 11)]
+    assert game.state_dict()["rounds"] == 10 and [line.split(":")[0] for line in printed] == [
+        f"round {i}" for i in range(1, 11)
+    ]
     assert right > 0.8, "three languages: a third is chance"

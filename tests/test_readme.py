@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 from attn_reg_plugin import AttentionSite, regularized_attention
-from attn_reg_plugin.bench.rows import ROWS
-from attn_reg_plugin.experiments.methods import METHODS
+from attn_reg_plugin.bench.rows import all_rows
+from attn_reg_plugin.configuration import load
+from attn_reg_plugin.experiments.methods import select_methods
 from attn_reg_plugin.regularizers import REGISTRY, Regularizer, options_of
 
 ROOT = Path(__file__).parents[1]
@@ -48,8 +49,8 @@ def test_its_methods_are_the_registered_ones():
 
 
 def test_the_demos_table_has_a_row_for_each_of_its_methods():
-    script = (ROOT / "scripts" / "demo.sh").read_text(encoding="utf-8")
-    titles = [METHODS[name][0] for name in re.search(r"--methods (\S+)", script)[1].split(",")]
+    demo = load(ROOT / "examples" / "demo" / "demo.yaml")
+    titles = [method.title for method in select_methods(demo.compare.methods)]
     table = README[README.index("| method | BLEU") :].split("\n\n")[0].splitlines()[2:]
     assert len(table) == len(titles)
     for row, title in zip(table, titles, strict=True):
@@ -61,7 +62,7 @@ def test_the_rows_that_the_costs_name_are_there():
     named = [
         name for names in re.findall(r"attn-reg bench[^`]*--methods\s+([\w,]+)", costs) for name in names.split(",")
     ]
-    assert named and set(named) <= {row.name for row in ROWS}
+    assert named and set(named) <= {row.name for row in all_rows()}
 
 
 class Tiny(nn.Module):

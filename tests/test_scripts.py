@@ -232,7 +232,7 @@ def test_the_recipe_refuses(recipe: Path, words: list[str], said: str) -> None:
 def test_the_demo_gives_settings_that_its_commands_know() -> None:
     """The last two commands of the script are parsed as they stand; nothing is run."""
     from attn_reg_plugin.cli import build_parser
-    from attn_reg_plugin.corpora.options import from_arguments
+    from attn_reg_plugin.corpora.preparation_options import from_arguments
     from attn_reg_plugin.experiments.comparison import method_names
     from attn_reg_plugin.experiments.methods import select_methods
     from attn_reg_plugin.experiments.recipe import Recipe

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from attn_reg_plugin.attention.calls import (
     only_where_same,
     recomputed,
 )
+from attn_reg_plugin.attention.selection import SiteSelector, name_towers
 
 #: draws a keep mask: (shape (B, H, T, S), valid, device) -> bool mask; must give the same mask at every call
 MaskSampler = Callable[[tuple[int, ...], Tensor | None, torch.device], Tensor]
@@ -166,129 +166,6 @@ class AttentionSite:
         self.restart()
 
 
-#: where the first number in a module's path stands
-_NUMBER = re.compile(r"(?:^|\.)\d+(?:\.|$)")
-_TERM = re.compile(
-    r"(?P<stack>encoder|decoder|\*)(?:\.(?P<kind>self|cross|\*))?(?:\[(?P<layers>[0-9,\-]+)\])?(?:@[\w.]+)*"
-)
-#: one or two bounds of layers; more digits than any model has layers are no number
-_LAYERS = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
-
-
-@dataclass(frozen=True)
-class SiteSelector:
-    """A pattern such as `encoder.self[0,2-5] decoder.cross`, or `*` for every site.
-
-    A term is a stack (`encoder`, `decoder`, `*`), optionally a kind (`.self`, `.cross`, `.*`) and optionally layers
-    from 0 in brackets; terms are separated by spaces. Of a model with several towers, `@` and a part of the modules'
-    path selects some: `encoder.self@vision_model`, `encoder.self[0-3]@text_model`, `*@layers.1.blocks.0`.
-
-    Raises:
-        ValueError: the pattern is not of this form.
-    """
-
-    pattern: str
-
-    def __post_init__(self) -> None:
-        """Refuse a malformed pattern before any model is seen."""
-        self._terms()
-
-    def _terms(self) -> list[tuple[str, str, str, list[tuple[int, int]] | None]]:
-        terms = []
-        for text in self.pattern.split():
-            match = _TERM.fullmatch(text)
-            layers = None if match is None or match["layers"] is None else _layers(match["layers"])
-            if match is None or layers == []:
-                raise ValueError(
-                    f"site pattern {text!r} is not understood; write for example 'encoder.self', "
-                    "'encoder.self[0,2-5] decoder.cross' or '*'"
-                )
-            terms.append((text, match["stack"], match["kind"] or "*", layers))
-        if not terms:
-            raise ValueError("the site pattern is empty; write for example 'encoder.self' or '*'")
-        return terms
-
-    def select(self, sites: Iterable[AttentionSite]) -> list[AttentionSite]:
-        """Those of `sites` that the pattern names, in the model's order.
-
-        Raises:
-            ValueError: a term matches nothing, or names a layer that does not exist; the sites that do are listed.
-        """
-        sites, chosen = list(sites), set()
-        for text, stack, kind, layers in self._terms():
-            matching = [s for s in sites if stack in ("*", s.stack) and kind in ("*", s.kind) and _stands_in(s, text)]
-            there = {site.layer for site in matching}
-            # bounds are compared and no range is built: it may be as long as one likes
-            missing = any(sum(low <= layer <= high for layer in there) <= high - low for low, high in layers or [])
-            if not matching or missing:
-                names = " ".join(dict.fromkeys(site.name for site in sites)) or "none"
-                raise ValueError(f"site pattern {text!r} matches nothing in this model; its sites are: {names}")
-            chosen.update(
-                id(site) for site in matching if layers is None or any(a <= site.layer <= b for a, b in layers)
-            )
-        return [site for site in sites if id(site) in chosen]
-
-
-def _stands_in(site: AttentionSite, term: str) -> bool:
-    """Whether the site's path has every part that a term names after its `@`s, as whole names in a row."""
-    return all(f".{part}." in f".{site.path}." for part in term.split("@")[1:])
-
-
-def name_towers(sites: Iterable[AttentionSite]) -> None:
-    """Give sites of the same stack, kind and layer a `tower` each, so that every name selects one site.
-
-    A tower is what stands before the layer's number in the path. Where towers meet in a layer, all of their sites are
-    called by the shortest part of the tower's path that the others' do not have; blocks that share a number are told
-    apart by what follows it. Sites that share a path (layers of one module) differ in the layer. Attached sites keep
-    the name that they have.
-    """
-    sites = list(sites)
-    alike: dict[tuple[str, str, int], list[AttentionSite]] = {}
-    for site in sites:
-        alike.setdefault((site.stack, site.kind, site.layer), []).append(site)
-        if not site.attached:
-            site.tower = ""
-    towers: dict[tuple[str, str], set[str]] = {}
-    for same in alike.values():
-        starts = {_start(site) for site in same}
-        if len(starts) > 1:
-            towers.setdefault((same[0].stack, same[0].kind), set()).update(starts)
-    for site in sites:
-        starts = towers.get((site.stack, site.kind), ())
-        if _start(site) in starts and not site.attached:
-            site.tower = _distinct(_start(site), starts) or ""
-    for same in alike.values():
-        names = [site.name for site in same]
-        for site, name in zip(same, names, strict=True):
-            others = [other.path for other in same if _stands_in(other, name)]
-            part = _distinct(site.path, others) if set(others) - {site.path} else None
-            if part is not None and not site.attached:
-                site.tower = f"{site.tower}@{part}" if site.tower else part
-
-
-def _start(site: AttentionSite) -> str:
-    """What stands before the layer's number in the path."""
-    return _NUMBER.split(site.path, maxsplit=1)[0]
-
-
-def _distinct(path: str, others: Iterable[str]) -> str | None:
-    """The shortest run of names in `path`, of these the first, that is in no other of `others`; None if all are."""
-    names, others = path.split("."), [other for other in others if other != path]
-    for length in range(1, len(names) + 1):
-        for start in range(len(names) - length + 1):
-            part = ".".join(names[start : start + length])
-            if part and not part.isdigit() and not any(f".{part}." in f".{other}." for other in others):
-                return part
-    return None
-
-
-def _layers(text: str) -> list[tuple[int, int]]:
-    """Parse `0,2-5` into bounds, (0, 0) and (2, 5); an empty list if it is malformed."""
-    matches = [_LAYERS.fullmatch(part) for part in text.split(",")]
-    bounds = [(int(match[1]), int(match[2] or match[1])) for match in matches if match]
-    return bounds if len(bounds) == len(matches) and all(low <= high for low, high in bounds) else []
-
-
 class Backend(Protocol):
     """How the sites of one framework's models are found and reached.
 
@@ -326,12 +203,12 @@ class HeldSites:
         """Nothing to undo."""
 
 
-_BACKENDS: dict[str, Callable[[], Backend]] = {}
+_BACKENDS: list[tuple[str, Callable[[], Backend | None]]] = []
 
 
-def register_backend(framework: str, make: Callable[[], Backend]) -> None:
-    """Register a backend; `make` is called once the module `framework` is imported (`""`: always)."""
-    _BACKENDS[framework] = make
+def register_backend(framework: str, make: Callable[[], Backend | None]) -> None:
+    """Register a backend; `make` is called for it once the module `framework` is imported (`""`: always)."""
+    _BACKENDS.append((framework, make))
 
 
 register_backend("", HeldSites)
@@ -343,7 +220,8 @@ def all_sites(model: nn.Module) -> list[AttentionSite]:
     Raises:
         ValueError: there is none.
     """
-    backends = [make() for framework, make in _BACKENDS.items() if framework == "" or framework in sys.modules]
+    made = [make() for framework, make in _BACKENDS if framework == "" or framework in sys.modules]
+    backends = [backend for backend in made if backend is not None]
     sites = [site for backend in backends for site in backend.find(model)]
     if not sites:
         refusals = [backend.refusal(model) for backend in backends if hasattr(backend, "refusal")]

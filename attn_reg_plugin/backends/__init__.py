@@ -1,33 +1,35 @@
-"""How sites are found in somebody's model: one backend a framework, imported once the framework is.
+"""How sites are found in a user's model: one backend per framework or model family, imported once its framework is.
 
 fairseq's models, transformers' models (whatever calls the attention interface), and models of PyTorch's own attention
 layers. Modules that hold an `AttentionSite` themselves need no backend.
+
+Every file of this folder is looked at once its framework is imported: the one that FRAMEWORKS has for the first word of
+its name, else the package of the file's name. `BACKEND`, if the file has one, is the class of a backend.
 """
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
+from functools import partial
+
 from attn_reg_plugin.attention.sites import Backend, register_backend
 
-
-def _fairseq() -> Backend:
-    from attn_reg_plugin.backends.fairseq import FairseqBackend
-
-    return FairseqBackend()
-
-
-def _huggingface() -> Backend:
-    from attn_reg_plugin.backends.huggingface import HuggingFaceBackend
-
-    return HuggingFaceBackend()
+#: first word of a file's name -> the module that is imported before the file is
+FRAMEWORKS = {
+    "fairseq": "fairseq",
+    # transformers loads its parts when they are used: without this one there is no model yet
+    "huggingface": "transformers.modeling_utils",
+    "pytorch": "torch",
+}
 
 
-def _pytorch() -> Backend:
-    from attn_reg_plugin.backends.pytorch import PyTorchBackend
+def backend_in(file: str) -> Backend | None:
+    """The backend that a file of this folder has, if it has one."""
+    backend = getattr(importlib.import_module(f"{__name__}.{file}"), "BACKEND", None)
+    return None if backend is None else backend()
 
-    return PyTorchBackend()
 
-
-register_backend("fairseq", _fairseq)
-# transformers loads its parts when they are used: without this one there is no model yet
-register_backend("transformers.modeling_utils", _huggingface)
-register_backend("torch", _pytorch)
+for _file in pkgutil.iter_modules(__path__):
+    _framework = FRAMEWORKS.get(_file.name.split("_")[0], _file.name)
+    register_backend(_framework, partial(backend_in, _file.name))

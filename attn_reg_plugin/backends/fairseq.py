@@ -96,3 +96,6 @@ def padding_index(model: nn.Module) -> int | None:
         if hasattr(dictionary, "pad"):
             return int(dictionary.pad())
     return None
+
+
+BACKEND = FairseqBackend

@@ -192,3 +192,6 @@ def as_unattached(model: nn.Module) -> Iterator[None]:
     finally:
         for config, name in ours:
             config._attn_implementation_internal = name
+
+
+BACKEND = HuggingFaceBackend

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from attn_reg_plugin.attention.calls import AttentionCall
 from attn_reg_plugin.attention.functional import attention_weights, regularized_attention
 from attn_reg_plugin.attention.sites import AttentionSite
 
@@ -85,18 +86,23 @@ class RegularizedMultiheadAttention(nn.MultiheadAttention):
         dropout_p = self.dropout if self.training else 0.0
         output = regularized_attention(q, k, v, valid=valid, site=call, dropout_p=dropout_p, bias=bias)
         output = self.out_proj(output.transpose(1, 2).flatten(2))
-        weights = None
-        if need_weights:
-            keep = None
-            if call.uniform:
-                keep = torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=q.device)
-            elif call.tape is None:
-                keep = call.keep_mask((*q.shape[:-1], k.size(-2)), valid, q.device)
-            weights = attention_weights(q, k, valid=valid, keep=keep, bias=bias)
-            weights = weights.mean(1) if average_attn_weights else weights
+        weights = self._weights(call, q, k, valid, bias) if need_weights else None
+        if weights is not None and average_attn_weights:
+            weights = weights.mean(1)
         if not batched:
             return output.squeeze(0), None if weights is None else weights.squeeze(0)
         return output if self.batch_first else output.transpose(0, 1), weights
+
+    def _weights(
+        self, call: AttentionCall, query: Tensor, key: Tensor, valid: Tensor | None, bias: Tensor | None
+    ) -> Tensor:
+        """The weights of a call, before dropout, (B, H, T, S)."""
+        keep = None
+        if call.uniform:
+            keep = torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=query.device)
+        elif call.tape is None:
+            keep = call.keep_mask((*query.shape[:-1], key.size(-2)), valid, query.device)
+        return attention_weights(query, key, valid=valid, keep=keep, bias=bias)
 
     def _batch_first(self, states: Tensor, batched: bool) -> Tensor:
         """(B, T, C), whatever the module takes."""
@@ -193,3 +199,6 @@ class PyTorchBackend:
     def close(self, site: AttentionSite) -> None:
         """Take it out again."""
         site.module.release()
+
+
+BACKEND = PyTorchBackend

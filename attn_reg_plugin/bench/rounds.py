@@ -16,12 +16,13 @@ from torch import Tensor, nn
 
 from attn_reg_plugin.bench.families import PADDING, Workload
 from attn_reg_plugin.bench.rows import Row
-from attn_reg_plugin.regularizers import AttendOut, Outcome, Tokens
+from attn_reg_plugin.regularizers import Outcome, Tokens
 from attn_reg_plugin.regularizers.base import build
+from attn_reg_plugin.regularizers.game import Game
 
-#: part of a round -> the methods of AttendOut, or of its defender, that are timed for it
+#: part of a round -> the methods of the game, or of its defender, that are timed for it
 PARTS: dict[str, tuple[str, ...]] = {
-    "masks": ("before_forward",),
+    "masks": ("propose",),
     "defender": ("defender.learn", "defender.step"),
     "evaluation": ("evaluate",),
     "generator": ("update_generator",),
@@ -75,12 +76,12 @@ def playing(
     regularizer = build(row.method, **options, problem=Training(work), optimizer=work.optimizer)
     with regularizer.attach(work.model):
         work.model.train()
-        regularizer.start(work.model)
-        players = (regularizer.defender.model, regularizer.defender.optimizer), _generator_of(regularizer)
+        game = regularizer.start(work.model)
+        players = (game.defender.model, game.defender.optimizer), (game.generator, game.generator_optimizer)
         work.players += players
 
         def step() -> dict[str, float]:
-            with _timed(regularizer, clock) as seconds:
+            with _timed(game, clock) as seconds:
                 start = clock()
                 for _ in range(regularizer.steps):
                     work.update(work.model(**work.inputs))
@@ -97,17 +98,13 @@ def playing(
             del work.players[-len(players) :]
 
 
-def _generator_of(regularizer: AttendOut) -> tuple[nn.Module, torch.optim.Optimizer]:
-    return regularizer.generator, regularizer.generator_optimizer_
-
-
 @contextmanager
-def _timed(regularizer: AttendOut, clock: Callable[[], float]) -> Iterator[dict[str, float]]:
+def _timed(game: Game, clock: Callable[[], float]) -> Iterator[dict[str, float]]:
     """While open, the seconds spent in each of PARTS are added up."""
     seconds, replaced = dict.fromkeys(PARTS, 0.0), []
     for part, names in PARTS.items():
         for name in names:
-            owner = regularizer.defender if name.startswith("defender.") else regularizer
+            owner = game.defender if name.startswith("defender.") else game
             method = name.removeprefix("defender.")
             setattr(owner, method, _adding(getattr(owner, method), part, seconds, clock))
             replaced.append((owner, method))

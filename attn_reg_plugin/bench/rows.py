@@ -1,10 +1,13 @@
-"""The rows of `attn-reg bench`: a table. To measure another method, add a row."""
+"""The rows of `attn-reg bench`: a table, and a row for every registered method that it does not mention."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from attn_reg_plugin.regularizers import REGISTRY
+from attn_reg_plugin.regularizers.base import presets_of
 
 #: published figures of AD-DROP: relative training times, cross-tuned, Yang et al. 2022
 _PAPER_GA, _PAPER_GA_FIRST, _PAPER_IGA = "3.58–4.50", "1.95", "99–126"
@@ -190,12 +193,21 @@ ROWS: tuple[Row, ...] = (
 )
 
 
-def select_rows(names: Sequence[str] | None, family: str, dtype: str, rows: Sequence[Row] = ROWS) -> list[Row]:
+def all_rows() -> list[Row]:
+    """The table, and a training row for every preset of a method that has none there."""
+    measured = {row.method for row in ROWS}
+    others = {name: method for name, method in REGISTRY.items() if name not in measured}
+    presets = ((name, preset) for name, method in others.items() for preset in presets_of(method))
+    return [*ROWS, *(Row(one.name, one.title, method=name, options=one.options) for name, one in presets)]
+
+
+def select_rows(names: Sequence[str] | None, family: str, dtype: str) -> list[Row]:
     """The rows called `names`, with those they need and their parts, in the table's order; None takes all that exist.
 
     Raises:
         ValueError: an unknown row, or one that does not exist for this family and dtype.
     """
+    rows = all_rows()
     there = {row.name: row for row in rows if row.exists(family, dtype)}
     if names is None:
         return list(there.values())

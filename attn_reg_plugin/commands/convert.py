@@ -11,7 +11,8 @@ import argparse
 from pathlib import Path
 
 from attn_reg_plugin.opus_mt import conversion as convert
-from attn_reg_plugin.opus_mt.marian_folder import WEIGHTS, MarianFolder
+from attn_reg_plugin.opus_mt.download import download
+from attn_reg_plugin.opus_mt.marian_folder import MarianFolder
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -74,26 +75,3 @@ def _languages(given: str | None) -> tuple[str, str] | None:
     if not source or not target or source == target or "-" in target:
         raise ValueError(f"--languages is {given!r}, but must be two different names with a hyphen, as en-ro")
     return source, target
-
-
-def download(name: str) -> Path:
-    """A model of the hub in the local cache.
-
-    Raises:
-        ValueError: it cannot be downloaded.
-    """
-    try:
-        from huggingface_hub import snapshot_download
-    except ImportError:
-        raise ValueError("--hf-model needs huggingface_hub: pip install huggingface_hub") from None
-    try:
-        for stem, _, ending in (weights.partition(".") for weights in WEIGHTS):  # one file, or several and an index
-            small = snapshot_download(
-                name, allow_patterns=["*.json", "*.spm", f"{stem}.{ending}", f"{stem}-*.{ending}"]
-            )
-            if any(Path(small).glob(f"{stem}*.{ending}")):
-                break
-    except Exception as error:  # no network, no such model, no disk: the hub has its own error for each
-        reason = (str(error).strip().splitlines() or ["no reason given"])[0]
-        raise ValueError(f"--hf-model {name} could not be downloaded ({type(error).__name__}: {reason})") from None
-    return Path(small)

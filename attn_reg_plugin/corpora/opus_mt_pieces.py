@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from attn_reg_plugin.corpora.manifest import sha256
-from attn_reg_plugin.corpora.options import PrepareOptions
+from attn_reg_plugin.corpora.preparation_options import PrepareOptions
 from attn_reg_plugin.dictionaries import SPECIAL
 from attn_reg_plugin.opus_mt.tokenization import (
     SOURCE_MODEL,

@@ -20,7 +20,6 @@ again.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import importlib.metadata
 import os
@@ -30,9 +29,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from attn_reg_plugin.corpora import binarize, options
+from attn_reg_plugin.corpora import binarize
 from attn_reg_plugin.corpora.manifest import NAME, Manifest, unfinished
-from attn_reg_plugin.corpora.options import PhrasebookOptions, PrepareOptions, Wmt16Options
+from attn_reg_plugin.corpora.preparation_options import PhrasebookOptions, PrepareOptions, Wmt16Options
 from attn_reg_plugin.corpora.sources import FolderSource, HubSource, PhrasebookSource, Source
 from attn_reg_plugin.files import TEMPORARY, lock_folder, naming
 
@@ -60,8 +59,6 @@ _OWNED = (
     *(f"spm.{language}.model" for language in ("en", "ro", "tr")),
     *(f"dict.{language}.txt" for language in ("en", "ro", "tr")),
 )
-
-add_arguments = options.add_arguments
 
 
 def _source(wanted: PrepareOptions, load_dataset: Callable[..., Any] | None) -> Source:
@@ -237,9 +234,3 @@ def _report(data: dict[str, Any], wanted: PrepareOptions) -> None:
     for name, model in data["spm"]["models"].items():
         print(f"{name}: {model['pieces']} pieces, dictionary of {model['dictionary_size']}")
     print(f"prepared {wanted.out}: fairseq-train {wanted.out / 'bin'} ...")
-
-
-def run(arguments: argparse.Namespace) -> int:
-    """The command: 0 once the corpus is prepared."""
-    prepare(options.from_arguments(arguments))
-    return 0

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -45,15 +46,15 @@ def repeated(sample: dict[str, Any]) -> dict[str, Any]:
 def supplied(task: Any, sample: dict[str, Any]) -> Iterator[None]:
     """While open, the task's regularizer is told of this sample in place of the one that the task gave it."""
     regularizer = getattr(task, "regularizer", None)
-    before = {} if regularizer is None else regularizer.supplied
-    if "sample" not in before or before["sample"] is sample:
+    before = None if regularizer is None else regularizer.supplied
+    if before is None or before.batch is None or before.batch is sample:
         yield
         return
-    regularizer.supply(**{**before, "sample": sample, "targets": sample["target"]})
+    regularizer.supply(replace(before, batch=sample, targets=sample["target"]))
     try:
         yield
     finally:
-        regularizer.supply(**before)
+        regularizer.supply(before)
 
 
 def symmetric_divergence(first: Tensor, second: Tensor) -> Tensor:

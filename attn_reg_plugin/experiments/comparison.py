@@ -1,69 +1,153 @@
-"""What the commands that compare methods share: their arguments, and carrying out their runs one after the other."""
+"""What comparisons of methods share: their settings, carrying out their runs, and saying what came out."""
 
 from __future__ import annotations
 
-import argparse
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from threading import Event
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from rich.console import Console
+from rich.measure import Measurement
 
+from attn_reg_plugin.configuration import setting
 from attn_reg_plugin.experiments.jobs import at_a_time
+from attn_reg_plugin.experiments.methods import Method, known_methods, select_methods, split_flags
 from attn_reg_plugin.experiments.progress import Reporter
-from attn_reg_plugin.experiments.runs import RunError
+from attn_reg_plugin.experiments.runs import Run, RunError
+from attn_reg_plugin.experiments.table import markdown, terminal_table
+from attn_reg_plugin.files import write_json, write_text
+
+R = TypeVar("R", bound=Run)
 
 
-def add_method_arguments(parser: argparse.ArgumentParser, methods: Iterable[str]) -> None:
-    """Which of `methods`, with which seeds and flags of their own."""
-    parser.add_argument(
-        "--methods",
-        default="plain,ad_drop",
-        help=f"which, with commas: {', '.join(methods)} (default: %(default)s)",
+@dataclass(frozen=True, kw_only=True)
+class Comparison(Generic[R]):
+    """The settings that every comparison has; a subclass says what its runs are and what its table shows.
+
+    Raises:
+        ValueError: a seed is negative or comes twice.
+    """
+
+    out: Path = setting("folder of the runs", metavar="FOLDER")
+    methods: Any = setting(
+        lambda: (
+            f"which, with commas: {', '.join(known_methods())}; in a file also a mapping of each to its settings, "
+            "`name: {p: 0.2, ...}`, the same method several times as `own_name: {like: ad_drop, ...}`, more flags of "
+            "fairseq-train as `flags`"
+        ),
+        "plain,ad_drop",
+        metavar="NAMES",
     )
-    parser.add_argument("--seeds", default="1", help="seeds, with commas (default: %(default)s)")
-    parser.add_argument(
-        "--method-flags",
-        action="append",
-        default=[],
+    seeds: tuple[int, ...] = setting("seeds, with commas", (1,))
+    method_flags: tuple[str, ...] = setting(
+        "flags of fairseq-train for one method, winning over its own: ad_drop='--ad-drop-p 0.2'",
+        (),
         metavar="NAME=FLAGS",
-        help="flags of fairseq-train for one method, winning over its own: ad_drop='--ad-drop-p 0.2'",
+        repeated=True,
     )
-    parser.add_argument(
-        "--jobs", type=int, default=1, metavar="N", help="trainings at a time; above 1 each of them has one thread"
-    )
+    train_flags: str = setting("more flags of every fairseq-train, in one text; or behind --", "", rest=True)
+    jobs: int = setting("trainings at a time; above 1 each of them has one thread", 1, within="[1, inf)", metavar="N")
+    cpu: bool = setting("stay on the CPU although there is a GPU", False)
+
+    def __post_init__(self) -> None:
+        """Check the seeds."""
+        if not self.seeds or min(self.seeds) < 0 or len(set(self.seeds)) != len(self.seeds):
+            given = ",".join(map(str, self.seeds))
+            raise ValueError(f"--seeds wants distinct whole numbers with commas, given {given!r}")
+
+    # -- what a subclass implements ---------------------------------------------------------------------------------
+
+    #: the methods that it does not know
+    without = ()
+
+    def plan(self, methods: Sequence[Method]) -> list[R]:
+        """The runs, see `each`."""
+        raise NotImplementedError
+
+    @property
+    def longest(self) -> int:
+        """Epochs of a run, at most."""
+        raise NotImplementedError
+
+    def summary(self, one: R) -> str:
+        """What is said of a finished run."""
+        raise NotImplementedError
+
+    def report(self, console: Console, methods: Sequence[Method], runs: Sequence[R]) -> None:
+        """Publish the table of the finished runs, and what else there is to show."""
+        raise NotImplementedError
+
+    # -- what it gets -----------------------------------------------------------------------------------------------
+
+    def carry_out(self) -> int:
+        """Do all runs, write the table into `out` and print it: 0, or 130 when interrupted from the keyboard.
+
+        Raises:
+            ValueError: bad input or a failed run, in one sentence.
+            FileNotFoundError: data that is missing.
+        """
+        methods = select_methods(self.methods, self.method_flags, known_methods(self.without))
+        runs = self.plan(methods)
+        console = Console()
+        if not carry_out(runs, console, self.longest, self.summary, self.jobs):
+            return 130
+        self.report(console, methods, runs)
+        return 0
+
+    def each(self, methods: Sequence[Method], make: Callable[..., R]) -> list[R]:
+        """The runs, seed by seed, so that the first seed of all methods is done first.
+
+        Args:
+            make: a run from method, seed, folder and threads.
+        """
+        threads = 1 if self.jobs > 1 else None
+        return [
+            make(method=method, seed=seed, folder=self.out / f"{method.name}-seed{seed}", threads=threads)
+            for seed in self.seeds
+            for method in methods
+        ]
+
+    @property
+    def own_flags(self) -> list[str]:
+        """The words of `train_flags`."""
+        return split_flags("--train-flags", self.train_flags)
+
+    @property
+    def device_flags(self) -> list[str]:
+        """The flags that keep fairseq off the GPU, where it is to stay off or there is none."""
+        return ["--cpu", "--num-workers", "0"] if self.cpu or not has_gpu() else []
+
+    def publish(
+        self, console: Console, table: tuple[list[str], list[list[str]]], notes: Sequence[str], content: dict[str, Any]
+    ) -> None:
+        """Write results.json and results.md, and print the table.
+
+        Args:
+            table: header and rows as texts.
+            content: of results.json, without the runs' own, which come with it.
+        """
+        write_json(self.out / "results.json", content)
+        write_text(self.out / "results.md", markdown(*table, notes))
+        shown = terminal_table(*table)
+        # a table is cut at the console's width; wrapped lines are better than missing figures
+        wide = console.options.update(max_width=1000)
+        console.width = max(console.width, Measurement.get(console, wide, shown).maximum)
+        console.print(shown)
+        for note in notes:
+            console.print(note, highlight=False, markup=False, soft_wrap=True)
 
 
-def method_names(arguments: argparse.Namespace) -> list[str]:
-    """The methods asked for."""
-    return [name.strip() for name in arguments.methods.split(",") if name.strip()]
+def recorded(runs: Sequence[Run]) -> dict[str, Any]:
+    """Settings and results of every run, by method and seed."""
+    return {f"{one.method.name}-seed{one.seed}": one.settings() | one.result() for one in runs}
 
 
-def take_the_rest(parser: argparse.ArgumentParser) -> None:
-    """Let `extra` be whatever follows `--`."""
-    parser.set_defaults(extra=[])
-    parser.parse_known_args = functools.partial(split_extra, parser.parse_known_args)  # type: ignore[method-assign]
-
-
-def parse_seeds(text: str) -> list[int]:
-    """The seeds in `1,2,3`; raises ValueError unless they are distinct whole numbers, none negative."""
-    words = [word.strip() for word in text.split(",")]
-    if not all(word.isdecimal() for word in words) or len({int(word) for word in words}) != len(words):
-        raise ValueError(f"--seeds wants distinct whole numbers with commas, given {text!r}")
-    return [int(word) for word in words]
-
-
-def split_extra(
-    parse: Any, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
-) -> tuple[argparse.Namespace, list[str]]:
-    """Parse what stands before `--` by `parse`; the rest becomes `extra`."""
-    # argparse cannot take positionals after `--` when options stand between them and the first one
-    words = list(args or [])
-    place = words.index("--") if "--" in words else len(words)
-    namespace, unknown = parse(words[:place], namespace)
-    namespace.extra = words[place + 1 :]
-    return namespace, unknown
+def seeds_of(runs: Sequence[Run]) -> str:
+    """The seeds, for notes."""
+    return ", ".join(map(str, sorted({one.seed for one in runs})))
 
 
 def has_gpu() -> bool:
@@ -73,12 +157,7 @@ def has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
-def threads(jobs: int) -> int | None:
-    """The threads of each of `jobs` trainings at a time; None leaves that to the environment."""
-    return 1 if jobs > 1 else None
-
-
-def carry_out(runs: Sequence[Any], console: Console, epochs: int, summary: Callable[[Any], str], jobs: int = 1) -> bool:
+def carry_out(runs: Sequence[Run], console: Console, epochs: int, summary: Callable[[Any], str], jobs: int = 1) -> bool:
     """Do of the runs what is not done yet; False when interrupted from the keyboard.
 
     Args:
@@ -93,7 +172,6 @@ def carry_out(runs: Sequence[Any], console: Console, epochs: int, summary: Calla
     Raises:
         ValueError: a command cannot work, or a folder holds a run with other settings.
         RunError: a run failed; the end of its log is shown.
-        ValueError: `jobs` is below 1.
     """
     from attn_reg_plugin.experiments.checks import check_runs  # imports fairseq
 
@@ -110,7 +188,7 @@ def carry_out(runs: Sequence[Any], console: Console, epochs: int, summary: Calla
     return True
 
 
-def _carry_out(one: Any, reporter: Reporter, epochs: int, summary: Callable[[Any], str], stop: Event) -> None:
+def _carry_out(one: Run, reporter: Reporter, epochs: int, summary: Callable[[Any], str], stop: Event) -> None:
     progress = reporter.start(one.title, epochs)
     known = one.finished()
     try:

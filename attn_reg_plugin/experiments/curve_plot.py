@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from attn_reg_plugin.experiments.drop_rate_plot import load_matplotlib
-from attn_reg_plugin.experiments.logs import TrainingLog
+from attn_reg_plugin.experiments.training_log import TrainingLog
 
 #: the name of the picture in the folder of a comparison
 CURVES = "curves.png"

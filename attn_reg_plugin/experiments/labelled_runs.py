@@ -16,8 +16,8 @@ from pathlib import Path
 from threading import Event
 from typing import Any, ClassVar
 
-from attn_reg_plugin.experiments.logs import TrainingLog, read_log, seconds_per_epoch
 from attn_reg_plugin.experiments.runs import USER_DIR, Run, RunError, execute, hold, tail_of
+from attn_reg_plugin.experiments.training_log import TrainingLog, read_log, seconds_per_epoch
 from attn_reg_plugin.files import write_json
 from attn_reg_plugin.labelled import TAGGING, LabelledTask, find_split, is_hub
 from attn_reg_plugin.tasks.labelled_task import TASKS_OF_KINDS

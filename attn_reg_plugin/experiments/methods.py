@@ -1,51 +1,84 @@
-"""The methods `attn-reg compare` knows: a table. To add one, add a row."""
+"""The methods that `attn-reg compare` and `finetune` know: the registry's presets, and what they are compared with."""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import re
 import shlex
-from collections.abc import Mapping, Sequence
+import typing
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+from attn_reg_plugin.regularizers import REGISTRY, Regularizer, build, options_of
+from attn_reg_plugin.regularizers.base import Preset, presets_of
 
 #: The fairseq task every method is trained with; with `--attn-reg none` it is plain translation.
 TASK = "attn_reg_translation"
 
-#: The method that is no training: one update with a learning rate of zero, which changes no bit of what
-#: --finetune-from-model names, and validates and keeps it like the others.
+#: The method that is no training: one update with a learning rate of zero, which changes no bit of the model that the
+#: training starts from, and validates and keeps it like the others.
 UNTUNED = "untuned"
 START = "--finetune-from-model"
-
-#: name -> (title in tables, flags of fairseq-train)
-METHODS: dict[str, tuple[str, str]] = {
-    UNTUNED: ("untuned", "--attn-reg none --max-update 1"),
-    "plain": ("plain", "--attn-reg none"),
-    "attention_dropout": ("attention dropout", "--attn-reg none --attention-dropout 0.3"),
-    "ad_drop": (
-        "AD-DROP",
-        "--attn-reg ad_drop --ad-drop-p 0.3 --ad-drop-q 0.3 --attn-sites encoder.self --ad-drop-cross-tuning epoch",
-    ),
-    "attend_out": ("AttendOut", "--attn-reg attend_out --attn-sites encoder.self"),
-    # the probabilities that AttendOut's tables compare with
-    "attention_dropout_0.1": ("attention dropout 0.1", "--attn-reg none --attention-dropout 0.1"),
-    "attention_dropout_0.2": ("attention dropout 0.2", "--attn-reg none --attention-dropout 0.2"),
-    "attention_layer_drop": (
-        "attention LayerDrop",
-        "--attn-reg attention_layer_drop --attn-sites encoder.self --attention-layer-drop-p 0.2",
-    ),
-    "scheduled_dropout": (
-        "scheduled dropout",
-        "--attn-reg scheduled_dropout --attn-sites encoder.self "
-        "--scheduled-dropout-schedule 'drop encoder.self: 0:0.3'",
-    ),
-}
 
 
 @dataclass(frozen=True)
 class Method:
-    """One way to train: its name in the table of methods, its title, and its flags of fairseq-train."""
+    """One way to train: its name, its title in tables, and its flags of fairseq-train.
+
+    Attributes:
+        regularizer, options: the registered method behind it and its options; none behind plain training.
+    """
 
     name: str
     title: str
     flags: tuple[str, ...]
+    regularizer: str | None = None
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict, compare=False)
+
+
+def _without_regularizer(name: str, title: str, *flags: str) -> Method:
+    return Method(name, title, ("--attn-reg", "none", *flags))
+
+
+#: what needs no regularizer; the attention dropouts with a number are those that AttendOut's tables compare with
+BASELINES = (
+    _without_regularizer(UNTUNED, "untuned", "--max-update", "1"),
+    _without_regularizer("plain", "plain"),
+    _without_regularizer("attention_dropout", "attention dropout", "--attention-dropout", "0.3"),
+    _without_regularizer("attention_dropout_0.1", "attention dropout 0.1", "--attention-dropout", "0.1"),
+    _without_regularizer("attention_dropout_0.2", "attention dropout 0.2", "--attention-dropout", "0.2"),
+)
+
+
+def known_methods(without: Iterable[str] = ()) -> dict[str, Method]:
+    """The methods by name, those of the registry included."""
+    found = {method.name: method for method in BASELINES}
+    for name, regularizer in REGISTRY.items():
+        found |= {preset.name: _of_preset(name, preset) for preset in presets_of(regularizer)}
+    return {name: method for name, method in found.items() if name not in without}
+
+
+def _of_preset(name: str, preset: Preset) -> Method:
+    return Method(preset.name, preset.title, tuple(fairseq_flags(name, preset.options)), name, preset.options)
+
+
+def fairseq_flags(name: str, options: Mapping[str, Any]) -> list[str]:
+    """The flags of fairseq-train for a registered method with these options.
+
+    Options that all methods share are `--attn-OPTION`, the others `--METHOD-OPTION`; see `with_attn_reg`.
+    """
+    shared = {option.name for option in options_of(Regularizer)}
+    defaults = {option.name: option.default for option in options_of(REGISTRY[name])}
+    flags = ["--attn-reg", name]
+    for option, value in options.items():
+        flag = f"--{'attn' if option in shared else name}-{option}".replace("_", "-")
+        if defaults[option] is False:  # a switch
+            flags += [flag] if value else []
+        else:
+            flags += [flag, str(value).lower() if isinstance(value, bool) else str(value)]
+    return flags
 
 
 def split_flags(flag: str, text: str) -> list[str]:
@@ -62,26 +95,84 @@ def split_flags(flag: str, text: str) -> list[str]:
 
 
 def select_methods(
-    names: Sequence[str], overrides: Sequence[str] = (), table: Mapping[str, tuple[str, str]] = METHODS
+    wanted: Any, overrides: Sequence[str] = (), table: Mapping[str, Method] | None = None
 ) -> list[Method]:
-    """The methods of `table` called `names`, in that order.
+    """The methods asked for, in that order.
 
-    `overrides` are texts `NAME=FLAGS`; the flags are put after the method's own, so that they win.
-    Raises ValueError for an unknown or repeated method, an override of a method not selected, and an open quote.
+    Args:
+        wanted: names, with commas or as a list; or a mapping of each name to its settings, see `_configured`.
+        overrides: texts `NAME=FLAGS`; the flags are put after the method's own, so that they win.
+        table: the methods there are, by default all.
+
+    Raises:
+        ValueError: an unknown or repeated method, settings that it hasn't, an override of a method not selected, or an
+            open quote.
     """
-    unknown = [name for name in names if name not in table]
-    if unknown:
-        raise ValueError(f"unknown method {unknown[0]!r}; the methods are: {', '.join(table)}")
-    if len(set(names)) != len(names):
-        raise ValueError(f"--methods names a method twice: {','.join(names)}")
-    if not names:
+    table = known_methods() if table is None else table
+    if isinstance(wanted, str):
+        wanted = [name.strip() for name in wanted.split(",") if name.strip()]
+    if not isinstance(wanted, Mapping):
+        names = [str(name) for name in wanted or ()]
+        if len(set(names)) != len(names):
+            raise ValueError(f"--methods names a method twice: {','.join(names)}")
+        wanted = dict.fromkeys(names)
+    if not wanted:
         raise ValueError(f"--methods is empty; the methods are: {', '.join(table)}")
-    added: dict[str, list[str]] = {name: [] for name in names}
+    chosen = {str(name): _configured(str(name), settings, table) for name, settings in wanted.items()}
     for override in overrides:
         name, separator, flags = override.partition("=")
         if not separator:
             raise ValueError(f"--method-flags wants NAME=FLAGS, given {override!r}")
-        if name not in added:
-            raise ValueError(f"--method-flags names {name!r}, which is not among --methods {','.join(names)}")
-        added[name] += split_flags("--method-flags", flags)
-    return [Method(name, table[name][0], (*shlex.split(table[name][1]), *added[name])) for name in names]
+        if name not in chosen:
+            raise ValueError(f"--method-flags names {name!r}, which is not among --methods {','.join(chosen)}")
+        words = split_flags("--method-flags", flags)
+        chosen[name] = dataclasses.replace(chosen[name], flags=(*chosen[name].flags, *words))
+    return list(chosen.values())
+
+
+def _configured(name: str, settings: Any, table: Mapping[str, Method]) -> Method:
+    """A method of the table with settings of its own.
+
+    Args:
+        settings: a mapping of `like` (the method it is like, by default that of its name), `title`, `flags` (more flags
+            of fairseq-train, in one text) and any option of the method; or None.
+    """
+    settings = {} if settings is None else settings
+    if not isinstance(settings, Mapping):
+        raise ValueError(f"methods: {name} is {settings!r}, but must be a mapping of settings, such as {{p: 0.3}}")
+    like = str(settings.get("like", name))
+    if like not in table:
+        raise ValueError(f"unknown method {like!r}; the methods are: {', '.join(table)}")
+    if not re.fullmatch(r"[\w.-]+", name):
+        raise ValueError(f"methods: {name!r} is no name for a folder; use letters, digits, '_', '-' and '.'")
+    base = table[like]
+    own = {str(key): value for key, value in settings.items() if key not in ("like", "title", "flags")}
+    options = {**base.options, **_options(name, base, own)}
+    flags = fairseq_flags(base.regularizer, options) if base.regularizer else base.flags
+    flags = (*flags, *split_flags(f"methods: {name}: flags", str(settings.get("flags") or "")))
+    title = str(settings.get("title", base.title if like == name else name))
+    return Method(name, title, flags, base.regularizer, options)
+
+
+def _options(name: str, base: Method, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Options as the method takes them: a number may come as text, and YAML reads a bare `off` as False."""
+    method = REGISTRY.get(base.regularizer or "")
+    known = [option.name for option in options_of(method)] if method else []
+    hints = typing.get_type_hints(method) if method else {}
+    found = {}
+    for key, value in given.items():
+        if key not in known:
+            allowed = ", ".join(["like", "title", "flags", *known])
+            raise ValueError(f"methods: {name}: unknown setting {key!r}; the settings are: {allowed}")
+        if hints[key] is str:
+            value = "off" if value is False else str(value)
+        elif hints[key] in (int, float) and isinstance(value, str):
+            with contextlib.suppress(ValueError):  # the method says what is wrong with it
+                value = hints[key](value)
+        found[key] = value
+    if method:
+        try:
+            build(base.regularizer, **{**base.options, **found})
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"methods: {name}: {error}") from None
+    return found

@@ -7,7 +7,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from attn_reg_plugin.experiments.logs import TrainingLog
+from attn_reg_plugin.experiments.training_log import TrainingLog
 
 
 class Reporter:

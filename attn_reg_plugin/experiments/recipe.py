@@ -2,73 +2,62 @@
 
 from __future__ import annotations
 
-import argparse
 import math
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass
 
-
-def _option(default: Any, text: str) -> Any:
-    return field(default=default, metadata={"help": text})
-
+from attn_reg_plugin.configuration import setting
 
 #: the schedulers of fairseq that the flags below suit
 SCHEDULERS = ("inverse_sqrt", "polynomial_decay", "fixed")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Model and optimization, a Transformer base by default; each field is a flag of `attn-reg compare`.
+    """Model and optimization, a Transformer base by default.
 
-    Raises ValueError when a size is not positive, a rate is outside its range or not finite, or the heads do not
-    divide the embedding.
+    Raises:
+        ValueError: the heads do not divide the embedding.
     """
 
-    arch: str = _option("transformer", "fairseq architecture; the sizes below override its own")
-    layers: int = _option(6, "layers of the encoder and of the decoder")
-    embed_dim: int = _option(512, "width of the model")
-    ffn_dim: int = _option(2048, "width of the feed-forward layers")
-    heads: int = _option(8, "attention heads")
-    dropout: float = _option(0.3, "residual dropout, in [0, 1)")
-    max_tokens: int = _option(4096, "tokens in a batch")
-    update_freq: int = _option(1, "batches in an update")
-    epochs: int = _option(30, "epochs of training")
-    lr: float = _option(5e-4, "peak learning rate of Adam")
-    lr_scheduler: str = _option("inverse_sqrt", "decay of the learning rate: inverse_sqrt, polynomial_decay or fixed")
-    warmup: int = _option(4000, "updates of warm-up")
-    weight_decay: float = _option(1e-4, "weight decay")
-    clip_norm: float = _option(0.0, "clip gradients at this norm; 0 is off")
-    label_smoothing: float = _option(0.1, "label smoothing, in [0, 1)")
+    arch: str = setting("fairseq architecture; the sizes below override its own", "transformer")
+    layers: int = setting("layers of the encoder and of the decoder", 6, within="[1, inf)")
+    embed_dim: int = setting("width of the model", 512, within="[1, inf)")
+    ffn_dim: int = setting("width of the feed-forward layers", 2048, within="[1, inf)")
+    heads: int = setting("attention heads", 8, within="[1, inf)")
+    dropout: float = setting("residual dropout, in [0, 1)", 0.3, within="[0, 1)")
+    max_tokens: int = setting("tokens in a batch", 4096, within="[1, inf)")
+    batch_size: int = setting("sentences in a batch, at most; 0: as many as --max-tokens allows", 0, within="[0, inf)")
+    update_freq: int = setting("batches in an update", 1, within="[1, inf)")
+    epochs: int = setting("epochs of training", 30, within="[1, inf)")
+    lr: float = setting("peak learning rate of Adam", 5e-4, within="(0, inf)")
+    lr_scheduler: str = setting("decay of the learning rate", "inverse_sqrt", choices=SCHEDULERS)
+    warmup: int = setting("updates of warm-up", 4000, within="[0, inf)")
+    weight_decay: float = setting("weight decay", 1e-4, within="[0, inf)")
+    clip_norm: float = setting("clip gradients at this norm; 0 is off", 0.0, within="[0, inf)")
+    label_smoothing: float = setting("label smoothing, in [0, 1)", 0.1, within="[0, 1)")
 
     def __post_init__(self) -> None:
-        for entry in fields(self):
-            if isinstance(entry.default, float) and not math.isfinite(getattr(self, entry.name)):
-                raise ValueError(f"{_flag(entry.name)} is {getattr(self, entry.name)}, it must be finite")
-        for name in ("layers", "embed_dim", "ffn_dim", "heads", "max_tokens", "update_freq", "epochs"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{_flag(name)} is {getattr(self, name)}, it must be at least 1")
-        for name in ("dropout", "label_smoothing"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{_flag(name)} is {getattr(self, name)}, it must lie in [0, 1)")
-        for name in ("warmup", "weight_decay", "clip_norm"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{_flag(name)} is {getattr(self, name)}, it must not be negative")
-        if self.lr_scheduler not in SCHEDULERS:
-            raise ValueError(f"--lr-scheduler is {self.lr_scheduler!r}, it must be one of {', '.join(SCHEDULERS)}")
-        if self.lr <= 0:
-            raise ValueError(f"--lr is {self.lr}, it must be positive")
+        """Check what depends on two settings."""
         if self.embed_dim % self.heads:
             raise ValueError(f"--heads {self.heads} does not divide --embed-dim {self.embed_dim}")
 
-    def flags(self, joint_dictionary: bool) -> list[str]:
-        """The flags of fairseq-train; with a joint dictionary all embeddings are shared."""
+    def sizes(self, joint_dictionary: bool) -> list[str]:
+        """The flags of fairseq-train for the model; with a joint dictionary all embeddings are shared."""
         flags = ["--arch", self.arch]
         for side in ("encoder", "decoder"):
             flags += [f"--{side}-layers", str(self.layers), f"--{side}-embed-dim", str(self.embed_dim)]
             flags += [f"--{side}-ffn-embed-dim", str(self.ffn_dim)]
             flags += [f"--{side}-attention-heads", str(self.heads)]
-        flags += ["--share-all-embeddings" if joint_dictionary else "--share-decoder-input-output-embed"]
-        flags += ["--dropout", str(self.dropout), "--weight-decay", str(self.weight_decay)]
+        return [*flags, "--share-all-embeddings" if joint_dictionary else "--share-decoder-input-output-embed"]
+
+    def optimization(self, pairs: int | None = None) -> list[str]:
+        """The flags of fairseq-train for everything but the model.
+
+        Args:
+            pairs: training pairs, where they are known: the polynomial decay then ends with the last update, counted
+                for one process.
+        """
+        flags = ["--dropout", str(self.dropout), "--weight-decay", str(self.weight_decay)]
         flags += ["--criterion", "label_smoothed_cross_entropy"]
         flags += ["--label-smoothing", str(self.label_smoothing)]
         flags += ["--optimizer", "adam", "--adam-betas", "(0.9, 0.98)", "--clip-norm", str(self.clip_norm)]
@@ -76,25 +65,14 @@ class Recipe:
         flags += ["--warmup-updates", str(self.warmup)]
         flags += ["--warmup-init-lr", "1e-07"] if self.lr_scheduler == "inverse_sqrt" else []
         flags += ["--max-tokens", str(self.max_tokens), "--update-freq", str(self.update_freq)]
-        return [*flags, "--max-epoch", str(self.epochs)]
+        flags += ["--max-epoch", str(self.epochs)]
+        if self.batch_size:
+            flags += ["--batch-size", str(self.batch_size)]
+        if self.batch_size and pairs is not None and self.lr_scheduler == "polynomial_decay":
+            updates = math.ceil(math.ceil(pairs / self.batch_size) / self.update_freq) * self.epochs
+            flags += ["--total-num-update", str(updates), "--distributed-world-size", "1"]
+        return flags
 
     def standstill(self) -> list[str]:
         """More flags, with which the first update changes no bit of the model."""
         return ["--lr", "0", *(["--warmup-init-lr", "0"] if self.lr_scheduler == "inverse_sqrt" else [])]
-
-    @staticmethod
-    def add_arguments(parser: argparse.ArgumentParser) -> None:
-        """Add one flag a field."""
-        group = parser.add_argument_group("model and optimization (the same for every method)")
-        for entry in fields(Recipe):
-            text = f"{entry.metadata['help']} (default: {entry.default})"
-            group.add_argument(_flag(entry.name), type=type(entry.default), default=entry.default, help=text)
-
-    @classmethod
-    def from_arguments(cls, arguments: argparse.Namespace) -> Recipe:
-        """The recipe of parsed arguments."""
-        return cls(**{entry.name: getattr(arguments, entry.name) for entry in fields(cls)})
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")

@@ -9,7 +9,7 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +17,11 @@ from threading import Event
 from typing import IO, Any, ClassVar
 
 from attn_reg_plugin.experiments.data_folder import DataFolder
-from attn_reg_plugin.experiments.logs import TrainingLog, read_log, seconds_per_epoch
-from attn_reg_plugin.experiments.methods import TASK, UNTUNED, Method
+from attn_reg_plugin.experiments.methods import TASK, UNTUNED, Method, fairseq_flags
 from attn_reg_plugin.experiments.score import read_hypotheses, score
+from attn_reg_plugin.experiments.training_log import TrainingLog, read_log, seconds_per_epoch
 from attn_reg_plugin.files import FolderInUse, lock_folder, read_json, write_json, write_text
+from attn_reg_plugin.regularizers import REGISTRY, options_of
 
 #: seconds between two looks at a growing log
 POLL = 0.3
@@ -106,6 +107,10 @@ class Run:
         """The figures of the training so far."""
         return read_log(self.folder / "train.log")
 
+    def has_log(self) -> bool:
+        """Whether the training has left its log."""
+        return (self.folder / "train.log").is_file()
+
     def finished(self) -> bool:
         """Whether the run is trained, and translated and scored with the present flags."""
         result = self.result()
@@ -118,16 +123,16 @@ class Run:
             RunError: the folder holds a run with other settings, or another process starts one there.
         """
         path, wanted = self.folder / "run.json", self.settings()
-        if _read(path) == wanted:
+        recorded = _read(path)
+        if recorded and not _difference(recorded, wanted):
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         with hold(self.folder):
             recorded = _read(path)
-            if recorded and recorded != wanted:
+            difference = _difference(recorded, wanted)
+            if recorded and difference:
                 if self._begun():
-                    raise RunError(
-                        f"{self.folder} holds a run with other settings ({_difference(recorded, wanted)}); {_ADVICE}"
-                    )
+                    raise RunError(f"{self.folder} holds a run with other settings ({difference}); {_ADVICE}")
                 log = self.folder / "train.log"
                 if log.is_file():
                     log.replace(self.folder / "train.failed.log")
@@ -292,7 +297,8 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _difference(recorded: dict[str, Any], wanted: dict[str, Any]) -> str:
-    """The settings in which two runs differ, at most three of them."""
+    """The settings in which two runs differ, at most three of them; where flags stand, and which are repeated or are a
+    method's defaults, makes no difference."""
     before, now = (_by_flag(settings) for settings in (recorded, wanted))
     found = [
         f"{name}: {before.get(name, 'absent')} there, {now.get(name, 'absent')} asked for"
@@ -303,13 +309,22 @@ def _difference(recorded: dict[str, Any], wanted: dict[str, Any]) -> str:
 
 
 def _by_flag(settings: dict[str, Any]) -> dict[str, str]:
-    values = {name: str(value) for name, value in settings.items() if name != "flags"}
-    name = ""
     flags = str(settings.get("flags", ""))
     try:
         words = shlex.split(flags)
     except ValueError:  # written by something else
         words = flags.split()
+    given = {name: str(value) for name, value in settings.items() if name != "flags"} | _values(words)
+    method = REGISTRY.get(given.get("--attn-reg", ""))
+    if method is None:
+        return given
+    defaults = {option.name: option.default for option in options_of(method)}
+    return _values(fairseq_flags(method.name, defaults)) | given
+
+
+def _values(words: Iterable[str]) -> dict[str, str]:
+    """The value of each flag, the last one of those that are repeated."""
+    values, name = {}, ""
     for word in words:
         if word.startswith("--"):
             name, values[word] = word, "given"

@@ -44,7 +44,7 @@ def summarize(methods: Sequence[Method], results: dict[str, list[dict[str, Any]]
 
     The relative time is the mean seconds per epoch over those of the method `plain`; None without it.
     """
-    times = {name: _times(entries) for name, entries in results.items()}
+    times = {name: times_of(entries) for name, entries in results.items()}
     plain = times.get("plain")
     rows = []
     for method in methods:
@@ -59,7 +59,7 @@ def summarize(methods: Sequence[Method], results: dict[str, list[dict[str, Any]]
                 chrf={subset: figure_of([one[subset]["chrf"] for one in scores]) for subset in scores[0]},
                 best_valid_loss=figure_of([entry["training"]["best_valid_loss"] for entry in entries]),
                 seconds_per_epoch=time,
-                relative_time=time.mean / plain.mean if time and plain and plain.mean > 0 else None,
+                relative_time=relative_time(time, plain),
             )
         )
     return rows
@@ -79,9 +79,7 @@ def cells(rows: Sequence[Row], loss: str) -> tuple[list[str], list[list[str]]]:
         for subset in subsets:
             line += [row.bleu[subset].text(2), row.chrf[subset].text(2)]
         line.append(row.best_valid_loss.text(3))
-        line.append("–" if row.seconds_per_epoch is None else row.seconds_per_epoch.text(2))
-        line.append("–" if row.relative_time is None else f"{row.relative_time:.2f}")
-        body.append(line)
+        body.append([*line, *seconds_text(row.seconds_per_epoch, row.relative_time, digits=2)])
     return header, body
 
 
@@ -107,6 +105,17 @@ def figure_of(values: Sequence[float]) -> Figure:
     return Figure(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
 
 
-def _times(entries: Sequence[dict[str, Any]]) -> Figure | None:
+def relative_time(time: Figure | None, plain: Figure | None) -> float | None:
+    """A method's time over plain training's; None where either is unknown."""
+    return time.mean / plain.mean if time and plain and plain.mean > 0 else None
+
+
+def seconds_text(time: Figure | None, relative: float | None, digits: int) -> list[str]:
+    """The cells of the seconds per epoch and of their ratio to plain training's."""
+    return ["–" if time is None else time.text(digits), "–" if relative is None else f"{relative:.2f}"]
+
+
+def times_of(entries: Sequence[dict[str, Any]]) -> Figure | None:
+    """The seconds per epoch of some runs' results, of those that know it."""
     known = [time for entry in entries if (time := entry["training"]["seconds_per_epoch"]) is not None]
     return figure_of(known) if known else None

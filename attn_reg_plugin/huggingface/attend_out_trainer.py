@@ -1,4 +1,4 @@
-"""AttendOut under Trainer: what a trainer is to the game, and a defender that takes the trainer's own steps."""
+"""A trainer as a method's `Training`, and AttendOut's defender, which takes the trainer's own steps."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from torch.optim import Optimizer
 from transformers import Trainer
 
 from attn_reg_plugin.backends.huggingface_inputs import described
-from attn_reg_plugin.regularizers import AttendOut, Outcome, Tokens
-from attn_reg_plugin.regularizers.game import Defender, average_gradients
+from attn_reg_plugin.regularizers import Outcome, Tokens
+from attn_reg_plugin.regularizers.defender import Defender
+from attn_reg_plugin.regularizers.distributed import average_gradients
 from attn_reg_plugin.regularizers.objectives import IGNORED, logits_of
 
 #: keys of a dictionary of evaluation sets that `valid` stands for
@@ -235,31 +236,21 @@ class TrainerDefender(Defender):
             self.scaler.load_state_dict(state["scaler"])
 
 
-def begin_game(regularizer: AttendOut, trainer: Trainer, step: Callable[..., Tensor]) -> Callable[[], None]:
-    """Give AttendOut its problem, optimizer and defender, unless they are the user's.
+class TrainerTraining:
+    """A trainer as a method's `Training`.
 
-    Returns:
-        A function that takes them away again.
-
-    Raises:
-        ValueError: the reward data cannot be used, or has too few examples for a round.
+    Args:
+        trainer: that trains.
+        step: its `training_step`, as it is without us.
     """
-    mine = regularizer.problem, regularizer.optimizer, regularizer.clip_norm
-    problem = regularizer.problem or TrainerProblem(trainer, regularizer.reward_subset)
-    if regularizer.credit == "example" and isinstance(problem, TrainerProblem):
-        size = len(problem.indices)
-        if size < regularizer.steps:
-            raise ValueError(
-                f"credit='example' rewards each of the {regularizer.steps} updates of a round by an example of its "
-                f"own, but {regularizer.reward_subset!r} has {size}; use fewer steps, or credit='round'"
-            )
-    optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)  # accelerate wraps it
-    regularizer.problem, regularizer.optimizer = problem, optimizer
-    regularizer.clip_norm = regularizer.clip_norm or float(trainer.args.max_grad_norm or 0.0)
-    regularizer.defender_class = partial(TrainerDefender, trainer, step)
 
-    def end() -> None:
-        regularizer.problem, regularizer.optimizer, regularizer.clip_norm = mine
-        del regularizer.defender_class
+    def __init__(self, trainer: Trainer, step: Callable[..., Tensor]) -> None:
+        self.trainer = trainer
+        self.optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)  # accelerate wraps it
+        self.clip_norm = float(trainer.args.max_grad_norm or 0.0)
+        self.copy_of = partial(TrainerDefender, trainer, step)
 
-    return end
+    def problem(self, subset: str) -> tuple[TrainerProblem, int]:
+        """See `Training`."""
+        problem = TrainerProblem(self.trainer, subset)
+        return problem, len(problem.indices)

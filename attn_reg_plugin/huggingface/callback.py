@@ -9,8 +9,6 @@ what the method does to the log, and detaches at the end, also when an exception
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +18,12 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 
 from attn_reg_plugin.backends.huggingface import as_unattached
 from attn_reg_plugin.backends.huggingface_inputs import described
-from attn_reg_plugin.checkpoints import allow_checkpoint_types
-from attn_reg_plugin.huggingface.attend_out_trainer import begin_game
-from attn_reg_plugin.huggingface.logs import quantities
+from attn_reg_plugin.checkpoints import allow_checkpoint_types, load_state, refuse_state, save_state
+from attn_reg_plugin.huggingface.attend_out_trainer import TrainerTraining
+from attn_reg_plugin.huggingface.quantities import quantities
 from attn_reg_plugin.huggingface.running import Interception, calling_trainer, refuse, refuse_unused_parameters
-from attn_reg_plugin.huggingface.state import continued, read_state, write_state
-from attn_reg_plugin.regularizers import AttendOut, Regularizer
-from attn_reg_plugin.regularizers.game import object_from_first_rank, rank
+from attn_reg_plugin.regularizers import Regularizer
+from attn_reg_plugin.regularizers.distributed import object_from_first_rank, rank
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +54,6 @@ class AttnRegCallback(TrainerCallback):
         self.regularizer = regularizer
         self.trainer: Trainer | None = None
         self.interceptions: list[Interception] = []
-        self.end_game: Callable[[], None] | None = None
         self.epoch = 0
         self.saved: int | None = None  # the update whose state was written last
 
@@ -79,8 +75,7 @@ class AttnRegCallback(TrainerCallback):
         self.trainer, self.saved, self.epoch = trainer, None, int(state.epoch or 0)
         try:
             self._intercept()
-            if isinstance(self.regularizer, AttendOut):
-                self.end_game = begin_game(self.regularizer, trainer, self._original("training_step"))
+            self.regularizer.bind(TrainerTraining(trainer, self._original("training_step")))
             self._load(checkpoint)
         except BaseException:
             self.end()
@@ -104,8 +99,7 @@ class AttnRegCallback(TrainerCallback):
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Announce that an update was made; Trainer counts those that an overflow skipped as well."""
         if self.trainer.accelerator.optimizer_step_was_skipped:
-            if isinstance(self.regularizer, AttendOut):
-                self.regularizer.forget_unfinished()
+            self.regularizer.forget_unfinished()
         else:
             self.regularizer.end_update()
         self.regularizer.begin_update(state.global_step)
@@ -129,9 +123,7 @@ class AttnRegCallback(TrainerCallback):
         self.interceptions, self.trainer = [], None
         self.regularizer.supply()
         self.regularizer.detach()
-        if self.end_game is not None:
-            self.end_game()
-            self.end_game = None
+        self.regularizer.unbind()
         allow_checkpoint_types()  # Trainer forgets them as it continues from a checkpoint
 
     # -- the trainer's methods while training runs ------------------------------------------------------------------
@@ -192,7 +184,7 @@ class AttnRegCallback(TrainerCallback):
         """Write the state, whole or not at all; the first process's is everyone's."""
         self.saved = self.trainer.state.global_step
         if rank() == 0 and not self.trainer.args.save_only_model:
-            write_state(self._file(folder), self.regularizer.state_dict())
+            save_state(self._file(folder), self.regularizer.state_dict())
 
     def _load(self, checkpoint: Path | None) -> None:
         """Continue from the state in a checkpoint; without one a method begins anew, which a large one says.
@@ -207,16 +199,15 @@ class AttnRegCallback(TrainerCallback):
         error = ""
         if rank() == 0 and path.exists():
             try:
-                state = read_state(path)
+                state = load_state(path)
             except ValueError as refused:
                 error = str(refused)
         state, error = object_from_first_rank((state, error))
         if error:
             raise ValueError(error)
         if state is not None:
-            continued(path, self.regularizer.load_state_dict, state)
-            if hasattr(self.regularizer, "_restore"):  # what AttendOut does at the first forward, when it has players
-                self.interceptions.append(Interception(self.regularizer, "_restore", partial(continued, path)))
+            with refuse_state(path, self.regularizer.name):
+                self.regularizer.resume(state)
         elif self.regularizer.large_state:
             logger.warning(
                 f"no {path.name} in {checkpoint}: {self.regularizer.name} starts anew from the checkpoint's weights"

@@ -16,7 +16,7 @@ from typing import Any
 from torch.nn.parallel import DistributedDataParallel
 from transformers import Trainer
 
-from attn_reg_plugin.regularizers import AttentionLayerDrop, Regularizer
+from attn_reg_plugin.regularizers import Regularizer
 
 
 def calling_trainer() -> tuple[Trainer, Path | None]:
@@ -74,7 +74,7 @@ def refuse_unused_parameters(trainer: Trainer, regularizer: Regularizer) -> None
     """
     model = trainer.model_wrapped
     waits = isinstance(model, DistributedDataParallel) and not model.find_unused_parameters
-    if waits and isinstance(regularizer, AttentionLayerDrop) and regularizer.p > 0:
+    if waits and regularizer.leaves_unused():
         raise ValueError(
             "a dropped attention gives its queries and keys no gradient, which data parallel training waits for; set "
             "ddp_find_unused_parameters=True, and with gradient checkpointing "

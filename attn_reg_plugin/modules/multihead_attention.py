@@ -84,13 +84,11 @@ class RegularizedMultiheadAttention(MultiheadAttention):
             )
         valid, bias = self._masks(key_padding_mask, attn_mask, query)
         v = self._heads(self.v_proj(value))
-        q = k = None
-        if not call.uniform:
+        if call.uniform:  # needs neither projection; the queries count only by their number
+            q = k = v.new_empty(v.size(0), self.num_heads, query.size(0), 0)
+        else:
             q, k = self._heads(self.q_proj(query)), self._heads(self.k_proj(key))
         dropout_p = self.dropout_module.p if self.dropout_module.training else 0.0
-        if q is None:
-            # a uniform row needs neither projection; the queries count only by their number
-            q = k = v.new_empty(v.size(0), self.num_heads, query.size(0), 0)
         output = regularized_attention(
             q, k, v, valid=valid, site=call, dropout_p=dropout_p, scale=self.scaling, bias=bias
         )

@@ -23,10 +23,10 @@ from attn_reg_plugin.attention.attribution import (
     map_gradient,
     output_gradients,
 )
-from attn_reg_plugin.attention.calls import AttentionCall, Tape, derived
+from attn_reg_plugin.attention.calls import Tape
 from attn_reg_plugin.attention.masks import DIRECTIONS, sample_keep
 from attn_reg_plugin.attention.sites import AttentionSite, recording
-from attn_reg_plugin.regularizers.base import Regularizer, option, register
+from attn_reg_plugin.regularizers.base import Preset, Regularizer, option, register
 from attn_reg_plugin.regularizers.cross_tuning import CrossTuning
 from attn_reg_plugin.regularizers.objectives import (
     LABELS,
@@ -37,6 +37,7 @@ from attn_reg_plugin.regularizers.objectives import (
     scale_against_underflow,
 )
 from attn_reg_plugin.regularizers.probing import Forward, random_state, set_random_state, unchanged, without_dropout
+from attn_reg_plugin.regularizers.statistics import Quantity
 
 ATTRIBUTIONS = ("gradient", "integrated", "attention", "random")
 
@@ -66,7 +67,13 @@ class ADDrop(Regularizer):
         ValueError: an option is out of its range.
     """
 
-    logged: ClassVar[tuple[str, ...]] = ("fallbacks", "probe_seconds")
+    presets: ClassVar[tuple[Preset, ...]] = (
+        Preset("ad_drop", "AD-DROP", {"p": 0.3, "q": 0.3, "sites": "encoder.self", "cross_tuning": "epoch"}),
+    )
+    logged: ClassVar[tuple[Quantity, ...]] = (
+        Quantity("fallbacks", title="probe_fallbacks"),
+        Quantity("probe_seconds", "step_seconds", "probe_share"),
+    )
 
     p: float = option(0.3, "ratio of candidate positions in each attention row, in [0, 1]", within="[0, 1]")
     q: float = option(0.3, "probability of dropping a candidate position, in [0, 1]", within="[0, 1]")
@@ -185,13 +192,12 @@ class ADDrop(Regularizer):
         device: torch.device,
     ) -> Tensor:
         """A candidate region drawn at random; the same for a call of the seed, so that recomputation agrees."""
-        call = site.current or AttentionCall(site)
-        generator = torch.Generator(device).manual_seed(derived(seed, call.index))
-        attribution = torch.rand(shape, generator=generator, device=device)
-        keep = sample_keep(attribution, valid, self.p, self.q, self.direction, generator=generator)
-        if not call.counted:
-            self.count_dropped(site, keep, valid)
-        return keep
+
+        def draw(generator: torch.Generator) -> Tensor:
+            attribution = torch.rand(shape, generator=generator, device=device)
+            return sample_keep(attribution, valid, self.p, self.q, self.direction, generator=generator)
+
+        return self.drawn(site, seed, valid, device, draw)
 
     # -- the probe --------------------------------------------------------------------------------------------------
 

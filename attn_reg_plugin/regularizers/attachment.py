@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -44,7 +45,7 @@ class Attachment:
                 site.backend.open(site)
                 site.attached, site.ran = True, False
                 opened.append(site)
-        except Exception:
+        except BaseException:
             self._close(opened)
             raise
         # every regularizer of the model clears its masks before any of them probes
@@ -80,7 +81,7 @@ class Attachment:
         if not due and self.rehearsed:
             return
         self.rehearsed = self.busy = True
-        forward = Forward(model, args, kwargs, self._supplied(model, args, kwargs))
+        forward = Forward(model, args, kwargs, self.regularizer.supplied, self._described(model, args, kwargs))
         try:
             if due:
                 self.regularizer.before_forward(forward)
@@ -103,13 +104,13 @@ class Attachment:
             regularizer.statistics = statistics
             self.clear()
 
-    def _supplied(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """What the face supplied, over what the backends read off the model's arguments."""
+    def _described(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """What the backends read off the model's arguments."""
         described: dict[str, Any] = {}
         for backend in self.backends:
             if hasattr(backend, "describe"):
                 described = {**backend.describe(model, args, kwargs), **described}
-        return {**described, **self.regularizer._supplied}
+        return described
 
     @contextmanager
     def probing(self) -> Iterator[None]:
@@ -164,6 +165,15 @@ class Attachment:
             yield
         finally:
             self._install()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Attachment:
+        """On a copy of the model, such as an average of its weights: with a regularizer of its own."""
+        twin = memo[id(self)] = copy.copy(self)
+        twin.regularizer = self.regularizer.copied()
+        twin.regularizer._attachment = twin
+        for name in ("model", "sites", "handles"):
+            setattr(twin, name, copy.deepcopy(getattr(self, name), memo))
+        return twin
 
     def __enter__(self) -> Regularizer:
         return self.regularizer

@@ -7,43 +7,30 @@ attacker does better, and one of the two, drawn with a probability that favours 
 
 As published, one validation example rewards one update; `credit="round"` with many `reward_examples` and small `steps`
 is offered as a less noisy estimator.
+
+This file holds the options and what the method does in an update; `game.py` plays the rounds, `generator.py` is G-Net
+and `defender.py` D-Net.
 """
 
 from __future__ import annotations
 
-import copy
 import logging
-import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from attn_reg_plugin.regularizers.attachment import attachments_of
-from attn_reg_plugin.regularizers.base import Problem, Regularizer, option, register
-from attn_reg_plugin.regularizers.game import (
-    CachedBatch,
-    Defender,
-    average,
-    average_gradients,
-    evaluating,
-    from_first_rank,
-    gathered_on_first_rank,
-    on_cpu,
-    rank,
-    world_size,
-)
-from attn_reg_plugin.regularizers.generator import (
-    Generator,
-    embeddings_of,
-    log_probability,
-    sample_masks,
-    valid_pairs,
-)
-from attn_reg_plugin.regularizers.probing import Forward, own_copy
+from attn_reg_plugin.regularizers.base import Preset, Regularizer, option, register
+from attn_reg_plugin.regularizers.defender import Defender
+from attn_reg_plugin.regularizers.game import Game, on_cpu
+from attn_reg_plugin.regularizers.generator import Generator, embeddings_of, valid_pairs
+from attn_reg_plugin.regularizers.probing import Forward
+from attn_reg_plugin.regularizers.statistics import Quantity
+from attn_reg_plugin.regularizers.training import Problem, Training
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +49,7 @@ class AttendOut(Regularizer):
     Besides the options it needs to know the training: `problem` and `optimizer`, given here or set before the first
     forward. In any loop, `end_update()` after each optimizer step trains the defender and, every T updates, plays
     out the round. A batch that is to count for nothing, such as the empty share of a data-parallel process, is
-    announced by `supply(ignore_grad=True)`.
+    announced by `supply(counts=False)`.
 
     Attributes:
         steps: T, updates a round.
@@ -84,16 +71,15 @@ class AttendOut(Regularizer):
         ValueError: an option is out of its range.
     """
 
-    by_round: ClassVar[tuple[str, ...]] = (
-        "attacker_score",
-        "defender_score",
-        "reward",
-        "baseline",
-        "generator_gnorm",
-        "attacker_won",
+    presets: ClassVar[tuple[Preset, ...]] = (Preset("attend_out", "AttendOut", {"sites": "encoder.self"}),)
+    by_round: ClassVar[tuple[Quantity, ...]] = tuple(
+        Quantity(key, mean_of="rounds")
+        for key in ("attacker_score", "defender_score", "reward", "baseline", "generator_gnorm", "attacker_won")
     )
+    game_class: ClassVar[type[Game]] = Game
+
     large_state: ClassVar[bool] = True
-    defender_class: ClassVar[type[Defender]] = Defender
+    one_forward: ClassVar[bool] = True
 
     steps: int = option(8, "T, updates in a round, at least 1", within="[1, inf)")
     reward: str = option("loss", "reward of an example", choices=("loss", "sign", "metric"))
@@ -138,294 +124,149 @@ class AttendOut(Regularizer):
                 "baseline='leave_one_out' compares the rewards of a round: it needs credit='example' and steps of at "
                 f"least 2, not credit={self.credit!r} and steps={self.steps}"
             )
-        self._forget_game()
+        self.game: Game | None = None
+        self._kept: Mapping[str, Any] = {}  # of a game that is not running: one that ended, or one to continue
+        self._continues = False
+        self._make_defender: Callable[[nn.Module, Optimizer, float], Defender] = Defender
+        self._own = self.problem, self.optimizer, self.clip_norm  # what `unbind` gives back
 
-    def _forget_game(self) -> None:
-        """No players, and no state to continue from."""
-        self.generator: Generator | None = None
-        self.generator_optimizer_: Optimizer | None = None
-        self.defender: Defender | None = None
-        self._state: Mapping[str, Any] | None = None  # to continue from
-        self._ended: Mapping[str, Any] | None = None  # of the game before detach()
-        self._reset()
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> AttendOut:
-        """The method on a copy of the model, such as an average of its weights: without the game or the training."""
-        twin = memo[id(self)] = copy.copy(self)
-        twin.problem = twin.optimizer = None
-        twin._forget_game()
-        vars(twin).update({name: copy.deepcopy(vars(self)[name], memo) for name in ("statistics", "_attachment")})
-        twin._supplied = {}
+    def copied(self) -> AttendOut:
+        """For a copy of the model, such as an average of its weights: without the game."""
+        twin = super().copied()
+        twin.game, twin.problem, twin.optimizer = None, None, None
         return twin
 
-    def _reset(self) -> None:
-        """A game that has not begun."""
-        self.moving_baseline, self.moving_square, self.rounds, self.in_round = 0.0, 0.0, 0, 0
-        self.cache: list[CachedBatch] = []
-        self.cache_elsewhere: list[dict[str, Any]] = []  # of the other processes, known to the first one, which saves
-        self.last_round: dict[str, float] = {}
-        self.said_not_finite = False
-        self._pending: list[Mapping[str, Any]] = []
+    # -- the training -----------------------------------------------------------------------------------------------
+
+    def bind(self, training: Training) -> None:
+        """Take problem, optimizer and clipping from the training, where the user has not given them.
+
+        Raises:
+            ValueError: the reward data cannot be used, or has too few examples for a round.
+        """
+        self._own = self.problem, self.optimizer, self.clip_norm
+        if self.problem is None:
+            self.problem, size = training.problem(self.reward_subset)
+            if self.credit == "example" and size < self.steps:
+                raise ValueError(
+                    f"credit='example' rewards each of the {self.steps} updates of a round by an example of its own, "
+                    f"but {self.reward_subset!r} has {size}; use fewer steps, or credit='round'"
+                )
+        self.optimizer = self.optimizer or training.optimizer
+        self.clip_norm = self.clip_norm or training.clip_norm
+        self._make_defender = training.copy_of
+
+    def unbind(self) -> None:
+        """Let go of the training."""
+        self.problem, self.optimizer, self.clip_norm = self._own
+        self._make_defender = Defender
+
+    @property
+    def begun(self) -> bool:
+        """Whether it knows the training, so that its state is worth keeping."""
+        return self.problem is not None
 
     # -- an update --------------------------------------------------------------------------------------------------
 
     def before_forward(self, forward: Forward) -> None:
-        """The attacker's masks for this batch: proposed, set on the sites, and cached with the tokens."""
-        self.start(forward.model)
-        tokens = self.problem.tokens(forward.inputs)
-        tokens = {stack: tokens[stack] for stack in self.generator.stacks}
-        with torch.no_grad():
-            masks = sample_masks(self.generator(tokens), self.temperature)
+        """The attacker's masks for this batch, proposed by the generator and set on the sites."""
+        masks, tokens = self.start(forward.model).propose(forward.inputs, forward.supplied.counts)
         for site in self.attached_sites:
             pairs = valid_pairs(site.stack, site.kind, tokens)
             site.keep, site.once = masks[site.name].unsqueeze(1), ONE_CALL
             self.count_dropped(site, masks[site.name] & pairs, pairs)
-        self._pending.append(own_copy(forward.inputs))  # the attacker's forward may change its arguments
-        if not forward.supplied.get("ignore_grad", False):
-            self.cache.append(CachedBatch.of(self.in_round, tokens, masks))
 
-    def start(self, model: nn.Module) -> None:
-        """Build generator and defender, once; continue from a loaded state if there is one.
+    def end_update(self) -> None:
+        """The defender's step on the batches of this update and, after T updates, the end of the round."""
+        super().end_update()
+        learnt = {} if self.game is None else self.game.end_update()
+        if learnt:
+            self.statistics.add("rounds", 1.0)
+            for key, value in learnt.items():
+                self.statistics.add(key, value)
+
+    def forget_unfinished(self) -> None:
+        """Forget the forwards since the last update: the optimizer's step was skipped, as on an overflow."""
+        if self.game is not None:
+            self.game.forget_unfinished()
+
+    # -- the game ---------------------------------------------------------------------------------------------------
+
+    def start(self, model: nn.Module) -> Game:
+        """The running game; it starts with generator and defender made anew, or as a loaded state has them.
 
         Raises:
-            ValueError: `problem` or `optimizer` is missing.
+            ValueError: `problem` or `optimizer` is missing, or the attacker is not alone on the model.
         """
-        if self.defender is not None:
-            return
+        if self.game is not None:
+            return self.game
         if self.problem is None or self.optimizer is None:
             raise ValueError("AttendOut needs to know the training: give it problem=... and optimizer=...")
         others = {each.regularizer.name for each in attachments_of(model)} - {self.name}
         if others:
             raise ValueError(f"AttendOut copies its model, so it must be alone on it; detach {', '.join(others)} first")
-        with torch.random.fork_rng([], enabled=self._state is not None):  # a continued game was built before
-            self.generator = self.make_generator(model)
-        kinds = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
-        self.generator_optimizer_ = kinds[self.generator_optimizer](self.generator.parameters(), self.generator_lr)
+        with torch.random.fork_rng([], enabled=self._continues):  # a continued game was built before
+            generator = self.make_generator(model)
         with self._attachment.suspended():
-            self.defender = self.make_defender(model)
-        for parameter in self.generator.parameters():
-            from_first_rank(parameter.data)
-        self._log_size(model)
-        self._reset()
-        if self._state is not None:
-            self._restore(self._state)
-        self._state = self._ended = None
-
-    def _log_size(self, model: nn.Module) -> None:
-        """The generator's size beside the model's; shared embeddings are the model's."""
-        ours, theirs = (sum(p.numel() for p in module.parameters()) for module in (self.generator, model))
-        logger.info(f"{self.name}: generator of {ours:,} parameters, {100 * ours / theirs:.1f} % of the model's")
+            defender = self._make_defender(model, self.optimizer, self.clip_norm)
+        self.game = self.game_class(self, self.problem, generator, defender)
+        if self._continues:
+            self.game.load_state_dict(self._kept)
+        self._kept, self._continues = {}, False
+        return self.game
 
     def make_generator(self, model: nn.Module) -> Generator:
         """The generator for the attached sites, on the model's device."""
         tables = embeddings_of(model, {site.stack for site in self.attached_sites}, self.attached_sites)
         generator = Generator(self.attached_sites, tables, self.embedding == "shared", self.initial_keep)
+        ours, theirs = (sum(p.numel() for p in module.parameters()) for module in (generator, model))
+        logger.info(f"{self.name}: generator of {ours:,} parameters, {100 * ours / theirs:.1f} % of the model's")
         return generator.to(next(model.parameters()).device)
-
-    def make_defender(self, model: nn.Module) -> Defender:
-        """The defender, equal to the attacker."""
-        return self.defender_class(model, self.optimizer, self.clip_norm)
-
-    def end_update(self) -> None:
-        """The defender's step on the batches of this update and, after T updates, the end of the round."""
-        super().end_update()
-        if not self._pending:
-            return
-        pending, self._pending = self._pending, []
-        for inputs in pending:
-            self.defender.learn(self.problem, inputs)
-        self.defender.step()
-        self.cache_elsewhere += gathered_on_first_rank(self._cache_of(self.in_round))
-        self.in_round += 1
-        if self.in_round == self.steps:
-            self.end_round()
-
-    def forget_unfinished(self) -> None:
-        """Forget the forwards since the last update: the optimizer's step was skipped, as on an overflow."""
-        self._pending = []
-        self.cache = [batch for batch in self.cache if batch.update < self.in_round]
-
-    def _cache_of(self, update: int) -> list[dict[str, Any]]:
-        return [batch.state_dict() for batch in self.cache if batch.update == update] if world_size() > 1 else []
-
-    # -- a round ----------------------------------------------------------------------------------------------------
-
-    def end_round(self) -> None:
-        """Evaluate both, reward the generator, settle who won; equal weights again."""
-        attacker, defender = self.evaluate()
-        rewards = average((attacker - defender).sign() if self.reward == "sign" else attacker - defender)
-        finite = bool(rewards.isfinite().all())  # of all processes, so that each takes the same branch
-        gradient_norm = self.update_generator(self.advantages(rewards)) if finite else 0.0
-        learnt = finite and math.isfinite(gradient_norm)
-        scores = average(torch.stack([attacker.mean(), defender.mean()]))
-        won = self.attacker_wins(scores)
-        self.defender.settle(won)
-        self.rounds, self.in_round, self.cache, self.cache_elsewhere = self.rounds + 1, 0, [], []
-        self.last_round = {
-            "attacker_score": float(scores[0]),
-            "defender_score": float(scores[1]),
-            "reward": float(rewards.mean()),
-            "baseline": self.moving_baseline,
-            "generator_gnorm": gradient_norm,
-            "attacker_won": float(won),
-        }
-        if not finite:
-            logger.warning(f"{self.name}: a loss of round {self.rounds} is not finite: nothing is learnt from it")
-        elif not learnt and not self.said_not_finite:
-            self.said_not_finite = True
-            logger.warning(
-                f"{self.name}: the generator's gradient or weights are not finite in round {self.rounds}: nothing is "
-                "learnt from this or any such round, and where its scores are NaN all attention is kept; a smaller "
-                "generator_lr may help (said once)"
-            )
-        if not learnt:
-            return
-        self.statistics.add("rounds", 1.0)
-        for key, value in self.last_round.items():
-            self.statistics.add(key, value)
-
-    def evaluate(self) -> tuple[Tensor, Tensor]:
-        """Scores of attacker and defender, higher is better, one an example: minus the loss, or the metric."""
-        examples = list(self.problem.validation(self.reward_examples or self.steps))
-        return self._scores(self.defender.attacker, examples), self._scores(self.defender.model, examples)
-
-    def _scores(self, model: nn.Module, examples: list[Any]) -> Tensor:
-        with evaluating(model):
-            outcomes = [self.problem.loss(model, inputs) for inputs in examples]
-        if self.reward == "metric":
-            if any(outcome.metric is None for outcome in outcomes):
-                raise ValueError("reward='metric', but the problem's outcomes have no metric; use reward='loss'")
-            return torch.cat([outcome.metric.float().reshape(-1) for outcome in outcomes])
-        return -torch.cat([outcome.loss.float().reshape(-1) for outcome in outcomes])
-
-    def advantages(self, rewards: Tensor) -> Tensor:
-        """r_t - b for each update of the round, (T,), from one reward an example; the moving averages move on.
-
-        Raises:
-            ValueError: credit='example', and there are not T examples.
-        """
-        if self.credit == "example" and rewards.numel() != self.steps:
-            raise ValueError(
-                f"the problem's validation gave {rewards.numel()} examples for a round of {self.steps} updates; "
-                "credit='example' needs one for each, credit='round' takes any number"
-            )
-        mean, momentum = rewards.mean(), self.baseline_momentum
-        if self.baseline == "leave_one_out":
-            centred = rewards - (rewards.sum() - rewards) / (self.steps - 1)
-        else:
-            credited = mean.expand(self.steps) if self.credit == "round" else rewards
-            centred = credited - self.moving_baseline
-        self.moving_baseline = momentum * self.moving_baseline + (1 - momentum) * float(mean)
-        square = float(centred.square().mean())
-        self.moving_square = square if self.rounds == 0 else momentum * self.moving_square + (1 - momentum) * square
-        return centred / max(self.moving_square, 1e-16) ** 0.5 if self.normalize else centred
-
-    def policy_objective(self, batch: CachedBatch, advantage: Tensor) -> Tensor:
-        """Equation 5 for one cached batch: Σ over its examples of (1/(n l²)) Σ log P(d) · (r_t - b).
-
-        n l² counts the positions of an example's masks over all layers; only valid ones exist.
-        """
-        logits, total, count = self.generator(batch.tokens), 0.0, 0.0
-        for name, stack, kind, _ in self.generator.sites:
-            pairs = valid_pairs(stack, kind, batch.tokens)
-            log_p = log_probability(logits[name], batch.mask(name), self.temperature)
-            total = total + (log_p * pairs).sum((1, 2))
-            count = count + pairs.sum((1, 2))
-        return (total / count.clamp(min=1)).sum() * advantage
-
-    def update_generator(self, advantages: Tensor) -> float:
-        """One ascent step on (1/m) Σ of the cached batches' objectives; returns the gradient's norm.
-
-        m counts the mask sequences that were sampled, of T masks each, so the T steps add up: it is the number of
-        examples an update, of all processes and their mean over the round, since shares may be unequal.
-
-        A gradient that is not finite changes nothing; a generator with a weight that is not finite has no other.
-        """
-        masks = sum(next(iter(batch.masks.values()))[1][0] for batch in self.cache)
-        sequences = float(average(torch.tensor(float(masks), device=advantages.device))) / self.steps
-        self.generator_optimizer_.zero_grad(set_to_none=True)
-        for batch in self.cache:
-            (-self.policy_objective(batch, advantages[batch.update]) / sequences).backward()
-        average_gradients(self.generator)
-        limit = self.generator_clip_norm or float("inf")
-        norm = float(nn.utils.clip_grad_norm_(self.generator.parameters(), limit))
-        if math.isfinite(norm):
-            self.generator_optimizer_.step()
-        return norm
-
-    def attacker_wins(self, scores: Tensor) -> bool:
-        """Whether the attacker is kept, given the mean scores (attacker, defender); equal on every process.
-
-        A player whose score is not finite loses.
-        """
-        if not bool(scores.isfinite().all()):
-            return bool(scores[0].isfinite())
-        if self.winner == "attacker":
-            return True
-        difference = scores[0] - scores[1]
-        if self.winner == "best":
-            return bool(difference > 0)
-        draw = from_first_rank(torch.rand((), device=scores.device))
-        return bool(draw < torch.sigmoid(difference / self.winner_temperature))
 
     # -- state ------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that an exact continuation needs; of several processes, the first one's state is whole."""
-        state = {**super().state_dict(), "rounds": self.rounds, "in_round": self.in_round}
-        if self.defender is None:
-            return dict(self._state or self._ended or state)
-        return {
-            **state,
-            "moving_baseline": self.moving_baseline,
-            "moving_square": self.moving_square,
-            "generator": self.generator.state_dict(),
-            "generator_optimizer": self.generator_optimizer_.state_dict(),
-            "defender": self.defender.state_dict(),
-            "cache": [b.state_dict() for b in self.cache if b.update < self.in_round] + self.cache_elsewhere,
-        }
+        """Everything that an exact continuation needs; of several processes, the first rank's state is whole."""
+        if self.game is not None:
+            return {**super().state_dict(), **self.game.state_dict()}
+        return dict(self._kept) or {**super().state_dict(), "rounds": 0, "in_round": 0}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from `state_dict()`; the players are restored once they exist, at the first forward."""
         super().load_state_dict(state)
-        if self.defender is None:
-            self._state = state if "generator" in state else None
+        if self.game is not None:
+            self.game.load_state_dict(state)
         else:
-            self._restore(state)
+            self._continues = "generator" in state
+            self._kept = state if self._continues else {}
 
-    def _restore(self, state: Mapping[str, Any]) -> None:
-        device = next(self.generator.parameters()).device
-        self.rounds, self.in_round = state["rounds"], state["in_round"]
-        self.moving_baseline, self.moving_square = state["moving_baseline"], state["moving_square"]
-        self.generator.load_state_dict(state["generator"])
-        self.generator_optimizer_.load_state_dict(state["generator_optimizer"])
-        self.defender.load_state_dict(state["defender"])
-        if self.in_round >= self.steps:
-            logger.warning(
-                f"{self.name}: the state is {self.in_round} updates into a round of now {self.steps}; it begins anew"
-            )
-            self.defender.settle(attacker_won=True)
-            self.in_round = 0
-            return
-        mine = [batch for batch in state["cache"] if batch["rank"] % world_size() == rank()]
-        self.cache = [CachedBatch.from_state_dict(batch, device) for batch in mine]
-        self.cache_elsewhere = [b for b in state["cache"] if b["rank"] % world_size()] if rank() == 0 else []
+    def resume(self, state: Mapping[str, Any]) -> None:
+        """Continue the game from a state, at once.
+
+        Raises:
+            ValueError: it lacks a part of a game, or is one of other sites.
+        """
+        self.load_state_dict(state)
+        if "generator" not in state and state.get("rounds") == state.get("in_round") == 0:
+            return  # saved before the first update
+        missing = [key for key in ("generator", "generator_optimizer", "defender", "cache") if key not in state]
+        if missing:
+            raise ValueError(f"it lacks {', '.join(missing)}")
+        others = {n for batch in state["cache"] for n in batch["masks"]} ^ {site.name for site in self.attached_sites}
+        if state["cache"] and others:
+            raise ValueError(f"its sites are others: {', '.join(sorted(others))}")
+        self.start(self.model)
 
     def detach(self) -> None:
         """Restore the model; `state_dict` keeps what the game came to, the next one begins anew or from a state."""
-        if self.defender is not None:
-            try:
-                self.forget_unfinished()
-                self._ended = on_cpu(self.state_dict())  # not the weights of two more models on the device
-            finally:
-                self._end()
-        elif self._state is not None:  # a game that was to go on and never did is not the next one's
-            self._ended, self._state = self._state, None
-        super().detach()
-
-    def _end(self) -> None:
-        """Let go of the players."""
-        self.defender.close()
-        super().detach()
-        self.generator = self.defender = self.generator_optimizer_ = None
-        self.cache, self.cache_elsewhere = [], []
+        self._continues = False  # a game that was to go on and never did is not the next one's
+        game = self.game
+        try:
+            if game is not None:
+                game.forget_unfinished()
+                self._kept = on_cpu(self.state_dict())  # not the weights of two more models on the device
+        finally:
+            self.game = None
+            if game is not None:
+                game.defender.close()
+            super().detach()

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import ClassVar
 
 import torch
 
 from attn_reg_plugin.attention.calls import derived
 from attn_reg_plugin.attention.sites import AttentionSite
-from attn_reg_plugin.regularizers.base import Regularizer, option, register
+from attn_reg_plugin.regularizers.base import Preset, Regularizer, option, register
 from attn_reg_plugin.regularizers.probing import Forward
 
 
@@ -35,9 +36,17 @@ class AttentionLayerDrop(Regularizer):
         ValueError: p is out of its range.
     """
 
+    presets: ClassVar[tuple[Preset, ...]] = (
+        Preset("attention_layer_drop", "attention LayerDrop", {"sites": "encoder.self", "p": 0.2}),
+    )
+
     p: float = option(
         0.2, "probability of replacing an attention by the mean of its values, in [0, 1]", within="[0, 1]"
     )
+
+    def leaves_unused(self) -> bool:
+        """A dropped attention gives its queries and keys no gradient."""
+        return self.p > 0
 
     def due(self) -> bool:
         """Regularized when anything can be dropped at all."""

@@ -7,19 +7,25 @@ until the next forward, because activation checkpointing runs the forward again 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
+from attn_reg_plugin.attention.calls import AttentionCall, derived
 from attn_reg_plugin.attention.masks import dropped_fraction
 from attn_reg_plugin.attention.sites import AttentionSite, SiteSelector
 from attn_reg_plugin.regularizers.attachment import Attachment
 from attn_reg_plugin.regularizers.options import check_options, option
 from attn_reg_plugin.regularizers.probing import Forward
-from attn_reg_plugin.regularizers.statistics import Statistics
+from attn_reg_plugin.regularizers.statistics import Quantity, Statistics
+from attn_reg_plugin.regularizers.training import Supplied, Training
 
+#: draws a keep mask by a generator
+Draw = Callable[[torch.Generator], Tensor]
 REGISTRY: dict[str, type[Regularizer]] = {}
 
 
@@ -46,26 +52,24 @@ def build(name: str, **options: Any) -> Regularizer:
     return REGISTRY[name](**options)
 
 
-@dataclass
-class Outcome:
-    """What a `Problem` says of one evaluation: the loss (scalar or one a example) and a metric if there is one."""
+@dataclass(frozen=True)
+class Preset:
+    """A method with options worth comparing: a row of `attn-reg compare`, `finetune` and `bench`.
 
-    loss: Tensor
-    metric: Tensor | None = None
+    Attributes:
+        name: as `--methods` names it.
+        title: as tables name it.
+        options: of the method; the others have their defaults.
+    """
+
+    name: str
+    title: str
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
-@runtime_checkable
-class Problem(Protocol):
-    """What a method has to know of the training beyond the forward's arguments."""
-
-    def loss(self, model: nn.Module, inputs: Any) -> Outcome:
-        """The training loss, or in evaluation mode the loss of each example."""
-
-    def tokens(self, inputs: Any) -> Mapping[str, Any]:
-        """Token ids and padding of each stack."""
-
-    def validation(self, n: int) -> Any:
-        """n examples drawn at random."""
+def presets_of(method: type[Regularizer]) -> tuple[Preset, ...]:
+    """A registered method's presets; one that declares none has its own name and its default options."""
+    return vars(method).get("presets") or (Preset(method.name, method.name.replace("_", " ")),)
 
 
 @dataclass(eq=False)
@@ -77,12 +81,16 @@ class Regularizer:
     """
 
     name: ClassVar[str] = ""
-    #: statistics that a face logs: sums over updates
-    logged: ClassVar[tuple[str, ...]] = ()
-    #: and sums over rounds, of a method that counts `rounds`; a round ends in `end_update`
-    by_round: ClassVar[tuple[str, ...]] = ()
+    #: the options that the commands compare it with
+    presets: ClassVar[tuple[Preset, ...]] = ()
+    #: statistics of its own that a face logs for every update
+    logged: ClassVar[tuple[Quantity, ...]] = ()
+    #: and those of rounds, which end in `end_update`
+    by_round: ClassVar[tuple[Quantity, ...]] = ()
     #: whether the state is too large to stand in every checkpoint
     large_state: ClassVar[bool] = False
+    #: whether a batch has to pass through the attached model in one forward
+    one_forward: ClassVar[bool] = False
     sites: str = option("encoder.self", "which attention to regularize, e.g. 'encoder.self[0,2-5] decoder.cross', '*'")
 
     def __post_init__(self) -> None:
@@ -97,7 +105,7 @@ class Regularizer:
         self.epoch: int | None = None
         self.updates = 0
         self.statistics = Statistics()
-        self._supplied: dict[str, Any] = {}
+        self.supplied = Supplied()
         self._attachment: Attachment | None = None
 
     # -- what a user calls ------------------------------------------------------------------------------------------
@@ -140,10 +148,10 @@ class Regularizer:
         return [] if self._attachment is None else self._attachment.sites
 
     @property
-    def counted(self) -> list[str]:
-        """The statistics of updates that a face logs, whether anything was added to them or not."""
-        keys = ["forwards", "regularized", "step_seconds", *self.logged]
-        return keys + [f"{what}/{site.name}" for site in self.attached_sites for what in ("dropped", "valid")]
+    def quantities(self) -> list[Quantity]:
+        """What a face logs of updates: the share of regularized forwards, the method's own, and drop rates by site."""
+        drops = [Quantity(f"dropped/{s.name}", f"valid/{s.name}", f"drop_{s.name}") for s in self.attached_sites]
+        return [Quantity("regularized", "forwards"), *self.logged, *drops]
 
     def begin_epoch(self, epoch: int) -> None:
         """Announce an epoch, counted from 1."""
@@ -164,14 +172,14 @@ class Regularizer:
         if self._attachment is not None:
             self._attachment.expect_forward("an update was made")
 
-    def supply(self, **inputs: Any) -> None:
-        """Tell what the next forwards' arguments do not show, such as `targets`; stays until the next call."""
-        self._supplied = {key: value for key, value in inputs.items() if value is not None}
+    def supply(self, supplied: Supplied | None = None, /, **fields: Any) -> None:
+        """Tell what the next forwards' arguments do not show, such as `targets`; stays until the next call.
 
-    @property
-    def supplied(self) -> dict[str, Any]:
-        """What was last supplied."""
-        return dict(self._supplied)
+        Args:
+            supplied: all of it, or
+            fields: those of `Supplied` that are known.
+        """
+        self.supplied = Supplied(**fields) if supplied is None else supplied
 
     def state_dict(self) -> dict[str, Any]:
         """What resuming needs: numbers and tensors only."""
@@ -191,6 +199,40 @@ class Regularizer:
             raise ValueError(f"the state is none of {self.name}: it lacks {' and '.join(missing)}")
         self.epoch, self.updates = state["epoch"], state["updates"]
 
+    def resume(self, state: Mapping[str, Any]) -> None:
+        """`load_state_dict` where training continues from it: what does not fit the attached model is said here.
+
+        Raises:
+            ValueError: as `load_state_dict`, or the state is one of other sites.
+        """
+        self.load_state_dict(state)
+
+    # -- what a method implements, if it needs it -------------------------------------------------------------------
+
+    def bind(self, training: Training) -> None:
+        """Get to know the training of a face, after attaching and before the first update."""
+
+    def unbind(self) -> None:
+        """Let go of what `bind` gave."""
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is a state worth keeping in a checkpoint."""
+        return True
+
+    def forget_unfinished(self) -> None:
+        """Forget the forwards since the last update: the optimizer's step was skipped, as on an overflow."""
+
+    def copied(self) -> Regularizer:
+        """For a copy of the attached model: the same options and place in training, statistics of its own."""
+        twin = copy.copy(self)
+        twin.statistics, twin.supplied = copy.deepcopy(self.statistics), Supplied()
+        return twin
+
+    def leaves_unused(self) -> bool:
+        """Whether some parameters may get no gradient in an update, which data-parallel training has to expect."""
+        return False
+
     # -- what a method implements -----------------------------------------------------------------------------------
 
     def due(self) -> bool:
@@ -209,6 +251,20 @@ class Regularizer:
         """
 
     # -- for methods ------------------------------------------------------------------------------------------------
+
+    def drawn(self, site: AttentionSite, seed: int, valid: Tensor | None, device: torch.device, draw: Draw) -> Tensor:
+        """A keep mask of the site's present call; the same for a call of the seed, so that recomputation agrees.
+
+        Args:
+            site, valid, device: as attention has them.
+            seed: drawn before the forward.
+            draw: the mask, bool, from a generator of `device`.
+        """
+        call = site.current or AttentionCall(site)
+        keep = draw(torch.Generator(device).manual_seed(derived(seed, call.index)))
+        if not call.counted:
+            self.count_dropped(site, keep, valid)
+        return keep
 
     def count_dropped(self, site: AttentionSite, keep: Tensor, valid: Tensor | None) -> None:
         """Add a mask to the drop rate of its site."""

@@ -1,20 +1,47 @@
-"""AttendOut's players: the defender beside the attacker, and the cached batches that the generator is judged on."""
+"""AttendOut's game: generator, attacker and defender from the first forward on, round by round.
+
+A round is T updates of both players on the same batches. Then both are evaluated, the generator ascends the policy
+gradient of equation 5 (Wu, Zhao & Zhang, arXiv 2104.04692), and one of the players is copied over the other.
+"""
 
 from __future__ import annotations
 
-import copy
-import inspect
+import logging
+import math
 from collections.abc import Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from attn_reg_plugin.regularizers.base import Problem
-from attn_reg_plugin.regularizers.generator import Tokens, pack_bits, unpack_bits
+from attn_reg_plugin.regularizers.defender import Defender, evaluating
+from attn_reg_plugin.regularizers.distributed import (
+    average,
+    average_gradients,
+    from_first_rank,
+    gathered_on_first_rank,
+    rank,
+    world_size,
+)
+from attn_reg_plugin.regularizers.generator import (
+    Generator,
+    Tokens,
+    log_probability,
+    pack_bits,
+    sample_masks,
+    unpack_bits,
+    valid_pairs,
+)
+from attn_reg_plugin.regularizers.probing import own_copy
+from attn_reg_plugin.regularizers.training import Problem
+
+if TYPE_CHECKING:
+    from attn_reg_plugin.regularizers.attend_out import AttendOut
+
+logger = logging.getLogger(__name__)
+OPTIMIZERS: dict[str, type[Optimizer]] = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
 
 
 @dataclass
@@ -58,143 +85,238 @@ class CachedBatch:
         return cls(state["update"], tokens, masks)
 
 
-class Defender:
-    """D-Net: a copy of the attacker with its regular dropout only, and an optimizer of its own.
+class Game:
+    """One game, made when it starts and dropped when it ends.
 
     Args:
-        attacker: the model, without hooks.
-        optimizer: the attacker's; the defender's has the same settings and starts from the same state.
-        clip_norm: largest gradient norm, 0 = unlimited.
+        method: whose options hold.
+        problem: how the players are trained and evaluated.
+        generator: G-Net.
+        defender: D-Net, which knows the attacker.
 
     Attributes:
-        model, optimizer: the defender's.
+        generator_optimizer: of the generator.
+        rounds, in_round: finished rounds, and updates of the present one.
+        cache: the present round's batches and masks on this rank.
+        cache_elsewhere: those of the other ranks, kept by the first rank, which saves the state.
+        moving_baseline, moving_square: moving averages of the rewards and of the squared advantages.
+        last_round: what the last round came to.
     """
 
-    def __init__(self, attacker: nn.Module, optimizer: Optimizer, clip_norm: float = 0.0) -> None:
-        self.attacker, self.attacker_optimizer, self.clip_norm = attacker, optimizer, clip_norm
-        self.model = copy.deepcopy(attacker)
-        self.model.zero_grad(set_to_none=True)
-        self.optimizer = twin_optimizer(optimizer, attacker, self.model)
-        self._settings = _settings(optimizer)
-        self._hook = optimizer.register_step_pre_hook(self._remember_settings)
+    def __init__(self, method: AttendOut, problem: Problem, generator: Generator, defender: Defender) -> None:
+        self.method, self.problem, self.generator, self.defender = method, problem, generator, defender
+        self.generator_optimizer = OPTIMIZERS[method.generator_optimizer](generator.parameters(), method.generator_lr)
+        self.rounds, self.in_round = 0, 0
+        self.cache: list[CachedBatch] = []
+        self.cache_elsewhere: list[dict[str, Any]] = []
+        self.moving_baseline, self.moving_square = 0.0, 0.0
+        self.last_round: dict[str, float] = {}
+        self._pending: list[Mapping[str, Any]] = []
+        self._said_not_finite = False
+        for parameter in generator.parameters():
+            from_first_rank(parameter.data)
 
-    def _remember_settings(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """Learning rates and the like as the attacker's step uses them: a scheduler may move on before ours."""
-        self._settings = _settings(optimizer)
+    # -- an update --------------------------------------------------------------------------------------------------
 
-    def learn(self, problem: Problem, inputs: Any) -> None:
-        """Forward and backward on a batch that the attacker has trained on; gradients add up until `step`."""
-        loss = problem.loss(self.model, inputs).loss
-        (loss * 0 if inputs.get("ignore_grad", False) else loss).backward()
+    def propose(self, inputs: Mapping[str, Any], counts: bool) -> tuple[dict[str, Tensor], dict[str, Tokens]]:
+        """Draw the attacker's masks for a batch, and keep both for the end of the update and of the round.
 
-    def step(self) -> None:
-        """Make the optimizer step that the attacker has just made, on the defender's own gradients."""
-        for group, settings in zip(self.optimizer.param_groups, self._settings, strict=True):
-            group.update(settings)
-        average_gradients(self.model)
-        if self.clip_norm > 0:
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        Args:
+            inputs: of the forward.
+            counts: whether the batch counts in the loss.
 
-    @torch.no_grad()
-    def settle(self, attacker_won: bool) -> None:
-        """Copy the winner over the loser, optimizer state included; learning rates and the like stay whose they are."""
-        players = (self.attacker, self.attacker_optimizer), (self.model, self.optimizer)
-        (winner, winning), (loser, losing) = players if attacker_won else players[::-1]
-        for ours, theirs in zip(loser.parameters(), winner.parameters(), strict=True):
-            ours.copy_(theirs)
-        for ours, theirs in zip(loser.buffers(), winner.buffers(), strict=True):
-            ours.copy_(theirs)
-        settings = _settings(losing)  # the attacker's scheduler may be a step ahead already
-        losing.load_state_dict(copy.deepcopy(winning.state_dict()))
-        for group, own in zip(losing.param_groups, settings, strict=True):
-            group.update(own)
+        Returns:
+            keep masks by site name, bool (B, T, S), and the tokens by stack that they were drawn for.
+        """
+        tokens = self.problem.tokens(inputs)
+        tokens = {stack: tokens[stack] for stack in self.generator.stacks}
+        with torch.no_grad():
+            masks = sample_masks(self.generator(tokens), self.method.temperature)
+        self._pending.append(own_copy(inputs))  # the attacker's forward may change its arguments
+        if counts:
+            self.cache.append(CachedBatch.of(self.in_round, tokens, masks))
+        return masks, tokens
 
-    def close(self) -> None:
-        """Take the hook off the attacker's optimizer."""
-        self._hook.remove()
+    def end_update(self) -> dict[str, float]:
+        """The defender's step on the batches of this update.
+
+        Returns:
+            What the round came to if it ended with this update and the generator learnt from it, else nothing.
+        """
+        if not self._pending:
+            return {}
+        pending, self._pending = self._pending, []
+        for inputs in pending:
+            self.defender.learn(self.problem, inputs)
+        self.defender.step()
+        self.cache_elsewhere += gathered_on_first_rank(self._states_of(self.in_round))
+        self.in_round += 1
+        return self.end_round() if self.in_round == self.method.steps else {}
+
+    def forget_unfinished(self) -> None:
+        """Forget the forwards since the last update: the optimizer's step was skipped, as on an overflow."""
+        self._pending = []
+        self.cache = [batch for batch in self.cache if batch.update < self.in_round]
+
+    def _states_of(self, update: int) -> list[dict[str, Any]]:
+        return [batch.state_dict() for batch in self.cache if batch.update == update] if world_size() > 1 else []
+
+    # -- a round ----------------------------------------------------------------------------------------------------
+
+    def end_round(self) -> dict[str, float]:
+        """Evaluate both, reward the generator, settle who won; equal weights again. See `end_update`."""
+        attacker, defender = self.evaluate()
+        rewards = average((attacker - defender).sign() if self.method.reward == "sign" else attacker - defender)
+        finite = bool(rewards.isfinite().all())  # of all ranks, so that each takes the same branch
+        gradient_norm = self.update_generator(self.advantages(rewards)) if finite else 0.0
+        learnt = finite and math.isfinite(gradient_norm)
+        scores = average(torch.stack([attacker.mean(), defender.mean()]))
+        won = self.attacker_wins(scores)
+        self.defender.settle(won)
+        self.rounds, self.in_round, self.cache, self.cache_elsewhere = self.rounds + 1, 0, [], []
+        self.last_round = {
+            "attacker_score": float(scores[0]),
+            "defender_score": float(scores[1]),
+            "reward": float(rewards.mean()),
+            "baseline": self.moving_baseline,
+            "generator_gnorm": gradient_norm,
+            "attacker_won": float(won),
+        }
+        if not learnt:
+            self._say_not_learnt(finite)
+        return self.last_round if learnt else {}
+
+    def _say_not_learnt(self, finite: bool) -> None:
+        """Warn of a round that the generator does not learn from."""
+        name = self.method.name
+        if not finite:
+            logger.warning(f"{name}: a loss of round {self.rounds} is not finite: nothing is learnt from it")
+        elif not self._said_not_finite:
+            self._said_not_finite = True
+            logger.warning(
+                f"{name}: the generator's gradient or weights are not finite in round {self.rounds}: nothing is "
+                "learnt from this or any such round, and where its scores are NaN all attention is kept; a smaller "
+                "generator_lr may help (said once)"
+            )
+
+    def evaluate(self) -> tuple[Tensor, Tensor]:
+        """Scores of attacker and defender, higher is better, one per example: minus the loss, or the metric."""
+        examples = list(self.problem.validation(self.method.reward_examples or self.method.steps))
+        return self._scores(self.defender.attacker, examples), self._scores(self.defender.model, examples)
+
+    def _scores(self, model: nn.Module, examples: list[Any]) -> Tensor:
+        with evaluating(model):
+            outcomes = [self.problem.loss(model, inputs) for inputs in examples]
+        if self.method.reward == "metric":
+            if any(outcome.metric is None for outcome in outcomes):
+                raise ValueError("reward='metric', but the problem's outcomes have no metric; use reward='loss'")
+            return torch.cat([outcome.metric.float().reshape(-1) for outcome in outcomes])
+        return -torch.cat([outcome.loss.float().reshape(-1) for outcome in outcomes])
+
+    def advantages(self, rewards: Tensor) -> Tensor:
+        """r_t - b for each update of the round, (T,), from one reward an example; the moving averages move on.
+
+        Raises:
+            ValueError: credit='example', and there are not T examples.
+        """
+        if self.method.credit == "example" and rewards.numel() != self.method.steps:
+            raise ValueError(
+                f"the problem's validation gave {rewards.numel()} examples for a round of {self.method.steps} updates; "
+                "credit='example' needs one for each, credit='round' takes any number"
+            )
+        mean, momentum = rewards.mean(), self.method.baseline_momentum
+        if self.method.baseline == "leave_one_out":
+            centred = rewards - (rewards.sum() - rewards) / (self.method.steps - 1)
+        else:
+            credited = mean.expand(self.method.steps) if self.method.credit == "round" else rewards
+            centred = credited - self.moving_baseline
+        self.moving_baseline = momentum * self.moving_baseline + (1 - momentum) * float(mean)
+        square = float(centred.square().mean())
+        self.moving_square = square if self.rounds == 0 else momentum * self.moving_square + (1 - momentum) * square
+        return centred / max(self.moving_square, 1e-16) ** 0.5 if self.method.normalize else centred
+
+    def policy_objective(self, batch: CachedBatch, advantage: Tensor) -> Tensor:
+        """Equation 5 for one cached batch: Σ over its examples of (1/(n l²)) Σ log P(d) · (r_t - b).
+
+        n l² counts the positions of an example's masks over all layers; only valid ones exist.
+        """
+        logits, total, count = self.generator(batch.tokens), 0.0, 0.0
+        for name, stack, kind, _ in self.generator.sites:
+            pairs = valid_pairs(stack, kind, batch.tokens)
+            log_p = log_probability(logits[name], batch.mask(name), self.method.temperature)
+            total = total + (log_p * pairs).sum((1, 2))
+            count = count + pairs.sum((1, 2))
+        return (total / count.clamp(min=1)).sum() * advantage
+
+    def update_generator(self, advantages: Tensor) -> float:
+        """One ascent step on (1/m) Σ of the cached batches' objectives; returns the gradient's norm.
+
+        m counts the mask sequences that were sampled, of T masks each, so the T steps add up: it is the number of
+        examples an update, of all ranks and their mean over the round, since shares may be unequal.
+
+        A gradient that is not finite changes nothing; a generator with a weight that is not finite has no other.
+        """
+        masks = sum(next(iter(batch.masks.values()))[1][0] for batch in self.cache)
+        sequences = float(average(torch.tensor(float(masks), device=advantages.device))) / self.method.steps
+        self.generator_optimizer.zero_grad(set_to_none=True)
+        for batch in self.cache:
+            (-self.policy_objective(batch, advantages[batch.update]) / sequences).backward()
+        average_gradients(self.generator)
+        limit = self.method.generator_clip_norm or float("inf")
+        norm = float(nn.utils.clip_grad_norm_(self.generator.parameters(), limit))
+        if math.isfinite(norm):
+            self.generator_optimizer.step()
+        return norm
+
+    def attacker_wins(self, scores: Tensor) -> bool:
+        """Whether the attacker is kept, given the mean scores (attacker, defender); equal on every rank.
+
+        A player whose score is not finite loses.
+        """
+        if not bool(scores.isfinite().all()):
+            return bool(scores[0].isfinite())
+        if self.method.winner == "attacker":
+            return True
+        difference = scores[0] - scores[1]
+        if self.method.winner == "best":
+            return bool(difference > 0)
+        draw = from_first_rank(torch.rand((), device=scores.device))
+        return bool(draw < torch.sigmoid(difference / self.method.winner_temperature))
+
+    # -- state ------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Model and optimizer."""
-        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+        """Everything that an exact continuation needs; of several processes, the first rank's state is whole."""
+        return {
+            "rounds": self.rounds,
+            "in_round": self.in_round,
+            "moving_baseline": self.moving_baseline,
+            "moving_square": self.moving_square,
+            "generator": self.generator.state_dict(),
+            "generator_optimizer": self.generator_optimizer.state_dict(),
+            "defender": self.defender.state_dict(),
+            "cache": [b.state_dict() for b in self.cache if b.update < self.in_round] + self.cache_elsewhere,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from `state_dict()`."""
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-
-
-def twin_optimizer(optimizer: Optimizer, model: nn.Module, twin: nn.Module) -> Optimizer:
-    """An optimizer of the same class, settings and state for the parameters of a copy of `model`.
-
-    Raises:
-        ValueError: the optimizer holds parameters that are not the model's.
-    """
-    twins = {id(ours): theirs for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True)}
-    if any(id(p) not in twins for group in optimizer.param_groups for p in group["params"]):
-        raise ValueError("the optimizer holds parameters that are not the attached model's; give one of its own to it")
-    groups = [{**group, "params": [twins[id(p)] for p in group["params"]]} for group in optimizer.param_groups]
-    known = inspect.signature(type(optimizer)).parameters  # AdamW's defaults have one that it does not take
-    copied = type(optimizer)(groups, **{name: value for name, value in optimizer.defaults.items() if name in known})
-    copied.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    return copied
-
-
-def _settings(optimizer: Optimizer) -> list[dict[str, Any]]:
-    return [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
-
-
-def world_size() -> int:
-    """Data-parallel processes; 1 where torch.distributed is not in use."""
-    return torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
-
-
-def rank() -> int:
-    """Which of the data-parallel processes this is, from 0."""
-    return torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
-
-
-def average(tensor: Tensor) -> Tensor:
-    """The mean over data-parallel processes, in place."""
-    if world_size() > 1:
-        torch.distributed.all_reduce(tensor)
-        tensor /= world_size()
-    return tensor
-
-
-def average_gradients(model: nn.Module) -> None:
-    """Average the gradients over data-parallel processes."""
-    if world_size() > 1:
-        for parameter in model.parameters():
-            if parameter.requires_grad:
-                parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-                average(parameter.grad)
-
-
-def from_first_rank(tensor: Tensor) -> Tensor:
-    """The first process's value on every process, in place."""
-    if world_size() > 1:
-        torch.distributed.broadcast(tensor, 0)
-    return tensor
-
-
-def object_from_first_rank(value: Any) -> Any:
-    """The first process's value, of any type that can be pickled, on every process."""
-    if world_size() == 1:
-        return value
-    holder = [value]
-    torch.distributed.broadcast_object_list(holder, 0)
-    return holder[0]
-
-
-def gathered_on_first_rank(ours: list[Any]) -> list[Any]:
-    """On the first process, the others' lists, joined; nothing on these."""
-    if world_size() == 1:
-        return []
-    lists = [None] * world_size() if rank() == 0 else None
-    torch.distributed.gather_object(ours, lists, 0)
-    return [value for theirs in lists[1:] for value in theirs] if lists else []
+        device = next(self.generator.parameters()).device
+        self.rounds, self.in_round = state["rounds"], state["in_round"]
+        self.moving_baseline, self.moving_square = state["moving_baseline"], state["moving_square"]
+        self.generator.load_state_dict(state["generator"])
+        self.generator_optimizer.load_state_dict(state["generator_optimizer"])
+        self.defender.load_state_dict(state["defender"])
+        if self.in_round >= self.method.steps:
+            logger.warning(
+                f"{self.method.name}: the state is {self.in_round} updates into a round of now {self.method.steps}; "
+                "it begins anew"
+            )
+            self.defender.settle(attacker_won=True)
+            self.in_round = 0
+            return
+        mine = [batch for batch in state["cache"] if batch["rank"] % world_size() == rank()]
+        self.cache = [CachedBatch.from_state_dict(batch, device) for batch in mine]
+        self.cache_elsewhere = [b for b in state["cache"] if b["rank"] % world_size()] if rank() == 0 else []
 
 
 def on_cpu(value: Any) -> Any:
@@ -204,16 +326,3 @@ def on_cpu(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: on_cpu(held) for key, held in value.items()}
     return type(value)(on_cpu(held) for held in value) if isinstance(value, list | tuple) else value
-
-
-@contextmanager
-def evaluating(model: nn.Module):
-    """Evaluation mode without gradients; every module's mode is restored."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for module, mode in modes:
-            module.training = mode

@@ -8,11 +8,13 @@ import random
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from attn_reg_plugin.regularizers.training import Supplied
 
 
 @dataclass
@@ -22,13 +24,15 @@ class Forward:
     Attributes:
         model: the attached model.
         args, kwargs: as it was called.
-        supplied: what a face added: `targets`, `token_mask`, `padding_label`.
+        supplied: what a face told of the batch.
+        described: what the backends read off the arguments, by the names of `Supplied` where they have one.
     """
 
     model: nn.Module
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    supplied: dict[str, Any]
+    supplied: Supplied = field(default_factory=Supplied)
+    described: dict[str, Any] = field(default_factory=dict)
 
     def run(self) -> Any:
         """Run the forward itself, without the model's hooks, on copies of what it may change, such as caches."""
@@ -42,13 +46,13 @@ class Forward:
 
     @property
     def inputs(self) -> dict[str, Any]:
-        """The arguments by name, and what was supplied."""
+        """The arguments by name; over them what was described, and over that what was supplied."""
         try:
             named = dict(inspect.signature(self.model.forward).bind(*self.args, **self.kwargs).arguments)
         except (TypeError, ValueError):
             named = dict(self.kwargs)
         extra = {k: v for value in named.values() if isinstance(value, dict) for k, v in value.items()}
-        return {**extra, **named, **self.supplied}
+        return {**extra, **named, **self.described, **self.supplied.named()}
 
 
 def own_copy(value: Any) -> Any:

@@ -8,21 +8,19 @@ one mask a layer and shared by its heads as in AttendOut, where π is piecewise 
 from __future__ import annotations
 
 import math
-import re
-import textwrap
 from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from attn_reg_plugin.attention.calls import AttentionCall, derived
 from attn_reg_plugin.attention.sites import AttentionSite, SiteSelector
 from attn_reg_plugin.regularizers.attachment import Attachment
-from attn_reg_plugin.regularizers.base import Regularizer, option, register
+from attn_reg_plugin.regularizers.base import Preset, Regularizer, option, register
 from attn_reg_plugin.regularizers.options import OptionError
 from attn_reg_plugin.regularizers.probing import Forward
 
@@ -83,27 +81,27 @@ class Schedule:
 
     @classmethod
     def parse(cls, text: str) -> Schedule:
-        """Read `drop pattern: position:probability ...`, entries separated by `;` or by lines.
+        """Read `drop pattern: position:probability ...`, entries separated by `;` or by lines; `#` starts a comment.
 
-        With the word `keep` instead, the numbers are those of what is kept. The same content may be written as YAML
-        mappings, `drop pattern: {0: 0.6, 1000: 0.1}` or with one indented `position: probability` a line; `#` starts
-        a comment, what stands before the colon may be in quotes. No other YAML is understood.
+        With the word `keep` instead, the numbers are those of what is kept. A text with braces is taken for YAML, see
+        `read`.
 
         Raises:
             ValueError: there is no entry, or one is not of this form.
         """
-        lines = (re.sub(r"(^|\s)#.*|^---\s*$", "", line) for line in textwrap.dedent(text).splitlines())
-        joined = re.sub(r"\n(?=\s)", " ", "\n".join(line for line in lines if line.strip()))
-        entries = re.split(r"[;\n]", joined)
-        parsed = tuple(_entry(entry.strip()) for entry in entries if entry.strip())
-        if not parsed:
+        lines = (line.partition("#")[0] for line in (_of_yaml(text) if "{" in text else text).splitlines())
+        entries = [entry.strip() for line in lines for entry in line.split(";") if entry.strip()]
+        if not entries:
             raise ValueError(f"the schedule is empty; write for example {EXAMPLE!r}, or the path of a .yaml file")
-        wordless = (text for _, _, text in parsed if text)
-        return cls(tuple((selector, curve) for selector, curve, _ in parsed), tuple(wordless))
+        parsed = [_entry(entry) for entry in entries]
+        wordless = tuple(text for _, _, text in parsed if text)
+        return cls(tuple((selector, curve) for selector, curve, _ in parsed), wordless)
 
     @classmethod
     def read(cls, source: str) -> Schedule:
         """The schedule in the file `source` if that ends in .yaml or .yml, else in the text itself.
+
+        A file holds the entries as YAML: `drop pattern: {position: probability, ...}`. Reading it needs PyYAML.
 
         Raises:
             ValueError: it is malformed, or there is no such file.
@@ -112,7 +110,7 @@ class Schedule:
         if path is None:
             return cls.parse(source)
         try:
-            return cls.parse(path.read_text(encoding="utf-8-sig"))
+            return cls.parse(_of_yaml(path.read_text(encoding="utf-8-sig")))
         except OSError as error:
             raise ValueError(f"the schedule file {source} cannot be read ({error.strerror})") from None
         except UnicodeDecodeError:
@@ -163,21 +161,43 @@ def _check_probability(word: str, value: float) -> None:
         raise ValueError(f"{word} probability is {value:.15g}, but must lie in [0, 1]")
 
 
-def _entry(text: str) -> tuple[SiteSelector, Curve, str]:
-    """Parse `drop pattern: position:probability ...`; braces, commas and quotes of YAML are allowed.
+def _of_yaml(content: str) -> str:
+    """The entries of a YAML mapping in the form of a text, one per line.
 
-    The text comes back where it has none of the words.
+    Raises:
+        ValueError: it isn't YAML, or no mapping; or PyYAML is not installed.
     """
+    try:
+        import yaml  # here alone: a schedule in a text does without
+    except ImportError:
+        raise ValueError(
+            f"reading YAML needs PyYAML (pip install pyyaml); or give a text such as {EXAMPLE!r}"
+        ) from None
+    try:
+        node = yaml.compose(content, Loader=yaml.BaseLoader)  # as written: neither converted nor put in another order
+    except yaml.YAMLError as error:
+        raise ValueError(f"the schedule is not understood ({' '.join(str(error).split())})") from None
+    if node is None:
+        return ""
+    if not isinstance(node, yaml.MappingNode):
+        raise ValueError(f"schedule entry {content.strip()!r} is not understood; write for example {EXAMPLE!r}")
+    entries = ((key.value, value.value) for key, value in node.value)
+    return "\n".join(
+        f"{key}: {points if isinstance(points, str) else ' '.join(f'{x.value}:{y.value}' for x, y in points)}"
+        for key, points in entries
+    )
+
+
+def _entry(text: str) -> tuple[SiteSelector, Curve, str]:
+    """Parse `drop pattern: position:probability ...`; the text comes back where it has none of the words."""
     key, _, points = text.partition(":")
     try:
-        key, points = _without(key, '""', "''"), _without(_without(points, '""', "''"), "{}")
-        pairs = re.sub(r"\s*:\s*", ":", points.replace(",", " ")).split()
-        numbers = tuple((float(x), float(y)) for x, y in (pair.split(":") for pair in pairs))
+        numbers = tuple((float(x), float(y)) for x, y in (pair.split(":") for pair in points.split()))
     except ValueError:
         numbers = ()
     if not numbers:
         raise ValueError(f"schedule entry {text!r} is not understood; write for example {EXAMPLE!r}")
-    first, *rest = key.split(maxsplit=1)[:2] or [""]
+    first, *rest = key.split(maxsplit=1) or [""]
     word, pattern = (first, "".join(rest)) if first in WORDS else ("", key)
     selector = SiteSelector(pattern)
     try:
@@ -190,21 +210,6 @@ def _entry(text: str) -> tuple[SiteSelector, Curve, str]:
         raise ValueError(f"schedule entry {text!r}: {error}") from None
 
 
-def _without(text: str, *pairs: str) -> str:
-    """`text` without the pair of quotes or brackets around it.
-
-    Raises:
-        ValueError: one of the two is missing.
-    """
-    text = text.strip()
-    for opening, closing in pairs:
-        if text.startswith(opening) or text.endswith(closing):
-            if len(text) < 2 or not (text.startswith(opening) and text.endswith(closing)):
-                raise ValueError(f"{opening} and {closing} belong together")
-            return text[1:-1].strip()
-    return text
-
-
 @register("scheduled_dropout")
 @dataclass(eq=False)
 class ScheduledDropout(Regularizer):
@@ -215,13 +220,21 @@ class ScheduledDropout(Regularizer):
 
     Attributes:
         schedule: drop probabilities over training, such as `drop encoder.self: 0:0.6 1000:0.1; drop encoder.self[0]:
-            0:0.5` (later entries override earlier ones), or the path of a .yaml file with the same content, see
-            `Schedule`. An entry has to say `drop`, or `keep`.
+            0:0.5` (later entries override earlier ones), or the path of a .yaml file with such entries, `drop
+            encoder.self: {0: 0.6, 1000: 0.1}`; see `Schedule`. An entry has to say `drop`, or `keep`.
         unit: what the curves count: `update`, the optimizer updates made so far, from 0; or `epoch`, from 1.
 
     Raises:
         ValueError: the schedule is malformed, or the unit unknown.
     """
+
+    presets: ClassVar[tuple[Preset, ...]] = (
+        Preset(
+            "scheduled_dropout",
+            "scheduled dropout",
+            {"sites": "encoder.self", "schedule": "drop encoder.self: 0:0.3"},
+        ),
+    )
 
     schedule: str = option("", f"drop probability over training, e.g. '{EXAMPLE}', or the path of a .yaml file")
     unit: str = option("update", "what the schedule counts", choices=("update", "epoch"))
@@ -294,11 +307,10 @@ class ScheduledDropout(Regularizer):
         device: torch.device,
     ) -> Tensor:
         """A keep mask (B, 1, T, S) for all heads; the same for a call of the seed, so that recomputation agrees."""
-        call = site.current or AttentionCall(site)
-        generator = torch.Generator(device).manual_seed(derived(seed, call.index))
-        keep = torch.empty((shape[0], 1, *shape[2:]), dtype=torch.bool, device=device)
-        keep.bernoulli_(1.0 - probability, generator=generator)
-        keep = keep if valid is None else keep & valid
-        if not call.counted:
-            self.count_dropped(site, keep, valid)
-        return keep
+
+        def draw(generator: torch.Generator) -> Tensor:
+            keep = torch.empty((shape[0], 1, *shape[2:]), dtype=torch.bool, device=device)
+            keep.bernoulli_(1.0 - probability, generator=generator)
+            return keep if valid is None else keep & valid
+
+        return self.drawn(site, seed, valid, device, draw)

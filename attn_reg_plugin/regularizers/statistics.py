@@ -1,14 +1,61 @@
-"""Running sums of what a method does, kept on their devices until somebody reads them."""
+"""What a method counts: sums that stay on their devices until they are read, and how they are shown in a log."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """A statistic that a face logs: a sum, unless it is divided by another one.
+
+    Attributes:
+        key: its sum, as given to `Statistics.add`.
+        mean_of: the sum that it is divided by: how often it was added, or the whole that it is a share of.
+        title: its name in logs; the key by default.
+    """
+
+    key: str
+    mean_of: str | None = None
+    title: str = ""
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The sums that it is made from."""
+        return (self.key,) if self.mean_of is None else (self.key, self.mean_of)
+
+
+class Shown(NamedTuple):
+    """A quantity's value in a log; `weight` is what it was divided by, None for a sum."""
+
+    value: float
+    weight: float | None
+
+
+def summary(quantities: Iterable[Quantity], sums: Mapping[str, Any]) -> dict[str, Shown]:
+    """The quantities by title, from sums over updates and ranks; means of nothing are left out.
+
+    Args:
+        quantities: see `Regularizer.quantities`.
+        sums: as `Statistics.take` gives them, added up.
+    """
+    shown = {}
+    for quantity in quantities:
+        value, weight = float(sums.get(quantity.key, 0.0)), None
+        if quantity.mean_of is not None:
+            weight = float(sums.get(quantity.mean_of, 0.0))
+            if weight <= 0:
+                continue
+            value /= weight
+        shown[quantity.title or quantity.key] = Shown(value, weight)
+    return shown
 
 
 class Statistics:
@@ -44,7 +91,7 @@ class Statistics:
     def take(self, *keys: str) -> dict[str, Any]:
         """The sums since the last call, all or those of `keys`: numbers, or scalar tensors on their device."""
         self._collect()
-        chosen = [key for key in keys if key in self._sums] if keys else list(self._sums)
+        chosen = [key for key in dict.fromkeys(keys) if key in self._sums] if keys else list(self._sums)
         return {key: self._sums.pop(key) for key in chosen}
 
     def _collect(self) -> None:

@@ -1,4 +1,4 @@
-"""AttendOut under fairseq: what a task, a criterion and fairseq's optimizer are to the game."""
+"""A fairseq training as a method's `Training`: what AttendOut plays with."""
 
 from __future__ import annotations
 
@@ -13,16 +13,9 @@ from fairseq.optim import AMPOptimizer, FairseqOptimizer, FP16Optimizer, MemoryE
 from torch import Tensor, nn
 
 from attn_reg_plugin.backends.fairseq import padding_index
-from attn_reg_plugin.regularizers import AttendOut, Outcome, Tokens
-from attn_reg_plugin.regularizers.game import (
-    Defender,
-    average,
-    average_gradients,
-    object_from_first_rank,
-    rank,
-)
-from attn_reg_plugin.tasks.refusals import refuse_state
-from attn_reg_plugin.tasks.sidecar import Sidecar
+from attn_reg_plugin.regularizers import Outcome, Tokens
+from attn_reg_plugin.regularizers.defender import Defender
+from attn_reg_plugin.regularizers.distributed import average, average_gradients
 
 #: reward examples in a forward: their logits are all there at once
 EVALUATED_AT_ONCE = 32
@@ -44,7 +37,7 @@ class FairseqProblem:
 
     def train_loss(self, model: nn.Module, inputs: dict[str, Any]) -> tuple[Tensor, Any]:
         """The criterion's loss, a sum, and the sample size to divide it by."""
-        loss, sample_size, _ = self.criterion(model, inputs["sample"])
+        loss, sample_size, _ = self.criterion(model, inputs["batch"])
         return loss, sample_size
 
     def loss(self, model: nn.Module, inputs: dict[str, Any]) -> Outcome:
@@ -55,7 +48,7 @@ class FairseqProblem:
         if model.training:
             loss, sample_size = self.train_loss(model, inputs)
             return Outcome(loss / sample_size)
-        sample = inputs["sample"]
+        sample = inputs["batch"]
         for owner in (self.task, self.criterion):
             if hasattr(owner, "example_outcomes"):
                 return owner.example_outcomes(model, sample)
@@ -70,7 +63,7 @@ class FairseqProblem:
 
     def tokens(self, inputs: dict[str, Any]) -> dict[str, Tokens]:
         """Source tokens of the encoder, target prefix of the decoder; choices as rows, as the model sees them."""
-        net_input, padding = inputs["sample"]["net_input"], self.padding
+        net_input, padding = inputs["batch"]["net_input"], self.padding
         if "input_ids" in net_input:
             ids, mask = (net_input[name].flatten(0, -2) for name in ("input_ids", "attention_mask"))
             return {"encoder": Tokens(ids, mask.bool())}
@@ -104,7 +97,7 @@ class FairseqProblem:
             sample = dataset.collater([dataset[i] for i in chosen[start : start + EVALUATED_AT_ONCE]])
             if self.device.type == "cuda":
                 sample = utils.move_to_cuda(sample, self.device)
-            yield {"sample": sample}
+            yield {"batch": sample}
 
 
 class FairseqDefender(Defender):
@@ -125,12 +118,12 @@ class FairseqDefender(Defender):
         if not self.begun:
             lower_scale(self.optimizer, self.attacker_optimizer)
             self.begun = True
-        self.model.set_num_updates(inputs["update_num"])
+        self.model.set_num_updates(inputs["update"])
         mixed = isinstance(self.optimizer, AMPOptimizer) and torch.cuda.is_available()  # on a CPU fairseq mixes nothing
         with torch.autocast("cuda", enabled=mixed):
             loss, sample_size = problem.train_loss(self.model, inputs)
-        self.optimizer.backward(loss * 0 if inputs["ignore_grad"] else loss)
-        self.sample_size = 0.0 if inputs["ignore_grad"] else self.sample_size + float(sample_size)
+        self.optimizer.backward(loss if inputs.get("counts", True) else loss * 0)
+        self.sample_size = self.sample_size + float(sample_size) if inputs.get("counts", True) else 0.0
 
     def step(self) -> None:
         """Divide by the sample size over all processes, clip and step, at the attacker's learning rate."""
@@ -229,56 +222,26 @@ def _anew(optimizer: FairseqOptimizer, parameters: list[nn.Parameter]) -> Fairse
     return type(optimizer)(settings, parameters)
 
 
-def prepare_game(regularizer: AttendOut, task: Any, criterion: Any, optimizer: FairseqOptimizer) -> None:
-    """Give AttendOut its problem, optimizer and defender; `optimizer` is the attacker's.
-
-    Raises:
-        ValueError: the reward subset has too few examples for a round.
-    """
-    problem = FairseqProblem(task, criterion, regularizer.reward_subset)
-    problem.begin(regularizer.model)
-    size = len(problem.indices)
-    if not size:
-        raise ValueError(f"the subset {regularizer.reward_subset!r} has no example that is not too long for the model")
-    if regularizer.credit == "example" and size < regularizer.steps:
-        raise ValueError(
-            f"--attend-out-credit example rewards each of the {regularizer.steps} updates of a round by an example of "
-            f"its own, but the subset {regularizer.reward_subset!r} has {size}; use fewer --attend-out-steps, or "
-            "--attend-out-credit round"
-        )
-    regularizer.problem, regularizer.optimizer = problem, optimizer
-    regularizer.defender_class = FairseqDefender
-
-
-def continue_game(regularizer: AttendOut, sidecar: Sidecar, updates: int) -> None:
-    """Give the game the state of an interrupted run, if there is one, and begin it, so that a misfit is told here.
+class FairseqTraining:
+    """A task, a criterion and fairseq's optimizer as a method's `Training`.
 
     Args:
-        updates: made so far, which name the state.
-
-    Raises:
-        ValueError: the state is damaged, or that of another model or other sites; on every process.
+        task, criterion, optimizer: fairseq's.
+        clip_norm: of the optimization.
     """
-    state = problem = None
-    if rank() == 0:
-        try:
-            state = sidecar.load(updates)
-        except ValueError as error:
-            problem = str(error)
-    state, problem = object_from_first_rank((state, problem))
-    if problem is not None:
-        raise ValueError(problem)
-    if state is None:
-        return
-    epoch = regularizer.epoch
-    with refuse_state(sidecar.path(updates), regularizer):
-        missing = [key for key in ("generator", "generator_optimizer", "defender", "cache") if key not in state]
-        if missing:
-            raise ValueError(f"it lacks {', '.join(missing)}")
-        names = {site.name for site in regularizer.attached_sites}
-        others = {name for batch in state["cache"] for name in batch["masks"]} ^ names
-        if state["cache"] and others:
-            raise ValueError(f"its sites are others: {', '.join(sorted(others))}")
-        regularizer.load_state_dict(state)
-        regularizer.start(regularizer.model)
-    regularizer.epoch = epoch
+
+    copy_of = staticmethod(FairseqDefender)
+
+    def __init__(
+        self, task: Any, criterion: Any, optimizer: FairseqOptimizer, model: nn.Module, clip_norm: float
+    ) -> None:
+        self.task, self.criterion, self.optimizer, self.model = task, criterion, optimizer, model
+        self.clip_norm = clip_norm
+
+    def problem(self, subset: str) -> tuple[FairseqProblem, int]:
+        """See `Training`."""
+        problem = FairseqProblem(self.task, self.criterion, subset)
+        problem.begin(self.model)
+        if not len(problem.indices):
+            raise ValueError(f"the subset {subset!r} has no example that is not too long for the model")
+        return problem, len(problem.indices)

@@ -14,9 +14,9 @@ from fairseq.tasks import register_task
 from fairseq.tasks.sentence_ranking import SentenceRankingTask
 from torch import Tensor
 
-from attn_reg_plugin.regularizers import ADDrop, AttendOut
 from attn_reg_plugin.regularizers.objectives import logits_of
 from attn_reg_plugin.tasks.attn_reg_task import SEEN, AttnRegTask
+from attn_reg_plugin.tasks.outputs import reads_predictions
 from attn_reg_plugin.tasks.sentence_data import check_folders
 
 
@@ -31,13 +31,13 @@ class AttnRegSentenceRankingTask(AttnRegTask, SentenceRankingTask):
 
     def __init__(self, args: argparse.Namespace, dictionary: Any) -> None:
         super().__init__(args, dictionary)
-        if isinstance(self.regularizer, AttendOut):
+        if self.regularizer is not None and self.regularizer.one_forward:
             raise ValueError(
-                "--attn-reg attend_out needs one forward an update, and sentence ranking makes one a choice; use "
-                "--task attn_reg_multiple_choice"
+                f"--attn-reg {self.regularizer.name} needs one forward per update, and sentence ranking makes one per "
+                "choice; use --task attn_reg_multiple_choice"
             )
-        if isinstance(self.regularizer, ADDrop):
-            self.regularizer.objective = score_of_choice
+        if reads_predictions(self.regularizer):
+            self.regularizer.objective = self._objective = score_of_choice
 
     @classmethod
     def setup_task(cls, args: argparse.Namespace, **kwargs: Any) -> AttnRegSentenceRankingTask:

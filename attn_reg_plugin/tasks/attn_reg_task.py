@@ -10,12 +10,7 @@ method does and keeps its state. The loop, the criterion and the optimizer stay 
 
 from __future__ import annotations
 
-import argparse
-import dataclasses
 import inspect
-import sys
-import typing
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -23,129 +18,30 @@ from fairseq import metrics
 from fairseq.dataclass import FairseqDataclass
 from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.optim import AMPOptimizer
-from omegaconf import II
 
 from attn_reg_plugin.backends.fairseq import padding_index
-from attn_reg_plugin.regularizers import REGISTRY, AttendOut, Regularizer, build, options_of
+from attn_reg_plugin.checkpoints import refuse_state
+from attn_reg_plugin.regularizers import Regularizer
 from attn_reg_plugin.regularizers.options import OptionError
-from attn_reg_plugin.tasks.attend_out_training import continue_game, prepare_game
-from attn_reg_plugin.tasks.objectives import FairseqObjective, reads_predictions
+from attn_reg_plugin.regularizers.statistics import Shown, summary
+from attn_reg_plugin.tasks.attend_out_training import FairseqTraining
+from attn_reg_plugin.tasks.flags import SEEN, print_flags_if_asked, regularizer_from, with_attn_reg
+from attn_reg_plugin.tasks.outputs import FairseqObjective, reads_predictions
 from attn_reg_plugin.tasks.parts import attach_to_parts
 from attn_reg_plugin.tasks.refusals import (
     refuse_alignment,
     refuse_broadcast,
     refuse_model,
     refuse_precision,
-    refuse_state,
     refuse_uncalled,
 )
-from attn_reg_plugin.tasks.sidecar import Sidecar
+from attn_reg_plugin.tasks.sidecar import Sidecar, continue_from
+
+__all__ = ["SEEN", "AttnRegTask", "print_flags_if_asked", "with_attn_reg"]
 
 #: what the mixin adds to a training step's logging output starts with this
 PREFIX = "attn_reg/"
-#: what a task needs to see of the rest of fairseq's configuration; these fields are no flags (text:
-#: fairseq's parser takes an interpolated bool for True)
-SEEN = (
-    ("save_dir", "checkpoint.save_dir"),
-    ("restore_file", "checkpoint.restore_file"),
-    ("clip_norm", "optimization.clip_norm"),
-    ("cpu", "common.cpu"),
-    ("tpu", "common.tpu"),
-    ("fp16", "common.fp16"),
-    ("memory_efficient_fp16", "common.memory_efficient_fp16"),
-    ("fp16_no_flatten_grads", "common.fp16_no_flatten_grads"),
-    ("load_checkpoint_on_all_dp_ranks", "checkpoint.load_checkpoint_on_all_dp_ranks"),
-)
-
-
-def _flag(method: str, option: dataclasses.Field, hints: dict[str, Any]) -> tuple[str, Any, dataclasses.Field]:
-    """One option as a field of a fairseq config: `p` of `ad_drop` is `ad_drop_p`, the flag `--ad-drop-p`.
-
-    A switch that is on by default becomes `true|false` text: fairseq would turn it into a flag that means its
-    opposite.
-    """
-    kind, default, text = hints[option.name], option.default, option.metadata["help"]
-    choices = option.metadata["choices"]
-    if kind is bool and default:
-        kind, default, choices = str, "true", ("true", "false")
-    if choices:
-        text += f"; one of {', '.join(choices)}"
-    return (
-        f"{method}_{option.name}",
-        kind,
-        dataclasses.field(default=default, metadata={"help": f"{method}: {text}"}),
-    )
-
-
-def _flags() -> Iterator[tuple[str, Any, dataclasses.Field]]:
-    """The fields of every registered method, the shared ones once."""
-    methods = ", ".join(["none", *sorted(REGISTRY)])
-    yield (
-        "attn_reg",
-        str,
-        dataclasses.field(default="none", metadata={"help": f"attention regularizer; one of {methods}"}),
-    )
-    shared = {option.name: option for option in options_of(Regularizer)}
-    for option in shared.values():
-        yield f"attn_{option.name}", str, dataclasses.field(default=option.default, metadata=option.metadata)
-    for name, source in SEEN:
-        yield f"attn_{name}", str, dataclasses.field(default=II(source))
-    for name, method in REGISTRY.items():
-        hints = typing.get_type_hints(method)
-        for option in options_of(method):
-            if option.name not in shared:
-                yield _flag(name, option, hints)
-
-
-def with_attn_reg(config: type[FairseqDataclass]) -> type[FairseqDataclass]:
-    """A task's config with the regularizers' flags added; give it to `register_task`.
-
-    Args:
-        config: the config dataclass of a fairseq task.
-    """
-    return dataclasses.make_dataclass(f"AttnReg{config.__name__}", list(_flags()), bases=(config,))
-
-
-def regularizer_from(config: Any) -> Regularizer | None:
-    """The regularizer that a fairseq config or namespace asks for; None for `none`.
-
-    Raises:
-        ValueError: an unknown method, or an option out of its range.
-    """
-    name = getattr(config, "attn_reg", "none")
-    if name == "none":
-        return None
-    if name not in REGISTRY:
-        raise ValueError(f"--attn-reg is {name!r}, but must be one of {', '.join(['none', *sorted(REGISTRY)])}")
-    method = REGISTRY[name]
-    hints, values = typing.get_type_hints(method), {}
-    for option in options_of(method):
-        shared = option.name in {entry.name for entry in options_of(Regularizer)}
-        value = getattr(config, f"attn_{option.name}" if shared else f"{name}_{option.name}", option.default)
-        if hints[option.name] is bool and isinstance(value, str):
-            if value.lower() not in ("true", "false"):
-                raise ValueError(f"--{name}_{option.name} is {value!r}, but must be true or false".replace("_", "-"))
-            value = value.lower() == "true"
-        elif hints[option.name] is str and value in (False, "False"):
-            value = "off"  # YAML reads a bare `off` as False
-        values[option.name] = value
-    try:
-        return build(name, **values)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"--attn-reg {name}: {error}") from None
-
-
-def print_flags(task: str, config: type[FairseqDataclass]) -> None:
-    """Print the flags of a task: fairseq's own --help leaves out those of every task."""
-    parser = argparse.ArgumentParser(usage=argparse.SUPPRESS, add_help=False)
-    gen_parser_from_dataclass(parser.add_argument_group(f"--task {task}"), config(), delete_default=False)
-    print(parser.format_help())
-
-
-def print_flags_if_asked(task: str, config: type[FairseqDataclass]) -> None:
-    """Print them if the command line asks for help on this task."""
-    if {"-h", "--help"} & set(sys.argv[1:]) and task in " ".join(sys.argv):
-        print_flags(task, config)
+FROM_WEIGHTS = "use --finetune-from-model, and the method starts anew from its weights"
 
 
 class AttnRegTask:
@@ -167,8 +63,8 @@ class AttnRegTask:
         self._seen_forward = False
         self.sidecar = Sidecar(getattr(cfg, "attn_save_dir", None))
         self._restore_file = self.sidecar.restored(getattr(cfg, "attn_restore_file", None) or "checkpoint_last.pt")
-        if isinstance(self.regularizer, AttendOut) and not self.regularizer.clip_norm:
-            self.regularizer.clip_norm = float(getattr(cfg, "attn_clip_norm", 0.0))
+        self._clip_norm = float(getattr(cfg, "attn_clip_norm", None) or 0.0)
+        self._bound = False
 
     @classmethod
     def add_args(cls, parser: Any) -> None:
@@ -252,10 +148,10 @@ class AttnRegTask:
         regularizer = self.regularizer
         if regularizer is None:
             return super().train_step(sample, model, criterion, optimizer, update_num, *args, **kwargs)
-        self._game(criterion, optimizer, update_num)
+        self._prepare(criterion, optimizer, update_num)
         regularizer.begin_update(update_num)
-        step = {"update_num": update_num, "ignore_grad": kwargs.get("ignore_grad", bool(args and args[0]))}
-        regularizer.supply(targets=sample.get("target"), sample=sample, **step)
+        ignored = kwargs.get("ignore_grad", bool(args and args[0]))
+        regularizer.supply(targets=sample.get("target"), batch=sample, update=update_num, counts=not ignored)
         try:
             with regularizer.statistics.seconds("step_seconds", next(model.parameters()).device):
                 loss, sample_size, log = super().train_step(
@@ -271,21 +167,25 @@ class AttnRegTask:
             refuse_uncalled(regularizer, type(self).__name__)
         return loss, sample_size, {**log, **statistics}
 
-    def _game(self, criterion: Any, optimizer: Any, update_num: int) -> None:
-        """Tell AttendOut what to play with, and give back the state of an interrupted run, once.
+    def _prepare(self, criterion: Any, optimizer: Any, update_num: int) -> None:
+        """Bind the method to the training and continue a large state, once.
 
         Before an update's first batch, when no gradient is there yet, it forgets what the last one left behind if
         fairseq skipped its step.
         """
         regularizer = self.regularizer
-        if not isinstance(regularizer, AttendOut):
-            return
-        if regularizer.problem is not None:
+        if self._bound:
             if all(parameter.grad is None for parameter in regularizer.model.parameters()):
                 regularizer.forget_unfinished()
             return
-        prepare_game(regularizer, self, criterion, optimizer)
-        continue_game(regularizer, self.sidecar, update_num)
+        training = FairseqTraining(self, criterion, optimizer, regularizer.model, self._clip_norm)
+        try:
+            regularizer.bind(training)
+        except ValueError as error:
+            raise ValueError(f"--attn-reg {regularizer.name}: {error}") from None
+        self._bound = True
+        if regularizer.large_state:
+            continue_from(self.sidecar, regularizer, update_num)
 
     def optimizer_step(self, optimizer: Any, model: torch.nn.Module, update_num: int) -> None:
         """The attacker's, or any method's, step; AttendOut's defender makes its own after it.
@@ -301,40 +201,29 @@ class AttnRegTask:
 
     def _log_round(self) -> None:
         """Log a round that ended with this update, equal on all ranks; the update's logging output was made before."""
-        sums = self.regularizer.statistics.take("rounds", *self.regularizer.by_round)
-        if sums:
-            for key in self.regularizer.by_round:
-                metrics.log_scalar(key, float(sums[key]) / sums["rounds"], sums["rounds"], round=4)
+        rounds = self.regularizer.by_round
+        sums = self.regularizer.statistics.take(*(key for quantity in rounds for key in quantity.keys))
+        _log(summary(rounds, sums) if sums else {})
 
     def _statistics(self) -> dict[str, Any]:
         """Sums of this step, the same keys every time: fairseq adds them up over batches and ranks."""
         sums = self.regularizer.statistics.take()
-        return {PREFIX + key: sums.get(key, 0.0) for key in self.regularizer.counted}
+        keys = dict.fromkeys(key for quantity in self.regularizer.quantities for key in quantity.keys)
+        return {PREFIX + key: sums.get(key, 0.0) for key in keys}
 
     def reduce_metrics(self, logging_outputs: list[dict[str, Any]], criterion: Any) -> None:
         """The task's metrics; and drop rates, the share of regularized updates, and what the method counts."""
         super().reduce_metrics(logging_outputs, criterion)
         keys = [key for log in logging_outputs[:1] for key in log if key.startswith(PREFIX)]
         sums = {key.removeprefix(PREFIX): sum(float(log.get(key, 0)) for log in logging_outputs) for key in keys}
-        if not sums or not sums["forwards"]:
-            return
-        metrics.log_scalar("regularized", sums["regularized"] / sums["forwards"], sums["forwards"], round=3)
-        for key in self.regularizer.logged:
-            if key == "probe_seconds":
-                share = sums[key] / max(sums["step_seconds"], 1e-9)
-                metrics.log_scalar("probe_share", share, sums["step_seconds"], round=3)
-            elif key == "fallbacks":
-                metrics.log_scalar_sum("probe_fallbacks", sums[key])
-        for key, valid in sums.items():
-            if key.startswith("valid/") and valid > 0:
-                site = key.removeprefix("valid/")
-                metrics.log_scalar(f"drop_{site}", sums[f"dropped/{site}"] / valid, valid, round=4)
+        if sums and sums["forwards"]:
+            _log(summary(self.regularizer.quantities, sums))
 
     def state_dict(self) -> dict[str, Any]:
         """The task's state, and the method's under `attn_reg`; a large one is kept beside the checkpoint."""
         state = dict(super().state_dict())
         if self.regularizer is not None and self.regularizer.large_state:
-            if getattr(self.regularizer, "problem", True) is not None:  # else nothing happened since the last save
+            if self.regularizer.begun:  # else nothing happened since the last save
                 self.sidecar.save(self.regularizer.updates, self.regularizer.state_dict())
         elif self.regularizer is not None:
             state["attn_reg"] = self.regularizer.state_dict()
@@ -347,5 +236,14 @@ class AttnRegTask:
         super().load_state_dict(state_dict)
         other = isinstance(own, dict) and own.get("method") not in (None, getattr(self.regularizer, "name", None))
         if own is not None and self.regularizer is not None and not other:
-            with refuse_state(self._restore_file, self.regularizer):
+            with refuse_state(self._restore_file, f"--attn-reg {self.regularizer.name}", FROM_WEIGHTS):
                 self.regularizer.load_state_dict(own)
+
+
+def _log(shown: dict[str, Shown]) -> None:
+    """Give quantities to fairseq's meters: sums as sums, the others as means with their weights."""
+    for title, (value, weight) in shown.items():
+        if weight is None:
+            metrics.log_scalar_sum(title, value)
+        else:
+            metrics.log_scalar(title, value, weight, round=4)

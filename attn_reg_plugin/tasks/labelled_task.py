@@ -28,7 +28,7 @@ from attn_reg_plugin.labelled import (
 )
 from attn_reg_plugin.labelled.dataset import LabelledDataset
 from attn_reg_plugin.models.hf_encoder import load_config
-from attn_reg_plugin.regularizers.game import rank
+from attn_reg_plugin.regularizers.distributed import rank
 from attn_reg_plugin.tasks.patience import go_on_waiting, waited
 
 logger = logging.getLogger(__name__)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,9 @@ from fairseq.models import FairseqMultiModel
 from torch import nn
 
 from attn_reg_plugin.attention.sites import AttentionSite
-from attn_reg_plugin.regularizers import AttendOut, Regularizer
-from attn_reg_plugin.regularizers.game import world_size
-from attn_reg_plugin.tasks.objectives import NEED_NO_PREDICTION, reads_predictions
+from attn_reg_plugin.regularizers import Regularizer
+from attn_reg_plugin.regularizers.distributed import world_size
+from attn_reg_plugin.tasks.outputs import NEED_NO_PREDICTION, reads_predictions
 
 #: models (by the name of their class, or of one they derive from) whose outputs hold no prediction to attribute
 WITHOUT_PREDICTION = {
@@ -80,7 +79,7 @@ def refuse_model(regularizer: Regularizer, model: nn.Module, task: str) -> None:
     """
     kind = type(model).__name__
     classes = [cls.__name__ for cls in type(model).__mro__]
-    if isinstance(regularizer, AttendOut):
+    if regularizer.one_forward:
         reason = None
         if isinstance(model, FairseqMultiModel):
             reason = "whose batches hold one for each language pair"
@@ -90,8 +89,8 @@ def refuse_model(regularizer: Regularizer, model: nn.Module, task: str) -> None:
             reason = "whose encoder reads sounds, where the generator reads tokens"
         if reason:
             raise ValueError(
-                f"--attn-reg attend_out cannot play with {kind} of {task}, {reason}; use another --attn-reg, such as "
-                "ad_drop or scheduled_dropout"
+                f"--attn-reg {regularizer.name} cannot play with {kind} of {task}, {reason}; use another --attn-reg, "
+                "such as ad_drop or scheduled_dropout"
             )
     gives = next((WITHOUT_PREDICTION[name] for name in classes if name in WITHOUT_PREDICTION), None)
     if gives and reads_predictions(regularizer):
@@ -135,20 +134,3 @@ def refuse_uncalled(regularizer: Regularizer, task: str) -> None:
         f"{task} made an update without calling the model's forward (it calls its encoder and decoder, or other "
         f"parts), so --attn-reg {regularizer.name} never acted; use --attn-reg none, or a task that calls the model"
     )
-
-
-@contextmanager
-def refuse_state(place: str | Path, regularizer: Regularizer) -> Iterator[None]:
-    """While a state is given to a method: what does not fit is said with its place.
-
-    Raises:
-        ValueError: the state is damaged, or another method's or model's.
-    """
-    try:
-        yield
-    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
-        reason = f"lacks {error}" if isinstance(error, KeyError) else " ".join(str(error).split())[:300]
-        raise ValueError(
-            f"{place}: the state of the method does not fit --attn-reg {regularizer.name} on this model and its sites "
-            f"({reason}); move it away or use --finetune-from-model, and the method starts anew from the weights"
-        ) from error

@@ -16,8 +16,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from attn_reg_plugin.checkpoints import is_damaged, load_state, save_state
-from attn_reg_plugin.regularizers.game import object_from_first_rank, rank
+from attn_reg_plugin.checkpoints import is_damaged, load_state, refuse_state, save_state
+from attn_reg_plugin.regularizers import Regularizer
+from attn_reg_plugin.regularizers.distributed import object_from_first_rank, rank
 
 logger = logging.getLogger(__name__)
 
@@ -124,3 +125,31 @@ def _free_name(path: Path) -> Path:
     """`path`, or with the first number behind it that no file has."""
     names = (path if not n else path.with_name(f"{path.name}.{n}") for n in itertools.count())
     return next(name for name in names if not name.exists())
+
+
+def continue_from(sidecar: Sidecar, regularizer: Regularizer, updates: int) -> None:
+    """Give a method the state of an interrupted run, if there is one; on every rank.
+
+    Args:
+        sidecar: of the run.
+        regularizer: attached and bound.
+        updates: made so far, which name the state.
+
+    Raises:
+        ValueError: the state is damaged, or that of another model or other sites; on every rank.
+    """
+    state = problem = None
+    if rank() == 0:
+        try:
+            state = sidecar.load(updates)
+        except ValueError as error:
+            problem = str(error)
+    state, problem = object_from_first_rank((state, problem))
+    if problem is not None:
+        raise ValueError(problem)
+    if state is None:
+        return
+    epoch = regularizer.epoch
+    with refuse_state(sidecar.path(updates), f"--attn-reg {regularizer.name}"):
+        regularizer.resume(state)
+    regularizer.epoch = epoch

@@ -35,11 +35,11 @@ class Languages:
     """The problem. Its `inputs` are the arguments of the model's forward by name, and what the loop supplies."""
 
     def __init__(self, tokens, labels):
-        self.examples = {"tokens": tokens, "labels": labels}  # of validation
+        self.examples = {"tokens": tokens, "targets": labels}  # of validation
 
     def loss(self, model, inputs):
         """In training the loop's own loss, for the defender; in evaluation a loss, and a metric, an example."""
-        logits, labels = model(inputs["tokens"]), inputs["labels"]
+        logits, labels = model(inputs["tokens"]), inputs["targets"]
         losses = F.cross_entropy(logits, labels, reduction="mean" if model.training else "none")
         return Outcome(losses, metric=(logits.argmax(-1) == labels).float())
 
@@ -49,7 +49,7 @@ class Languages:
 
     def validation(self, n):
         """n examples drawn at random, here as one batch."""
-        chosen = torch.randperm(len(self.examples["labels"]))[:n]
+        chosen = torch.randperm(len(self.examples["targets"]))[:n]
         yield {name: values[chosen] for name, values in self.examples.items()}
 
 
@@ -62,17 +62,18 @@ def main(updates=80):
     labels, truth = torch.arange(len(tokens)) % 3, torch.arange(len(valid)) % 3  # English, Romanian, Turkish
     model = Classifier()
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-    game = AttendOut(steps=STEPS, problem=Languages(valid, truth), optimizer=optimizer)
-    with game.attach(model):
+    regularizer = AttendOut(steps=STEPS, problem=Languages(valid, truth), optimizer=optimizer)
+    with regularizer.attach(model):
         for batch in torch.randint(len(tokens), (updates, 32)):
-            game.supply(labels=labels[batch])  # the problem needs them, and the forward's arguments do not show them
+            regularizer.supply(targets=labels[batch])  # which the problem needs; the forward's arguments lack them
             F.cross_entropy(model(tokens[batch]), labels[batch]).backward()
             optimizer.step()
             optimizer.zero_grad()
-            game.end_update()  # the defender's step and, after STEPS updates, the end of the round
+            regularizer.end_update()  # the defender's step and, after STEPS updates, the end of the round
+            game = regularizer.game
             if game.in_round == 0:
                 print(f"round {game.rounds}:", {key: round(value, 4) for key, value in game.last_round.items()})
-    return (model.eval()(valid).argmax(-1) == truth).float().mean().item(), game
+    return (model.eval()(valid).argmax(-1) == truth).float().mean().item(), regularizer
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from attn_reg_plugin import AttendOut, AttentionSite, regularized_attention
 from attn_reg_plugin.regularizers import Outcome, Tokens
+from attn_reg_plugin.regularizers.game import Game
 
 LENGTH, TRUE, SPURIOUS, WORDS = 6, 1, 3, 200
 HINTS, START = WORDS, WORDS + 2  # two words that give the label away, and the decoder's first token
@@ -102,8 +103,8 @@ class Planted:
         return [draw(n, False, self.generator)]
 
 
-class Shuffled(AttendOut):
-    """The control: masks are paired with the rewards of some earlier round, so rewards say nothing about them."""
+class ShuffledGame(Game):
+    """A game in which masks are paired with the rewards of some earlier round."""
 
     def advantages(self, rewards: Tensor) -> Tensor:
         """Those of one of the last 20 rounds, drawn at random."""
@@ -111,11 +112,17 @@ class Shuffled(AttendOut):
         return super().advantages(self.past[int(torch.randint(len(self.past) - 1, ()))])
 
 
+class Shuffled(AttendOut):
+    """The control: rewards say nothing about the masks."""
+
+    game_class = ShuffledGame
+
+
 def drop_rates(regularizer: AttendOut) -> Tensor:
     """The generator's mean P(drop) of each position, (6,), on training sequences."""
     inputs = draw(256, True, torch.Generator().manual_seed(0))
     with torch.no_grad():
-        logits = regularizer.generator(regularizer.problem.tokens(inputs))["decoder.cross[0]"]
+        logits = regularizer.game.generator(regularizer.problem.tokens(inputs))["decoder.cross[0]"]
     return torch.sigmoid(-logits / regularizer.temperature).mean((0, 1))
 
 

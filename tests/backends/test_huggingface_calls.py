@@ -76,7 +76,7 @@ def test_one_encoder_for_two_texts(name: str) -> None:
     [
         ADDrop(p=0.5, q=0.5, cross_tuning="off", **OBJECTIVE),
         AttentionLayerDrop(p=0.5),
-        ScheduledDropout(schedule="*: 0:0.5"),
+        ScheduledDropout(schedule="drop *: 0:0.5"),
     ],
     ids=["ad_drop", "attention_layer_drop", "scheduled_dropout"],
 )

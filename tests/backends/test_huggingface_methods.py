@@ -174,9 +174,9 @@ def test_attend_out_plays_its_rounds(name: str) -> None:
             assert all(site.keep is not None for site in regularizer.attached_sites)
             optimizer.step()
             regularizer.end_update()
-        assert regularizer.rounds == 2
-        assert regularizer.last_round["generator_gnorm"] > 0
-        defender = regularizer.defender.model
+        assert regularizer.game.rounds == 2
+        assert regularizer.game.last_round["generator_gnorm"] > 0
+        defender = regularizer.game.defender.model
         assert defender.config._attn_implementation == "sdpa"
         assert not defender._forward_pre_hooks
 

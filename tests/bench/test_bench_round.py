@@ -13,7 +13,7 @@ from attn_reg_plugin.bench.families import PADDING, Settings, Workload, build_wo
 from attn_reg_plugin.bench.measure import measure_peaks, measure_seconds
 from attn_reg_plugin.bench.rounds import PARTS, REST, Training, playing
 from attn_reg_plugin.bench.rows import Row, select_rows
-from attn_reg_plugin.regularizers import AttendOut
+from attn_reg_plugin.regularizers.game import Game
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 ROWS = {row.name: row for row in select_rows(None, "torch", "float32")}
@@ -21,11 +21,11 @@ FAMILIES = ["torch", "fairseq"]
 
 
 @pytest.fixture
-def rounds(monkeypatch: pytest.MonkeyPatch) -> list[AttendOut]:
-    """The regularizer of every round that ends."""
-    ended: list[AttendOut] = []
-    end_round = AttendOut.end_round
-    monkeypatch.setattr(AttendOut, "end_round", lambda self: (end_round(self), ended.append(self)))
+def rounds(monkeypatch: pytest.MonkeyPatch) -> list[Game]:
+    """The game of every round that ends."""
+    ended: list[Game] = []
+    end_round = Game.end_round
+    monkeypatch.setattr(Game, "end_round", lambda self: (end_round(self), ended.append(self))[0])
     return ended
 
 
@@ -46,7 +46,7 @@ def one_round(work: Workload, row: Row, light: bool = False) -> Iterator:
 
 @pytest.mark.parametrize("family", [*FAMILIES, "bert"])
 @pytest.mark.parametrize("name", ["attend_out", "attend_out_shared", "attend_out_all"])
-def test_a_step_is_a_round_of_both_players(family: str, name: str, rounds: list[AttendOut]) -> None:
+def test_a_step_is_a_round_of_both_players(family: str, name: str, rounds: list[Game]) -> None:
     work, steps = trained(family), []
     work.optimizer.register_step_post_hook(lambda *_: steps.append("attacker"))
     with one_round(work, ROWS[name]) as step:
@@ -63,7 +63,7 @@ def test_a_step_is_a_round_of_both_players(family: str, name: str, rounds: list[
     assert len(work.players) == 1
 
 
-def test_the_defenders_update_is_that_of_plain_training(rounds: list[AttendOut]) -> None:
+def test_the_defenders_update_is_that_of_plain_training(rounds: list[Game]) -> None:
     """Same batch, loss and optimizer: without dropout, one update of it ends in a plain update's weights."""
     plain, work = (build_workload(Settings("torch", "tiny", 4, 6, 0.5, 20, dropout=0.0)) for _ in range(2))
     for one in (plain, work):
@@ -107,7 +107,7 @@ def test_every_part_is_timed_as_often_as_it_happens() -> None:
     }
 
 
-def test_a_step_leaves_the_methods_as_they_were(rounds: list[AttendOut]) -> None:
+def test_a_step_leaves_the_methods_as_they_were(rounds: list[Game]) -> None:
     with one_round(trained(), ROWS["attend_out"]) as step:
         step()
         assert not {"before_forward", "evaluate", "update_generator"} & set(vars(rounds[0]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,15 +15,17 @@ pytest.importorskip("transformers")
 
 import torch
 
+from attn_reg_plugin import configuration
 from attn_reg_plugin.checkpoints import find_checkpoint
-from attn_reg_plugin.cli import main
-from attn_reg_plugin.commands import finetune, predict
-from attn_reg_plugin.commands.evaluate import evaluate, folding
+from attn_reg_plugin.cli import build_parser, main
+from attn_reg_plugin.commands import predict
 from attn_reg_plugin.experiments.checks import check_runs
-from attn_reg_plugin.experiments.labelled_runs import best_figures
-from attn_reg_plugin.experiments.logs import TrainingLog
-from attn_reg_plugin.experiments.methods import Method
+from attn_reg_plugin.experiments.fine_tuning import FineTuning, cells, summarize
+from attn_reg_plugin.experiments.labelled_runs import LabelledRun, best_figures
+from attn_reg_plugin.experiments.methods import Method, known_methods, select_methods
+from attn_reg_plugin.experiments.robustness import evaluate, folding
 from attn_reg_plugin.experiments.trained import Trained
+from attn_reg_plugin.experiments.training_log import TrainingLog
 from attn_reg_plugin.labelled import TextExample, find_task, read_file
 from attn_reg_plugin.models.hf_encoder import HFEncoderConfig, HFEncoderModel
 from tests.models.hf_folders import make_encoder, make_rte, tokenizer
@@ -151,7 +152,7 @@ def test_two_labels_of_rte_are_the_tests() -> None:
     [
         (["predict", "{}", "{}/none.tsv"], "there is no file {}/none.tsv"),
         (["predict", "{}", "{}/file.tsv"], "{} has no checkpoint; looked for checkpoint_best.pt"),
-        (["export", "{}", "{}"], "{} is there already; give an empty folder"),
+        (["export", "{}", "{}"], "{} exists already: give a folder that does not, or an empty one"),
         (["predict", "{}/other.pt", "{}/file.tsv"], "{}/other.pt is no checkpoint of --arch hf_encoder"),
         (["predict", "{}/damaged.pt", "{}/file.tsv"], "{}/damaged.pt cannot be read: it is damaged"),
         (["evaluate", "{}/weights.pt", "--on", "hans", "--data", "x"], "{}/weights.pt is not a fairseq checkpoint"),
@@ -187,10 +188,13 @@ def test_the_best_checkpoint_is_found_before_the_last(tmp_path: Path) -> None:
 # -- finetune ---------------------------------------------------------------------------------------------------------
 
 
-def parsed(*words: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    finetune.add_arguments(parser)
-    return parser.parse_args(words)
+def parsed(*words: str) -> FineTuning:
+    arguments = build_parser("finetune").parse_args(["finetune", *words])
+    return configuration.from_arguments(FineTuning, arguments)
+
+
+def planned(*words: str, methods: str = "plain") -> list[LabelledRun]:
+    return parsed(*words).plan(select_methods(methods))
 
 
 @pytest.fixture
@@ -203,9 +207,7 @@ def rte(tmp_path: Path) -> list[str]:
 
 def test_the_plan(rte: list[str]) -> None:
     words = [*rte, "--seeds", "1,2", "--batch-size", "10", "--epochs", "2", "--", "--no-grouping"]
-    arguments = parsed(*words)
-    methods = finetune.select_methods(["plain", "ad_drop"], ["ad_drop=--ad-drop-p 0.1"], finetune.ENCODER_METHODS)
-    runs = finetune.plan(arguments, methods)
+    runs = parsed(*words).plan(select_methods("plain,ad_drop", ["ad_drop=--ad-drop-p 0.1"]))
     assert [one.folder.name for one in runs] == ["plain-seed1", "ad_drop-seed1", "plain-seed2", "ad_drop-seed2"]
     command = runs[1].train_command()
     said = " ".join(command)
@@ -216,14 +218,13 @@ def test_the_plan(rte: list[str]) -> None:
 
 
 def test_a_run_is_of_its_data_and_its_model(rte: list[str], tmp_path: Path) -> None:
-    methods = finetune.select_methods(["plain"], [], finetune.ENCODER_METHODS)
-    before = finetune.plan(parsed(*rte), methods)[0].settings()
-    assert finetune.plan(parsed(*rte), methods)[0].settings() == before
+    before = planned(*rte)[0].settings()
+    assert planned(*rte)[0].settings() == before
     with (tmp_path / "data" / "dev.tsv").open("a", encoding="utf-8") as file:
         file.write("21\tw1\tw2\tentailment\n")
-    changed = finetune.plan(parsed(*rte), methods)[0].settings()
+    changed = planned(*rte)[0].settings()
     make_encoder(tmp_path / "encoder", seed=2)
-    again = finetune.plan(parsed(*rte), methods)[0].settings()
+    again = planned(*rte)[0].settings()
     assert before["data"] != changed["data"] == again["data"] and before["model"] == changed["model"] != again["model"]
 
 
@@ -233,9 +234,8 @@ def test_updates_are_counted_for_one_process(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: devices)
-    methods = finetune.select_methods(["plain"], [], finetune.ENCODER_METHODS)
     for words, expected in ((rte, False), ([word for word in rte if word != "--cpu"], said)):
-        (run,) = finetune.plan(parsed(*words), methods)
+        (run,) = planned(*words)
         assert ("--distributed-world-size 1" in " ".join(run.train_command())) == expected
 
 
@@ -243,17 +243,18 @@ def test_updates_are_counted_for_one_process(
     ("words", "said"),
     [
         (["--patience", "0"], "--patience is 0, but must be at least 1"),
-        (["--warmup", "1"], r"--warmup is 1.0, but must be in \[0, 1\)"),
-        *((["--lr", value], f"--lr is {value}, but must be above 0, and finite") for value in ("nan", "inf")),
+        (["--patience", "few"], "--patience is 'few', but must be a whole number"),
+        (["--warmup", "1"], r"--warmup is 1.0, but must lie in \[0, 1\)"),
+        *((["--lr", value], f"--lr is {value}, but must be above 0") for value in ("nan", "inf")),
         *((["--weight-decay", value], f"--weight-decay is {value}, but must be") for value in ("nan", "inf")),
-        *((["--warmup", value], f"--warmup is {value}, but must be") for value in ("nan", "inf")),
+        *((["--warmup", value], f"--warmup is {value}, but must lie") for value in ("nan", "inf")),
         (["--methods", "magic"], "unknown method 'magic'; the methods are: plain, attention_dropout, ad_drop"),
         (["--seeds", "x"], "--seeds wants distinct whole numbers"),
     ],
 )
 def test_finetune_refuses(rte: list[str], words: list[str], said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        finetune.run(parsed(*rte, *words))
+        parsed(*rte, *words).carry_out()
 
 
 @pytest.mark.parametrize(
@@ -300,8 +301,7 @@ def test_a_folder_that_cannot_work_is_said_too(
 
 
 def test_what_can_work_is_let_through(rte: list[str]) -> None:
-    methods = finetune.select_methods(list(finetune.ENCODER_METHODS), [], finetune.ENCODER_METHODS)
-    check_runs(finetune.plan(parsed(*rte, "--max-length", "40"), methods))
+    check_runs(planned(*rte, "--max-length", "40", methods=",".join(known_methods(FineTuning.without))))
 
 
 def test_the_best_validation_is_that_of_the_chief_metric() -> None:
@@ -327,7 +327,7 @@ def _run(method: Method, score: float, seconds: float | None) -> Any:
 def test_the_table() -> None:
     plain, other = Method("plain", "plain", ()), Method("ad_drop", "AD-DROP", ())
     runs = [_run(plain, 60.0, 10.0), _run(other, 61.0, 15.0), _run(plain, 64.0, 14.0), _run(other, 67.0, 18.0)]
-    header, body = finetune.cells(finetune.summarize([plain, other], runs))
+    header, body = cells(summarize([plain, other], runs))
     assert header == ["method", "accuracy", "epochs", "s/epoch", "time × plain"]
     assert body[0] == ["plain", "62.00 ± 2.83", "4.0", "12.0 ± 2.8", "1.00"]
     assert body[1][1:2] + body[1][4:] == ["64.00 ± 4.24", "1.38"]
@@ -336,15 +336,15 @@ def test_the_table() -> None:
 @pytest.mark.slow
 def test_a_comparison_from_beginning_to_end(rte: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     words = [*rte, "--methods", "plain,ad_drop", "--epochs", "2", "--lr", "0.003", "--max-length", "40"]
-    assert finetune.run(parsed(*words)) == 0
+    assert parsed(*words).carry_out() == 0
     first = (tmp_path / "out" / "results.md").read_text(encoding="utf-8")
     assert "| plain |" in first and "| AD-DROP |" in first
     assert {path.name for path in (tmp_path / "out" / "plain-seed1" / "checkpoints").glob("*.pt")} == {
         "checkpoint_best.pt"
     }
     capsys.readouterr()
-    assert finetune.run(parsed(*words)) == 0
+    assert parsed(*words).carry_out() == 0
     assert capsys.readouterr().out.count("(was done)") == 2
     assert (tmp_path / "out" / "results.md").read_text(encoding="utf-8") == first
     with pytest.raises(ValueError, match="holds a run with other settings"):
-        finetune.run(parsed(*words, "--", "--no-grouping"))
+        parsed(*words, "--", "--no-grouping").carry_out()

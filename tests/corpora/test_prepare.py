@@ -14,9 +14,9 @@ import pytest
 from attn_reg_plugin.cli import main
 from attn_reg_plugin.corpora import binarize, stages
 from attn_reg_plugin.corpora.manifest import sha256
-from attn_reg_plugin.corpora.options import PhrasebookOptions, Wmt16Options
 from attn_reg_plugin.corpora.pieces import PieceModel
 from attn_reg_plugin.corpora.preparation import prepare
+from attn_reg_plugin.corpora.preparation_options import PhrasebookOptions, Wmt16Options
 
 REAL = Path(__file__).resolve().parents[3] / "shared" / "data" / "wmt16-en-ro"
 ENGLISH = [a + b for a in ("ri", "ho", "wa", "blu", "gre", "ci", "old") for b in ("ver", "use", "lks", "nty")]

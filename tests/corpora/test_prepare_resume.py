@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from attn_reg_plugin.corpora import binarize, stages
-from attn_reg_plugin.corpora.options import Wmt16Options
 from attn_reg_plugin.corpora.preparation import prepare
+from attn_reg_plugin.corpora.preparation_options import Wmt16Options
 
 NAMES = ["raw", "spm", "encode", "binarize"]
 #: the command in a process of its own, that kills itself where the given function is called

@@ -23,6 +23,7 @@ from attn_reg_plugin.criterions.label_smoothed_cross_entropy_with_r_drop import 
 )
 from attn_reg_plugin.criterions.r_drop import repeated, supplied, symmetric_divergence
 from attn_reg_plugin.criterions.tagging import TaggingCriterion, TaggingWithRDropCriterion
+from attn_reg_plugin.regularizers import Supplied
 from tests.attention.tiny_model import TinyClassifier, tokens
 from tests.criterions.criterion_problems import NER, Fixed, sample_of, task_for, validate
 
@@ -192,11 +193,11 @@ def test_an_attached_regularizer_masks_both_halves(labels: str) -> None:
     regularizer = ADDrop(p=0.5, q=1.0, sites="*", cross_tuning="off", labels=labels)
     criterion = ClassificationWithRDropCriterion(task_for("rte", regularizer))
     with regularizer.attach(model):
-        regularizer.supply(targets=target, sample=sample, update_num=3)
+        regularizer.supply(targets=target, batch=sample, update=3)
         loss, size, _ = criterion(model, sample)
         loss.backward()
         masks = [site.keep for site in regularizer.attached_sites]
-        assert regularizer.supplied["targets"] is target and regularizer.supplied["sample"] is sample
+        assert regularizer.supplied.targets is target and regularizer.supplied.batch is sample
     assert size == 3 and all(mask.size(0) == 6 for mask in masks)
     for mask in masks:  # without dropout both halves are attributed alike
         assert torch.equal(mask[:3], mask[3:]) and not mask.all()
@@ -206,7 +207,7 @@ def test_without_a_regularizer_or_outside_an_update_nothing_is_supplied() -> Non
     regularizer = ADDrop()
     for task in (SimpleNamespace(), SimpleNamespace(regularizer=None), SimpleNamespace(regularizer=regularizer)):
         with supplied(task, sample_of(torch.arange(2), torch.zeros(2))):
-            assert regularizer.supplied == {}
+            assert regularizer.supplied == Supplied()
 
 
 # -- translation ------------------------------------------------------------------------------------------------------

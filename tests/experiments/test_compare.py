@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from attn_reg_plugin import configuration
 from attn_reg_plugin.cli import build_parser, main
-from attn_reg_plugin.commands.compare import parse_seeds
 from attn_reg_plugin.experiments import runs
 from attn_reg_plugin.experiments.recipe import Recipe
+from attn_reg_plugin.experiments.translation import TranslationComparison
 from tests.experiments.toy_corpus import SIZES, empty_corpus, make_corpus
 
 SIZE_FLAGS = {"layers": 1, "embed-dim": 16, "ffn-dim": 32, "heads": 2, "epochs": 2, "max-tokens": 200, "warmup": 10}
@@ -22,50 +23,59 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_corpus(tmp_path_factory.mktemp("corpus") / "data")
 
 
+def parsed(*words: str) -> TranslationComparison:
+    arguments = build_parser("compare").parse_args(["compare", *words])
+    return configuration.from_arguments(TranslationComparison, arguments)
+
+
 def test_flags_after_the_dashes_go_to_fairseq() -> None:
-    line = ["compare", "data", "--out", "runs", "--lr", "0.1", "--", "--lr", "0.2", "--fp16"]
-    arguments = build_parser("compare").parse_args(line)
-    assert arguments.lr == 0.1 and arguments.extra == ["--lr", "0.2", "--fp16"]
-    assert build_parser("compare").parse_args(line[:4]).extra == []
+    settings = parsed("--out", "runs", "data", "--lr", "0.1", "--", "--lr", "0.2", "--fp16")
+    assert settings.lr == 0.1 and settings.own_flags == ["--lr", "0.2", "--fp16"]
+    assert (settings.data, settings.out) == (Path("data"), Path("runs"))
+    assert parsed("data", "--out", "runs").own_flags == []
 
 
 def test_an_unknown_flag_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["compare", "data", "--out", "runs", "--nonsense"])
-    assert "--nonsense" in capsys.readouterr().err
+    for word in ("--nonsense", "--epoch"):
+        with pytest.raises(SystemExit):
+            main(["compare", "data", "--out", "runs", word])
+        assert word in capsys.readouterr().err
 
 
 def test_seeds() -> None:
-    assert parse_seeds("3, 1") == [3, 1]
-    for text in ("", "1,1", "1,-2", "one"):
-        with pytest.raises(ValueError, match="--seeds wants distinct whole numbers"):
-            parse_seeds(text)
+    assert parsed("data", "--out", "runs", "--seeds", "3, 1").seeds == (3, 1)
+    for text, said in {"": "", "1,1": "", "1,-2": "", "one": "--seeds is 'one', but must be a whole number"}.items():
+        with pytest.raises(ValueError, match=said or "--seeds wants distinct whole numbers"):
+            parsed("data", "--out", "runs", f"--seeds={text}")
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("words", "said"),
     [
-        ({"layers": 0}, "--layers is 0, it must be at least 1"),
-        ({"max_tokens": -1}, "--max-tokens is -1"),
-        ({"dropout": 1.0}, r"--dropout is 1.0, it must lie in \[0, 1\)"),
-        ({"lr": 0.0}, "--lr is 0.0, it must be positive"),
+        (["--layers", "0"], "--layers is 0, but must be at least 1"),
+        (["--layers", "x"], "--layers is 'x', but must be a whole number"),
+        (["--max-tokens", "-1"], "--max-tokens is -1, but must be at least 1"),
+        (["--jobs", "0"], "--jobs is 0, but must be at least 1"),
+        (["--dropout", "1.0"], r"--dropout is 1.0, but must lie in \[0, 1\)"),
+        (["--lr", "0"], "--lr is 0.0, but must be above 0"),
+        (["--lr-scheduler", "cosine"], "--lr-scheduler is 'cosine', but must be one of inverse_sqrt"),
         *(
-            ({name: value}, f"--{name.replace('_', '-')} is {value}, it must be finite")
-            for name in ("lr", "weight_decay", "dropout", "clip_norm", "label_smoothing")
-            for value in (float("nan"), float("inf"))
+            ([f"--{name}", value], f"--{name} is {value}, but must")
+            for name in ("lr", "weight-decay", "dropout", "clip-norm", "label-smoothing")
+            for value in ("nan", "inf")
         ),
-        ({"warmup": -1}, "--warmup is -1, it must not be negative"),
-        ({"embed_dim": 10, "heads": 4}, "--heads 4 does not divide --embed-dim 10"),
+        (["--warmup", "-1"], "--warmup is -1, but must be at least 0"),
+        (["--embed-dim", "10", "--heads", "4"], "--heads 4 does not divide --embed-dim 10"),
     ],
 )
-def test_a_bad_recipe_is_refused(settings: dict, said: str) -> None:
+def test_a_bad_recipe_is_refused(words: list[str], said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        Recipe(**settings)
+        parsed("data", "--out", "runs", *words)
 
 
 def test_embeddings_are_shared_as_the_dictionary_allows() -> None:
-    assert "--share-all-embeddings" in Recipe().flags(joint_dictionary=True)
-    assert "--share-all-embeddings" not in Recipe().flags(joint_dictionary=False)
+    assert "--share-all-embeddings" in Recipe().sizes(joint_dictionary=True)
+    assert "--share-all-embeddings" not in Recipe().sizes(joint_dictionary=False)
 
 
 @pytest.mark.parametrize(

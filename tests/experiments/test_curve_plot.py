@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from attn_reg_plugin.experiments.curve_plot import plot_validation, upper_limit, validation_curve
-from attn_reg_plugin.experiments.logs import TrainingLog
+from attn_reg_plugin.experiments.training_log import TrainingLog
 
 
 def _log(losses: list[float]) -> TrainingLog:

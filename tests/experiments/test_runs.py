@@ -11,9 +11,9 @@ from types import SimpleNamespace
 import pytest
 
 from attn_reg_plugin.experiments import runs
-from attn_reg_plugin.experiments.logs import TrainingLog
-from attn_reg_plugin.experiments.methods import METHODS, TASK, select_methods
+from attn_reg_plugin.experiments.methods import TASK, known_methods, select_methods
 from attn_reg_plugin.experiments.runs import Run, RunError
+from attn_reg_plugin.experiments.training_log import TrainingLog
 from attn_reg_plugin.files import lock_folder, write_json
 
 TRAINING = {"epochs": 1, "best_valid_loss": 1.0, "loss": "loss", "best_epoch": 1, "seconds_per_epoch": None}
@@ -206,10 +206,10 @@ def test_methods_and_their_overrides() -> None:
     plain, other = select_methods(["plain", "ad_drop"], ["ad_drop=--ad-drop-p 0.1 --attn-sites 'a b'"])
     assert plain.flags == ("--attn-reg", "none")
     assert other.flags[-4:] == ("--ad-drop-p", "0.1", "--attn-sites", "a b")
-    assert other.title == METHODS["ad_drop"][0]
+    assert other.title == known_methods()["ad_drop"].title
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", known_methods())
 def test_the_flags_of_every_method_are_flags_of_fairseq_train(name: str) -> None:
     options = pytest.importorskip("fairseq.options")
     from attn_reg_plugin.tasks import attn_reg_translation  # noqa: F401 (brings the flags)
@@ -227,7 +227,7 @@ def test_the_flags_of_every_method_are_flags_of_fairseq_train(name: str) -> None
         (
             ["plain", "drop"],
             [],
-            "unknown method 'drop'; the methods are: untuned, plain, attention_dropout, ad_drop, attend_out",
+            "unknown method 'drop'; the methods are: untuned, plain, attention_dropout, attention_dropout_0.1",
         ),
         (["plain", "plain"], [], "names a method twice"),
         ([], [], "--methods is empty"),

@@ -47,14 +47,14 @@ def test_a_continuation_without_updates_is_not_the_next_trainings_game(tmp_path:
     trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-6"))
     assert game.state_dict()["rounds"] == 1
     starts = []
-    trainer.add_callback(AtStepEnd(lambda: starts.append((game.rounds, game.in_round))))
+    trainer.add_callback(AtStepEnd(lambda: starts.append((game.game.rounds, game.game.in_round))))
     trainer.train()
     assert starts[0] == (0, 1)
 
 
 def test_the_winner_is_copied_and_the_trainer_goes_on(tmp_path: Path) -> None:
     def compare() -> None:
-        equal.append(torch.equal(weights(game.defender.model), weights(game.defender.attacker)))
+        equal.append(torch.equal(weights(game.game.defender.model), weights(game.game.defender.attacker)))
 
     game, equal = AttendOut(steps=3, sites="*", winner="best"), []
     trainer_of(tmp_path, "bert", game, callbacks=(AtStepEnd(compare),), max_steps=9).train()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from attn_reg_plugin.huggingface import state as states
+from attn_reg_plugin import checkpoints as states
 from attn_reg_plugin.regularizers import AttendOut
 from tests.huggingface.trainers import ad_drop, trainer_of
 
@@ -70,7 +70,7 @@ DAMAGED = {
     "empty": (lambda path: path.write_bytes(b""), "damaged"),
     "a folder": (a_folder, "damaged"),
     "a list": (lambda path: torch.save([1], path), "holds a list"),
-    "missing keys": (lambda path: torch.save({"epoch": 1}, path), "it has no 'updates'"),
+    "missing keys": (lambda path: torch.save({"epoch": 1}, path), "lacks updates"),
     "a payload": (lambda path: torch.save({"epoch": Payload(path.parent / "ran")}, path), "other types"),
 }
 
@@ -81,7 +81,7 @@ def test_a_damaged_state_is_named(how: str, trained: Path, tmp_path: Path) -> No
     path = saved(trained, tmp_path)
     damage(path)
     with pytest.raises(
-        ValueError, match=rf"(?s)^{re.escape(str(path))}.*{told}.*; delete attn_reg_ad_drop.pt to start"
+        ValueError, match=rf"(?s)^{re.escape(str(path))}.*{told}.*; move it away, and the method starts anew"
     ):
         resume(tmp_path, ad_drop())
     assert not (path.parent / "ran").exists()
@@ -103,7 +103,9 @@ def test_a_game_of_other_sites_is_named(how: str, trained: Path, tmp_path: Path)
     else:
         found["generator"] = {f"other.{key}": value for key, value in found["generator"].items()}
     torch.save(found, path)
-    with pytest.raises(ValueError, match=rf"^{re.escape(str(path))} is not the state of this method on this model"):
+    with pytest.raises(
+        ValueError, match=rf"^{re.escape(str(path))}: the state of the method does not fit attend_out on this model"
+    ):
         resume(tmp_path, game())
 
 
@@ -119,6 +121,6 @@ def test_nothing_half_written_is_left(when: str, tmp_path: Path, monkeypatch: py
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(states.torch, "save", full) if when == "save" else monkeypatch.setattr(os, "replace", fail)
-    with pytest.raises(OSError, match=rf"^{re.escape(str(path))} cannot be written: "):
-        states.write_state(path, {"epoch": 1})
+    with pytest.raises(OSError, match=rf"^{re.escape(str(path))} cannot be written "):
+        states.save_state(path, {"epoch": 1})
     assert not list(tmp_path.iterdir())

@@ -18,7 +18,7 @@ import attn_reg_plugin
 from attn_reg_plugin.attention.sites import find_sites
 from attn_reg_plugin.huggingface import AttnRegCallback
 from attn_reg_plugin.huggingface.running import Interception, refuse_unused_parameters
-from attn_reg_plugin.regularizers import ADDrop, AttendOut, AttentionLayerDrop, Regularizer, ScheduledDropout
+from attn_reg_plugin.regularizers import ADDrop, AttendOut, AttentionLayerDrop, Regularizer, ScheduledDropout, Supplied
 from tests.backends.huggingface_models import batch, build
 from tests.huggingface.trainers import ad_drop, examples, print_of, trainer_of, weights
 
@@ -81,7 +81,7 @@ def test_an_exception_leaves_nothing_behind(tmp_path: Path, failure: str) -> Non
     with pytest.raises((Broken, KeyboardInterrupt)):
         trainer.train()
     assert print_of(trainer.model) == before
-    assert not regularizer.attached_sites and not regularizer.supplied
+    assert not regularizer.attached_sites and regularizer.supplied == Supplied()
     left = [name for owner in (trainer, trainer.callback_handler) for name in vars(owner)]
     assert not {"training_step", "log", "save_model", "call_event", "_run_epoch"} & set(left)
     if isinstance(regularizer, AttendOut):

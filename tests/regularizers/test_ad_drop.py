@@ -252,7 +252,7 @@ def test_the_path_follows_the_first_passs_labels(kind, classifier, translator, b
         regularizer = ADDrop(cross_tuning="off", integrated_nodes="gauss-legendre", integrated_labels=mode, **options)
         with regularizer.attach(model):
             sites = regularizer.attached_sites
-            forward = Forward(model, inputs, {}, {})
+            forward = Forward(model, inputs, {})
             with recording(sites, needs_weights=True):
                 attributed = {s.name: b for s, _, b, _ in regularizer._integrated_attributions(forward)}
         assert list(attributed) == names and there.maps.keys() == attributed.keys()

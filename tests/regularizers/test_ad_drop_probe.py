@@ -269,9 +269,9 @@ def test_custom_objectives_see_outputs_and_inputs(classifier):
         return -F.cross_entropy(outputs, inputs["labels"])
 
     with ADDrop(cross_tuning="off", objective=objective).attach(classifier) as regularizer:
-        regularizer.supply(extra=1, nothing=None)
+        regularizer.supply(batch=1, targets=None)
         classifier(ids, labels=gold)
-    assert seen[0].keys() == {"tokens", "labels", "extra"}
+    assert seen[0].keys() == {"tokens", "labels", "batch"}
     assert seen[0]["tokens"] is ids
     for wrong, message in (
         (lambda o, i: o.sum(-1), r"the objective must be a scalar, but has the shape \(2,\)"),

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 from attn_reg_plugin import AttendOut
 from attn_reg_plugin.regularizers import Outcome, Tokens
+from attn_reg_plugin.regularizers.game import Game
 from attn_reg_plugin.regularizers.generator import pack_bits, sample_masks, unpack_bits
 from tests.attention.tiny_model import TinyClassifier, tokens
 
@@ -63,8 +64,8 @@ def test_a_rounds_gradient_is_equation_5_evaluated_literally():
         Sequence k of the m that were sampled is the k-th example's masks of the T updates, whose terms add up.
         """
         sequences = [0.0] * len(BATCHES[0][0])
-        for batch in regularizer.cache:
-            logits = regularizer.generator(batch.tokens)
+        for batch in regularizer.game.cache:
+            logits = regularizer.game.generator(batch.tokens)
             valid = batch.tokens["encoder"].valid
             for example in range(valid.size(0)):
                 terms = []
@@ -77,19 +78,23 @@ def test_a_rounds_gradient_is_equation_5_evaluated_literally():
                 sequences[example] = sequences[example] + sum(terms) / len(terms) * advantages[batch.update]
         return sum(sequences) / len(sequences)
 
-    def watched(advantages):
-        seen["advantages"] = advantages
-        expected = torch.autograd.grad(literal(advantages), list(regularizer.generator.parameters()), allow_unused=True)
-        norm = AttendOut.update_generator(regularizer, advantages)
-        for parameter, ascent in zip(regularizer.generator.parameters(), expected, strict=True):
-            if ascent is not None:
-                torch.testing.assert_close(parameter.grad, -ascent, rtol=1e-5, atol=1e-8)
-        return norm
-
-    regularizer.update_generator = watched
     rewards = []
-    judge = regularizer.advantages
-    regularizer.advantages = lambda given: rewards.append((given, regularizer.moving_baseline)) or judge(given)
+
+    class Watched(Game):
+        def update_generator(self, advantages):
+            seen["advantages"] = advantages
+            expected = torch.autograd.grad(literal(advantages), list(self.generator.parameters()), allow_unused=True)
+            norm = super().update_generator(advantages)
+            for parameter, ascent in zip(self.generator.parameters(), expected, strict=True):
+                if ascent is not None:
+                    torch.testing.assert_close(parameter.grad, -ascent, rtol=1e-5, atol=1e-8)
+            return norm
+
+        def advantages(self, given):
+            rewards.append((given, self.moving_baseline))
+            return super().advantages(given)
+
+    regularizer.game_class = Watched
     with regularizer.attach(model):
         for number in range(6):
             update(model, optimizer, regularizer, number)
@@ -103,14 +108,15 @@ def test_unequal_batches_count_as_their_mean_number_of_sequences():
     model, optimizer, regularizer = begin(generator_clip_norm=0.0)
     norms, total = [], []
 
-    def watched(advantages):
-        for batch in regularizer.cache:
-            (-regularizer.policy_objective(batch, advantages[batch.update])).backward()
-        total.extend(p.grad.clone() for p in regularizer.generator.parameters() if p.grad is not None)
-        norms.append(AttendOut.update_generator(regularizer, advantages))
-        return norms[-1]
+    class Watched(Game):
+        def update_generator(self, advantages):
+            for batch in self.cache:
+                (-self.policy_objective(batch, advantages[batch.update])).backward()
+            total.extend(p.grad.clone() for p in self.generator.parameters() if p.grad is not None)
+            norms.append(super().update_generator(advantages))
+            return norms[-1]
 
-    regularizer.update_generator = watched
+    regularizer.game_class = Watched
     with regularizer.attach(model):
         for number, size in enumerate((3, 1, 2)):
             ids, labels = BATCHES[number]
@@ -128,16 +134,17 @@ def test_a_generator_that_is_not_finite_is_said_once_and_nothing_is_learnt(broke
         update(model, optimizer, regularizer, 0)
         if broken == "weights":
             with torch.no_grad():
-                regularizer.generator.attention["encoder_self"].query.weight.fill_(math.nan)
+                regularizer.game.generator.attention["encoder_self"].query.weight.fill_(math.nan)
         else:
-            regularizer.policy_objective = lambda *given: AttendOut.policy_objective(regularizer, *given) * math.inf
-        before = copy.deepcopy(regularizer.generator.state_dict())
+            judged = regularizer.game.policy_objective
+            regularizer.game.policy_objective = lambda *given: judged(*given) * math.inf
+        before = copy.deepcopy(regularizer.game.generator.state_dict())
         regularizer.statistics.take()
         for number in range(1, 9):
             update(model, optimizer, regularizer, number)
-        after, sums = regularizer.generator.state_dict(), regularizer.statistics.take()
+        after, sums = regularizer.game.generator.state_dict(), regularizer.statistics.take()
         assert all(torch.equal(old.nan_to_num(7.0), after[name].nan_to_num(7.0)) for name, old in before.items())
-        assert regularizer.rounds == 3 and "rounds" not in sums and "generator_gnorm" not in sums
+        assert regularizer.game.rounds == 3 and "rounds" not in sums and "generator_gnorm" not in sums
         if broken == "weights":  # nothing is dropped, rather than everything
             assert sum(float(sums[f"dropped/{site.name}"]) for site in regularizer.attached_sites) == 0
     said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
@@ -157,7 +164,7 @@ def test_within_a_round_the_defender_is_a_plain_training():
             scheduler.step()
             update(lone, lone_optimizer, None, number)
             lone_scheduler.step()
-        pairs = list(zip(regularizer.defender.model.parameters(), lone.parameters(), strict=True))
+        pairs = list(zip(regularizer.game.defender.model.parameters(), lone.parameters(), strict=True))
         assert all(torch.equal(ours, theirs) for ours, theirs in pairs)
         attacker = list(zip(model.parameters(), lone.parameters(), strict=True))
         assert not all(torch.equal(ours, theirs) for ours, theirs in attacker)
@@ -169,10 +176,10 @@ def test_after_a_round_both_are_the_winner(winner):
     with regularizer.attach(model):
         for number in range(3):
             update(model, optimizer, regularizer, number)
-        assert regularizer.rounds == 1 and not regularizer.cache
-        pairs = zip(model.parameters(), regularizer.defender.model.parameters(), strict=True)
+        assert regularizer.game.rounds == 1 and not regularizer.game.cache
+        pairs = zip(model.parameters(), regularizer.game.defender.model.parameters(), strict=True)
         assert all(torch.equal(ours, theirs) for ours, theirs in pairs)
-        scores = regularizer.last_round
+        scores = regularizer.game.last_round
         if winner == "best":
             assert scores["attacker_won"] == (scores["attacker_score"] > scores["defender_score"])
         if winner == "attacker":
@@ -201,7 +208,7 @@ def test_a_continued_game_is_the_undisturbed_one(stop, tmp_path):
         assert all(torch.equal(expected[name], value) for name, value in other.state_dict().items())
         for name, value in again.state_dict()["generator"].items():
             assert torch.equal(game["generator"][name], value), name
-        assert again.rounds == regularizer.rounds and again.moving_baseline == game["moving_baseline"]
+        assert again.game.rounds == game["rounds"] and again.game.moving_baseline == game["moving_baseline"]
 
 
 def test_masks_are_drawn_with_the_probability_they_claim():
@@ -225,7 +232,7 @@ def test_the_generator_gets_no_gradient_of_the_task():
     model, optimizer, regularizer = begin()
     with regularizer.attach(model):
         update(model, optimizer, regularizer, 0)
-        assert all(parameter.grad is None for parameter in regularizer.generator.parameters())
+        assert all(parameter.grad is None for parameter in regularizer.game.generator.parameters())
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import torch.multiprocessing as multiprocessing
 import torch.nn.functional as F
 
 from attn_reg_plugin import AttendOut
-from attn_reg_plugin.regularizers.game import CachedBatch
+from attn_reg_plugin.regularizers.game import CachedBatch, Game
 from tests.attention.tiny_model import TinyClassifier, tokens
 from tests.regularizers.test_attend_out import Classification
 
@@ -26,35 +26,36 @@ def play(rank: int, folder: str) -> None:
     torch.manual_seed(0)
     model = TinyClassifier().train()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    game = AttendOut(problem=Classification(), optimizer=optimizer, steps=STEPS, generator_clip_norm=0.0)
+    regularizer = AttendOut(problem=Classification(), optimizer=optimizer, steps=STEPS, generator_clip_norm=0.0)
     torch.manual_seed(rank)  # each its own masks, examples and generator, were it not given the first one's
     seen: list[dict[str, Any]] = []
-    ascend = game.update_generator
 
-    def watched(advantages: torch.Tensor) -> float:
-        kept = {name: value.clone() for name, value in game.generator.state_dict().items()}
-        cache = [batch.state_dict() for batch in game.cache]
-        norm = ascend(advantages)
-        gradient = [p.grad.clone() for p in game.generator.parameters()]
-        seen.append({"generator": kept, "cache": cache, "advantages": advantages, "gradient": gradient, "norm": norm})
-        return norm
+    class Watched(Game):
+        def update_generator(self, advantages: torch.Tensor) -> float:
+            kept = {name: value.clone() for name, value in self.generator.state_dict().items()}
+            cache = [batch.state_dict() for batch in self.cache]
+            norm = super().update_generator(advantages)
+            gradient = [p.grad.clone() for p in self.generator.parameters()]
+            entry = {"generator": kept, "cache": cache, "advantages": advantages}
+            seen.append({**entry, "gradient": gradient, "norm": norm})
+            return norm
 
-    game.update_generator = watched
-    with game.attach(model):
+    regularizer.game_class = Watched
+    with regularizer.attach(model):
         for number in range(ROUNDS * STEPS):
             lengths = [6, 4, 2][: 3 - 2 * rank]
             ids = tokens(lengths, 6, seed=2 * number + rank)
             labels, empty = ids[:, 0] % 3, rank == 1 and number % 5 == 4
-            game.supply(ignore_grad=empty)
+            regularizer.supply(counts=not empty)
             (F.cross_entropy(model(ids, labels), labels) * (0 if empty else 1)).backward()
             for parameter in model.parameters():
                 dist.all_reduce(parameter.grad)
                 parameter.grad /= 2
             optimizer.step()
             optimizer.zero_grad()
-            game.end_update()
-            if game.in_round == 0:
-                seen[-1].update(game.last_round, model=[p.detach().clone() for p in model.parameters()])
+            regularizer.end_update()
+            if regularizer.game.in_round == 0:
+                seen[-1].update(regularizer.game.last_round, model=[p.detach().clone() for p in model.parameters()])
     torch.save(seen, f"{folder}/{rank}.pt")
     dist.destroy_process_group()
 
@@ -80,15 +81,17 @@ def test_the_gradient_is_that_of_the_joined_batches(played: list[list[dict[str, 
     model = TinyClassifier()
     sizes = set()
     for ours, theirs in zip(*played, strict=True):
-        game = AttendOut(steps=STEPS)
-        with game.attach(model):
-            generator = game.make_generator(model)
-        game.generator = generator
+        method = AttendOut(steps=STEPS)
+        with method.attach(model):
+            generator = method.make_generator(model)
+        game = Game(method, Classification(), generator, None)
         generator.load_state_dict(ours["generator"])
         cache = [CachedBatch.from_state_dict(batch, torch.device("cpu")) for batch in ours["cache"] + theirs["cache"]]
         sizes.add(len(cache))
         masks = sum(batch.tokens["encoder"].ids.size(0) for batch in cache)
-        objective = sum(game.policy_objective(batch, ours["advantages"][batch.update]) for batch in cache) / masks
+        objective = (
+            sum(game.policy_objective(batch, ours["advantages"][batch.update]) for batch in cache) * STEPS / masks
+        )
         (-objective).backward()
         for parameter, gradient in zip(generator.parameters(), ours["gradient"], strict=True):
             expected = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad

@@ -23,7 +23,7 @@ def test_the_generators_size_is_logged_once(embedding, caplog):
     with regularizer.attach(model):
         for number in range(4):
             update(model, optimizer, regularizer, number)
-        size = sum(parameter.numel() for parameter in regularizer.generator.parameters())
+        size = sum(parameter.numel() for parameter in regularizer.game.generator.parameters())
     share = 100 * size / sum(parameter.numel() for parameter in model.parameters())
     attention, embeddings = 4 * (8 * 8 + 8) + 2 * 8, (13 + 16) * 8  # Q, K, V, O and the norm; tokens and positions
     assert size == attention + (embeddings if embedding == "own" else 0)
@@ -37,11 +37,11 @@ def test_an_update_that_was_skipped_leaves_nothing():
             update(model, optimizer, regularizer, 0)
             if skips:
                 model(*BATCHES[5])
-                assert len(regularizer.cache) == 2 and len(regularizer.state_dict()["cache"]) == 1
+                assert len(regularizer.game.cache) == 2 and len(regularizer.state_dict()["cache"]) == 1
                 regularizer.forget_unfinished()
             update(model, optimizer, regularizer, 1)
-            assert [batch.update for batch in regularizer.cache] == [0, 1]
-            kept = [parameter.clone() for parameter in regularizer.defender.model.parameters()]
+            assert [batch.update for batch in regularizer.game.cache] == [0, 1]
+            kept = [parameter.clone() for parameter in regularizer.game.defender.model.parameters()]
             if not skips:
                 expected = kept
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(kept, expected, strict=True))
@@ -56,14 +56,14 @@ def test_a_copy_of_the_model_has_no_game():
         (attachment,) = attachments_of(twin)
         ours = attachment.regularizer
         assert ours is not regularizer and ours.attached_sites[0] is not regularizer.attached_sites[0]
-        assert (ours.problem, ours.optimizer, ours.defender, ours.generator, ours.cache) == (None, None, None, None, [])
+        assert (ours.problem, ours.optimizer, ours.game) == (None, None, None)
         with torch.no_grad():
             assert torch.equal(twin.eval()(*BATCHES[1]), model.eval()(*BATCHES[1]))
         with pytest.raises(ValueError, match="needs to know the training"):
             twin.train()(*BATCHES[1])
         model.train()
         update(model, optimizer, regularizer, 1)
-        assert regularizer.in_round == 2
+        assert regularizer.game.in_round == 2
         ours.detach()
         assert not twin._forward_pre_hooks
 
@@ -72,13 +72,13 @@ def test_a_batch_that_counts_for_nothing():
     model, optimizer, regularizer = begin()
     lone, lone_optimizer, other = begin()
     with regularizer.attach(model), other.attach(lone):
-        regularizer.supply(ignore_grad=True)
+        regularizer.supply(counts=False)
         (model(*BATCHES[5]) * 0).sum().backward()
         regularizer.supply()
         update(model, optimizer, regularizer, 0)
         update(lone, lone_optimizer, other, 0)
-        assert len(regularizer.cache) == 1, "it has no mask to judge"
-        defenders = (game.defender.model.parameters() for game in (regularizer, other))
+        assert len(regularizer.game.cache) == 1, "it has no mask to judge"
+        defenders = (each.game.defender.model.parameters() for each in (regularizer, other))
         assert all(torch.equal(ours, theirs) for ours, theirs in zip(*defenders, strict=True))
 
 
@@ -93,10 +93,10 @@ def test_a_round_that_has_become_too_short_begins_anew(caplog):
     again.load_state_dict(state)
     with again.attach(other):
         update(other, other_optimizer, again, 2)
-        assert again.in_round == 1 and [batch.update for batch in again.cache] == [0]
+        assert again.game.in_round == 1 and [batch.update for batch in again.game.cache] == [0]
         assert "2 updates into a round of now 2; it begins anew" in caplog.text
         update(other, other_optimizer, again, 3)
-        assert again.rounds == 1
+        assert again.game.rounds == 1
 
 
 @pytest.mark.parametrize("winner", ["draw", "best", "attacker"])
@@ -106,15 +106,15 @@ def test_a_loss_that_is_not_finite_teaches_nothing_and_loses(winner, broken, mon
     with regularizer.attach(model):
         for number in range(regularizer.steps - 1):
             update(model, optimizer, regularizer, number)
-        before = [parameter.clone() for parameter in regularizer.generator.parameters()]
+        before = [parameter.clone() for parameter in regularizer.game.generator.parameters()]
         fine, nan = torch.zeros(regularizer.steps), torch.full((regularizer.steps,), float("nan"))
         scores = (nan, fine) if broken == "attacker" else (fine, nan)
-        monkeypatch.setattr(regularizer, "evaluate", lambda: scores)
+        monkeypatch.setattr(regularizer.game, "evaluate", lambda: scores)
         update(model, optimizer, regularizer, regularizer.steps - 1)
-        assert regularizer.rounds == 1 and regularizer.moving_baseline == 0.0
-        assert regularizer.last_round["attacker_won"] == float(broken == "defender")
+        assert regularizer.game.rounds == 1 and regularizer.game.moving_baseline == 0.0
+        assert regularizer.game.last_round["attacker_won"] == float(broken == "defender")
         assert "rounds" not in regularizer.statistics.take() and "not finite" in caplog.text
-        after = regularizer.generator.parameters()
+        after = regularizer.game.generator.parameters()
         assert all(torch.equal(ours, theirs) for ours, theirs in zip(before, after, strict=True))
 
 
@@ -133,7 +133,7 @@ def test_after_detaching_no_player_is_held():
         expected = {name: tensor.clone() for name, tensor in expected.items()}
     kept = regularizer.state_dict()
     assert all(torch.equal(kept["defender"]["model"][name], tensor) for name, tensor in expected.items())
-    assert regularizer.generator is None and regularizer.generator_optimizer_ is None and not regularizer.cache
+    assert regularizer.game is None
 
 
 def test_under_autocast_masks_have_the_probability_they_claim():
@@ -142,7 +142,7 @@ def test_under_autocast_masks_have_the_probability_they_claim():
         regularizer.start(model)
         tokens = regularizer.problem.tokens({"tokens": BATCHES[0][0]})
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            logits = regularizer.generator(tokens)
+            logits = regularizer.game.generator(tokens)
         assert {logit.dtype for logit in logits.values()} == {torch.float32}
     torch.manual_seed(0)
     drawn = sample_masks({"site": torch.full((1, 1000, 2000), 8.0, dtype=torch.bfloat16)})["site"]

@@ -137,7 +137,7 @@ def test_attend_outs_defender_learns_from_what_the_attacker_was_given():
     model, cache = stateful(), Store(SIZE)
     with AttendOut(problem=Problem(), optimizer=torch.optim.SGD(model.parameters(), 0.1)).attach(model) as regularizer:
         model(IDS, cache=cache, options=[])
-        (inputs,) = regularizer._pending
+        (inputs,) = regularizer.game._pending
         assert cache.filled == 1 and inputs["cache"].filled == 0 and inputs["ids"] is IDS and inputs["options"] == []
 
 
@@ -160,7 +160,7 @@ def drawing_objective(calls, outputs, inputs):
 
 @pytest.mark.parametrize(
     "method",
-    [ADDrop(), ADDrop(attribution="attention"), ScheduledDropout(schedule="*: 0:1 1000:0.5")],
+    [ADDrop(), ADDrop(attribution="attention"), ScheduledDropout(schedule="keep *: 0:1 1000:0.5")],
     ids=["ad_drop", "attention weights", "scheduled_dropout"],
 )
 def test_attention_that_cannot_be_regularized_is_said_in_the_first_forward(method):
@@ -181,7 +181,7 @@ def test_attention_that_cannot_be_regularized_is_said_in_the_first_forward(metho
 @pytest.mark.parametrize("attribution", [*ATTRIBUTIONS, "random", "later"])
 def test_a_rehearsal_leaves_plain_epochs_bit_identical(attribution):
     runs = []
-    later = ScheduledDropout(schedule="*: 5:1 9:0.5")
+    later = ScheduledDropout(schedule="keep *: 5:1 9:0.5")
     rehearsing = later if attribution == "later" else ADDrop(attribution=attribution, integrated_steps=2)
     for method in (None, rehearsing):
         torch.manual_seed(2)

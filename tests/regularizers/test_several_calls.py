@@ -106,7 +106,7 @@ def test_where_next_to_nothing_is_dropped_it_is_plain_training(texts, attributio
         ADDrop(p=1.0, q=1.0, cross_tuning="off"),
         ADDrop(p=1.0, q=1.0, cross_tuning="off", attribution="random"),
         AttentionLayerDrop(p=1.0),
-        ScheduledDropout(schedule="*: 0:0"),
+        ScheduledDropout(schedule="keep *: 0:0"),
     ],
     ids=["ad_drop", "at random", "attention_layer_drop", "scheduled_dropout"],
 )
@@ -148,7 +148,7 @@ def test_each_call_has_the_mask_that_an_encoder_of_its_own_would_have(texts, att
         *(ADDrop(p=0.6, q=0.5, cross_tuning="off", attribution=a, integrated_steps=2)
           for a in ("gradient", "integrated", "attention", "random")),
         AttentionLayerDrop(p=0.5),
-        ScheduledDropout(schedule="*: 0:0.5"),
+        ScheduledDropout(schedule="drop *: 0:0.5"),
     ],
     ids=["gradient", "integrated", "attention", "random", "attention_layer_drop", "scheduled_dropout"],
 )  # fmt: skip

@@ -30,19 +30,21 @@ def keep_rounds(folder: Path, rank: int) -> None:
     setup, rounds = fairseq.tasks.setup_task, []
 
     def listening(*args: object, **kwargs: object) -> object:
-        from attn_reg_plugin import AttendOut
+        from attn_reg_plugin.regularizers.game import Game
 
-        end = AttendOut.end_round
+        end = Game.end_round
 
-        def listen(game: Any) -> None:
+        def listen(game: Any) -> dict[str, float]:
             shares = [batch.update for batch in game.cache]
-            end(game)
-            players = {"attacker": game.model, "defender": game.defender.model, "generator": game.generator}
+            learnt = end(game)
+            defender = game.defender
+            players = {"attacker": defender.attacker, "defender": defender.model, "generator": game.generator}
             weights = {name: [p.detach().clone() for p in model.parameters()] for name, model in players.items()}
             rounds.append({"shares": shares, "round": game.last_round, **weights})
             torch.save(rounds, folder / f"{rank}-rounds.pt")
+            return learnt
 
-        AttendOut.end_round = listen
+        Game.end_round = listen
         return setup(*args, **kwargs)
 
     fairseq.tasks.setup_task = listening

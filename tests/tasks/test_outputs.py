@@ -24,7 +24,7 @@ from fairseq.tasks.translation_lev import TranslationLevenshteinTask
 from torch import Tensor, nn
 
 from attn_reg_plugin.regularizers.objectives import default_objective
-from attn_reg_plugin.tasks.objectives import FairseqObjective, adaptive_log_probabilities
+from attn_reg_plugin.tasks.outputs import FairseqObjective, adaptive_log_probabilities
 from tests.backends.fairseq_models import SIZES, words
 from tests.tasks.tasks_in_process import attached, sample, step
 

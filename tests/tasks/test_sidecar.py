@@ -13,8 +13,7 @@ import torch
 
 from attn_reg_plugin import AttendOut
 from attn_reg_plugin import checkpoints as reading
-from attn_reg_plugin.tasks.attend_out_training import continue_game
-from attn_reg_plugin.tasks.sidecar import Sidecar
+from attn_reg_plugin.tasks.sidecar import Sidecar, continue_from
 from tests.backends.fairseq_models import transformer
 from tests.tasks.tasks_in_process import attached
 
@@ -167,12 +166,12 @@ def test_a_game_of_another_model_is_named(state: dict[str, Any], told: str, tmp_
     regularizer = task.regularizer
     assert isinstance(regularizer, AttendOut)
     regularizer.problem, regularizer.optimizer = object(), torch.optim.SGD(regularizer.model.parameters(), 0.1)
-    regularizer.make_defender = lambda model: None
+    regularizer._make_defender = lambda *_: None
     torch.save({"epoch": 1, "updates": 4, **state}, task.sidecar.path(4))
     with pytest.raises(
         ValueError, match=rf"attn_reg_state_4\.pt: the state .* does not fit --attn-reg attend_out.*({told})"
     ):
-        continue_game(regularizer, task.sidecar, 4)
+        continue_from(task.sidecar, regularizer, 4)
 
 
 @pytest.mark.parametrize("state", [[1, 2], {"epoch": 1}, "text"])

@@ -1,34 +1,17 @@
-"""The options of `attn-reg prepare`: one dataclass a corpus, from which the command line is made."""
+"""The options of `attn-reg prepare`: one dataclass per corpus."""
 
 from __future__ import annotations
 
-import argparse
-import dataclasses
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
+from attn_reg_plugin.configuration import setting
 from attn_reg_plugin.corpora import phrasebook
 from attn_reg_plugin.corpora.romanian import RULES
 
 PAIRS = ("en-ro", "ro-en", "en-tr", "tr-en")
 SPM = ("joint", "separate")
-
-
-def _paths(text: str) -> tuple[Path, ...]:
-    return tuple(Path(part) for part in text.split(","))
-
-
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(text.split(","))
-
-
-def _option(
-    description: str, default: Any = dataclasses.MISSING, type: Callable[[str], Any] = str, metavar: str = ""
-) -> Any:
-    metadata = {"help": description, "type": type, "metavar": metavar or None}
-    return dataclasses.field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,58 +21,53 @@ class PrepareOptions:
     CORPUS: ClassVar[str]
     VOCAB_SIZE: ClassVar[int]
 
-    pair: str = _option(f"translation direction, source first: {', '.join(PAIRS)}", metavar="PAIR")
-    out: Path = _option("folder to write; made where there is none", type=Path, metavar="DIR")  # noqa: RUF009
-    spm: str | None = _option(
+    pair: str = setting(f"translation direction, source first: {', '.join(PAIRS)}", metavar="PAIR")
+    out: Path = setting("folder to write; made where there is none", metavar="DIR")
+    spm: str | None = setting(
         "sentencepiece: 'joint' (one model and a joined dictionary, as --share-all-embeddings needs) or "
-        "'separate' (one a language); default: joint, or separate where --spm-model names two",
+        "'separate' (one per language); default: joint, or separate where --spm-model names two",
         None,
         metavar="KIND",
     )
-    vocab_size: int | None = _option(
-        "pieces a model is trained to have (default: 8000 for wmt16, 800 for phrasebook)", None, int, "N"
+    vocab_size: int | None = setting(
+        "pieces a model is trained to have (default: 8000 for wmt16, 800 for phrasebook)", None, metavar="N"
     )
-    character_coverage: float = _option(
+    character_coverage: float = setting(
         "share of the characters of the training text that get a piece, above 0 up to 1; the rest is <unk>",
         1.0,
-        float,
-        "X",
+        metavar="X",
     )
-    spm_model: tuple[Path, ...] = _option(
-        "reuse a sentencepiece model instead of training one: FILE, or SOURCE,TARGET for one a language",
+    spm_model: tuple[Path, ...] = setting(
+        "reuse a sentencepiece model instead of training one: FILE, or SOURCE,TARGET for one per language",
         (),
-        _paths,
-        "FILE[,FILE]",
+        metavar="FILE[,FILE]",
     )
-    dictionary: tuple[Path, ...] = _option(
+    dictionary: tuple[Path, ...] = setting(
         "reuse the fairseq dictionary that belongs to --spm-model (dict.txt of a model to fine-tune): FILE, "
         "or SOURCE,TARGET; default: made from the model's pieces",
         (),
-        _paths,
-        "FILE[,FILE]",
+        metavar="FILE[,FILE]",
     )
-    opus_mt: Path | None = _option(  # noqa: RUF009
+    opus_mt: Path | None = setting(
         "use the pieces and the vocabulary of an OPUS-MT model: the folder that `attn-reg convert opus-mt` wrote; "
         "takes the place of --spm-model and --dictionary",
         None,
-        Path,
-        "DIR",
+        metavar="DIR",
     )
-    source_prefix: str = _option(
+    source_prefix: str = setting(
         "with --opus-mt: put this piece before every source sentence, as a model with several target languages wants, "
         "such as '>>ron<<'",
         "",
         metavar="PIECE",
     )
-    max_pieces: int = _option("drop training pairs with a side of more pieces than this", 250, int, "N")
-    max_ratio: float = _option(
+    max_pieces: int = setting("drop training pairs with a side of more pieces than this", 250, metavar="N")
+    max_ratio: float = setting(
         "drop training pairs with a side more than this many times as long, in pieces, as the other",
         9.0,
-        float,
-        "X",
+        metavar="X",
     )
-    strict: bool = _option("refuse training pairs with an empty side instead of dropping them", False, bool)
-    romanian: str | None = _option(
+    strict: bool = setting("refuse training pairs with an empty side instead of dropping them", False)
+    romanian: str | None = setting(
         "Romanian letters: 'cedilla' (default) writes ş ţ as ș ț in all that is trained on, validated on and "
         "translated, and leaves the Romanian references in raw/ as they were, so that scores stay "
         "comparable; 'no-diacritics' writes a i s t for ă â î ș ț as well, in the references too, since a "
@@ -98,8 +76,8 @@ class PrepareOptions:
         None,
         metavar="RULE",
     )
-    workers: int = _option("processes for fairseq's binarization", 1, int, "N")
-    overwrite: bool = _option("replace what an earlier preparation with other options wrote", False, bool)
+    workers: int = setting("processes for fairseq's binarization", 1, metavar="N")
+    overwrite: bool = setting("replace what an earlier preparation with other options wrote", False)
 
     def __post_init__(self) -> None:
         """Check every value that does not depend on files, and fill in what depends on other options."""
@@ -179,15 +157,17 @@ class Wmt16Options(PrepareOptions):
     CORPUS: ClassVar[str] = "wmt16"
     VOCAB_SIZE: ClassVar[int] = 8000
 
-    source: str = _option(
+    source: str = setting(
         "'hub' (the datasets library, wmt/wmt16, streamed) or a folder of parallel files: train.*, "
         "newsdev2016.* (or valid.*, dev.*) and newstest*.* (or test.*), plain or .gz; without a test set, "
         "newsdev2016 is split in halves",
         metavar="SOURCE",
     )
-    limit: int | None = _option("read only the first N training pairs (of those that --origin keeps)", None, int, "N")
-    origin: tuple[str, ...] = _option(
-        "keep only training pairs whose line of train.origin is one of these", (), _words, "NAME[,NAME]"
+    limit: int | None = setting(
+        "read only the first N training pairs (of those that --origin keeps)", None, metavar="N"
+    )
+    origin: tuple[str, ...] = setting(
+        "keep only training pairs whose line of train.origin is one of these", (), metavar="NAME[,NAME]"
     )
 
     def __post_init__(self) -> None:
@@ -205,21 +185,19 @@ class PhrasebookOptions(PrepareOptions):
     CORPUS: ClassVar[str] = "phrasebook"
     VOCAB_SIZE: ClassVar[int] = 800
 
-    train: int = _option("training pairs", 4000, int, "N")
-    valid: int = _option("validation pairs", 500, int, "N")
-    test: int = _option("test pairs", 500, int, "N")
-    seed: int = _option(
+    train: int = setting("training pairs", 4000, metavar="N")
+    valid: int = setting("validation pairs", 500, metavar="N")
+    test: int = setting("test pairs", 500, metavar="N")
+    seed: int = setting(
         "of the random choice of training pairs (1 takes the first ones) and of those that --noise exchanges",
         1,
-        int,
-        "N",
+        metavar="N",
     )
-    noise: float = _option(
+    noise: float = setting(
         "share of the training targets that are exchanged among each other, in [0, 1]: wrong translations, as a "
         "crawled corpus has them, which a model can only memorize",
         0.0,
-        float,
-        "X",
+        metavar="X",
     )
 
     def __post_init__(self) -> None:
@@ -241,37 +219,3 @@ CORPORA: dict[str, tuple[type[PrepareOptions], str]] = {
         "a small made-up corpus in English, Romanian and Turkish, for trying things",
     ),
 }
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the corpora and their options to a parser."""
-    corpora = parser.add_subparsers(dest="corpus", required=True, metavar="CORPUS")
-    for corpus, (options, summary) in CORPORA.items():
-        subparser = corpora.add_parser(corpus, help=summary, description=summary)
-        for field in dataclasses.fields(options):
-            flag = "--" + field.name.replace("_", "-")
-            description = field.metadata["help"]
-            if field.metadata["type"] is bool:
-                subparser.add_argument(flag, action="store_true", help=description)
-                continue
-            required = field.default is dataclasses.MISSING
-            if isinstance(field.default, int | float):
-                description += " (default: %(default)s)"
-            subparser.add_argument(
-                flag,
-                required=required,
-                default=None if required else field.default,
-                type=field.metadata["type"],
-                metavar=field.metadata["metavar"],
-                help=description,
-            )
-
-
-def from_arguments(arguments: argparse.Namespace) -> PrepareOptions:
-    """The options that a parsed command line gives.
-
-    Raises:
-        ValueError: a value that is not allowed.
-    """
-    options, _ = CORPORA[arguments.corpus]
-    return options(**{field.name: getattr(arguments, field.name) for field in dataclasses.fields(options)})

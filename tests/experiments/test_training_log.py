@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from attn_reg_plugin.experiments.logs import TrainingLog, read_log, seconds_per_epoch
+from attn_reg_plugin.experiments.training_log import TrainingLog, read_log, seconds_per_epoch
 
 
 def _valid(epoch: int, updates: int, **figures: object) -> str:

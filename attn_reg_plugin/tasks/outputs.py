@@ -110,7 +110,7 @@ def _tokens(logits: Any) -> bool:
 
 def _targets_of_part(inputs: Mapping[str, Any]) -> dict[str, Any]:
     """Of a sample that is a batch for each language pair: the targets of the one whose tokens the forward has."""
-    sample, tokens = inputs.get("sample"), inputs.get("src_tokens")
+    sample, tokens = inputs.get("batch"), inputs.get("src_tokens")
     parts = sample.values() if isinstance(sample, Mapping) else ()
     for part in parts:
         net_input = part.get("net_input") if isinstance(part, Mapping) else None

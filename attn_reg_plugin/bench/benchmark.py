@@ -1,4 +1,4 @@
-"""`attn-reg bench`: time and peak memory of a training step, method by method, beside plain training.
+"""The benchmark: time and peak memory of a training step, method by method, beside plain training.
 
 A step is forward, loss, backward and Adam; AttendOut's is a whole round, and its time is divided by its updates. In
 every repeat each method runs one step, in rotating order, so that a slow moment of the machine meets all of them; times
@@ -7,13 +7,11 @@ are medians, ratios are medians of the ratios within a repeat.
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
 import platform
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +20,15 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
-from attn_reg_plugin.bench.families import FAMILIES, SIZES, Settings, build_workload
+from attn_reg_plugin.bench.families import Settings, build_workload
 from attn_reg_plugin.bench.measure import (
-    CLOCKS,
     Result,
     measure_peaks,
     measure_seconds,
     quick_collection,
     results,
 )
-from attn_reg_plugin.bench.rows import ROWS, Row, select_rows
-from attn_reg_plugin.files import write_json
+from attn_reg_plugin.bench.rows import Row
 
 NOTES = (
     "× plain: median over the repeats of the ratio to plain (beam search: to plain beam search) in the same repeat.",
@@ -45,84 +41,22 @@ NOTES = (
 )
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `attn-reg bench`."""
-    families = "; ".join(f"{name}: {family.what}" for name, family in FAMILIES.items())
-    parser.add_argument("--family", choices=FAMILIES, default="fairseq", help=f"{families} (default: %(default)s)")
-    parser.add_argument("--size", choices=SIZES, default="base", help="of the model (default: %(default)s)")
-    sizes = "; ".join(
-        f"{family} {name}: {size.batch}, {size.length}, {size.vocabulary}"
-        for family, of_family in FAMILIES.items()
-        for name, size in of_family.sizes.items()
-    )
-    parser.add_argument("--batch", type=int, help=f"sentences or pairs (batch, length and vocabulary of {sizes})")
-    parser.add_argument("--length", type=int, help="tokens of the longest source and target")
-    parser.add_argument("--vocabulary", type=int, help="words of the vocabulary")
-    parser.add_argument(
-        "--shortest",
-        type=float,
-        default=0.75,
-        help="tokens of the shortest, as a fraction of --length; 1: no padding (default: %(default)s)",
-    )
-    parser.add_argument("--dropout", type=float, default=0.1, help="of the model (default: %(default)s)")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="(default: %(default)s)")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="(default: %(default)s)")
-    parser.add_argument("--threads", type=int, help="of PyTorch on the CPU (default: PyTorch's)")
-    parser.add_argument(
-        "--clock",
-        choices=CLOCKS,
-        default="wall",
-        help="wall: elapsed time; cpu: CPU time of this process, for a busy machine (best with --threads 1) "
-        "(default: %(default)s)",
-    )
-    parser.add_argument("--repeats", type=int, default=7, help="measured steps per method (default: %(default)s)")
-    parser.add_argument("--warmup", type=int, default=1, help="steps before, not counted (default: %(default)s)")
-    parser.add_argument("--methods", help=f"which, with commas (default: all): {', '.join(row.name for row in ROWS)}")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything measured to FILE as well")
+def benchmark(
+    rows: Sequence[Row], settings: Settings, threads: int | None, repeats: int, warmup: int, clock: str
+) -> tuple[list[Result], dict[str, Any]]:
+    """Measure the rows: memory first, which also warms up and makes Adam's state.
 
+    Args:
+        threads: of PyTorch; None leaves them.
 
-def run(arguments: argparse.Namespace) -> int:
-    """Measure and print the table. Gives 0; a row over its budget is marked, not an error.
-
-    Raises:
-        ValueError: an option is out of its range, or an unknown method.
+    Returns:
+        What was measured, and what the machine is.
     """
-    size = FAMILIES[arguments.family].sizes[arguments.size]
-    chosen = {
-        name: getattr(size, name) if getattr(arguments, name) is None else getattr(arguments, name)
-        for name in ("batch", "length", "vocabulary")
-    }
-    same = {name: getattr(arguments, name) for name in ("family", "size", "shortest", "dropout", "device", "dtype")}
-    settings = Settings(**chosen, **same)
-    for name, least in (("repeats", 1), ("warmup", 0), ("threads", 1)):
-        value = getattr(arguments, name)
-        if value is not None and value < least:
-            raise ValueError(f"--{name} is {value}, but must be at least {least}")
-    if arguments.clock == "cpu" and settings.device == "cuda":
-        raise ValueError("--clock is cpu, but --device is cuda, whose work it does not see; use --clock wall")
-    if arguments.json is not None and not arguments.json.absolute().parent.is_dir():
-        raise ValueError(f"--json: the folder {arguments.json.absolute().parent} does not exist")
-    names = None if arguments.methods is None else [name for name in arguments.methods.split(",") if name]
-    rows = select_rows(names, settings.family, settings.dtype)
-    with _threads(arguments.threads), _without_announcements():
-        machine = describe_machine(settings.device)
-        how = {"repeats": arguments.repeats, "warmup": arguments.warmup, "clock": arguments.clock}
-        table = _measure(rows, settings, **how)
-    described = {**asdict(settings), **how}
-    lines = [
-        "machine: " + ", ".join(f"{key} {value}" for key, value in machine.items()),
-        "settings: " + ", ".join(f"{key} {value}" for key, value in described.items()),
-    ]
-    console = Console()
-    _print(console, render(table), [*lines, *NOTES])
-    if arguments.json is not None:
-        report = {"machine": machine, "settings": described, "rows": as_json(table)}
-        write_json(arguments.json, report)
-    return 0
+    with _threads(threads), _without_announcements():
+        return _measure(rows, settings, repeats, warmup, clock), describe_machine(settings.device)
 
 
 def _measure(rows: Sequence[Row], settings: Settings, repeats: int, warmup: int, clock: str) -> list[Result]:
-    """Memory first: it also warms up, and makes Adam's state."""
     work = build_workload(settings)
     with quick_collection(), Console(stderr=True).status("building") as status:
 
@@ -206,11 +140,15 @@ def _limit(budget: float | None) -> str:
     return "" if budget is None else f"≤ {budget:g}"
 
 
-def _print(console: Console, table: Table, lines: Sequence[str]) -> None:
-    """Print it whole: a table is cut at the console's width, and wrapped lines are better than missing figures."""
+def show(table: Sequence[Result], lines: Sequence[str]) -> None:
+    """Print the table and lines below it, whole.
+
+    A table is cut at the console's width, and wrapped lines are better than missing figures.
+    """
+    console, shown = Console(), render(table)
     wide = console.options.update(max_width=1000)
-    console.width = max(console.width, Measurement.get(console, wide, table).maximum)
-    console.print(table)
+    console.width = max(console.width, Measurement.get(console, wide, shown).maximum)
+    console.print(shown)
     for line in lines:
         console.print(line, style="dim", highlight=False, markup=False, soft_wrap=True)
 

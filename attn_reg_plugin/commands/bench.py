@@ -1,0 +1,92 @@
+"""`attn-reg bench`: time and peak memory of a training step, method by method, beside plain training."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from pathlib import Path
+
+from attn_reg_plugin.bench.benchmark import NOTES, as_json, benchmark, show
+from attn_reg_plugin.bench.families import FAMILIES, SIZES, Settings
+from attn_reg_plugin.bench.measure import CLOCKS
+from attn_reg_plugin.bench.rows import all_rows, select_rows
+from attn_reg_plugin.files import write_json
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `attn-reg bench`."""
+    families = "; ".join(f"{name}: {family.what}" for name, family in FAMILIES.items())
+    parser.add_argument("--family", choices=FAMILIES, default="fairseq", help=f"{families} (default: %(default)s)")
+    parser.add_argument("--size", choices=SIZES, default="base", help="of the model (default: %(default)s)")
+    sizes = "; ".join(
+        f"{family} {name}: {size.batch}, {size.length}, {size.vocabulary}"
+        for family, of_family in FAMILIES.items()
+        for name, size in of_family.sizes.items()
+    )
+    parser.add_argument("--batch", type=int, help=f"sentences or pairs (batch, length and vocabulary of {sizes})")
+    parser.add_argument("--length", type=int, help="tokens of the longest source and target")
+    parser.add_argument("--vocabulary", type=int, help="words of the vocabulary")
+    parser.add_argument(
+        "--shortest",
+        type=float,
+        default=0.75,
+        help="tokens of the shortest, as a fraction of --length; 1: no padding (default: %(default)s)",
+    )
+    parser.add_argument("--dropout", type=float, default=0.1, help="of the model (default: %(default)s)")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="(default: %(default)s)")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="(default: %(default)s)")
+    parser.add_argument("--threads", type=int, help="of PyTorch on the CPU (default: PyTorch's)")
+    parser.add_argument(
+        "--clock",
+        choices=CLOCKS,
+        default="wall",
+        help="wall: elapsed time; cpu: CPU time of this process, for a busy machine (best with --threads 1) "
+        "(default: %(default)s)",
+    )
+    parser.add_argument("--repeats", type=int, default=7, help="measured steps per method (default: %(default)s)")
+    parser.add_argument("--warmup", type=int, default=1, help="steps before, not counted (default: %(default)s)")
+    names = ", ".join(row.name for row in all_rows())
+    parser.add_argument("--methods", help=f"which, with commas (default: all): {names}")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything measured to FILE as well")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure and print the table. Gives 0; a row over its budget is marked, not an error.
+
+    Raises:
+        ValueError: an option is out of its range, or an unknown method.
+    """
+    settings = _settings(arguments)
+    names = None if arguments.methods is None else [name for name in arguments.methods.split(",") if name]
+    rows = select_rows(names, settings.family, settings.dtype)
+    how = {"repeats": arguments.repeats, "warmup": arguments.warmup, "clock": arguments.clock}
+    table, machine = benchmark(rows, settings, arguments.threads, **how)
+    described = {**asdict(settings), **how}
+    lines = [
+        "machine: " + ", ".join(f"{key} {value}" for key, value in machine.items()),
+        "settings: " + ", ".join(f"{key} {value}" for key, value in described.items()),
+    ]
+    show(table, [*lines, *NOTES])
+    if arguments.json is not None:
+        write_json(arguments.json, {"machine": machine, "settings": described, "rows": as_json(table)})
+    return 0
+
+
+def _settings(arguments: argparse.Namespace) -> Settings:
+    """What is measured; refuses what is out of its range."""
+    size = FAMILIES[arguments.family].sizes[arguments.size]
+    chosen = {
+        name: getattr(size, name) if getattr(arguments, name) is None else getattr(arguments, name)
+        for name in ("batch", "length", "vocabulary")
+    }
+    same = {name: getattr(arguments, name) for name in ("family", "size", "shortest", "dropout", "device", "dtype")}
+    settings = Settings(**chosen, **same)
+    for name, least in (("repeats", 1), ("warmup", 0), ("threads", 1)):
+        value = getattr(arguments, name)
+        if value is not None and value < least:
+            raise ValueError(f"--{name} is {value}, but must be at least {least}")
+    if arguments.clock == "cpu" and settings.device == "cuda":
+        raise ValueError("--clock is cpu, but --device is cuda, whose work it does not see; use --clock wall")
+    if arguments.json is not None and not arguments.json.absolute().parent.is_dir():
+        raise ValueError(f"--json: the folder {arguments.json.absolute().parent} does not exist")
+    return settings

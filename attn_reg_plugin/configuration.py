@@ -1,0 +1,256 @@
+"""From a dataclass to flags and to YAML: the settings of a command, declared once.
+
+A field made by `setting` is a flag `--like-this` of the command and a key `like_this` of a file given by `--config`.
+Flags win over the file. Keys and values are held to what the dataclass declares (OmegaConf's structured configurations
+convert them), and what doesn't fit is refused with its name, and the file's, before anything runs.
+
+A file may also hold the settings of several commands, a section for each, with values above them that sections refer
+to as `${name}`:
+
+    out: runs/demo
+    prepare phrasebook: {pair: en-ro, out: "${out}/data"}
+    compare: {data: "${out}/data", out: "${out}", methods: "plain,ad_drop"}
+
+`attn-reg compare --config FILE` then reads the section `compare`; `attn-reg run FILE` carries out all of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import shlex
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from attn_reg_plugin.regularizers.options import check_value
+
+T = TypeVar("T")
+#: how a setting may stand on the command line, see `setting`
+WAYS = ("positional", "repeated", "rest")
+_WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", Path: "a path"}
+
+
+def setting(
+    help: str | Callable[[], str],
+    default: Any = dataclasses.MISSING,
+    *,
+    choices: tuple[str, ...] | None = None,
+    within: str | None = None,
+    metavar: str | None = None,
+    **ways: bool,
+) -> Any:
+    """A documented field of a command's settings.
+
+    Args:
+        help: one line, for `--help`; or a function that gives it when it's asked for.
+        default: if none is given; without one the setting is required.
+        choices: the values that a text may have.
+        within: the range of a number, see `Interval`.
+        metavar: how the value is called in the help.
+        **ways: `positional=True`, an argument without a flag; `repeated=True`, a list whose flag is given once per
+            entry (other lists are written with commas); `rest=True`, a text that takes what follows `--` as well.
+    """
+    metadata = {"help": help, "choices": choices, "within": within, "metavar": metavar}
+    return dataclasses.field(default=default, metadata={**metadata, **dict.fromkeys(WAYS, False), **ways})
+
+
+def flag_of(name: str) -> str:
+    """The flag of a setting."""
+    return "--" + name.replace("_", "-")
+
+
+def add_arguments(parser: argparse.ArgumentParser, settings: type) -> None:
+    """Add `--config` and an argument for each setting; what is not given is not there after parsing."""
+    parser.allow_abbrev = False
+    parser.add_argument("--config", type=Path, metavar="FILE", help="YAML file with these settings; flags win over it")
+    add_flags(parser, settings, positional=True)
+    if any(entry.metadata["rest"] or entry.metadata["positional"] for entry in dataclasses.fields(settings)):
+        _parse_freely(parser)
+
+
+def _parse_freely(parser: argparse.ArgumentParser) -> None:
+    """Let positional arguments stand anywhere before `--`; whatever follows that becomes `rest`."""
+
+    def parse(args: Sequence[str], namespace: argparse.Namespace | None = None) -> tuple[argparse.Namespace, list[str]]:
+        words = list(args)
+        place = words.index("--") if "--" in words else len(words)
+        del parser.parse_known_args  # argparse's own, which the next line uses
+        try:
+            namespace, unknown = parser.parse_known_intermixed_args(words[:place], namespace)
+        finally:
+            parser.parse_known_args = parse  # type: ignore[method-assign]
+        namespace.rest = words[place + 1 :]
+        return namespace, unknown
+
+    parser.parse_known_args = parse  # type: ignore[method-assign]
+
+
+def add_flags(parser: argparse.ArgumentParser, settings: type, positional: bool = False) -> None:
+    """Add a flag for each setting that has none yet; with `positional`, those declared so become arguments."""
+    known = {action.dest for action in parser._actions}
+    for entry in dataclasses.fields(settings):
+        if entry.name in known:
+            continue
+        meta, kind = entry.metadata, _kind(settings, entry.name)
+        how: dict[str, Any] = {"help": _help(entry), "default": argparse.SUPPRESS}
+        if positional and meta["positional"]:
+            parser.add_argument(entry.name, nargs="?", metavar=meta["metavar"], **how)
+        elif kind is bool:
+            parser.add_argument(flag_of(entry.name), dest=entry.name, action=argparse.BooleanOptionalAction, **how)
+        else:
+            how |= {
+                "action": "append" if meta["repeated"] else "store",
+                "metavar": meta["metavar"] or entry.name.upper(),
+            }
+            parser.add_argument(flag_of(entry.name), dest=entry.name, **how)
+
+
+def from_arguments(settings: type[T], arguments: argparse.Namespace, section: str = "") -> T:
+    """The settings that a parsed command line gives, with those of its `--config` under them.
+
+    Args:
+        section: of the file, see `read`; by default the command's name.
+
+    Raises:
+        ValueError: an unknown key, a value that isn't allowed, or a setting that is missing.
+        OSError: the file cannot be read.
+    """
+    names = {entry.name for entry in dataclasses.fields(settings)}  # type: ignore[arg-type]
+    given = {name: value for name, value in vars(arguments).items() if name in names}
+    found = read(settings, load(arguments.config), section or arguments.command, given, arguments.config)
+    return with_rest(found, getattr(arguments, "rest", []))
+
+
+def with_rest(settings: T, rest: Sequence[str]) -> T:
+    """The settings with what follows `--` added to the text that takes it."""
+    for entry in dataclasses.fields(settings):  # type: ignore[arg-type]
+        if entry.metadata["rest"] and rest:
+            text = f"{getattr(settings, entry.name)} {shlex.join(rest)}".strip()
+            settings = dataclasses.replace(settings, **{entry.name: text})  # type: ignore[type-var]
+    return settings
+
+
+def load(path: Path | None) -> DictConfig:
+    """A YAML file's content; without a file nothing.
+
+    Raises:
+        ValueError: it isn't YAML, or no mapping.
+        OSError: it cannot be read.
+    """
+    if path is None:
+        return OmegaConf.create()
+    try:
+        content = OmegaConf.load(path)
+    except OSError:
+        raise
+    except Exception as error:  # of yaml, of its characters, of OmegaConf
+        raise ValueError(f"{path} cannot be read as YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(content, DictConfig):
+        raise ValueError(f"{path} holds no settings, but a list or a text; write `name: value`, one per line")
+    return content
+
+
+def read(settings: type[T], content: DictConfig, section: str, given: Mapping[str, Any], path: Path | None = None) -> T:
+    """The settings in a file's section, or in the whole file where it has none of that name, under those given.
+
+    Args:
+        settings: the dataclass.
+        content: of the file; not changed.
+        section: such as `compare`.
+        given: name -> value, as flags have them.
+        path: of the file, for messages.
+
+    Raises:
+        ValueError: an unknown key, a value that isn't allowed, or a setting that is missing.
+    """
+    content = content.copy()
+    part = content[section] if isinstance(content.get(section), DictConfig) else content
+    fields = {entry.name: entry for entry in dataclasses.fields(settings)}  # type: ignore[arg-type]
+    unknown = [str(key) for key in part if key not in fields]
+    if unknown:
+        raise ValueError(f"{path}: unknown setting {unknown[0]!r}; the settings are: {', '.join(fields)}")
+    for name, value in given.items():
+        part[name] = _picked(part.get(name), value)
+    where = {name: flag_of(name) if name in given else f"{path}: {name}" for name in fields}
+    with _refused(path):
+        plain = OmegaConf.to_container(part, resolve=True)
+    values = {
+        str(name): _converted(settings, fields[str(name)], value, where)
+        for name, value in plain.items()
+        if value != MISSING
+    }
+    for name, entry in fields.items():
+        if name not in values and entry.default is dataclasses.MISSING:
+            what = entry.metadata["metavar"] if entry.metadata["positional"] else flag_of(name)
+            raise ValueError(f"{what} is missing: {entry.metadata['help']}")
+    return settings(**values)
+
+
+def _picked(there: Any, given: Any) -> Any:
+    """What holds where a flag is given: names with commas pick the entries of a file's mapping, all else replaces."""
+    if not isinstance(there, DictConfig):
+        return given
+    names = [name.strip() for name in given.split(",") if name.strip()]
+    return {name: there.get(name) for name in names}
+
+
+def _kind(settings: type, name: str) -> Any:
+    """A field's type without `| None`."""
+    hint = typing.get_type_hints(settings)[name]
+    if isinstance(hint, types.UnionType):
+        (hint,) = (part for part in typing.get_args(hint) if part is not types.NoneType)
+    return hint
+
+
+def _converted(settings: type, entry: dataclasses.Field, value: Any, where: Mapping[str, str]) -> Any:
+    """A value of the field's type, of what a file or a flag holds; a list may be written with commas."""
+    kind = _kind(settings, entry.name)
+    listed = typing.get_origin(kind) is tuple
+    if listed and not isinstance(value, list):
+        words = [value] if entry.metadata["repeated"] else [word.strip() for word in str(value).split(",")]
+        value = [] if value in (None, "") else words
+    try:
+        value = OmegaConf.merge(OmegaConf.structured(settings), {entry.name: value})[entry.name]
+    except OmegaConfBaseException:
+        what = f"{_WORDS[typing.get_args(kind)[0]]}, or several with commas" if listed else _WORDS[kind]
+        given = ",".join(map(str, value)) if isinstance(value, list) else value
+        raise ValueError(f"{where[entry.name]} is {given!r}, but must be {what}") from None
+    if OmegaConf.is_config(value):
+        value = OmegaConf.to_container(value)
+    value = tuple(value) if listed else value
+    try:
+        if value is not None:
+            check_value(entry, value)
+    except ValueError as error:
+        raise ValueError(where[entry.name] + str(error).removeprefix(entry.name)) from None
+    return value
+
+
+def _help(entry: dataclasses.Field) -> str:
+    """The help with choices and default."""
+    text, choices, default = entry.metadata["help"], entry.metadata["choices"], entry.default
+    text = text() if callable(text) else text
+    text += f"; one of {', '.join(choices)}" if choices else ""
+    shown = ",".join(map(str, default)) if isinstance(default, tuple) else default
+    if default is dataclasses.MISSING:
+        text += " (required)"
+    elif default is not None and not isinstance(default, bool) and shown != "":
+        text += f" (default: {shown})"
+    return text.replace("%", "%%")
+
+
+@contextlib.contextmanager
+def _refused(path: Path | None) -> Iterator[None]:
+    """What OmegaConf says of a reference that leads nowhere, in a sentence."""
+    try:
+        yield
+    except OmegaConfBaseException as error:
+        key = f"{error.full_key}: " if getattr(error, "full_key", None) else ""
+        raise ValueError(f"{path}: {key}{str(error).splitlines()[0]}") from None

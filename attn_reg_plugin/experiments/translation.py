@@ -1,0 +1,133 @@
+"""`attn-reg compare`: train, translate and score several methods on the same corpus; a table and learning curves.
+
+Each method and seed is a run of fairseq-train and fairseq-generate in a folder of its own under `out`.
+What is done is not done again, and an interrupted training goes on from its last checkpoint.
+"""
+
+from __future__ import annotations
+
+import functools
+import shlex
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from attn_reg_plugin.configuration import setting
+from attn_reg_plugin.corpora.manifest import NAME as MANIFEST
+from attn_reg_plugin.experiments.comparison import Comparison, recorded, seeds_of
+from attn_reg_plugin.experiments.curve_plot import CURVES, plot_validation
+from attn_reg_plugin.experiments.data_folder import DataFolder
+from attn_reg_plugin.experiments.methods import START, UNTUNED, Method, split_flags
+from attn_reg_plugin.experiments.recipe import Recipe
+from attn_reg_plugin.experiments.runs import Run
+from attn_reg_plugin.experiments.table import cells, summarize
+from attn_reg_plugin.files import read_json
+from attn_reg_plugin.opus_mt.conversion import CHECKPOINT, FLAGS
+
+
+@dataclass(frozen=True, kw_only=True)
+class TranslationComparison(Recipe, Comparison[Run]):
+    """The settings of `attn-reg compare`."""
+
+    data: Path = setting("folder made by `attn-reg prepare`", metavar="DATA", positional=True)
+    beam: int = setting("beam of the translation", 5, within="[1, inf)")
+    generate_flags: str = setting("more flags of fairseq-generate, in one text", "", metavar="FLAGS")
+    opus_mt: Path | None = setting(
+        "start from an OPUS-MT model: the folder of `attn-reg convert opus-mt`, with which DATA was prepared too; it "
+        "sets the model's sizes, and how pieces become text",
+        None,
+        metavar="DIR",
+    )
+
+    def __post_init__(self) -> None:
+        """Check what depends on several settings."""
+        Recipe.__post_init__(self)
+        Comparison.__post_init__(self)
+
+    def plan(self, methods: Sequence[Method]) -> list[Run]:
+        """The runs, with the flags of both commands."""
+        data = DataFolder.open(self.data)
+        model = self.sizes(data.joint) if self.opus_mt is None else opus_mt_model(self.opus_mt)
+        common = [*model, *self.optimization(_pairs(data)), *self.device_flags, *self.own_flags]
+        if any(method.name == UNTUNED for method in methods) and START not in [w.partition("=")[0] for w in common]:
+            raise ValueError(f"the method {UNTUNED!r} wants a model to start from: give {START} FILE after --")
+        generate = ["--beam", str(self.beam), "--batch-size", "64", "--post-process", "sentencepiece"]
+        generate += ["--no-progress-bar", *self.device_flags]
+        generate += [] if self.opus_mt is None else _opus_mt_text(self.data)
+        generate += split_flags("--generate-flags", self.generate_flags)
+
+        def make(method: Method, **where: object) -> Run:
+            own = [*method.flags, *(self.standstill() if method.name == UNTUNED else [])]
+            return Run(method, data=data, train_flags=(*common, *own), generate_flags=tuple(generate), **where)  # type: ignore[arg-type]
+
+        return self.each(methods, make)
+
+    @property
+    def longest(self) -> int:
+        """Epochs of a run."""
+        return self.epochs
+
+    def summary(self, one: Run) -> str:
+        """The BLEU of every test set."""
+        scores = one.result()["translation"]["scores"].values()
+        return f"BLEU {', '.join(format(score['bleu'], '.2f') for score in scores)}"
+
+    def report(self, console: Console, methods: Sequence[Method], runs: Sequence[Run]) -> None:
+        """The table, and the learning curves."""
+        data, first = runs[0].data, runs[0].result()
+        scores, loss = next(iter(first["translation"]["scores"].values())), first["training"]["loss"]
+        signatures = {"bleu": scores["bleu_signature"], "chrf": scores["chrf_signature"]}
+        notes = [
+            f"{data.source} → {data.target}, seeds {seeds_of(runs)}",
+            f"BLEU {signatures['bleu']}",
+            f"chrF {signatures['chrf']}",
+            f"best valid {loss}: the lowest over all validations"
+            + (", bits per piece, without label smoothing" if loss == "nll_loss" else ""),
+            "s/epoch: seconds in updates, without validation and saving",
+        ]
+        results = {method.name: [one.result() for one in runs if one.method == method] for method in methods}
+        rows = summarize(methods, results)
+        content = {"pair": [data.source, data.target], "signatures": signatures, "loss": loss}
+        content |= {"methods": [asdict(row) for row in rows], "runs": recorded(runs)}
+        self.publish(console, cells(rows, loss), notes, content)
+        self._draw(console, methods, runs, loss)
+
+    def _draw(self, console: Console, methods: Sequence[Method], runs: Sequence[Run], loss: str) -> None:
+        """Draw the learning curves, and say where table and picture are."""
+        say = functools.partial(console.print, highlight=False, markup=False, soft_wrap=True)
+        logged = [one for one in runs if one.has_log()]  # a finished run needs its log for nothing else
+        by_method = {method.title: [one.log() for one in logged if one.method == method] for method in methods}
+        say(f"table: {self.out / 'results.md'}")
+        try:
+            if plot_validation(by_method, loss, self.out / CURVES):
+                say(f"learning curves: {self.out / CURVES}")
+        except ValueError as error:
+            say(f"no picture of the learning curves: {error}")
+
+
+def _pairs(data: DataFolder) -> int | None:
+    """Training pairs, as `attn-reg prepare` counted them; None where it did not make the folder."""
+    path = data.root / MANIFEST
+    splits = read_json(path).get("splits", {}) if path.is_file() else {}
+    return splits.get("train", {}).get("kept")
+
+
+def opus_mt_model(folder: Path) -> list[str]:
+    """The flags of fairseq-train for a converted model: its sizes, and its weights to start from.
+
+    Raises:
+        FileNotFoundError: the folder is none that `attn-reg convert opus-mt` wrote.
+    """
+    path = folder / FLAGS
+    if not path.is_file():
+        raise FileNotFoundError(f"--opus-mt {folder} has no {FLAGS}; make it with `attn-reg convert opus-mt`")
+    # every rank reads the checkpoint: what fairseq sends from the first to the others, torch.load refuses to read
+    start = [START, str(folder / CHECKPOINT), "--load-checkpoint-on-all-dp-ranks"]
+    return [*shlex.split(path.read_text(encoding="utf-8")), *start]
+
+
+def _opus_mt_text(data: Path) -> list[str]:
+    """The flags of fairseq-generate for text as MarianTokenizer makes it, which may be empty."""
+    return ["--post-process", "none", "--bpe", "opus_mt", "--opus-mt-folder", str(data / "opus_mt"), "--min-len", "0"]

@@ -1,0 +1,116 @@
+"""AttendOut's defender (D-Net): a copy of the model that is trained beside it, without the generator's masks."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from attn_reg_plugin.regularizers.distributed import average_gradients
+from attn_reg_plugin.regularizers.training import Problem
+
+
+class Defender:
+    """D-Net: a copy of the attacker with its regular dropout only, and an optimizer of its own.
+
+    Args:
+        attacker: the model, without hooks.
+        optimizer: the attacker's; the defender's has the same settings and starts from the same state.
+        clip_norm: largest gradient norm, 0 = unlimited.
+
+    Attributes:
+        model, optimizer: the defender's.
+    """
+
+    def __init__(self, attacker: nn.Module, optimizer: Optimizer, clip_norm: float = 0.0) -> None:
+        self.attacker, self.attacker_optimizer, self.clip_norm = attacker, optimizer, clip_norm
+        self.model = copy.deepcopy(attacker)
+        self.model.zero_grad(set_to_none=True)
+        self.optimizer = twin_optimizer(optimizer, attacker, self.model)
+        self._settings = _settings(optimizer)
+        self._hook = optimizer.register_step_pre_hook(self._remember_settings)
+
+    def _remember_settings(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """Learning rates and the like as the attacker's step uses them: a scheduler may move on before ours."""
+        self._settings = _settings(optimizer)
+
+    def learn(self, problem: Problem, inputs: Any) -> None:
+        """Forward and backward on a batch that the attacker has trained on; gradients add up until `step`."""
+        loss = problem.loss(self.model, inputs).loss
+        (loss if inputs.get("counts", True) else loss * 0).backward()
+
+    def step(self) -> None:
+        """Make the optimizer step that the attacker has just made, on the defender's own gradients."""
+        for group, settings in zip(self.optimizer.param_groups, self._settings, strict=True):
+            group.update(settings)
+        average_gradients(self.model)
+        if self.clip_norm > 0:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    @torch.no_grad()
+    def settle(self, attacker_won: bool) -> None:
+        """Copy the winner over the loser, optimizer state included; learning rates and the like stay whose they are."""
+        players = (self.attacker, self.attacker_optimizer), (self.model, self.optimizer)
+        (winner, winning), (loser, losing) = players if attacker_won else players[::-1]
+        for ours, theirs in zip(loser.parameters(), winner.parameters(), strict=True):
+            ours.copy_(theirs)
+        for ours, theirs in zip(loser.buffers(), winner.buffers(), strict=True):
+            ours.copy_(theirs)
+        settings = _settings(losing)  # the attacker's scheduler may be a step ahead already
+        losing.load_state_dict(copy.deepcopy(winning.state_dict()))
+        for group, own in zip(losing.param_groups, settings, strict=True):
+            group.update(own)
+
+    def close(self) -> None:
+        """Take the hook off the attacker's optimizer."""
+        self._hook.remove()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Model and optimizer."""
+        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state_dict()`."""
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+
+
+def twin_optimizer(optimizer: Optimizer, model: nn.Module, twin: nn.Module) -> Optimizer:
+    """An optimizer of the same class, settings and state for the parameters of a copy of `model`.
+
+    Raises:
+        ValueError: the optimizer holds parameters that are not the model's.
+    """
+    twins = {id(ours): theirs for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True)}
+    if any(id(p) not in twins for group in optimizer.param_groups for p in group["params"]):
+        raise ValueError("the optimizer holds parameters that are not the attached model's; give one of its own to it")
+    groups = [{**group, "params": [twins[id(p)] for p in group["params"]]} for group in optimizer.param_groups]
+    known = inspect.signature(type(optimizer)).parameters  # AdamW's defaults have one that it does not take
+    copied = type(optimizer)(groups, **{name: value for name, value in optimizer.defaults.items() if name in known})
+    copied.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    return copied
+
+
+def _settings(optimizer: Optimizer) -> list[dict[str, Any]]:
+    return [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode without gradients; every module's mode is restored."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, mode in modes:
+            module.training = mode

@@ -1,0 +1,60 @@
+"""Several data-parallel processes, each with a share of the batch; everything is a no-op in a single one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+def world_size() -> int:
+    """Data-parallel processes; 1 where torch.distributed is not in use."""
+    return torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+
+
+def rank() -> int:
+    """Which of the data-parallel processes this is, from 0."""
+    return torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
+
+
+def average(tensor: Tensor) -> Tensor:
+    """The mean over data-parallel processes, in place."""
+    if world_size() > 1:
+        torch.distributed.all_reduce(tensor)
+        tensor /= world_size()
+    return tensor
+
+
+def average_gradients(model: nn.Module) -> None:
+    """Average the gradients over data-parallel processes."""
+    if world_size() > 1:
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                average(parameter.grad)
+
+
+def from_first_rank(tensor: Tensor) -> Tensor:
+    """The first rank's value on every rank, in place."""
+    if world_size() > 1:
+        torch.distributed.broadcast(tensor, 0)
+    return tensor
+
+
+def object_from_first_rank(value: Any) -> Any:
+    """The first rank's value, of any type that can be pickled, on every rank."""
+    if world_size() == 1:
+        return value
+    holder = [value]
+    torch.distributed.broadcast_object_list(holder, 0)
+    return holder[0]
+
+
+def gathered_on_first_rank(ours: list[Any]) -> list[Any]:
+    """On the first rank, the other ranks' lists, joined; an empty list on these."""
+    if world_size() == 1:
+        return []
+    lists = [None] * world_size() if rank() == 0 else None
+    torch.distributed.gather_object(ours, lists, 0)
+    return [value for theirs in lists[1:] for value in theirs] if lists else []

@@ -1,0 +1,86 @@
+"""What a method may know of the training it acts in, beyond the arguments of the model's forward.
+
+A face fills these in: `Supplied` before the forwards of a batch, `Training` once, before the first update.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+
+@dataclass(frozen=True)
+class Supplied:
+    """What the forward's arguments do not show of a batch; None = not known.
+
+    Attributes:
+        targets: gold labels as the model's outputs answer them, (B,), (B, T) or (B, C); -100 is ignored.
+        token_mask: bool (B, T), True = an output that is a real token.
+        padding_label: the number of padding in a vocabulary, which is no pseudo label.
+        batch: the face's own batch, which its `Problem` reads: fairseq's sample, Trainer's inputs.
+        num_items: what the loss of the batch is divided by, where the face divides it.
+        update: optimizer updates made so far.
+        counts: False for a batch that is to count for nothing, such as the empty share of a data-parallel process.
+    """
+
+    targets: Tensor | None = None
+    token_mask: Tensor | None = None
+    padding_label: int | None = None
+    batch: Any = None
+    num_items: Tensor | int | None = None
+    update: int | None = None
+    counts: bool = True
+
+    def named(self) -> dict[str, Any]:
+        """The fields that differ from their defaults, as objectives and problems read them among the inputs."""
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        return {name: value for name, value in vars(self).items() if value is not defaults[name]}
+
+
+@dataclass
+class Outcome:
+    """What a `Problem` says of one evaluation: the loss (scalar or per example) and a metric if there is one."""
+
+    loss: Tensor
+    metric: Tensor | None = None
+
+
+@runtime_checkable
+class Problem(Protocol):
+    """How a model is trained and evaluated; `inputs` are a forward's arguments by name, with what was supplied."""
+
+    def loss(self, model: nn.Module, inputs: Any) -> Outcome:
+        """The training loss, or in evaluation mode the loss of each example."""
+
+    def tokens(self, inputs: Any) -> Mapping[str, Any]:
+        """Token ids and padding of each stack, `Tokens` by `encoder` and `decoder`."""
+
+    def validation(self, n: int) -> Iterable[Any]:
+        """n examples drawn at random."""
+
+
+class Training(Protocol):
+    """The training that a face runs, for methods that need more than the forward; see `Regularizer.bind`.
+
+    Attributes:
+        optimizer: of the attached model.
+        clip_norm: largest gradient norm of an update; 0 = unlimited.
+    """
+
+    optimizer: Optimizer
+    clip_norm: float
+
+    def problem(self, subset: str) -> tuple[Problem, int]:
+        """The training as a `Problem`, its validation examples drawn from `subset`, and how many there are of these.
+
+        Raises:
+            ValueError: there is no such data, or none of it can be used.
+        """
+
+    def copy_of(self, model: nn.Module, optimizer: Optimizer, clip_norm: float) -> Any:
+        """A second model, equal to `model`, that is trained as the face trains: a `Defender`."""

@@ -1,0 +1,75 @@
+"""A command of fairseq's, tried without training: its flags, files, model and method.
+
+fairseq's own parsers read it, its task is set up, and the model is built without weights and without memory (on
+torch's meta device).
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from fairseq import options, tasks, utils
+from fairseq.models import import_models
+from fairseq.tasks import import_tasks
+
+from attn_reg_plugin.tasks.attn_reg_task import SEEN
+
+USER_DIR = Path(__file__).resolve().parents[1]
+#: flags that name a file, which fairseq opens late
+_FILES = ("finetune_from_model", "load_checkpoint_heads", "srcdict", "tgtdict")
+#: how the files of weights are called that transformers reads from a folder
+_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+
+
+def parse_command(command: Sequence[str], kind: str) -> argparse.Namespace:
+    """A command of fairseq's as its own parser reads it.
+
+    Args:
+        command: `python -m fairseq_cli.NAME ...`.
+        kind: `training` or `generation`.
+    """
+    import_tasks(str(USER_DIR / "tasks"), f"{USER_DIR.name}.tasks")
+    import_models(str(USER_DIR / "models"), f"{USER_DIR.name}.models")
+    words = list(command[3:])
+    place = words.index("--user-dir")
+    assert words[place + 1] == str(USER_DIR)
+    del words[place : place + 2]  # it is imported already, under its own name
+    user = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    user.add_argument("--user-dir")
+    utils.import_user_module(user.parse_known_args(words)[0])
+    return options.parse_args_and_arch(getattr(options, f"get_{kind}_parser")(), words)
+
+
+def try_training(command: Sequence[str]) -> None:
+    """Set up the task and build the model of a command of fairseq-train.
+
+    Raises:
+        ValueError: what the training would refuse in its first seconds.
+        SystemExit: a flag that fairseq's parser refuses.
+    """
+    args = parse_command(command, "training")
+    for name, seen in SEEN:  # which fairseq fills in later; without a --save-dir nothing is looked for or written there
+        setattr(args, f"attn_{name}", None if name == "save_dir" else getattr(args, seen.rpartition(".")[2], None))
+    for name in _FILES:
+        path = getattr(args, name, None)
+        if path and not Path(path).is_file():
+            raise ValueError(f"--{name.replace('_', '-')} is {path}, but there is no such file")
+    task = tasks.setup_task(args)
+    folder = Path(getattr(args, "hf_model", None) or "")
+    if getattr(args, "hf_model", None) and folder.is_dir() and not getattr(args, "hf_from_config", False):
+        if not any(path for pattern in _WEIGHTS for path in folder.glob(pattern)):
+            raise ValueError(f"--hf-model {folder} has no weights ({' or '.join(_WEIGHTS)})")
+        args.hf_from_config = True
+    try:
+        with torch.device("meta"):
+            task.build_model(args)
+    except (ValueError, OSError):
+        raise
+    except Exception:  # a model that cannot be built without memory: the training says what is wrong, if anything is
+        return
+    finally:
+        if getattr(task, "regularizer", None) is not None:
+            task.regularizer.detach()

@@ -1,0 +1,92 @@
+"""Settings as flags and as YAML: what wins, what is converted, and what is refused by its name."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("omegaconf")
+
+from attn_reg_plugin.configuration import add_arguments, from_arguments, setting
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    data: Path = setting("the data", metavar="DATA", positional=True)
+    lr: float = setting("learning rate", 0.5, within="(0, inf)")
+    layers: int | None = setting("layers", None, within="[1, inf)")
+    kind: str = setting("a kind", "one", choices=("one", "two"))
+    names: tuple[str, ...] = setting("names", ())
+    texts: tuple[str, ...] = setting("texts", (), repeated=True)
+    many: Any = setting("a mapping, or names", "a,b")
+    deep: bool = setting("switch", False)
+    flags: str = setting(lambda: "what follows --", "", rest=True)
+
+
+def parse(*words: str, config: str | None = None, folder: Path | None = None) -> Settings:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser, Settings)
+    if config is not None:
+        (folder / "c.yaml").write_text(config, encoding="utf-8")
+        words = ("--config", str(folder / "c.yaml"), *words)
+    arguments = parser.parse_args(words)
+    arguments.command = "compare"
+    return from_arguments(Settings, arguments)
+
+
+def test_the_defaults_hold() -> None:
+    assert parse("x") == Settings(data=Path("x"))
+
+
+def test_values_are_converted() -> None:
+    line = "--lr 1e-3 x --layers 2 --names a,b --texts 1,2 --texts 3 --deep -- --fp16 'a b'"
+    found = parse(*[word.strip("'") for word in line.replace("'a b'", "a_b").split()])
+    assert (found.lr, found.layers, found.names, found.texts) == (0.001, 2, ("a", "b"), ("1,2", "3"))
+    assert (found.deep, found.flags, found.data) == (True, "--fp16 a_b", Path("x"))
+
+
+FILE = (
+    "out: o\ncompare:\n  data: ${out}/d\n  lr: 1e-4\n  names: [a, b]\n  deep: true\n  flags: --x\n"
+    "  many: {a: {p: 1}, b: }\n"
+)
+
+
+def test_flags_win_over_a_section_of_a_file(tmp_path: Path) -> None:
+    found = parse("--no-deep", "--many", "a,c", "--", "--y", config=FILE, folder=tmp_path)
+    assert (found.data, found.lr, found.names, found.deep) == (Path("o/d"), 1e-4, ("a", "b"), False)
+    assert found.flags == "--x --y"
+    assert found.many == {"a": {"p": 1}, "c": None}, "names pick entries of a mapping"
+    assert parse(config=FILE, folder=tmp_path).many == {"a": {"p": 1}, "b": None}
+
+
+def test_a_file_without_sections(tmp_path: Path) -> None:
+    found = parse("--kind", "two", config="data: ${kind}/d\nlayers: 3\nnames: a, b\n", folder=tmp_path)
+    assert (found.data, found.layers, found.names) == (Path("two/d"), 3, ("a", "b"))
+
+
+@pytest.mark.parametrize(
+    ("words", "config", "said"),
+    [
+        (["x", "--lr", "fast"], None, "--lr is 'fast', but must be a number"),
+        (["x", "--lr", "0"], None, "--lr is 0.0, but must be above 0"),
+        (["x", "--kind", "three"], None, "--kind is 'three', but must be one of one, two"),
+        ([], None, "DATA is missing: the data"),
+        ([], "lr: 1", "DATA is missing"),
+        (["x"], "rate: 1", "{}: unknown setting 'rate'; the settings are: data, lr, layers"),
+        (["x"], "lr: fast", "{}: lr is 'fast', but must be a number"),
+        (["x"], "lr: [1]", "{}: lr is '1', but must be a number"),
+        (["x"], "layers: 0", "{}: layers is 0, but must be at least 1"),
+        (["x"], "lr: ", "{}: lr is None, but must be a number"),
+        (["x"], "lr: ${rate}", "{}: lr: Interpolation key 'rate' not found"),
+        (["x"], "[1]", "{} holds no settings"),
+        (["x"], "a: {", "{} cannot be read as YAML"),
+    ],
+)
+def test_what_is_refused_is_named(words: list[str], config: str | None, said: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError) as error:
+        parse(*words, config=config, folder=tmp_path)
+    assert said.format(tmp_path / "c.yaml") in str(error.value) and "\n" not in str(error.value)
