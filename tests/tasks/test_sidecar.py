@@ -14,7 +14,8 @@ import torch
 from attn_reg_plugin import AttendOut
 from attn_reg_plugin import checkpoints as reading
 from attn_reg_plugin.tasks.sidecar import Sidecar, continue_from
-from tests.tasks.tasks_in_process import attached, transformer
+from tests.backends.fairseq_models import transformer
+from tests.tasks.tasks_in_process import attached
 
 STATE = {"epoch": 1, "updates": 4, "model": {"w": torch.arange(4000.0)}}
 
