@@ -70,7 +70,7 @@ def test_importing_is_enough_to_read_checkpoints(tmp_path, state):
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == f"{state['meters']}\n"
 
 
-def test_checkpoints_are_read_after_somebody_allowed_the_types_for_a_while(tmp_path, state):
+def test_checkpoints_are_read_after_the_types_were_allowed_for_a_while(tmp_path, state):
     torch.save(state, tmp_path / "checkpoint.pt")
     with torch.serialization.safe_globals(allowed_types()):  # as Trainer does when it continues
         pass

@@ -48,7 +48,7 @@ class OpenSites:
     """The open sites of one attention module; stands in the module as an attribute.
 
     Attributes:
-        sites: one, or one a layer of a shared module.
+        sites: one, or one for each layer of a shared module.
         layers: the layers of a shared module in the order of its calls, else None.
         calls: how often a shared module was called in this forward.
         function: the model's own attention.

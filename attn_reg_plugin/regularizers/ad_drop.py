@@ -120,7 +120,11 @@ class ADDrop(Regularizer):
                 site.sampler = partial(self._sample_at_random, site, int(torch.randint(2**62, ())))
             return
         with self.statistics.seconds("probe_seconds", forward.device):
-            attribute = getattr(self, f"_{self.attribution}_attributions")
+            attribute = {
+                "gradient": self._gradient_attributions,
+                "integrated": self._integrated_attributions,
+                "attention": self._attention_attributions,
+            }[self.attribution]
             with recording(sites, needs_weights=self.attribution != "gradient"):
                 masks: dict[AttentionSite, list[tuple[Tensor, Tensor | None]]] = {}
                 for site, tape, attribution, finite in attribute(forward):

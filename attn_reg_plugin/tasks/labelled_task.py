@@ -184,7 +184,7 @@ class LabelledTextTask(FairseqTask):
                 return path
             except ValueError:
                 pass
-        logger.warning(f"--hf-model {path} is not to be had; the tokenizer is taken from {kept}")
+        logger.warning(f"--hf-model {path} is not available; the tokenizer is taken from {kept}")
         return str(kept)
 
     def build_model(self, cfg: Any, from_checkpoint: bool = False) -> Any:

@@ -63,7 +63,7 @@ def refuse_broadcast(config: Any) -> None:
     if fails and not alone and (Path(folder) / "checkpoint_last.pt").exists():
         raise ValueError(
             f"{folder} has a checkpoint to continue from, but with torch 2.6 or later fairseq fails to hand it from "
-            "the first process to the others; add --load-checkpoint-on-all-dp-ranks"
+            "the first rank to the others; add --load-checkpoint-on-all-dp-ranks"
         )
 
 

@@ -15,20 +15,34 @@ from torch import Tensor
 WORDS, HEADS, LAYERS = 30, 2, 2
 
 
-def transformer(seed: int = 1, **options: Any) -> TransformerModel:
-    """A Transformer in training mode; options are named as its flags, such as `attention_dropout=0.1`."""
-    small = {
-        f"{stack}_{name}": size
-        for stack in ("encoder", "decoder")
-        for name, size in (("layers", LAYERS), ("embed_dim", 16), ("ffn_embed_dim", 32), ("attention_heads", HEADS))
-    }
-    args = Namespace(**{**small, "dropout": 0.0, "share_all_embeddings": True, **options})
-    base_architecture(args)
-    words = Dictionary()
+SIZES = {
+    f"{stack}_{name}": size
+    for stack in ("encoder", "decoder")
+    for name, size in (("layers", LAYERS), ("embed_dim", 16), ("ffn_embed_dim", 32), ("attention_heads", HEADS))
+}
+
+
+def words() -> Dictionary:
+    """A vocabulary of WORDS words."""
+    dictionary = Dictionary()
     for word in range(WORDS):
-        words.add_symbol(f"w{word}")
+        dictionary.add_symbol(f"w{word}")
+    return dictionary
+
+
+def arguments(**options: Any) -> Namespace:
+    """The configuration of a small Transformer; options are named as its flags, such as `attention_dropout=0.1`."""
+    args = Namespace(**{**SIZES, "dropout": 0.0, "share_all_embeddings": True, **options})
+    base_architecture(args)
+    return args
+
+
+def transformer(seed: int = 1, **options: Any) -> TransformerModel:
+    """A Transformer in training mode; options as in `arguments`."""
+    shared, args = words(), arguments(**options)
     torch.manual_seed(seed)
-    return TransformerModel.build_model(args, SimpleNamespace(source_dictionary=words, target_dictionary=words)).train()
+    task = SimpleNamespace(source_dictionary=shared, target_dictionary=shared)
+    return TransformerModel.build_model(args, task).train()
 
 
 def batch(seed: int = 2) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""`attn-reg prepare`: two processes, failed starts, full disks, manifests and dictionaries that somebody else wrote."""
+"""`attn-reg prepare`: two processes, failed starts, full disks, manifests and dictionaries that others wrote."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of the table of labelled tasks, and tasks of somebody's own."""
+"""Rows of the table of labelled tasks, and tasks of the user's own."""
 
 from __future__ import annotations
 

@@ -13,8 +13,8 @@ from tests.opus_mt.folders import TINY, load_tokenizer, make_model, write_tokeni
 from tests.opus_mt.test_training import AD_DROP, Start
 
 pytestmark = pytest.mark.slow
-SHAPE = TINY | {"d_model": 64, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128}
-UPDATES, BATCH, SIZES = 400, 16, (1500, 60, 50)
+SHAPE = TINY | {"d_model": 96, "encoder_ffn_dim": 192, "decoder_ffn_dim": 192}
+UPDATES, BATCH, SIZES = 700, 32, (1500, 60, 100)
 SEARCH = {"num_beams": 4, "max_length": 60}
 
 

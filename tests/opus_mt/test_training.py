@@ -20,15 +20,16 @@ from attn_reg_plugin.opus_mt.marian_folder import MarianFolder
 from attn_reg_plugin.opus_mt.tokenization import OpusMTTokenizer
 from tests.opus_mt.folders import load_tokenizer
 from tests.opus_mt.sides import Sides
-from tests.processes import free_port
 from tests.tasks.fairseq_runs import (
     PLUGIN,
     Finished,
     Job,
     differing,
+    finish_ranks,
     generate,
     read_checkpoint,
     run,
+    start_ranks,
     train,
     train_arguments,
     trained_state,
@@ -194,16 +195,11 @@ def test_two_processes_are_one_with_the_whole_batch(start: Start, tmp_path: Path
     """
     flags = [*AD_DROP, *shlex.split("--ad-drop-q 1 --dropout 0 --max-tokens 9000 --max-update 2")]
     flags += shlex.split("--optimizer sgd --lr 0.05 --clip-norm 0")
-    port = f"tcp://127.0.0.1:{free_port()}"
-    gloo = shlex.split("--distributed-world-size 2 --distributed-backend gloo --distributed-no-spawn --device-id 0")
-    gloo += ["--ddp-backend", "legacy_ddp", "--distributed-init-method", port, "--batch-size", "60"]
-    gloo += ["--load-checkpoint-on-all-dp-ranks"]  # what fairseq sends instead, torch.load refuses to read
-    jobs = []
-    for rank in (0, 1):
-        arguments = start.arguments(tmp_path / "two", *flags, *gloo, "--distributed-rank", str(rank))
-        jobs.append(Job("train", arguments, tmp_path / f"{rank}.log"))
+    # fairseq's own way of sending a checkpoint is one that torch.load refuses to read
+    flags_of_two = [*flags, "--batch-size", "60", "--load-checkpoint-on-all-dp-ranks"]
+    jobs = start_ranks(start.arguments(tmp_path / "two", *flags_of_two), tmp_path / "rank")
     start.train(tmp_path / "one", *flags, "--batch-size", "60", "--update-freq", "2").check()
-    first, _ = [job.wait().check() for job in jobs]
+    first = finish_ranks(jobs)
     assert len(first.lines()) == 2
     weights = [read_checkpoint(tmp_path / name / "checkpoint_last.pt")["model"] for name in ("two", "one")]
     before = read_checkpoint(start.converted / CHECKPOINT)["model"]

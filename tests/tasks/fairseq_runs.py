@@ -20,12 +20,13 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from tests.processes import PATIENCE, start
+from tests.processes import PATIENCE, free_port, start
 
 #: found but not imported: fairseq does not look for tasks in a user dir whose module is imported already
 PLUGIN = str(Path(importlib.util.find_spec("attn_reg_plugin").origin).parent)
@@ -54,7 +55,7 @@ class Finished:
     output: str
 
     def lines(self, tag: str = "train_inner") -> list[dict[str, Any]]:
-        """The JSON log lines of `tag`, `train_inner` (one an update) or `train` (one an epoch), hydra's form too."""
+        """The JSON log lines of `tag`, `train_inner` (one per update) or `train` (one per epoch), hydra's form too."""
         form = rf"(?:\| {tag} \||\[{tag}\]\[INFO\] -) (\{{.*\}})$"
         return [json.loads(line) for line in re.findall(form, self.output, re.MULTILINE)]
 
@@ -163,6 +164,36 @@ def train_arguments(
 def train(data: Path | None, save: Path, *flags: str, **options: Any) -> Finished:
     """Run a tiny training to its end; options as in `train_arguments`."""
     return run("train", train_arguments(data, save, *flags, **options), save / "train.log")
+
+
+#: of each of two data-parallel processes
+GLOO = shlex.split("--distributed-world-size 2 --distributed-backend gloo --distributed-no-spawn --device-id 0")
+GLOO += ["--ddp-backend", "legacy_ddp"]
+
+
+def start_ranks(
+    arguments: Sequence[str], logs: Path, ranks: int = 2, prepare: Callable[[int], None] | None = None
+) -> list[Job]:
+    """One training in one process or two, whose logs are `logs` with the rank.
+
+    Args:
+        arguments: of `train_arguments`; those of GLOO come last and so win.
+        prepare: called with the rank in the training's process before the command.
+    """
+    several = [*GLOO, "--distributed-init-method", f"tcp://127.0.0.1:{free_port()}"] if ranks > 1 else []
+    jobs = []
+    for rank in range(ranks):
+        place = ["--distributed-rank", str(rank)] if several else []
+        log = logs.with_name(f"{logs.name}{rank}.log")
+        ready = None if prepare is None else partial(prepare, rank)
+        jobs.append(Job("train", [*arguments, *several, *place], log, ready))
+    return jobs
+
+
+def finish_ranks(jobs: Sequence[Job]) -> Finished:
+    """Wait for all of them to end well; the first one's end."""
+    first, *_ = [job.wait().check() for job in jobs]
+    return first
 
 
 def generate(data: Path, checkpoint: Path, *flags: str, task: str = "translation") -> Finished:

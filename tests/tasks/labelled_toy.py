@@ -85,5 +85,5 @@ class LabelledToyModel(BaseFairseqModel):
         return 512
 
 
-def register() -> None:
+def register(rank: int = 0) -> None:
     """For a process that has just started: importing this file is all."""

@@ -9,30 +9,14 @@ from typing import Any
 
 import torch
 from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion
-from fairseq.data import Dictionary
-from fairseq.models.transformer import TransformerModel
-from fairseq.models.transformer.transformer_legacy import base_architecture
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.tasks.multilingual_translation import MultilingualTranslationTask
 from torch import Tensor, nn
 
 from attn_reg_plugin.tasks.attn_reg_task import AttnRegTask
+from tests.backends.fairseq_models import WORDS, arguments, words
 
-WORDS = 30
-SMALL = {
-    f"{stack}_{name}": size
-    for stack in ("encoder", "decoder")
-    for name, size in (("layers", 2), ("embed_dim", 16), ("ffn_embed_dim", 32), ("attention_heads", 2))
-}
 ALWAYS = {"attn_reg": "ad_drop", "ad_drop_cross_tuning": "off", "ad_drop_p": 0.5, "ad_drop_q": 0.9}
-
-
-def words() -> Dictionary:
-    """A vocabulary of WORDS words."""
-    dictionary = Dictionary()
-    for word in range(WORDS):
-        dictionary.add_symbol(f"w{word}")
-    return dictionary
 
 
 def sample(seed: int = 2, rows: int = 3) -> dict[str, Any]:
@@ -92,9 +76,7 @@ class RegularizedExperts(AttnRegTask, Experts):
 
 def options(**flags: Any) -> Namespace:
     """A configuration of a regularized task and a small model."""
-    chosen = Namespace(**{**SMALL, "dropout": 0.0, "share_all_embeddings": True, **ALWAYS, **flags})
-    base_architecture(chosen)
-    return chosen
+    return arguments(**{**ALWAYS, **flags})
 
 
 def attached(model: nn.Module, kind: type[AttnRegTask] = Regularized, **flags: Any) -> AttnRegTask:
@@ -128,13 +110,6 @@ def multilingual(**flags: Any) -> tuple[RegularizedMultilingual, nn.Module]:
     task = RegularizedMultilingual(args, OrderedDict((lang, shared) for lang in "abc"), True)
     torch.manual_seed(1)
     return task, task.build_model(args)
-
-
-def transformer(**flags: Any) -> nn.Module:
-    """A small Transformer."""
-    shared, args = words(), options(**flags)
-    torch.manual_seed(1)
-    return TransformerModel.build_model(args, SimpleNamespace(source_dictionary=shared, target_dictionary=shared))
 
 
 def criterion() -> LabelSmoothedCrossEntropyCriterion:

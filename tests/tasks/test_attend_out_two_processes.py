@@ -12,10 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.processes import free_port
-from tests.tasks.fairseq_runs import Finished, Job, differing, train, train_arguments, trained_state
+from tests.tasks.fairseq_runs import Job, differing, finish_ranks, start_ranks, train, train_arguments, trained_state
 from tests.tasks.kills import updates_of
-from tests.tasks.test_two_processes import GLOO
 
 pytestmark = pytest.mark.slow
 ROUND = 3
@@ -54,24 +52,13 @@ def keep_rounds(folder: Path, rank: int) -> None:
 
 def start(corpus: Path, folder: Path, *flags: str) -> list[Job]:
     """Two processes of one training."""
-    port = f"tcp://127.0.0.1:{free_port()}"
-    jobs = []
-    for rank in range(2):
-        place = [*GLOO, "--distributed-init-method", port, "--distributed-rank", str(rank)]
-        arguments = train_arguments(corpus, folder / "save", *GAME, *flags, *place)
-        jobs.append(Job("train", arguments, folder / f"{rank}.log", partial(keep_rounds, folder, rank)))
-    return jobs
+    arguments = train_arguments(corpus, folder / "save", *GAME, *flags)
+    return start_ranks(arguments, folder / "rank", prepare=partial(keep_rounds, folder))
 
 
-def finish(jobs: list[Job]) -> Finished:
-    """Wait for both; the first one's end."""
-    first, _ = [job.wait().check() for job in jobs]
-    return first
-
-
-@pytest.mark.parametrize(("rounds", "flags"), [(20, ""), (4, "--ddp-backend pytorch_ddp --update-freq 2")])
+@pytest.mark.parametrize(("rounds", "flags"), [(20, ""), (4, "--update-freq 2")])
 def test_rounds_in_step(rounds: int, flags: str, corpus: Path, tmp_path: Path) -> None:
-    finished = finish(start(corpus, tmp_path, "--max-update", str(rounds * ROUND + 1), *flags.split()))
+    finished = finish_ranks(start(corpus, tmp_path, "--max-update", str(rounds * ROUND + 1), *flags.split()))
     ours, theirs = (torch.load(tmp_path / f"{rank}-rounds.pt", weights_only=True) for rank in range(2))
     assert len(ours) == len(theirs) == rounds
     proposed = [sum(len(entry["shares"]) for entry in mine) for mine in (ours, theirs)]
@@ -95,8 +82,8 @@ def everything(folder: Path, updates: int) -> dict[str, Any]:
 @pytest.mark.parametrize("accumulated", ["1", "2"])
 def test_the_defender_is_a_plain_training_of_two_processes(accumulated: str, corpus: Path, tmp_path: Path) -> None:
     flags = ["--update-freq", accumulated, "--dropout", "0", "--attention-dropout", "0", "--max-update", "5"]
-    finish(start(corpus, tmp_path / "plain", *flags, "--attn-reg", "none"))
-    finish(start(corpus, tmp_path / "game", *flags, "--attend-out-steps", "6"))
+    finish_ranks(start(corpus, tmp_path / "plain", *flags, "--attn-reg", "none"))
+    finish_ranks(start(corpus, tmp_path / "game", *flags, "--attend-out-steps", "6"))
     plain = trained_state(tmp_path / "plain" / "save" / "checkpoint_last.pt")["model"]
     defender = everything(tmp_path / "game", 5)["game"]["defender"]["model"]
     assert differing(dict(defender), dict(plain)) == []
@@ -105,7 +92,7 @@ def test_the_defender_is_a_plain_training_of_two_processes(accumulated: str, cor
 def test_a_kill_inside_a_round(corpus: Path, tmp_path: Path) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     flags = ["--save-interval-updates", "5", "--max-update", "14"]
-    finish(start(corpus, whole, *flags))
+    finish_ranks(start(corpus, whole, *flags))
     jobs = start(corpus, parts, *flags)
     assert jobs[0].wait_until(lambda: updates_of(jobs[0]) >= 6), jobs[0].output()[-2000:]
     time.sleep(random.Random(5).random() * 0.05)
@@ -116,13 +103,13 @@ def test_a_kill_inside_a_round(corpus: Path, tmp_path: Path) -> None:
     assert [(batch["rank"], batch["update"]) for batch in cache] == [(0, 0), (0, 1), (1, 1)], "rank 1 had none at 3"
     refused = [job.wait() for job in start(corpus, parts, *flags)]
     assert all("add --load-checkpoint-on-all-dp-ranks" in each.output for each in refused)
-    finished = finish(start(corpus, parts, *flags, *EACH))
+    finished = finish_ranks(start(corpus, parts, *flags, *EACH))
     assert len(finished.lines()) < 14 and "starts anew" not in finished.output
     assert differing(everything(parts, 14), everything(whole, 14)) == []
 
 
 def test_one_process_goes_on_with_what_two_began(corpus: Path, tmp_path: Path) -> None:
-    finish(start(corpus, tmp_path, "--max-update", "5"))
+    finish_ranks(start(corpus, tmp_path, "--max-update", "5"))
     alone = train(corpus, tmp_path / "save", *GAME, "--max-update", "8").check()
     assert "starts anew" not in alone.output
     assert sum(line.get("attacker_won") is not None for line in alone.lines()) == 1

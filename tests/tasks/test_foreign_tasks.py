@@ -11,7 +11,8 @@ from fairseq.models.nat import CMLMNATransformerModel
 from fairseq.models.transformer_align import TransformerAlignModel
 from torch import nn
 
-from tests.tasks.tasks_in_process import RegularizedExperts, attached, multilingual, sample, step, transformer
+from tests.backends.fairseq_models import transformer
+from tests.tasks.tasks_in_process import RegularizedExperts, attached, multilingual, sample, step
 
 BATCH = {"a-b": sample(3), "a-c": sample(4)}
 

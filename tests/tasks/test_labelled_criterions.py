@@ -13,14 +13,11 @@ from seqeval.metrics import f1_score as entity_f1
 from sklearn.metrics import accuracy_score, matthews_corrcoef
 
 from attn_reg_plugin.labelled import find_task
-from tests.processes import free_port
-from tests.tasks.fairseq_runs import Finished, Job, read_checkpoint, train, train_arguments
+from tests.tasks.fairseq_runs import Finished, Job, finish_ranks, read_checkpoint, start_ranks, train, train_arguments
 from tests.tasks.labelled_toy import WORDS, dataset, register
 
 pytestmark = pytest.mark.slow
 
-GLOO = shlex.split("--distributed-world-size 2 --distributed-backend gloo --distributed-no-spawn --device-id 0")
-GLOO += ["--ddp-backend", "legacy_ddp"]
 #: nothing is learned, so that the model is the same whoever trained it; the last of nine validation batches leaves one
 #: of two processes with an empty one
 STILL = shlex.split("--lr 1e-30 --max-epoch 1 --batch-size 8 --batch-size-valid 5 --weight-decay 0")
@@ -34,16 +31,10 @@ CASES = [
 
 def toy(save: Path, ranks: int, row: str, criterion: str, metric: str, *flags: str) -> Finished:
     """A training on made-up data by one or two processes; the first one's end."""
-    port, jobs = f"tcp://127.0.0.1:{free_port()}", []
-    best = ["--best-checkpoint-metric", metric, "--maximize-best-checkpoint-metric"]
-    for rank in range(ranks):
-        several = [*GLOO, "--distributed-init-method", port, "--distributed-rank", str(rank)] if ranks > 1 else []
-        flags_all = ["--criterion", criterion, "--row", row, *STILL, *best, *several, *flags]
-        model = ["--arch", "labelled_toy"]
-        options = {"task": "labelled_toy", "model": model, "without": OWN, "user_dir": None}
-        jobs.append(Job("train", train_arguments(None, save, *flags_all, **options), save / f"{rank}.log", register))
-    first, *_ = [job.wait().check() for job in jobs]
-    return first
+    own = ["--criterion", criterion, "--row", row, *STILL, "--best-checkpoint-metric", metric]
+    options = {"task": "labelled_toy", "model": ["--arch", "labelled_toy"], "without": OWN, "user_dir": None}
+    arguments = train_arguments(None, save, *own, "--maximize-best-checkpoint-metric", *flags, **options)
+    return finish_ranks(start_ranks(arguments, save / "rank", ranks, register))
 
 
 def expected(row: str, checkpoint: Path) -> dict[str, float]:

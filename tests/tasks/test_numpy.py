@@ -8,7 +8,7 @@ from fairseq.data import LanguagePairDataset, ListDataset, TokenBlockDataset, da
 from fairseq.modules.dynamic_crf_layer import DynamicCRF
 
 import attn_reg_plugin.tasks  # noqa: F401  importing the face mends fairseq
-from tests.tasks.tasks_in_process import words
+from tests.backends.fairseq_models import words
 
 SENTENCES = [torch.tensor([4, 5, 2]), torch.tensor([6, 2]), torch.tensor([7, 8, 9, 4, 2])]
 SIZES = np.array([len(sentence) for sentence in SENTENCES])

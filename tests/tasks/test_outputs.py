@@ -25,7 +25,8 @@ from torch import Tensor, nn
 
 from attn_reg_plugin.regularizers.objectives import default_objective
 from attn_reg_plugin.tasks.outputs import FairseqObjective, adaptive_log_probabilities
-from tests.tasks.tasks_in_process import SMALL, attached, sample, step, words
+from tests.backends.fairseq_models import SIZES, words
+from tests.tasks.tasks_in_process import attached, sample, step
 
 FAMILIES = {
     "nat": (nat.NATransformerModel, nonautoregressive_transformer_wmt_en_de, "full_mask"),
@@ -38,7 +39,7 @@ FAMILIES = {
 
 def build(kind: type[nn.Module], architecture: Any, **flags: Any) -> nn.Module:
     """A small model, without dropout."""
-    args = SimpleNamespace(**{**SMALL, "dropout": 0.0, "activation_dropout": 0.0, "attention_dropout": 0.0, **flags})
+    args = SimpleNamespace(**{**SIZES, "dropout": 0.0, "activation_dropout": 0.0, "attention_dropout": 0.0, **flags})
     architecture(args)
     shared = words()
     torch.manual_seed(1)

@@ -9,16 +9,23 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.processes import free_port
-from tests.tasks.fairseq_runs import AD_DROP, Finished, Job, read_checkpoint, train_arguments
+from tests.models.hf_folders import TOYS, make_encoder
+from tests.tasks.encoder_runs import encoder_arguments
+from tests.tasks.fairseq_runs import (
+    AD_DROP,
+    Finished,
+    differing,
+    finish_ranks,
+    read_checkpoint,
+    start_ranks,
+    train_arguments,
+)
 
 pytestmark = pytest.mark.slow
 
 #: no dropout and q = 1, so that nothing is drawn; plain SGD, so that a step is the gradient
 FLAGS = [*AD_DROP, *shlex.split("--attn-sites * --ad-drop-q 1 --dropout 0 --attention-dropout 0 --max-tokens 5000")]
 SGD = shlex.split("--optimizer sgd --lr 0.5 --clip-norm 0")
-GLOO = shlex.split("--distributed-world-size 2 --distributed-backend gloo --distributed-no-spawn --device-id 0")
-GLOO += ["--ddp-backend", "legacy_ddp"]
 SENTENCES, RATE, MAPS = 160, 0.5, 6
 
 
@@ -46,19 +53,13 @@ def keep_attributions(folder: Path, rank: int) -> None:
 
 def processes(corpus: Path, folder: Path, ranks: int, *flags: str) -> Finished:
     """A training of one or two processes; the first one's end."""
-    port = f"tcp://127.0.0.1:{free_port()}"
-    jobs = []
-    for rank in range(ranks):
-        several = [*GLOO, "--distributed-init-method", port, "--distributed-rank", str(rank)] if ranks > 1 else []
-        without = [] if "adam" in flags else ["--optimizer"]
-        arguments = train_arguments(corpus, folder / "save", *FLAGS, *SGD, *flags, *several, without=without)
-        jobs.append(Job("train", arguments, folder / f"{rank}.log", partial(keep_attributions, folder, rank)))
-    first, *_ = [job.wait().check() for job in jobs]
-    return first
+    without = [] if "adam" in flags else ["--optimizer"]
+    arguments = train_arguments(corpus, folder / "save", *FLAGS, *SGD, *flags, without=without)
+    return finish_ranks(start_ranks(arguments, folder / "rank", ranks, partial(keep_attributions, folder)))
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
-    return read_checkpoint(folder / "save" / "checkpoint_last.pt")["model"]
+    return dict(read_checkpoint(folder / "save" / "checkpoint_last.pt")["model"])
 
 
 def attributions(folder: Path, rank: int) -> list[torch.Tensor]:
@@ -122,3 +123,55 @@ def test_two_processes_with_dropout_and_unequal_shares(corpus: Path, tmp_path: P
     finished = processes(corpus, tmp_path, 2, *flags, *shlex.split("--optimizer adam --lr 0.01"))
     assert len(finished.lines()) == 4 and finished.lines()[-1]["epoch"] == 2
     assert {line["regularized"] for line in finished.lines()} == {"1"}
+
+
+# -- encoders -------------------------------------------------------------------------------------------------------
+
+#: nothing is drawn: no dropout, and every candidate is dropped; plain SGD, so that a step is the gradient
+STILL_ENCODER = shlex.split(
+    "--dropout 0 --attention-dropout 0 --classifier-dropout 0 --optimizer sgd --lr 0.05 --clip-norm 0"
+)
+ENCODER_AD_DROP = shlex.split("--attn-reg ad_drop --ad-drop-p 0.4 --ad-drop-q 1 --ad-drop-cross-tuning off")
+
+
+def encoder_processes(row: str, folder: Path, name: str, ranks: int, *flags: str) -> Finished:
+    """A training by one or two processes; the first one's end."""
+    data, encoder = folder / "data", folder / "encoder"
+    if not data.exists():
+        TOYS[row][0](data)
+        make_encoder(encoder)
+    arguments = encoder_arguments(row, data, encoder, folder / name / "save", *flags)
+    return finish_ranks(start_ranks(arguments, folder / f"{name}-", ranks))
+
+
+@pytest.mark.parametrize("row", ["rte", "wnut17"])
+def test_two_processes_are_one_with_twice_the_batch(row: str, tmp_path: Path) -> None:
+    """Words are counted over both, and so is the metric of the validation set, whose last batch is one's alone."""
+    flags = [*STILL_ENCODER, *ENCODER_AD_DROP, "--max-epoch", "2"]
+    two = encoder_processes(row, tmp_path, "two", 2, *flags)
+    one = encoder_processes(row, tmp_path, "one", 1, *flags, "--update-freq", "2")
+    assert len(two.lines()) == len(one.lines()) == 6
+    for ours, theirs in zip(two.lines(), one.lines(), strict=True):
+        assert ours["regularized"] == theirs["regularized"] == "1"
+        assert float(ours["loss"]) == pytest.approx(float(theirs["loss"]), abs=2e-4)
+    assert_alike(weights(tmp_path / "two"), weights(tmp_path / "one"))
+    metric = f"valid_{TOYS[row][3]}"
+    assert [line[metric] for line in two.lines("valid")] == [line[metric] for line in one.lines("valid")]
+
+
+@pytest.mark.parametrize("row", ["rte", "wnut17"])
+def test_attend_out_in_two_processes(row: str, tmp_path: Path) -> None:
+    """Until the round ends the defender is a plain training of two processes; then both go on from the winner."""
+    flags = ["--dropout", "0", "--attention-dropout", "0", "--classifier-dropout", "0", "--max-update", "5"]
+    encoder_processes(row, tmp_path, "plain", 2, *flags, "--attn-reg", "none")
+    game = ["--attn-reg", "attend_out", "--attend-out-steps"]
+    encoder_processes(row, tmp_path, "game", 2, *flags, *game, "6")
+    state = torch.load(tmp_path / "game" / "save" / "attn_reg_state_5.pt", weights_only=True)
+    assert differing(dict(state["defender"]["model"]), weights(tmp_path / "plain")) == []
+    assert differing(weights(tmp_path / "game"), weights(tmp_path / "plain")), "the attacker is another"
+    finished = encoder_processes(row, tmp_path, "rounds", 2, *flags, *game, "2", "--max-update", "6")
+    rounds = [line for line in finished.lines() if line.get("attacker_won") is not None]
+    assert [line["num_updates"] for line in rounds] == ["2", "4", "6"]
+    assert {float(line["attacker_won"]) for line in rounds} <= {0.0, 1.0}
+    state = torch.load(tmp_path / "rounds" / "save" / "attn_reg_state_6.pt", weights_only=True)
+    assert differing(dict(state["defender"]["model"]), weights(tmp_path / "rounds")) == []
