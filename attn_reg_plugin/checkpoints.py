@@ -117,13 +117,13 @@ def load_state(path: Path, needed: Iterable[str] = ("epoch", "updates")) -> dict
         raise ValueError(f"{path} holds a {type(state).__name__} instead of a method's state; {ANEW}")
     missing = [key for key in needed if key not in state]
     if missing:
-        raise ValueError(f"{path} lacks {', '.join(missing)}, so it is no method's state; {ANEW}")
+        raise ValueError(f"{path} lacks {', '.join(missing)}, so it isn't a method's state; {ANEW}")
     return state
 
 
 @contextmanager
 def refuse_state(place: str | Path, method: str, advice: str = ANEW) -> Iterator[None]:
-    """While a state is given to a method: what does not fit is said with its place.
+    """While a state is given to a method: what does not fit is reported with its place.
 
     Args:
         place: the file, or what holds the state.

@@ -50,7 +50,7 @@ def setting(
 
     Args:
         help: one line, for `--help`; or a function that gives it when it's asked for.
-        default: if none is given; without one the setting is required.
+        default: the value if none is given; without a default the setting is required.
         choices: the values that a text may have.
         within: the range of a number, see `Interval`.
         metavar: how the value is called in the help.
@@ -141,7 +141,7 @@ def load(path: Path | None) -> DictConfig:
     """A YAML file's content; without a file nothing.
 
     Raises:
-        ValueError: it isn't YAML, or no mapping.
+        ValueError: it isn't YAML, or isn't a mapping.
         OSError: it cannot be read.
     """
     if path is None:
@@ -248,7 +248,7 @@ def _help(entry: dataclasses.Field) -> str:
 
 @contextlib.contextmanager
 def _refused(path: Path | None) -> Iterator[None]:
-    """What OmegaConf says of a reference that leads nowhere, in a sentence."""
+    """OmegaConf's error about a reference to something missing, in one sentence."""
     try:
         yield
     except OmegaConfBaseException as error:

@@ -42,7 +42,7 @@ def read_dictionary(path: Path) -> list[str]:
         if not symbol or not count.isdecimal():
             raise ValueError(f"{path}, line {number}: {line!r} is not '<symbol> <count>'")
         if (symbol in symbols or symbol in SPECIAL) and not line.rstrip().endswith(_OVERWRITE):
-            where = "is one of fairseq's own" if symbol in SPECIAL else "stands in an earlier line too"
+            where = "is one of fairseq's own" if symbol in SPECIAL else "is in an earlier line too"
             raise ValueError(f"{path}, line {number}: {symbol!r} {where}, and a dictionary has every symbol once")
         symbols[symbol] = None
     return list(symbols)

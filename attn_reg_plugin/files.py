@@ -1,6 +1,6 @@
 """Files: written whole or not at all, locks of folders, lines and JSON objects, and what an OSError means.
 
-A file that is written stands beside its place under a temporary name and is moved there once it is complete. Whatever
+A file is written beside its place under a temporary name and is moved there once it is complete. Whatever
 ends the writing, an error, a full disk or Ctrl-C, leaves the old file as it was and nothing beside it.
 """
 
@@ -73,9 +73,9 @@ def naming(path: Path, temporary: Path | None = None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def naming_writer(path: Path) -> Iterator[None]:
-    """Around a library's function that writes and does nothing else: whatever it raises names the path.
+    """Around a library's function that writes and does nothing else: what it raises names the path.
 
-    torch and safetensors have errors of their own for a full disk, which are no OSError and name nothing.
+    torch and safetensors have errors of their own for a full disk, which aren't an OSError and name nothing.
 
     Raises:
         OSError: with `path`.
@@ -103,7 +103,7 @@ def _beside(path: Path) -> Path:
 def whole_file(path: Path) -> Iterator[Path]:
     """A temporary path to write to, which takes the place of `path` at the end; on any error it is deleted.
 
-    A symbolic link is followed. What is no regular file, such as `/dev/stdout` or a pipe, is written to directly.
+    A symbolic link is followed. What isn't a regular file, such as `/dev/stdout` or a pipe, is written to directly.
 
     Args:
         path: the file; the folder must be there.

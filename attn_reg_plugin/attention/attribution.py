@@ -1,6 +1,6 @@
 """How much the objective depends on each attention position: the attributions that AD-DROP compares.
 
-Gradient attribution is B = ∂F/∂A. Because O = A V, it equals ∂F/∂O · Vᵀ, so no attention map has to stand in the
+Gradient attribution is B = ∂F/∂A. Because O = A V, it equals ∂F/∂O · Vᵀ, so no attention map has to be kept in the
 autograd graph: the probe runs the fused kernel, keeps O and V of each site, and one backward gives every ∂F/∂O.
 
 Integrated gradients (Sundararajan et al. 2017, as in Hao et al. 2021) are B = A ⊙ ∫₀¹ ∂F/∂A(αA) dα; scaling A by α

@@ -65,10 +65,10 @@ class AttentionCall:
         index: which call of the forward, from 0.
         tape: what the probe keeps of it, or None.
         uniform: every row is uniform over its valid keys.
-        seen: what it was given, in short, to be recognized by; None if there was no need.
-        keep: its mask among those that the site has for its calls, once it is settled which.
-        settled: whether it is.
-        counted: whether its mask stands in the statistics.
+        seen: what it was given, in short, to be recognized by; None if that wasn't needed.
+        keep: its mask among those of the site, once it is chosen.
+        settled: whether the mask is chosen.
+        counted: whether its mask is in the statistics.
     """
 
     site: AttentionSite

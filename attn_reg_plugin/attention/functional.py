@@ -43,7 +43,7 @@ def regularized_attention(
         dropout_p: ordinary dropout of the attention weights, in [0, 1); give 0 in evaluation.
         scale: factor of the scores, D^-1/2 by default.
         bias: added to the scores, floating-point, broadcastable to (B, H, T, S); zeroed on rows that lost all their
-            keys. A mask is no bias: give it as `valid`.
+            keys. A mask isn't a bias: give it as `valid`.
         sink: the score of one more key without a value (an attention sink), broadcastable to (B, H, T, 1): the other
             keys' weights sum to less than 1. Rows that lost all their keys are without it.
 
@@ -80,7 +80,7 @@ def uniform_attention(value: Tensor, valid: Tensor | None, queries: int) -> Tens
         queries: T.
 
     Returns:
-        (B, H, T, D), the mean of the valid values; zero where there is none.
+        (B, H, T, D), the mean of the valid values; zero in rows without any.
     """
     if valid is None:
         return value.mean(-2, keepdim=True).expand(*value.shape[:-2], queries, value.size(-1))

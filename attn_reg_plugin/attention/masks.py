@@ -38,7 +38,7 @@ def candidate_counts(valid_keys: Tensor, p: float) -> Tensor:
     """How many positions of a row are candidates: n - int(n(1 - p)).
 
     Args:
-        valid_keys: n, the number of valid keys a row, any shape, integer.
+        valid_keys: n, the number of valid keys per row, any shape, integer.
         p: ratio of candidates, in [0, 1].
 
     Returns:
@@ -77,7 +77,7 @@ def candidate_region(attribution: Tensor, valid: Tensor | None, p: float, direct
     Args:
         attribution: (B, H, T, S), any floating dtype; compared in fp32.
         valid: bool, True = the key exists for the query, broadcastable to (B, H, T, S); None means all.
-        p: ratio of candidates a row, in [0, 1]; 0 gives none, 1 gives every valid position.
+        p: ratio of candidates per row, in [0, 1]; 0 gives none, 1 gives every valid position.
         direction: `high` takes the largest attributions, `low` the smallest.
 
     Returns:

@@ -15,7 +15,7 @@ _NUMBER = re.compile(r"(?:^|\.)\d+(?:\.|$)")
 _TERM = re.compile(
     r"(?P<stack>encoder|decoder|\*)(?:\.(?P<kind>self|cross|\*))?(?:\[(?P<layers>[0-9,\-]+)\])?(?:@[\w.]+)*"
 )
-#: one or two bounds of layers; more digits than any model has layers are no number
+#: one or two bounds of layers; longer numbers than any model has layers are refused
 _LAYERS = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 
 
@@ -81,7 +81,7 @@ def _stands_in(site: AttentionSite, term: str) -> bool:
 def name_towers(sites: Iterable[AttentionSite]) -> None:
     """Give sites of the same stack, kind and layer a `tower` each, so that every name selects one site.
 
-    A tower is what stands before the layer's number in the path. Where towers meet in a layer, all of their sites are
+    A tower is what comes before the layer's number in the path. Where towers meet in a layer, all of their sites are
     called by the shortest part of the tower's path that the others' do not have; blocks that share a number are told
     apart by what follows it. Sites that share a path (layers of one module) differ in the layer. Attached sites keep
     the name that they have.

@@ -95,7 +95,7 @@ class AttentionSite:
     def enter(self, *inputs: Tensor | None) -> AttentionCall | None:
         """The call of this attention that begins, or is computed again; None if it is to run as usual.
 
-        To be asked once a call, with what the call is given, the first two dimensions of which are batch and heads or
+        Call this once per call, with what it is given, the first two dimensions of which are batch and heads or
         time: an attention that runs several times in a forward has a tape and a mask for each.
 
         Raises:
@@ -139,12 +139,12 @@ class AttentionSite:
         """Give each call of the forward that follows its own mask.
 
         Args:
-            masks: one a call in order, at least one: bool (B, H, T, S), and the `valid` that it was made for.
+            masks: one per call in order, at least one: bool (B, H, T, S), and the `valid` that it was made for.
         """
         self.keep, self._waiting = masks[0][0], list(masks)
 
     def mask_for(self, call: AttentionCall, shape: tuple[int, ...], valid: Tensor | None) -> Tensor | None:
-        """Settle which mask a call gets: `keep`, or the next of those that `set_masks` gave; None if there is none."""
+        """The mask that a call gets: `keep`, or the next of those that `set_masks` gave; None if there is none."""
         if self._waiting is None:
             return self.keep
         if not self.several:
@@ -174,7 +174,7 @@ class Backend(Protocol):
     """
 
     def find(self, model: nn.Module) -> list[AttentionSite]:
-        """Every site of `model`, in order; an empty list if the model is none of this framework's."""
+        """Every site of `model`, in order; an empty list if the model isn't one of this framework's."""
 
     def open(self, site: AttentionSite) -> None:
         """Make the module of `site` call `regularized_attention` with it when the site is active."""
@@ -250,7 +250,7 @@ def find_sites(model: nn.Module, select: str = "encoder.self") -> list[Attention
 
 @contextmanager
 def recording(sites: Iterable[AttentionSite], needs_weights: bool = False) -> Iterator[list[Tape]]:
-    """While open, each site keeps what attribution needs on fresh tapes, one a call; afterwards the sites are clear.
+    """While open, each site keeps what attribution needs on fresh tapes, one per call; afterwards the sites are clear.
 
     Yields:
         The tapes of the first calls; those of all calls are in `AttentionSite.tapes`.

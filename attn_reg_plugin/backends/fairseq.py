@@ -51,7 +51,7 @@ class FairseqBackend:
         site.module.release()
 
     def describe(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """What the forward's arguments tell: `token_mask` (B, T), True where the output is a real token.
+        """What the forward's arguments show: `token_mask` (B, T), True where the output is a real token.
 
         A decoder's output at t belongs to its input at t, so both are padded alike, and it predicts a piece of the
         vocabulary, of which padding is never meant: `padding_label`. `adaptive_softmax` is the decoder's, if it gives
@@ -73,7 +73,7 @@ class FairseqBackend:
         """While open, fairseq's activation checkpointing is PyTorch's non-reentrant one.
 
         fairseq's runs layers without a graph and rebuilds it inside `backward`, so nothing can be differentiated with
-        respect to what stands in a layer.
+        respect to what a layer computes.
         """
         wrapped = [(m, m.forward) for m in model.modules() if hasattr(m, "precheckpoint_forward")]
         for module, _ in wrapped:

@@ -56,7 +56,7 @@ class HuggingFaceBackend:
     """Finds and opens the attention of transformers models; see `Backend`."""
 
     def __init__(self) -> None:
-        #: of each shared module, what calls it once a layer, and the layers in that order
+        #: of each shared module, what calls it once per layer, and the layers in that order
         self.shared: dict[nn.Module, tuple[nn.Module, list[int]]] = {}
 
     def find(self, model: nn.Module) -> list[AttentionSite]:
@@ -151,7 +151,7 @@ class HuggingFaceBackend:
             config._attn_implementation_internal = ORIGINALS.get(name, name)
 
     def describe(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """What the forward's arguments tell: `token_mask` (B, T), `targets` and `padding_label`, see `described`."""
+        """What the forward's arguments show: `token_mask` (B, T), `targets` and `padding_label`, see `described`."""
         try:
             named = dict(inspect.signature(model.forward).bind_partial(*args, **kwargs).arguments)
         except (TypeError, ValueError):
@@ -164,7 +164,7 @@ class HuggingFaceBackend:
         """While open, activation checkpointing is PyTorch's non-reentrant one.
 
         The reentrant one runs layers without a graph and rebuilds it inside `backward`, so nothing can be
-        differentiated with respect to what stands in a layer.
+        differentiated with respect to what a layer computes.
         """
         with ExitStack() as stack:
             for module in model.modules():

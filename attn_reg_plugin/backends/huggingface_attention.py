@@ -1,4 +1,4 @@
-"""The attention functions that open sites of transformers models run, and what stands in their modules meanwhile."""
+"""The attention functions that open sites of transformers models run, and what is put into their modules meanwhile."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _OPEN: WeakSet[nn.Module] = WeakSet()
 
 
 class OpenSites:
-    """The open sites of one attention module; stands in the module as an attribute.
+    """The open sites of one attention module; kept in the module as an attribute.
 
     Attributes:
         sites: one, or one for each layer of a shared module.
@@ -66,7 +66,7 @@ class OpenSites:
     def install(
         cls, module: nn.Module, original: str, caller: nn.Module | None = None, layers: list[int] | None = None
     ) -> OpenSites:
-        """Put an empty one into `module`; `caller` runs a shared module once a layer."""
+        """Put an empty one into `module`; `caller` runs a shared module once per layer."""
         held = cls(original, original_function(module, original), layers)
         setattr(module, _ATTRIBUTE, held)
         held.handles.append(module.register_forward_hook(_check_called))
@@ -119,7 +119,7 @@ def _check_called(module: nn.Module, args: Any, output: Any) -> None:
 
 
 def open_sites(module: nn.Module) -> OpenSites | None:
-    """What stands in `module` while any of its sites is open."""
+    """What is put into `module` while any of its sites is open."""
     return module.__dict__.get(_ATTRIBUTE)
 
 
@@ -163,7 +163,7 @@ def _check_keywords(held: OpenSites, site: AttentionSite, module: nn.Module, kwa
     What neither the module nor its attention function names is the user's, on its way through `**kwargs`.
 
     Raises:
-        RuntimeError: there is one; its name is told.
+        RuntimeError: there is one; the message names it.
     """
     unknown = [name for name in kwargs.keys() - COMPUTED - HARMLESS if kwargs[name] is not None]
     if not unknown:
@@ -210,7 +210,7 @@ def _attention(
     valid, bias = _valid_and_bias(original, module, query, key, attention_mask, kwargs)
     scale, dropout = kwargs.get("scaling"), kwargs.get("dropout", 0.0)
     if kwargs.get("softcap") is not None:
-        # what stands in the bias needs no kernel of its own; queries and keys have done their part then
+        # what is in the bias needs no kernel of its own; queries and keys have done their part then
         capped = soft_capped(query, key, scale, kwargs["softcap"])
         bias, query = capped if bias is None else capped + bias, torch.zeros_like(query)
     shared = {"valid": valid, "scale": scale, "bias": bias, "sink": _sink(kwargs)}
@@ -231,7 +231,7 @@ def soft_capped(query: Tensor, key: Tensor, scale: float | None, cap: float) -> 
 
 
 def _sink(kwargs: dict[str, Any]) -> Tensor | None:
-    """Attention sinks: `s_aux`, one score a head (H,), or `sinks`, one a query (B, H, T, 1)."""
+    """Attention sinks: `s_aux`, one score per head (H,), or `sinks`, one per query (B, H, T, 1)."""
     if kwargs.get("sinks") is not None:
         return kwargs["sinks"]
     sink = kwargs.get("s_aux")

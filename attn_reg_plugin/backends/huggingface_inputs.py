@@ -1,4 +1,4 @@
-"""What the arguments of a transformers model's forward tell about its outputs: real tokens and gold labels."""
+"""What the arguments of a transformers model's forward show about its outputs: real tokens and gold labels."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def described(model: nn.Module, named: Mapping[str, Any]) -> dict[str, Any]:
         `token_mask`, bool (B, T), True where the output is a real token and has a label if there are labels;
         `targets`, the labels where outputs answer them: a causal language model predicts the next token, so its
         labels are shifted by one; `padding_label`, the number of padding where a decoder writes pieces of a
-        vocabulary. Each is missing where the arguments do not tell it. Outputs without tokens (classification,
+        vocabulary. Each is missing where the arguments do not show it. Outputs without tokens (classification,
         regression) have no use for the mask.
     """
     config = getattr(model, "config", None)
@@ -109,5 +109,5 @@ def _tensor(named: Mapping[str, Any], name: str) -> Tensor | None:
 
 
 def _real(mask: Tensor | None) -> Tensor | None:
-    """A mask over tokens, (B, T); one of another shape tells nothing here."""
+    """A mask over tokens, (B, T); one of another shape isn't used."""
     return mask.bool() if mask is not None and mask.dim() == 2 else None

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 logger = logging.getLogger(__name__)
 
-#: classes that mix tokens: attention, and what stands in its place
+#: classes that mix tokens: attention, and what replaces it
 MIXER = re.compile(r"Attention$|Attention2d$|Mixer$|DeltaNet$|ShortConv$|RecurrentBlock$")
 _WARNED: set[str] = set()
 
@@ -47,7 +47,7 @@ def _names(module: nn.Module) -> tuple[str, ...]:
 
 
 def warn_of_uncovered(model: nn.Module, covered: set[str]) -> None:
-    """Name the attention that no site stands for, such as sparse or linear attention, once for each of its classes.
+    """Name the attention that has no site, such as sparse or linear attention, once for each of its classes.
 
     Args:
         covered: the paths of the sites.

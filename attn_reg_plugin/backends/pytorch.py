@@ -164,7 +164,7 @@ class PyTorchBackend:
 
         In a `torch.nn.TransformerDecoderLayer` `self_attn` is self and `multihead_attn` cross attention, both of the
         decoder. Elsewhere the path decides: `decoder` in it is the decoder; `cross`, `memory`, `encoder_attn`,
-        `src_attn` or `enc_dec` is the decoder's cross attention. A subclass with a forward of its own is no site.
+        `src_attn` or `enc_dec` is the decoder's cross attention. A subclass with a forward of its own isn't a site.
         """
         sites, modules = [], dict(model.named_modules())
         others = tuple(f"{path}." for path, m in modules.items() if type(m).__module__.startswith(OTHERS) and path)

@@ -24,7 +24,7 @@ from attn_reg_plugin.bench.rounds import playing
 from attn_reg_plugin.bench.rows import Row
 from attn_reg_plugin.regularizers.base import Regularizer, build
 
-#: what seconds are: elapsed time, or the process's own CPU time, which other processes hardly change
+#: what seconds are: elapsed time, or the process's own CPU time, which hardly depends on other load
 CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
 
 #: seconds by repeat
@@ -229,7 +229,7 @@ class Result:
 
     Attributes:
         row: what was measured.
-        seconds: an update, by repeat.
+        seconds: per update, by repeat.
         ratios: of the time to the reference's of the same repeat.
         peak, reference_peak: bytes, of this row and of the one it is relative to; a part of a step has none.
     """

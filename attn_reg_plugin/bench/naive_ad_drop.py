@@ -1,11 +1,11 @@
 """AD-DROP in the form its paper measures (Yang et al., NeurIPS 2022), to compare with.
 
-Every selected attention map is materialized and stands in the autograd graph of the whole model, parameters included;
+Every selected attention map is materialized and kept in the autograd graph of the whole model, parameters included;
 each layer is attributed by a backward of its own; each row is sorted completely. Written from the equations and
 sharing no attribution, mask or attention code with the rest of the package, it is also the tests' second opinion.
 
     F of the pseudo labels                              the caller's objective
-    B_l = ∂F/∂A_l                                       one torch.autograd.grad a layer
+    B_l = ∂F/∂A_l                                       one torch.autograd.grad per layer
     S = 1 below the element of index int(n(1 - p))      a full ascending sort
     M = -∞ with probability q where S = 0               added before the softmax
 

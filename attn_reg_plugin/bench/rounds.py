@@ -1,4 +1,4 @@
-"""AttendOut in `attn-reg bench`: what it has to know of the training, and a whole round with its parts timed.
+"""AttendOut in `attn-reg bench`: what it needs to know of the training, and a whole round with its parts timed.
 
 A step is a round: T updates of the attacker and of the defender, each forward, loss, backward and Adam as a plain
 step's, and then the evaluation, the generator's update and the copy of the winner. Seconds are those of the round over

@@ -25,7 +25,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Average and write.
 
     Raises:
-        ValueError: N is none, checkpoints do not fit each other or cannot be read, or the file is there already.
+        ValueError: N is less than 1, checkpoints do not fit each other or cannot be read, or the file is there already.
         FileNotFoundError: RUN has fewer than N checkpoints.
         OSError: the file cannot be written.
     """
@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
     if out.exists():
         raise ValueError(f"{out} is there already; move it away, or give another --out")
     if not out.parent.is_dir():
-        raise ValueError(f"{out.parent} is no folder, so {out.name} cannot be written there")
+        raise ValueError(f"{out.parent} isn't a folder, so {out.name} cannot be written there")
     save_state(out, averaged(paths))
     print(f"{out}: the mean of {', '.join(path.name for path in reversed(paths))}")
     return 0

@@ -19,7 +19,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Write model and tokenizer.
 
     Raises:
-        ValueError: OUT is a file or not empty, or RUN is no training of an encoder.
+        ValueError: OUT is a file or not empty, or RUN isn't a training of an encoder.
         FileNotFoundError: RUN has no checkpoint.
         OSError: OUT cannot be written; nothing is left there.
     """

@@ -1,6 +1,6 @@
 """`attn-reg prepare ... --opus-mt`: a corpus in the pieces and with the dictionaries of a converted OPUS-MT model.
 
-The prepared folder gets a copy of the tokenizer in `opus_mt/`, so that it stands for itself: `fairseq-generate --bpe
+The prepared folder gets a copy of the tokenizer in `opus_mt/`, so that it is complete: `fairseq-generate --bpe
 opus_mt --opus-mt-folder DIR/opus_mt` writes text, and `attn-reg convert opus-mt --to-hf` finds what it needs.
 """
 

@@ -20,7 +20,7 @@ class Pair(NamedTuple):
     """A sentence and its translation.
 
     Attributes:
-        line: where it stands in its files, counted from 1.
+        line: its number in its files, counted from 1.
         source: the sentence in the source language, one line.
         target: its translation, one line.
     """

@@ -155,7 +155,7 @@ def prepare(wanted: PrepareOptions, load_dataset: Callable[..., Any] | None = No
 
     Args:
         wanted: the options.
-        load_dataset: stands for `datasets.load_dataset` where the source is the hub.
+        load_dataset: used in place of `datasets.load_dataset` where the source is the hub.
 
     Returns:
         The content of `manifest.json`.

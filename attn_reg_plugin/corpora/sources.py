@@ -175,7 +175,7 @@ class HubSource:
     Args:
         languages: source and target; one is English.
         limit: read only the first training pairs.
-        load_dataset: `datasets.load_dataset`, or a function that stands for it.
+        load_dataset: `datasets.load_dataset`, or a function in its place.
     """
 
     #: the data set's name of a split, fairseq's, and WMT's

@@ -1,6 +1,6 @@
 """Predictions of all ranks, collected over a whole validation set through fairseq's logging.
 
-fairseq adds up what the processes log, batch by batch. So each puts its rows into a slot of its own of one tensor; a
+fairseq adds up what the ranks log, batch by batch. So each puts its rows into a slot of its own of one tensor; a
 process that only goes along with an empty batch adds zeros, by fairseq's own doing. (Its other way, gathering pickles,
 needs a GPU and holds 16 KB a batch.) A meter joins the batches, and metrics are computed from it when asked for.
 """
@@ -28,10 +28,10 @@ def packed(rows: Tensor) -> Tensor:
     """The rows of this rank in its slot; all ranks must call this together.
 
     Args:
-        rows: (N, 2), a prediction and its gold value each; N may differ between processes.
+        rows: (N, 2), a prediction and its gold value each; N may differ between ranks.
 
     Returns:
-        float64 (processes, 1 + the largest N, 2); a slot's first row holds its N.
+        float64 (ranks, 1 + the largest N, 2); a slot's first row holds its N.
     """
     world, rank, longest = 1, 0, rows.size(0)
     if torch.distributed.is_available() and torch.distributed.is_initialized():

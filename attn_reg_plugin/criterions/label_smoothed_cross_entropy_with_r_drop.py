@@ -35,7 +35,7 @@ class LabelSmoothedCrossEntropyWithRDropCriterion(LabelSmoothedCrossEntropyCrite
     """Two passes in one forward in training; the divergence counts real target tokens only.
 
     The sample size is the plain criterion's. The logged `nll_loss` is the mean of both passes, to compare with plain
-    training, and `r_drop` the divergence a token, in base 2.
+    training, and `r_drop` the divergence per token, in base 2.
 
     Args:
         r_drop_alpha: α, at least 0.

@@ -1,6 +1,6 @@
 """What the criterions of labelled data share; they differ in `losses` and `predictions`.
 
-The task they work for tells of its data by one attribute, `labelled`: a `LabelledTask` with its label set. The model
+Their task describes its data by one attribute, `labelled`: a `LabelledTask` with its label set. The model
 returns logits, in any form that `logits_of` knows. In training sums are logged; in validation the predictions, too,
 from which the official metrics are computed over the whole set and all ranks:
 
@@ -101,7 +101,7 @@ class LabelledCriterion(FairseqCriterion):
     def example_outcomes(self, model: nn.Module, sample: dict[str, Any]) -> Outcome:
         """Of each example the loss (the mean over its words), without label smoothing, and a score, both (B,).
 
-        For AttendOut's rewards; nothing is logged and no other process is asked.
+        For AttendOut's rewards; nothing is logged, and the other ranks are not asked.
         """
         raise NotImplementedError
 

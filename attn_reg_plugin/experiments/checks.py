@@ -1,4 +1,4 @@
-"""The commands of a comparison, tried before anything is written, so that what they would refuse is said at once."""
+"""The commands of a comparison, tried before anything is written, so that what they would refuse is reported first."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ class Comparison:
 
     @property
     def device_flags(self) -> list[str]:
-        """The flags that keep fairseq off the GPU, where it is to stay off or there is none."""
+        """The flags that keep fairseq off the GPU, where it should stay off or doesn't exist."""
         return ["--cpu", "--num-workers", "0"] if self.cpu or not has_gpu() else []
 
     def publish(

@@ -34,7 +34,7 @@ def check_format(path: Path) -> None:
     """Check that a plot can be drawn into a file of this name.
 
     Raises:
-        ValueError: matplotlib is missing, or the name's ending is no format of it.
+        ValueError: matplotlib is missing, or doesn't know the format of the name's ending.
     """
     formats = load_matplotlib().figure.Figure().canvas.get_supported_filetypes()
     if path.suffix.removeprefix(".").lower() not in formats:
@@ -42,7 +42,7 @@ def check_format(path: Path) -> None:
 
 
 def plot_rates(rates: Mapping[str, Rates], fits: Mapping[str, Fit], path: Path) -> None:
-    """Draw a panel for each kind of attention and in it a line a layer: the logged rates pale, the curve strong.
+    """Draw a panel for each kind of attention and in it a line per layer: the logged rates pale, the curve strong.
 
     Args:
         rates, fits: by site.

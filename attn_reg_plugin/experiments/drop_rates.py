@@ -22,7 +22,7 @@ _RATE = re.compile(r"(train_|)drop_((?:encoder|decoder)\.(?:self|cross)\[\d+\](?
 STRETCHES = 300
 #: where the curve is evaluated within a stretch, and where an interior knot may start out
 SAMPLES, CANDIDATES = 16, 16
-#: variance of a rate that was rounded to four digits, below which a better fit means nothing
+#: variance of a rate that was rounded to four digits, below which a better fit is rounding
 ROUNDING = 1e-8
 
 

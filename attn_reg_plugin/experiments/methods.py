@@ -17,7 +17,7 @@ from attn_reg_plugin.regularizers.base import Preset, presets_of
 #: The fairseq task every method is trained with; with `--attn-reg none` it is plain translation.
 TASK = "attn_reg_translation"
 
-#: The method that is no training: one update with a learning rate of zero, which changes no bit of the model that the
+#: The method that doesn't train: one update with a learning rate of zero, which changes no bit of the model that the
 #: training starts from, and validates and keeps it like the others.
 UNTUNED = "untuned"
 START = "--finetune-from-model"
@@ -144,7 +144,7 @@ def _configured(name: str, settings: Any, table: Mapping[str, Method]) -> Method
     if like not in table:
         raise ValueError(f"unknown method {like!r}; the methods are: {', '.join(table)}")
     if not re.fullmatch(r"[\w.-]+", name):
-        raise ValueError(f"methods: {name!r} is no name for a folder; use letters, digits, '_', '-' and '.'")
+        raise ValueError(f"methods: {name!r} isn't a name for a folder; use letters, digits, '_', '-' and '.'")
     base = table[like]
     own = {str(key): value for key, value in settings.items() if key not in ("like", "title", "flags")}
     options = {**base.options, **_options(name, base, own)}

@@ -1,6 +1,6 @@
 """Predictions of a trained encoder, in the format that GLUE takes.
 
-Classes, choices and values: a header, then a line an example, `index<TAB>prediction`, with the label's name; values
+Classes, choices and values: a header, then a line per example, `index<TAB>prediction`, with the label's name; values
 with three decimals, inside the task's bounds. Taggers: `word<TAB>label`, an empty line after each sentence.
 """
 
@@ -40,7 +40,7 @@ def lines(trained: Trained, examples: Sequence[Example], batch_size: int = 32) -
 def _tagged(
     trained: Trained, examples: Sequence[Example], rows: Sequence[Encoded], predicted: Sequence[np.ndarray]
 ) -> Iterator[str]:
-    """A line a word. Words behind the place of truncation get the label that is there for nothing special."""
+    """One line per word. Words that truncation cut off get the label of ordinary words."""
     names, left_out = trained.labelled.labels, 0
     other = "O" if "O" in names else names[0]
     for example, row, tags in zip(examples, rows, predicted, strict=True):

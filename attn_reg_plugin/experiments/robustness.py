@@ -62,7 +62,7 @@ def folding(model: LabelledTask, test: LabelledTask) -> np.ndarray:
     """For each label of a model its index among the test's labels.
 
     Raises:
-        ValueError: the model is no classifier, is one of another number of texts, or has a label that means nothing
+        ValueError: the model isn't a classifier, takes another number of texts, or has a label that means nothing
             there.
     """
     if model.kind != CLASSIFICATION:

@@ -289,7 +289,7 @@ def _read(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     if not path.is_file():
-        raise RunError(f"{path} is no file, so no run wrote it; {_ADVICE}")
+        raise RunError(f"{path} isn't a file, so no run wrote it; {_ADVICE}")
     try:
         return read_json(path, _ADVICE)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""The table of a comparison: one row a method, means over seeds, for json, Markdown and the terminal."""
+"""The table of a comparison: one row per method, means over seeds, for json, Markdown and the terminal."""
 
 from __future__ import annotations
 

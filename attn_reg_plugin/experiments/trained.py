@@ -102,7 +102,7 @@ def load_trained(run: Path, cpu: bool = True) -> Trained:
     state = load_checkpoint(path)
     settings = _settings(state, "model")
     if not getattr(settings, "hf_config", None):
-        raise ValueError(f"{path} is no checkpoint of --arch hf_encoder")
+        raise ValueError(f"{path} isn't a checkpoint of --arch hf_encoder")
     folder = path.parent / ENCODER
     if not folder.is_dir():
         raise FileNotFoundError(f"{path.parent} has no folder {ENCODER}, in which the training left the tokenizer")
@@ -123,7 +123,7 @@ def _settings(state: dict[str, Any], part: str) -> Any:
 
 
 def _labelled(task: Any, config: Any) -> LabelledTask:
-    """The task that a training was for; labels that came from its training file stand in the model's configuration."""
+    """The task that a training was for; labels that came from its training file are in the model's configuration."""
     labelled = described_task(task, KINDS_OF_TASKS[task._name])
     if labelled.labels is None:
         labelled = dataclasses.replace(labelled, labels=tuple(config.id2label[i] for i in range(config.num_labels)))

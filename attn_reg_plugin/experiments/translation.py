@@ -118,7 +118,7 @@ def opus_mt_model(folder: Path) -> list[str]:
     """The flags of fairseq-train for a converted model: its sizes, and its weights to start from.
 
     Raises:
-        FileNotFoundError: the folder is none that `attn-reg convert opus-mt` wrote.
+        FileNotFoundError: the folder wasn't written by `attn-reg convert opus-mt`.
     """
     path = folder / FLAGS
     if not path.is_file():

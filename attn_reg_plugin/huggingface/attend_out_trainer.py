@@ -21,7 +21,7 @@ from attn_reg_plugin.regularizers.defender import Defender
 from attn_reg_plugin.regularizers.distributed import average_gradients
 from attn_reg_plugin.regularizers.objectives import IGNORED, logits_of
 
-#: keys of a dictionary of evaluation sets that `valid` stands for
+#: keys of a dictionary of evaluation sets that `valid` means
 VALID = ("valid", "validation", "eval")
 PART = re.compile(r"train\[(-?\d+%?)?:(-?\d+%?)?\]")
 

@@ -41,7 +41,7 @@ class AttnRegCallback(TrainerCallback):
         regularizer: the method, not attached.
 
     Raises:
-        TypeError: it is no regularizer.
+        TypeError: it isn't a regularizer.
         ValueError: where the trainer is made, one that cannot be regularized; as training starts, sites that match
             nothing, rewards without data, or a checkpoint with a damaged state.
     """

@@ -1,8 +1,8 @@
 """Readers of tagged words: CoNLL columns (WNUT-17, CoNLL-2003) and CoNLL-U (Universal Dependencies).
 
-CoNLL: one word a line, fields separated by a tab or by spaces, an empty line after each sentence; `-DOCSTART-` lines
+CoNLL: one word per line, fields separated by a tab or by spaces, an empty line after each sentence; `-DOCSTART-` lines
 are skipped. CoNLL-U: ten fields separated by tabs, `#` comments; ranges of multiword tokens (`3-4`) and empty nodes
-(`5.1`) are skipped, for their words stand in lines of their own. Files may be gzipped.
+(`5.1`) are skipped, for their words have lines of their own. Files may be gzipped.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from attn_reg_plugin.labelled.examples import TaggedSentence
 from attn_reg_plugin.labelled.labels import LabelReader
 from attn_reg_plugin.labelled.task_table import LabelledTask
 
-#: a line of a word: where it stands, the word, and its label
+#: a line of a word: its number, the word, and its label
 Word = tuple[int, str, str]
 CONLLU_FIELDS = 10
 

@@ -207,7 +207,7 @@ def _encode_tagged(chunk: Sequence[TaggedSentence], tokenizer: Any, longest: int
     batch = _tokenize_words(words, tokenizer, longest)
     empty = [_wordless(batch, row, len(sentence)) for row, sentence in enumerate(words)]
     if any(empty):
-        # such a word stands in the sentence and in the metric, so it has to have a position
+        # such a word is in the sentence and in the metric, so it has to have a position
         for row, missing in enumerate(empty):
             for word in missing:
                 words[row][word] = tokenizer.unk_token

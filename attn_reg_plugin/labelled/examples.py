@@ -10,7 +10,7 @@ class TextExample:
     """A text or a pair of texts, to be classified or scored.
 
     Attributes:
-        line: where it stands in its file, counted from 1 (of a folder of documents: which document).
+        line: its number in its file, counted from 1 (of a folder of documents: which document).
         first, second: the texts; `second` is None where the task has one only.
         label: index of the class, or the value of a regression; None where the file has no labels.
         groups: what results are broken down by, such as HANS's heuristic, in the order of `LabelledTask.groups`.
@@ -43,7 +43,7 @@ class ChoiceExample:
     """A beginning and the endings to choose from.
 
     Attributes:
-        line: where it stands in its file, counted from 1.
+        line: its number in its file, counted from 1.
         context: the beginning.
         endings: the choices, equally many in every example.
         label: index of the right one; None where the file has no labels.

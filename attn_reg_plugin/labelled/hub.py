@@ -31,7 +31,7 @@ def read_hub(
         split: fairseq's name of the split.
         labels_needed: refuse rows without a label.
         hub: in place of the row's.
-        load_dataset: `datasets.load_dataset`, or a function that stands for it.
+        load_dataset: `datasets.load_dataset`, or a function in its place.
 
     Raises:
         ValueError: the hub does not have the task, or it cannot be loaded; a missing column or an unknown label.

@@ -29,7 +29,7 @@ class LabelReader:
         """The index of a class or tag, or the value of a regression.
 
         Args:
-            text: as it stands in the file.
+            text: as it is in the file.
             place: file and line, for the message.
 
         Raises:

@@ -1,7 +1,7 @@
 """The official metrics, of predictions collected over a whole validation set; in percent, as the papers print them.
 
 scikit-learn, scipy and seqeval compute them. Where a metric is not defined (a correlation with a constant, a single
-example) it is 0, so that one bad validation does not stand as NaN in the way of every better one.
+example) it is 0, so that one bad validation isn't NaN, which no later one would beat.
 """
 
 from __future__ import annotations
@@ -118,10 +118,10 @@ SCORES: dict[str, dict[str, Score]] = {
 def tag_codes(labels: Sequence[str]) -> list[int]:
     """Numbers that say of a tag all that entity-level scores depend on: its place in an entity and the entity's type.
 
-    Scores are computed where only numbers arrive (fairseq adds up what processes log), so tags travel as numbers.
+    Scores are computed where only numbers arrive (fairseq adds up what ranks log), so tags travel as numbers.
 
     Args:
-        labels: `O`, or a place and a type such as `B-PER`; other tags stand for themselves and belong to no entity.
+        labels: `O`, or a place and a type such as `B-PER`; other tags are kept as they are and belong to no entity.
     """
     types = sorted({label[2:] for label in labels if is_entity_tag(label)})
     codes = []

@@ -86,7 +86,7 @@ def read_file(task: LabelledTask, path: Path, needed: bool = True, ignored: bool
         task: says how to read it.
         path: plain or `.gz`.
         needed: refuse a file without labels.
-        ignored: look at no label of a file, whatever stands there.
+        ignored: read no label of the file, whatever it holds.
 
     Raises:
         ValueError: see `read_table`, `read_tagged`, `read_documents`.
@@ -108,7 +108,7 @@ def read_split(
         task: its labels must be known, see `with_labels`.
         source: a folder of the official files, or `hub`, `hub:PATH`, `hub:PATH:NAME`.
         split: fairseq's name, such as `train`, `valid`, `valid1`, `test`; a path of a file is read as it is.
-        load_dataset: stands for `datasets.load_dataset`.
+        load_dataset: used in place of `datasets.load_dataset`.
 
     Raises:
         ValueError: anything that is wrong with the source, in one sentence with file and line.
@@ -119,9 +119,9 @@ def read_split(
 
 
 def sample_of(examples: Sequence[Example], count: int, seed: int = 1) -> list[Example]:
-    """That many of the examples, drawn at random, in their order; all if there are no more.
+    """That many of the examples, drawn at random, in their order; all if there aren't more.
 
-    Files may be sorted by label or by genre, so the first ones would not stand for all.
+    Files may be sorted by label or by genre, so the first ones would not represent all.
     """
     chosen = random.Random(seed).sample(range(len(examples)), min(count, len(examples)))
     return [examples[index] for index in sorted(chosen)]

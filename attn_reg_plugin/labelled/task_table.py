@@ -1,6 +1,6 @@
 """The labelled tasks as data: files, columns, labels and official metrics. A new GLUE-like task is one row.
 
-Labels stand in the official order, that of the data sets on the hub, so an index means the same whichever way an
+Labels are in the official order, that of the data sets on the hub, so an index means the same whichever way an
 example came. Metrics are named as in `criterions/scores.py`; the first of a row is the one to choose checkpoints by.
 """
 

@@ -60,7 +60,7 @@ class MarianPositions(nn.Module):
             raise ValueError(f"the width of an opus_mt model is {dim}, but must be even")
         self.dim, self.padding_idx, self.over_padding = dim, padding_idx, over_padding
         self.register_buffer("weights", self.table(init_size, dim), persistent=False)
-        #: sinusoids end nowhere; fairseq compares this with the model's own limit
+        #: sinusoids have no longest length; fairseq compares this with the model's own limit
         self.max_positions = int(1e5)
 
     @staticmethod

@@ -67,7 +67,7 @@ class MarianShape:
             raise ValueError(f"{path} is of model type {config.get('model_type')!r}, not 'marian'")
         activation = config.get("activation_function", "gelu")
         if activation not in ACTIVATIONS:
-            raise ValueError(f"{path}: activation_function {activation!r} is none of {', '.join(ACTIVATIONS)}")
+            raise ValueError(f"{path}: activation_function {activation!r} is not one of {', '.join(ACTIVATIONS)}")
         if config.get("tie_word_embeddings", True) is False:
             raise ValueError(
                 f"{path}: tie_word_embeddings is false, but only models with tied embeddings are converted"
@@ -214,7 +214,7 @@ def read_shards(index: Path) -> dict[str, Tensor]:
             in which file beside it.
 
     Raises:
-        ValueError: it is no such index, names a file outside its folder, or does not fit what the files hold.
+        ValueError: it isn't such an index, names a file outside its folder, or does not fit what the files hold.
         FileNotFoundError: one of the files is missing.
     """
     named = read_json(index).get("weight_map")
@@ -224,7 +224,7 @@ def read_shards(index: Path) -> dict[str, Tensor]:
     for name in sorted(set(named.values())):
         path = index.parent / name
         if Path(name).name != name or not name.endswith((".safetensors", ".bin")):
-            raise ValueError(f"{index} names {name!r}, which is no weight file in its own folder")
+            raise ValueError(f"{index} names {name!r}, which isn't a weight file in its own folder")
         if not path.is_file():
             raise FileNotFoundError(f"{index.parent} has no {name}, which {index.name} names")
         there = read_tensors(path)

@@ -2,7 +2,7 @@
 
 Marian numbers its pieces by `vocab.json`; fairseq's dictionary begins with `<s> <pad> </s> <unk>`. So a dictionary
 here is fairseq's four, of which the last three are Marian's own, and then every other piece in Marian's order. `<s>`
-is no piece of Marian's: it is what decoding starts from.
+isn't a piece of Marian's: it is what decoding starts from.
 
 Punctuation is not normalized: `MarianTokenizer` has a normalizer and never calls it.
 """

@@ -48,7 +48,7 @@ class ADDrop(Regularizer):
     """Drop the attention positions that the prediction leans on most.
 
     Attributes:
-        p: ratio of candidate positions a row, in [0, 1].
+        p: ratio of candidate positions per row, in [0, 1].
         q: probability of dropping a candidate, in [0, 1]; p = 0 or q = 0 is plain training, bit for bit.
         cross_tuning: `epoch`, `update:N` or `off`, see `CrossTuning`.
         attribution: `gradient` (GA), `integrated` (IGA), `attention` (AA) or `random` (RD).

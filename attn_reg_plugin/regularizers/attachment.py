@@ -183,7 +183,7 @@ class Attachment:
 
 
 def refuse_script(*_: Any) -> None:
-    """Stand in an attached model as what `torch.jit.script` asks first.
+    """Be, in an attached model, what `torch.jit.script` asks first.
 
     Raises:
         RuntimeError: always.

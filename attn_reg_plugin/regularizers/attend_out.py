@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 #: why a site that runs several times in a forward is refused
 ONE_CALL = (
-    "attend_out proposes one mask a site from the batch's tokens and can't tell which call it belongs to; leave this "
+    "attend_out proposes one mask per site from the batch's tokens and can't tell which call it belongs to; leave this "
     "site out of sites=, or attach to the part that runs once"
 )
 
@@ -52,10 +52,10 @@ class AttendOut(Regularizer):
     announced by `supply(counts=False)`.
 
     Attributes:
-        steps: T, updates a round.
+        steps: T, updates per round.
         reward: r_t from the two losses on example t: their difference (`loss`), its sign (`sign`), or the
             difference of the problem's metric (`metric`).
-        reward_examples: validation examples a round, 0 = T (the paper's).
+        reward_examples: validation examples per round, 0 = T (the paper's).
         credit: `example` pairs r_t with update t (the paper's), `round` gives every update the mean reward: the
             examples' own noise averages out, and `reward_examples` can be as large as evaluation allows.
         baseline: `moving` average (the paper's), or `leave_one_out`: the mean of the round's other rewards.
@@ -84,7 +84,7 @@ class AttendOut(Regularizer):
     steps: int = option(8, "T, updates in a round, at least 1", within="[1, inf)")
     reward: str = option("loss", "reward of an example", choices=("loss", "sign", "metric"))
     reward_examples: int = option(
-        0, "validation examples a round, drawn at random; 0 = as many as updates", within="[0, inf)"
+        0, "validation examples per round, drawn at random; 0 = as many as updates", within="[0, inf)"
     )
     reward_subset: str = option("valid", "the data that rewards are measured on: valid, train, or a subset's name")
     credit: str = option("example", "which updates a reward belongs to", choices=("example", "round"))
@@ -157,7 +157,7 @@ class AttendOut(Regularizer):
         self._make_defender = training.copy_of
 
     def unbind(self) -> None:
-        """Let go of the training."""
+        """Release the training."""
         self.problem, self.optimizer, self.clip_norm = self._own
         self._make_defender = Defender
 
@@ -226,7 +226,7 @@ class AttendOut(Regularizer):
     # -- state ------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that an exact continuation needs; of several processes, the first rank's state is whole."""
+        """Everything that an exact continuation needs; of several ranks, rank 0's state is whole."""
         if self.game is not None:
             return {**super().state_dict(), **self.game.state_dict()}
         return dict(self._kept) or {**super().state_dict(), "rounds": 0, "in_round": 0}

@@ -2,8 +2,8 @@
 
 A generator that drops every position of a layer leaves the uniform row of equation 4: the mean of the values. Here
 each layer is dropped so with probability p, and since a uniform row needs neither queries nor keys, a dropped layer
-computes neither; under transformers they come computed, and their backward is saved. The layer itself stays, and with
-it its residual path, its values and its output projection.
+computes neither; under transformers they are computed before, and only their backward is saved. The layer itself
+stays, and with it its residual path, its values and its output projection.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ class Regularizer:
     logged: ClassVar[tuple[Quantity, ...]] = ()
     #: and those of rounds, which end in `end_update`
     by_round: ClassVar[tuple[Quantity, ...]] = ()
-    #: whether the state is too large to stand in every checkpoint
+    #: whether the state is too large to be kept in every checkpoint
     large_state: ClassVar[bool] = False
     #: whether a batch has to pass through the attached model in one forward
     one_forward: ClassVar[bool] = False
@@ -196,11 +196,11 @@ class Regularizer:
             raise ValueError(f"the state is one of {theirs}, but must be one of {self.name}")
         missing = [key for key in ("epoch", "updates") if key not in state]
         if missing:
-            raise ValueError(f"the state is none of {self.name}: it lacks {' and '.join(missing)}")
+            raise ValueError(f"the state isn't one of {self.name}: it lacks {' and '.join(missing)}")
         self.epoch, self.updates = state["epoch"], state["updates"]
 
     def resume(self, state: Mapping[str, Any]) -> None:
-        """`load_state_dict` where training continues from it: what does not fit the attached model is said here.
+        """`load_state_dict` where training continues from it: what does not fit the attached model is reported here.
 
         Raises:
             ValueError: as `load_state_dict`, or the state is one of other sites.
@@ -213,7 +213,7 @@ class Regularizer:
         """Get to know the training of a face, after attaching and before the first update."""
 
     def unbind(self) -> None:
-        """Let go of what `bind` gave."""
+        """Release what `bind` gave."""
 
     @property
     def begun(self) -> bool:
@@ -244,7 +244,7 @@ class Regularizer:
         raise NotImplementedError
 
     def rehearse(self, forward: Forward) -> None:
-        """Try, in a forward that isn't due, what later ones will need, so that a mistake is said at the start.
+        """Try, in a forward that isn't due, what later ones will need, so that a mistake is reported at the start.
 
         Called once, in the first training forward if that isn't due. Random numbers, statistics and sites are put
         back afterwards.

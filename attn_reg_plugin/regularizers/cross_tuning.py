@@ -12,7 +12,7 @@ class CrossTuning:
     `update:N` alternates every N updates, `off` regularizes always.
 
     Raises:
-        ValueError: the schedule is none of these.
+        ValueError: the schedule isn't one of these.
     """
 
     schedule: str = "epoch"

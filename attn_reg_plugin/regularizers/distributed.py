@@ -1,4 +1,4 @@
-"""Several data-parallel processes, each with a share of the batch; everything is a no-op in a single one."""
+"""Several data-parallel ranks, each with a share of the batch; everything is a no-op in a single one."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from torch import Tensor, nn
 
 
 def world_size() -> int:
-    """Data-parallel processes; 1 where torch.distributed is not in use."""
+    """The number of data-parallel ranks; 1 where torch.distributed is not in use."""
     return torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
 
 
 def rank() -> int:
-    """Which of the data-parallel processes this is, from 0."""
+    """This process's rank, from 0."""
     return torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
 
 
 def average(tensor: Tensor) -> Tensor:
-    """The mean over data-parallel processes, in place."""
+    """The mean over data-parallel ranks, in place."""
     if world_size() > 1:
         torch.distributed.all_reduce(tensor)
         tensor /= world_size()
@@ -27,7 +27,7 @@ def average(tensor: Tensor) -> Tensor:
 
 
 def average_gradients(model: nn.Module) -> None:
-    """Average the gradients over data-parallel processes."""
+    """Average the gradients over data-parallel ranks."""
     if world_size() > 1:
         for parameter in model.parameters():
             if parameter.requires_grad:

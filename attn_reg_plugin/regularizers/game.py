@@ -214,7 +214,7 @@ class Game:
         return -torch.cat([outcome.loss.float().reshape(-1) for outcome in outcomes])
 
     def advantages(self, rewards: Tensor) -> Tensor:
-        """r_t - b for each update of the round, (T,), from one reward an example; the moving averages move on.
+        """r_t - b for each update of the round, (T,), from one reward per example; the moving averages move on.
 
         Raises:
             ValueError: credit='example', and there are not T examples.
@@ -252,7 +252,7 @@ class Game:
         """One ascent step on (1/m) Σ of the cached batches' objectives; returns the gradient's norm.
 
         m counts the mask sequences that were sampled, of T masks each, so the T steps add up: it is the number of
-        examples an update, of all ranks and their mean over the round, since shares may be unequal.
+        examples per update, of all ranks and their mean over the round, since shares may be unequal.
 
         A gradient that is not finite changes nothing; a generator with a weight that is not finite has no other.
         """
@@ -286,7 +286,7 @@ class Game:
     # -- state ------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that an exact continuation needs; of several processes, the first rank's state is whole."""
+        """Everything that an exact continuation needs; of several ranks, rank 0's state is whole."""
         return {
             "rounds": self.rounds,
             "in_round": self.in_round,

@@ -136,7 +136,7 @@ def default_objective(labels: str = "pseudo") -> Objective:
             Regression always uses gold values.
 
     The returned function raises:
-        ValueError: gold labels are needed and were not supplied, or the shape is none of these.
+        ValueError: gold labels are needed and were not supplied, or the shape isn't one of these.
     """
 
     return partial(_by_shape, labels)

@@ -75,7 +75,7 @@ def check_options(method: Any) -> None:
 
     Raises:
         TypeError: a value of another type, such as "false" for a bool or 1.5 for an int.
-        ValueError: a value that is none of the choices, out of its range, or not finite.
+        ValueError: a value that isn't one of the choices, out of its range, or not finite.
     """
     for entry in options_of(type(method)):
         check_value(entry, getattr(method, entry.name))
@@ -97,7 +97,7 @@ def check_value(entry: dataclasses.Field, value: Any) -> None:
 
 
 def _is_a(kind: str, value: Any) -> bool:
-    """Whether `value` is of the declared type; a whole number is a number, and True is none."""
+    """Whether `value` is of the declared type; a whole number is a number, True isn't."""
     if kind in ("bool", "str"):
         return isinstance(value, bool if kind == "bool" else str)
     return isinstance(value, numbers.Integral if kind == "int" else numbers.Real) and not isinstance(value, bool)

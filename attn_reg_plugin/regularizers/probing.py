@@ -147,7 +147,7 @@ def random_state(device: torch.device) -> list[Tensor]:
 
 
 def set_random_state(device: torch.device, states: list[Tensor]) -> None:
-    """Put back what `random_state` told."""
+    """Put back what `random_state` returned."""
     torch.set_rng_state(states[0])
     if device.type == "cuda":
         torch.cuda.set_rng_state(states[1], device)

@@ -143,7 +143,7 @@ class Schedule:
         return curves
 
     def to_yaml(self) -> str:
-        """The text of a schedule file, one entry a line: YAML, and what `parse` reads."""
+        """The text of a schedule file, one entry per line: YAML, and what `parse` reads."""
         lines = []
         for selector, curve in self.entries:
             lines.append(f"drop {selector.pattern}: {{{', '.join(f'{x:.15g}: {y:.15g}' for x, y in curve.points)}}}\n")
@@ -151,7 +151,7 @@ class Schedule:
 
 
 def file_of(source: str) -> Path | None:
-    """The file that a schedule stands in; None if `source` is its text."""
+    """The file that a schedule is in; None if `source` is its text."""
     return Path(source.strip()) if source.strip().endswith(FILES) else None
 
 

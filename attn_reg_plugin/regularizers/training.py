@@ -21,11 +21,11 @@ class Supplied:
     Attributes:
         targets: gold labels as the model's outputs answer them, (B,), (B, T) or (B, C); -100 is ignored.
         token_mask: bool (B, T), True = an output that is a real token.
-        padding_label: the number of padding in a vocabulary, which is no pseudo label.
+        padding_label: the number of padding in a vocabulary, which isn't a pseudo label.
         batch: the face's own batch, which its `Problem` reads: fairseq's sample, Trainer's inputs.
         num_items: what the loss of the batch is divided by, where the face divides it.
         update: optimizer updates made so far.
-        counts: False for a batch that is to count for nothing, such as the empty share of a data-parallel process.
+        counts: False for a batch that is to count for nothing, such as the empty share of a data-parallel rank.
     """
 
     targets: Tensor | None = None

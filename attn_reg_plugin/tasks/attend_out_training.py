@@ -43,7 +43,7 @@ class FairseqProblem:
     def loss(self, model: nn.Module, inputs: dict[str, Any]) -> Outcome:
         """In evaluation, each example's loss and metric, by `example_outcomes` of the criterion or the task.
 
-        Where there is none, its mean negative log-likelihood a token, and its share of right tokens.
+        Where there is none, its mean negative log-likelihood per token, and its share of right tokens.
         """
         if model.training:
             loss, sample_size = self.train_loss(model, inputs)
@@ -126,7 +126,7 @@ class FairseqDefender(Defender):
         self.sample_size = self.sample_size + float(sample_size) if inputs.get("counts", True) else 0.0
 
     def step(self) -> None:
-        """Divide by the sample size over all processes, clip and step, at the attacker's learning rate."""
+        """Divide by the sample size over all ranks, clip and step, at the attacker's learning rate."""
         self.optimizer.set_lr(self.attacker_optimizer.get_lr())
         size = torch.as_tensor(self.sample_size, device=next(self.model.parameters()).device)
         average_gradients(self.model)

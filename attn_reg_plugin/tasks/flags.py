@@ -15,7 +15,7 @@ from omegaconf import II
 
 from attn_reg_plugin.regularizers import REGISTRY, Regularizer, build, options_of
 
-#: what a task needs to see of the rest of fairseq's configuration; these fields are no flags (text:
+#: what a task needs to see of the rest of fairseq's configuration; these fields aren't flags (text:
 #: fairseq's parser takes an interpolated bool for True)
 SEEN = (
     ("save_dir", "checkpoint.save_dir"),

@@ -21,7 +21,7 @@ def _should_stop_early() -> Callable | None:
 
 
 def waited() -> dict[str, Any] | None:
-    """The best value so far, and for how many validations there was no better one; None where nobody waits."""
+    """The best value so far, and for how many validations it hasn't improved; None without patience."""
     function = _should_stop_early()
     if function is None or getattr(function, "best", None) is None:
         return None

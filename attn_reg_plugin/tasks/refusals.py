@@ -52,7 +52,7 @@ def refuse_precision(config: Any, seen: Iterable[str]) -> None:
 
 
 def refuse_broadcast(config: Any) -> None:
-    """Refuse to continue in several processes where fairseq cannot hand the checkpoint to the others.
+    """Refuse to continue on several ranks where fairseq cannot broadcast the checkpoint.
 
     Raises:
         ValueError: there is a checkpoint to continue from, and the flag that helps is not given.

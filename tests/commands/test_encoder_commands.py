@@ -153,7 +153,7 @@ def test_two_labels_of_rte_are_the_tests() -> None:
         (["predict", "{}", "{}/none.tsv"], "there is no file {}/none.tsv"),
         (["predict", "{}", "{}/file.tsv"], "{} has no checkpoint; looked for checkpoint_best.pt"),
         (["export", "{}", "{}"], "{} exists already: give a folder that does not, or an empty one"),
-        (["predict", "{}/other.pt", "{}/file.tsv"], "{}/other.pt is no checkpoint of --arch hf_encoder"),
+        (["predict", "{}/other.pt", "{}/file.tsv"], "{}/other.pt isn't a checkpoint of --arch hf_encoder"),
         (["predict", "{}/damaged.pt", "{}/file.tsv"], "{}/damaged.pt cannot be read: it is damaged"),
         (["evaluate", "{}/weights.pt", "--on", "hans", "--data", "x"], "{}/weights.pt is not a fairseq checkpoint"),
         (["evaluate", "{}", "--on", "hans", "--data", "x"], "{} has no checkpoint"),

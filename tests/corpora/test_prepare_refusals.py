@@ -143,7 +143,7 @@ def test_a_nul_byte_in_a_corpus_is_said_with_file_and_line(
         (b"a 1\n b 1\n 1\n", "line 3: ' 1' is not '<symbol> <count>'"),
         (b"a x\n", "line 1: 'a x' is not"),
         (b"a -1\n", "line 1: 'a -1' is not"),
-        (b"a 1\nb 1\na 2\n", "line 3: 'a' stands in an earlier line too"),
+        (b"a 1\nb 1\na 2\n", "line 3: 'a' is in an earlier line too"),
         (b"<pad> 1\n", "line 1: '<pad>' is one of fairseq's own"),
         (b"\xff 1\n", "it is not UTF-8 text"),
         (b"a 1\n\xef\xbb", "it is not UTF-8 text"),

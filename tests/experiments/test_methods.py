@@ -62,7 +62,7 @@ def test_a_mapping_gives_each_its_settings() -> None:
         ({"ad_drop": {"p": "x"}}, "methods: ad_drop: p is 'x', but must be a number"),
         ({"ad_drop": 3}, "methods: ad_drop is 3, but must be a mapping of settings"),
         ({"mine": None}, "unknown method 'mine'; the methods are: untuned, plain"),
-        ({"a/b": {"like": "plain"}}, "methods: 'a/b' is no name for a folder"),
+        ({"a/b": {"like": "plain"}}, "methods: 'a/b' isn't a name for a folder"),
         ({"plain": {"flags": "'"}}, 'methods: plain: flags "\'": a quote is not closed'),
         ({}, "--methods is empty"),
         (None, "--methods is empty"),

@@ -102,7 +102,7 @@ def test_a_start_that_another_process_is_making_does_not_give_way(tmp_path: Path
         ("[1]", "holds no JSON object, but list"),
         ("\udcff", "is not JSON in UTF-8"),
         ("[" * 100_000, "is not JSON in UTF-8"),
-        (None, "is no file, so no run wrote it"),
+        (None, "isn't a file, so no run wrote it"),
         ('{"training": 5}', "lacks 'best_epoch' in 'training', so no run wrote it"),
         ('{"training": {"epochs": 5}}', "lacks 'best_epoch' in 'training', so no run wrote it"),
     ],

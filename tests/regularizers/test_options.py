@@ -138,7 +138,7 @@ def test_a_state_made_before_states_had_names_is_loaded(method):
 
 
 def test_a_state_that_is_none_is_refused():
-    with pytest.raises(ValueError, match=r"^the state is none of scheduled_dropout: it lacks epoch and updates$"):
+    with pytest.raises(ValueError, match=r"^the state isn't one of scheduled_dropout: it lacks epoch and updates$"):
         ScheduledDropout(schedule="drop *: 0:0.5").load_state_dict({})
 
 

@@ -205,7 +205,7 @@ def test_attend_out_refuses_a_second_call_by_name():
 
     model = siamese()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    refused = r"^encoder.self\[0\] \(\S+\) runs more than once in a forward: attend_out proposes one mask a site"
+    refused = r"^encoder.self\[0\] \(\S+\) runs more than once in a forward: attend_out proposes one mask per site"
     with AttendOut(problem=Problem(), optimizer=optimizer).attach(model), pytest.raises(RuntimeError, match=refused):
         model(*EQUALLY_LONG)
 
