@@ -91,6 +91,8 @@ def test_two_forwards_before_one_backward_keep_their_graphs():
     model = Scaled().train()
     with ADDrop(**IDLE).attach(model):
         (model(IDS) + model(IDS)).sum().backward()
+    assert all(parameter.grad.isfinite().all() for parameter in model.output.parameters())
+    assert model.output.weight.grad.any()
 
 
 def test_a_copy_of_arguments_shares_tensors_and_nothing_else():
