@@ -17,16 +17,8 @@ import torch
 import attn_reg_plugin
 from attn_reg_plugin.checkpoints import allowed_types, load_weights
 
-PUBLIC = {
-    "ADDrop",
-    "AttentionSite",
-    "candidate_region",
-    "drop_candidates",
-    "find_sites",
-    "gradient_attribution",
-    "recording",
-    "regularized_attention",
-}
+PUBLIC = {"ADDrop", "AttentionSite", "candidate_region", "drop_candidates", "find_sites", "gradient_attribution"}
+PUBLIC |= {"recording", "regularized_attention"}
 HEAVY = ("fairseq", "transformers", "datasets", "sacrebleu", "sentencepiece", "rich")
 
 

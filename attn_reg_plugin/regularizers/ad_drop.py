@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -117,7 +116,7 @@ class ADDrop(Regularizer):
         sites = self.attached_sites
         if self.attribution == "random":
             for site in sites:
-                site.sampler = partial(self._sample_at_random, site, int(torch.randint(2**62, ())))
+                site.sampler = self.sampler(site, self._sample_at_random)
             return
         with self.statistics.seconds("probe_seconds", forward.device):
             attribute = {
@@ -187,21 +186,10 @@ class ADDrop(Regularizer):
         """Every call that the probe came through, site by site: LayerDrop leaves layers out."""
         return [(site, tape) for site in self.attached_sites for tape in site.tapes]
 
-    def _sample_at_random(
-        self,
-        site: AttentionSite,
-        seed: int,
-        shape: tuple[int, ...],
-        valid: Tensor | None,
-        device: torch.device,
-    ) -> Tensor:
-        """A candidate region drawn at random; the same for a call of the seed, so that recomputation agrees."""
-
-        def draw(generator: torch.Generator) -> Tensor:
-            attribution = torch.rand(shape, generator=generator, device=device)
-            return sample_keep(attribution, valid, self.p, self.q, self.direction, generator=generator)
-
-        return self.drawn(site, seed, valid, device, draw)
+    def _sample_at_random(self, shape: tuple[int, ...], valid: Tensor | None, generator: torch.Generator) -> Tensor:
+        """A keep mask (B, H, T, S) over a candidate region drawn at random."""
+        attribution = torch.rand(shape, generator=generator, device=generator.device)
+        return sample_keep(attribution, valid, self.p, self.q, self.direction, generator=generator)
 
     # -- the probe --------------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -17,15 +18,15 @@ from torch import Tensor, nn
 
 from attn_reg_plugin.attention.calls import AttentionCall, derived
 from attn_reg_plugin.attention.masks import dropped_fraction
-from attn_reg_plugin.attention.sites import AttentionSite, SiteSelector
+from attn_reg_plugin.attention.sites import AttentionSite, MaskSampler, SiteSelector
 from attn_reg_plugin.regularizers.attachment import Attachment
 from attn_reg_plugin.regularizers.options import check_options, option
 from attn_reg_plugin.regularizers.probing import Forward
 from attn_reg_plugin.regularizers.statistics import Quantity, Statistics
 from attn_reg_plugin.regularizers.training import Supplied, Training
 
-#: draws a keep mask by a generator
-Draw = Callable[[torch.Generator], Tensor]
+#: draws a keep mask from (shape, valid, generator); the mask lies on the generator's device
+Draw = Callable[[tuple[int, ...], Tensor | None, torch.Generator], Tensor]
 REGISTRY: dict[str, type[Regularizer]] = {}
 
 
@@ -252,16 +253,28 @@ class Regularizer:
 
     # -- for methods ------------------------------------------------------------------------------------------------
 
-    def drawn(self, site: AttentionSite, seed: int, valid: Tensor | None, device: torch.device, draw: Draw) -> Tensor:
-        """A keep mask of the site's present call; the same for a call of the seed, so that recomputation agrees.
+    def sampler(self, site: AttentionSite, draw: Draw) -> MaskSampler:
+        """What draws the keep masks of the site's calls in the next forward, by a seed that is drawn now.
+
+        A call's mask is the same whenever it is drawn, so that recomputation agrees; it counts once.
 
         Args:
-            site, valid, device: as attention has them.
-            seed: drawn before the forward.
-            draw: the mask, bool, from a generator of `device`.
+            site: where the masks are for.
+            draw: the mask, bool and broadcastable to `shape`.
         """
+        return partial(self._drawn, site, draw, int(torch.randint(2**62, ())))
+
+    def _drawn(
+        self,
+        site: AttentionSite,
+        draw: Draw,
+        seed: int,
+        shape: tuple[int, ...],
+        valid: Tensor | None,
+        device: torch.device,
+    ) -> Tensor:
         call = site.current or AttentionCall(site)
-        keep = draw(torch.Generator(device).manual_seed(derived(seed, call.index)))
+        keep = draw(shape, valid, torch.Generator(device).manual_seed(derived(seed, call.index)))
         if not call.counted:
             self.count_dropped(site, keep, valid)
         return keep

@@ -286,7 +286,7 @@ class ScheduledDropout(Regularizer):
         drop = self.drop_probabilities()
         for site in self.attached_sites:
             if drop[site.name] > 0:
-                site.sampler = partial(self._sample, site, drop[site.name], int(torch.randint(2**62, ())))
+                site.sampler = self.sampler(site, partial(_bernoulli, drop[site.name]))
 
     def rehearse(self, forward: Forward) -> None:
         """Run the forward once through regularized attention in which nothing is dropped yet."""
@@ -297,20 +297,9 @@ class ScheduledDropout(Regularizer):
         with torch.no_grad():
             forward.run()
 
-    def _sample(
-        self,
-        site: AttentionSite,
-        probability: float,
-        seed: int,
-        shape: tuple[int, ...],
-        valid: Tensor | None,
-        device: torch.device,
-    ) -> Tensor:
-        """A keep mask (B, 1, T, S) for all heads; the same for a call of the seed, so that recomputation agrees."""
 
-        def draw(generator: torch.Generator) -> Tensor:
-            keep = torch.empty((shape[0], 1, *shape[2:]), dtype=torch.bool, device=device)
-            keep.bernoulli_(1.0 - probability, generator=generator)
-            return keep if valid is None else keep & valid
-
-        return self.drawn(site, seed, valid, device, draw)
+def _bernoulli(drop: float, shape: tuple[int, ...], valid: Tensor | None, generator: torch.Generator) -> Tensor:
+    """A keep mask (B, 1, T, S) for all heads."""
+    keep = torch.empty((shape[0], 1, *shape[2:]), dtype=torch.bool, device=generator.device)
+    keep.bernoulli_(1.0 - drop, generator=generator)
+    return keep if valid is None else keep & valid

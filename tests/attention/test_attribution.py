@@ -8,32 +8,16 @@ import torch.nn.functional as F
 
 from attn_reg_plugin import find_sites, gradient_attribution, recording
 from attn_reg_plugin.attention.attribution import map_gradient, output_gradients
-from tests.attention.literal import loop_weights
-from tests.attention.tiny_model import attentions
-
-
-class Materialized:
-    """Attention in which every map stands in the autograd graph, by the name of its site."""
-
-    def __init__(self, model):
-        self.maps = {}
-        for module in attentions(model).values():
-            module.attend = self
-
-    def __call__(self, name, query, key, value, valid, dropout_p):
-        weights = F.dropout(loop_weights(query, key, valid=valid), dropout_p)
-        self.maps[name] = weights
-        return weights @ value
+from tests.attention.materialized import Materialized
 
 
 def materialized(model, batch, seed):
     """F and ∂F/∂A of every site by autograd, in a forward with the random draws of `seed`."""
-    maps = Materialized(model)
     torch.manual_seed(seed)
-    objective = pseudo_likelihood(model(*batch))
-    for module in attentions(model).values():
-        module.attend = None
-    return objective, dict(zip(maps.maps, torch.autograd.grad(objective, list(maps.maps.values())), strict=True))
+    with Materialized(model) as open_attention:
+        objective = pseudo_likelihood(model(*batch))
+    maps = open_attention.maps
+    return objective, dict(zip(maps, torch.autograd.grad(objective, list(maps.values())), strict=True))
 
 
 def pseudo_likelihood(logits):

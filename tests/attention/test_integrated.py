@@ -8,12 +8,10 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 
 from attn_reg_plugin import find_sites, recording
 from attn_reg_plugin.attention.attribution import integrated_attribution, integration_nodes
-from tests.attention.literal import loop_weights
-from tests.attention.tiny_model import attentions
+from tests.attention.materialized import Materialized
 
 DECODER = [f"decoder.{kind}[{layer}]" for layer in range(2) for kind in ("self", "cross")]
 EVERY = ["encoder.self[0]", "encoder.self[1]", *DECODER]
@@ -36,38 +34,17 @@ def attributed(model, run, select="*", **options):
         return {site.name: attribution for site, attribution in integrated_attribution(run, sites, **options)}
 
 
-class Replaced:
-    """Attention in which some maps are given, and the others are computed and noted."""
-
-    def __init__(self, model, given=None):
-        self.model, self.given, self.seen = model, given or {}, {}
-
-    def __call__(self, name, query, key, value, valid, dropout_p):
-        weights = F.dropout(loop_weights(query, key, valid=valid), dropout_p)
-        self.seen[name] = weights.detach()
-        return self.given.get(name, weights) @ value
-
-    def __enter__(self):
-        for module in attentions(self.model).values():
-            module.attend = self
-        return self
-
-    def __exit__(self, *error):
-        for module in attentions(self.model).values():
-            module.attend = None
-
-
 def value_at(model, run, given):
     """F where the maps of `given` take its values."""
-    with torch.no_grad(), Replaced(model, given):
+    with torch.no_grad(), Materialized(model, given=given):
         return float(run())
 
 
 def maps_of(model, run):
     """Every site's map after dropout."""
-    with torch.no_grad(), Replaced(model) as replaced:
+    with torch.no_grad(), Materialized(model) as materialized:
         run()
-    return replaced.seen
+    return materialized.maps
 
 
 def literal(model, run, group, nodes):
@@ -76,7 +53,7 @@ def literal(model, run, group, nodes):
     totals = {name: torch.zeros_like(maps[name]) for name in group}
     for alpha, weight in nodes:
         given = {name: (alpha * maps[name]).requires_grad_() for name in group}
-        with Replaced(model, given):
+        with Materialized(model, given=given):
             gradients = torch.autograd.grad(run(), list(given.values()))
         for name, gradient in zip(given, gradients, strict=True):
             totals[name] += weight * gradient

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 
 import torch
@@ -138,3 +139,33 @@ def tokens(lengths: list[int], size: int, seed: int = 0) -> Tensor:
 def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
     """Mean cross entropy over the tokens that are not padding."""
     return nn.functional.cross_entropy(logits.flatten(0, -2).float(), targets.flatten(), ignore_index=PAD)
+
+
+def training_step(model: nn.Module, batch: tuple[Tensor, Tensor], seed: int = 1) -> tuple:
+    """Loss, gradients and the state of the random numbers after one training step of a translator."""
+    model.zero_grad()
+    torch.manual_seed(seed)
+    loss = loss_of(model(*batch), batch[1])
+    loss.backward()
+    return loss.detach(), [p.grad for p in model.parameters()], torch.get_rng_state()
+
+
+def same_step(first: tuple, second: tuple) -> bool:
+    """Whether two training steps are equal bit for bit."""
+    (loss, gradients, state), (other_loss, other_gradients, other_state) = first, second
+    pairs = zip(gradients, other_gradients, strict=True)
+    return loss.equal(other_loss) and all(a.equal(b) for a, b in pairs) and state.equal(other_state)
+
+
+def assert_recomputed(model: nn.Module, batch: tuple[Tensor, Tensor], seed: int, attach: Callable) -> None:
+    """Activation checkpointing runs the forward again in the backward: the same loss, and close gradients."""
+    results = []
+    for checkpointed in (False, True):
+        one = copy.deepcopy(model)
+        one.encoder.checkpointed = one.decoder.checkpointed = checkpointed
+        with attach(one):
+            results.append(training_step(one, batch, seed))
+    (loss, gradients, _), (other_loss, other_gradients, _) = results
+    assert loss.equal(other_loss)
+    for a, b in zip(gradients, other_gradients, strict=True):
+        torch.testing.assert_close(a, b)

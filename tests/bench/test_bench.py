@@ -25,16 +25,9 @@ from attn_reg_plugin.bench.rounds import PARTS, REST
 from attn_reg_plugin.bench.rows import Row, all_rows, select_rows
 from attn_reg_plugin.cli import main
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 TINY = ["bench", "--size", "tiny", "--batch", "2", "--length", "4", "--repeats", "2", "--warmup", "0", "--threads", "1"]
 SETTINGS = Settings("torch", "tiny", 2, 4, 0.5, 20)
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

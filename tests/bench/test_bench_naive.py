@@ -12,15 +12,8 @@ from attn_reg_plugin import ADDrop, find_sites
 from attn_reg_plugin.bench.families import PADDING, Settings, Workload, build_workload
 from attn_reg_plugin.bench.naive_ad_drop import naive_candidates, naive_forward, naive_masks
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 FAMILIES = ("torch", "fairseq", "bert")
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def _work(family: str, shortest: float = 0.5, **options) -> Workload:

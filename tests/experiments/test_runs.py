@@ -40,7 +40,9 @@ def begin(folder: Path) -> None:
 
 def test_the_same_settings_may_go_on(tmp_path: Path) -> None:
     _run(tmp_path / "r", "--lr", "0.1").claim()
+    before = {path.name: path.read_bytes() for path in (tmp_path / "r").iterdir()}
     _run(tmp_path / "r", "--lr", "0.1").claim()
+    assert before and before == {path.name: path.read_bytes() for path in (tmp_path / "r").iterdir()}
 
 
 @pytest.mark.parametrize(
@@ -145,9 +147,11 @@ def test_a_run_is_finished_when_trained_and_translated_with_these_flags(tmp_path
 
 
 def test_a_finished_run_starts_no_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs, "execute", lambda *_: pytest.fail("a command was started"))
+    started = []
+    monkeypatch.setattr(runs, "execute", lambda command, *_: started.append(command))
     write_json(tmp_path / "result.json", {"training": TRAINING, "translation": {"flags": "--beam 5", "scores": {}}})
     _run(tmp_path).carry_out(lambda log: None)
+    assert started == []
 
 
 def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:

@@ -90,7 +90,9 @@ def test_a_damaged_state_is_named(how: str, trained: Path, tmp_path: Path) -> No
 def test_what_the_sentence_advises_works(trained: Path, tmp_path: Path) -> None:
     path = saved(trained, tmp_path)
     path.unlink()
-    resume(tmp_path, ad_drop())
+    regularizer = ad_drop()
+    resume(tmp_path, regularizer)
+    assert regularizer.updates == 3, "it counts on with the Trainer"
 
 
 @pytest.mark.parametrize("how", ["other sites", "missing keys"])

@@ -1,9 +1,8 @@
-"""Readers of labelled data: every official format by hand, and every way in which a file can be broken."""
+"""Readers of labelled data: every official format by hand, and rows and labels that are left out."""
 
 from __future__ import annotations
 
 import dataclasses
-import gzip
 from pathlib import Path
 
 import pytest
@@ -16,11 +15,10 @@ from attn_reg_plugin.labelled import (
     read_file,
     read_split,
     sample_of,
-    with_labels,
 )
 from attn_reg_plugin.labelled.columns import read_records
+from tests.labelled.files import RTE, SWAG_HEADER, write
 
-SWAG_HEADER = ",video-id,fold-ind,startphrase,sent1,sent2,gold-source,ending0,ending1,ending2,ending3"
 MNLI_HEADER = "index\tpromptID\tpairID\tgenre\tsentence1\tsentence2\tlabel1\tgold_label"
 HANS_HEADER = "gold_label\tsentence1_parse\tsentence1\tsentence2\tpairID\theuristic\tsubcase\ttemplate"
 
@@ -168,13 +166,6 @@ OFFICIAL = [
 ]
 
 
-def write(path: Path, content: str | bytes) -> Path:
-    data = content if isinstance(content, bytes) else content.encode()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
-    return path
-
-
 @pytest.mark.parametrize(("name", "split", "file", "content", "examples"), OFFICIAL)
 @pytest.mark.parametrize("ending", ["", ".gz"])
 def test_official_formats(
@@ -211,95 +202,6 @@ def test_a_test_file_validates_imdb_only(tmp_path: Path) -> None:
     assert read_split(find_task("imdb"), tmp_path, "valid") == [TextExample(2, "fine", None, 1)]
     with pytest.raises(ValueError, match=r"has no dev\.tsv and no valid\.tsv .* for the split 'valid' of task sst2"):
         read_split(find_task("sst2"), tmp_path, "valid")
-
-
-@pytest.mark.parametrize(
-    ("files", "message"),
-    [
-        ({"pos/0_9.txt": b"x"}, r"train has no folder 'neg' for a label of task imdb"),
-        ({"pos/0_9.txt": b"x", "neg/a.html": b"x"}, r"neg has no document"),
-        ({"pos/0_9.txt": b"x", "neg/0_1.txt": b" \n"}, r"neg/0_1\.txt, line 1: the document is empty"),
-        ({"pos/0_9.txt": b"x", "neg/0_1.txt": b"a\n\xe9t\xe9"}, r"neg/0_1\.txt, line 2: not UTF-8 \(byte 0xe9"),
-    ],
-)
-def test_broken_folders_of_documents(tmp_path: Path, files: dict[str, bytes], message: str) -> None:
-    for name, content in files.items():
-        write(tmp_path / "train" / name, content)
-    with pytest.raises(ValueError, match=message):
-        read_split(find_task("imdb"), tmp_path, "train")
-
-
-RTE = "index\tsentence1\tsentence2\tlabel\n"
-#: task, content, what is said
-BROKEN_TABLES = [
-    ("rte", "", r"line 1: the file is empty$"),
-    ("rte", "\n\n", r"line 1: the file is empty$"),
-    ("rte", RTE, r"line 2: the file has a header but no example"),
-    (
-        "rte",
-        "index\tpremise\tsentence2\tlabel\n0\ta\tb\tentailment\n",
-        r"line 1: no column 'sentence1' for task rte; the columns are: index, premise, sentence2, label",
-    ),
-    ("rte", "index\tsentence1\tsentence2\n0\ta\tb\n", r"line 1: no column 'label' with the labels of task rte"),
-    ("rte", "sentence1\tsentence2\tlabel\tlabel\na\tb\t0\t0\n", r"line 1: there are 2 columns 'label'"),
-    (
-        "rte",
-        f"{RTE}0\ta\tb\tentailment\n1\ta\tb\tentails\n",
-        r"line 3: the label is 'entails', but must be one of entailment, not_entailment$",
-    ),
-    (
-        "rte",
-        f"{RTE}0\ta\tb\tentailment\n1\ta b\tentailment\n",
-        r"line 3: 3 fields, but the file's columns are 4 \(index",
-    ),
-    ("rte", f"{RTE}0\ta\tb\tentailment\textra\n", r"line 2: 5 fields, but the file's columns are 4"),
-    ("rte", f"{RTE}0\ta\tb\tentailment\n\n2\ta\tb\tentailment\n", r"line 3: 1 field, but the file's columns are 4"),
-    ("rte", RTE.encode() + "0\té\tb\tentailment\n".encode("latin-1"), r"line 2: not UTF-8 \(byte 0xe9 at position 3"),
-    ("rte", RTE.encode("utf-16"), r"line 1: not UTF-8"),
-    ("cola", "gj04\t1\tA cat.\n", r"line 1: 3 fields, but the file's columns are 4 \(source, label, mark, sentence\)"),
-    ("cola", "gj04\t2\t\tA cat.\n", r"line 1: the label is '2', but must be one of 0, 1"),
-    ("stsb", "sentence1\tsentence2\tscore\na\tb\tx\n", r"line 2: the value is 'x', but must be a number from 0 to 5"),
-    ("stsb", "sentence1\tsentence2\tscore\na\tb\t5.5\n", r"line 2: the value is '5\.5', but must be .* from 0 to 5"),
-    ("stsb", "sentence1\tsentence2\tscore\na\tb\tnan\n", r"line 2: the value is 'nan', but must be a number"),
-    ("swag", f"{SWAG_HEADER},label\n0,v,1,He,,,gold,a,b,c,d,4\n", r"line 2: the label is '4', but must be one of 0, 1"),
-    ("swag", f"{SWAG_HEADER},label\n0,v,1,He,,,gold,a,b,c,1\n", r"line 2: 11 fields, but the file's columns are 12"),
-    ("swag", f'{SWAG_HEADER},label\n0,v,1,"He"x,,,gold,a,b,c,d,1\n', r"line 2: not CSV \("),
-    ("swag", f'{SWAG_HEADER},label\n0,v,1,"He,,,gold,a,b,c,d,1\n', r"line 2: not CSV \("),
-    ("swag", "startphrase,ending0,ending1,ending2,label\nHe,a,b,c,1\n", r"line 1: no column 'ending3' for task swag"),
-]
-CONLLU = "1\tI\tI\tPRON\tPRP\t_\t2\tnsubj\t_\t_\n"
-BROKEN_WORDS = [
-    ("wnut17", "", r"line 1: the file has no words$"),
-    ("wnut17", "\n\t\n", r"line 1: the file has no words$"),
-    ("wnut17", "a\tO\nb\n", r"line 2: 1 field, but each word's line must have 2"),
-    ("wnut17", "a\tO\nb\tO\tO\n", r"line 2: 3 fields, but each word's line must have 2"),
-    ("wnut17", "a\tO\n\tO\n", r"line 2: 2 fields, some of them empty, but"),
-    ("wnut17", "a\tO\n\nb\tB-animal\n", r"line 3: the label is 'B-animal', but must be one of O, B-corporation"),
-    ("wnut17", b"a\tO\n\xe9\tO\n", r"line 2: not UTF-8 \(byte 0xe9"),
-    ("conll2003", "EU NNP I-NP I-ORG\nrejects VBZ O\n", r"line 2: 3 fields, but each word's line must have 4"),
-    ("upos", "# only a comment\n", r"line 1: the file has no words$"),
-    ("upos", CONLLU + "2\tgo\tgo\tVERB\n", r"line 2: 4 fields, but a line of CoNLL-U must have 10"),
-    ("upos", CONLLU.replace("\t", " "), r"line 1: 1 field, but a line of CoNLL-U must have 10, separated by tabs"),
-    ("upos", CONLLU.replace("PRON", "PRN"), r"line 1: the label is 'PRN', but must be one of ADJ"),
-    ("upos", CONLLU + CONLLU, r"line 2: the word's number is '1', but must be 2"),
-    ("upos", CONLLU.replace("1", "x"), r"line 1: the word's number is 'x', but must be 1"),
-]
-
-
-@pytest.mark.parametrize(("name", "content", "message"), BROKEN_TABLES + BROKEN_WORDS)
-def test_broken_files_are_refused_with_file_and_line(
-    tmp_path: Path, name: str, content: str | bytes, message: str
-) -> None:
-    path = write(tmp_path / "broken.txt", content)
-    with pytest.raises(ValueError, match=rf"broken\.txt, {message}") as caught:
-        list(read_file(find_task(name), path))
-    assert "\n" not in str(caught.value)
-
-
-def test_a_broken_gzip_file_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "train.tsv.gz").write_bytes(gzip.compress((RTE + "0\ta\tb\tentailment\n" * 99).encode())[:-12])
-    with pytest.raises(ValueError, match=r"train\.tsv\.gz, after line \d+: not a whole gzip file"):
-        read_split(find_task("rte"), tmp_path, "train")
 
 
 def test_empty_lines_at_the_end_are_no_examples(tmp_path: Path) -> None:
@@ -361,19 +263,3 @@ def test_broken_rows_can_be_left_out_and_are_counted(tmp_path: Path, caplog: pyt
 def test_a_quoted_field_may_hold_a_line_break_and_lines_count_on(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", 'text,label\n"one\ntwo",1\nx,y\n')
     assert list(read_records(path, "csv")) == [(1, ["text", "label"]), (2, ["one\ntwo", "1"]), (4, ["x", "y"])]
-
-
-def test_missing_folder_and_missing_file_say_what_is_there(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"the data folder .*absent does not exist; give the one .* of task rte"):
-        read_split(find_task("rte"), tmp_path / "absent", "train")
-    write(tmp_path / "dev.tsv", RTE)
-    with pytest.raises(ValueError, match=r"has no train\.tsv \(plain or \.gz\) for the split 'train' .* has: dev\.tsv"):
-        read_split(find_task("rte"), tmp_path, "train")
-
-
-def test_two_files_of_a_split_are_refused(tmp_path: Path) -> None:
-    for name in ("a-ud-train.conllu", "b-ud-train.conllu.gz"):
-        write(tmp_path / name, CONLLU)
-    with pytest.raises(ValueError, match=r"has 2 files|has no train\.conllu") as caught:
-        with_labels(find_task("xpos"), tmp_path)
-    assert "2 files" in str(caught.value)

@@ -10,6 +10,8 @@ pytest.importorskip("fairseq")
 pytest.importorskip("transformers")
 
 from attn_reg_plugin.corpora.phrasebook import splits
+from attn_reg_plugin.opus_mt.conversion import to_fairseq
+from attn_reg_plugin.opus_mt.marian_folder import MarianFolder
 from tests.opus_mt.folders import TINY, load_tokenizer, make_folder, train_model
 
 
@@ -42,3 +44,10 @@ def separate(models: list[Path], tmp_path_factory: pytest.TempPathFactory) -> tu
     folder = tmp_path_factory.mktemp("separate") / "hf"
     model = make_folder(folder, models, TINY, share_encoder_decoder_embeddings=False)
     return model, folder, load_tokenizer(folder)
+
+
+@pytest.fixture
+def converted(marian: tuple, tmp_path: Path) -> Path:
+    """The tiny Marian for fairseq."""
+    to_fairseq(MarianFolder.open(marian[1]), tmp_path / "converted")
+    return tmp_path / "converted"

@@ -148,3 +148,25 @@ def make_folder(
 def load_tokenizer(folder: Path) -> MarianTokenizer:
     """Hugging Face's tokenizer of a folder."""
     return MarianTokenizer.from_pretrained(folder)
+
+
+def copy(source: Path, destination: Path) -> Path:
+    """A copy of a flat folder."""
+    destination.mkdir(parents=True)
+    for path in source.iterdir():
+        (destination / path.name).write_bytes(path.read_bytes())
+    return destination
+
+
+def edit(path: Path, **values: object) -> None:
+    """Set keys of a JSON file; None takes one out."""
+    content = json.loads(path.read_text(encoding="utf-8")) | values
+    content = {key: value for key, value in content.items() if value is not None}
+    path.write_text(json.dumps(content), encoding="utf-8")
+
+
+def assert_same_tensors(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> None:
+    """Same names, precisions and bits."""
+    assert first.keys() == second.keys() and first
+    for name, tensor in first.items():
+        assert tensor.dtype == second[name].dtype and torch.equal(tensor, second[name]), name

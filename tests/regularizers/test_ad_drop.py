@@ -9,31 +9,11 @@ import torch.nn.functional as F
 from attn_reg_plugin import ADDrop, recording
 from attn_reg_plugin.attention.sites import find_sites
 from attn_reg_plugin.regularizers.probing import Forward
-from tests.attention.literal import check_region, loop_candidates, loop_weights
+from tests.attention.literal import check_region, loop_candidates
+from tests.attention.materialized import Materialized
 from tests.attention.tiny_model import PAD, SIZE, attentions, loss_of, tokens
 
 EVERY = ["encoder.self[0]", "encoder.self[1]", *(f"decoder.{k}[{i}]" for i in range(2) for k in ("self", "cross"))]
-
-
-class Materialized:
-    """Attention maps that stand in the graph, over the positions that `keep` leaves; open, it is the model's own."""
-
-    def __init__(self, model, keep=None):
-        self.model, self.keep, self.maps, self.valid = model, keep or {}, {}, {}
-
-    def __call__(self, name, query, key, value, valid, dropout_p):
-        weights = F.dropout(loop_weights(query, key, valid=valid, keep=self.keep.get(name)), dropout_p)
-        self.maps[name], self.valid[name] = weights, valid
-        return weights @ value
-
-    def __enter__(self):
-        for module in attentions(self.model).values():
-            module.attend = self
-        return self
-
-    def __exit__(self, *error):
-        for module in attentions(self.model).values():
-            module.attend = None
 
 
 def attributed_maps(model, arguments, mask):

@@ -10,23 +10,7 @@ import torch
 from torch import nn
 
 from attn_reg_plugin.regularizers import AttentionLayerDrop, build
-from tests.attention.tiny_model import PAD, SIZE, attentions, loss_of
-
-
-def step(model, batch, seed=1):
-    """Loss, gradients and the state of the random numbers after one training step."""
-    model.zero_grad()
-    torch.manual_seed(seed)
-    loss = loss_of(model(*batch), batch[1])
-    loss.backward()
-    return loss.detach(), [p.grad for p in model.parameters()], torch.get_rng_state()
-
-
-def same(first, second):
-    """Whether two steps are equal bit for bit."""
-    (loss, gradients, state), (other_loss, other_gradients, other_state) = first, second
-    pairs = zip(gradients, other_gradients, strict=True)
-    return loss.equal(other_loss) and all(a.equal(b) for a, b in pairs) and state.equal(other_state)
+from tests.attention.tiny_model import PAD, SIZE, assert_recomputed, attentions, same_step, training_step
 
 
 def test_each_site_is_dropped_with_probability_p_independently(translator, batch):
@@ -82,11 +66,11 @@ def test_what_is_padded_never_matters(translator, batch):
 def test_p_of_zero_changes_no_bit_and_draws_nothing(dropping_translator, batch, checkpointed):
     model = dropping_translator
     model.encoder.checkpointed = checkpointed
-    expected = step(model, batch)
+    expected = training_step(model, batch)
     with AttentionLayerDrop(p=0.0, sites="*").attach(model) as regularizer:
-        assert same(expected, step(model, batch))
+        assert same_step(expected, training_step(model, batch))
         assert regularizer.statistics.take() == {"forwards": 1.0, "regularized": 0.0}
-    assert same(expected, step(model, batch))
+    assert same_step(expected, training_step(model, batch))
 
 
 def test_evaluation_is_untouched(dropping_translator, batch):
@@ -100,17 +84,7 @@ def test_evaluation_is_untouched(dropping_translator, batch):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_recomputation_drops_the_same(translator, batch, seed):
-    """Activation checkpointing runs the forward again in the backward: same layers, same gradients."""
-    results = []
-    for checkpointed in (False, True):
-        model = copy.deepcopy(translator)
-        model.encoder.checkpointed = model.decoder.checkpointed = checkpointed
-        with AttentionLayerDrop(p=0.5, sites="*").attach(model):
-            results.append(step(model, batch, seed))
-    (loss, gradients, _), (other_loss, other_gradients, _) = results
-    assert loss.equal(other_loss)
-    for a, b in zip(gradients, other_gradients, strict=True):
-        torch.testing.assert_close(a, b)
+    assert_recomputed(translator, batch, seed, lambda model: AttentionLayerDrop(p=0.5, sites="*").attach(model))
 
 
 def test_a_run_that_is_resumed_draws_the_same(translator, batch):

@@ -27,7 +27,7 @@ def make(method, **options):
 
 @pytest.mark.parametrize("method", sorted(REGISTRY))
 def test_the_defaults_are_allowed(method):
-    make(method)
+    assert isinstance(make(method), REGISTRY[method])
 
 
 @pytest.mark.parametrize("method, option", EVERY, ids=named)

@@ -13,9 +13,9 @@ from torch import nn
 
 from attn_reg_plugin import ADDrop, AttendOut, ScheduledDropout, find_sites
 from attn_reg_plugin.attention.sites import HeldSites
-from attn_reg_plugin.regularizers import Tokens
 from attn_reg_plugin.regularizers.probing import own_copy
 from tests.attention.tiny_model import PAD, SIZE, TinyClassifier, TinyStack, attentions, loss_of, sharpened, tokens
+from tests.regularizers.problems import TokensOnly
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 IDS = tokens([6, 3, 2], 6, seed=1)
@@ -91,6 +91,8 @@ def test_two_forwards_before_one_backward_keep_their_graphs():
     model = Scaled().train()
     with ADDrop(**IDLE).attach(model):
         (model(IDS) + model(IDS)).sum().backward()
+    assert all(parameter.grad.isfinite().all() for parameter in model.output.parameters())
+    assert model.output.weight.grad.any()
 
 
 def test_a_copy_of_arguments_shares_tensors_and_nothing_else():
@@ -125,17 +127,10 @@ def test_hooks_that_give_a_module_new_weights_act_once(attribution):
 
 
 def test_attend_outs_defender_learns_from_what_the_attacker_was_given():
-    class Problem:
-        def loss(self, model, inputs):
-            raise NotImplementedError
-
-        def tokens(self, inputs):
-            return {"encoder": Tokens(inputs["ids"], inputs["ids"].ne(PAD))}
-
-        validation = loss
-
     model, cache = stateful(), Store(SIZE)
-    with AttendOut(problem=Problem(), optimizer=torch.optim.SGD(model.parameters(), 0.1)).attach(model) as regularizer:
+    with AttendOut(problem=TokensOnly("ids"), optimizer=torch.optim.SGD(model.parameters(), 0.1)).attach(
+        model
+    ) as regularizer:
         model(IDS, cache=cache, options=[])
         (inputs,) = regularizer.game._pending
         assert cache.filled == 1 and inputs["cache"].filled == 0 and inputs["ids"] is IDS and inputs["options"] == []

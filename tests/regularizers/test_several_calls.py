@@ -18,8 +18,8 @@ from attn_reg_plugin import (
     gradient_attribution,
     recording,
 )
-from attn_reg_plugin.regularizers import Tokens
 from tests.attention.tiny_model import PAD, SIZE, VOCABULARY, TinyStack, attentions, sharpened, tokens
+from tests.regularizers.problems import TokensOnly
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SITES = ["encoder.self[0]", "encoder.self[1]"]
@@ -194,19 +194,13 @@ def test_each_call_of_an_attention_layer_drop_draws_for_itself():
 def test_attend_out_refuses_a_second_call_by_name():
     """Its masks are proposed from the batch's tokens: there is no second batch."""
 
-    class Problem:
-        def loss(self, model, inputs):
-            raise NotImplementedError
-
-        def tokens(self, inputs):
-            return {"encoder": Tokens(inputs["first"], inputs["first"].ne(PAD))}
-
-        validation = loss
-
     model = siamese()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     refused = r"^encoder.self\[0\] \(\S+\) runs more than once in a forward: attend_out proposes one mask per site"
-    with AttendOut(problem=Problem(), optimizer=optimizer).attach(model), pytest.raises(RuntimeError, match=refused):
+    with (
+        AttendOut(problem=TokensOnly("first"), optimizer=optimizer).attach(model),
+        pytest.raises(RuntimeError, match=refused),
+    ):
         model(*EQUALLY_LONG)
 
 

@@ -13,7 +13,15 @@ import torch
 import transformers
 
 from attn_reg_plugin.cli import main
-from attn_reg_plugin.labelled import MULTIPLE_CHOICE, REGRESSION, TAGGING, find_task, read_split, sample_of
+from attn_reg_plugin.labelled import (
+    MULTIPLE_CHOICE,
+    REGRESSION,
+    TAGGING,
+    LabelledTask,
+    find_task,
+    read_split,
+    sample_of,
+)
 from attn_reg_plugin.labelled.metrics import SCORES, tag_codes
 from tests.models.hf_folders import TOYS, make_encoder, tokenizer
 from tests.tasks.encoder_runs import encoder_arguments, keep_curve
@@ -141,6 +149,18 @@ def logits_one_by_one(model: Any, tokens: Any, row: str, example: Any) -> torch.
     return model(**tokens(example.first, example.second, return_tensors="pt")).logits[0]
 
 
+def scored(task: LabelledTask, logits: list[torch.Tensor], examples: list) -> tuple[Any, Any]:
+    """Predictions and gold, as the metrics take them."""
+    if task.kind == TAGGING:
+        codes = torch.tensor(tag_codes(task.labels))
+        rows = [
+            torch.stack([codes[one.argmax(-1)], codes[list(e.labels)]]) for one, e in zip(logits, examples, strict=True)
+        ]
+        return tuple(torch.cat([torch.cat([pair, torch.full((2, 1), -1)], 1) for pair in rows], 1).numpy())
+    predicted = torch.stack([one[0] if task.kind == REGRESSION else one.argmax() for one in logits])
+    return predicted.numpy(), torch.tensor([example.label for example in examples]).numpy()
+
+
 def test_a_trained_encoder_is_used(trained: tuple[str, Finished, Path], data: Path, tmp_path: Path) -> None:
     """Its best validation, `fairseq-validate`, `attn-reg predict` and the exported model say the same."""
     row, finished, folder = trained
@@ -155,27 +175,21 @@ def test_a_trained_encoder_is_used(trained: tuple[str, Finished, Path], data: Pa
     examples = read_split(task, data / row, "valid")
     with torch.no_grad():
         logits = [logits_one_by_one(model, tokens, row, example) for example in examples]
-    if task.kind == TAGGING:
-        codes = torch.tensor(tag_codes(task.labels))
-        rows = [
-            torch.stack([codes[one.argmax(-1)], codes[list(e.labels)]]) for one, e in zip(logits, examples, strict=True)
-        ]
-        predicted, gold = torch.cat([torch.cat([pair, torch.full((2, 1), -1)], 1) for pair in rows], 1).numpy()
-    else:
-        predicted = torch.stack([one[0] if task.kind == REGRESSION else one.argmax() for one in logits]).numpy()
-        gold = torch.tensor([example.label for example in examples]).numpy()
+    predicted, gold = scored(task, logits, examples)
     assert SCORES[task.kind][metric](predicted, gold) == pytest.approx(best, abs=1e-3)
 
-    arguments = [
-        str(data / row),
-        "--user-dir",
-        PLUGIN,
-        "--task",
-        TOYS[row][1],
+    arguments = [str(data / row), "--user-dir", PLUGIN, "--task", TOYS[row][1]]
+    arguments += [
         "--path",
         str(folder / "checkpoint_best.pt"),
+        "--batch-size",
+        "16",
+        "--cpu",
+        "--num-workers",
+        "0",
+        "--log-format",
+        "json",
     ]
-    arguments += ["--batch-size", "16", "--cpu", "--num-workers", "0", "--log-format", "json"]
     said = run("validate", arguments, folder / "validate.log").check().output
     (found,) = re.findall(rf'"valid_{metric}": "([^"]*)"', said)
     assert float(found) == pytest.approx(best, abs=1e-3), "of all 21 examples, which are no multiple of 8"
@@ -183,16 +197,19 @@ def test_a_trained_encoder_is_used(trained: tuple[str, Finished, Path], data: Pa
     files = {"swag": "val.csv", "wnut17": "dev.conll"}
     out = tmp_path / "predictions.tsv"
     assert main(["predict", str(folder), str(data / row / files.get(row, "dev.tsv")), "--out", str(out)]) == 0
-    lines = out.read_text(encoding="utf-8").splitlines()
+    check_predictions(out.read_text(encoding="utf-8").splitlines(), task, examples, logits)
+
+
+def check_predictions(lines: list[str], task: LabelledTask, examples: list, logits: list[torch.Tensor]) -> None:
+    """The file of `attn-reg predict` says what the logits say."""
     if task.kind == TAGGING:
         names = [[task.labels[tag] for tag in one.argmax(-1)] for one in logits]
         pairs = zip(examples, names, strict=True)
         assert lines == [line for e, n in pairs for line in [*map("\t".join, zip(e.words, n, strict=True)), ""]]
         return
-    assert lines[0] == "index\tprediction" and [line.split("\t")[0] for line in lines[1:]] == [
-        str(i) for i in range(21)
-    ]
-    said = [line.split("\t")[1] for line in lines[1:]]
+    assert lines[0] == "index\tprediction"
+    assert [line.split("\t")[0] for line in lines[1:]] == [str(index) for index in range(21)]
+    said, predicted = [line.split("\t")[1] for line in lines[1:]], scored(task, logits, examples)[0]
     if task.kind == REGRESSION:
         assert [float(value) for value in said] == pytest.approx([min(max(v, 0), 5) for v in predicted], abs=6e-4)
     else:

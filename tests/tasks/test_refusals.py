@@ -18,8 +18,6 @@ SITES = re.escape("encoder.self[0] encoder.self[1] decoder.self[0] decoder.cross
     ("flag", "value", "said"),
     [
         ("--ad-drop-p", "1.5", r"p is 1\.5, but must lie in \[0, 1\]"),
-        ("--ad-drop-p", "-0.1", r"p is -0\.1, but must lie in \[0, 1\]"),
-        ("--ad-drop-q", "2", r"q is 2\.0, but must lie in \[0, 1\]"),
         ("--ad-drop-q", "nan", r"q is nan, but must lie in \[0, 1\]"),
         ("--attn-sites", "encoder.cross", r"'encoder\.cross' matches nothing in this model; its sites are: " + SITES),
         ("--attn-sites", "decoder.self[0,5]", r"'decoder\.self\[0,5\]' matches nothing in this model.*" + SITES),

@@ -1,0 +1,121 @@
+"""Every way in which a file of labelled data can be broken: what is said, and in which line."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from attn_reg_plugin.labelled import find_task, read_file, read_split, with_labels
+from tests.labelled.files import CONLLU, RTE, SWAG_HEADER, write
+
+#: task -> contents, and what is said of them
+BROKEN = {
+    "rte": [
+        ("", r"line 1: the file is empty$"),
+        ("\n\n", r"line 1: the file is empty$"),
+        (RTE, r"line 2: the file has a header but no example"),
+        (
+            "index\tpremise\tsentence2\tlabel\n0\ta\tb\tentailment\n",
+            r"line 1: no column 'sentence1' for task rte; the columns are: index, premise, sentence2, label",
+        ),
+        ("index\tsentence1\tsentence2\n0\ta\tb\n", r"line 1: no column 'label' with the labels of task rte"),
+        ("sentence1\tsentence2\tlabel\tlabel\na\tb\t0\t0\n", r"line 1: there are 2 columns 'label'"),
+        (
+            f"{RTE}0\ta\tb\tentailment\n1\ta\tb\tentails\n",
+            r"line 3: the label is 'entails', but must be one of entailment, not_entailment$",
+        ),
+        (f"{RTE}0\ta\tb\tentailment\n1\ta b\tentailment\n", r"line 3: 3 fields, but the file's columns are 4 \(index"),
+        (f"{RTE}0\ta\tb\tentailment\textra\n", r"line 2: 5 fields, but the file's columns are 4"),
+        (f"{RTE}0\ta\tb\tentailment\n\n2\ta\tb\tentailment\n", r"line 3: 1 field, but the file's columns are 4"),
+        (RTE.encode() + "0\té\tb\tentailment\n".encode("latin-1"), r"line 2: not UTF-8 \(byte 0xe9 at position 3"),
+        (RTE.encode("utf-16"), r"line 1: not UTF-8"),
+    ],
+    "cola": [
+        ("gj04\t1\tA cat.\n", r"line 1: 3 fields, but the file's columns are 4 \(source, label, mark, sentence\)"),
+        ("gj04\t2\t\tA cat.\n", r"line 1: the label is '2', but must be one of 0, 1"),
+    ],
+    "stsb": [
+        ("sentence1\tsentence2\tscore\na\tb\tx\n", r"line 2: the value is 'x', but must be a number from 0 to 5"),
+        ("sentence1\tsentence2\tscore\na\tb\t5.5\n", r"line 2: the value is '5\.5', but must be .* from 0 to 5"),
+        ("sentence1\tsentence2\tscore\na\tb\tnan\n", r"line 2: the value is 'nan', but must be a number"),
+    ],
+    "swag": [
+        (f"{SWAG_HEADER},label\n0,v,1,He,,,gold,a,b,c,d,4\n", r"line 2: the label is '4', but must be one of 0, 1"),
+        (f"{SWAG_HEADER},label\n0,v,1,He,,,gold,a,b,c,1\n", r"line 2: 11 fields, but the file's columns are 12"),
+        (f'{SWAG_HEADER},label\n0,v,1,"He"x,,,gold,a,b,c,d,1\n', r"line 2: not CSV \("),
+        (f'{SWAG_HEADER},label\n0,v,1,"He,,,gold,a,b,c,d,1\n', r"line 2: not CSV \("),
+        ("startphrase,ending0,ending1,ending2,label\nHe,a,b,c,1\n", r"line 1: no column 'ending3' for task swag"),
+    ],
+    "wnut17": [
+        ("", r"line 1: the file has no words$"),
+        ("\n\t\n", r"line 1: the file has no words$"),
+        ("a\tO\nb\n", r"line 2: 1 field, but each word's line must have 2"),
+        ("a\tO\nb\tO\tO\n", r"line 2: 3 fields, but each word's line must have 2"),
+        ("a\tO\n\tO\n", r"line 2: 2 fields, some of them empty, but"),
+        ("a\tO\n\nb\tB-animal\n", r"line 3: the label is 'B-animal', but must be one of O, B-corporation"),
+        (b"a\tO\n\xe9\tO\n", r"line 2: not UTF-8 \(byte 0xe9"),
+    ],
+    "conll2003": [
+        ("EU NNP I-NP I-ORG\nrejects VBZ O\n", r"line 2: 3 fields, but each word's line must have 4"),
+    ],
+    "upos": [
+        ("# only a comment\n", r"line 1: the file has no words$"),
+        (CONLLU + "2\tgo\tgo\tVERB\n", r"line 2: 4 fields, but a line of CoNLL-U must have 10"),
+        (CONLLU.replace("\t", " "), r"line 1: 1 field, but a line of CoNLL-U must have 10, separated by tabs"),
+        (CONLLU.replace("PRON", "PRN"), r"line 1: the label is 'PRN', but must be one of ADJ"),
+        (CONLLU + CONLLU, r"line 2: the word's number is '1', but must be 2"),
+        (CONLLU.replace("1", "x"), r"line 1: the word's number is 'x', but must be 1"),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"pos/0_9.txt": b"x"}, r"train has no folder 'neg' for a label of task imdb"),
+        ({"pos/0_9.txt": b"x", "neg/a.html": b"x"}, r"neg has no document"),
+        ({"pos/0_9.txt": b"x", "neg/0_1.txt": b" \n"}, r"neg/0_1\.txt, line 1: the document is empty"),
+        ({"pos/0_9.txt": b"x", "neg/0_1.txt": b"a\n\xe9t\xe9"}, r"neg/0_1\.txt, line 2: not UTF-8 \(byte 0xe9"),
+    ],
+)
+def test_broken_folders_of_documents(tmp_path: Path, files: dict[str, bytes], message: str) -> None:
+    for name, content in files.items():
+        write(tmp_path / "train" / name, content)
+    with pytest.raises(ValueError, match=message):
+        read_split(find_task("imdb"), tmp_path, "train")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"), [(name, *case) for name, cases in BROKEN.items() for case in cases]
+)
+def test_broken_files_are_refused_with_file_and_line(
+    tmp_path: Path, name: str, content: str | bytes, message: str
+) -> None:
+    path = write(tmp_path / "broken.txt", content)
+    with pytest.raises(ValueError, match=rf"broken\.txt, {message}") as caught:
+        list(read_file(find_task(name), path))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_broken_gzip_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "train.tsv.gz").write_bytes(gzip.compress((RTE + "0\ta\tb\tentailment\n" * 99).encode())[:-12])
+    with pytest.raises(ValueError, match=r"train\.tsv\.gz, after line \d+: not a whole gzip file"):
+        read_split(find_task("rte"), tmp_path, "train")
+
+
+def test_missing_folder_and_missing_file_say_what_is_there(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"the data folder .*absent does not exist; give the one .* of task rte"):
+        read_split(find_task("rte"), tmp_path / "absent", "train")
+    write(tmp_path / "dev.tsv", RTE)
+    with pytest.raises(ValueError, match=r"has no train\.tsv \(plain or \.gz\) for the split 'train' .* has: dev\.tsv"):
+        read_split(find_task("rte"), tmp_path, "train")
+
+
+def test_two_files_of_a_split_are_refused(tmp_path: Path) -> None:
+    for name in ("a-ud-train.conllu", "b-ud-train.conllu.gz"):
+        write(tmp_path / name, CONLLU)
+    with pytest.raises(ValueError, match=r"has 2 files|has no train\.conllu") as caught:
+        with_labels(find_task("xpos"), tmp_path)
+    assert "2 files" in str(caught.value)
