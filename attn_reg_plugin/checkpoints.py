@@ -87,14 +87,19 @@ def load_weights(path: Path, mmap: bool = False) -> Any:
 def is_damaged(path: Path) -> bool:
     """Whether a checkpoint cannot be read because it is not whole, in any format of torch's; it is read to know.
 
-    One that is refused for the types in it is whole.
+    One that is refused for the types in it is whole. So may be one that the system does not let us read now, for want of
+    memory or permission.
     """
     try:
         load_weights(path, mmap=zipfile.is_zipfile(path))
     except ForeignTypes:
         return False
-    except ValueError:
-        return True
+    except ValueError as error:
+        reason = error.__context__
+        hindered = isinstance(reason, OSError) and reason.errno is not None
+        return not (hindered or isinstance(reason, MemoryError) or "not enough memory" in str(reason))
+    except OSError:
+        return False
     return False
 
 
