@@ -6,6 +6,7 @@ And writing what is kept beside them: whole or not at all.
 from __future__ import annotations
 
 import argparse
+import errno
 import pickle
 import re
 import zipfile
@@ -21,6 +22,8 @@ from attn_reg_plugin.files import naming_writer, whole_file
 
 #: in torch's refusals of a type that is not allowed
 _FOREIGN = re.compile("unsupported (global|class)|can only (build|create)", re.IGNORECASE)
+#: of a system that does not let us read a file now, whatever is in it
+_HINDRANCES = (errno.EACCES, errno.EPERM, errno.EIO, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ESTALE)
 #: what to do about a state that cannot be used
 ANEW = "move it away, and the method starts anew from the checkpoint's weights"
 
@@ -88,14 +91,19 @@ def load_weights(path: Path, mmap: bool = False) -> Any:
 def is_damaged(path: Path) -> bool:
     """Whether a checkpoint cannot be read because it is not whole, in any format of torch's; it is read to know.
 
-    One that is refused for the types in it is whole.
+    One that is refused for the types in it is whole. So may be one that the system does not let us read now, for want
+    of memory or permission.
     """
     try:
         load_weights(path, mmap=zipfile.is_zipfile(path))
     except ForeignTypes:
         return False
-    except ValueError:
-        return True
+    except ValueError as error:
+        reason = error.__context__
+        hindered = isinstance(reason, OSError) and reason.errno in _HINDRANCES
+        return not (hindered or isinstance(reason, MemoryError) or "not enough memory" in str(reason))
+    except OSError:
+        return False
     return False
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -55,6 +56,9 @@ def build_parser(command: str | None = None) -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `attn-reg`; bad input ends in one sentence and exit status 2, without a traceback."""
     argv = list(sys.argv[1:] if argv is None else argv)
+    if not logging.root.handlers and logging.lastResort is not None:
+        # one of fairseq's models asks for everybody's debug messages at its import, unless logging is set up
+        logging.root.addHandler(logging.lastResort)
     parser = build_parser(argv[0] if argv else None)
     if zero := _with_zero_byte(argv):
         parser.error(f"{zero} holds a NUL byte, which no path and no flag can hold")

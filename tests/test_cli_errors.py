@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import resource
 import tempfile
@@ -183,3 +184,16 @@ def test_a_read_only_folder(place: str, read_only: Path, capsys: pytest.CaptureF
         error = said(capsys, "report", "curves", log.name, "--out", read_only / place)
     assert f"{read_only}/" in error and "permission denied; change the permissions" in error
     assert not list(read_only.iterdir())
+
+
+def test_a_library_that_sets_up_logging_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As fairseq's wav2vec2_classification does at its import; warnings are heard as before."""
+    monkeypatch.setattr(logging.root, "handlers", [])
+    monkeypatch.setattr(logging.root, "level", logging.WARNING)
+    assert main(["user-dir"]) == 0
+    logging.basicConfig(level=logging.DEBUG)
+    logging.getLogger("matplotlib.of.this.test").debug("noise")
+    logging.getLogger("attn_reg_plugin.of.this.test").warning("heard")
+    assert capsys.readouterr().err == "heard\n"

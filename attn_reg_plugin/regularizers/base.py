@@ -190,14 +190,22 @@ class Regularizer:
         """Continue from `state_dict()`; one made before states had their method's name is taken as it is.
 
         Raises:
-            ValueError: it is another method's state, or lacks what every state has.
+            TypeError: it is no mapping.
+            ValueError: it is another method's state, or lacks what every state has, or counts in other than numbers.
         """
+        if not isinstance(state, Mapping):
+            raise TypeError(f"the state is a {type(state).__name__}, but must be what {self.name}'s state_dict() gave")
         theirs = state.get("method", self.name)
         if theirs != self.name:
             raise ValueError(f"the state is one of {theirs}, but must be one of {self.name}")
         missing = [key for key in ("epoch", "updates") if key not in state]
         if missing:
             raise ValueError(f"the state isn't one of {self.name}: it lacks {' and '.join(missing)}")
+        for key, least in (("epoch", 1), ("updates", 0)):
+            count = state[key]
+            whole = isinstance(count, int) and not isinstance(count, bool) and count >= least
+            if not whole and not (key == "epoch" and count is None):
+                raise ValueError(f"the state's {key} is {count!r}, but must be a whole number, at least {least}")
         self.epoch, self.updates = state["epoch"], state["updates"]
 
     def resume(self, state: Mapping[str, Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import numbers
+import sys
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -89,6 +90,8 @@ def check_value(entry: dataclasses.Field, value: Any) -> None:
     choices, within = entry.metadata.get("choices"), entry.metadata.get("within")
     if choices and value not in choices:
         raise ValueError(f"{entry.name} is {value!r}, but must be one of {', '.join(choices)}")
+    if kind in ("int", "float") and isinstance(value, int) and abs(value) > sys.float_info.max:
+        raise ValueError(f"{entry.name} is a number of more than 308 digits, but must be finite")
     if within is not None and value not in (allowed := Interval(within)):
         finite = ", and finite" if math.isinf(value) and math.isinf(allowed.bounds[1]) else ""
         raise ValueError(f"{entry.name} is {value}, but must {allowed}{finite}")

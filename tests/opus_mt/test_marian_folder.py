@@ -76,7 +76,7 @@ BROKEN = {
     "config of another size": (_config(vocab_size=549), r"has 548 pieces, but by .* has 549 rows"),
     "not marian": (_config(model_type="bart"), r"config\.json is of model type 'bart', not 'marian'"),
     "no width": (_config(d_model=None), r"config\.json lacks d_model"),
-    "another activation": (_config(activation_function="mish"), r"activation_function 'mish' is none of swish"),
+    "another activation": (_config(activation_function="mish"), r"activation_function 'mish' is not one of swish"),
     "another start": (_config(decoder_start_token_id=0), r"decoder_start_token_id 0 is not pad_token_id 547"),
     "untied": (_config(tie_word_embeddings=False), "tie_word_embeddings is false"),
     "config no JSON": (lambda f: (f / "config.json").write_text("{"), r"config\.json is not JSON"),
@@ -198,9 +198,9 @@ def _remap(folder: Path, name: str) -> None:
     [
         (
             lambda f: _remap(f, "../other.safetensors"),
-            "names '../other.safetensors', which is no weight file in its own",
+            "names '../other.safetensors', which isn't a weight file in its own",
         ),
-        (lambda f: _remap(f, "/etc/passwd"), "names '/etc/passwd', which is no weight file in its own"),
+        (lambda f: _remap(f, "/etc/passwd"), "names '/etc/passwd', which isn't a weight file in its own"),
         (lambda f: _remap(f, "model-9.safetensors"), "has no model-9.safetensors, which model.safetensors.index.json"),
         (lambda f: _remap(f, 3), "holds no 'weight_map' of tensors to files"),
         (lambda f: edit(f / "model.safetensors.index.json", weight_map=None), "holds no 'weight_map'"),

@@ -137,6 +137,32 @@ def test_a_state_made_before_states_had_names_is_loaded(method):
     assert (again.epoch, again.updates) == (2, 5)
 
 
+@pytest.mark.parametrize("method, option", NUMBERS, ids=named)
+def test_a_number_that_no_float_holds_is_refused(method, option):
+    for value in (10**400, -(10**400)):
+        with pytest.raises(ValueError, match=f"^{option.name} is a number of more than 308 digits, but must be finite"):
+            make(method, **{option.name: value})
+
+
+@pytest.mark.parametrize(
+    "state, error, said",
+    [
+        ([1], TypeError, "the state is a list, but must be what ad_drop's state_dict"),
+        (None, TypeError, "the state is a NoneType, but must be"),
+        ({"epoch": "x", "updates": 1}, ValueError, "the state's epoch is 'x', but must be a whole number, at least 1"),
+        ({"epoch": 0, "updates": 1}, ValueError, "the state's epoch is 0, but must be"),
+        ({"epoch": 1, "updates": -1}, ValueError, "the state's updates is -1, but must be a whole number, at least 0"),
+        ({"epoch": 1, "updates": None}, ValueError, "the state's updates is None, but must be"),
+        ({"epoch": 1, "updates": 1.5}, ValueError, "the state's updates is 1.5, but must be"),
+    ],
+)
+def test_a_state_that_counts_in_other_than_numbers_is_refused(state, error, said):
+    method = ADDrop()
+    with pytest.raises(error, match=f"^{said}"):
+        method.load_state_dict(state)
+    assert (method.epoch, method.updates) == (None, 0)
+
+
 def test_a_state_that_is_none_is_refused():
     with pytest.raises(ValueError, match=r"^the state isn't one of scheduled_dropout: it lacks epoch and updates$"):
         ScheduledDropout(schedule="drop *: 0:0.5").load_state_dict({})

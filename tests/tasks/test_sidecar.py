@@ -65,6 +65,33 @@ def test_a_torn_copy_is_made_anew_and_kept(
     assert not list(tmp_path.glob("*.tmp*"))
 
 
+@pytest.mark.parametrize(
+    "hindrance",
+    [
+        PermissionError(13, "Permission denied"),
+        OSError(5, "Input/output error"),
+        MemoryError(),
+        RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 9 bytes."),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_read_now_is_not_taken_for_damaged(
+    hindrance: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    last = written(tmp_path / "checkpoint_last.pt")
+    written(tmp_path / "checkpoint_best.pt", age=9)
+    load = torch.load
+
+    def hindered(path: Path, *args: Any, **options: Any) -> Any:
+        if path.name == "checkpoint_last.pt":
+            raise hindrance
+        return load(path, *args, **options)
+
+    monkeypatch.setattr(torch, "load", hindered)
+    Sidecar(str(tmp_path)).repair_last()
+    assert (tmp_path / "checkpoint_last.pt").read_bytes() == last and len(list(tmp_path.iterdir())) == 2
+
+
 def test_nothing_to_repair_from(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "checkpoint_last.pt").write_bytes(b"torn")
     Sidecar(str(tmp_path)).repair_last()
