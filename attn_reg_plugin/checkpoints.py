@@ -6,7 +6,6 @@ And writing what is kept beside them: whole or not at all.
 from __future__ import annotations
 
 import argparse
-import os
 import pickle
 import re
 import zipfile
@@ -17,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from attn_reg_plugin.files import naming_writer, whole_file
 
 #: in torch's refusals of a type that is not allowed
 _FOREIGN = re.compile("unsupported (global|class)|can only (build|create)", re.IGNORECASE)
@@ -145,18 +146,10 @@ def save_state(path: Path, state: Any) -> None:
     """Write `state` to `path` by `torch.save`, whole or not at all; nothing half-written stays after an error.
 
     Raises:
-        OSError: the disk is full, or the folder cannot be written.
+        OSError: with `path`: the disk is full, or the folder cannot be written.
     """
-    unfinished = path.with_suffix(".tmp")
-    try:
+    with whole_file(path) as unfinished, naming_writer(path):
         torch.save(state, unfinished)
-        os.replace(unfinished, path)
-    except BaseException as error:
-        unfinished.unlink(missing_ok=True)
-        if isinstance(error, OSError | RuntimeError):  # torch's writer has a RuntimeError for a full disk
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise OSError(f"{path} cannot be written ({reason}); what was there before is untouched") from error
-        raise
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from attn_reg_plugin.experiments.runs import Run
-from attn_reg_plugin.tasks.dry_run import parse_command, try_training
 
 
 def check_runs(runs: Iterable[Run]) -> None:
@@ -19,6 +18,8 @@ def check_runs(runs: Iterable[Run]) -> None:
     Raises:
         ValueError: a command cannot work; one sentence that says of which method, and why.
     """
+    with _silence(io.StringIO()):  # fairseq opens the log as it is imported
+        from attn_reg_plugin.tasks.dry_run import parse_command, try_training
     tried = set()
     for one in runs:
         key = (one.method.name, one.train_flags)

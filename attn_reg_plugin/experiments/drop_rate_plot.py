@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
@@ -19,6 +20,7 @@ def load_matplotlib(wanted_for: str = "--plot") -> ModuleType:
     Raises:
         ValueError: it is not installed.
     """
+    logging.getLogger("matplotlib").setLevel(logging.WARNING)  # fairseq opens the log to all that it says
     try:
         import matplotlib.figure
     except ImportError:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from attn_reg_plugin.checkpoints import is_damaged, load_state, refuse_state, save_state
+from attn_reg_plugin.files import TEMPORARY, whole_file
 from attn_reg_plugin.regularizers import Regularizer
 from attn_reg_plugin.regularizers.distributed import object_from_first_rank, rank
 
@@ -51,7 +52,7 @@ class Sidecar:
         if self.folder is None:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
-        for killed in self.folder.glob("attn_reg_state_*.tmp"):
+        for killed in self.folder.glob(f".attn_reg_state_*{TEMPORARY}*"):
             killed.unlink(missing_ok=True)
         save_state(self.path(updates), state)
         for old in self._kept() - {updates, self.last}:
@@ -106,14 +107,10 @@ class Sidecar:
         if source is None:
             logger.warning(f"{last} is damaged, and no other checkpoint beside it can be read; move it to begin anew")
             return
-        unfinished = last.with_suffix(".tmp")
-        try:
+        with whole_file(last) as unfinished:
             shutil.copyfile(source, unfinished)
             kept = _free_name(last.with_suffix(".pt.damaged"))
             os.link(last, kept)  # a second name: there is a last checkpoint at every moment
-            os.replace(unfinished, last)
-        finally:
-            unfinished.unlink(missing_ok=True)
         logger.warning(f"{last} is damaged: made anew from {source.name}; the damaged one is kept as {kept.name}")
 
     def _kept(self) -> set[int]:

@@ -81,4 +81,4 @@ def test_checkpoints_that_do_not_fit_are_named(damage: str, tmp_path: Path, caps
         torch.save({"model": {"w": torch.zeros(3, 5), "version": torch.tensor([3])}}, odd)
     assert main(["average", str(tmp_path), "--last", "2"]) == 2
     assert str(odd) in capsys.readouterr().err
-    assert not list(tmp_path.glob("average*")) and not list(tmp_path.glob("*.tmp"))
+    assert not list(tmp_path.glob("average*")) and not list(tmp_path.glob("*.tmp*"))

@@ -44,6 +44,23 @@ def test_the_same_settings_may_go_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "other",
+    [
+        "--attn-reg ad_drop --lr 0.1",
+        "--lr 0.1 --attn-reg ad_drop --ad-drop-p 0.3 --attn-sites encoder.self",
+        "--lr 0.2 --attn-reg ad_drop --ad-drop-p 0.7 --ad-drop-p 0.3 --lr 0.1",
+    ],
+)
+def test_flags_that_mean_the_same_are_the_same_settings(tmp_path: Path, other: str) -> None:
+    """Their order, a flag given twice and a method's defaults make no difference."""
+    _run(tmp_path / "r", "--lr", "0.1", "--attn-reg", "ad_drop", "--ad-drop-p", "0.3").claim()
+    begin(tmp_path / "r")
+    _run(tmp_path / "r", *other.split()).claim()
+    with pytest.raises(RunError, match=r"--ad-drop-q: 0\.3 there, 0\.4 asked for"):
+        _run(tmp_path / "r", *other.split(), "--ad-drop-q", "0.4").claim()
+
+
+@pytest.mark.parametrize(
     ("other", "said"),
     [
         ({"flags": ["--lr", "0.2", "--fp16"]}, r"--lr: 0\.1 there, 0\.2 asked for; --fp16: absent there, given"),

@@ -121,6 +121,7 @@ def test_nothing_half_written_is_left(when: str, tmp_path: Path, monkeypatch: py
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(states.torch, "save", full) if when == "save" else monkeypatch.setattr(os, "replace", fail)
-    with pytest.raises(OSError, match=rf"^{re.escape(str(path))} cannot be written "):
+    with pytest.raises(OSError) as told:
         states.save_state(path, {"epoch": 1})
+    assert told.value.filename == str(path)
     assert not list(tmp_path.iterdir())

@@ -62,7 +62,7 @@ def test_a_torn_copy_is_made_anew_and_kept(
     last.write_bytes(torn)
     Sidecar(str(tmp_path)).repair_last()
     assert (tmp_path / "checkpoint_last.pt.damaged.1").read_bytes() == torn, "one that was kept is not overwritten"
-    assert not list(tmp_path.glob("*.tmp"))
+    assert not list(tmp_path.glob("*.tmp*"))
 
 
 def test_nothing_to_repair_from(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -121,7 +121,7 @@ def test_a_damaged_state_is_named(content: Any, told: str, tmp_path: Path) -> No
 
 def test_a_state_is_read_as_it_was_written(tmp_path: Path) -> None:
     sidecar = Sidecar(str(tmp_path))
-    (tmp_path / "attn_reg_state_3.tmp").write_bytes(b"of a process that was killed")
+    (tmp_path / ".attn_reg_state_3.pt.tmp-7-0").write_bytes(b"of a process that was killed")
     sidecar.save(4, STATE)
     assert torch.equal(sidecar.load(4)["model"]["w"], STATE["model"]["w"])
     assert [path.name for path in tmp_path.iterdir()] == ["attn_reg_state_4.pt"]
@@ -142,7 +142,7 @@ def test_nothing_half_written_is_left(error: BaseException, tmp_path: Path, monk
     expected = KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else OSError
     with pytest.raises(expected) as told:
         sidecar.save(5, STATE)
-    assert expected is KeyboardInterrupt or f"{sidecar.path(5)} cannot be written" in str(told.value)
+    assert expected is KeyboardInterrupt or told.value.filename == str(sidecar.path(5))
     assert [path.name for path in tmp_path.iterdir()] == ["attn_reg_state_4.pt"]
 
 
