@@ -85,7 +85,7 @@ def load_weights(path: Path, mmap: bool = False) -> Any:
         if isinstance(error, pickle.UnpicklingError) and (zipfile.is_zipfile(path) or _FOREIGN.search(str(error))):
             raise ForeignTypes(f"{path} holds other types than weights need, so it is not read") from None
         reason = type(error).__name__ if "\n" in str(error) else f"{type(error).__name__}: {error}"
-        raise ValueError(f"{path} cannot be read: it is damaged or no file of weights ({reason})") from None
+        raise ValueError(f"{path} cannot be read: it is damaged or isn't a file of weights ({reason})") from None
 
 
 def is_damaged(path: Path) -> bool:

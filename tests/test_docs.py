@@ -16,6 +16,7 @@ from torch import nn
 from attn_reg_plugin import ADDrop
 from attn_reg_plugin.attention import sites as sites_module
 from attn_reg_plugin.cli import COMMANDS
+from attn_reg_plugin.experiments.steps import plan
 from attn_reg_plugin.regularizers import REGISTRY, Regularizer, options_of
 
 ROOT = Path(__file__).parents[1]
@@ -132,6 +133,15 @@ def test_links_on_a_page_lead_somewhere(path):
     text = re.sub(r"<!--.*?-->", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
     for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", text):
         assert any((place / target).exists() for place in places), target
+
+
+def test_the_configuration_of_the_recipes_is_one(tmp_path):
+    recipes = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
+    file = tmp_path / "mine.yaml"
+    file.write_text(re.search(r"```yaml\n(.*?)```", recipes, re.DOTALL)[1], encoding="utf-8")
+    assert len(plan(file, ["--epochs", "12", "--methods", "plain,ad_drop_random"])) == 2
+    with pytest.raises(ValueError, match="dropout_of_mine"):
+        plan(file, ["--methods", "dropout_of_mine"])[1]()
 
 
 # -- CONTRIBUTING -----------------------------------------------------------------------------------------------------

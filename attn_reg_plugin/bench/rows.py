@@ -124,9 +124,9 @@ _PARTS = {
     "attacker": "attacker: updates with the masks",
     "defender": "defender: updates",
     "masks": "generator: forward, drawing and packing the masks",
-    "generator": "generator: update, once a round",
-    "evaluation": "evaluation of both, once a round",
-    "settle": "copying the winner, once a round",
+    "generator": "generator: update, once per round",
+    "evaluation": "evaluation of both, once per round",
+    "settle": "copying the winner, once per round",
 }
 #: where `*` is more than `encoder.self`
 _TWO_STACKS = ("fairseq", "torch")

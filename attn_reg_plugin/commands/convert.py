@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     opus.add_argument("folders", nargs="+", type=Path, metavar="HF_DIR OUT_DIR", help="the model, and what to write")
     opus.add_argument("--hf-model", metavar="NAME", help="download the model from the Hugging Face hub")
-    opus.add_argument("--to-hf", type=Path, metavar="RUN", help="a fairseq checkpoint or run, to be turned back")
+    opus.add_argument("--to-hf", type=Path, metavar="RUN", help="a fairseq checkpoint or run, to convert back")
     opus.add_argument(
         "--opus-mt",
         type=Path,
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     opus.add_argument(
         "--languages",
         metavar="SOURCE-TARGET",
-        help="what fairseq is to call the languages (default: what the tokenizer calls them, or source-target)",
+        help="names of the languages in fairseq (default: the tokenizer's, or source-target)",
     )
 
 

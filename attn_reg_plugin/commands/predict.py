@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `attn-reg predict`."""
     add_run_arguments(parser)
     parser.add_argument(
-        "file", type=Path, metavar="FILE", help="file in the task's official format; labels in it are not looked at"
+        "file", type=Path, metavar="FILE", help="file in the task's official format; labels in it are ignored"
     )
     parser.add_argument("--out", type=Path, metavar="FILE", help="write here; default: to the terminal")
     add_batch_arguments(parser)

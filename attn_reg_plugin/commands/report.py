@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     curves = reports.add_parser("curves", help=text, description=text)
     curves.add_argument("run_log", type=Path, metavar="RUN", help="a json log of fairseq-train, or the folder of one")
     curves.add_argument("--out", type=Path, required=True, metavar="FILE.yaml", help="the schedule file to write")
-    curves.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the drop rates, one line a layer")
+    curves.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the drop rates, one line per layer")
     curves.add_argument(
         "--knots", type=int, default=5, help="most points of a curve, at least 2 (default: %(default)s)"
     )

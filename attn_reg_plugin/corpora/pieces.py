@@ -54,7 +54,7 @@ class PieceModel:
                 continue
             if piece in SPECIAL or piece.split() != [piece]:
                 raise ValueError(
-                    f"{path}: piece {index}, {piece!r}, cannot stand in a fairseq dictionary, which allows "
+                    f"{path}: piece {index}, {piece!r}, cannot be in a fairseq dictionary, which allows "
                     f"neither white space nor {' '.join(SPECIAL)}"
                 )
             self._table.append(piece)

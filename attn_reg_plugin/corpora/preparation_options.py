@@ -22,7 +22,7 @@ class PrepareOptions:
     VOCAB_SIZE: ClassVar[int]
 
     pair: str = setting(f"translation direction, source first: {', '.join(PAIRS)}", metavar="PAIR")
-    out: Path = setting("folder to write; made where there is none", metavar="DIR")
+    out: Path = setting("folder to write; created if missing", metavar="DIR")
     spm: str | None = setting(
         "sentencepiece: 'joint' (one model and a joined dictionary, as --share-all-embeddings needs) or "
         "'separate' (one per language); default: joint, or separate where --spm-model names two",
@@ -189,7 +189,7 @@ class PhrasebookOptions(PrepareOptions):
     valid: int = setting("validation pairs", 500, metavar="N")
     test: int = setting("test pairs", 500, metavar="N")
     seed: int = setting(
-        "of the random choice of training pairs (1 takes the first ones) and of those that --noise exchanges",
+        "seed of the random choice of training pairs (1 takes the first ones) and of those that --noise exchanges",
         1,
         metavar="N",
     )

@@ -53,7 +53,7 @@ class Comparison:
     )
     train_flags: str = setting("more flags of every fairseq-train, in one text; or behind --", "", rest=True)
     jobs: int = setting("trainings at a time; above 1 each of them has one thread", 1, within="[1, inf)", metavar="N")
-    cpu: bool = setting("stay on the CPU although there is a GPU", False)
+    cpu: bool = setting("use the CPU even if there is a GPU", False)
 
     def __post_init__(self) -> None:
         """Check the seeds."""

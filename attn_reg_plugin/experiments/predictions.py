@@ -50,4 +50,4 @@ def _tagged(
         yield from (f"{word}\t{label}" for word, label in zip(example.words, found, strict=True))
         yield ""
     if left_out:
-        logger.warning(f"{left_out} words stand behind the {trained.longest} tokens of an input: labelled {other}")
+        logger.warning(f"{left_out} words are beyond the {trained.longest} tokens of an input: labelled {other}")

@@ -36,7 +36,7 @@ class OpusMTStart:
     """The settings of the step `convert opus-mt`."""
 
     model: str = setting("folder of an OPUS-MT model, or its name on the Hugging Face hub")
-    languages: str = setting("what fairseq is to call the languages", metavar="SOURCE-TARGET")
+    languages: str = setting("names of the languages in fairseq", metavar="SOURCE-TARGET")
     out: Path = setting("folder to write", metavar="DIR")
 
 

@@ -78,7 +78,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
 def add_batch_arguments(parser: argparse.ArgumentParser) -> None:
     """How the model is run."""
     parser.add_argument("--batch-size", type=_count, default=32, help="examples at once (default: %(default)s)")
-    parser.add_argument("--cpu", action="store_true", help="stay on the CPU although there is a GPU")
+    parser.add_argument("--cpu", action="store_true", help="use the CPU even if there is a GPU")
 
 
 def _count(text: str) -> int:

@@ -52,7 +52,7 @@ class TranslationComparison(Recipe, Comparison):
         model = self.sizes(data.joint) if self.opus_mt is None else opus_mt_model(self.opus_mt)
         common = [*model, *self.optimization(_pairs(data)), *self.device_flags, *self.own_flags]
         if any(method.name == UNTUNED for method in methods) and START not in [w.partition("=")[0] for w in common]:
-            raise ValueError(f"the method {UNTUNED!r} wants a model to start from: give {START} FILE after --")
+            raise ValueError(f"the method {UNTUNED!r} needs a model to start from: give {START} FILE after --")
         generate = ["--beam", str(self.beam), "--batch-size", "64", "--post-process", "sentencepiece"]
         generate += ["--no-progress-bar", *self.device_flags]
         generate += [] if self.opus_mt is None else _opus_mt_text(self.data)

@@ -181,7 +181,7 @@ class AttnRegCallback(TrainerCallback):
         return folder / f"attn_reg_{self.regularizer.name}.pt"
 
     def _save(self, folder: Path) -> None:
-        """Write the state, whole or not at all; by the first rank for all."""
+        """Write the state, whole or not at all; rank 0 does it for all ranks."""
         self.saved = self.trainer.state.global_step
         if rank() == 0 and not self.trainer.args.save_only_model:
             save_state(self._file(folder), self.regularizer.state_dict())

@@ -61,8 +61,8 @@ def refuse(trainer: Trainer) -> None:
             )
     if args.n_gpu > 1:
         raise ValueError(
-            f"one process with {args.n_gpu} GPUs copies the model at every forward, and AttnRegCallback would not see "
-            f"the copies; start one process a GPU: torchrun --nproc_per_node {args.n_gpu}, or set CUDA_VISIBLE_DEVICES"
+            f"one process with {args.n_gpu} GPUs copies the model at every forward, and AttnRegCallback would not "
+            f"see them; start one process per GPU: torchrun --nproc_per_node {args.n_gpu}, or set CUDA_VISIBLE_DEVICES"
         )
 
 

@@ -91,7 +91,7 @@ class AttendOut(Regularizer):
     baseline: str = option("moving", "baseline of the policy gradient", choices=("moving", "leave_one_out"))
     baseline_momentum: float = option(0.9, "momentum of the moving-average baseline, in [0, 1)", within="[0, 1)")
     normalize: bool = option(False, "divide the advantages by a moving average of their size")
-    winner: str = option("draw", "who is copied over the other", choices=("draw", "best", "attacker"))
+    winner: str = option("draw", "which of the two is copied over the other", choices=("draw", "best", "attacker"))
     winner_temperature: float = option(0.01, "of the draw: smaller favours the better more, above 0", within="(0, inf)")
     temperature: float = option(1.0, "of the Gumbel noise, above 0", within="(0, inf)")
     embedding: str = option("own", "the generator's embeddings", choices=("own", "shared"))

@@ -36,14 +36,14 @@ def average_gradients(model: nn.Module) -> None:
 
 
 def from_first_rank(tensor: Tensor) -> Tensor:
-    """The first rank's value on every rank, in place."""
+    """Rank 0's value on every rank, in place."""
     if world_size() > 1:
         torch.distributed.broadcast(tensor, 0)
     return tensor
 
 
 def object_from_first_rank(value: Any) -> Any:
-    """The first rank's value, of any type that can be pickled, on every rank."""
+    """Rank 0's value, of any type that can be pickled, on every rank."""
     if world_size() == 1:
         return value
     holder = [value]
@@ -52,7 +52,7 @@ def object_from_first_rank(value: Any) -> Any:
 
 
 def gathered_on_first_rank(ours: list[Any]) -> list[Any]:
-    """On the first rank, the other ranks' lists, joined; an empty list on these."""
+    """On rank 0 the other ranks' lists, joined; on the other ranks an empty list."""
     if world_size() == 1:
         return []
     lists = [None] * world_size() if rank() == 0 else None

@@ -98,7 +98,7 @@ class Game:
         generator_optimizer: of the generator.
         rounds, in_round: finished rounds, and updates of the present one.
         cache: the present round's batches and masks on this rank.
-        cache_elsewhere: those of the other ranks, kept by the first rank, which saves the state.
+        cache_elsewhere: those of the other ranks, kept by rank 0, which saves the state.
         moving_baseline, moving_square: moving averages of the rewards and of the squared advantages.
         last_round: what the last round came to.
     """
@@ -196,7 +196,7 @@ class Game:
             logger.warning(
                 f"{name}: the generator's gradient or weights are not finite in round {self.rounds}: nothing is "
                 "learnt from this or any such round, and where its scores are NaN all attention is kept; a smaller "
-                "generator_lr may help (said once)"
+                "generator_lr may help (reported once)"
             )
 
     def evaluate(self) -> tuple[Tensor, Tensor]:

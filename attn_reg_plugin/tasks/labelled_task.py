@@ -59,7 +59,8 @@ class LabelledTaskConfig(FairseqDataclass):
         metadata={"help": "the pretrained encoder and its tokenizer: a folder, or a name on the Hugging Face hub"},
     )
     labelled: str = field(
-        default="", metadata={"help": "which task's files these are, such as rte, stsb, wnut17 or swag; see the README"}
+        default="",
+        metadata={"help": "which task's files these are, such as rte, stsb, wnut17 or swag; see examples/glue"},
     )
     text_columns: str = field(
         default="", metadata={"help": "without --labelled: the columns of the texts, separated by commas"}

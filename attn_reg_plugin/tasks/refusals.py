@@ -63,7 +63,7 @@ def refuse_broadcast(config: Any) -> None:
     if fails and not alone and (Path(folder) / "checkpoint_last.pt").exists():
         raise ValueError(
             f"{folder} has a checkpoint to continue from, but with torch 2.6 or later fairseq fails to hand it from "
-            "the first rank to the others; add --load-checkpoint-on-all-dp-ranks"
+            "rank 0 to the other ranks; add --load-checkpoint-on-all-dp-ranks"
         )
 
 
@@ -89,7 +89,7 @@ def refuse_model(regularizer: Regularizer, model: nn.Module, task: str) -> None:
             reason = "whose encoder reads sounds, where the generator reads tokens"
         if reason:
             raise ValueError(
-                f"--attn-reg {regularizer.name} cannot play with {kind} of {task}, {reason}; use another --attn-reg, "
+                f"--attn-reg {regularizer.name} does not work with {kind} of {task}, {reason}; use another --attn-reg, "
                 "such as ad_drop or scheduled_dropout"
             )
     gives = next((WITHOUT_PREDICTION[name] for name in classes if name in WITHOUT_PREDICTION), None)

@@ -81,7 +81,7 @@ class Sidecar:
 
         fairseq writes one checkpoint whole and copies it to the other names, byte by byte. If the last one cannot be
         read, the newest other checkpoint that can is what was being copied. What it takes the place of is kept, as
-        `checkpoint_last.pt.damaged`. The first rank does it, the others wait.
+        `checkpoint_last.pt.damaged`. Rank 0 does it, the other ranks wait.
 
         Raises:
             ValueError: the copy cannot be written.

@@ -77,7 +77,7 @@ def test_a_model_with_a_piece_no_dictionary_can_hold_is_refused(tmp_path: Path, 
         user_defined_symbols=[symbol],
         minloglevel=2,
     )
-    with pytest.raises(ValueError, match=f"'{symbol}', cannot stand in a fairseq dictionary"):
+    with pytest.raises(ValueError, match=f"'{symbol}', cannot be in a fairseq dictionary"):
         PieceModel(tmp_path / "odd.model")
 
 

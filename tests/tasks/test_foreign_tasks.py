@@ -67,17 +67,19 @@ def bare(kind: type[nn.Module]) -> nn.Module:
 
 
 def test_attend_out_refuses_batches_for_each_pair() -> None:
-    with pytest.raises(ValueError, match=r"attend_out cannot play with Multilingual\w+ of RegularizedMultilingual"):
+    with pytest.raises(ValueError, match=r"attend_out does not work with Multilingual\w+ of RegularizedMultilingual"):
         multilingual(attn_reg="attend_out")
 
 
 def test_attend_out_refuses_noise_of_the_tasks_own() -> None:
-    with pytest.raises(ValueError, match="attend_out cannot play with CMLMNATransformerModel of Regularized"):
+    with pytest.raises(ValueError, match="attend_out does not work with CMLMNATransformerModel of Regularized"):
         attached(bare(CMLMNATransformerModel), attn_reg="attend_out")
 
 
 def test_attend_out_refuses_sounds() -> None:
-    with pytest.raises(ValueError, match="attend_out cannot play with HubertModel of Regularized, whose encoder reads"):
+    with pytest.raises(
+        ValueError, match="attend_out does not work with HubertModel of Regularized, whose encoder reads"
+    ):
         attached(bare(HubertModel), attn_reg="attend_out")
 
 
