@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import os
 import random
-import subprocess
-import sys
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +15,9 @@ import pytest
 from attn_reg_plugin.corpora import binarize, stages
 from attn_reg_plugin.corpora.preparation import prepare
 from attn_reg_plugin.corpora.preparation_options import Wmt16Options
+from tests.processes import PATIENCE, start
 
 NAMES = ["raw", "spm", "encode", "binarize"]
-#: the command in a process of its own, that kills itself where the given function is called
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from attn_reg_plugin.corpora import preparation as prepare
-from attn_reg_plugin.corpora import options
-import attn_reg_plugin.corpora.{module} as module
-module.{function} = lambda *a, **k: os.kill(os.getpid(), signal.SIGKILL)
-source, out = sys.argv[1:]
-prepare.prepare(options.Wmt16Options(pair="en-tr", source=source, out=Path(out), vocab_size=45))
-"""
 
 
 @pytest.fixture
@@ -114,13 +105,20 @@ def test_a_run_stopped_in_a_stage_continues_there(
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
+def prepare_until(module: str, function: str, source: Path, out: Path) -> None:
+    """In a process of its own: prepare, and be killed where the function is called."""
+    holder = importlib.import_module(f"attn_reg_plugin.corpora.{module}")
+    setattr(holder, function, lambda *args, **options: os.kill(os.getpid(), signal.SIGKILL))
+    prepare(wanted(source, out))
+
+
 @pytest.mark.parametrize(
     ("module", "function", "left"),
     [
         ("stages", "normalize", NAMES),  # in the middle of writing raw text
-        ("prepare", "_move_into", NAMES),  # the first stage is written, and not yet in place
-        ("stages.pieces", "check_fit", NAMES[1:]),  # model and dictionary are written
-        ("stages.binarize", "preprocess", NAMES[3:]),
+        ("preparation", "_move_into", NAMES),  # the first stage is written, and not yet in place
+        ("pieces", "check_fit", NAMES[1:]),  # model and dictionary are written
+        ("binarize", "preprocess", NAMES[3:]),
     ],
 )
 def test_a_killed_process_is_continued(
@@ -128,10 +126,9 @@ def test_a_killed_process_is_continued(
 ) -> None:
     prepare(wanted(source, tmp_path / "whole"))
     ran.clear()
-    holder, _, member = module.rpartition(".")
-    code = KILLED.format(module=holder or member, function=f"{member}.{function}" if holder else function)
-    arguments = [sys.executable, "-c", code, str(source), str(tmp_path / "out")]
-    assert subprocess.run(arguments, capture_output=True).returncode == -9
+    killed = start(prepare_until, module, function, source, tmp_path / "out")
+    killed.join(PATIENCE)
+    assert killed.exitcode == -signal.SIGKILL
     assert list((tmp_path / "out").glob(".tmp-*"))
     prepare(wanted(source, tmp_path / "out"))
     assert ran == left
