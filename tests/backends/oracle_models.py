@@ -139,6 +139,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [1]},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"]},
     "esmc": {"num_key_value_heads": 4},
+    "pegasus_x": {"block_size": 8, "num_global_tokens": 4},
     "jamba": {"num_hidden_layers": 8},
     "nemotron": {"num_key_value_heads": 2},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
