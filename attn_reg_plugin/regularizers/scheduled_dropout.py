@@ -290,7 +290,7 @@ class ScheduledDropout(Regularizer):
 
     def rehearse(self, forward: Forward) -> None:
         """Run the forward once through regularized attention in which nothing is dropped yet."""
-        if all(keep == 1 for curve in self.curves.values() for _, keep in curve.points):
+        if all(drop == 0 for curve in self.curves.values() for _, drop in curve.points):
             return
         for site in self.attached_sites:
             site.keep = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=forward.device)
