@@ -94,6 +94,6 @@ def test_sentence_ranking_under_ad_drop(sentences: Path, tmp_path: Path) -> None
 
 def test_what_cannot_work_is_refused_in_one_sentence(sentences: Path, tmp_path: Path) -> None:
     refused = rank(sentences, tmp_path / "a", "--attn-reg", "attend_out")
-    assert refused.status != 0 and "sentence ranking makes one a choice; use --task" in refused.output
+    assert refused.status != 0 and "sentence ranking makes one per choice; use --task" in refused.output
     absent = rank(tmp_path / "absent", tmp_path / "b")
     assert absent.status != 0 and "absent does not exist; give the one with input0" in absent.output
