@@ -28,10 +28,12 @@ def check_mask(name: str, mask: Tensor | None) -> None:
     """Refuse a mask of numbers, which would mean something else wherever it is inverted or added.
 
     Raises:
-        TypeError: it is not bool.
+        TypeError: it is not a bool tensor.
     """
-    if mask is not None and mask.dtype != torch.bool:
-        raise TypeError(f"{name} is a tensor of {mask.dtype}, but must be one of torch.bool, True = attend")
+    if mask is None or (isinstance(mask, Tensor) and mask.dtype == torch.bool):
+        return
+    given = f"tensor of {mask.dtype}" if isinstance(mask, Tensor) else type(mask).__name__
+    raise TypeError(f"{name} is a {given}, but must be a tensor of torch.bool, True = attend")
 
 
 def candidate_counts(valid_keys: Tensor, p: float) -> Tensor:

@@ -128,7 +128,7 @@ class AttendOut(Regularizer):
         self._kept: Mapping[str, Any] = {}  # of a game that is not running: one that ended, or one to continue
         self._continues = False
         self._make_defender: Callable[[nn.Module, Optimizer, float], Defender] = Defender
-        self._own = self.problem, self.optimizer, self.clip_norm  # what `unbind` gives back
+        self._own: tuple[Problem | None, Optimizer | None, float] | None = None  # the user's, while it is bound
 
     def copied(self) -> AttendOut:
         """For a copy of the model, such as an average of its weights: without the game."""
@@ -157,9 +157,10 @@ class AttendOut(Regularizer):
         self._make_defender = training.copy_of
 
     def unbind(self) -> None:
-        """Release the training."""
-        self.problem, self.optimizer, self.clip_norm = self._own
-        self._make_defender = Defender
+        """Release the training, and give back what is the user's; nothing happens if it is not bound."""
+        if self._own is not None:
+            self.problem, self.optimizer, self.clip_norm = self._own
+            self._own, self._make_defender = None, Defender
 
     @property
     def begun(self) -> bool:

@@ -289,12 +289,14 @@ def test_a_mask_of_numbers_is_refused_by_name(active, dtype):
     states, site = torch.randn(1, 1, 3, 2), AttentionSite("encoder", "self", 0, uniform=active)
     valid = torch.ones(1, 1, 1, 3, dtype=dtype)
     with pytest.raises(
-        TypeError, match=rf"^valid is a tensor of {dtype}, but must be one of torch.bool, True = attend$"
+        TypeError, match=rf"^valid is a tensor of {dtype}, but must be a tensor of torch.bool, True = attend$"
     ):
         regularized_attention(states, states, states, valid=valid, site=site)
     for call in (lambda: candidate_region(states, valid, 0.5), lambda: drop_candidates(states > 0, valid, 0.5)):
         with pytest.raises(TypeError, match=r"^valid is a tensor of"):
             call()
+    with pytest.raises(TypeError, match=r"^valid is a list, but must be a tensor of torch.bool"):
+        regularized_attention(states, states, states, valid=[[True] * 3], site=site)
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int64])

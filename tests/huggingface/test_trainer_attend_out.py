@@ -52,6 +52,17 @@ def test_a_continuation_without_updates_is_not_the_next_trainings_game(tmp_path:
     assert starts[0] == (0, 1)
 
 
+def test_what_the_user_gave_stays_theirs(tmp_path: Path) -> None:
+    """A problem that is set after the method is made is played, and still there after the training."""
+    game = AttendOut(steps=2, sites="*")
+    trainer = trainer_of(tmp_path, "bert", game, max_steps=2)
+    trainer.callback_handler.train_dataloader = trainer.get_train_dataloader()
+    problem = game.problem = TrainerProblem(trainer, "train")
+    trainer.train()
+    assert game.problem is problem and game.optimizer is None
+    assert game.state_dict()["rounds"] == 1
+
+
 def test_the_winner_is_copied_and_the_trainer_goes_on(tmp_path: Path) -> None:
     def compare() -> None:
         equal.append(torch.equal(weights(game.game.defender.model), weights(game.game.defender.attacker)))
