@@ -33,12 +33,14 @@ def validation_curve(logs: Sequence[TrainingLog], loss: str) -> Curve:
     return [(epoch, statistics.fmean(run[epoch] for run in runs)) for epoch in epochs]
 
 
-def upper_limit(curves: Sequence[Curve]) -> float:
-    """Where the axis ends: high enough for the ends of all curves, low enough to see how they differ."""
+def limits(curves: Sequence[Curve]) -> tuple[float, float]:
+    """Where the axis begins and ends: high enough for the ends of all curves, low enough to see how they differ."""
     losses = [value for curve in curves for _, value in curve if math.isfinite(value)]
     last = [curve[-1][1] for curve in curves if math.isfinite(curve[-1][1])]
     low, high = min(losses), max(last, default=max(losses))
-    return min(max(losses), high + max(high - low, 0.1 * abs(high)))
+    top = min(max(losses), high + max(high - low, 0.1 * abs(high)))
+    margin = 0.05 * ((top - low) or abs(low) or 1.0)
+    return low - margin, top + margin
 
 
 def plot_validation(logs: Mapping[str, Sequence[TrainingLog]], loss: str, path: Path) -> bool:
@@ -68,7 +70,9 @@ def plot_validation(logs: Mapping[str, Sequence[TrainingLog]], loss: str, path: 
         best = losses.index(min(losses))
         panel.plot(epochs, losses, linestyle=dashes, color=color, linewidth=1.8, label=title)
         panel.plot(epochs[best], losses[best], marker=marker, color=color, markersize=7, linestyle="none")
-    panel.set(xlabel="epoch", ylabel=f"validation {loss}", ylim=(None, upper_limit(list(curves.values()))))
+    low, high = limits(list(curves.values()))
+    panel.set(xlabel="epoch", ylabel=f"validation {loss}", ylim=(low, high))
+    panel.xaxis.get_major_locator().set_params(integer=True)
     panel.grid(alpha=0.3)
     panel.legend(title="mark: lowest loss")
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from attn_reg_plugin.experiments.curve_plot import plot_validation, upper_limit, validation_curve
+from attn_reg_plugin.experiments.curve_plot import limits, plot_validation, validation_curve
 from attn_reg_plugin.experiments.training_log import TrainingLog
 
 
@@ -23,9 +23,10 @@ def test_a_curve_is_the_mean_of_the_epochs_that_all_seeds_have() -> None:
 
 def test_the_axis_shows_all_ends_and_leaves_out_the_start() -> None:
     curves = [[(1, 90.0), (2, 3.0)], [(1, 90.0), (2, 2.0), (3, 2.5)]]
-    assert 3.0 < upper_limit(curves) < 10
-    assert upper_limit([[(1, 2.0), (2, 2.0)]]) == 2.0
-    assert upper_limit([[(1, 2.0), (2, math.nan)]]) == 2.0
+    low, high = limits(curves)
+    assert 1 < low < 2.0 and 3.0 < high < 10
+    for equal in ([(1, 2.0), (2, 2.0)], [(1, 2.0), (2, math.nan)]):
+        assert limits([equal]) == pytest.approx((1.9, 2.1))
 
 
 def test_the_picture_is_written_and_needs_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
