@@ -159,7 +159,7 @@ def test_a_folder_that_is_no_environment_is_left_alone(checkout: Checkout) -> No
 @pytest.mark.parametrize(
     ("says", "sentence"),
     [
-        ("error: Failed to fetch: `https://pypi.org/simple/torch/`", "package index cannot be reached"),
+        ("error: Failed to fetch: `https://index.example/simple/torch/`", "package index cannot be reached"),
         ("  cause: No space left on device (os error 28)", "the disk is full"),
         ("error: no version of torch==2.13.0", "no version of torch==2.13.0"),
         ("error: command 'g++' failed: No such file or directory", "needs a C++ compiler and the headers"),
