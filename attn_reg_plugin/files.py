@@ -9,15 +9,19 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import gzip
 import itertools
 import json
 import os
 import shutil
 import socket
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
+#: characters other than the newline at which some reader would break a line
+_LINE_BREAKS = str.maketrans(dict.fromkeys("\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029", " "))
 #: what the temporary names of folders and files contain
 TEMPORARY = ".tmp-"
 #: errno -> what it means and what helps
@@ -187,6 +191,54 @@ def read_json(path: Path, advice: str = "") -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError(f"{path} holds no JSON object, but {type(content).__name__}{end}")
     return content
+
+
+def one_line(text: str) -> str:
+    """The text without its line end, and with a space for every line break inside it."""
+    return text.removesuffix("\n").removesuffix("\r").translate(_LINE_BREAKS)
+
+
+def find_text(folder: Path, name: str) -> Path | None:
+    """`name` or `name.gz` in a folder; None where there is neither.
+
+    Raises:
+        ValueError: both are there, so it is not clear which one is meant.
+    """
+    found = [path for path in (folder / name, folder / f"{name}.gz") if path.is_file()]
+    if len(found) == 2:
+        raise ValueError(f"{folder} has both {name} and {name}.gz: remove one of them")
+    return found[0] if found else None
+
+
+def _open(path: Path) -> IO[bytes]:
+    return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
+
+
+def read_lines(path: Path) -> Iterator[str]:
+    """The lines of a text file, plain or `.gz`, one at a time.
+
+    A byte order mark at the start is dropped; line breaks other than the newline become spaces.
+
+    Raises:
+        ValueError: a line that is not UTF-8 or holds a NUL byte, or a broken gzip file (with the line number).
+        FileNotFoundError: there is no such file.
+    """
+    number = 0
+    with _open(path) as file:
+        try:
+            for number, line in enumerate(file, start=1):
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+                if b"\0" in line:
+                    raise ValueError(f"{path}, line {number}: not text (a NUL byte at position {line.index(0) + 1})")
+                yield one_line(text)
+        except UnicodeDecodeError as error:
+            byte = error.object[error.start]
+            raise ValueError(
+                f"{path}, line {number}: not UTF-8 (byte 0x{byte:02x} at position {error.start + 1} of the "
+                "line); only UTF-8 text is read"
+            ) from None
+        except (EOFError, zlib.error, gzip.BadGzipFile):
+            raise ValueError(f"{path}, after line {number}: not a whole gzip file") from None
 
 
 @contextlib.contextmanager

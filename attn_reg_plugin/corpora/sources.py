@@ -14,7 +14,8 @@ from typing import Any, Protocol
 
 from attn_reg_plugin.corpora import phrasebook
 from attn_reg_plugin.corpora.manifest import sha256
-from attn_reg_plugin.corpora.parallel import Pair, find_text, one_line, read_lines, read_pairs
+from attn_reg_plugin.corpora.parallel import Pair, read_pairs
+from attn_reg_plugin.files import find_text, one_line, read_lines
 
 #: the data set on the Hugging Face hub, and its configuration for a language other than English
 HUB = "wmt/wmt16"

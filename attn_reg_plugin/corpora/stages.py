@@ -18,13 +18,14 @@ from typing import Any, Protocol, TextIO
 from attn_reg_plugin.corpora import binarize, pieces
 from attn_reg_plugin.corpora import opus_mt_pieces as opus_mt_prepare
 from attn_reg_plugin.corpora.manifest import sha256
-from attn_reg_plugin.corpora.parallel import read_lines, read_pairs
+from attn_reg_plugin.corpora.parallel import read_pairs
 from attn_reg_plugin.corpora.pieces import PieceModel
 from attn_reg_plugin.corpora.preparation_options import PrepareOptions
 from attn_reg_plugin.corpora.progress_bar import track
 from attn_reg_plugin.corpora.romanian import STRIPPED, normalize
 from attn_reg_plugin.corpora.sources import Source, Split
 from attn_reg_plugin.dictionaries import SPECIAL, UNKNOWN, read_dictionary, write_dictionary
+from attn_reg_plugin.files import read_lines
 
 
 class Encoder(Protocol):

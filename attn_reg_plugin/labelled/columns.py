@@ -12,7 +12,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from attn_reg_plugin.corpora.parallel import read_lines
+from attn_reg_plugin.files import read_lines
 from attn_reg_plugin.labelled.examples import ChoiceExample, TextExample
 from attn_reg_plugin.labelled.labels import LabelReader
 from attn_reg_plugin.labelled.task_table import MULTIPLE_CHOICE, LabelledTask

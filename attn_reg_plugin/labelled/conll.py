@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from attn_reg_plugin.corpora.parallel import read_lines
+from attn_reg_plugin.files import read_lines
 from attn_reg_plugin.labelled.examples import TaggedSentence
 from attn_reg_plugin.labelled.labels import LabelReader
 from attn_reg_plugin.labelled.task_table import LabelledTask

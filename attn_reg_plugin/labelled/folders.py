@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from attn_reg_plugin.corpora.parallel import read_lines
+from attn_reg_plugin.files import read_lines
 from attn_reg_plugin.labelled.examples import TextExample
 from attn_reg_plugin.labelled.task_table import CLASSIFICATION, LabelledTask
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from attn_reg_plugin.corpora.parallel import find_text
+from attn_reg_plugin.files import find_text
 from attn_reg_plugin.labelled.columns import read_rows, read_table
 from attn_reg_plugin.labelled.conll import read_tagged, read_words
 from attn_reg_plugin.labelled.examples import Example

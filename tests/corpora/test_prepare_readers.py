@@ -10,10 +10,11 @@ from pathlib import Path
 import datasets
 import pytest
 
-from attn_reg_plugin.corpora.parallel import Pair, find_text, read_lines, read_pairs
+from attn_reg_plugin.corpora.parallel import Pair, read_pairs
 from attn_reg_plugin.corpora.progress_bar import track
 from attn_reg_plugin.corpora.romanian import RULES, normalize
 from attn_reg_plugin.corpora.sources import FolderSource, HubSource, Split
+from attn_reg_plugin.files import find_text, read_lines
 
 LANGUAGES = ("en", "ro")
 

@@ -11,10 +11,9 @@ import pytest
 
 from attn_reg_plugin.cli import main
 from attn_reg_plugin.corpora import stages
-from attn_reg_plugin.corpora.parallel import read_lines
 from attn_reg_plugin.corpora.pieces import read_dictionary
 from attn_reg_plugin.corpora.preparation import prepare
-from attn_reg_plugin.files import FolderInUse, lock_folder
+from attn_reg_plugin.files import FolderInUse, lock_folder, read_lines
 from tests.corpora.test_prepare_resume import contents, ran, source, wanted  # noqa: F401  fixtures
 
 
