@@ -155,7 +155,8 @@ def dropped_fraction(keep: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor
     Returns:
         (dropped, valid), both fp32 scalars on the device of `keep`: no synchronization.
     """
-    total = torch.tensor(float(keep.numel()), device=keep.device)
+    # filled there: a number that is copied to the device would wait for it
+    total = torch.full((), float(keep.numel()), device=keep.device)
     if valid is not None:
         total = valid.sum().float() * (keep.numel() / valid.numel())
     return total - keep.count_nonzero().float(), total
