@@ -145,6 +145,37 @@ def sample_keep(
     return keep if valid is None else keep & valid
 
 
+def pack_bits(mask: Tensor) -> Tensor:
+    """Eight positions a byte along the last dimension, which is filled up with False: (..., S) to (..., ⌈S/8⌉).
+
+    Args:
+        mask: bool.
+
+    Returns:
+        uint8; `unpack_bits` gives the mask back.
+    """
+    size = mask.size(-1)
+    if size % 8:
+        mask = torch.nn.functional.pad(mask, (0, -size % 8))
+    mask = mask.contiguous()
+    mask = mask.clone() if mask.storage_offset() % 8 else mask  # eight bytes begin at a multiple of eight
+    bytes_of_mask = mask.view(torch.uint8).view(*mask.shape[:-1], mask.size(-1) // 8, 8)
+    # eight bytes of 0 or 1 are one number, whose product with this one has their bits side by side at its upper end
+    gathered = (bytes_of_mask.view(torch.int64).squeeze(-1) * 0x0102040810204080) >> 56
+    return (gathered & 255).to(torch.uint8)
+
+
+def unpack_bits(packed: Tensor, size: int) -> Tensor:
+    """What `pack_bits` packed: uint8 (..., ⌈S/8⌉) to bool (..., S).
+
+    Args:
+        size: S.
+    """
+    shifts = torch.arange(8, dtype=torch.uint8, device=packed.device)
+    bits = (packed.unsqueeze(-1) >> shifts).bitwise_and_(1).flatten(-2)
+    return bits.view(torch.bool)[..., :size]
+
+
 def dropped_fraction(keep: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
     """How many valid positions there are and how many of them are dropped, as scalar tensors.
 

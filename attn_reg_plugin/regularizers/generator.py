@@ -168,18 +168,6 @@ def log_probability(logits: Tensor, mask: Tensor, temperature: float = 1.0) -> T
     return -F.binary_cross_entropy_with_logits(logits / temperature, mask.float(), reduction="none")
 
 
-def pack_bits(mask: Tensor) -> Tensor:
-    """A bool tensor as uint8, eight positions a byte."""
-    bits = F.pad(mask.reshape(-1).to(torch.uint8), (0, -mask.numel() % 8)).view(-1, 8)
-    return (bits << torch.arange(8, dtype=torch.uint8, device=mask.device)).sum(-1, dtype=torch.uint8)
-
-
-def unpack_bits(packed: Tensor, shape: torch.Size) -> Tensor:
-    """The bool tensor of `shape` that `pack_bits` packed."""
-    bits = (packed.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8, device=packed.device)) & 1
-    return bits.reshape(-1)[: shape.numel()].view(shape).bool()
-
-
 def embeddings_of(model: nn.Module, stacks: set[str], sites: list[AttentionSite]) -> dict[str, Embeddings]:
     """The embedding tables of each stack of `model`: token tables, and learned positions if it has any.
 
