@@ -95,13 +95,16 @@ def candidate_region(attribution: Tensor, valid: Tensor | None, p: float, direct
     return region.scatter_(-1, indices, True if counted is None else counted.expand(indices.shape))
 
 
-def drop_candidates(candidates: Tensor, valid: Tensor | None, q: float) -> Tensor:
+def drop_candidates(
+    candidates: Tensor, valid: Tensor | None, q: float, *, generator: torch.Generator | None = None
+) -> Tensor:
     """Drop each candidate with probability q (AD-DROP's mask).
 
     Args:
         candidates: bool (B, H, T, S), True = may be dropped.
         valid: bool, broadcastable to (B, H, T, S); None means all.
         q: probability of dropping a candidate, in [0, 1].
+        generator: source of the random numbers, torch's global one by default.
 
     Returns:
         The keep mask, bool (B, H, T, S), True = attend; a subset of `valid`.
@@ -113,7 +116,13 @@ def drop_candidates(candidates: Tensor, valid: Tensor | None, q: float) -> Tenso
     check_ratio("q", q)
     check_mask("candidates", candidates)
     check_mask("valid", valid)
-    keep = ~(candidates & _bernoulli(candidates.shape, q, candidates.device))
+    if q in (0.0, 1.0):
+        drawn = torch.full((), bool(q), device=candidates.device)
+    else:  # 32 random bits a position, a quarter of the time of `bernoulli_` on the CPU
+        halves = torch.empty((candidates.numel() + 1) // 2, dtype=torch.int64, device=candidates.device)
+        bits = halves.random_(-(2**63), None, generator=generator).view(torch.int32)[: candidates.numel()]
+        drawn = bits.view(candidates.shape) < min(round(q * 2**32), 2**32 - 1) - 2**31
+    keep = ~(candidates & drawn)
     return keep if valid is None else keep & valid
 
 
