@@ -19,10 +19,11 @@ from attn_reg_plugin.corpora.manifest import NAME as MANIFEST
 from attn_reg_plugin.experiments.comparison import Comparison, recorded, seeds_of
 from attn_reg_plugin.experiments.curve_plot import CURVES, plot_validation
 from attn_reg_plugin.experiments.data_folder import DataFolder
+from attn_reg_plugin.experiments.differences import differences
 from attn_reg_plugin.experiments.methods import START, UNTUNED, Method, split_flags
 from attn_reg_plugin.experiments.recipe import Recipe
 from attn_reg_plugin.experiments.runs import Run
-from attn_reg_plugin.experiments.table import cells, summarize
+from attn_reg_plugin.experiments.table import cells, statistics_notes, summarize
 from attn_reg_plugin.files import read_json
 from attn_reg_plugin.opus_mt.conversion import CHECKPOINT, FLAGS
 
@@ -88,10 +89,10 @@ class TranslationComparison(Recipe, Comparison):
             "s/epoch: seconds in updates, without validation and saving",
         ]
         results = {method.name: [one.result() for one in runs if one.method == method] for method in methods}
-        rows = summarize(methods, results)
+        rows = summarize(methods, results, differences(runs))
         content = {"pair": [data.source, data.target], "signatures": signatures, "loss": loss}
         content |= {"methods": [asdict(row) for row in rows], "runs": recorded(runs)}
-        self.publish(console, cells(rows, loss), notes, content)
+        self.publish(console, cells(rows, loss), [*notes, *statistics_notes(rows)], content)
         self._draw(console, methods, runs, loss)
 
     def _draw(self, console: Console, methods: Sequence[Method], runs: Sequence[Run], loss: str) -> None:

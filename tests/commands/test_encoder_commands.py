@@ -321,16 +321,17 @@ def test_the_best_validation_is_that_of_the_chief_metric() -> None:
 
 def _run(method: Method, score: float, seconds: float | None) -> Any:
     training = {"scores": {"accuracy": score}, "epochs": 4, "seconds_per_epoch": seconds}
-    return SimpleNamespace(method=method, metrics=("accuracy",), result=lambda: {"training": training})
+    result, figures = {"training": training}, {"valid": training["scores"]}
+    return SimpleNamespace(method=method, metrics=("accuracy",), result=lambda: result, figures=lambda: figures)
 
 
 def test_the_table() -> None:
     plain, other = Method("plain", "plain", ()), Method("ad_drop", "AD-DROP", ())
     runs = [_run(plain, 60.0, 10.0), _run(other, 61.0, 15.0), _run(plain, 64.0, 14.0), _run(other, 67.0, 18.0)]
     header, body = cells(summarize([plain, other], runs))
-    assert header == ["method", "accuracy", "epochs", "s/epoch", "time × plain"]
-    assert body[0] == ["plain", "62.00 ± 2.83", "4.0", "12.0 ± 2.8", "1.00"]
-    assert body[1][1:2] + body[1][4:] == ["64.00 ± 4.24", "1.38"]
+    assert header == ["method", "accuracy", "epochs", "s/epoch", "time × plain", "seeds"]
+    assert body[0] == ["plain", "62.00 ± 2.83", "4.0", "12.0 ± 2.8", "1.00", "2"]
+    assert body[1][1:2] + body[1][4:] == ["64.00 ± 4.24", "1.38", "2"]
 
 
 @pytest.mark.slow

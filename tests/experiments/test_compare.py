@@ -104,7 +104,7 @@ def test_a_folder_that_was_not_prepared_is_refused(
 def test_an_interruption_is_said_without_a_traceback(
     corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupt(*_: object) -> None:
+    def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(runs, "execute", interrupt)
@@ -167,7 +167,7 @@ def test_a_comparison_from_end_to_end(
     names = {path.name for path in (folder / "checkpoints").iterdir()}
     assert names == {"checkpoint_best.pt", "checkpoint_last.pt"}
 
-    monkeypatch.setattr(runs, "execute", lambda *_: pytest.fail("a finished run was run again"))
+    monkeypatch.setattr(runs, "execute", lambda *_, **__: pytest.fail("a finished run was run again"))
     assert main(line) == 0
     assert json.loads((out / "results.json").read_text(encoding="utf-8")) == content
     capsys.readouterr()

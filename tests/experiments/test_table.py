@@ -37,10 +37,10 @@ def test_the_cells_of_one_seed_have_no_deviation() -> None:
     header, body = cells(
         summarize([PLAIN, OTHER], {"plain": [_result(10, 2.0)], "ad_drop": [_result(12.346, 3.0)]}), "nll_loss"
     )
-    assert header == ["method", "BLEU", "chrF", "best valid nll_loss", "s/epoch", "time × plain"]
+    assert header == ["method", "BLEU", "chrF", "best valid nll_loss", "s/epoch", "time × plain", "seeds"]
     assert body == [
-        ["plain", "10.00", "30.00", "3.100", "2.00", "1.00"],
-        ["AD-DROP", "12.35", "32.35", "3.123", "3.00", "1.50"],
+        ["plain", "10.00", "30.00", "3.100", "2.00", "1.00", "1"],
+        ["AD-DROP", "12.35", "32.35", "3.123", "3.00", "1.50", "1"],
     ]
 
 
@@ -49,7 +49,7 @@ def test_several_test_sets_and_unknown_times() -> None:
     header, body = cells(rows, "loss")
     assert header[1:5] == ["BLEU test", "chrF test", "BLEU test1", "chrF test1"]
     assert body[0][1] == "13.00 ± 1.41"
-    assert body[0][-2:] == ["–", "–"]
+    assert body[0][-3:] == ["–", "–", "2"]
 
 
 def test_without_plain_there_is_no_relative_time() -> None:
