@@ -110,11 +110,15 @@ def add_arguments(parser: argparse.ArgumentParser, settings: type) -> None:
     parser.add_argument("--config", type=Path, metavar="FILE", help="YAML file with these settings; flags win over it")
     add_flags(parser, settings, positional=True)
     if any(entry.metadata["rest"] or entry.metadata["positional"] for entry in dataclasses.fields(settings)):
-        _parse_freely(parser)
+        _parse_freely(parser, [entry.name for entry in dataclasses.fields(settings) if entry.metadata["positional"]])
 
 
-def _parse_freely(parser: argparse.ArgumentParser) -> None:
-    """Let positional arguments stand anywhere before `--`; whatever follows that becomes `rest`."""
+def _parse_freely(parser: argparse.ArgumentParser, places: Sequence[str]) -> None:
+    """Let positional arguments stand anywhere before `--`; whatever follows that becomes `rest`.
+
+    Args:
+        places: the names of the positional arguments. A YAML file that comes first of them becomes `config`.
+    """
 
     def parse(args: Sequence[str], namespace: argparse.Namespace | None = None) -> tuple[argparse.Namespace, list[str]]:
         words = list(args)
@@ -125,6 +129,14 @@ def _parse_freely(parser: argparse.ArgumentParser) -> None:
         finally:
             parser.parse_known_args = parse  # type: ignore[method-assign]
         namespace.rest = words[place + 1 :]
+        found = [getattr(namespace, name) for name in places if hasattr(namespace, name)]
+        if found and namespace.config is None and found[0].endswith(FILES) and not Path(found[0]).is_dir():
+            namespace.config = Path(found[0])
+            found = [*found[1:], *(word for word in unknown if not word.startswith("-"))]
+            for name in places:
+                vars(namespace).pop(name, None)
+            vars(namespace).update(zip(places, found, strict=False))
+            unknown = [word for word in unknown if word.startswith("-")] + found[len(places) :]
         return namespace, unknown
 
     parser.parse_known_args = parse  # type: ignore[method-assign]
@@ -162,21 +174,8 @@ def from_arguments(settings: type[T], arguments: argparse.Namespace, section: st
     """
     names = [entry.name for entry in dataclasses.fields(settings)]  # type: ignore[arg-type]
     given = {name: value for name, value in vars(arguments).items() if name in names}
-    _take_file(settings, arguments, given)
     found = read(settings, load(arguments.config), section or arguments.command, given, arguments.config)
     return with_rest(found, getattr(arguments, "rest", []))
-
-
-def _take_file(settings: type, arguments: argparse.Namespace, given: dict[str, Any]) -> None:
-    """Let a YAML file that stands as the first argument be `--config`; the arguments behind it move up."""
-    places = [entry.name for entry in dataclasses.fields(settings) if entry.metadata["positional"]]
-    words = [str(given[name]) for name in places if name in given]
-    if not words or arguments.config is not None or not words[0].endswith(FILES) or Path(words[0]).is_dir():
-        return
-    arguments.config = Path(words[0])
-    for name in places:
-        given.pop(name, None)
-    given |= dict(zip(places, words[1:], strict=False))
 
 
 def with_rest(settings: T, rest: Sequence[str]) -> T:

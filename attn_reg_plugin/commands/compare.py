@@ -17,7 +17,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Carry out the comparison: 0, or 130 when interrupted from the keyboard."""
-    settings = configuration.from_arguments(
-        TranslationComparison, arguments
-    )  # sets arguments.config where CONFIG comes first
+    settings = configuration.from_arguments(TranslationComparison, arguments)
     return compared(arguments.config, settings)

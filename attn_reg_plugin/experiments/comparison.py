@@ -147,6 +147,14 @@ class Comparison:
         """The flags that keep fairseq off the GPU, where it should stay off or doesn't exist."""
         return ["--cpu", "--num-workers", "0"] if self.cpu or not has_gpu() else []
 
+    def _one_gpu(self) -> list[str]:
+        """The flags that keep fairseq-train, which takes every GPU there is, to one where there are several jobs.
+
+        They are settings of a run, so that one begun on all GPUs isn't continued on one with other batches.
+        """
+        several = self.jobs > 1 and not self.device_flags and len(visible_gpus()) > 1
+        return ["--distributed-world-size", "1"] if several else []
+
     def publish(
         self, console: Console, table: tuple[list[str], list[list[str]]], notes: Sequence[str], content: dict[str, Any]
     ) -> None:

@@ -168,9 +168,8 @@ class FineTuning(Comparison):
             "ended",
             "s/epoch: seconds in updates, without validation and saving",
         ]
-        notes += [
-            f"{name}: on the further validation set" for name in task.more_valid.values() if len(first.figures()) > 1
-        ]
+        further = [name for subset, name in task.more_valid.items() if subset in first.figures()]
+        notes += [f"{name}: a further validation set, by which nothing is chosen" for name in further]
         notes += self._part()
         rows = summarize(methods, runs, differences(runs))
         content = {"task": task.name, "methods": [asdict(row) for row in rows], "runs": recorded(runs)}
@@ -261,7 +260,8 @@ def cells(rows: Sequence[Row], names: Mapping[str, str] | None = None) -> tuple[
         line = [row.title]
         for subset, metric, _ in columns:
             digits = 3 if metric in LOSSES else 2
-            line.append((row.scores if subset == "valid" else row.further[subset])[metric].text(digits))
+            figure = (row.scores if subset == "valid" else row.further.get(subset, {})).get(metric)
+            line.append("–" if figure is None else figure.text(digits))
             if compared and metric == chief:
                 line.append(difference_text(row.differences, subset, metric, digits))
         times = seconds_text(row.seconds_per_epoch, relative_time(row.seconds_per_epoch, plain), digits=1)

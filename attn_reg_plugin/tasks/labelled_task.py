@@ -184,7 +184,10 @@ class LabelledTextTask(FairseqTask):
                 f"--hf-model {path}: the tokenizer has {len(self.tokenizer)} tokens, but the model's embedding only "
                 f"{config.vocab_size}"
             )
-        self.longest = longest_input(self.tokenizer, config, cfg.max_length)
+        try:
+            self.longest = longest_input(self.tokenizer, config, cfg.max_length)
+        except ValueError as error:
+            raise ValueError(f"--max-length: {error}") from None
         self.sampling = sampling_of(cfg)
         self.sampling.check(self.labelled)
 
