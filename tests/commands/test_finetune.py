@@ -16,6 +16,7 @@ pytest.importorskip("transformers")
 
 import numpy as np
 import torch
+from fairseq import tasks
 
 from attn_reg_plugin import configuration
 from attn_reg_plugin.cli import build_parser, main
@@ -32,6 +33,8 @@ from attn_reg_plugin.files import write_json
 from attn_reg_plugin.labelled import REGRESSION, TAGGING, LabelledTask, find_task, read_split
 from attn_reg_plugin.labelled.encoding import IGNORED
 from attn_reg_plugin.labelled.metrics import SCORES, SENTENCE_END, tag_codes
+from attn_reg_plugin.tasks.attn_reg_task import SEEN
+from attn_reg_plugin.tasks.dry_run import parse_command
 from tests.models.hf_folders import SIZES, TOYS, make_encoder, make_mnli, make_rte
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -98,6 +101,23 @@ def test_settings_become_flags_that_fairseq_takes(rte: list[str], words: list[st
     (run,) = planned(*rte, "--max-length", "40", "--seeds", "2", *words)
     assert re.search(said, " ".join(run.train_command()))
     check_runs([run])
+
+
+def test_every_seed_trains_on_examples_of_its_own(rte: list[str]) -> None:
+    """As fairseq-train reads them: so many of every class, the same for every method."""
+    runs = parsed(*rte, "--max-length", "40", "--seeds", "1,2", "--train-per-class", "9").plan(
+        select_methods("plain,ad_drop")
+    )
+    found = []
+    for run in runs:
+        args = parse_command(run.train_command(), "training")
+        vars(args).update({f"attn_{name}": None for name, _ in SEEN})  # which fairseq fills in later
+        task = tasks.setup_task(args)
+        task.load_dataset("train")
+        rows = task.dataset("train").rows
+        assert sorted(row.label for row in rows) == [0] * 9 + [1] * 9
+        found.append([row.input_ids.tolist() for row in rows])
+    assert found[0] == found[1] != found[2] == found[3]
 
 
 def test_what_a_metric_chooses_is_a_setting_of_the_run(rte: list[str]) -> None:
