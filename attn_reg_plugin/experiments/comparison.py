@@ -264,7 +264,7 @@ def _task(
             with slots.lent() as gpu:
                 (one if gpu is None else replace(one, device=gpu)).carry_out(progress.watch, stop)
         except RunInUse as error:
-            progress.set_aside(str(error))
+            progress.set_aside(f"{str(error).partition(';')[0]}; left for the end")
             elsewhere.append(one)
             return
         except RunError as error:

@@ -156,4 +156,5 @@ def intervals(figures: Sequence[Sequence[tuple[Examples, Examples]]]) -> list[tu
 def _weights(rows: np.ndarray, count: int) -> np.ndarray:
     """How often each example is in each draw, (R, N), of the indices drawn, (R, N)."""
     shifted = rows + count * np.arange(len(rows))[:, None]
-    return np.bincount(shifted.ravel(), minlength=count * len(rows)).reshape(len(rows), count)
+    counts = np.bincount(shifted.ravel(), minlength=count * len(rows))
+    return counts.reshape(len(rows), count).astype(np.float64)  # whole numbers, as products of matrices take them

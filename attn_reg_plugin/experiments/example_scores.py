@@ -31,7 +31,7 @@ class Examples(Protocol):
         """The score of every draw, (R,).
 
         Args:
-            weights: how often each example is in each draw, integers (R, N).
+            weights: how often each example is in each draw, whole numbers (R, N).
         """
         ...
 
@@ -75,7 +75,8 @@ class Ranked:
         from scipy.stats import rankdata
 
         both = np.stack([self.predicted, self.gold])
-        return np.array([100 * _correlation(*rankdata(np.repeat(both, row, axis=1), axis=1)) for row in weights])
+        drawn = (np.repeat(both, row, axis=1) for row in weights.astype(np.int64))
+        return np.array([100 * _correlation(*rankdata(one, axis=1)) for one in drawn])
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,7 +122,8 @@ def of_predictions(kind: str, names: Sequence[str], predicted: np.ndarray, gold:
         counts = _of_sentences(predicted, gold)
         known = {name: Sums(counts, score) for name, score in _TAGGING.items()}
     else:
-        known = {name: Sums(_of_classes(predicted, gold), score) for name, score in _CLASSES.items()}
+        counts = _of_classes(predicted, gold)
+        known = {name: Sums(counts, score) for name, score in _CLASSES.items()}
     return {name: known[name] for name in names if name in known}
 
 

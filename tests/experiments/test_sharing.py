@@ -137,6 +137,10 @@ def test_gpus_are_lent(monkeypatch: pytest.MonkeyPatch) -> None:
     assert visible_gpus() == ["0", "1"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-4, 7")
     assert visible_gpus() == ["GPU-4", "7"]
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    for jobs, flags in ((1, []), (2, ["--distributed-world-size", "1"])):
+        assert comparison.Comparison(out=Path("o"), jobs=jobs)._one_gpu() == flags
+    assert comparison.Comparison(out=Path("o"), jobs=2, cpu=True)._one_gpu() == []
 
 
 def test_a_terminal_has_a_bar_over_all_runs(planned: list[ShortRun]) -> None:
