@@ -179,7 +179,7 @@ def _convergence(experiment: Experiment) -> Iterator[str]:
             continue
         svg, left_out = report_plots.convergence(experiment, name)
         caption = f"{name}: mean and one standard deviation over seeds, at the epochs that all have; mark: the best."
-        caption += f" The best {report_plots.MOST_LINES} methods; {left_out} more are in the table." if left_out else ""
+        caption += f" The {report_plots.MOST_LINES} best methods; the table has {left_out} more." if left_out else ""
         yield _picture(svg, f"{name} by epoch", caption)
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from attn_reg_plugin.experiments.curve_plot import limits
 from attn_reg_plugin.experiments.drop_rate_plot import load_matplotlib
 from attn_reg_plugin.experiments.drop_rates import Rates
-from attn_reg_plugin.experiments.report_logs import lower_is_better, mean_curve
+from attn_reg_plugin.experiments.report_logs import VALID, lower_is_better, mean_curve
 from attn_reg_plugin.experiments.report_runs import Experiment, Group
 
 #: a mean of fewer seeds than that is shown in grey
@@ -155,7 +155,10 @@ def convergence(experiment: Experiment, curve: str) -> tuple[str, int]:
         (title for title, (epochs, *_) in means.items() if len(epochs)),
         key=lambda title: means[title][1].min() if lower else -means[title][1].max(),
     )
-    kept = [title for title in means if title in ranked[:MOST_LINES]]
+    if experiment.baseline is not None and experiment.baseline.title in ranked:
+        ranked.insert(0, experiment.baseline.title)
+    ranked = list(dict.fromkeys(ranked))[:MOST_LINES]
+    kept = [title for title in means if title in ranked]
 
     def fill(matplotlib: ModuleType, figure: Any) -> None:
         panel = figure.subplots()
@@ -169,7 +172,7 @@ def convergence(experiment: Experiment, curve: str) -> tuple[str, int]:
                 panel.fill_between(epochs, values - spread, values + spread, color=look["color"], alpha=0.15, lw=0)
             panel.plot(epochs[best], values[best], mark, color=look["color"], markersize=6)
             panel.plot([], [], linewidth=1.6, marker=mark, label=title, **look)
-        if lower:
+        if lower and curve.startswith(VALID):
             panel.set_ylim(*limits([list(zip(*means[title][:2], strict=True)) for title in kept]))
         panel.set(xlabel="epoch", ylabel=f"{curve} as logged" if "loss" in curve else curve)
         if max(means[title][0].max() for title in kept) > 2:
