@@ -23,7 +23,7 @@ from attn_reg_plugin.experiments.report_runs import Experiment, Group
 
 #: a mean of fewer seeds than that is shown in grey
 ENOUGH_SEEDS = 3
-WIDTH = 4.6  # inches
+WIDTH = 4.3  # inches
 #: characters of a method's title in a line
 TITLE = 18
 DASHES = ("-", "--", "-.", ":")
