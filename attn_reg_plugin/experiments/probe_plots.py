@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -28,6 +28,8 @@ AVERAGES = ("mean", "layers", "heads")
 MEANINGS = {"gradient": "∂F/∂A", "integrated": "A ⊙ ∫ ∂F/∂A", "attention": "A"}
 #: tokens on an axis, at most, and inches of a cell
 LONGEST, CELL = 128, 0.2
+#: pairs of maps in one column; more are set in two
+MOST_BELOW = 6
 
 
 def save(figure: Any, path: Path) -> None:
@@ -54,6 +56,7 @@ def plot_checkpoints(by_checkpoint: Mapping[int, Sequence[Point]], subject: Subj
     for number, points in by_checkpoint.items():
         for point in points:
             curves.setdefault(point.which, []).append((number, point))
+    curves["none"] = curves.pop("none")  # drawn last: it may lie under another
     _plot(curves, None, subject, unit, path)
 
 
@@ -186,17 +189,23 @@ def plot_maps(drawn: Sequence[Picture], attribution: str, subtitle: str, path: P
         path: the file to write.
     """
     matplotlib = load_matplotlib("a picture of attn-reg probe")
-    sizes = [(len(one.columns), len(one.rows)) for one in drawn]
-    wide = max(3.0, CELL * max(width for width, _ in sizes))
-    heights = [max(2.2, CELL * height) + 1.1 for _, height in sizes]
-    figure = matplotlib.figure.Figure(figsize=(2 * wide + 3.2, sum(heights) + 0.6), layout="constrained")
+    across = 1 if len(drawn) <= MOST_BELOW else 2
+    down = math.ceil(len(drawn) / across)
+    wide = max(3.0, CELL * max(len(one.columns) for one in drawn))
+    heights = [max(2.2, CELL * max(len(one.rows) for one in drawn[i::down])) + 1.1 for i in range(down)]
+    figure = matplotlib.figure.Figure(figsize=(across * (2 * wide + 3.2), sum(heights) + 0.6), layout="constrained")
     figure.suptitle(subtitle, fontsize="medium")
-    panels = figure.subplots(len(drawn), 2, squeeze=False, gridspec_kw={"height_ratios": heights})
-    for (left, right), one in zip(panels, drawn, strict=True):
+    panels = figure.subplots(down, 2 * across, squeeze=False, gridspec_kw={"height_ratios": heights})
+    for number in range(down * across):  # column by column
+        left, right = panels[number % down, 2 * (number // down) : 2 * (number // down) + 2]
+        if number >= len(drawn):
+            left.axis("off")
+            right.axis("off")
+            continue
+        one = drawn[number]
         marks = "" if one.marked is None else " (dots: candidates)"
-        _map(matplotlib, figure, left, one, one.attention, "Greys", f"{one.title}\nattention A", 0.0)
-        title = f"{one.title}\nattribution {MEANINGS[attribution]}{marks}"
-        _map(matplotlib, figure, right, one, one.attribution, "viridis", title, None)
+        _map(figure, left, one, one.attention, "Greys", f"{one.title}\nattention A", 0.0)
+        _map(figure, right, one, one.attribution, "viridis", f"{one.title}\nattribution {MEANINGS[attribution]}{marks}")
         if one.marked is not None:
             queries, keys = one.marked.nonzero(as_tuple=True)
             look = {"s": 12, "color": "white", "edgecolor": "black", "linewidth": 0.7}
@@ -205,7 +214,7 @@ def plot_maps(drawn: Sequence[Picture], attribution: str, subtitle: str, path: P
 
 
 def _map(
-    matplotlib: ModuleType, figure: Any, panel: Any, one: Picture, values: Tensor, colors: str, title: str, low: Any
+    figure: Any, panel: Any, one: Picture, values: Tensor, colors: str, title: str, low: float | None = None
 ) -> None:
     """One map with its tokens; what no query may see is hatched."""
     shown = values.masked_fill(~one.valid, float("nan")).numpy()
