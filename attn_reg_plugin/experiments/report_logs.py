@@ -18,8 +18,8 @@ from attn_reg_plugin.files import read_json
 #: figures that fairseq and Trainer log with every validation and that say nothing of the model
 _OF_THE_MACHINE = ("num_updates", "wps", "wpb", "bsz", "ups", "wall", "train_wall", "ppl")
 _OF_TRAINER = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
-#: the figures of one score by test set -> the name of that score
-_TRANSLATION = {"bleu": "BLEU", "chrf": "chrF"}
+#: the scores of a translation -> what they are called
+TRANSLATION = {"bleu": "BLEU", "chrf": "chrF"}
 #: what the curves are called
 VALID, TRAIN = "validation", "training"
 
@@ -79,7 +79,7 @@ def _scores(log: TrainingLog, result: Mapping[str, Any]) -> dict[str, float]:
     subsets = _mapping(_mapping(result.get("translation")).get("scores"))
     found: dict[str, Any] = {}
     for subset, scores in subsets.items():
-        for key, name in _TRANSLATION.items():
+        for key, name in TRANSLATION.items():
             found[name if len(subsets) == 1 else f"{name} {subset}"] = _mapping(scores).get(key)
     found |= _mapping(training.get("scores"))
     if "best_valid_loss" in training:

@@ -12,8 +12,8 @@ from html import escape
 
 from attn_reg_plugin.experiments import report_plots
 from attn_reg_plugin.experiments.report_logs import TRAIN, VALID
-from attn_reg_plugin.experiments.report_plots import ENOUGH_SEEDS, paired, spread_text
-from attn_reg_plugin.experiments.report_runs import Experiment, Group
+from attn_reg_plugin.experiments.report_plots import ENOUGH_SEEDS, difference_text, spread_text
+from attn_reg_plugin.experiments.report_runs import Experiment, Group, compared
 
 #: validation curves that are drawn, at most: of some tasks a dozen figures are validated
 MOST_CURVES = 4
@@ -113,7 +113,7 @@ def _row(experiment: Experiment, group: Group, scores: Sequence[str]) -> str:
         values = list(group.values(score).values())
         cells.append(_cell(values, best=_is_best(experiment, group, score)))
         if base is not None:
-            cells.append(_cell([] if group is base else paired(group, base, score), signed=True, like=values))
+            cells.append(_difference(experiment, group, score, report_plots.digits_of(values)))
     epochs = [run.figures.epochs for run in group.runs if run.figures.epochs is not None]
     cells.append(f"<td>{statistics.fmean(epochs):.3g}</td>" if epochs else f"<td>{NOTHING}</td>")
     cells.append(_cell(group.seconds, like=[10.0]))
@@ -123,11 +123,20 @@ def _row(experiment: Experiment, group: Group, scores: Sequence[str]) -> str:
     return f'<tr><th scope="row">{escape(group.title)}</th>{"".join(cells)}</tr>'
 
 
-def _cell(values: Sequence[float], signed: bool = False, best: bool = False, like: Sequence[float] = ()) -> str:
+def _difference(experiment: Experiment, group: Group, score: str, digits: int) -> str:
+    """The cell of the difference to the baseline."""
+    found = compared(experiment, group, score)
+    if found is None:
+        return f"<td>{NOTHING}</td>"
+    look = ' class="few"' if len(found.values) < ENOUGH_SEEDS else ""
+    return f"<td{look}>{difference_text(found, digits)}</td>"
+
+
+def _cell(values: Sequence[float], best: bool = False, like: Sequence[float] = ()) -> str:
     if not values:
         return f"<td>{NOTHING}</td>"
     look = "few" if len(values) < ENOUGH_SEEDS else "best" if best else ""
-    text = spread_text(values, signed, report_plots.digits_of(like or values))
+    text = spread_text(values, digits=report_plots.digits_of(like or values))
     return f'<td class="{look}">{text}</td>' if look else f"<td>{text}</td>"
 
 
@@ -151,8 +160,9 @@ def _notes(experiment: Experiment) -> Iterator[str]:
     )
     if experiment.baseline is not None:
         yield (
-            f"Δ {escape(experiment.baseline.title)}: the differences of runs with the same seed. s/epoch: with fairseq "
-            "the seconds in updates, without validation and saving; with Trainer all of the training's."
+            f"Δ {escape(experiment.baseline.title)}: the mean difference of runs with the same seed, with the 95 % "
+            "interval that the comparison computed, or ± the standard deviation where it has none. s/epoch: with "
+            "fairseq the seconds in updates, without validation and saving; with Trainer all of the training's."
         )
     for name, signature in dict(experiment.published.get("signatures") or {}).items():
         yield f"{escape(str(name))}: {escape(str(signature))}"
@@ -167,7 +177,10 @@ def _scores(experiment: Experiment) -> Iterator[str]:
         yield _picture(report_plots.bars(experiment, score), f"{score} of each method", caption)
         different = report_plots.differences(experiment, score)
         if different is not None:
-            caption = f"{score}, run by run against the same seed of {experiment.baseline.title}."
+            caption = (
+                f"{score}: runs against the same seed of {experiment.baseline.title}; the line is the 95 % interval "
+            )
+            caption += "of the mean where it is given in brackets, else ± one standard deviation."
             yield _picture(different, f"{score}: difference to {experiment.baseline.title}", caption)
 
 

@@ -19,7 +19,7 @@ from attn_reg_plugin.experiments.curve_plot import limits
 from attn_reg_plugin.experiments.drop_rate_plot import load_matplotlib
 from attn_reg_plugin.experiments.drop_rates import Rates
 from attn_reg_plugin.experiments.report_logs import VALID, lower_is_better, mean_curve
-from attn_reg_plugin.experiments.report_runs import Experiment, Group
+from attn_reg_plugin.experiments.report_runs import Compared, Experiment, Group, compared
 
 #: a mean of fewer seeds than that is shown in grey
 ENOUGH_SEEDS = 3
@@ -60,15 +60,27 @@ def style(matplotlib: ModuleType, number: int, of: int) -> dict[str, Any]:
     return {"color": color, "linestyle": DASHES[number % len(DASHES)], "marker": MARKS[number % len(MARKS)]}
 
 
-def _bars(panel: Any, titles: Sequence[str], values: Sequence[Sequence[float]], texts: Sequence[str]) -> None:
-    """A horizontal bar a method from zero to its mean, with ± one standard deviation, a point a run, a text."""
+def _bars(
+    panel: Any,
+    titles: Sequence[str],
+    values: Sequence[Sequence[float]],
+    texts: Sequence[str],
+    intervals: Sequence[tuple[float, float] | None] = (),
+) -> None:
+    """A horizontal bar a method from zero to its mean, a line of ± one standard deviation, a point a run, a text.
+
+    Args:
+        intervals: one a method; those that are known take the place of the standard deviation.
+    """
     for place, (runs, text) in enumerate(zip(values, texts, strict=True)):
         mean, enough = statistics.fmean(runs), len(runs) >= ENOUGH_SEEDS
         spread = statistics.stdev(runs) if len(runs) > 1 else 0.0
         looks = {"color": STRONG} if enough else {"color": PALE, "hatch": "////", "edgecolor": "#909090"}
         panel.barh(place, mean, height=0.62, **looks)
-        if spread:
-            panel.errorbar(mean, place, xerr=spread, color="black", capsize=4, linewidth=1.2)
+        interval = intervals[place] if intervals else None
+        low, high = interval or (mean - spread, mean + spread)
+        if high > low:
+            panel.plot([low, high], [place, place], "|-", color="black", markersize=9, linewidth=1.2)
         points = {"color": "white", "edgecolor": "black", "linewidth": 0.8, "s": 14, "zorder": 3}
         panel.scatter(runs, np.linspace(place - 0.16, place + 0.16, len(runs)) if len(runs) > 1 else [place], **points)
         panel.annotate(text, (1.02, place), xycoords=("axes fraction", "data"), va="center", annotation_clip=False)
@@ -99,26 +111,19 @@ def bars(experiment: Experiment, score: str) -> str:
     return draw(_height([group for group, _ in shown]), fill)
 
 
-def paired(group: Group, baseline: Group, score: str) -> list[float]:
-    """The differences between the runs of two methods with the same seed."""
-    ours, theirs = group.values(score), baseline.values(score)
-    return [value - theirs[seed] for seed, value in ours.items() if seed in theirs]
-
-
 def differences(experiment: Experiment, score: str) -> str | None:
     """A bar a method: how much it differs from the baseline, seed by seed; None where nothing can be compared."""
     baseline = experiment.baseline
-    others = [group for group in experiment.groups if group is not baseline]
-    shown = [(group, found) for group in others if baseline and (found := paired(group, baseline, score))]
+    shown = [(group, found) for group in experiment.groups if (found := compared(experiment, group, score))]
     if not shown or baseline is None:
         return None
 
     def fill(matplotlib: ModuleType, figure: Any) -> None:
         panel = figure.subplots()
-        values = [runs for _, runs in shown]
         digits = [digits_of(list(group.values(score).values())) for group, _ in shown]
-        texts = [spread_text(runs, True, count) for runs, count in zip(values, digits, strict=True)]
-        _bars(panel, [group.title for group, _ in shown], values, texts)
+        texts = [difference_text(one, count, "\n") for (_, one), count in zip(shown, digits, strict=True)]
+        titles, values = [group.title for group, _ in shown], [one.values for _, one in shown]
+        _bars(panel, titles, values, texts, [one.interval for _, one in shown])
         better = "lower is better" if lower_is_better(score) else "higher is better"
         panel.set_xlabel(f"{score}: difference to {baseline.title}\n({better})")
 
@@ -228,6 +233,14 @@ def spread_text(values: Sequence[float], signed: bool = False, digits: int | Non
     digits = digits_of([mean]) if digits is None else digits
     text = f"{mean:{'+' if signed else ''}.{digits}f}"
     return text if len(values) < 2 else f"{text} ± {statistics.stdev(values):.{digits}f}"
+
+
+def difference_text(found: Compared, digits: int, between: str = " ") -> str:
+    """`+2.10 [+0.35, +3.91]` where the interval is known, else `+2.10 ± 0.22`."""
+    if found.interval is None:
+        return spread_text(found.values, True, digits)
+    low, high = found.interval
+    return f"{statistics.fmean(found.values):+.{digits}f}{between}[{low:+.{digits}f}, {high:+.{digits}f}]"
 
 
 def digits_of(values: Sequence[float]) -> int:

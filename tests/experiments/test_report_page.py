@@ -14,8 +14,10 @@ import pytest
 pytest.importorskip("matplotlib")
 
 from attn_reg_plugin.cli import main
+from attn_reg_plugin.experiments import report_plots
 from attn_reg_plugin.experiments.report_logs import mean_curve
-from attn_reg_plugin.experiments.report_runs import Experiment, read_experiments
+from attn_reg_plugin.experiments.report_plots import difference_text
+from attn_reg_plugin.experiments.report_runs import Compared, Experiment, compared, read_experiments
 from tests.experiments.run_folders import fairseq_log, make_comparison, make_fine_tuning, make_run, make_trainer
 
 METHODS = {"plain": 20.0, "ad_drop": 22.0}
@@ -123,7 +125,29 @@ def test_the_table_has_means_differences_and_few_seeds_in_grey(tmp_path: Path) -
     assert (tmp_path / "new" / "again.html").read_text(encoding="utf-8") == page, "the same runs give the same page"
 
 
-def test_what_runs_are_called_is_text_on_the_page(tmp_path: Path) -> None:
+def test_the_interval_of_a_comparison_is_shown_if_it_is_of_these_runs(tmp_path: Path) -> None:
+    runs = make_comparison(tmp_path / "runs", METHODS)
+    path = runs / "results.json"
+    content = json.loads(path.read_text(encoding="utf-8"))
+    found = {"mean": 2.0, "low": 1.25, "high": 2.5, "seeds": 3, "drawn": "seeds"}
+    for differences, expected in (
+        ({"test": {"bleu": found, "chrf": {"mean": "odd"}}}, (1.25, 2.5)),
+        ({"test": {"bleu": {**found, "mean": 1.9}}}, None),
+        ({"test": {"bleu": {**found, "seeds": 2}}}, None),
+        (["odd"], None),
+    ):
+        content["methods"][1]["differences"] = differences
+        path.write_text(json.dumps(content), encoding="utf-8")
+        experiment = one(runs)
+        plain, other = experiment.groups
+        assert compared(experiment, plain, "BLEU") is None
+        assert compared(experiment, other, "BLEU") == Compared(pytest.approx((2.0, 2.0, 2.0)), expected)
+        assert compared(experiment, other, "chrF").interval is None
+    assert difference_text(Compared((2.0, 2.2), (1.25, 2.5)), 2) == "+2.10 [+1.25, +2.50]"
+
+
+def test_what_runs_are_called_is_text_on_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report_plots, "draw", lambda height, fill: "<svg/>")
     make_comparison(tmp_path / "runs", {"plain": 20.0, "<b>&x": 21.0})
     assert main(["report", str(tmp_path / "runs"), "--title", "<i>"]) == 0
     page = (tmp_path / "runs" / "report.html").read_text(encoding="utf-8")
