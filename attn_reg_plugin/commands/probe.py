@@ -39,7 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--task", help="of labelled text, for a folder of transformers': such as rte, see finetune")
     parser.add_argument("--tokenizer", type=Path, metavar="FOLDER", help="where it isn't in that folder")
     parser.add_argument("--sites", default="encoder.self", help="which attention (default: %(default)s)")
-    parser.add_argument("--attribution", default="gradient", choices=ATTRIBUTIONS, help="default: %(default)s")
+    text = "how positions are attributed (default: %(default)s)"
+    parser.add_argument("--attribution", default="gradient", choices=ATTRIBUTIONS, help=text)
     parser.add_argument("--labels", default="pseudo", choices=LABELS, help="what is attributed (default: %(default)s)")
     ratios = "ratios of dropped positions, with commas (default: %(default)s)"
     parser.add_argument("--p", type=_ratios, default="0.1,0.3,0.5,0.7,0.9", metavar="P,P,...", help=ratios)
@@ -121,7 +122,7 @@ def _maps(arguments: argparse.Namespace, subject: Any, options: dict[str, Any]) 
     """Draw attention and attribution of the sentence; its tokens by stack."""
     if arguments.text is None and not arguments.sentence:
         return {}
-    from attn_reg_plugin.experiments.probe import looking
+    from attn_reg_plugin.experiments.probe_lens import looking
     from attn_reg_plugin.experiments.probe_plots import pictures, plot_maps
 
     sample = subject.sentence(arguments.text or arguments.sentence)
@@ -175,7 +176,7 @@ def _measured(arguments: argparse.Namespace, subject: Any, options: dict[str, An
     from rich.console import Console
     from rich.progress import Progress
 
-    from attn_reg_plugin.experiments.probe import prior_experiment
+    from attn_reg_plugin.experiments.probe_lens import prior_experiment
 
     console = Console(file=sys.stderr)
     with Progress(console=console, disable=not console.is_terminal, transient=True) as bars:

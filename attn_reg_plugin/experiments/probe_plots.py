@@ -13,7 +13,7 @@ from torch import Tensor
 
 from attn_reg_plugin.attention.masks import candidate_region
 from attn_reg_plugin.experiments.drop_rate_plot import load_matplotlib
-from attn_reg_plugin.experiments.probe import AttentionMap, Point, Subject
+from attn_reg_plugin.experiments.probe_lens import AttentionMap, Point, Subject
 from attn_reg_plugin.files import naming_writer, whole_file
 
 #: which positions are dropped -> how the line looks, in grey too

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from attn_reg_plugin.checkpoints import find_checkpoint, load_checkpoint
 from attn_reg_plugin.experiments.data_folder import read_lines
-from attn_reg_plugin.experiments.probe import Measured, Subject
+from attn_reg_plugin.experiments.probe_lens import Measured, Subject
 from attn_reg_plugin.experiments.trained import Trained, load_trained
 from attn_reg_plugin.labelled import (
     IGNORED,
@@ -80,7 +80,7 @@ def load_subject(run: Path, wanted: Wanted) -> Subject:
         FileNotFoundError: there is no run, no checkpoint in it, or no data.
         ValueError: the run or the data isn't of a kind that is known, or they do not fit.
     """
-    from attn_reg_plugin.huggingface.folders import model_folder
+    from attn_reg_plugin.huggingface.trained_folders import model_folder
 
     if not run.exists():
         raise FileNotFoundError(f"there is no run {run}")
@@ -118,7 +118,7 @@ def checkpoints_of(run: Path) -> list[tuple[int, Path]]:
 
 def _of_folder(folder: Path, wanted: Wanted) -> Subject:
     """A model of transformers' on labelled text or a parallel corpus."""
-    from attn_reg_plugin.huggingface.folders import load_classifier
+    from attn_reg_plugin.huggingface.trained_folders import load_classifier
     from attn_reg_plugin.models.hf_encoder import HFEncoderModel, load_config
 
     if load_config(str(folder)).is_encoder_decoder and wanted.task is None:
@@ -277,7 +277,7 @@ def _of_pieces(outputs: Any, sample: dict[str, Any], padding: int) -> Measured:
 
 def _sequence_to_sequence(folder: Path, wanted: Wanted) -> Subject:
     """A translator of transformers' on the raw lines of a corpus."""
-    from attn_reg_plugin.huggingface.folders import load_translator
+    from attn_reg_plugin.huggingface.trained_folders import load_translator
 
     model, tokenizer = load_translator(folder, wanted.tokenizer or folder)
     pairs = read_raw_pairs(Path(wanted.data), wanted.split)

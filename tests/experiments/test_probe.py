@@ -20,7 +20,7 @@ from fairseq.tasks.translation import TranslationConfig
 from omegaconf import OmegaConf
 
 from attn_reg_plugin.cli import main
-from attn_reg_plugin.experiments.probe import Point, Subject, looking, prior_experiment
+from attn_reg_plugin.experiments.probe_lens import Point, Subject, looking, prior_experiment
 from attn_reg_plugin.experiments.probe_plots import pictures
 from attn_reg_plugin.experiments.probe_subjects import Wanted, checkpoints_of, load_subject
 from attn_reg_plugin.experiments.trained import load_trained
