@@ -33,7 +33,7 @@ from attn_reg_plugin.regularizers.options import check_value
 
 T = TypeVar("T")
 #: how a setting may stand on the command line, see `setting`
-WAYS = ("positional", "repeated", "rest")
+WAYS = ("positional", "repeated", "rest", "unflagged", "origin")
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", Path: "a path"}
 
 
@@ -55,7 +55,8 @@ def setting(
         within: the range of a number, see `Interval`.
         metavar: how the value is called in the help.
         **ways: `positional=True`, an argument without a flag; `repeated=True`, a list whose flag is given once per
-            entry (other lists are written with commas); `rest=True`, a text that takes what follows `--` as well.
+            entry (other lists are written with commas); `rest=True`, a text that takes what follows `--` as well;
+            `unflagged=True`, a key of a file and no flag; `origin=True`, neither: the path of the file that was read.
     """
     metadata = {"help": help, "choices": choices, "within": within, "metavar": metavar}
     return dataclasses.field(default=default, metadata={**metadata, **dict.fromkeys(WAYS, False), **ways})
@@ -96,7 +97,7 @@ def add_flags(parser: argparse.ArgumentParser, settings: type, positional: bool 
     """Add a flag for each setting that has none yet; with `positional`, those declared so become arguments."""
     known = {action.dest for action in parser._actions}
     for entry in dataclasses.fields(settings):
-        if entry.name in known:
+        if entry.name in known or entry.metadata["unflagged"] or entry.metadata["origin"]:
             continue
         meta, kind = entry.metadata, _kind(settings, entry.name)
         how: dict[str, Any] = {"help": _help(entry), "default": argparse.SUPPRESS}
@@ -172,7 +173,8 @@ def read(settings: type[T], content: DictConfig, section: str, given: Mapping[st
     """
     content = content.copy()
     part = content[section] if isinstance(content.get(section), DictConfig) else content
-    fields = {entry.name: entry for entry in dataclasses.fields(settings)}  # type: ignore[arg-type]
+    every = dataclasses.fields(settings)  # type: ignore[arg-type]
+    fields = {entry.name: entry for entry in every if not entry.metadata["origin"]}
     unknown = [str(key) for key in part if key not in fields]
     if unknown:
         raise ValueError(f"{path}: unknown setting {unknown[0]!r}; the settings are: {', '.join(fields)}")
@@ -190,7 +192,7 @@ def read(settings: type[T], content: DictConfig, section: str, given: Mapping[st
         if name not in values and entry.default is dataclasses.MISSING:
             what = entry.metadata["metavar"] if entry.metadata["positional"] else flag_of(name)
             raise ValueError(f"{what} is missing: {entry.metadata['help']}")
-    return settings(**values)
+    return settings(**values, **{entry.name: path for entry in every if entry.metadata["origin"]})
 
 
 def _picked(there: Any, given: Any) -> Any:

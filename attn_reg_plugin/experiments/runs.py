@@ -39,6 +39,10 @@ class RunError(ValueError):
         self.tail = tail
 
 
+class RunInUse(RunError):
+    """Another process works in a run's folder."""
+
+
 @dataclass(frozen=True)
 class Run:
     """A method and a seed, and the flags both commands get beside the paths."""
@@ -206,13 +210,13 @@ def hold(folder: Path) -> Iterator[int]:
     """Hold a run's folder. Commands inherit the lock, so one that outlives a killed comparison keeps it.
 
     Raises:
-        RunError: another process works there.
+        RunInUse: another process works there.
     """
     try:
         with lock_folder(folder, kept=True) as lock:
             yield lock
     except FolderInUse as error:
-        raise RunError(str(error)) from None
+        raise RunInUse(str(error)) from None
 
 
 def execute(
