@@ -291,7 +291,7 @@ class Sweep:
             FileNotFoundError: data that is missing.
         """
         console, first = Console(), self.try_all()
-        objective = objective_of(self.section, first)
+        objective = objective_of(first, getattr(self.base(), "metric", None))
         arms = self.studies(objective.maximize)
         for trials in arms:
             trials.agree(self.agreed(first))

@@ -52,7 +52,7 @@ def plot_heat_map(
     panel.set_xticks(range(len(columns)), [f"{value:g}" for value in columns])
     panel.set_yticks(range(len(rows)), [f"{value:g}" for value in rows])
     pruned = "; in ( ): pruned" if any(pruned for _, pruned in cells.values()) else ""
-    missing = "; ×: failed" if len(cells) < len(columns) * len(rows) else ""
+    missing = "; ×: no result" if len(cells) < len(columns) * len(rows) else ""
     panel.set(xlabel=x.key, ylabel=y.key)
     panel.set_title(f"{title}\nMaxAbs scaled{pruned}{missing}", fontsize="medium")
     bar = figure.colorbar(image, ax=panel, ticks=[-1, -0.5, 0, 0.5, 1])

@@ -135,12 +135,15 @@ class Worker:
         except RunError as error:
             self._ended(arm, claim, one, error, stop, progress.finish)
         else:
+            value = self._objective.of_run(one)
+            if value is None:
+                reason = RunError(f"{one.folder} has no {self._objective.metric} of any epoch")
+                return self._ended(arm, claim, one, reason, stop, progress.finish)
             watch(one.log() if one.has_log() else TrainingLog())
-            result = one.result()
-            claim.finish(self._objective.of_result(result), {"folder": one.folder.name, "result": result})
+            claim.finish(value, {"folder": one.folder.name, "result": one.result()})
             with self._lock:
                 self._successes += 1
-            progress.finish(f"{self._objective.metric} {self._objective.of_result(result):.3f}")
+            progress.finish(f"{self._objective.metric} {value:.3f}")
 
     def _ended(
         self, arm: Arm, claim: Claim, one: Run, error: RunError, stop: Event, finish: Callable[[str], None]

@@ -27,7 +27,7 @@ SHARED = DIMENSIONS[1:]
 SLOTS = slots_of(DIMENSIONS, (1,), 0)
 METHOD = Arm("ad_drop", "AD-DROP", DIMENSIONS, SLOTS)
 PLAIN = Arm("plain", "plain", SHARED, equal_budget(SLOTS, SHARED, (1,)))
-ACCURACY = Objective("accuracy", True, lambda result: result["accuracy"], lambda figures: figures.get("accuracy"))
+ACCURACY = Objective("accuracy", True, lambda figures: figures.get("accuracy"), lambda result: result["accuracy"])
 
 
 def trials(folder: Path, arm: Arm = METHOD, pruner: Any = None) -> SharedTrials:

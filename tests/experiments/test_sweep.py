@@ -113,7 +113,8 @@ def test_refusals_name_the_file_and_the_key(
     (tmp_path / "s.yaml").write_text(text, encoding="utf-8")
     assert main(["sweep", "s.yaml"]) == 2
     error = capsys.readouterr().err
-    assert error.startswith("attn-reg sweep: s.yaml: ") and said in error and error.count("\n") == 1
+    assert error.startswith("attn-reg sweep: s.yaml: ") and said in error
+    assert error.count("\n") == error.count("s.yaml") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["s.yaml"]
 
 
@@ -121,7 +122,7 @@ def test_it_is_a_step_and_its_keys_are_no_flags(tmp_path: Path) -> None:
     text = "task: rte\nsweep:\n  out: o/${task}\n  finetune: {task: '${task}', data: d}\n  space: {p: [0.1]}\n"
     (tmp_path / "s.yaml").write_text(text)
     (step,) = plan(tmp_path / "s.yaml", ["--task", "cola", "--jobs", "2"])
-    found = step.__self__
+    found = getattr(step, "__self__", None) or step.args[-1]
     assert (found.finetune["task"], found.out, found.jobs) == ("cola", Path("o/cola"), 2)
     assert found.base().jobs == 2 and found.file == tmp_path / "s.yaml"
     assert sweep(tmp_path, text).out == Path("o/rte")
@@ -144,11 +145,14 @@ def test_trials_of_translation_are_ordinary_runs(tmp_path: Path) -> None:
         assert part in command
     other = found.run_of(plain, plain.slots[1], plain.slots[1].values)
     assert other.folder.name == "plain-seed2" and "--attn-reg none" in " ".join(other.train_command())
-    objective = objective_of("compare", run)
+    objective = objective_of(run, None)
     log = TrainingLog(validations={(1, 5): {"loss": 3.0, "nll_loss": 2.0}, (2, 9): {"loss": 2.5}, (3, 12): {}})
     assert objective.by_epoch(log) == {1: 2.0, 2: 2.5} and objective.best({1: 2.0, 2: float("nan")}) == 2.0
     assert not objective.maximize and objective.gain(2.0, 2.5) == 0.5
     assert objective.of_result({"training": {"best_valid_loss": 4.0}}) == 4.0
+    bleu = objective_of(run, "bleu")
+    assert bleu.maximize and bleu.by_epoch(TrainingLog(validations={(1, 5): {"bleu": 3.0, "loss": 1.0}})) == {1: 3.0}
+    assert bleu.of_result({"training": {"best_valid_loss": 4.0}}) is None
 
 
 def pretend(accuracy: Callable[[str], float], told: list[str]) -> Callable[..., None]:
