@@ -68,7 +68,8 @@ def regularized_attention(
     if call.uniform:
         return uniform_attention(value, valid, query.size(-2))
     keep = call.keep_mask((*query.shape[:-1], key.size(-2)), valid, query.device)
-    return _attend(query, key, value, valid, keep, dropout_p, scale, bias, sink)
+    output = _attend(query, key, value, valid, keep, dropout_p, scale, bias, sink)
+    return output if call.watch is None else call.watch(call, output, value, valid)
 
 
 def uniform_attention(value: Tensor, valid: Tensor | None, queries: int) -> Tensor:
