@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from attn_reg_plugin import configuration
+from attn_reg_plugin.experiments.steps import compared
 from attn_reg_plugin.experiments.sweep import Sweep
 
 
@@ -18,4 +19,4 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Carry out the sweep: 0, 1 if a trial failed, or 130 when interrupted from the keyboard."""
-    return configuration.from_arguments(Sweep, arguments).carry_out()
+    return compared(arguments.config, configuration.from_arguments(Sweep, arguments))

@@ -22,8 +22,8 @@ from omegaconf import OmegaConf
 from rich.console import Console
 
 from attn_reg_plugin.configuration import read, setting
-from attn_reg_plugin.experiments.comparison import Comparison
-from attn_reg_plugin.experiments.jobs import at_a_time
+from attn_reg_plugin.experiments.comparison import Comparison, has_gpu
+from attn_reg_plugin.experiments.jobs import Slots, at_a_time, visible_gpus
 from attn_reg_plugin.experiments.methods import Method, known_methods, select_methods
 from attn_reg_plugin.experiments.progress import Reporter
 from attn_reg_plugin.experiments.runs import Run
@@ -39,7 +39,7 @@ from attn_reg_plugin.experiments.sweep_space import (
     text_of,
 )
 from attn_reg_plugin.experiments.sweep_storage import load_optuna, open_storage, sqlite_url
-from attn_reg_plugin.experiments.sweep_study import SharedTrials
+from attn_reg_plugin.experiments.sweep_study import COMPLETE, PRUNED, SharedTrials
 from attn_reg_plugin.experiments.sweep_work import Worker
 from attn_reg_plugin.regularizers import REGISTRY, options_of
 
@@ -60,7 +60,7 @@ class Sweep:
     """The settings of `attn-reg sweep`.
 
     Raises:
-        ValueError: a key or a value that isn't allowed; the sentence names the file and the key.
+        ValueError: a key or a value that isn't allowed; the sentence names the key.
     """
 
     out: Path = setting("folder of the trials", metavar="FOLDER")
@@ -84,7 +84,6 @@ class Sweep:
     )
     name: str | None = setting("of the study in the storage (default: the name of --out)", None)
     jobs: int = setting("trials at a time; above 1 each of them has one thread", 1, within="[1, inf)", metavar="N")
-    file: Path | None = setting("where the settings are from", None, origin=True)
 
     # -- what the file says -----------------------------------------------------------------------------------------
 
@@ -104,7 +103,7 @@ class Sweep:
         self._check_space(self.dimensions)
 
     def _refusal(self, part: str, reason: str) -> ValueError:
-        return ValueError(": ".join(str(word) for word in (self.file, part, reason) if word))
+        return ValueError(f"{part}: {reason}" if part else reason)
 
     @property
     def section(self) -> str:
@@ -124,11 +123,10 @@ class Sweep:
         """The comparison with some settings changed by the space, and others decided by the sweep."""
         part = "space" if changed else self.section
         content = {**self._settings, "out": str(self.out), "jobs": self.jobs, **decided, **(changed or {})}
-        where = Path(": ".join(str(word) for word in (self.file, part) if word))
         try:
-            return read(self._base_type, OmegaConf.create({self.section: content}), self.section, {}, where)
+            return read(self._base_type, OmegaConf.create({self.section: content}), self.section, {}, Path(part))
         except ValueError as error:
-            raise error if str(error).startswith(f"{where}: ") else ValueError(f"{where}: {error}") from None
+            raise error if str(error).startswith(f"{part}: ") else self._refusal(part, str(error)) from None
 
     def _method(self, changed: Mapping[str, Any] | None = None, name: str = "method", title: str = "") -> Method:
         """The method with some options changed by the space."""
@@ -295,10 +293,12 @@ class Sweep:
         arms = self.studies(objective.maximize)
         for trials in arms:
             trials.agree(self.agreed(first))
-        optuna = load_optuna()
+        optuna, base = load_optuna(), self.base()
+        gpus = Slots([] if base.cpu or self.jobs == 1 or not has_gpu() else visible_gpus(), self.jobs)
+        left = sum(entry.state not in (COMPLETE, PRUNED) for trials in arms for entry in trials.entries())
         try:
-            with Reporter(console) as reporter:
-                worker = Worker(arms, self.run_of, objective, reporter, self.base().longest)
+            with Reporter(console, left) as reporter:
+                worker = Worker(arms, self.run_of, objective, reporter, base.longest, gpus)
                 at_a_time([worker.work] * self.jobs, self.jobs)
         except KeyboardInterrupt:
             console.print("interrupted; the same command goes on", highlight=False)

@@ -16,7 +16,7 @@ from attn_reg_plugin.experiments.sweep_objective import Objective
 from attn_reg_plugin.experiments.sweep_plots import plot_distribution, plot_heat_map
 from attn_reg_plugin.experiments.sweep_space import Arm, Dimension, text_of
 from attn_reg_plugin.experiments.sweep_study import COMPLETE, FAILED, PRUNED, Entry
-from attn_reg_plugin.experiments.table import Figure, figure_of, markdown, terminal_table
+from attn_reg_plugin.experiments.table import ENOUGH, Figure, figure_of, markdown, shade, terminal_table
 from attn_reg_plugin.files import write_json, write_text
 
 PLAIN = "plain"
@@ -146,7 +146,7 @@ class Report:
             [
                 one.title,
                 str(one.trials),
-                f"{one.best:.3f}",
+                shade(f"{one.best:.3f}", one.trials),
                 text_of({**one.best_values, "seed": one.best_seed}),
                 one.all.text(3),
                 str(one.pruned),
@@ -174,6 +174,8 @@ class Report:
             notes.append("[ ]: 95 % interval of the difference of the means, by bootstrap over trials")
         if any(one.pruned for one in self.summaries):
             notes.append("a pruned trial counts with the best that it had reached; without pruning it may have gained")
+        if any(one.trials < ENOUGH for one in self.summaries):
+            notes.append(f"in italics, in a terminal grey: fewer than {ENOUGH} trials")
         return notes
 
     def all_trials(self) -> tuple[list[str], list[list[str]]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -10,7 +11,8 @@ from typing import Any
 
 from rich.console import Console
 
-from attn_reg_plugin.experiments.progress import Reporter
+from attn_reg_plugin.experiments.jobs import Slots
+from attn_reg_plugin.experiments.progress import Reporter, RunProgress
 from attn_reg_plugin.experiments.runs import Run, RunError, RunInUse
 from attn_reg_plugin.experiments.sweep_objective import Objective
 from attn_reg_plugin.experiments.sweep_space import Arm, Slot
@@ -46,13 +48,16 @@ class Worker:
         objective: Objective,
         reporter: Reporter,
         epochs: int,
+        gpus: Slots,
     ) -> None:
         """Prepare for work.
 
         Args:
             make: the run of a slot with these values.
             epochs: of a run, at most.
+            gpus: each run has one of these.
         """
+        self._gpus = gpus
         self._arms, self._make, self._objective, self._reporter, self._epochs = arms, make, objective, reporter, epochs
         self._lock = threading.Lock()
         #: (arm, slot) of what failed here, and of what is held elsewhere with the time until which it is left alone
@@ -114,7 +119,11 @@ class Worker:
 
     def _carry_out(self, arm: Arm, claim: Claim, stop: Event) -> None:
         """Run a trial and tell what came out of it."""
-        one = self._make(arm, claim.slot, claim.values)
+        with self._gpus.lent() as gpu:
+            one = self._make(arm, claim.slot, claim.values)
+            self._run(arm, claim, one if gpu is None else dataclasses.replace(one, device=gpu), stop)
+
+    def _run(self, arm: Arm, claim: Claim, one: Run, stop: Event) -> None:
         progress = self._reporter.start(one.title, self._epochs)
         reported: set[int] = set()
 
@@ -131,34 +140,32 @@ class Worker:
         except RunInUse as error:
             with self._lock:
                 self._busy[arm.name, claim.slot.number] = time.monotonic() + BUSY
-            progress.finish(f"later: {error}")
+            progress.set_aside(f"later: {error}")
         except RunError as error:
-            self._ended(arm, claim, one, error, stop, progress.finish)
+            self._ended(arm, claim, one, error, stop, progress)
         else:
             value = self._objective.of_run(one)
             if value is None:
                 reason = RunError(f"{one.folder} has no {self._objective.metric} of any epoch")
-                return self._ended(arm, claim, one, reason, stop, progress.finish)
+                return self._ended(arm, claim, one, reason, stop, progress)
             watch(one.log() if one.has_log() else TrainingLog())
             claim.finish(value, {"folder": one.folder.name, "result": one.result()})
             with self._lock:
                 self._successes += 1
             progress.finish(f"{self._objective.metric} {value:.3f}")
 
-    def _ended(
-        self, arm: Arm, claim: Claim, one: Run, error: RunError, stop: Event, finish: Callable[[str], None]
-    ) -> None:
+    def _ended(self, arm: Arm, claim: Claim, one: Run, error: RunError, stop: Event, progress: RunProgress) -> None:
         """A training has ended early: it was pruned, stopped, or it failed."""
         if claim.pruned:
             claim.prune({"folder": one.folder.name})
-            finish("pruned")
+            progress.finish("pruned")
         elif stop.is_set():
             raise error
         elif claim.stop.is_set():
-            finish("another process has taken over")
+            progress.set_aside("another process has taken over")
         else:
             claim.fail(str(error))
-            finish(f"failed: {error}")
+            progress.finish(f"failed: {error}")
             with self._lock:
                 self._failed.add((arm.name, claim.slot.number))
                 hopeless = not self._successes and len(self._failed) >= HOPELESS

@@ -13,6 +13,7 @@ from typing import Any
 from rich.console import Console
 
 from attn_reg_plugin.experiments import sweep_study, sweep_work
+from attn_reg_plugin.experiments.jobs import Slots
 from attn_reg_plugin.experiments.progress import Reporter
 from attn_reg_plugin.experiments.runs import RunError
 from attn_reg_plugin.experiments.sweep_objective import Objective
@@ -74,7 +75,8 @@ class FakeRun:
 def worker(folder: Path, make: Callable[..., Any], *arms: SharedTrials) -> Worker:
     """Of runs that train nothing."""
     silent = Reporter(Console(file=(folder / "said").open("a")))
-    return Worker(arms, make, ACCURACY, silent, 3)
+    silent.__enter__()
+    return Worker(arms, make, ACCURACY, silent, 3, Slots((), 1))
 
 
 def fill(folder: Path, hangs_at: int | None, beat: float, grace: float) -> None:

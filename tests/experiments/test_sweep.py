@@ -124,7 +124,7 @@ def test_it_is_a_step_and_its_keys_are_no_flags(tmp_path: Path) -> None:
     (step,) = plan(tmp_path / "s.yaml", ["--task", "cola", "--jobs", "2"])
     found = getattr(step, "__self__", None) or step.args[-1]
     assert (found.finetune["task"], found.out, found.jobs) == ("cola", Path("o/cola"), 2)
-    assert found.base().jobs == 2 and found.file == tmp_path / "s.yaml"
+    assert found.base().jobs == 2
     assert sweep(tmp_path, text).out == Path("o/rte")
     with pytest.raises(SystemExit):
         main(["sweep", str(tmp_path / "s.yaml"), "--space", "{}"])
@@ -158,7 +158,7 @@ def test_trials_of_translation_are_ordinary_runs(tmp_path: Path) -> None:
 def pretend(accuracy: Callable[[str], float], told: list[str]) -> Callable[..., None]:
     """In the place of a training: a log of two epochs."""
 
-    def execute(command: list[str], path: Path, what: str, lock: int, watch: Any, stop: Any, threads: Any) -> None:
+    def execute(command: list[str], path: Path, what: str, lock: int, watch: Any, stop: Any, **_: Any) -> None:
         told.append(what)
         if accuracy(what) < 0:
             raise RunError(f"the {what} ended with exit status 1")
@@ -190,8 +190,13 @@ def test_a_sweep_from_end_to_end(
         gain = {"p 0.1, q 0.3": 5.0, broken: -100.0}.get(what.partition("AD-DROP ")[2].partition(", seed")[0], 1.0)
         return 60.0 + (gain if "AD-DROP" in what else int(what.rpartition("seed ")[2]))
 
-    monkeypatch.setattr(labelled_runs, "execute", pretend(accuracy, told))
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
     (rte / "s.yaml").write_text(of_space("{p: [0.1, 0.9], q: [0.1, 0.3]}"))
+    monkeypatch.setattr(labelled_runs, "execute", interrupt)
+    assert main(["sweep", "s.yaml"]) == 130 and "the same command goes on" in capsys.readouterr().out
+    monkeypatch.setattr(labelled_runs, "execute", pretend(accuracy, told))
     assert main(["sweep", "s.yaml", "--jobs", "2"]) == 1
     printed = capsys.readouterr().out
     assert f"ad_drop {broken} failed: the training of AD-DROP" in printed and "plain" in printed
@@ -206,6 +211,7 @@ def test_a_sweep_from_end_to_end(
     assert (plain["trials"], plain["best"], plain["best_seed"], plain["all"]["mean"]) == (4, 65, 4, 63.5)
     assert content["gain"]["best"] == 1 and content["gain"]["mean"] == pytest.approx(190 / 3 - 63.5)
     assert [one["number"] for one in content["trials"]] == [0, 1, 2, 3] * 2
+    assert [one["attempts"] for one in content["trials"]] == [2, *[1] * 7], "the first one was interrupted"
     for name in ("distribution.png", "heat_map-p-q.png"):
         assert (rte / "out" / name).read_bytes().startswith(b"\x89PNG")
     table = (rte / "out" / "results.md").read_text()
@@ -233,20 +239,6 @@ def test_what_only_a_try_shows_is_refused_before_anything_is_written(
     (rte / "s.yaml").write_text(of_space("{p: [0.1]}").replace("data: data", "data: gone"))
     assert main(["sweep", "s.yaml"]) == 2 and "gone" in capsys.readouterr().err
     assert not (rte / "out").exists()
-
-
-def test_an_interruption_leaves_nothing_claimed(
-    rte: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(labelled_runs, "execute", interrupt)
-    (rte / "s.yaml").write_text(of_space("{p: [0.1]}"))
-    assert main(["sweep", "s.yaml"]) == 130 and "the same command goes on" in capsys.readouterr().out
-    monkeypatch.setattr(labelled_runs, "execute", pretend(lambda what: 60.0, []))
-    assert main(["sweep", "s.yaml"]) == 0
-    assert "distribution.png" in {path.name for path in (rte / "out").iterdir()}
 
 
 # -- what it reports --------------------------------------------------------------------------------------------------
