@@ -119,10 +119,21 @@ class Sweep:
         module, name = BASES[self.section]
         return getattr(importlib.import_module(module), name)
 
-    def base(self, changed: Mapping[str, Any] | None = None, **decided: Any) -> Comparison:
-        """The comparison with some settings changed by the space, and others decided by the sweep."""
+    def base(self, changed: Mapping[str, Any] | None = None) -> Comparison:
+        """The comparison, with some settings changed by the space."""
+        key = json.dumps(changed or {}, default=str)
+        if key not in self._read:
+            self._read[key] = self._base(changed or {})
+        return self._read[key]
+
+    @functools.cached_property
+    def _read(self) -> dict[str, Comparison]:
+        """What `base` has given; most trials share their settings with others."""
+        return {}
+
+    def _base(self, changed: Mapping[str, Any]) -> Comparison:
         part = "space" if changed else self.section
-        content = {**self._settings, "out": str(self.out), "jobs": self.jobs, **decided, **(changed or {})}
+        content = {**self._settings, "out": str(self.out), "jobs": self.jobs, **changed}
         try:
             return read(self._base_type, OmegaConf.create({self.section: content}), self.section, {}, Path(part))
         except ValueError as error:
@@ -223,7 +234,7 @@ class Sweep:
             methods = select_methods(entries)
         else:
             methods = [self._method(options, f"trial-{slot.number:03d}", title)]
-        comparison = self.base(settings, seeds=[slot.seed], methods=PLAIN)
+        comparison = dataclasses.replace(self.base(settings), seeds=(slot.seed,))
         (one,) = comparison.plan(methods)
         return one
 
