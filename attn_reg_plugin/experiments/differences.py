@@ -49,8 +49,11 @@ class Difference:
 
     def text(self, digits: int) -> str:
         """`+2.10 [+0.35, +3.91]`, without an interval where there is none."""
-        text = f"{self.mean:+.{digits}f}"
-        return text if self.low is None else f"{text} [{self.low:+.{digits}f}, {self.high:+.{digits}f}]"
+        mean, *ends = (
+            None if value is None else f"{round(value, digits) + 0.0:+.{digits}f}"  # no -0.00
+            for value in (self.mean, self.low, self.high)
+        )
+        return f"{mean} [{', '.join(ends)}]" if None not in ends else str(mean)
 
 
 def differences(runs: Sequence[Any]) -> dict[str, dict[str, dict[str, Difference]]]:

@@ -155,8 +155,8 @@ class LabelledRun(Run):
         return {subset: read_predictions(path, self.data.task) for subset, path in paths.items() if path.is_file()}
 
     def finished(self) -> bool:
-        """Whether the run is trained, and has predicted its validation sets."""
-        return "training" in self.result() and not self._to_predict()
+        """Whether the run is trained; `carry_out` predicts what isn't predicted yet, as of runs of earlier versions."""
+        return "training" in self.result()
 
     def _to_predict(self) -> list[str]:
         """The validation sets without predictions; none where the checkpoint is gone."""

@@ -126,6 +126,7 @@ def test_runs_are_paired_by_seed_and_what_has_no_examples_draws_seeds() -> None:
     accuracy = differences([*runs, run("other", 3, 99.0)])["other"]["valid"]["accuracy"]
     assert accuracy == Difference(3.0, 2.0, 4.0, 2, "seeds")
     assert accuracy.text(2) == "+3.00 [+2.00, +4.00]"
+    assert Difference(-0.001, -0.004, 0.5, 3, "seeds").text(2) == "+0.00 [+0.00, +0.50]"
     assert differences(runs[:2]) == {} == differences(runs[1:2])
     alone = differences([runs[0], runs[3]])["other"]["valid"]["loss"]
     assert dataclasses.astuple(alone) == (pytest.approx(0.2), None, None, 1, "nothing") and alone.text(1) == "+0.2"
