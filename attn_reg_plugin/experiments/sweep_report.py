@@ -172,6 +172,12 @@ class Report:
         ]
         if self.difference and self.difference["interval"]:
             notes.append("[ ]: 95 % interval of the difference of the means, by bootstrap over trials")
+        seeds = sorted({trial.seed for trial in self.trials[self.arms[0].name]})
+        if self.difference and len(seeds) < 3:
+            notes.append(
+                f"the method's trials have no other seeds than {', '.join(map(str, seeds))}, so the luck of these is in "
+                "its mean, and the interval does not know it; give more `seeds`"
+            )
         if any(one.pruned for one in self.summaries):
             notes.append("a pruned trial counts with the best that it had reached; without pruning it may have gained")
         if any(one.trials < ENOUGH for one in self.summaries):
