@@ -7,7 +7,7 @@ from pathlib import Path
 
 from attn_reg_plugin import configuration
 from attn_reg_plugin.experiments.steps import compared
-from attn_reg_plugin.experiments.sweep import Sweep
+from attn_reg_plugin.experiments.sweep_settings import Sweep
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

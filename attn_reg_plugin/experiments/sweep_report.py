@@ -175,7 +175,7 @@ class Report:
         seeds = sorted({trial.seed for trial in self.trials[self.arms[0].name]})
         if self.difference and len(seeds) < 3:
             notes.append(
-                f"the method's trials have no other seeds than {', '.join(map(str, seeds))}, so the luck of these is in "
+                f"the method's trials have only the seeds {', '.join(map(str, seeds))}, so their luck is in "
                 "its mean, and the interval does not know it; give more `seeds`"
             )
         if any(one.pruned for one in self.summaries):

@@ -18,9 +18,9 @@ from attn_reg_plugin.cli import build_parser, main
 from attn_reg_plugin.experiments import labelled_runs, sweep_plots
 from attn_reg_plugin.experiments.runs import RunError
 from attn_reg_plugin.experiments.steps import plan
-from attn_reg_plugin.experiments.sweep import Sweep
 from attn_reg_plugin.experiments.sweep_objective import objective_of
 from attn_reg_plugin.experiments.sweep_report import Report, interval
+from attn_reg_plugin.experiments.sweep_settings import Sweep
 from attn_reg_plugin.experiments.sweep_space import Dimension, Slot
 from attn_reg_plugin.experiments.sweep_study import COMPLETE, Entry
 from attn_reg_plugin.experiments.training_log import TrainingLog
