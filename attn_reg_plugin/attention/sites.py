@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,8 @@ from attn_reg_plugin.attention.selection import SiteSelector, name_towers
 
 #: draws a keep mask: (shape (B, H, T, S), valid, device) -> bool mask; must give the same mask at every call
 MaskSampler = Callable[[tuple[int, ...], Tensor | None, torch.device], Tensor]
+#: the same, with a float result: a factor of the output, broadcastable to (B, H, T, 1)
+FactorSampler = MaskSampler
 
 
 @dataclass(eq=False)
@@ -44,6 +46,9 @@ class AttentionSite:
         keep: the mask of every call; or of the first, where `set_masks` gave each call its own.
         sampler: draws the mask of the `current` call, in place of `keep`.
         uniform: every row is uniform; in the first call only where `redraw` says it of each further one, by its number.
+        weights_dropout: ordinary dropout of the weights, in [0, 1), on top of the model's own and independent of it.
+        factor: draws what the output of the `current` call is multiplied by, such as a number for each head.
+        plan: what a method keeps here for the forward beside masks; it goes with them.
         once: why a second call in a forward is refused; empty where it isn't.
         several: whether it ever ran more than once in a forward.
         calls: those of the forward so far.
@@ -65,6 +70,9 @@ class AttentionSite:
     sampler: MaskSampler | None = field(default=None, repr=False)
     uniform: bool = field(default=False, repr=False)
     redraw: Callable[[int], bool] | None = field(default=None, repr=False)
+    weights_dropout: float = field(default=0.0, repr=False)
+    factor: FactorSampler | None = field(default=None, repr=False)
+    plan: Any = field(default=None, repr=False)
     once: str = field(default="", repr=False)
     several: bool = field(default=False, repr=False)
     current: AttentionCall | None = field(default=None, repr=False)
@@ -84,7 +92,8 @@ class AttentionSite:
         """Whether attention has anything to do here but run as usual."""
         if self.module is not None and not self.module.training:
             return False
-        return self.uniform or any(part is not None for part in (self.tape, self.keep, self.sampler, self.redraw))
+        parts = (self.tape, self.keep, self.sampler, self.redraw, self.factor)
+        return self.uniform or self.weights_dropout > 0 or any(part is not None for part in parts)
 
     @property
     def tapes(self) -> list[Tape]:
@@ -112,7 +121,7 @@ class AttentionSite:
         else:
             call = self._begin(inputs)
         self.current = call
-        masked = self.keep is not None or self.sampler is not None
+        masked = self.weights_dropout > 0 or any(part is not None for part in (self.keep, self.sampler, self.factor))
         return call if call is not None and (masked or call.uniform or call.tape is not None) else None
 
     def _begin(self, inputs: tuple[Tensor | None, ...]) -> AttentionCall:
@@ -161,8 +170,8 @@ class AttentionSite:
 
     def clear(self) -> None:
         """Forget masks, tapes and calls: plain attention from here."""
-        self.tape = self.keep = self.sampler = self.redraw = self._waiting = None
-        self.uniform, self.once = False, ""
+        self.tape = self.keep = self.sampler = self.redraw = self.factor = self.plan = self._waiting = None
+        self.uniform, self.weights_dropout, self.once = False, 0.0, ""
         self.restart()
 
 
