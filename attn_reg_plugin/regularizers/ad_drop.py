@@ -39,6 +39,8 @@ from attn_reg_plugin.regularizers.probing import Forward, random_state, set_rand
 from attn_reg_plugin.regularizers.statistics import Quantity
 
 ATTRIBUTIONS = ("gradient", "integrated", "attention", "random")
+#: what the presets have in common; each of the others is one of the paper's ablations and changes one thing
+BASE = {"p": 0.3, "q": 0.3, "sites": "encoder.self", "cross_tuning": "epoch"}
 
 
 @register("ad_drop")
@@ -67,7 +69,15 @@ class ADDrop(Regularizer):
     """
 
     presets: ClassVar[tuple[Preset, ...]] = (
-        Preset("ad_drop", "AD-DROP", {"p": 0.3, "q": 0.3, "sites": "encoder.self", "cross_tuning": "epoch"}),
+        Preset("ad_drop", "AD-DROP", BASE),
+        Preset("ad_drop_ga", "AD-DROP, gradient attribution", {**BASE, "attribution": "gradient"}),
+        Preset("ad_drop_iga", "AD-DROP, integrated gradients", {**BASE, "attribution": "integrated"}),
+        Preset("ad_drop_aa", "AD-DROP, attention as attribution", {**BASE, "attribution": "attention"}),
+        Preset("ad_drop_rd", "AD-DROP, random candidates", {**BASE, "attribution": "random"}),
+        Preset("ad_drop_gold", "AD-DROP, gold labels", {**BASE, "labels": "gold"}),
+        Preset("ad_drop_low", "AD-DROP, lowest attributions", {**BASE, "direction": "low"}),
+        Preset("ad_drop_first_layer", "AD-DROP, first layer", {**BASE, "sites": "encoder.self[0]"}),
+        Preset("ad_drop_without_cross_tuning", "AD-DROP without cross-tuning", {**BASE, "cross_tuning": "off"}),
     )
     logged: ClassVar[tuple[Quantity, ...]] = (
         Quantity("fallbacks", title="probe_fallbacks"),

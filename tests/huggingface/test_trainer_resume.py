@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import TrainerCallback
 
-from attn_reg_plugin.regularizers import AttendOut, AttentionLayerDrop, Regularizer, ScheduledDropout
+from attn_reg_plugin.regularizers import AttendOut, AttentionLayerDrop, Regularizer, ScheduledDropout, build
 from tests.huggingface.processes import check, kill_oneself, run_in_processes
 from tests.huggingface.trainers import ad_drop, trainer_of, weights
 
@@ -22,6 +22,9 @@ METHODS = {
     "attend_out": lambda: AttendOut(steps=4, sites="*", generator_lr=0.05),
     "attention_layer_drop": lambda: AttentionLayerDrop(p=0.5, sites="*"),
     "scheduled_dropout": lambda: ScheduledDropout(schedule="drop *: 0:0.7 12:0", sites="*"),
+    "attention_dropout": lambda: build("attention_dropout", p=0.4, p_by_site="decoder: 0.2", sites="*"),
+    "head_drop": lambda: build("head_drop", p=0.5, turn=3, end=10, sites="*"),
+    "layer_drop": lambda: build("layer_drop", p=0.5, sites="*"),
 }
 #: an epoch is 6 updates (of one process), a round 4
 OPTIONS: dict[str, Any] = {"max_steps": 12, "save_strategy": "steps", "logging_steps": 3}
