@@ -17,7 +17,7 @@ from torch import nn
 from attn_reg_plugin.attention.calls import derived
 from attn_reg_plugin.attention.sites import AttentionSite
 from attn_reg_plugin.regularizers.base import Preset, Regularizer, option, register
-from attn_reg_plugin.regularizers.layers import layers_of
+from attn_reg_plugin.regularizers.layers import Layer, layers_of
 from attn_reg_plugin.regularizers.probing import Forward
 
 
@@ -50,7 +50,14 @@ class LayerDrop(Regularizer):
         Raises:
             ValueError: a site stands in no layer that could be left out.
         """
-        return [layer.install() for layer in layers_of(model, sites)]
+        installed: list[Layer] = []
+        try:
+            installed += (layer.install() for layer in layers_of(model, sites))
+        except BaseException:
+            for layer in installed:
+                layer.remove()
+            raise
+        return installed
 
     def leaves_unused(self) -> bool:
         """A layer that was left out has no gradient."""

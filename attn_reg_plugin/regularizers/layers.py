@@ -43,8 +43,14 @@ class Layer:
     _bare: tuple[type, int] | None = field(default=None, repr=False)
 
     def install(self) -> Layer:
-        """Stand in for the module's forward."""
+        """Stand in for the module's forward.
+
+        Raises:
+            ValueError: another layer does so already.
+        """
         self._inner, self._replaced = self.module.forward, vars(self.module).get("forward")
+        if isinstance(getattr(self._replaced, "__self__", None), Layer):
+            raise ValueError(f"the layer {self.path} is left out by another regularizer already; detach that one first")
         self.module.forward = self.forward
         return self
 

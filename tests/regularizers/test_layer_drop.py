@@ -144,6 +144,15 @@ def test_an_attention_in_no_layer_is_refused_and_nothing_stays(one_thread):
     assert type(model[0]) is nn.MultiheadAttention
 
 
+def test_a_layer_is_left_out_by_one_regularizer(translator):
+    before = {path: vars(module).keys() for path, module in translator.named_modules()}
+    with LayerDrop(sites="decoder.self[1]").attach(translator):
+        with pytest.raises(ValueError, match=r"^the layer decoder.layers.1 is left out by another regularizer already"):
+            LayerDrop(sites="decoder.cross").attach(translator)
+        assert "forward" not in vars(translator.decoder.layers[0])
+    assert {path: vars(module).keys() for path, module in translator.named_modules()} == before
+
+
 def test_torchs_own_layers_and_their_fast_path(one_thread):
     """Evaluation is PyTorch's own, bit for bit; training is the model without the layer."""
     torch.manual_seed(2)
