@@ -69,7 +69,9 @@ def regularized_attention(
         return call.scaled(uniform_attention(value, valid, query.size(-2)), key.size(-2), valid)
     keep = call.keep_mask((*query.shape[:-1], key.size(-2)), valid, query.device)
     dropout_p = call.total_dropout(dropout_p)
-    return call.scaled(_attend(query, key, value, valid, keep, dropout_p, scale, bias, sink), key.size(-2), valid)
+    output = _attend(query, key, value, valid, keep, dropout_p, scale, bias, sink)
+    output = output if call.watch is None else call.watch(call, output, value, valid)
+    return call.scaled(output, key.size(-2), valid)
 
 
 def uniform_attention(value: Tensor, valid: Tensor | None, queries: int) -> Tensor:

@@ -26,6 +26,8 @@ from attn_reg_plugin.attention.selection import SiteSelector, name_towers
 MaskSampler = Callable[[tuple[int, ...], Tensor | None, torch.device], Tensor]
 #: the same, with a float result: a factor of the output, broadcastable to (B, H, T, 1)
 FactorSampler = MaskSampler
+#: sees what a call computes: (call, output O (B, H, T, D), value V (B, H, S, D), valid) -> the output that goes on
+Watch = Callable[[AttentionCall, Tensor, Tensor, Tensor | None], Tensor]
 
 
 @dataclass(eq=False)
@@ -45,6 +47,7 @@ class AttentionSite:
         tape: where the probe records the first call of a forward; further calls have tapes of their own, see `tapes`.
         keep: the mask of every call; or of the first, where `set_masks` gave each call its own.
         sampler: draws the mask of the `current` call, in place of `keep`.
+        watch: is given what each call computes, and returns what goes on from there.
         uniform: every row is uniform; in the first call only where `redraw` says it of each further one, by its number.
         weights_dropout: ordinary dropout of the weights, in [0, 1), on top of the model's own and independent of it.
         factor: draws what the output of the `current` call is multiplied by, such as a number for each head.
@@ -68,6 +71,7 @@ class AttentionSite:
     tape: Tape | None = field(default=None, repr=False)
     keep: Tensor | None = field(default=None, repr=False)
     sampler: MaskSampler | None = field(default=None, repr=False)
+    watch: Watch | None = field(default=None, repr=False)
     uniform: bool = field(default=False, repr=False)
     redraw: Callable[[int], bool] | None = field(default=None, repr=False)
     weights_dropout: float = field(default=0.0, repr=False)
@@ -92,7 +96,7 @@ class AttentionSite:
         """Whether attention has anything to do here but run as usual."""
         if self.module is not None and not self.module.training:
             return False
-        parts = (self.tape, self.keep, self.sampler, self.redraw, self.factor)
+        parts = (self.tape, self.keep, self.sampler, self.redraw, self.watch, self.factor)
         return self.uniform or self.weights_dropout > 0 or any(part is not None for part in parts)
 
     @property
@@ -121,8 +125,11 @@ class AttentionSite:
         else:
             call = self._begin(inputs)
         self.current = call
-        masked = self.weights_dropout > 0 or any(part is not None for part in (self.keep, self.sampler, self.factor))
-        return call if call is not None and (masked or call.uniform or call.tape is not None) else None
+        if call is None:
+            return None
+        parts = (self.keep, self.sampler, self.factor, call.tape, call.watch)
+        acts = call.uniform or self.weights_dropout > 0 or any(part is not None for part in parts)
+        return call if acts else None
 
     def _begin(self, inputs: tuple[Tensor | None, ...]) -> AttentionCall:
         call = AttentionCall(self, len(self.calls))
@@ -135,6 +142,7 @@ class AttentionSite:
         if self.tape is not None:
             call.tape = self.tape.of_call(call.index)
         else:
+            call.watch, call.graph = self.watch, torch.is_grad_enabled()
             again = call.index > 0 and self.redraw is not None
             call.uniform = self.redraw(call.index) if again else self.uniform
         self.calls.append(call)
@@ -170,7 +178,8 @@ class AttentionSite:
 
     def clear(self) -> None:
         """Forget masks, tapes and calls: plain attention from here."""
-        self.tape = self.keep = self.sampler = self.redraw = self.factor = self.plan = self._waiting = None
+        self.tape = self.keep = self.sampler = self.watch = self.redraw = None
+        self.factor = self.plan = self._waiting = None
         self.uniform, self.weights_dropout, self.once = False, 0.0, ""
         self.restart()
 

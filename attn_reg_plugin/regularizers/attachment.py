@@ -85,15 +85,19 @@ class Attachment:
         due = self.regularizer.due()
         self.regularizer.statistics.add("forwards", 1.0)
         self.regularizer.statistics.add("regularized", float(due))
-        if not due and self.rehearsed:
+        records = self.regularizer.records()
+        rehearsing = not due and not self.rehearsed
+        if not (due or records or rehearsing):
             return
         self.rehearsed = self.busy = True
         forward = Forward(model, args, kwargs, self.regularizer.supplied, self._described(model, args, kwargs))
         try:
             if due:
                 self.regularizer.before_forward(forward)
-            else:
+            elif rehearsing:
                 self._rehearse(forward)
+            if records:
+                self.regularizer.record(forward)
         except BaseException:
             self.clear()
             raise

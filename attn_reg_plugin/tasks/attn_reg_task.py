@@ -109,7 +109,8 @@ class AttnRegTask:
             raise ValueError(f"--attn-sites {regularizer.sites!r}: {error}") from None
         if reads_predictions(regularizer):
             who = f"{type(model).__name__} of {type(self).__name__}"
-            labels, padding = getattr(regularizer, "labels", "pseudo"), padding_index(model)
+            labels = "gold" if getattr(regularizer, "reads_gold", False) else "pseudo"
+            padding = padding_index(model)
             regularizer.objective = FairseqObjective(self._objective, labels, padding, who)
 
     def get_batch_iterator(self, dataset: Any, *args: Any, **kwargs: Any) -> Any:
