@@ -68,6 +68,10 @@ def regularized_attention(
     if call.uniform:
         return uniform_attention(value, valid, query.size(-2))
     keep = call.keep_mask((*query.shape[:-1], key.size(-2)), valid, query.device)
+    watch = getattr(call.site.sampler, "watch", None)  # a sampler may want to see the map
+    if watch is not None:
+        with torch.no_grad():
+            watch(call, attention_weights(query, key, valid=valid, keep=keep, scale=scale, bias=bias, sink=sink), valid)
     return _attend(query, key, value, valid, keep, dropout_p, scale, bias, sink)
 
 

@@ -51,7 +51,7 @@ class LabelSmoothedCrossEntropyWithRDropCriterion(LabelSmoothedCrossEntropyCrite
         r_drop_alpha: float = 5.0,
     ) -> None:
         super().__init__(task, sentence_avg, label_smoothing, ignore_prefix_size, report_accuracy)
-        check_alpha(r_drop_alpha)
+        check_alpha(r_drop_alpha, task)
         self.alpha = r_drop_alpha
 
     def forward(

@@ -198,7 +198,7 @@ class RDrop:
         self, task: Any, label_smoothing: float = 0.0, validation_metrics: str = "", r_drop_alpha: float = 1.0
     ) -> None:
         super().__init__(task, label_smoothing, validation_metrics)
-        check_alpha(r_drop_alpha)
+        check_alpha(r_drop_alpha, task)
         self.alpha = r_drop_alpha
 
     def forward(
