@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from attn_reg_plugin.attention.sites import AttentionSite
+    from attn_reg_plugin.attention.sites import AttentionSite, Watch
 
 
 @dataclass
@@ -68,6 +68,8 @@ class AttentionCall:
         seen: what it was given, in short, to be recognized by; None if that wasn't needed.
         keep: its mask among those of the site, once it is chosen.
         settled: whether the mask is chosen.
+        watch: is given what it computes, see `AttentionSite`.
+        graph: whether it began with gradients; of PyTorch's reentrant checkpointing only the recomputation has any.
         counted: whether its mask is in the statistics.
     """
 
@@ -78,6 +80,8 @@ class AttentionCall:
     seen: list[Tensor] | None = None
     keep: Tensor | None = None
     settled: bool = False
+    watch: Watch | None = None
+    graph: bool = True
     counted: bool = False
 
     @property
@@ -167,6 +171,8 @@ def _alike(calls: list[AttentionCall]) -> bool:
     first, site = calls[0], calls[0].site
     if first.tape is not None:
         return True  # the probe's: equal inputs have equal maps
+    if first.watch is not None and not first.graph:
+        return False  # equal inputs, but what arrives from above differs
     if site.sampler is not None or len({call.uniform for call in calls}) > 1:
         return False
     return first.uniform or all(call.keep is first.keep for call in calls)

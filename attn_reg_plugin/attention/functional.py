@@ -68,11 +68,12 @@ def regularized_attention(
     if call.uniform:
         return uniform_attention(value, valid, query.size(-2))
     keep = call.keep_mask((*query.shape[:-1], key.size(-2)), valid, query.device)
-    watch = getattr(call.site.sampler, "watch", None)  # a sampler may want to see the map
-    if watch is not None:
+    look = getattr(call.site.sampler, "look_at", None)  # a sampler may want to see the map
+    if look is not None:
         with torch.no_grad():
-            watch(call, attention_weights(query, key, valid=valid, keep=keep, scale=scale, bias=bias, sink=sink), valid)
-    return _attend(query, key, value, valid, keep, dropout_p, scale, bias, sink)
+            look(call, attention_weights(query, key, valid=valid, keep=keep, scale=scale, bias=bias, sink=sink), valid)
+    output = _attend(query, key, value, valid, keep, dropout_p, scale, bias, sink)
+    return output if call.watch is None else call.watch(call, output, value, valid)
 
 
 def uniform_attention(value: Tensor, valid: Tensor | None, queries: int) -> Tensor:

@@ -24,6 +24,8 @@ from attn_reg_plugin.attention.selection import SiteSelector, name_towers
 
 #: draws a keep mask: (shape (B, H, T, S), valid, device) -> bool mask; must give the same mask at every call
 MaskSampler = Callable[[tuple[int, ...], Tensor | None, torch.device], Tensor]
+#: sees what a call computes: (call, output O (B, H, T, D), value V (B, H, S, D), valid) -> the output that goes on
+Watch = Callable[[AttentionCall, Tensor, Tensor, Tensor | None], Tensor]
 
 
 @dataclass(eq=False)
@@ -43,6 +45,7 @@ class AttentionSite:
         tape: where the probe records the first call of a forward; further calls have tapes of their own, see `tapes`.
         keep: the mask of every call; or of the first, where `set_masks` gave each call its own.
         sampler: draws the mask of the `current` call, in place of `keep`.
+        watch: is given what each call computes, and returns what goes on from there.
         uniform: every row is uniform; in the first call only where `redraw` says it of each further one, by its number.
         once: why a second call in a forward is refused; empty where it isn't.
         several: whether it ever ran more than once in a forward.
@@ -63,6 +66,7 @@ class AttentionSite:
     tape: Tape | None = field(default=None, repr=False)
     keep: Tensor | None = field(default=None, repr=False)
     sampler: MaskSampler | None = field(default=None, repr=False)
+    watch: Watch | None = field(default=None, repr=False)
     uniform: bool = field(default=False, repr=False)
     redraw: Callable[[int], bool] | None = field(default=None, repr=False)
     once: str = field(default="", repr=False)
@@ -84,7 +88,8 @@ class AttentionSite:
         """Whether attention has anything to do here but run as usual."""
         if self.module is not None and not self.module.training:
             return False
-        return self.uniform or any(part is not None for part in (self.tape, self.keep, self.sampler, self.redraw))
+        parts = (self.tape, self.keep, self.sampler, self.redraw, self.watch)
+        return self.uniform or any(part is not None for part in parts)
 
     @property
     def tapes(self) -> list[Tape]:
@@ -112,8 +117,10 @@ class AttentionSite:
         else:
             call = self._begin(inputs)
         self.current = call
-        masked = self.keep is not None or self.sampler is not None
-        return call if call is not None and (masked or call.uniform or call.tape is not None) else None
+        if call is None:
+            return None
+        parts = (self.keep, self.sampler, call.tape, call.watch)
+        return call if call.uniform or any(part is not None for part in parts) else None
 
     def _begin(self, inputs: tuple[Tensor | None, ...]) -> AttentionCall:
         call = AttentionCall(self, len(self.calls))
@@ -126,6 +133,7 @@ class AttentionSite:
         if self.tape is not None:
             call.tape = self.tape.of_call(call.index)
         else:
+            call.watch, call.graph = self.watch, torch.is_grad_enabled()
             again = call.index > 0 and self.redraw is not None
             call.uniform = self.redraw(call.index) if again else self.uniform
         self.calls.append(call)
@@ -161,7 +169,7 @@ class AttentionSite:
 
     def clear(self) -> None:
         """Forget masks, tapes and calls: plain attention from here."""
-        self.tape = self.keep = self.sampler = self.redraw = self._waiting = None
+        self.tape = self.keep = self.sampler = self.watch = self.redraw = self._waiting = None
         self.uniform, self.once = False, ""
         self.restart()
 

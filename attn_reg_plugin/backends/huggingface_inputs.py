@@ -9,7 +9,11 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from attn_reg_plugin.regularizers.generator import Tokens
 from attn_reg_plugin.regularizers.objectives import IGNORED
+
+#: what a model takes in place of token ids
+SOURCES = ("inputs_embeds", "input_features", "input_values", "pixel_values")
 
 
 def described(model: nn.Module, named: Mapping[str, Any]) -> dict[str, Any]:
@@ -23,8 +27,9 @@ def described(model: nn.Module, named: Mapping[str, Any]) -> dict[str, Any]:
         `token_mask`, bool (B, T), True where the output is a real token and has a label if there are labels;
         `targets`, the labels where outputs answer them: a causal language model predicts the next token, so its
         labels are shifted by one; `padding_label`, the number of padding where a decoder writes pieces of a
-        vocabulary. Each is missing where the arguments do not show it. Outputs without tokens (classification,
-        regression) have no use for the mask.
+        vocabulary; `example_tokens`, the ids of both stacks, which in a model of one are the same. Each is missing
+        where the arguments do not show it. Outputs without tokens (classification, regression) have no use for the
+        mask.
     """
     config = getattr(model, "config", None)
     labels = _tensor(named, "labels")
@@ -46,7 +51,33 @@ def described(model: nn.Module, named: Mapping[str, Any]) -> dict[str, Any]:
         if targets is not None and targets.dim() == 2:
             targets = F.pad(targets, (virtual, 0), value=IGNORED)
     told = {"token_mask": mask, "targets": targets, "padding_label": _padding_label(model)}
+    told["example_tokens"] = _examples(config, named, mask)
     return {name: value for name, value in told.items() if value is not None}
+
+
+def _examples(config: Any, named: Mapping[str, Any], written: Tensor | None) -> dict[str, Tokens] | None:
+    """The ids of each stack and which are real; several texts an example are rows, as attention sees them.
+
+    Args:
+        written: real tokens of a decoder.
+    """
+    ids = _tensor(named, "input_ids")
+    if ids is None:
+        ids = next((x for x in map(partial(_tensor, named), SOURCES) if x is not None), None)
+    if ids is None:
+        return None
+    mask = _tensor(named, "attention_mask")
+    if not ids.is_floating_point() and ids.dim() > 2:
+        ids, mask = ids.flatten(0, -2), mask if mask is None or mask.shape != ids.shape else mask.flatten(0, -2)
+    same = mask is not None and mask.shape == ids.shape[:2]
+    source = Tokens(ids, mask.bool() if same else None)
+    if not getattr(config, "is_encoder_decoder", "decoder_input_ids" in named):
+        return {"encoder": source, "decoder": source}
+    target = next((x for x in map(partial(_tensor, named), ("decoder_input_ids", "labels")) if x is not None), None)
+    if target is None or target.dim() != 2:
+        return {"encoder": source, "decoder": source}  # the model writes its input, shifted
+    fits = written is not None and written.shape == target.shape
+    return {"encoder": source, "decoder": Tokens(target, written if fits else None)}
 
 
 def _tokens(model: nn.Module, named: Mapping[str, Any]) -> Tensor | None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -249,6 +251,15 @@ class TrainerTraining:
         self.optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)  # accelerate wraps it
         self.clip_norm = float(trainer.args.max_grad_norm or 0.0)
         self.copy_of = partial(TrainerDefender, trainer, step)
+        self.folder = Path(trainer.args.output_dir) if trainer.args.output_dir else None
+
+    @property
+    def vocabulary(self) -> str:
+        """A digest of the tokenizer's vocabulary, where the trainer has one."""
+        tokenizer = getattr(self.trainer.processing_class, "tokenizer", self.trainer.processing_class)
+        if not hasattr(tokenizer, "get_vocab"):
+            return ""
+        return hashlib.sha256(repr(sorted(tokenizer.get_vocab().items())).encode()).hexdigest()[:16]
 
     def problem(self, subset: str) -> tuple[TrainerProblem, int]:
         """See `Training`."""

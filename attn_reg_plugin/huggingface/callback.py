@@ -209,7 +209,10 @@ class AttnRegCallback(TrainerCallback):
             try:
                 state = load_state(path)
             except ValueError as refused:
-                error = str(refused)
+                if self.regularizer.dispensable_state:
+                    logger.warning(f"{refused}; it is left out, and what it held is made anew")
+                else:
+                    error = str(refused)
         state, error = object_from_first_rank((state, error))
         if error:
             raise ValueError(error)

@@ -4,13 +4,18 @@ Each regularized forward runs four steps (the paper's figure 3): a probe forward
 attributes them to the attention positions of every site, B = ∂F/∂A; the positions of each row with the highest
 attributions form the candidate discard region, of which each is dropped with probability q; the model's own forward
 runs with the mask. Cross-tuning alternates with plain epochs.
+
+With `probe="kept"` there is no probe: the candidates are those that the backward of the last update that trained on an
+example gave, see `kept_regions`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -23,22 +28,30 @@ from attn_reg_plugin.attention.attribution import (
     output_gradients,
 )
 from attn_reg_plugin.attention.calls import Tape
-from attn_reg_plugin.attention.masks import DIRECTIONS, sample_keep
+from attn_reg_plugin.attention.masks import DIRECTIONS, candidate_region, pack_bits, sample_keep
 from attn_reg_plugin.attention.sites import AttentionSite, recording
 from attn_reg_plugin.regularizers.base import Preset, Regularizer, option, register
 from attn_reg_plugin.regularizers.cross_tuning import CrossTuning
+from attn_reg_plugin.regularizers.kept_regions import KeptRegions
 from attn_reg_plugin.regularizers.objectives import (
     LABELS,
     Objective,
     PseudoLabels,
     default_objective,
-    logits_of,
+    logits_dtype,
+    negative_loss,
     scale_against_underflow,
 )
 from attn_reg_plugin.regularizers.probing import Forward, random_state, set_random_state, unchanged, without_dropout
+from attn_reg_plugin.regularizers.region_files import Setting
+from attn_reg_plugin.regularizers.region_lookup import drawn_from
 from attn_reg_plugin.regularizers.statistics import Quantity
+from attn_reg_plugin.regularizers.training import Training
 
 ATTRIBUTIONS = ("gradient", "integrated", "attention", "random")
+#: what F is: by the shape of the outputs, or minus the training loss
+OBJECTIVES = ("prediction", "loss")
+PROBES = ("fresh", "kept")
 
 
 @register("ad_drop")
@@ -59,11 +72,19 @@ class ADDrop(Regularizer):
         integrated_steps, integrated_nodes, integrated_path: see `integrated_attribution`.
         integrated_labels: `frozen` attributes the pseudo labels of the first, unscaled pass on the whole path (the
             paper's c; completeness holds), `renewed` takes each pass's own, as the authors' code does.
-        objective: function(outputs, inputs) -> scalar; by default chosen from the shape of the outputs.
+        objective: F. `prediction` is the paper's, chosen from the shape of the outputs and `labels`; `loss` is minus
+            the loss, that of the outputs or that of the gold labels; or a function(outputs, inputs) -> scalar.
+        probe: `fresh` runs one in every regularized forward; `kept` takes the candidate region that the backward of
+            the last update that trained on an example gave, attributions of the loss by gradient. An epoch that
+            cross-tuning regularizes isn't recorded: the plain one that follows is, before anything is needed.
+        on_miss: for an example that nothing is kept of, `probe` (objective `loss`, or a function) or `plain`.
+        store_gb: memory for what is kept, in 2^30 bytes: L·H·T·S/8 bytes an example; 0 takes a quarter of what is
+            free, at most 8. More goes into files.
+        store_folder: for these files; by default where the checkpoints are.
 
     Raises:
         TypeError: an option is of another type.
-        ValueError: an option is out of its range.
+        ValueError: an option is out of its range, or `kept` is asked of other attributions than those by gradient.
     """
 
     presets: ClassVar[tuple[Preset, ...]] = (
@@ -72,6 +93,8 @@ class ADDrop(Regularizer):
     logged: ClassVar[tuple[Quantity, ...]] = (
         Quantity("fallbacks", title="probe_fallbacks"),
         Quantity("probe_seconds", "step_seconds", "probe_share"),
+        Quantity("kept_hits", "kept_asked", "kept_hit_rate"),
+        Quantity("kept_bytes", "kept_examples", "kept_bytes_per_example"),
     )
 
     p: float = option(0.3, "ratio of candidate positions in each attention row, in [0, 1]", within="[0, 1]")
@@ -97,23 +120,48 @@ class ADDrop(Regularizer):
         "integrated gradients: the first pass's pseudo labels for all, or each pass's own as in the authors' code",
         choices=("frozen", "renewed"),
     )
-    objective: Objective | None = None
+    objective: str = option(
+        "prediction", "attribute the prediction, as in the paper, or the training loss", choices=OBJECTIVES
+    )
+    probe: str = option(
+        "fresh", "a probe in every regularized forward, or what the last training backward gave", choices=PROBES
+    )
+    on_miss: str = option(
+        "probe", "probe=kept: what to do for examples that nothing is kept of", choices=("probe", "plain")
+    )
+    store_gb: float = option(
+        0.0, "probe=kept: memory for what is kept, in GB; 0: a quarter of the free memory, at most 8", within="[0, inf)"
+    )
+    store_folder: str = option("", "probe=kept: folder for what exceeds it; by default beside the checkpoints")
 
     def __post_init__(self) -> None:
         """Check the options."""
+        given: Objective | str = self.objective
+        self.objective = "prediction" if callable(given) else given
         super().__post_init__()
-        if self.objective is not None and not callable(self.objective):
-            raise TypeError(f"objective is {self.objective!r}, but must be a function (outputs, inputs) -> scalar")
         self.schedule = CrossTuning(self.cross_tuning)
-        self.objective = self.objective or default_objective(self.labels)
+        #: whether the objective needs gold labels
+        self.reads_gold = self.labels == "gold"
+        if callable(given):
+            self.objective = given
+        elif self.objective == "loss" or self.probe == "kept":
+            self.objective, self.reads_gold = negative_loss, True
+        else:
+            self.objective = default_objective(self.labels)
+        if self.probe == "kept" and self.attribution != "gradient":
+            raise ValueError(f"attribution is {self.attribution!r}, but must be gradient with probe='kept'")
+        self.kept = KeptRegions(self.store_gb, Path(self.store_folder) if self.store_folder else None)
 
     def due(self) -> bool:
         """Regularized when cross-tuning says so and anything can be dropped at all."""
         return self.schedule.regularized(self.epoch, self.updates) and self.p > 0 and self.q > 0
 
     def before_forward(self, forward: Forward) -> None:
-        """Probe, attribute, and leave the keep masks on the sites."""
+        """Probe, attribute, and leave the keep masks on the sites; or draw them from what is kept."""
         sites = self.attached_sites
+        if self.probe == "kept":
+            self._use_kept(forward)
+            return
         if self.attribution == "random":
             for site in sites:
                 site.sampler = self.sampler(site, self._sample_at_random)
@@ -136,7 +184,8 @@ class ADDrop(Regularizer):
 
     def rehearse(self, forward: Forward) -> None:
         """Run the probe once, for its errors: a missing objective or label, a shape or keyword that doesn't fit."""
-        if self.attribution == "random" or self.p == 0 or self.q == 0:
+        plain = self.attribution == "random" or (self.probe == "kept" and self.on_miss == "plain")
+        if plain or self.p == 0 or self.q == 0:
             return
         weights = self.attribution != "gradient"
         with recording(self.attached_sites, needs_weights=weights), self._probe(forward) as run:
@@ -191,6 +240,83 @@ class ADDrop(Regularizer):
         attribution = torch.rand(shape, generator=generator, device=generator.device)
         return sample_keep(attribution, valid, self.p, self.q, self.direction, generator=generator)
 
+    # -- what is kept, in place of a probe --------------------------------------------------------------------------
+
+    @property
+    def large_state(self) -> bool:
+        """What is kept is too much for every checkpoint."""
+        return self.probe == "kept"
+
+    dispensable_state = large_state
+
+    @property
+    def _setting(self) -> Setting:
+        return Setting(float(self.p), self.direction)
+
+    def records(self) -> bool:
+        """In every forward whose regions may be used before the example is trained on once more."""
+        if self.probe != "kept" or self.p == 0 or self.q == 0 or not self.supplied.counts:
+            return False
+        return self.cross_tuning != "epoch" or not self.due()
+
+    def record(self, forward: Forward) -> None:
+        """Watch the sites, so that the training's own backward brings the regions."""
+        self.kept.ready(self.attached_sites, self.model, self.epoch)
+        self.kept.record(forward, self.attached_sites, self.updates, self._setting)
+
+    def _use_kept(self, forward: Forward) -> None:
+        """Draw the masks from the kept regions; of examples without one, from a probe's if `on_miss` says so."""
+        sites = self.attached_sites
+        self.kept.ready(sites, self.model, self.epoch)
+        found = self.kept.find(forward, self._setting, self.statistics)
+        if found.missing and self.on_miss == "probe":
+            with self.statistics.seconds("probe_seconds", forward.device), recording(sites):
+                for site, tape, attribution, finite in self._gradient_attributions(forward):
+                    region = candidate_region(attribution, tape.valid, self.p, self.direction) & finite
+                    found.fresh[sites.index(site), site.tapes.index(tape)] = pack_bits(region)
+        for index, site in enumerate(sites):
+            site.sampler = self.sampler(site, partial(drawn_from, found, site, index, self.q))
+
+    def bind(self, training: Training) -> None:
+        """Learn where the checkpoints are."""
+        self.kept.folder = self.kept.folder or getattr(training, "folder", None)
+        self.kept.vocabulary = getattr(training, "vocabulary", "")
+
+    def unbind(self) -> None:
+        """Release the files."""
+        self.kept.close()
+
+    def end_update(self) -> None:
+        """Keep what the update's backwards brought."""
+        if self.probe == "kept":
+            self.kept.finish(self.statistics)
+        super().end_update()
+
+    def forget_unfinished(self) -> None:
+        """What a skipped update's backwards brought isn't kept."""
+        self.kept.forget_unfinished()
+
+    def copied(self) -> Regularizer:
+        """With a store of its own, which stays empty: a copy of the model isn't trained."""
+        twin = super().copied()
+        twin.kept = KeptRegions(self.store_gb, None)
+        return twin
+
+    def state_dict(self) -> dict[str, Any]:
+        """Also what is kept in memory."""
+        kept = self.kept.state(self.epoch)
+        return super().state_dict() | ({} if kept is None else {"kept": kept})
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Also what was kept in memory, and which of the files' is of earlier updates.
+
+        Raises:
+            ValueError: as `Regularizer.load_state_dict`, or what was kept is of another model, tokenizer or version.
+        """
+        super().load_state_dict(state)
+        if self.probe == "kept" and "kept" in state:
+            self.kept.load(state["kept"], self.updates, self.attached_sites, self.model)
+
     # -- the probe --------------------------------------------------------------------------------------------------
 
     @contextmanager
@@ -225,11 +351,3 @@ class ADDrop(Regularizer):
         finite = torch.stack([tensor.isfinite().all() for tensor in tensors]).all()
         self.statistics.add("fallbacks", 1.0 - finite.float())
         return finite
-
-
-def logits_dtype(outputs: Any) -> torch.dtype:
-    """The dtype of the model's logits, fp32 where a user's objective reads something else."""
-    try:
-        return logits_of(outputs).dtype
-    except ValueError:
-        return torch.float32

@@ -88,7 +88,9 @@ class Attachment:
         due = self.regularizer.due()
         self.regularizer.statistics.add("forwards", 1.0)
         self.regularizer.statistics.add("regularized", float(due))
-        if not due and self.rehearsed:
+        records = self.regularizer.records()
+        rehearsing = not due and not self.rehearsed
+        if not (due or records or rehearsing):
             return
         self.rehearsed = self.busy = True
         forward = Forward(model, args, kwargs, self.regularizer.supplied, self._described(model, args, kwargs))
@@ -96,8 +98,10 @@ class Attachment:
             if due:
                 self.regularizer.before_forward(forward)
                 self.prepared = True
-            else:
+            elif rehearsing:
                 self._rehearse(forward)
+            if records:
+                self.regularizer.record(forward)
         except BaseException:
             self.clear()
             raise

@@ -79,8 +79,6 @@ class Regularizer:
     logged: ClassVar[tuple[Quantity, ...]] = ()
     #: and those of rounds, which end in `end_update`
     by_round: ClassVar[tuple[Quantity, ...]] = ()
-    #: whether the state is too large to be kept in every checkpoint
-    large_state: ClassVar[bool] = False
     #: whether a batch has to pass through the attached model in one forward
     one_forward: ClassVar[bool] = False
     #: whether it acts on attention; if not, `sites` has no meaning, and any model will do
@@ -240,6 +238,16 @@ class Regularizer:
         """Release what `bind` gave."""
 
     @property
+    def large_state(self) -> bool:
+        """Whether the state is too large to be kept in every checkpoint."""
+        return False
+
+    @property
+    def dispensable_state(self) -> bool:
+        """Whether training can go on without the state: a damaged one is left out, with a warning."""
+        return False
+
+    @property
     def begun(self) -> bool:
         """Whether there is a state worth keeping in a checkpoint."""
         return True
@@ -281,6 +289,13 @@ class Regularizer:
     def passes(self) -> int:
         """How often each example of a batch is run, all in one forward; see `loss`."""
         return 1
+
+    def records(self) -> bool:
+        """Whether `record` is to see the forward that is about to happen, due or not."""
+        return False
+
+    def record(self, forward: Forward) -> None:
+        """Watch the sites in a forward, after `before_forward` where it is due."""
 
     def rehearse(self, forward: Forward) -> None:
         """Try, in a forward that isn't due, what later ones will need, so that a mistake is reported at the start.

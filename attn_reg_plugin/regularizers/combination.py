@@ -151,6 +151,11 @@ class Combination(Regularizer):
         return any(method.large_state for method in self.methods)
 
     @property
+    def dispensable_state(self) -> bool:
+        """Whether all large ones are."""
+        return self.large_state and all(method.dispensable_state for method in self.methods if method.large_state)
+
+    @property
     def begun(self) -> bool:
         """Whether any of them has a state worth keeping."""
         return any(method.begun for method in self.methods)

@@ -18,6 +18,12 @@ def rank() -> int:
     return torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
 
 
+def wait_for_all() -> None:
+    """Go on when every rank has come here."""
+    if world_size() > 1:
+        torch.distributed.barrier()
+
+
 def average(tensor: Tensor) -> Tensor:
     """The mean over data-parallel ranks, in place."""
     if world_size() > 1:

@@ -142,7 +142,7 @@ class Spans:
     def __call__(self, shape: tuple[int, ...], valid: Tensor | None, device: torch.device) -> None:
         """No mask."""
 
-    def watch(self, call: AttentionCall, weights: Tensor, valid: Tensor | None) -> None:
+    def look_at(self, call: AttentionCall, weights: Tensor, valid: Tensor | None) -> None:
         """Draw the spans of a call, once: activation checkpointing comes again.
 
         Args:

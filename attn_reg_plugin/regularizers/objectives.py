@@ -19,6 +19,10 @@ Objective = Callable[[Any, Mapping[str, Any]], Tensor]
 LABELS = ("pseudo", "gold")
 #: the label that losses ignore, as in torch.nn.functional.cross_entropy
 IGNORED = -100
+_NO_GOLD = (
+    "the objective needs gold labels: pass them to the forward as `labels`, set regularizer.supply(targets=...) before "
+    "it, or use labels='pseudo' for classification"
+)
 
 
 def label_logit(logits: Tensor, labels: Tensor | None = None) -> Tensor:
@@ -127,6 +131,14 @@ def logits_of(outputs: Any) -> Tensor:
     return logits
 
 
+def logits_dtype(outputs: Any) -> torch.dtype:
+    """The dtype of the model's logits, fp32 where a user's objective reads something else."""
+    try:
+        return logits_of(outputs).dtype
+    except ValueError:
+        return torch.float32
+
+
 def default_objective(labels: str = "pseudo") -> Objective:
     """The objective that fits the outputs' shape: (B, C) classification, (B, T, V) tokens, (B,) or (B, 1) regression;
     and `start_logits` and `end_logits`, (B, T) each, of question answering.
@@ -170,10 +182,7 @@ def _by_shape(labels: str, outputs: Any, inputs: Mapping[str, Any]) -> Tensor:
     if labels == "gold" or regression:
         gold = inputs.get("targets", inputs.get("labels"))
         if gold is None:
-            raise ValueError(
-                "the objective needs gold labels: pass them to the forward as `labels`, set "
-                "regularizer.supply(targets=...) before it, or use labels='pseudo' for classification"
-            )
+            raise ValueError(_NO_GOLD)
         _check_gold(logits, gold)
     if regression:
         return negative_regression_loss(logits, gold)
@@ -185,6 +194,34 @@ def _by_shape(labels: str, outputs: Any, inputs: Mapping[str, Any]) -> Tensor:
     if logits.dim() == 3:
         return token_log_likelihood(logits, gold, _tokens_with_loss(logits, inputs), padding)
     raise ValueError(f"no objective for outputs of shape {tuple(logits.shape)}; give objective=function")
+
+
+def negative_loss(outputs: Any, inputs: Mapping[str, Any]) -> Tensor:
+    """Minus the training loss: that which the outputs hold, else the gold labels'.
+
+    Classes and tokens have Σ log P(gold), regression minus the squared error.
+
+    Raises:
+        ValueError: there is neither a loss nor gold labels.
+    """
+    loss = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
+    if isinstance(loss, Tensor) and loss.dim() == 0:
+        return -loss.float()
+    try:
+        logits = logits_of(outputs)
+    except ValueError:
+        logits = None
+    classes = logits is not None and logits.dim() == 2 and logits.size(-1) > 1
+    if not classes:
+        return _by_shape("gold", outputs, inputs)
+    gold = inputs.get("targets", inputs.get("labels"))
+    if gold is None:
+        raise ValueError(_NO_GOLD)
+    _check_gold(logits, gold)
+    if gold.is_floating_point():  # several classes may hold
+        chances = torch.nn.functional.logsigmoid
+        return (gold * chances(logits.float()) + (1 - gold) * chances(-logits.float())).sum()
+    return token_log_likelihood(logits, gold.reshape(-1))
 
 
 def _check_gold(logits: Tensor, gold: Tensor) -> None:

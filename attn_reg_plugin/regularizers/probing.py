@@ -71,6 +71,8 @@ def _copied(value: Any, inside: bool, memo: dict[int, Any]) -> Any:
         made = value.detach().clone() if inside else value
     elif isinstance(value, list | tuple | set) and type(value) in (list, tuple, set):
         made = type(value)(_copied(held, inside, memo) for held in value)
+    elif isinstance(value, tuple) and hasattr(value, "_fields"):
+        made = type(value)(*(_copied(held, inside, memo) for held in value))
     elif type(value) is dict:
         made = memo[id(value)] = {}
         made.update((key, _copied(held, inside, memo)) for key, held in value.items())

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
@@ -21,6 +22,8 @@ class Supplied:
     Attributes:
         targets: gold labels as the model's outputs answer them, (B,), (B, T) or (B, C); -100 is ignored.
         token_mask: bool (B, T), True = an output that is a real token.
+        example_tokens: the ids of each stack and which are real, `Tokens` by `encoder` and `decoder`: what examples
+            are recognized by when they come again.
         padding_label: the number of padding in a vocabulary, which isn't a pseudo label.
         batch: the face's own batch, which its `Problem` reads: fairseq's sample, Trainer's inputs.
         num_items: what the loss of the batch is divided by, where the face divides it.
@@ -30,6 +33,7 @@ class Supplied:
 
     targets: Tensor | None = None
     token_mask: Tensor | None = None
+    example_tokens: Mapping[str, Any] | None = None
     padding_label: int | None = None
     batch: Any = None
     num_items: Tensor | int | None = None
@@ -70,10 +74,14 @@ class Training(Protocol):
     Attributes:
         optimizer: of the attached model.
         clip_norm: largest gradient norm of an update; 0 = unlimited.
+        folder: where it keeps its checkpoints; None = nowhere.
+        vocabulary: a short text that differs where token ids mean something else; empty where that isn't known.
     """
 
     optimizer: Optimizer
     clip_norm: float
+    folder: Path | None
+    vocabulary: str
 
     def problem(self, subset: str) -> tuple[Problem, int]:
         """The training as a `Problem`, its validation examples drawn from `subset`, and how many there are of these.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -237,6 +239,14 @@ class FairseqTraining:
     ) -> None:
         self.task, self.criterion, self.optimizer, self.model = task, criterion, optimizer, model
         self.clip_norm = clip_norm
+        self.folder: Path | None = task.sidecar.folder
+
+    @property
+    def vocabulary(self) -> str:
+        """A digest of the dictionaries' symbols, in their order."""
+        names = (getattr(self.task, f"{side}_dictionary", None) for side in ("source", "target"))
+        symbols = ["\n".join(one.symbols) for one in names if hasattr(one, "symbols")]
+        return hashlib.sha256("\n\n".join(symbols).encode()).hexdigest()[:16] if symbols else ""
 
     def problem(self, subset: str) -> tuple[FairseqProblem, int]:
         """See `Training`."""

@@ -110,8 +110,8 @@ class AttnRegTask:
             raise ValueError(f"--attn-sites {regularizer.sites!r}: {error}") from None
         for part in filter(reads_predictions, _parts(regularizer)):
             who = f"{type(model).__name__} of {type(self).__name__}"
-            labels, padding = getattr(part, "labels", "pseudo"), padding_index(model)
-            part.objective = FairseqObjective(self._objectives[part], labels, padding, who)
+            labels = "gold" if getattr(part, "reads_gold", False) else "pseudo"
+            part.objective = FairseqObjective(self._objectives[part], labels, padding_index(model), who)
 
     def get_batch_iterator(self, dataset: Any, *args: Any, **kwargs: Any) -> Any:
         """fairseq's iterator; a training resumed in a later epoch gets the batches that an undisturbed one has.

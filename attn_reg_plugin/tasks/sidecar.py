@@ -140,7 +140,10 @@ def continue_from(sidecar: Sidecar, regularizer: Regularizer, updates: int) -> N
         try:
             state = sidecar.load(updates)
         except ValueError as error:
-            problem = str(error)
+            if regularizer.dispensable_state:
+                logger.warning(f"{error}; it is left out, and what it held is made anew")
+            else:
+                problem = str(error)
     state, problem = object_from_first_rank((state, problem))
     if problem is not None:
         raise ValueError(problem)

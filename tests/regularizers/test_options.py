@@ -101,7 +101,7 @@ def test_what_is_said():
     with pytest.raises(TypeError) as refused:
         build("attend_out", steps=1.5)
     assert str(refused.value) == "steps is 1.5, but must be a whole number"
-    with pytest.raises(TypeError, match=r"^objective is 3, but must be a function"):
+    with pytest.raises(TypeError, match=r"^objective is 3, but must be text"):
         ADDrop(objective=3)
 
 

@@ -1,0 +1,127 @@
+"""The examples of a forward: what each is recognized by when it comes again, and which of its tokens are real.
+
+An example is its token ids without padding, source and target, so that neither the order of the examples nor the other
+sentences of its batch matter, and another tokenizer makes other examples. Where a model takes no ids, such as sound,
+the numbers that it takes do as well.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attn_reg_plugin.regularizers.generator import Tokens
+from attn_reg_plugin.regularizers.probing import Forward
+
+STACKS = ("encoder", "decoder")
+_DECODER = re.compile(r"decoder|tgt|target|prev_output|\bdec_")
+
+
+@dataclass(frozen=True)
+class Examples:
+    """The N examples of a forward, in the order of its batch.
+
+    Attributes:
+        digests: 16 bytes each.
+        real: which tokens of a stack are real, bool (N, L) on the CPU, by `encoder` and `decoder`; a stack is missing
+            where it isn't known.
+    """
+
+    digests: list[bytes]
+    real: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.digests)
+
+    def lengths(self, stack: str, longest: int) -> Tensor:
+        """How many of the `longest` positions of a stack are real, int64 (N,); all where it isn't known."""
+        real = self._of(stack, longest)
+        return torch.full((len(self),), longest) if real is None else real.sum(-1)
+
+    def order(self, stack: str, longest: int) -> Tensor | None:
+        """The positions of each example with the real ones first, int64 (N, `longest`); None if they are already."""
+        real = self._of(stack, longest)
+        if real is None or not (real[:, 1:] & ~real[:, :-1]).any():
+            return None
+        return (~real).to(torch.uint8).argsort(dim=-1, stable=True)
+
+    def _of(self, stack: str, longest: int) -> Tensor | None:
+        real = self.real.get(stack)
+        return real if real is not None and real.size(1) == longest else None
+
+
+def examples_of(forward: Forward) -> Examples:
+    """The examples of a forward, by the tokens that were supplied, that the backends read off it, or by its tensors.
+
+    Token ids are read by the host, which on a GPU waits for them.
+
+    Raises:
+        ValueError: the forward has no tensor with an example per row, or its stacks have different numbers of them.
+    """
+    told = forward.supplied.example_tokens or forward.described.get("example_tokens") or _guessed(forward.inputs)
+    tokens = {stack: told[stack] for stack in STACKS if stack in told}
+    if not tokens:
+        raise ValueError(
+            "no tensor with an example per row is among the arguments of the forward; set "
+            "regularizer.supply(example_tokens={'encoder': Tokens(ids, valid)}) before it, or use probe='fresh'"
+        )
+    sizes = {stack: one.ids.size(0) for stack, one in tokens.items()}
+    if len(set(sizes.values())) > 1:
+        raise ValueError(
+            f"the encoder has {sizes['encoder']} examples, but the decoder {sizes['decoder']}; kept attributions need "
+            "one target for each source: use probe='fresh'"
+        )
+    hashes = [hashlib.blake2b(digest_size=16) for _ in range(next(iter(sizes.values())))]
+    real, seen = {}, set()
+    for stack, (ids, valid) in tokens.items():
+        if valid is not None:
+            valid = real[stack] = valid.detach().bool().cpu()
+        if id(ids) in seen:
+            continue
+        seen.add(id(ids))
+        ids = ids.detach().cpu()
+        for i, digest in enumerate(hashes):
+            digest.update(_bytes(ids[i] if valid is None else ids[i][valid[i]]) + stack.encode())
+    return Examples([digest.digest() for digest in hashes], real)
+
+
+def _bytes(row: Tensor) -> bytes:
+    """The numbers of a row as they are in memory; those of bfloat16 and others too."""
+    row = row.to(torch.int64) if not row.is_floating_point() else row
+    row = row.contiguous()
+    return ctypes.string_at(row.data_ptr(), row.numel() * row.element_size()) if row.numel() else b""
+
+
+def _guessed(inputs: Mapping[str, Any]) -> dict[str, Tokens]:
+    """Of a model that no backend describes: the first whole-number tensor of each stack, else the first of numbers."""
+    tensors = {name: value for name, value in inputs.items() if isinstance(value, Tensor) and value.dim() > 1}
+    rows = next((value.size(0) for value in tensors.values()), 0)
+    tensors = {name: value for name, value in tensors.items() if value.size(0) == rows}
+    whole = {k: v for k, v in tensors.items() if not v.is_floating_point() and v.dtype != torch.bool}
+    named = whole or {name: value for name, value in tensors.items() if value.is_floating_point()}
+    found: dict[str, Tokens] = {}
+    for name, value in named.items():
+        stack = "decoder" if _DECODER.search(name) else "encoder"
+        if stack not in found and "mask" not in name:
+            found[stack] = Tokens(value, _mask(value, stack, tensors))
+    if len(found) == 1:  # one stack: whichever the sites call it
+        found = dict.fromkeys(STACKS, *found.values())
+    return found
+
+
+def _mask(ids: Tensor, stack: str, tensors: Mapping[str, Tensor]) -> Tensor | None:
+    """The padding mask beside the ids: `...padding_mask` is True at padding, `attention_mask` and `token_mask` not."""
+    for name, mask in tensors.items():
+        same = mask.shape == ids.shape[:2] and ("decoder" if _DECODER.search(name) else "encoder") == stack
+        if same and name.endswith("padding_mask"):
+            return ~mask.bool()
+        if same and name.endswith(("attention_mask", "token_mask")):
+            return mask.bool()
+    return None
