@@ -20,7 +20,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from attn_reg_plugin.bench.families import Workload
 from attn_reg_plugin.bench.naive_ad_drop import naive_forward
-from attn_reg_plugin.bench.rounds import playing
+from attn_reg_plugin.bench.rounds import BenchTraining, playing
 from attn_reg_plugin.bench.rows import Row
 from attn_reg_plugin.regularizers.base import Regularizer, build
 
@@ -56,6 +56,7 @@ def _attached(row: Row, work: Workload, light: bool) -> Iterator[Regularizer | N
     with regularizer.attach(work.model):
         regularizer.begin_epoch(row.epoch)
         regularizer.supply(**work.supplied)
+        regularizer.bind(BenchTraining(work))
         yield regularizer
 
 
@@ -67,9 +68,11 @@ def _training(row: Row, work: Workload, light: bool, clock: Callable[[], float])
 
         def step() -> None:
             for _ in range(row.updates):
-                work.update(work.model(**work.inputs))
-                if regularizer is not None:
-                    regularizer.end_update()
+                if regularizer is None:
+                    work.update(work.model(**work.inputs))
+                    continue
+                work.step(regularizer.loss(work.loss_of, {**work.inputs, "targets": work.targets}))
+                regularizer.end_update()
 
         yield step
 

@@ -20,6 +20,9 @@ from attn_reg_plugin.regularizers.objectives import _tokens_with_loss, logits_of
 from attn_reg_plugin.regularizers.probing import Forward
 from attn_reg_plugin.regularizers.training import Supplied
 
+#: the fields of `Supplied` that have a row for each example
+_OF_A_BATCH = ("targets", "token_mask", "example_tokens", "batch")
+
 
 @dataclass(eq=False)
 class SeveralPasses(Regularizer):
@@ -112,8 +115,10 @@ def repeated(batch: Any, times: int) -> Any:
             return torch.cat([value] * times) if value.dim() and value.size(0) == size else value
         if isinstance(value, Mapping):
             return {key: again(held) for key, held in value.items()}
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            return type(value)(*map(again, value))
         if type(value) in (list, tuple):
-            return type(value)(again(held) for held in value)
+            return type(value)(map(again, value))
         return value
 
     return again(batch)
@@ -121,7 +126,7 @@ def repeated(batch: Any, times: int) -> Any:
 
 def repeated_supply(supplied: Supplied, times: int) -> Supplied:
     """What was supplied for a batch, for the repeated one."""
-    parts = {name: repeated(getattr(supplied, name), times) for name in ("targets", "token_mask", "batch")}
+    parts = {name: repeated(getattr(supplied, name), times) for name in _OF_A_BATCH}
     return replace(supplied, **parts)
 
 

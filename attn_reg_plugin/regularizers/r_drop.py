@@ -37,7 +37,10 @@ class RDrop(SeveralPasses):
         ValueError: the weight is out of its range.
     """
 
-    presets: ClassVar[tuple[Preset, ...]] = (Preset("r_drop", "R-Drop", {"weight": 1.0}),)
+    presets: ClassVar[tuple[Preset, ...]] = (
+        Preset("r_drop", "R-Drop", {"weight": 1.0}),
+        Preset("r_drop_5", "R-Drop 5", {"weight": 5.0}),
+    )
     logged: ClassVar[tuple[Quantity, ...]] = (Quantity("r_drop_divergence", "r_drop_items", "r_drop"),)
     needs_sites: ClassVar[bool] = False
 
