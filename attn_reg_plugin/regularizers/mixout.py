@@ -32,7 +32,8 @@ class Mixout(Regularizer):
     """Mix each weight with its pretrained value in training.
 
     The pretrained values are those that the weights have in the first training forward. They belong to the state, as
-    large as the model: a training that is resumed has them from there. Masks are equal on all data-parallel ranks.
+    large as the model: a training that is resumed has them from there. A mask holds for an update, with all its batches
+    and on all data-parallel ranks; in a loop of one's own, `end_update` is what tells one update from the next.
 
     Attributes:
         p: probability of taking an element's pretrained value, in [0, 1); 0 is plain training, bit for bit. The paper
@@ -56,7 +57,6 @@ class Mixout(Regularizer):
         super().__post_init__()
         self.pretrained: dict[str, Tensor] = {}
         self.seed: int | None = None
-        self.forwards = 0
         self.places = Places()
 
     def attach(self, model: nn.Module) -> Attachment:
@@ -99,10 +99,10 @@ class Mixout(Regularizer):
         mixed = {}
         for i, (name, weight) in enumerate(chosen.items()):
             target = self.pretrained[name] = self.pretrained[name].to(weight)
-            generator = torch.Generator(weight.device).manual_seed(derived(self.seed, self.forwards * len(chosen) + i))
+            seed = derived(derived(self.seed, self.updates), i + 1)
+            generator = torch.Generator(weight.device).manual_seed(seed)
             mask = torch.rand(weight.shape, generator=generator, device=weight.device) < self.p
             mixed[weight] = mixout(weight, target, mask, self.p)
-        self.forwards += 1
         self.places.put(self.model, mixed)
 
     def after_forward(self, outputs: Any) -> None:
@@ -124,9 +124,8 @@ class Mixout(Regularizer):
         return twin
 
     def state_dict(self) -> dict[str, Any]:
-        """With the pretrained weights, and the place in the sequence of masks."""
-        own = {"pretrained": dict(self.pretrained), "seed": self.seed, "forwards": self.forwards}
-        return {**super().state_dict(), **own}
+        """With the pretrained weights, and the seed of the masks."""
+        return {**super().state_dict(), "pretrained": dict(self.pretrained), "seed": self.seed}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """As `Regularizer.load_state_dict`.
@@ -138,7 +137,7 @@ class Mixout(Regularizer):
         if not isinstance(state.get("pretrained"), Mapping):
             raise ValueError("the state lacks the pretrained weights of mixout")
         self.pretrained = dict(state["pretrained"])
-        self.seed, self.forwards = state["seed"], state["forwards"]
+        self.seed = state.get("seed")
 
     def resume(self, state: Mapping[str, Any]) -> None:
         """As `Regularizer.resume`.

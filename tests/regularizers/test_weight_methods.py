@@ -84,12 +84,13 @@ def test_the_forward_and_the_gradient_are_those_of_the_mixed_weights(weights):
         if name not in names:
             assert seen[name] is weight and weight.grad.equal(theirs.grad)
             continue
-        own = seen[name].detach().isclose(u, atol=1e-6) & ~w.isclose(u, atol=1e-6)
+        away = ~w.isclose(u, atol=1e-5)  # where it can be told which of both it is
+        own = seen[name].detach().isclose(u, atol=1e-6) & away
         mixed = seen[name].detach().isclose((w - 0.5 * u) / 0.5, atol=1e-5)
-        assert (own | mixed).all()
-        torch.testing.assert_close(weight.grad, theirs.grad * ~own / 0.5, rtol=1e-4, atol=1e-6)
+        assert (own | mixed | ~away).all()
+        torch.testing.assert_close(weight.grad[away], (theirs.grad * ~own / 0.5)[away], rtol=1e-4, atol=1e-6)
         replaced += int(own.sum())
-    changed = sum(int((~before[name].isclose(moved.begun[name], atol=1e-6)).sum()) for name in names)
+    changed = sum(int((~before[name].isclose(moved.begun[name], atol=1e-5)).sum()) for name in names)
     assert 0.4 < replaced / changed < 0.6
     assert ("encoder.embedding.weight" in names) == (weights == "all") and "output.weight" in names
 
@@ -148,6 +149,7 @@ def gradients_of(model, regularizer, **how):
 
 def test_free_masks_are_drawn_for_every_update():
     model, regularizer = classifier(), build("child_tuning", p=0.4)
+    regularizer.seed = 3  # else it is drawn, and dropout is another
     masked, plain = gradients_of(model, regularizer)
     kept = total = 0
     for name, gradient in plain.items():
@@ -251,6 +253,10 @@ def test_a_training_goes_on_from_its_state(name, options):
     found = train(half, build(name, **options), 2, state)
     assert all(found[key].equal(value) for key, value in expected.items())
     if options or name == "mixout":
-        other = TinyClassifier(classes=7) if name == "mixout" else torch.nn.Sequential(torch.nn.ModuleList([torch.nn.Linear(2, 2)]))
+        other = (
+            TinyClassifier(classes=7)
+            if name == "mixout"
+            else torch.nn.Sequential(torch.nn.ModuleList([torch.nn.Linear(2, 2)]))
+        )
         with build(name, **options).attach(other) as unfit, pytest.raises(ValueError, match="another model"):
             unfit.resume(state)
