@@ -32,8 +32,7 @@ class Combination(Regularizer):
     def __init__(self, methods: Sequence[Regularizer]) -> None:
         self.name = "+".join(method.name for method in methods)
         check_together(methods)
-        # what a probe is to see comes before it, what it is not to see after it
-        self.methods = sorted(methods, key=lambda method: (method.needs_sites, method.passes))
+        self.methods = sorted(methods, key=lambda method: method.turn)
         self.sites = next((method.sites for method in self.methods if method.needs_sites), Regularizer.sites)
         super().__post_init__()
         for method in self.methods:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -32,7 +32,8 @@ class SeveralPasses(Regularizer):
     _seen: list[tuple[Any, Mapping[str, Any]]] | None = field(default=None, init=False, repr=False)
     _inputs: Mapping[str, Any] = field(default_factory=dict, init=False, repr=False)
     #: passes of a batch
-    times = 2
+    times: ClassVar[int] = 2
+    turn: ClassVar[int] = 3
 
     if TYPE_CHECKING:
         weight: float  # an option of the methods: what the divergence is multiplied by

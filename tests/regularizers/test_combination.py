@@ -47,7 +47,7 @@ def test_the_probe_sees_the_mixed_weights(translator, batch):
             loss_of(translator(*batch), batch[1]).backward()
             optimizer.step()
             together.end_update()
-    assert [part.name for part in together.parts][-1] == "ad_drop"
+    assert [part.name for part in together.parts] == ["child_tuning", "mixout", "ad_drop"]
     sums = together.statistics.take()
     assert sums["regularized"] == sums["forwards"] == 6 and 0 < float(sums["gradients_kept"]) < sums["gradients"]
     assert together.updates == 2 and all(part.updates == 2 for part in together.parts)
