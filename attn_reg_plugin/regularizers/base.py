@@ -85,7 +85,7 @@ class Regularizer:
     needs_sites: ClassVar[bool] = True
     #: when it acts on a forward among several: 0 looks at the model as it is, 1 changes its weights, 2 may probe, and 3 is
     #: what no probe is to see
-    turn: ClassVar[int] = 2
+    acts: ClassVar[int] = 2
     #: why it acts with no other method on one model; empty where it does
     alone: ClassVar[str] = ""
     sites: str = option("encoder.self", "which attention to regularize, e.g. 'encoder.self[0,2-5] decoder.cross', '*'")

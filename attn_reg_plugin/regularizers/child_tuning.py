@@ -55,7 +55,7 @@ class ChildTuning(Regularizer):
     )
     logged: ClassVar[tuple[Quantity, ...]] = (Quantity("gradients_kept", "gradients", "gradients_kept"),)
     needs_sites: ClassVar[bool] = False
-    turn: ClassVar[int] = 0
+    acts: ClassVar[int] = 0
 
     mode: str = option(
         "free", "mask at random in every update, or by Fisher information, once", choices=("free", "driven")

@@ -32,7 +32,7 @@ class Combination(Regularizer):
     def __init__(self, methods: Sequence[Regularizer]) -> None:
         self.name = "+".join(method.name for method in methods)
         check_together(methods)
-        self.methods = sorted(methods, key=lambda method: method.turn)
+        self.methods = sorted(methods, key=lambda method: method.acts)
         self.sites = next((method.sites for method in self.methods if method.needs_sites), Regularizer.sites)
         super().__post_init__()
         for method in self.methods:

@@ -33,7 +33,7 @@ class SeveralPasses(Regularizer):
     _inputs: Mapping[str, Any] = field(default_factory=dict, init=False, repr=False)
     #: passes of a batch
     times: ClassVar[int] = 2
-    turn: ClassVar[int] = 3
+    acts: ClassVar[int] = 3
 
     if TYPE_CHECKING:
         weight: float  # an option of the methods: what the divergence is multiplied by
