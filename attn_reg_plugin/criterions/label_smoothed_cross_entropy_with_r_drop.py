@@ -20,7 +20,7 @@ from fairseq.criterions.label_smoothed_cross_entropy import (
 from fairseq.logging import metrics
 from torch import Tensor, nn
 
-from attn_reg_plugin.criterions.r_drop import check_alpha, repeated, supplied, symmetric_divergence
+from attn_reg_plugin.criterions.doubled import check_alpha, repeated, supplied, symmetric_divergence
 
 
 @dataclass

@@ -83,8 +83,8 @@ class Regularizer:
     one_forward: ClassVar[bool] = False
     #: whether it acts on attention; if not, `sites` has no meaning, and any model will do
     needs_sites: ClassVar[bool] = True
-    #: when it acts on a forward among several: 0 looks at the model as it is, 1 changes its weights, 2 may probe, and 3 is
-    #: what no probe is to see
+    #: when it acts among several: 0 looks at the model as it is, 1 changes its weights, 2 may probe, 3 is what no probe
+    #: is to see
     acts: ClassVar[int] = 2
     #: why it acts with no other method on one model; empty where it does
     alone: ClassVar[str] = ""
