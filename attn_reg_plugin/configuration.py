@@ -233,7 +233,7 @@ def read(settings: type[T], content: DictConfig, section: str, given: Mapping[st
     for name, value in given.items():
         part[name] = _picked(part.get(name), value)
     where = {name: flag_of(name) if name in given else f"{path}: {name}" for name in fields}
-    with _refused(path):
+    with refused(path):
         plain = OmegaConf.to_container(part, resolve=True)
     values = {
         str(name): _converted(settings, fields[str(name)], value, where)
@@ -335,7 +335,7 @@ def _help(entry: dataclasses.Field) -> str:
 
 
 @contextlib.contextmanager
-def _refused(path: Path | None) -> Iterator[None]:
+def refused(path: Path | None) -> Iterator[None]:
     """OmegaConf's error about a reference to something missing, in one sentence."""
     try:
         yield
