@@ -7,6 +7,7 @@ Values above the sections are what these refer to by `${name}`. Flags change bot
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -202,7 +203,7 @@ def compared(path: Path | None, settings: Any, toy: bool = False) -> int:
         path: of the file with the settings, if there is one.
         toy: at toy size, see `toy.py`.
     """
-    with said_of(path, but=RunError):
+    with said_of(path, but=RunError), _quickly(toy):
         return _sized(settings, toy).carry_out()
 
 
@@ -210,6 +211,15 @@ def _done(function: Callable[[Any], Any], settings: Any, toy: bool = False) -> i
     """Carry out a step that ends in an exception or well."""
     function(_sized(settings, toy))
     return 0
+
+
+def _quickly(toy: bool) -> contextlib.AbstractContextManager[None]:
+    """Around a comparison: at toy size a training takes less time than its imports."""
+    if not toy:
+        return contextlib.nullcontext()
+    from attn_reg_plugin.experiments.starting import quick_starts
+
+    return quick_starts()
 
 
 def _sized(settings: Any, toy: bool) -> Any:
