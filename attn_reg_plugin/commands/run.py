@@ -14,7 +14,7 @@ from typing import Any
 
 from attn_reg_plugin.configuration import flag_of
 from attn_reg_plugin.experiments.steps import STEPS, plan
-from attn_reg_plugin.experiments.toy import aside, make_task_files, task_folder
+from attn_reg_plugin.experiments.toy import MADE_UP, make_task_files
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Flags:
             settings = {**settings, **self.toy}
             task = settings.get("on", task)
             if task is not None and "data" in settings:
-                made_up = task_folder(_run_folder(settings).parent, task)
+                made_up = Path(str(settings.get("run_folder"))).parent / MADE_UP / task
                 settings["data"] = str(made_up)
         return partial(_carried_out, module.run, self._parsed(parser, settings), made_up)
 
@@ -75,11 +75,6 @@ class Flags:
         except SystemExit:  # argparse has no other way to refuse
             reason = said.getvalue().strip().splitlines()[-1].partition("error: ")[2]
             raise ValueError(f"{section}: {reason}") from None
-
-
-def _run_folder(settings: Mapping[str, Any]) -> Path:
-    """The run that a command looks at."""
-    return aside(Path(str(settings.get("run_folder", "runs/toy"))))
 
 
 def _words(action: argparse.Action, value: Any) -> list[str]:

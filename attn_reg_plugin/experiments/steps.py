@@ -185,10 +185,13 @@ class _Planned:
 
     def command(self, content: DictConfig, name: str, commands: Mapping[str, CommandStep]) -> Callable[[], int]:
         """A step that is a command with its flags."""
+        part = content[name]
+        if not isinstance(part, DictConfig):
+            raise ValueError(f"{self.path}: {name} is {part!r}, but must be a mapping of settings")
         with refused(self.path):
-            settings = OmegaConf.to_container(content[name], resolve=True)
-        if not isinstance(settings, dict):
-            raise ValueError(f"{self.path}: {name} is {settings!r}, but must be a mapping of settings")
+            settings = OmegaConf.to_container(part, resolve=True)
+        if self.toy and "out" not in content and {"run_folder", "runs", "run_log"} & set(settings):
+            raise ValueError(f"{self.path}: with --toy, {name} needs a value `out` above the sections, and runs in it")
         task = OmegaConf.select(content, "finetune.task") if self.toy else None
         with said_of(self.path, but=RunError):
             # YAML reads a bare `on` as true

@@ -52,11 +52,6 @@ def make_files(settings: Any) -> None:
         maker(settings)
 
 
-def task_folder(out: Path, task: str) -> Path:
-    """Where the made-up files of a labelled task are, of a step that writes to `out`."""
-    return aside(out) / MADE_UP / task
-
-
 def make_task_files(folder: Path) -> None:
     """Write made-up files of the task that a folder is called by, unless they are there."""
     from attn_reg_plugin.labelled.made_up import make_task
@@ -84,7 +79,7 @@ def _fine_tuning(settings: Any) -> dict[str, Any]:
 
     out, longest = aside(settings.out), PAPER_SHAPE["max_position_embeddings"]
     values = _comparison(settings)
-    values |= {"data": str(task_folder(out, settings.task)), "max_length": min(settings.max_length, longest - 8)}
+    values |= {"data": str(out / MADE_UP / settings.task), "max_length": min(settings.max_length, longest - 8)}
     values |= {"model": str(out / MADE_UP / family_of(settings.model or "").lower())}
     return values | {"train_per_class": min(settings.train_per_class, 4)}
 

@@ -41,7 +41,7 @@ PAPER_SHAPE = {
 #: part of a model's name, in small letters -> its family in transformers; any other is a BERT
 FAMILIES = {"roberta": "Roberta", "electra": "Electra"}
 #: examples of each split
-SIZES = {"train": 50, "valid": 20, "valid1": 20, "test": 20}
+SIZES = {"train": 50, "valid": 20, "valid1": 20, "test": 20, "test1": 20}
 #: for tasks that take their labels from the training file
 _PENN = ("NN", "VB", "DT", "IN", "JJ")
 
