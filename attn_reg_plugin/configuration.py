@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import functools
 import re
 import shlex
 import types
@@ -271,9 +272,8 @@ def _check_values(content: DictConfig, path: Path | None) -> None:
     text = OmegaConf.to_yaml(content)
     unknown = [name for name in values_of(content) if not refers_to(text, name)]
     if unknown:
-        raise ValueError(
-            f"{path}: unknown key {unknown[0]!r}: it is in no section, and none refers to ${{{unknown[0]}}}"
-        )
+        name = unknown[0]
+        raise ValueError(f"{path}: unknown key {name!r}: it is in no section, and none refers to ${{{name}}}")
 
 
 def refers_to(text: str, name: str) -> bool:
@@ -297,6 +297,11 @@ def _kind(settings: type, name: str) -> Any:
     return hint
 
 
+@functools.cache
+def _structured(settings: type) -> DictConfig:
+    return OmegaConf.structured(settings)
+
+
 def _converted(settings: type, entry: dataclasses.Field, value: Any, where: Mapping[str, str]) -> Any:
     """A value of the field's type, of what a file or a flag holds; a list may be written with commas."""
     kind = _kind(settings, entry.name)
@@ -305,7 +310,7 @@ def _converted(settings: type, entry: dataclasses.Field, value: Any, where: Mapp
         words = [value] if entry.metadata["repeated"] else [word.strip() for word in str(value).split(",")]
         value = [] if value in (None, "") else words
     try:
-        value = OmegaConf.merge(OmegaConf.structured(settings), {entry.name: value})[entry.name]
+        value = OmegaConf.merge(_structured(settings), {entry.name: value})[entry.name]
     except OmegaConfBaseException:
         what = f"{_WORDS[typing.get_args(kind)[0]]}, or several with commas" if listed else _WORDS[kind]
         given = ",".join(map(str, value)) if isinstance(value, list) else value
