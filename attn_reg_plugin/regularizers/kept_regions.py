@@ -69,6 +69,7 @@ class Recording:
         setting: p and direction.
         parts: by site and call.
         ready: events of a device after which the parts are here.
+        partial: whether a call's gradient came in parts, each of a backward of its own; their sum isn't known.
     """
 
     examples: Examples
@@ -77,6 +78,7 @@ class Recording:
     setting: Setting
     parts: dict[Where, _Part] = field(default_factory=dict)
     ready: list[torch.cuda.Event] = field(default_factory=list)
+    partial: bool = False
 
     def watch(self, index: int, call: AttentionCall, output: Tensor, value: Tensor, valid: Tensor | None) -> Tensor:
         """See `AttentionSite.watch`."""
@@ -89,6 +91,7 @@ class Recording:
 
     def _arrived(self, where: Where, gradient: Tensor, value: Tensor, valid: Tensor | None) -> None:
         """∂L/∂O (N, H, T, D) of a call: rank B, and let the region go to the host."""
+        self.partial = self.partial or where in self.parts
         attribution = -map_gradient(gradient, value)
         finite = attribution.flatten(1).isfinite().all(1)
         region = candidate_region(attribution, valid, self.setting.p, self.setting.direction)
@@ -109,7 +112,9 @@ class Recording:
         for event in self.ready:
             event.synchronize()
         parts = sorted(self.parts.items())
-        if not parts:
+        if self.partial:
+            statistics.add("kept_lost", float(len(self.examples)))
+        if not parts or self.partial:
             return
         ends = {where: self._ends(where, part) for where, part in parts}
         finite = torch.stack([part.finite for _, part in parts]).all(0).tolist()
@@ -150,7 +155,7 @@ class KeptRegions:
         self._resumed: int | None = None
         self._expected = 0
         self._saved: int | None = None
-        self._told = False
+        self._told = self._told_partial = False
         self._model: Callable[[], torch.nn.Module | None] = _nothing
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -220,6 +225,13 @@ class KeptRegions:
 
     def finish(self, statistics: Statistics) -> None:
         """The update was made: what its backwards brought is kept, as soon as it is here."""
+        if not self._told_partial and any(recording.partial for recording in self._unfinished):
+            self._told_partial = True
+            logger.warning(
+                "ad_drop: a forward's attentions got several gradients, from backwards one after the other or from "
+                "checkpointing that runs one forward for another, so its examples are not kept; call backward once "
+                "with the sum of the losses"
+            )
         self._finished += self._unfinished
         self._unfinished = []
         while self._finished and all(event.query() for event in self._finished[0].ready):
