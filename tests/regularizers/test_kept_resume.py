@@ -1,7 +1,8 @@
-"""A loop of one's own that keeps regions: stopped anywhere and continued, it ends in the same bits; alone and by two."""
+"""A loop of one's own that keeps regions: stopped anywhere and continued, it ends in the same bits; by two as well."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from pathlib import Path
 from typing import Any
@@ -143,10 +144,8 @@ def one_of_two(folder: Path) -> None:
     for name, stops in (("whole", ()), ("parts", (3, 5))):
         for stop in stops:
             dist.barrier()
-            try:
+            with contextlib.suppress(Killed):
                 train(folder / name, WAYS["epochs, in memory"], stop, 2, rank, 2)
-            except Killed:
-                pass
         dist.barrier()
         ends.append(train(folder / name, WAYS["epochs, in memory"], 0, 2, rank, 2)[:3])
     torch.save(ends, folder / f"{rank}.pt")
