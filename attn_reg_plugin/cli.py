@@ -24,6 +24,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "attn_reg_plugin.commands.finetune",
         "fine-tune an encoder on labelled text with several methods; one table",
     ),
+    "sweep": (
+        "attn_reg_plugin.commands.sweep",
+        "search the settings of a method, by a grid or by Optuna, beside as many plain trainings",
+    ),
     "predict": ("attn_reg_plugin.commands.predict", "predictions of a trained encoder, as GLUE takes them"),
     "evaluate": ("attn_reg_plugin.commands.evaluate", "a trained classifier on HANS or PAWS-X"),
     "probe": (

@@ -35,7 +35,7 @@ from attn_reg_plugin.regularizers.options import check_value
 
 T = TypeVar("T")
 #: how a setting may stand on the command line, see `setting`
-WAYS = ("positional", "repeated", "rest")
+WAYS = ("positional", "repeated", "rest", "unflagged")
 #: how the name of a file of settings ends
 FILES = (".yaml", ".yml")
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", Path: "a path"}
@@ -59,7 +59,8 @@ def setting(
         within: the range of a number, see `Interval`.
         metavar: how the value is called in the help.
         **ways: `positional=True`, an argument without a flag; `repeated=True`, a list whose flag is given once per
-            entry (other lists are written with commas); `rest=True`, a text that takes what follows `--` as well.
+            entry (other lists are written with commas); `rest=True`, a text that takes what follows `--` as well;
+            `unflagged=True`, a key of a file and no flag.
     """
     metadata = {"help": help, "choices": choices, "within": within, "metavar": metavar}
     return dataclasses.field(default=default, metadata={**metadata, **dict.fromkeys(WAYS, False), **ways})
@@ -146,7 +147,7 @@ def add_flags(parser: argparse.ArgumentParser, settings: type, positional: bool 
     """Add a flag for each setting that has none yet; with `positional`, those declared so become arguments."""
     known = {action.dest for action in parser._actions}
     for entry in dataclasses.fields(settings):
-        if entry.name in known:
+        if entry.name in known or entry.metadata["unflagged"]:
             continue
         meta, kind = entry.metadata, _kind(settings, entry.name)
         how: dict[str, Any] = {"help": _help(entry), "default": argparse.SUPPRESS}
