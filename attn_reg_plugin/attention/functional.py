@@ -66,10 +66,12 @@ def regularized_attention(
     if call.tape is not None:
         return _record(call.tape, query, key, value, valid, dropout_p, scale, bias, sink)
     if call.uniform:
-        return uniform_attention(value, valid, query.size(-2))
+        return call.scaled(uniform_attention(value, valid, query.size(-2)), key.size(-2), valid)
     keep = call.keep_mask((*query.shape[:-1], key.size(-2)), valid, query.device)
+    dropout_p = call.total_dropout(dropout_p)
     output = _attend(query, key, value, valid, keep, dropout_p, scale, bias, sink)
-    return output if call.watch is None else call.watch(call, output, value, valid)
+    output = output if call.watch is None else call.watch(call, output, value, valid)
+    return call.scaled(output, key.size(-2), valid)
 
 
 def uniform_attention(value: Tensor, valid: Tensor | None, queries: int) -> Tensor:

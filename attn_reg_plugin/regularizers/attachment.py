@@ -54,6 +54,13 @@ class Attachment:
             self.model.register_forward_pre_hook(self._before_forward, with_kwargs=True),
             self.model.register_forward_hook(self._end_forward, always_call=True),
         ]
+        try:
+            self.handles += self.regularizer.hooks(self.model, self.sites)
+        except BaseException:
+            for handle in self.handles:
+                handle.remove()
+            self._close(opened)
+            raise
         vars(self.model)["__prepare_scriptable__"] = refuse_script
 
     @property

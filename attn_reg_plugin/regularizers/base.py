@@ -246,6 +246,13 @@ class Regularizer:
         twin.statistics, twin.supplied = copy.deepcopy(self.statistics), Supplied()
         return twin
 
+    def hooks(self, model: nn.Module, sites: list[AttentionSite]) -> list[Any]:
+        """Put more than masks into `model`, once its sites are open; each part comes back with a `remove()`.
+
+        Detaching removes them. Those of a copy of the model are copies, made with it.
+        """
+        return []
+
     def leaves_unused(self) -> bool:
         """Whether some parameters may get no gradient in an update, which data-parallel training has to expect."""
         return False
