@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from attn_reg_plugin.attention.packed import PackedMask
+
 if TYPE_CHECKING:
     from attn_reg_plugin.attention.sites import AttentionSite, Watch
 
@@ -78,7 +80,7 @@ class AttentionCall:
     tape: Tape | None = None
     uniform: bool = False
     seen: list[Tensor] | None = None
-    keep: Tensor | None = None
+    keep: Tensor | PackedMask | None = None
     settled: bool = False
     watch: Watch | None = None
     graph: bool = True
@@ -113,10 +115,10 @@ class AttentionCall:
                 f"{self.name}: the keep mask is {tuple(self.keep.shape)}, but the attention map is {tuple(shape)}; "
                 "the probe and the forward saw different inputs"
             )
-        return self.keep
+        return self.keep.unpacked() if isinstance(self.keep, PackedMask) else self.keep
 
 
-def fits(keep: Tensor, shape: tuple[int, ...]) -> bool:
+def fits(keep: Tensor | PackedMask, shape: tuple[int, ...]) -> bool:
     """Whether a mask can be broadcast to an attention map of `shape`."""
     return len(keep.shape) == len(shape) and all(n in (1, m) for n, m in zip(keep.shape, shape, strict=True))
 

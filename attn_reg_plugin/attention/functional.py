@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attn_reg_plugin.attention.calls import AttentionCall, Tape
-from attn_reg_plugin.attention.masks import check_mask
+from attn_reg_plugin.attention.masks import check_mask, pack_bits, unpack_bits
 
 if TYPE_CHECKING:
     from attn_reg_plugin.attention.sites import AttentionSite
@@ -215,12 +215,14 @@ def _attend_saving_bits(
     scale: float | None,
     bias: Tensor | None,
 ) -> Tensor:
-    """Fused attention that keeps the bool mask for its backward instead of the kernel's map of zeros and -inf."""
+    """Fused attention that keeps the mask's bits for its backward instead of the kernel's map of zeros and -inf."""
     if bias is not None and bias.requires_grad:
         scores = bias.masked_fill(dead, 0.0).masked_fill(~mask, float("-inf"))
         return F.scaled_dot_product_attention(query, key, value, scores, dropout_p, scale=scale)
 
-    def additive() -> Tensor:
+    packed, keys = pack_bits(mask), mask.size(-1)  # not the mask: the hooks live as long as the graph
+
+    def additive(mask: Tensor) -> Tensor:
         # a mask may be shared by heads that a bias is not
         scores = query.new_zeros(mask.shape if bias is None else torch.broadcast_shapes(mask.shape, bias.shape))
         if bias is not None:
@@ -228,15 +230,15 @@ def _attend_saving_bits(
             scores.masked_fill_(dead, 0.0)
         return scores.masked_fill_(~mask, float("-inf"))
 
-    scores = additive()
-    pointer = scores.data_ptr()  # not the map itself: the hooks live as long as the graph
+    scores = additive(mask)
+    pointer = scores.data_ptr()  # nor the map
 
     def pack(tensor: Tensor) -> Tensor | torch.Size:
         return tensor.shape if tensor.data_ptr() == pointer else tensor
 
-    def unpack(packed: Tensor | torch.Size) -> Tensor:
+    def unpack(saved: Tensor | torch.Size) -> Tensor:
         # a kernel may keep the map expanded to all heads
-        return packed if isinstance(packed, Tensor) else additive().expand(packed)
+        return saved if isinstance(saved, Tensor) else additive(unpack_bits(packed, keys)).expand(saved)
 
     with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
         return F.scaled_dot_product_attention(query, key, value, scores, dropout_p, scale=scale)

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from attn_reg_plugin.attention.calls import (
     only_where_same,
     recomputed,
 )
+from attn_reg_plugin.attention.packed import PackedMask
 from attn_reg_plugin.attention.selection import SiteSelector, name_towers
 
 #: draws a keep mask: (shape (B, H, T, S), valid, device) -> bool mask; must give the same mask at every call
@@ -75,8 +76,9 @@ class AttentionSite:
     over: bool = field(default=False, repr=False)
     ran: bool = field(default=False, repr=False)
     calls: list[AttentionCall] = field(default_factory=list, repr=False)
-    _waiting: list[tuple[Tensor, Tensor | None]] | None = field(default=None, repr=False)
+    _waiting: list[tuple[PackedMask, Tensor | None]] | None = field(default=None, repr=False)
     _task: int = field(default=-1, repr=False)
+    _mask: ClassVar[Tensor | PackedMask | None] = None  # what `keep` reads and sets
 
     @property
     def name(self) -> str:
@@ -88,7 +90,7 @@ class AttentionSite:
         """Whether attention has anything to do here but run as usual."""
         if self.module is not None and not self.module.training:
             return False
-        parts = (self.tape, self.keep, self.sampler, self.redraw, self.watch)
+        parts = (self.tape, self._mask, self.sampler, self.redraw, self.watch)
         return self.uniform or any(part is not None for part in parts)
 
     @property
@@ -119,7 +121,7 @@ class AttentionSite:
         self.current = call
         if call is None:
             return None
-        parts = (self.keep, self.sampler, call.tape, call.watch)
+        parts = (self._mask, self.sampler, call.tape, call.watch)
         return call if call.uniform or any(part is not None for part in parts) else None
 
     def _begin(self, inputs: tuple[Tensor | None, ...]) -> AttentionCall:
@@ -143,24 +145,25 @@ class AttentionSite:
         """The keep mask of the present call, see `AttentionCall.keep_mask`."""
         return (self.current or AttentionCall(self)).keep_mask(shape, valid, device)
 
-    def set_masks(self, masks: list[tuple[Tensor, Tensor | None]]) -> None:
+    def set_masks(self, masks: list[tuple[Tensor | PackedMask, Tensor | None]]) -> None:
         """Give each call of the forward that follows its own mask.
 
         Args:
             masks: one per call in order, at least one: bool (B, H, T, S), and the `valid` that it was made for.
         """
-        self.keep, self._waiting = masks[0][0], list(masks)
+        packed = [(m if isinstance(m, PackedMask) else PackedMask(m), valid) for m, valid in masks]
+        self._mask, self._waiting = packed[0][0], packed
 
-    def mask_for(self, call: AttentionCall, shape: tuple[int, ...], valid: Tensor | None) -> Tensor | None:
+    def mask_for(self, call: AttentionCall, shape: tuple[int, ...], valid: Tensor | None) -> Tensor | PackedMask | None:
         """The mask that a call gets: `keep`, or the next of those that `set_masks` gave; None if there is none."""
         if self._waiting is None:
-            return self.keep
+            return self._mask
         if not self.several:
             return self._waiting.pop(0)[0] if self._waiting else None
         for i, (keep, then) in enumerate(self._waiting):
             if fits(keep, shape):
                 del self._waiting[i]
-                return only_where_same(keep, then, valid)
+                return PackedMask(only_where_same(keep.unpacked(), then, valid))
         return None
 
     def restart(self) -> None:
@@ -172,6 +175,18 @@ class AttentionSite:
         self.tape = self.keep = self.sampler = self.watch = self.redraw = self._waiting = None
         self.uniform, self.once = False, ""
         self.restart()
+
+
+def _keep(site: AttentionSite) -> Tensor | None:
+    return site._mask.unpacked() if isinstance(site._mask, PackedMask) else site._mask
+
+
+def _set_keep(site: AttentionSite, mask: Tensor | PackedMask | None) -> None:
+    site._mask = mask
+
+
+# the constructor takes it like the other fields; reading it unpacks what `set_masks` gave
+AttentionSite.keep = property(_keep, _set_keep)
 
 
 class Backend(Protocol):
