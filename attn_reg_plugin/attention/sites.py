@@ -203,7 +203,8 @@ class Backend(Protocol):
     """How the sites of one framework's models are found and reached.
 
     A backend may also have `refusal(model)`, why one of its framework's models has no site, or None; `describe(model,
-    args, kwargs)`, what a forward's arguments tell the objective; and `probing(model)`, a context for the probe.
+    args, kwargs)`, what a forward's arguments tell the objective; `probing(model)`, a context for the probe; and
+    `time_first(site)`, whether states around a site are (T, B, C) and not (B, T, C).
     """
 
     def find(self, model: nn.Module) -> list[AttentionSite]:

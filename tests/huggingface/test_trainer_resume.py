@@ -12,7 +12,14 @@ import pytest
 import torch
 from transformers import TrainerCallback
 
-from attn_reg_plugin.regularizers import AttendOut, AttentionLayerDrop, Regularizer, ScheduledDropout, build
+from attn_reg_plugin.regularizers import (
+    AttendOut,
+    AttentionLayerDrop,
+    Combination,
+    Regularizer,
+    ScheduledDropout,
+    build,
+)
 from tests.huggingface.processes import check, kill_oneself, run_in_processes
 from tests.huggingface.trainers import ad_drop, trainer_of, weights
 
@@ -25,6 +32,8 @@ METHODS = {
     "attention_dropout": lambda: build("attention_dropout", p=0.4, p_by_site="decoder: 0.2", sites="*"),
     "head_drop": lambda: build("head_drop", p=0.5, turn=3, end=10, sites="*"),
     "layer_drop": lambda: build("layer_drop", p=0.5, sites="*"),
+    "mixout+child_tuning+r_drop": lambda: build("mixout+child_tuning+r_drop"),
+    "driven+hidden_cut": lambda: build("child_tuning+hidden_cut", child_tuning={"mode": "driven"}),
 }
 #: an epoch is 6 updates (of one process), a round 4
 OPTIONS: dict[str, Any] = {"max_steps": 12, "save_strategy": "steps", "logging_steps": 3}
@@ -166,8 +175,9 @@ def test_two_processes_agree_and_resume(tmp_path: Path, method: str) -> None:
 
 
 def whole_batches(folder: Path, size: int) -> None:
-    """Every candidate dropped and no dropout: nothing is left to chance."""
-    regularizer = ad_drop(q=1.0, p=0.4)
+    """Every candidate dropped and no dropout: nothing is left to chance, but for masks that all processes share."""
+    shared = build("mixout+child_tuning", mixout={"weights": "all"})
+    regularizer = Combination([*shared.parts, ad_drop(q=1.0, p=0.4)])
     options = {"max_steps": 4, "per_device_train_batch_size": size, "logging_steps": 2, "learning_rate": 0.05}
     # Trainer multiplies the losses of models like BERT by the processes, unless it is told not to count tokens
     options |= {"optim": "sgd", "max_grad_norm": 0.0, "average_tokens_across_devices": False}
