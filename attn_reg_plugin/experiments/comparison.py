@@ -29,7 +29,8 @@ def methods_setting(without: Sequence[str] = ()) -> Any:
     """The setting that says which of the known methods are compared; its help lists them."""
     return setting(
         lambda: (
-            f"which, with commas: {', '.join(known_methods(without))}; in a file also a mapping of each to its "
+            f"which, with commas: {', '.join(known_methods(without))}; several that act together as "
+            "`ad_drop+r_drop`; in a file also a mapping of each to its "
             "settings, `name: {p: 0.2, ...}`, the same method several times as `own_name: {like: ad_drop, ...}`, more "
             "flags of fairseq-train as `flags`"
         ),

@@ -26,6 +26,7 @@ from attn_reg_plugin.attention.calls import Tape
 from attn_reg_plugin.attention.masks import DIRECTIONS, candidate_region, pack_bits, sample_keep
 from attn_reg_plugin.attention.packed import PackedMask
 from attn_reg_plugin.attention.sites import AttentionSite, recording
+from attn_reg_plugin.regularizers.ad_drop_presets import PRESETS
 from attn_reg_plugin.regularizers.base import Preset, Regularizer, option, register
 from attn_reg_plugin.regularizers.cross_tuning import CrossTuning
 from attn_reg_plugin.regularizers.kept_regions import KeptRegions
@@ -48,7 +49,6 @@ ATTRIBUTIONS = ("gradient", "integrated", "attention", "random")
 #: what F is: by the shape of the outputs, or minus the training loss
 OBJECTIVES = ("prediction", "loss")
 PROBES = ("fresh", "kept")
-_COMPARED = {"p": 0.3, "q": 0.3, "sites": "encoder.self", "cross_tuning": "epoch"}
 
 
 @register("ad_drop")
@@ -84,10 +84,7 @@ class ADDrop(Regularizer):
         ValueError: an option is out of its range, or `kept` is asked of other attributions than those by gradient.
     """
 
-    presets: ClassVar[tuple[Preset, ...]] = (
-        Preset("ad_drop", "AD-DROP", _COMPARED),
-        Preset("ad_drop_kept", "AD-DROP, kept probe", {**_COMPARED, "probe": "kept"}),
-    )
+    presets: ClassVar[tuple[Preset, ...]] = PRESETS
     logged: ClassVar[tuple[Quantity, ...]] = (
         Quantity("fallbacks", title="probe_fallbacks"),
         Quantity("probe_seconds", "step_seconds", "probe_share"),

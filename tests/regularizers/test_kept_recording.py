@@ -141,7 +141,7 @@ def test_a_rank_without_examples_records_nothing(translator, batch):
 
 def masks(regularizer):
     """What each call of each site attends to, drawn for the forward that was."""
-    return {site.name: [call.keep for call in site.calls] for site in regularizer.attached_sites}
+    return {site.name: [call.keep.unpacked() for call in site.calls] for site in regularizer.attached_sites}
 
 
 def fresh_masks(model, batch, loss, seed=7):
