@@ -117,6 +117,21 @@ class AttentionCall:
             )
         return self.keep.unpacked() if isinstance(self.keep, PackedMask) else self.keep
 
+    def total_dropout(self, own: float) -> float:
+        """The dropout of the weights: the model's `own` and the site's, which are independent of each other."""
+        added = self.site.weights_dropout
+        return 1.0 - (1.0 - own) * (1.0 - added) if added > 0 else own
+
+    def scaled(self, output: Tensor, keys: int, valid: Tensor | None) -> Tensor:
+        """The output (B, H, T, D) of attention over `keys` keys, multiplied by the site's factor if there is one."""
+        site = self.site
+        if site.factor is None:
+            return output
+        site.current = self
+        factor = site.factor((*output.shape[:-1], keys), valid, output.device)
+        self.counted = True
+        return output * factor.to(output.dtype)
+
 
 def fits(keep: Tensor | PackedMask, shape: tuple[int, ...]) -> bool:
     """Whether a mask can be broadcast to an attention map of `shape`."""

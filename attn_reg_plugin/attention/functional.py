@@ -55,21 +55,27 @@ def regularized_attention(
         TypeError: `valid` is not bool, or `bias` is not floating-point.
     """
     check_mask("valid", valid)
-    if bias is not None and not bias.is_floating_point():
-        raise TypeError(
-            f"bias is a tensor of {bias.dtype}, but must be floating-point: it is added to the scores; "
-            "give a mask as valid, bool, True = attend"
-        )
+    _check_bias(bias)
     call = site if site is None or isinstance(site, AttentionCall) else site.enter(query, value)
     if call is None:
         return _attend(query, key, value, valid, None, dropout_p, scale, bias, sink)
     if call.tape is not None:
         return _record(call.tape, query, key, value, valid, dropout_p, scale, bias, sink)
     if call.uniform:
-        return uniform_attention(value, valid, query.size(-2))
+        return call.scaled(uniform_attention(value, valid, query.size(-2)), key.size(-2), valid)
     keep = _mask_of(call, query, key, valid, scale, bias, sink)
+    dropout_p = call.total_dropout(dropout_p)
     output = _attend(query, key, value, valid, keep, dropout_p, scale, bias, sink)
-    return output if call.watch is None else call.watch(call, output, value, valid)
+    output = output if call.watch is None else call.watch(call, output, value, valid)
+    return call.scaled(output, key.size(-2), valid)
+
+
+def _check_bias(bias: Tensor | None) -> None:
+    if bias is not None and not bias.is_floating_point():
+        raise TypeError(
+            f"bias is a tensor of {bias.dtype}, but must be floating-point: it is added to the scores; "
+            "give a mask as valid, bool, True = attend"
+        )
 
 
 def _mask_of(

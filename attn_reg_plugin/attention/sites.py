@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,8 @@ from attn_reg_plugin.attention.selection import SiteSelector, name_towers
 
 #: draws a keep mask: (shape (B, H, T, S), valid, device) -> bool mask; must give the same mask at every call
 MaskSampler = Callable[[tuple[int, ...], Tensor | None, torch.device], Tensor]
+#: the same, with a float result: a factor of the output, broadcastable to (B, H, T, 1)
+FactorSampler = MaskSampler
 #: sees what a call computes: (call, output O (B, H, T, D), value V (B, H, S, D), valid) -> the output that goes on
 Watch = Callable[[AttentionCall, Tensor, Tensor, Tensor | None], Tensor]
 
@@ -48,6 +50,9 @@ class AttentionSite:
         sampler: draws the mask of the `current` call, in place of `keep`.
         watch: is given what each call computes, and returns what goes on from there.
         uniform: every row is uniform; in the first call only where `redraw` says it of each further one, by its number.
+        weights_dropout: ordinary dropout of the weights, in [0, 1), on top of the model's own and independent of it.
+        factor: draws what the output of the `current` call is multiplied by, such as a number for each head.
+        plan: what a method keeps here for the forward beside masks; it goes with them.
         once: why a second call in a forward is refused; empty where it isn't.
         several: whether it ever ran more than once in a forward.
         calls: those of the forward so far.
@@ -70,6 +75,9 @@ class AttentionSite:
     watch: Watch | None = field(default=None, repr=False)
     uniform: bool = field(default=False, repr=False)
     redraw: Callable[[int], bool] | None = field(default=None, repr=False)
+    weights_dropout: float = field(default=0.0, repr=False)
+    factor: FactorSampler | None = field(default=None, repr=False)
+    plan: Any = field(default=None, repr=False)
     once: str = field(default="", repr=False)
     several: bool = field(default=False, repr=False)
     current: AttentionCall | None = field(default=None, repr=False)
@@ -90,8 +98,8 @@ class AttentionSite:
         """Whether attention has anything to do here but run as usual."""
         if self.module is not None and not self.module.training:
             return False
-        parts = (self.tape, self._mask, self.sampler, self.redraw, self.watch)
-        return self.uniform or any(part is not None for part in parts)
+        parts = (self.tape, self._mask, self.sampler, self.redraw, self.watch, self.factor)
+        return self.uniform or self.weights_dropout > 0 or any(part is not None for part in parts)
 
     @property
     def tapes(self) -> list[Tape]:
@@ -121,8 +129,9 @@ class AttentionSite:
         self.current = call
         if call is None:
             return None
-        parts = (self._mask, self.sampler, call.tape, call.watch)
-        return call if call.uniform or any(part is not None for part in parts) else None
+        parts = (self._mask, self.sampler, self.factor, call.tape, call.watch)
+        acts = call.uniform or self.weights_dropout > 0 or any(part is not None for part in parts)
+        return call if acts else None
 
     def _begin(self, inputs: tuple[Tensor | None, ...]) -> AttentionCall:
         call = AttentionCall(self, len(self.calls))
@@ -172,8 +181,9 @@ class AttentionSite:
 
     def clear(self) -> None:
         """Forget masks, tapes and calls: plain attention from here."""
-        self.tape = self.keep = self.sampler = self.watch = self.redraw = self._waiting = None
-        self.uniform, self.once = False, ""
+        self.tape = self.keep = self.sampler = self.watch = self.redraw = None
+        self.factor = self.plan = self._waiting = None
+        self.uniform, self.weights_dropout, self.once = False, 0.0, ""
         self.restart()
 
 

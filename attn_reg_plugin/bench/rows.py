@@ -122,7 +122,7 @@ def _attend_out(
     return row, *parts
 
 
-def _layer_drop(name: str, sites: str, families: tuple[str, ...]) -> Row:
+def _attention_layer_drop(name: str, sites: str, families: tuple[str, ...]) -> Row:
     """Attention LayerDrop, over some updates: which attentions are dropped changes with every one.
 
     transformers computes queries and keys before our function is reached, so there is nothing to save there.
@@ -218,8 +218,8 @@ ROWS: tuple[Row, ...] = (
     *_attend_out("attend_out_shared", "AttendOut, encoder.self, shared embedding", embedding="shared"),
     *_attend_out("attend_out_all", "AttendOut, *", "*", families=_TWO_STACKS),
     *_attend_out("attend_out_narrow", "AttendOut, *, generator 64 wide", "*", families=_TWO_STACKS, generator_width=64),
-    _layer_drop("layer_drop", "encoder.self", _TWO_STACKS),
-    _layer_drop("layer_drop_all", "*", _TWO_STACKS),
+    _attention_layer_drop("attention_layer_drop", "encoder.self", _TWO_STACKS),
+    _attention_layer_drop("attention_layer_drop_all", "*", _TWO_STACKS),
     Row("generation", "beam search, plain", kind="generation", reference="generation", families=("fairseq",)),
     Row(
         "generation_attached",
