@@ -80,6 +80,10 @@ class Recording:
     ready: list[torch.cuda.Event] = field(default_factory=list)
     partial: bool = False
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Recording:
+        """Of a copied model: itself. The copy's sites forget it at their next forward."""
+        return self
+
     def watch(self, index: int, call: AttentionCall, output: Tensor, value: Tensor, valid: Tensor | None) -> Tensor:
         """See `AttentionSite.watch`."""
         if not torch.is_grad_enabled():

@@ -295,3 +295,13 @@ def test_a_copy_has_a_store_of_its_own(translator, batch, tmp_path):
         twin = copy.deepcopy(regularizer.kept)
         del twin
         assert not found(regularizer, *batch).missing, "its files are open"
+
+
+def test_a_model_may_be_copied_between_forward_and_update(translator, batch):
+    """As an average of its weights is made."""
+    with kept().attach(translator) as regularizer:
+        run(regularizer, batch)
+        twin = copy.deepcopy(translator)
+        twin(*OTHER).sum().backward()
+        regularizer.end_update()
+        assert len(regularizer.kept.store) == 3 and not found(regularizer, *batch).missing
