@@ -34,7 +34,7 @@ EXPECTED: dict[str, set[str]] = {
     # examples are told apart by their token ids, and what is kept of them is copied to the device
     "kept": {"Tensor.cpu", "Tensor.tolist", "Tensor.to", "_local_scalar_dense"},
     # of (B, T, V) logits only the real tokens' are compared
-    **dict.fromkeys(("r", "hidden"), {"index", "index_put"}),
+    **{name: {"index", "index_put"} for name in ("r", "hidden")},
 }
 FAMILIES = ["torch", "fairseq", "bert"]
 
