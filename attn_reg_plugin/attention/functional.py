@@ -55,11 +55,7 @@ def regularized_attention(
         TypeError: `valid` is not bool, or `bias` is not floating-point.
     """
     check_mask("valid", valid)
-    if bias is not None and not bias.is_floating_point():
-        raise TypeError(
-            f"bias is a tensor of {bias.dtype}, but must be floating-point: it is added to the scores; "
-            "give a mask as valid, bool, True = attend"
-        )
+    _check_bias(bias)
     call = site if site is None or isinstance(site, AttentionCall) else site.enter(query, value)
     if call is None:
         return _attend(query, key, value, valid, None, dropout_p, scale, bias, sink)
@@ -72,6 +68,14 @@ def regularized_attention(
     output = _attend(query, key, value, valid, keep, dropout_p, scale, bias, sink)
     output = output if call.watch is None else call.watch(call, output, value, valid)
     return call.scaled(output, key.size(-2), valid)
+
+
+def _check_bias(bias: Tensor | None) -> None:
+    if bias is not None and not bias.is_floating_point():
+        raise TypeError(
+            f"bias is a tensor of {bias.dtype}, but must be floating-point: it is added to the scores; "
+            "give a mask as valid, bool, True = attend"
+        )
 
 
 def _mask_of(
