@@ -21,6 +21,7 @@ import argparse
 import contextlib
 import dataclasses
 import functools
+import os
 import re
 import shlex
 import types
@@ -132,7 +133,7 @@ def _parse_freely(parser: argparse.ArgumentParser, places: Sequence[str]) -> Non
             parser.parse_known_args = parse  # type: ignore[method-assign]
         namespace.rest = words[place + 1 :]
         found = [getattr(namespace, name) for name in places if hasattr(namespace, name)]
-        if found and namespace.config is None and found[0].endswith(FILES) and not Path(found[0]).is_dir():
+        if found and namespace.config is None and found[0].endswith(FILES) and not os.path.isdir(found[0]):
             namespace.config = Path(found[0])
             found = [*found[1:], *(word for word in unknown if not word.startswith("-"))]
             for name in places:

@@ -77,6 +77,7 @@ def test_cheap_ones_run(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("name", "words"), [(name, words) for name in FILES for words in each_value(name)])
 def test_every_configuration_runs(name: str, words: list[str], tmp_path: Path) -> None:
     run(name, tmp_path, *words)
+    assert name == "ad_drop_efficiency" or list((tmp_path / "runs-toy").rglob("results.json"))
 
 
 # -- what the papers say ----------------------------------------------------------------------------------------------
