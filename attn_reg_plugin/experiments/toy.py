@@ -22,6 +22,7 @@ _PIECES_FROM = 300
 #: AttendOut's round takes T updates, so a toy epoch has more of them
 _BATCH, _BATCH_OF_ROUNDS = 16, 4
 _TRIALS = 2
+_EVERY_UPDATE = "--log-interval 1"
 
 
 def aside(path: Path) -> Path:
@@ -71,6 +72,8 @@ def _comparison(settings: Any) -> dict[str, Any]:
     rounds = any(method.regularizer == "attend_out" for method in methods)
     batch = min(settings.batch_size or _BATCH, _BATCH_OF_ROUNDS if rounds else _BATCH)
     shared = {"out": aside(settings.out), "seeds": settings.seeds[:1], "cpu": True}
+    if _EVERY_UPDATE not in settings.train_flags:  # few updates: curves need each of them
+        shared["train_flags"] = f"{settings.train_flags} {_EVERY_UPDATE}".strip()
     return {**shared, "epochs": min(epochs, settings.epochs), "batch_size": batch}
 
 
