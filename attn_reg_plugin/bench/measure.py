@@ -54,8 +54,13 @@ def _attached(row: Row, work: Workload, light: bool) -> Iterator[Regularizer | N
         return
     regularizer = build(row.method, **{**row.options, **(row.memory_options if light else {})})
     with regularizer.attach(work.model):
-        regularizer.begin_epoch(row.epoch)
         regularizer.supply(**work.supplied)
+        if row.primed is not None:
+            regularizer.begin_epoch(row.primed)
+            work.model.train()
+            work.update(work.model(**work.inputs))
+            regularizer.end_update()
+        regularizer.begin_epoch(row.epoch)
         yield regularizer
 
 
@@ -295,8 +300,9 @@ def results(rows: Sequence[Row], seconds: Mapping[str, Seconds], peaks: Mapping[
     times, highest = dict(seconds), dict(peaks)
     for row in rows:
         if row.kind == "mean":
-            times[row.name] = mean_of(times[row.of], times[row.reference])
-            highest[row.name] = max(highest[row.of], highest[row.reference], key=lambda peak: peak.total)
+            pair = row.of, row.other or row.reference
+            times[row.name] = mean_of(*(times[name] for name in pair))
+            highest[row.name] = max((highest[name] for name in pair), key=lambda peak: peak.total)
     return [
         Result(
             row=row,
