@@ -204,7 +204,7 @@ class Agreement:
     def __init__(self, regularizer: ADDrop, objectives: Mapping[str, Objective], forwards: Sequence[Forward]) -> None:
         self.regularizer, self.objectives, self.forwards = regularizer, objectives, forwards
         self.setting = Setting(float(regularizer.p), regularizer.direction)
-        self._older: dict[int, tuple[dict[Where, Tensor], Tensor]] = {}
+        self._older: dict[int, dict[Where, Tensor]] = {}
 
     def measure(self) -> dict[str, Any]:
         """Probe all examples with the weights that the model has now.
@@ -222,29 +222,27 @@ class Agreement:
         rows: dict[str, int] = defaultdict(int)
         examples = kept = 0
         for number, forward in enumerate(self.forwards):
-            known = self._compare(number, forward, overlaps, rows)
-            examples, kept = examples + len(known), kept + int(known.sum())
+            there, known = self._compare(number, forward, overlaps, rows)
+            examples, kept = examples + there, kept + known
         shares = {name: overlap.shares() for name, overlap in overlaps.items()}
         return {"examples": examples, "kept": kept, "rows": dict(rows), **{k: v for k, v in shares.items() if v}}
 
     def _compare(
         self, number: int, forward: Forward, overlaps: Mapping[str, Overlap], counted: dict[str, int]
-    ) -> Tensor:
-        """Add a batch to the overlaps and the rows. Returns which of its examples are kept, bool (N,)."""
+    ) -> tuple[int, int]:
+        """Add a batch to the overlaps and the rows. Returns how many examples it has, and how many of them are kept."""
         sites = self.regularizer.attached_sites
         found = self.regularizer.kept.find(forward, self.setting, Statistics())
-        known = torch.tensor([one is not None for one in found.kept], device=forward.device)
         probes: dict[str, dict[Where, Probed]] = {}
         for wanted, draw, bfloat16 in _PROBES:
             objectives = {name: self.objectives[objective] for name, objective in wanted.items()}
             probes |= probe(forward, sites, objectives, self.setting, _SEED + 2 * number + draw, bfloat16)
-        kept = {
-            where: found.region(sites[where[0]], where, tuple(one.region.shape), forward.device)
-            for where, one in probes["loss"].items()
-        }
-        older, older_known = self._older.get(number, ({}, known))
+        kept, older = {}, self._older.get(number, {})
         for where, one in probes["loss"].items():
+            if not all(where in probed for probed in probes.values()):
+                continue  # LayerDrop left the site out
             site = sites[where[0]]
+            kept[where] = found.region(site, where, tuple(one.region.shape), forward.device)
             regions = {name: probed[where].region for name, probed in probes.items()} | {"kept": kept[where]}
             regions |= {"older": older[where]} if where in older else {}
             rows = one.varied & probes["prediction"][where].varied & (one.count < one.keys)
@@ -252,11 +250,10 @@ class Agreement:
             counted[site.name] += int(rows.sum())
             overlaps["chance"].add_chance(site.name, one, rows)
             for name, (_, first, second) in MEASURES.items():
-                if first in regions:
-                    there = {"kept": known, "older": older_known}.get(first, torch.ones_like(known))
-                    overlaps[name].add(site.name, regions[first], regions[second], rows & there[:, None, None])
-        self._older[number] = kept, known
-        return known
+                if first in regions:  # where nothing is kept of an example, its rows have no candidates
+                    overlaps[name].add(site.name, regions[first], regions[second], rows & regions[first].any(-1))
+        self._older[number] = kept
+        return len(found.kept), len(found.kept) - len(found.missing)
 
 
 def _real_queries(examples: Examples, site: AttentionSite, region: Tensor) -> Tensor:

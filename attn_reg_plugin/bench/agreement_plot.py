@@ -17,7 +17,7 @@ LINES = {
     "older_loss": ("kept an epoch before, and a fresh probe of the loss", "0.0", ":", "D"),
     "noise_prediction": ("two fresh probes of the prediction: noise", "0.55", "-", "o"),
     "kept_prediction": ("kept, and a fresh probe of the prediction", "0.55", "--", "s"),
-    "chance": ("chance", "0.75", (0, (1, 3)), ""),
+    "chance": ("chance", "0.6", (0, (1, 3)), ""),
 }
 
 
@@ -38,7 +38,7 @@ def plot_agreement(runs: Mapping[str, Sequence[Mapping[str, Any]]], path: Path, 
             numbers = [epoch["epoch"] for epoch in epochs]
             panel.plot(numbers, points, color=color, linestyle=dashes, marker=marker, markersize=4, label=label)
         panel.set_title(title, fontsize="small")
-        panel.set(xlabel="epoch", ylim=(0.2, 1.0))
+        panel.set(xlabel="epoch")
         panel.xaxis.get_major_locator().set_params(integer=True)
         panel.grid(alpha=0.3)
     for panel in panels[len(runs) :]:
@@ -48,7 +48,7 @@ def plot_agreement(runs: Mapping[str, Sequence[Mapping[str, Any]]], path: Path, 
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=2, fontsize="small")
     with whole_file(path) as unfinished, naming_writer(path):
-        figure.savefig(unfinished, dpi=110, format=path.suffix.removeprefix("."))
+        figure.savefig(unfinished, dpi=95, format=path.suffix.removeprefix("."))
 
 
 def _number(share: float | None) -> float:

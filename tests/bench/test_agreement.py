@@ -142,6 +142,15 @@ def test_examples_that_nothing_is_kept_of_are_left_out_of_kept(translator, batch
     assert set(measured["kept_loss"].values()) == {1.0}
 
 
+def test_a_site_that_the_training_left_out_has_nothing_kept(translator, batch):
+    agreement, train = translation(translator, batch)
+    translator.encoder.skip = {1}
+    train(1)
+    translator.encoder.skip = set()
+    measured = agreement.measure()
+    assert set(measured["noise_loss"]) - set(measured["kept_loss"]) == {"encoder.self[1]"}
+
+
 # -- the command ------------------------------------------------------------------------------------------------------
 
 
