@@ -1,8 +1,8 @@
 """How much of AD-DROP's candidate regions two probes of the same examples have in common.
 
 Every row has as many candidates as its rank gives, whatever the attributions are, so the share |A ∩ B| / |A| is the
-same seen from either side. What two probes have in common that differ in their dropout only is the noise of a probe:
-nothing that is compared with a fresh probe can be expected to reach more.
+same seen from either side. What two fresh probes have in common that differ in their dropout only is what there is to
+reach: the noise of a probe.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ MEASURES: dict[str, Measure] = {
 NOTES = (
     "the share of AD-DROP's candidates that two probes of the same examples have in common, in percent; chance: that "
     "of regions drawn at random",
-    "noise: two fresh probes with the weights at the end of the epoch that differ in their dropout, which nothing that "
-    "is compared with a fresh probe can be expected to exceed",
+    "noise: two fresh probes with the weights at the end of the epoch that differ in their dropout only: the most that "
+    "can be expected of anything that is compared with a fresh probe",
     "kept: what the epoch's own backwards gave, and a fresh probe; older: the same of the epoch before; both of the "
     "training loss, while the fresh probe is of the loss or of the prediction (the paper's objective)",
     "loss, prediction: two fresh probes with the same dropout; fp32, bf16: two of the prediction with the same dropout",
