@@ -24,13 +24,21 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "attn_reg_plugin.commands.finetune",
         "fine-tune an encoder on labelled text with several methods; one table",
     ),
+    "sweep": (
+        "attn_reg_plugin.commands.sweep",
+        "search the settings of a method, by a grid or by Optuna, beside as many plain trainings",
+    ),
     "predict": ("attn_reg_plugin.commands.predict", "predictions of a trained encoder, as GLUE takes them"),
     "evaluate": ("attn_reg_plugin.commands.evaluate", "a trained classifier on HANS or PAWS-X"),
+    "probe": (
+        "attn_reg_plugin.commands.probe",
+        "what a trained model's attention leans on: maps, and positions dropped",
+    ),
     "export": ("attn_reg_plugin.commands.export", "a trained encoder as a folder for from_pretrained"),
     "average": ("attn_reg_plugin.commands.average", "the mean of a fairseq run's last checkpoints"),
     "bench": ("attn_reg_plugin.commands.bench", "time and memory of a training step, method by method"),
     "run": ("attn_reg_plugin.commands.run", "all steps of a configuration file: prepare, compare, finetune ..."),
-    "report": ("attn_reg_plugin.commands.report", "what a finished run says: its drop rates as a schedule"),
+    "report": ("attn_reg_plugin.commands.report", "what runs say: an HTML page, or drop rates as a schedule"),
 }
 
 

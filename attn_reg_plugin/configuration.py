@@ -11,7 +11,8 @@ to as `${name}`:
     prepare phrasebook: {pair: en-ro, out: "${out}/data"}
     compare: {data: "${out}/data", out: "${out}", methods: "plain,ad_drop"}
 
-`attn-reg compare --config FILE` then reads the section `compare`; `attn-reg run FILE` carries out all of them.
+`attn-reg compare FILE`, or `compare --config FILE`, then reads the section `compare`; `attn-reg run FILE` carries out
+all of them.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import re
 import shlex
 import types
 import typing
@@ -33,7 +35,9 @@ from attn_reg_plugin.regularizers.options import check_value
 
 T = TypeVar("T")
 #: how a setting may stand on the command line, see `setting`
-WAYS = ("positional", "repeated", "rest")
+WAYS = ("positional", "repeated", "rest", "unflagged")
+#: how the name of a file of settings ends
+FILES = (".yaml", ".yml")
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", Path: "a path"}
 
 
@@ -55,10 +59,45 @@ def setting(
         within: the range of a number, see `Interval`.
         metavar: how the value is called in the help.
         **ways: `positional=True`, an argument without a flag; `repeated=True`, a list whose flag is given once per
-            entry (other lists are written with commas); `rest=True`, a text that takes what follows `--` as well.
+            entry (other lists are written with commas); `rest=True`, a text that takes what follows `--` as well;
+            `unflagged=True`, a key of a file and no flag.
     """
     metadata = {"help": help, "choices": choices, "within": within, "metavar": metavar}
     return dataclasses.field(default=default, metadata={**metadata, **dict.fromkeys(WAYS, False), **ways})
+
+
+class Refused(ValueError):
+    """A value of a setting that isn't allowed; `name` is the setting's."""
+
+    def __init__(self, name: str, message: str) -> None:
+        super().__init__(message)
+        self.name = name
+
+
+@contextlib.contextmanager
+def refusing(name: str) -> Iterator[None]:
+    """Around a check of a setting in `__post_init__`: a ValueError is said of it, with the file or the flag."""
+    try:
+        yield
+    except Refused:
+        raise
+    except ValueError as error:
+        raise Refused(name, str(error)) from None
+
+
+@contextlib.contextmanager
+def said_of(path: Path | None, but: type[ValueError]) -> Iterator[None]:
+    """Around what a file's settings are checked in later: a ValueError names the file, too.
+
+    Args:
+        but: an error that the settings have no part in.
+    """
+    try:
+        yield
+    except ValueError as error:
+        if path is None or isinstance(error, but) or str(path) in str(error):
+            raise
+        raise ValueError(f"{path}: {error}") from error
 
 
 def flag_of(name: str) -> str:
@@ -72,11 +111,15 @@ def add_arguments(parser: argparse.ArgumentParser, settings: type) -> None:
     parser.add_argument("--config", type=Path, metavar="FILE", help="YAML file with these settings; flags win over it")
     add_flags(parser, settings, positional=True)
     if any(entry.metadata["rest"] or entry.metadata["positional"] for entry in dataclasses.fields(settings)):
-        _parse_freely(parser)
+        _parse_freely(parser, [entry.name for entry in dataclasses.fields(settings) if entry.metadata["positional"]])
 
 
-def _parse_freely(parser: argparse.ArgumentParser) -> None:
-    """Let positional arguments stand anywhere before `--`; whatever follows that becomes `rest`."""
+def _parse_freely(parser: argparse.ArgumentParser, places: Sequence[str]) -> None:
+    """Let positional arguments stand anywhere before `--`; whatever follows that becomes `rest`.
+
+    Args:
+        places: the names of the positional arguments. A YAML file that comes first of them becomes `config`.
+    """
 
     def parse(args: Sequence[str], namespace: argparse.Namespace | None = None) -> tuple[argparse.Namespace, list[str]]:
         words = list(args)
@@ -87,6 +130,14 @@ def _parse_freely(parser: argparse.ArgumentParser) -> None:
         finally:
             parser.parse_known_args = parse  # type: ignore[method-assign]
         namespace.rest = words[place + 1 :]
+        found = [getattr(namespace, name) for name in places if hasattr(namespace, name)]
+        if found and namespace.config is None and found[0].endswith(FILES) and not Path(found[0]).is_dir():
+            namespace.config = Path(found[0])
+            found = [*found[1:], *(word for word in unknown if not word.startswith("-"))]
+            for name in places:
+                vars(namespace).pop(name, None)
+            vars(namespace).update(zip(places, found, strict=False))
+            unknown = [word for word in unknown if word.startswith("-")] + found[len(places) :]
         return namespace, unknown
 
     parser.parse_known_args = parse  # type: ignore[method-assign]
@@ -96,7 +147,7 @@ def add_flags(parser: argparse.ArgumentParser, settings: type, positional: bool 
     """Add a flag for each setting that has none yet; with `positional`, those declared so become arguments."""
     known = {action.dest for action in parser._actions}
     for entry in dataclasses.fields(settings):
-        if entry.name in known:
+        if entry.name in known or entry.metadata["unflagged"]:
             continue
         meta, kind = entry.metadata, _kind(settings, entry.name)
         how: dict[str, Any] = {"help": _help(entry), "default": argparse.SUPPRESS}
@@ -122,7 +173,7 @@ def from_arguments(settings: type[T], arguments: argparse.Namespace, section: st
         ValueError: an unknown key, a value that isn't allowed, or a setting that is missing.
         OSError: the file cannot be read.
     """
-    names = {entry.name for entry in dataclasses.fields(settings)}  # type: ignore[arg-type]
+    names = [entry.name for entry in dataclasses.fields(settings)]  # type: ignore[arg-type]
     given = {name: value for name, value in vars(arguments).items() if name in names}
     found = read(settings, load(arguments.config), section or arguments.command, given, arguments.config)
     return with_rest(found, getattr(arguments, "rest", []))
@@ -172,6 +223,9 @@ def read(settings: type[T], content: DictConfig, section: str, given: Mapping[st
     """
     content = content.copy()
     part = content[section] if isinstance(content.get(section), DictConfig) else content
+    if part is not content:
+        _check_values(content, path)
+        content.update({name: value for name, value in given.items() if name in values_of(content)})
     fields = {entry.name: entry for entry in dataclasses.fields(settings)}  # type: ignore[arg-type]
     unknown = [str(key) for key in part if key not in fields]
     if unknown:
@@ -190,7 +244,41 @@ def read(settings: type[T], content: DictConfig, section: str, given: Mapping[st
         if name not in values and entry.default is dataclasses.MISSING:
             what = entry.metadata["metavar"] if entry.metadata["positional"] else flag_of(name)
             raise ValueError(f"{what} is missing: {entry.metadata['help']}")
-    return settings(**values)
+    try:
+        return settings(**values)
+    except Refused as error:
+        place = where[error.name] if error.name in {*given, *values} else flag_of(error.name)
+        raise ValueError(_joined(place, error.name, str(error))) from None
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}" if path is not None else str(error)) from None
+
+
+def _joined(place: str, name: str, message: str) -> str:
+    """A message about a setting, which may begin with its name, behind the place of the value."""
+    for start, between in ((f"{name}: ", ": "), (f"{flag_of(name)} ", " ")):
+        if message.startswith(start):
+            return f"{place}{between}{message.removeprefix(start)}"
+    return f"{place}: {message}"
+
+
+def values_of(content: DictConfig) -> list[str]:
+    """The names of the values above the sections."""
+    return [str(name) for name in content if not OmegaConf.is_config(content._get_node(name))]
+
+
+def _check_values(content: DictConfig, path: Path | None) -> None:
+    """Refuse values above the sections that no section refers to: they would do nothing."""
+    text = OmegaConf.to_yaml(content)
+    unknown = [name for name in values_of(content) if not refers_to(text, name)]
+    if unknown:
+        raise ValueError(
+            f"{path}: unknown key {unknown[0]!r}: it is in no section, and none refers to ${{{unknown[0]}}}"
+        )
+
+
+def refers_to(text: str, name: str) -> bool:
+    """Whether a YAML text has `${name}` or a part of it, `${name.part}`."""
+    return re.search(r"\$\{" + re.escape(name) + r"[.}\[]", text) is not None
 
 
 def _picked(there: Any, given: Any) -> Any:

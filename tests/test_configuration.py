@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("omegaconf")
 
-from attn_reg_plugin.configuration import add_arguments, from_arguments, setting
+from attn_reg_plugin.configuration import add_arguments, from_arguments, refusing, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +25,16 @@ class Settings:
     many: Any = setting("a mapping, or names", "a,b")
     deep: bool = setting("switch", False)
     flags: str = setting(lambda: "what follows --", "", rest=True)
+
+    def __post_init__(self) -> None:
+        with refusing("names"):
+            if len(set(self.names)) < len(self.names):
+                raise ValueError(f"a name comes twice: {','.join(self.names)}")
+        with refusing("texts"):
+            if "z" in self.texts:
+                raise ValueError("--texts wants no 'z'")
+        if self.deep and self.layers == 7:
+            raise ValueError(f"{self.layers} layers cannot be deep")
 
 
 def parse(*words: str, config: str | None = None, folder: Path | None = None) -> Settings:
@@ -90,9 +100,37 @@ def test_a_file_without_sections(tmp_path: Path) -> None:
         (["x"], "lr: ${rate}", "{}: lr: Interpolation key 'rate' not found"),
         (["x"], "[1]", "{} holds no settings"),
         (["x"], "a: {", "{} cannot be read as YAML"),
+        (["x"], "rate: 1\ncompare: {lr: 1}", "{}: unknown key 'rate': it is in no section"),
+        (["x", "--names", "a,a"], None, "--names: a name comes twice: a,a"),
+        (["x"], "names: a,a", "{}: names: a name comes twice: a,a"),
+        (["x"], "texts: [z]", "{}: texts wants no 'z'"),
+        (["x", "--texts", "z"], "lr: 1", "--texts wants no 'z'"),
+        (["x"], "deep: true\nlayers: 7", "{}: 7 layers cannot be deep"),
     ],
 )
 def test_what_is_refused_is_named(words: list[str], config: str | None, said: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError) as error:
         parse(*words, config=config, folder=tmp_path)
     assert said.format(tmp_path / "c.yaml") in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_file_may_be_the_first_argument(tmp_path: Path) -> None:
+    (tmp_path / "c.yml").write_text(FILE, encoding="utf-8")
+    assert parse(str(tmp_path / "c.yml")).data == Path("o/d")
+    moved = parse(str(tmp_path / "c.yml"), "x", "--lr", "0.25")
+    assert (moved.data, moved.lr, moved.names) == (Path("x"), 0.25, ("a", "b"))
+    (tmp_path / "folder.yaml").mkdir()
+    assert parse(str(tmp_path / "folder.yaml")).data == tmp_path / "folder.yaml"
+    with pytest.raises(OSError, match=r"gone\.yaml"):
+        parse("gone.yaml")
+    with pytest.raises(SystemExit):
+        parse(str(tmp_path / "c.yml"), "x", "y")
+
+
+def test_a_flag_is_also_the_value_above_the_sections(tmp_path: Path) -> None:
+    """So that what refers to it follows."""
+    text = "kind: ???\ncompare: {data: 'd/${kind}', kind: '${kind}'}"
+    found = parse("--kind", "two", config=text, folder=tmp_path)
+    assert (found.data, found.kind) == (Path("d/two"), "two")
+    with pytest.raises(ValueError, match=r"c.yaml: compare.data: .*kind"):
+        parse(config=text, folder=tmp_path)

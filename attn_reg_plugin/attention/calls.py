@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from attn_reg_plugin.attention.packed import PackedMask
+
 if TYPE_CHECKING:
     from attn_reg_plugin.attention.sites import AttentionSite, Watch
 
@@ -78,7 +80,7 @@ class AttentionCall:
     tape: Tape | None = None
     uniform: bool = False
     seen: list[Tensor] | None = None
-    keep: Tensor | None = None
+    keep: Tensor | PackedMask | None = None
     settled: bool = False
     watch: Watch | None = None
     graph: bool = True
@@ -113,10 +115,25 @@ class AttentionCall:
                 f"{self.name}: the keep mask is {tuple(self.keep.shape)}, but the attention map is {tuple(shape)}; "
                 "the probe and the forward saw different inputs"
             )
-        return self.keep
+        return self.keep.unpacked() if isinstance(self.keep, PackedMask) else self.keep
+
+    def total_dropout(self, own: float) -> float:
+        """The dropout of the weights: the model's `own` and the site's, which are independent of each other."""
+        added = self.site.weights_dropout
+        return 1.0 - (1.0 - own) * (1.0 - added) if added > 0 else own
+
+    def scaled(self, output: Tensor, keys: int, valid: Tensor | None) -> Tensor:
+        """The output (B, H, T, D) of attention over `keys` keys, multiplied by the site's factor if there is one."""
+        site = self.site
+        if site.factor is None:
+            return output
+        site.current = self
+        factor = site.factor((*output.shape[:-1], keys), valid, output.device)
+        self.counted = True
+        return output * factor.to(output.dtype)
 
 
-def fits(keep: Tensor, shape: tuple[int, ...]) -> bool:
+def fits(keep: Tensor | PackedMask, shape: tuple[int, ...]) -> bool:
     """Whether a mask can be broadcast to an attention map of `shape`."""
     return len(keep.shape) == len(shape) and all(n in (1, m) for n, m in zip(keep.shape, shape, strict=True))
 

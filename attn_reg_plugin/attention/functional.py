@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attn_reg_plugin.attention.calls import AttentionCall, Tape
-from attn_reg_plugin.attention.masks import check_mask
+from attn_reg_plugin.attention.masks import check_mask, pack_bits, unpack_bits
 
 if TYPE_CHECKING:
     from attn_reg_plugin.attention.sites import AttentionSite
@@ -55,21 +55,46 @@ def regularized_attention(
         TypeError: `valid` is not bool, or `bias` is not floating-point.
     """
     check_mask("valid", valid)
-    if bias is not None and not bias.is_floating_point():
-        raise TypeError(
-            f"bias is a tensor of {bias.dtype}, but must be floating-point: it is added to the scores; "
-            "give a mask as valid, bool, True = attend"
-        )
+    _check_bias(bias)
     call = site if site is None or isinstance(site, AttentionCall) else site.enter(query, value)
     if call is None:
         return _attend(query, key, value, valid, None, dropout_p, scale, bias, sink)
     if call.tape is not None:
         return _record(call.tape, query, key, value, valid, dropout_p, scale, bias, sink)
     if call.uniform:
-        return uniform_attention(value, valid, query.size(-2))
-    keep = call.keep_mask((*query.shape[:-1], key.size(-2)), valid, query.device)
+        return call.scaled(uniform_attention(value, valid, query.size(-2)), key.size(-2), valid)
+    keep = _mask_of(call, query, key, valid, scale, bias, sink)
+    dropout_p = call.total_dropout(dropout_p)
     output = _attend(query, key, value, valid, keep, dropout_p, scale, bias, sink)
-    return output if call.watch is None else call.watch(call, output, value, valid)
+    output = output if call.watch is None else call.watch(call, output, value, valid)
+    return call.scaled(output, key.size(-2), valid)
+
+
+def _check_bias(bias: Tensor | None) -> None:
+    if bias is not None and not bias.is_floating_point():
+        raise TypeError(
+            f"bias is a tensor of {bias.dtype}, but must be floating-point: it is added to the scores; "
+            "give a mask as valid, bool, True = attend"
+        )
+
+
+def _mask_of(
+    call: AttentionCall,
+    query: Tensor,
+    key: Tensor,
+    valid: Tensor | None,
+    scale: float | None,
+    bias: Tensor | None,
+    sink: Tensor | None,
+) -> Tensor | None:
+    """The call's keep mask; a sampler that has `look_at` is shown the map."""
+    keep = call.keep_mask((*query.shape[:-1], key.size(-2)), valid, query.device)
+    look_at = getattr(call.site.sampler, "look_at", None)
+    if look_at is not None:
+        with torch.no_grad():
+            weights = attention_weights(query, key, valid=valid, keep=keep, scale=scale, bias=bias, sink=sink)
+        look_at(call, weights, valid)
+    return keep
 
 
 def uniform_attention(value: Tensor, valid: Tensor | None, queries: int) -> Tensor:
@@ -196,12 +221,14 @@ def _attend_saving_bits(
     scale: float | None,
     bias: Tensor | None,
 ) -> Tensor:
-    """Fused attention that keeps the bool mask for its backward instead of the kernel's map of zeros and -inf."""
+    """Fused attention that keeps the mask's bits for its backward instead of the kernel's map of zeros and -inf."""
     if bias is not None and bias.requires_grad:
         scores = bias.masked_fill(dead, 0.0).masked_fill(~mask, float("-inf"))
         return F.scaled_dot_product_attention(query, key, value, scores, dropout_p, scale=scale)
 
-    def additive() -> Tensor:
+    packed, keys = pack_bits(mask), mask.size(-1)  # not the mask: the hooks live as long as the graph
+
+    def additive(mask: Tensor) -> Tensor:
         # a mask may be shared by heads that a bias is not
         scores = query.new_zeros(mask.shape if bias is None else torch.broadcast_shapes(mask.shape, bias.shape))
         if bias is not None:
@@ -209,15 +236,15 @@ def _attend_saving_bits(
             scores.masked_fill_(dead, 0.0)
         return scores.masked_fill_(~mask, float("-inf"))
 
-    scores = additive()
-    pointer = scores.data_ptr()  # not the map itself: the hooks live as long as the graph
+    scores = additive(mask)
+    pointer = scores.data_ptr()  # nor the map
 
     def pack(tensor: Tensor) -> Tensor | torch.Size:
         return tensor.shape if tensor.data_ptr() == pointer else tensor
 
-    def unpack(packed: Tensor | torch.Size) -> Tensor:
+    def unpack(saved: Tensor | torch.Size) -> Tensor:
         # a kernel may keep the map expanded to all heads
-        return packed if isinstance(packed, Tensor) else additive().expand(packed)
+        return saved if isinstance(saved, Tensor) else additive(unpack_bits(packed, keys)).expand(saved)
 
     with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
         return F.scaled_dot_product_attention(query, key, value, scores, dropout_p, scale=scale)

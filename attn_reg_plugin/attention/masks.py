@@ -166,7 +166,9 @@ def pack_bits(mask: Tensor) -> Tensor:
     size = mask.size(-1)
     if size % 8:
         mask = torch.nn.functional.pad(mask, (0, -size % 8))
-    bytes_of_mask = mask.contiguous().view(torch.uint8).view(*mask.shape[:-1], mask.size(-1) // 8, 8)
+    mask = mask.contiguous()
+    mask = mask.clone() if mask.storage_offset() % 8 else mask  # eight bytes begin at a multiple of eight
+    bytes_of_mask = mask.view(torch.uint8).view(*mask.shape[:-1], mask.size(-1) // 8, 8)
     # eight bytes of 0 or 1 are one number, whose product with this one has their bits side by side at its upper end
     gathered = (bytes_of_mask.view(torch.int64).squeeze(-1) * 0x0102040810204080) >> 56
     return (gathered & 255).to(torch.uint8)
@@ -193,7 +195,8 @@ def dropped_fraction(keep: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor
     Returns:
         (dropped, valid), both fp32 scalars on the device of `keep`: no synchronization.
     """
-    total = torch.tensor(float(keep.numel()), device=keep.device)
+    # filled there: a number that is copied to the device would wait for it
+    total = torch.full((), float(keep.numel()), device=keep.device)
     if valid is not None:
         total = valid.sum().float() * (keep.numel() / valid.numel())
     return total - keep.count_nonzero().float(), total

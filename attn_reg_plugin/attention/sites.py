@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -20,10 +20,13 @@ from attn_reg_plugin.attention.calls import (
     only_where_same,
     recomputed,
 )
+from attn_reg_plugin.attention.packed import PackedMask
 from attn_reg_plugin.attention.selection import SiteSelector, name_towers
 
 #: draws a keep mask: (shape (B, H, T, S), valid, device) -> bool mask; must give the same mask at every call
 MaskSampler = Callable[[tuple[int, ...], Tensor | None, torch.device], Tensor]
+#: the same, with a float result: a factor of the output, broadcastable to (B, H, T, 1)
+FactorSampler = MaskSampler
 #: sees what a call computes: (call, output O (B, H, T, D), value V (B, H, S, D), valid) -> the output that goes on
 Watch = Callable[[AttentionCall, Tensor, Tensor, Tensor | None], Tensor]
 
@@ -47,6 +50,9 @@ class AttentionSite:
         sampler: draws the mask of the `current` call, in place of `keep`.
         watch: is given what each call computes, and returns what goes on from there.
         uniform: every row is uniform; in the first call only where `redraw` says it of each further one, by its number.
+        weights_dropout: ordinary dropout of the weights, in [0, 1), on top of the model's own and independent of it.
+        factor: draws what the output of the `current` call is multiplied by, such as a number for each head.
+        plan: what a method keeps here for the forward beside masks; it goes with them.
         once: why a second call in a forward is refused; empty where it isn't.
         several: whether it ever ran more than once in a forward.
         calls: those of the forward so far.
@@ -69,14 +75,18 @@ class AttentionSite:
     watch: Watch | None = field(default=None, repr=False)
     uniform: bool = field(default=False, repr=False)
     redraw: Callable[[int], bool] | None = field(default=None, repr=False)
+    weights_dropout: float = field(default=0.0, repr=False)
+    factor: FactorSampler | None = field(default=None, repr=False)
+    plan: Any = field(default=None, repr=False)
     once: str = field(default="", repr=False)
     several: bool = field(default=False, repr=False)
     current: AttentionCall | None = field(default=None, repr=False)
     over: bool = field(default=False, repr=False)
     ran: bool = field(default=False, repr=False)
     calls: list[AttentionCall] = field(default_factory=list, repr=False)
-    _waiting: list[tuple[Tensor, Tensor | None]] | None = field(default=None, repr=False)
+    _waiting: list[tuple[PackedMask, Tensor | None]] | None = field(default=None, repr=False)
     _task: int = field(default=-1, repr=False)
+    _mask: ClassVar[Tensor | PackedMask | None] = None  # what `keep` reads and sets
 
     @property
     def name(self) -> str:
@@ -88,8 +98,8 @@ class AttentionSite:
         """Whether attention has anything to do here but run as usual."""
         if self.module is not None and not self.module.training:
             return False
-        parts = (self.tape, self.keep, self.sampler, self.redraw, self.watch)
-        return self.uniform or any(part is not None for part in parts)
+        parts = (self.tape, self._mask, self.sampler, self.redraw, self.watch, self.factor)
+        return self.uniform or self.weights_dropout > 0 or any(part is not None for part in parts)
 
     @property
     def tapes(self) -> list[Tape]:
@@ -119,8 +129,9 @@ class AttentionSite:
         self.current = call
         if call is None:
             return None
-        parts = (self.keep, self.sampler, call.tape, call.watch)
-        return call if call.uniform or any(part is not None for part in parts) else None
+        parts = (self._mask, self.sampler, self.factor, call.tape, call.watch)
+        acts = call.uniform or self.weights_dropout > 0 or any(part is not None for part in parts)
+        return call if acts else None
 
     def _begin(self, inputs: tuple[Tensor | None, ...]) -> AttentionCall:
         call = AttentionCall(self, len(self.calls))
@@ -143,24 +154,25 @@ class AttentionSite:
         """The keep mask of the present call, see `AttentionCall.keep_mask`."""
         return (self.current or AttentionCall(self)).keep_mask(shape, valid, device)
 
-    def set_masks(self, masks: list[tuple[Tensor, Tensor | None]]) -> None:
+    def set_masks(self, masks: list[tuple[Tensor | PackedMask, Tensor | None]]) -> None:
         """Give each call of the forward that follows its own mask.
 
         Args:
             masks: one per call in order, at least one: bool (B, H, T, S), and the `valid` that it was made for.
         """
-        self.keep, self._waiting = masks[0][0], list(masks)
+        packed = [(m if isinstance(m, PackedMask) else PackedMask(m), valid) for m, valid in masks]
+        self._mask, self._waiting = packed[0][0], packed
 
-    def mask_for(self, call: AttentionCall, shape: tuple[int, ...], valid: Tensor | None) -> Tensor | None:
+    def mask_for(self, call: AttentionCall, shape: tuple[int, ...], valid: Tensor | None) -> Tensor | PackedMask | None:
         """The mask that a call gets: `keep`, or the next of those that `set_masks` gave; None if there is none."""
         if self._waiting is None:
-            return self.keep
+            return self._mask
         if not self.several:
             return self._waiting.pop(0)[0] if self._waiting else None
         for i, (keep, then) in enumerate(self._waiting):
             if fits(keep, shape):
                 del self._waiting[i]
-                return only_where_same(keep, then, valid)
+                return PackedMask(only_where_same(keep.unpacked(), then, valid))
         return None
 
     def restart(self) -> None:
@@ -169,16 +181,30 @@ class AttentionSite:
 
     def clear(self) -> None:
         """Forget masks, tapes and calls: plain attention from here."""
-        self.tape = self.keep = self.sampler = self.watch = self.redraw = self._waiting = None
-        self.uniform, self.once = False, ""
+        self.tape = self.keep = self.sampler = self.watch = self.redraw = None
+        self.factor = self.plan = self._waiting = None
+        self.uniform, self.weights_dropout, self.once = False, 0.0, ""
         self.restart()
+
+
+def _keep(site: AttentionSite) -> Tensor | None:
+    return site._mask.unpacked() if isinstance(site._mask, PackedMask) else site._mask
+
+
+def _set_keep(site: AttentionSite, mask: Tensor | PackedMask | None) -> None:
+    site._mask = mask
+
+
+# the constructor takes it like the other fields; reading it unpacks what `set_masks` gave
+AttentionSite.keep = property(_keep, _set_keep)
 
 
 class Backend(Protocol):
     """How the sites of one framework's models are found and reached.
 
     A backend may also have `refusal(model)`, why one of its framework's models has no site, or None; `describe(model,
-    args, kwargs)`, what a forward's arguments tell the objective; and `probing(model)`, a context for the probe.
+    args, kwargs)`, what a forward's arguments tell the objective; `probing(model)`, a context for the probe; and
+    `time_first(site)`, whether states around a site are (T, B, C) and not (B, T, C).
     """
 
     def find(self, model: nn.Module) -> list[AttentionSite]:

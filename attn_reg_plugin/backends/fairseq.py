@@ -51,6 +51,10 @@ class FairseqBackend:
         """Take it out again."""
         site.module.release()
 
+    def time_first(self, site: AttentionSite) -> bool:
+        """Yes: states in layers are (T, B, C)."""
+        return True
+
     def describe(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """What the forward's arguments show: `token_mask` (B, T), True where the output is a real token.
 

@@ -200,5 +200,9 @@ class PyTorchBackend:
         """Take it out again."""
         site.module.release()
 
+    def time_first(self, site: AttentionSite) -> bool:
+        """Whether states around it are (T, B, C), as its module says."""
+        return not site.module.batch_first
+
 
 BACKEND = PyTorchBackend

@@ -129,9 +129,22 @@ class Workload:
         losses = nn.functional.cross_entropy(logits, targets, ignore_index=PADDING, reduction="none")
         return losses.sum(-1) / targets.ne(PADDING).sum(-1).clamp(min=1)
 
+    def loss_of(self, batch: Mapping[str, Tensor]) -> Tensor:
+        """The loss of a batch like `inputs`, with its `targets`."""
+        inputs = {name: value for name, value in batch.items() if name != "targets"}
+        targets, self.targets = self.targets, batch["targets"]
+        try:
+            return self.loss(self.model(**inputs))
+        finally:
+            self.targets = targets
+
     def update(self, outputs: Any) -> None:
         """Loss, backward, Adam."""
-        self.loss(outputs).backward()
+        self.step(self.loss(outputs))
+
+    def step(self, loss: Tensor) -> None:
+        """Backward, Adam."""
+        loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 

@@ -20,7 +20,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from attn_reg_plugin.bench.families import Workload
 from attn_reg_plugin.bench.naive_ad_drop import naive_forward
-from attn_reg_plugin.bench.rounds import playing
+from attn_reg_plugin.bench.rounds import BenchTraining, playing
 from attn_reg_plugin.bench.rows import Row
 from attn_reg_plugin.regularizers.base import Regularizer, build
 
@@ -55,6 +55,7 @@ def _attached(row: Row, work: Workload, light: bool) -> Iterator[Regularizer | N
     regularizer = build(row.method, **{**row.options, **(row.memory_options if light else {})})
     with regularizer.attach(work.model):
         regularizer.supply(**work.supplied)
+        regularizer.bind(BenchTraining(work))
         if row.primed is not None:
             regularizer.begin_epoch(row.primed)
             work.model.train()
@@ -72,9 +73,11 @@ def _training(row: Row, work: Workload, light: bool, clock: Callable[[], float])
 
         def step() -> None:
             for _ in range(row.updates):
-                work.update(work.model(**work.inputs))
-                if regularizer is not None:
-                    regularizer.end_update()
+                if regularizer is None:
+                    work.update(work.model(**work.inputs))
+                    continue
+                work.step(regularizer.loss(work.loss_of, {**work.inputs, "targets": work.targets}))
+                regularizer.end_update()
 
         yield step
 

@@ -60,6 +60,25 @@ class Training:
         yield {name: tensor[chosen] for name, tensor in {**self.work.inputs, "targets": self.work.targets}.items()}
 
 
+class BenchTraining:
+    """The bench's training as a method's `Training`, as much of it as one step needs.
+
+    Args:
+        work: its batch is the training set.
+    """
+
+    clip_norm = 0.0
+    folder = None
+    vocabulary = ""
+
+    def __init__(self, work: Workload) -> None:
+        self.work, self.optimizer = work, work.optimizer
+
+    def problem(self, subset: str) -> tuple[Training, int]:
+        """See `Training`."""
+        return Training(self.work), self.work.targets.size(0)
+
+
 @contextmanager
 def playing(
     row: Row, work: Workload, light: bool, clock: Callable[[], float]

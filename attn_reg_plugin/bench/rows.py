@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from attn_reg_plugin.regularizers import REGISTRY
-from attn_reg_plugin.regularizers.base import presets_of
+from attn_reg_plugin.regularizers.presets import presets_of
 
 #: published figures of AD-DROP: relative training times, cross-tuned, Yang et al. 2022
 _PAPER_GA, _PAPER_GA_FIRST, _PAPER_IGA = "3.58–4.50", "1.95", "99–126"
@@ -90,11 +90,17 @@ def _kept(name: str, sites: str, families: tuple[str, ...] = ()) -> tuple[Row, .
     )
 
 
+def _attribution(attribution: str, title: str, first: bool = False) -> tuple[Row, Row]:
+    """AD-DROP with another attribution than the gradient, of all encoder layers or the first."""
+    name, sites = (f"{attribution}_first", "encoder.self[0]") if first else (attribution, "encoder.self")
+    row = _ad_drop(name, f"AD-DROP ({title}), {sites}", sites, options={"attribution": attribution})
+    return row, _cross_tuned(name, "  cross-tuned")
+
+
 def _attend_out(
     name: str,
     title: str,
     sites: str = "encoder.self",
-    budget: float | None = 2.3,
     families: tuple[str, ...] = (),
     **options: Any,
 ) -> tuple[Row, ...]:
@@ -107,7 +113,7 @@ def _attend_out(
         options={"sites": sites, "steps": ROUND, **options},
         memory_options={"steps": 2},
         updates=ROUND,
-        budget=budget,
+        budget=2.3,
         memory_budget=2.3,
         published="2",
         families=families,
@@ -116,7 +122,7 @@ def _attend_out(
     return row, *parts
 
 
-def _layer_drop(name: str, sites: str, families: tuple[str, ...]) -> Row:
+def _attention_layer_drop(name: str, sites: str, families: tuple[str, ...]) -> Row:
     """Attention LayerDrop, over some updates: which attentions are dropped changes with every one.
 
     transformers computes queries and keys before our function is reached, so there is nothing to save there.
@@ -180,6 +186,10 @@ ROWS: tuple[Row, ...] = (
     _cross_tuned("first_layer", "  cross-tuned", budget=1.35, memory_budget=1.05, published=_PAPER_GA_FIRST),
     *_kept("kept", "encoder.self"),
     *_kept("kept_all", "*", families=_TWO_STACKS),
+    *_attribution("random", "RD"),
+    *_attribution("random", "RD", first=True),
+    *_attribution("attention", "AA"),
+    *_attribution("attention", "AA", first=True),
     _ad_drop("all_sites", "AD-DROP (GA), *", "*", memory_budget=1.05, families=_TWO_STACKS),
     _cross_tuned("all_sites", "  cross-tuned", memory_budget=1.05, families=_TWO_STACKS),
     _ad_drop("integrated_joint", "AD-DROP (IGA, m = 20, joint path)", options=_JOINT, memory_options=_FEW, rare=True),
@@ -195,11 +205,21 @@ ROWS: tuple[Row, ...] = (
         dtypes=("float32",),
     ),
     _cross_tuned("integrated_bf16", "  cross-tuned", budget=25.0, published=_PAPER_IGA, dtypes=("float32",)),
+    _ad_drop(
+        "integrated_first",
+        "AD-DROP (IGA, m = 20), encoder.self[0]",
+        "encoder.self[0]",
+        options=_BY_SITE,
+        memory_options=_FEW,
+        rare=True,
+    ),
+    _cross_tuned("integrated_first", "  cross-tuned"),
     *_attend_out("attend_out", "AttendOut, encoder.self"),
     *_attend_out("attend_out_shared", "AttendOut, encoder.self, shared embedding", embedding="shared"),
-    *_attend_out("attend_out_all", "AttendOut, *", "*", budget=None, families=_TWO_STACKS),
-    _layer_drop("layer_drop", "encoder.self", _TWO_STACKS),
-    _layer_drop("layer_drop_all", "*", _TWO_STACKS),
+    *_attend_out("attend_out_all", "AttendOut, *", "*", families=_TWO_STACKS),
+    *_attend_out("attend_out_narrow", "AttendOut, *, generator 64 wide", "*", families=_TWO_STACKS, generator_width=64),
+    _attention_layer_drop("attention_layer_drop", "encoder.self", _TWO_STACKS),
+    _attention_layer_drop("attention_layer_drop_all", "*", _TWO_STACKS),
     Row("generation", "beam search, plain", kind="generation", reference="generation", families=("fairseq",)),
     Row(
         "generation_attached",

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from fairseq.criterions import register_criterion
 from torch import Tensor, nn
 
+from attn_reg_plugin.criterions.doubled import symmetric_divergence
 from attn_reg_plugin.criterions.labelled import LabelledConfig, LabelledCriterion, RDrop, RDropConfig
-from attn_reg_plugin.criterions.r_drop import symmetric_divergence
 from attn_reg_plugin.labelled.task_table import CLASSIFICATION, MULTIPLE_CHOICE, REGRESSION
 from attn_reg_plugin.regularizers.training import Outcome
 

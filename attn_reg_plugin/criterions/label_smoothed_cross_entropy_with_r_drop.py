@@ -20,7 +20,7 @@ from fairseq.criterions.label_smoothed_cross_entropy import (
 from fairseq.logging import metrics
 from torch import Tensor, nn
 
-from attn_reg_plugin.criterions.r_drop import check_alpha, repeated, supplied, symmetric_divergence
+from attn_reg_plugin.criterions.doubled import check_alpha, repeated, supplied, symmetric_divergence
 
 
 @dataclass
@@ -51,7 +51,7 @@ class LabelSmoothedCrossEntropyWithRDropCriterion(LabelSmoothedCrossEntropyCrite
         r_drop_alpha: float = 5.0,
     ) -> None:
         super().__init__(task, sentence_avg, label_smoothing, ignore_prefix_size, report_accuracy)
-        check_alpha(r_drop_alpha)
+        check_alpha(r_drop_alpha, task)
         self.alpha = r_drop_alpha
 
     def forward(

@@ -19,7 +19,7 @@ from fairseq.logging import metrics
 from torch import Tensor, nn
 
 from attn_reg_plugin.criterions.collecting import collected, log_collected
-from attn_reg_plugin.criterions.r_drop import check_alpha, repeated, supplied
+from attn_reg_plugin.criterions.doubled import check_alpha, repeated, supplied
 from attn_reg_plugin.labelled.metrics import check_scores
 from attn_reg_plugin.labelled.task_table import REGRESSION, LabelledTask
 from attn_reg_plugin.regularizers.objectives import logits_of
@@ -198,7 +198,7 @@ class RDrop:
         self, task: Any, label_smoothing: float = 0.0, validation_metrics: str = "", r_drop_alpha: float = 1.0
     ) -> None:
         super().__init__(task, label_smoothing, validation_metrics)
-        check_alpha(r_drop_alpha)
+        check_alpha(r_drop_alpha, task)
         self.alpha = r_drop_alpha
 
     def forward(

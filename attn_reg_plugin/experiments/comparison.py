@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -12,20 +13,24 @@ from typing import Any
 from rich.console import Console
 from rich.measure import Measurement
 
-from attn_reg_plugin.configuration import setting
-from attn_reg_plugin.experiments.jobs import at_a_time
+from attn_reg_plugin.configuration import refusing, setting
+from attn_reg_plugin.experiments.jobs import Slots, at_a_time, visible_gpus
 from attn_reg_plugin.experiments.methods import Method, known_methods, select_methods, split_flags
 from attn_reg_plugin.experiments.progress import Reporter
-from attn_reg_plugin.experiments.runs import Run, RunError
+from attn_reg_plugin.experiments.runs import Run, RunError, RunInUse
 from attn_reg_plugin.experiments.table import markdown, terminal_table
-from attn_reg_plugin.files import write_json, write_text
+from attn_reg_plugin.files import FolderInUse, lock_folder, write_json, write_text
+
+#: seconds between two looks at what another process has
+WAIT = 1.0
 
 
 def methods_setting(without: Sequence[str] = ()) -> Any:
     """The setting that says which of the known methods are compared; its help lists them."""
     return setting(
         lambda: (
-            f"which, with commas: {', '.join(known_methods(without))}; in a file also a mapping of each to its "
+            f"which, with commas: {', '.join(known_methods(without))}; several that act together as "
+            "`ad_drop+r_drop`; in a file also a mapping of each to its "
             "settings, `name: {p: 0.2, ...}`, the same method several times as `own_name: {like: ad_drop, ...}`, more "
             "flags of fairseq-train as `flags`"
         ),
@@ -39,7 +44,7 @@ class Comparison:
     """The settings that every comparison has; a subclass says what its runs are and what its table shows.
 
     Raises:
-        ValueError: a seed is negative or comes twice.
+        Refused: a seed is negative or comes twice; an unknown method, or settings that it hasn't.
     """
 
     out: Path = setting("folder of the runs", metavar="FOLDER")
@@ -52,14 +57,24 @@ class Comparison:
         repeated=True,
     )
     train_flags: str = setting("more flags of every fairseq-train, in one text; or behind --", "", rest=True)
-    jobs: int = setting("trainings at a time; above 1 each of them has one thread", 1, within="[1, inf)", metavar="N")
+    jobs: int = setting(
+        "trainings at a time; above 1 each of them has one thread, and a GPU of its own as long as there are enough",
+        1,
+        within="[1, inf)",
+        metavar="N",
+    )
     cpu: bool = setting("use the CPU even if there is a GPU", False)
 
     def __post_init__(self) -> None:
-        """Check the seeds."""
-        if not self.seeds or min(self.seeds) < 0 or len(set(self.seeds)) != len(self.seeds):
-            given = ",".join(map(str, self.seeds))
-            raise ValueError(f"--seeds wants distinct whole numbers with commas, given {given!r}")
+        """Check the seeds and the methods."""
+        with refusing("seeds"):
+            if not self.seeds or min(self.seeds) < 0 or len(set(self.seeds)) != len(self.seeds):
+                given = ",".join(map(str, self.seeds))
+                raise ValueError(f"--seeds wants distinct whole numbers with commas, given {given!r}")
+        with refusing("methods"):
+            select_methods(self.methods, (), known_methods(self.without))
+        with refusing("method_flags"):
+            self.selected()
 
     # -- what a subclass implements ---------------------------------------------------------------------------------
 
@@ -92,13 +107,23 @@ class Comparison:
             ValueError: bad input or a failed run, in one sentence.
             FileNotFoundError: data that is missing.
         """
-        methods = select_methods(self.methods, self.method_flags, known_methods(self.without))
+        methods = self.selected()
         runs = self.plan(methods)
         console = Console()
-        if not carry_out(runs, console, self.longest, self.summary, self.jobs):
+        gpus = [] if self.cpu or self.jobs == 1 or not has_gpu() else visible_gpus()
+        if not carry_out(runs, console, self.longest, self.summary, self.jobs, gpus):
             return 130
-        self.report(console, methods, runs)
+        with _alone_in(self.out):
+            self.report(console, methods, runs)
         return 0
+
+    def selected(self) -> list[Method]:
+        """The methods, with their settings and flags.
+
+        Raises:
+            ValueError: see `select_methods`.
+        """
+        return select_methods(self.methods, self.method_flags, known_methods(self.without))
 
     def each(self, methods: Sequence[Method], make: Callable[..., Any]) -> list[Any]:
         """The runs, seed by seed, so that the first seed of all methods is done first.
@@ -123,6 +148,14 @@ class Comparison:
         """The flags that keep fairseq off the GPU, where it should stay off or doesn't exist."""
         return ["--cpu", "--num-workers", "0"] if self.cpu or not has_gpu() else []
 
+    def _one_gpu(self) -> list[str]:
+        """The flags that keep fairseq-train, which takes every GPU there is, to one where there are several jobs.
+
+        They are settings of a run, so that one begun on all GPUs isn't continued on one with other batches.
+        """
+        several = self.jobs > 1 and not self.device_flags and len(visible_gpus()) > 1
+        return ["--distributed-world-size", "1"] if several else []
+
     def publish(
         self, console: Console, table: tuple[list[str], list[list[str]]], notes: Sequence[str], content: dict[str, Any]
     ) -> None:
@@ -143,6 +176,20 @@ class Comparison:
             console.print(note, highlight=False, markup=False, soft_wrap=True)
 
 
+@contextlib.contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Hold a comparison's folder while its table is written; wait while another process does that."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        while True:
+            try:
+                stack.enter_context(lock_folder(folder, "results.lock"))
+                break
+            except FolderInUse:
+                time.sleep(WAIT)
+        yield
+
+
 def recorded(runs: Sequence[Run]) -> dict[str, Any]:
     """Settings and results of every run, by method and seed."""
     return {f"{one.method.name}-seed{one.seed}": one.settings() | one.result() for one in runs}
@@ -160,8 +207,17 @@ def has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
-def carry_out(runs: Sequence[Run], console: Console, epochs: int, summary: Callable[[Any], str], jobs: int = 1) -> bool:
+def carry_out(
+    runs: Sequence[Run],
+    console: Console,
+    epochs: int,
+    summary: Callable[[Any], str],
+    jobs: int = 1,
+    gpus: Sequence[str] = (),
+) -> bool:
     """Do of the runs what is not done yet; False when interrupted from the keyboard.
+
+    Runs that another process works on are left to it; if it ends before they are done, they are taken over.
 
     Args:
         runs: of `attn-reg compare` or `finetune`; the commands of all are tried and the folders of all claimed first,
@@ -171,6 +227,7 @@ def carry_out(runs: Sequence[Run], console: Console, epochs: int, summary: Calla
         epochs: of a run, at most.
         summary: what is said of a finished run.
         jobs: runs at a time, at least 1.
+        gpus: with several jobs each run has one of these.
 
     Raises:
         ValueError: a command cannot work, or a folder holds a run with other settings.
@@ -181,23 +238,40 @@ def carry_out(runs: Sequence[Run], console: Console, epochs: int, summary: Calla
     check_runs(runs)
     for one in runs:
         one.claim()
+    slots, left = Slots(gpus, jobs), list(runs)
     try:
-        with Reporter(console) as reporter:
-            tasks = [functools.partial(_carry_out, one, reporter, epochs, summary) for one in runs]
-            at_a_time(tasks, jobs)
+        with Reporter(console, len(runs)) as reporter:
+            while left:
+                elsewhere: list[Run] = []
+                at_a_time([_task(one, reporter, epochs, summary, slots, elsewhere) for one in left], jobs)
+                left = [one for one in left if one in elsewhere]
+                while left and all(one.in_use() for one in left):
+                    time.sleep(WAIT)
     except KeyboardInterrupt:
         console.print("interrupted; the same command goes on from the last checkpoint", highlight=False)
         return False
     return True
 
 
-def _carry_out(one: Run, reporter: Reporter, epochs: int, summary: Callable[[Any], str], stop: Event) -> None:
-    progress = reporter.start(one.title, epochs)
-    known = one.finished()
-    try:
-        one.carry_out(progress.watch, stop)
-    except RunError as error:
-        if error.tail:
-            reporter.console.print(error.tail, highlight=False, markup=False, soft_wrap=True)
-        raise
-    progress.finish(summary(one) + (" (was done)" if known else ""))
+def _task(
+    one: Run, reporter: Reporter, epochs: int, summary: Callable[[Any], str], slots: Slots, elsewhere: list[Run]
+) -> Callable[[Event], None]:
+    """What does a run, or adds it to `elsewhere`."""
+
+    def work(stop: Event) -> None:
+        known = one.finished()
+        progress = reporter.start(one.title, epochs)
+        try:
+            with slots.lent() as gpu:
+                (one if gpu is None else replace(one, device=gpu)).carry_out(progress.watch, stop)
+        except RunInUse as error:
+            progress.set_aside(f"{str(error).partition(';')[0]}; left for the end")
+            elsewhere.append(one)
+            return
+        except RunError as error:
+            if error.tail:
+                reporter.console.print(error.tail, highlight=False, markup=False, soft_wrap=True)
+            raise
+        progress.finish(summary(one) + (" (was done)" if known else ""))
+
+    return work

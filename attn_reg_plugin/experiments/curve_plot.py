@@ -9,6 +9,7 @@ from pathlib import Path
 
 from attn_reg_plugin.experiments.drop_rate_plot import load_matplotlib
 from attn_reg_plugin.experiments.training_log import TrainingLog
+from attn_reg_plugin.files import whole_file
 
 #: the name of the picture in the folder of a comparison
 CURVES = "curves.png"
@@ -76,5 +77,6 @@ def plot_validation(logs: Mapping[str, Sequence[TrainingLog]], loss: str, path: 
     panel.grid(alpha=0.3)
     panel.legend(title="mark: lowest loss")
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
+    with whole_file(path) as unfinished:
+        figure.savefig(unfinished, dpi=150, format=path.suffix[1:])
     return True

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from attn_reg_plugin.files import read_json
 from attn_reg_plugin.regularizers.scheduled_dropout import Curve
 
 #: knots -> (sum of squared errors, values at the knots)
@@ -18,6 +19,8 @@ Solve = Callable[[list[int]], tuple[float, np.ndarray]]
 
 _RECORD = re.compile(r"\{.*\}\s*$")
 _RATE = re.compile(r"(train_|)drop_((?:encoder|decoder)\.(?:self|cross)\[\d+\](?:@[\w.]+)*)")
+#: the file in which Trainer keeps its log
+TRAINER_STATE = "trainer_state.json"
 #: at most so many stretches of training are fitted; finer logs are averaged
 STRETCHES = 300
 #: where the curve is evaluated within a stretch, and where an interior knot may start out
@@ -66,7 +69,8 @@ class Fit:
 def read_rates(run: Path) -> dict[str, Rates]:
     """The drop rates by site that a training logged, from the log file `run` or the one in the folder `run`.
 
-    The log is fairseq's with `--log-format json`: standard output or `--log-file`. Of the lines that come every few
+    The log is fairseq's with `--log-format json`, standard output or `--log-file`, or Trainer's `trainer_state.json`.
+    Of the lines that come every few
     updates and those that close an epoch, the more numerous are read. Updates that come twice, as in a resumed run,
     count once: the last line holds.
 
@@ -77,11 +81,11 @@ def read_rates(run: Path) -> dict[str, Rates]:
     if not run.exists():
         raise FileNotFoundError(f"there is no run {run}")
     if run.is_file():
-        rates = _parse(run)
+        rates = rates_of_log(run)
         if not rates:
             raise ValueError(f"{run} holds no drop rates; it must be the log of a training with --log-format json")
         return rates
-    logs = {path: rates for path in sorted(run.iterdir()) if path.is_file() and (rates := _parse(path))}
+    logs = {path: rates for path in sorted(run.iterdir()) if path.is_file() and (rates := rates_of_log(path))}
     if len(logs) > 1:
         names = ", ".join(path.name for path in logs)
         raise ValueError(f"{run} holds several logs with drop rates ({names}); give one of them")
@@ -92,13 +96,28 @@ def read_rates(run: Path) -> dict[str, Rates]:
     return next(iter(logs.values()))
 
 
-def _parse(path: Path) -> dict[str, Rates]:
+def rates_of_log(path: Path) -> dict[str, Rates]:
     """The drop rates by site in one file, in the order of their sites; empty if it holds none."""
+    if path.name == TRAINER_STATE:
+        return rates_of_records(_trainer_records(path))
     with path.open(encoding="utf-8", errors="replace") as lines:
-        found: dict[str, dict[int, dict[str, float]]] = {"": {}, "train_": {}}
-        for prefix, updates, rates in _records(lines):
-            found[prefix][updates] = rates
-    records = max(found.values(), key=len)
+        return rates_of_records(_records(lines))
+
+
+def rates_of_records(logged: Iterable[tuple[str, int, Mapping[str, object]]]) -> dict[str, Rates]:
+    """The drop rates by site, in the order of their sites.
+
+    Args:
+        logged: (kind of record, number of updates, figures by name, of which `drop_SITE` count), in the order of the
+            log. Of several kinds the one with the most records counts, of records at the same update the last.
+    """
+    found: dict[str, dict[int, dict[str, float]]] = {}
+    for kind, updates, record in logged:
+        names = {key: _RATE.fullmatch(key) for key in record}
+        rates = {name[2]: rate for key, name in names.items() if name and (rate := _number(record[key])) is not None}
+        if rates and updates:
+            found.setdefault(kind, {})[updates] = rates
+    records = max(found.values(), key=len, default={})
     series: dict[str, list[tuple[int, int, float]]] = {}
     # the first stretch is as long as the second if the log starts in the middle of a run
     ends = sorted(records)
@@ -113,8 +132,9 @@ def _parse(path: Path) -> dict[str, Rates]:
     }
 
 
-def _records(lines: Iterable[str]) -> Iterator[tuple[str, int, dict[str, float]]]:
-    """(`train_` for an epoch's line or nothing, number of updates, drop rates by site) of each line that has them.
+def _records(lines: Iterable[str]) -> Iterator[tuple[str, int, dict[str, object]]]:
+    """(`train_` for an epoch's line or nothing, number of updates, the figures) of each line of fairseq's that has
+    drop rates.
 
     fairseq logs `null` for a site that nothing was dropped from since the last line; that says nothing.
     """
@@ -124,16 +144,18 @@ def _records(lines: Iterable[str]) -> Iterator[tuple[str, int, dict[str, float]]
             record = json.loads(match.group()) if match else {}
         except ValueError:
             continue
-        rates: dict[str, float] = {}
-        prefix = ""
-        for key, value in record.items():
-            name = _RATE.fullmatch(key)
-            rate = None if name is None else _number(value)
-            if rate is not None:
-                prefix, rates[name[2]] = name[1], rate
+        prefix = "train_" if "train_num_updates" in record else ""
         updates = _number(record.get(f"{prefix}num_updates"))
-        if rates and updates:
-            yield prefix, int(updates), rates
+        if updates:
+            yield prefix, int(updates), record
+
+
+def _trainer_records(path: Path) -> Iterator[tuple[str, int, dict[str, object]]]:
+    """The same of Trainer's `trainer_state.json`."""
+    history = read_json(path).get("log_history")
+    for record in history if isinstance(history, list) else ():
+        if isinstance(record, dict) and (updates := _number(record.get("step"))):
+            yield "", int(updates), record
 
 
 def _number(value: object) -> float | None:
@@ -144,10 +166,11 @@ def _number(value: object) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _order(site: str) -> tuple[bool, bool, int]:
-    """The encoder first, self before cross, and layers as numbers."""
-    name, _, layer = site.rstrip("]").partition("[")
-    return not name.startswith("encoder"), not name.endswith("self"), int(layer)
+def _order(site: str) -> tuple[bool, bool, str, int]:
+    """The encoder first, self before cross, tower by tower, and layers as numbers."""
+    name, _, rest = site.partition("[")
+    layer, _, tower = rest.partition("]")
+    return not name.startswith("encoder"), not name.endswith("self"), tower, int(layer)
 
 
 def fit_curve(rates: Rates, knots: int = 5) -> Fit:

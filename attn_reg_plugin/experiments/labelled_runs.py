@@ -16,12 +16,20 @@ from pathlib import Path
 from threading import Event
 from typing import Any, ClassVar
 
+import numpy as np
+
+from attn_reg_plugin.experiments.example_scores import Examples, of_predictions
+from attn_reg_plugin.experiments.predicted import MODULE, file_of, read_predictions
 from attn_reg_plugin.experiments.runs import USER_DIR, Run, RunError, execute, hold, tail_of
 from attn_reg_plugin.experiments.training_log import TrainingLog, read_log, seconds_per_epoch
 from attn_reg_plugin.files import write_json
 from attn_reg_plugin.labelled import TAGGING, LabelledTask, find_split, is_hub
+from attn_reg_plugin.labelled.metrics import SCORES
+from attn_reg_plugin.labelled.reading import HUB
 from attn_reg_plugin.tasks.labelled_task import TASKS_OF_KINDS
 
+#: what checkpoints can be chosen by beside metrics; lower is better
+LOSSES = ("loss",)
 #: the weights of a pretrained model, whatever they are called
 _MODEL_FILES = ("config.json", "tokenizer.json", "*.safetensors", "pytorch_model*.bin")
 
@@ -43,6 +51,19 @@ class LabelledData:
         if is_hub(self.source):
             return self.source
         return digest_of([find_split(self.task, Path(self.source), split) for split in ("train", "valid")])
+
+    def validations(self) -> tuple[str, ...]:
+        """The validation sets that are there: `valid`, and with MNLI's mismatched data `valid1`."""
+        if is_hub(self.source):
+            return ("valid", *(self.task.more_valid if self.source == HUB else ()))
+        return ("valid", *(split for split in self.task.more_valid if self._has(split)))
+
+    def _has(self, split: str) -> bool:
+        try:
+            find_split(self.task, Path(self.source), split)
+        except ValueError:
+            return False
+        return True
 
 
 def digest_of(paths: list[Path]) -> str:
@@ -70,17 +91,20 @@ class LabelledRun(Run):
     Attributes:
         model: folder or hub name of the pretrained encoder.
         model_digest: see `digest_of_model`.
+        metric: checkpoints are chosen by it; empty: by the first official one.
     """
 
     PARTS: ClassVar[dict[str, tuple[str, ...]]] = {"training": ("epochs", "best_epoch", "scores", "seconds_per_epoch")}
 
     model: str = ""
     model_digest: str = ""
+    metric: str = ""
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """The official metrics, the one that checkpoints are chosen by first."""
-        return self.data.task.metrics
+        """The one that checkpoints are chosen by, and the official metrics."""
+        official = self.data.task.metrics
+        return tuple(dict.fromkeys([self.metric or official[0], *official]))
 
     @property
     def subsets(self) -> tuple[str, ...]:
@@ -91,11 +115,16 @@ class LabelledRun(Run):
         """The command of fairseq-train."""
         kind = self.data.task.kind
         criterion = "attn_reg_tagging" if kind == TAGGING else "attn_reg_classification"
+        chief = self.metrics[0]
+        maximize = [] if chief in LOSSES else ["--maximize-best-checkpoint-metric"]
+        extra = [name for name in self.metrics if name not in LOSSES]
+        if tuple(extra) != self.data.task.metrics:
+            maximize += ["--validation-metrics", ",".join(extra)]
         return [
             *(sys.executable, "-m", "fairseq_cli.train", self.data.source, "--user-dir", str(USER_DIR)),
             *("--task", TASKS_OF_KINDS[kind], "--labelled", self.data.task.name),
             *("--arch", "hf_encoder", "--hf-model", self.model, "--criterion", criterion),
-            *("--best-checkpoint-metric", self.metrics[0], "--maximize-best-checkpoint-metric"),
+            *("--best-checkpoint-metric", chief, *maximize),
             *("--save-dir", str(self.folder / "checkpoints"), "--no-epoch-checkpoints"),
             *("--log-format", "json", "--seed", str(self.seed), *self.train_flags),
         ]
@@ -104,28 +133,58 @@ class LabelledRun(Run):
         """What shapes the training, without paths: folders can be moved."""
         flags = shlex.join(self.train_flags)
         task = {"data": self.data.digest(), "task": self.data.task.name, "model": self.model_digest}
-        return {**task, "seed": self.seed, "flags": flags}
+        chosen = {} if self.metrics[0] == self.data.task.metrics[0] else {"metric": self.metrics[0]}
+        return {**task, **chosen, "seed": self.seed, "flags": flags}
+
+    def figures(self) -> dict[str, dict[str, float]]:
+        """The metrics of a finished run by validation set; in percent, but for a loss."""
+        found = {"valid": dict(self.result()["training"]["scores"])}
+        for subset, (predicted, gold) in self._predictions().items():
+            if subset not in found:
+                scores = SCORES[self.data.task.kind]
+                found[subset] = {name: scores[name](predicted, gold) for name in self.metrics if name in scores}
+        return found
+
+    def examples(self) -> dict[str, dict[str, Examples]]:
+        """The metrics as functions of the examples, by validation set; without those whose predictions are gone."""
+        kind = self.data.task.kind
+        return {subset: of_predictions(kind, self.metrics, *both) for subset, both in self._predictions().items()}
+
+    def _predictions(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        paths = {subset: file_of(self.folder, subset) for subset in self.data.validations()}
+        return {subset: read_predictions(path, self.data.task) for subset, path in paths.items() if path.is_file()}
 
     def finished(self) -> bool:
-        """Whether the run is trained."""
+        """Whether the run is trained; `carry_out` predicts what isn't predicted yet, as of runs of earlier versions."""
         return "training" in self.result()
 
+    def _to_predict(self) -> list[str]:
+        """The validation sets without predictions; none where the checkpoint is gone."""
+        if not (self.folder / "checkpoints" / "checkpoint_best.pt").is_file():
+            return []
+        return [subset for subset in self.data.validations() if not file_of(self.folder, subset).is_file()]
+
     def carry_out(self, watch: Callable[[TrainingLog], None], stop: Event | None = None) -> None:
-        """Train, unless that is done; the last checkpoint and states are deleted then, the best one stays.
+        """Train and predict, unless that is done; the last checkpoint and states are deleted, the best one stays.
 
         Raises:
-            RunError: the command fails, or another process works in the folder.
+            RunError: a command fails, or another process works in the folder.
         """
         with hold(self.folder) as lock:
-            if not self.finished():
+            if "training" not in self.result():
                 write_json(self.folder / "result.json", {"training": self._train(watch, lock, stop)})
             for path in (self.folder / "checkpoints").glob("*.pt"):
                 if path.name != "checkpoint_best.pt":
                     path.unlink()
+            if subsets := self._to_predict():
+                cpu = ["--cpu"] if "--cpu" in self.train_flags else []
+                command = [sys.executable, "-m", MODULE, str(self.folder), self.data.source, *subsets, *cpu]
+                what = f"prediction of the validation set with {self.title}"
+                execute(command, self.folder / "predict.log", what, lock, stop=stop, **self._placed())
 
     def _train(self, watch: Callable[[TrainingLog], None], lock: int, stop: Event | None = None) -> dict[str, Any]:
         path = self.folder / "train.log"
-        execute(self.train_command(), path, f"training of {self.title}", lock, watch, stop, self.threads)
+        execute(self.train_command(), path, f"training of {self.title}", lock, watch, stop, **self._placed())
         log = read_log(path)
         try:
             epoch, figures = best_figures(log, self.metrics)
@@ -142,11 +201,14 @@ class LabelledRun(Run):
 def best_figures(log: TrainingLog, metrics: tuple[str, ...]) -> tuple[int, dict[str, float]]:
     """The epoch of the best validation by the first of the metrics (the later of equals, as fairseq has it), and all.
 
+    The highest is the best, of a loss the lowest.
+
     Raises:
         ValueError: no validation has the metric.
     """
+    sign = -1 if metrics[0] in LOSSES else 1
     found = [
-        (figures[metrics[0]], key, figures)
+        (sign * figures[metrics[0]], key, figures)
         for key, figures in log.validations.items()
         if math.isfinite(figures.get(metrics[0], math.nan))
     ]

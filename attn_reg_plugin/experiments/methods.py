@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from attn_reg_plugin.regularizers import REGISTRY, Regularizer, build, options_of
-from attn_reg_plugin.regularizers.base import Preset, presets_of
+from attn_reg_plugin.regularizers.presets import Preset, presets_of
 
 #: The fairseq task every method is trained with; with `--attn-reg none` it is plain translation.
 TASK = "attn_reg_translation"
@@ -67,8 +67,15 @@ def _of_preset(name: str, preset: Preset) -> Method:
 def fairseq_flags(name: str, options: Mapping[str, Any]) -> list[str]:
     """The flags of fairseq-train for a registered method with these options.
 
-    Options that all methods share are `--attn-OPTION`, the others `--METHOD-OPTION`; see `with_attn_reg`.
+    Options that all methods share are `--attn-OPTION`, the others `--METHOD-OPTION`; see `with_attn_reg`. Of several
+    methods that act together, `name` is their names joined by `+`, and `options` has those of each by its name.
     """
+    if "+" in name:
+        sites = {str(own["sites"]) for own in options.values() if "sites" in own}
+        if len(sites) > 1:
+            raise ValueError(f"methods: {name} has the sites {', '.join(sorted(sites))}; --attn-sites holds for all")
+        flags = [word for one in name.split("+") for word in fairseq_flags(one, options.get(one, {}))[2:]]
+        return ["--attn-reg", name, *flags]
     shared = {option.name for option in options_of(Regularizer)}
     defaults = {option.name: option.default for option in options_of(REGISTRY[name])}
     flags = ["--attn-reg", name]
@@ -100,7 +107,8 @@ def select_methods(
     """The methods asked for, in that order.
 
     Args:
-        wanted: names, with commas or as a list; or a mapping of each name to its settings, see `_configured`.
+        wanted: names, with commas or as a list, several that act together joined by `+`; or a mapping of each name to
+            its settings, see `_configured`.
         overrides: texts `NAME=FLAGS`; the flags are put after the method's own, so that they win.
         table: the methods there are, by default all.
 
@@ -141,38 +149,79 @@ def _configured(name: str, settings: Any, table: Mapping[str, Method]) -> Method
     if not isinstance(settings, Mapping):
         raise ValueError(f"methods: {name} is {settings!r}, but must be a mapping of settings, such as {{p: 0.3}}")
     like = str(settings.get("like", name))
-    if like not in table:
-        raise ValueError(f"unknown method {like!r}; the methods are: {', '.join(table)}")
-    if not re.fullmatch(r"[\w.-]+", name):
-        raise ValueError(f"methods: {name!r} isn't a name for a folder; use letters, digits, '_', '-' and '.'")
-    base = table[like]
+    base = _found(like, table)
+    if not re.fullmatch(r"[\w.+-]+", name):
+        raise ValueError(f"methods: {name!r} isn't a name for a folder; use letters, digits, '_', '-', '+' and '.'")
     own = {str(key): value for key, value in settings.items() if key not in ("like", "title", "flags")}
-    options = {**base.options, **_options(name, base, own)}
+    options = _options(name, base, own)
     flags = fairseq_flags(base.regularizer, options) if base.regularizer else base.flags
     flags = (*flags, *split_flags(f"methods: {name}: flags", str(settings.get("flags") or "")))
     title = str(settings.get("title", base.title if like == name else name))
     return Method(name, title, flags, base.regularizer, options)
 
 
+def _found(name: str, table: Mapping[str, Method]) -> Method:
+    """A method of the table, or several that act together, joined by `+`.
+
+    Raises:
+        ValueError: an unknown one; or some that cannot act together.
+    """
+    parts = []
+    for one in name.split("+"):
+        if one not in table:
+            raise ValueError(f"unknown method {one!r}; the methods are: {', '.join(table)}")
+        parts.append(table[one])
+    if len(parts) == 1:
+        return parts[0]
+    bare = next((part.name for part in parts if part.regularizer is None), None)
+    if bare:
+        raise ValueError(f"{name}: {bare} is no regularizer, so it combines with none; give its flags as `flags`")
+    joined = "+".join(str(part.regularizer) for part in parts)
+    options = {str(part.regularizer): part.options for part in parts}
+    try:
+        build(joined, **options)
+    except ValueError as error:
+        raise ValueError(f"methods: {error}") from None
+    return Method(
+        name, " + ".join(part.title for part in parts), tuple(fairseq_flags(joined, options)), joined, options
+    )
+
+
 def _options(name: str, base: Method, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Options as the method takes them: a number may come as text, and YAML reads a bare `off` as False."""
-    method = REGISTRY.get(base.regularizer or "")
-    known = [option.name for option in options_of(method)] if method else []
-    hints = typing.get_type_hints(method) if method else {}
-    found = {}
+    """All options of a method with settings of its own: a number may come as text, and YAML reads a bare `off` as
+    False. Of several methods, a setting is `METHOD_OPTION`, or `sites` for those that have sites.
+    """
+    several = base.regularizer is not None and "+" in base.regularizer
+    methods = base.regularizer.split("+") if base.regularizer else []
+    known = {
+        (option.name if not several or option.name == "sites" else f"{method}_{option.name}"): (method, option.name)
+        for method in methods
+        for option in options_of(REGISTRY[method])
+    }
+    options = {method: dict(base.options.get(method, {}) if several else base.options) for method in methods}
     for key, value in given.items():
         if key not in known:
             allowed = ", ".join(["like", "title", "flags", *known])
             raise ValueError(f"methods: {name}: unknown setting {key!r}; the settings are: {allowed}")
-        if hints[key] is str:
-            value = "off" if value is False else str(value)
-        elif hints[key] in (int, float) and isinstance(value, str):
-            with contextlib.suppress(ValueError):  # the method says what is wrong with it
-                value = hints[key](value)
-        found[key] = value
-    if method:
-        try:
-            build(base.regularizer, **{**base.options, **found})
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"methods: {name}: {error}") from None
-    return found
+        method, option = known[key]
+        holders = [one for one in methods if REGISTRY[one].needs_sites] if key == "sites" and several else [method]
+        for holder in holders:
+            options[holder][option] = _read(typing.get_type_hints(REGISTRY[holder])[option], value)
+    if not methods:
+        return {}
+    chosen = options if several else options[methods[0]]
+    try:
+        build(base.regularizer, **chosen)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"methods: {name}: {error}") from None
+    return chosen
+
+
+def _read(hint: Any, value: Any) -> Any:
+    """An option's value as the method takes it."""
+    if hint is str:
+        return "off" if value is False else str(value)
+    if hint in (int, float) and isinstance(value, str):
+        with contextlib.suppress(ValueError):  # the method says what is wrong with it
+            return hint(value)
+    return value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from threading import Lock
 from types import TracebackType
 
 from rich.console import Console
@@ -11,10 +12,15 @@ from attn_reg_plugin.experiments.training_log import TrainingLog
 
 
 class Reporter:
-    """Context manager; one bar per run, or one line per validation where there is no terminal."""
+    """Context manager; a bar over all runs and one for each at work, or lines where there is no terminal.
 
-    def __init__(self, console: Console) -> None:
+    Args:
+        runs: how many there are.
+    """
+
+    def __init__(self, console: Console, runs: int = 1) -> None:
         self.console = console
+        self._runs, self._done, self._lock = runs, 0, Lock()
         self._bars = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -26,6 +32,7 @@ class Reporter:
         )
 
     def __enter__(self) -> Reporter:
+        self._all = self._bars.add_task("all runs", total=self._runs, detail=self._count())
         self._bars.start()
         return self
 
@@ -36,14 +43,28 @@ class Reporter:
 
     def start(self, title: str, epochs: int) -> RunProgress:
         """A run of `epochs` epochs begins; several may go on at a time, in threads."""
-        return RunProgress(self.console, self._bars, title, epochs)
+        return RunProgress(self, self._bars, title, epochs)
+
+    def finished(self, text: str) -> None:
+        """One more run is done."""
+        with self._lock:
+            self._done += 1
+            self._bars.update(self._all, completed=self._done, detail=self._count())
+            self.say(f"{text} [{self._count()}]")
+
+    def say(self, text: str) -> None:
+        """Print a line; on a terminal above the bars."""
+        self.console.print(text, highlight=False, soft_wrap=True, markup=False)
+
+    def _count(self) -> str:
+        return f"{self._done} of {self._runs} runs"
 
 
 class RunProgress:
     """How far one run is."""
 
-    def __init__(self, console: Console, bars: Progress, title: str, epochs: int) -> None:
-        self._console, self._bars, self._title, self._epochs = console, bars, title, epochs
+    def __init__(self, reporter: Reporter, bars: Progress, title: str, epochs: int) -> None:
+        self._reporter, self._bars, self._title, self._epochs = reporter, bars, title, epochs
         self._seen = 0
         self._task = bars.add_task(title, total=epochs, detail="starting")
         self._line("training")
@@ -64,10 +85,15 @@ class RunProgress:
         self._bars.update(self._task, completed=log.position, detail=detail)
 
     def finish(self, summary: str) -> None:
-        """The run is done."""
-        self._bars.update(self._task, completed=self._epochs, total=self._epochs, detail=summary)
-        self._line(summary)
+        """The run is done: its bar gives way to a line."""
+        self._bars.remove_task(self._task)
+        self._reporter.finished(f"{self._title}: {summary}")
+
+    def set_aside(self, reason: str) -> None:
+        """The run isn't done here, not now."""
+        self._bars.remove_task(self._task)
+        self._reporter.say(f"{self._title}: {reason}")
 
     def _line(self, text: str) -> None:
-        if not self._console.is_terminal:
-            self._console.print(f"{self._title}: {text}", highlight=False, soft_wrap=True, markup=False)
+        if not self._reporter.console.is_terminal:
+            self._reporter.say(f"{self._title}: {text}")

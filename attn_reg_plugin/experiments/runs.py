@@ -9,25 +9,27 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 from typing import IO, Any, ClassVar
 
-from attn_reg_plugin.experiments.data_folder import DataFolder
-from attn_reg_plugin.experiments.methods import TASK, UNTUNED, Method, fairseq_flags
+from attn_reg_plugin.experiments.data_folder import DataFolder, read_lines
+from attn_reg_plugin.experiments.example_scores import Examples, of_translations
+from attn_reg_plugin.experiments.methods import TASK, UNTUNED, Method
+from attn_reg_plugin.experiments.run_settings import difference_of
 from attn_reg_plugin.experiments.score import read_hypotheses, score
 from attn_reg_plugin.experiments.training_log import TrainingLog, read_log, seconds_per_epoch
 from attn_reg_plugin.files import FolderInUse, lock_folder, read_json, write_json, write_text
-from attn_reg_plugin.regularizers import REGISTRY, options_of
 
 #: seconds between two looks at a growing log
 POLL = 0.3
+#: how often a folder is tried again that another process has just begun to claim
+_CLAIMS = 20
 USER_DIR = Path(__file__).resolve().parents[1]
-
-
 _ADVICE = "give another --out, or delete that folder"
 
 
@@ -37,6 +39,10 @@ class RunError(ValueError):
     def __init__(self, message: str, tail: str = "") -> None:
         super().__init__(message)
         self.tail = tail
+
+
+class RunInUse(RunError):
+    """Another process works in the run's folder."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +57,8 @@ class Run:
     generate_flags: tuple[str, ...]
     threads: int | None = None
     """Threads of each command; None leaves that to the environment."""
+    device: str | None = None
+    """The GPU of each command, as CUDA_VISIBLE_DEVICES has it; None leaves that to the environment."""
 
     #: part of result.json -> what must be in it
     PARTS: ClassVar[dict[str, tuple[str, ...]]] = {
@@ -103,6 +111,26 @@ class Run:
                 raise RunError(f"{path} lacks {min(missing)!r} in {part!r}, so no run wrote it; {_ADVICE}")
         return result
 
+    def figures(self) -> dict[str, dict[str, float]]:
+        """The figures of a finished run that are compared with plain training's, by subset and metric."""
+        result = self.result()
+        training, scores = result["training"], result["translation"]["scores"]
+        found = {subset: {name: one[name] for name in ("bleu", "chrf")} for subset, one in scores.items()}
+        return found | {"valid": {training["loss"]: training["best_valid_loss"]}}
+
+    def examples(self) -> dict[str, dict[str, Examples]]:
+        """The scores as functions of the examples, by subset and metric; without those whose examples are gone."""
+        found = {}
+        for subset in self.data.subsets:
+            path = self._translated_text(subset)
+            if path.is_file():
+                found[subset] = of_translations(read_lines(path), self.data.references(subset))
+        return found
+
+    def _translated_text(self, subset: str) -> Path:
+        """The translations of a test set, a line for each sentence."""
+        return self.folder / "translations" / f"{subset}.{self.data.target}"
+
     def log(self) -> TrainingLog:
         """The figures of the training so far."""
         return read_log(self.folder / "train.log")
@@ -116,6 +144,14 @@ class Run:
         result = self.result()
         return "training" in result and self._translated(result)
 
+    def in_use(self) -> bool:
+        """Whether another process works on it."""
+        try:
+            with hold(self.folder):
+                return False
+        except RunInUse:
+            return True
+
     def claim(self) -> None:
         """Make the folder ours; a start that failed before its first checkpoint gives way to other settings.
 
@@ -123,20 +159,29 @@ class Run:
             RunError: the folder holds a run with other settings, or another process starts one there.
         """
         path, wanted = self.folder / "run.json", self.settings()
-        recorded = _read(path)
-        if recorded and not _difference(recorded, wanted):
-            return
         self.folder.mkdir(parents=True, exist_ok=True)
-        with hold(self.folder):
+        for last in (*[False] * _CLAIMS, True):
             recorded = _read(path)
-            difference = _difference(recorded, wanted)
-            if recorded and difference:
-                if self._begun():
-                    raise RunError(f"{self.folder} holds a run with other settings ({difference}); {_ADVICE}")
-                log = self.folder / "train.log"
-                if log.is_file():
-                    log.replace(self.folder / "train.failed.log")
-            write_json(path, wanted)
+            if recorded and not difference_of(recorded, wanted):
+                return
+            try:
+                with hold(self.folder):
+                    self._take(path, wanted)
+                return
+            except RunInUse:
+                if recorded or last:
+                    raise
+                time.sleep(POLL)  # the other process has begun, and not yet said with what settings
+
+    def _take(self, path: Path, wanted: dict[str, Any]) -> None:
+        recorded = _read(path)
+        if recorded and (difference := difference_of(recorded, wanted)):
+            if self._begun():
+                raise RunError(f"{self.folder} holds a run with other settings ({difference}); {_ADVICE}")
+            log = self.folder / "train.log"
+            if log.is_file():
+                log.replace(self.folder / "train.failed.log")
+        write_json(path, wanted)
 
     def _begun(self) -> bool:
         """Whether there is anything that a start with other settings would spoil."""
@@ -158,12 +203,16 @@ class Run:
                 result["translation"] = self._translate(lock, stop)
                 write_json(self.folder / "result.json", result)
 
+    def _placed(self) -> dict[str, Any]:
+        """Where its commands run."""
+        return {"threads": self.threads, "device": self.device}
+
     def _translated(self, result: dict[str, Any]) -> bool:
         return result.get("translation", {}).get("flags") == shlex.join(self.generate_flags)
 
     def _train(self, watch: Callable[[TrainingLog], None], lock: int, stop: Event | None = None) -> dict[str, Any]:
         path, checkpoints = self.folder / "train.log", self.folder / "checkpoints"
-        execute(self.train_command(), path, f"training of {self.title}", lock, watch, stop, self.threads)
+        execute(self.train_command(), path, f"training of {self.title}", lock, watch, stop, **self._placed())
         log = read_log(path)
         try:
             name, value, epoch = log.best_validation()
@@ -183,12 +232,11 @@ class Run:
         for subset in self.data.subsets:
             what = f"translation of {subset} with {self.title}"
             log = self.folder / f"generate-{subset}.log"
-            execute(self.generate_command(subset), log, what, lock, stop=stop, threads=self.threads)
+            execute(self.generate_command(subset), log, what, lock, stop=stop, **self._placed())
             references = self.data.references(subset)
             output = self.folder / "translations" / f"generate-{subset}.txt"
             hypotheses = read_hypotheses(output, len(references))
-            text = "".join(f"{line}\n" for line in hypotheses)
-            write_text(output.with_name(f"{subset}.{self.data.target}"), text)
+            write_text(self._translated_text(subset), "".join(f"{line}\n" for line in hypotheses))
             scores[subset] = score(hypotheses, references).as_dict()
         return {"flags": shlex.join(self.generate_flags), "scores": scores}
 
@@ -206,13 +254,13 @@ def hold(folder: Path) -> Iterator[int]:
     """Hold a run's folder. Commands inherit the lock, so one that outlives a killed comparison keeps it.
 
     Raises:
-        RunError: another process works there.
+        RunInUse: another process works there.
     """
     try:
         with lock_folder(folder, kept=True) as lock:
             yield lock
     except FolderInUse as error:
-        raise RunError(str(error)) from None
+        raise RunInUse(str(error)) from None
 
 
 def execute(
@@ -223,13 +271,18 @@ def execute(
     watch: Callable[[TrainingLog], None] | None = None,
     stop: Event | None = None,
     threads: int | None = None,
+    device: str | None = None,
 ) -> None:
     """Run a command with its output appended to the file `path`, following the json records in it.
+
+    Args:
+        threads, device: see `Run`.
 
     Raises RunError when it fails, or is ended because `stop` is set.
     """
     # fairseq's own --log-file repeats every line once an epoch more, so its standard output is kept instead
     environment = os.environ | {"PYTHONUTF8": "1"} | ({} if threads is None else {"OMP_NUM_THREADS": str(threads)})
+    environment |= {} if device is None else {"CUDA_VISIBLE_DEVICES": device}
     with path.open("ab") as output, path.open(encoding="utf-8", errors="replace") as follower:
         follower.seek(0, os.SEEK_END)
         process = subprocess.Popen(
@@ -294,40 +347,3 @@ def _read(path: Path) -> dict[str, Any]:
         return read_json(path, _ADVICE)
     except ValueError as error:
         raise RunError(str(error)) from None
-
-
-def _difference(recorded: dict[str, Any], wanted: dict[str, Any]) -> str:
-    """The settings in which two runs differ, at most three of them; where flags stand, and which are repeated or are a
-    method's defaults, makes no difference."""
-    before, now = (_by_flag(settings) for settings in (recorded, wanted))
-    found = [
-        f"{name}: {before.get(name, 'absent')} there, {now.get(name, 'absent')} asked for"
-        for name in dict.fromkeys([*before, *now])
-        if before.get(name) != now.get(name)
-    ]
-    return "; ".join(found[:3])
-
-
-def _by_flag(settings: dict[str, Any]) -> dict[str, str]:
-    flags = str(settings.get("flags", ""))
-    try:
-        words = shlex.split(flags)
-    except ValueError:  # written by something else
-        words = flags.split()
-    given = {name: str(value) for name, value in settings.items() if name != "flags"} | _values(words)
-    method = REGISTRY.get(given.get("--attn-reg", ""))
-    if method is None:
-        return given
-    defaults = {option.name: option.default for option in options_of(method)}
-    return _values(fairseq_flags(method.name, defaults)) | given
-
-
-def _values(words: Iterable[str]) -> dict[str, str]:
-    """The value of each flag, the last one of those that are repeated."""
-    values, name = {}, ""
-    for word in words:
-        if word.startswith("--"):
-            name, values[word] = word, "given"
-        else:
-            values[name] = word if values.get(name) == "given" else f"{values.get(name)} {word}"
-    return values

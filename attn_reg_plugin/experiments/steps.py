@@ -17,7 +17,18 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from attn_reg_plugin.configuration import add_flags, flag_of, load, read, setting, with_rest
+from attn_reg_plugin.configuration import (
+    add_flags,
+    flag_of,
+    load,
+    read,
+    refers_to,
+    said_of,
+    setting,
+    values_of,
+    with_rest,
+)
+from attn_reg_plugin.experiments.runs import RunError
 from attn_reg_plugin.files import write_text
 
 _COMPARISON = "carry_out"
@@ -28,6 +39,7 @@ STEPS: dict[str, tuple[str, str, str]] = {
     "prepare wmt16": ("attn_reg_plugin.corpora.preparation", "Wmt16Options", "prepare"),
     "compare": ("attn_reg_plugin.experiments.translation", "TranslationComparison", _COMPARISON),
     "finetune": ("attn_reg_plugin.experiments.fine_tuning", "FineTuning", _COMPARISON),
+    "sweep": ("attn_reg_plugin.experiments.sweep_settings", "Sweep", _COMPARISON),
 }
 
 
@@ -78,10 +90,10 @@ def plan(path: Path, words: Sequence[str]) -> list[Callable[[], int]]:
     names = [str(name) for name in content if name in STEPS]
     if not names:
         raise ValueError(f"{path} has no step; the steps are: {', '.join(STEPS)}")
-    unknown = [str(name) for name in content if "prepare" in str(name).split() and name not in STEPS]
+    values, text = values_of(content), OmegaConf.to_yaml(content)
+    unknown = [str(name) for name in content if not (name in STEPS or name in values or refers_to(text, str(name)))]
     if unknown:
         raise ValueError(f"{path}: unknown step {unknown[0]!r}; the steps are: {', '.join(STEPS)}")
-    values = [str(name) for name in content if not OmegaConf.is_config(content._get_node(name))]
     modules = {name: importlib.import_module(STEPS[name][0]) for name in names}
     settings = {name: getattr(modules[name], STEPS[name][1]) for name in names}
 
@@ -105,10 +117,21 @@ def plan(path: Path, words: Sequence[str]) -> list[Callable[[], int]]:
         found = read(settings[name], content, name, {key: given[key] for key in fields & set(given)}, path)
         function = STEPS[name][2]
         found = with_rest(found, words[place + 1 :])
-        steps.append(
-            found.carry_out if function == _COMPARISON else partial(_done, getattr(modules[name], function), found)
-        )
+        if function == _COMPARISON:
+            steps.append(partial(compared, path, found))
+        else:
+            steps.append(partial(_done, getattr(modules[name], function), found))
     return steps
+
+
+def compared(path: Path | None, settings: Any) -> int:
+    """Carry out a comparison; what is refused before anything runs is said of the file, too.
+
+    Args:
+        path: of the file with the settings, if there is one.
+    """
+    with said_of(path, but=RunError):
+        return settings.carry_out()
 
 
 def _done(function: Callable[[Any], Any], settings: Any) -> int:

@@ -21,6 +21,8 @@ class TrainingLog:
     train_wall: dict[int, float] = field(default_factory=dict)
     #: (epoch, number of updates) -> the figures of a validation, without their prefix
     validations: dict[tuple[int, int], dict[str, float]] = field(default_factory=dict)
+    #: epoch -> the figures of its training, without their prefix
+    trainings: dict[int, dict[str, float]] = field(default_factory=dict)
     #: how far the run is, in epochs
     position: float = 0.0
 
@@ -35,14 +37,11 @@ class TrainingLog:
         except (ValueError, KeyError, TypeError):
             return
         if "valid_num_updates" in record:
-            figures = {
-                name.removeprefix("valid_"): number
-                for name, value in record.items()
-                if name.startswith("valid_") and (number := _number(value)) is not None
-            }
+            figures = _figures(record, "valid_")
             self.validations[epoch, int(figures["num_updates"])] = figures
         elif "train_train_wall" in record:
             self.train_wall[epoch] = _number(record["train_train_wall"]) or 0.0
+            self.trainings[epoch] = _figures(record, "train_")
             self.position = float(epoch)
         elif "update" in record:
             self.position = _number(record["update"]) or self.position
@@ -92,6 +91,15 @@ def _exact_train_wall(checkpoint: Path) -> float | None:
         return float(next(kept["sum"] for _, name, _, kept in meters if name == "train_wall"))
     except (KeyError, TypeError, ValueError, StopIteration):
         return None
+
+
+def _figures(record: dict[str, object], prefix: str) -> dict[str, float]:
+    """The numbers in a record whose names begin so, without the prefix."""
+    return {
+        name.removeprefix(prefix): number
+        for name, value in record.items()
+        if name.startswith(prefix) and (number := _number(value)) is not None
+    }
 
 
 def _number(value: object) -> float | None:

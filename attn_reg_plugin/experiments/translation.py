@@ -7,6 +7,7 @@ What is done is not done again, and an interrupted training goes on from its las
 from __future__ import annotations
 
 import functools
+import json
 import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -19,10 +20,11 @@ from attn_reg_plugin.corpora.manifest import NAME as MANIFEST
 from attn_reg_plugin.experiments.comparison import Comparison, recorded, seeds_of
 from attn_reg_plugin.experiments.curve_plot import CURVES, plot_validation
 from attn_reg_plugin.experiments.data_folder import DataFolder
+from attn_reg_plugin.experiments.differences import differences
 from attn_reg_plugin.experiments.methods import START, UNTUNED, Method, split_flags
 from attn_reg_plugin.experiments.recipe import Recipe
 from attn_reg_plugin.experiments.runs import Run
-from attn_reg_plugin.experiments.table import cells, summarize
+from attn_reg_plugin.experiments.table import cells, statistics_notes, summarize
 from attn_reg_plugin.files import read_json
 from attn_reg_plugin.opus_mt.conversion import CHECKPOINT, FLAGS
 
@@ -33,6 +35,12 @@ class TranslationComparison(Recipe, Comparison):
 
     data: Path = setting("folder made by `attn-reg prepare`", metavar="DATA", positional=True)
     beam: int = setting("beam of the translation", 5, within="[1, inf)")
+    metric: str = setting(
+        "checkpoints are chosen by it, measured on the validation set after every epoch; bleu is of the pieces joined, "
+        "with the beam of the translation",
+        "loss",
+        choices=("loss", "nll_loss", "bleu"),
+    )
     generate_flags: str = setting("more flags of fairseq-generate, in one text", "", metavar="FLAGS")
     opus_mt: Path | None = setting(
         "start from an OPUS-MT model: the folder of `attn-reg convert opus-mt`, with which DATA was prepared too; it "
@@ -50,7 +58,8 @@ class TranslationComparison(Recipe, Comparison):
         """The runs, with the flags of both commands."""
         data = DataFolder.open(self.data)
         model = self.sizes(data.joint) if self.opus_mt is None else opus_mt_model(self.opus_mt)
-        common = [*model, *self.optimization(_pairs(data)), *self.device_flags, *self.own_flags]
+        common = [*model, *self.optimization(_pairs(data)), *self._selection(), *self.device_flags]
+        common += [*self._one_gpu(), *self.own_flags]
         if any(method.name == UNTUNED for method in methods) and START not in [w.partition("=")[0] for w in common]:
             raise ValueError(f"the method {UNTUNED!r} needs a model to start from: give {START} FILE after --")
         generate = ["--beam", str(self.beam), "--batch-size", "64", "--post-process", "sentencepiece"]
@@ -63,6 +72,14 @@ class TranslationComparison(Recipe, Comparison):
             return Run(method, data=data, train_flags=(*common, *own), generate_flags=tuple(generate), **where)  # type: ignore[arg-type]
 
         return self.each(methods, make)
+
+    def _selection(self) -> list[str]:
+        """The flags for the metric that checkpoints are chosen by; fairseq's default is the loss."""
+        if self.metric != "bleu":
+            return [] if self.metric == "loss" else ["--best-checkpoint-metric", self.metric]
+        flags = ["--eval-bleu", "--eval-bleu-args", json.dumps({"beam": self.beam})]
+        flags += ["--eval-bleu-detok", "space", "--eval-bleu-remove-bpe", "sentencepiece"]
+        return [*flags, "--best-checkpoint-metric", "bleu", "--maximize-best-checkpoint-metric"]
 
     @property
     def longest(self) -> int:
@@ -86,12 +103,13 @@ class TranslationComparison(Recipe, Comparison):
             f"best valid {loss}: the lowest over all validations"
             + (", bits per piece, without label smoothing" if loss == "nll_loss" else ""),
             "s/epoch: seconds in updates, without validation and saving",
+            *([] if self.metric == "loss" else [f"checkpoints chosen by the best {self.metric} on the validation set"]),
         ]
         results = {method.name: [one.result() for one in runs if one.method == method] for method in methods}
-        rows = summarize(methods, results)
+        rows = summarize(methods, results, differences(runs))
         content = {"pair": [data.source, data.target], "signatures": signatures, "loss": loss}
         content |= {"methods": [asdict(row) for row in rows], "runs": recorded(runs)}
-        self.publish(console, cells(rows, loss), notes, content)
+        self.publish(console, cells(rows, loss), [*notes, *statistics_notes(rows)], content)
         self._draw(console, methods, runs, loss)
 
     def _draw(self, console: Console, methods: Sequence[Method], runs: Sequence[Run], loss: str) -> None:

@@ -19,6 +19,7 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from attn_reg_plugin.backends.huggingface import as_unattached
 from attn_reg_plugin.backends.huggingface_inputs import described
 from attn_reg_plugin.checkpoints import allow_checkpoint_types, load_state, refuse_state, save_state
+from attn_reg_plugin.huggingface.adding import added_loss
 from attn_reg_plugin.huggingface.attend_out_trainer import TrainerTraining
 from attn_reg_plugin.huggingface.quantities import quantities
 from attn_reg_plugin.huggingface.running import Interception, calling_trainer, refuse, refuse_unused_parameters
@@ -134,7 +135,7 @@ class AttnRegCallback(TrainerCallback):
         guarded = [(trainer.callback_handler, "call_event"), (trainer, "_evaluate")]
         guarded += [(trainer, "_run_epoch"), (trainer, "_finalize_training")]
         intercepted = [(owner, name, self._guarded) for owner, name in guarded if hasattr(owner, name)]
-        intercepted += [(trainer, "training_step", self._training_step)]
+        intercepted += [(trainer, "training_step", self._training_step), (trainer, "compute_loss", self._compute_loss)]
         intercepted += [(trainer, "log", self._log), (trainer, "save_model", self._save_model)]
         for owner, name, around in intercepted:
             self.interceptions.append(Interception(owner, name, around))
@@ -161,6 +162,13 @@ class AttnRegCallback(TrainerCallback):
                 return original(model, inputs, *args, **kwargs)
         finally:
             self.regularizer.supply()
+
+    def _compute_loss(self, original: Any, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """The trainer's loss; in training, with what the method adds to it."""
+        items = kwargs.get("num_items_in_batch")
+        if not model.training or self.regularizer.passes == 1 or args or kwargs.keys() - {"num_items_in_batch"}:
+            return original(model, inputs, *args, **kwargs)
+        return added_loss(self.trainer, self.regularizer, original, model, inputs, items)
 
     def _log(self, original: Any, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Add the method's quantities to each line of the training log."""

@@ -21,6 +21,7 @@ from attn_reg_plugin.labelled.reading import (
     sample_of,
     with_labels,
 )
+from attn_reg_plugin.labelled.sampling import Sampling
 from attn_reg_plugin.labelled.task_table import (
     CLASSIFICATION,
     KINDS,
@@ -47,6 +48,7 @@ __all__ = [
     "Example",
     "Hub",
     "LabelledTask",
+    "Sampling",
     "TaggedSentence",
     "TextExample",
     "encode",

@@ -58,6 +58,7 @@ class LabelledTask:
         skip_broken: leave out rows with the wrong number of fields, and say how many (QQP's official files have such
             rows); by default they are refused, and always where labels are not needed, for predictions are counted.
         valid_is_test: papers validate on the test set, as there is no other; used where a validation set is missing.
+        more_valid: further validation sets and what they are called; nothing is chosen by them.
 
     Raises:
         ValueError: an unknown kind or format.
@@ -79,6 +80,7 @@ class LabelledTask:
     hub: Hub | None = None
     skip_broken: bool = False
     valid_is_test: bool = False
+    more_valid: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for what, value, allowed in (("kind", self.kind, KINDS), ("format", self.format, FORMATS)):
@@ -166,6 +168,7 @@ _ROWS = (
         "gold_label",
         ("entailment", "neutral", "contradiction"),
         files=_MNLI_FILES,
+        more_valid={"valid1": "mismatched"},
         hub=Hub("nyu-mll/glue", "mnli", _PREMISE, _MNLI_SPLITS),
     ),
     _glue("qnli", ("question", "sentence"), "label", _ENTAILS),

@@ -10,6 +10,7 @@ from attn_reg_plugin.regularizers.ad_drop import ADDrop
 from attn_reg_plugin.regularizers.attend_out import AttendOut
 from attn_reg_plugin.regularizers.attention_layer_drop import AttentionLayerDrop
 from attn_reg_plugin.regularizers.base import REGISTRY, Regularizer, build
+from attn_reg_plugin.regularizers.combination import Combination
 from attn_reg_plugin.regularizers.generator import Tokens
 from attn_reg_plugin.regularizers.options import options_of
 from attn_reg_plugin.regularizers.scheduled_dropout import ScheduledDropout
@@ -23,6 +24,7 @@ __all__ = [
     "ADDrop",
     "AttendOut",
     "AttentionLayerDrop",
+    "Combination",
     "Outcome",
     "Problem",
     "Regularizer",

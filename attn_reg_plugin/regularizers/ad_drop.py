@@ -29,7 +29,9 @@ from attn_reg_plugin.attention.attribution import (
 )
 from attn_reg_plugin.attention.calls import Tape
 from attn_reg_plugin.attention.masks import DIRECTIONS, candidate_region, pack_bits, sample_keep
+from attn_reg_plugin.attention.packed import PackedMask
 from attn_reg_plugin.attention.sites import AttentionSite, recording
+from attn_reg_plugin.regularizers.ad_drop_presets import PRESETS
 from attn_reg_plugin.regularizers.base import Preset, Regularizer, option, register
 from attn_reg_plugin.regularizers.cross_tuning import CrossTuning
 from attn_reg_plugin.regularizers.kept_regions import KeptRegions
@@ -87,9 +89,7 @@ class ADDrop(Regularizer):
         ValueError: an option is out of its range, or `kept` is asked of other attributions than those by gradient.
     """
 
-    presets: ClassVar[tuple[Preset, ...]] = (
-        Preset("ad_drop", "AD-DROP", {"p": 0.3, "q": 0.3, "sites": "encoder.self", "cross_tuning": "epoch"}),
-    )
+    presets: ClassVar[tuple[Preset, ...]] = PRESETS
     logged: ClassVar[tuple[Quantity, ...]] = (
         Quantity("fallbacks", title="probe_fallbacks"),
         Quantity("probe_seconds", "step_seconds", "probe_share"),
@@ -173,12 +173,13 @@ class ADDrop(Regularizer):
                 "attention": self._attention_attributions,
             }[self.attribution]
             with recording(sites, needs_weights=self.attribution != "gradient"):
-                masks: dict[AttentionSite, list[tuple[Tensor, Tensor | None]]] = {}
+                masks: dict[AttentionSite, list[tuple[PackedMask, Tensor | None]]] = {}
                 for site, tape, attribution, finite in attribute(forward):
                     # a non-finite probe falls back to a plain update, without waiting for the device
                     keep = sample_keep(attribution, tape.valid, self.p, self.q, self.direction, enabled=finite)
                     self.count_dropped(site, keep, tape.valid)
-                    masks.setdefault(site, []).append((keep, tape.valid))
+                    masks.setdefault(site, []).append((PackedMask(keep), tape.valid))
+                    del attribution, keep  # before the next site's
             for site, calls in masks.items():
                 site.set_masks(calls)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from attn_reg_plugin.attention.sites import AttentionSite, Backend, find_sites
+from attn_reg_plugin.attention.sites import AttentionSite, Backend, all_sites, find_sites
 from attn_reg_plugin.regularizers.probing import Forward, same_randomness, unchanged
 from attn_reg_plugin.regularizers.statistics import Statistics
 
@@ -31,7 +31,11 @@ class Attachment:
 
     def __init__(self, regularizer: Regularizer, model: nn.Module) -> None:
         self.regularizer, self.model = regularizer, model
-        self.sites = find_sites(model, regularizer.sites)
+        self.sites = find_sites(model, regularizer.sites) if regularizer.needs_sites else []
+        known = self.sites if regularizer.needs_sites else _known_sites(model)
+        #: the backends that know the model, one of each kind
+        self.backends: list[Backend] = list({type(site.backend): site.backend for site in known}.values())
+        self.prepared = False
         self.busy = self.seen = self.idle = self.warned = self.rehearsed = False
         self._install()
 
@@ -54,12 +58,14 @@ class Attachment:
             self.model.register_forward_pre_hook(self._before_forward, with_kwargs=True),
             self.model.register_forward_hook(self._end_forward, always_call=True),
         ]
+        try:
+            self.handles += self.regularizer.hooks(self.model, self.sites)
+        except BaseException:
+            for handle in self.handles:
+                handle.remove()
+            self._close(opened)
+            raise
         vars(self.model)["__prepare_scriptable__"] = refuse_script
-
-    @property
-    def backends(self) -> list[Backend]:
-        """The backends of the attached sites, one of each kind."""
-        return list({type(site.backend): site.backend for site in self.sites}.values())
 
     def _begin_forward(self, model: nn.Module, args: tuple[Any, ...]) -> None:
         if model.training:
@@ -70,11 +76,15 @@ class Attachment:
     def _end_forward(self, model: nn.Module, args: tuple[Any, ...], outputs: Any) -> None:
         for site in self.sites:
             site.over = True
+        if self.prepared and not self.busy:
+            self.prepared = False
+            self.regularizer.after_forward(outputs)
 
     def _before_forward(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self.busy or not model.training or not torch.is_grad_enabled():
             return
-        self.seen = self.seen or any(site.module is None or site.module.training for site in self.sites)
+        trained = [site.module is None or site.module.training for site in self.sites]
+        self.seen = self.seen or not trained or any(trained)
         due = self.regularizer.due()
         self.regularizer.statistics.add("forwards", 1.0)
         self.regularizer.statistics.add("regularized", float(due))
@@ -87,6 +97,7 @@ class Attachment:
         try:
             if due:
                 self.regularizer.before_forward(forward)
+                self.prepared = True
             elif rehearsing:
                 self._rehearse(forward)
             if records:
@@ -184,6 +195,13 @@ class Attachment:
 
     def __exit__(self, *error: object) -> None:
         self.regularizer.detach()
+
+
+def _known_sites(model: nn.Module) -> list[AttentionSite]:
+    try:
+        return all_sites(model)
+    except ValueError:
+        return []
 
 
 def refuse_script(*_: Any) -> None:

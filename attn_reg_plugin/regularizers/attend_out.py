@@ -64,6 +64,8 @@ class AttendOut(Regularizer):
         winner: `draw` with P(attacker) = σ(score difference / winner_temperature), `best`, or `attacker`.
         temperature: τ of the Gumbel noise.
         embedding: the generator's own, initialized from the model's, or `shared` and frozen.
+        generator_width: of the queries, keys and values in the generator; 0 = as wide as the embeddings, the paper's
+            form. A narrow one is cheaper, and another function.
         problem, optimizer: what to train and how; see `Problem`.
 
     Raises:
@@ -80,6 +82,7 @@ class AttendOut(Regularizer):
 
     large_state: ClassVar[bool] = True
     one_forward: ClassVar[bool] = True
+    alone: ClassVar[str] = "it trains two copies of the model, of which the other would see one only"
 
     steps: int = option(8, "T, updates in a round, at least 1", within="[1, inf)")
     reward: str = option("loss", "reward of an example", choices=("loss", "sign", "metric"))
@@ -97,6 +100,11 @@ class AttendOut(Regularizer):
     embedding: str = option("own", "the generator's embeddings", choices=("own", "shared"))
     initial_keep: float = option(
         0.5, "P(keep) at a raw score of 0, in (0, 1); 0.5 is the paper's form", within="(0, 1)"
+    )
+    generator_width: int = option(
+        0,
+        "width of the queries, keys and values in the generator; 0 = the model's width, as in the paper",
+        within="[0, inf)",
     )
     generator_lr: float = option(1e-3, "learning rate of the generator, above 0", within="(0, inf)")
     generator_optimizer: str = option("adam", "optimizer of the generator", choices=("adam", "sgd"))
@@ -219,7 +227,8 @@ class AttendOut(Regularizer):
     def make_generator(self, model: nn.Module) -> Generator:
         """The generator for the attached sites, on the model's device."""
         tables = embeddings_of(model, {site.stack for site in self.attached_sites}, self.attached_sites)
-        generator = Generator(self.attached_sites, tables, self.embedding == "shared", self.initial_keep)
+        shared, width = self.embedding == "shared", self.generator_width
+        generator = Generator(self.attached_sites, tables, shared, self.initial_keep, width)
         ours, theirs = (sum(p.numel() for p in module.parameters()) for module in (generator, model))
         logger.info(f"{self.name}: generator of {ours:,} parameters, {100 * ours / theirs:.1f} % of the model's")
         return generator.to(next(model.parameters()).device)

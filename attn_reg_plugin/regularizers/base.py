@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
@@ -21,12 +21,15 @@ from attn_reg_plugin.attention.masks import dropped_fraction
 from attn_reg_plugin.attention.sites import AttentionSite, MaskSampler, SiteSelector
 from attn_reg_plugin.regularizers.attachment import Attachment
 from attn_reg_plugin.regularizers.options import check_options, option
+from attn_reg_plugin.regularizers.presets import Preset
 from attn_reg_plugin.regularizers.probing import Forward
 from attn_reg_plugin.regularizers.statistics import Quantity, Statistics
 from attn_reg_plugin.regularizers.training import Supplied, Training
 
 #: draws a keep mask from (shape, valid, generator); the mask lies on the generator's device
 Draw = Callable[[tuple[int, ...], Tensor | None, torch.Generator], Tensor]
+#: from a sum over items, and their number, to what is added to a loss
+Share = Callable[[Tensor, int], Tensor]
 REGISTRY: dict[str, type[Regularizer]] = {}
 
 
@@ -44,33 +47,21 @@ def register(name: str) -> Callable[[type[Regularizer]], type[Regularizer]]:
 def build(name: str, **options: Any) -> Regularizer:
     """The regularizer registered as `name`.
 
+    Args:
+        name: of a method; or of several that act together, joined by `+`, see `Combination`.
+        options: of the method; of several, a mapping for each by its name.
+
     Raises:
         ValueError: an unknown name (the known ones are listed), or an option out of its range.
         TypeError: an option of another type.
     """
+    if "+" in name:
+        from attn_reg_plugin.regularizers.combination import build_combination
+
+        return build_combination(name, options)
     if name not in REGISTRY:
         raise ValueError(f"unknown method {name!r}; the methods are: {', '.join(sorted(REGISTRY))}")
     return REGISTRY[name](**options)
-
-
-@dataclass(frozen=True)
-class Preset:
-    """A method with options worth comparing: a row of `attn-reg compare`, `finetune` and `bench`.
-
-    Attributes:
-        name: as `--methods` names it.
-        title: as tables name it.
-        options: of the method; the others have their defaults.
-    """
-
-    name: str
-    title: str
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-
-def presets_of(method: type[Regularizer]) -> tuple[Preset, ...]:
-    """A registered method's presets; one that declares none has its own name and its default options."""
-    return vars(method).get("presets") or (Preset(method.name, method.name.replace("_", " ")),)
 
 
 @dataclass(eq=False)
@@ -90,6 +81,13 @@ class Regularizer:
     by_round: ClassVar[tuple[Quantity, ...]] = ()
     #: whether a batch has to pass through the attached model in one forward
     one_forward: ClassVar[bool] = False
+    #: whether it acts on attention; if not, `sites` has no meaning, and any model will do
+    needs_sites: ClassVar[bool] = True
+    #: when it acts among several: 0 looks at the model as it is, 1 changes its weights, 2 may probe, 3 is what no probe
+    #: is to see
+    acts: ClassVar[int] = 2
+    #: why it acts with no other method on one model; empty where it does
+    alone: ClassVar[str] = ""
     sites: str = option("encoder.self", "which attention to regularize, e.g. 'encoder.self[0,2-5] decoder.cross', '*'")
 
     def __post_init__(self) -> None:
@@ -147,6 +145,11 @@ class Regularizer:
         return [] if self._attachment is None else self._attachment.sites
 
     @property
+    def parts(self) -> list[Regularizer]:
+        """The methods that act: itself, or those of a combination."""
+        return [self]
+
+    @property
     def quantities(self) -> list[Quantity]:
         """What a face logs of updates: the share of regularized forwards, the method's own, and drop rates by site."""
         drops = [Quantity(f"dropped/{s.name}", f"valid/{s.name}", f"drop_{s.name}") for s in self.attached_sites]
@@ -179,6 +182,21 @@ class Regularizer:
             fields: those of `Supplied` that are known.
         """
         self.supplied = Supplied(**fields) if supplied is None else supplied
+
+    def loss(self, compute: Callable[[Any], Tensor], batch: Any, share: Share | None = None) -> Tensor:
+        """The training loss of a batch: `compute(batch)`, and what the method adds to it.
+
+        Most methods add nothing. In a loop of one's own, one that does (its `passes` are more than 1) is used by
+
+            loss = regularizer.loss(lambda batch: loss_function(model(**batch), batch), batch)
+
+        Args:
+            compute: runs the model on a batch and gives the loss: a mean, over whatever it is computed on.
+            batch: a tensor, or tensors in mappings, lists and tuples. The first one's first dimension is the number of
+                examples.
+            share: makes such a loss of a sum over examples or tokens, and of their number; by default their mean.
+        """
+        return compute(batch)
 
     def state_dict(self) -> dict[str, Any]:
         """What resuming needs: numbers and tensors only."""
@@ -246,6 +264,13 @@ class Regularizer:
         twin.statistics, twin.supplied = copy.deepcopy(self.statistics), Supplied()
         return twin
 
+    def hooks(self, model: nn.Module, sites: list[AttentionSite]) -> list[Any]:
+        """Put more than masks into `model`, once its sites are open; each part comes back with a `remove()`.
+
+        Detaching removes them. Those of a copy of the model are copies, made with it.
+        """
+        return []
+
     def leaves_unused(self) -> bool:
         """Whether some parameters may get no gradient in an update, which data-parallel training has to expect."""
         return False
@@ -259,6 +284,14 @@ class Regularizer:
     def before_forward(self, forward: Forward) -> None:
         """Prepare the sites for a forward that is due."""
         raise NotImplementedError
+
+    def after_forward(self, outputs: Any) -> None:
+        """Look at the outputs of a forward that was due; None where an exception ended it."""
+
+    @property
+    def passes(self) -> int:
+        """How often each example of a batch is run, all in one forward; see `loss`."""
+        return 1
 
     def records(self) -> bool:
         """Whether `record` is to see the forward that is about to happen, due or not."""

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from attn_reg_plugin.attention.masks import pack_bits, unpack_bits
 from attn_reg_plugin.regularizers.defender import Defender, evaluating
 from attn_reg_plugin.regularizers.distributed import (
     average,
@@ -29,9 +30,7 @@ from attn_reg_plugin.regularizers.generator import (
     Generator,
     Tokens,
     log_probability,
-    pack_bits,
     sample_masks,
-    unpack_bits,
     valid_pairs,
 )
 from attn_reg_plugin.regularizers.probing import own_copy
@@ -61,12 +60,13 @@ class CachedBatch:
     @classmethod
     def of(cls, update: int, tokens: Mapping[str, Tokens], masks: Mapping[str, Tensor]) -> CachedBatch:
         """Pack what the round's end needs."""
-        return cls(update, dict(tokens), {name: (pack_bits(mask), tuple(mask.shape)) for name, mask in masks.items()})
+        packed = {name: (pack_bits(mask.reshape(-1)), tuple(mask.shape)) for name, mask in masks.items()}
+        return cls(update, dict(tokens), packed)
 
     def mask(self, site: str) -> Tensor:
         """The keep mask of a site, bool (B, T, S)."""
         packed, shape = self.masks[site]
-        return unpack_bits(packed, torch.Size(shape))
+        return unpack_bits(packed, math.prod(shape)).view(shape)
 
     def state_dict(self) -> dict[str, Any]:
         """Plain containers and tensors, on the CPU; `rank` is the process that keeps the batch."""

@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attn_reg_plugin.attention.functional import attention_weights
 from attn_reg_plugin.attention.sites import AttentionSite
+from attn_reg_plugin.regularizers.shared_attention import Layers, SharedAttention
 
 
 class Tokens(NamedTuple):
@@ -33,28 +33,6 @@ class Embeddings(NamedTuple):
     positions: Tensor | None = None
 
 
-class SharedAttention(nn.Module):
-    """One single-head attention, used by every layer: shared Q, K, V, O, residual and layer norm.
-
-    Args:
-        width: C, of the states.
-        memory: of what they attend to.
-    """
-
-    def __init__(self, width: int, memory: int) -> None:
-        super().__init__()
-        self.query, self.key = nn.Linear(width, width), nn.Linear(memory, width)
-        self.value, self.output = nn.Linear(memory, width), nn.Linear(width, width)
-        self.norm = nn.LayerNorm(width)
-
-    def forward(self, states: Tensor, memory: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, T, C) and (B, S, M), valid bool (B, T, S): the next states (B, T, C) and the raw scores (B, T, S)."""
-        query, key = self.query(states), self.key(memory)
-        scores = query @ key.transpose(-1, -2) / math.sqrt(query.size(-1))
-        weights = attention_weights(query, key, valid=valid)
-        return self.norm(states + self.output(weights @ self.value(memory))), scores
-
-
 class Generator(nn.Module):
     """Proposes the attacker's masks.
 
@@ -63,6 +41,7 @@ class Generator(nn.Module):
         embeddings: the model's tables by stack, `encoder` and `decoder`; the same tensor in both is kept once.
         shared: use the model's tables as they are, frozen and without a copy, instead of own copies that learn.
         initial_keep: P(keep) where the raw score is 0, in (0, 1); 0.5 is the paper's form, logits = scores.
+        width: of queries, keys and values, 0 = as wide as the embeddings, the paper's form.
     """
 
     def __init__(
@@ -71,16 +50,15 @@ class Generator(nn.Module):
         embeddings: Mapping[str, Embeddings],
         shared: bool = False,
         initial_keep: float = 0.5,
+        width: int = 0,
     ) -> None:
         super().__init__()
         self.sites = [(site.name, site.stack, site.kind, site.layer) for site in sites]
         widths = {stack: tables.tokens.size(1) for stack, tables in embeddings.items()}
-        self.attention = nn.ModuleDict(
-            {
-                f"{stack}_{kind}": SharedAttention(widths[stack], widths["encoder" if kind == "cross" else stack])
-                for _, stack, kind, _ in self._needed()
-            }
-        )
+        self.attention = nn.ModuleDict()
+        for _, stack, kind, _ in self._needed():
+            memory = widths["encoder" if kind == "cross" else stack]
+            self.attention[f"{stack}_{kind}"] = SharedAttention(widths[stack], memory, width or widths[stack])
         self.shared, self.offset = shared, math.log(initial_keep / (1.0 - initial_keep))
         self._tables = dict(embeddings) if shared else {}
         self.tokens, self.positions = nn.ParameterDict(), nn.ParameterDict()
@@ -138,14 +116,21 @@ class Generator(nn.Module):
 
     def _logits(self, tokens: Mapping[str, Tokens]) -> dict[str, Tensor]:
         states = {stack: self.embed(stack, tokens[stack]) for stack in self.stacks}
-        wanted, logits = {name for name, *_ in self.sites}, {}
-        for name, stack, kind, _ in self._needed():
-            memory = states["encoder"] if kind == "cross" else states[stack]
-            attend = self.attention[f"{stack}_{kind}"]
-            states[stack], scores = attend(states[stack], memory, valid_pairs(stack, kind, tokens))
+        running = {name: Layers(attention) for name, attention in self.attention.items()}
+        wanted, logits, needed = {name for name, *_ in self.sites}, {}, self._needed()
+        for i, (name, stack, kind, _) in enumerate(needed):
+            layers = running[f"{stack}_{kind}"]
+            scores = layers.scores(states[stack], states["encoder"] if kind == "cross" else states[stack])
             if name in wanted:
                 logits[name] = scores + self.offset
+            if any(stack in _reads(*later) for later in needed[i + 1 :]):
+                states[stack] = layers.attend(states[stack], scores, valid_pairs(stack, kind, tokens))
         return logits
+
+
+def _reads(name: str, stack: str, kind: str, layer: int) -> set[str]:
+    """The stacks whose states an attention reads."""
+    return {stack, "encoder"} if kind == "cross" else {stack}
 
 
 def valid_pairs(stack: str, kind: str, tokens: Mapping[str, Tokens]) -> Tensor:
@@ -181,18 +166,6 @@ def sample_masks(logits: Mapping[str, Tensor], temperature: float = 1.0) -> dict
 def log_probability(logits: Tensor, mask: Tensor, temperature: float = 1.0) -> Tensor:
     """log P(d) of each position, (B, T, S), for masks drawn by `sample_masks`."""
     return -F.binary_cross_entropy_with_logits(logits / temperature, mask.float(), reduction="none")
-
-
-def pack_bits(mask: Tensor) -> Tensor:
-    """A bool tensor as uint8, eight positions a byte."""
-    bits = F.pad(mask.reshape(-1).to(torch.uint8), (0, -mask.numel() % 8)).view(-1, 8)
-    return (bits << torch.arange(8, dtype=torch.uint8, device=mask.device)).sum(-1, dtype=torch.uint8)
-
-
-def unpack_bits(packed: Tensor, shape: torch.Size) -> Tensor:
-    """The bool tensor of `shape` that `pack_bits` packed."""
-    bits = (packed.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8, device=packed.device)) & 1
-    return bits.reshape(-1)[: shape.numel()].view(shape).bool()
 
 
 def embeddings_of(model: nn.Module, stacks: set[str], sites: list[AttentionSite]) -> dict[str, Embeddings]:

@@ -47,7 +47,10 @@ class OptionError(ValueError):
 
     Attributes:
         option: its name.
+        method: whose it is, where several act together.
     """
+
+    method: str = ""
 
     def __init__(self, option: str, message: str) -> None:
         super().__init__(message)

@@ -31,13 +31,13 @@ class AttnRegSentenceRankingTask(AttnRegTask, SentenceRankingTask):
 
     def __init__(self, args: argparse.Namespace, dictionary: Any) -> None:
         super().__init__(args, dictionary)
-        if self.regularizer is not None and self.regularizer.one_forward:
+        if self.regularizer is not None and (self.regularizer.one_forward or self.regularizer.passes > 1):
             raise ValueError(
                 f"--attn-reg {self.regularizer.name} needs one forward per update, and sentence ranking makes one per "
                 "choice; use --task attn_reg_multiple_choice"
             )
-        if reads_predictions(self.regularizer):
-            self.regularizer.objective = self._objective = score_of_choice
+        for part in filter(reads_predictions, self._objectives):
+            part.objective = self._objectives[part] = score_of_choice
 
     @classmethod
     def setup_task(cls, args: argparse.Namespace, **kwargs: Any) -> AttnRegSentenceRankingTask:

@@ -35,6 +35,7 @@ from attn_reg_plugin.tasks.refusals import (
     refuse_precision,
     refuse_uncalled,
 )
+from attn_reg_plugin.tasks.repeating import adding
 from attn_reg_plugin.tasks.sidecar import Sidecar, continue_from
 
 __all__ = ["SEEN", "AttnRegTask", "print_flags_if_asked", "with_attn_reg"]
@@ -58,7 +59,7 @@ class AttnRegTask:
         refuse_precision(cfg, [name for name, _ in SEEN])
         refuse_broadcast(cfg)
         self.regularizer = regularizer_from(cfg)
-        self._objective = getattr(self.regularizer, "objective", None)
+        self._objectives = {part: getattr(part, "objective", None) for part in _parts(self.regularizer)}
         self._handles: list[Any] = []
         self._seen_forward = False
         self.sidecar = Sidecar(getattr(cfg, "attn_save_dir", None))
@@ -103,15 +104,14 @@ class AttnRegTask:
             self._handles = attach_to_parts(regularizer, model)
             refuse_alignment(model, regularizer.attached_sites)
         except OptionError as error:
-            flag = f"--{regularizer.name}-{error.option}".replace("_", "-")
+            flag = f"--{error.method or regularizer.name}-{error.option}".replace("_", "-")
             raise ValueError(f"{flag}: {error}") from None
         except ValueError as error:
             raise ValueError(f"--attn-sites {regularizer.sites!r}: {error}") from None
-        if reads_predictions(regularizer):
+        for part in filter(reads_predictions, _parts(regularizer)):
             who = f"{type(model).__name__} of {type(self).__name__}"
-            labels = "gold" if getattr(regularizer, "reads_gold", False) else "pseudo"
-            padding = padding_index(model)
-            regularizer.objective = FairseqObjective(self._objective, labels, padding, who)
+            labels = "gold" if getattr(part, "reads_gold", False) else "pseudo"
+            part.objective = FairseqObjective(self._objectives[part], labels, padding_index(model), who)
 
     def get_batch_iterator(self, dataset: Any, *args: Any, **kwargs: Any) -> Any:
         """fairseq's iterator; a training resumed in a later epoch gets the batches that an undisturbed one has.
@@ -156,7 +156,7 @@ class AttnRegTask:
         try:
             with regularizer.statistics.seconds("step_seconds", next(model.parameters()).device):
                 loss, sample_size, log = super().train_step(
-                    sample, model, criterion, optimizer, update_num, *args, **kwargs
+                    sample, model, adding(criterion, regularizer), optimizer, update_num, *args, **kwargs
                 )
         finally:
             regularizer.supply()
@@ -239,6 +239,10 @@ class AttnRegTask:
         if own is not None and self.regularizer is not None and not other:
             with refuse_state(self._restore_file, f"--attn-reg {self.regularizer.name}", FROM_WEIGHTS):
                 self.regularizer.load_state_dict(own)
+
+
+def _parts(regularizer: Regularizer | None) -> list[Regularizer]:
+    return [] if regularizer is None else regularizer.parts
 
 
 def _log(shown: dict[str, Shown]) -> None:

@@ -13,7 +13,7 @@ from fairseq.dataclass import FairseqDataclass
 from fairseq.dataclass.utils import gen_parser_from_dataclass
 from omegaconf import II
 
-from attn_reg_plugin.regularizers import REGISTRY, Regularizer, build, options_of
+from attn_reg_plugin.regularizers import REGISTRY, Combination, Regularizer, build, options_of
 
 #: what a task needs to see of the rest of fairseq's configuration; these fields aren't flags (text:
 #: fairseq's parser takes an interpolated bool for True)
@@ -55,7 +55,9 @@ def _flags() -> Iterator[tuple[str, Any, dataclasses.Field]]:
     yield (
         "attn_reg",
         str,
-        dataclasses.field(default="none", metadata={"help": f"attention regularizer; one of {methods}"}),
+        dataclasses.field(
+            default="none", metadata={"help": f"attention regularizer; one of {methods}; or several, joined by +"}
+        ),
     )
     shared = {option.name: option for option in options_of(Regularizer)}
     for option in shared.values():
@@ -87,8 +89,25 @@ def regularizer_from(config: Any) -> Regularizer | None:
     name = getattr(config, "attn_reg", "none")
     if name == "none":
         return None
+    parts = [_built(config, part, name) for part in name.split("+")]
+    if len(parts) == 1:
+        return parts[0]
+    try:
+        return Combination(parts)
+    except ValueError as error:
+        raise ValueError(f"--attn-reg {error}") from None
+
+
+def _built(config: Any, name: str, given: str) -> Regularizer:
+    """One method from its flags.
+
+    Args:
+        given: the whole value of --attn-reg.
+    """
     if name not in REGISTRY:
-        raise ValueError(f"--attn-reg is {name!r}, but must be one of {', '.join(['none', *sorted(REGISTRY)])}")
+        joined = "; several are joined by +" if "+" in given else ""
+        known = ", ".join(["none", *sorted(REGISTRY)])
+        raise ValueError(f"--attn-reg is {given!r}, but must be one of {known}{joined}")
     method = REGISTRY[name]
     hints, values = typing.get_type_hints(method), {}
     for option in options_of(method):

@@ -17,13 +17,13 @@ from omegaconf import II, MISSING, OmegaConf, open_dict
 
 from attn_reg_plugin.labelled import (
     LabelledTask,
+    Sampling,
     encode,
     find_task,
     load_tokenizer,
     longest_input,
     plain_task,
     read_split,
-    sample_of,
     with_labels,
 )
 from attn_reg_plugin.labelled.dataset import LabelledDataset
@@ -84,7 +84,16 @@ class LabelledTaskConfig(FairseqDataclass):
         default=None, metadata={"help": "truncate inputs at this many tokens; default: the model's length"}
     )
     train_examples: int = field(
-        default=0, metadata={"help": "train on N examples only, drawn at random, the same for every seed; 0: on all"}
+        default=0, metadata={"help": "train on N examples only, drawn at random, the same for every --seed; 0: on all"}
+    )
+    train_fraction: float = field(
+        default=1.0, metadata={"help": "train on this share of the examples only, drawn at random; in (0, 1]"}
+    )
+    train_per_class: int = field(
+        default=0, metadata={"help": "train on at most N examples of every class, drawn at random; 0: on all"}
+    )
+    train_sample_seed: int = field(
+        default=1, metadata={"help": "seed of what --train-examples, --train-fraction or --train-per-class draws"}
     )
     no_grouping: bool = field(
         default=False,
@@ -123,6 +132,17 @@ def described_task(cfg: Any, kinds: tuple[str, ...]) -> LabelledTask:
             f"--labelled {task.name} is a task of {task.kind.replace('_', ' ')}; use --task {TASKS_OF_KINDS[task.kind]}"
         )
     return task
+
+
+def sampling_of(cfg: Any) -> Sampling:
+    """Which part of the training set the flags name; earlier checkpoints have fewer of them.
+
+    Raises:
+        ValueError: a value out of its range, or two that contradict each other.
+    """
+    names = {"examples": "train_examples", "fraction": "train_fraction", "per_class": "train_per_class"}
+    names["seed"] = "train_sample_seed"
+    return Sampling(**{name: getattr(cfg, flag) for name, flag in names.items() if hasattr(cfg, flag)})
 
 
 #: kind -> the fairseq task for it
@@ -164,9 +184,12 @@ class LabelledTextTask(FairseqTask):
                 f"--hf-model {path}: the tokenizer has {len(self.tokenizer)} tokens, but the model's embedding only "
                 f"{config.vocab_size}"
             )
-        self.longest = longest_input(self.tokenizer, config, cfg.max_length)
-        if cfg.train_examples < 0:
-            raise ValueError(f"--train-examples is {cfg.train_examples}, but must be at least 0")
+        try:
+            self.longest = longest_input(self.tokenizer, config, cfg.max_length)
+        except ValueError as error:
+            raise ValueError(f"--max-length: {error}") from None
+        self.sampling = sampling_of(cfg)
+        self.sampling.check(self.labelled)
 
     @classmethod
     def setup_task(cls, cfg: Any, **kwargs: Any) -> "LabelledTextTask":
@@ -211,8 +234,8 @@ class LabelledTextTask(FairseqTask):
         """
         examples = read_split(self.labelled, self.cfg.data, split)
         training = split == "train"
-        if training and self.cfg.train_examples:
-            examples = sample_of(examples, self.cfg.train_examples)
+        if training:
+            examples = self.sampling.of(examples)
         title = f"{self.labelled.name} {split}"
         rows = encode(examples, self.labelled, self.tokenizer, self.longest, title)
         logger.info(f"{title}: {len(rows)} examples")

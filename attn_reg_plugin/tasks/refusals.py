@@ -92,10 +92,16 @@ def refuse_model(regularizer: Regularizer, model: nn.Module, task: str) -> None:
                 f"--attn-reg {regularizer.name} does not work with {kind} of {task}, {reason}; use another --attn-reg, "
                 "such as ad_drop or scheduled_dropout"
             )
-    gives = next((WITHOUT_PREDICTION[name] for name in classes if name in WITHOUT_PREDICTION), None)
-    if gives and reads_predictions(regularizer):
+    softmax = getattr(getattr(model, "decoder", None), "adaptive_softmax", None)
+    if regularizer.passes > 1 and softmax is not None:
         raise ValueError(
-            f"{kind} of {task} gives {gives}, of which --attn-reg {regularizer.name} can attribute no prediction; "
+            f"--attn-reg {regularizer.name} compares the predictions of passes, which an adaptive softmax does not "
+            f"give as one distribution; train {kind} without --adaptive-softmax-cutoff"
+        )
+    gives = next((WITHOUT_PREDICTION[name] for name in classes if name in WITHOUT_PREDICTION), None)
+    if gives and (regularizer.passes > 1 or any(map(reads_predictions, regularizer.parts))):
+        raise ValueError(
+            f"{kind} of {task} gives {gives}, of which --attn-reg {regularizer.name} can use no prediction; "
             f"{NEED_NO_PREDICTION}"
         )
 

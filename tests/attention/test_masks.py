@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from fractions import Fraction
 
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attn_reg_plugin import candidate_region, drop_candidates
-from attn_reg_plugin.attention.masks import candidate_counts, dropped_fraction, sample_keep
+from attn_reg_plugin.attention.masks import candidate_counts, dropped_fraction, pack_bits, sample_keep, unpack_bits
 from tests.attention.literal import causal, check_region, loop_candidates, padding
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -151,3 +152,19 @@ def test_masks_do_not_touch_their_arguments_or_the_global_random_module():
     assert attribution.equal(before[0])
     assert valid.equal(before[1])
     assert random.getstate() == state
+
+
+@pytest.mark.parametrize("shape", [(1,), (7,), (8,), (9,), (2, 3, 5, 60), (2, 1, 4, 64), (0, 3)])
+def test_masks_survive_packing(shape):
+    mask = torch.rand((2, *shape), generator=torch.Generator().manual_seed(1)) > 0.5
+    for one in (mask[1], mask.transpose(0, -1), mask.view(-1)[1:9]):  # offsets and strides too
+        packed = pack_bits(one)
+        assert packed.dtype == torch.uint8 and packed.shape == (*one.shape[:-1], math.ceil(one.size(-1) / 8))
+        assert torch.equal(unpack_bits(packed, one.size(-1)), one)
+
+
+def test_a_bit_of_a_position_stays_where_it_was():
+    """Checkpoints hold packed masks: position i is bit i mod 8 of byte i div 8."""
+    mask = torch.zeros(19, dtype=torch.bool)
+    mask[[0, 3, 9, 18]] = True
+    assert pack_bits(mask).tolist() == [0b1001, 0b10, 0b100]

@@ -13,7 +13,9 @@ pytest.importorskip("transformers")
 
 from attn_reg_plugin import ADDrop, AttendOut, AttentionLayerDrop, ScheduledDropout, find_sites
 from attn_reg_plugin.regularizers import Outcome, Tokens
+from attn_reg_plugin.regularizers import build as method
 from attn_reg_plugin.regularizers.generator import embeddings_of
+from attn_reg_plugin.regularizers.layers import Layer
 from attn_reg_plugin.regularizers.probing import without_dropout
 from tests.backends.huggingface_models import FAMILIES, PAD, WORDS, batch, build, objective
 
@@ -84,6 +86,79 @@ def test_scheduled_dropout_drops_at_its_rate(name: str) -> None:
         counted = regularizer.statistics.take()
     rates = [float(counted[f"dropped/{site}"] / counted[f"valid/{site}"]) for site in FAMILIES[name].sites]
     assert all(0.3 < rate < 0.7 for rate in rates)
+
+
+@pytest.mark.parametrize("name", ["bert", "distilbert", "modernbert", "marian", "llama"])
+def test_layer_drop_is_the_model_without_the_layers(name: str) -> None:
+    model, inputs = build(name), batch(name)
+    regularizer, seen = method("layer_drop", p=0.5, sites="*"), set()
+    for seed in range(4):
+        rest = build(name)
+        with regularizer.attach(model):
+            ours = train(model, inputs, seed)
+            layers = [handle for handle in regularizer._attachment.handles if isinstance(handle, Layer)]
+            gone = [layer.path for layer in layers if layer.calls[0].uniform]
+        for path in reversed(gone):
+            parent, _, index = path.rpartition(".")
+            del rest.get_submodule(parent)[int(index)]
+        if name == "llama":  # whose loop counts
+            rest.config.num_hidden_layers -= len(gone)
+        torch.testing.assert_close(ours, train(rest, inputs, seed))
+        seen.add(len(gone))
+    assert len(seen) > 1
+
+
+def test_layer_drop_counts_the_calls_of_a_shared_layer() -> None:
+    """ALBERT runs one layer several times, for all of its sites."""
+    model, inputs = build("albert"), batch("albert")
+    with method("layer_drop", p=1.0, sites="*").attach(model) as regularizer:
+        train(model, inputs)
+        counted = regularizer.statistics.take()
+    assert all(counted[f"dropped/{site}"] == counted[f"valid/{site}"] == 1 for site in FAMILIES["albert"].sites)
+    with pytest.raises(ValueError, match=r"^encoder.self\[0\] shares its layer with encoder.self\[1\]"):
+        method("layer_drop", sites="encoder.self[0]").attach(model)
+    assert train(model, inputs).equal(train(build("albert"), inputs))
+
+
+def test_a_layer_that_others_need_gives_that_although_it_is_left_out() -> None:
+    """T5's first layer computes the position bias of all."""
+    model, rest, inputs = build("t5"), build("t5"), batch("t5")
+    with torch.no_grad():
+        attention, feed_forward = rest.encoder.block[0].layer
+        for linear in (attention.SelfAttention.o, feed_forward.DenseReluDense.wo):
+            linear.weight.zero_()  # nothing is added to the states
+    with method("layer_drop", p=1.0, sites="encoder.self[0]").attach(model):
+        for _ in range(2):
+            torch.testing.assert_close(train(model, inputs), train(rest, inputs))
+    bias = model.encoder.block[0].layer[0].SelfAttention.relative_attention_bias.weight
+    assert bias.grad.abs().sum() > 0
+
+
+OWN_DROPOUT = {"bert": "attention_probs_dropout_prob", "albert": "attention_probs_dropout_prob"}
+OWN_DROPOUT |= dict.fromkeys(["marian", "llama"], "attention_dropout")
+
+
+@pytest.mark.parametrize("name", OWN_DROPOUT)
+def test_weights_dropout_is_the_models_own(name: str) -> None:
+    """The kernel draws the same numbers, whether the configuration asks for them or a site."""
+    own, ours, inputs = build(name, **{OWN_DROPOUT[name]: 0.3}), build(name), batch(name)
+    expected = train(own, inputs)
+    with method("attention_dropout", p=0.3, sites="*").attach(ours):
+        torch.testing.assert_close(train(ours, inputs), expected)
+    assert not expected.allclose(train(ours, inputs))
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_head_drop_with_one_head_left(name: str) -> None:
+    """With p = 1: of each example's heads one is left, multiplied by their number."""
+    model, inputs = build(name), batch(name)
+    sites = FAMILIES[name].sites
+    with method("head_drop", p=1.0, sites="*").attach(model) as regularizer:
+        assert train(model, inputs).isfinite()
+        counted = regularizer.statistics.take()
+    for site in sites:
+        heads = counted[f"valid/{site}"] / len(inputs["input_ids"])
+        assert counted[f"dropped/{site}"] == counted[f"valid/{site}"] * (heads - 1) / heads
 
 
 @pytest.mark.parametrize("name", FAMILIES)

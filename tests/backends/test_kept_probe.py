@@ -94,7 +94,7 @@ def test_what_is_kept_is_what_a_fresh_probe_finds(name, direction, way, dropping
     with fresh.attach(model):
         torch.manual_seed(7)
         model(**inputs)
-        masks = {site.name: [call.keep for call in site.calls] for site in fresh.attached_sites}
+        masks = {site.name: [call.keep.unpacked() for call in site.calls] for site in fresh.attached_sites}
     kept = ADDrop(p=0.4, q=0.5, sites="*", direction=direction, probe="kept", on_miss="plain")
     supplied = {}
     if name == "own":

@@ -253,7 +253,9 @@ def test_the_encoder_is_padded_on_the_right_and_has_a_label_an_example() -> None
 def test_no_row_of_the_encoder_is_a_second_one_for_all_sites() -> None:
     names = {row.name for row in select_rows(None, "bert", "float32")}
     assert {"ad_drop", "naive_cross_tuned", "attend_out", "attend_out_masks"} <= names
-    assert not [name for name in names if "all" in name.split("_") or name.startswith(("layer_drop", "generation"))]
+    assert not [
+        name for name in names if "all" in name.split("_") or name.startswith(("attention_layer_drop", "generation"))
+    ]
 
 
 def test_the_result_of_a_row_without_budget_is_not_judged() -> None:

@@ -15,6 +15,7 @@ from attn_reg_plugin.commands import run
 from attn_reg_plugin.experiments.methods import select_methods
 from attn_reg_plugin.experiments.steps import OpusMTStart, convert_once, plan
 from tests.experiments.toy_corpus import empty_corpus
+from tests.models.hf_folders import make_encoder, make_rte
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 DEMO, WMT16, OPUS_MT, GLUE = (EXAMPLES / name / f"{name}.yaml" for name in ("demo", "wmt16", "opus_mt", "glue"))
@@ -96,6 +97,8 @@ def test_a_model_is_converted_once_and_a_folder_belongs_to_one(tmp_path: Path) -
         ("compare: {data: d, out: o}", ["--epochs", "x"], "--epochs is 'x', but must be a whole number"),
         ("prepare wmt: {}\ncompare: {data: d, out: o}", [], "unknown step 'prepare wmt'; the steps are"),
         ("compare: {data: '${gone}', out: o}", [], "Interpolation key 'gone' not found"),
+        ("compare: {data: d, out: o}\nepochs: 3", [], "c.yaml: unknown key 'epochs': it is in no section"),
+        ("compare: {data: d, out: o}\nfinetun: {}", [], "c.yaml: unknown step 'finetun'; the steps are: convert"),
     ],
 )
 def test_refusals(
@@ -104,6 +107,60 @@ def test_refusals(
     (tmp_path / "c.yaml").write_text(content)
     assert main(["run", str(tmp_path / "c.yaml"), *words]) == 2
     assert said in (error := capsys.readouterr().err) and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("section", "settings", "said"),
+    [
+        ("compare", "data: d, epoch: 3", "unknown setting 'epoch'; the settings are: "),
+        ("compare", "data: d, metric: rouge", "metric is 'rouge', but must be one of loss, nll_loss, bleu"),
+        ("compare", "data: d, methods: 'plain,magic'", "methods: unknown method 'magic'; the methods are: untuned"),
+        ("compare", "data: d, methods: {ad_drop: {r: 1}}", "methods: ad_drop: unknown setting 'r'; the settings"),
+        ("compare", "data: d, methods: {ad_drop: {p: 1.5}}", "methods: ad_drop: p is 1.5, but must lie in [0, 1]"),
+        ("compare", "data: d, methods: {own: {like: ad}}", "methods: unknown method 'ad'"),
+        ("compare", "data: d, methods: 'plain,plain'", "methods names a method twice: plain,plain"),
+        ("compare", "data: d, method_flags: ['ad_drop=--fp16'], methods: plain", "method_flags names 'ad_drop'"),
+        ("compare", "data: d, seeds: [1, 1]", "seeds wants distinct whole numbers"),
+        ("compare", "data: d, heads: 3", "--heads 3 does not divide --embed-dim 512"),
+        ("finetune", "task: rt, data: d", "task: unknown labelled task 'rt'; the tasks are: cola"),
+        (
+            "finetune",
+            "task: rte, data: d, metric: rouge",
+            "metric: unknown metric 'rouge' of rte; the metrics are: acc",
+        ),
+        ("finetune", "task: mnli, data: d, metric: f1", "metric: f1 is of two classes, but the labels are entailment"),
+        (
+            "finetune",
+            "task: rte, data: d, methods: untuned",
+            "methods: unknown method 'untuned'; the methods are: plain",
+        ),
+        ("finetune", "task: stsb, data: d, train_per_class: 16", "train_per_class is for classification, but stsb is"),
+        ("finetune", "task: rte, data: d, train_fraction: 2", "train_fraction is 2.0, but must lie in (0, 1]"),
+        ("finetune", "task: rte, data: d, lr_scheduler: x", "lr_scheduler is 'x', but must be one of linear, fixed"),
+    ],
+)
+def test_what_a_file_says_is_refused_by_file_and_key(
+    section: str, settings: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the command itself and by `run`; nothing is written."""
+    path = tmp_path / "c.yaml"
+    path.write_text(f"out: {tmp_path}/out\n{section}: {{out: '${{out}}', {settings}}}\n", encoding="utf-8")
+    for line in ([section, path], [section, "--config", path], ["run", path]):
+        assert main([*map(str, line)]) == 2
+        error = capsys.readouterr().err
+        assert f"attn-reg {line[0]}: {path}: {said}" in error and error.count("\n") == 1
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_only_fairseq_knows_names_the_file_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_rte(tmp_path / "data")
+    make_encoder(tmp_path / "encoder")
+    content = {"task": "rte", "max_length": 900, "cpu": True}
+    content |= {name: str(tmp_path / place) for name, place in {"data": "data", "model": "encoder", "out": "o"}.items()}
+    (tmp_path / "c.yaml").write_text(json.dumps(content), encoding="utf-8")
+    assert main(["finetune", str(tmp_path / "c.yaml")]) == 2
+    assert f"{tmp_path}/c.yaml: plain: --max-length: inputs of 900 tokens" in capsys.readouterr().err
+    assert not (tmp_path / "o").exists()
 
 
 def test_the_first_step_that_ends_otherwise_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,10 +18,10 @@ from fairseq.logging import metrics
 
 from attn_reg_plugin import ADDrop
 from attn_reg_plugin.criterions.classification import ClassificationCriterion, ClassificationWithRDropCriterion
+from attn_reg_plugin.criterions.doubled import repeated, supplied, symmetric_divergence
 from attn_reg_plugin.criterions.label_smoothed_cross_entropy_with_r_drop import (
     LabelSmoothedCrossEntropyWithRDropCriterion,
 )
-from attn_reg_plugin.criterions.r_drop import repeated, supplied, symmetric_divergence
 from attn_reg_plugin.criterions.tagging import TaggingCriterion, TaggingWithRDropCriterion
 from attn_reg_plugin.regularizers import Supplied
 from tests.attention.tiny_model import TinyClassifier, tokens

@@ -104,7 +104,7 @@ def test_a_folder_that_was_not_prepared_is_refused(
 def test_an_interruption_is_said_without_a_traceback(
     corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupt(*_: object) -> None:
+    def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(runs, "execute", interrupt)
@@ -148,7 +148,7 @@ def test_a_comparison_from_end_to_end(
     """Two methods are trained, translated and scored; a second call runs nothing; other flags are refused."""
     out = tmp_path / "runs"
     line = ["compare", str(corpus), "--out", str(out), "--methods", "plain,attention_dropout", *SMALL, "--jobs", "2"]
-    line += ["--generate-flags", "--max-len-b 5", "--", "--lr", "0.01"]
+    line += ["--metric", "bleu", "--generate-flags", "--max-len-b 5", "--", "--lr", "0.01"]
     assert main(line) == 0
     printed = capsys.readouterr().out
     assert "attention dropout" in printed and "tok:13a" in printed
@@ -160,14 +160,18 @@ def test_a_comparison_from_end_to_end(
     plain, other = (content["runs"][f"{name}-seed1"]["training"] for name in ("plain", "attention_dropout"))
     assert plain["epochs"] == 2 and plain["seconds_per_epoch"] > 0
     assert plain["best_valid_loss"] != other["best_valid_loss"], "the method's flags had no effect"
-    assert "| attention dropout |" in (out / "results.md").read_text(encoding="utf-8")
+    table = (out / "results.md").read_text(encoding="utf-8")
+    assert "| attention dropout |" in table and "checkpoints chosen by the best bleu" in table
+    assert set(content["methods"][1]["differences"]["test"]) == {"bleu", "chrf"}
+    log = (out / "plain-seed1" / "train.log").read_text(encoding="utf-8")
+    assert '"valid_bleu"' in log and "best_checkpoint_metric': 'bleu'" in log
     folder = out / "plain-seed1"
     translations = (folder / "translations" / "test.ro").read_text(encoding="utf-8")
     assert translations.count("\n") == SIZES["test"], "not a multiple of 8, and none is lost"
     names = {path.name for path in (folder / "checkpoints").iterdir()}
     assert names == {"checkpoint_best.pt", "checkpoint_last.pt"}
 
-    monkeypatch.setattr(runs, "execute", lambda *_: pytest.fail("a finished run was run again"))
+    monkeypatch.setattr(runs, "execute", lambda *_, **__: pytest.fail("a finished run was run again"))
     assert main(line) == 0
     assert json.loads((out / "results.json").read_text(encoding="utf-8")) == content
     capsys.readouterr()

@@ -7,6 +7,7 @@ import shlex
 import pytest
 
 from attn_reg_plugin.experiments.methods import fairseq_flags, known_methods, select_methods
+from attn_reg_plugin.regularizers.base import REGISTRY, presets_of
 
 #: as runs were made with them before methods had presets: finished ones keep their meaning
 EARLIER = {
@@ -22,6 +23,44 @@ EARLIER = {
     "scheduled_dropout": "--attn-reg scheduled_dropout --attn-sites encoder.self "
     "--scheduled-dropout-schedule 'drop encoder.self: 0:0.3'",
 }
+#: the papers' ablations and rivals, by what their flags add to the method's name
+NAMED = {
+    "ad_drop_ga": "--ad-drop-attribution gradient",
+    "ad_drop_iga": "--ad-drop-attribution integrated",
+    "ad_drop_aa": "--ad-drop-attribution attention",
+    "ad_drop_rd": "--ad-drop-attribution random",
+    "ad_drop_gold": "--ad-drop-labels gold",
+    "ad_drop_low": "--ad-drop-direction low",
+    "ad_drop_first_layer": "--attn-sites 'encoder.self[0]'",
+    "ad_drop_without_cross_tuning": "--ad-drop-cross-tuning off",
+    "scores_dropout_0.1": "--attn-reg attention_dropout --attention-dropout-where scores --attention-dropout-p 0.1",
+    "scores_dropout_0.2": "--attn-reg attention_dropout --attention-dropout-where scores --attention-dropout-p 0.2",
+    "weights_dropout": "--attn-reg attention_dropout --attention-dropout-where weights --attention-dropout-p 0.1",
+    "layer_drop": "--attn-reg layer_drop --layer-drop-p 0.2",
+    "head_drop": "--attn-reg head_drop --head-drop-p 0.2",
+    "head_drop_v": "--head-drop-p 0.2 --head-drop-unit epoch --head-drop-turn 3 --head-drop-end 10",
+}
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_the_papers_rows_have_names(name: str) -> None:
+    method, words = known_methods()[name], shlex.split(NAMED[name])
+    given = dict(zip(method.flags[::2], method.flags[1::2], strict=True))
+    assert dict(zip(words[::2], words[1::2], strict=True)).items() <= given.items()
+    if method.regularizer == "ad_drop":
+        base = known_methods()["ad_drop"].options
+        assert len(method.options.items() ^ base.items()) <= 2, "one thing differs"
+
+
+def test_no_two_rows_share_a_name() -> None:
+    from attn_reg_plugin.bench.rows import all_rows
+    from attn_reg_plugin.experiments.methods import BASELINES
+
+    presets = [preset.name for method in REGISTRY.values() for preset in presets_of(method)]
+    names = [*(method.name for method in BASELINES), *presets]
+    assert len(set(names)) == len(names)
+    rows = [row.name for row in all_rows()]
+    assert len(set(rows)) == len(rows)
 
 
 @pytest.mark.parametrize("name", EARLIER)

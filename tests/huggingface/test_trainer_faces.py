@@ -11,10 +11,27 @@ import torch
 from torch import Tensor, nn
 from transformers import TrainerCallback
 
+from attn_reg_plugin.regularizers import Regularizer
+from attn_reg_plugin.regularizers import build as make
 from tests.backends.huggingface_models import build
-from tests.huggingface.trainers import ad_drop, collate, examples, trainer_of, translating
+from tests.huggingface.trainers import collate, examples, trainer_of, translating
 
 SEED = 11
+#: methods that draw, by what the comparison calls them
+DRAWING: dict[str, tuple[str, dict[str, Any]]] = {
+    "weights": ("attention_dropout", {"p": 0.4, "where": "weights"}),
+    "scores": ("attention_dropout", {"p": 0.4, "where": "scores", "p_by_site": "*[0]: 0.2"}),
+    "heads": ("head_drop", {"p": 0.5}),
+    "layers": ("layer_drop", {"p": 0.5}),
+}
+
+
+def ad_drop(**options: Any) -> tuple[str, dict[str, Any]]:
+    return "ad_drop", {"p": 0.5, "q": 0.5, "cross_tuning": "off", **options}
+
+
+def masks_of(regularizer: Regularizer) -> list[Tensor]:
+    return [site.keep.clone() for site in regularizer.attached_sites if site.keep is not None]
 
 
 class Seen(TrainerCallback):
@@ -27,11 +44,11 @@ class Seen(TrainerCallback):
         torch.manual_seed(SEED)
 
     def on_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-        self.masks = [site.keep.clone() for site in self.regularizer.attached_sites]
+        self.masks = masks_of(self.regularizer)
 
 
-def under_trainer(folder: Path, name: str, options: dict[str, Any]) -> tuple[list[Tensor], float]:
-    regularizer = ad_drop(**options)
+def under_trainer(folder: Path, name: str, method: str, options: dict[str, Any]) -> tuple[list[Tensor], float]:
+    regularizer = make(method, sites="*", **options)
     seen = Seen(regularizer)
     own = {"train_dataset": examples(name, 4)}
     arguments = {"max_steps": 1, "logging_steps": 1, "train_sampling_strategy": "sequential"}
@@ -40,13 +57,13 @@ def under_trainer(folder: Path, name: str, options: dict[str, Any]) -> tuple[lis
     return seen.masks, trainer.state.log_history[0]["loss"]
 
 
-def in_a_loop(name: str, options: dict[str, Any]) -> tuple[list[Tensor], float]:
-    model, regularizer = build(name, dropout=0.1), ad_drop(**options)
+def in_a_loop(name: str, method: str, options: dict[str, Any]) -> tuple[list[Tensor], float]:
+    model, regularizer = build(name, dropout=0.1), make(method, sites="*", **options)
     batch = (translating(model) if name == "marian" else collate)(examples(name, 4))
     with regularizer.attach(model):
         torch.manual_seed(SEED)
         loss = model(**batch).loss
-        return [site.keep.clone() for site in regularizer.attached_sites], loss.item()
+        return masks_of(regularizer), loss.item()
 
 
 class Backward:
@@ -58,11 +75,11 @@ class Backward:
         self.regularizer = regularizer
 
     def backward(self, loss: Tensor) -> None:
-        self.masks = [site.keep.clone() for site in self.regularizer.attached_sites]
+        self.masks = masks_of(self.regularizer)
         loss.backward()
 
 
-def under_fairseq(options: dict[str, Any]) -> tuple[list[Tensor], float]:
+def under_fairseq(method: str, options: dict[str, Any]) -> tuple[list[Tensor], float]:
     """A classifier behind fairseq: the task's training step with the criterion of labelled data."""
     from fairseq.tasks import FairseqTask
 
@@ -80,8 +97,8 @@ def under_fairseq(options: dict[str, Any]) -> tuple[list[Tensor], float]:
     class Regularized(AttnRegTask, Stock):
         pass
 
-    flags = {f"ad_drop_{name}": value for name, value in {"p": 0.5, "q": 0.5, "cross_tuning": "off", **options}.items()}
-    task = Regularized(argparse.Namespace(attn_reg="ad_drop", attn_sites="*", **flags))
+    flags = {f"{method}_{name}": value for name, value in options.items()}
+    task = Regularized(argparse.Namespace(attn_reg=method, attn_sites="*", **flags))
     model = task.build_model(None)
     batch = collate(examples("bert", 4))
     sample = {"net_input": batch, "target": batch.pop("labels"), "ntokens": 4, "nsentences": 4}
@@ -94,8 +111,8 @@ def under_fairseq(options: dict[str, Any]) -> tuple[list[Tensor], float]:
 @pytest.mark.parametrize("name", ["bert", "marian"])
 @pytest.mark.parametrize("labels", ["pseudo", "gold"])
 def test_trainer_and_a_loop_agree(tmp_path: Path, name: str, labels: str) -> None:
-    masks, loss = under_trainer(tmp_path, name, {"labels": labels})
-    again, loop_loss = in_a_loop(name, {"labels": labels})
+    masks, loss = under_trainer(tmp_path, name, *ad_drop(labels=labels))
+    again, loop_loss = in_a_loop(name, *ad_drop(labels=labels))
     assert all(torch.equal(x, y) for x, y in zip(masks, again, strict=True))
     assert all(not mask.all() for mask in masks)
     assert loss == pytest.approx(loop_loss, abs=1e-5)
@@ -104,7 +121,16 @@ def test_trainer_and_a_loop_agree(tmp_path: Path, name: str, labels: str) -> Non
 @pytest.mark.parametrize("labels", ["pseudo", "gold"])
 def test_fairseq_agrees(tmp_path: Path, labels: str) -> None:
     pytest.importorskip("fairseq")
-    masks, loss = under_trainer(tmp_path, "bert", {"labels": labels})
-    theirs, fairseq_loss = under_fairseq({"labels": labels})
+    masks, loss = under_trainer(tmp_path, "bert", *ad_drop(labels=labels))
+    theirs, fairseq_loss = under_fairseq(*ad_drop(labels=labels))
     assert len(masks) == 2 and all(torch.equal(x, y) for x, y in zip(masks, theirs, strict=True))
     assert loss == pytest.approx(fairseq_loss, abs=1e-5)
+
+
+@pytest.mark.parametrize("drawing", DRAWING)
+def test_what_is_drawn_is_the_same_in_all_three(tmp_path: Path, drawing: str) -> None:
+    pytest.importorskip("fairseq")
+    losses = [in_a_loop("bert", *DRAWING[drawing])[1], under_fairseq(*DRAWING[drawing])[1]]
+    losses.append(under_trainer(tmp_path, "bert", *DRAWING[drawing])[1])
+    assert losses == pytest.approx(losses[:1] * 3, abs=1e-5)
+    assert abs(losses[0] - in_a_loop("bert", DRAWING[drawing][0], {"p": 0.0})[1]) > 1e-3

@@ -12,7 +12,14 @@ import pytest
 import torch
 from transformers import TrainerCallback
 
-from attn_reg_plugin.regularizers import AttendOut, AttentionLayerDrop, Regularizer, ScheduledDropout
+from attn_reg_plugin.regularizers import (
+    AttendOut,
+    AttentionLayerDrop,
+    Combination,
+    Regularizer,
+    ScheduledDropout,
+    build,
+)
 from tests.huggingface.processes import check, kill_oneself, run_in_processes
 from tests.huggingface.trainers import ad_drop, trainer_of, weights
 
@@ -22,6 +29,11 @@ METHODS = {
     "attend_out": lambda: AttendOut(steps=4, sites="*", generator_lr=0.05),
     "attention_layer_drop": lambda: AttentionLayerDrop(p=0.5, sites="*"),
     "scheduled_dropout": lambda: ScheduledDropout(schedule="drop *: 0:0.7 12:0", sites="*"),
+    "attention_dropout": lambda: build("attention_dropout", p=0.4, p_by_site="decoder: 0.2", sites="*"),
+    "head_drop": lambda: build("head_drop", p=0.5, turn=3, end=10, sites="*"),
+    "layer_drop": lambda: build("layer_drop", p=0.5, sites="*"),
+    "mixout+child_tuning+r_drop": lambda: build("mixout+child_tuning+r_drop"),
+    "driven+hidden_cut": lambda: build("child_tuning+hidden_cut", child_tuning={"mode": "driven"}),
 }
 #: an epoch is 6 updates (of one process), a round 4
 OPTIONS: dict[str, Any] = {"max_steps": 12, "save_strategy": "steps", "logging_steps": 3}
@@ -140,13 +152,14 @@ TWO: dict[str, Any] = {"per_device_train_batch_size": 2, "ddp_backend": "gloo"}
 
 def in_parts(folder: Path, method: str) -> None:
     """One of two processes: the whole training, then the same one stopped and resumed."""
-    ends = [run(folder / "whole", method, 5, **TWO)]
-    run(folder / "parts", method, 5, 7, **TWO)
-    ends.append(run(folder / "parts", method, 5, **TWO))
+    options = {**TWO, "ddp_find_unused_parameters": METHODS[method]().leaves_unused() or None}
+    ends = [run(folder / "whole", method, 5, **options)]
+    run(folder / "parts", method, 5, 7, **options)
+    ends.append(run(folder / "parts", method, 5, **options))
     torch.save(ends, folder / f"ends_{torch.distributed.get_rank()}.pt")
 
 
-@pytest.mark.parametrize("method", ["ad_drop", "attend_out"])
+@pytest.mark.parametrize("method", ["ad_drop", "attend_out", "layer_drop"])
 def test_two_processes_agree_and_resume(tmp_path: Path, method: str) -> None:
     check(tmp_path, run_in_processes(tmp_path, in_parts, tmp_path, method, processes=2))
     ends = [torch.load(tmp_path / f"ends_{rank}.pt") for rank in range(2)]
@@ -162,8 +175,9 @@ def test_two_processes_agree_and_resume(tmp_path: Path, method: str) -> None:
 
 
 def whole_batches(folder: Path, size: int) -> None:
-    """Every candidate dropped and no dropout: nothing is left to chance."""
-    regularizer = ad_drop(q=1.0, p=0.4)
+    """Every candidate dropped and no dropout: nothing is left to chance, but for masks that all processes share."""
+    shared = build("mixout+child_tuning", mixout={"weights": "all"})
+    regularizer = Combination([*shared.parts, ad_drop(q=1.0, p=0.4)])
     options = {"max_steps": 4, "per_device_train_batch_size": size, "logging_steps": 2, "learning_rate": 0.05}
     # Trainer multiplies the losses of models like BERT by the processes, unless it is told not to count tokens
     options |= {"optim": "sgd", "max_grad_norm": 0.0, "average_tokens_across_devices": False}

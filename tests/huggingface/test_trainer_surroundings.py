@@ -19,6 +19,7 @@ from attn_reg_plugin.attention.sites import find_sites
 from attn_reg_plugin.huggingface import AttnRegCallback
 from attn_reg_plugin.huggingface.running import Interception, refuse_unused_parameters
 from attn_reg_plugin.regularizers import ADDrop, AttendOut, AttentionLayerDrop, Regularizer, ScheduledDropout, Supplied
+from attn_reg_plugin.regularizers import build as make
 from tests.backends.huggingface_models import batch, build
 from tests.huggingface.trainers import ad_drop, examples, print_of, trainer_of, weights
 
@@ -241,6 +242,10 @@ EVERY: dict[str, Any] = {
     "attend_out": lambda: AttendOut(steps=2, sites="*"),
     "attention_layer_drop": lambda: AttentionLayerDrop(p=0.5, sites="*"),
     "scheduled_dropout": lambda: ScheduledDropout(schedule="drop *: 0:0.4", sites="*"),
+    "weights": lambda: make("attention_dropout", p=0.4, sites="*"),
+    "scores": lambda: make("attention_dropout", p=0.4, where="scores", sites="*"),
+    "head_drop": lambda: make("head_drop", p=0.5, sites="*"),
+    "layer_drop": lambda: make("layer_drop", p=0.5, sites="*"),
 }
 
 

@@ -82,6 +82,17 @@ def make_rte(folder: Path, sizes: dict[str, int] = SIZES, seed: int = 3) -> Path
     return _make_pairs(folder, sizes, seed, "label", pair)
 
 
+def make_mnli(folder: Path, sizes: dict[str, int] = SIZES, seed: int = 7) -> Path:
+    """Pairs in MNLI's format, as far as the columns matter, with both development sets."""
+
+    def pair(generator: random.Random) -> tuple[str, str, str]:
+        first, second = make_text(generator), make_text(generator)
+        return first, second, ["entailment", "neutral", "contradiction"][_positive(first) + _positive(second)]
+
+    names = {"train": sizes["train"], "dev_matched": sizes["dev"], "dev_mismatched": sizes["dev"] + 5}
+    return _make_pairs(folder, names, seed, "gold_label", pair)
+
+
 def make_stsb(folder: Path, sizes: dict[str, int] = SIZES, seed: int = 4) -> Path:
     """Pairs in STS-B's format, as far as the columns matter."""
 

@@ -128,7 +128,7 @@ def test_a_copy_made_while_attached_is_regularized_by_a_copy_of_the_regularizer(
         assert_close(step(twin, batch), masked)
         assert regularizer.statistics.take() == {}, "the copy reports to a regularizer of its own"
         kept = {name: module.site.keep for name, module in attentions(twin).items()}
-    assert all(module.site.keep is kept[name] for name, module in attentions(twin).items())
+    assert all(module.site.keep.equal(kept[name]) for name, module in attentions(twin).items())
     assert not any(site.active for site in find_sites(translator, "*"))
     assert_close(step(twin, batch), masked)
 

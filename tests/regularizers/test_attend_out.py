@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from attn_reg_plugin import AttendOut
 from attn_reg_plugin.regularizers import Outcome, Tokens
 from attn_reg_plugin.regularizers.game import Game
-from attn_reg_plugin.regularizers.generator import pack_bits, sample_masks, unpack_bits
+from attn_reg_plugin.regularizers.generator import sample_masks
 from tests.attention.tiny_model import TinyClassifier, tokens
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -219,13 +219,6 @@ def test_masks_are_drawn_with_the_probability_they_claim():
     expected = torch.sigmoid(logits / temperature).double() * draws
     chi_square = ((kept - expected) ** 2 / expected + (kept - expected) ** 2 / (draws - expected)).sum()
     assert chi_square < 20.5  # 5 degrees of freedom, p = 0.001
-
-
-def test_masks_survive_packing():
-    for size in (1, 7, 8, 9, 60):
-        mask = torch.rand(size, generator=torch.Generator().manual_seed(size)) > 0.5
-        assert pack_bits(mask).numel() == math.ceil(size / 8)
-        assert torch.equal(unpack_bits(pack_bits(mask), mask.shape), mask)
 
 
 def test_the_generator_gets_no_gradient_of_the_task():

@@ -18,6 +18,7 @@ from attn_reg_plugin import (
     gradient_attribution,
     recording,
 )
+from attn_reg_plugin.regularizers import build
 from tests.attention.tiny_model import PAD, SIZE, VOCABULARY, TinyStack, attentions, sharpened, tokens
 from tests.regularizers.problems import TokensOnly
 
@@ -149,8 +150,9 @@ def test_each_call_has_the_mask_that_an_encoder_of_its_own_would_have(texts, att
           for a in ("gradient", "integrated", "attention", "random")),
         AttentionLayerDrop(p=0.5),
         ScheduledDropout(schedule="drop *: 0:0.5"),
+        build("head_drop", p=0.5),
     ],
-    ids=["gradient", "integrated", "attention", "random", "attention_layer_drop", "scheduled_dropout"],
+    ids=["gradient", "integrated", "attention", "random", "attention_layer_drop", "scheduled_dropout", "head_drop"],
 )  # fmt: skip
 def test_recomputation_finds_the_mask_of_its_call(texts, model, method):
     """Activation checkpointing runs the calls again in the backward's order: the last one first."""
@@ -165,6 +167,20 @@ def test_recomputation_finds_the_mask_of_its_call(texts, model, method):
             torch.testing.assert_close(step(model, texts, seed), expected)
         again = method.statistics.take()
     assert {k: float(v) for k, v in again.items() if "/" in k} == {k: float(v) for k, v in counted.items() if "/" in k}
+
+
+@TEXTS
+def test_each_call_of_a_layer_is_left_out_for_itself_and_recomputed_so(texts):
+    model, draws, steps = siamese(dropout=0.2), set(), {False: [], True: []}
+    for checkpointed, made in steps.items():
+        model.encoder.checkpointed = checkpointed
+        with build("layer_drop", p=0.5).attach(model) as regularizer:
+            for seed in range(8):
+                made.append(step(model, texts, seed))
+                draws.add(tuple(call.uniform for call in regularizer._attachment.handles[-1].calls))
+    for ours, plain in zip(steps[True], steps[False], strict=True):
+        torch.testing.assert_close(ours, plain)
+    assert len(draws) == 4, "each of the two calls is left out or not"
 
 
 def test_recomputed_calls_that_cannot_be_told_apart_are_refused():

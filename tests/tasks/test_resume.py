@@ -71,12 +71,18 @@ def test_kills_change_nothing(case: str, corpus: Path, tmp_path: Path) -> None:
         check_game(everything(parts), updates)
 
 
-@pytest.mark.parametrize("method", ["ad_drop", "attend_out"])
-@pytest.mark.parametrize("row", ["rte", "wnut17"])
+@pytest.mark.parametrize(
+    ("row", "method"),
+    [
+        *((row, method) for row in ("rte", "wnut17") for method in ("ad_drop", "attend_out")),
+        ("rte", "mixout+child_tuning+hidden_cut"),
+    ],
+)
 def test_a_kill_changes_nothing_of_an_encoder(row: str, method: str, tmp_path: Path) -> None:
     """An epoch has 6 updates."""
     data, encoder = TOYS[row][0](tmp_path / "data"), make_encoder(tmp_path / "encoder")
-    flags = {"ad_drop": [*AD_DROP, "--ad-drop-cross-tuning", "epoch"], "attend_out": GAME}[method]
+    driven = ["--attn-reg", method, "--child-tuning-mode", "driven"]
+    flags = {"ad_drop": [*AD_DROP, "--ad-drop-cross-tuning", "epoch"], "attend_out": GAME}.get(method, driven)
     flags = [*flags, *SAVING, "--max-update", "22"]
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     undisturbed = Job("train", encoder_arguments(row, data, encoder, whole, *flags), whole / "log").wait().check()
@@ -85,7 +91,7 @@ def test_a_kill_changes_nothing_of_an_encoder(row: str, method: str, tmp_path: P
     kill_after(Job("train", arguments, parts / "killed.log"), generator.randint(7, 14), generator)
     finished = Job("train", arguments, parts / "log").wait().check()
     assert len(finished.lines()) < 22 and "starts anew" not in finished.output
-    assert (everything(whole)["beside"] is not None) == (method == "attend_out")
+    assert (everything(whole)["beside"] is not None) == (method != "ad_drop")
     assert differing(everything(parts), everything(whole)) == []
 
 

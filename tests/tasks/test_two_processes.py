@@ -146,8 +146,11 @@ def encoder_processes(row: str, folder: Path, name: str, ranks: int, *flags: str
 
 @pytest.mark.parametrize("row", ["rte", "wnut17"])
 def test_two_processes_are_one_with_twice_the_batch(row: str, tmp_path: Path) -> None:
-    """Words are counted over both, and so is the metric of the validation set, whose last batch is one's alone."""
-    flags = [*STILL_ENCODER, *ENCODER_AD_DROP, "--max-epoch", "2"]
+    """Words are counted over both, and so is the metric of the validation set, whose last batch is one's alone.
+
+    Mixout and Child-Tuning draw the same masks in both, and in all batches of an update.
+    """
+    flags = [*STILL_ENCODER, *ENCODER_AD_DROP, "--attn-reg", "mixout+child_tuning+ad_drop", "--max-epoch", "2"]
     two = encoder_processes(row, tmp_path, "two", 2, *flags)
     one = encoder_processes(row, tmp_path, "one", 1, *flags, "--update-freq", "2")
     assert len(two.lines()) == len(one.lines()) == 6

@@ -18,6 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attn_reg_plugin.regularizers.r_drop import symmetric_divergence
+
+__all__ = ["REPEATED", "check_alpha", "repeated", "supplied", "symmetric_divergence"]
+
 #: marks a sample that is repeated already: AttendOut's defender gets the attacker's
 REPEATED = "repeated"
 
@@ -57,26 +61,17 @@ def supplied(task: Any, sample: dict[str, Any]) -> Iterator[None]:
         regularizer.supply(before)
 
 
-def symmetric_divergence(first: Tensor, second: Tensor) -> Tensor:
-    """½ [KL(P1 ‖ P2) + KL(P2 ‖ P1)] of each position, in fp32.
-
-    Both sums together are Σ (P1 − P2)(log P1 − log P2).
-
-    Args:
-        first, second: (..., C) logits or log-probabilities.
-
-    Returns:
-        (...), at least 0 up to round-off.
-    """
-    first, second = first.float().log_softmax(-1), second.float().log_softmax(-1)
-    return ((first.exp() - second.exp()) * (first - second)).sum(-1) / 2
-
-
-def check_alpha(alpha: float) -> None:
-    """Refuse a weight that is not one.
+def check_alpha(alpha: float, task: Any = None) -> None:
+    """Refuse a weight that is not one, and a task whose method runs the batch several times itself.
 
     Raises:
-        ValueError: below 0 or not finite.
+        ValueError: below 0 or not finite; or such a method.
     """
     if not 0 <= alpha < float("inf"):
         raise ValueError(f"--r-drop-alpha is {alpha}, but must be a number of at least 0")
+    regularizer = getattr(task, "regularizer", None)
+    if regularizer is not None and regularizer.passes > 1:
+        raise ValueError(
+            f"--attn-reg {regularizer.name} runs each batch several times, and so does this criterion; use the "
+            "criterion without R-Drop"
+        )

@@ -1,0 +1,199 @@
+"""What a log says of a run, in the same words for fairseq and Trainer: scores, curves, drop rates and time."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from attn_reg_plugin.experiments.drop_rates import Rates, rates_of_log
+from attn_reg_plugin.experiments.training_log import TrainingLog, seconds_per_epoch
+from attn_reg_plugin.files import read_json
+
+#: figures that fairseq and Trainer log with every validation and that say nothing of the model
+_OF_THE_MACHINE = ("num_updates", "wps", "wpb", "bsz", "ups", "wall", "train_wall", "ppl")
+_OF_TRAINER = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
+#: the scores of a translation -> what they are called
+TRANSLATION = {"bleu": "BLEU", "chrf": "chrF"}
+#: what the curves are called
+VALID, TRAIN = "validation", "training"
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What is known of a run.
+
+    Attributes:
+        scores: by name, the chief one first; of names with `loss` the lower is the better.
+        curves: `validation NAME` or `training NAME` -> epoch -> value.
+        rates: the drop rates by site.
+        seconds: per epoch.
+        epochs: that were trained.
+    """
+
+    scores: Mapping[str, float] = field(default_factory=dict)
+    curves: Mapping[str, Mapping[float, float]] = field(default_factory=dict)
+    rates: Mapping[str, Rates] = field(default_factory=dict)
+    seconds: float | None = None
+    epochs: float | None = None
+
+
+def lower_is_better(score: str) -> bool:
+    """Whether a score is a loss."""
+    return "loss" in score or "perplexity" in score
+
+
+def figures_of_log(logs: Iterable[Path], result: Mapping[str, Any], checkpoints: Path) -> Figures:
+    """The figures of a fairseq training.
+
+    Args:
+        logs: its json logs; those that are missing say nothing.
+        result: what `result.json` of the run holds.
+        checkpoints: folder of its checkpoints.
+    """
+    log, rates = TrainingLog(), {}
+    for path in logs:
+        if path.is_file():
+            for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+                log.add(line)
+            rates = rates_of_log(path) or rates
+    training = _mapping(result.get("training"))
+    seconds = training.get("seconds_per_epoch", seconds_per_epoch(log, checkpoints / "checkpoint_last.pt"))
+    return Figures(
+        scores=_scores(log, result),
+        curves=_curves(log),
+        rates=rates,
+        seconds=_finite(seconds),
+        epochs=_finite(training.get("epochs")) or (float(len(log.train_wall)) if log.train_wall else None),
+    )
+
+
+def _scores(log: TrainingLog, result: Mapping[str, Any]) -> dict[str, float]:
+    """Official scores first, then the lowest validation loss."""
+    training = _mapping(result.get("training"))
+    subsets = _mapping(_mapping(result.get("translation")).get("scores"))
+    found: dict[str, Any] = {}
+    for subset, scores in subsets.items():
+        for key, name in TRANSLATION.items():
+            found[name if len(subsets) == 1 else f"{name} {subset}"] = _mapping(scores).get(key)
+    found |= _mapping(training.get("scores"))
+    if "best_valid_loss" in training:
+        found[f"best validation {training.get('loss', 'loss')}"] = training["best_valid_loss"]
+    elif log.validations and "scores" not in training:
+        try:
+            name, value, _ = log.best_validation()
+            found[f"best validation {name}"] = value
+        except ValueError:
+            pass
+    return {name: number for name, value in found.items() if (number := _finite(value)) is not None}
+
+
+def _curves(log: TrainingLog) -> dict[str, dict[float, float]]:
+    """The curves: what is validated, by epoch (the last validation of each), and the training loss."""
+    curves: dict[str, dict[float, float]] = {}
+    for (epoch, _), figures in sorted(log.validations.items()):
+        for name, value in figures.items():
+            if name not in _OF_THE_MACHINE and not name.startswith("best_") and math.isfinite(value):
+                curves.setdefault(f"{VALID} {name}", {})[epoch] = value
+    for epoch, figures in sorted(log.trainings.items()):
+        name = "nll_loss" if "nll_loss" in figures else "loss"
+        if math.isfinite(figures.get(name, math.nan)):
+            curves.setdefault(f"{TRAIN} {name}", {})[epoch] = figures[name]
+    nll = f"{VALID} nll_loss"
+    if nll in curves:  # with label smoothing, `loss` is another function for some methods
+        curves.pop(f"{VALID} loss", None)
+    return curves
+
+
+def figures_of_trainer(state: Path) -> tuple[Figures, dict[str, str]]:
+    """The figures of a training of Trainer and its settings, from its `trainer_state.json`.
+
+    Raises:
+        ValueError: it isn't such a file.
+    """
+    content = read_json(state)
+    history = content.get("log_history")
+    if not isinstance(history, list):
+        raise ValueError(f"{state} has no log_history, so Trainer did not write it")
+    records = [record for record in history if isinstance(record, dict)]
+    curves: dict[str, dict[float, float]] = {}
+    evaluations: dict[int, dict[str, float]] = {}
+    for record in records:
+        epoch = round(_finite(record.get("epoch")) or 0.0, 4)
+        if (loss := _finite(record.get("loss"))) is not None:
+            curves.setdefault(f"{TRAIN} loss", {})[epoch] = loss
+        for key, value in record.items():
+            name, number = str(key).removeprefix("eval_"), _finite(value)
+            if str(key).startswith("eval_") and number is not None and not name.endswith(_OF_TRAINER):
+                curves.setdefault(f"{VALID} {name}", {})[epoch] = number
+                evaluations.setdefault(int(_finite(record.get("step")) or 0), {})[name] = number
+    best = content.get("best_global_step")
+    chosen = evaluations.get(best if best in evaluations else max(evaluations, default=0), {})
+    scores = {f"{VALID} {name}" if "loss" in name else name: value for name, value in chosen.items()}
+    ended = next((record for record in reversed(records) if "train_runtime" in record), {})
+    seconds, epochs = _finite(ended.get("train_runtime")), _finite(content.get("epoch"))
+    figures = Figures(
+        scores=dict(sorted(scores.items(), key=lambda entry: lower_is_better(entry[0]))),
+        curves=curves,
+        rates=rates_of_log(state),
+        seconds=seconds / epochs if seconds and epochs else None,
+        epochs=epochs,
+    )
+    return figures, _settings_of_trainer(state, content)
+
+
+def _settings_of_trainer(state: Path, content: Mapping[str, Any]) -> dict[str, str]:
+    """What the files beside a state tell of a training: Trainer's own arguments are kept as a pickle, left unread."""
+    found = {name: content[name] for name in ("num_train_epochs", "max_steps", "train_batch_size") if name in content}
+    config = state.parent / "config.json"
+    values = read_json(config) if config.is_file() else {}
+    names = ("model_type", "num_hidden_layers", "hidden_size", "num_attention_heads")
+    found |= {name: values[name] for name in names if name in values}
+    methods = sorted(state.parent.glob("attn_reg_*.pt"))
+    if methods:
+        found["attn_reg"] = ", ".join(path.stem.removeprefix("attn_reg_") for path in methods)
+    return {name: str(value) for name, value in found.items()}
+
+
+def flags_of(text: str) -> dict[str, str]:
+    """Flags and their values, the last one of those that are repeated; a switch has the value `given`."""
+    try:
+        words = shlex.split(text)
+    except ValueError:  # written by something else
+        words = text.split()
+    found: dict[str, str] = {}
+    name = ""
+    for word in words:
+        if word.startswith("--"):
+            name, _, value = word.partition("=")
+            found[name] = value or "given"
+        elif name:
+            found[name] = word if found[name] == "given" else f"{found[name]} {word}"
+    found.pop("--seed", None)
+    return found
+
+
+def mean_curve(curves: Iterable[Mapping[float, float]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Epochs, means and standard deviations over runs, each (N,), at the epochs that all of them have."""
+    runs = list(curves)
+    epochs = sorted(set.intersection(*(set(run) for run in runs))) if runs else []
+    values = np.array([[run[epoch] for epoch in epochs] for run in runs]).reshape(len(runs), len(epochs))
+    spread = values.std(0, ddof=1) if len(runs) > 1 else np.zeros(len(epochs))
+    return np.array(epochs, dtype=float), values.mean(0) if runs else np.zeros(0), spread
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _finite(value: Any) -> float | None:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return None
+    return number if math.isfinite(number) else None

@@ -1,0 +1,105 @@
+"""DropHead: whole attention heads are dropped (Zhou, Ge, Xu, Wei & Zhou 2020, "Scheduled DropHead", arXiv 2004.13342).
+
+For every example and attention each head is dropped with probability p; the outputs of the others are multiplied by
+the number of heads divided by that of those left, before the output projection. A draw that drops all heads would leave
+nothing to rescale: then one, any of them alike, is kept. The paper's schedule has the shape of a V: p falls linearly to
+0 in the early part of training, when a few heads come to dominate, and rises again until the end, against overfitting.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from attn_reg_plugin.attention.sites import AttentionSite, FactorSampler
+from attn_reg_plugin.regularizers.base import Preset, Regularizer, option, register
+from attn_reg_plugin.regularizers.probing import Forward
+from attn_reg_plugin.regularizers.scheduled_dropout import Curve
+
+
+@register("head_drop")
+@dataclass(eq=False)
+class HeadDrop(Regularizer):
+    """Drop whole attention heads of each example, each with probability p, and rescale the others; never all heads.
+
+    Attributes:
+        p: probability of dropping a head, in [0, 1]; 0 is plain training, bit for bit, 1 leaves one head.
+        turn, end: with both, p is a V over training: p at its start, 0 at `turn`, p again from `end` on. Both 0: p
+            throughout.
+        unit: what `turn` and `end` count: `update`, the optimizer updates made so far, from 0; or `epoch`, from 1.
+
+    Raises:
+        ValueError: p is out of its range, or `turn` is not between the start and `end`.
+    """
+
+    presets: ClassVar[tuple[Preset, ...]] = (
+        Preset("head_drop", "DropHead 0.2", {"sites": "encoder.self", "p": 0.2}),
+        Preset(
+            "head_drop_v",
+            "DropHead 0.2, V-shaped over 10 epochs",
+            {"sites": "encoder.self", "p": 0.2, "unit": "epoch", "turn": 3, "end": 10},
+        ),
+    )
+
+    p: float = option(0.2, "probability of dropping a head, in [0, 1]", within="[0, 1]")
+    turn: int = option(0, "V-shaped schedule: when p has fallen to 0; 0: p throughout", within="[0, inf)")
+    end: int = option(0, "V-shaped schedule: when p has risen again; 0: p throughout", within="[0, inf)")
+    unit: str = option("update", "what turn and end count", choices=("update", "epoch"))
+
+    def __post_init__(self) -> None:
+        """Check the options."""
+        super().__post_init__()
+        start = 0 if self.unit == "update" else 1
+        points = ((start, self.p),)
+        if self.turn or self.end:
+            if not start < self.turn < self.end:
+                raise ValueError(
+                    f"turn is {self.turn} and end is {self.end}, but a V-shaped schedule that counts {self.unit}s "
+                    f"needs {start} < turn < end; with both 0, p stays as it is"
+                )
+            points = ((start, self.p), (self.turn, 0.0), (self.end, self.p))
+        self.curve = Curve(points)
+
+    def drop_probability(self) -> float:
+        """p at the present update or epoch.
+
+        Raises:
+            RuntimeError: the schedule counts epochs and none was announced.
+        """
+        position = self.updates if self.unit == "update" or not self.turn else self.epoch
+        if position is None:
+            raise RuntimeError("unit='epoch' counts epochs: call regularizer.begin_epoch(epoch) first")
+        return self.curve(position)
+
+    def due(self) -> bool:
+        """Regularized when anything can be dropped at all."""
+        return self.drop_probability() > 0
+
+    def before_forward(self, forward: Forward) -> None:
+        """Leave on each site how its heads are drawn."""
+        draw = partial(heads_kept, self.drop_probability())
+        for site in self.attached_sites:
+            site.factor = partial(_factor, self.sampler(site, draw))
+
+    def count_dropped(self, site: AttentionSite, keep: Tensor, valid: Tensor | None) -> None:
+        """Heads are counted, not positions."""
+        super().count_dropped(site, keep, None)
+
+
+def heads_kept(p: float, shape: tuple[int, ...], valid: Tensor | None, generator: torch.Generator) -> Tensor:
+    """Which heads stay, bool (B, H, 1, 1), at least one of each example."""
+    draws = torch.rand((*shape[:2], 1, 1), generator=generator, device=generator.device)
+    return (draws >= p) | (draws == draws.amax(1, keepdim=True))
+
+
+def rescaled(keep: Tensor) -> Tensor:
+    """What the heads' outputs are multiplied by: H / (number kept) or 0, fp32 (B, H, 1, 1)."""
+    return keep.float() * (keep.size(1) / keep.sum(1, keepdim=True))
+
+
+def _factor(sampler: FactorSampler, shape: tuple[int, ...], valid: Tensor | None, device: torch.device) -> Tensor:
+    return rescaled(sampler(shape, valid, device))

@@ -1,0 +1,249 @@
+"""HiddenCut: data augmentation inside the model (Chen, Shen, Chen & Yang, ACL 2021, arXiv 2106.00149).
+
+A second pass of each example loses, in every layer, one contiguous span of the feed-forward network's output: these
+positions of it are zero before the residual. Where the span begins is drawn among the tokens that receive the most
+attention in that layer, summed over queries and averaged over heads (strategic sampling, section 3.2). The loss is
+
+    CE(P) + CE(Q) + η · JS(P, Q),    JS(P, Q) = ½ [KL(P ‖ M) + KL(Q ‖ M)],    M = ½ (P + Q),
+
+P the prediction of the whole pass and Q that of the cut one (equations 4 to 6 with one augmentation and γ = 1).
+Lengths, rounding and the shortening of a span at the end are those of the authors' code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from attn_reg_plugin.attention.calls import AttentionCall, derived, graph_task
+from attn_reg_plugin.attention.sites import AttentionSite, all_sites
+from attn_reg_plugin.regularizers.base import option, register
+from attn_reg_plugin.regularizers.options import OptionError
+from attn_reg_plugin.regularizers.passes import SeveralPasses
+from attn_reg_plugin.regularizers.presets import Preset
+from attn_reg_plugin.regularizers.probing import Forward
+from attn_reg_plugin.regularizers.statistics import Quantity, Statistics
+
+
+@register("hidden_cut")
+@dataclass(eq=False)
+class HiddenCut(SeveralPasses):
+    """Train on each example whole and with spans of its hidden states cut out, and keep both predictions close.
+
+    `sites` names the self-attentions in whose layers spans are cut. In a loop of one's own the loss is
+    `regularizer.loss(...)`; fairseq and Trainer ask for it themselves. Of a regression the divergence is the squared
+    difference of both predictions.
+
+    Attributes:
+        cut: share of an example's tokens in a span (at least one token), in [0, 1]; 0 is plain training (one pass), bit
+            for bit.
+        top: share of the tokens, those with the most attention, among which a span begins (at least one), in [0, 1].
+        weight: of the divergence, the paper's η, at least 0.
+
+    Raises:
+        ValueError: an option is out of its range.
+    """
+
+    presets: ClassVar[tuple[Preset, ...]] = (
+        Preset("hidden_cut", "HiddenCut", {"sites": "encoder.self", "cut": 0.1, "top": 0.4, "weight": 1.0}),
+    )
+    logged: ClassVar[tuple[Quantity, ...]] = (
+        Quantity("hidden_cut_divergence", "hidden_cut_items", "hidden_cut_js"),
+        Quantity("tokens_cut", "tokens", "tokens_cut"),
+    )
+
+    cut: float = option(0.1, "share of an example's tokens in a span, in [0, 1]", within="[0, 1]")
+    top: float = option(0.4, "share of the most attended tokens where a span may begin, in [0, 1]", within="[0, 1]")
+    weight: float = option(1.0, "weight of the divergence between whole and cut, at least 0", within="[0, inf)")
+
+    def due(self) -> bool:
+        """Always, unless nothing is cut."""
+        return self.cut > 0
+
+    def hooks(self, model: nn.Module, sites: list[AttentionSite]) -> list[Any]:
+        """What cuts, in the feed-forward network of every site's layer.
+
+        Raises:
+            ValueError: a site is no self-attention, or its layer has no feed-forward network of its own.
+        """
+        if not self.due():
+            return []
+        every, found = all_sites(model), {}
+        for site in sites:
+            network = feed_forward_of(model, site, every)
+            if network in found:
+                raise ValueError(f"{site.name} and {found[network].name} share one feed-forward network; choose one")
+            found[network] = site
+        return [Cutter(module, site).install() for module, site in found.items()]
+
+    def before_forward(self, forward: Forward) -> None:
+        """Let every site watch its attention, to draw where its layer is cut."""
+        super().before_forward(forward)
+        for site in self.attached_sites:
+            seed = int(torch.randint(2**62, ()))
+            site.sampler = Spans(self.cut, self.top, seed, self.times, self.statistics)
+
+    def divergence(self, passes: list[Tensor], regression: bool) -> Tensor:
+        """JS(P, Q) of each item."""
+        first, second = passes
+        return (first - second) ** 2 if regression else jensen_shannon(first, second)
+
+
+def jensen_shannon(first: Tensor, second: Tensor) -> Tensor:
+    """½ [KL(P ‖ M) + KL(Q ‖ M)] with M = ½ (P + Q), of each position, in fp32; at most log 2.
+
+    Args:
+        first, second: (..., C) logits or log-probabilities.
+    """
+    first, second = first.float().log_softmax(-1), second.float().log_softmax(-1)
+    middle = torch.logaddexp(first, second) - torch.log(torch.tensor(2.0))
+    return (first.exp() * (first - middle) + second.exp() * (second - middle)).sum(-1) / 2
+
+
+def drawn_spans(received: Tensor, real: Tensor, cut: float, top: float, generator: torch.Generator) -> Tensor:
+    """Where each example is cut.
+
+    Args:
+        received: (B, S), the attention that each token receives.
+        real: bool (B, S), True = no padding.
+        cut, top: see `HiddenCut`.
+
+    Returns:
+        bool (B, S), True = cut: one span an example, which may end earlier where the tokens end.
+    """
+    count = real.sum(-1)
+    length = (count * cut).floor().clamp(min=1)
+    among = (count * top).floor().clamp(min=1)
+    order = received.masked_fill(~real, float("-inf")).sort(dim=-1, descending=True, stable=True).indices
+    chosen = (torch.rand(len(count), generator=generator, device=received.device) * among).long()
+    start = order.gather(-1, chosen.unsqueeze(-1))
+    places = torch.arange(received.size(-1), device=received.device)
+    return (places >= start) & (places < start + length.unsqueeze(-1)) & real
+
+
+@dataclass(eq=False)
+class Spans:
+    """A site's sampler: keeps all of the attention, and draws what its layer loses from the map that it sees.
+
+    The first rows of a batch are the whole passes, the last share of rows is cut.
+    """
+
+    cut: float
+    top: float
+    seed: int
+    passes: int
+    statistics: Statistics
+    drawn: dict[int, Tensor] = field(default_factory=dict)
+
+    def __call__(self, shape: tuple[int, ...], valid: Tensor | None, device: torch.device) -> None:
+        """No mask."""
+
+    def look_at(self, call: AttentionCall, weights: Tensor, valid: Tensor | None) -> None:
+        """Draw the spans of a call, once: activation checkpointing comes again.
+
+        Args:
+            weights: (B, H, T, S), the map.
+            valid: bool, broadcastable to it, or None.
+        """
+        if call.index in self.drawn:
+            return
+        rows, _, _, keys = weights.shape
+        real = weights.new_ones(rows, keys).bool()
+        if valid is not None:
+            valid = valid.reshape((1,) * (4 - valid.dim()) + tuple(valid.shape))
+            real = valid.any(1).any(1).expand(rows, keys)
+        received = (weights.float() * real[:, None, :, None]).sum(2).mean(1)  # not what padding attends to
+        generator = torch.Generator(weights.device).manual_seed(derived(self.seed, call.index))
+        spans = drawn_spans(received, real, self.cut, self.top, generator)
+        spans[: rows - rows // self.passes] = False
+        self.drawn[call.index] = spans
+        self.statistics.add("tokens_cut", spans.sum().float())
+        self.statistics.add("tokens", real[rows - rows // self.passes :].sum().float())
+
+
+@dataclass(eq=False)
+class Cutter:
+    """Stands in for the forward of a feed-forward network's last map, and zeroes spans of its output.
+
+    No hook is used: torch's own encoder layer leaves its fast path in evaluation for modules with hooks.
+    """
+
+    module: nn.Module
+    site: AttentionSite
+
+    def install(self) -> Cutter:
+        """Stand in."""
+        self._own, self._inner = vars(self.module).get("forward"), self.module.forward
+        self.module.forward = self.forward
+        return self
+
+    def remove(self) -> None:
+        """Give the module its forward back."""
+        if self._own is None:
+            del self.module.forward
+        else:
+            self.module.forward = self._own
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        """The module's output (B, T, C), (T, B, C) or (B·T, C), with zeros where it is cut.
+
+        Raises:
+            RuntimeError: the output has another shape.
+        """
+        outputs = self._inner(*args, **kwargs)
+        site, spans = self.site, self.site.sampler
+        if not isinstance(spans, Spans) or not self.module.training or site.current is None:
+            return outputs
+        if site.over and graph_task() == -1:  # a part of the model runs by itself
+            return outputs
+        cut = spans.drawn[site.current.index]
+        first = getattr(site.backend, "time_first", None)
+        if first is not None and first(site):
+            cut = cut.transpose(0, 1)
+        if outputs.shape[:-1] not in (cut.shape, (cut.numel(),)):
+            raise RuntimeError(
+                f"hidden_cut: the feed-forward network of {site.name} gives {tuple(outputs.shape)}, which does not fit "
+                f"its attention over {tuple(cut.shape)} tokens; choose other sites"
+            )
+        return outputs.masked_fill(cut.reshape(outputs.shape[:-1]).unsqueeze(-1), 0.0)
+
+
+def feed_forward_of(model: nn.Module, site: AttentionSite, every: Iterable[AttentionSite]) -> nn.Module:
+    """The last map of the feed-forward network that follows a self-attention: to fewer dimensions than it comes from.
+
+    It is looked for around the attention, as far as no other self-attention of the stack is there.
+
+    Args:
+        every: all sites of the model.
+
+    Raises:
+        OptionError: the site is no self-attention, or there is no such map.
+    """
+    if site.kind != "self":
+        raise OptionError("sites", f"{site.name} is no self-attention: hidden_cut cuts tokens of a layer's own input")
+    others = {s.path for s in every if (s.stack, s.kind) == (site.stack, site.kind)} - {site.path}
+    path, inside = site.path, f"{site.path}."
+    while path:
+        path = path.rpartition(".")[0]
+        around = f"{path}." if path else ""
+        if any(other.startswith(around) for other in others):
+            break
+        maps = [m for name, m in model.get_submodule(path).named_modules() if _narrows(m, f"{around}{name}.", inside)]
+        if maps:
+            return maps[-1]
+    raise OptionError("sites", f"the layer of {site.name} has no feed-forward network that hidden_cut could cut")
+
+
+def _narrows(module: nn.Module, path: str, inside: str) -> bool:
+    """Whether it is a linear map to fewer dimensions, outside of the attention itself."""
+    if isinstance(module, nn.Linear):
+        wide, narrow = module.in_features, module.out_features
+    elif type(module).__name__ == "Conv1D":  # GPT-2's linear map, whose weight is (in, out)
+        wide, narrow = module.weight.shape
+    else:
+        return False
+    return wide > narrow and not path.startswith(inside)

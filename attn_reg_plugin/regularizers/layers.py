@@ -1,0 +1,156 @@
+"""The layers that attentions stand in, and leaving one out of a forward; found and reached from the sites' paths."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+
+from attn_reg_plugin.attention.calls import AttentionCall, essence, graph_task, recomputed
+from attn_reg_plugin.attention.sites import AttentionSite, all_sites
+from attn_reg_plugin.regularizers.probing import same_randomness
+
+#: what a method puts on `AttentionSite.plan`: whether the layer of these sites is left out of its call of this number
+LayerPlan = Callable[[list[AttentionSite], int], bool]
+
+
+@dataclass(eq=False)
+class Layer:
+    """A layer of a model that can be left out: its hidden states pass by it unchanged.
+
+    What stands in for the module's forward is `forward`, an attribute of the instance: no hook can keep a module from
+    running. Until it is known what a layer gives beside its hidden states, and where that is more than None (T5's
+    first layer gives the position bias of all), it runs and only its hidden states are replaced; random numbers that it
+    draws meanwhile count for nothing.
+
+    Attributes:
+        path: the module's name in the model.
+        module: the layer.
+        kinds: its sites that are regularized, by kind; of a layer that several share, in the order of its calls.
+    """
+
+    path: str
+    module: nn.Module
+    kinds: list[list[AttentionSite]]
+    calls: list[AttentionCall] = field(default_factory=list, repr=False)
+    _inner: Callable[..., Any] | None = field(default=None, repr=False)
+    _replaced: Any = field(default=None, repr=False)
+    _plan: LayerPlan | None = field(default=None, repr=False)
+    _task: int = field(default=-1, repr=False)
+    #: what it gave last with the states taken out; unknown until it ran
+    _bare: tuple[type, int] | None = field(default=None, repr=False)
+
+    def install(self) -> Layer:
+        """Stand in for the module's forward.
+
+        Raises:
+            ValueError: another layer does so already.
+        """
+        self._inner, self._replaced = self.module.forward, vars(self.module).get("forward")
+        if isinstance(getattr(self._replaced, "__self__", None), Layer):
+            raise ValueError(f"the layer {self.path} is left out by another regularizer already; detach that one first")
+        self.module.forward = self.forward
+        return self
+
+    def remove(self) -> None:
+        """Give the module its forward back."""
+        if self._replaced is None:
+            del self.module.forward
+        else:
+            self.module.forward = self._replaced
+
+    @property
+    def lead(self) -> AttentionSite:
+        """The site that has the layer's plan."""
+        return self.kinds[0][0]
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's forward, or what it was given if it is left out.
+
+        Raises:
+            RuntimeError: the layer changes the shape of its states, so it can't be left out.
+        """
+        if self.lead.plan is None or not self.module.training:
+            return self._inner(*args, **kwargs)
+        states = next((a for a in (*args, *kwargs.values()) if isinstance(a, Tensor) and a.is_floating_point()), None)
+        if not self._left_out(states):
+            return self._run(states, args, kwargs)
+        if self._bare is None:
+            with same_randomness(states.device):
+                outputs = self._run(states, args, kwargs)
+            return states if isinstance(outputs, Tensor) else type(outputs)((states, *outputs[1:]))
+        kind, rest = self._bare
+        return states if kind is Tensor else kind((states, *[None] * rest))
+
+    def _run(self, states: Tensor | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run it, and learn whether it gives anything but states."""
+        outputs = self._inner(*args, **kwargs)
+        parts = (outputs,) if isinstance(outputs, Tensor) else outputs
+        fits = isinstance(parts, tuple | list) and parts and isinstance(parts[0], Tensor) and states is not None
+        if not fits or parts[0].shape != states.shape:
+            took = "no states" if states is None else f"states of shape {tuple(states.shape)}"
+            gave = f"shape {tuple(parts[0].shape)}" if fits else type(outputs).__name__
+            raise RuntimeError(
+                f"the layer {self.path} of {self.lead.name} takes {took} and gives {gave}, so it can't be left out; "
+                "choose other sites"
+            )
+        bare = all(part is None for part in parts[1:]) and type(outputs) in (Tensor, tuple, list)
+        self._bare = (type(outputs), len(parts) - 1) if bare else None
+        return outputs
+
+    def _left_out(self, states: Tensor | None) -> bool:
+        """Whether this call is left out; one that activation checkpointing repeats, as it was."""
+        site = self.lead
+        if site.plan is not self._plan:
+            self._plan, self.calls, self._task = site.plan, [], graph_task()
+        if graph_task() != self._task:
+            call = recomputed(self.calls, (states,))
+            return call is not None and call.uniform
+        if site.over:
+            return False  # a part of the model runs by itself
+        call = AttentionCall(site, len(self.calls), seen=essence((states,)))
+        now = [sites[call.index % len(sites)] for sites in self.kinds]
+        call.uniform = self._plan(now, call.index)
+        self.calls.append(call)
+        return call.uniform
+
+
+def layers_of(model: nn.Module, sites: Iterable[AttentionSite]) -> list[Layer]:
+    """The layers that `sites` stand in, in order.
+
+    A site's layer is the outermost module around it that is called by a number and has no other attention of its kind.
+
+    Args:
+        model: the attached model.
+        sites: some of its open sites.
+
+    Raises:
+        ValueError: a site stands in no such layer, or shares its layer with one that isn't among `sites`.
+    """
+    every, found = all_sites(model), {}
+    sites = list(sites)
+    for site in sites:
+        path = _layer_path(site, every)
+        if path is None:
+            raise ValueError(
+                f"{site.name} ({site.path}) stands in no numbered layer that could be left out; choose other sites"
+            )
+        shared = [other.name for other in every if other.path == site.path and other not in sites]
+        if shared:
+            raise ValueError(f"{site.name} shares its layer with {', '.join(shared)}: choose all of them, or none")
+        kinds = found.setdefault(path, {})
+        kinds.setdefault((site.stack, site.kind), []).append(site)
+    return [Layer(path, model.get_submodule(path), list(kinds.values())) for path, kinds in found.items()]
+
+
+def _layer_path(site: AttentionSite, every: Iterable[AttentionSite]) -> str | None:
+    """The path of the layer that `site` stands in."""
+    parts = site.path.split(".")
+    for i, part in enumerate(parts[:-1]):
+        path = ".".join(parts[: i + 1])
+        alike = (other for other in every if (other.stack, other.kind) == (site.stack, site.kind))
+        if part.isdigit() and {other.path for other in alike if other.path.startswith(f"{path}.")} == {site.path}:
+            return path
+    return None

@@ -1,0 +1,168 @@
+"""Methods that run each example several times and compare the passes, such as R-Drop and HiddenCut.
+
+The passes are one forward of a batch that is repeated. So a second method draws masks for all of them, and activation
+checkpointing recomputes each with those that it was made with. The loss is the sum of the passes' losses, and the
+method's divergence between their predictions.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from attn_reg_plugin.regularizers.base import Regularizer, Share
+from attn_reg_plugin.regularizers.objectives import _tokens_with_loss, logits_of
+from attn_reg_plugin.regularizers.probing import Forward
+from attn_reg_plugin.regularizers.training import Supplied
+
+#: the fields of `Supplied` that have a row for each example
+_OF_A_BATCH = ("targets", "token_mask", "example_tokens", "batch")
+
+
+@dataclass(eq=False)
+class SeveralPasses(Regularizer):
+    """Base of methods whose loss compares `times` passes of a batch; a subclass says how much they differ."""
+
+    #: while `loss` runs: outputs and inputs of the forwards in it
+    _seen: list[tuple[Any, Mapping[str, Any]]] | None = field(default=None, init=False, repr=False)
+    _inputs: Mapping[str, Any] = field(default_factory=dict, init=False, repr=False)
+    #: passes of a batch
+    times: ClassVar[int] = 2
+    acts: ClassVar[int] = 3
+
+    if TYPE_CHECKING:
+        weight: float  # an option of the methods: what the divergence is multiplied by
+
+    # -- what a method implements -----------------------------------------------------------------------------------
+
+    @abstractmethod
+    def divergence(self, passes: list[Tensor], regression: bool) -> Tensor:
+        """How much the passes differ, of each item, (N,) in fp32.
+
+        Args:
+            passes: the logits of each, (N, C) in fp32; of a regression the predictions, (N,).
+            regression: which of both.
+        """
+
+    # -- what it gets -----------------------------------------------------------------------------------------------
+
+    @property
+    def passes(self) -> int:
+        """Two of a method that is due."""
+        return self.times if self.due() else 1
+
+    def before_forward(self, forward: Forward) -> None:
+        """See that the batch is one that was repeated.
+
+        Raises:
+            RuntimeError: the loop does not ask for the loss.
+        """
+        if self._seen is None:
+            raise RuntimeError(
+                f"{self.name} adds to the loss of a batch: compute it by "
+                "regularizer.loss(lambda batch: loss_function(model(**batch), batch), batch)"
+            )
+        self._inputs = forward.inputs
+
+    def after_forward(self, outputs: Any) -> None:
+        """Keep the outputs for the divergence."""
+        if self._seen is not None and outputs is not None:
+            self._seen.append((outputs, self._inputs))
+        self._inputs = {}
+
+    def loss(self, compute: Callable[[Any], Tensor], batch: Any, share: Share | None = None) -> Tensor:
+        """The sum of the passes' losses, and the weighted divergence; arguments as in `Regularizer.loss`.
+
+        Raises:
+            ValueError: the model's outputs cannot be compared.
+            RuntimeError: `compute` did not run the model in training mode.
+        """
+        times = self.passes
+        if times == 1:
+            return compute(batch)
+        self._seen, told = [], self.supplied
+        self.supply(repeated_supply(told, times))
+        try:
+            loss = compute(repeated(batch, times))
+            seen = self._seen
+        finally:
+            self._seen = None
+            self.supply(told)
+        if not seen:
+            raise RuntimeError(f"{self.name} saw no forward of the attached model in training mode to take the loss of")
+        parts = [compared(outputs, inputs, times) for outputs, inputs in seen]
+        divergences = torch.cat([self.divergence(passes, regression) for passes, regression in parts])
+        total, count = divergences.sum(), divergences.numel()
+        self.statistics.add(f"{self.name}_divergence", total.detach())
+        self.statistics.add(f"{self.name}_items", count)
+        return times * loss + self.weight * (total / max(count, 1) if share is None else share(total, count))
+
+
+def repeated(batch: Any, times: int) -> Any:
+    """A batch with every example `times` times: first all of them, then all again.
+
+    Args:
+        batch: as in `Regularizer.loss`; what has as many rows as its first tensor is repeated, the rest stays.
+    """
+    size = _rows(batch)
+
+    def again(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return torch.cat([value] * times) if value.dim() and value.size(0) == size else value
+        if isinstance(value, Mapping):
+            return {key: again(held) for key, held in value.items()}
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            return type(value)(*map(again, value))
+        if type(value) in (list, tuple):
+            return type(value)(map(again, value))
+        return value
+
+    return again(batch)
+
+
+def repeated_supply(supplied: Supplied, times: int) -> Supplied:
+    """What was supplied for a batch, for the repeated one."""
+    parts = {name: repeated(getattr(supplied, name), times) for name in _OF_A_BATCH}
+    return replace(supplied, **parts)
+
+
+def _rows(batch: Any) -> int | None:
+    """The first dimension of the first tensor that has one."""
+    if isinstance(batch, Tensor):
+        return batch.size(0) if batch.dim() else None
+    held = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else ()
+    return next((rows for rows in map(_rows, held) if rows is not None), None)
+
+
+def compared(outputs: Any, inputs: Mapping[str, Any], times: int) -> tuple[list[Tensor], bool]:
+    """What of the outputs of a repeated batch is compared, pass by pass; and whether it is a regression.
+
+    Args:
+        outputs: logits (B, C), of a regression (B,) or (B, 1), or of tokens (B, T, V); in any form that `logits_of`
+            knows. Of tokens, those that are real and have a label count.
+        inputs: of the forward by name.
+
+    Raises:
+        ValueError: there are no logits, or of another shape.
+    """
+    if inputs.get("adaptive_softmax") is not None:
+        raise ValueError("passes cannot be compared by an adaptive softmax, whose model gives features and no logits")
+    logits = logits_of(outputs)
+    if logits.dim() == 1 or (logits.dim() == 2 and logits.size(-1) == 1):
+        return list(logits.float().reshape(-1).chunk(times)), True
+    targets = inputs.get("targets", inputs.get("labels"))
+    several = isinstance(targets, Tensor) and targets.is_floating_point() and targets.shape == logits.shape
+    if logits.dim() not in (2, 3) or several or logits.size(0) % times:
+        what = "labels of which several may hold" if several else f"logits of shape {tuple(logits.shape)}"
+        raise ValueError(f"passes with {what} cannot be compared; give (B, C), (B, T, V), or (B,) of a regression")
+    passes = list(logits.float().chunk(times))
+    if logits.dim() == 3:
+        known = _tokens_with_loss(logits, inputs)
+        known = logits.new_ones(logits.shape[:2]).bool() if known is None else known
+        passes = [logits[known.chunk(times)[0]] for logits in passes]
+    return passes, False

@@ -1,0 +1,68 @@
+"""A criterion whose loss a method adds to: it gets the repeated sample, and what it counts is that of one pass."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor, nn
+
+from attn_reg_plugin.regularizers import Regularizer
+
+#: counts of a sample that are not tensors
+COUNTS = ("ntokens", "nsentences")
+
+
+class AddingCriterion:
+    """Stands in for a criterion in a training step; what it hasn't itself it takes from the criterion.
+
+    The sample size and all that is logged are of one pass, the mean over all of them; but for `loss`, which is the
+    whole loss.
+
+    Args:
+        criterion: fairseq's; its loss is a sum, as fairseq has it.
+        regularizer: attached, with several passes.
+    """
+
+    def __init__(self, criterion: Any, regularizer: Regularizer) -> None:
+        self.criterion, self.regularizer = criterion, regularizer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.criterion, name)
+
+    def __call__(
+        self, model: nn.Module, sample: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Any, dict[str, Any]]:
+        """Loss, sample size and what is logged."""
+        regularizer, passes = self.regularizer, self.regularizer.passes
+        size: Any = None
+        log: dict[str, Any] = {}
+
+        def compute(batch: dict[str, Any]) -> Tensor:
+            nonlocal size, log
+            counts = {name: batch[name] * passes for name in COUNTS if isinstance(batch.get(name), int)}
+            batch = {**batch, **counts}
+            told = regularizer.supplied
+            regularizer.supply(replace(told, batch=batch, targets=batch.get("target")))
+            try:
+                loss, size, log = self.criterion(model, batch, *args, **kwargs)
+            finally:
+                regularizer.supply(told)
+            return loss / passes
+
+        loss = regularizer.loss(compute, sample, share=lambda total, count: total)
+        log = {name: _share(value, passes) for name, value in log.items()}
+        whole = {"loss": loss.detach()} if "loss" in log else {}
+        return loss, _share(size, passes), {**log, **whole}
+
+
+def adding(criterion: Any, regularizer: Regularizer) -> Any:
+    """The criterion of a training step: itself, unless the method adds to its loss."""
+    return AddingCriterion(criterion, regularizer) if regularizer.passes > 1 else criterion
+
+
+def _share(value: Any, passes: int) -> Any:
+    """What of a sum over all passes is one pass's; whole numbers stay whole where they can."""
+    if isinstance(value, int) and not isinstance(value, bool) and value % passes == 0:
+        return value // passes
+    return value / passes if isinstance(value, int | float | Tensor) and not isinstance(value, bool) else value

@@ -1,0 +1,28 @@
+"""An encoder as it would come out of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("fairseq")
+pytest.importorskip("transformers")
+
+import torch
+
+from attn_reg_plugin.experiments.trained import Trained
+from attn_reg_plugin.labelled import find_task
+from attn_reg_plugin.models.hf_encoder import HFEncoderConfig, HFEncoderModel
+from tests.models.hf_folders import make_encoder, tokenizer
+
+
+@pytest.fixture
+def trained(request: pytest.FixtureRequest, tmp_path: Path) -> Trained:
+    """An encoder for a row of the table, as it would come out of a run."""
+    task = find_task(getattr(request, "param", "mnli"))
+    cfg = SimpleNamespace(hf_model=str(make_encoder(tmp_path / "encoder")))
+    torch.manual_seed(3)
+    model = HFEncoderModel.build_model(HFEncoderConfig(), SimpleNamespace(labelled=task, cfg=cfg)).eval()
+    return Trained(model, tokenizer(), task, 40, tmp_path / "checkpoint_best.pt")

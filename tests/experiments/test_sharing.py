@@ -1,0 +1,151 @@
+"""Several processes on one comparison: every run is done once, by one at a time, and what a killed one left is done."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from attn_reg_plugin.experiments import checks, comparison, runs
+from attn_reg_plugin.experiments.jobs import Slots, visible_gpus
+from attn_reg_plugin.experiments.methods import select_methods
+from attn_reg_plugin.experiments.runs import Run
+from attn_reg_plugin.files import write_json
+
+#: says in a file of its own when it begins and ends; the end may have to wait
+WORK = """
+import os, sys, time
+def say(word):
+    with open(sys.argv[1], "a") as file:
+        file.write(f"{word} {os.environ.get('CUDA_VISIBLE_DEVICES')}\\n")
+say("begin"); time.sleep(0.1)
+while os.path.exists(sys.argv[1] + ".wait"):
+    time.sleep(0.02)
+say("end")
+"""
+
+
+@dataclass(frozen=True)
+class ShortRun(Run):
+    """A run whose training does nothing but say so."""
+
+    def settings(self) -> dict[str, Any]:
+        """Nothing."""
+        return {"seed": self.seed, "flags": ""}
+
+    def carry_out(self, watch: Any, stop: Event | None = None) -> None:
+        """Train, unless that is done."""
+        with runs.hold(self.folder) as lock:
+            if not self.result():
+                command = [sys.executable, "-S", "-c", WORK, str(self.folder / "trace")]
+                runs.execute(command, self.folder / "train.log", "x", lock, watch, stop, **self._placed())
+                write_json(self.folder / "result.json", {"done": True})
+
+    def finished(self) -> bool:
+        """Whether that is done."""
+        return bool(self.result())
+
+
+@pytest.fixture
+def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[ShortRun]:
+    monkeypatch.setattr(checks, "check_runs", lambda all: None)
+    monkeypatch.setattr(comparison, "WAIT", 0.05)
+    monkeypatch.setattr(runs, "POLL", 0.05)
+    methods = select_methods("plain,ad_drop")
+    data: Any = SimpleNamespace()
+    return [ShortRun(m, seed, tmp_path / f"{m.name}-seed{seed}", data, (), ()) for seed in (1, 2) for m in methods]
+
+
+def carry_out(all: list[ShortRun], **how: Any) -> str:
+    """What is said while the runs are done."""
+    said = io.StringIO()
+    assert comparison.carry_out(all, Console(file=said, width=200), 1, lambda one: "well", **how)
+    return said.getvalue()
+
+
+def traces(all: list[ShortRun]) -> list[list[str]]:
+    return [[line.split()[0] for line in (one.folder / "trace").read_text().splitlines()] for one in all]
+
+
+def test_two_processes_share_the_runs(planned: list[ShortRun]) -> None:
+    other = multiprocessing.get_context("fork").Process(target=carry_out, args=(planned,))
+    other.start()
+    said = carry_out(planned)
+    other.join(30)
+    assert other.exitcode == 0
+    assert traces(planned) == [["begin", "end"]] * 4, "each once"
+    assert "[4 of 4 runs]" in said
+
+
+def test_a_run_of_another_process_comes_last(planned: list[ShortRun]) -> None:
+    for one in planned:
+        one.claim()
+    with contextlib.ExitStack() as elsewhere:
+        elsewhere.enter_context(runs.hold(planned[0].folder))
+        threading.Timer(1.0, elsewhere.close).start()
+        said = carry_out(planned).splitlines()
+    assert "plain, seed 1: another process is still working in" in said[1]
+    assert said[-1] == "plain, seed 1: well [4 of 4 runs]" and traces(planned) == [["begin", "end"]] * 4
+
+
+def test_what_a_killed_process_left_is_done_after_its_command_has_ended(planned: list[ShortRun]) -> None:
+    first, wait = planned[0].folder / "trace", planned[0].folder / "trace.wait"
+    wait.parent.mkdir()
+    wait.touch()
+    other = multiprocessing.get_context("fork").Process(target=carry_out, args=(planned,))
+    other.start()
+    while not first.exists():
+        time.sleep(0.05)
+    os.kill(other.pid, signal.SIGKILL)
+    other.join(30)
+    threading.Timer(1.0, wait.unlink).start()
+    carry_out(planned, jobs=2)
+    found = traces(planned)
+    assert found[0] == ["begin", "end"] * 2, "its command goes on without it, and nobody else begins until it ends"
+    assert found[1:] == [["begin", "end"]] * 3
+    carry_out(planned)
+    assert traces(planned) == found, "a finished run was run again"
+
+
+def test_each_run_has_a_gpu_of_its_own(planned: list[ShortRun]) -> None:
+    carry_out(planned, jobs=2, gpus=["3", "5"])
+    used = {(one.folder / "trace").read_text().splitlines()[0].split()[1] for one in planned}
+    assert used == {"3", "5"}
+
+
+def test_gpus_are_lent(monkeypatch: pytest.MonkeyPatch) -> None:
+    slots = Slots(["a", "b"], jobs=3)
+    with slots.lent() as first, slots.lent() as second, slots.lent() as third:
+        assert [first, second, third] == ["a", "b", "a"]
+    with Slots([], jobs=2).lent() as none, Slots(["a", "b"], jobs=1).lent() as alone:
+        assert none is None and alone is None, "one job has all there are"
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert visible_gpus() == ["0", "1"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-4, 7")
+    assert visible_gpus() == ["GPU-4", "7"]
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    for jobs, flags in ((1, []), (2, ["--distributed-world-size", "1"])):
+        assert comparison.Comparison(out=Path("o"), jobs=jobs)._one_gpu() == flags
+    assert comparison.Comparison(out=Path("o"), jobs=2, cpu=True)._one_gpu() == []
+
+
+def test_a_terminal_has_a_bar_over_all_runs(planned: list[ShortRun]) -> None:
+    said = io.StringIO()
+    console = Console(file=said, force_terminal=True, width=120)
+    assert comparison.carry_out(planned, console, 1, lambda one: "well", 4)
+    assert "all runs" in said.getvalue() and "4 of 4 runs" in said.getvalue()
+    assert "plain, seed 1: well" in said.getvalue(), "a finished run's bar gives way to a line"

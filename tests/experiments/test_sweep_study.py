@@ -1,0 +1,217 @@
+"""Trials that processes share: each is filled exactly once, whoever is killed, slow or in a hurry."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("optuna")
+
+import optuna
+
+from attn_reg_plugin.experiments import sweep_study, sweep_work
+from attn_reg_plugin.experiments.runs import RunError, RunInUse
+from attn_reg_plugin.experiments.sweep_report import Report
+from attn_reg_plugin.experiments.sweep_space import Arm, Dimension, Slot, slots_of
+from attn_reg_plugin.experiments.sweep_storage import open_storage, without_password
+from attn_reg_plugin.experiments.sweep_study import COMPLETE, FAILED, OPEN, PRUNED, RUNNING
+from tests import processes
+from tests.experiments.sweep_trials import ACCURACY, METHOD, PLAIN, FakeRun, fill, trials, worker
+
+NEVER = threading.Event()
+
+
+def test_two_processes_of_which_one_is_killed_fill_every_trial_once(tmp_path: Path) -> None:
+    """Twelve trials and twelve plain ones on an SQLite file; the killed process was in the middle of its third."""
+    trials(tmp_path), trials(tmp_path, PLAIN)  # the tables
+    victim = processes.start(fill, tmp_path, 3, 0.1, 2.0)
+    other = processes.start(fill, tmp_path, None, 0.1, 2.0)
+
+    def began() -> list[Path]:
+        pid = f"{victim.pid}\n"
+        return [path.parent for path in tmp_path.glob("*/started") if pid in path.read_text()]
+
+    until = time.monotonic() + processes.PATIENCE
+    while len(began()) < 3 and time.monotonic() < until:
+        time.sleep(0.02)
+    victim.kill()
+    victim.join(processes.PATIENCE)
+    other.join(processes.PATIENCE)
+    assert other.exitcode == 0 and len(began()) == 3
+    taken_over = 0
+    for arm in (METHOD, PLAIN):
+        entries = trials(tmp_path, arm).entries()
+        assert [entry.state for entry in entries] == [COMPLETE] * 12
+        assert [entry.value for entry in entries] == [float(number) for number in range(12)]
+        taken_over += sum(entry.attempts == 2 for entry in entries)
+        (storage,) = {f"sqlite:///{tmp_path / 'sweep.db'}"}
+        study = optuna.load_study(storage=storage, study_name=arm.name)
+        complete = [one for one in study.trials if one.state == optuna.trial.TrialState.COMPLETE]
+        assert sorted(one.user_attrs["slot"] for one in complete) == list(range(12))
+    assert taken_over == 1, "the third of the killed process, and nothing else, was run again"
+    report = Report([(arm, trials(tmp_path, arm).entries()) for arm in (METHOD, PLAIN)], ACCURACY)
+    assert sorted(one.number for one in report.trials["plain"]) == list(range(12)) and not report.failed
+
+
+def test_claims_at_the_same_time_are_of_different_slots(tmp_path: Path) -> None:
+    """Five claimants with connections of their own, more often than there are slots."""
+    found: list[int] = []
+
+    def claim_all(shared: Any) -> None:
+        while (claim := shared.claim(set())) is not None:
+            with claim:
+                found.append(claim.slot.number)
+                claim.finish(0.0, {})
+
+    threads = [threading.Thread(target=claim_all, args=(trials(tmp_path),)) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(set(found)) == list(range(12))
+    entries = trials(tmp_path).entries()
+    assert [entry.state for entry in entries] == [COMPLETE] * 12
+
+
+def test_of_two_trials_for_a_slot_the_lower_number_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other process adds its trial between this one's look and this one's own."""
+    first, second = trials(tmp_path), trials(tmp_path)
+    look = type(first)._free
+
+    def slow(self: Any, attempts: Any) -> bool:
+        free = look(self, attempts)
+        if self is second:
+            monkeypatch.setattr(type(first), "_free", look)
+            self.rival = first.claim(set())
+        return free
+
+    monkeypatch.setattr(type(first), "_free", slow)
+    mine = second.claim(set())
+    assert second.rival.slot.number == 0 and mine.slot.number == 1, "it gave way and took the next"
+    assert [entry.attempts for entry in first.entries()[:3]] == [1, 1, 0]
+
+
+def test_a_process_that_was_only_slow_stops_and_its_result_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweep_study, "GRACE", 0.0)
+    monkeypatch.setattr(sweep_study, "BEAT", 0.5)
+    slow, other = trials(tmp_path), trials(tmp_path)
+    with slow.claim(set()) as claim:
+        rest = set(range(1, 12))
+        assert other.claim(rest) is None, "it has been watched for no time yet"
+        with other.claim(rest) as taken:
+            assert claim.stop.wait(20) and not claim.finish(7.0, {"folder": "x"})
+            assert taken.finish(8.0, {})
+    entry = trials(tmp_path).entries()[0]
+    assert (entry.state, entry.value, entry.attempts) == (COMPLETE, 8.0, 2)
+
+
+def test_what_is_interrupted_is_free_at_once(tmp_path: Path) -> None:
+    shared = trials(tmp_path)
+    with pytest.raises(KeyboardInterrupt), shared.claim(set()):
+        assert shared.entries()[0].state == RUNNING
+        raise KeyboardInterrupt
+    assert shared.entries()[0].state == OPEN and shared.claim(set()).slot.number == 0
+
+
+def test_what_was_drawn_for_a_slot_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trial that is taken over goes on in its folder, so its values are those of before."""
+    ranges = (Dimension("p", kind="uniform", low=0.0, high=1.0), Dimension("lr", True, kind="log", low=1e-5, high=1e-2))
+    ranges += (Dimension("steps", kind="int", low=1, high=9), Dimension("sites", values=("*", "encoder.self")))
+    arm = Arm("ad_drop", "AD-DROP", ranges, slots_of(ranges, (5, 6), 3))
+    with trials(tmp_path, arm).claim(set()) as claim:
+        drawn = claim.values
+    assert 1e-5 <= drawn["lr"] <= 1e-2 and drawn["steps"] in range(1, 10) and 0 <= drawn["p"] <= 1
+    monkeypatch.setattr(optuna.samplers, "TPESampler", lambda seed=0: optuna.samplers.RandomSampler(seed + 99))
+    with trials(tmp_path, arm).claim(set()) as claim:
+        assert claim.values == drawn and claim.slot.seed == 5
+        claim.finish(1.0, {})
+    with trials(tmp_path, arm).claim(set()) as claim:
+        assert claim.values != drawn and claim.slot.seed == 6
+    assert trials(tmp_path, arm).entries()[0].values == drawn
+
+
+def test_hopeless_trials_are_pruned(tmp_path: Path) -> None:
+    """Slot 11 starts below the median of the others and is ended after its second epoch."""
+    curves: dict[int, list[float]] = {}
+
+    def make(arm: Arm, slot: Slot, values: dict[str, Any]) -> FakeRun:
+        curves[slot.number] = [5.0 + slot.number, 6.0, 7.0] if slot.number < 11 else [3.0, 2.0, 99.0]
+        return FakeRun(tmp_path, arm, slot, curves[slot.number])
+
+    pruner = optuna.pruners.MedianPruner(5, 2)
+    shared = trials(tmp_path, pruner=pruner)
+    worker(tmp_path, make, shared).work(NEVER)
+    entries = shared.entries()
+    assert [entry.state for entry in entries] == [COMPLETE] * 11 + [PRUNED]
+    assert entries[11].by_epoch == {1: 3.0, 2: 2.0} and entries[3].value == 8.0
+    report = Report([(METHOD, entries)], ACCURACY)
+    assert report.trials["ad_drop"][11].value == 3.0 and report.summaries[0].pruned == 1
+
+
+def test_a_failed_trial_is_kept_as_such_and_another_process_tries_it_once_more(tmp_path: Path) -> None:
+    class Broken(FakeRun):
+        def carry_out(self, watch: Any, stop: Any) -> None:
+            raise RunError("the training ended with exit status 1")
+
+    def make(arm: Arm, slot: Slot, values: dict[str, Any]) -> FakeRun:
+        return (Broken if slot.number == 4 else FakeRun)(tmp_path, arm, slot)
+
+    for attempts in (1, 2):
+        shared = trials(tmp_path)
+        worker(tmp_path, make, shared).work(NEVER)
+        assert [entry.state for entry in shared.entries()] == [*[COMPLETE] * 4, FAILED, *[COMPLETE] * 7]
+        assert shared.entries()[4].attempts == attempts
+    report = Report([(METHOD, shared.entries())], ACCURACY)
+    assert report.failed[0].error == "the training ended with exit status 1" and report.summaries[0].failed == 1
+
+
+def test_where_everything_fails_it_ends(tmp_path: Path) -> None:
+    class Broken(FakeRun):
+        def carry_out(self, watch: Any, stop: Any) -> None:
+            raise RunError("no space left")
+
+    shared = trials(tmp_path)
+    with pytest.raises(RunError, match="no space left"):
+        worker(tmp_path, lambda arm, slot, values: Broken(tmp_path, arm, slot), shared).work(NEVER)
+    assert [entry.state for entry in shared.entries()].count(FAILED) == sweep_work.HOPELESS
+
+
+def test_a_folder_that_is_in_use_is_tried_again_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when a training has outlived the process that started it."""
+    monkeypatch.setattr(sweep_work, "BUSY", 0.5)
+    monkeypatch.setattr(sweep_work, "WAIT", 0.1)
+    refused: list[int] = []
+
+    class Held(FakeRun):
+        def claim(self) -> None:
+            super().claim()
+            if len(refused) < 2:
+                refused.append(1)
+                raise RunInUse("another process is still working there")
+
+    def make(arm: Arm, slot: Slot, values: dict[str, Any]) -> FakeRun:
+        return (Held if slot.number == 0 else FakeRun)(tmp_path, arm, slot)
+
+    shared = trials(tmp_path)
+    worker(tmp_path, make, shared).work(NEVER)
+    assert [entry.state for entry in shared.entries()] == [COMPLETE] * 12 and shared.entries()[0].attempts == 3
+
+
+def test_another_sweep_in_the_same_study_is_refused(tmp_path: Path) -> None:
+    trials(tmp_path).agree({"finetune.lr": "0.1", "seeds": [1]})
+    trials(tmp_path).agree({"finetune.lr": "0.1", "seeds": [1]})
+    with pytest.raises(ValueError, match=r"other settings \(finetune.lr: 0.1 there, 0.2 asked for\); give another --n"):
+        trials(tmp_path).agree({"finetune.lr": "0.2", "seeds": [1]})
+
+
+@pytest.mark.parametrize("url", ["nonsense", "nonsense://x", "postgresql://me:secret@localhost:1/x", "sqlite:////no/x"])
+def test_a_storage_that_cannot_be_opened(url: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"storage .* cannot be opened: ") as error:
+        open_storage(url, tmp_path)
+    assert "secret" not in str(error.value) and without_password(url) in str(error.value)

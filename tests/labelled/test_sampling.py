@@ -1,0 +1,59 @@
+"""Training on a part: how much it is, that it's drawn at random, and what is refused."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from attn_reg_plugin.labelled import Sampling, TextExample, find_task, sample_of
+
+EXAMPLES = [TextExample(line, "a", None, int(line > 700)) for line in range(1, 1001)]
+
+
+def test_everything_by_default() -> None:
+    assert Sampling().of(EXAMPLES) == Sampling(examples=5000).of(EXAMPLES) == EXAMPLES
+
+
+def test_a_number_is_the_sample_that_it_was() -> None:
+    assert Sampling(examples=200).of(EXAMPLES) == sample_of(EXAMPLES, 200)
+
+
+@pytest.mark.parametrize(("fraction", "count"), [(0.1, 100), (0.0004, 1), (0.9996, 1000)])
+def test_a_share(fraction: float, count: int) -> None:
+    assert len(Sampling(fraction=fraction).of(EXAMPLES)) == count
+
+
+def test_so_many_of_each_class_and_all_of_a_class_with_fewer() -> None:
+    sample = Sampling(per_class=64).of(EXAMPLES)
+    assert Counter(example.label for example in sample) == {0: 64, 1: 64}
+    assert sample == sorted(sample, key=lambda example: example.line)
+    assert sample[0].line < 100 and sample[63].line > 600, "not the first ones of a class"
+    assert Counter(example.label for example in Sampling(per_class=400).of(EXAMPLES)) == {0: 400, 1: 300}
+
+
+@pytest.mark.parametrize("part", [{"examples": 50}, {"fraction": 0.05}, {"per_class": 25}])
+def test_each_seed_draws_anew(part: dict) -> None:
+    first, again, other = (Sampling(**part, seed=seed).of(EXAMPLES) for seed in (1, 1, 2))
+    assert first == again != other and len(first) == len(other) == 50
+
+
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [
+        ({"examples": -1}, "--train-examples is -1, but must be at least 0"),
+        ({"per_class": -1}, "--train-per-class is -1, but must be at least 0"),
+        ({"fraction": 0.0}, r"--train-fraction is 0.0, but must lie in \(0, 1\]"),
+        ({"fraction": float("nan")}, "--train-fraction is nan, but must lie in"),
+        ({"examples": 1, "fraction": 0.5}, "--train-examples and --train-fraction cannot be given together"),
+    ],
+)
+def test_refusals(part: dict, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        Sampling(**part)
+
+
+@pytest.mark.parametrize("task", ["stsb", "wnut17", "swag"])
+def test_only_classes_can_be_drawn_by_class(task: str) -> None:
+    with pytest.raises(ValueError, match=f"--train-per-class is for classification, but {task} is a task of"):
+        Sampling(per_class=1).check(find_task(task))

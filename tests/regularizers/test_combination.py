@@ -1,0 +1,123 @@
+"""Methods that act together do what each does alone; those that cannot are refused before anything is touched."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from attn_reg_plugin import ADDrop, ScheduledDropout
+from attn_reg_plugin.regularizers import Combination, build
+from tests.attention.tiny_model import PAD, attentions, loss_of, same_step, training_step
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+ALWAYS = {"cross_tuning": "off", "p": 0.4, "q": 1.0}
+
+
+@pytest.mark.parametrize("name", ["ad_drop+r_drop", "r_drop+ad_drop"])
+def test_ad_drop_masks_both_passes(name, translator, batch):
+    """No dropout but AD-DROP's, and every candidate is dropped: both passes are AD-DROP's forward."""
+    alone = ADDrop(**ALWAYS, sites="*")
+    with alone.attach(translator):
+        expected = loss_of(translator(*batch), batch[1])
+        masks = [site.keep for site in alone.attached_sites]
+    together = build(name, ad_drop={**ALWAYS, "sites": "*"})
+    with together.attach(translator):
+        loss = together.loss(lambda b: loss_of(translator(*b), b[1]), batch)
+        for site, mask in zip(together.attached_sites, masks, strict=True):
+            assert site.keep.equal(torch.cat([mask, mask]))
+    assert loss.item() == pytest.approx(2 * expected.item(), rel=1e-5)
+    assert together.name == name and together.quantities and together.statistics.take()["r_drop_items"] == 15
+
+
+def test_what_is_supplied_is_repeated_for_all_parts(dropping_translator, batch):
+    together = build("ad_drop+r_drop", ad_drop={**ALWAYS, "labels": "gold"})
+    with together.attach(dropping_translator):
+        together.supply(targets=batch[1].masked_fill(batch[1] == PAD, -100))
+        together.loss(lambda b: loss_of(dropping_translator(*b), b[1]), batch).backward()
+        assert all(part.supplied is together.supplied for part in together.parts)
+    assert together.statistics.take()["r_drop_items"] == batch[1].ne(PAD).sum()
+
+
+def test_the_probe_sees_the_mixed_weights(translator, batch):
+    together = build("ad_drop+mixout+child_tuning", ad_drop=ALWAYS)
+    optimizer = torch.optim.SGD(translator.parameters(), 0.5)
+    with together.attach(translator):
+        for _ in range(2):
+            optimizer.zero_grad()
+            loss_of(translator(*batch), batch[1]).backward()
+            optimizer.step()
+            together.end_update()
+    assert [part.name for part in together.parts] == ["child_tuning", "mixout", "ad_drop"]
+    sums = together.statistics.take()
+    assert sums["regularized"] == sums["forwards"] == 6 and 0 < float(sums["gradients_kept"]) < sums["gradients"]
+    assert together.updates == 2 and all(part.updates == 2 for part in together.parts)
+
+
+def test_two_mask_methods_on_sites_of_their_own(translator, batch):
+    together = Combination(
+        [ADDrop(**ALWAYS, sites="encoder.self"), ScheduledDropout(schedule="drop *: 0:0.5", sites="decoder.self")]
+    )
+    with together.attach(translator):
+        translator(*batch)
+        assert len(together.attached_sites) == 4
+    sums = together.statistics.take()
+    assert {key for key in sums if key.startswith("dropped/")} == {
+        f"dropped/{stack}.self[{layer}]" for stack in ("encoder", "decoder") for layer in range(2)
+    }
+
+
+def test_with_nothing_to_do_it_is_plain_training(dropping_translator, batch):
+    plain = training_step(dropping_translator, batch)
+    options = {"ad_drop": {"p": 0.0, "cross_tuning": "off"}, "r_drop": {"weight": 0.0}, "mixout": {"p": 0.0}}
+    together = build("ad_drop+r_drop+mixout+child_tuning", **options, child_tuning={"p": 1.0})
+    with together.attach(dropping_translator):
+        assert same_step(training_step(dropping_translator, batch), plain)
+
+
+@pytest.mark.parametrize(
+    "name, options, said",
+    [
+        (
+            "ad_drop+attention_layer_drop",
+            {},
+            "ad_drop and attention_layer_drop act on the same attention, 'encoder.self'",
+        ),
+        ("ad_drop+hidden_cut", {}, "ad_drop and hidden_cut act on the same attention"),
+        ("r_drop+hidden_cut", {}, "r_drop and hidden_cut each run the batch several times"),
+        ("attend_out+mixout", {}, "attend_out combines with no other method: it trains two copies of the model"),
+        ("mixout+mixout", {}, "names mixout twice"),
+        ("mixout+nothing", {}, "unknown method 'nothing'; the methods are: "),
+        ("mixout+r_drop", {"ad_drop": {}}, r"options of 'ad_drop', which is not among mixout\+r_drop"),
+        ("mixout+r_drop", {"mixout": {"p": 2.0}}, r"p is 2.0, but must lie in \[0, 1\)"),
+    ],
+)
+def test_what_cannot_act_together_is_refused(name, options, said):
+    with pytest.raises(ValueError, match=said):
+        build(name, **options)
+
+
+def test_sites_that_two_select_are_refused_when_it_is_attached(translator, batch):
+    together = Combination([ADDrop(sites="*"), ScheduledDropout(schedule="drop *: 0:0.5", sites="decoder.self")])
+    before = translator.eval()(*batch)
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"decoder.self\[0\] is regularized already"):
+            together.attach(translator)
+    assert not any(attention.site.attached for attention in attentions(translator).values())
+    assert translator(*batch).equal(before) and not translator._forward_pre_hooks
+
+
+def test_its_state_has_that_of_each():
+    first, second = (build("mixout+r_drop+child_tuning") for _ in range(2))
+    first.begin_epoch(3)
+    state = first.state_dict()
+    state["parts"]["child_tuning"]["seed"] = 17
+    second.load_state_dict({**state, "updates": 4})
+    assert (second.epoch, second.updates) == (3, 4) and second.large_state and not second.dispensable_state
+    assert next(part for part in second.parts if part.name == "child_tuning").seed == 17
+    del state["parts"]["mixout"]
+    with pytest.raises(
+        ValueError, match=r"the state isn't one of mixout\+r_drop\+child_tuning: it lacks that of mixout"
+    ):
+        second.load_state_dict(state)
+    with pytest.raises(ValueError, match="the state is one of ad_drop, but must be one of mixout"):
+        second.load_state_dict(ADDrop().state_dict())

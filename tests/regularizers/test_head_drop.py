@@ -1,0 +1,88 @@
+"""DropHead: the outputs of heads against the formula, never all heads, the V of its schedule."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+
+from attn_reg_plugin.regularizers import build
+from attn_reg_plugin.regularizers.head_drop import HeadDrop, heads_kept, rescaled
+from tests.attention.tiny_model import PAD, attentions
+
+
+def test_survivors_are_multiplied_by_heads_over_survivors(translator, batch):
+    literal, regularizer = copy.deepcopy(translator), HeadDrop(p=0.5, sites="*")
+    torch.manual_seed(8)
+    with regularizer.attach(translator):
+        output = translator(*batch)
+        factors = {site.name: site.factor for site in regularizer.attached_sites}
+    seen = []
+
+    def attend(name, query, key, value, valid, dropout_p):
+        scores = query @ key.transpose(-1, -2) / math.sqrt(query.size(-1))
+        heads = scores.masked_fill(~valid, -math.inf).softmax(-1) @ value
+        kept = factors[name]((*query.shape[:-1], key.size(-2)), valid, query.device) > 0
+        for example, outputs in zip(kept, heads, strict=True):
+            alive = int(example.sum())
+            for head in range(len(outputs)):
+                outputs[head] *= len(outputs) / alive if example[head] else 0.0
+            seen.append(alive)
+        return heads
+
+    for module in attentions(literal).values():
+        module.attend = attend
+    with torch.no_grad():
+        expected = literal(*batch)
+    real = batch[1].ne(PAD)
+    torch.testing.assert_close(output[real], expected[real])
+    assert set(seen) == {1, 2}, "of two heads, one or both are left"
+
+
+@pytest.mark.parametrize("p", [0.0, 0.3, 0.9, 1.0])
+def test_heads_are_dropped_independently_but_never_all(p):
+    n, heads = 4000, 4
+    keep = heads_kept(p, (n, heads, 5, 6), None, torch.Generator().manual_seed(1))
+    assert keep.shape == (n, heads, 1, 1) and keep.dtype == torch.bool
+    kept = keep.flatten(1).sum(1)
+    assert kept.min() >= 1
+    if p in (0.0, 1.0):
+        assert (kept == (heads if p == 0 else 1)).all()
+    # all heads are dropped in pᴴ of the draws, and one of them, any, is kept then
+    expected = 1 - p + p**heads / heads
+    assert (keep.float().mean((0, 2, 3)) - expected).abs().max() < 5 * 0.5 / math.sqrt(n)
+    torch.testing.assert_close(rescaled(keep).sum(1), torch.full((n, 1, 1), float(heads)))
+
+
+def literal_v(p, start, turn, end, t):
+    """The V, point by point."""
+    if t <= turn:
+        return p * (1 - (t - start) / (turn - start))
+    return p * min(1.0, (t - turn) / (end - turn))
+
+
+def test_the_schedule_is_a_v_over_updates():
+    regularizer = HeadDrop(p=0.4, turn=10, end=50)
+    for update in range(0, 61, 5):
+        regularizer.begin_update(update)
+        assert regularizer.drop_probability() == pytest.approx(literal_v(0.4, 0, 10, 50, update))
+        assert regularizer.due() == (update != 10)
+
+
+def test_the_schedule_counts_epochs_from_one():
+    regularizer = HeadDrop(p=0.4, turn=3, end=10, unit="epoch")
+    with pytest.raises(RuntimeError, match=r"^unit='epoch' counts epochs: call regularizer.begin_epoch"):
+        regularizer.due()
+    for epoch in range(1, 13):
+        regularizer.begin_epoch(epoch)
+        assert regularizer.drop_probability() == pytest.approx(literal_v(0.4, 1, 3, 10, epoch))
+
+
+@pytest.mark.parametrize(
+    "options", [{"turn": 5}, {"end": 5}, {"turn": 5, "end": 5}, {"turn": 1, "end": 5, "unit": "epoch"}]
+)
+def test_a_v_that_does_not_turn_is_refused(options):
+    with pytest.raises(ValueError, match=r"^turn is \d and end is \d, but a V-shaped schedule that counts (up|ep)"):
+        build("head_drop", **options)

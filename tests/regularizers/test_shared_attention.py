@@ -1,0 +1,94 @@
+"""The generator's attention against the formula as it is written, layer by layer; folded or narrow, alone or shared."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from attn_reg_plugin.attention.sites import AttentionSite
+from attn_reg_plugin.regularizers import Tokens
+from attn_reg_plugin.regularizers.generator import Embeddings, Generator, valid_pairs
+from attn_reg_plugin.regularizers.shared_attention import SharedAttention
+from tests.attention.tiny_model import tokens
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+SITES = [("encoder", "self"), ("decoder", "self"), ("decoder", "cross")]
+IDS = {"encoder": tokens([6, 4, 1], 6, seed=1), "decoder": tokens([3, 5, 0], 5, seed=2)}
+BATCH = {stack: Tokens(ids, ids.ne(0)) for stack, ids in IDS.items()}
+
+
+def literal(attention: SharedAttention, states, memory, valid):
+    """Scores and next states, an example and a query at a time."""
+    w = attention.query.out_features
+    scores, after = torch.zeros(*states.shape[:2], memory.size(1), dtype=states.dtype), []
+    for x, y, pairs in zip(states, memory, valid, strict=True):
+        rows = []
+        for t, query in enumerate(attention.query(x)):
+            row = torch.stack([query @ attention.key(y[s]) / math.sqrt(w) for s in range(y.size(0))])
+            scores[len(after), t] = row
+            mixed = torch.zeros(w, dtype=x.dtype)
+            if pairs[t].any():
+                mixed = row[pairs[t]].softmax(-1) @ attention.value(y[pairs[t]])
+            rows.append(attention.norm(x[t] + attention.output(mixed)))
+        after.append(torch.stack(rows))
+    return scores, torch.stack(after)
+
+
+def literal_logits(generator: Generator):
+    """What a generator for every site of two layers a stack gives."""
+    states, logits = {stack: generator.embed(stack, BATCH[stack]).double() for stack in IDS}, {}
+    for stack, kind in [("encoder", "self")] * 2 + [("decoder", "self"), ("decoder", "cross")] * 2:
+        layer = sum(name.startswith(f"{stack}.{kind}") for name in logits)
+        memory = states["encoder"] if kind == "cross" else states[stack]
+        scores, states[stack] = literal(
+            generator.attention[f"{stack}_{kind}"], states[stack], memory, valid_pairs(stack, kind, BATCH)
+        )
+        logits[f"{stack}.{kind}[{layer}]"] = scores
+    return logits
+
+
+def generator(width: int, decoder: int = 8) -> Generator:
+    """For every site of two layers a stack, in fp64; the decoder may be of another width."""
+    torch.manual_seed(0)
+    sites = [AttentionSite(stack, kind, layer) for stack, kind in SITES for layer in range(2)]
+    tables = {"encoder": Embeddings(torch.randn(13, 8)), "decoder": Embeddings(torch.randn(13, decoder))}
+    made = Generator(sites, tables, width=width).double()
+    made.embed = lambda *given: Generator.embed(made, *given).double()
+    for name, parameter in made.named_parameters():
+        if name.startswith("attention") and parameter.dim() == 1:
+            nn.init.normal_(parameter)  # biases and norms that matter
+    return made
+
+
+@pytest.mark.parametrize(
+    ("width", "decoder", "folded"), [(0, 8, True), (5, 8, True), (4, 8, False), (2, 8, False), (0, 12, True)]
+)
+def test_logits_and_gradients_are_those_of_the_formula(width: int, decoder: int, folded: bool) -> None:
+    made = generator(width, decoder)
+    assert {attention.folded for attention in made.attention.values()} == {folded}
+    found, expected = made(BATCH), literal_logits(made)
+    assert list(found) == list(expected) and len(found) == 6
+    parameters, gradients = list(made.parameters()), []
+    for logits in (found, expected):
+        total = 0.0
+        for name, scores in logits.items():
+            stack, kind = name.split("[")[0].split(".")
+            pairs = valid_pairs(stack, kind, BATCH)  # rows of padding are nobody's
+            torch.testing.assert_close(scores * pairs, expected[name] * pairs)
+            total = total + (scores * pairs).square().sum()
+        gradients.append(torch.autograd.grad(total, parameters, allow_unused=True))
+    for ours, theirs, (name, _) in zip(*gradients, made.named_parameters(), strict=True):
+        assert (ours is None) == (theirs is None), name
+        if ours is not None:
+            torch.testing.assert_close(ours, theirs, msg=name)
+
+
+def test_a_narrow_generator_has_narrow_projections_only() -> None:
+    wide, narrow = ({name: tuple(p.shape) for name, p in generator(w).named_parameters()} for w in (0, 2))
+    assert wide["attention.decoder_cross.key.weight"] == (8, 8)
+    assert narrow["attention.decoder_cross.key.weight"] == (2, 8)
+    assert narrow["attention.decoder_cross.output.weight"] == (8, 2)
+    assert wide.keys() == narrow.keys() and wide["tokens.encoder"] == narrow["tokens.encoder"]

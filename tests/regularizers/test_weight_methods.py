@@ -1,0 +1,262 @@
+"""Mixout and Child-Tuning against literal evaluations: weights, gradients, the Fisher information, and their states."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from attn_reg_plugin.regularizers import build
+from attn_reg_plugin.regularizers.child_tuning import stacked_parameters
+from attn_reg_plugin.regularizers.mixout import mixed_parameters, mixout
+from tests.attention.tiny_model import TinyClassifier, loss_of, same_step, tokens, training_step
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+IDS, LABELS = tokens([6, 3, 5], 6, seed=4), torch.tensor([2, 0, 1])
+
+
+def classifier():
+    torch.manual_seed(5)
+    return TinyClassifier(0.1).train()
+
+
+def update(model, regularizer, optimizer, ids=IDS):
+    loss = F.cross_entropy(model(ids), LABELS)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    regularizer.end_update()
+    return loss.detach()
+
+
+# -- mixout -----------------------------------------------------------------------------------------------------------
+
+
+def test_mixout_of_each_element():
+    weight, pretrained = torch.randn(50, 40, dtype=torch.double), torch.randn(50, 40, dtype=torch.double)
+    for p in (0.1, 0.7, 0.95):
+        mask = torch.rand(50, 40) < p
+        expected = ((mask * pretrained + ~mask * weight) - p * pretrained) / (1 - p)
+        assert torch.allclose(mixout(weight, pretrained, mask, p), expected)
+    mean = sum(mixout(weight, pretrained, torch.rand(50, 40) < 0.5, 0.5) for _ in range(4000)) / 4000
+    assert (mean - weight).abs().max() < 0.4 and (mean - weight).abs().mean() < 0.04, "its expectation is the weight"
+    assert mixout(pretrained, pretrained, torch.rand(50, 40) < 0.5, 0.5).equal(pretrained)
+
+
+class Moved:
+    """A classifier that is some updates away from where it began."""
+
+    def __init__(self, **options):
+        self.model, self.regularizer = classifier(), build("mixout", **options)
+        self.begun = {name: weight.detach().clone() for name, weight in self.model.named_parameters()}
+        optimizer = torch.optim.SGD(self.model.parameters(), 0.5)
+        self.regularizer.attach(self.model)
+        for _ in range(2):
+            update(self.model, self.regularizer, optimizer)
+
+
+@pytest.mark.parametrize("weights", ["linear", "all"])
+def test_the_forward_and_the_gradient_are_those_of_the_mixed_weights(weights):
+    moved = Moved(p=0.5, weights=weights)
+    model, names = moved.model, dict(mixed_parameters(moved.model, weights))
+    state = torch.get_rng_state()
+    before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    seen = {}
+    handle = model.output.register_forward_hook(
+        lambda *_: seen.update({name: model.get_submodule(name.rpartition(".")[0])._parameters[name.rpartition(".")[2]]
+                                for name in before})
+    )  # fmt: skip
+    loss = F.cross_entropy(model(IDS), LABELS)
+    loss.backward()
+    handle.remove()
+    assert all(weight.equal(before[name]) for name, weight in model.named_parameters()), "the weights are back"
+    reference = classifier()
+    reference.load_state_dict({name: tensor.detach() for name, tensor in seen.items()})
+    torch.set_rng_state(state)
+    expected = F.cross_entropy(reference(IDS), LABELS)
+    expected.backward()
+    assert loss.equal(expected)
+    replaced = 0
+    for name, weight in model.named_parameters():
+        theirs, u, w = reference.get_parameter(name), moved.begun[name], before[name]
+        if name not in names:
+            assert seen[name] is weight and weight.grad.equal(theirs.grad)
+            continue
+        away = ~w.isclose(u, atol=1e-5)  # where it can be told which of both it is
+        own = seen[name].detach().isclose(u, atol=1e-6) & away
+        mixed = seen[name].detach().isclose((w - 0.5 * u) / 0.5, atol=1e-5)
+        assert (own | mixed | ~away).all()
+        torch.testing.assert_close(weight.grad[away], (theirs.grad * ~own / 0.5)[away], rtol=1e-4, atol=1e-6)
+        replaced += int(own.sum())
+    changed = sum(int((~before[name].isclose(moved.begun[name], atol=1e-5)).sum()) for name in names)
+    assert 0.4 < replaced / changed < 0.6
+    assert ("encoder.embedding.weight" in names) == (weights == "all") and "output.weight" in names
+
+
+def test_activation_checkpointing_recomputes_with_the_mixed_weights(dropping_translator, batch):
+    results = []
+    for checkpointed in (False, True):
+        model = copy.deepcopy(dropping_translator)
+        model.encoder.checkpointed = model.decoder.checkpointed = checkpointed
+        optimizer = torch.optim.SGD(model.parameters(), 0.5)
+        torch.manual_seed(1)
+        with build("mixout", p=0.5).attach(model) as regularizer:
+            for _ in range(3):
+                optimizer.zero_grad()
+                loss_of(model(*batch), batch[1]).backward()
+                assert all(isinstance(w, torch.nn.Parameter) for m in model.modules() for w in m._parameters.values())
+                optimizer.step()
+                regularizer.end_update()
+        results.append([parameter.grad for parameter in model.parameters()])
+    for plain, again in zip(*results, strict=True):
+        torch.testing.assert_close(plain, again, rtol=1e-4, atol=1e-6)
+
+
+def test_an_exception_in_the_forward_gives_the_weights_back(translator, batch):
+    before = dict(translator.named_parameters())
+    regularizer = build("mixout")
+    with regularizer.attach(translator):
+        with pytest.raises(TypeError):
+            translator("no tokens")
+        with pytest.raises((TypeError, AttributeError)):
+            translator(batch[0], None)
+        assert all(weight is before[name] for name, weight in translator.named_parameters())
+        copied = copy.deepcopy(translator)
+        assert copied.eval()(*batch).equal(translator.eval()(*batch))
+    assert list(translator.state_dict()) == list(before)
+
+
+# -- Child-Tuning -----------------------------------------------------------------------------------------------------
+
+
+def gradients_of(model, regularizer, **how):
+    """Of two batches that are accumulated, with and without the method."""
+    found = []
+    for one in (regularizer, None):
+        twin = copy.deepcopy(model)
+        if one is not None:
+            one.attach(twin)
+        if one is not None and how:
+            one.estimate(lambda b, twin=twin: F.cross_entropy(twin(b[0]), b[1]), how["batches"])
+        torch.manual_seed(7)
+        for ids in (IDS, IDS.flip(0)):
+            F.cross_entropy(twin(ids), LABELS).backward()
+        found.append({name: weight.grad for name, weight in twin.named_parameters()})
+    return found
+
+
+def test_free_masks_are_drawn_for_every_update():
+    model, regularizer = classifier(), build("child_tuning", p=0.4)
+    regularizer.seed = 3  # else it is drawn, and dropout is another
+    masked, plain = gradients_of(model, regularizer)
+    kept = total = 0
+    for name, gradient in plain.items():
+        zero = (masked[name] == 0) & (gradient != 0)
+        torch.testing.assert_close(masked[name], gradient * ~zero / 0.4, rtol=1e-4, atol=1e-6)
+        kept, total = kept + int((~zero & (gradient != 0)).sum()), total + int((gradient != 0).sum())
+    assert 0.35 < kept / total < 0.45
+    sums = regularizer.statistics.take()
+    assert 0.35 < float(sums["gradients_kept"]) / sums["gradients"] < 0.45
+    regularizer.end_update()
+    regularizer.model.zero_grad()
+    torch.manual_seed(7)
+    for ids in (IDS, IDS.flip(0)):
+        F.cross_entropy(regularizer.model(ids), LABELS).backward()
+    again = regularizer.model.output.weight.grad
+    assert not (again == 0).equal(masked["output.weight"] == 0), "the next update has another mask"
+
+
+def test_driven_masks_keep_what_has_the_largest_fisher_information():
+    model, regularizer = classifier(), build("child_tuning", mode="driven", p=0.3)
+    batches = [(IDS, LABELS), (IDS.roll(1, 0), LABELS)]
+    masked, plain = gradients_of(model, regularizer, batches=batches)
+    names, reference = list(stacked_parameters(model)), copy.deepcopy(model).eval()
+    information = {name: 0 for name in names}
+    for ids, labels in batches:
+        reference.zero_grad()
+        F.cross_entropy(reference(ids), labels).backward()
+        for name in names:
+            information[name] = information[name] + reference.get_parameter(name).grad ** 2 / 2
+    values = sorted((value for one in information.values() for value in one.flatten().tolist()), reverse=True)
+    threshold = values[round(0.3 * len(values)) - 1]
+    assert all(name.startswith("encoder.layers.") for name in names) and len(names) < len(plain)
+    for name, gradient in plain.items():
+        keep = information[name] >= threshold if name in information else torch.ones_like(gradient).bool()
+        assert masked[name].equal(gradient * keep)
+    assert regularizer.model.training, "it is in training mode again"
+
+
+def test_driven_needs_the_fisher_information_and_a_model_with_layers():
+    with (
+        build("child_tuning", mode="driven").attach(classifier()) as regularizer,
+        pytest.raises(RuntimeError, match="needs the Fisher information: call"),
+    ):
+        regularizer.model(IDS)
+    regularizer.attach(classifier())
+    with pytest.raises(ValueError, match="at least one batch"):
+        regularizer.estimate(lambda b: b, [])
+    with pytest.raises(ValueError, match="has no stacked layers"):
+        build("child_tuning", mode="driven").attach(torch.nn.Linear(2, 2))
+
+
+# -- both -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name, options", [("mixout", {"p": 0.0}), ("child_tuning", {"p": 1.0})])
+def test_nothing_is_plain_training(name, options, dropping_translator, batch):
+    plain = training_step(dropping_translator, batch)
+    with build(name, **options).attach(dropping_translator):
+        assert same_step(training_step(dropping_translator, batch), plain)
+
+
+@pytest.mark.parametrize("name, options", [("mixout", {"weights": "all"}), ("child_tuning", {})])
+def test_evaluation_is_untouched(name, options):
+    model = classifier()
+    plain = model.eval()(IDS)
+    F.cross_entropy(plain, LABELS).backward()
+    gradients = [weight.grad.clone() for weight in model.parameters()]
+    with build(name, **options).attach(model) as regularizer:
+        update(model.train(), regularizer, torch.optim.SGD(model.parameters(), 0.0))
+        model.zero_grad()
+        again = model.eval()(IDS)
+        F.cross_entropy(again, LABELS).backward()
+        assert again.equal(plain)
+        assert all(w.grad.equal(g) for w, g in zip(model.parameters(), gradients, strict=True))
+
+
+@pytest.mark.parametrize(
+    "name, options", [("mixout", {}), ("child_tuning", {}), ("child_tuning", {"mode": "driven"})], ids=str
+)
+def test_a_training_goes_on_from_its_state(name, options):
+    """Bit for bit, in a model that was loaded from a checkpoint."""
+
+    def train(model, regularizer, updates, state=None):
+        optimizer = torch.optim.SGD(model.parameters(), 0.3)
+        with regularizer.attach(model):
+            if state is not None:
+                regularizer.resume(state)
+            elif options:
+                regularizer.estimate(lambda b: F.cross_entropy(model(b), LABELS), [IDS])
+            for _ in range(updates):
+                update(model, regularizer, optimizer)
+        return model.state_dict()
+
+    torch.manual_seed(9)
+    whole, regularizer = classifier(), build(name, **options)
+    train(whole, regularizer, 2)
+    half, state = copy.deepcopy(whole), copy.deepcopy(regularizer.state_dict())
+    random = torch.get_rng_state()
+    expected = train(whole, regularizer, 2, state)
+    torch.set_rng_state(random)
+    found = train(half, build(name, **options), 2, state)
+    assert all(found[key].equal(value) for key, value in expected.items())
+    if options or name == "mixout":
+        other = (
+            TinyClassifier(classes=7)
+            if name == "mixout"
+            else torch.nn.Sequential(torch.nn.ModuleList([torch.nn.Linear(2, 2)]))
+        )
+        with build(name, **options).attach(other) as unfit, pytest.raises(ValueError, match="another model"):
+            unfit.resume(state)
