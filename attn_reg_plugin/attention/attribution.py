@@ -45,8 +45,9 @@ def output_gradients(objective: Tensor, tapes: Sequence[Tape]) -> list[Tensor]:
 
 
 def map_gradient(output_gradient: Tensor, value: Tensor) -> Tensor:
-    """∂F/∂A = ∂F/∂O · Vᵀ in fp32: (B, H, T, D) and (B, H, S, D) give (B, H, T, S)."""
-    return output_gradient.float() @ value.float().transpose(-1, -2)
+    """∂F/∂A = ∂F/∂O · Vᵀ in fp32, under autocast as well: (B, H, T, D) and (B, H, S, D) give (B, H, T, S)."""
+    with torch.autocast(value.device.type, enabled=False):
+        return output_gradient.float() @ value.float().transpose(-1, -2)
 
 
 def gradient_attribution(objective: Tensor, sites: Sequence[AttentionSite]) -> list[Tensor]:

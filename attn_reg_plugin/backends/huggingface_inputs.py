@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -14,6 +15,8 @@ from attn_reg_plugin.regularizers.objectives import IGNORED
 
 #: what a model takes in place of token ids
 SOURCES = ("inputs_embeds", "input_features", "input_values", "pixel_values")
+#: further texts of an example
+_FURTHER = re.compile(r"(?<!decoder)_input_ids$|^input_ids_")
 
 
 def described(model: nn.Module, named: Mapping[str, Any]) -> dict[str, Any]:
@@ -55,7 +58,7 @@ def described(model: nn.Module, named: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in told.items() if value is not None}
 
 
-def _examples(config: Any, named: Mapping[str, Any], written: Tensor | None) -> dict[str, Tokens] | None:
+def _examples(config: Any, named: Mapping[str, Any], written: Tensor | None) -> dict[str, Any] | None:
     """The ids of each stack and which are real; several texts an example are rows, as attention sees them.
 
     Args:
@@ -70,7 +73,11 @@ def _examples(config: Any, named: Mapping[str, Any], written: Tensor | None) -> 
     if not ids.is_floating_point() and ids.dim() > 2:
         ids, mask = ids.flatten(0, -2), mask if mask is None or mask.shape != ids.shape else mask.flatten(0, -2)
     same = mask is not None and mask.shape == ids.shape[:2]
-    source = Tokens(ids, mask.bool() if same else None)
+    source: Any = Tokens(ids, mask.bool() if same else None)
+    others = [x for name in named if name in SOURCES or _FURTHER.search(name) for x in [_tensor(named, name)]]
+    others = [x for x in others if x is not None and x is not ids and x.size(0) == ids.size(0)]
+    if others:  # several texts, or a text and a picture
+        source = [source, *(Tokens(x, None) for x in others)]
     if not getattr(config, "is_encoder_decoder", "decoder_input_ids" in named):
         return {"encoder": source, "decoder": source}
     target = next((x for x in map(partial(_tensor, named), ("decoder_input_ids", "labels")) if x is not None), None)

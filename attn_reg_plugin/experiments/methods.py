@@ -37,6 +37,22 @@ class Method:
     regularizer: str | None = None
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict, compare=False)
 
+    @property
+    def settings(self) -> dict[str, tuple[str, str]]:
+        """The names of its settings, each with the regularizer and the option that it is: of several regularizers that
+        act together `METHOD_OPTION`, and `sites` of all that have sites."""
+        names = self.regularizer.split("+") if self.regularizer else []
+        return {
+            (option.name if len(names) == 1 or option.name == "sites" else f"{name}_{option.name}"): (name, option.name)
+            for name in sorted(names, key=lambda name: REGISTRY[name].needs_sites)
+            for option in options_of(REGISTRY[name])
+        }
+
+    def value(self, setting: str) -> Any:
+        """The value of one of its settings that was given."""
+        name, option = self.settings[setting]
+        return (self.options[name] if "+" in str(self.regularizer) else self.options)[option]
+
 
 def _without_regularizer(name: str, title: str, *flags: str) -> Method:
     return Method(name, title, ("--attn-reg", "none", *flags))
@@ -149,7 +165,7 @@ def _configured(name: str, settings: Any, table: Mapping[str, Method]) -> Method
     if not isinstance(settings, Mapping):
         raise ValueError(f"methods: {name} is {settings!r}, but must be a mapping of settings, such as {{p: 0.3}}")
     like = str(settings.get("like", name))
-    base = _found(like, table)
+    base = find_method(like, table)
     if not re.fullmatch(r"[\w.+-]+", name):
         raise ValueError(f"methods: {name!r} isn't a name for a folder; use letters, digits, '_', '-', '+' and '.'")
     own = {str(key): value for key, value in settings.items() if key not in ("like", "title", "flags")}
@@ -160,7 +176,7 @@ def _configured(name: str, settings: Any, table: Mapping[str, Method]) -> Method
     return Method(name, title, flags, base.regularizer, options)
 
 
-def _found(name: str, table: Mapping[str, Method]) -> Method:
+def find_method(name: str, table: Mapping[str, Method]) -> Method:
     """A method of the table, or several that act together, joined by `+`.
 
     Raises:
@@ -193,11 +209,7 @@ def _options(name: str, base: Method, given: Mapping[str, Any]) -> dict[str, Any
     """
     several = base.regularizer is not None and "+" in base.regularizer
     methods = base.regularizer.split("+") if base.regularizer else []
-    known = {
-        (option.name if not several or option.name == "sites" else f"{method}_{option.name}"): (method, option.name)
-        for method in methods
-        for option in options_of(REGISTRY[method])
-    }
+    known = base.settings
     options = {method: dict(base.options.get(method, {}) if several else base.options) for method in methods}
     for key, value in given.items():
         if key not in known:

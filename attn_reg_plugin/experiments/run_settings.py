@@ -29,11 +29,11 @@ def _by_flag(settings: dict[str, Any]) -> dict[str, str]:
     except ValueError:  # written by something else
         words = flags.split()
     given = {name: str(value) for name, value in settings.items() if name != "flags"} | _values(words)
-    method = REGISTRY.get(given.get("--attn-reg", ""))
-    if method is None:
-        return given
-    defaults = {option.name: option.default for option in options_of(method)}
-    return _values(fairseq_flags(method.name, defaults)) | given
+    methods = [REGISTRY[name] for name in given.get("--attn-reg", "").split("+") if name in REGISTRY]
+    for method in methods:
+        defaults = {option.name: option.default for option in options_of(method)}
+        given = _values(fairseq_flags(method.name, defaults)) | given
+    return given
 
 
 def _values(words: Iterable[str]) -> dict[str, str]:

@@ -24,7 +24,7 @@ from rich.console import Console
 from attn_reg_plugin.configuration import read, setting
 from attn_reg_plugin.experiments.comparison import Comparison, has_gpu
 from attn_reg_plugin.experiments.jobs import Slots, at_a_time, visible_gpus
-from attn_reg_plugin.experiments.methods import Method, known_methods, select_methods
+from attn_reg_plugin.experiments.methods import Method, find_method, known_methods, select_methods
 from attn_reg_plugin.experiments.progress import Reporter
 from attn_reg_plugin.experiments.runs import Run
 from attn_reg_plugin.experiments.sweep_objective import objective_of
@@ -41,7 +41,6 @@ from attn_reg_plugin.experiments.sweep_space import (
 from attn_reg_plugin.experiments.sweep_storage import load_optuna, open_storage, sqlite_url
 from attn_reg_plugin.experiments.sweep_study import COMPLETE, PRUNED, SharedTrials
 from attn_reg_plugin.experiments.sweep_work import Worker
-from attn_reg_plugin.regularizers import REGISTRY, options_of
 
 #: section of the file -> (module, dataclass) of the comparison whose runs are the trials
 BASES = {
@@ -160,7 +159,7 @@ class Sweep:
     @property
     def title(self) -> str:
         """Of the method in tables."""
-        known = known_methods()[self.like].title
+        known = find_method(self.like, known_methods()).title
         return known if isinstance(self.method, str) else str(self.method.get("title", known))
 
     @functools.cached_property
@@ -171,8 +170,7 @@ class Sweep:
         return tuple(self._dimension(str(key), given) for key, given in self.space.items())
 
     def _dimension(self, key: str, given: Any) -> Dimension:
-        method = REGISTRY.get(self._method().regularizer or "")
-        options = [option.name for option in options_of(method)] if method else []
+        options = list(self._method().settings)
         settings = [entry.name for entry in dataclasses.fields(self._base_type)]
         settings = [name for name in settings if name not in (*DECIDED, *FIXED)]
         if key not in options and key not in settings:
@@ -194,7 +192,7 @@ class Sweep:
         if dimension.shared:
             taken = getattr(self.base({dimension.key: value}), dimension.key)
         else:
-            taken = self._method({dimension.key: value}).options[dimension.key]
+            taken = self._method({dimension.key: value}).value(dimension.key)
         return taken if isinstance(taken, bool | int | float | str) else str(taken)
 
     def _check_space(self, dimensions: tuple[Dimension, ...]) -> None:

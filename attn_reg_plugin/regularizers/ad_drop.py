@@ -21,12 +21,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from attn_reg_plugin.attention.attribution import (
-    NODES,
-    integrated_attribution,
-    map_gradient,
-    output_gradients,
-)
+from attn_reg_plugin.attention.attribution import NODES, integrated_attribution, map_gradient, output_gradients
 from attn_reg_plugin.attention.calls import Tape
 from attn_reg_plugin.attention.masks import DIRECTIONS, candidate_region, pack_bits, sample_keep
 from attn_reg_plugin.attention.packed import PackedMask
@@ -111,9 +106,7 @@ class ADDrop(Regularizer):
     integrated_steps: int = option(20, "integrated gradients: steps m, at least 1", within="[1, inf)")
     integrated_nodes: str = option("uniform", "integrated gradients: where the path is evaluated", choices=NODES)
     integrated_path: str = option(
-        "site",
-        "integrated gradients: scale one attention at a time, or all together",
-        choices=("site", "joint"),
+        "site", "integrated gradients: scale one attention at a time, or all together", choices=("site", "joint")
     )
     integrated_labels: str = option(
         "frozen",
@@ -256,14 +249,15 @@ class ADDrop(Regularizer):
 
     def records(self) -> bool:
         """In every forward whose regions may be used before the example is trained on once more."""
-        if self.probe != "kept" or self.p == 0 or self.q == 0 or not self.supplied.counts:
+        if self.probe != "kept" or self.p == 0 or self.q == 0:
             return False
         return self.cross_tuning != "epoch" or not self.due()
 
     def record(self, forward: Forward) -> None:
         """Watch the sites, so that the training's own backward brings the regions."""
-        self.kept.ready(self.attached_sites, self.model, self.epoch)
-        self.kept.record(forward, self.attached_sites, self.updates, self._setting)
+        self.kept.ready(self.attached_sites, self.model, self.epoch)  # all ranks do, those without examples too
+        if forward.supplied.counts:
+            self.kept.record(forward, self.attached_sites, self.updates, self._setting)
 
     def _use_kept(self, forward: Forward) -> None:
         """Draw the masks from the kept regions; of examples without one, from a probe's if `on_miss` says so."""
@@ -280,7 +274,7 @@ class ADDrop(Regularizer):
 
     def bind(self, training: Training) -> None:
         """Learn where the checkpoints are."""
-        self.kept.folder = self.kept.folder or getattr(training, "folder", None)
+        self.kept.folder = Path(self.store_folder) if self.store_folder else getattr(training, "folder", None)
         self.kept.vocabulary = getattr(training, "vocabulary", "")
 
     def unbind(self) -> None:

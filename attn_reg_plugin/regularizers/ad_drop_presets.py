@@ -6,9 +6,10 @@ from attn_reg_plugin.regularizers.base import Preset
 
 BASE = {"p": 0.3, "q": 0.3, "sites": "encoder.self", "cross_tuning": "epoch"}
 
-#: each of the ablations changes one thing
+#: each changes one thing
 PRESETS: tuple[Preset, ...] = (
     Preset("ad_drop", "AD-DROP", BASE),
+    Preset("ad_drop_kept", "AD-DROP, kept probe", {**BASE, "probe": "kept"}),
     Preset("ad_drop_ga", "AD-DROP, gradient attribution", {**BASE, "attribution": "gradient"}),
     Preset("ad_drop_iga", "AD-DROP, integrated gradients", {**BASE, "attribution": "integrated"}),
     Preset("ad_drop_aa", "AD-DROP, attention as attribution", {**BASE, "attribution": "attention"}),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +22,8 @@ from attn_reg_plugin.regularizers.probing import Forward
 
 STACKS = ("encoder", "decoder")
 _DECODER = re.compile(r"decoder|tgt|target|prev_output|\bdec_")
+#: names of whole numbers that say something of the tokens beside them
+_BESIDE = re.compile(r"type|segment|position|label|length|index|lang")
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class Examples:
     Attributes:
         digests: 16 bytes each.
         real: which tokens of a stack are real, bool (N, L) on the CPU, by `encoder` and `decoder`; a stack is missing
-            where it isn't known.
+            where it isn't known, or where it has several texts an example: which of them an attention sees isn't.
     """
 
     digests: list[bytes]
@@ -66,30 +68,40 @@ def examples_of(forward: Forward) -> Examples:
         ValueError: the forward has no tensor with an example per row, or its stacks have different numbers of them.
     """
     told = forward.supplied.example_tokens or forward.described.get("example_tokens") or _guessed(forward.inputs)
-    tokens = {stack: told[stack] for stack in STACKS if stack in told}
+    tokens = {stack: _several(told[stack]) for stack in STACKS if stack in told}
     if not tokens:
         raise ValueError(
             "no tensor with an example per row is among the arguments of the forward; set "
             "regularizer.supply(example_tokens={'encoder': Tokens(ids, valid)}) before it, or use probe='fresh'"
         )
-    sizes = {stack: one.ids.size(0) for stack, one in tokens.items()}
-    if len(set(sizes.values())) > 1:
-        raise ValueError(
-            f"the encoder has {sizes['encoder']} examples, but the decoder {sizes['decoder']}; kept attributions need "
-            "one target for each source: use probe='fresh'"
-        )
-    hashes = [hashlib.blake2b(digest_size=16) for _ in range(next(iter(sizes.values())))]
+    sizes = [(stack, one.ids.size(0)) for stack, several in tokens.items() for one in several]
+    (first, rows), *_ = sizes
+    for stack, other in sizes:
+        if other != rows:
+            raise ValueError(
+                f"the {first} has {rows} examples, but the {stack} {other}; kept attributions need one target for each "
+                "source: use probe='fresh'"
+            )
+    hashes = [hashlib.blake2b(digest_size=16) for _ in range(rows)]
     real, seen = {}, set()
-    for stack, (ids, valid) in tokens.items():
-        if valid is not None:
-            valid = real[stack] = valid.detach().bool().cpu()
-        if id(ids) in seen:
-            continue
-        seen.add(id(ids))
-        ids = ids.detach().cpu()
-        for i, digest in enumerate(hashes):
-            digest.update(_bytes(ids[i] if valid is None else ids[i][valid[i]]) + stack.encode())
+    for stack, several in tokens.items():
+        for ids, valid in several:
+            if valid is not None:
+                valid = valid.detach().bool().cpu()
+                if len(several) == 1:
+                    real[stack] = valid
+            if id(ids) in seen:
+                continue
+            seen.add(id(ids))
+            ids = ids.detach().cpu()
+            for i, digest in enumerate(hashes):
+                row = _bytes(ids[i] if valid is None else ids[i][valid[i]])
+                digest.update(f"{stack} {len(row)} ".encode() + row)
     return Examples([digest.digest() for digest in hashes], real)
+
+
+def _several(told: Tokens | Sequence[Tokens]) -> Sequence[Tokens]:
+    return [told] if isinstance(told, Tokens) else told
 
 
 def _bytes(row: Tensor) -> bytes:
@@ -99,18 +111,18 @@ def _bytes(row: Tensor) -> bytes:
     return ctypes.string_at(row.data_ptr(), row.numel() * row.element_size()) if row.numel() else b""
 
 
-def _guessed(inputs: Mapping[str, Any]) -> dict[str, Tokens]:
-    """Of a model that no backend describes: the first whole-number tensor of each stack, else the first of numbers."""
+def _guessed(inputs: Mapping[str, Any]) -> dict[str, list[Tokens]]:
+    """Of a model that no backend describes: the whole-number tensors of each stack, else the first of numbers."""
     tensors = {name: value for name, value in inputs.items() if isinstance(value, Tensor) and value.dim() > 1}
     rows = next((value.size(0) for value in tensors.values()), 0)
     tensors = {name: value for name, value in tensors.items() if value.size(0) == rows}
     whole = {k: v for k, v in tensors.items() if not v.is_floating_point() and v.dtype != torch.bool}
     named = whole or {name: value for name, value in tensors.items() if value.is_floating_point()}
-    found: dict[str, Tokens] = {}
+    found: dict[str, list[Tokens]] = {}
     for name, value in named.items():
         stack = "decoder" if _DECODER.search(name) else "encoder"
-        if stack not in found and "mask" not in name:
-            found[stack] = Tokens(value, _mask(value, stack, tensors))
+        if "mask" not in name and (stack not in found or (whole and not _BESIDE.search(name))):
+            found.setdefault(stack, []).append(Tokens(value, _mask(value, stack, tensors)))
     if len(found) == 1:  # one stack: whichever the sites call it
         found = dict.fromkeys(STACKS, *found.values())
     return found

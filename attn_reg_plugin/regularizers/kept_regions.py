@@ -7,6 +7,7 @@ one small product away; its candidate region is packed to bits and kept until th
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -68,6 +69,7 @@ class Recording:
         setting: p and direction.
         parts: by site and call.
         ready: events of a device after which the parts are here.
+        partial: whether a call's gradient came in parts, each of a backward of its own; their sum isn't known.
     """
 
     examples: Examples
@@ -76,6 +78,11 @@ class Recording:
     setting: Setting
     parts: dict[Where, _Part] = field(default_factory=dict)
     ready: list[torch.cuda.Event] = field(default_factory=list)
+    partial: bool = False
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Recording:
+        """Of a copied model: itself. The copy's sites forget it at their next forward."""
+        return self
 
     def watch(self, index: int, call: AttentionCall, output: Tensor, value: Tensor, valid: Tensor | None) -> Tensor:
         """See `AttentionSite.watch`."""
@@ -88,8 +95,8 @@ class Recording:
 
     def _arrived(self, where: Where, gradient: Tensor, value: Tensor, valid: Tensor | None) -> None:
         """∂L/∂O (N, H, T, D) of a call: rank B, and let the region go to the host."""
-        with torch.autocast(gradient.device.type, enabled=False):
-            attribution = -map_gradient(gradient, value)
+        self.partial = self.partial or where in self.parts
+        attribution = -map_gradient(gradient, value)
         finite = attribution.flatten(1).isfinite().all(1)
         region = candidate_region(attribution, valid, self.setting.p, self.setting.direction)
         packed = pack_bits(in_order(region, self.examples, self.sites[where[0]], self.examples.order))
@@ -109,7 +116,9 @@ class Recording:
         for event in self.ready:
             event.synchronize()
         parts = sorted(self.parts.items())
-        if not parts:
+        if self.partial:
+            statistics.add("kept_lost", float(len(self.examples)))
+        if not parts or self.partial:
             return
         ends = {where: self._ends(where, part) for where, part in parts}
         finite = torch.stack([part.finite for _, part in parts]).all(0).tolist()
@@ -148,8 +157,14 @@ class KeptRegions:
         self._finished: list[Recording] = []
         self._epoch: int | None = None
         self._resumed: int | None = None
+        self._expected = 0
         self._saved: int | None = None
-        self._told = False
+        self._told = self._told_partial = False
+        self._model: Callable[[], torch.nn.Module | None] = _nothing
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy has a store of its own, which is empty."""
+        return KeptRegions, (self.store_gb, self.folder)
 
     def ready(self, sites: list[AttentionSite], model: torch.nn.Module, epoch: int | None) -> RegionStore:
         """The store, opened, and with what other ranks kept in earlier epochs; every rank comes here together.
@@ -157,23 +172,31 @@ class KeptRegions:
         Raises:
             ValueError: it is of another model, tokenizer or version.
         """
-        if self.store is None:
-            self.store = RegionStore(self.store_gb, self.fingerprint(sites, model))
-        begun = epoch or 1
-        if self._epoch is None:
+        if self._model() is not model:
+            self.close()
+            self.store, self._model = RegionStore(self.store_gb, self.fingerprint(sites, model)), weakref.ref(model)
+        begun, first = epoch or 1, self._epoch is None
+        if first:
             self.store.open(self.folder, rank(), world_size(), self._resumed)
+            if self._resumed is not None:  # the last checkpoint is the one that training goes on from
+                self._saved = begun
         if self._epoch != begun:
             self.collect(None)
             wait_for_all()
             self.store.begin_epoch(begun, object_from_first_rank(self._saved))
             self._epoch = begun
+        if first and rank() == 0 and len(self.store) < self._expected:
+            logger.warning(
+                f"ad_drop: {self._expected - len(self.store)} of {self._expected} examples' kept regions aren't in "
+                f"{self.folder or 'memory'} any more; they count as missing until these examples are trained on again"
+            )
         return self.store
 
     def fingerprint(self, sites: list[AttentionSite], model: torch.nn.Module) -> dict[str, Any]:
         """What the regions are of, in the words of refusals."""
         return {
             "version": VERSION,
-            "model": type(model).__name__,
+            "model": f"{type(model).__name__} of {sum(one.numel() for one in model.parameters())} parameters",
             "tokenizer": self.vocabulary,
             "choice of sites": ", ".join(site.name for site in sites),
         }
@@ -192,8 +215,9 @@ class KeptRegions:
                     f"ad_drop: what is kept was made with p = {other.p} and the {other.direction} attributions, so it "
                     f"doesn't serve p = {setting.p} and the {setting.direction} ones; it counts as missing"
                 )
-        statistics.add("kept_hits", float(sum(one is not None for one in kept)))
-        statistics.add("kept_asked", float(len(kept)))
+        if forward.supplied.counts:
+            statistics.add("kept_hits", float(sum(one is not None for one in kept)))
+            statistics.add("kept_asked", float(len(kept)))
         return Found(examples, kept)
 
     def record(self, forward: Forward, sites: list[AttentionSite], update: int, setting: Setting) -> None:
@@ -205,6 +229,13 @@ class KeptRegions:
 
     def finish(self, statistics: Statistics) -> None:
         """The update was made: what its backwards brought is kept, as soon as it is here."""
+        if not self._told_partial and any(recording.partial for recording in self._unfinished):
+            self._told_partial = True
+            logger.warning(
+                "ad_drop: a forward's attentions got several gradients, from backwards one after the other or from "
+                "checkpointing that runs one forward for another, so its examples are not kept; call backward once "
+                "with the sum of the losses"
+            )
         self._finished += self._unfinished
         self._unfinished = []
         while self._finished and all(event.query() for event in self._finished[0].ready):
@@ -236,7 +267,8 @@ class KeptRegions:
         self.close()
         store = RegionStore(self.store_gb, self.fingerprint(sites, model))
         store.load(state)
-        self.store, self._resumed = store, updates
+        self.store, self._resumed, self._model = store, updates, weakref.ref(model)
+        self._expected = state.get("examples", 0)
 
     def close(self) -> None:
         """Release files and what is on its way."""
@@ -244,3 +276,8 @@ class KeptRegions:
             self.store.close()
         self.store = self._epoch = self._resumed = self._saved = None
         self._unfinished, self._finished = [], []
+        self._expected, self._model = 0, _nothing
+
+
+def _nothing() -> None:
+    """Of a weak reference to no model."""

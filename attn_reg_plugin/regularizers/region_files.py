@@ -63,13 +63,13 @@ class RegionFile:
     Attributes:
         epoch, rank: as in its name.
         end: up to where it was read or written.
-        damaged: how many records were left out because their checksum is wrong.
+        damaged: at how many places what was written cannot be read: a wrong checksum, or an end in mid-record.
     """
 
     def __init__(self, path: Path, descriptor: int) -> None:
+        self.descriptor, self.end, self.damaged = descriptor, 0, 0
         match = _NAME.fullmatch(path.name)
         self.path, self.epoch, self.rank = path, int(match[1]), int(match[2])
-        self.descriptor, self.end, self.damaged = descriptor, 0, 0
 
     @classmethod
     def create(cls, folder: Path, epoch: int, rank: int, fingerprint: dict[str, object]) -> RegionFile:
@@ -97,7 +97,7 @@ class RegionFile:
         start = len(_TITLE) + 4
         begin = os.pread(file.descriptor, start, 0)
         length = struct.unpack("<I", begin[-4:])[0] if len(begin) == start and begin.startswith(_TITLE) else 0
-        title = os.pread(file.descriptor, length, start)
+        title = os.pread(file.descriptor, min(length, file._whole()), start)
         try:
             theirs = json.loads(title) if length and len(title) == length else None
         except ValueError:
@@ -138,24 +138,29 @@ class RegionFile:
         Args:
             before: up to the first that was made in this update or later.
         """
-        while True:
+        whole = self._whole()
+        while self.end < whole:
             head = os.pread(self.descriptor, _HEAD.size, self.end)
             if len(head) < _HEAD.size:
                 return
             magic, checksum, digest, update, p, low, number, size = _HEAD.unpack(head)
-            if magic != _MAGIC:
+            length = number * _PART.size + size
+            if magic == _MAGIC and before is not None and update >= before:
+                return
+            if magic != _MAGIC or self.end + _HEAD.size + length > whole:
                 self.damaged += 1
                 return
-            rest = os.pread(self.descriptor, number * _PART.size + size, self.end + _HEAD.size)
-            if len(rest) < number * _PART.size + size or (before is not None and update >= before):
-                return
-            start, self.end = self.end, self.end + _HEAD.size + len(rest)
+            rest = os.pread(self.descriptor, length, self.end + _HEAD.size)
+            start, self.end = self.end, self.end + _HEAD.size + length
             if zlib.crc32(rest, zlib.crc32(head[_CHECKED:])) != checksum:
                 self.damaged += 1
                 continue
             parts = tuple(_PART.iter_unpack(rest[: number * _PART.size]))
             offset = start + _HEAD.size + number * _PART.size
             yield Record(digest, update, Setting(p, "low" if low else "high"), parts, offset, size)
+
+    def _whole(self) -> int:
+        return os.fstat(self.descriptor).st_size
 
     def read(self, record: Record) -> Tensor:
         """The packed bits of a record."""
@@ -176,6 +181,8 @@ class RegionFile:
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
+
+    __del__ = close
 
 
 def file_name(folder: Path, epoch: int, rank: int) -> Path:

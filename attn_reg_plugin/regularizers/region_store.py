@@ -85,7 +85,7 @@ class RegionStore:
         self._kept: dict[bytes, Kept] = {}
         self._interned: dict[Parts, Parts] = {}
         self._folder: Path | None = None
-        self._rank, self._alone, self._warned = 0, True, False
+        self._rank, self._world, self._alone, self._warned = 0, 1, True, False
         self._files: dict[Path, RegionFile] = {}
         self._own: RegionFile | None = None
         self._used: Counter[Path] = Counter()
@@ -110,17 +110,28 @@ class RegionStore:
         if self._alone and self.in_memory + bits.numel() <= self.limit:
             self._insert(digest, Kept(update, setting, parts, bits))
         elif self._folder is not None:
-            if self._own is None:
-                self._own = RegionFile.create(self._folder, self.epoch, self._rank, self.fingerprint)
-                self._files[self._own.path] = self._own
-            record = self._own.append(digest, update, setting, parts, bits)
-            self._insert(digest, Kept(update, setting, parts, None, self._own, record))
-        elif not self._warned:
-            self._warned = True
-            logger.warning(
-                f"ad_drop: {self.in_memory / 2**30:.2f} GB of kept regions are all that may be in memory, and there is "
-                "no folder for more; further examples are not kept (give store_folder, or raise store_gb)"
+            try:
+                self._insert(digest, self._written(digest, update, setting, parts, bits))
+            except OSError as error:
+                self._warn(f"{self._folder} takes no more kept regions ({error}); these examples are not kept")
+        else:
+            self._warn(
+                f"{self.in_memory / 2**30:.2f} GB of kept regions are all that may be in memory, and there is no "
+                "folder for more; further examples are not kept (give store_folder, or raise store_gb)"
             )
+
+    def _written(self, digest: bytes, update: int, setting: Setting, parts: Parts, bits: Tensor) -> Kept:
+        if self._own is None:
+            self._own = RegionFile.create(self._folder, self.epoch, self._rank, self.fingerprint)
+            self._files[self._own.path] = self._own
+        record = self._own.append(digest, update, setting, parts, bits)
+        return Kept(update, setting, parts, None, self._own, record)
+
+    def _warn(self, what: str) -> None:
+        """Say why examples are not kept, once."""
+        if not self._warned:
+            self._warned = True
+            logger.warning(f"ad_drop: {what}")
 
     def _insert(self, digest: bytes, kept: Kept) -> None:
         self._kept[digest] = kept
@@ -152,12 +163,12 @@ class RegionStore:
         Raises:
             ValueError: the files are another model's.
         """
-        self._folder, self._rank, self._alone = folder, rank, world == 1 or folder is None
+        self._folder, self._rank, self._world, self._alone = folder, rank, world, world == 1 or folder is None
         if folder is None:
             return
         for path, _, owner in files_in(folder):
-            if owner != rank and (rank > 0 or owner < world):
-                continue  # another process's affair
+            if not self._owns(owner):
+                continue
             if resumed is None:
                 path.unlink(missing_ok=True)
             else:
@@ -173,13 +184,15 @@ class RegionStore:
         if file is None:
             file = RegionFile.open(path, self.fingerprint)
             if file is None:
-                logger.warning(f"{path} is damaged and left out: its examples are probed, or kept, again")
+                logger.warning(f"{path} is damaged and left out: its examples are kept again")
+                if before is not None:
+                    path.unlink()
                 return
             self._files[path] = file
         damaged = file.damaged
         for record in file.records(before):
             known = self._kept.get(record.digest)
-            if known is None or known.update <= record.update:
+            if known is None or self._age(known) <= (record.update, -file.rank):
                 self._forget(record.digest)
                 parts = self._interned.setdefault(record.parts, record.parts)
                 self._insert(record.digest, Kept(record.update, record.setting, parts, None, file, record))
@@ -188,12 +201,20 @@ class RegionStore:
         if file.damaged > damaged:
             logger.warning(f"{path} is damaged in {file.damaged - damaged} places: these examples are kept again")
 
+    def _owns(self, owner: int) -> bool:
+        """Whether files of a rank are this process's affair; the first one sees to those of ranks that are no more."""
+        return owner == self._rank or (self._rank == 0 and owner >= self._world)
+
+    def _age(self, kept: Kept) -> tuple[int, int]:
+        """Later is larger; of what two ranks kept in the same update, every rank takes the lower one's."""
+        return kept.update, -(self._rank if kept.file is None else kept.file.rank)
+
     def begin_epoch(self, epoch: int, saved: int | None) -> None:
         """Read what the other ranks have kept in the epochs before, and remove files that nobody needs.
 
         Args:
             epoch: the one that begins; every rank has written those before.
-            saved: in or after which epoch the last checkpoint was made; None if there is none.
+            saved: in which epoch the last checkpoint was made, or which began with it; None if there is none.
         """
         self.epoch, self._own = epoch, None
         if self._folder is None:
@@ -210,7 +231,7 @@ class RegionStore:
                 needed = needed or file.epoch >= saved or path in self._used_at.get(saved, {path})
             if not needed:
                 del self._files[path], self._used[path]
-                file.remove() if file.rank == self._rank else file.close()
+                file.remove() if self._owns(file.rank) else file.close()
         self._used_at = {at: paths for at, paths in self._used_at.items() if saved is None or at >= saved}
 
     def close(self) -> None:
@@ -224,12 +245,13 @@ class RegionStore:
     # -- state ------------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """What is in memory, as numbers and tensors."""
+        """What is in memory, as numbers and tensors; and how many examples are kept in all."""
         held = {digest: kept for digest, kept in self._kept.items() if kept.bits is not None}
         shapes = {parts: i for i, parts in enumerate(dict.fromkeys(kept.parts for kept in held.values()))}
         bits = [kept.bits for kept in held.values()]
         return {
             "fingerprint": dict(self.fingerprint),
+            "examples": len(self),
             "digests": torch.tensor([list(digest) for digest in held], dtype=torch.uint8).view(-1, 16),
             "updates": torch.tensor([kept.update for kept in held.values()], dtype=torch.int64),
             "settings": [list(kept.setting) for kept in held.values()],

@@ -23,7 +23,7 @@ class Supplied:
         targets: gold labels as the model's outputs answer them, (B,), (B, T) or (B, C); -100 is ignored.
         token_mask: bool (B, T), True = an output that is a real token.
         example_tokens: the ids of each stack and which are real, `Tokens` by `encoder` and `decoder`: what examples
-            are recognized by when they come again.
+            are recognized by when they come again. Of a stack with several texts an example, a list.
         padding_label: the number of padding in a vocabulary, which isn't a pseudo label.
         batch: the face's own batch, which its `Problem` reads: fairseq's sample, Trainer's inputs.
         num_items: what the loss of the batch is divided by, where the face divides it.

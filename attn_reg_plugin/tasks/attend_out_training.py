@@ -243,9 +243,12 @@ class FairseqTraining:
 
     @property
     def vocabulary(self) -> str:
-        """A digest of the dictionaries' symbols, in their order."""
+        """A digest of the dictionaries' symbols, in their order, and of a Hugging Face tokenizer's."""
         names = (getattr(self.task, f"{side}_dictionary", None) for side in ("source", "target"))
         symbols = ["\n".join(one.symbols) for one in names if hasattr(one, "symbols")]
+        tokenizer = getattr(self.task, "tokenizer", None)
+        if hasattr(tokenizer, "get_vocab"):
+            symbols.append(repr(sorted(tokenizer.get_vocab().items())))
         return hashlib.sha256("\n\n".join(symbols).encode()).hexdigest()[:16] if symbols else ""
 
     def problem(self, subset: str) -> tuple[FairseqProblem, int]:

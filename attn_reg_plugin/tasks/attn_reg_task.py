@@ -203,6 +203,8 @@ class AttnRegTask:
     def _log_round(self) -> None:
         """Log a round that ended with this update, equal on all ranks; the update's logging output was made before."""
         rounds = self.regularizer.by_round
+        if not rounds:
+            return
         sums = self.regularizer.statistics.take(*(key for quantity in rounds for key in quantity.keys))
         _log(summary(rounds, sums) if sums else {})
 

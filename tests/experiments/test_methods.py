@@ -7,7 +7,8 @@ import shlex
 import pytest
 
 from attn_reg_plugin.experiments.methods import fairseq_flags, known_methods, select_methods
-from attn_reg_plugin.regularizers.base import REGISTRY, presets_of
+from attn_reg_plugin.regularizers.base import REGISTRY
+from attn_reg_plugin.regularizers.presets import presets_of
 
 #: as runs were made with them before methods had presets: finished ones keep their meaning
 EARLIER = {
@@ -108,5 +109,34 @@ def test_a_mapping_gives_each_its_settings() -> None:
     ],
 )
 def test_settings_that_a_method_has_not(wanted: object, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        select_methods(wanted)
+
+
+def test_methods_that_act_together() -> None:
+    named, own = select_methods(
+        {"ad_drop+r_drop": None, "own": {"like": "r_drop+ad_drop", "ad_drop_p": "0.5", "sites": "*"}}
+    )
+    assert (named.name, named.title) == ("ad_drop+r_drop", "AD-DROP + R-Drop")
+    assert shlex.join(named.flags) == (
+        "--attn-reg ad_drop+r_drop --ad-drop-p 0.3 --ad-drop-q 0.3 --attn-sites encoder.self --ad-drop-cross-tuning "
+        "epoch --r-drop-weight 1.0"
+    )
+    assert (own.value("ad_drop_p"), own.value("sites"), own.value("r_drop_weight")) == (0.5, "*", 1.0)
+    assert own.flags[1] == "r_drop+ad_drop" and "--attn-sites *" in " ".join(own.flags)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "said"),
+    [
+        ("ad_drop+attend_out", "attend_out combines with no other method: it trains two copies of the model"),
+        ("ad_drop+attention_layer_drop", "act on the same attention, 'encoder.self'"),
+        ("r_drop+hidden_cut", "each run the batch several times"),
+        ("ad_drop+plain", "plain is no regularizer, so it combines with none"),
+        ("ad_drop+mine", "unknown method 'mine'; the methods are"),
+        ({"ad_drop+r_drop": {"p": 1}}, "unknown setting 'p'; the settings are: like, title, flags, "),
+    ],
+)
+def test_those_that_cannot_are_refused(wanted: object, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         select_methods(wanted)

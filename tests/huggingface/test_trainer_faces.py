@@ -79,7 +79,7 @@ class Backward:
         loss.backward()
 
 
-def under_fairseq(method: str, options: dict[str, Any]) -> tuple[list[Tensor], float]:
+def fairseq_step(method: str, options: dict[str, Any]) -> tuple[Any, Backward, float]:
     """A classifier behind fairseq: the task's training step with the criterion of labelled data."""
     from fairseq.tasks import FairseqTask
 
@@ -100,12 +100,18 @@ def under_fairseq(method: str, options: dict[str, Any]) -> tuple[list[Tensor], f
     flags = {f"{method}_{name}": value for name, value in options.items()}
     task = Regularized(argparse.Namespace(attn_reg=method, attn_sites="*", **flags))
     model = task.build_model(None)
+    task.regularizer.begin_epoch(1)
     batch = collate(examples("bert", 4))
     sample = {"net_input": batch, "target": batch.pop("labels"), "ntokens": 4, "nsentences": 4}
     torch.manual_seed(SEED)
     optimizer = Backward(task.regularizer)
     loss, size, _ = task.train_step(sample, model, ClassificationCriterion(task), optimizer, 0)
-    return optimizer.masks, loss.item() / size
+    return task, optimizer, loss.item() / size
+
+
+def under_fairseq(method: str, options: dict[str, Any]) -> tuple[list[Tensor], float]:
+    _, optimizer, loss = fairseq_step(method, options)
+    return optimizer.masks, loss
 
 
 @pytest.mark.parametrize("name", ["bert", "marian"])

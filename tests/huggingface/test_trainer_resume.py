@@ -26,6 +26,8 @@ from tests.huggingface.trainers import ad_drop, trainer_of, weights
 METHODS = {
     "ad_drop": lambda: ad_drop(cross_tuning="update:3"),
     "ad_drop_epoch": lambda: ad_drop(cross_tuning="epoch"),
+    "ad_drop_kept": lambda: ad_drop(cross_tuning="epoch", probe="kept"),
+    "ad_drop_kept_in_files": lambda: ad_drop(probe="kept", store_gb=1e-9),
     "attend_out": lambda: AttendOut(steps=4, sites="*", generator_lr=0.05),
     "attention_layer_drop": lambda: AttentionLayerDrop(p=0.5, sites="*"),
     "scheduled_dropout": lambda: ScheduledDropout(schedule="drop *: 0:0.7 12:0", sites="*"),
@@ -159,7 +161,7 @@ def in_parts(folder: Path, method: str) -> None:
     torch.save(ends, folder / f"ends_{torch.distributed.get_rank()}.pt")
 
 
-@pytest.mark.parametrize("method", ["ad_drop", "attend_out", "layer_drop"])
+@pytest.mark.parametrize("method", ["ad_drop", "ad_drop_kept", "attend_out", "layer_drop"])
 def test_two_processes_agree_and_resume(tmp_path: Path, method: str) -> None:
     check(tmp_path, run_in_processes(tmp_path, in_parts, tmp_path, method, processes=2))
     ends = [torch.load(tmp_path / f"ends_{rank}.pt") for rank in range(2)]

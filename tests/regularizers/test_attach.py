@@ -261,7 +261,7 @@ def test_registry():
         build("addrop")
     documented = {entry.name: entry.metadata["help"] for entry in options_of(ADDrop)}
     assert {"p", "q", "sites", "cross_tuning", "attribution", "labels"} <= documented.keys()
-    assert "objective" not in documented
+    assert "schedule" not in documented
     assert all(documented.values())
 
 
