@@ -30,7 +30,7 @@ def plot_agreement(runs: Mapping[str, Sequence[Mapping[str, Any]]], path: Path, 
     """
     columns = min(3, len(runs))
     lines = -(-len(runs) // columns)
-    figure = matplotlib.figure.Figure(figsize=(1 + 3.1 * columns, 1.2 + 2.6 * lines), layout="constrained")
+    figure = matplotlib.figure.Figure(figsize=(1 + 3.4 * columns, 1.2 + 2.6 * lines), layout="constrained")
     panels = figure.subplots(lines, columns, sharey=True, squeeze=False).flatten()
     for panel, (title, epochs) in zip(panels, runs.items(), strict=False):
         for name, (label, color, dashes, marker) in LINES.items():
@@ -48,7 +48,7 @@ def plot_agreement(runs: Mapping[str, Sequence[Mapping[str, Any]]], path: Path, 
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=2, fontsize="small")
     with whole_file(path) as unfinished, naming_writer(path):
-        figure.savefig(unfinished, dpi=95, format=path.suffix.removeprefix("."))
+        figure.savefig(unfinished, dpi=90, format=path.suffix.removeprefix("."))
 
 
 def _number(share: float | None) -> float:
