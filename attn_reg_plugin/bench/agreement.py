@@ -22,7 +22,7 @@ from attn_reg_plugin.attention.calls import Tape
 from attn_reg_plugin.attention.masks import candidate_counts, candidate_region
 from attn_reg_plugin.attention.sites import AttentionSite, recording
 from attn_reg_plugin.regularizers.ad_drop import ADDrop
-from attn_reg_plugin.regularizers.examples import Examples
+from attn_reg_plugin.regularizers.example_digests import Examples
 from attn_reg_plugin.regularizers.objectives import Objective
 from attn_reg_plugin.regularizers.probing import Forward, same_randomness, unchanged
 from attn_reg_plugin.regularizers.region_files import Setting
