@@ -140,12 +140,12 @@ def _limit(budget: float | None) -> str:
     return "" if budget is None else f"≤ {budget:g}"
 
 
-def show(table: Sequence[Result], lines: Sequence[str]) -> None:
-    """Print the table and lines below it, whole.
+def show(shown: Table, lines: Sequence[str]) -> None:
+    """Print a table and lines below it, whole.
 
     A table is cut at the console's width, and wrapped lines are better than missing figures.
     """
-    console, shown = Console(), render(table)
+    console = Console()
     wide = console.options.update(max_width=1000)
     console.width = max(console.width, Measurement.get(console, wide, shown).maximum)
     console.print(shown)

@@ -6,10 +6,11 @@ import argparse
 from dataclasses import asdict
 from pathlib import Path
 
-from attn_reg_plugin.bench.benchmark import NOTES, as_json, benchmark, show
+from attn_reg_plugin.bench.benchmark import NOTES, as_json, benchmark, render, show
 from attn_reg_plugin.bench.families import FAMILIES, SIZES, Settings
 from attn_reg_plugin.bench.measure import CLOCKS
 from attn_reg_plugin.bench.rows import all_rows, select_rows
+from attn_reg_plugin.commands import bench_agreement
 from attn_reg_plugin.files import write_json
 
 
@@ -48,6 +49,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     names = ", ".join(row.name for row in all_rows())
     parser.add_argument("--methods", help=f"which, with commas (default: all): {names}")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything measured to FILE as well")
+    parts = parser.add_subparsers(dest="part", metavar="agreement")
+    what = "instead: what AD-DROP's kept and fresh candidates have in common over a training"
+    bench_agreement.add_arguments(parts.add_parser("agreement", help=what, description=what))
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -56,6 +60,8 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         ValueError: an option is out of its range, or an unknown method.
     """
+    if arguments.part == "agreement":
+        return bench_agreement.run(arguments)
     settings = _settings(arguments)
     names = None if arguments.methods is None else [name for name in arguments.methods.split(",") if name]
     rows = select_rows(names, settings.family, settings.dtype)
@@ -66,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
         "machine: " + ", ".join(f"{key} {value}" for key, value in machine.items()),
         "settings: " + ", ".join(f"{key} {value}" for key, value in described.items()),
     ]
-    show(table, [*lines, *NOTES])
+    show(render(table), [*lines, *NOTES])
     if arguments.json is not None:
         write_json(arguments.json, {"machine": machine, "settings": described, "rows": as_json(table)})
     return 0

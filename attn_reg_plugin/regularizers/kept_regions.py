@@ -22,7 +22,7 @@ from attn_reg_plugin.attention.calls import AttentionCall
 from attn_reg_plugin.attention.masks import candidate_region, pack_bits
 from attn_reg_plugin.attention.sites import AttentionSite
 from attn_reg_plugin.regularizers.distributed import object_from_first_rank, rank, wait_for_all, world_size
-from attn_reg_plugin.regularizers.examples import Examples, examples_of
+from attn_reg_plugin.regularizers.example_digests import Examples, examples_of
 from attn_reg_plugin.regularizers.probing import Forward
 from attn_reg_plugin.regularizers.region_files import VERSION, Setting
 from attn_reg_plugin.regularizers.region_lookup import Found, Where, check_rows, in_order, stacks_of

@@ -11,7 +11,7 @@ from torch import Tensor
 from attn_reg_plugin.attention.calls import AttentionCall
 from attn_reg_plugin.attention.masks import drop_candidates, unpack_bits
 from attn_reg_plugin.attention.sites import AttentionSite
-from attn_reg_plugin.regularizers.examples import Examples
+from attn_reg_plugin.regularizers.example_digests import Examples
 from attn_reg_plugin.regularizers.region_store import Kept
 
 #: (index of the site, its call): which attention of a forward

@@ -8,7 +8,7 @@ from torch import nn
 
 from attn_reg_plugin import ADDrop
 from attn_reg_plugin.regularizers import Tokens
-from attn_reg_plugin.regularizers.examples import examples_of
+from attn_reg_plugin.regularizers.example_digests import examples_of
 from attn_reg_plugin.regularizers.probing import Forward
 from attn_reg_plugin.regularizers.region_files import Setting
 from attn_reg_plugin.regularizers.region_lookup import stacks_of

@@ -12,7 +12,7 @@ from torch import nn
 from attn_reg_plugin import ADDrop
 from attn_reg_plugin.attention.attribution import map_gradient
 from attn_reg_plugin.regularizers import Tokens
-from attn_reg_plugin.regularizers.examples import examples_of
+from attn_reg_plugin.regularizers.example_digests import examples_of
 from attn_reg_plugin.regularizers.probing import Forward
 from attn_reg_plugin.regularizers.statistics import Statistics
 from tests.attention.tiny_model import PAD, loss_of, tokens

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from attn_reg_plugin.regularizers import Supplied, Tokens
-from attn_reg_plugin.regularizers.examples import examples_of
+from attn_reg_plugin.regularizers.example_digests import examples_of
 from attn_reg_plugin.regularizers.probing import Forward
 from tests.attention.tiny_model import PAD, tokens
 from tests.backends import fairseq_models, huggingface_models
