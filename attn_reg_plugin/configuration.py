@@ -20,6 +20,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import functools
+import os
 import re
 import shlex
 import types
@@ -131,7 +133,7 @@ def _parse_freely(parser: argparse.ArgumentParser, places: Sequence[str]) -> Non
             parser.parse_known_args = parse  # type: ignore[method-assign]
         namespace.rest = words[place + 1 :]
         found = [getattr(namespace, name) for name in places if hasattr(namespace, name)]
-        if found and namespace.config is None and found[0].endswith(FILES) and not Path(found[0]).is_dir():
+        if found and namespace.config is None and found[0].endswith(FILES) and not os.path.isdir(found[0]):
             namespace.config = Path(found[0])
             found = [*found[1:], *(word for word in unknown if not word.startswith("-"))]
             for name in places:
@@ -233,7 +235,7 @@ def read(settings: type[T], content: DictConfig, section: str, given: Mapping[st
     for name, value in given.items():
         part[name] = _picked(part.get(name), value)
     where = {name: flag_of(name) if name in given else f"{path}: {name}" for name in fields}
-    with _refused(path):
+    with refused(path):
         plain = OmegaConf.to_container(part, resolve=True)
     values = {
         str(name): _converted(settings, fields[str(name)], value, where)
@@ -271,9 +273,8 @@ def _check_values(content: DictConfig, path: Path | None) -> None:
     text = OmegaConf.to_yaml(content)
     unknown = [name for name in values_of(content) if not refers_to(text, name)]
     if unknown:
-        raise ValueError(
-            f"{path}: unknown key {unknown[0]!r}: it is in no section, and none refers to ${{{unknown[0]}}}"
-        )
+        name = unknown[0]
+        raise ValueError(f"{path}: unknown key {name!r}: it is in no section, and none refers to ${{{name}}}")
 
 
 def refers_to(text: str, name: str) -> bool:
@@ -297,6 +298,11 @@ def _kind(settings: type, name: str) -> Any:
     return hint
 
 
+@functools.cache
+def _structured(settings: type) -> DictConfig:
+    return OmegaConf.structured(settings)
+
+
 def _converted(settings: type, entry: dataclasses.Field, value: Any, where: Mapping[str, str]) -> Any:
     """A value of the field's type, of what a file or a flag holds; a list may be written with commas."""
     kind = _kind(settings, entry.name)
@@ -305,7 +311,7 @@ def _converted(settings: type, entry: dataclasses.Field, value: Any, where: Mapp
         words = [value] if entry.metadata["repeated"] else [word.strip() for word in str(value).split(",")]
         value = [] if value in (None, "") else words
     try:
-        value = OmegaConf.merge(OmegaConf.structured(settings), {entry.name: value})[entry.name]
+        value = OmegaConf.merge(_structured(settings), {entry.name: value})[entry.name]
     except OmegaConfBaseException:
         what = f"{_WORDS[typing.get_args(kind)[0]]}, or several with commas" if listed else _WORDS[kind]
         given = ",".join(map(str, value)) if isinstance(value, list) else value
@@ -335,7 +341,7 @@ def _help(entry: dataclasses.Field) -> str:
 
 
 @contextlib.contextmanager
-def _refused(path: Path | None) -> Iterator[None]:
+def refused(path: Path | None) -> Iterator[None]:
     """OmegaConf's error about a reference to something missing, in one sentence."""
     try:
         yield

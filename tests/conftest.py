@@ -8,11 +8,12 @@ import pytest
 
 
 def pytest_collection_modifyitems(config, items):
-    """Leave out what is marked `oracle`, unless it is selected by `-m`."""
-    if "oracle" not in config.option.markexpr:
-        left_out = [item for item in items if item.get_closest_marker("oracle")]
-        items[:] = [item for item in items if not item.get_closest_marker("oracle")]
-        config.hook.pytest_deselected(items=left_out)
+    """Leave out what is marked `oracle` or `papers`, unless it is selected by `-m`."""
+    for mark in ("oracle", "papers"):
+        if mark not in config.option.markexpr:
+            left_out = [item for item in items if item.get_closest_marker(mark)]
+            items[:] = [item for item in items if not item.get_closest_marker(mark)]
+            config.hook.pytest_deselected(items=left_out)
 
 
 def pytest_collection_finish():

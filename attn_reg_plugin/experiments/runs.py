@@ -17,6 +17,7 @@ from pathlib import Path
 from threading import Event
 from typing import IO, Any, ClassVar
 
+from attn_reg_plugin.experiments import starting
 from attn_reg_plugin.experiments.data_folder import DataFolder, read_lines
 from attn_reg_plugin.experiments.example_scores import Examples, of_translations
 from attn_reg_plugin.experiments.methods import TASK, UNTUNED, Method
@@ -283,16 +284,10 @@ def execute(
     # fairseq's own --log-file repeats every line once an epoch more, so its standard output is kept instead
     environment = os.environ | {"PYTHONUTF8": "1"} | ({} if threads is None else {"OMP_NUM_THREADS": str(threads)})
     environment |= {} if device is None else {"CUDA_VISIBLE_DEVICES": device}
-    with path.open("ab") as output, path.open(encoding="utf-8", errors="replace") as follower:
+    path.touch()
+    with path.open(encoding="utf-8", errors="replace") as follower:
         follower.seek(0, os.SEEK_END)
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            pass_fds=(lock,),
-        )
+        process = starting.start(command, path, environment, lock)
         try:
             _follow(process, follower, watch, stop)
         finally:
@@ -306,7 +301,7 @@ def execute(
 
 
 def _follow(
-    process: subprocess.Popen[bytes],
+    process: Any,
     follower: IO[str],
     watch: Callable[[TrainingLog], None] | None,
     stop: Event | None,

@@ -166,5 +166,5 @@ def test_what_only_fairseq_knows_names_the_file_too(tmp_path: Path, capsys: pyte
 def test_the_first_step_that_ends_otherwise_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     done = []
     steps = [lambda: done.append(1) or 0, lambda: done.append(2) or 130, lambda: done.append(3) or 0]
-    monkeypatch.setattr(run, "plan", lambda file, words: steps)
+    monkeypatch.setattr(run, "plan", lambda *_: steps)
     assert main(["run", "x.yaml", "--a", "b"]) == 130 and done == [1, 2]

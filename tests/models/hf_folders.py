@@ -1,57 +1,15 @@
-"""Tiny encoders with random weights and a tokenizer made on the spot, and small files in the official formats."""
+"""Small files in the official formats, with labels that can be learned, beside the package's tiny encoders."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import torch
-import transformers
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import PreTrainedTokenizerFast
+from attn_reg_plugin.labelled.made_up import SHAPE, SPECIAL, WORDS, make_encoder, make_text, tokenizer
 
-#: words of the made-up texts; those of the first half make a text positive
-WORDS = [f"w{number}" for number in range(24)]
-SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
+__all__ = ["SHAPE", "SPECIAL", "WORDS", "make_encoder", "make_text", "tokenizer"]
 SIZES = {"train": 48, "dev": 21}
-SHAPE = {
-    "vocab_size": len(SPECIAL) + len(WORDS) + 2,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
-    "max_position_embeddings": 40,
-    "pad_token_id": 0,
-    "initializer_range": 0.2,
-}
-
-
-def tokenizer(types: bool = True) -> PreTrainedTokenizerFast:
-    """Whole words and two endings (`w1x` is `w1` and `##x`), with `[CLS] first [SEP] second [SEP]`."""
-    vocabulary = {piece: number for number, piece in enumerate([*SPECIAL, *WORDS, "##x", "##y"])}
-    backend = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
-    backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    backend.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
-    names = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
-    inputs = ["input_ids", "token_type_ids", "attention_mask"] if types else ["input_ids", "attention_mask"]
-    return PreTrainedTokenizerFast(tokenizer_object=backend, model_input_names=inputs, **names)
-
-
-def make_encoder(folder: Path, family: str = "Bert", seed: int = 1, types: bool = True, **options: Any) -> Path:
-    """A pretrained encoder as far as anybody can tell: weights, configuration and tokenizer in a folder."""
-    torch.manual_seed(seed)
-    config = getattr(transformers, f"{family}Config")(**{**SHAPE, **options})
-    getattr(transformers, f"{family}Model")(config).save_pretrained(folder)
-    tokenizer(types).save_pretrained(folder)
-    return folder
-
-
-def make_text(generator: random.Random, longest: int = 9) -> str:
-    """Words, some with an ending."""
-    words = [generator.choice(WORDS) for _ in range(generator.randint(2, longest))]
-    return " ".join(word + generator.choice(["", "", "x"]) for word in words)
 
 
 def _positive(text: str) -> int:

@@ -1,0 +1,207 @@
+"""The configurations of both papers' tables and figures: all are accepted, and run at toy size."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fairseq")
+pytest.importorskip("transformers")
+pytest.importorskip("optuna")
+
+from omegaconf import OmegaConf
+
+from attn_reg_plugin.cli import main
+from attn_reg_plugin.commands.run import COMMAND_STEPS
+from attn_reg_plugin.experiments.each import EACH
+from attn_reg_plugin.experiments.fine_tuning import FineTuning
+from attn_reg_plugin.experiments.steps import plan
+from attn_reg_plugin.experiments.sweep_settings import Sweep
+from attn_reg_plugin.experiments.toy import toy_of
+from attn_reg_plugin.labelled import TASKS, find_task, read_split, with_labels
+from attn_reg_plugin.labelled.made_up import make_task
+from tests.experiments.toy_corpus import empty_corpus
+
+PAPERS = Path(__file__).resolve().parents[2] / "examples" / "papers"
+FILES = sorted(path.stem for path in PAPERS.glob("*.yaml"))
+#: these also run in the everyday suite
+CHEAP = ("ad_drop_efficiency", "attend_out_figure_3")
+TENTHS = [number / 10 for number in range(1, 10)]
+#: a few are enough where each costs half a second
+ACCEPTED = {"ad_drop_table_1": ["--task", "cola,stsb,mnli", "--model", "bert-base-uncased"]}
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def settings(name: str, *words: str) -> list[Any]:
+    """The settings of each step."""
+    return [step.args[1] for step in plan(PAPERS / f"{name}.yaml", words, COMMAND_STEPS)]
+
+
+def each_value(name: str) -> list[list[str]]:
+    """Flags with which every value of `each` has its turn."""
+    names = OmegaConf.to_container(OmegaConf.load(PAPERS / f"{name}.yaml")).get(EACH, {})
+    turns = max(map(len, names.values()), default=1)
+    return [
+        [word for key, values in names.items() for word in (f"--{key}", str(values[turn % len(values)]))]
+        for turn in range(turns)
+    ]
+
+
+def run(name: str, tmp_path: Path, *words: str) -> None:
+    """A configuration at toy size."""
+    out = ["--out", str(tmp_path / "runs")] if "out" in OmegaConf.load(PAPERS / f"{name}.yaml") else []
+    assert main(["run", str(PAPERS / f"{name}.yaml"), "--toy", *out, *words]) == 0
+    assert not (tmp_path / "runs").exists(), "it stays aside"
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_configuration_is_accepted(name: str) -> None:
+    """With every value of `each`; nothing is run."""
+    assert settings(name, *ACCEPTED.get(name, []))
+    assert (PAPERS / "README.md").read_text(encoding="utf-8").count(f"`{name}.yaml`") == 1
+
+
+@pytest.mark.parametrize("name", CHEAP)
+def test_cheap_ones_run(name: str, tmp_path: Path) -> None:
+    run(name, tmp_path)
+    if name == "attend_out_figure_3":
+        assert (tmp_path / "runs-toy" / "figure_3.png").read_bytes().startswith(b"\x89PNG")
+        learned = OmegaConf.load(tmp_path / "runs-toy" / "learned.yaml")
+        assert len(learned) == 12 and max(learned["drop encoder.self[11]"]) > 1, "a curve over the updates"
+
+
+@pytest.mark.papers
+@pytest.mark.parametrize(("name", "words"), [(name, words) for name in FILES for words in each_value(name)])
+def test_every_configuration_runs(name: str, words: list[str], tmp_path: Path) -> None:
+    run(name, tmp_path, *words)
+    assert name == "ad_drop_efficiency" or list((tmp_path / "runs-toy").rglob("results.json"))
+
+
+# -- what the papers say ----------------------------------------------------------------------------------------------
+
+
+def test_the_settings_of_ad_drop() -> None:
+    (sweep,) = settings("ad_drop_table_1", "--task", "cola", "--model", "roberta-base")
+    space = {dimension.key: list(dimension.values) for dimension in sweep.dimensions}
+    assert space == {"lr": [1e-5, 2e-5, 3e-5], "batch_size": [16, 32, 64], "p": TENTHS, "q": TENTHS}
+    assert (sweep.base().lr_scheduler, sweep.base().patience) == ("fixed", 5)
+    (ner,) = settings("ad_drop_table_2_ner")
+    assert ner.methods["ad_drop"] == {"p": 0.8, "q": 0.1} and "electra" in ner.model
+    for pair, p, q in (("en-ro", 0.2, 0.2), ("tr-en", 0.6, 0.1)):
+        _, corpus, compared = settings("ad_drop_table_2_translation", "--pair", pair)
+        assert compared.methods["ad_drop"] == {"p": p, "q": q, "sites": "encoder.self"}
+        assert (corpus.max_pieces, compared.metric, compared.epochs, compared.lr) == (128, "bleu", 5, 2e-5)
+    assert all(one.seeds == (1, 2, 3, 4, 5) for one in settings("ad_drop_table_3"))
+    assert {one.train_per_class for one in settings("ad_drop_table_5")} == {16, 64, 256}
+    tests = {step.on for step in settings_of_commands("ad_drop_table_6")}
+    assert tests == {"hans", "paws-x"}
+    for name, words in (("ad_drop_figure_4", []), ("ad_drop_figure_6", ["--task", "rte"])):
+        (sweep,) = settings(name, *words)
+        space = {dimension.key: list(dimension.values) for dimension in sweep.dimensions}
+        assert space["p"] == space["q"] == TENTHS and not sweep.trials
+        assert space.get("cross_tuning", ["epoch", "off"]) == ["epoch", "off"]
+
+
+def settings_of_commands(name: str) -> list[Any]:
+    """The arguments of the steps that are commands."""
+    steps = plan(PAPERS / f"{name}.yaml", [], COMMAND_STEPS)
+    return [step.args[1] for step in steps if hasattr(step.args[1], "on")]
+
+
+def test_the_settings_of_attend_out() -> None:
+    names = [f"attend_out_{part}" for part in ("glue", "tagging", "swag", "imdb")]
+    all_of = list(itertools.chain.from_iterable(settings(name) for name in names))
+    assert {one.task for one in all_of} == {"sst2", "mrpc", "qnli", "mnli", "cola", "conll2003", "xpos", "swag", "imdb"}
+    wanted = {"plain", "scores_dropout_0.1", "scores_dropout_0.2", "layer_drop", "attention_layer_drop", "attend_out"}
+    for one in all_of:
+        assert {method.name for method in one.selected()} == wanted
+        assert one.max_length == (512 if one.task == "imdb" else 128)
+        by_name = {method.name: method.options for method in one.selected()}
+        assert by_name["layer_drop"]["p"] == by_name["attention_layer_drop"]["p"] == 0.2
+    assert [one.task for one in settings("attend_out_scheduler")] == ["cola", "qnli", "swag"]
+
+
+# -- at toy size ------------------------------------------------------------------------------------------------------
+
+
+def test_a_fine_tuning_at_toy_size(tmp_path: Path) -> None:
+    given = FineTuning(task="mnli", data="hub", model="roberta-base", out=tmp_path / "o", seeds=(4, 5), max_length=600)
+    toy = toy_of(given)
+    assert toy.out == tmp_path / "o-toy" and toy == toy_of(toy), "what is small stays as it is"
+    assert (toy.seeds, toy.epochs, toy.cpu) == ((4,), 2, True), "AD-DROP's first epoch is plain"
+    assert Path(toy.model).name == "roberta" and Path(toy.data).name == "mnli" and toy.max_length == 512
+    assert toy_of(FineTuning(task="rte", data="d", methods="plain", out=tmp_path / "o")).epochs == 1
+    assert toy.methods == given.methods and toy.lr == given.lr
+
+
+def test_a_sweep_at_toy_size(tmp_path: Path) -> None:
+    base = {"task": "rte", "data": "hub", "lr": 1e-4}
+    toy = toy_of(Sweep(out=tmp_path / "o", finetune=base, space={"p": TENTHS, "q": TENTHS, "lr": [0.1, 0.2]}))
+    assert [len(dimension.values) for dimension in toy.dimensions] == [2, 2, 1]
+    assert len(toy.arms[0].slots) == len(toy.arms[1].slots) == 4 and toy.base().cpu
+    drawn = toy_of(Sweep(out=tmp_path / "o", finetune=base, space={"p": TENTHS}, trials=50))
+    assert len(drawn.arms[0].slots) == 2 and drawn.out == tmp_path / "o-toy"
+    assert drawn.base().out == tmp_path / "o-toy"
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_made_up_files_are_in_the_official_format(name: str, tmp_path: Path) -> None:
+    task = find_task(name)
+    make_task(tmp_path, name)
+    task = with_labels(task, tmp_path)
+    examples = read_split(task, tmp_path, "train")
+    assert len(examples) == 50
+    if task.labels and task.kind == "classification":
+        assert {example.label for example in examples} == set(range(len(task.labels)))
+    for split in set(task.files) - {"train"} | ({"valid"} if task.valid_is_test else set()):
+        assert len(read_split(task, tmp_path, split)) == 20
+
+
+# -- each, and commands as steps --------------------------------------------------------------------------------------
+
+
+def test_each_is_every_combination(tmp_path: Path) -> None:
+    empty_corpus(tmp_path / "d")
+    path = tmp_path / "c.yaml"
+    path.write_text(
+        "each: {a: [1, 2], b: [x, y]}\nout: o\n"
+        "compare: {data: d, out: '${out}/${a}${b}'}\n"
+        "evaluate: {each: {seed: [1, 2]}, run_folder: '${out}/r-${b}-${seed}', on: hans, data: hub}\n"
+    )
+    found = [step.args[1] for step in plan(path, [], COMMAND_STEPS)]
+    assert [str(one.out) for one in found[::3]] == ["o/1x", "o/1y", "o/2x", "o/2y"]
+    assert [str(one.run_folder) for one in found[1:3] + found[4:6]] == ["o/r-x-1", "o/r-x-2", "o/r-y-1", "o/r-y-2"]
+    chosen = plan(path, ["--a", "2,7", "--b", "y"], COMMAND_STEPS)
+    assert [str(step.args[1].out) for step in chosen[::3]] == ["o/2y", "o/7y"]
+    toy = plan(path, ["--toy"], COMMAND_STEPS)
+    assert [type(step.args[1]).__name__ for step in toy] == ["TranslationComparison", "Namespace"]
+    assert str(toy[0].args[1].out) == "o-toy/1x" and toy[1].args[1].cpu
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("each: {a: 1}\ncompare: {data: d, out: o}", "each is {'a': 1}, but must be a mapping of names to lists"),
+        ("each: {a: []}\ncompare: {data: d, out: o}", "each is {'a': []}, but must be a mapping"),
+        ("each: {a: [1]}\ncompare: {data: d, out: o}", "unknown key 'a': it is in no section"),
+        (
+            "evaluate: {run_folder: r, on: hans, dat: d}",
+            "evaluate: unknown setting 'dat'; the settings are: run_folder",
+        ),
+        ("evaluate: {run_folder: r, on: snli, data: d}", "evaluate: argument --on: invalid choice: 'snli'"),
+        ("evaluate: {on: hans, data: d}", "evaluate: the following arguments are required: RUN"),
+        ("bench: 5", "bench is 5, but must be a mapping of settings"),
+        ("report curves: {run_log: r}", "report curves: the following arguments are required: --out"),
+        ("probe: {run_folder: '${gone}'}", "Interpolation key 'gone' not found"),
+    ],
+)
+def test_refusals(content: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text(content)
+    assert main(["run", str(path)]) == 2
+    error = capsys.readouterr().err
+    assert str(path) in error and said in error and error.count("\n") == 1
