@@ -246,6 +246,7 @@ def test_every_backend_with_a_site_is_asked():
         first, second = regularizer.attached_sites
         first.backend = backend("first", targets=1, padding_label=1)
         second.backend = backend("second", targets=2, token_mask=2)
+        regularizer._attachment.backends = [first.backend, second.backend]
         model(IDS)
     assert seen == {"targets": 1, "padding_label": 1, "token_mask": 2, "probing": ["first", "second"]}
     assert not open_
