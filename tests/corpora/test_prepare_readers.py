@@ -59,7 +59,7 @@ def test_not_utf8_is_refused_with_file_and_line(tmp_path: Path) -> None:
         list(read_lines(tmp_path / "a.en"))
 
 
-@pytest.mark.parametrize("content", [b"not gzip at all", gzip.compress(b"one\ntwo\n" * 100)[:-12]])
+@pytest.mark.parametrize("content", [b"not gzip at all", gzip.compress(b"one\ntwo\n" * 100, mtime=0)[:-12]])
 def test_broken_gzip_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.gz").write_bytes(content)
     with pytest.raises(ValueError, match=r"a\.gz, after line \d+: not a whole gzip file"):
@@ -82,7 +82,7 @@ def test_two_forms_of_one_file_are_refused(tmp_path: Path) -> None:
     assert find_text(tmp_path, "train.en") is None
     write(tmp_path / "train.en", "a")
     assert find_text(tmp_path, "train.en") == tmp_path / "train.en"
-    (tmp_path / "train.en.gz").write_bytes(gzip.compress(b"a\n"))
+    (tmp_path / "train.en.gz").write_bytes(gzip.compress(b"a\n", mtime=0))
     with pytest.raises(ValueError, match=r"both train\.en and train\.en\.gz"):
         find_text(tmp_path, "train.en")
 
