@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from attn_reg_plugin.attention.sites import AttentionSite, Watch
 
 
-@dataclass
+@dataclass(eq=False)
 class Tape:
     """What the probe keeps of one call of a site.
 

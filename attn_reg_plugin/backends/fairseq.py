@@ -73,7 +73,9 @@ class FairseqBackend:
             return described
         source = named.get("src_tokens", tokens)
         stacks = {"encoder": source, "decoder": tokens}
-        described["example_tokens"] = {stack: Tokens(ids, ids.ne(padding)) for stack, ids in stacks.items()}
+        described["example_tokens"] = {
+            stack: Tokens(ids, None if ids.is_floating_point() else ids.ne(padding)) for stack, ids in stacks.items()
+        }
         described["token_mask"] = tokens.ne(padding)
         return described | ({} if written is None else {"padding_label": padding})
 

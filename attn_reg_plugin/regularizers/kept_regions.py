@@ -159,7 +159,8 @@ class KeptRegions:
         self._resumed: int | None = None
         self._expected = 0
         self._saved: int | None = None
-        self._told = self._told_partial = False
+        self._told = self._told_partial = self._told_unfinished = False
+        self._misfits: set[str] = set()
         self._model: Callable[[], torch.nn.Module | None] = _nothing
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -181,6 +182,7 @@ class KeptRegions:
             if self._resumed is not None:  # the last checkpoint is the one that training goes on from
                 self._saved = begun
         if self._epoch != begun:
+            self._drop_unfinished()
             self.collect(None)
             wait_for_all()
             self.store.begin_epoch(begun, object_from_first_rank(self._saved))
@@ -218,7 +220,7 @@ class KeptRegions:
         if forward.supplied.counts:
             statistics.add("kept_hits", float(sum(one is not None for one in kept)))
             statistics.add("kept_asked", float(len(kept)))
-        return Found(examples, kept)
+        return Found(examples, kept, misfits=self._misfits)
 
     def record(self, forward: Forward, sites: list[AttentionSite], update: int, setting: Setting) -> None:
         """Watch a forward: its backward brings the regions of its examples."""
@@ -240,6 +242,15 @@ class KeptRegions:
         self._unfinished = []
         while self._finished and all(event.query() for event in self._finished[0].ready):
             self._finished.pop(0).keep_in(self.store, statistics)
+
+    def _drop_unfinished(self) -> None:
+        """At the end of an epoch, what no update followed: a loop that announces none would pile it up."""
+        if self._unfinished and not len(self.store) and not self._finished and not self._told_unfinished:
+            self._told_unfinished = True
+            logger.warning(
+                "ad_drop: nothing is kept, since no update was announced: call regularizer.end_update() after each"
+            )
+            self._unfinished = []
 
     def collect(self, statistics: Statistics | None) -> None:
         """Keep what is on its way as well."""

@@ -15,7 +15,7 @@ import struct
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -183,6 +183,10 @@ class RegionFile:
             self.descriptor = -1
 
     __del__ = close
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> RegionFile:
+        """Of a copied model: itself, since a descriptor has one owner."""
+        return self
 
 
 def file_name(folder: Path, epoch: int, rank: int) -> Path:

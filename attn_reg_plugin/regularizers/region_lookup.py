@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -13,6 +14,8 @@ from attn_reg_plugin.attention.masks import drop_candidates, unpack_bits
 from attn_reg_plugin.attention.sites import AttentionSite
 from attn_reg_plugin.regularizers.example_digests import Examples
 from attn_reg_plugin.regularizers.region_store import Kept
+
+logger = logging.getLogger(__name__)
 
 #: (index of the site, its call): which attention of a forward
 Where = tuple[int, int]
@@ -63,16 +66,20 @@ class Found:
         kept: of each, or None.
         bits: its packed bits, read once.
         fresh: packed regions (N, H, T, ⌈S/8⌉) of a probe, for the others; by site and call.
+        misfits: the names of sites whose map has another size than the kept one; each is told of once.
     """
 
     examples: Examples
     kept: list[Kept | None]
     bits: list[Tensor | None] = field(default_factory=list)
     fresh: dict[Where, Tensor] = field(default_factory=dict)
+    misfits: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         """Read the bits, and find each call's among them."""
         self.bits = [None if kept is None else kept.read() for kept in self.kept]
+        # a copy of the model copies this, and has no business with files
+        self.kept = [None if kept is None else replace(kept, file=None, record=None) for kept in self.kept]
         self._starts = [{} if kept is None else _starts(kept) for kept in self.kept]
 
     @property
@@ -88,7 +95,13 @@ class Found:
         for i, starts in enumerate(self._starts):
             start, there = starts.get(where, (0, ()))
             if there != (heads, ends[0][i], ends[1][i]):
-                continue  # LayerDrop left the site out, or the model sees the example otherwise
+                if where in starts and site.name not in self.misfits:
+                    self.misfits.add(site.name)
+                    logger.warning(
+                        f"ad_drop: {site.name} sees an example at another length than the one that was kept, so it "
+                        "drops nothing there; supply example_tokens without padding, or use probe='fresh'"
+                    )
+                continue  # or LayerDrop left the site out
             width = -(-there[2] // 8)
             bits = self.bits[i][start : start + heads * there[1] * width].view(heads, there[1], width)
             packed[i, :, : there[1], :width] = bits

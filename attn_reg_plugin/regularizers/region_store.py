@@ -182,7 +182,10 @@ class RegionStore:
         """
         file = self._files.get(path)
         if file is None:
-            file = RegionFile.open(path, self.fingerprint)
+            try:
+                file = RegionFile.open(path, self.fingerprint)
+            except FileNotFoundError:  # its owner has removed it: nobody needs it
+                return
             if file is None:
                 logger.warning(f"{path} is damaged and left out: its examples are kept again")
                 if before is not None:

@@ -152,4 +152,5 @@ def continue_from(sidecar: Sidecar, regularizer: Regularizer, updates: int) -> N
     epoch = regularizer.epoch
     with refuse_state(sidecar.path(updates), f"--attn-reg {regularizer.name}"):
         regularizer.resume(state)
-    regularizer.epoch = epoch
+    if epoch is not None:
+        regularizer.begin_epoch(epoch)

@@ -305,3 +305,51 @@ def test_a_model_may_be_copied_between_forward_and_update(translator, batch):
         twin(*OTHER).sum().backward()
         regularizer.end_update()
         assert len(regularizer.kept.store) == 3 and not found(regularizer, *batch).missing
+
+
+@pytest.mark.parametrize("texts", [EQUALLY_LONG, OF_THEIR_OWN], ids=["equally long", "of their own lengths"])
+def test_each_text_of_a_missing_example_is_probed(texts):
+    """Their masks are those that a fresh probe gives them."""
+    model = siamese(dropout=0.2)
+    expected = fresh_masks(model, texts, lambda outputs: outputs.square().sum())
+    regularizer = kept(on_miss="probe", cross_tuning="off", objective=lambda o, i: -o.square().sum())
+    with regularizer.attach(model):
+        torch.manual_seed(7)
+        model(*texts).square().sum().backward()
+        drawn = regularizer.attached_sites[0].sampler is not None
+        regularizer.end_update()
+        assert drawn and len(expected) == 2 and len(regularizer.kept.store) == len(texts[0])
+
+
+def test_a_copy_of_the_model_leaves_the_files_alone(translator, batch, tmp_path):
+    regularizer = kept(store_gb=1e-9, store_folder=str(tmp_path))
+    with regularizer.attach(translator):
+        run(regularizer, batch)
+        regularizer.end_update()
+        regularizer.begin_epoch(2)
+        run(regularizer, batch)
+        twin = copy.deepcopy(translator)
+        del twin
+        regularizer.end_update()
+        assert regularizer.kept.store.in_memory == 0 and not found(regularizer, *batch).missing
+
+
+def test_a_loop_that_announces_no_update_is_told(translator, batch, caplog):
+    regularizer = kept()
+    with regularizer.attach(translator), caplog.at_level(logging.WARNING):
+        run(regularizer, batch)
+        regularizer.begin_epoch(2)
+        run(regularizer, batch)
+    assert caplog.text.count("call regularizer.end_update() after each") == 1 and not regularizer.kept._unfinished
+
+
+def test_a_site_that_sees_another_length_is_told_of(translator, batch, caplog):
+    """Tokens of a stack that aren't known are taken as they come: padded otherwise, the example is another map."""
+    regularizer = kept()
+    with regularizer.attach(translator), caplog.at_level(logging.WARNING):
+        run(regularizer, batch)
+        regularizer.end_update()
+        found_ = found(regularizer, *batch)
+        site = regularizer.attached_sites[0]
+        assert not found_.region(site, (0, 0), (3, 2, 9, 9), CPU).any()
+    assert caplog.text.count(f"{site.name} sees an example at another length") == 1

@@ -118,6 +118,9 @@ def _run(tool: str, argv: list[str], log: str, prepare: Callable[[], None] | Non
     with open(log, "wb") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
+    # what `prepare` came with may have imported the plugin, and fairseq passes over a user dir that is there already
+    for name in [name for name in sys.modules if name.partition(".")[0] == "attn_reg_plugin"]:
+        del sys.modules[name]
     torch.set_num_threads(1)
     multiprocessing.set_start_method("fork", force=True)  # as in a process of its own
     sys.argv = [f"fairseq-{tool}", *argv]

@@ -13,6 +13,7 @@ import torch
 
 from attn_reg_plugin import AttendOut
 from attn_reg_plugin import checkpoints as reading
+from attn_reg_plugin.regularizers import build
 from attn_reg_plugin.tasks.sidecar import Sidecar, continue_from
 from tests.backends.fairseq_models import transformer
 from tests.tasks.tasks_in_process import attached
@@ -215,3 +216,15 @@ def test_a_whole_state_in_the_checkpoint_is_taken(caplog: pytest.LogCaptureFixtu
     with caplog.at_level(logging.WARNING):
         task.load_state_dict({"attn_reg": {**task.regularizer.state_dict(), "epoch": 3, "updates": 9}})
     assert (task.regularizer.epoch, task.regularizer.updates, caplog.text) == (3, 9, "")
+
+
+def test_the_parts_of_a_combination_stay_in_the_epoch_that_was_announced(tmp_path: Path) -> None:
+    """Its state is read within an epoch, after that was announced."""
+    saved, resumed = build("ad_drop+r_drop"), build("ad_drop+r_drop")
+    saved.begin_epoch(3)
+    state = {**saved.state_dict(), "updates": 9}
+    sidecar = Sidecar(str(tmp_path))
+    sidecar.save(9, state)
+    resumed.begin_epoch(4)
+    continue_from(sidecar, resumed, 9)
+    assert [part.epoch for part in (resumed, *resumed.parts)] == [4, 4, 4]
