@@ -38,6 +38,7 @@ class Examples:
 
     digests: list[bytes]
     real: Mapping[str, Tensor] = field(default_factory=dict)
+    _orders: dict[tuple[str, int], tuple[Tensor, Tensor] | None] = field(default_factory=dict, repr=False)
 
     def __len__(self) -> int:
         return len(self.digests)
@@ -49,10 +50,23 @@ class Examples:
 
     def order(self, stack: str, longest: int) -> Tensor | None:
         """The positions of each example with the real ones first, int64 (N, `longest`); None if they are already."""
-        real = self._of(stack, longest)
-        if real is None or not (real[:, 1:] & ~real[:, :-1]).any():
-            return None
-        return (~real).to(torch.uint8).argsort(dim=-1, stable=True)
+        orders = self._both_orders(stack, longest)
+        return None if orders is None else orders[0]
+
+    def order_back(self, stack: str, longest: int) -> Tensor | None:
+        """What puts positions in that order back, int64 (N, `longest`); None where there is nothing to do."""
+        orders = self._both_orders(stack, longest)
+        return None if orders is None else orders[1]
+
+    def _both_orders(self, stack: str, longest: int) -> tuple[Tensor, Tensor] | None:
+        """There and back; found once for all sites of a forward."""
+        if (stack, longest) not in self._orders:
+            real, orders = self._of(stack, longest), None
+            if real is not None and (real[:, 1:] & ~real[:, :-1]).any():
+                there = (~real).to(torch.uint8).argsort(dim=-1, stable=True)
+                orders = there, there.argsort(-1)
+            self._orders[stack, longest] = orders
+        return self._orders[stack, longest]
 
     def _of(self, stack: str, longest: int) -> Tensor | None:
         real = self.real.get(stack)
@@ -62,11 +76,17 @@ class Examples:
 def examples_of(forward: Forward) -> Examples:
     """The examples of a forward, by the tokens that were supplied, that the backends read off it, or by its tensors.
 
-    Token ids are read by the host, which on a GPU waits for them.
+    Token ids are read by the host, which on a GPU waits for them; once for a forward, however often it is asked.
 
     Raises:
         ValueError: the forward has no tensor with an example per row, or its stacks have different numbers of them.
     """
+    if forward.examples is None:
+        forward.examples = _read(forward)
+    return forward.examples
+
+
+def _read(forward: Forward) -> Examples:
     told = forward.supplied.example_tokens or forward.described.get("example_tokens") or _guessed(forward.inputs)
     tokens = {stack: _several(told[stack]) for stack in STACKS if stack in told}
     if not tokens:

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from attn_reg_plugin.attention.calls import AttentionCall, derived, graph_task
 from attn_reg_plugin.attention.sites import AttentionSite, all_sites
 from attn_reg_plugin.regularizers.base import option, register
+from attn_reg_plugin.regularizers.layers import StandIn
 from attn_reg_plugin.regularizers.options import OptionError
 from attn_reg_plugin.regularizers.passes import SeveralPasses
 from attn_reg_plugin.regularizers.presets import Preset
@@ -166,27 +167,11 @@ class Spans:
 
 
 @dataclass(eq=False)
-class Cutter:
-    """Stands in for the forward of a feed-forward network's last map, and zeroes spans of its output.
-
-    No hook is used: torch's own encoder layer leaves its fast path in evaluation for modules with hooks.
-    """
+class Cutter(StandIn):
+    """Stands in for the forward of a feed-forward network's last map, and zeroes spans of its output."""
 
     module: nn.Module
     site: AttentionSite
-
-    def install(self) -> Cutter:
-        """Stand in."""
-        self._own, self._inner = vars(self.module).get("forward"), self.module.forward
-        self.module.forward = self.forward
-        return self
-
-    def remove(self) -> None:
-        """Give the module its forward back."""
-        if self._own is None:
-            del self.module.forward
-        else:
-            self.module.forward = self._own
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """The module's output (B, T, C), (T, B, C) or (B·T, C), with zeros where it is cut.

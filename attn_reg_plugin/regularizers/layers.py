@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from torch import Tensor, nn
 
@@ -16,12 +16,37 @@ from attn_reg_plugin.regularizers.probing import same_randomness
 LayerPlan = Callable[[list[AttentionSite], int], bool]
 
 
+class StandIn:
+    """Stands in for a module's forward with its own, `forward`, from `install` to `remove`.
+
+    No hook is used: torch's own encoder layer leaves its fast path in evaluation for modules with hooks, and no hook
+    can keep a module from running.
+
+    Attributes:
+        module: whose forward.
+    """
+
+    module: nn.Module
+
+    def install(self) -> Self:
+        """Stand in."""
+        self._inner, self._replaced = self.module.forward, vars(self.module).get("forward")
+        self.module.forward = self.forward
+        return self
+
+    def remove(self) -> None:
+        """Give the module its forward back."""
+        if self._replaced is None:
+            del self.module.forward
+        else:
+            self.module.forward = self._replaced
+
+
 @dataclass(eq=False)
-class Layer:
+class Layer(StandIn):
     """A layer of a model that can be left out: its hidden states pass by it unchanged.
 
-    What stands in for the module's forward is `forward`, an attribute of the instance: no hook can keep a module from
-    running. Until it is known what a layer gives beside its hidden states, and where that is more than None (T5's
+    Until it is known what a layer gives beside its hidden states, and where that is more than None (T5's
     first layer gives the position bias of all), it runs and only its hidden states are replaced; random numbers that it
     draws meanwhile count for nothing.
 
@@ -48,18 +73,9 @@ class Layer:
         Raises:
             ValueError: another layer does so already.
         """
-        self._inner, self._replaced = self.module.forward, vars(self.module).get("forward")
-        if isinstance(getattr(self._replaced, "__self__", None), Layer):
+        if isinstance(getattr(vars(self.module).get("forward"), "__self__", None), Layer):
             raise ValueError(f"the layer {self.path} is left out by another regularizer already; detach that one first")
-        self.module.forward = self.forward
-        return self
-
-    def remove(self) -> None:
-        """Give the module its forward back."""
-        if self._replaced is None:
-            del self.module.forward
-        else:
-            self.module.forward = self._replaced
+        return super().install()
 
     @property
     def lead(self) -> AttentionSite:

@@ -9,12 +9,15 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from attn_reg_plugin.regularizers.training import Supplied
+
+if TYPE_CHECKING:
+    from attn_reg_plugin.regularizers.example_digests import Examples
 
 
 @dataclass
@@ -26,6 +29,7 @@ class Forward:
         args, kwargs: as it was called.
         supplied: what a face told of the batch.
         described: what the backends read off the arguments, by the names of `Supplied` where they have one.
+        examples: of its batch, once somebody has asked for them, see `examples_of`.
     """
 
     model: nn.Module
@@ -33,6 +37,7 @@ class Forward:
     kwargs: dict[str, Any]
     supplied: Supplied = field(default_factory=Supplied)
     described: dict[str, Any] = field(default_factory=dict)
+    examples: Examples | None = None
 
     def run(self) -> Any:
         """Run the forward itself, without the model's hooks, on copies of what it may change, such as caches."""

@@ -105,15 +105,11 @@ class Found:
             width = -(-there[2] // 8)
             bits = self.bits[i][start : start + heads * there[1] * width].view(heads, there[1], width)
             packed[i, :, : there[1], :width] = bits
-        region = in_order(unpack_bits(packed.to(device), keys), self.examples, site, self._back)
+        region = in_order(unpack_bits(packed.to(device), keys), self.examples, site, self.examples.order_back)
         fresh, missing = self.fresh.get(where), self.missing
         if fresh is not None and missing:
             region[missing] = unpack_bits(fresh[missing], keys)
         return region
-
-    def _back(self, stack: str, longest: int) -> Tensor | None:
-        order = self.examples.order(stack, longest)
-        return None if order is None else order.argsort(-1)
 
 
 def _starts(kept: Kept) -> dict[Where, tuple[int, tuple[int, int, int]]]:

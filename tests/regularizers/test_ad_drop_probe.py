@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from attn_reg_plugin import ADDrop
+from attn_reg_plugin.attention.attribution import map_gradient
 from tests.attention.tiny_model import PAD, attentions, loss_of, tokens
 
 EVERY = ["encoder.self[0]", "encoder.self[1]", *(f"decoder.{k}[{i}]" for i in range(2) for k in ("self", "cross"))]
@@ -288,3 +289,26 @@ def test_batch_of_one_and_a_single_token(classifier):
             output.sum().backward()
             assert output.isfinite().all()
     assert all(module.site.keep is None for module in attentions(classifier).values())
+
+
+@pytest.mark.parametrize("grad", [torch.float32, torch.bfloat16])
+def test_attributions_are_fp32_under_autocast(grad):
+    """The probe's hook runs where the caller's autocast is on."""
+    torch.manual_seed(0)
+    gradient, value = torch.randn(2, 3, 5, 4).to(grad), torch.randn(2, 3, 6, 4).to(grad)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        attribution = map_gradient(gradient, value)
+    assert attribution.dtype == torch.float32
+    assert attribution.equal(gradient.float() @ value.float().transpose(-1, -2))
+
+
+def test_the_fresh_probe_under_autocast_ranks_fp32_attributions(classifier, monkeypatch):
+    from attn_reg_plugin.regularizers import ad_drop
+
+    seen, draw = [], ad_drop.sample_keep
+    monkeypatch.setattr(ad_drop, "sample_keep", lambda a, *rest, **more: (seen.append(a), draw(a, *rest, **more))[1])
+    with ADDrop(sites="*", cross_tuning="off").attach(classifier), torch.autocast("cpu", dtype=torch.bfloat16):
+        classifier(tokens([5, 3, 2], 5))
+    assert len(seen) == 2
+    for attribution in seen:
+        assert attribution.dtype == torch.float32 and not attribution.equal(attribution.bfloat16().float())

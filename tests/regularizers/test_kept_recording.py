@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from attn_reg_plugin import ADDrop
-from attn_reg_plugin.attention.attribution import map_gradient
 from attn_reg_plugin.regularizers import Tokens
 from attn_reg_plugin.regularizers.example_digests import examples_of
 from attn_reg_plugin.regularizers.probing import Forward
@@ -232,29 +231,6 @@ def test_other_sizes_of_source_and_target_are_refused(translator, batch):
     with kept().attach(translator) as regularizer, pytest.raises(ValueError, match="encoder has 3 examples, but"):
         regularizer.supply(example_tokens=supplied(batch[0], batch[1][:2]))
         translator(*batch)
-
-
-@pytest.mark.parametrize("grad", [torch.float32, torch.bfloat16])
-def test_attributions_are_fp32_under_autocast(grad):
-    """The probe's hook runs where the caller's autocast is on."""
-    torch.manual_seed(0)
-    gradient, value = torch.randn(2, 3, 5, 4).to(grad), torch.randn(2, 3, 6, 4).to(grad)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        attribution = map_gradient(gradient, value)
-    assert attribution.dtype == torch.float32
-    assert attribution.equal(gradient.float() @ value.float().transpose(-1, -2))
-
-
-def test_the_fresh_probe_under_autocast_ranks_fp32_attributions(classifier, monkeypatch):
-    from attn_reg_plugin.regularizers import ad_drop
-
-    seen, draw = [], ad_drop.sample_keep
-    monkeypatch.setattr(ad_drop, "sample_keep", lambda a, *rest, **more: (seen.append(a), draw(a, *rest, **more))[1])
-    with ADDrop(sites="*", cross_tuning="off").attach(classifier), torch.autocast("cpu", dtype=torch.bfloat16):
-        classifier(tokens([5, 3, 2], 5))
-    assert len(seen) == 2
-    for attribution in seen:
-        assert attribution.dtype == torch.float32 and not attribution.equal(attribution.bfloat16().float())
 
 
 # -- options that change ----------------------------------------------------------------------------------------------
