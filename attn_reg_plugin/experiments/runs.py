@@ -19,6 +19,7 @@ from typing import IO, Any, ClassVar
 
 from attn_reg_plugin.experiments import starting
 from attn_reg_plugin.experiments.data_folder import DataFolder, read_lines
+from attn_reg_plugin.experiments.earlier_names import hint, take_over
 from attn_reg_plugin.experiments.example_scores import Examples, of_translations
 from attn_reg_plugin.experiments.methods import TASK, UNTUNED, Method
 from attn_reg_plugin.experiments.run_settings import difference_of
@@ -160,6 +161,8 @@ class Run:
             RunError: the folder holds a run with other settings, or another process starts one there.
         """
         path, wanted = self.folder / "run.json", self.settings()
+        if self.folder.name == f"{self.method.name}-seed{self.seed}":
+            take_over(self.folder, self.method.earlier, self.seed, wanted, _read, hold)
         self.folder.mkdir(parents=True, exist_ok=True)
         for last in (*[False] * _CLAIMS, True):
             recorded = _read(path)
@@ -178,7 +181,8 @@ class Run:
         recorded = _read(path)
         if recorded and (difference := difference_of(recorded, wanted)):
             if self._begun():
-                raise RunError(f"{self.folder} holds a run with other settings ({difference}); {_ADVICE}")
+                said = f"{self.folder} holds a run with other settings ({difference})"
+                raise RunError(f"{said}{hint(self.method.name)}; {_ADVICE}")
             log = self.folder / "train.log"
             if log.is_file():
                 log.replace(self.folder / "train.failed.log")

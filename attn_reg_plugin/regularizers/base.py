@@ -155,6 +155,9 @@ class Regularizer:
         drops = [Quantity(f"dropped/{s.name}", f"valid/{s.name}", f"drop_{s.name}") for s in self.attached_sites]
         return [Quantity("regularized", "forwards"), *self.logged, *drops]
 
+    def begin_training(self, updates: int | None) -> None:
+        """Announce a training of so many optimizer updates in all; None: their number is not known."""
+
     def begin_epoch(self, epoch: int) -> None:
         """Announce an epoch, counted from 1."""
         if epoch < 1:

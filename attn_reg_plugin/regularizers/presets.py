@@ -18,11 +18,13 @@ class Preset:
         name: as `--methods` names it.
         title: as tables name it.
         options: of the method; the others have their defaults.
+        earlier: what earlier versions called it; finished runs and configurations of theirs are still understood.
     """
 
     name: str
     title: str
     options: Mapping[str, Any] = field(default_factory=dict)
+    earlier: tuple[str, ...] = ()
 
 
 def presets_of(method: type[Regularizer]) -> tuple[Preset, ...]:
