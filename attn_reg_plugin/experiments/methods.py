@@ -32,7 +32,7 @@ class Method:
 
     Attributes:
         regularizer, options: the registered method behind it and its options; none behind plain training.
-        earlier: what earlier versions called it.
+        earlier, together: see `Preset`.
     """
 
     name: str
@@ -41,6 +41,7 @@ class Method:
     regularizer: str | None = None
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict, compare=False)
     earlier: tuple[str, ...] = dataclasses.field(default=(), compare=False)
+    together: tuple[str, ...] = dataclasses.field(default=(), compare=False)
 
     @property
     def settings(self) -> dict[str, tuple[str, str]]:
@@ -90,7 +91,7 @@ def known_methods(without: Iterable[str] = ()) -> dict[str, Method]:
 
 def _of_preset(name: str, preset: Preset) -> Method:
     flags = tuple(fairseq_flags(name, preset.options))
-    return Method(preset.name, preset.title, flags, name, preset.options, preset.earlier)
+    return Method(preset.name, preset.title, flags, name, preset.options, preset.earlier, preset.together)
 
 
 def fairseq_flags(name: str, options: Mapping[str, Any]) -> list[str]:
@@ -248,7 +249,9 @@ def _options(name: str, base: Method, given: Mapping[str, Any]) -> dict[str, Any
     several = base.regularizer is not None and "+" in base.regularizer
     methods = base.regularizer.split("+") if base.regularizer else []
     known = base.settings
-    options = {method: dict(base.options.get(method, {}) if several else base.options) for method in methods}
+    dropped = base.together if set(base.together) & set(given) else ()
+    kept = {option: value for option, value in base.options.items() if option not in dropped}
+    options = {method: dict(base.options.get(method, {}) if several else kept) for method in methods}
     for key, value in given.items():
         if key not in known:
             allowed = ", ".join([*_ANY_METHOD, *known])

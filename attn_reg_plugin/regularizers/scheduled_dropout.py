@@ -263,6 +263,7 @@ class ScheduledDropout(Timed):
             "scheduled_dropout",
             "scheduled dropout",
             {"sites": "encoder.self", "unit": "progress", "schedule": PAPER},
+            together=("unit", "schedule"),
         ),
     )
 

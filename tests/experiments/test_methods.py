@@ -83,6 +83,13 @@ def test_earlier_names_are_understood_where_they_mean_one_thing() -> None:
     assert method.flags[-2:] == ("--attention-dropout", "0")
 
 
+def test_a_schedule_of_ones_own_counts_updates_as_it_always_did() -> None:
+    (method,) = select_methods({"scheduled_dropout": {"schedule": "drop encoder.self: 0:0.6 1000:0.1"}})
+    assert "--scheduled-dropout-unit" not in method.flags and method.flags[-1].endswith("1000:0.1")
+    (method,) = select_methods({"mine": {"like": "scheduled_dropout", "sites": "*"}})
+    assert dict(method.options) == {**known_methods()["scheduled_dropout"].options, "sites": "*"}
+
+
 @pytest.mark.parametrize(
     ("wanted", "overrides"),
     [
