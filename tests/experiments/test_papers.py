@@ -30,6 +30,8 @@ PAPERS = Path(__file__).resolve().parents[2] / "examples" / "papers"
 FILES = sorted(path.stem for path in PAPERS.glob("*.yaml"))
 #: these also run in the everyday suite
 CHEAP = ("ad_drop_efficiency", "attend_out_figure_3")
+#: so many trainings that one value of `each` is enough; the others have their turn in other files
+MANY = ("rivals", "rivals_translation")
 TENTHS = [number / 10 for number in range(1, 10)]
 #: a few are enough where each costs half a second
 ACCEPTED = {"ad_drop_table_1": ["--task", "cola,stsb,mnli", "--model", "bert-base-uncased"]}
@@ -43,9 +45,9 @@ def settings(name: str, *words: str) -> list[Any]:
 
 
 def each_value(name: str) -> list[list[str]]:
-    """Flags with which every value of `each` has its turn."""
+    """Flags with which every value of `each` has its turn, but of `MANY`."""
     names = OmegaConf.to_container(OmegaConf.load(PAPERS / f"{name}.yaml")).get(EACH, {})
-    turns = max(map(len, names.values()), default=1)
+    turns = 1 if name in MANY else max(map(len, names.values()), default=1)
     return [
         [word for key, values in names.items() for word in (f"--{key}", str(values[turn % len(values)]))]
         for turn in range(turns)
