@@ -47,7 +47,7 @@ def of_space(space: str, more: str = "") -> str:
 def test_the_examples_are_accepted(path: Path) -> None:
     """Nothing is run."""
     *_, found = [step.args[1] for step in plan(path, [])]
-    assert len(found.arms[0].slots) == len(found.arms[1].slots) >= 16
+    assert len(found.arms[0].slots) == len(found.arms[1].slots) >= 9
     assert {"p", "q"} <= {dimension.key for dimension in found.dimensions}, "a heat map"
 
 
