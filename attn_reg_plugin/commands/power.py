@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from attn_reg_plugin.experiments.power import POOLED, Pilot, effect_shown, read_pilots, seeds_needed
+from attn_reg_plugin.experiments.power import MOST, POOLED, Pilot, effect_shown, read_pilots, seeds_needed
 from attn_reg_plugin.experiments.table import markdown, terminal_table
 from attn_reg_plugin.files import write_json, write_text
 
@@ -55,11 +55,13 @@ def run(arguments: argparse.Namespace) -> int:
         "of the same seed, [ ] its 95 % interval",
         f"{POOLED}: the root of their mean variance; the mean of their differences; they share the plain runs, so "
         "there is no interval",
+        "–: all differences are the same, so nothing is known of their deviation",
         "over seeds, on these evaluation examples: other examples add to the uncertainty, see the intervals of the "
         "comparison",
     ]
-    if not any(row["method"] == POOLED for row in rows):
-        del notes[1]
+    needless = [notes[1]] if not any(row["method"] == POOLED for row in rows) else []
+    needless += [notes[2]] if all(row["deviation"] for row in rows) else []
+    notes = [note for note in notes if note not in needless]
     console = Console()
     console.width = max(console.width, 140)
     console.print(terminal_table(header, body))
@@ -76,13 +78,13 @@ def _row(pilot: Pilot, arguments: argparse.Namespace) -> dict[str, Any]:
     """What is found for a method and a metric."""
     power, level = arguments.power, arguments.level
     wanted = pilot.worth if arguments.difference is None else arguments.difference
-    needed = seeds_needed(wanted / pilot.deviation if pilot.deviation else float("inf"), power, level)
+    varies = pilot.deviation > 0
     return {
         **asdict(pilot),
-        "interval": None if pilot.method == POOLED else pilot.interval(),
+        "interval": pilot.interval() if varies and pilot.method != POOLED else None,
         "difference": wanted,
-        "seeds_needed": needed,
-        "difference_shown": effect_shown(pilot.seeds, power, level) * pilot.deviation,
+        "seeds_needed": seeds_needed(wanted / pilot.deviation, power, level) if varies else None,
+        "difference_shown": effect_shown(pilot.seeds, power, level) * pilot.deviation if varies else None,
     }
 
 
@@ -93,8 +95,11 @@ def _cells(rows: list[dict[str, Any]], several: bool) -> tuple[list[str], list[l
     for row in rows:
         interval = "" if row["interval"] is None else " [{:.2f}, {:.2f}]".format(*row["interval"])
         metric = row["metric"] if row["subset"] in ("valid", "test") else f"{row['metric']} {row['subset']}"
-        needed = "more than 100,000" if row["seeds_needed"] is None else str(row["seeds_needed"])
+        shown, needed = "–", "–"
+        if row["difference_shown"] is not None:
+            shown = f"{row['difference_shown']:.2f}"
+            needed = f"more than {MOST:,}" if row["seeds_needed"] is None else str(row["seeds_needed"])
         line = [row["method"], metric, str(row["seeds"]), f"{row['mean']:+.2f}", f"{row['deviation']:.2f}{interval}"]
-        line += [f"{row['difference']:g}", needed, f"{row['difference_shown']:.2f}"]
+        line += [f"{row['difference']:g}", needed, shown]
         body.append([row["source"]] * several + line)
     return [*header, "shown by these seeds"], body

@@ -94,6 +94,9 @@ def test_translations_have_bleu_and_chrf(tmp_path: Path) -> None:
     }
     bleu, chrf = read_pilots([results(tmp_path / "mt", runs)])
     assert (bleu.metric, bleu.worth, bleu.mean) == ("bleu", 0.3, 1.5) and (chrf.metric, chrf.deviation) == ("chrf", 0.0)
+    assert main(["power", str(tmp_path / "mt"), "--out", str(tmp_path / "power.md")]) == 0
+    table = (tmp_path / "power.md").read_text(encoding="utf-8")
+    assert "| A | chrf | 2 | +0.00 | 0.00 | 0.3 | – | – |" in table and "nothing is known of their deviation" in table
 
 
 def test_the_command(three: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
