@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from attn_reg_plugin.experiments.power import MOST, POOLED, Pilot, effect_shown, read_pilots, seeds_needed
+from attn_reg_plugin.experiments.power_analysis import MOST, POOLED, Pilot, effect_shown, read_pilots, seeds_needed
 from attn_reg_plugin.experiments.table import markdown, terminal_table
 from attn_reg_plugin.files import write_json, write_text
 

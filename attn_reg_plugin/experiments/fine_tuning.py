@@ -19,6 +19,7 @@ from rich.console import Console
 from attn_reg_plugin.configuration import refusing, setting
 from attn_reg_plugin.experiments.comparison import methods_setting, recorded, seeds_of
 from attn_reg_plugin.experiments.differences import differences
+from attn_reg_plugin.experiments.example_settings import TrainingExamples
 from attn_reg_plugin.experiments.labelled_runs import HELD_OUT, LOSSES, LabelledData, LabelledRun, digest_of_model
 from attn_reg_plugin.experiments.methods import UNTUNED, Method
 from attn_reg_plugin.experiments.table import (
@@ -34,7 +35,6 @@ from attn_reg_plugin.experiments.table import (
     statistics_notes,
     times_of,
 )
-from attn_reg_plugin.experiments.training_examples import TrainingExamples
 from attn_reg_plugin.labelled import TASKS, LabelledTask, find_task, read_split, with_labels
 from attn_reg_plugin.labelled.metrics import SCORES, check_scores
 

@@ -22,8 +22,8 @@ from attn_reg_plugin.labelled import Corruption, Encoded, Example, LabelledTask,
 from attn_reg_plugin.labelled.dataset import LabelledDataset
 from attn_reg_plugin.labelled.task_table import TAGGING
 from attn_reg_plugin.models.hf_encoder import HFEncoderModel, build_head, config_from_json
+from attn_reg_plugin.tasks.example_flags import corruption_of
 from attn_reg_plugin.tasks.labelled_task import ENCODER, KINDS_OF_TASKS, described_task
-from attn_reg_plugin.tasks.training_examples import corruption_of
 
 
 @dataclass

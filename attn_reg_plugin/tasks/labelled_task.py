@@ -26,8 +26,8 @@ from attn_reg_plugin.labelled import (
 from attn_reg_plugin.labelled.dataset import LabelledDataset
 from attn_reg_plugin.models.hf_encoder import load_config
 from attn_reg_plugin.regularizers.distributed import rank
+from attn_reg_plugin.tasks.example_flags import TrainingExamples, TrainingExamplesConfig
 from attn_reg_plugin.tasks.patience import go_on_waiting, waited
-from attn_reg_plugin.tasks.training_examples import TrainingExamples, TrainingExamplesConfig
 
 logger = logging.getLogger(__name__)
 

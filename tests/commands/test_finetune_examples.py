@@ -70,17 +70,15 @@ def test_the_official_set_is_clean_or_has_words_that_say_nothing(rte: list[str],
         }
 
 
-def test_a_run_with_held_out_examples_reports_the_official_set(
-    rte: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Chosen by the held-out examples, and measured on the validation set once, with what was chosen."""
-    runs = parsed(*rte, "--held-out", "0.25", "--shortcut", "0.5", "--seeds", "1,2").plan(
-        select_methods("plain,ad_drop")
-    )
-    commands: list[list[str]] = []
+class Stand:
+    """In place of the commands of a run: the log of a training, and predictions that are better with AD-DROP."""
 
-    def execute(command: list[str], path: Path, *_: Any, **__: Any) -> None:
-        commands.append(command)
+    def __init__(self) -> None:
+        self.commands: list[list[str]] = []
+
+    def __call__(self, command: list[str], path: Path, *_: Any, **__: Any) -> None:
+        """Carry one out."""
+        self.commands.append(command)
         folder = path.parent
         if "fairseq_cli.train" in command:
             records = [{"epoch": n, "valid_accuracy": str(50 + n % 2), "valid_num_updates": n} for n in (1, 2, 3, 4)]
@@ -89,19 +87,25 @@ def test_a_run_with_held_out_examples_reports_the_official_set(
             (folder / "checkpoints" / "checkpoint_best.pt").touch()
             return
         right = 14 if "plain" in folder.name else 17
-        lines = [
-            "prediction\tgold",
-            *(["entailment\tentailment"] * right),
-            *(["entailment\tnot_entailment"] * (21 - right)),
-        ]
+        golds = ["entailment"] * right + ["not_entailment"] * (21 - right)
         file_of(folder, "valid").parent.mkdir()
+        lines = ["prediction\tgold", *(f"entailment\t{gold}" for gold in golds)]
         file_of(folder, "valid").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
-    monkeypatch.setattr(labelled_runs, "execute", execute)
+
+def test_a_run_with_held_out_examples_reports_the_official_set(
+    rte: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chosen by the held-out examples, and measured on the validation set once, with what was chosen."""
+    runs = parsed(*rte, "--held-out", "0.25", "--shortcut", "0.5", "--seeds", "1,2").plan(
+        select_methods("plain,ad_drop")
+    )
+    stand = Stand()
+    monkeypatch.setattr(labelled_runs, "execute", stand)
     for run in runs:
         run.claim()
         run.carry_out(lambda log: None)
-    assert len(commands) == 8 and all(run.finished() for run in runs)
+    assert len(stand.commands) == 8 and all(run.finished() for run in runs)
     assert runs[0].result()["training"]["best_epoch"] == 3 and json.loads(
         (runs[0].folder / "result.json").read_text(encoding="utf-8")
     )["reported"] == {"scores": {"valid": {"accuracy": pytest.approx(100 * 14 / 21)}}}
@@ -118,6 +122,6 @@ def test_a_run_with_held_out_examples_reports_the_official_set(
     )
     content = json.loads((tmp_path / "out" / "results.json").read_text(encoding="utf-8"))
     assert content["methods"][1]["differences"]["valid"]["accuracy"]["drawn"] == "seeds and examples"
-    assert len(commands) == 8, "what is done is not done again"
+    assert len(stand.commands) == 8, "what is done is not done again"
     file_of(runs[0].folder, "valid").unlink()
     assert runs[0].figures()["valid"] == {"accuracy": pytest.approx(100 * 14 / 21)}, "of result.json alone"

@@ -12,7 +12,7 @@ import pytest
 from scipy.stats import ttest_rel
 
 from attn_reg_plugin.cli import main
-from attn_reg_plugin.experiments.power import effect_shown, power_of, read_pilots, seeds_needed
+from attn_reg_plugin.experiments.power_analysis import effect_shown, power_of, read_pilots, seeds_needed
 
 
 @pytest.mark.parametrize(
