@@ -11,7 +11,7 @@ import math
 import shlex
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Event
 from typing import Any, ClassVar
@@ -94,6 +94,7 @@ class LabelledRun(Run):
         model: folder or hub name of the pretrained encoder.
         model_digest: see `digest_of_model`.
         metric: checkpoints are chosen by it; empty: by the first official one.
+        measured: with examples held out, whether the validation sets are measured at the end.
     """
 
     PARTS: ClassVar[dict[str, tuple[str, ...]]] = {
@@ -104,6 +105,7 @@ class LabelledRun(Run):
     model: str = ""
     model_digest: str = ""
     metric: str = ""
+    measured: bool = True
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -175,11 +177,15 @@ class LabelledRun(Run):
 
         `carry_out` predicts what isn't predicted yet, as of runs of earlier versions.
         """
-        return {"training", *(["reported"] if self.held_out else [])} <= self.result().keys()
+        return {"training", *(["reported"] if self.held_out and self.measured else [])} <= self.result().keys()
+
+    def for_search(self) -> LabelledRun:
+        """The run without a look at the validation sets, where it chooses on held-out examples."""
+        return replace(self, measured=not self.held_out)
 
     def _to_predict(self) -> list[str]:
-        """The validation sets without predictions; none where the checkpoint is gone."""
-        if not (self.folder / "checkpoints" / "checkpoint_best.pt").is_file():
+        """The validation sets without predictions; none where they aren't measured or the checkpoint is gone."""
+        if (self.held_out and not self.measured) or not (self.folder / "checkpoints" / "checkpoint_best.pt").is_file():
             return []
         return [subset for subset in self.data.validations() if not file_of(self.folder, subset).is_file()]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,11 @@ def test_a_run_with_held_out_examples_reports_the_official_set(
     )
     stand = Stand()
     monkeypatch.setattr(labelled_runs, "execute", stand)
+    trial = replace(runs[0], folder=tmp_path / "trial").for_search()
+    trial.claim()
+    trial.carry_out(lambda log: None)
+    assert len(stand.commands) == 1 and trial.finished(), "a trial of a sweep doesn't look at the validation set"
+    stand.commands.clear()
     for run in runs:
         run.claim()
         run.carry_out(lambda log: None)
