@@ -99,7 +99,13 @@ def _cells(rows: list[dict[str, Any]], several: bool) -> tuple[list[str], list[l
         if row["difference_shown"] is not None:
             shown = f"{row['difference_shown']:.2f}"
             needed = f"more than {MOST:,}" if row["seeds_needed"] is None else str(row["seeds_needed"])
-        line = [row["method"], metric, str(row["seeds"]), f"{row['mean']:+.2f}", f"{row['deviation']:.2f}{interval}"]
+        line = [
+            row["method"],
+            metric,
+            str(row["seeds"]),
+            f"{round(row['mean'], 2) + 0.0:+.2f}",
+            f"{row['deviation']:.2f}{interval}",
+        ]
         line += [f"{row['difference']:g}", needed, shown]
         body.append([row["source"]] * several + line)
     return [*header, "shown by these seeds"], body
