@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,7 @@ from attn_reg_plugin.experiments.run_settings import difference_of
 
 
 def take_over(
-    folder: Path,
-    names: Sequence[str],
-    seed: int,
+    run: Any,
     settings: dict[str, Any],
     read: Callable[[Path], dict[str, Any]],
     hold: Callable[[Path], AbstractContextManager[int]],
@@ -22,9 +20,7 @@ def take_over(
     """Give a run's folder the present name of its method, if it has an earlier one and the same settings.
 
     Args:
-        folder: of the run; nothing happens if it is there.
-        names: what earlier versions called the method.
-        seed: of the run.
+        run: with `folder`, `method` and `seed`; nothing happens if the folder is there, or isn't called after both.
         settings: of the run.
         read: reads the settings in a file of a run.
         hold: holds a run's folder.
@@ -32,8 +28,9 @@ def take_over(
     Raises:
         RunInUse: another process works in the earlier folder.
     """
-    for name in names:
-        before = folder.with_name(f"{name}-seed{seed}")
+    folder, named = run.folder, run.folder.name == f"{run.method.name}-seed{run.seed}"
+    for name in run.method.earlier if named else ():
+        before = folder.with_name(f"{name}-seed{run.seed}")
         if folder.exists() or not before.is_dir():
             continue
         recorded = read(before / "run.json")
@@ -42,7 +39,12 @@ def take_over(
                 before.rename(folder)
 
 
-def hint(name: str) -> str:
-    """Where the name was that of another method once: what that one is called now, for a sentence; else nothing."""
-    now = next((row.name for row in known_methods().values() if name in row.earlier and row.name != name), None)
-    return f" (the method that earlier versions called {name} is {now})" if now else ""
+def said_difference(recorded: dict[str, Any], wanted: dict[str, Any], method: str) -> str:
+    """The settings in which two runs differ, in brackets, or nothing.
+
+    Where the method's name was that of another one once, what that one is called now comes after it.
+    """
+    difference = difference_of(recorded, wanted)
+    now = next((row.name for row in known_methods().values() if method in row.earlier and row.name != method), None)
+    hint = f" (the method that earlier versions called {method} is {now})" if now else ""
+    return f"({difference}){hint}" if difference else ""

@@ -16,7 +16,7 @@ from typing import Any
 from attn_reg_plugin.experiments.data_folder import DataFolder, read_lines
 from attn_reg_plugin.experiments.differences import Difference, paired
 from attn_reg_plugin.experiments.example_scores import Examples, of_predictions, of_translations
-from attn_reg_plugin.experiments.predicted import file_of, labels_in, read_predictions
+from attn_reg_plugin.experiments.predicted import labels_in, read_predictions
 from attn_reg_plugin.experiments.report_logs import TRANSLATION
 from attn_reg_plugin.files import read_json
 from attn_reg_plugin.labelled import TASKS
@@ -112,13 +112,15 @@ class Differences:
 
 
 def _of_encoder(folder: Path, name: str) -> dict[str, Examples]:
-    path, task = file_of(folder, "valid"), TASKS[name]
-    if not path.is_file():
-        return {}
-    if task.labels is None:
-        task = dataclasses.replace(task, labels=labels_in(path))
-    metrics = read_json(folder / "result.json")["training"]["scores"]
-    return of_predictions(task.kind, list(metrics), *read_predictions(path, task))
+    """Of every validation set that was predicted; those of further ones have its name."""
+    metrics, found = list(read_json(folder / "result.json")["training"]["scores"]), {}
+    for path in sorted((folder / "predictions").glob("*.tsv")):
+        task, subset = TASKS[name], path.stem
+        if task.labels is None:
+            task = dataclasses.replace(task, labels=labels_in(path))
+        scores = of_predictions(task.kind, metrics, *read_predictions(path, task))
+        found |= {metric if subset == "valid" else f"{metric} {subset}": one for metric, one in scores.items()}
+    return found
 
 
 def _logged(folder: Path) -> Iterator[Path]:
