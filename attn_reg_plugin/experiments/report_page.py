@@ -118,8 +118,9 @@ def _row(experiment: Experiment, group: Group, scores: Sequence[str]) -> str:
     cells.append(f"<td>{statistics.fmean(epochs):.3g}</td>" if epochs else f"<td>{NOTHING}</td>")
     cells.append(_cell(group.seconds, like=[10.0]))
     if base is not None:
-        ratio = statistics.fmean(group.seconds) / statistics.fmean(base.seconds) if base.seconds else None
-        cells.append(f"<td>{NOTHING if ratio is None or not group.seconds else f'{ratio:.2f}'}</td>")
+        timed = group.seconds and base.seconds  # a row that doesn't train has no seconds
+        ratio = f"{statistics.fmean(group.seconds) / statistics.fmean(base.seconds):.2f}" if timed else NOTHING
+        cells.append(f"<td>{ratio}</td>")
     return f'<tr><th scope="row">{escape(group.title)}</th>{"".join(cells)}</tr>'
 
 

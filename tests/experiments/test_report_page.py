@@ -118,13 +118,19 @@ def test_unfinished_runs_and_bare_logs_are_read(tmp_path: Path) -> None:
 def test_the_table_has_means_differences_and_few_seeds_in_grey(tmp_path: Path) -> None:
     make_comparison(tmp_path / "runs", METHODS)
     shutil.rmtree(tmp_path / "runs" / "ad_drop-seed2")
+    (untuned := tmp_path / "runs" / "untuned-seed1").mkdir()
+    result = json.loads((tmp_path / "runs" / "plain-seed1" / "result.json").read_text(encoding="utf-8"))
+    result["training"] |= {"epochs": 0, "seconds_per_epoch": None}
+    (untuned / "result.json").write_text(json.dumps(result), encoding="utf-8")
+    shutil.copy(tmp_path / "runs" / "plain-seed1" / "run.json", untuned)
     assert main(["report", str(tmp_path / "runs")]) == 0
     page = (tmp_path / "runs" / "report.html").read_text(encoding="utf-8")
     table = Table(page)
-    header, plain, other = table.rows
+    header, plain, other, *rest = table.rows
     assert header[:4] == ["method", "runs", "BLEU", "Δ PLAIN"] and header[-1] == "time × PLAIN"
     assert plain[:4] == ["PLAIN", "3", "20.20 ± 0.10", "–"]
     assert other[:4] == ["AD DROP", "2", "22.20 ± 0.14", "+2.00 [+2.00, +2.00]"] and other[-1].split()[0] == "1.50"
+    assert [[cell[0] for cell in row[-2:]] for row in rest] == [["–", "–"]], "what isn't trained has no time"
     assert "few" in table.looks[len(header) * 2 :] and "few" not in table.looks[: len(header) * 2]
     assert "<code>--attn-reg ad_drop</code>" in page and "BLEU: difference to PLAIN" in page
     assert all(link.startswith(("data:", "#")) for link in table.loaded) and len(table.loaded) > 8
