@@ -129,6 +129,10 @@ class Layer(StandIn):
         call = AttentionCall(site, len(self.calls), seen=essence((states,)))
         now = [sites[call.index % len(sites)] for sites in self.kinds]
         call.uniform = self._plan(now, call.index)
+        for one in now if call.uniform and self._bare is not None else ():
+            passed_by = getattr(one.backend, "passed_by", None)
+            if passed_by is not None:
+                passed_by(one)
         self.calls.append(call)
         return call.uniform
 
