@@ -21,9 +21,9 @@ class Combination(Regularizer):
     """Several methods that are attached to one model together.
 
     Each acts as it does alone, on the same attention where their `slots` differ: AD-DROP's mask, DropHead's factor of
-    the heads. R-Drop repeats the batch, and AD-DROP masks both passes. A probe sees the model's own dropout and mixout's
-    weights, and nothing of the other methods: all heads, all layers, nothing cut. Random numbers are drawn by AD-DROP
-    first and then in the order of the methods.
+    the heads. R-Drop repeats the batch, and AD-DROP masks both passes. A probe sees the model's own dropout and
+    mixout's weights, and nothing of the other methods: all heads, all layers, nothing cut. AD-DROP draws its random
+    numbers before the methods that only draw.
 
     Their statistics are logged together; `regularized` is the mean over all of them. The drop rates of a site are
     `drop_SITE` of the first method that has it, and `METHOD_SITE` of the others.

@@ -31,13 +31,14 @@ def together(*names, **options):
     return build("+".join(names), **{name: {"sites": SITES, **options.get(name, {})} for name in names})
 
 
-def step(model, batch, regularizer, seed=4):
-    """Loss, gradients and random state of a training step."""
+def step(model, batch, regularizer, seed=4, look=lambda masks: None):
+    """Loss, gradients and random state of a training step; `look` is given the masks."""
     model.zero_grad()
     with regularizer.attach(model):
         torch.manual_seed(seed)
         loss = regularizer.loss(lambda b: loss_of(model(*b), b[1]), batch)
         loss.backward()
+        look([site.keep for site in regularizer.attached_sites])
     return loss.detach(), [parameter.grad for parameter in model.parameters()], torch.get_rng_state()
 
 
@@ -54,9 +55,7 @@ def test_the_probe_sees_nothing_of_the_other(other, dropping_translator, batch):
     for names in (("ad_drop", other), (other, "ad_drop")):
         both, seen = together(*names, ad_drop=AD_DROP, **{other: OTHERS[other][0]}), []
         expected = masks_alone(dropping_translator, batch, both.passes)
-        handle = dropping_translator.register_forward_hook(lambda *_: seen.extend(s.keep for s in both.attached_sites))
-        step(dropping_translator, batch, both)
-        handle.remove()
+        step(dropping_translator, batch, both, look=seen.extend)
         assert len(seen) == 4 and all(ours.equal(theirs) for ours, theirs in zip(seen, expected, strict=True))
 
 
@@ -205,16 +204,16 @@ def test_a_probe_sees_nothing_of_who_is_attached_beside_it(translator, batch):
         translator(*batch)
         assert all(site.keep.equal(mask) for site, mask in zip(ours.attached_sites, expected, strict=True))
         assert all(site.uniform for site in beside.attached_sites)
-    with pytest.raises(ValueError, match=r"encoder.self\[0\] is regularized already; detach that regularizer first"):
-        with ours.attach(translator):
-            build("head_drop").attach(translator)
+    said = r"encoder.self\[0\] is regularized already; detach that regularizer first"
+    with ours.attach(translator), pytest.raises(ValueError, match=said):
+        build("head_drop").attach(translator)
 
 
 # -- kept regions -----------------------------------------------------------------------------------------------------
 
 
 def test_kept_regions_do_not_see_dropped_heads(translator, batch):
-    """B is taken from the gradient of what goes on, after the factor: a dropped head has attributions like the others."""
+    """B is of the gradient after the factor: a dropped head has attributions like the others."""
     literal, p = copy.deepcopy(translator), 0.4
     kept = {"p": p, "q": 1.0, "probe": "kept", "on_miss": "plain", "cross_tuning": "epoch"}
     both = together("ad_drop", "head_drop", ad_drop=kept, head_drop={"p": 0.5})

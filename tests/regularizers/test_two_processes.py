@@ -143,7 +143,7 @@ def test_the_gradient_is_the_mean_of_what_each_share_gives(processes: Any, name:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_what_is_drawn_on_the_same_batch(processes: Any, name: str) -> None:
-    """Without dropout the loss of the same examples differs if masks do; seeds are saved equal where they are shared."""
+    """Without dropout the loss of the same examples differs if masks do; seeds that are shared are equal."""
     ours, theirs = (process[name, 0.0] for process in processes)
     drawn = METHODS[name][2]
     same = ours["loss"][0].equal(theirs["loss"][0])
