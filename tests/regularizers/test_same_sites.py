@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -135,6 +136,20 @@ def test_evaluation_is_untouched_and_nothing_stays(dropping_translator, batch):
             assert model(*batch).equal(expected)
     assert not any(module.site.attached or module.site.active for module in attentions(model).values())
     assert not model._forward_pre_hooks and model(*batch).equal(expected)
+
+
+def test_a_copy_of_the_model_has_all_of_them(translator, batch):
+    together_ = together("ad_drop", *list(OTHERS)[:4], ad_drop=AD_DROP)
+    with together_.attach(translator):
+        translator(*batch)
+        outputs = []
+        for model in (translator, copy.deepcopy(translator), pickle.loads(pickle.dumps(translator))):
+            torch.manual_seed(6)
+            outputs.append(model(*batch))
+        counted = together_.statistics.take()
+    assert outputs[1].equal(outputs[0]) and outputs[2].equal(outputs[0]) and counted["forwards"] == 10
+    torch.manual_seed(6)
+    assert not translator(*batch).allclose(outputs[0])
 
 
 def test_hidden_cut_looks_at_the_map_that_is_left(translator, batch):
