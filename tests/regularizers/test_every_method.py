@@ -1,4 +1,5 @@
-"""What holds for every registered method: with nothing to do it is plain training, and evaluation is untouched."""
+"""What holds for every registered method: with nothing to do it is plain training, evaluation is untouched, and a
+training goes on exactly from a checkpoint."""
 
 from __future__ import annotations
 
@@ -50,11 +51,11 @@ def loss_of(model, batch):
     return F.cross_entropy(model(*batch), batch[1])
 
 
-def trained(model, regularizer=None):
-    """Outputs and weights of three updates, and the random state."""
-    optimizer, losses = torch.optim.SGD(model.parameters(), 0.3), []
-    torch.manual_seed(7)
-    for _ in range(3):
+def trained(model, regularizer=None, updates=range(3)):
+    """Losses and weights of some updates, and the random state."""
+    optimizer, losses = getattr(regularizer, "optimizer", None) or torch.optim.SGD(model.parameters(), 0.1), []
+    for update in updates:
+        torch.manual_seed(7 + update)
         loss = loss_of(model, BATCH) if regularizer is None else regularizer.loss(partial(loss_of, model), BATCH)
         loss.backward()
         optimizer.step()
@@ -104,3 +105,22 @@ def test_evaluation_is_untouched_between_updates(name, off, on):
         found.append([outputs, *(gradient for gradient in gradients if gradient is not None)])
         regularizer.detach()
     assert all(ours.equal(plain) for ours, plain in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize(("name", "off", "on"), CASES)
+def test_it_goes_on_exactly_from_a_checkpoint(name, off, on, tmp_path):
+    """Another process's model and method, after three updates of five; AttendOut is within a round."""
+    whole = classifier()
+    expected = trained(whole, attached(name, whole, **on), range(5))
+    first = classifier()
+    regularizer = attached(name, first, **on)
+    begun = trained(first, regularizer)
+    torch.save((first.state_dict(), regularizer.state_dict()), tmp_path / "checkpoint.pt")
+    weights, state = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
+    second = classifier()
+    second.load_state_dict(weights)
+    torch.manual_seed(99)
+    regularizer = attached(name, second, **on)
+    regularizer.resume(state)
+    ours = [*begun[:3], *trained(second, regularizer, range(3, 5))]
+    assert all(a.equal(b) for a, b in zip(ours, expected, strict=True))
