@@ -19,17 +19,20 @@ BATCH = tokens([6, 3, 5], 6, seed=4), torch.tensor([2, 0, 1])
 ALWAYS = {"cross_tuning": "off", "p": 0.5, "q": 0.9}
 #: of each method, options that leave it nothing to do, and others; AttendOut has no option that leaves it nothing
 METHODS: dict[str, list[tuple[dict[str, Any] | None, dict[str, Any]]]] = {
-    "ad_drop": [({**ALWAYS, "p": 0.0}, ALWAYS), ({**ALWAYS, "q": 0.0, "probe": "kept"}, {**ALWAYS, "probe": "kept"})],
+    "ad_drop": [
+        ({**ALWAYS, "p": 0.0}, {**ALWAYS, "cross_tuning": "update:2"}),
+        ({**ALWAYS, "q": 0.0, "probe": "kept"}, {**ALWAYS, "probe": "kept"}),
+    ],
     "attend_out": [(None, {"steps": 2})],
     "attention_dropout": [({"p": 0.0, "where": where}, {"p": 0.5, "where": where}) for where in ("weights", "scores")],
     "attention_layer_drop": [({"p": 0.0}, {"p": 1.0})],
     "child_tuning": [({"p": 1.0}, {"p": 0.3}), ({"p": 1.0, "mode": "driven"}, {"p": 0.3, "mode": "driven"})],
-    "head_drop": [({"p": 0.0}, {"p": 0.7})],
+    "head_drop": [({"p": 0.0}, {"p": 0.7, "turn": 2, "end": 6})],
     "hidden_cut": [({"cut": 0.0}, {"cut": 0.5})],
     "layer_drop": [({"p": 0.0}, {"p": 0.9})],
     "mixout": [({"p": 0.0}, {"p": 0.7})],
     "r_drop": [({"weight": 0.0}, {"weight": 1.0})],
-    "scheduled_dropout": [({"schedule": "drop *: 0:0"}, {"schedule": "drop *: 0:0.5"})],
+    "scheduled_dropout": [({"schedule": "drop *: 0:0"}, {"schedule": "drop *: 0:0.5 4:0.1"})],
 }
 CASES = [(name, *options) for name, cases in METHODS.items() for options in cases]
 
