@@ -267,6 +267,9 @@ class ScheduledDropout(Timed):
         ),
     )
 
+    acts: ClassVar[int] = 3
+    slots: ClassVar[frozenset[str]] = frozenset({"mask"})
+
     schedule: str = option("", f"drop probability over training, e.g. '{EXAMPLE}', or the path of a .yaml file")
     unit: str = option("update", "what the schedule counts; progress: the share of the training", choices=UNITS)
 
