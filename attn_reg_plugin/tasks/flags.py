@@ -31,6 +31,7 @@ SEEN = (
     ("max_epoch", "optimization.max_epoch"),
     ("update_freq", "optimization.update_freq"),
     ("skip_remainder_batch", "optimization.skip_remainder_batch"),
+    ("train_subset", "dataset.train_subset"),
 )
 #: those of them that are lists, which a text cannot take
 _LISTS = ("update_freq",)

@@ -24,13 +24,13 @@ def total_updates(config: Any, batches: Any) -> int | None:
     limits = [int(most)] if most > 0 else []
     if epochs > 0 and isinstance(batches, Sized) and len(batches):
         together = _numbers(config, "update_freq", 1)
-        rounded = math.floor if _seen(config, "skip_remainder_batch") in (True, "True") else math.ceil
+        rounded = math.floor if seen(config, "skip_remainder_batch") in (True, "True") else math.ceil
         by_epoch = [rounded(len(batches) / freq) for freq in together[: int(epochs)]]
         limits.append(sum(by_epoch) + by_epoch[-1] * (int(epochs) - len(by_epoch)))
     return max(1, min(limits)) if limits else None
 
 
-def _seen(config: Any, name: str) -> Any:
+def seen(config: Any, name: str) -> Any:
     """A part of fairseq's configuration, see `flags.SEEN`; a task without a config dataclass has all of it itself."""
     value = getattr(config, f"attn_{name}", None)
     return getattr(config, name, None) if value is None or str(value).startswith("${") else value
@@ -38,7 +38,7 @@ def _seen(config: Any, name: str) -> Any:
 
 def _numbers(config: Any, name: str, default: float = 0) -> list[float]:
     """A value that is a number, or several; as numbers or as text."""
-    value = _seen(config, name)
+    value = seen(config, name)
     if isinstance(value, str):
         value = ast.literal_eval(value)
     several = list(value) if isinstance(value, list | tuple | ListConfig) else [value]

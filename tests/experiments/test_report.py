@@ -228,7 +228,7 @@ def test_a_real_run_gives_its_schedule_back(tmp_path: Path) -> None:
     flags = ["--attn-reg", "scheduled_dropout", "--scheduled-dropout-schedule", written]
     flags += ["--scheduled-dropout-unit", "progress"]
     save = tmp_path / "run"
-    train(data, save, *flags, "--max-update", "20", "--batch-size", "16", "--no-save").check()
+    train(data, save, *flags, "--max-epoch", "2", "--batch-size", "16", "--no-save").check()
     out = tmp_path / "schedule.yaml"
     assert report("curves", save, "--out", out, "--knots", "2") == 0
     (first, second) = (curve for _, curve in Schedule.read(str(out)).entries)
