@@ -139,7 +139,7 @@ def test_all_runs_of_a_comparison_are_a_table(
         (["{}/mnli/own-seed1", "{}/b/own-seed2"], "--out is missing: the runs lie in several folders"),
         (["{}/mnli", "--out", "{}/x.json"], "--out is {}/x.json, but the table of several runs is a folder"),
         (["{}/mnli", "{}/b/own-seed2", "--out", "o"], "{}/b/own-seed2: hans tests classifiers, but the model is one"),
-        (["{}/mnli", "{}/c/own-seed2", "--out", "o"], "own-seed1 and {}/c/own-seed2 differ in the pretrained model"),
+        (["{}/mnli", "{}/c/own-seed2", "--out", "o"], "plain-seed1 and {}/c/own-seed2 differ in the pretrained model"),
         (["{}/mnli", "{}/mnli/own-seed1"], "{}/mnli/own-seed1 and {}/mnli/own-seed1 are the same method and seed"),
         (["{}/mnli", "--split", "gone", "--data", "{}"], "for the split 'gone' of task hans"),
     ],
