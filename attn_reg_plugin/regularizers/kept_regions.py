@@ -97,7 +97,8 @@ class Recording:
         """∂L/∂O (N, H, T, D) of a call: rank B, and let the region go to the host."""
         self.partial = self.partial or where in self.parts
         attribution = -map_gradient(gradient, value)
-        finite = attribution.flatten(1).isfinite().all(1)
+        extremes = torch.stack([attribution.amax((1, 2, 3)), attribution.amin((1, 2, 3))])  # NaN if anything is
+        finite = extremes.isfinite().all(0)
         region = candidate_region(attribution, valid, self.setting.p, self.setting.direction)
         packed = pack_bits(in_order(region, self.examples, self.sites[where[0]], self.examples.order))
         self.parts[where] = _Part(self._to_host(packed), self._to_host(finite), region.size(-1))
