@@ -94,14 +94,25 @@ def evaluated(trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     return out, loaded
 
 
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
 def test_all_runs_of_a_comparison_are_a_table(
     evaluated: tuple[Path, list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out, loaded = evaluated
     line = ["evaluate", str(out), "--on", "hans", "--data", str(tmp_path / "hans.txt"), "--cpu"]
+    with pytest.MonkeyPatch.context() as patch:  # interrupted in the third run, whose measuring has begun
+        measure = robustness_table.predict
+        patch.setattr(robustness_table, "predict", lambda *args: measure(*args) if len(loaded) < 3 else interrupt())
+        assert main(line) == 130 and len(loaded) == 3 and not (out / "hans" / "results.json").exists()
+    assert "interrupted; the same command goes on" in capsys.readouterr().out
     assert main(line) == 0
+    assert loaded == ["plain-seed1", "plain-seed2", "own-seed1", "own-seed1", "own-seed2"]
+    loaded.clear()
     said = capsys.readouterr().out
-    assert "own-seed3 is not finished, so it is left out" in said and "1/4 PLAIN, seed 1: accuracy 50.00\n" in said
+    assert "own-seed3 is not finished, so it is left out" in said and "1/4 PLAIN, seed 1: accuracy 50.00 (was" in said
     content = read_json(out / "hans" / "results.json")
     own = content["methods"][1]
     assert (own["title"], own["seeds"], own["figures"]["test"]["accuracy"]["mean"]) == ("OWN", 2, 87.5)
@@ -118,16 +129,14 @@ def test_all_runs_of_a_comparison_are_a_table(
     assert experiment.title == "mnli → hans" and experiment.scores == ["accuracy", "accuracy a/c", "accuracy b"]
     assert compared(experiment, experiment.groups[1], "accuracy").interval == (found["low"], found["high"])
     # nothing is measured again but what has another checkpoint
-    assert main(line) == 0 and loaded == ["plain-seed1", "plain-seed2", "own-seed1", "own-seed2"]
+    assert main(line) == 0 and not loaded
     assert capsys.readouterr().out.count("(was done)") == 4 and read_json(out / "hans" / "results.json") == content
     (out / "own-seed2" / "checkpoints" / "checkpoint_best.pt").write_text("other")
-    assert main(line) == 0 and loaded[4:] == ["own-seed2"]
+    assert main(line) == 0 and loaded == ["own-seed2"]
     # several runs do as well
     runs = [str(out / name) for name in ("plain-seed1", "own-seed1")]
-    assert main(["evaluate", *runs, *line[2:], "--out", str(tmp_path / "two")]) == 0 and loaded[5:] == [
-        "plain-seed1",
-        "own-seed1",
-    ]
+    assert main(["evaluate", *runs, *line[2:], "--out", str(tmp_path / "two")]) == 0
+    assert loaded == ["own-seed2", "plain-seed1", "own-seed1"]
     assert read_json(tmp_path / "two" / "results.json")["methods"][1]["differences"]["test"]["accuracy"]["seeds"] == 1
 
 
