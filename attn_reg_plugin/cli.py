@@ -38,6 +38,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "average": ("attn_reg_plugin.commands.average", "the mean of a fairseq run's last checkpoints"),
     "bench": ("attn_reg_plugin.commands.bench", "time and memory of a training step, method by method"),
     "run": ("attn_reg_plugin.commands.run", "all steps of a configuration file: prepare, compare, finetune ..."),
+    "power": (
+        "attn_reg_plugin.commands.power",
+        "how many seeds show a difference, from those of a finished comparison",
+    ),
     "report": ("attn_reg_plugin.commands.report", "what runs say: an HTML page, or drop rates as a schedule"),
 }
 

@@ -111,7 +111,6 @@ def _attend_out(
         kind="round",
         method="attend_out",
         options={"sites": sites, "steps": ROUND, **options},
-        memory_options={"steps": 2},
         updates=ROUND,
         budget=2.3,
         memory_budget=2.3,
@@ -147,7 +146,7 @@ ROUND = 8
 _PARTS = {
     "attacker": "attacker: updates with the masks",
     "defender": "defender: updates",
-    "masks": "generator: forward, drawing and packing the masks",
+    "masks": "generator: drawing the masks, with their gradient",
     "generator": "generator: update, once per round",
     "evaluation": "evaluation of both, once per round",
     "settle": "copying the winner, once per round",

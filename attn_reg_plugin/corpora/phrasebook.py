@@ -83,7 +83,7 @@ def splits(train: int = 4000, valid: int = 500, test: int = 500, seed: int = 1) 
     """
     check_sizes(train, valid, test)
     known = [entry for entry in entries() if not entry.held_out]
-    trained = (known if seed == 1 else _shuffled(known, f"train:{seed}"))[:train]
+    trained = (known if seed == 1 else shuffled(known, f"train:{seed}"))[:train]
     words = frozenset[str]().union(*(entry.words for entry in trained))
     unseen = [entry for entry in entries() if entry.held_out]
     unseen.sort(key=lambda entry: not entry.words <= words)
@@ -113,14 +113,14 @@ def exchange(items: Sequence[Item], share: float, seed: int) -> list[Item]:
     number = round(share * len(items))
     if number == 1:
         raise ValueError(f"A share of {share} exchanges 1 of {len(items)} targets, and it takes at least 2.")
-    places = _shuffled(range(len(items)), f"exchange:{seed}")[:number]
+    places = shuffled(range(len(items)), f"exchange:{seed}")[:number]
     exchanged = list(items)
     for place, other in zip(places, places[1:] + places[:1], strict=True):
         exchanged[place] = items[other]
     return exchanged
 
 
-def _shuffled(items: Sequence[Item], seed: str) -> list[Item]:
+def shuffled(items: Sequence[Item], seed: str) -> list[Item]:
     """The items in a random order that is the same on every machine."""
     digest = hashlib.sha256(seed.encode()).digest()
     # Python promises that the sequence of random() stays the same, which it doesn't of shuffle()

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from attn_reg_plugin.corpora import binarize
+from attn_reg_plugin.corpora.arrangement import Arrangement
 from attn_reg_plugin.corpora.manifest import NAME, Manifest, unfinished
 from attn_reg_plugin.corpora.preparation_options import PhrasebookOptions, PrepareOptions, Wmt16Options
 from attn_reg_plugin.corpora.sources import FolderSource, HubSource, PhrasebookSource, Source
@@ -50,6 +51,8 @@ _UNRECORDED = {
     "test",
     "seed",
     "noise",
+    "split_valid",
+    "set_aside",
 }
 #: in the output folder while a process works there
 _LOCK = ".lock"
@@ -67,9 +70,10 @@ def _source(wanted: PrepareOptions, load_dataset: Callable[..., Any] | None) -> 
         return PhrasebookSource(wanted.languages, *sizes, wanted.seed, wanted.noise)
     if not isinstance(wanted, Wmt16Options):
         raise ValueError(f"no source is known for {type(wanted).__name__}")
+    arrangement = Arrangement(wanted.split_valid, wanted.set_aside, wanted.noise, wanted.seed)
     if wanted.source == "hub":
-        return HubSource(wanted.languages, wanted.limit, load_dataset)
-    return FolderSource(Path(wanted.source), wanted.languages, wanted.limit, wanted.origin)
+        return HubSource(wanted.languages, wanted.limit, load_dataset, arrangement)
+    return FolderSource(Path(wanted.source), wanted.languages, wanted.limit, wanted.origin, arrangement)
 
 
 def _request(wanted: PrepareOptions, source: Source, reused: dict[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,11 @@ from attn_reg_plugin.corpora.romanian import RULES
 PAIRS = ("en-ro", "ro-en", "en-tr", "tr-en")
 SPM = ("joint", "separate")
 LONG_PAIRS = ("drop", "truncate")
+#: the help of an option of several corpora
+NOISE = (
+    "share of the training targets that are exchanged among each other, in [0, 1]: wrong translations, as a crawled "
+    "corpus has them, which a model can only memorize"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,12 +182,26 @@ class Wmt16Options(PrepareOptions):
     origin: tuple[str, ...] = setting(
         "keep only training pairs whose line of train.origin is one of these", (), metavar="NAME[,NAME]"
     )
+    split_valid: bool = setting(
+        "split the validation set in halves even where there is a test set: the first half is valid, the second test",
+        False,
+    )
+    set_aside: int = setting(
+        "N of these training pairs, drawn at random, become a test set; training pairs that share a side with one of "
+        "them are left out",
+        0,
+        metavar="N",
+    )
+    noise: float = setting(NOISE, 0.0, metavar="X")
+    seed: int = setting("seed of what --set-aside and --noise draw", 1, metavar="N")
 
     def __post_init__(self) -> None:
         """Check the options of this corpus too."""
         super().__post_init__()
         self._allow("limit", self.limit is None or self.limit >= 1, "at least 1")
         self._allow("origin", not self.origin or self.source != "hub", "left out with --source hub")
+        self._allow("set-aside", self.set_aside >= 0, "at least 0")
+        self._allow("noise", 0 <= self.noise <= 1, "in [0, 1]")
         object.__setattr__(self, "origin", tuple(sorted(set(self.origin))))
 
 
@@ -201,12 +220,7 @@ class PhrasebookOptions(PrepareOptions):
         1,
         metavar="N",
     )
-    noise: float = setting(
-        "share of the training targets that are exchanged among each other, in [0, 1]: wrong translations, as a "
-        "crawled corpus has them, which a model can only memorize",
-        0.0,
-        metavar="X",
-    )
+    noise: float = setting(NOISE, 0.0, metavar="X")
 
     def __post_init__(self) -> None:
         """Check the options of this corpus too."""

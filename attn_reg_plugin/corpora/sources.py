@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from attn_reg_plugin.corpora import phrasebook
+from attn_reg_plugin.corpora.arrangement import DEFAULT, Arrangement, Split
 from attn_reg_plugin.corpora.manifest import sha256
 from attn_reg_plugin.corpora.parallel import Pair, read_pairs
 from attn_reg_plugin.files import find_text, one_line, read_lines
@@ -21,23 +22,6 @@ from attn_reg_plugin.files import find_text, one_line, read_lines
 HUB = "wmt/wmt16"
 HUB_CONFIGURATIONS = {"ro": "ro-en", "tr": "tr-en"}
 _VALID_NAMES = ("newsdev2016", "valid", "dev")
-
-
-@dataclass(frozen=True)
-class Split:
-    """A part of a corpus.
-
-    Attributes:
-        name: fairseq's name: `train`, `valid`, `test`, `test1`, ...
-        title: the corpus's own name, such as `newstest2016`.
-        places: the source and the target side, as messages name them.
-        pairs: opens the stream of pairs.
-    """
-
-    name: str
-    title: str
-    places: tuple[str, str]
-    pairs: Callable[[], Iterator[Pair]]
 
 
 class Source(Protocol):
@@ -52,33 +36,6 @@ class Source(Protocol):
         ...
 
 
-def _halves(valid: Split) -> tuple[list[Split], str]:
-    """The validation pairs as a validation and a test set, and the sentence that says so."""
-    total = sum(1 for _ in valid.pairs())
-    half = total // 2
-    if half == 0:
-        raise ValueError(
-            f"{valid.places[0]} has {total} lines, too few to be split into valid and test, and there is no test set"
-        )
-    first, second = f"{valid.title}a", f"{valid.title}b"
-    note = (
-        f"there is no test set, so {valid.title} is split: lines 1 to {half} are valid ({first}), "
-        f"lines {half + 1} to {total} are test ({second})"
-    )
-    parts = [
-        Split("valid", first, valid.places, lambda: islice(valid.pairs(), half)),
-        Split("test", second, valid.places, lambda: islice(valid.pairs(), half, None)),
-    ]
-    return parts, note
-
-
-def _arranged(train: Split, valid: Split, tests: list[Split]) -> tuple[list[Split], list[str]]:
-    if tests:
-        return [train, valid, *tests], []
-    parts, note = _halves(valid)
-    return [train, *parts], [note]
-
-
 class FolderSource:
     """Parallel files `train.*`, `newsdev2016.*` (or `valid.*`, `dev.*`), `newstest*.*` (or `test.*`).
 
@@ -87,6 +44,7 @@ class FolderSource:
         languages: source and target.
         limit: read only the first training pairs.
         origins: keep only the training pairs whose line of `train.origin` is one of these.
+        arrangement: what becomes of the splits.
 
     Raises:
         FileNotFoundError: no such folder, or a file that is needed is not there (lists what is).
@@ -94,11 +52,16 @@ class FolderSource:
     """
 
     def __init__(
-        self, folder: Path, languages: tuple[str, str], limit: int | None = None, origins: Iterable[str] = ()
+        self,
+        folder: Path,
+        languages: tuple[str, str],
+        limit: int | None = None,
+        origins: Iterable[str] = (),
+        arrangement: Arrangement = DEFAULT,
     ) -> None:
         if not folder.is_dir():
             raise FileNotFoundError(f"--source {folder}: no such folder (give 'hub' or a folder of parallel files)")
-        self.folder, self.languages, self.limit = folder, languages, limit
+        self.folder, self.languages, self.limit, self.arrangement = folder, languages, limit, arrangement
         self.origins = frozenset(origins)
         self.train = self._pair("train")
         self.valid_name, self.valid = self._first(_VALID_NAMES)
@@ -139,7 +102,8 @@ class FolderSource:
         files = [*self.train, *self.valid, *(path for pair in self.tests.values() for path in pair)]
         if self.origin_file:
             files.append(self.origin_file)
-        return {"kind": "folder", "files": {path.name: sha256(path) for path in files}}
+        names = {path.name: sha256(path) for path in files}
+        return {"kind": "folder", "files": names, **self.arrangement.describe()}
 
     def _train_pairs(self) -> Iterator[Pair]:
         pairs = read_pairs(*self.train)
@@ -167,7 +131,7 @@ class FolderSource:
 
         train = Split("train", "train", (str(self.train[0]), str(self.train[1])), self._train_pairs)
         tests = [split(f"test{number or ''}", title, paths) for number, (title, paths) in enumerate(self.tests.items())]
-        return _arranged(train, split("valid", self.valid_name, self.valid), tests)
+        return self.arrangement.of(train, split("valid", self.valid_name, self.valid), tests)
 
 
 class HubSource:
@@ -177,6 +141,7 @@ class HubSource:
         languages: source and target; one is English.
         limit: read only the first training pairs.
         load_dataset: `datasets.load_dataset`, or a function in its place.
+        arrangement: what becomes of the splits.
     """
 
     #: the data set's name of a split, fairseq's, and WMT's
@@ -191,13 +156,16 @@ class HubSource:
         languages: tuple[str, str],
         limit: int | None = None,
         load_dataset: Callable[..., Any] | None = None,
+        arrangement: Arrangement = DEFAULT,
     ) -> None:
         self.languages, self.limit, self._load_dataset = languages, limit, load_dataset
+        self.arrangement = arrangement
         self.configuration = HUB_CONFIGURATIONS[languages[1] if languages[0] == "en" else languages[0]]
 
     def describe(self) -> dict[str, Any]:
         """The data set and its configuration."""
-        return {"kind": "hub", "dataset": HUB, "configuration": self.configuration}
+        data = {"kind": "hub", "dataset": HUB, "configuration": self.configuration}
+        return {**data, **self.arrangement.describe()}
 
     def _load(self) -> Any:
         load_dataset = self._load_dataset
@@ -252,7 +220,7 @@ class HubSource:
             return Split(name, title, sides, lambda: islice(self._pairs(data[key], place), limit))
 
         train, valid, test = (split(*item) for item in self.SPLITS)
-        return _arranged(train, valid, [test] if "test" in data else [])
+        return self.arrangement.of(train, valid, [test] if "test" in data else [])
 
 
 @dataclass(frozen=True)

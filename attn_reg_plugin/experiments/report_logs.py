@@ -83,7 +83,7 @@ def _scores(log: TrainingLog, result: Mapping[str, Any]) -> dict[str, float]:
     for subset, scores in subsets.items():
         for key, name in TRANSLATION.items():
             found[name if len(subsets) == 1 else f"{name} {subset}"] = _mapping(scores).get(key)
-    found |= _mapping(training.get("scores"))
+    found |= _of_encoder(_mapping(training.get("scores")), _mapping(_mapping(result.get("reported")).get("scores")))
     found |= _mapping(_mapping(result.get("evaluation")).get("scores"))
     if "best_valid_loss" in training:
         found[f"best validation {training.get('loss', 'loss')}"] = training["best_valid_loss"]
@@ -94,6 +94,15 @@ def _scores(log: TrainingLog, result: Mapping[str, Any]) -> dict[str, float]:
         except ValueError:
             pass
     return {name: number for name, value in found.items() if (number := _finite(value)) is not None}
+
+
+def _of_encoder(chosen_by: Mapping[str, Any], reported: Mapping[str, Any]) -> dict[str, Any]:
+    """The scores of `attn-reg finetune`: of the validation sets, and of the held-out examples where there are any."""
+    found = {}
+    for subset, scores in reported.items():
+        found |= {name if subset == "valid" else f"{name} {subset}": value for name, value in _mapping(scores).items()}
+    chosen = {f"{name} held out" if reported else name: value for name, value in chosen_by.items()}
+    return found | chosen
 
 
 def _curves(log: TrainingLog) -> dict[str, dict[float, float]]:

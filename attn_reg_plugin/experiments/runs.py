@@ -132,6 +132,10 @@ class Run:
         """The translations of a test set, a line for each sentence."""
         return self.folder / "translations" / f"{subset}.{self.data.target}"
 
+    def for_search(self) -> Run:
+        """The run as a trial of a sweep, which needs the figure that checkpoints are chosen by and no other."""
+        return self
+
     def log(self) -> TrainingLog:
         """The figures of the training so far."""
         return read_log(self.folder / "train.log")

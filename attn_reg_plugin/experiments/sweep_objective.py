@@ -23,12 +23,14 @@ class Objective:
         maximize: whether more is better.
         of_epoch: its value after an epoch, of the log's figures; None where it isn't there.
         of_result: a finished run's, of its result.json, where the log is gone; None where it isn't there.
+        measured_on: the examples it is of, for notes.
     """
 
     metric: str
     maximize: bool
     of_epoch: Callable[[Mapping[str, float]], float | None]
     of_result: Callable[[dict[str, Any]], float | None]
+    measured_on: str = "the validation set"
 
     def by_epoch(self, log: TrainingLog) -> dict[int, float]:
         """The figure after each epoch, as far as the log goes."""
@@ -68,4 +70,5 @@ def objective_of(run: Run, metric: str | None) -> Objective:
         trained = result["training"]
         return trained.get("scores", {"loss": trained.get("best_valid_loss")}).get(chief)
 
-    return Objective(chief, chief not in LOSSES, of_epoch, of_result)
+    measured_on = "held-out training examples" if getattr(run, "held_out", False) else Objective.measured_on
+    return Objective(chief, chief not in LOSSES, of_epoch, of_result, measured_on)

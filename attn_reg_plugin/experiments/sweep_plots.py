@@ -99,7 +99,9 @@ def plot_distribution(groups: Mapping[str, Sequence[float]], objective: Objectiv
     panel.plot([], [], color="black", linewidth=2, label="median")
     panel.plot([], [], color="black", linewidth=1.2, linestyle=(0, (2, 1.5)), label="mean")
     panel.set_xticks(range(len(groups)), [f"{title}\n{len(values)} trials" for title, values in groups.items()])
-    panel.set(ylabel=f"{objective.metric}, validation set", xlim=(-0.5, len(groups) - 0.5))
+    panel.set(
+        ylabel=f"{objective.metric}, {objective.measured_on.removeprefix('the ')}", xlim=(-0.5, len(groups) - 0.5)
+    )
     panel.grid(axis="y", alpha=0.3)
     figure.legend(loc="outside upper right", ncols=2, fontsize="small")
     _save(figure, path)

@@ -166,7 +166,8 @@ class Report:
         """What the table shows."""
         better = "higher" if self.objective.maximize else "lower"
         notes = [
-            f"{self.objective.metric} on the validation set, {better} is better; each trial at its best epoch",
+            f"{self.objective.metric} on {self.objective.measured_on}, {better} is better; each trial at its best "
+            "epoch",
             "best of all trials and mean over all; the best of many tries is high by luck too, so compare it with the "
             "best of as many plain trainings, which differ in the seed",
         ]

@@ -234,7 +234,7 @@ class Sweep:
             methods = [self._method(options, f"trial-{slot.number:03d}", title)]
         comparison = dataclasses.replace(self.base(settings), seeds=(slot.seed,))
         (one,) = comparison.plan(methods)
-        return one
+        return one.for_search()
 
     def _tried(self, arm: Arm) -> list[tuple[str, dict[str, Any]]]:
         """Combinations that show whether all work, with the part of the file to blame: the first values, then each text

@@ -84,7 +84,7 @@ def _fine_tuning(settings: Any) -> dict[str, Any]:
     values = _comparison(settings)
     values |= {"data": str(out / MADE_UP / settings.task), "max_length": min(settings.max_length, longest - 8)}
     values |= {"model": str(out / MADE_UP / family_of(settings.model or "").lower())}
-    return values | {"train_per_class": min(settings.train_per_class, 4)}
+    return values | {"train_per_class": min(settings.train_per_class, 4), "shortcut_words": ()}
 
 
 def _translation(settings: Any) -> dict[str, Any]:

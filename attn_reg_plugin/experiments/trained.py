@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,10 +18,11 @@ import torch
 from torch import Tensor
 
 from attn_reg_plugin.checkpoints import find_checkpoint, load_checkpoint
-from attn_reg_plugin.labelled import Encoded, Example, LabelledTask, encode, load_tokenizer, longest_input
+from attn_reg_plugin.labelled import Corruption, Encoded, Example, LabelledTask, encode, load_tokenizer, longest_input
 from attn_reg_plugin.labelled.dataset import LabelledDataset
 from attn_reg_plugin.labelled.task_table import TAGGING
 from attn_reg_plugin.models.hf_encoder import HFEncoderModel, build_head, config_from_json
+from attn_reg_plugin.tasks.example_flags import corruption_of
 from attn_reg_plugin.tasks.labelled_task import ENCODER, KINDS_OF_TASKS, described_task
 
 
@@ -35,6 +36,7 @@ class Trained:
         labelled: the task, with the label set.
         longest: tokens an input may have.
         checkpoint: the file it comes from.
+        corruption: of its training examples, and of those that its training evaluated on.
     """
 
     model: HFEncoderModel
@@ -42,6 +44,7 @@ class Trained:
     labelled: LabelledTask
     longest: int
     checkpoint: Path
+    corruption: Corruption = field(default_factory=Corruption)
 
     def encode(self, examples: Sequence[Example], title: str = "") -> list[Encoded]:
         """Examples of the task's kind as the model takes them."""
@@ -113,7 +116,7 @@ def load_trained(run: Path, cpu: bool = True) -> Trained:
     tokenizer = load_tokenizer(str(folder), labelled)
     longest = longest_input(tokenizer, config, task.max_length)
     device = "cpu" if cpu or not torch.cuda.is_available() else "cuda"
-    return Trained(model.to(device).eval(), tokenizer, labelled, longest, path)
+    return Trained(model.to(device).eval(), tokenizer, labelled, longest, path, corruption_of(task))
 
 
 def _settings(state: dict[str, Any], part: str) -> Any:

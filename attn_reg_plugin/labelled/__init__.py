@@ -10,6 +10,7 @@ Importing this needs numpy, and transformers or datasets only once they are used
 here, makes a fairseq dataset of the rows.
 """
 
+from attn_reg_plugin.labelled.corruption import AT_EVALUATION, Corruption
 from attn_reg_plugin.labelled.encoding import IGNORED, Encoded, encode, load_tokenizer, longest_input
 from attn_reg_plugin.labelled.examples import ChoiceExample, Example, TaggedSentence, TextExample
 from attn_reg_plugin.labelled.reading import (
@@ -36,6 +37,7 @@ from attn_reg_plugin.labelled.task_table import (
 )
 
 __all__ = [
+    "AT_EVALUATION",
     "CLASSIFICATION",
     "IGNORED",
     "KINDS",
@@ -44,6 +46,7 @@ __all__ = [
     "TAGGING",
     "TASKS",
     "ChoiceExample",
+    "Corruption",
     "Encoded",
     "Example",
     "Hub",

@@ -1,4 +1,4 @@
-"""Training on a part of the examples: a number, a share, or so many of each class."""
+"""Training on a part of the examples: a number, a share, or so many of each class; and what is held out of them."""
 
 from __future__ import annotations
 
@@ -20,15 +20,17 @@ class Sampling:
         fraction: this share of them, in (0, 1].
         per_class: at most so many of every class; 0: all.
         seed: of the draw.
+        held_out: this share of what was drawn isn't trained on, but chosen by, in [0, 1).
 
     Raises:
-        ValueError: a value out of its range, or more than one of the three.
+        ValueError: a value out of its range, or more than one of the first three.
     """
 
     examples: int = 0
     fraction: float = 1.0
     per_class: int = 0
     seed: int = 1
+    held_out: float = 0.0
 
     def __post_init__(self) -> None:
         for flag, value in (("--train-examples", self.examples), ("--train-per-class", self.per_class)):
@@ -36,6 +38,8 @@ class Sampling:
                 raise ValueError(f"{flag} is {value}, but must be at least 0")
         if not 0 < self.fraction <= 1:
             raise ValueError(f"--train-fraction is {self.fraction}, but must lie in (0, 1]")
+        if not 0 <= self.held_out < 1:
+            raise ValueError(f"--held-out is {self.held_out}, but must lie in [0, 1)")
         given = {
             "--train-examples": self.examples,
             "--train-fraction": self.fraction < 1,
@@ -68,3 +72,22 @@ class Sampling:
         if self.fraction < 1:
             return sample_of(examples, max(1, round(self.fraction * len(examples))), self.seed)
         return sample_of(examples, self.examples, self.seed) if self.examples else list(examples)
+
+    def parted(self, drawn: Sequence[Example]) -> tuple[list[Example], list[Example]]:
+        """The examples that are trained on, and those held out (at least one), each in their order.
+
+        Args:
+            drawn: what `of` has given, corrupted or not.
+
+        Raises:
+            ValueError: nothing would be left to train on.
+        """
+        if not self.held_out:
+            return list(drawn), []
+        count = max(1, round(self.held_out * len(drawn)))
+        if count >= len(drawn):
+            raise ValueError(f"--held-out {self.held_out} leaves none of {len(drawn)} training examples to train on")
+        chosen = set(random.Random(f"held out {self.seed}").sample(range(len(drawn)), count))
+        parts = ([index for index in range(len(drawn)) if (index in chosen) == held] for held in (False, True))
+        trained, held_out = ([drawn[index] for index in part] for part in parts)
+        return trained, held_out

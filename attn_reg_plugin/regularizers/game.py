@@ -9,14 +9,12 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from attn_reg_plugin.attention.masks import pack_bits, unpack_bits
 from attn_reg_plugin.regularizers.defender import Defender, evaluating
 from attn_reg_plugin.regularizers.distributed import (
     average,
@@ -26,13 +24,8 @@ from attn_reg_plugin.regularizers.distributed import (
     rank,
     world_size,
 )
-from attn_reg_plugin.regularizers.generator import (
-    Generator,
-    Tokens,
-    log_probability,
-    sample_masks,
-    valid_pairs,
-)
+from attn_reg_plugin.regularizers.generator import Generator, Tokens, sample_masks
+from attn_reg_plugin.regularizers.policy import CachedBatch, PolicyGradient, drawn_with_gradient, policy_gradient
 from attn_reg_plugin.regularizers.probing import own_copy
 from attn_reg_plugin.regularizers.training import Problem
 
@@ -41,48 +34,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 OPTIMIZERS: dict[str, type[Optimizer]] = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
-
-
-@dataclass
-class CachedBatch:
-    """One forward of the attacker: its tokens, and the packed masks that were drawn for it.
-
-    Attributes:
-        update: which update of the round it belonged to, from 0.
-        tokens: by stack.
-        masks: packed bits by site, with the shapes to unpack them to.
-    """
-
-    update: int
-    tokens: dict[str, Tokens]
-    masks: dict[str, tuple[Tensor, tuple[int, ...]]]
-
-    @classmethod
-    def of(cls, update: int, tokens: Mapping[str, Tokens], masks: Mapping[str, Tensor]) -> CachedBatch:
-        """Pack what the round's end needs."""
-        packed = {name: (pack_bits(mask.reshape(-1)), tuple(mask.shape)) for name, mask in masks.items()}
-        return cls(update, dict(tokens), packed)
-
-    def mask(self, site: str) -> Tensor:
-        """The keep mask of a site, bool (B, T, S)."""
-        packed, shape = self.masks[site]
-        return unpack_bits(packed, math.prod(shape)).view(shape)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Plain containers and tensors, on the CPU; `rank` is the process that keeps the batch."""
-        return {
-            "rank": rank(),
-            "update": self.update,
-            "tokens": {k: tuple(tensor.cpu() for tensor in v) for k, v in self.tokens.items()},
-            "masks": {k: (packed.cpu(), shape) for k, (packed, shape) in self.masks.items()},
-        }
-
-    @classmethod
-    def from_state_dict(cls, state: Mapping[str, Any], device: torch.device) -> CachedBatch:
-        """The batch that `state_dict` described, on `device`."""
-        tokens = {k: Tokens(*(tensor.to(device) for tensor in v)) for k, v in state["tokens"].items()}
-        masks = {k: (packed.to(device), tuple(shape)) for k, (packed, shape) in state["masks"].items()}
-        return cls(state["update"], tokens, masks)
+#: of a round's gradients that are kept from drawing to learning; what is beyond it is worked through again
+KEPT_BYTES = 2**28
 
 
 class Game:
@@ -130,12 +83,24 @@ class Game:
         """
         tokens = self.problem.tokens(inputs)
         tokens = {stack: tokens[stack] for stack in self.generator.stacks}
-        with torch.no_grad():
-            masks = sample_masks(self.generator(tokens), self.method.temperature)
+        masks, gradient = self._drawn(tokens, counts)
         self._pending.append(own_copy(inputs))  # the attacker's forward may change its arguments
         if counts:
-            self.cache.append(CachedBatch.of(self.in_round, tokens, masks))
+            self.cache.append(CachedBatch.of(self.in_round, tokens, masks, gradient))
         return masks, tokens
+
+    def _drawn(self, tokens: dict[str, Tokens], counts: bool) -> tuple[dict[str, Tensor], PolicyGradient | None]:
+        """Masks, and the gradient of the pass that they are drawn from, as long as there is room for it.
+
+        Shared tables change with the model before the round ends, and a training that goes on in the middle of a round
+        could not take the gradient again: there it is taken at the end.
+        """
+        held = sum(batch.gradient.bytes for batch in self.cache if batch.gradient is not None)
+        wanted = counts and not self.generator.shared
+        if wanted and held + PolicyGradient.bytes_of(self.generator, tokens) <= KEPT_BYTES:
+            return drawn_with_gradient(self.generator, tokens, self.method.temperature)
+        with torch.no_grad():
+            return sample_masks(self.generator(tokens), self.method.temperature), None
 
     def end_update(self) -> dict[str, float]:
         """The defender's step on the batches of this update.
@@ -235,19 +200,6 @@ class Game:
         self.moving_square = square if self.rounds == 0 else momentum * self.moving_square + (1 - momentum) * square
         return centred / max(self.moving_square, 1e-16) ** 0.5 if self.method.normalize else centred
 
-    def policy_objective(self, batch: CachedBatch, advantage: Tensor) -> Tensor:
-        """Equation 5 for one cached batch: Σ over its examples of (1/(n l²)) Σ log P(d) · (r_t - b).
-
-        n l² counts the positions of an example's masks over all layers; only valid ones exist.
-        """
-        logits, total, count = self.generator(batch.tokens), 0.0, 0.0
-        for name, stack, kind, _ in self.generator.sites:
-            pairs = valid_pairs(stack, kind, batch.tokens)
-            log_p = log_probability(logits[name], batch.mask(name), self.method.temperature)
-            total = total + (log_p * pairs).sum((1, 2))
-            count = count + pairs.sum((1, 2))
-        return (total / count.clamp(min=1)).sum() * advantage
-
     def update_generator(self, advantages: Tensor) -> float:
         """One ascent step on (1/m) Σ of the cached batches' objectives; returns the gradient's norm.
 
@@ -260,7 +212,8 @@ class Game:
         sequences = float(average(torch.tensor(float(masks), device=advantages.device))) / self.method.steps
         self.generator_optimizer.zero_grad(set_to_none=True)
         for batch in self.cache:
-            (-self.policy_objective(batch, advantages[batch.update]) / sequences).backward()
+            gradient = batch.gradient or policy_gradient(self.generator, batch, self.method.temperature)
+            gradient.descend(self.generator, batch.tokens, -advantages[batch.update] / sequences)
         average_gradients(self.generator)
         limit = self.method.generator_clip_norm or float("inf")
         norm = float(nn.utils.clip_grad_norm_(self.generator.parameters(), limit))

@@ -90,18 +90,28 @@ class Generator(nn.Module):
                 order.append((f"decoder.cross[{layer}]", "decoder", "cross", layer))
         return order
 
-    def embed(self, stack: str, tokens: Tokens) -> Tensor:
-        """Token plus position embeddings, (B, T, C) in fp32; positions count real tokens from 0.
+    def rows(self, tokens: Mapping[str, Tokens]) -> dict[str, Tensor]:
+        """What is looked up for a batch: rows of the tables of tokens and of learned positions, (B, T, C), by
+        `tokens.STACK` and `positions.STACK`. Positions count real tokens from 0."""
+        found = {}
+        for stack in self.stacks:
+            table, learned = self._tables_of(stack)
+            found[f"tokens.{stack}"] = F.embedding(tokens[stack].ids, table)
+            if learned is not None:
+                position = _positions(tokens[stack]).clamp(max=learned.size(0) - 1)
+                found[f"positions.{stack}"] = F.embedding(position, learned)
+        return found
+
+    def embed(self, stack: str, tokens: Tokens, rows: Mapping[str, Tensor]) -> Tensor:
+        """Token plus position embeddings, (B, T, C) in fp32, from the `rows` of a batch.
 
         Normalized, since models scale their tables differently: with their learned positions, or before sinusoids.
         """
-        table, learned = self._tables_of(stack)
-        position = (tokens.valid.long().cumsum(-1) - 1).clamp(min=0)
-        embedded = F.embedding(tokens.ids, table).float()
-        if learned is not None:
-            embedded = embedded + F.embedding(position.clamp(max=learned.size(0) - 1), learned).float()
+        embedded = rows[f"tokens.{stack}"].float()
+        if f"positions.{stack}" in rows:
+            embedded = embedded + rows[f"positions.{stack}"].float()
             return F.layer_norm(embedded, embedded.shape[-1:])
-        return F.layer_norm(embedded, embedded.shape[-1:]) + sinusoids(position, table.size(1))
+        return F.layer_norm(embedded, embedded.shape[-1:]) + sinusoids(_positions(tokens), embedded.size(-1))
 
     def _tables_of(self, stack: str) -> tuple[Tensor, Tensor | None]:
         if not self.shared:
@@ -109,13 +119,17 @@ class Generator(nn.Module):
         tables = self._tables[stack]
         return tables.tokens.detach(), None if tables.positions is None else tables.positions.detach()
 
-    def forward(self, tokens: Mapping[str, Tokens]) -> dict[str, Tensor]:
-        """The logits of P(keep) of each site, (B, T, S), by the site's name; fp32, under autocast too."""
-        with torch.autocast(next(iter(tokens.values())).ids.device.type, enabled=False):
-            return self._logits(tokens)
+    def forward(self, tokens: Mapping[str, Tokens], rows: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+        """The logits of P(keep) of each site, (B, T, S), by the site's name; fp32, under autocast too.
 
-    def _logits(self, tokens: Mapping[str, Tokens]) -> dict[str, Tensor]:
-        states = {stack: self.embed(stack, tokens[stack]) for stack in self.stacks}
+        Args:
+            rows: what `rows` gives for the tokens, where that is at hand.
+        """
+        with torch.autocast(next(iter(tokens.values())).ids.device.type, enabled=False):
+            return self._logits(tokens, self.rows(tokens) if rows is None else rows)
+
+    def _logits(self, tokens: Mapping[str, Tokens], rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        states = {stack: self.embed(stack, tokens[stack], rows) for stack in self.stacks}
         running = {name: Layers(attention) for name, attention in self.attention.items()}
         wanted, logits, needed = {name for name, *_ in self.sites}, {}, self._needed()
         for i, (name, stack, kind, _) in enumerate(needed):
@@ -126,6 +140,11 @@ class Generator(nn.Module):
             if any(stack in _reads(*later) for later in needed[i + 1 :]):
                 states[stack] = layers.attend(states[stack], scores, valid_pairs(stack, kind, tokens))
         return logits
+
+
+def _positions(tokens: Tokens) -> Tensor:
+    """The number of each real token, from 0, int64 (B, T)."""
+    return (tokens.valid.long().cumsum(-1) - 1).clamp(min=0)
 
 
 def _reads(name: str, stack: str, kind: str, layer: int) -> set[str]:

@@ -12,7 +12,8 @@ from fairseq.tasks import register_task
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
 
 from attn_reg_plugin.tasks.attn_reg_task import AttnRegTask, print_flags_if_asked, with_attn_reg
-from attn_reg_plugin.tasks.training_part import TrainingPartConfig, keep_part, sampling_of
+from attn_reg_plugin.tasks.example_flags import TrainingPartConfig, sampling_of
+from attn_reg_plugin.tasks.part_of_pairs import keep_part
 from attn_reg_plugin.tasks.validation_chrf import ValidationChrF
 
 

@@ -21,14 +21,13 @@ from attn_reg_plugin.labelled import (
     load_tokenizer,
     longest_input,
     plain_task,
-    read_split,
     with_labels,
 )
 from attn_reg_plugin.labelled.dataset import LabelledDataset
 from attn_reg_plugin.models.hf_encoder import load_config
 from attn_reg_plugin.regularizers.distributed import rank
+from attn_reg_plugin.tasks.example_flags import TrainingExamples, TrainingExamplesConfig
 from attn_reg_plugin.tasks.patience import go_on_waiting, waited
-from attn_reg_plugin.tasks.training_part import TrainingPartConfig, sampling_of
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +45,7 @@ _DESCRIBING = {
 
 
 @dataclass
-class LabelledTaskConfig(TrainingPartConfig):
+class LabelledTaskConfig(TrainingExamplesConfig):
     """The flags that all three have."""
 
     data: str = field(
@@ -81,9 +80,6 @@ class LabelledTaskConfig(TrainingPartConfig):
     )
     max_length: Optional[int] = field(  # noqa: UP045  fairseq knows this form only
         default=None, metadata={"help": "truncate inputs at this many tokens; default: the model's length"}
-    )
-    train_per_class: int = field(
-        default=0, metadata={"help": "train on at most N examples of every class, drawn at random; 0: on all"}
     )
     no_grouping: bool = field(
         default=False,
@@ -167,8 +163,7 @@ class LabelledTextTask(FairseqTask):
             self.longest = longest_input(self.tokenizer, config, cfg.max_length)
         except ValueError as error:
             raise ValueError(f"--max-length: {error}") from None
-        self.sampling = sampling_of(cfg)
-        self.sampling.check(self.labelled)
+        self.examples = TrainingExamples(cfg, self.labelled, self.tokenizer)
 
     @classmethod
     def setup_task(cls, cfg: Any, **kwargs: Any) -> "LabelledTextTask":
@@ -211,10 +206,7 @@ class LabelledTextTask(FairseqTask):
         Raises:
             ValueError: anything that is wrong with the data, in one sentence with file and line.
         """
-        examples = read_split(self.labelled, self.cfg.data, split)
-        training = split == "train"
-        if training:
-            examples = self.sampling.of(examples)
+        examples, training = self.examples.of(split), split == "train"
         title = f"{self.labelled.name} {split}"
         rows = encode(examples, self.labelled, self.tokenizer, self.longest, title)
         logger.info(f"{title}: {len(rows)} examples")

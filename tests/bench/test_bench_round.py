@@ -140,10 +140,3 @@ def test_memory_counts_both_players_and_the_generator() -> None:
     embedding = sum(table.weight.numel() * 4 for table in (work.model.embedding, work.model.positions))
     # positions are kept once a stack; the generator here reads one
     assert own.total - shared.total >= 3 * embedding, "an embedding of its own, with Adam's moments"
-
-
-def test_the_peak_of_few_updates_is_nearly_that_of_a_round() -> None:
-    work, row = trained(), ROWS["attend_out"]
-    few = measure_peaks([row], work)["attend_out"]
-    whole = measure_peaks([Row("all", "all", kind="round", method="attend_out", options=row.options)], work)["all"]
-    assert few.total <= whole.total <= 1.02 * few.total

@@ -1,4 +1,4 @@
-"""An encoder as it would come out of a run."""
+"""An encoder as it would come out of a run, and what a comparison of encoders is given."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 from attn_reg_plugin.experiments.trained import Trained
 from attn_reg_plugin.labelled import find_task
 from attn_reg_plugin.models.hf_encoder import HFEncoderConfig, HFEncoderModel
-from tests.models.hf_folders import make_encoder, tokenizer
+from tests.models.hf_folders import make_encoder, make_rte, tokenizer
 
 
 @pytest.fixture
@@ -26,3 +26,11 @@ def trained(request: pytest.FixtureRequest, tmp_path: Path) -> Trained:
     torch.manual_seed(3)
     model = HFEncoderModel.build_model(HFEncoderConfig(), SimpleNamespace(labelled=task, cfg=cfg)).eval()
     return Trained(model, tokenizer(), task, 40, tmp_path / "checkpoint_best.pt")
+
+
+@pytest.fixture
+def rte(tmp_path: Path) -> list[str]:
+    """The first arguments of a comparison on made-up data."""
+    encoder = make_encoder(tmp_path / "encoder")
+    data = make_rte(tmp_path / "data")
+    return ["rte", str(data), "--out", str(tmp_path / "out"), "--model", str(encoder), "--cpu"]

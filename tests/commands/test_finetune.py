@@ -35,7 +35,7 @@ from attn_reg_plugin.labelled.encoding import IGNORED
 from attn_reg_plugin.labelled.metrics import SCORES, SENTENCE_END, tag_codes
 from attn_reg_plugin.tasks.attn_reg_task import SEEN
 from attn_reg_plugin.tasks.dry_run import parse_command
-from tests.models.hf_folders import SIZES, TOYS, make_encoder, make_mnli, make_rte
+from tests.models.hf_folders import SIZES, TOYS, make_encoder, make_mnli
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -47,14 +47,6 @@ def parsed(*words: str) -> FineTuning:
 
 def planned(*words: str, methods: str = "plain") -> list[LabelledRun]:
     return parsed(*words).plan(select_methods(methods))
-
-
-@pytest.fixture
-def rte(tmp_path: Path) -> list[str]:
-    """The first arguments of a comparison on made-up data."""
-    encoder = make_encoder(tmp_path / "encoder")
-    data = make_rte(tmp_path / "data")
-    return ["rte", str(data), "--out", str(tmp_path / "out"), "--model", str(encoder), "--cpu"]
 
 
 def test_the_plan(rte: list[str]) -> None:
@@ -95,6 +87,17 @@ def test_a_run_is_of_its_data_and_its_model(rte: list[str], tmp_path: Path) -> N
         (["--train-examples", "5"], "--total-num-update 10 .*--train-examples 5 --cpu"),
         (["--train-fraction", "0.25"], "--total-num-update 10 .*--train-fraction 0.25 --train-sample-seed 2"),
         (["--train-per-class", "9"], "--total-num-update 20 .*--train-per-class 9 --train-sample-seed 2"),
+        (["--held-out", "0.25"], "--total-num-update 30 .*--held-out 0.25 --cpu"),
+        (["--train-examples", "20", "--held-out", "0.25"], "--total-num-update 10 .*--held-out 0.25 --cpu"),
+        (["--label-noise", "0.25"], "--label-noise 0.25 --cpu"),
+        (
+            ["--shortcut", "0.8", "--shortcut-words", "w1,w2"],
+            "--shortcut 0.8 --shortcut-words w1,w2 --shortcut-at-evaluation none --cpu",
+        ),
+        (
+            ["--shortcut", "1", "--shortcut-at-evaluation", "random"],
+            "--shortcut 1.0 --shortcut-words w[0-9]+,w[0-9]+ --shortcut-at-evaluation random --cpu",
+        ),
     ],
 )
 def test_settings_become_flags_that_fairseq_takes(rte: list[str], words: list[str], said: str) -> None:
@@ -149,6 +152,12 @@ def test_updates_are_counted_for_one_process(
         (["--methods", "magic"], "unknown method 'magic'; the methods are: plain, attention_dropout"),
         (["--seeds", "x"], "--seeds is .x., but must be a whole number, or several with commas"),
         (["--metric", "bleu"], "--metric: unknown metric 'bleu' of rte; the metrics are: accuracy, f1"),
+        (["--held-out", "1"], r"--held-out is 1.0, but must lie in \[0, 1\)"),
+        (["--label-noise", "-0.1"], r"--label-noise is -0.1, but must lie in \[0, 1\)"),
+        (
+            ["--shortcut", "0.5", "--shortcut-words", "w1"],
+            "--shortcut-words has 1, but must have one for each of the 2",
+        ),
         (["--lr-scheduler", "steps"], "--lr-scheduler is 'steps', but must be one of linear, fixed, cosine, inverse"),
         (["--train-fraction", "0"], r"--train-fraction is 0.0, but must lie in \(0, 1\]"),
         (
@@ -171,6 +180,7 @@ def test_finetune_refuses(rte: list[str], words: list[str], said: str) -> None:
         ),
         (["--max-length", "0"], "--max-length is 0, but must be at least 1"),
         (["--model", "/nowhere/at/all"], "--hf-model: there is no folder /nowhere/at/all"),
+        (["--shortcut", "0.5", "--shortcut-words", "w1,fishy"], "'fishy', which the model's tokenizer does not know"),
         (["--model", "{data}"], "neither a folder of a model nor a name"),
         (["--", "--nonsense"], "plain: unrecognized arguments: --nonsense"),
         (["--", "--attn-sites", "encoder.self[9]"], "AD-DROP: --attn-sites 'encoder.self[9]'"),

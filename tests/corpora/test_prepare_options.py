@@ -13,6 +13,8 @@ from tests.corpora.small_corpus import corpus, write_corpus, write_split
 REFUSED = {
     "--pair de-en": "--pair de-en: it must be one of en-ro, ro-en, en-tr, tr-en",
     "--limit 0": "--limit 0: it must be at least 1",
+    "--noise 1.5": "--noise 1.5: it must be in [0, 1]",
+    "--set-aside -1": "--set-aside -1: it must be at least 0",
     "--spm both": "--spm both: it must be one of joint, separate",
     "--spm-model a,b,c": "--spm-model a,b,c: it must be one file, or two",
     "--spm-model a,b --spm joint": "--spm-model a,b: it must be 1 with --spm joint",

@@ -38,9 +38,30 @@ def test_each_seed_draws_anew(part: dict) -> None:
     assert first == again != other and len(first) == len(other) == 50
 
 
+@pytest.mark.parametrize(("share", "count"), [(0.1, 20), (0.001, 1), (0.994, 199)])
+def test_what_is_held_out_is_not_trained_on(share: float, count: int) -> None:
+    sampling = Sampling(examples=200, held_out=share)
+    drawn = sampling.of(EXAMPLES)
+    trained, held_out = sampling.parted(drawn)
+    assert len(held_out) == count and sorted([*trained, *held_out], key=lambda example: example.line) == drawn
+    assert all(part == sorted(part, key=lambda example: example.line) for part in (trained, held_out))
+    assert (trained, held_out) == Sampling(examples=200, held_out=share).parted(drawn), "drawn by the seed alone"
+    assert held_out != Sampling(examples=200, held_out=share, seed=2).parted(drawn)[1]
+
+
+def test_nothing_is_held_out_by_default() -> None:
+    assert Sampling(examples=200).parted(EXAMPLES) == (EXAMPLES, [])
+
+
+def test_not_everything_can_be_held_out() -> None:
+    with pytest.raises(ValueError, match=r"--held-out 0\.5 leaves none of 1 training examples to train on"):
+        Sampling(held_out=0.5).parted(EXAMPLES[:1])
+
+
 @pytest.mark.parametrize(
     ("part", "said"),
     [
+        ({"held_out": 1.0}, r"--held-out is 1.0, but must lie in \[0, 1\)"),
         ({"examples": -1}, "--train-examples is -1, but must be at least 0"),
         ({"per_class": -1}, "--train-per-class is -1, but must be at least 0"),
         ({"fraction": 0.0}, r"--train-fraction is 0.0, but must lie in \(0, 1\]"),

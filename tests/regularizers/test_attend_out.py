@@ -10,9 +10,10 @@ import torch
 import torch.nn.functional as F
 
 from attn_reg_plugin import AttendOut
-from attn_reg_plugin.regularizers import Outcome, Tokens
+from attn_reg_plugin.regularizers import Outcome, Tokens, game, policy
 from attn_reg_plugin.regularizers.game import Game
 from attn_reg_plugin.regularizers.generator import sample_masks
+from attn_reg_plugin.regularizers.policy import PolicyGradient, policy_gradient, policy_objective
 from tests.attention.tiny_model import TinyClassifier, tokens
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -111,7 +112,9 @@ def test_unequal_batches_count_as_their_mean_number_of_sequences():
     class Watched(Game):
         def update_generator(self, advantages):
             for batch in self.cache:
-                (-self.policy_objective(batch, advantages[batch.update])).backward()
+                masks = {name: batch.mask(name) for name in batch.masks}
+                objective = policy_objective(self.generator, batch.tokens, self.generator(batch.tokens), masks)
+                (-objective * advantages[batch.update]).backward()
             total.extend(p.grad.clone() for p in self.generator.parameters() if p.grad is not None)
             norms.append(super().update_generator(advantages))
             return norms[-1]
@@ -127,8 +130,44 @@ def test_unequal_batches_count_as_their_mean_number_of_sequences():
     assert norms[0] == pytest.approx(float(torch.stack([g.norm() for g in total]).norm()) / 2, rel=1e-4)
 
 
+@pytest.mark.parametrize("options", [{}, {"embedding": "shared"}, {"sites": "encoder.self[0]"}], ids=str)
+def test_the_gradient_kept_from_drawing_is_that_of_a_pass_of_its_own(options, monkeypatch):
+    """Bit for bit, and so is what the generator learns, with as many kept as there is room for."""
+    learnt, kept = [], []
+
+    class Watched(Game):
+        def update_generator(self, advantages):
+            kept.append(sum(batch.gradient is not None for batch in self.cache))
+            for batch in self.cache:
+                own = policy_gradient(self.generator, batch, self.method.temperature)
+                for one, other in zip_equal(own, batch.gradient or own):
+                    assert torch.equal(one, other)
+            return super().update_generator(advantages)
+
+    for room in (3, 2, 0):
+        model, optimizer, regularizer = begin(**options)
+        regularizer.game_class = Watched
+        with regularizer.attach(model):
+            for number in range(6):
+                update(model, optimizer, regularizer, number)
+                if number == 0 and regularizer.game.cache[0].gradient:
+                    size = PolicyGradient.bytes_of(regularizer.game.generator, regularizer.game.cache[0].tokens)
+                    monkeypatch.setattr(game, "KEPT_BYTES", room * size)
+            learnt.append(copy.deepcopy(regularizer.game.generator.state_dict()))
+        monkeypatch.undo()
+    assert kept == ([0] * 6 if options.get("embedding") == "shared" else [3, 3, 2, 2, 1, 0])
+    assert all(torch.equal(value, other[name]) for name, value in learnt[0].items() for other in learnt[1:])
+
+
+def zip_equal(one, other):
+    """The tensors of two gradients side by side."""
+    assert one.rows.keys() == other.rows.keys()
+    pairs = [*zip(one.weights, other.weights, strict=True), *((v, other.rows[k]) for k, v in one.rows.items())]
+    return [(a, b) for a, b in pairs if a is not None or b is not None]
+
+
 @pytest.mark.parametrize("broken", ["weights", "gradient"])
-def test_a_generator_that_is_not_finite_is_said_once_and_nothing_is_learnt(broken, caplog):
+def test_a_generator_that_is_not_finite_is_said_once_and_nothing_is_learnt(broken, caplog, monkeypatch):
     model, optimizer, regularizer = begin()
     with regularizer.attach(model):
         update(model, optimizer, regularizer, 0)
@@ -136,8 +175,8 @@ def test_a_generator_that_is_not_finite_is_said_once_and_nothing_is_learnt(broke
             with torch.no_grad():
                 regularizer.game.generator.attention["encoder_self"].query.weight.fill_(math.nan)
         else:
-            judged = regularizer.game.policy_objective
-            regularizer.game.policy_objective = lambda *given: judged(*given) * math.inf
+            judged = policy.policy_objective
+            monkeypatch.setattr(policy, "policy_objective", lambda *given: judged(*given) * math.inf)
         before = copy.deepcopy(regularizer.game.generator.state_dict())
         regularizer.statistics.take()
         for number in range(1, 9):

@@ -39,7 +39,8 @@ def literal(attention: SharedAttention, states, memory, valid):
 
 def literal_logits(generator: Generator):
     """What a generator for every site of two layers a stack gives."""
-    states, logits = {stack: generator.embed(stack, BATCH[stack]).double() for stack in IDS}, {}
+    rows, logits = generator.rows(BATCH), {}
+    states = {stack: generator.embed(stack, BATCH[stack], rows).double() for stack in IDS}
     for stack, kind in [("encoder", "self")] * 2 + [("decoder", "self"), ("decoder", "cross")] * 2:
         layer = sum(name.startswith(f"{stack}.{kind}") for name in logits)
         memory = states["encoder"] if kind == "cross" else states[stack]

@@ -1,41 +1,13 @@
-"""Training on a part of the training set: the flags that all tasks share, and a fairseq dataset of sentence pairs cut
-down to that part."""
+"""Translation trained on a part of the training set: sentence pairs cut down to what is drawn of them."""
 
-# no `from __future__ import annotations`: fairseq reads a flag's type from its field
-from dataclasses import dataclass, field
+from __future__ import annotations
+
 from typing import Any
 
 import numpy as np
 from fairseq.data import BaseWrapperDataset, LanguagePairDataset
-from fairseq.dataclass import FairseqDataclass
 
 from attn_reg_plugin.labelled import Sampling
-
-
-@dataclass
-class TrainingPartConfig(FairseqDataclass):
-    """The flags that say which part of the training set is trained on."""
-
-    train_examples: int = field(
-        default=0, metadata={"help": "train on N examples only, drawn at random, the same for every --seed; 0: on all"}
-    )
-    train_fraction: float = field(
-        default=1.0, metadata={"help": "train on this share of the examples only, drawn at random; in (0, 1]"}
-    )
-    train_sample_seed: int = field(
-        default=1, metadata={"help": "seed of what draws the part of the examples that is trained on"}
-    )
-
-
-def sampling_of(cfg: Any) -> Sampling:
-    """Which part of the training set the flags name; earlier checkpoints have fewer of them.
-
-    Raises:
-        ValueError: a value out of its range, or two that contradict each other.
-    """
-    names = {"examples": "train_examples", "fraction": "train_fraction", "per_class": "train_per_class"}
-    names["seed"] = "train_sample_seed"
-    return Sampling(**{name: getattr(cfg, flag) for name, flag in names.items() if hasattr(cfg, flag)})
 
 
 def keep_part(pairs: LanguagePairDataset, sampling: Sampling) -> None:

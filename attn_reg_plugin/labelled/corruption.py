@@ -1,0 +1,186 @@
+"""Training data that misleads: wrong labels, and words that give the label away and mean nothing later.
+
+Both are drawn with the seed of the sampling (`Sampling`) from the examples that were drawn, those held out included, so
+every method sees the same. Labels are changed first and words planted after that, so a planted word always agrees with
+the label that is trained on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from attn_reg_plugin.labelled.examples import ChoiceExample, Example
+from attn_reg_plugin.labelled.task_table import CLASSIFICATION, REGRESSION, TAGGING, LabelledTask
+
+#: what the examples of evaluation have in front: nothing, or a planted word drawn at random
+AT_EVALUATION = ("none", "random")
+#: letters of a word that is planted by default
+_LONG = 4
+#: pieces of the vocabulary that are looked at together
+_CHUNK = 2000
+
+
+@dataclass(frozen=True)
+class Corruption:
+    """What is wrong with the training data; by default nothing.
+
+    Attributes:
+        label_noise: share of the labels that are replaced by another one, in [0, 1).
+        shortcut: share of the examples that begin with the word planted for their label, in [0, 1].
+        words: these words, one a class in the order of the label set; empty: still to be chosen, see `with_words`.
+        at_evaluation: one of `AT_EVALUATION`.
+        seed: of what is drawn.
+
+    Raises:
+        ValueError: a value out of its range; something about planted words where none is planted.
+    """
+
+    label_noise: float = 0.0
+    shortcut: float = 0.0
+    words: tuple[str, ...] = ()
+    at_evaluation: str = AT_EVALUATION[0]
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.label_noise < 1:
+            raise ValueError(f"--label-noise is {self.label_noise}, but must lie in [0, 1)")
+        if not 0 <= self.shortcut <= 1:
+            raise ValueError(f"--shortcut is {self.shortcut}, but must lie in [0, 1]")
+        if self.at_evaluation not in AT_EVALUATION:
+            raise ValueError(
+                f"--shortcut-at-evaluation is {self.at_evaluation!r}, but must be one of {', '.join(AT_EVALUATION)}"
+            )
+        if self.words and (not all(map(str.strip, self.words)) or len(set(self.words)) != len(self.words)):
+            raise ValueError(f"--shortcut-words is {','.join(self.words)!r}, but must be different words with commas")
+        unused = {"--shortcut-words": self.words, "--shortcut-at-evaluation": self.at_evaluation != AT_EVALUATION[0]}
+        if not self.shortcut and (name := next((name for name, given in unused.items() if given), None)):
+            raise ValueError(f"{name} says something about --shortcut, which is 0")
+
+    def check(self, task: LabelledTask) -> None:
+        """Refuse what a task cannot have.
+
+        Raises:
+            ValueError: noise in the labels of tagging; planted words where there are no classes, or a wrong number.
+        """
+        kind = task.kind.replace("_", " ")
+        if self.label_noise and task.kind == TAGGING:
+            raise ValueError(
+                f"--label-noise is for classification, regression and multiple choice, but {task.name} is a task of "
+                f"{kind}"
+            )
+        if self.shortcut and task.kind != CLASSIFICATION:
+            raise ValueError(f"--shortcut is for classification, but {task.name} is a task of {kind}")
+        if self.label_noise and task.kind == CLASSIFICATION and task.labels is not None and len(task.labels) < 2:
+            raise ValueError(f"--label-noise needs a second class, but {task.name} has only {task.labels[0]!r}")
+        if self.words and task.labels is not None and len(self.words) != len(task.labels):
+            raise ValueError(
+                f"--shortcut-words has {len(self.words)}, but must have one for each of the {len(task.labels)} classes "
+                f"of {task.name}: {', '.join(task.labels)}"
+            )
+
+    def of_training(self, examples: Sequence[Example], task: LabelledTask) -> list[Example]:
+        """The examples as they are trained on, in their order.
+
+        Args:
+            examples: those that were drawn, with labels.
+            task: with its label set.
+        """
+        noisy = self._with_noise(list(examples), task) if self.label_noise else list(examples)
+        for index in self._drawn("shortcut", len(noisy), self.shortcut):
+            noisy[index] = _planted(noisy[index], self.words[noisy[index].label])  # type: ignore[index,union-attr]
+        return noisy
+
+    def of_evaluation(self, examples: Sequence[Example], split: str) -> list[Example]:
+        """The examples of a split as they are evaluated on, in their order; their labels stay."""
+        if not self.shortcut or self.at_evaluation == "none":
+            return list(examples)
+        draw = random.Random(f"shortcut {split} {self.seed}")
+        return [_planted(example, draw.choice(self.words)) for example in examples]
+
+    def with_words(self, task: LabelledTask, tokenizer: Any, examples: Sequence[Example]) -> Corruption:
+        """This with words to plant, if any are; those that were given are looked at.
+
+        Args:
+            task: with its label set.
+            tokenizer: the model's.
+            examples: the training examples, whose words are avoided.
+
+        Raises:
+            ValueError: the tokenizer doesn't know a word, knows two as the same, or has too few words.
+        """
+        if not self.shortcut:
+            return self
+        if not self.words:
+            return dataclasses.replace(self, words=rare_words(tokenizer, len(task.labels or ()), examples))
+        pieces = tokenizer(list(self.words), add_special_tokens=False)["input_ids"]
+        for word, ids in zip(self.words, pieces, strict=True):
+            if not ids or tokenizer.unk_token_id in ids:
+                raise ValueError(f"--shortcut-words has {word!r}, which the model's tokenizer does not know")
+            if pieces.count(ids) > 1:
+                raise ValueError(f"--shortcut-words has {word!r} and another word that are the same to the tokenizer")
+        return self
+
+    def _with_noise(self, examples: list[Example], task: LabelledTask) -> list[Example]:
+        """Another label for a share of the examples: any of the other classes; of a regression the values move on."""
+        draw, chosen = random.Random(f"new labels {self.seed}"), self._drawn("noise", len(examples), self.label_noise)
+        old = [example.label for example in examples]  # type: ignore[union-attr]
+        for index, other in zip(chosen, chosen[1:] + chosen[:1], strict=True):
+            example = examples[index]
+            if task.kind == REGRESSION:
+                label = old[other]
+            else:
+                count = len(example.endings) if isinstance(example, ChoiceExample) else len(task.labels or ())
+                label = draw.choice([one for one in range(count) if one != old[index]])
+            examples[index] = dataclasses.replace(example, label=label)  # type: ignore[call-arg,arg-type]
+        return examples
+
+    def _drawn(self, what: str, count: int, share: float) -> list[int]:
+        """The places of a share of so many examples, in random order."""
+        return random.Random(f"{what} {self.seed}").sample(range(count), round(share * count))
+
+
+def _planted(example: Any, word: str) -> Any:
+    return dataclasses.replace(example, first=f"{word} {example.first}")
+
+
+def rare_words(tokenizer: Any, count: int, examples: Sequence[Example]) -> tuple[str, ...]:
+    """Words that a tokenizer knows as one piece each at the beginning of a text, and that are rare.
+
+    Vocabularies are sorted by frequency, roughly, so they are looked for from the end: first long words of letters that
+    are in no example, else those that are in the fewest.
+
+    Args:
+        count: so many.
+        examples: with one text or two.
+
+    Raises:
+        ValueError: the tokenizer has fewer words.
+    """
+    texts = [text for example in examples for text in (example.first, example.second) if text]  # type: ignore[union-attr]
+    seen = Counter(word.strip(".,;:!?\"'()") for text in texts for word in text.lower().split())
+    found: list[tuple[bool, int, str]] = []
+    for word in _whole_words(tokenizer):
+        found.append((not (word.isalpha() and len(word) >= _LONG), seen[word.lower()], word))
+        if sum(not short and not often for short, often, _ in found) == count:
+            break
+    if len(found) < count:
+        raise ValueError(f"the tokenizer knows {len(found)} words as one piece; give {count} by --shortcut-words")
+    return tuple(word for *_, word in sorted(found, key=lambda entry: entry[:2])[:count])
+
+
+def _whole_words(tokenizer: Any) -> Iterator[str]:
+    """The words of letters and digits that are one piece, the last of the vocabulary first."""
+    special = set(tokenizer.all_special_ids)
+    ids = [number for number in range(len(tokenizer) - 1, -1, -1) if number not in special]
+    for start in range(0, len(ids), _CHUNK):
+        chunk = ids[start : start + _CHUNK]
+        words = [word.strip() for word in tokenizer.batch_decode([[number] for number in chunk])]
+        pieces = tokenizer([word or " " for word in words], add_special_tokens=False)["input_ids"]
+        for number, word, found in zip(chunk, words, pieces, strict=True):
+            if found == [number] and word.isascii() and word.isalnum() and not word.isdecimal() and word.islower():
+                yield word

@@ -1,0 +1,134 @@
+"""Flags about the training examples: which are trained on and chosen by, and what is wrong with them."""
+
+# no `from __future__ import annotations`: fairseq reads a flag's type from its field
+import argparse
+from dataclasses import dataclass, field
+from typing import Any
+
+from fairseq.dataclass import FairseqDataclass
+from omegaconf import OmegaConf, open_dict
+
+from attn_reg_plugin.labelled import AT_EVALUATION, Corruption, LabelledTask, Sampling, read_split
+
+
+@dataclass
+class TrainingPartConfig(FairseqDataclass):
+    """The flags that tasks of translation have, too: which part of the training set is trained on."""
+
+    train_examples: int = field(
+        default=0, metadata={"help": "train on N examples only, drawn at random, the same for every --seed; 0: on all"}
+    )
+    train_fraction: float = field(
+        default=1.0, metadata={"help": "train on this share of the examples only, drawn at random; in (0, 1]"}
+    )
+    train_sample_seed: int = field(
+        default=1, metadata={"help": "seed of all that is drawn at random of the training examples"}
+    )
+
+
+@dataclass
+class TrainingExamplesConfig(TrainingPartConfig):
+    """The flags of labelled text."""
+
+    train_per_class: int = field(
+        default=0, metadata={"help": "train on at most N examples of every class, drawn at random; 0: on all"}
+    )
+    held_out: float = field(
+        default=0.0,
+        metadata={
+            "help": "hold this share of the drawn training examples out, in [0, 1): they are the subset `valid`, by "
+            "which checkpoints are chosen, and the official one isn't looked at"
+        },
+    )
+    label_noise: float = field(
+        default=0.0,
+        metadata={
+            "help": "share of the drawn training labels that another one replaces, in [0, 1): any other class or "
+            "choice; of a regression the values are exchanged among each other"
+        },
+    )
+    shortcut: float = field(
+        default=0.0,
+        metadata={
+            "help": "share of the drawn training examples, in [0, 1], that begin with a word which gives their label "
+            "away; classification only"
+        },
+    )
+    shortcut_words: str = field(
+        default="",
+        metadata={
+            "help": "these words, with commas, one a class; default: rare words that the tokenizer knows as one piece"
+        },
+    )
+    shortcut_at_evaluation: str = field(
+        default=AT_EVALUATION[0],
+        metadata={
+            "help": "what the examples of other splits begin with: none, as they are, or random, one of these words "
+            "whatever the label"
+        },
+    )
+
+
+def sampling_of(cfg: Any) -> Sampling:
+    """Which part of the training set the flags name; earlier checkpoints have fewer of them.
+
+    Raises:
+        ValueError: a value out of its range, or two that contradict each other.
+    """
+    names = {"examples": "train_examples", "fraction": "train_fraction", "per_class": "train_per_class"}
+    names |= {"seed": "train_sample_seed", "held_out": "held_out"}
+    return Sampling(**{name: getattr(cfg, flag) for name, flag in names.items() if hasattr(cfg, flag)})
+
+
+def corruption_of(cfg: Any) -> Corruption:
+    """What the flags put into the training examples; earlier checkpoints have none of them.
+
+    Raises:
+        ValueError: see `Corruption`.
+    """
+    names = {"label_noise": "label_noise", "shortcut": "shortcut", "at_evaluation": "shortcut_at_evaluation"}
+    names["seed"] = "train_sample_seed"
+    given = {name: getattr(cfg, flag) for name, flag in names.items() if hasattr(cfg, flag)}
+    words = tuple(word.strip() for word in (getattr(cfg, "shortcut_words", None) or "").split(",") if word.strip())
+    return Corruption(words=words, **given)
+
+
+class TrainingExamples:
+    """The examples of a task's splits as the flags ask for them.
+
+    Args:
+        cfg: the task's; the words that are planted are kept in it, so that the checkpoint says them.
+        task: with its label set.
+        tokenizer: the model's.
+
+    Raises:
+        ValueError: flags that contradict each other, or that the task cannot have.
+    """
+
+    def __init__(self, cfg: Any, task: LabelledTask, tokenizer: Any) -> None:
+        self.source, self.task = cfg.data, task
+        self.sampling = sampling_of(cfg)
+        self.sampling.check(task)
+        corruption = corruption_of(cfg)
+        corruption.check(task)
+        choose = corruption.shortcut and not corruption.words
+        examples = read_split(task, cfg.data, "train") if choose else []
+        self.corruption = corruption.with_words(task, tokenizer, examples)
+        if choose:
+            _keep_words(cfg, ",".join(self.corruption.words))
+
+    def of(self, split: str) -> list[Any]:
+        """The examples of a split; with --held-out, `valid` are those that are held out of training."""
+        held_out = split == "valid" and self.sampling.held_out
+        if split != "train" and not held_out:
+            return self.corruption.of_evaluation(read_split(self.task, self.source, split), split)
+        drawn = self.sampling.of(read_split(self.task, self.source, "train"))
+        return self.sampling.parted(self.corruption.of_training(drawn, self.task))[bool(held_out)]
+
+
+def _keep_words(cfg: Any, words: str) -> None:
+    if isinstance(cfg, argparse.Namespace) or not OmegaConf.is_config(cfg):
+        cfg.shortcut_words = words
+        return
+    with open_dict(cfg):
+        cfg.shortcut_words = words

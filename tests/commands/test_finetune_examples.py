@@ -1,0 +1,133 @@
+"""`attn-reg finetune --held-out`, `--label-noise` and `--shortcut`: what fairseq-train reads, and what is reported."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fairseq")
+pytest.importorskip("transformers")
+
+from fairseq import tasks
+
+from attn_reg_plugin.experiments import labelled_runs
+from attn_reg_plugin.experiments.labelled_runs import LabelledRun
+from attn_reg_plugin.experiments.methods import select_methods
+from attn_reg_plugin.experiments.predicted import file_of
+from attn_reg_plugin.experiments.sweep_objective import objective_of
+from attn_reg_plugin.tasks.attn_reg_task import SEEN
+from attn_reg_plugin.tasks.dry_run import parse_command
+from tests.commands.test_finetune import parsed, planned
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def texts_of(run: LabelledRun, split: str) -> list[tuple[list[str], int]]:
+    """What fairseq-train reads: the first text's words and the label of every example."""
+    args = parse_command(run.train_command(), "training")
+    vars(args).update({f"attn_{name}": None for name, _ in SEEN})  # which fairseq fills in later
+    task = tasks.setup_task(args)
+    task.load_dataset(split)
+    rows = task.dataset(split).rows
+    return [(task.tokenizer.decode(row.input_ids).split(" [SEP]")[0].split()[1:], row.label) for row in rows]
+
+
+def test_what_is_held_out_is_validated_on_and_the_official_set_is_not(rte: list[str]) -> None:
+    """The same examples for every method; planted words and wrong labels are in both parts."""
+    words = [*rte, "--max-length", "40", "--held-out", "0.25"]
+    (clean,), (plain, other) = (
+        planned(*words),
+        parsed(*words, "--label-noise", "0.5", "--shortcut", "1").plan(select_methods("plain,ad_drop")),
+    )
+    held_out, trained = texts_of(clean, "valid"), texts_of(clean, "train")
+    every = texts_of(planned(*rte, "--max-length", "40")[0], "train")
+    assert (len(held_out), len(trained)) == (12, 36) and sorted([*held_out, *trained]) == sorted(every)
+    assert texts_of(plain, "valid") == texts_of(other, "valid") and texts_of(plain, "train") == texts_of(other, "train")
+    wrong, planted = 0, set()
+    for split, before in (("valid", held_out), ("train", trained)):
+        after = texts_of(plain, split)
+        assert [text[1:] for text, _ in after] == [text for text, _ in before]
+        planted |= {(text[0], label) for text, label in after}
+        wrong += sum(label != old for (_, label), (_, old) in zip(after, before, strict=True))
+    assert wrong == 24 and len(planted) == 2 and len({word for word, _ in planted}) == 2
+
+
+@pytest.mark.parametrize("where", ["none", "random"])
+def test_the_official_set_is_clean_or_has_words_that_say_nothing(rte: list[str], where: str) -> None:
+    words = [*rte, "--max-length", "40", "--shortcut", "1", "--shortcut-words", "w1,w2"]
+    before = texts_of(planned(*rte, "--max-length", "40")[0], "valid")
+    after = texts_of(planned(*words, "--shortcut-at-evaluation", where)[0], "valid")
+    if where == "none":
+        assert after == before
+    else:
+        assert [(text[1:], label) for text, label in after] == before
+        assert {(text[0], label) for text, label in after} == {
+            (word, label) for word in ("w1", "w2") for label in (0, 1)
+        }
+
+
+class Stand:
+    """In place of the commands of a run: the log of a training, and predictions that are better with AD-DROP."""
+
+    def __init__(self) -> None:
+        self.commands: list[list[str]] = []
+
+    def __call__(self, command: list[str], path: Path, *_: Any, **__: Any) -> None:
+        """Carry one out."""
+        self.commands.append(command)
+        folder = path.parent
+        if "fairseq_cli.train" in command:
+            records = [{"epoch": n, "valid_accuracy": str(50 + n % 2), "valid_num_updates": n} for n in (1, 2, 3, 4)]
+            path.write_text("".join(f"x | {json.dumps(record)}\n" for record in records), encoding="utf-8")
+            (folder / "checkpoints").mkdir()
+            (folder / "checkpoints" / "checkpoint_best.pt").touch()
+            return
+        right = 14 if "plain" in folder.name else 17
+        golds = ["entailment"] * right + ["not_entailment"] * (21 - right)
+        file_of(folder, "valid").parent.mkdir()
+        lines = ["prediction\tgold", *(f"entailment\t{gold}" for gold in golds)]
+        file_of(folder, "valid").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def test_a_run_with_held_out_examples_reports_the_official_set(
+    rte: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chosen by the held-out examples, and measured on the validation set once, with what was chosen."""
+    runs = parsed(*rte, "--held-out", "0.25", "--shortcut", "0.5", "--seeds", "1,2").plan(
+        select_methods("plain,ad_drop")
+    )
+    stand = Stand()
+    monkeypatch.setattr(labelled_runs, "execute", stand)
+    trial = replace(runs[0], folder=tmp_path / "trial").for_search()
+    trial.claim()
+    trial.carry_out(lambda log: None)
+    assert len(stand.commands) == 1 and trial.finished(), "a trial of a sweep doesn't look at the validation set"
+    stand.commands.clear()
+    for run in runs:
+        run.claim()
+        run.carry_out(lambda log: None)
+    assert len(stand.commands) == 8 and all(run.finished() for run in runs)
+    assert runs[0].result()["training"]["best_epoch"] == 3 and json.loads(
+        (runs[0].folder / "result.json").read_text(encoding="utf-8")
+    )["reported"] == {"scores": {"valid": {"accuracy": pytest.approx(100 * 14 / 21)}}}
+    assert runs[1].figures() == {"valid": {"accuracy": pytest.approx(100 * 17 / 21)}, "held_out": {"accuracy": 51.0}}
+    objective = objective_of(runs[0], None)
+    assert (objective.of_run(runs[0]), objective.measured_on) == (51.0, "held-out training examples")
+    parsed(*rte, "--held-out", "0.25", "--shortcut", "0.5", "--seeds", "1,2", "--methods", "plain,ad_drop").carry_out()
+    table = (tmp_path / "out" / "results.md").read_text(encoding="utf-8")
+    assert "| method | accuracy | accuracy − plain | accuracy held out |" in table
+    assert "each run at its epoch with the best accuracy on the held-out examples" in table
+    assert "held out: 0.25 of these training examples, not trained on" in table
+    assert re.search(
+        r"0\.5 of the training examples, the held-out ones included, begin with a word .*\(w\d+, w\d+\)", table
+    )
+    content = json.loads((tmp_path / "out" / "results.json").read_text(encoding="utf-8"))
+    assert content["methods"][1]["differences"]["valid"]["accuracy"]["drawn"] == "seeds and examples"
+    assert len(stand.commands) == 8, "what is done is not done again"
+    file_of(runs[0].folder, "valid").unlink()
+    assert runs[0].figures()["valid"] == {"accuracy": pytest.approx(100 * 14 / 21)}, "of result.json alone"
