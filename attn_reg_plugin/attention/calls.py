@@ -72,7 +72,7 @@ class AttentionCall:
         settled: whether the mask is chosen.
         watch: is given what it computes, see `AttentionSite`.
         graph: whether it began with gradients; of PyTorch's reentrant checkpointing only the recomputation has any.
-        counted: whether its mask is in the statistics.
+        counted: the seeds of what was drawn for it and is in the statistics.
     """
 
     site: AttentionSite
@@ -84,7 +84,7 @@ class AttentionCall:
     settled: bool = False
     watch: Watch | None = None
     graph: bool = True
-    counted: bool = False
+    counted: set[int] = field(default_factory=set)
 
     @property
     def name(self) -> str:
@@ -105,9 +105,7 @@ class AttentionCall:
         site = self.site
         site.current = self
         if site.sampler is not None:
-            keep = site.sampler(shape, valid, device)
-            self.counted = True
-            return keep
+            return site.sampler(shape, valid, device)
         if not self.settled:
             self.keep, self.settled = site.mask_for(self, shape, valid), True
         if self.keep is not None and not fits(self.keep, shape):
@@ -129,7 +127,6 @@ class AttentionCall:
             return output
         site.current = self
         factor = site.factor((*output.shape[:-1], keys), valid, output.device)
-        self.counted = True
         return output * factor.to(output.dtype)
 
 
@@ -190,7 +187,8 @@ def _alike(calls: list[AttentionCall]) -> bool:
         return True  # the probe's: equal inputs have equal maps
     if first.watch is not None and not first.graph:
         return False  # equal inputs, but what arrives from above differs
-    if site.sampler is not None or len({call.uniform for call in calls}) > 1:
+    draws = (site.sampler, site.factor, site.look)
+    if any(draw is not None for draw in draws) or len({call.uniform for call in calls}) > 1:
         return False
     return first.uniform or all(call.keep is first.keep for call in calls)
 

@@ -66,8 +66,9 @@ def regularized_attention(
     keep = _mask_of(call, query, key, valid, scale, bias, sink)
     dropout_p = call.total_dropout(dropout_p)
     output = _attend(query, key, value, valid, keep, dropout_p, scale, bias, sink)
-    output = output if call.watch is None else call.watch(call, output, value, valid)
-    return call.scaled(output, key.size(-2), valid)
+    # watched after the factor: gradients arrive at heads that it drops as at the others
+    output = call.scaled(output, key.size(-2), valid)
+    return output if call.watch is None else call.watch(call, output, value, valid)
 
 
 def _check_bias(bias: Tensor | None) -> None:
@@ -87,13 +88,13 @@ def _mask_of(
     bias: Tensor | None,
     sink: Tensor | None,
 ) -> Tensor | None:
-    """The call's keep mask; a sampler that has `look_at` is shown the map."""
+    """The call's keep mask; the site's `look` is shown the map that it leaves."""
     keep = call.keep_mask((*query.shape[:-1], key.size(-2)), valid, query.device)
-    look_at = getattr(call.site.sampler, "look_at", None)
-    if look_at is not None:
+    look = call.site.look
+    if look is not None:
         with torch.no_grad():
             weights = attention_weights(query, key, valid=valid, keep=keep, scale=scale, bias=bias, sink=sink)
-        look_at(call, weights, valid)
+        look(call, weights, valid)
     return keep
 
 

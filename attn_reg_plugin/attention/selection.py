@@ -15,6 +15,8 @@ _NUMBER = re.compile(r"(?:^|\.)\d+(?:\.|$)")
 _TERM = re.compile(
     r"(?P<stack>encoder|decoder|\*)(?:\.(?P<kind>self|cross|\*))?(?:\[(?P<layers>[0-9,\-]+)\])?(?:@[\w.]+)*"
 )
+#: a term's text, stack, kind and bounds of layers (None: all)
+_Term = tuple[str, str, str, list[tuple[int, int]] | None]
 #: one or two bounds of layers; longer numbers than any model has layers are refused
 _LAYERS = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 
@@ -37,7 +39,7 @@ class SiteSelector:
         """Refuse a malformed pattern before any model is seen."""
         self._terms()
 
-    def _terms(self) -> list[tuple[str, str, str, list[tuple[int, int]] | None]]:
+    def _terms(self) -> list[_Term]:
         terms = []
         for text in self.pattern.split():
             match = _TERM.fullmatch(text)
@@ -51,6 +53,14 @@ class SiteSelector:
         if not terms:
             raise ValueError("the site pattern is empty; write for example 'encoder.self' or '*'")
         return terms
+
+    def meets(self, other: SiteSelector) -> bool:
+        """Whether both are sure to select some site alike, in any model in which neither is refused.
+
+        That is so where a term has all that a term of the other has, which must match something.
+        """
+        ours, theirs = self._terms(), other._terms()
+        return any(_within(a, b) or _within(b, a) for a in ours for b in theirs)
 
     def select(self, sites: Iterable[AttentionSite]) -> list[AttentionSite]:
         """Those of `sites` that the pattern names, in the model's order.
@@ -71,6 +81,15 @@ class SiteSelector:
                 id(site) for site in matching if layers is None or any(a <= site.layer <= b for a, b in layers)
             )
         return [site for site in sites if id(site) in chosen]
+
+
+def _within(inner: _Term, outer: _Term) -> bool:
+    """Whether all that `inner` matches is matched by `outer`; every layer that is named has to exist."""
+    (text, stack, kind, layers), (around, other_stack, other_kind, others) = inner, outer
+    towers = set(around.split("@")[1:]) <= set(text.split("@")[1:])
+    same = other_stack in ("*", stack) and other_kind in ("*", kind)
+    meet = others is None or any(a <= d and c <= b for a, b in layers or [] for c, d in others)
+    return towers and same and meet
 
 
 def _stands_in(site: AttentionSite, term: str) -> bool:

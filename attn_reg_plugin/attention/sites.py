@@ -29,6 +29,13 @@ MaskSampler = Callable[[tuple[int, ...], Tensor | None, torch.device], Tensor]
 FactorSampler = MaskSampler
 #: sees what a call computes: (call, output O (B, H, T, D), value V (B, H, S, D), valid) -> the output that goes on
 Watch = Callable[[AttentionCall, Tensor, Tensor, Tensor | None], Tensor]
+#: is shown the map of a call: (call, weights (B, H, T, S), valid)
+Look = Callable[[AttentionCall, Tensor, Tensor | None], None]
+#: what methods ask of a site, and what it is where nothing is asked
+_ASKED: dict[str, Any] = {
+    **dict.fromkeys(("tape", "_mask", "_waiting", "sampler", "look", "watch", "redraw", "factor", "plan")),
+    **{"uniform": False, "weights_dropout": 0.0, "once": ""},
+}
 
 
 @dataclass(eq=False)
@@ -44,11 +51,12 @@ class AttentionSite:
             are none.
         module: the attention module; a site acts in its training mode only.
         backend: who reaches the module, set when the site is found.
-        attached: whether a regularizer has it.
+        attached: how many methods have it.
         tape: where the probe records the first call of a forward; further calls have tapes of their own, see `tapes`.
         keep: the mask of every call; or of the first, where `set_masks` gave each call its own.
         sampler: draws the mask of the `current` call, in place of `keep`.
-        watch: is given what each call computes, and returns what goes on from there.
+        look: is shown the map of each call, as its mask has left it.
+        watch: is given what each call computes, after `factor`, and returns what goes on from there.
         uniform: every row is uniform; in the first call only where `redraw` says it of each further one, by its number.
         weights_dropout: ordinary dropout of the weights, in [0, 1), on top of the model's own and independent of it.
         factor: draws what the output of the `current` call is multiplied by, such as a number for each head.
@@ -67,11 +75,12 @@ class AttentionSite:
     path: str = ""
     module: nn.Module | None = field(default=None, repr=False)
     backend: Backend | None = field(default=None, repr=False)
-    attached: bool = field(default=False, repr=False)
+    attached: int = field(default=0, repr=False)
     tower: str = ""
     tape: Tape | None = field(default=None, repr=False)
     keep: Tensor | None = field(default=None, repr=False)
     sampler: MaskSampler | None = field(default=None, repr=False)
+    look: Look | None = field(default=None, repr=False)
     watch: Watch | None = field(default=None, repr=False)
     uniform: bool = field(default=False, repr=False)
     redraw: Callable[[int], bool] | None = field(default=None, repr=False)
@@ -98,7 +107,7 @@ class AttentionSite:
         """Whether attention has anything to do here but run as usual."""
         if self.module is not None and not self.module.training:
             return False
-        parts = (self.tape, self._mask, self.sampler, self.redraw, self.watch, self.factor)
+        parts = (self.tape, self._mask, self.sampler, self.redraw, self.look, self.watch, self.factor)
         return self.uniform or self.weights_dropout > 0 or any(part is not None for part in parts)
 
     @property
@@ -129,7 +138,7 @@ class AttentionSite:
         self.current = call
         if call is None:
             return None
-        parts = (self._mask, self.sampler, self.factor, call.tape, call.watch)
+        parts = (self._mask, self.sampler, self.look, self.factor, call.tape, call.watch)
         acts = call.uniform or self.weights_dropout > 0 or any(part is not None for part in parts)
         return call if acts else None
 
@@ -181,10 +190,18 @@ class AttentionSite:
 
     def clear(self) -> None:
         """Forget masks, tapes and calls: plain attention from here."""
-        self.tape = self.keep = self.sampler = self.watch = self.redraw = None
-        self.factor = self.plan = self._waiting = None
-        self.uniform, self.weights_dropout, self.once = False, 0.0, ""
+        vars(self).update(_ASKED)
         self.restart()
+
+    def put_aside(self) -> dict[str, Any]:
+        """What was asked of the site, for `put_back`; it is clear from here."""
+        asked = {name: vars(self).get(name, nothing) for name, nothing in _ASKED.items()}
+        self.clear()
+        return {name: value for name, value in asked.items() if value is not _ASKED[name]}
+
+    def put_back(self, asked: dict[str, Any]) -> None:
+        """Ask again for what was put aside, beside what is asked for now."""
+        vars(self).update(asked)
 
 
 def _keep(site: AttentionSite) -> Tensor | None:
@@ -203,8 +220,9 @@ class Backend(Protocol):
     """How the sites of one framework's models are found and reached.
 
     A backend may also have `refusal(model)`, why one of its framework's models has no site, or None; `describe(model,
-    args, kwargs)`, what a forward's arguments tell the objective; `probing(model)`, a context for the probe; and
-    `time_first(site)`, whether states around a site are (T, B, C) and not (B, T, C).
+    args, kwargs)`, what a forward's arguments tell the objective; `probing(model)`, a context for the probe;
+    `time_first(site)`, whether states around a site are (T, B, C) and not (B, T, C); and `passed_by(site)`, which hears
+    that a call of the site doesn't come, since its layer was left out.
     """
 
     def find(self, model: nn.Module) -> list[AttentionSite]:

@@ -150,6 +150,12 @@ class HuggingFaceBackend:
             name = config._attn_implementation
             config._attn_implementation_internal = ORIGINALS.get(name, name)
 
+    def passed_by(self, site: AttentionSite) -> None:
+        """The site's layer was left out: the next call of a module that layers share is the next layer's."""
+        held = open_sites(site.module)
+        if held is not None and held.layers is not None:
+            held.calls += 1
+
     def describe(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """What the forward's arguments show: `token_mask` (B, T), `targets` and `padding_label`, see `described`."""
         try:

@@ -85,6 +85,7 @@ class ADDrop(Regularizer):
     """
 
     presets: ClassVar[tuple[Preset, ...]] = PRESETS
+    slots: ClassVar[frozenset[str]] = frozenset({"mask", "gradient"})
     logged: ClassVar[tuple[Quantity, ...]] = (
         Quantity("fallbacks", title="probe_fallbacks"),
         Quantity("probe_seconds", "step_seconds", "probe_share"),

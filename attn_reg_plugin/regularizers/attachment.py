@@ -13,6 +13,7 @@ from torch import nn
 
 from attn_reg_plugin.attention.sites import AttentionSite, Backend, all_sites, find_sites
 from attn_reg_plugin.regularizers.probing import Forward, same_randomness, unchanged
+from attn_reg_plugin.regularizers.slots import check_free
 from attn_reg_plugin.regularizers.statistics import Statistics
 
 if TYPE_CHECKING:
@@ -44,10 +45,11 @@ class Attachment:
         opened: list[AttentionSite] = []
         try:
             for site in self.sites:
-                if site.attached:
-                    raise ValueError(f"{site.name} is regularized already; detach that regularizer first")
-                site.backend.open(site)
-                site.attached, site.ran = True, False
+                check_free(self.regularizer, site)
+                if not site.attached:
+                    site.backend.open(site)
+                    site.ran = False
+                site.attached += 1
                 opened.append(site)
         except BaseException:
             self._close(opened)
@@ -95,18 +97,31 @@ class Attachment:
         self.rehearsed = self.busy = True
         forward = Forward(model, args, kwargs, self.regularizer.supplied, self._described(model, args, kwargs))
         try:
-            if due:
-                self.regularizer.before_forward(forward)
-                self.prepared = True
-            elif rehearsing:
-                self._rehearse(forward)
-            if records:
-                self.regularizer.record(forward)
+            with self._without_others():
+                if due:
+                    self.regularizer.before_forward(forward)
+                    self.prepared = True
+                elif rehearsing:
+                    self._rehearse(forward)
+                if records:
+                    self.regularizer.record(forward)
         except BaseException:
             self.clear()
             raise
         finally:
             self.busy = False
+
+    @contextmanager
+    def _without_others(self) -> Iterator[None]:
+        """While open, sites have nothing of what other methods ask of them: no probe sees it, and nothing erases it.
+
+        After an exception it is not put back: the forward is over.
+        """
+        sites = {site for other in attachments_of(self.model) if other is not self for site in other.sites}
+        aside = [(site, site.put_aside()) for site in sites]
+        yield
+        for site, asked in aside:
+            site.put_back(asked)
 
     def _rehearse(self, forward: Forward) -> None:
         """Let the regularizer try a forward, and leave no trace of it."""
@@ -169,8 +184,9 @@ class Attachment:
     @staticmethod
     def _close(sites: list[AttentionSite]) -> None:
         for site in sites:
-            site.attached = False
-            site.backend.close(site)
+            site.attached -= 1
+            if not site.attached:
+                site.backend.close(site)
 
     @contextmanager
     def suspended(self) -> Iterator[None]:

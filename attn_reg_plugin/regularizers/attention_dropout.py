@@ -52,6 +52,8 @@ class AttentionDropout(Regularizer):
         Preset("scores_dropout_0.2", "scores dropout 0.2", {"sites": "encoder.self", "where": "scores", "p": 0.2}),
     )
 
+    acts: ClassVar[int] = 3
+
     p: float = option(0.1, "probability of dropping a position, in [0, 1]; below 1 for weights", within="[0, 1]")
     where: str = option(
         "weights", "drop weights after the softmax and rescale, or scores before it", choices=("weights", "scores")
@@ -65,6 +67,11 @@ class AttentionDropout(Regularizer):
         if self.where == "weights" and 1.0 in (self.p, *(p for _, p in self.entries)):
             raise ValueError("p is 1, but must be below 1 where weights are dropped: what is left is divided by 1 - p")
         self.probabilities: dict[str, float] = {}
+
+    @property
+    def slots(self) -> frozenset[str]:
+        """Scores are dropped by a mask."""
+        return frozenset({"mask" if self.where == "scores" else "weights"})
 
     def attach(self, model: nn.Module) -> Attachment:
         """As `Regularizer.attach`.
@@ -102,8 +109,7 @@ class AttentionDropout(Regularizer):
                 site.sampler = self.sampler(site, partial(_bernoulli, p))
                 continue
             site.weights_dropout = p
-            self.statistics.add(f"dropped/{site.name}", p)
-            self.statistics.add(f"valid/{site.name}", 1.0)
+            self.count_share(site, p)
 
 
 def _entry(text: str) -> tuple[SiteSelector, float]:

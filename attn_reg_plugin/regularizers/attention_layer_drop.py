@@ -40,6 +40,9 @@ class AttentionLayerDrop(Regularizer):
         Preset("attention_layer_drop", "attention LayerDrop", {"sites": "encoder.self", "p": 0.2}),
     )
 
+    acts: ClassVar[int] = 3
+    slots: ClassVar[frozenset[str]] = frozenset({"map"})
+
     p: float = option(
         0.2, "probability of replacing an attention by the mean of its values, in [0, 1]", within="[0, 1]"
     )
@@ -67,6 +70,5 @@ class AttentionLayerDrop(Regularizer):
         return self._counted(site, bool(torch.rand((), generator=generator) < self.p))
 
     def _counted(self, site: AttentionSite, dropped: bool) -> bool:
-        self.statistics.add(f"dropped/{site.name}", float(dropped))
-        self.statistics.add(f"valid/{site.name}", 1.0)
+        self.count_share(site, float(dropped))
         return dropped

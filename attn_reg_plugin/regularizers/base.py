@@ -8,7 +8,7 @@ until the next forward, because activation checkpointing runs the forward again 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -23,6 +23,7 @@ from attn_reg_plugin.regularizers.attachment import Attachment
 from attn_reg_plugin.regularizers.options import check_options, option
 from attn_reg_plugin.regularizers.presets import Preset
 from attn_reg_plugin.regularizers.probing import Forward
+from attn_reg_plugin.regularizers.slots import drop_rate
 from attn_reg_plugin.regularizers.statistics import Quantity, Statistics
 from attn_reg_plugin.regularizers.training import Supplied, Training
 
@@ -83,9 +84,10 @@ class Regularizer:
     one_forward: ClassVar[bool] = False
     #: whether it acts on attention; if not, `sites` has no meaning, and any model will do
     needs_sites: ClassVar[bool] = True
-    #: when it acts among several: 0 looks at the model as it is, 1 changes its weights, 2 may probe, 3 is what no probe
-    #: is to see
+    #: when it acts among several: 0 looks at the model as it is, 1 changes its weights, 2 may probe, 3 draws last
     acts: ClassVar[int] = 2
+    #: what it uses of a site, see `slots.SLOTS`: others may use the rest of it; None: it does not tell
+    slots: ClassVar[frozenset[str] | None] = None
     #: why it acts with no other method on one model; empty where it does
     alone: ClassVar[str] = ""
     sites: str = option("encoder.self", "which attention to regularize, e.g. 'encoder.self[0,2-5] decoder.cross', '*'")
@@ -103,6 +105,7 @@ class Regularizer:
         self.updates = 0
         self.statistics = Statistics()
         self.supplied = Supplied()
+        self.companions: Sequence[Regularizer] = ()  # all methods of its combination, in the order in which they act
         self._attachment: Attachment | None = None
 
     # -- what a user calls ------------------------------------------------------------------------------------------
@@ -152,7 +155,7 @@ class Regularizer:
     @property
     def quantities(self) -> list[Quantity]:
         """What a face logs of updates: the share of regularized forwards, the method's own, and drop rates by site."""
-        drops = [Quantity(f"dropped/{s.name}", f"valid/{s.name}", f"drop_{s.name}") for s in self.attached_sites]
+        drops = [drop_rate(self, site) for site in self.attached_sites]
         return [Quantity("regularized", "forwards"), *self.logged, *drops]
 
     def begin_epoch(self, epoch: int) -> None:
@@ -331,12 +334,17 @@ class Regularizer:
     ) -> Tensor:
         call = site.current or AttentionCall(site)
         keep = draw(shape, valid, torch.Generator(device).manual_seed(derived(seed, call.index)))
-        if not call.counted:
+        if seed not in call.counted:
+            call.counted.add(seed)
             self.count_dropped(site, keep, valid)
         return keep
 
     def count_dropped(self, site: AttentionSite, keep: Tensor, valid: Tensor | None) -> None:
         """Add a mask to the drop rate of its site."""
-        dropped, total = dropped_fraction(keep, valid)
-        self.statistics.add(f"dropped/{site.name}", dropped)
-        self.statistics.add(f"valid/{site.name}", total)
+        self.count_share(site, *dropped_fraction(keep, valid))
+
+    def count_share(self, site: AttentionSite, dropped: float | Tensor, total: float | Tensor = 1.0) -> None:
+        """Add so many dropped of so many to the drop rate of a site."""
+        rate = drop_rate(self, site)
+        self.statistics.add(rate.key, dropped)
+        self.statistics.add(rate.mean_of, total)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
-from attn_reg_plugin.attention.sites import AttentionSite
+from attn_reg_plugin.attention.sites import AttentionSite, SiteSelector
 from attn_reg_plugin.regularizers.base import Regularizer, Share, build
 from attn_reg_plugin.regularizers.options import OptionError
 from attn_reg_plugin.regularizers.passes import repeated_supply
+from attn_reg_plugin.regularizers.slots import clash
 from attn_reg_plugin.regularizers.statistics import Quantity
 from attn_reg_plugin.regularizers.training import Supplied, Training
 
@@ -18,15 +20,20 @@ from attn_reg_plugin.regularizers.training import Supplied, Training
 class Combination(Regularizer):
     """Several methods that are attached to one model together.
 
-    Each acts as it does alone: R-Drop repeats the batch, and AD-DROP probes and masks both passes, with mixout's
-    weights if that is there too. Their statistics are logged together; `regularized` is the mean over all of them.
+    Each acts as it does alone, on the same attention where their `slots` differ: AD-DROP's mask, DropHead's factor of
+    the heads. R-Drop repeats the batch, and AD-DROP masks both passes. A probe sees the model's own dropout and
+    mixout's weights, and nothing of the other methods: all heads, all layers, nothing cut. AD-DROP draws its random
+    numbers before the methods that only draw.
+
+    Their statistics are logged together; `regularized` is the mean over all of them. The drop rates of a site are
+    `drop_SITE` of the first method that has it, and `METHOD_SITE` of the others.
 
     Args:
         methods: at least two, not attached.
 
     Raises:
-        ValueError: two that cannot act together: the same method twice; one that acts alone; two that act on the same
-            attention, or that both run the batch several times.
+        ValueError: two that cannot act together: the same method twice; one that acts alone; two that use the same of
+            an attention, or that both run the batch several times.
     """
 
     def __init__(self, methods: Sequence[Regularizer]) -> None:
@@ -36,7 +43,7 @@ class Combination(Regularizer):
         self.sites = next((method.sites for method in self.methods if method.needs_sites), Regularizer.sites)
         super().__post_init__()
         for method in self.methods:
-            method.statistics = self.statistics
+            method.statistics, method.companions = self.statistics, self.methods
 
     def __repr__(self) -> str:
         return " + ".join(map(repr, self.methods))
@@ -57,7 +64,7 @@ class Combination(Regularizer):
         """As `Regularizer.attach`, of all of them or, on an error, of none.
 
         Raises:
-            ValueError: as any of them, or two act on the same attention.
+            ValueError: as any of them, or two use the same of an attention.
         """
         if any(method._attachment is not None for method in self.methods):
             raise ValueError(f"{self.name} is attached already; detach() it first")
@@ -91,8 +98,8 @@ class Combination(Regularizer):
 
     @property
     def attached_sites(self) -> list[AttentionSite]:
-        """The sites of all of them."""
-        return [site for method in self.methods for site in method.attached_sites]
+        """The sites of all of them, each once."""
+        return list(dict.fromkeys(site for method in self.methods for site in method.attached_sites))
 
     # -- what each of them hears ------------------------------------------------------------------------------------
 
@@ -232,13 +239,11 @@ def check_together(methods: Sequence[Regularizer]) -> None:
     if len(running) > 1:
         raise ValueError(f"{name}: {' and '.join(running)} each run the batch several times and compare the passes")
     acting = [method for method in methods if method.needs_sites]
-    for i, method in enumerate(acting):
-        other = next((one for one in acting[:i] if one.sites == method.sites), None)
-        if other is not None:
-            raise ValueError(
-                f"{name}: {other.name} and {method.name} act on the same attention, {method.sites!r}; give them "
-                "sites of their own"
-            )
+    for first, second in itertools.combinations(acting, 2):
+        reason = clash(first, second)
+        if reason and SiteSelector(first.sites).meets(SiteSelector(second.sites)):
+            sites = " and ".join(dict.fromkeys(repr(method.sites) for method in (first, second)))
+            raise ValueError(f"{name}: {reason}, at {sites}; give them sites of their own")
 
 
 def build_combination(name: str, options: Mapping[str, Mapping[str, Any]]) -> Combination:

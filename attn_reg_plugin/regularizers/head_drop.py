@@ -45,6 +45,9 @@ class HeadDrop(Regularizer):
         ),
     )
 
+    acts: ClassVar[int] = 3
+    slots: ClassVar[frozenset[str]] = frozenset({"factor"})
+
     p: float = option(0.2, "probability of dropping a head, in [0, 1]", within="[0, 1]")
     turn: int = option(0, "V-shaped schedule: when p has fallen to 0; 0: p throughout", within="[0, inf)")
     end: int = option(0, "V-shaped schedule: when p has risen again; 0: p throughout", within="[0, inf)")

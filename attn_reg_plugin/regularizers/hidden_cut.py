@@ -57,6 +57,8 @@ class HiddenCut(SeveralPasses):
         Quantity("tokens_cut", "tokens", "tokens_cut"),
     )
 
+    slots: ClassVar[frozenset[str]] = frozenset({"map"})
+
     cut: float = option(0.1, "share of an example's tokens in a span, in [0, 1]", within="[0, 1]")
     top: float = option(0.4, "share of the most attended tokens where a span may begin, in [0, 1]", within="[0, 1]")
     weight: float = option(1.0, "weight of the divergence between whole and cut, at least 0", within="[0, inf)")
@@ -86,7 +88,7 @@ class HiddenCut(SeveralPasses):
         super().before_forward(forward)
         for site in self.attached_sites:
             seed = int(torch.randint(2**62, ()))
-            site.sampler = Spans(self.cut, self.top, seed, self.times, self.statistics)
+            site.look = Spans(self.cut, self.top, seed, self.times, self.statistics)
 
     def divergence(self, passes: list[Tensor], regression: bool) -> Tensor:
         """JS(P, Q) of each item."""
@@ -128,7 +130,7 @@ def drawn_spans(received: Tensor, real: Tensor, cut: float, top: float, generato
 
 @dataclass(eq=False)
 class Spans:
-    """A site's sampler: keeps all of the attention, and draws what its layer loses from the map that it sees.
+    """A site's look at its map: draws what its layer loses.
 
     The first rows of a batch are the whole passes, the last share of rows is cut.
     """
@@ -140,10 +142,7 @@ class Spans:
     statistics: Statistics
     drawn: dict[int, Tensor] = field(default_factory=dict)
 
-    def __call__(self, shape: tuple[int, ...], valid: Tensor | None, device: torch.device) -> None:
-        """No mask."""
-
-    def look_at(self, call: AttentionCall, weights: Tensor, valid: Tensor | None) -> None:
+    def __call__(self, call: AttentionCall, weights: Tensor, valid: Tensor | None) -> None:
         """Draw the spans of a call, once: activation checkpointing comes again.
 
         Args:
@@ -180,7 +179,7 @@ class Cutter(StandIn):
             RuntimeError: the output has another shape.
         """
         outputs = self._inner(*args, **kwargs)
-        site, spans = self.site, self.site.sampler
+        site, spans = self.site, self.site.look
         if not isinstance(spans, Spans) or not self.module.training or site.current is None:
             return outputs
         if site.over and graph_task() == -1:  # a part of the model runs by itself

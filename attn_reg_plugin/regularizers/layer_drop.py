@@ -42,6 +42,9 @@ class LayerDrop(Regularizer):
         Preset("layer_drop", "LayerDrop 0.2", {"sites": "encoder.self", "p": 0.2}),
     )
 
+    acts: ClassVar[int] = 3
+    slots: ClassVar[frozenset[str]] = frozenset({"layer"})
+
     p: float = option(0.2, "probability of leaving a layer out, in [0, 1]", within="[0, 1]")
 
     def hooks(self, model: nn.Module, sites: list[AttentionSite]) -> list[Any]:
@@ -78,6 +81,5 @@ class LayerDrop(Regularizer):
         generator = torch.Generator().manual_seed(derived(seed, call))
         left_out = bool(torch.rand((), generator=generator) < self.p)
         for site in sites:
-            self.statistics.add(f"dropped/{site.name}", float(left_out))
-            self.statistics.add(f"valid/{site.name}", 1.0)
+            self.count_share(site, float(left_out))
         return left_out

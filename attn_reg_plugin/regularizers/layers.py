@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from types import MethodType
 from typing import Any, Self
 
 from torch import Tensor, nn
@@ -40,6 +41,18 @@ class StandIn:
             del self.module.forward
         else:
             self.module.forward = self._replaced
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Of a copy, without the module's own forward: a pickle looks that up by its name, and would find this one."""
+        state = dict(vars(self))
+        if state.get("_replaced") is None:
+            state.pop("_inner", None)
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        if state.get("_replaced") is None:
+            self._inner = MethodType(type(self.module).forward, self.module)
 
 
 @dataclass(eq=False)
@@ -129,6 +142,10 @@ class Layer(StandIn):
         call = AttentionCall(site, len(self.calls), seen=essence((states,)))
         now = [sites[call.index % len(sites)] for sites in self.kinds]
         call.uniform = self._plan(now, call.index)
+        for one in now if call.uniform and self._bare is not None else ():
+            passed_by = getattr(one.backend, "passed_by", None)
+            if passed_by is not None:
+                passed_by(one)
         self.calls.append(call)
         return call.uniform
 

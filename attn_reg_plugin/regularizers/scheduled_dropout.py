@@ -236,6 +236,9 @@ class ScheduledDropout(Regularizer):
         ),
     )
 
+    acts: ClassVar[int] = 3
+    slots: ClassVar[frozenset[str]] = frozenset({"mask"})
+
     schedule: str = option("", f"drop probability over training, e.g. '{EXAMPLE}', or the path of a .yaml file")
     unit: str = option("update", "what the schedule counts", choices=("update", "epoch"))
 

@@ -130,7 +130,7 @@ def test_methods_that_act_together() -> None:
     ("wanted", "said"),
     [
         ("ad_drop+attend_out", "attend_out combines with no other method: it trains two copies of the model"),
-        ("ad_drop+attention_layer_drop", "act on the same attention, 'encoder.self'"),
+        ("ad_drop+scheduled_dropout", "both choose which positions are attended, at 'encoder.self'"),
         ("r_drop+hidden_cut", "each run the batch several times"),
         ("ad_drop+plain", "plain is no regularizer, so it combines with none"),
         ("ad_drop+mine", "unknown method 'mine'; the methods are"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import TrainerCallback
 
-from attn_reg_plugin.regularizers import Regularizer
+from attn_reg_plugin.regularizers import AttendOut, Outcome, Regularizer, Tokens
 from attn_reg_plugin.regularizers import build as make
 from tests.backends.huggingface_models import build
 from tests.huggingface.trainers import collate, examples, trainer_of, translating
@@ -23,6 +24,8 @@ DRAWING: dict[str, tuple[str, dict[str, Any]]] = {
     "scores": ("attention_dropout", {"p": 0.4, "where": "scores", "p_by_site": "*[0]: 0.2"}),
     "heads": ("head_drop", {"p": 0.5}),
     "layers": ("layer_drop", {"p": 0.5}),
+    "attentions": ("attention_layer_drop", {"p": 0.5}),
+    "schedule": ("scheduled_dropout", {"schedule": "drop *: 0:0.5"}),
 }
 
 
@@ -79,8 +82,14 @@ class Backward:
         loss.backward()
 
 
-def fairseq_step(method: str, options: dict[str, Any]) -> tuple[Any, Backward, float]:
-    """A classifier behind fairseq: the task's training step with the criterion of labelled data."""
+def fairseq_step(
+    method: str, options: dict[str, Any], tell: Callable[[Any], None] = lambda regularizer: None
+) -> tuple[Any, Backward, float]:
+    """A classifier behind fairseq: the task's training step with the criterion of labelled data.
+
+    Args:
+        tell: is given the regularizer once it is attached.
+    """
     from fairseq.tasks import FairseqTask
 
     from attn_reg_plugin.criterions.classification import ClassificationCriterion
@@ -101,6 +110,7 @@ def fairseq_step(method: str, options: dict[str, Any]) -> tuple[Any, Backward, f
     task = Regularized(argparse.Namespace(attn_reg=method, attn_sites="*", **flags))
     model = task.build_model(None)
     task.regularizer.begin_epoch(1)
+    tell(task.regularizer)
     batch = collate(examples("bert", 4))
     sample = {"net_input": batch, "target": batch.pop("labels"), "ntokens": 4, "nsentences": 4}
     torch.manual_seed(SEED)
@@ -139,4 +149,40 @@ def test_what_is_drawn_is_the_same_in_all_three(tmp_path: Path, drawing: str) ->
     losses = [in_a_loop("bert", *DRAWING[drawing])[1], under_fairseq(*DRAWING[drawing])[1]]
     losses.append(under_trainer(tmp_path, "bert", *DRAWING[drawing])[1])
     assert losses == pytest.approx(losses[:1] * 3, abs=1e-5)
-    assert abs(losses[0] - in_a_loop("bert", DRAWING[drawing][0], {"p": 0.0})[1]) > 1e-3
+    plain = build("bert", dropout=0.1)
+    torch.manual_seed(SEED)
+    assert abs(losses[0] - plain(**collate(examples("bert", 4))).loss.item()) > 1e-3
+
+
+class Named:
+    """As much of a problem as the first update of a round needs."""
+
+    def loss(self, model: nn.Module, inputs: Any) -> Outcome:
+        raise NotImplementedError
+
+    validation = loss
+
+    def tokens(self, inputs: Any) -> dict[str, Tokens]:
+        return {"encoder": Tokens(inputs["input_ids"], inputs["attention_mask"].bool())}
+
+
+def test_attend_out_proposes_the_same_in_all_three(tmp_path: Path) -> None:
+    """The generator is made in the first forward: from the same random numbers it is the same one."""
+    pytest.importorskip("fairseq")
+
+    def told(regularizer: Any) -> None:
+        model = regularizer.model
+        regularizer.problem, regularizer.optimizer = Named(), torch.optim.SGD(model.parameters(), 0.1)
+        regularizer.bind = lambda training: None  # fairseq's optimizer and data are not there
+
+    _, optimizer, fairseq_loss = fairseq_step("attend_out", {}, told)
+    found = [(optimizer.masks, fairseq_loss), under_trainer(tmp_path, "bert", "attend_out", {})]
+    model, regularizer = build("bert", dropout=0.1), AttendOut(sites="*")
+    with regularizer.attach(model):
+        told(regularizer)
+        torch.manual_seed(SEED)
+        loss = model(**collate(examples("bert", 4))).loss
+        found.append((masks_of(regularizer), loss.item()))
+    for masks, loss in found[:2]:
+        assert len(masks) == 2 and all(torch.equal(x, y) for x, y in zip(masks, found[2][0], strict=True))
+        assert loss == pytest.approx(found[2][1], abs=1e-5)

@@ -35,6 +35,11 @@ METHODS = {
     "head_drop": lambda: build("head_drop", p=0.5, turn=3, end=10, sites="*"),
     "layer_drop": lambda: build("layer_drop", p=0.5, sites="*"),
     "mixout+child_tuning+r_drop": lambda: build("mixout+child_tuning+r_drop"),
+    "on the same sites": lambda: build(
+        "ad_drop+head_drop+layer_drop+attention_dropout+r_drop",
+        ad_drop={"probe": "kept"},
+        head_drop={"p": 0.5, "turn": 3, "end": 10},
+    ),
     "driven+hidden_cut": lambda: build("child_tuning+hidden_cut", child_tuning={"mode": "driven"}),
 }
 #: an epoch is 6 updates (of one process), a round 4

@@ -78,11 +78,12 @@ def test_with_nothing_to_do_it_is_plain_training(dropping_translator, batch):
     "name, options, said",
     [
         (
-            "ad_drop+attention_layer_drop",
-            {},
-            "ad_drop and attention_layer_drop act on the same attention, 'encoder.self'",
+            "ad_drop+scheduled_dropout",
+            {"scheduled_dropout": {"schedule": "drop *: 0:0.5", "sites": "*"}},
+            "ad_drop and scheduled_dropout both choose which positions are attended, at 'encoder.self' and '\\*'; give",
         ),
-        ("ad_drop+hidden_cut", {}, "ad_drop and hidden_cut act on the same attention"),
+        ("attention_dropout+ad_drop", {"attention_dropout": {"where": "scores"}}, "both choose which positions are"),
+        ("hidden_cut+attention_layer_drop", {}, "both need the attention map, to read it or to put another in its"),
         ("r_drop+hidden_cut", {}, "r_drop and hidden_cut each run the batch several times"),
         ("attend_out+mixout", {}, "attend_out combines with no other method: it trains two copies of the model"),
         ("mixout+mixout", {}, "names mixout twice"),
@@ -96,13 +97,16 @@ def test_what_cannot_act_together_is_refused(name, options, said):
         build(name, **options)
 
 
-def test_sites_that_two_select_are_refused_when_it_is_attached(translator, batch):
-    together = Combination([ADDrop(sites="*"), ScheduledDropout(schedule="drop *: 0:0.5", sites="decoder.self")])
-    before = translator.eval()(*batch)
-    for _ in range(2):
-        with pytest.raises(ValueError, match=r"decoder.self\[0\] is regularized already"):
-            together.attach(translator)
-    assert not any(attention.site.attached for attention in attentions(translator).values())
+def test_a_site_that_another_regularizer_has_is_refused(translator, batch):
+    together, before = build("ad_drop+head_drop", head_drop={"sites": "*"}), translator.eval()(*batch)
+    with ADDrop(sites="decoder.self").attach(translator):
+        for _ in range(2):
+            with pytest.raises(ValueError, match=r"decoder.self\[0\] is regularized already"):
+                together.attach(translator)
+        assert [name for name, a in attentions(translator).items() if a.site.attached] == [
+            "decoder.self[0]",
+            "decoder.self[1]",
+        ]
     assert translator(*batch).equal(before) and not translator._forward_pre_hooks
 
 

@@ -177,7 +177,7 @@ def test_the_second_pass_loses_its_spans_in_every_layer():
         torch.manual_seed(3)
         regularizer.loss(lambda b: model(b).logsumexp(-1).mean(), IDS).backward()
         sums = regularizer.statistics.take()
-        seeds = [site.sampler.seed for site in regularizer.attached_sites]
+        seeds = [site.look.seed for site in regularizer.attached_sites]
     assert all("forward" not in vars(module) for module in model.modules())
     real = IDS.ne(PAD)
     for i, seed in enumerate(seeds):

@@ -151,8 +151,11 @@ def test_each_call_has_the_mask_that_an_encoder_of_its_own_would_have(texts, att
         AttentionLayerDrop(p=0.5),
         ScheduledDropout(schedule="drop *: 0:0.5"),
         build("head_drop", p=0.5),
+        build("ad_drop+attention_layer_drop+head_drop", ad_drop={"p": 0.6, "q": 0.5, "cross_tuning": "off"},
+              attention_layer_drop={"p": 0.3}, head_drop={"p": 0.5}),
     ],
-    ids=["gradient", "integrated", "attention", "random", "attention_layer_drop", "scheduled_dropout", "head_drop"],
+    ids=["gradient", "integrated", "attention", "random", "attention_layer_drop", "scheduled_dropout", "head_drop",
+         "together"],
 )  # fmt: skip
 def test_recomputation_finds_the_mask_of_its_call(texts, model, method):
     """Activation checkpointing runs the calls again in the backward's order: the last one first."""
@@ -183,10 +186,13 @@ def test_each_call_of_a_layer_is_left_out_for_itself_and_recomputed_so(texts):
     assert len(draws) == 4, "each of the two calls is left out or not"
 
 
-def test_recomputed_calls_that_cannot_be_told_apart_are_refused():
+@pytest.mark.parametrize(
+    "method", [ADDrop(p=0.6, q=0.5, cross_tuning="off"), build("head_drop", p=0.5)], ids=["ad_drop", "head_drop"]
+)
+def test_recomputed_calls_that_cannot_be_told_apart_are_refused(method):
     model = siamese()
     model.encoder.checkpointed = True
-    with ADDrop(p=0.6, q=0.5, cross_tuning="off").attach(model):
+    with method.attach(model):
         step(model, EQUALLY_LONG)
         with pytest.raises(
             RuntimeError, match=r"^encoder\.self\[\d\] \(encoder\S+\) ran 2 times .*calls with equal in"

@@ -1,0 +1,63 @@
+"""What methods use of a site, and why two that use the same cannot act on one attention.
+
+A method names in `Regularizer.slots` what it sets on its sites. Methods whose slots differ act on one attention
+together: AD-DROP's mask, DropHead's factor of the heads, LayerDrop's layers.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from attn_reg_plugin.regularizers.statistics import Quantity
+
+if TYPE_CHECKING:
+    from attn_reg_plugin.attention.sites import AttentionSite
+    from attn_reg_plugin.regularizers.base import Regularizer
+
+#: each slot, and what two methods do that both use it
+SLOTS = {
+    "mask": "both choose which positions are attended",  # keep, sampler, once
+    "map": "both need the attention map, to read it or to put another in its place",  # look, uniform, redraw
+    "weights": "both add dropout of the attention weights",  # weights_dropout
+    "factor": "both multiply the output of the attention",  # factor
+    "layer": "both leave layers out",  # plan
+    "gradient": "both read the gradients of the attention",  # watch
+}
+
+
+def clash(first: Regularizer, second: Regularizer) -> str:
+    """Why both cannot act on one attention; empty if they can."""
+    names = f"{first.name} and {second.name}"
+    untold = next((method.name for method in (first, second) if method.slots is None), None)
+    if untold is not None:
+        return f"{names} would act on the same attention, of which {untold} doesn't tell by its `slots` what it uses"
+    shared = sorted(first.slots & second.slots)
+    return f"{names} {SLOTS.get(shared[0], f'both use the {shared[0]!r} of a site')}" if shared else ""
+
+
+def drop_rate(method: Regularizer, site: AttentionSite) -> Quantity:
+    """What the drop rate of a site is counted by: `drop_SITE` in logs.
+
+    Of the methods of a combination that have the site, that is the first one's; the others have `METHOD_SITE`.
+    """
+    first = next((other for other in method.companions if site in other.attached_sites), method)
+    if first is method:
+        return Quantity(f"dropped/{site.name}", f"valid/{site.name}", f"drop_{site.name}")
+    key = f"{method.name}/{site.name}"
+    return Quantity(f"dropped/{key}", f"valid/{key}", f"{method.name}_{site.name}")
+
+
+def check_free(method: Regularizer, site: AttentionSite) -> None:
+    """Refuse a site that another method has, unless it is one of the same combination that uses other slots of it.
+
+    Raises:
+        ValueError: the reason, in one sentence.
+    """
+    if not site.attached:
+        return
+    beside = [other for other in method.companions if other is not method and site in other.attached_sites]
+    if not beside:
+        raise ValueError(f"{site.name} is regularized already; detach that regularizer first")
+    reason = next(filter(None, (clash(other, method) for other in beside)), "")
+    if reason:
+        raise ValueError(f"{reason}, at {site.name}; give them sites of their own")
