@@ -279,7 +279,9 @@ def _publish(console: Console, task: LabelledTask, runs: Sequence[TestedRun], ou
     if len(find_task(trained_on).labels or ()) > len(task.labels or ()):
         notes.append("three labels are folded to two: neutral and contradiction are non-entailment")
     content = {"task": task.name, "pair": [trained_on, task.name], "methods": [asdict(row) for row in rows]}
-    content["runs"] = {one.folder.name: read_json(one.folder / "run.json") | one.result() for one in runs}
+    content["runs"] = {
+        one.folder.name: {**read_json(one.folder / "run.json"), "reported": {"scores": one.figures()}} for one in runs
+    }
     publish(out, console, cells(rows, task, first["groups"]), [*notes, *statistics_notes(rows)], content)
     console.print(f"table: {out / 'results.md'}", highlight=False, markup=False, soft_wrap=True)
 

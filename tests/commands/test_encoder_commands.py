@@ -128,6 +128,8 @@ def test_all_runs_of_a_comparison_are_a_table(
     (experiment,) = read_experiments([out / "hans"])
     assert experiment.title == "mnli → hans" and experiment.scores == ["accuracy", "accuracy a/c", "accuracy b"]
     assert compared(experiment, experiment.groups[1], "accuracy").interval == (found["low"], found["high"])
+    assert main(["power", str(out / "hans" / "results.json")]) == 0
+    assert "+37.50" in capsys.readouterr().out, "the table is a pilot for the number of seeds, too"
     # nothing is measured again but what has another checkpoint
     assert main(line) == 0 and not loaded
     assert capsys.readouterr().out.count("(was done)") == 4 and read_json(out / "hans" / "results.json") == content
