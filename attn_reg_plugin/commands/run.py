@@ -37,7 +37,7 @@ class Flags:
         Args:
             settings: of the section.
             toy: at toy size.
-            task: that the file fine-tunes on.
+            task: that the file fine-tunes on, if it does.
 
         Raises:
             ValueError: a setting that the command hasn't, or a value that it does not take.
@@ -50,9 +50,13 @@ class Flags:
             settings = {**settings, **self.toy}
             task = settings.get("on", task)
             if task is not None and "data" in settings:
-                made_up = Path(str(settings.get("run_folder"))).parent / MADE_UP / task
+                runs = settings.get("run_folder")
+                made_up = Path(str(runs[0] if isinstance(runs, list) else runs)).parent / MADE_UP / task
                 settings["data"] = str(made_up)
-        return partial(_carried_out, module.run, self._parsed(parser, settings), made_up)
+        parsed = self._parsed(parser, settings)
+        if not toy and hasattr(module, "check"):
+            module.check(parsed, task)
+        return partial(_carried_out, module.run, parsed, made_up)
 
     def _parsed(self, parser: argparse.ArgumentParser, settings: dict[str, Any]) -> argparse.Namespace:
         """The settings as the command's parser gives them."""

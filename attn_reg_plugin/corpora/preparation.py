@@ -79,12 +79,10 @@ def _source(wanted: PrepareOptions, load_dataset: Callable[..., Any] | None) -> 
 def _request(wanted: PrepareOptions, source: Source, reused: dict[str, Any]) -> dict[str, Any]:
     """Everything that decides what is written."""
     fields = (field.name for field in dataclasses.fields(wanted) if field.name not in _UNRECORDED)
-    return {
-        "corpus": wanted.CORPUS,
-        "source": source.describe(),
-        **reused,
-        **{name: getattr(wanted, name) for name in fields},
-    }
+    values = {name: getattr(wanted, name) for name in fields}
+    if wanted.long_pairs == "drop":  # as earlier versions did, which recorded nothing of it
+        values.pop("long_pairs")
+    return {"corpus": wanted.CORPUS, "source": source.describe(), **reused, **values}
 
 
 def _versions() -> dict[str, str]:
@@ -233,6 +231,7 @@ def _report(data: dict[str, Any], wanted: PrepareOptions) -> None:
         print(
             f"{name} ({split['title']}): {split['kept']} pairs"
             + (f", dropped {dropped}" if dropped else "")
+            + (f", {split['truncated']} truncated" if split.get("truncated") else "")
             + (f", {unknown} unknown pieces" if unknown else "")
         )
     for name, model in data["spm"]["models"].items():

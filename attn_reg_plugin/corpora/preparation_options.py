@@ -12,6 +12,7 @@ from attn_reg_plugin.corpora.romanian import RULES
 
 PAIRS = ("en-ro", "ro-en", "en-tr", "tr-en")
 SPM = ("joint", "separate")
+LONG_PAIRS = ("drop", "truncate")
 #: the help of an option of several corpora
 NOISE = (
     "share of the training targets that are exchanged among each other, in [0, 1]: wrong translations, as a crawled "
@@ -65,7 +66,13 @@ class PrepareOptions:
         "",
         metavar="PIECE",
     )
-    max_pieces: int = setting("drop training pairs with a side of more pieces than this", 250, metavar="N")
+    max_pieces: int = setting("pieces that a side of a training pair may have", 250, metavar="N")
+    long_pairs: str = setting(
+        "what is done with training pairs with a side of more than --max-pieces: 'drop' leaves them out, 'truncate' "
+        "cuts each side to that many pieces",
+        "drop",
+        choices=LONG_PAIRS,
+    )
     max_ratio: float = setting(
         "drop training pairs with a side more than this many times as long, in pieces, as the other",
         9.0,
@@ -103,6 +110,7 @@ class PrepareOptions:
         self._allow("vocab-size", self.vocab_size is None or self.vocab_size > 4, "above 4")
         self._allow("character-coverage", 0 < self.character_coverage <= 1, "above 0 and at most 1")
         self._allow("max-pieces", self.max_pieces >= 1, "at least 1")
+        self._allow("long-pairs", self.long_pairs in LONG_PAIRS, f"one of {', '.join(LONG_PAIRS)}")
         self._allow("max-ratio", self.max_ratio >= 1, "at least 1")
         self._allow("workers", self.workers >= 1, "at least 1")
         has_romanian = "ro" in self.languages

@@ -157,7 +157,7 @@ def _training_text(work: Work, languages: tuple[str, ...]) -> Iterator[str]:
 
 
 def encode(work: Work) -> dict[str, Any]:
-    """Write `pieces/SPLIT.LANGUAGE`: pieces with spaces between, without training pairs of a bad length.
+    """Write `pieces/SPLIT.LANGUAGE`: pieces with spaces between; training pairs of a bad length are left out or cut.
 
     Raises:
         ValueError: a validation or test line of which no piece is left, or no training pair that is.
@@ -188,6 +188,9 @@ def _encode_split(work: Work, split: str, source_model: Encoder, target_model: E
             if split == "train" and reason:
                 counts[reason] += 1
                 continue
+            if split == "train" and max(len(source), len(target)) > options.max_pieces:
+                counts["truncated"] += 1
+                source, target = source[: options.max_pieces], target[: options.max_pieces]
             if reason == "no_pieces":
                 path = paths[1 if source else 0]
                 raise ValueError(f"{path}, line {pair.line}: sentencepiece leaves nothing of this line")
@@ -205,6 +208,7 @@ def _encode_split(work: Work, split: str, source_model: Encoder, target_model: E
     facts: dict[str, Any] = {name: counts[name] for name in sides}
     if split == "train":
         facts["dropped"] = {name: counts[name] for name in ("no_pieces", "too_long", "ratio")}
+        facts |= {"truncated": counts["truncated"]} if options.long_pairs == "truncate" else {}
     return facts
 
 
@@ -213,7 +217,7 @@ def _reason(source: int, target: int, options: PrepareOptions) -> str:
     shorter, longer = sorted((source, target))
     if shorter == 0:
         return "no_pieces"
-    if longer > options.max_pieces:
+    if longer > options.max_pieces and options.long_pairs == "drop":
         return "too_long"
     return "ratio" if longer > options.max_ratio * shorter else ""
 

@@ -33,12 +33,23 @@ def check_runs(runs: Iterable[Run]) -> None:
             _tried(lambda command=command: parse_command(command, "generation"), one.method.title)
 
 
-def _tried(function: Callable[[], Any], title: str) -> None:
+def updates_of(one: Run) -> int:
+    """Updates of a run's whole training in one process, of the batches that fairseq makes.
+
+    Raises:
+        ValueError: the command cannot work.
+    """
+    with _silence(io.StringIO()):
+        from attn_reg_plugin.tasks.dry_run import count_updates
+    return _tried(lambda: count_updates(one.train_command()), one.method.title)
+
+
+def _tried(function: Callable[[], Any], title: str) -> Any:
     """Call a function in silence; what it refuses becomes a ValueError that names the method."""
     said = io.StringIO()
     try:
         with _silence(said):
-            function()
+            return function()
     except SystemExit:  # argparse has no other way to refuse
         reason = (said.getvalue().strip().splitlines() or ["it asks for help, not for a training"])[-1]
         raise ValueError(f"{title}: {reason.partition('error: ')[2] or reason}") from None

@@ -113,7 +113,7 @@ class Comparison:
         gpus = [] if self.cpu or self.jobs == 1 or not has_gpu() else visible_gpus()
         if not carry_out(runs, console, self.longest, self.summary, self.jobs, gpus):
             return 130
-        with _alone_in(self.out):
+        with alone_in(self.out):
             self.report(console, methods, runs)
         return 0
 
@@ -159,25 +159,37 @@ class Comparison:
     def publish(
         self, console: Console, table: tuple[list[str], list[list[str]]], notes: Sequence[str], content: dict[str, Any]
     ) -> None:
-        """Write results.json and results.md, and print the table.
+        """Write results.json and results.md into `out`, and print the table; see `publish`."""
+        publish(self.out, console, table, notes, content)
 
-        Args:
-            table: header and rows as texts.
-            content: of results.json, without the runs' own, which come with it.
-        """
-        write_json(self.out / "results.json", content)
-        write_text(self.out / "results.md", markdown(*table, notes))
-        shown = terminal_table(*table)
-        # a table is cut at the console's width; wrapped lines are better than missing figures
-        wide = console.options.update(max_width=1000)
-        console.width = max(console.width, Measurement.get(console, wide, shown).maximum)
-        console.print(shown)
-        for note in notes:
-            console.print(note, highlight=False, markup=False, soft_wrap=True)
+
+def publish(
+    out: Path,
+    console: Console,
+    table: tuple[list[str], list[list[str]]],
+    notes: Sequence[str],
+    content: dict[str, Any],
+) -> None:
+    """Write results.json and results.md, and print the table.
+
+    Args:
+        out: the folder.
+        table: header and rows as texts.
+        content: of results.json, without the runs' own, which come with it.
+    """
+    write_json(out / "results.json", content)
+    write_text(out / "results.md", markdown(*table, notes))
+    shown = terminal_table(*table)
+    # a table is cut at the console's width; wrapped lines are better than missing figures
+    wide = console.options.update(max_width=1000)
+    console.width = max(console.width, Measurement.get(console, wide, shown).maximum)
+    console.print(shown)
+    for note in notes:
+        console.print(note, highlight=False, markup=False, soft_wrap=True)
 
 
 @contextlib.contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
+def alone_in(folder: Path) -> Iterator[None]:
     """Hold a comparison's folder while its table is written; wait while another process does that."""
     folder.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:

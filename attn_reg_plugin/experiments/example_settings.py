@@ -8,19 +8,14 @@ from dataclasses import dataclass
 
 from attn_reg_plugin.configuration import refusing, setting
 from attn_reg_plugin.experiments.comparison import Comparison
+from attn_reg_plugin.experiments.training_part import TrainingPart, sampling_flags
 from attn_reg_plugin.labelled import AT_EVALUATION, Corruption, Example, LabelledTask, Sampling, load_tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingExamples(Comparison):
+class TrainingExamples(TrainingPart, Comparison):
     """These settings; all of them are the same for every method."""
 
-    train_examples: int = setting(
-        "train on N only, drawn at random, the same for every seed; 0: on all", 0, within="[0, inf)", metavar="N"
-    )
-    train_fraction: float = setting(
-        "train on this share only, drawn anew for every seed, in (0, 1]", 1.0, within="(0, 1]"
-    )
     train_per_class: int = setting(
         "train on K examples of every class only, drawn anew for every seed; 0: on all",
         0,
@@ -89,10 +84,7 @@ class TrainingExamples(Comparison):
     def example_flags(self, seed: int) -> list[str]:
         """The flags of fairseq-train; none for what is left at its default."""
         drawn, corrupted = self.sampling(seed), self.corruption(seed)
-        flags = ["--train-examples", str(drawn.examples)] if drawn.examples else []
-        flags += ["--train-fraction", str(drawn.fraction)] if drawn.fraction < 1 else []
-        flags += ["--train-per-class", str(drawn.per_class)] if drawn.per_class else []
-        flags += ["--train-sample-seed", str(drawn.seed)] if drawn.seed != 1 else []
+        flags = sampling_flags(drawn)
         flags += ["--held-out", str(drawn.held_out)] if drawn.held_out else []
         flags += ["--label-noise", str(corrupted.label_noise)] if corrupted.label_noise else []
         if corrupted.shortcut:
@@ -106,14 +98,9 @@ class TrainingExamples(Comparison):
         Args:
             flags: of a run, which name the words that are planted.
         """
-        anew = "drawn at random, anew for every seed"
-        notes = []
-        if self.train_examples:
-            notes = [f"trained on {self.train_examples} examples, drawn at random"]
-        elif self.train_per_class:
-            notes = [f"trained on {self.train_per_class} examples of every class, {anew}"]
-        elif self.train_fraction < 1:
-            notes = [f"trained on {self.train_fraction:g} of the examples, {anew}"]
+        notes = self.part_notes()
+        if self.train_per_class:
+            notes = [f"trained on {self.train_per_class} examples of every class, drawn at random, anew for every seed"]
         if self.held_out:
             notes += [
                 f"held out: {self.held_out:g} of these training examples, not trained on; each run's epoch was chosen "

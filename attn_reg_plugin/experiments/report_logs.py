@@ -20,6 +20,8 @@ _OF_THE_MACHINE = ("num_updates", "wps", "wpb", "bsz", "ups", "wall", "train_wal
 _OF_TRAINER = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
 #: the scores of a translation -> what they are called
 TRANSLATION = {"bleu": "BLEU", "chrf": "chrF"}
+#: what runs that differ in the seed alone have each of their own
+_OF_THE_PART = ("--train-sample-seed", "--total-num-update", "--lr-period-updates")
 #: what the curves are called
 VALID, TRAIN = "validation", "training"
 
@@ -82,6 +84,7 @@ def _scores(log: TrainingLog, result: Mapping[str, Any]) -> dict[str, float]:
         for key, name in TRANSLATION.items():
             found[name if len(subsets) == 1 else f"{name} {subset}"] = _mapping(scores).get(key)
     found |= _of_encoder(_mapping(training.get("scores")), _mapping(_mapping(result.get("reported")).get("scores")))
+    found |= _mapping(_mapping(result.get("evaluation")).get("scores"))
     if "best_valid_loss" in training:
         found[f"best validation {training.get('loss', 'loss')}"] = training["best_valid_loss"]
     elif log.validations and "scores" not in training:
@@ -183,6 +186,8 @@ def flags_of(text: str) -> dict[str, str]:
             found[name] = value or "given"
         elif name:
             found[name] = word if found[name] == "given" else f"{found[name]} {word}"
+    if {"--train-fraction", "--train-per-class"} & set(found):  # drawn anew for every seed, and the updates are its own
+        found = {name: value for name, value in found.items() if name not in _OF_THE_PART}
     found.pop("--seed", None)
     return found
 

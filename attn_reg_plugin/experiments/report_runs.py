@@ -212,7 +212,7 @@ def _runs(path: Path, depth: int = 0) -> Iterator[LoggedRun]:
     elif (state := _trainer_state(path)) is not None:
         yield _trainer_run(state, path)
     elif path.is_dir():
-        inner = [folder for folder in _folders(path) if depth < DEPTH]
+        inner = [folder for folder in folders_in(path) if depth < DEPTH]
         found = [run for folder in inner for run in _runs(folder, depth + 1)]
         logs = [] if found else [log for log in sorted(path.glob("*.log")) if log.is_file()]
         yield from found
@@ -220,12 +220,12 @@ def _runs(path: Path, depth: int = 0) -> Iterator[LoggedRun]:
             yield run
 
 
-def _folders(path: Path) -> list[Path]:
+def folders_in(path: Path) -> list[Path]:
     """The folders to look into: in the order of the table of a comparison, else by name, numbers by value."""
     order = [str(entry.get("method")) for entry in _rows(_published(path))]
 
     def place(folder: Path) -> tuple[Any, ...]:
-        method, seed = _named(folder.name)
+        method, seed = named(folder.name)
         words = [int(word) if word.isdecimal() else word for word in re.split(r"(\d+)", method)]
         return order.index(method) if method in order else len(order), words, seed or 0
 
@@ -244,7 +244,12 @@ def _rows(published: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
 
 
-def _named(name: str) -> tuple[str, int | None]:
+def titles_in(folder: Path) -> dict[str, str]:
+    """The titles of the methods by name, as the table in a folder has them; empty without one."""
+    return {str(row.get("method")): str(row.get("title")) for row in _rows(_published(folder))}
+
+
+def named(name: str) -> tuple[str, int | None]:
     """The method and the seed that the name of a run's folder says."""
     match = _SEED.search(name)
     return (name, None) if match is None or not match.start() else (name[: match.start()], int(match[1]))
@@ -255,8 +260,8 @@ def _own_run(folder: Path) -> LoggedRun:
     settings = read_json(folder / "run.json") if (folder / "run.json").is_file() else {}
     result = read_json(folder / "result.json") if (folder / "result.json").is_file() else {}
     published = _published(folder.parent)
-    method, seed = _named(folder.name)
-    titles = {str(row.get("method")): str(row.get("title")) for row in _rows(published)}
+    method, seed = named(folder.name)
+    titles = titles_in(folder.parent)
     pair = published.get("pair")
     task = " → ".join(map(str, pair)) if isinstance(pair, list) and len(pair) == 2 else str(settings.get("task", ""))
     same = tuple(str(settings.get(name, "")) for name in ("task", "data", "model"))
@@ -273,7 +278,7 @@ def _own_run(folder: Path) -> LoggedRun:
 
 def _logged_run(path: Path, logs: Iterable[Path]) -> LoggedRun:
     """A training of fairseq of which there are only logs."""
-    method, seed = _named(path.stem if path.is_file() else path.name)
+    method, seed = named(path.stem if path.is_file() else path.name)
     where = path.resolve().parent
     return LoggedRun(method, method, seed, path, ("log", str(where), where.name), {}, figures_of_log(logs, {}, path))
 
@@ -290,6 +295,6 @@ def _trainer_run(state: Path, folder: Path | None = None) -> LoggedRun:
     """A training of Trainer."""
     folder = folder or (state.parent.parent if state.parent.name.startswith("checkpoint-") else state.parent)
     figures, settings = figures_of_trainer(state)
-    method, seed = _named(folder.name)
+    method, seed = named(folder.name)
     where = folder.resolve().parent
     return LoggedRun(method, method, seed, folder, ("Trainer", str(where), where.name), settings, figures)

@@ -41,18 +41,46 @@ def evaluate(
         ValueError: the model's labels do not fit the test, or its data has no labels or cannot be read.
     """
     task = find_task(test)
-    fold = folding(trained.labelled, task)
+    folding(trained.labelled, task)
+    examples = read_test(task, source, split)
+    predicted = predict(trained, task, examples, batch_size)
+    return {"examples": len(examples), **figures_of(task, examples, predicted)}
+
+
+def read_test(task: LabelledTask, source: str, split: str) -> list[Any]:
+    """The examples of a test.
+
+    Args:
+        source: its folder or file, or the hub.
+
+    Raises:
+        ValueError: the data has no labels or cannot be read.
+    """
     path = Path(source)
     examples: list[Any] = (
         list(read_file(task, path)) if not is_hub(source) and path.is_file() else read_split(task, source, split)
     )
     if any(example.label is None for example in examples):
         raise ValueError(f"{source} has no labels in the split {split!r}, so nothing can be measured on it")
-    logits = trained.logits(trained.encode(examples, f"{test} {split}"), batch_size)
-    predicted = fold[np.array([int(row.argmax()) for row in logits])]
+    return examples
+
+
+def predict(trained: Trained, task: LabelledTask, examples: Sequence[TextExample], batch_size: int = 32) -> np.ndarray:
+    """The classes of the test that a model decides for, (N,).
+
+    Raises:
+        ValueError: the model's labels do not fit the test.
+    """
+    fold = folding(trained.labelled, task)
+    logits = trained.logits(trained.encode(examples, task.name), batch_size)
+    return fold[np.array([int(row.argmax()) for row in logits])]
+
+
+def figures_of(task: LabelledTask, examples: Sequence[TextExample], predicted: np.ndarray) -> dict[str, float]:
+    """The figures of decisions, (N,): accuracy over all, and what the test has beside it."""
     gold = np.array([example.label for example in examples])
-    figures: dict[str, float | int] = {"examples": len(examples), "accuracy": accuracy(predicted, gold)}
-    if test == "paws-x":
+    figures = {"accuracy": accuracy(predicted, gold)}
+    if task.name == "paws-x":
         figures["f1"] = f1(predicted, gold)
     figures.update(_by_group(task, examples, predicted, gold))
     return figures

@@ -190,9 +190,9 @@ class _Planned:
             raise ValueError(f"{self.path}: {name} is {part!r}, but must be a mapping of settings")
         with refused(self.path):
             settings = OmegaConf.to_container(part, resolve=True)
+            task = OmegaConf.select(content, "finetune.task")
         if self.toy and "out" not in content and {"run_folder", "runs", "run_log"} & set(settings):
             raise ValueError(f"{self.path}: with --toy, {name} needs a value `out` above the sections, and runs in it")
-        task = OmegaConf.select(content, "finetune.task") if self.toy else None
         with said_of(self.path, but=RunError):
             # YAML reads a bare `on` as true
             named = {"on" if key is True else str(key): value for key, value in settings.items()}

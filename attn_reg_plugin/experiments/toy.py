@@ -90,7 +90,8 @@ def _fine_tuning(settings: Any) -> dict[str, Any]:
 def _translation(settings: Any) -> dict[str, Any]:
     values = _comparison(settings)
     values |= {"embed_dim": 16, "ffn_dim": 24, "heads": 2, "max_tokens": min(settings.max_tokens, 1024), "beam": 2}
-    values |= {"warmup": min(settings.warmup, 4), "data": aside(settings.data)}
+    # few updates: where they are counted, a warm-up would be all of them
+    values |= {"warmup": 0 if settings.counts_updates else min(settings.warmup, 4), "data": aside(settings.data)}
     values |= {"generate_flags": f"{settings.generate_flags} --max-len-a 0 --max-len-b 10".strip()}
     return values | {"opus_mt": None if settings.opus_mt is None else aside(settings.opus_mt)}
 

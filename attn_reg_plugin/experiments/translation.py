@@ -10,13 +10,14 @@ import functools
 import json
 import shlex
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
 
-from attn_reg_plugin.configuration import setting
+from attn_reg_plugin.configuration import refusing, setting
 from attn_reg_plugin.corpora.manifest import NAME as MANIFEST
+from attn_reg_plugin.experiments.checks import updates_of
 from attn_reg_plugin.experiments.comparison import Comparison, recorded, seeds_of
 from attn_reg_plugin.experiments.curve_plot import CURVES, plot_validation
 from attn_reg_plugin.experiments.data_folder import DataFolder
@@ -25,21 +26,23 @@ from attn_reg_plugin.experiments.methods import START, UNTUNED, Method, split_fl
 from attn_reg_plugin.experiments.recipe import Recipe
 from attn_reg_plugin.experiments.runs import Run
 from attn_reg_plugin.experiments.table import cells, statistics_notes, summarize
+from attn_reg_plugin.experiments.training_part import TrainingPart, sampling_flags
 from attn_reg_plugin.files import read_json
+from attn_reg_plugin.labelled import Sampling
 from attn_reg_plugin.opus_mt.conversion import CHECKPOINT, FLAGS
 
 
 @dataclass(frozen=True, kw_only=True)
-class TranslationComparison(Recipe, Comparison):
+class TranslationComparison(Recipe, TrainingPart, Comparison):
     """The settings of `attn-reg compare`."""
 
     data: Path = setting("folder made by `attn-reg prepare`", metavar="DATA", positional=True)
     beam: int = setting("beam of the translation", 5, within="[1, inf)")
     metric: str = setting(
-        "checkpoints are chosen by it, measured on the validation set after every epoch; bleu is of the pieces joined, "
-        "with the beam of the translation",
+        "checkpoints are chosen by it, measured on the validation set after every epoch; bleu and chrf are of the "
+        "pieces joined, with the beam of the translation",
         "loss",
-        choices=("loss", "nll_loss", "bleu"),
+        choices=("loss", "nll_loss", "bleu", "chrf"),
     )
     generate_flags: str = setting("more flags of fairseq-generate, in one text", "", metavar="FLAGS")
     opus_mt: Path | None = setting(
@@ -53,33 +56,46 @@ class TranslationComparison(Recipe, Comparison):
         """Check what depends on several settings."""
         Recipe.__post_init__(self)
         Comparison.__post_init__(self)
+        with refusing("train_fraction"):
+            self.sampling(1)
 
     def plan(self, methods: Sequence[Method]) -> list[Run]:
         """The runs, with the flags of both commands."""
         data = DataFolder.open(self.data)
         model = self.sizes(data.joint) if self.opus_mt is None else opus_mt_model(self.opus_mt)
-        common = [*model, *self.optimization(_pairs(data)), *self._selection(), *self.device_flags]
-        common += [*self._one_gpu(), *self.own_flags]
-        if any(method.name == UNTUNED for method in methods) and START not in [w.partition("=")[0] for w in common]:
+        pairs = _pairs(data)
+
+        def common(sampling: Sampling, updates: int | None = None) -> list[str]:
+            left = None if pairs is None else len(sampling.of(range(pairs)))  # type: ignore[arg-type]
+            flags = [*model, *self.optimization(left, updates), *sampling_flags(sampling), *self._selection()]
+            return [*flags, *self.device_flags, *self._one_gpu(), *self.own_flags]
+
+        given = [word.partition("=")[0] for word in common(self.sampling(1))]
+        if any(method.name == UNTUNED for method in methods) and START not in given:
             raise ValueError(f"the method {UNTUNED!r} needs a model to start from: give {START} FILE after --")
         generate = ["--beam", str(self.beam), "--batch-size", "64", "--post-process", "sentencepiece"]
         generate += ["--no-progress-bar", *self.device_flags]
         generate += [] if self.opus_mt is None else _opus_mt_text(self.data)
         generate += split_flags("--generate-flags", self.generate_flags)
 
-        def make(method: Method, **where: object) -> Run:
+        def make(method: Method, seed: int, **where: object) -> Run:
             own = [*method.flags, *(self.standstill() if method.name == UNTUNED else [])]
-            return Run(method, data=data, train_flags=(*common, *own), generate_flags=tuple(generate), **where)  # type: ignore[arg-type]
+            sampling = self.sampling(seed)
+            flags = (*common(sampling), *own)
+            one = Run(method, seed, data=data, train_flags=flags, generate_flags=tuple(generate), **where)  # type: ignore[arg-type]
+            if not self.counts_updates:
+                return one
+            return replace(one, train_flags=(*common(sampling, updates_of(one)), *own))
 
         return self.each(methods, make)
 
     def _selection(self) -> list[str]:
         """The flags for the metric that checkpoints are chosen by; fairseq's default is the loss."""
-        if self.metric != "bleu":
+        if self.metric not in ("bleu", "chrf"):
             return [] if self.metric == "loss" else ["--best-checkpoint-metric", self.metric]
-        flags = ["--eval-bleu", "--eval-bleu-args", json.dumps({"beam": self.beam})]
+        flags = [f"--eval-{self.metric}", "--eval-bleu-args", json.dumps({"beam": self.beam})]
         flags += ["--eval-bleu-detok", "space", "--eval-bleu-remove-bpe", "sentencepiece"]
-        return [*flags, "--best-checkpoint-metric", "bleu", "--maximize-best-checkpoint-metric"]
+        return [*flags, "--best-checkpoint-metric", self.metric, "--maximize-best-checkpoint-metric"]
 
     @property
     def longest(self) -> int:
@@ -104,6 +120,7 @@ class TranslationComparison(Recipe, Comparison):
             + (", bits per piece, without label smoothing" if loss == "nll_loss" else ""),
             "s/epoch: seconds in updates, without validation and saving",
             *([] if self.metric == "loss" else [f"checkpoints chosen by the best {self.metric} on the validation set"]),
+            *self.part_notes(),
         ]
         results = {method.name: [one.result() for one in runs if one.method == method] for method in methods}
         rows = summarize(methods, results, differences(runs))

@@ -7,8 +7,10 @@ torch's meta device).
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from fairseq import options, tasks, utils
@@ -50,7 +52,39 @@ def try_training(command: Sequence[str]) -> None:
         ValueError: what the training would refuse in its first seconds.
         SystemExit: a flag that fairseq's parser refuses.
     """
+    _built(parse_command(command, "training"))
+
+
+def count_updates(command: Sequence[str]) -> int:
+    """The updates of a command of fairseq-train in one process, to the end of its last epoch.
+
+    Its training set is read, and divided into batches as fairseq does it.
+
+    Raises:
+        ValueError: what the training would refuse in its first seconds, or there is no end to its epochs.
+        SystemExit: a flag that fairseq's parser refuses.
+    """
     args = parse_command(command, "training")
+    if not args.max_epoch:
+        raise ValueError("the updates of a training without --max-epoch cannot be counted")
+    task, model = _built(args)
+    task.load_dataset(args.train_subset)
+    lengths = [task.max_positions()] if model is None else [task.max_positions(), model.max_positions()]
+    batches = task.get_batch_iterator(
+        task.dataset(args.train_subset),
+        max_tokens=args.max_tokens,
+        max_sentences=args.batch_size,
+        max_positions=utils.resolve_max_positions(*lengths, args.max_tokens),
+        ignore_invalid_inputs=True,
+        required_batch_size_multiple=args.required_batch_size_multiple,
+        seed=args.seed,
+        epoch=1,
+    )
+    return math.ceil(len(batches) / args.update_freq[0]) * args.max_epoch
+
+
+def _built(args: argparse.Namespace) -> tuple[Any, torch.nn.Module | None]:
+    """The task of a training, and its model without memory, if that can be."""
     for name, seen in SEEN:  # which fairseq fills in later; without a --save-dir nothing is looked for or written there
         setattr(args, f"attn_{name}", None if name == "save_dir" else getattr(args, seen.rpartition(".")[2], None))
     for name in _FILES:
@@ -65,11 +99,11 @@ def try_training(command: Sequence[str]) -> None:
         args.hf_from_config = True
     try:
         with torch.device("meta"):
-            task.build_model(args)
+            return task, task.build_model(args)
     except (ValueError, OSError):
         raise
     except Exception:  # a model that cannot be built without memory: the training says what is wrong, if anything is
-        return
+        return task, None
     finally:
         if getattr(task, "regularizer", None) is not None:
             task.regularizer.detach()

@@ -1,4 +1,4 @@
-"""Flags of the tasks of labelled text: which examples are trained on and chosen by, and what is wrong with them."""
+"""Flags about the training examples: which are trained on and chosen by, and what is wrong with them."""
 
 # no `from __future__ import annotations`: fairseq reads a flag's type from its field
 import argparse
@@ -12,8 +12,8 @@ from attn_reg_plugin.labelled import AT_EVALUATION, Corruption, LabelledTask, Sa
 
 
 @dataclass
-class TrainingExamplesConfig(FairseqDataclass):
-    """The flags."""
+class TrainingPartConfig(FairseqDataclass):
+    """The flags that tasks of translation have, too: which part of the training set is trained on."""
 
     train_examples: int = field(
         default=0, metadata={"help": "train on N examples only, drawn at random, the same for every --seed; 0: on all"}
@@ -21,15 +21,17 @@ class TrainingExamplesConfig(FairseqDataclass):
     train_fraction: float = field(
         default=1.0, metadata={"help": "train on this share of the examples only, drawn at random; in (0, 1]"}
     )
+    train_sample_seed: int = field(
+        default=1, metadata={"help": "seed of all that is drawn at random of the training examples"}
+    )
+
+
+@dataclass
+class TrainingExamplesConfig(TrainingPartConfig):
+    """The flags of labelled text."""
+
     train_per_class: int = field(
         default=0, metadata={"help": "train on at most N examples of every class, drawn at random; 0: on all"}
-    )
-    train_sample_seed: int = field(
-        default=1,
-        metadata={
-            "help": "seed of what --train-examples, --train-fraction or --train-per-class draws, and of --held-out, "
-            "--label-noise and --shortcut"
-        },
     )
     held_out: float = field(
         default=0.0,

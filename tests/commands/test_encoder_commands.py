@@ -15,8 +15,11 @@ import torch
 from attn_reg_plugin.checkpoints import find_checkpoint
 from attn_reg_plugin.cli import main
 from attn_reg_plugin.commands import predict
+from attn_reg_plugin.experiments import robustness_table
+from attn_reg_plugin.experiments.report_runs import compared, read_experiments
 from attn_reg_plugin.experiments.robustness import evaluate, folding
 from attn_reg_plugin.experiments.trained import Trained
+from attn_reg_plugin.files import read_json, write_json
 from attn_reg_plugin.labelled import TextExample, find_task, read_file
 from tests.models.hf_folders import tokenizer
 
@@ -54,6 +57,113 @@ def test_three_labels_are_folded_to_two(trained: Trained, tmp_path: Path, monkey
         "subsequence, non-entailment": 100.0,
     }
     assert evaluate(trained, "hans", str(path)) == figures
+
+
+def fine_tuned(folder: Path, task: str = "mnli", **more: object) -> Path:
+    """A finished run of `attn-reg finetune`, as far as its files go."""
+    (folder / "checkpoints").mkdir(parents=True)
+    (folder / "checkpoints" / "checkpoint_best.pt").write_text(folder.name)
+    settings = {"task": task, "data": "d", "model": "m", "seed": int(folder.name[-1]), "flags": "--lr 1", **more}
+    write_json(folder / "run.json", settings)
+    write_json(folder / "result.json", {"training": {"scores": {"accuracy": 1.0}}})
+    return folder
+
+
+@pytest.fixture
+def evaluated(trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, list[str]]:
+    """Four finished runs and one that is not, and the names of the runs whose models are loaded."""
+    out, loaded = tmp_path / "mnli", []
+    out.mkdir()
+    write_json(out / "results.json", {"methods": [{"method": m, "title": m.upper()} for m in ("plain", "own")]})
+    for name in ("own-seed1", "own-seed2", "plain-seed1", "plain-seed2"):
+        fine_tuned(out / name)
+    (out / "own-seed3").mkdir()
+    write_json(out / "own-seed3" / "run.json", {"task": "mnli"})
+    rows = [("entailment", "b"), ("non-entailment", "b"), ("non-entailment", "a/c"), ("entailment", "a/c")]
+    lines = [HANS, *(f"{label}\tw1 w2\tw3\t{group}\tx" for label, group in rows)]
+    (tmp_path / "hans.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    #: run -> its decisions: right are 3 and 4 of the method's, 2 and 2 of plain training's
+    decisions = {"own-seed1": [0, 1, 2, 1], "own-seed2": [0, 1, 2, 0], "plain": [0, 0, 0, 0]}
+
+    def load(run: Path, cpu: bool) -> Trained:
+        loaded.append(run.name)
+        say(trained, decisions[run.name if run.name in decisions else "plain"], monkeypatch)
+        return trained
+
+    monkeypatch.setattr(robustness_table, "load_trained", load)
+    return out, loaded
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def test_all_runs_of_a_comparison_are_a_table(
+    evaluated: tuple[Path, list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, loaded = evaluated
+    line = ["evaluate", str(out), "--on", "hans", "--data", str(tmp_path / "hans.txt"), "--cpu"]
+    with pytest.MonkeyPatch.context() as patch:  # interrupted in the third run, whose measuring has begun
+        measure = robustness_table.predict
+        patch.setattr(robustness_table, "predict", lambda *args: measure(*args) if len(loaded) < 3 else interrupt())
+        assert main(line) == 130 and len(loaded) == 3 and not (out / "hans" / "results.json").exists()
+    assert "interrupted; the same command goes on" in capsys.readouterr().out
+    assert main(line) == 0
+    assert loaded == ["plain-seed1", "plain-seed2", "own-seed1", "own-seed1", "own-seed2"]
+    loaded.clear()
+    said = capsys.readouterr().out
+    assert "own-seed3 is not finished, so it is left out" in said and "1/4 PLAIN, seed 1: accuracy 50.00 (was" in said
+    content = read_json(out / "hans" / "results.json")
+    own = content["methods"][1]
+    assert (own["title"], own["seeds"], own["figures"]["test"]["accuracy"]["mean"]) == ("OWN", 2, 87.5)
+    assert own["figures"]["a/c, entailment"]["accuracy"] == {"mean": 50.0, "std": pytest.approx(70.71, abs=0.01)} | {
+        "seeds": 2
+    }
+    found = own["differences"]["test"]["accuracy"]
+    assert (found["mean"], found["seeds"], found["drawn"]) == (37.5, 2, "seeds and examples")
+    assert own["differences"]["a/c"]["accuracy"]["mean"] == 25.0 and found["low"] < 37.5 < found["high"]
+    table = (out / "hans" / "results.md").read_text(encoding="utf-8")
+    assert table.startswith("| method | accuracy | accuracy − plain | accuracy a/c | accuracy b | seeds |")
+    assert "| OWN | *87.50 ± 17.68* | *+37.50 [" in table and "three labels are folded to two" in table
+    (experiment,) = read_experiments([out / "hans"])
+    assert experiment.title == "mnli → hans" and experiment.scores == ["accuracy", "accuracy a/c", "accuracy b"]
+    assert compared(experiment, experiment.groups[1], "accuracy").interval == (found["low"], found["high"])
+    assert main(["power", str(out / "hans" / "results.json")]) == 0
+    assert "+37.50" in capsys.readouterr().out, "the table is a pilot for the number of seeds, too"
+    # nothing is measured again but what has another checkpoint
+    assert main(line) == 0 and not loaded
+    assert capsys.readouterr().out.count("(was done)") == 4 and read_json(out / "hans" / "results.json") == content
+    (out / "own-seed2" / "checkpoints" / "checkpoint_best.pt").write_text("other")
+    assert main(line) == 0 and loaded == ["own-seed2"]
+    # several runs do as well
+    runs = [str(out / name) for name in ("plain-seed1", "own-seed1")]
+    assert main(["evaluate", *runs, *line[2:], "--out", str(tmp_path / "two")]) == 0
+    assert loaded == ["own-seed2", "plain-seed1", "own-seed1"]
+    assert read_json(tmp_path / "two" / "results.json")["methods"][1]["differences"]["test"]["accuracy"]["seeds"] == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["{}/gone", "{}/mnli"], "{}/gone is no finished run of attn-reg finetune, and no folder with such runs in it"),
+        (["{}/mnli/own-seed3", "{}/mnli"], "{}/mnli/own-seed3 is no finished run of attn-reg finetune"),
+        (["{}/mnli/own-seed1", "{}/b/own-seed2"], "--out is missing: the runs lie in several folders"),
+        (["{}/mnli", "--out", "{}/x.json"], "--out is {}/x.json, but the table of several runs is a folder"),
+        (["{}/mnli", "{}/b/own-seed2", "--out", "o"], "{}/b/own-seed2: hans tests classifiers, but the model is one"),
+        (["{}/mnli", "{}/c/own-seed2", "--out", "o"], "plain-seed1 and {}/c/own-seed2 differ in the pretrained model"),
+        (["{}/mnli", "{}/mnli/own-seed1"], "{}/mnli/own-seed1 and {}/mnli/own-seed1 are the same method and seed"),
+        (["{}/mnli", "--split", "gone", "--data", "{}"], "for the split 'gone' of task hans"),
+    ],
+)
+def test_runs_that_are_no_table(
+    words: list[str], said: str, evaluated: tuple[Path, list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fine_tuned(tmp_path / "b" / "own-seed2", "stsb")
+    fine_tuned(tmp_path / "c" / "own-seed2", model="other")
+    words = [word.replace("{}", str(tmp_path)) for word in words]
+    assert main(["evaluate", "--on", "hans", "--data", str(tmp_path / "hans.txt"), *words]) == 2
+    assert said.replace("{}", str(tmp_path)) in capsys.readouterr().err
+    assert not evaluated[1] and not (evaluated[0] / "hans").exists(), "refused before anything is measured"
 
 
 @pytest.mark.parametrize("trained", ["qqp"], indirect=True)

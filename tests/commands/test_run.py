@@ -98,6 +98,11 @@ def test_a_model_is_converted_once_and_a_folder_belongs_to_one(tmp_path: Path) -
         ("prepare wmt: {}\ncompare: {data: d, out: o}", [], "unknown step 'prepare wmt'; the steps are"),
         ("compare: {data: '${gone}', out: o}", [], "Interpolation key 'gone' not found"),
         ("compare: {data: d, out: o}\nepochs: 3", [], "c.yaml: unknown key 'epochs': it is in no section"),
+        (
+            "prepare wmt16: {pair: en-ro, source: s, out: o, long_pairs: x}",
+            [],
+            "c.yaml: long_pairs is 'x', but must be one",
+        ),
         ("compare: {data: d, out: o}\nfinetun: {}", [], "c.yaml: unknown step 'finetun'; the steps are: convert"),
     ],
 )
@@ -113,7 +118,19 @@ def test_refusals(
     ("section", "settings", "said"),
     [
         ("compare", "data: d, epoch: 3", "unknown setting 'epoch'; the settings are: "),
-        ("compare", "data: d, metric: rouge", "metric is 'rouge', but must be one of loss, nll_loss, bleu"),
+        ("compare", "data: d, metric: rouge", "metric is 'rouge', but must be one of loss, nll_loss, bleu, chrf"),
+        (
+            "compare",
+            "data: d, lr_scheduler: steps",
+            "lr_scheduler is 'steps', but must be one of linear, fixed, cosine",
+        ),
+        ("compare", "data: d, train_fraction: 0", "train_fraction is 0.0, but must lie in (0, 1]"),
+        ("compare", "data: d, train_examples: 1.5", "train_examples is 1.5, but must be a whole number"),
+        (
+            "compare",
+            "data: d, train_fraction: 0.5, train_examples: 3",
+            "train_fraction: --train-examples and --train-fraction cannot be given together",
+        ),
         ("compare", "data: d, methods: 'plain,magic'", "methods: unknown method 'magic'; the methods are: untuned"),
         ("compare", "data: d, methods: {ad_drop: {r: 1}}", "methods: ad_drop: unknown setting 'r'; the settings"),
         ("compare", "data: d, methods: {ad_drop: {p: 1.5}}", "methods: ad_drop: p is 1.5, but must lie in [0, 1]"),

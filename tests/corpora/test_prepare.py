@@ -105,6 +105,27 @@ def test_the_manifest_says_what_was_done(prepared: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_fairseq")
+def test_long_pairs_are_left_out_or_cut_on_both_sides(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of the training set alone; what is cut is the beginning of the same pieces."""
+    source, found = write_corpus(tmp_path / "c"), {}
+    for long_pairs in ("drop", "truncate"):
+        out = tmp_path / long_pairs
+        data = prepare(wanted(source, out, max_pieces=10, long_pairs=long_pairs))
+        whole = prepare(wanted(source, tmp_path / "whole"))["splits"]
+        found[long_pairs] = data["splits"]["train"]
+        assert data["splits"]["valid"] == whole["valid"] and data["splits"]["test"] == whole["test"]
+        assert ("long_pairs" in data["request"]) == (long_pairs == "truncate"), "as earlier versions recorded it"
+    cut, left = found["truncate"], found["drop"]
+    assert (cut["kept"], cut["dropped"]["too_long"]) == (160, 0) and cut["truncated"] == left["dropped"]["too_long"] > 9
+    assert f"train (train): 160 pairs, {cut['truncated']} truncated" in capsys.readouterr().out
+    for language in ("en", "ro"):
+        every = [line.split() for line in lines(tmp_path / "whole" / "pieces" / f"train.{language}")]
+        assert [line.split() for line in lines(tmp_path / "truncate" / "pieces" / f"train.{language}")] == [
+            pieces[:10] for pieces in every
+        ]
+
+
+@pytest.mark.usefixtures("no_fairseq")
 def test_the_same_request_gives_the_same_manifest_anywhere(tmp_path: Path) -> None:
     for name in ("one", "two"):
         prepare(wanted(write_corpus(tmp_path / name), tmp_path / f"{name}-out"))

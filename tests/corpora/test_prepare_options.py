@@ -24,6 +24,7 @@ REFUSED = {
     "--vocab-size 4": "--vocab-size 4: it must be above 4",
     "--character-coverage 0": "--character-coverage 0.0: it must be above 0 and at most 1",
     "--max-pieces 0": "--max-pieces 0: it must be at least 1",
+    "--long-pairs cut": "--long-pairs is 'cut', but must be one of drop, truncate",
     "--max-ratio 0.5": "--max-ratio 0.5: it must be at least 1",
     "--workers 0": "--workers 0: it must be at least 1",
     "--romanian all": "--romanian all: it must be one of cedilla, no-diacritics, none",

@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+pytest.importorskip("fairseq")
+
+from fairseq import metrics, tasks
+from fairseq.criterions.cross_entropy import CrossEntropyCriterion
+from sacrebleu.metrics import CHRF
 
 from attn_reg_plugin import configuration
 from attn_reg_plugin.cli import build_parser, main
 from attn_reg_plugin.experiments import runs
+from attn_reg_plugin.experiments.checks import check_runs
+from attn_reg_plugin.experiments.methods import select_methods
 from attn_reg_plugin.experiments.recipe import Recipe
 from attn_reg_plugin.experiments.translation import TranslationComparison
+from attn_reg_plugin.tasks.attn_reg_task import SEEN
+from attn_reg_plugin.tasks.dry_run import parse_command
 from tests.experiments.toy_corpus import SIZES, empty_corpus, make_corpus
 
 SIZE_FLAGS = {"layers": 1, "embed-dim": 16, "ffn-dim": 32, "heads": 2, "epochs": 2, "max-tokens": 200, "warmup": 10}
@@ -58,7 +70,9 @@ def test_seeds() -> None:
         (["--jobs", "0"], "--jobs is 0, but must be at least 1"),
         (["--dropout", "1.0"], r"--dropout is 1.0, but must lie in \[0, 1\)"),
         (["--lr", "0"], "--lr is 0.0, but must be above 0"),
-        (["--lr-scheduler", "cosine"], "--lr-scheduler is 'cosine', but must be one of inverse_sqrt"),
+        (["--lr-scheduler", "steps"], "--lr-scheduler is 'steps', but must be one of linear, fixed, cosine, inverse"),
+        (["--train-fraction", "2"], r"--train-fraction is 2.0, but must lie in \(0, 1\]"),
+        (["--train-fraction", ".2", "--train-examples", "9"], "--train-examples and --train-fraction cannot be given"),
         *(
             ([f"--{name}", value], f"--{name} is {value}, but must")
             for name in ("lr", "weight-decay", "dropout", "clip-norm", "label-smoothing")
@@ -71,6 +85,117 @@ def test_seeds() -> None:
 def test_a_bad_recipe_is_refused(words: list[str], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         parsed("data", "--out", "runs", *words)
+
+
+def test_the_default_course_of_the_learning_rate_is_as_ever() -> None:
+    said = " ".join(Recipe().optimization(pairs=100))
+    assert "--lr 0.0005 --lr-scheduler inverse_sqrt --warmup-updates 4000 --warmup-init-lr 1e-07 --max-tokens" in said
+    said = " ".join(Recipe(lr_scheduler="polynomial_decay", batch_size=16, epochs=3, warmup=5).optimization(pairs=33))
+    assert "--lr-scheduler polynomial_decay --warmup-updates 5 --max-tokens 4096" in said
+    assert said.endswith("--batch-size 16 --total-num-update 9 --distributed-world-size 1")
+
+
+def planned(corpus: Path, *words: str, methods: str = "plain") -> list[runs.Run]:
+    return parsed(str(corpus), "--out", str(corpus / "out"), *SMALL, *words).plan(select_methods(methods))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["--lr-scheduler", "linear", "--batch-size", "16"],
+            "polynomial_decay --warmup-updates 10 --total-num-update 14 ",
+        ),
+        (
+            ["--lr-scheduler", "cosine", "--max-tokens", "60"],
+            "cosine --warmup-updates 10 --lr-period-updates {updates} ",
+        ),
+        (["--lr-scheduler", "fixed"], "--lr-scheduler fixed --warmup-updates 10 --max-tokens"),
+        (["--metric", "chrf"], "--eval-chrf --eval-bleu-args .*--best-checkpoint-metric chrf --maximize"),
+        (["--train-examples", "30"], "--train-examples 30 --cpu"),
+        (
+            ["--train-fraction", "0.25", "--lr-scheduler", "linear", "--batch-size", "4"],
+            "--total-num-update 14 .*--train-fraction 0.25 --train-sample-seed 2 ",
+        ),
+    ],
+)
+def test_settings_become_flags_that_fairseq_takes(words: list[str], said: str, corpus: Path) -> None:
+    (run,) = planned(corpus, "--seeds", "2", *words)
+    # batches of at most 60 tokens a side: what fairseq makes of sentences of 3 to 7 tokens
+    counted = {"updates": str(2 * len(batches(corpus, 60)) - 10)}
+    assert re.search(said.format(**counted), " ".join(run.train_command()))
+    check_runs([run])
+
+
+def batches(corpus: Path, max_tokens: int) -> list[int]:
+    """The sizes of the batches that the sorted sentences of the training set make, one after the other."""
+    lengths = sorted(len(line.split()) + 1 for line in (corpus / "pieces" / "train.en").read_text().splitlines())
+    found, longest = [0], 0
+    for length in lengths:
+        longest = max(longest, length)
+        if (found[-1] + 1) * longest > max_tokens:
+            found, longest = [*found, 0], length
+        found[-1] += 1
+    return found
+
+
+def test_a_warm_up_as_long_as_the_training_is_refused(corpus: Path) -> None:
+    with pytest.raises(ValueError, match="warmup is 10, but must be below the 2 updates of the training, with which"):
+        planned(corpus, "--lr-scheduler", "linear", "--max-tokens", "4000")
+
+
+def set_up(run: runs.Run) -> Any:
+    """The task of a run's training, and its model."""
+    args = parse_command(run.train_command(), "training")
+    vars(args).update({f"attn_{name}": None for name, _ in SEEN})  # which fairseq fills in later
+    task = tasks.setup_task(args)
+    return task, task.build_model(args)
+
+
+def test_every_seed_trains_on_pairs_of_its_own(corpus: Path) -> None:
+    """As fairseq-train reads them, whenever it does: a quarter, the same for every method, and in batches."""
+    whole, _ = set_up(planned(corpus)[0])
+    whole.load_dataset("train")
+    pairs = [(row["source"].tolist(), row["target"].tolist()) for row in whole.dataset("train")]
+    found = []
+    for run in planned(corpus, "--seeds", "1,2", "--train-fraction", "0.25", methods="plain,ad_drop"):
+        task, _ = set_up(run)
+        for _ in range(2):  # as a training that goes on does
+            task.load_dataset("train")
+            dataset = task.dataset("train")
+            drawn = [(row["source"].tolist(), row["target"].tolist()) for row in dataset]
+            assert len(drawn) == 25 and [len(row[0]) for row in drawn] == dataset.src_sizes.tolist()
+            places = [pairs.index(pair) for pair in drawn]
+            assert places == sorted(places), "in their order"
+            found.append(drawn)
+        iterator = task.get_batch_iterator(dataset, max_tokens=60, max_positions=task.max_positions())
+        rows = [ids for batch in iterator.next_epoch_itr() for ids in batch["net_input"]["src_tokens"].tolist()]
+        assert sorted([one for one in ids if one != 1] for ids in rows) == sorted(row[0] for row in drawn)
+        task.load_dataset("valid")
+        assert len(task.dataset("valid")) == SIZES["valid"]
+    assert found[0] == found[1] == found[2] == found[3] != found[4] == found[5] == found[6] == found[7]
+    (fixed,), (other,) = (planned(corpus, "--seeds", seed, "--train-examples", "9") for seed in "12")
+    assert fixed.train_flags == other.train_flags, "so many are the same for every seed"
+
+
+def test_chrf_of_a_validation_set_is_sacrebleus(corpus: Path) -> None:
+    """Summed over batches, as sacrebleu has it of all translations."""
+    short = ["--", "--eval-bleu-args", '{"beam": 2, "max_len_b": 5}']
+    task, model = set_up(planned(corpus, "--metric", "chrf", *short)[0])
+    task.load_dataset("valid")
+    criterion, scores = CrossEntropyCriterion(task, sentence_avg=False), []
+    for size in (3, 20):
+        batches = task.get_batch_iterator(task.dataset("valid"), max_sentences=size, disable_iterator_cache=True)
+        samples = list(batches.next_epoch_itr(shuffle=False))
+        with metrics.aggregate(new_root=True) as found:
+            logs = [task.valid_step(sample, model.eval(), criterion)[2] for sample in samples]
+            task.reduce_metrics(logs, criterion)
+        scores.append(found.get_smoothed_values()["chrf"])
+    assert len(samples) == 1 and scores[0] == scores[1] > 0
+    generated = task.inference_step(task.validation_chrf.generator, [model], samples[0])
+    text = [task.tgt_dict.string(best[0]["tokens"], "sentencepiece") for best in generated]
+    gold = [task.tgt_dict.string(target[target != 1], "sentencepiece") for target in samples[0]["target"]]
+    assert scores[1] == round(CHRF().corpus_score(text, [gold]).score, 2)
 
 
 def test_embeddings_are_shared_as_the_dictionary_allows() -> None:

@@ -97,11 +97,13 @@ def test_the_settings_of_ad_drop() -> None:
     for pair, p, q in (("en-ro", 0.2, 0.2), ("tr-en", 0.6, 0.1)):
         _, corpus, compared = settings("ad_drop_table_2_translation", "--pair", pair)
         assert compared.methods["ad_drop"] == {"p": p, "q": q, "sites": "encoder.self"}
-        assert (corpus.max_pieces, compared.metric, compared.epochs, compared.lr) == (128, "bleu", 5, 2e-5)
+        assert (corpus.max_pieces, corpus.long_pairs) == (128, "truncate")
+        assert (compared.metric, compared.epochs, compared.lr, compared.lr_scheduler) == ("bleu", 5, 2e-5, "linear")
     assert all(one.seeds == (1, 2, 3, 4, 5) for one in settings("ad_drop_table_3"))
     assert {one.train_per_class for one in settings("ad_drop_table_5")} == {16, 64, 256}
-    tests = {step.on for step in settings_of_commands("ad_drop_table_6")}
-    assert tests == {"hans", "paws-x"}
+    tests = {(step.on, *map(str, step.run_folder)) for step in settings_of_commands("ad_drop_table_6")}
+    out = "runs/papers/ad_drop_table_6"
+    assert tests == {("hans", f"{out}/mnli"), ("paws-x", f"{out}/qqp")}, "all runs of each"
     for name, words in (("ad_drop_figure_4", []), ("ad_drop_figure_6", ["--task", "rte"])):
         (sweep,) = settings(name, *words)
         space = {dimension.key: list(dimension.values) for dimension in sweep.dimensions}
@@ -191,7 +193,7 @@ def test_each_is_every_combination(tmp_path: Path) -> None:
     )
     found = [step.args[1] for step in plan(path, [], COMMAND_STEPS)]
     assert [str(one.out) for one in found[::3]] == ["o/1x", "o/1y", "o/2x", "o/2y"]
-    assert [str(one.run_folder) for one in found[1:3] + found[4:6]] == ["o/r-x-1", "o/r-x-2", "o/r-y-1", "o/r-y-2"]
+    assert [str(*one.run_folder) for one in found[1:3] + found[4:6]] == ["o/r-x-1", "o/r-x-2", "o/r-y-1", "o/r-y-2"]
     chosen = plan(path, ["--a", "2,7", "--b", "y"], COMMAND_STEPS)
     assert [str(step.args[1].out) for step in chosen[::3]] == ["o/2y", "o/7y"]
     toy = plan(path, ["--toy"], COMMAND_STEPS)
@@ -210,6 +212,12 @@ def test_each_is_every_combination(tmp_path: Path) -> None:
             "evaluate: unknown setting 'dat'; the settings are: run_folder",
         ),
         ("evaluate: {run_folder: r, on: snli, data: d}", "evaluate: argument --on: invalid choice: 'snli'"),
+        ("evaluate: {run_folder: r, on: hans, data: d}", "evaluate: data: the data folder d does not exist"),
+        ("evaluate: {run_folder: r, on: hans, data: hub, batch_size: 0}", "argument --batch-size: it is '0', but must"),
+        (
+            "finetune: {task: rte, data: d, out: o}\nevaluate: {run_folder: o, on: paws-x, data: hub}",
+            "evaluate: on: the model's label 'entailment' means nothing in paws-x",
+        ),
         ("evaluate: {on: hans, data: d}", "evaluate: the following arguments are required: RUN"),
         ("bench: 5", "bench is 5, but must be a mapping of settings"),
         ("report curves: {run_log: r}", "report curves: the following arguments are required: --out"),
