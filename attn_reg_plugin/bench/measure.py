@@ -27,6 +27,8 @@ from attn_reg_plugin.regularizers.base import Regularizer, build
 #: what seconds are: elapsed time, or the process's own CPU time, which hardly depends on other load
 CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
 
+#: updates of the training that a measured step is the beginning of, for schedules that stretch over it
+_LONG = 1_000_000
 #: seconds by repeat
 Seconds = dict[int, float]
 #: runs a step, and gives the seconds per update of its parts if it times them
@@ -56,6 +58,7 @@ def _attached(row: Row, work: Workload, light: bool) -> Iterator[Regularizer | N
     with regularizer.attach(work.model):
         regularizer.supply(**work.supplied)
         regularizer.bind(BenchTraining(work))
+        regularizer.begin_training(_LONG)
         if row.primed is not None:
             regularizer.begin_epoch(row.primed)
             work.model.train()

@@ -74,13 +74,20 @@ def differences(runs: Sequence[Any]) -> dict[str, dict[str, dict[str, Difference
     if not pairs:
         return {}
     examples = {id(one): one.examples() for found in pairs.values() for pair in found for one in pair}
-    return {name: _of_method(found, examples) for name, found in pairs.items()}
+    return {name: paired(found, examples) for name, found in pairs.items()}
 
 
-def _of_method(
-    pairs: Sequence[tuple[Any, Any]], examples: Mapping[int, Mapping[str, Mapping[str, Examples]]]
+def paired(
+    pairs: Sequence[tuple[Any, Any]], examples: Mapping[int, Mapping[str, Mapping[str, Examples]]] | None = None
 ) -> dict[str, dict[str, Difference]]:
-    """Those of one method; what all its pairs have examples of is drawn together."""
+    """Those of one method, by subset and metric; what all its pairs have examples of is drawn together.
+
+    Args:
+        pairs: of each seed the method's run and the one that it is compared with; all have the same figures.
+        examples: what `examples()` gave, by the id of the run; by default it is asked for.
+    """
+    if examples is None:
+        examples = {id(one): one.examples() for pair in pairs for one in pair}
     figures = [(one.figures(), other.figures()) for one, other in pairs]
     found: dict[str, dict[str, Difference]] = {}
     for subset, names in figures[0][0].items():

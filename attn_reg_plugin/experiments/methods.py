@@ -21,6 +21,9 @@ TASK = "attn_reg_translation"
 #: training starts from, and validates and keeps it like the others.
 UNTUNED = "untuned"
 START = "--finetune-from-model"
+OWN_DROPOUT = "--attention-dropout"
+#: what a configuration may say of any method
+_ANY_METHOD = ("like", "title", "flags")
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,7 @@ class Method:
 
     Attributes:
         regularizer, options: the registered method behind it and its options; none behind plain training.
+        earlier, together: see `Preset`.
     """
 
     name: str
@@ -36,6 +40,8 @@ class Method:
     flags: tuple[str, ...]
     regularizer: str | None = None
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict, compare=False)
+    earlier: tuple[str, ...] = dataclasses.field(default=(), compare=False)
+    together: tuple[str, ...] = dataclasses.field(default=(), compare=False)
 
     @property
     def settings(self) -> dict[str, tuple[str, str]]:
@@ -58,13 +64,20 @@ def _without_regularizer(name: str, title: str, *flags: str) -> Method:
     return Method(name, title, ("--attn-reg", "none", *flags))
 
 
-#: what needs no regularizer; the attention dropouts with a number are those that AttendOut's tables compare with
+def _own_dropout(ending: str, p: str) -> Method:
+    """The model's own attention dropout set to p by fairseq's flag; the registered method adds to it."""
+    name = f"attention_dropout{ending}"
+    method = _without_regularizer(f"own_{name}", f"own {name.replace('_', ' ')}", OWN_DROPOUT, p)
+    return dataclasses.replace(method, earlier=(name,))
+
+
+#: what needs no regularizer
 BASELINES = (
     _without_regularizer(UNTUNED, "untuned", "--max-update", "1"),
     _without_regularizer("plain", "plain"),
-    _without_regularizer("attention_dropout", "attention dropout", "--attention-dropout", "0.3"),
-    _without_regularizer("attention_dropout_0.1", "attention dropout 0.1", "--attention-dropout", "0.1"),
-    _without_regularizer("attention_dropout_0.2", "attention dropout 0.2", "--attention-dropout", "0.2"),
+    _own_dropout("", "0.3"),
+    _own_dropout("_0.1", "0.1"),
+    _own_dropout("_0.2", "0.2"),
 )
 
 
@@ -77,7 +90,8 @@ def known_methods(without: Iterable[str] = ()) -> dict[str, Method]:
 
 
 def _of_preset(name: str, preset: Preset) -> Method:
-    return Method(preset.name, preset.title, tuple(fairseq_flags(name, preset.options)), name, preset.options)
+    flags = tuple(fairseq_flags(name, preset.options))
+    return Method(preset.name, preset.title, flags, name, preset.options, preset.earlier, preset.together)
 
 
 def fairseq_flags(name: str, options: Mapping[str, Any]) -> list[str]:
@@ -143,6 +157,7 @@ def select_methods(
     if not wanted:
         raise ValueError(f"--methods is empty; the methods are: {', '.join(table)}")
     chosen = {str(name): _configured(str(name), settings, table) for name, settings in wanted.items()}
+    own = {name for name, settings in wanted.items() if _options_given(settings)}
     for override in overrides:
         name, separator, flags = override.partition("=")
         if not separator:
@@ -150,8 +165,29 @@ def select_methods(
         if name not in chosen:
             raise ValueError(f"--method-flags names {name!r}, which is not among --methods {','.join(chosen)}")
         words = split_flags("--method-flags", flags)
+        if name not in own:
+            _refuse_earlier_meaning(f"--method-flags {override}", name, words, table)
         chosen[name] = dataclasses.replace(chosen[name], flags=(*chosen[name].flags, *words))
     return list(chosen.values())
+
+
+def _options_given(settings: Any) -> bool:
+    """Whether the settings of a method in a configuration have any of its options."""
+    return isinstance(settings, Mapping) and bool(set(settings) - set(_ANY_METHOD))
+
+
+def _refuse_earlier_meaning(where: str, name: str, words: Sequence[str], table: Mapping[str, Method]) -> None:
+    """Refuse `attention_dropout` with nothing but the flag of the model's own: it was the name of that row.
+
+    Raises:
+        ValueError: it is so; the sentence has the row's present name.
+    """
+    now = next((row.name for row in table.values() if name in row.earlier and row.regularizer is None), None)
+    if now and name in table and OWN_DROPOUT in [word.partition("=")[0] for word in words]:
+        raise ValueError(
+            f"{where}: {name} is the method of that name, which adds to the model's own attention dropout; the row "
+            f"that sets it by {OWN_DROPOUT} is called {now} now (or give {name} its p as well)"
+        )
 
 
 def _configured(name: str, settings: Any, table: Mapping[str, Method]) -> Method:
@@ -168,12 +204,14 @@ def _configured(name: str, settings: Any, table: Mapping[str, Method]) -> Method
     base = find_method(like, table)
     if not re.fullmatch(r"[\w.+-]+", name):
         raise ValueError(f"methods: {name!r} isn't a name for a folder; use letters, digits, '_', '-', '+' and '.'")
-    own = {str(key): value for key, value in settings.items() if key not in ("like", "title", "flags")}
+    own = {str(key): value for key, value in settings.items() if key not in _ANY_METHOD}
     options = _options(name, base, own)
     flags = fairseq_flags(base.regularizer, options) if base.regularizer else base.flags
-    flags = (*flags, *split_flags(f"methods: {name}: flags", str(settings.get("flags") or "")))
+    more = split_flags(f"methods: {name}: flags", str(settings.get("flags") or ""))
+    if not own:
+        _refuse_earlier_meaning(f"methods: {name}", like, more, table)
     title = str(settings.get("title", base.title if like == name else name))
-    return Method(name, title, flags, base.regularizer, options)
+    return Method(name, title, (*flags, *more), base.regularizer, options, base.earlier if name == base.name else ())
 
 
 def find_method(name: str, table: Mapping[str, Method]) -> Method:
@@ -183,10 +221,11 @@ def find_method(name: str, table: Mapping[str, Method]) -> Method:
         ValueError: an unknown one; or some that cannot act together.
     """
     parts = []
+    earlier = {before: method for method in table.values() for before in method.earlier}
     for one in name.split("+"):
-        if one not in table:
+        if one not in table and one not in earlier:
             raise ValueError(f"unknown method {one!r}; the methods are: {', '.join(table)}")
-        parts.append(table[one])
+        parts.append(table[one] if one in table else earlier[one])
     if len(parts) == 1:
         return parts[0]
     bare = next((part.name for part in parts if part.regularizer is None), None)
@@ -210,10 +249,12 @@ def _options(name: str, base: Method, given: Mapping[str, Any]) -> dict[str, Any
     several = base.regularizer is not None and "+" in base.regularizer
     methods = base.regularizer.split("+") if base.regularizer else []
     known = base.settings
-    options = {method: dict(base.options.get(method, {}) if several else base.options) for method in methods}
+    dropped = base.together if set(base.together) & set(given) else ()
+    kept = {option: value for option, value in base.options.items() if option not in dropped}
+    options = {method: dict(base.options.get(method, {}) if several else kept) for method in methods}
     for key, value in given.items():
         if key not in known:
-            allowed = ", ".join(["like", "title", "flags", *known])
+            allowed = ", ".join([*_ANY_METHOD, *known])
             raise ValueError(f"methods: {name}: unknown setting {key!r}; the settings are: {allowed}")
         method, option = known[key]
         holders = [one for one in methods if REGISTRY[one].needs_sites] if key == "sites" and several else [method]

@@ -56,6 +56,11 @@ def read_predictions(path: Path, task: LabelledTask) -> tuple[np.ndarray, np.nda
     return predicted, gold
 
 
+def labels_in(path: Path) -> tuple[str, ...]:
+    """The labels that a file of predictions names, sorted: of tasks that took theirs from the training file."""
+    return tuple(sorted({label for text in read_lines(path)[1:] for label in text.split("\t") if label}))
+
+
 def write_predictions(run: Path, source: str, subsets: Sequence[str], cpu: bool) -> None:
     """Predict with the best checkpoint of a run.
 

@@ -118,8 +118,9 @@ def _row(experiment: Experiment, group: Group, scores: Sequence[str]) -> str:
     cells.append(f"<td>{statistics.fmean(epochs):.3g}</td>" if epochs else f"<td>{NOTHING}</td>")
     cells.append(_cell(group.seconds, like=[10.0]))
     if base is not None:
-        ratio = statistics.fmean(group.seconds) / statistics.fmean(base.seconds) if base.seconds else None
-        cells.append(f"<td>{NOTHING if ratio is None or not group.seconds else f'{ratio:.2f}'}</td>")
+        timed = group.seconds and base.seconds  # a row that doesn't train has no seconds
+        ratio = f"{statistics.fmean(group.seconds) / statistics.fmean(base.seconds):.2f}" if timed else NOTHING
+        cells.append(f"<td>{ratio}</td>")
     return f'<tr><th scope="row">{escape(group.title)}</th>{"".join(cells)}</tr>'
 
 
@@ -160,12 +161,20 @@ def _notes(experiment: Experiment) -> Iterator[str]:
     )
     if experiment.baseline is not None:
         yield (
-            f"Δ {escape(experiment.baseline.title)}: the mean difference of runs with the same seed, with the 95 % "
-            "interval that the comparison computed, or ± the standard deviation where it has none. s/epoch: with "
-            "fairseq the seconds in updates, without validation and saving; with Trainer all of the training's."
+            f"Δ {escape(experiment.baseline.title)}: the mean difference of runs with the same seed, with its 95 % "
+            f"interval {_how_drawn(experiment)}. s/epoch: with fairseq the seconds in updates, without validation and "
+            "saving; with Trainer all of the training's."
         )
     for name, signature in dict(experiment.published.get("signatures") or {}).items():
         yield f"{escape(str(name))}: {escape(str(signature))}"
+
+
+def _how_drawn(experiment: Experiment) -> str:
+    """What the bootstraps of the page drew."""
+    drawn = {one.drawn for scores in experiment.differences.values() for one in scores.values() if one.interval}
+    most = max(drawn, key=len, default="seeds")
+    fewer = " (of seeds alone where a score isn't one of examples, or these are gone)"
+    return f"in brackets: percentile bootstrap of {most}{fewer if len(drawn) > 1 else ''}; of one seed without it none"
 
 
 # -- pictures -------------------------------------------------------------------------------------------------------
@@ -179,8 +188,8 @@ def _scores(experiment: Experiment) -> Iterator[str]:
         if different is not None:
             caption = (
                 f"{score}: runs against the same seed of {experiment.baseline.title}; the line is the 95 % interval "
+                "of the mean, given in brackets."
             )
-            caption += "of the mean where it is given in brackets, else ± one standard deviation."
             yield _picture(different, f"{score}: difference to {experiment.baseline.title}", caption)
 
 

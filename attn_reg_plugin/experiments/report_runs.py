@@ -7,16 +7,15 @@ method that differ in the seed alone are averaged.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from attn_reg_plugin.experiments.drop_rates import TRAINER_STATE, Rates
-from attn_reg_plugin.experiments.report_logs import TRANSLATION, Figures, figures_of_log, figures_of_trainer, flags_of
+from attn_reg_plugin.experiments.report_logs import Figures, figures_of_log, figures_of_trainer, flags_of
 from attn_reg_plugin.files import read_json
 
 #: folders that hold no runs, and how deep runs are looked for
@@ -105,6 +104,15 @@ class Experiment:
         """The names of what the runs are compared by, the chief one first."""
         return list(dict.fromkeys(name for group in self.groups for run in group.runs for name in run.figures.scores))
 
+    @cached_property
+    def differences(self) -> dict[str, dict[str, Compared]]:
+        """How each group differs from the baseline, by its title and the score; empty without a baseline."""
+        from attn_reg_plugin.experiments.report_differences import Differences
+
+        baseline, reader = self.baseline, Differences()
+        others = [group for group in self.groups if group is not baseline]
+        return {} if baseline is None else {group.title: _of_group(group, baseline, reader) for group in others}
+
     @property
     def curves(self) -> list[str]:
         """The names of the curves that any run has."""
@@ -117,39 +125,29 @@ class Compared:
 
     Attributes:
         values: the differences of runs with the same seed.
-        interval: the ends of the 95 % interval of their mean, where `results.json` of the comparison has it.
+        interval: the ends of the 95 % interval of their mean; None of one seed without examples.
+        drawn: what the interval's bootstrap drew, such as `seeds and examples`.
     """
 
     values: tuple[float, ...]
     interval: tuple[float, float] | None = None
+    drawn: str = ""
 
 
 def compared(experiment: Experiment, group: Group, score: str) -> Compared | None:
     """The differences of a group to the baseline; None where no seed is in both, and of the baseline itself."""
-    baseline = experiment.baseline
-    if baseline is None or group is baseline:
-        return None
-    ours, theirs = group.values(score), baseline.values(score)
-    values = tuple(value - theirs[seed] for seed, value in ours.items() if seed in theirs)
-    return Compared(values, _published_interval(experiment, group, score, values)) if values else None
+    return experiment.differences.get(group.title, {}).get(score)
 
 
-def _published_interval(
-    experiment: Experiment, group: Group, score: str, values: Sequence[float]
-) -> tuple[float, float] | None:
-    """The interval in `results.json`, if it is of these very runs: of as many, with the same mean difference."""
-    row = next((row for row in _rows(experiment.published) if row.get("method") == group.method), {})
-    by_subset = row.get("differences")
-    for subset, metrics in by_subset.items() if isinstance(by_subset, dict) else ():
-        for metric, found in metrics.items() if isinstance(metrics, dict) else ():
-            title = TRANSLATION.get(metric, metric)
-            if score not in (title, f"{title} {subset}") or not isinstance(found, dict):
-                continue
-            mean, *ends = (found.get(name) for name in ("mean", "low", "high"))
-            known = all(isinstance(number, int | float) for number in (mean, *ends))
-            if known and found.get("seeds") == len(values) and math.isclose(mean, fmean(values), abs_tol=1e-6):
-                return float(ends[0]), float(ends[1])
-    return None
+def _of_group(group: Group, baseline: Group, reader: Any) -> dict[str, Compared]:
+    """The differences of a group, by score."""
+    theirs = {run.seed: run for run in baseline.runs if run.seed is not None}
+    pairs = [(run, theirs[run.seed]) for run in group.runs if run.seed in theirs]
+    return {
+        score: Compared(tuple(values), None if None in ends else ends, found.drawn)
+        for score, (values, found) in reader.of(pairs).items()
+        for ends in [(found.low, found.high)]
+    }
 
 
 def read_experiments(paths: Sequence[Path], baseline: str = "plain") -> list[Experiment]:

@@ -19,6 +19,7 @@ from typing import IO, Any, ClassVar
 
 from attn_reg_plugin.experiments import starting
 from attn_reg_plugin.experiments.data_folder import DataFolder, read_lines
+from attn_reg_plugin.experiments.earlier_names import said_difference, take_over
 from attn_reg_plugin.experiments.example_scores import Examples, of_translations
 from attn_reg_plugin.experiments.methods import TASK, UNTUNED, Method
 from attn_reg_plugin.experiments.run_settings import difference_of
@@ -164,6 +165,7 @@ class Run:
             RunError: the folder holds a run with other settings, or another process starts one there.
         """
         path, wanted = self.folder / "run.json", self.settings()
+        take_over(self, wanted, _read, hold)
         self.folder.mkdir(parents=True, exist_ok=True)
         for last in (*[False] * _CLAIMS, True):
             recorded = _read(path)
@@ -180,9 +182,9 @@ class Run:
 
     def _take(self, path: Path, wanted: dict[str, Any]) -> None:
         recorded = _read(path)
-        if recorded and (difference := difference_of(recorded, wanted)):
+        if recorded and (difference := said_difference(recorded, wanted, self.method.name)):
             if self._begun():
-                raise RunError(f"{self.folder} holds a run with other settings ({difference}); {_ADVICE}")
+                raise RunError(f"{self.folder} holds a run with other settings {difference}; {_ADVICE}")
             log = self.folder / "train.log"
             if log.is_file():
                 log.replace(self.folder / "train.failed.log")

@@ -260,6 +260,20 @@ _ROWS = (
         files=_CONLLU_FILES,
         hub=Hub("universal-dependencies/universal_dependencies", "en_ewt", {"3": "upos"}),
     ),
+    # of the user's own licensed files: the word and its tag are the first two columns, whatever follows
+    LabelledTask(
+        "ptb",
+        TAGGING,
+        ("tokens",),
+        "1",
+        None,
+        format="conll",
+        files={
+            "train": ("train.conll", "train.txt"),
+            "valid": ("valid.conll", "dev.conll", "valid.txt", "dev.txt"),
+            "test": ("test.conll", "test.txt"),
+        },
+    ),
     LabelledTask("xpos", TAGGING, ("tokens",), "4", None, format="conllu", files=_CONLLU_FILES),
 )
 

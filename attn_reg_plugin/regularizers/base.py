@@ -158,6 +158,9 @@ class Regularizer:
         drops = [drop_rate(self, site) for site in self.attached_sites]
         return [Quantity("regularized", "forwards"), *self.logged, *drops]
 
+    def begin_training(self, updates: int | None) -> None:
+        """Announce a training of so many optimizer updates in all; None: their number is not known."""
+
     def begin_epoch(self, epoch: int) -> None:
         """Announce an epoch, counted from 1."""
         if epoch < 1:
@@ -181,8 +184,7 @@ class Regularizer:
         """Tell what the next forwards' arguments do not show, such as `targets`; stays until the next call.
 
         Args:
-            supplied: all of it, or
-            fields: those of `Supplied` that are known.
+            supplied, fields: all of it, or those of `Supplied` that are known.
         """
         self.supplied = Supplied(**fields) if supplied is None else supplied
 
@@ -221,8 +223,7 @@ class Regularizer:
         if missing:
             raise ValueError(f"the state isn't one of {self.name}: it lacks {' and '.join(missing)}")
         for key, least in (("epoch", 1), ("updates", 0)):
-            count = state[key]
-            whole = isinstance(count, int) and not isinstance(count, bool) and count >= least
+            whole = isinstance(count := state[key], int) and not isinstance(count, bool) and count >= least
             if not whole and not (key == "epoch" and count is None):
                 raise ValueError(f"the state's {key} is {count!r}, but must be a whole number, at least {least}")
         self.epoch, self.updates = state["epoch"], state["updates"]
@@ -306,8 +307,7 @@ class Regularizer:
     def rehearse(self, forward: Forward) -> None:
         """Try, in a forward that isn't due, what later ones will need, so that a mistake is reported at the start.
 
-        Called once, in the first training forward if that isn't due. Random numbers, statistics and sites are put
-        back afterwards.
+        Called once, in the first training forward if that isn't due; random numbers, statistics, sites are put back.
         """
 
     # -- for methods ------------------------------------------------------------------------------------------------

@@ -103,6 +103,10 @@ class Combination(Regularizer):
 
     # -- what each of them hears ------------------------------------------------------------------------------------
 
+    def begin_training(self, updates: int | None) -> None:
+        """Announce a training of so many updates."""
+        self._tell("begin_training", updates)
+
     def begin_epoch(self, epoch: int) -> None:
         """Announce an epoch, counted from 1."""
         super().begin_epoch(epoch)

@@ -16,32 +16,35 @@ import torch
 from torch import Tensor
 
 from attn_reg_plugin.attention.sites import AttentionSite, FactorSampler
-from attn_reg_plugin.regularizers.base import Preset, Regularizer, option, register
+from attn_reg_plugin.regularizers.base import Preset, option, register
 from attn_reg_plugin.regularizers.probing import Forward
 from attn_reg_plugin.regularizers.scheduled_dropout import Curve
+from attn_reg_plugin.regularizers.timing import STARTS, UNITS, Timed
 
 
 @register("head_drop")
 @dataclass(eq=False)
-class HeadDrop(Regularizer):
+class HeadDrop(Timed):
     """Drop whole attention heads of each example, each with probability p, and rescale the others; never all heads.
 
     Attributes:
         p: probability of dropping a head, in [0, 1]; 0 is plain training, bit for bit, 1 leaves one head.
         turn, end: with both, p is a V over training: p at its start, 0 at `turn`, p again from `end` on. Both 0: p
             throughout.
-        unit: what `turn` and `end` count: `update`, the optimizer updates made so far, from 0; or `epoch`, from 1.
+        unit: what `turn` and `end` count: `update`, the optimizer updates made so far, from 0; `epoch`, from 1; or
+            `progress`, the share of the training, from 0 to 1.
 
     Raises:
-        ValueError: p is out of its range, or `turn` is not between the start and `end`.
+        ValueError: p is out of its range, or `turn` is not between the start and `end`, or `end` is after the training.
     """
 
     presets: ClassVar[tuple[Preset, ...]] = (
         Preset("head_drop", "DropHead 0.2", {"sites": "encoder.self", "p": 0.2}),
         Preset(
             "head_drop_v",
-            "DropHead 0.2, V-shaped over 10 epochs",
-            {"sites": "encoder.self", "p": 0.2, "unit": "epoch", "turn": 3, "end": 10},
+            "DropHead 0.2, V-shaped",
+            # where it turns is chosen here
+            {"sites": "encoder.self", "p": 0.2, "unit": "progress", "turn": 0.3, "end": 1.0},
         ),
     )
 
@@ -49,34 +52,38 @@ class HeadDrop(Regularizer):
     slots: ClassVar[frozenset[str]] = frozenset({"factor"})
 
     p: float = option(0.2, "probability of dropping a head, in [0, 1]", within="[0, 1]")
-    turn: int = option(0, "V-shaped schedule: when p has fallen to 0; 0: p throughout", within="[0, inf)")
-    end: int = option(0, "V-shaped schedule: when p has risen again; 0: p throughout", within="[0, inf)")
-    unit: str = option("update", "what turn and end count", choices=("update", "epoch"))
+    turn: float = option(0, "V-shaped schedule: when p has fallen to 0; 0: p throughout", within="[0, inf)")
+    end: float = option(0, "V-shaped schedule: when p has risen again; 0: p throughout", within="[0, inf)")
+    unit: str = option("update", "what turn and end count; progress: the share of the training", choices=UNITS)
 
     def __post_init__(self) -> None:
         """Check the options."""
         super().__post_init__()
-        start = 0 if self.unit == "update" else 1
+        start = STARTS[self.unit]
         points = ((start, self.p),)
         if self.turn or self.end:
             if not start < self.turn < self.end:
                 raise ValueError(
-                    f"turn is {self.turn} and end is {self.end}, but a V-shaped schedule that counts {self.unit}s "
+                    f"turn is {self.turn:g} and end is {self.end:g}, but a V-shaped schedule that counts {self.unit} "
                     f"needs {start} < turn < end; with both 0, p stays as it is"
                 )
+            if self.unit == "progress" and self.end > 1:
+                raise ValueError(f"end is {self.end:g}, but progress ends at 1, with the training")
             points = ((start, self.p), (self.turn, 0.0), (self.end, self.p))
         self.curve = Curve(points)
 
     def drop_probability(self) -> float:
-        """p at the present update or epoch.
+        """p at the present place in the training.
 
         Raises:
-            RuntimeError: the schedule counts epochs and none was announced.
+            RuntimeError: what the schedule counts was not announced.
         """
-        position = self.updates if self.unit == "update" or not self.turn else self.epoch
-        if position is None:
-            raise RuntimeError("unit='epoch' counts epochs: call regularizer.begin_epoch(epoch) first")
-        return self.curve(position)
+        return self.curve(self.position()) if self.turn else self.p
+
+    def begin_training(self, updates: int | None) -> None:
+        """Announce the number of updates, which only a V over progress needs."""
+        if self.turn:
+            super().begin_training(updates)
 
     def due(self) -> bool:
         """Regularized when anything can be dropped at all."""

@@ -18,11 +18,16 @@ class Preset:
         name: as `--methods` names it.
         title: as tables name it.
         options: of the method; the others have their defaults.
+        earlier: what earlier versions called it; finished runs and configurations of theirs are still understood.
+        together: options that mean something together: where a configuration gives one of them, the others are the
+            method's defaults and not the preset's.
     """
 
     name: str
     title: str
     options: Mapping[str, Any] = field(default_factory=dict)
+    earlier: tuple[str, ...] = ()
+    together: tuple[str, ...] = ()
 
 
 def presets_of(method: type[Regularizer]) -> tuple[Preset, ...]:

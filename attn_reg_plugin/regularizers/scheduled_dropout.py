@@ -20,11 +20,16 @@ from torch import Tensor, nn
 
 from attn_reg_plugin.attention.sites import AttentionSite, SiteSelector
 from attn_reg_plugin.regularizers.attachment import Attachment
-from attn_reg_plugin.regularizers.base import Preset, Regularizer, option, register
+from attn_reg_plugin.regularizers.base import Preset, option, register
 from attn_reg_plugin.regularizers.options import OptionError
 from attn_reg_plugin.regularizers.probing import Forward
+from attn_reg_plugin.regularizers.timing import UNITS, Timed
 
 EXAMPLE = "drop encoder.self: 0:0.6 1000:0.1"
+#: the paper's, over a training of any length and a model of any depth: what its text says of QNLI is that all layers
+#: start at 0.6, the first stays near 0.55, the fourth falls faster, and lower layers drop more. Straight lines and the
+#: 0.11 of the last layer are chosen here, as in examples/scheduled_dropout
+PAPER = "drop encoder.self: 0:0.6 1:0.55..0.11"
 #: how the name of a schedule file ends
 FILES = (".yaml", ".yml")
 #: what an entry's numbers are the probability of; an entry begins with one of these words
@@ -37,17 +42,22 @@ class Curve:
 
     Attributes:
         points: (position, drop probability) pairs; positions from 0 and increasing, probabilities in [0, 1].
+        deepest: drop probabilities of the last layer at the same positions, where layers differ: `points` are those of
+            the first one then, and the others lie between; none: all layers have `points`.
 
     Raises:
         ValueError: there is no point, or one is out of range or out of order.
     """
 
     points: tuple[tuple[float, float], ...]
+    deepest: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         """Check the points."""
         if not self.points:
             raise ValueError(f"a curve needs at least one position:probability, as in {EXAMPLE!r}")
+        for drop in self.deepest:
+            _check_probability("drop", drop)
         last = -math.inf
         for position, drop in self.points:
             if not 0 <= position < math.inf:
@@ -64,6 +74,13 @@ class Curve:
             return self.points[max(after - 1, 0)][1]
         (x0, y0), (x1, y1) = self.points[after - 1 : after + 1]
         return y0 + (y1 - y0) * (position - x0) / (x1 - x0)
+
+    def at_depth(self, share: float) -> Curve:
+        """The curve of a layer; `share` is 0 of the first one and 1 of the last."""
+        if not self.deepest:
+            return self
+        pairs = zip(self.points, self.deepest, strict=True)
+        return Curve(tuple((x, first + (last - first) * share) for (x, first), last in pairs))
 
 
 @dataclass(frozen=True)
@@ -83,8 +100,9 @@ class Schedule:
     def parse(cls, text: str) -> Schedule:
         """Read `drop pattern: position:probability ...`, entries separated by `;` or by lines; `#` starts a comment.
 
-        With the word `keep` instead, the numbers are those of what is kept. A text with braces is taken for YAML, see
-        `read`.
+        With the word `keep` instead, the numbers are those of what is kept. Two numbers, `position:first..last`, are
+        those of the first and the last of the layers that the pattern names; the others lie between, evenly. A text
+        with braces is taken for YAML, see `read`.
 
         Raises:
             ValueError: there is no entry, or one is not of this form.
@@ -133,7 +151,8 @@ class Schedule:
         sites, curves = list(sites), {}
         for selector, curve in self.entries:
             try:
-                curves.update({site.name: curve for site in selector.select(sites)})
+                chosen = selector.select(sites)
+                curves.update({site.name: curve.at_depth(_depth(site, chosen)) for site in chosen})
             except ValueError:
                 there = " ".join(dict.fromkeys(site.name for site in sites))
                 raise ValueError(
@@ -146,8 +165,17 @@ class Schedule:
         """The text of a schedule file, one entry per line: YAML, and what `parse` reads."""
         lines = []
         for selector, curve in self.entries:
-            lines.append(f"drop {selector.pattern}: {{{', '.join(f'{x:.15g}: {y:.15g}' for x, y in curve.points)}}}\n")
+            lasts = [f"..{last:.15g}" for last in curve.deepest] or [""] * len(curve.points)
+            points = [f"{x:.15g}: {y:.15g}{last}" for (x, y), last in zip(curve.points, lasts, strict=True)]
+            lines.append(f"drop {selector.pattern}: {{{', '.join(points)}}}\n")
         return "".join(lines)
+
+
+def _depth(site: AttentionSite, sites: Iterable[AttentionSite]) -> float:
+    """Where the layer of a site lies among those of its stack and kind: 0 the first, 1 the last."""
+    kind = (site.stack, site.kind, site.tower)
+    layers = [other.layer for other in sites if (other.stack, other.kind, other.tower) == kind]
+    return (site.layer - min(layers)) / max(1, max(layers) - min(layers))
 
 
 def file_of(source: str) -> Path | None:
@@ -192,27 +220,28 @@ def _entry(text: str) -> tuple[SiteSelector, Curve, str]:
     """Parse `drop pattern: position:probability ...`; the text comes back where it has none of the words."""
     key, _, points = text.partition(":")
     try:
-        numbers = tuple((float(x), float(y)) for x, y in (pair.split(":") for pair in points.split()))
+        pairs = [(float(x), [float(y) for y in ys.split("..")]) for x, ys in (p.split(":") for p in points.split())]
     except ValueError:
-        numbers = ()
-    if not numbers:
+        pairs = []
+    if not pairs or any(len(ys) > 2 for _, ys in pairs):
         raise ValueError(f"schedule entry {text!r} is not understood; write for example {EXAMPLE!r}")
     first, *rest = key.split(maxsplit=1) or [""]
     word, pattern = (first, "".join(rest)) if first in WORDS else ("", key)
     selector = SiteSelector(pattern)
     try:
         if word != "drop":
-            for _, keep in numbers:
+            for keep in (keep for _, ys in pairs for keep in ys):
                 _check_probability("keep", keep)
-            numbers = tuple((x, round(1.0 - keep, 12)) for x, keep in numbers)
-        return selector, Curve(numbers), "" if word else text
+            pairs = [(x, [round(1.0 - keep, 12) for keep in ys]) for x, ys in pairs]
+        deepest = tuple(ys[-1] for _, ys in pairs) if any(len(ys) > 1 for _, ys in pairs) else ()
+        return selector, Curve(tuple((x, ys[0]) for x, ys in pairs), deepest), "" if word else text
     except ValueError as error:
         raise ValueError(f"schedule entry {text!r}: {error}") from None
 
 
 @register("scheduled_dropout")
 @dataclass(eq=False)
-class ScheduledDropout(Regularizer):
+class ScheduledDropout(Timed):
     """Drop attention scores at random, with a probability that each layer's curve gives.
 
     A row that loses all its keys becomes uniform over its valid keys. A site whose drop probability is 0, or that the
@@ -222,7 +251,8 @@ class ScheduledDropout(Regularizer):
         schedule: drop probabilities over training, such as `drop encoder.self: 0:0.6 1000:0.1; drop encoder.self[0]:
             0:0.5` (later entries override earlier ones), or the path of a .yaml file with such entries, `drop
             encoder.self: {0: 0.6, 1000: 0.1}`; see `Schedule`. An entry has to say `drop`, or `keep`.
-        unit: what the curves count: `update`, the optimizer updates made so far, from 0; or `epoch`, from 1.
+        unit: what the curves count: `update`, the optimizer updates made so far, from 0; `epoch`, from 1; or
+            `progress`, the share of the training, from 0 to 1.
 
     Raises:
         ValueError: the schedule is malformed, or the unit unknown.
@@ -232,7 +262,8 @@ class ScheduledDropout(Regularizer):
         Preset(
             "scheduled_dropout",
             "scheduled dropout",
-            {"sites": "encoder.self", "schedule": "drop encoder.self: 0:0.3"},
+            {"sites": "encoder.self", "unit": "progress", "schedule": PAPER},
+            together=("unit", "schedule"),
         ),
     )
 
@@ -240,14 +271,21 @@ class ScheduledDropout(Regularizer):
     slots: ClassVar[frozenset[str]] = frozenset({"mask"})
 
     schedule: str = option("", f"drop probability over training, e.g. '{EXAMPLE}', or the path of a .yaml file")
-    unit: str = option("update", "what the schedule counts", choices=("update", "epoch"))
+    unit: str = option("update", "what the schedule counts; progress: the share of the training", choices=UNITS)
 
     def __post_init__(self) -> None:
         """Check the options, and the schedule's file if it is there: who only reads a checkpoint has no need of it."""
         super().__post_init__()
         path = file_of(self.schedule)
-        self.plan = Schedule.read(self.schedule) if path is None or path.exists() else None
+        self.plan = self._read() if path is None or path.exists() else None
         self.curves: dict[str, Curve] = {}
+
+    def _read(self) -> Schedule:
+        plan = Schedule.read(self.schedule)
+        last = max(x for _, curve in plan.entries for x, _ in curve.points)
+        if self.unit == "progress" and last > 1:
+            raise ValueError(f"the schedule has a point at {last:g}, but progress ends at 1, with the training")
+        return plan
 
     def attach(self, model: nn.Module) -> Attachment:
         """As `Regularizer.attach`.
@@ -257,7 +295,7 @@ class ScheduledDropout(Regularizer):
                 `drop` nor `keep`.
         """
         try:
-            self.plan = self.plan or Schedule.read(self.schedule)
+            self.plan = self.plan or self._read()
         except ValueError as error:
             raise OptionError("schedule", str(error)) from None
         attachment = super().attach(model)
@@ -269,15 +307,12 @@ class ScheduledDropout(Regularizer):
         return attachment
 
     def drop_probabilities(self) -> dict[str, float]:
-        """π(t) of every attached site at the present update or epoch, by the site's name; 0 without a curve.
+        """π(t) of every attached site at the present place in the training, by its name; 0 without a curve.
 
         Raises:
-            RuntimeError: the schedule counts epochs and none was announced.
+            RuntimeError: what the schedule counts was not announced.
         """
-        position = self.updates if self.unit == "update" else self.epoch
-        if position is None:
-            raise RuntimeError("unit='epoch' counts epochs: call regularizer.begin_epoch(epoch) first")
-        curves = self.curves
+        position, curves = self.position(), self.curves
         return {s.name: curves[s.name](position) if s.name in curves else 0.0 for s in self.attached_sites}
 
     def due(self) -> bool:

@@ -26,6 +26,7 @@ from attn_reg_plugin.regularizers.options import OptionError
 from attn_reg_plugin.regularizers.statistics import Shown, summary
 from attn_reg_plugin.tasks.attend_out_training import FairseqTraining
 from attn_reg_plugin.tasks.flags import SEEN, print_flags_if_asked, regularizer_from, with_attn_reg
+from attn_reg_plugin.tasks.length import seen, total_updates
 from attn_reg_plugin.tasks.outputs import FairseqObjective, reads_predictions
 from attn_reg_plugin.tasks.parts import attach_to_parts
 from attn_reg_plugin.tasks.refusals import (
@@ -66,6 +67,7 @@ class AttnRegTask:
         self._restore_file = self.sidecar.restored(getattr(cfg, "attn_restore_file", None) or "checkpoint_last.pt")
         self._clip_norm = float(getattr(cfg, "attn_clip_norm", None) or 0.0)
         self._bound = False
+        self._iterators: dict[int, Any] = {}  # by the id of their dataset, until the first step
 
     @classmethod
     def add_args(cls, parser: Any) -> None:
@@ -124,9 +126,12 @@ class AttnRegTask:
         )
         epoch = kwargs.get("epoch", 1)
         if self.regularizer is None or not kept or epoch <= 1 or dataset in self.dataset_to_epoch_iter:
-            return super().get_batch_iterator(dataset, *args, **kwargs)
-        iterator = super().get_batch_iterator(dataset, *args, **{**kwargs, "epoch": 1})
-        iterator.epoch = epoch
+            iterator = super().get_batch_iterator(dataset, *args, **kwargs)
+        else:
+            iterator = super().get_batch_iterator(dataset, *args, **{**kwargs, "epoch": 1})
+            iterator.epoch = epoch
+        if not self._bound:
+            self._iterators[id(dataset)] = iterator
         return iterator
 
     def begin_epoch(self, epoch: int, model: torch.nn.Module) -> None:
@@ -182,11 +187,16 @@ class AttnRegTask:
         training = FairseqTraining(self, criterion, optimizer, regularizer.model, self._clip_norm)
         try:
             regularizer.bind(training)
+            regularizer.begin_training(total_updates(self.cfg, self._training_batches()))
         except ValueError as error:
             raise ValueError(f"--attn-reg {regularizer.name}: {error}") from None
-        self._bound = True
+        self._bound, self._iterators = True, {}
         if regularizer.large_state:
             continue_from(self.sidecar, regularizer, update_num)
+
+    def _training_batches(self) -> Any:
+        """fairseq's iterator over the training set; None where it was made elsewhere."""
+        return self._iterators.get(id(getattr(self, "datasets", {}).get(seen(self.cfg, "train_subset") or "train")))
 
     def optimizer_step(self, optimizer: Any, model: torch.nn.Module, update_num: int) -> None:
         """The attacker's, or any method's, step; AttendOut's defender makes its own after it.

@@ -27,7 +27,14 @@ SEEN = (
     ("memory_efficient_fp16", "common.memory_efficient_fp16"),
     ("fp16_no_flatten_grads", "common.fp16_no_flatten_grads"),
     ("load_checkpoint_on_all_dp_ranks", "checkpoint.load_checkpoint_on_all_dp_ranks"),
+    ("max_update", "optimization.max_update"),
+    ("max_epoch", "optimization.max_epoch"),
+    ("update_freq", "optimization.update_freq"),
+    ("skip_remainder_batch", "optimization.skip_remainder_batch"),
+    ("train_subset", "dataset.train_subset"),
 )
+#: those of them that are lists, which a text cannot take
+_LISTS = ("update_freq",)
 
 
 def _flag(method: str, option: dataclasses.Field, hints: dict[str, Any]) -> tuple[str, Any, dataclasses.Field]:
@@ -63,7 +70,7 @@ def _flags() -> Iterator[tuple[str, Any, dataclasses.Field]]:
     for option in shared.values():
         yield f"attn_{option.name}", str, dataclasses.field(default=option.default, metadata=option.metadata)
     for name, source in SEEN:
-        yield f"attn_{name}", str, dataclasses.field(default=II(source))
+        yield f"attn_{name}", Any if name in _LISTS else str, dataclasses.field(default=II(source))
     for name, method in REGISTRY.items():
         hints = typing.get_type_hints(method)
         for option in options_of(method):

@@ -149,7 +149,7 @@ def test_updates_are_counted_for_one_process(
         *((["--lr", value], f"--lr is {value}, but must be above 0") for value in ("nan", "inf")),
         *((["--weight-decay", value], f"--weight-decay is {value}, but must be") for value in ("nan", "inf")),
         *((["--warmup", value], f"--warmup is {value}, but must lie") for value in ("nan", "inf")),
-        (["--methods", "magic"], "unknown method 'magic'; the methods are: plain, attention_dropout"),
+        (["--methods", "magic"], "unknown method 'magic'; the methods are: plain, own_attention_dropout"),
         (["--seeds", "x"], "--seeds is .x., but must be a whole number, or several with commas"),
         (["--metric", "bleu"], "--metric: unknown metric 'bleu' of rte; the metrics are: accuracy, f1"),
         (["--held-out", "1"], r"--held-out is 1.0, but must lie in \[0, 1\)"),

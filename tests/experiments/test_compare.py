@@ -272,21 +272,21 @@ def test_a_comparison_from_end_to_end(
 ) -> None:
     """Two methods are trained, translated and scored; a second call runs nothing; other flags are refused."""
     out = tmp_path / "runs"
-    line = ["compare", str(corpus), "--out", str(out), "--methods", "plain,attention_dropout", *SMALL, "--jobs", "2"]
-    line += ["--metric", "bleu", "--generate-flags", "--max-len-b 5", "--", "--lr", "0.01"]
+    line = ["compare", str(corpus), "--out", str(out), "--methods", "plain,own_attention_dropout", *SMALL]
+    line += ["--jobs", "2", "--metric", "bleu", "--generate-flags", "--max-len-b 5", "--", "--lr", "0.01"]
     assert main(line) == 0
     printed = capsys.readouterr().out
-    assert "attention dropout" in printed and "tok:13a" in printed
+    assert "own attention dropout" in printed and "tok:13a" in printed
     assert f"table: {out / 'results.md'}" in printed and f"learning curves: {out / 'curves.png'}" in printed
     assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
     content = json.loads((out / "results.json").read_text(encoding="utf-8"))
-    assert [row["method"] for row in content["methods"]] == ["plain", "attention_dropout"]
+    assert [row["method"] for row in content["methods"]] == ["plain", "own_attention_dropout"]
     assert content["methods"][0]["relative_time"] == 1.0 and content["loss"] == "nll_loss"
-    plain, other = (content["runs"][f"{name}-seed1"]["training"] for name in ("plain", "attention_dropout"))
+    plain, other = (content["runs"][f"{name}-seed1"]["training"] for name in ("plain", "own_attention_dropout"))
     assert plain["epochs"] == 2 and plain["seconds_per_epoch"] > 0
     assert plain["best_valid_loss"] != other["best_valid_loss"], "the method's flags had no effect"
     table = (out / "results.md").read_text(encoding="utf-8")
-    assert "| attention dropout |" in table and "checkpoints chosen by the best bleu" in table
+    assert "| own attention dropout |" in table and "checkpoints chosen by the best bleu" in table
     assert set(content["methods"][1]["differences"]["test"]) == {"bleu", "chrf"}
     log = (out / "plain-seed1" / "train.log").read_text(encoding="utf-8")
     assert '"valid_bleu"' in log and "best_checkpoint_metric': 'bleu'" in log

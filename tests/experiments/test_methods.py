@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from typing import Any
 
 import pytest
 
@@ -14,15 +15,13 @@ from attn_reg_plugin.regularizers.presets import presets_of
 EARLIER = {
     "untuned": "--attn-reg none --max-update 1",
     "plain": "--attn-reg none",
-    "attention_dropout": "--attn-reg none --attention-dropout 0.3",
+    "own_attention_dropout": "--attn-reg none --attention-dropout 0.3",
     "ad_drop": "--attn-reg ad_drop --ad-drop-p 0.3 --ad-drop-q 0.3 --attn-sites encoder.self "
     "--ad-drop-cross-tuning epoch",
     "attend_out": "--attn-reg attend_out --attn-sites encoder.self",
-    "attention_dropout_0.1": "--attn-reg none --attention-dropout 0.1",
-    "attention_dropout_0.2": "--attn-reg none --attention-dropout 0.2",
+    "own_attention_dropout_0.1": "--attn-reg none --attention-dropout 0.1",
+    "own_attention_dropout_0.2": "--attn-reg none --attention-dropout 0.2",
     "attention_layer_drop": "--attn-reg attention_layer_drop --attn-sites encoder.self --attention-layer-drop-p 0.2",
-    "scheduled_dropout": "--attn-reg scheduled_dropout --attn-sites encoder.self "
-    "--scheduled-dropout-schedule 'drop encoder.self: 0:0.3'",
 }
 #: the papers' ablations and rivals, by what their flags add to the method's name
 NAMED = {
@@ -36,10 +35,14 @@ NAMED = {
     "ad_drop_without_cross_tuning": "--ad-drop-cross-tuning off",
     "scores_dropout_0.1": "--attn-reg attention_dropout --attention-dropout-where scores --attention-dropout-p 0.1",
     "scores_dropout_0.2": "--attn-reg attention_dropout --attention-dropout-where scores --attention-dropout-p 0.2",
-    "weights_dropout": "--attn-reg attention_dropout --attention-dropout-where weights --attention-dropout-p 0.1",
+    "attention_dropout": "--attn-reg attention_dropout --attention-dropout-where weights --attention-dropout-p 0.1",
     "layer_drop": "--attn-reg layer_drop --layer-drop-p 0.2",
     "head_drop": "--attn-reg head_drop --head-drop-p 0.2",
-    "head_drop_v": "--head-drop-p 0.2 --head-drop-unit epoch --head-drop-turn 3 --head-drop-end 10",
+    "head_drop_v": "--head-drop-p 0.2 --head-drop-unit progress --head-drop-turn 0.3 --head-drop-end 1.0",
+    "scheduled_dropout": "--attn-reg scheduled_dropout --scheduled-dropout-unit progress "
+    "--scheduled-dropout-schedule 'drop encoder.self: 0:0.6 1:0.55..0.11'",
+    "attention_layer_drop": "--attn-reg attention_layer_drop --attention-layer-drop-p 0.2",
+    "ad_drop_kept": "--ad-drop-probe kept",
 }
 
 
@@ -62,6 +65,42 @@ def test_no_two_rows_share_a_name() -> None:
     assert len(set(names)) == len(names)
     rows = [row.name for row in all_rows()]
     assert len(set(rows)) == len(rows)
+
+
+def test_a_row_called_as_a_method_is_that_method() -> None:
+    rows = known_methods()
+    assert set(REGISTRY) <= set(rows)
+    assert all(row.regularizer == row.name for row in rows.values() if row.name in REGISTRY)
+    earlier = [name for row in rows.values() for name in row.earlier]
+    assert len(set(earlier)) == len(earlier)
+
+
+def test_earlier_names_are_understood_where_they_mean_one_thing() -> None:
+    weights, own, method = select_methods(["weights_dropout", "attention_dropout_0.2", "attention_dropout"])
+    assert (weights.name, weights.flags) == ("weights_dropout", method.flags) and method.regularizer == method.name
+    assert (own.name, own.flags) == ("attention_dropout_0.2", known_methods()["own_attention_dropout_0.2"].flags)
+    (method,) = select_methods({"attention_dropout": {"p": 0.3, "flags": "--attention-dropout 0"}})
+    assert method.flags[-2:] == ("--attention-dropout", "0")
+
+
+def test_a_schedule_of_ones_own_counts_updates_as_it_always_did() -> None:
+    (method,) = select_methods({"scheduled_dropout": {"schedule": "drop encoder.self: 0:0.6 1000:0.1"}})
+    assert "--scheduled-dropout-unit" not in method.flags and method.flags[-1].endswith("1000:0.1")
+    (method,) = select_methods({"mine": {"like": "scheduled_dropout", "sites": "*"}})
+    assert dict(method.options) == {**known_methods()["scheduled_dropout"].options, "sites": "*"}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "overrides"),
+    [
+        ({"attention_dropout": {"flags": "--attention-dropout 0.15"}}, []),
+        ({"mild": {"like": "attention_dropout", "title": "t", "flags": "--attention-dropout=0.15"}}, []),
+        ("attention_dropout", ["attention_dropout=--attention-dropout 0.15"]),
+    ],
+)
+def test_a_name_that_changed_its_meaning_is_refused_with_the_earlier_ones_flag(wanted: Any, overrides: list) -> None:
+    with pytest.raises(ValueError, match="sets it by --attention-dropout is called own_attention_dropout now"):
+        select_methods(wanted, overrides)
 
 
 @pytest.mark.parametrize("name", EARLIER)

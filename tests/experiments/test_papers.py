@@ -23,12 +23,15 @@ from attn_reg_plugin.experiments.sweep_settings import Sweep
 from attn_reg_plugin.experiments.toy import toy_of
 from attn_reg_plugin.labelled import TASKS, find_task, read_split, with_labels
 from attn_reg_plugin.labelled.made_up import make_task
+from attn_reg_plugin.regularizers import REGISTRY
 from tests.experiments.toy_corpus import empty_corpus
 
 PAPERS = Path(__file__).resolve().parents[2] / "examples" / "papers"
 FILES = sorted(path.stem for path in PAPERS.glob("*.yaml"))
 #: these also run in the everyday suite
 CHEAP = ("ad_drop_efficiency", "attend_out_figure_3")
+#: so many trainings that one value of `each` is enough; the others have their turn in other files
+MANY = ("rivals", "rivals_translation")
 TENTHS = [number / 10 for number in range(1, 10)]
 #: a few are enough where each costs half a second
 ACCEPTED = {"ad_drop_table_1": ["--task", "cola,stsb,mnli", "--model", "bert-base-uncased"]}
@@ -42,9 +45,9 @@ def settings(name: str, *words: str) -> list[Any]:
 
 
 def each_value(name: str) -> list[list[str]]:
-    """Flags with which every value of `each` has its turn."""
+    """Flags with which every value of `each` has its turn, but of `MANY`."""
     names = OmegaConf.to_container(OmegaConf.load(PAPERS / f"{name}.yaml")).get(EACH, {})
-    turns = max(map(len, names.values()), default=1)
+    turns = 1 if name in MANY else max(map(len, names.values()), default=1)
     return [
         [word for key, values in names.items() for word in (f"--{key}", str(values[turn % len(values)]))]
         for turn in range(turns)
@@ -117,7 +120,7 @@ def settings_of_commands(name: str) -> list[Any]:
 def test_the_settings_of_attend_out() -> None:
     names = [f"attend_out_{part}" for part in ("glue", "tagging", "swag", "imdb")]
     all_of = list(itertools.chain.from_iterable(settings(name) for name in names))
-    assert {one.task for one in all_of} == {"sst2", "mrpc", "qnli", "mnli", "cola", "conll2003", "xpos", "swag", "imdb"}
+    assert {one.task for one in all_of} == {"sst2", "mrpc", "qnli", "mnli", "cola", "conll2003", "ptb", "swag", "imdb"}
     wanted = {"plain", "scores_dropout_0.1", "scores_dropout_0.2", "layer_drop", "attention_layer_drop", "attend_out"}
     for one in all_of:
         assert {method.name for method in one.selected()} == wanted
@@ -125,6 +128,20 @@ def test_the_settings_of_attend_out() -> None:
         by_name = {method.name: method.options for method in one.selected()}
         assert by_name["layer_drop"]["p"] == by_name["attention_layer_drop"]["p"] == 0.2
     assert [one.task for one in settings("attend_out_scheduler")] == ["cola", "qnli", "swag"]
+    (stand_in,) = settings("attend_out_tagging", "--task", "xpos")
+    assert stand_in.data == "data/UD_English-EWT"
+
+
+def test_all_rivals_are_compared_under_the_same_rules() -> None:
+    """Every registered method has a row, one run a seed; of translation all but a loss of classification."""
+    (encoders,) = settings("rivals", "--task", "rte")[:1]
+    _, _, translators = settings("rivals_translation", "--pair", "tr-en")[:3]
+    for compared, left_out in ((encoders, set()), (translators, {"hidden_cut"})):
+        rows = [method.regularizer for method in compared.selected()]
+        assert {name for row in rows if row for name in row.split("+")} == set(REGISTRY) - left_out
+        assert "ad_drop+r_drop" in rows and None in rows and len(compared.seeds) == 5
+    options = {method.name: method.options for method in translators.selected()}
+    assert (options["ad_drop"]["p"], options["ad_drop_kept"]["q"], options["r_drop_5"]["weight"]) == (0.6, 0.1, 5.0)
 
 
 # -- at toy size ------------------------------------------------------------------------------------------------------

@@ -224,10 +224,11 @@ def test_a_real_run_gives_its_schedule_back(tmp_path: Path) -> None:
     from tests.tasks.fairseq_runs import make_corpus, train
 
     data = make_corpus(tmp_path / "corpus")
-    written = "drop encoder.self: 0:0.8 20:0.2; drop encoder.self[1]: 0:0.1 20:0.7"
+    written = "drop encoder.self: 0:0.8 1:0.2; drop encoder.self[1]: 0:0.1 1:0.7"
     flags = ["--attn-reg", "scheduled_dropout", "--scheduled-dropout-schedule", written]
+    flags += ["--scheduled-dropout-unit", "progress"]
     save = tmp_path / "run"
-    train(data, save, *flags, "--max-update", "20", "--batch-size", "16", "--no-save").check()
+    train(data, save, *flags, "--max-epoch", "2", "--batch-size", "16", "--no-save").check()
     out = tmp_path / "schedule.yaml"
     assert report("curves", save, "--out", out, "--knots", "2") == 0
     (first, second) = (curve for _, curve in Schedule.read(str(out)).entries)

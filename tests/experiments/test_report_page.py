@@ -8,17 +8,25 @@ import shutil
 import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("matplotlib")
 
 from attn_reg_plugin.cli import main
 from attn_reg_plugin.experiments import report_plots
+from attn_reg_plugin.experiments.data_folder import DataFolder
+from attn_reg_plugin.experiments.differences import intervals
+from attn_reg_plugin.experiments.example_scores import of_predictions
 from attn_reg_plugin.experiments.report_logs import flags_of, mean_curve
+from attn_reg_plugin.experiments.report_page import page
 from attn_reg_plugin.experiments.report_plots import difference_text
 from attn_reg_plugin.experiments.report_runs import Compared, Experiment, compared, read_experiments
+from attn_reg_plugin.labelled import TASKS
 from tests.experiments.run_folders import fairseq_log, make_comparison, make_fine_tuning, make_run, make_trainer
+from tests.experiments.toy_corpus import empty_corpus
 
 METHODS = {"plain": 20.0, "ad_drop": 22.0}
 
@@ -116,13 +124,19 @@ def test_unfinished_runs_and_bare_logs_are_read(tmp_path: Path) -> None:
 def test_the_table_has_means_differences_and_few_seeds_in_grey(tmp_path: Path) -> None:
     make_comparison(tmp_path / "runs", METHODS)
     shutil.rmtree(tmp_path / "runs" / "ad_drop-seed2")
+    (untuned := tmp_path / "runs" / "untuned-seed1").mkdir()
+    result = json.loads((tmp_path / "runs" / "plain-seed1" / "result.json").read_text(encoding="utf-8"))
+    result["training"] |= {"epochs": 0, "seconds_per_epoch": None}
+    (untuned / "result.json").write_text(json.dumps(result), encoding="utf-8")
+    shutil.copy(tmp_path / "runs" / "plain-seed1" / "run.json", untuned)
     assert main(["report", str(tmp_path / "runs")]) == 0
     page = (tmp_path / "runs" / "report.html").read_text(encoding="utf-8")
     table = Table(page)
-    header, plain, other = table.rows
+    header, plain, other, *rest = table.rows
     assert header[:4] == ["method", "runs", "BLEU", "Δ PLAIN"] and header[-1] == "time × PLAIN"
     assert plain[:4] == ["PLAIN", "3", "20.20 ± 0.10", "–"]
-    assert other[:4] == ["AD DROP", "2", "22.20 ± 0.14", "+2.00 ± 0.00"] and other[-1].split()[0] == "1.50"
+    assert other[:4] == ["AD DROP", "2", "22.20 ± 0.14", "+2.00 [+2.00, +2.00]"] and other[-1].split()[0] == "1.50"
+    assert [[cell[0] for cell in row[-2:]] for row in rest] == [["–", "–"]], "what isn't trained has no time"
     assert "few" in table.looks[len(header) * 2 :] and "few" not in table.looks[: len(header) * 2]
     assert "<code>--attn-reg ad_drop</code>" in page and "BLEU: difference to PLAIN" in page
     assert all(link.startswith(("data:", "#")) for link in table.loaded) and len(table.loaded) > 8
@@ -131,25 +145,65 @@ def test_the_table_has_means_differences_and_few_seeds_in_grey(tmp_path: Path) -
     assert (tmp_path / "new" / "again.html").read_text(encoding="utf-8") == page, "the same runs give the same page"
 
 
-def test_the_interval_of_a_comparison_is_shown_if_it_is_of_these_runs(tmp_path: Path) -> None:
-    runs = make_comparison(tmp_path / "runs", METHODS)
-    path = runs / "results.json"
-    content = json.loads(path.read_text(encoding="utf-8"))
-    found = {"mean": 2.0, "low": 1.25, "high": 2.5, "seeds": 3, "drawn": "seeds"}
-    for differences, expected in (
-        ({"test": {"bleu": found, "chrf": {"mean": "odd"}}}, (1.25, 2.5)),
-        ({"test": {"bleu": {**found, "mean": 1.9}}}, None),
-        ({"test": {"bleu": {**found, "seeds": 2}}}, None),
-        (["odd"], None),
-    ):
-        content["methods"][1]["differences"] = differences
-        path.write_text(json.dumps(content), encoding="utf-8")
-        experiment = one(runs)
-        plain, other = experiment.groups
-        assert compared(experiment, plain, "BLEU") is None
-        assert compared(experiment, other, "BLEU") == Compared(pytest.approx((2.0, 2.0, 2.0)), expected)
-        assert compared(experiment, other, "chrF").interval is None
+def of(experiment: Experiment, score: str) -> Compared:
+    """How the method that isn't the baseline differs from it; the baseline differs from nothing."""
+    (other,) = [group for group in experiment.groups if group is not experiment.baseline]
+    assert experiment.baseline is not None and compared(experiment, experiment.baseline, score) is None
+    found = compared(experiment, other, score)
+    assert found is not None
+    return found
+
+
+def test_the_interval_is_computed_from_the_examples_in_the_folders(tmp_path: Path) -> None:
+    """As a comparison computes it; without examples of seeds alone, and of one seed without them there is none."""
+    runs, (no, yes) = make_fine_tuning(tmp_path / "runs", {"plain": 50.0, "ad_drop": 60.0}), TASKS["rte"].labels
+    right = {("plain", 1): 10, ("plain", 2): 9, ("ad_drop", 1): 12, ("ad_drop", 2): 14}
+    of_method: dict[str, list[Any]] = {"plain": [], "ad_drop": []}
+    for (method, seed), count in right.items():
+        rows = [(no if place < count else yes, no) for place in range(20)]
+        path = runs / f"{method}-seed{seed}" / "predictions" / "valid.tsv"
+        path.parent.mkdir()
+        path.write_text("prediction\tgold\n" + "".join(f"{one}\t{gold}\n" for one, gold in rows), encoding="utf-8")
+        classes = np.array([[float(label == yes) for label in row] for row in rows]).T
+        of_method[method].append(of_predictions("classification", ["accuracy"], *classes)["accuracy"])
+    (expected,) = intervals([list(zip(of_method["ad_drop"], of_method["plain"], strict=True))])
+    found = of(one(runs), "accuracy")
+    assert found == Compared((10.0, 10.0), expected, "seeds and examples") and expected[0] < 10 < expected[1]
+    assert "bootstrap of seeds and examples; of one seed" in page([one(runs)], "title")
+    alone = of(one(runs / "plain-seed1", runs / "ad_drop-seed1"), "accuracy")
+    assert alone.drawn == "examples" and alone.interval[0] < 10 < alone.interval[1]
+    (runs / "plain-seed1" / "predictions" / "valid.tsv").write_text("odd\n", encoding="utf-8")
+    assert of(one(runs), "accuracy") == Compared((10.0, 10.0), (10.0, 10.0), "seeds")
+    assert of(one(runs / "plain-seed1", runs / "ad_drop-seed1"), "accuracy") == Compared((10.0,), None, "nothing")
+
+
+def test_references_are_found_beside_the_runs_or_where_the_log_says(tmp_path: Path) -> None:
+    """If they are those of the data that the run was trained on."""
+    runs, data = make_comparison(tmp_path / "runs", METHODS, (1,)), empty_corpus(tmp_path / "far" / "off")
+    for name in ("bin/test1.en-ro.en.idx", "raw/test1.ro"):
+        (data / name).unlink()
+    (data / "raw" / "test.ro").write_text("".join(f"a b c d {n}\n" for n in range(12)), encoding="utf-8")
+    digest = DataFolder.open(data).digest()
+    for method in METHODS:
+        folder = runs / f"{method}-seed1"
+        settings = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+        (folder / "run.json").write_text(json.dumps({**settings, "data": digest}), encoding="utf-8")
+        (folder / "translations").mkdir()
+        lines = "".join(f"a b {'c' if n % 3 and method == 'plain' else 'd'} d {n}\n" for n in range(12))
+        (folder / "translations" / "test.ro").write_text(lines, encoding="utf-8")
+    assert of(one(runs), "BLEU").interval is None, "the data folder isn't known"
+    shutil.copytree(data, runs / "data")
+    beside = of(one(runs), "BLEU")
+    assert beside.drawn == "examples" and beside.interval[0] < beside.interval[1]
+    (runs / "data" / "bin" / "dict.en.txt").write_text("other", encoding="utf-8")
+    assert of(one(runs), "BLEU").interval is None, "other data"
+    for method in METHODS:
+        log = runs / f"{method}-seed1" / "train.log"
+        said = f"INFO | {{'task': {{'data': '{data / 'bin'}'}}}}\n"
+        log.write_text(said + log.read_text(encoding="utf-8"), encoding="utf-8")
+    assert of(one(runs), "BLEU") == beside
     assert difference_text(Compared((2.0, 2.2), (1.25, 2.5)), 2) == "+2.10 [+1.25, +2.50]"
+    assert difference_text(Compared((2.0,)), 2) == "+2.00"
 
 
 def test_what_runs_are_called_is_text_on_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

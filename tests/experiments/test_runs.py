@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from attn_reg_plugin.experiments import runs
-from attn_reg_plugin.experiments.methods import TASK, known_methods, select_methods
+from attn_reg_plugin.experiments.methods import TASK, Method, known_methods, select_methods
 from attn_reg_plugin.experiments.runs import Run, RunError
 from attn_reg_plugin.experiments.training_log import TrainingLog
 from attn_reg_plugin.files import lock_folder, write_json
@@ -87,6 +87,33 @@ def test_a_failed_start_gives_way_to_the_corrected_command(tmp_path: Path) -> No
     corrected.claim()
     assert runs.read_json(tmp_path / "r" / "run.json") == corrected.settings()
     assert not (tmp_path / "r" / "train.log").exists() and (tmp_path / "r" / "train.failed.log").exists()
+
+
+def test_a_folder_of_an_earlier_name_goes_on_under_the_present_one(tmp_path: Path) -> None:
+    """If its settings are the same: the row that earlier versions called `attention_dropout` sets fairseq's flag."""
+    (own,) = select_methods({"own_attention_dropout": {"flags": "--attention-dropout 0.15"}})
+    (method,) = select_methods(["attention_dropout"])
+    data = _run(tmp_path).data
+
+    def run_of(one: Method, folder: str = "") -> Run:
+        return Run(one, 1, tmp_path / (folder or f"{one.name}-seed1"), data, one.flags, ())
+
+    earlier = "--attn-reg none --attention-dropout 0.3 --attention-dropout 0.15"
+    Run(own, 1, tmp_path / "attention_dropout-seed1", data, tuple(earlier.split()), ()).claim()
+    begin(tmp_path / "attention_dropout-seed1")
+    with pytest.raises(RunError, match=r"earlier versions called attention_dropout is own_attention_dropout\); give"):
+        run_of(method).claim()
+    with lock_folder(tmp_path / "attention_dropout-seed1"), pytest.raises(RunError, match="still working in"):
+        run_of(own, "own_attention_dropout-seed1").claim()
+    (other,) = select_methods(["own_attention_dropout"])
+    run_of(other, "trial-001").claim()
+    assert (tmp_path / "attention_dropout-seed1").is_dir(), "neither other settings nor another kind of folder"
+    run_of(own).claim()
+    assert not (tmp_path / "attention_dropout-seed1").exists()
+    assert (tmp_path / "own_attention_dropout-seed1" / "checkpoints" / "checkpoint_last.pt").is_file()
+    run_of(method).claim()
+    run_of(own).claim()
+    assert {path.name for path in tmp_path.glob("*seed1")} == {f"{one.name}-seed1" for one in (own, method)}
 
 
 def test_a_start_that_another_process_is_making_does_not_give_way(tmp_path: Path) -> None:
@@ -248,7 +275,7 @@ def test_the_flags_of_every_method_are_flags_of_fairseq_train(name: str) -> None
         (
             ["plain", "drop"],
             [],
-            "unknown method 'drop'; the methods are: untuned, plain, attention_dropout, attention_dropout_0.1",
+            "unknown method 'drop'; the methods are: untuned, plain, own_attention_dropout, own_attention_dropout_0.1",
         ),
         (["plain", "plain"], [], "names a method twice"),
         ([], [], "--methods is empty"),

@@ -43,6 +43,14 @@ def of_space(space: str, more: str = "") -> str:
     return f"out: out\nfinetune: {BASE}\nspace: {space}\n{more}"
 
 
+@pytest.mark.parametrize("path", sorted((Path(__file__).parents[2] / "examples" / "sweep").glob("*.yaml")), ids=str)
+def test_the_examples_are_accepted(path: Path) -> None:
+    """Nothing is run."""
+    *_, found = [step.args[1] for step in plan(path, [])]
+    assert len(found.arms[0].slots) == len(found.arms[1].slots) >= 9
+    assert {"p", "q"} <= {dimension.key for dimension in found.dimensions}, "a heat map"
+
+
 # -- the space --------------------------------------------------------------------------------------------------------
 
 

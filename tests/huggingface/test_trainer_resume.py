@@ -32,7 +32,7 @@ METHODS = {
     "attention_layer_drop": lambda: AttentionLayerDrop(p=0.5, sites="*"),
     "scheduled_dropout": lambda: ScheduledDropout(schedule="drop *: 0:0.7 12:0", sites="*"),
     "attention_dropout": lambda: build("attention_dropout", p=0.4, p_by_site="decoder: 0.2", sites="*"),
-    "head_drop": lambda: build("head_drop", p=0.5, turn=3, end=10, sites="*"),
+    "head_drop": lambda: build("head_drop", p=0.5, turn=0.3, end=1, unit="progress", sites="*"),
     "layer_drop": lambda: build("layer_drop", p=0.5, sites="*"),
     "mixout+child_tuning+r_drop": lambda: build("mixout+child_tuning+r_drop"),
     "on the same sites": lambda: build(

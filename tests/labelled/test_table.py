@@ -114,6 +114,19 @@ def test_labels_must_be_known_before_reading(tmp_path: Path) -> None:
     assert with_labels(find_task("xpos"), tmp_path).labels == ("PRP",)
 
 
+def test_ones_own_files_of_the_penn_treebank(tmp_path: Path) -> None:
+    """Words and tags in the first two columns, by tabs or spaces, whatever follows; the tags of the training file."""
+    write(tmp_path / "train.txt", "Pierre NNP\n, ,\n\nWill MD\njoin VB\n")
+    write(tmp_path / "dev.conll", "-DOCSTART- -X- O\n\nwill\tMD\tB-VP\n,\t,\tO\n")
+    task = with_labels(find_task("ptb"), tmp_path)
+    assert task.labels == (",", "MD", "NNP", "VB") and task.metrics == ("accuracy",)
+    assert [one.words for one in read_split(task, tmp_path, "train")] == [("Pierre", ","), ("Will", "join")]
+    assert read_split(task, tmp_path, "valid") == [TaggedSentence(3, ("will", ","), (1, 0))]
+    write(tmp_path / "test.conll", "odd XX\n")
+    with pytest.raises(ValueError, match=r"test\.conll, line 1: the label is 'XX', but must be one of ,, MD, NNP, VB"):
+        read_split(task, tmp_path, "test")
+
+
 @pytest.mark.parametrize("column", ["7", "-5"])
 def test_a_label_column_that_is_not_there_is_refused(tmp_path: Path, column: str) -> None:
     write(tmp_path / "train.conll", "a X\n")

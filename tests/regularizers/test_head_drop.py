@@ -80,9 +80,44 @@ def test_the_schedule_counts_epochs_from_one():
         assert regularizer.drop_probability() == pytest.approx(literal_v(0.4, 1, 3, 10, epoch))
 
 
+@pytest.mark.parametrize("updates", [1, 10, 48])
+def test_over_progress_the_v_stretches_over_the_training(updates):
+    regularizer = HeadDrop(p=0.4, turn=0.25, end=1.0, unit="progress")
+    with pytest.raises(RuntimeError, match=r"^unit='progress' counts the share .*begin_training\(updates\) first"):
+        regularizer.due()
+    with pytest.raises(ValueError, match=r"^unit='progress' needs the number of updates .*--max-update or --max-epoch"):
+        regularizer.begin_training(None)
+    with pytest.raises(ValueError, match=r"^a training has at least 1 update, not 0"):
+        regularizer.begin_training(0)
+    regularizer.begin_training(updates)
+    for update in range(updates + 2):
+        regularizer.begin_update(update)
+        expected = literal_v(0.4, 0, 0.25 * updates, updates, min(update, updates))
+        assert regularizer.drop_probability() == pytest.approx(expected)
+    with pytest.raises(ValueError, match=r"^end is 2, but progress ends at 1, with the training$"):
+        HeadDrop(turn=0.5, end=2, unit="progress")
+
+
+def test_other_units_do_without_the_length_and_parts_of_a_combination_hear_it():
+    for options in ({"unit": "progress"}, {"unit": "epoch", "turn": 3, "end": 10}):
+        build("head_drop", **options).begin_training(None)
+    together = build("head_drop+r_drop", head_drop={"turn": 0.5, "end": 1, "unit": "progress"})
+    together.begin_training(8)
+    together.begin_update(4)
+    (dropping,) = (part for part in together.parts if part.name == "head_drop")
+    assert dropping.drop_probability() == 0
+
+
 @pytest.mark.parametrize(
-    "options", [{"turn": 5}, {"end": 5}, {"turn": 5, "end": 5}, {"turn": 1, "end": 5, "unit": "epoch"}]
+    "options",
+    [
+        {"turn": 5},
+        {"end": 5},
+        {"turn": 5, "end": 5},
+        {"turn": 1, "end": 5, "unit": "epoch"},
+        {"turn": 5, "end": 1, "unit": "progress"},
+    ],
 )
 def test_a_v_that_does_not_turn_is_refused(options):
-    with pytest.raises(ValueError, match=r"^turn is \d and end is \d, but a V-shaped schedule that counts (up|ep)"):
+    with pytest.raises(ValueError, match=r"^turn is \d and end is \d, but a V-shaped schedule that counts (up|ep|pr)"):
         build("head_drop", **options)

@@ -9,9 +9,12 @@ from pathlib import Path
 import pytest
 
 from attn_reg_plugin import find_sites
+from attn_reg_plugin.attention.sites import AttentionSite
 from attn_reg_plugin.regularizers import ScheduledDropout, build
-from attn_reg_plugin.regularizers.scheduled_dropout import Curve, Schedule
+from attn_reg_plugin.regularizers.scheduled_dropout import PAPER, Curve, Schedule
 
+#: layers of each stack
+SIZES = {"encoder": 12, "decoder": 3}
 QNLI = Path(__file__).parents[2] / "examples" / "scheduled_dropout" / "qnli.yaml"
 
 
@@ -122,6 +125,9 @@ def test_without_a_reader_of_yaml_a_text_is_enough(tmp_path, monkeypatch):
         ("lose encoder.self: 0:0.5", "site pattern 'lose' is not understood"),
         (": 0:0.5", "schedule entry ': 0:0.5' is not understood|site pattern is empty"),
         ("drop: 0:0.5", "site pattern is empty"),
+        ("drop *: 0:0.1..0.2..0.3", "is not understood"),
+        ("drop *: 0:0.1..", "is not understood"),
+        ("drop *: 0:0.1..1.2", "drop probability is 1.2, but must lie in"),
     ],
 )
 def test_a_malformed_schedule_is_refused_in_a_sentence(text, message, tmp_path):
@@ -154,8 +160,26 @@ def test_a_schedule_file_that_cannot_be_read_is_refused(tmp_path, translator):
 
 
 def test_an_unknown_unit_is_refused():
-    with pytest.raises(ValueError, match=r"^unit is 'steps', but must be one of update, epoch$"):
+    with pytest.raises(ValueError, match=r"^unit is 'steps', but must be one of update, epoch, progress$"):
         build("scheduled_dropout", schedule="drop *: 0:0.5", unit="steps")
+    with pytest.raises(ValueError, match=r"^the schedule has a point at 9, but progress ends at 1, with the training$"):
+        build("scheduled_dropout", schedule="drop *: 0:0.5 1:0.4; drop *: 9:0.5", unit="progress")
+
+
+def test_first_and_last_layer_name_the_others():
+    """The paper's row on twelve layers is qnli.yaml, update by update."""
+    sites = [AttentionSite(stack, "self", i, "", None, None) for stack, n in SIZES.items() for i in range(n)]
+    encoder = [site for site in sites if site.stack == "encoder"]
+    by_share, by_update = Schedule.parse(PAPER).assign(encoder), Schedule.read(str(QNLI)).assign(encoder)
+    for name in by_update:
+        for update in (0, 1000, 9822, 20000):
+            assert by_share[name](min(1, update / 9822)) == pytest.approx(by_update[name](update)), name
+    keeping = Schedule.parse("keep *: 0:1..0.4; drop decoder.self[2]: {0: 0.5}".replace("{0: 0.5}", "0:0.5"))
+    found = [curve(0) for curve in keeping.assign(sites).values()]
+    assert found[:12:11] == [0, 0.6] and found[12:] == pytest.approx([0, 0.3, 0.5]), "each stack by its own layers"
+    alone = Schedule.parse("drop *: 0:0.2..0.9").assign(encoder[5:6])
+    assert alone == {"encoder.self[5]": Curve(((0, 0.2),))}
+    assert Schedule.parse(keeping.to_yaml()) == keeping and "0..0.6" in keeping.to_yaml()
 
 
 def test_the_example_drops_as_the_paper_says():

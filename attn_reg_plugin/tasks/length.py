@@ -1,0 +1,45 @@
+"""How many updates a fairseq training will make in all, as far as its flags and its first epoch say."""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Sized
+from typing import Any
+
+from omegaconf import ListConfig
+
+
+def total_updates(config: Any, batches: Any) -> int | None:
+    """The fewer of --max-update and of the updates in --max-epoch epochs; None where neither is given.
+
+    What ends a training early (patience, time, a small learning rate) is not foreseen, and with data in several parts
+    every epoch is taken to be as long as the first.
+
+    Args:
+        config: the task's.
+        batches: fairseq's iterator over the training set; None or one without a length: only --max-update counts.
+    """
+    most, epochs = (_numbers(config, name)[0] for name in ("max_update", "max_epoch"))
+    limits = [int(most)] if most > 0 else []
+    if epochs > 0 and isinstance(batches, Sized) and len(batches):
+        together = _numbers(config, "update_freq", 1)
+        rounded = math.floor if seen(config, "skip_remainder_batch") in (True, "True") else math.ceil
+        by_epoch = [rounded(len(batches) / freq) for freq in together[: int(epochs)]]
+        limits.append(sum(by_epoch) + by_epoch[-1] * (int(epochs) - len(by_epoch)))
+    return max(1, min(limits)) if limits else None
+
+
+def seen(config: Any, name: str) -> Any:
+    """A part of fairseq's configuration, see `flags.SEEN`; a task without a config dataclass has all of it itself."""
+    value = getattr(config, f"attn_{name}", None)
+    return getattr(config, name, None) if value is None or str(value).startswith("${") else value
+
+
+def _numbers(config: Any, name: str, default: float = 0) -> list[float]:
+    """A value that is a number, or several; as numbers or as text."""
+    value = seen(config, name)
+    if isinstance(value, str):
+        value = ast.literal_eval(value)
+    several = list(value) if isinstance(value, list | tuple | ListConfig) else [value]
+    return [default if one is None else float(one) for one in several] or [default]
