@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
         "comparison",
     ]
     needless = [notes[1]] if not any(row["method"] == POOLED for row in rows) else []
-    needless += [notes[2]] if all(row["deviation"] for row in rows) else []
+    needless += [notes[2]] if all(row["varies"] for row in rows) else []
     notes = [note for note in notes if note not in needless]
     console = Console()
     console.width = max(console.width, 140)
@@ -78,9 +78,10 @@ def _row(pilot: Pilot, arguments: argparse.Namespace) -> dict[str, Any]:
     """What is found for a method and a metric."""
     power, level = arguments.power, arguments.level
     wanted = pilot.worth if arguments.difference is None else arguments.difference
-    varies = pilot.deviation > 0
+    varies = pilot.varies
     return {
         **asdict(pilot),
+        "varies": varies,
         "interval": pilot.interval() if varies and pilot.method != POOLED else None,
         "difference": wanted,
         "seeds_needed": seeds_needed(wanted / pilot.deviation, power, level) if varies else None,

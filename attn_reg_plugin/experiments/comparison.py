@@ -19,6 +19,7 @@ from attn_reg_plugin.experiments.methods import Method, known_methods, select_me
 from attn_reg_plugin.experiments.progress import Reporter
 from attn_reg_plugin.experiments.runs import Run, RunError, RunInUse
 from attn_reg_plugin.experiments.table import markdown, terminal_table
+from attn_reg_plugin.experiments.training_part import PART_FLAGS
 from attn_reg_plugin.files import FolderInUse, lock_folder, write_json, write_text
 
 #: seconds between two looks at what another process has
@@ -74,7 +75,15 @@ class Comparison:
         with refusing("methods"):
             select_methods(self.methods, (), known_methods(self.without))
         with refusing("method_flags"):
-            self.selected()
+            for method in self.selected():
+                self._refuse_decided(f"{method.name}", method.flags)
+        with refusing("train_flags"):
+            self._refuse_decided("--train-flags", self.own_flags)
+
+    def _refuse_decided(self, where: str, words: Sequence[str]) -> None:
+        given = next((word for word in words if word.partition("=")[0].removeprefix("--") in PART_FLAGS), None)
+        if given:
+            raise ValueError(f"{where} has {given.partition('=')[0]}, which is a setting; give it as one")
 
     # -- what a subclass implements ---------------------------------------------------------------------------------
 

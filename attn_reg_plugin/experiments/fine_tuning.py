@@ -92,7 +92,9 @@ class FineTuning(TrainingExamples):
 
         def make(method: Method, seed: int, **where: object) -> LabelledRun:
             sampling = self.sampling(seed)
-            trained, _ = sampling.parted(sampling.of(examples))
+            drawn = sampling.of(examples)
+            settings.corruption(seed).check_count(len(drawn), task)
+            trained, _ = sampling.parted(drawn)
             common = [*self._flags(len(trained)), *settings.example_flags(seed), *self._device()]
             flags = (*common, *method.flags, *self.own_flags)
             about = {"model": model, "model_digest": digest, "metric": self.metric or ""}

@@ -50,6 +50,11 @@ class Pilot:
     freedom: int
 
     @property
+    def varies(self) -> bool:
+        """Whether the differences do, by more than rounding."""
+        return self.deviation > 1e-9 * max(1.0, abs(self.mean))
+
+    @property
     def worth(self) -> float:
         """The difference that is to be shown by default."""
         return WORTH.get(self.metric, OTHERS)

@@ -24,6 +24,8 @@ TRANSLATION = {"bleu": "BLEU", "chrf": "chrF"}
 _OF_THE_PART = ("--train-sample-seed", "--total-num-update", "--lr-period-updates")
 #: what the curves are called
 VALID, TRAIN = "validation", "training"
+#: the same of examples held out of training
+HELD_OUT = "held-out"
 
 
 @dataclass(frozen=True)
@@ -50,13 +52,16 @@ def lower_is_better(score: str) -> bool:
     return "loss" in score or "perplexity" in score
 
 
-def figures_of_log(logs: Iterable[Path], result: Mapping[str, Any], checkpoints: Path) -> Figures:
+def figures_of_log(
+    logs: Iterable[Path], result: Mapping[str, Any], checkpoints: Path, held_out: bool = False
+) -> Figures:
     """The figures of a fairseq training.
 
     Args:
         logs: its json logs; those that are missing say nothing.
         result: what `result.json` of the run holds.
         checkpoints: folder of its checkpoints.
+        held_out: whether it was validated on examples held out of its training set, and not on the validation set.
     """
     log, rates = TrainingLog(), {}
     for path in logs:
@@ -67,15 +72,15 @@ def figures_of_log(logs: Iterable[Path], result: Mapping[str, Any], checkpoints:
     training = _mapping(result.get("training"))
     seconds = training.get("seconds_per_epoch", seconds_per_epoch(log, checkpoints / "checkpoint_last.pt"))
     return Figures(
-        scores=_scores(log, result),
-        curves=_curves(log),
+        scores=_scores(log, result, held_out),
+        curves=_curves(log, HELD_OUT if held_out else VALID),
         rates=rates,
         seconds=_finite(seconds),
         epochs=_finite(training.get("epochs")) or (float(len(log.train_wall)) if log.train_wall else None),
     )
 
 
-def _scores(log: TrainingLog, result: Mapping[str, Any]) -> dict[str, float]:
+def _scores(log: TrainingLog, result: Mapping[str, Any], held_out: bool) -> dict[str, float]:
     """Official scores first, then the lowest validation loss."""
     training = _mapping(result.get("training"))
     subsets = _mapping(_mapping(result.get("translation")).get("scores"))
@@ -83,7 +88,10 @@ def _scores(log: TrainingLog, result: Mapping[str, Any]) -> dict[str, float]:
     for subset, scores in subsets.items():
         for key, name in TRANSLATION.items():
             found[name if len(subsets) == 1 else f"{name} {subset}"] = _mapping(scores).get(key)
-    found |= _of_encoder(_mapping(training.get("scores")), _mapping(_mapping(result.get("reported")).get("scores")))
+    for subset, scores in _mapping(_mapping(result.get("reported")).get("scores")).items():
+        found |= {name if subset == "valid" else f"{name} {subset}": value for name, value in _mapping(scores).items()}
+    chosen_by = _mapping(training.get("scores"))
+    found |= {f"{name} held out": value for name, value in chosen_by.items()} if held_out else chosen_by
     found |= _mapping(_mapping(result.get("evaluation")).get("scores"))
     if "best_valid_loss" in training:
         found[f"best validation {training.get('loss', 'loss')}"] = training["best_valid_loss"]
@@ -96,29 +104,24 @@ def _scores(log: TrainingLog, result: Mapping[str, Any]) -> dict[str, float]:
     return {name: number for name, value in found.items() if (number := _finite(value)) is not None}
 
 
-def _of_encoder(chosen_by: Mapping[str, Any], reported: Mapping[str, Any]) -> dict[str, Any]:
-    """The scores of `attn-reg finetune`: of the validation sets, and of the held-out examples where there are any."""
-    found = {}
-    for subset, scores in reported.items():
-        found |= {name if subset == "valid" else f"{name} {subset}": value for name, value in _mapping(scores).items()}
-    chosen = {f"{name} held out" if reported else name: value for name, value in chosen_by.items()}
-    return found | chosen
+def _curves(log: TrainingLog, valid: str = VALID) -> dict[str, dict[float, float]]:
+    """The curves: what is validated, by epoch (the last validation of each), and the training loss.
 
-
-def _curves(log: TrainingLog) -> dict[str, dict[float, float]]:
-    """The curves: what is validated, by epoch (the last validation of each), and the training loss."""
+    Args:
+        valid: what it is validated on.
+    """
     curves: dict[str, dict[float, float]] = {}
     for (epoch, _), figures in sorted(log.validations.items()):
         for name, value in figures.items():
             if name not in _OF_THE_MACHINE and not name.startswith("best_") and math.isfinite(value):
-                curves.setdefault(f"{VALID} {name}", {})[epoch] = value
+                curves.setdefault(f"{valid} {name}", {})[epoch] = value
     for epoch, figures in sorted(log.trainings.items()):
         name = "nll_loss" if "nll_loss" in figures else "loss"
         if math.isfinite(figures.get(name, math.nan)):
             curves.setdefault(f"{TRAIN} {name}", {})[epoch] = figures[name]
-    nll = f"{VALID} nll_loss"
+    nll = f"{valid} nll_loss"
     if nll in curves:  # with label smoothing, `loss` is another function for some methods
-        curves.pop(f"{VALID} loss", None)
+        curves.pop(f"{valid} loss", None)
     return curves
 
 

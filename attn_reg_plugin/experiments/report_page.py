@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 
 from attn_reg_plugin.experiments import report_plots
-from attn_reg_plugin.experiments.report_logs import TRAIN, VALID
+from attn_reg_plugin.experiments.report_logs import HELD_OUT, TRAIN, VALID
 from attn_reg_plugin.experiments.report_plots import ENOUGH_SEEDS, difference_text, spread_text
 from attn_reg_plugin.experiments.report_runs import Experiment, Group, compared
 
@@ -195,7 +195,7 @@ def _scores(experiment: Experiment) -> Iterator[str]:
 
 def _convergence(experiment: Experiment) -> Iterator[str]:
     names = experiment.curves
-    chosen = [name for name in names if name.startswith(VALID)][:MOST_CURVES]
+    chosen = [name for name in names if name.startswith((VALID, HELD_OUT))][:MOST_CURVES]
     for name in [*chosen, *(name for name in names if name.startswith(TRAIN))]:
         if not any(len(run) > 1 for group in experiment.groups for run in group.curves(name)):
             continue

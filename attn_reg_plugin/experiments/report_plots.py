@@ -18,7 +18,7 @@ import numpy as np
 from attn_reg_plugin.experiments.curve_plot import limits
 from attn_reg_plugin.experiments.drop_rate_plot import load_matplotlib
 from attn_reg_plugin.experiments.drop_rates import Rates
-from attn_reg_plugin.experiments.report_logs import VALID, lower_is_better, mean_curve
+from attn_reg_plugin.experiments.report_logs import HELD_OUT, VALID, lower_is_better, mean_curve
 from attn_reg_plugin.experiments.report_runs import Compared, Experiment, Group, compared
 
 #: a mean of fewer seeds than that is shown in grey
@@ -177,7 +177,7 @@ def convergence(experiment: Experiment, curve: str) -> tuple[str, int]:
                 panel.fill_between(epochs, values - spread, values + spread, color=look["color"], alpha=0.15, lw=0)
             panel.plot(epochs[best], values[best], mark, color=look["color"], markersize=6)
             panel.plot([], [], linewidth=1.6, marker=mark, label=title, **look)
-        if lower and curve.startswith(VALID):
+        if lower and curve.startswith((VALID, HELD_OUT)):
             panel.set_ylim(*limits([list(zip(*means[title][:2], strict=True)) for title in kept]))
         panel.set(xlabel="epoch", ylabel=f"{curve} as logged" if "loss" in curve else curve)
         if max(means[title][0].max() for title in kept) > 2:

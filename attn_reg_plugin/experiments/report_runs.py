@@ -265,14 +265,15 @@ def _own_run(folder: Path) -> LoggedRun:
     pair = published.get("pair")
     task = " → ".join(map(str, pair)) if isinstance(pair, list) and len(pair) == 2 else str(settings.get("task", ""))
     same = tuple(str(settings.get(name, "")) for name in ("task", "data", "model"))
+    flags = flags_of(str(settings.get("flags", "")))
     return LoggedRun(
         method=method,
         title=titles.get(method, method),
         seed=settings.get("seed", seed),
         folder=folder,
         experiment=(*same, task.removeprefix("attn_reg_") or folder.parent.name),
-        settings=flags_of(str(settings.get("flags", ""))),
-        figures=figures_of_log([folder / "train.log"], result, folder / "checkpoints"),
+        settings=flags,
+        figures=figures_of_log([folder / "train.log"], result, folder / "checkpoints", "--held-out" in flags),
     )
 
 

@@ -84,6 +84,12 @@ def _fine_tuning(settings: Any) -> dict[str, Any]:
     values = _comparison(settings)
     values |= {"data": str(out / MADE_UP / settings.task), "max_length": min(settings.max_length, longest - 8)}
     values |= {"model": str(out / MADE_UP / family_of(settings.model or "").lower())}
+    if settings.train_fraction < 1:  # of few examples, so that some are left where a part of them is held out
+        values |= {"train_fraction": max(settings.train_fraction, 0.4)}
+    if settings.train_examples:
+        values |= {"train_examples": max(settings.train_examples, 20)}
+    shares = ("label_noise", "shortcut")
+    values |= {name: max(getattr(settings, name), 0.4) for name in shares if getattr(settings, name)}
     return values | {"train_per_class": min(settings.train_per_class, 4), "shortcut_words": ()}
 
 
@@ -122,7 +128,8 @@ def _phrasebook(settings: Any) -> dict[str, Any]:
 def _wmt16(settings: Any) -> dict[str, Any]:
     out = aside(settings.out)
     values: dict[str, Any] = {"out": out, "source": str(out.parent / MADE_UP / "text"), "limit": PAIRS["train"]}
-    values |= {"origin": ()}
+    values |= {"origin": (), "set_aside": min(settings.set_aside, 10)}
+    values |= {"noise": max(settings.noise, 0.1) if settings.noise else 0.0}
     if settings.opus_mt is None:
         return values | {"vocab_size": min(settings.vocab_size or 150, 150), "spm_model": (), "dictionary": ()}
     # what was filled in for it isn't given again

@@ -83,13 +83,29 @@ class Corruption:
                 f"of {task.name}: {', '.join(task.labels)}"
             )
 
+    def check_count(self, count: int, task: LabelledTask) -> None:
+        """Refuse shares of so many examples that come to nothing.
+
+        Raises:
+            ValueError: a share rounds to no example; of a regression it takes two to exchange their values.
+        """
+        pair = 2 if task.kind == REGRESSION else 1
+        for flag, share, needed in (("--label-noise", self.label_noise, pair), ("--shortcut", self.shortcut, 1)):
+            if share and round(share * count) < needed:
+                what = f"{round(share * count)} of {count} training examples"
+                raise ValueError(f"{flag} {share:g} is {what}, but it takes at least {needed}")
+
     def of_training(self, examples: Sequence[Example], task: LabelledTask) -> list[Example]:
         """The examples as they are trained on, in their order.
 
         Args:
             examples: those that were drawn, with labels.
             task: with its label set.
+
+        Raises:
+            ValueError: see `check_count`.
         """
+        self.check_count(len(examples), task)
         noisy = self._with_noise(list(examples), task) if self.label_noise else list(examples)
         for index in self._drawn("shortcut", len(noisy), self.shortcut):
             noisy[index] = _planted(noisy[index], self.words[noisy[index].label])  # type: ignore[index,union-attr]

@@ -153,6 +153,12 @@ def test_updates_are_counted_for_one_process(
         (["--seeds", "x"], "--seeds is .x., but must be a whole number, or several with commas"),
         (["--metric", "bleu"], "--metric: unknown metric 'bleu' of rte; the metrics are: accuracy, f1"),
         (["--held-out", "1"], r"--held-out is 1.0, but must lie in \[0, 1\)"),
+        (["--label-noise", "0.001"], "--label-noise 0.001 is 0 of 48 training examples, but it takes at least 1"),
+        (["--", "--held-out=0.1"], "--train-flags has --held-out, which is a setting; give it as one"),
+        (
+            ["--method-flags", "plain=--shortcut 0.5"],
+            "--method-flags: plain has --shortcut, which is a setting; give it as one",
+        ),
         (["--label-noise", "-0.1"], r"--label-noise is -0.1, but must lie in \[0, 1\)"),
         (
             ["--shortcut", "0.5", "--shortcut-words", "w1"],

@@ -19,6 +19,7 @@ from attn_reg_plugin.experiments import labelled_runs
 from attn_reg_plugin.experiments.labelled_runs import LabelledRun
 from attn_reg_plugin.experiments.methods import select_methods
 from attn_reg_plugin.experiments.predicted import file_of
+from attn_reg_plugin.experiments.report_runs import read_experiments
 from attn_reg_plugin.experiments.sweep_objective import objective_of
 from attn_reg_plugin.tasks.attn_reg_task import SEEN
 from attn_reg_plugin.tasks.dry_run import parse_command
@@ -94,6 +95,12 @@ class Stand:
         file_of(folder, "valid").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
+def figures_in(folder: Path) -> dict[str, float]:
+    """The scores that `attn-reg report` shows of a run."""
+    ((group,),) = [one.groups for one in read_experiments([folder])]
+    return group.runs[0].figures.scores
+
+
 def test_a_run_with_held_out_examples_reports_the_official_set(
     rte: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,6 +114,7 @@ def test_a_run_with_held_out_examples_reports_the_official_set(
     trial.claim()
     trial.carry_out(lambda log: None)
     assert len(stand.commands) == 1 and trial.finished(), "a trial of a sweep doesn't look at the validation set"
+    assert set(figures_in(trial.folder)) == {"accuracy held out"}, "in a report, too"
     stand.commands.clear()
     for run in runs:
         run.claim()
@@ -126,6 +134,7 @@ def test_a_run_with_held_out_examples_reports_the_official_set(
     assert re.search(
         r"0\.5 of the training examples, the held-out ones included, begin with a word .*\(w\d+, w\d+\)", table
     )
+    assert set(figures_in(runs[0].folder)) == {"accuracy", "accuracy held out"}
     content = json.loads((tmp_path / "out" / "results.json").read_text(encoding="utf-8"))
     assert content["methods"][1]["differences"]["valid"]["accuracy"]["drawn"] == "seeds and examples"
     assert len(stand.commands) == 8, "what is done is not done again"

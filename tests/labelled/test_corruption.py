@@ -117,3 +117,16 @@ def test_the_words_of_a_corruption() -> None:
 def test_refusals(how: dict[str, Any], task: str, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         Corruption(**how).check(find_task(task))
+
+
+@pytest.mark.parametrize(
+    ("how", "task", "said"),
+    [
+        ({"label_noise": 0.001}, MNLI, "--label-noise 0.001 is 0 of 100 training examples, but it takes at least 1"),
+        ({"label_noise": 0.01}, STSB, "--label-noise 0.01 is 1 of 100 training examples, but it takes at least 2"),
+        ({"shortcut": 0.001, "words": WORDS}, MNLI, "--shortcut 0.001 is 0 of 100 training examples"),
+    ],
+)
+def test_a_share_that_comes_to_nothing_is_refused(how: dict[str, Any], task: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        Corruption(**how).of_training((VALUES if task is STSB else TEXTS)[:100], task)
