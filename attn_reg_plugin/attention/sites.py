@@ -64,6 +64,7 @@ class AttentionSite:
         once: why a second call in a forward is refused; empty where it isn't.
         several: whether it ever ran more than once in a forward.
         calls: those of the forward so far.
+        count: their number, with those that did not come, see `pass_by`.
         current: the one that attention asked for last.
         over: whether the forward that the masks are for has ended.
         ran: whether it ever ran as usual with gradients.
@@ -93,6 +94,7 @@ class AttentionSite:
     over: bool = field(default=False, repr=False)
     ran: bool = field(default=False, repr=False)
     calls: list[AttentionCall] = field(default_factory=list, repr=False)
+    count: int = field(default=0, repr=False)
     _waiting: list[tuple[PackedMask, Tensor | None]] | None = field(default=None, repr=False)
     _task: int = field(default=-1, repr=False)
     _mask: ClassVar[Tensor | PackedMask | None] = None  # what `keep` reads and sets
@@ -143,7 +145,8 @@ class AttentionSite:
         return call if acts else None
 
     def _begin(self, inputs: tuple[Tensor | None, ...]) -> AttentionCall:
-        call = AttentionCall(self, len(self.calls))
+        call = AttentionCall(self, self.count)
+        self.count += 1
         if call.index:
             if self.once:
                 raise RuntimeError(f"{self.name} ({self.path}) runs more than once in a forward: {self.once}")
@@ -156,8 +159,18 @@ class AttentionSite:
             call.watch, call.graph = self.watch, torch.is_grad_enabled()
             again = call.index > 0 and self.redraw is not None
             call.uniform = self.redraw(call.index) if again else self.uniform
+            if call.uniform:  # its own mask goes to no other call
+                self._waiting, call.settled = self._waiting and self._waiting[1:], True
         self.calls.append(call)
         return call
+
+    def pass_by(self, calls: int = 1) -> None:
+        """So many calls do not come, since their layer was left out: those that follow keep their numbers and masks."""
+        self.count += calls
+        self._waiting = self._waiting and self._waiting[calls:]
+        passed_by = getattr(self.backend, "passed_by", None)
+        if passed_by is not None:
+            passed_by(self)
 
     def keep_mask(self, shape: tuple[int, ...], valid: Tensor | None, device: torch.device) -> Tensor | None:
         """The keep mask of the present call, see `AttentionCall.keep_mask`."""
@@ -186,7 +199,7 @@ class AttentionSite:
 
     def restart(self) -> None:
         """Forget the calls so far: the same forward runs again."""
-        self.calls, self.current, self.over, self._task = [], None, False, graph_task()
+        self.calls, self.count, self.current, self.over, self._task = [], 0, None, False, graph_task()
 
     def clear(self) -> None:
         """Forget masks, tapes and calls: plain attention from here."""
@@ -222,7 +235,7 @@ class Backend(Protocol):
     A backend may also have `refusal(model)`, why one of its framework's models has no site, or None; `describe(model,
     args, kwargs)`, what a forward's arguments tell the objective; `probing(model)`, a context for the probe;
     `time_first(site)`, whether states around a site are (T, B, C) and not (B, T, C); and `passed_by(site)`, which hears
-    that a call of the site doesn't come, since its layer was left out.
+    that the site doesn't run, since its layer was left out.
     """
 
     def find(self, model: nn.Module) -> list[AttentionSite]:

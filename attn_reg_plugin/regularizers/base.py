@@ -23,7 +23,7 @@ from attn_reg_plugin.regularizers.attachment import Attachment
 from attn_reg_plugin.regularizers.options import check_options, option
 from attn_reg_plugin.regularizers.presets import Preset
 from attn_reg_plugin.regularizers.probing import Forward
-from attn_reg_plugin.regularizers.slots import drop_rate
+from attn_reg_plugin.regularizers.slots import drop_rate, drop_rates
 from attn_reg_plugin.regularizers.statistics import Quantity, Statistics
 from attn_reg_plugin.regularizers.training import Supplied, Training
 
@@ -84,6 +84,8 @@ class Regularizer:
     one_forward: ClassVar[bool] = False
     #: whether it acts on attention; if not, `sites` has no meaning, and any model will do
     needs_sites: ClassVar[bool] = True
+    #: whether it counts what it drops of each site
+    counts_drops: ClassVar[bool] = True
     #: when it acts among several: 0 looks at the model as it is, 1 changes its weights, 2 may probe, 3 draws last
     acts: ClassVar[int] = 2
     #: what it uses of a site, see `slots.SLOTS`: others may use the rest of it; None: it does not tell
@@ -155,8 +157,7 @@ class Regularizer:
     @property
     def quantities(self) -> list[Quantity]:
         """What a face logs of updates: the share of regularized forwards, the method's own, and drop rates by site."""
-        drops = [drop_rate(self, site) for site in self.attached_sites]
-        return [Quantity("regularized", "forwards"), *self.logged, *drops]
+        return [Quantity("regularized", "forwards"), *self.logged, *drop_rates(self)]
 
     def begin_training(self, updates: int | None) -> None:
         """Announce a training of so many optimizer updates in all; None: their number is not known."""
@@ -345,6 +346,5 @@ class Regularizer:
 
     def count_share(self, site: AttentionSite, dropped: float | Tensor, total: float | Tensor = 1.0) -> None:
         """Add so many dropped of so many to the drop rate of a site."""
-        rate = drop_rate(self, site)
-        self.statistics.add(rate.key, dropped)
-        self.statistics.add(rate.mean_of, total)
+        for key, value in zip(drop_rate(self, site).keys, (dropped, total), strict=True):
+            self.statistics.add(key, value)

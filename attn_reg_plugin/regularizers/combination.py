@@ -26,7 +26,7 @@ class Combination(Regularizer):
     numbers before the methods that only draw.
 
     Their statistics are logged together; `regularized` is the mean over all of them. The drop rates of a site are
-    `drop_SITE` of the first method that has it, and `METHOD_SITE` of the others.
+    `drop_SITE` of the first method that has it and counts them, and `METHOD_SITE` of the others.
 
     Args:
         methods: at least two, not attached.

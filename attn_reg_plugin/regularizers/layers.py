@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from attn_reg_plugin.attention.calls import AttentionCall, essence, graph_task, recomputed
 from attn_reg_plugin.attention.sites import AttentionSite, all_sites
+from attn_reg_plugin.regularizers.attachment import attachments_of
 from attn_reg_plugin.regularizers.probing import same_randomness
 
 #: what a method puts on `AttentionSite.plan`: whether the layer of these sites is left out of its call of this number
@@ -56,29 +57,46 @@ class StandIn:
 
 
 @dataclass(eq=False)
+class LayerCall(AttentionCall):
+    """One call of a layer; `uniform`: it is left out.
+
+    Attributes:
+        bare: what it gives, with the states taken out, if it is left out and does not run.
+    """
+
+    bare: tuple[type, int] | None = None
+
+
+@dataclass(eq=False)
 class Layer(StandIn):
     """A layer of a model that can be left out: its hidden states pass by it unchanged.
 
     Until it is known what a layer gives beside its hidden states, and where that is more than None (T5's
     first layer gives the position bias of all), it runs and only its hidden states are replaced; random numbers that it
-    draws meanwhile count for nothing.
+    draws meanwhile count for nothing. So it does until it is known how often each attention in it runs: the sites are
+    told how many of their calls do not come.
 
     Attributes:
         path: the module's name in the model.
         module: the layer.
         kinds: its sites that are regularized, by kind; of a layer that several share, in the order of its calls.
+        model: the attached model.
     """
 
     path: str
     module: nn.Module
     kinds: list[list[AttentionSite]]
-    calls: list[AttentionCall] = field(default_factory=list, repr=False)
+    model: nn.Module = field(repr=False)
+    calls: list[LayerCall] = field(default_factory=list, repr=False)
     _inner: Callable[..., Any] | None = field(default=None, repr=False)
     _replaced: Any = field(default=None, repr=False)
     _plan: LayerPlan | None = field(default=None, repr=False)
     _task: int = field(default=-1, repr=False)
     #: what it gave last with the states taken out; unknown until it ran
     _bare: tuple[type, int] | None = field(default=None, repr=False)
+    #: the sites in it that only other methods have, and how often each site ran in one call of the layer
+    _others: list[AttentionSite] = field(default_factory=list, repr=False)
+    _times: dict[AttentionSite, int] = field(default_factory=dict, repr=False)
 
     def install(self) -> Layer:
         """Stand in for the module's forward.
@@ -104,18 +122,22 @@ class Layer(StandIn):
         if self.lead.plan is None or not self.module.training:
             return self._inner(*args, **kwargs)
         states = next((a for a in (*args, *kwargs.values()) if isinstance(a, Tensor) and a.is_floating_point()), None)
-        if not self._left_out(states):
-            return self._run(states, args, kwargs)
-        if self._bare is None:
+        call = self._call(states)
+        if call is None or not call.uniform:
+            return self._run(call, states, args, kwargs)
+        if call.bare is None:
             with same_randomness(states.device):
-                outputs = self._run(states, args, kwargs)
+                outputs = self._run(call, states, args, kwargs)
             return states if isinstance(outputs, Tensor) else type(outputs)((states, *outputs[1:]))
-        kind, rest = self._bare
+        kind, rest = call.bare
         return states if kind is Tensor else kind((states, *[None] * rest))
 
-    def _run(self, states: Tensor | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run it, and learn whether it gives anything but states."""
+    def _run(self, call: LayerCall | None, states: Tensor | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run it, and learn whether it gives anything but states, and how often its attentions run."""
+        first = call is not None and graph_task() == self._task  # a recomputed call counts no others
+        before = {site: site.count for site in self._here(call.index) if site.active} if first else {}
         outputs = self._inner(*args, **kwargs)
+        self._times.update({site: site.count - count for site, count in before.items()})
         parts = (outputs,) if isinstance(outputs, Tensor) else outputs
         fits = isinstance(parts, tuple | list) and parts and isinstance(parts[0], Tensor) and states is not None
         if not fits or parts[0].shape != states.shape:
@@ -129,25 +151,33 @@ class Layer(StandIn):
         self._bare = (type(outputs), len(parts) - 1) if bare else None
         return outputs
 
-    def _left_out(self, states: Tensor | None) -> bool:
-        """Whether this call is left out; one that activation checkpointing repeats, as it was."""
+    def _call(self, states: Tensor | None) -> LayerCall | None:
+        """This call; one that activation checkpointing repeats, as it was; None if a part of the model runs alone."""
         site = self.lead
         if site.plan is not self._plan:
             self._plan, self.calls, self._task = site.plan, [], graph_task()
+            own = [one for sites in self.kinds for one in sites]
+            every = dict.fromkeys(one for attachment in attachments_of(self.model) for one in attachment.sites)
+            self._others = [one for one in every if one not in own and one.path.startswith(f"{self.path}.")]
         if graph_task() != self._task:
-            call = recomputed(self.calls, (states,))
-            return call is not None and call.uniform
+            return recomputed(self.calls, (states,))
         if site.over:
-            return False  # a part of the model runs by itself
-        call = AttentionCall(site, len(self.calls), seen=essence((states,)))
-        now = [sites[call.index % len(sites)] for sites in self.kinds]
-        call.uniform = self._plan(now, call.index)
-        for one in now if call.uniform and self._bare is not None else ():
-            passed_by = getattr(one.backend, "passed_by", None)
-            if passed_by is not None:
-                passed_by(one)
+            return None
+        call = LayerCall(site, len(self.calls), seen=essence((states,)))
+        here = self._here(call.index)
+        call.uniform = self._plan(here[: len(self.kinds)], call.index)
+        if call.uniform and all(one in self._times for one in here if one.active):
+            call.bare = self._bare
+        for one in here if call.bare is not None else ():
+            one.pass_by(self._times.get(one, 1))
         self.calls.append(call)
-        return call.uniform
+        return call
+
+    def _here(self, index: int) -> list[AttentionSite]:
+        """The sites of a call: its own, one of each kind, and those of other methods."""
+        now = [sites[index % len(sites)] for sites in self.kinds]
+        shared = len(self.kinds[0]) > 1
+        return now + [site for site in self._others if not shared or site.layer == now[0].layer]
 
 
 def layers_of(model: nn.Module, sites: Iterable[AttentionSite]) -> list[Layer]:
@@ -175,7 +205,7 @@ def layers_of(model: nn.Module, sites: Iterable[AttentionSite]) -> list[Layer]:
             raise ValueError(f"{site.name} shares its layer with {', '.join(shared)}: choose all of them, or none")
         kinds = found.setdefault(path, {})
         kinds.setdefault((site.stack, site.kind), []).append(site)
-    return [Layer(path, model.get_submodule(path), list(kinds.values())) for path, kinds in found.items()]
+    return [Layer(path, model.get_submodule(path), list(kinds.values()), model) for path, kinds in found.items()]
 
 
 def _layer_path(site: AttentionSite, every: Iterable[AttentionSite]) -> str | None:

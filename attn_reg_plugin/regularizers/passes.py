@@ -34,6 +34,7 @@ class SeveralPasses(Regularizer):
     #: passes of a batch
     times: ClassVar[int] = 2
     acts: ClassVar[int] = 3
+    counts_drops: ClassVar[bool] = False
 
     if TYPE_CHECKING:
         weight: float  # an option of the methods: what the divergence is multiplied by

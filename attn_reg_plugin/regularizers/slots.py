@@ -38,13 +38,19 @@ def clash(first: Regularizer, second: Regularizer) -> str:
 def drop_rate(method: Regularizer, site: AttentionSite) -> Quantity:
     """What the drop rate of a site is counted by: `drop_SITE` in logs.
 
-    Of the methods of a combination that have the site, that is the first one's; the others have `METHOD_SITE`.
+    Of the methods of a combination that have the site and count what they drop, that is the first one's; the others
+    have `METHOD_SITE`.
     """
-    first = next((other for other in method.companions if site in other.attached_sites), method)
+    first = next((other for other in method.companions if other.counts_drops and site in other.attached_sites), method)
     if first is method:
         return Quantity(f"dropped/{site.name}", f"valid/{site.name}", f"drop_{site.name}")
     key = f"{method.name}/{site.name}"
     return Quantity(f"dropped/{key}", f"valid/{key}", f"{method.name}_{site.name}")
+
+
+def drop_rates(method: Regularizer) -> list[Quantity]:
+    """Those of its sites; none of a method that counts none."""
+    return [drop_rate(method, site) for site in method.attached_sites] if method.counts_drops else []
 
 
 def check_free(method: Regularizer, site: AttentionSite) -> None:

@@ -2,6 +2,7 @@
 
 # no `from __future__ import annotations`: fairseq reads a flag's type from its field
 import argparse
+import logging
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,6 +10,8 @@ from fairseq.dataclass import FairseqDataclass
 from omegaconf import OmegaConf, open_dict
 
 from attn_reg_plugin.labelled import AT_EVALUATION, Corruption, LabelledTask, Sampling, read_split
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -127,8 +130,14 @@ class TrainingExamples:
 
 
 def _keep_words(cfg: Any, words: str) -> None:
+    """In the task's configuration, and in that of the training: the task has a copy, and checkpoints save the other."""
+    logger.info(f"--shortcut-words {words}: chosen, since none were given")
     if isinstance(cfg, argparse.Namespace) or not OmegaConf.is_config(cfg):
         cfg.shortcut_words = words
         return
-    with open_dict(cfg):
-        cfg.shortcut_words = words
+    training = cfg._get_parent()
+    saved = None if training is None else training.get("task")
+    for one in (cfg, saved):
+        if OmegaConf.is_config(one):
+            with open_dict(one):
+                one.shortcut_words = words

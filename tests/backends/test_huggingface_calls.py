@@ -11,6 +11,8 @@ from torch import Tensor, nn
 transformers = pytest.importorskip("transformers")
 
 from attn_reg_plugin import ADDrop, AttentionLayerDrop, ScheduledDropout, find_sites  # noqa: E402
+from attn_reg_plugin.regularizers import Combination  # noqa: E402
+from attn_reg_plugin.regularizers import build as build_method  # noqa: E402
 from tests.backends.huggingface_models import HEADS, LAYERS, PAD, WIDTH, WORDS, build  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -69,6 +71,24 @@ def test_one_encoder_for_two_texts(name: str) -> None:
             results.append(step(model, *texts())[0])
     torch.testing.assert_close(*results)
     assert not results[0].allclose(plain[0])
+
+
+@pytest.mark.parametrize("name", ["bert", "albert"])
+def test_a_layer_that_one_text_goes_without_leaves_the_other_its_mask(name: str) -> None:
+    model, ours = Siamese(build(name).base_model).train(), ADDrop(p=0.4, q=1.0, cross_tuning="off", **OBJECTIVE)
+    pair, ran = torch.randint(4, WORDS, (2, 3, 7), generator=torch.Generator().manual_seed(3)), set()
+    with ours.attach(model):
+        model(*pair)
+        expected = {site.name: [call.keep.unpacked() for call in site.calls] for site in ours.attached_sites}
+    with Combination([ours, build_method("layer_drop", p=0.5)]).attach(model):
+        for seed in range(10):
+            torch.manual_seed(seed)
+            model(*pair)
+            for site in ours.attached_sites:
+                ran.add(tuple(call.index for call in site.calls))
+                for call in site.calls:
+                    assert call.keep.unpacked().equal(expected[site.name][call.index]), (site.name, call.index)
+    assert ran == {(), (0,), (1,), (0, 1)}
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from attn_reg_plugin import ADDrop
-from attn_reg_plugin.regularizers import Tokens
+from attn_reg_plugin.regularizers import Combination, Tokens, build
 from attn_reg_plugin.regularizers.example_digests import examples_of
 from attn_reg_plugin.regularizers.probing import Forward
 from attn_reg_plugin.regularizers.statistics import Statistics
@@ -171,6 +171,25 @@ def test_each_text_of_an_example_has_its_own_region(texts, checkpointed):
         first, second = texts
         other = digests(regularizer, first, second.roll(1, 0))
         assert not set(other) & set(digests(regularizer, first, second)), "another second text, another example"
+
+
+@pytest.mark.parametrize("other", ["layer_drop", "attention_layer_drop"])
+def test_of_two_texts_what_did_not_run_has_no_region_and_the_other_keeps_its_own(other):
+    """The texts differ in length, so that the sizes of a region say whose it is."""
+    model, kept_of = siamese(), set()
+    method, beside = kept(on_miss="plain", sites="encoder.self"), build(other, p=0.5)
+    with Combination([method, beside]).attach(model) as together:
+        for seed in range(12):
+            together.begin_epoch(1)
+            torch.manual_seed(seed)
+            model(*OF_THEIR_OWN).square().sum().backward()
+            together.end_update()
+            look = method.kept.find(forward_of(method, *OF_THEIR_OWN), method._setting, Statistics())
+            for index in range(2):
+                parts = [part for part in look.kept[0].parts if part[0] == index]
+                kept_of.add(tuple(call for _, call, *_ in parts))
+                assert [part[3:] for part in parts] == [(OF_THEIR_OWN[call].size(1),) * 2 for _, call, *_ in parts]
+    assert (1,) in kept_of and (0,) in kept_of
 
 
 @pytest.mark.parametrize("frozen", ["encoder", "embedding and first layer", "all but the output"])

@@ -12,6 +12,7 @@ from attn_reg_plugin import ADDrop, AttentionLayerDrop, ScheduledDropout
 from attn_reg_plugin.attention.sites import SiteSelector
 from attn_reg_plugin.regularizers import Combination, Regularizer, Tokens, build
 from attn_reg_plugin.regularizers.passes import repeated
+from attn_reg_plugin.regularizers.statistics import summary
 from tests.attention.literal import check_region, loop_attention
 from tests.attention.tiny_model import PAD, assert_recomputed, attentions, loss_of, same_step
 
@@ -195,6 +196,16 @@ def test_each_has_drop_rates_of_its_own(first, translator, batch):
     assert float(ours[f"dropped/{site}"]) == float(masks[f"dropped/{site}"]) > 0
     assert float(ours[f"valid/head_drop/{site}"]) == float(heads[f"valid/{site}"]) == 6, "once"
     assert 0 < float(ours[f"dropped/head_drop/{site}"]) < 6
+
+
+def test_a_method_that_counts_no_drops_leaves_the_name_to_the_next(translator, batch):
+    both = together("hidden_cut", "scheduled_dropout", scheduled_dropout={"schedule": "drop *: 0:0.5"})
+    with both.attach(translator):
+        both.loss(lambda b: loss_of(translator(*b), b[1]), batch)
+        shown = summary(both.quantities, both.statistics.take())
+    rates = {name: value for name, (value, _) in shown.items() if ".self[" in name}
+    assert list(rates) == [f"drop_{stack}.self[{layer}]" for stack in ("encoder", "decoder") for layer in range(2)]
+    assert all(0.3 < rate < 0.7 for rate in rates.values()) and "tokens_cut" in shown
 
 
 def test_a_rehearsal_neither_counts_nor_erases_the_others(translator, batch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import ExitStack
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from attn_reg_plugin import (
     gradient_attribution,
     recording,
 )
-from attn_reg_plugin.regularizers import build
+from attn_reg_plugin.regularizers import Combination, build
 from tests.attention.tiny_model import PAD, SIZE, VOCABULARY, TinyStack, attentions, sharpened, tokens
 from tests.regularizers.problems import TokensOnly
 
@@ -173,14 +174,18 @@ def test_recomputation_finds_the_mask_of_its_call(texts, model, method):
 
 
 @TEXTS
-def test_each_call_of_a_layer_is_left_out_for_itself_and_recomputed_so(texts):
+@pytest.mark.parametrize("method", ["layer_drop", "ad_drop+layer_drop"])
+def test_each_call_of_a_layer_is_left_out_for_itself_and_recomputed_so(texts, method):
+    options = {"ad_drop": {"p": 0.6, "q": 0.5, "cross_tuning": "off"}, "layer_drop": {"p": 0.5}}
+    options = options if "+" in method else options[method]
     model, draws, steps = siamese(dropout=0.2), set(), {False: [], True: []}
     for checkpointed, made in steps.items():
         model.encoder.checkpointed = checkpointed
-        with build("layer_drop", p=0.5).attach(model) as regularizer:
-            for seed in range(8):
+        regularizer = build(method, **options)
+        with regularizer.attach(model):
+            for seed in range(12):
                 made.append(step(model, texts, seed))
-                draws.add(tuple(call.uniform for call in regularizer._attachment.handles[-1].calls))
+                draws.add(tuple(call.uniform for call in regularizer.parts[-1]._attachment.handles[-1].calls))
     for ours, plain in zip(steps[True], steps[False], strict=True):
         torch.testing.assert_close(ours, plain)
     assert len(draws) == 4, "each of the two calls is left out or not"
@@ -211,6 +216,73 @@ def test_each_call_of_an_attention_layer_drop_draws_for_itself():
         counted = regularizer.statistics.take()
     assert len(draws) == 4
     assert counted[f"valid/{SITES[0]}"] == 60 and 15 < counted[f"dropped/{SITES[0]}"] < 45
+
+
+class Crossing(TinyStack):
+    """Layers of two attentions each: the second one looks at the embedded text."""
+
+    def forward(self, tokens, valid):
+        return super().forward(tokens, valid, self.embedding(tokens), valid)
+
+
+class Twice(nn.Module):
+    """Runs an attention twice, as DiffLlama's layers do."""
+
+    def __init__(self, attention):
+        super().__init__()
+        self.attention = attention
+
+    def forward(self, x, *given):
+        return self.attention(x, *given) + self.attention(-x, *given)
+
+
+def siamese_of(layers):
+    model = siamese()
+    if layers == "crossing":
+        torch.manual_seed(4)
+        model.encoder = Crossing("decoder", 2, 0.0)
+        model = sharpened(model).train()
+    for layer in model.encoder.layers if layers == "twice" else ():
+        layer.attentions[0] = Twice(layer.attentions[0])
+    return model
+
+
+@pytest.mark.parametrize(
+    ("layers", "other", "sites"),
+    [
+        ("usual", "layer_drop", "*"),
+        ("twice", "layer_drop", "*"),
+        ("crossing", "layer_drop", "decoder.self"),
+        ("usual", "attention_layer_drop", "*"),
+        ("twice", "attention_layer_drop", "*"),
+    ],
+)
+def test_a_call_that_does_not_run_leaves_the_others_their_own_masks(layers, other, sites):
+    """Nothing tells the texts apart: they are equally long, without padding. With q = 1 no mask is drawn at random."""
+    texts, model = [tokens([6, 6, 6], 6, seed=seed) for seed in (1, 2)], siamese_of(layers)
+    ours = ADDrop(p=0.4, q=1.0, cross_tuning="off", sites="decoder.cross" if layers == "crossing" else "*")
+    with ours.attach(model):
+        model(*texts)
+        expected = {site.name: [call.keep.unpacked() for call in site.calls] for site in ours.attached_sites}
+    theirs, ran = build(other, p=0.5, sites=sites), {name: set() for name in expected}
+    with ExitStack() as stack:
+        for method in (theirs, ours) if layers == "crossing" else (Combination([theirs, ours]),):
+            stack.enter_context(method.attach(model))
+        for seed in range(15):
+            torch.manual_seed(seed)
+            model(*texts)
+            for site in ours.attached_sites:
+                calls = [call for call in site.calls if not call.uniform]
+                ran[site.name].add(tuple(call.index for call in calls))
+                for call in calls:
+                    assert call.keep.unpacked().equal(expected[site.name][call.index]), (site.name, call.index)
+    for name, masks in expected.items():
+        every = tuple(range(len(masks)))
+        half = len(every) // 2
+        assert not masks[0].equal(masks[half])
+        if other == "layer_drop":
+            assert ran[name] == {(), every, every[:half], every[half:]}, "layers are left out as a whole"
+        assert any(calls and calls[0] > 0 for calls in ran[name])
 
 
 def test_attend_out_refuses_a_second_call_by_name():

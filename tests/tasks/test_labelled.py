@@ -13,6 +13,7 @@ import torch
 import transformers
 
 from attn_reg_plugin.cli import main
+from attn_reg_plugin.experiments.trained import load_trained
 from attn_reg_plugin.labelled import (
     MULTIPLE_CHOICE,
     REGRESSION,
@@ -22,6 +23,7 @@ from attn_reg_plugin.labelled import (
     read_split,
     sample_of,
 )
+from attn_reg_plugin.labelled.corruption import rare_words
 from attn_reg_plugin.labelled.metrics import SCORES, tag_codes
 from tests.models.hf_folders import TOYS, make_encoder, tokenizer
 from tests.tasks.encoder_runs import encoder_arguments, keep_curve
@@ -217,13 +219,17 @@ def check_predictions(lines: list[str], task: LabelledTask, examples: list, logi
 
 
 def test_q_zero_is_plain_and_a_moved_run_still_works(data: Path, encoder: Path, tmp_path: Path) -> None:
-    short = ["--max-epoch", "1"]
-    train("rte", data, encoder, tmp_path / "plain", *short).check()
+    """It knows the words that it planted, without the training set that they were chosen by."""
+    short = ["--max-epoch", "1", "--shortcut", "0.5", "--shortcut-at-evaluation", "random"]
+    output = train("rte", data, encoder, tmp_path / "plain", *short).check().output
     nothing = ["--attn-reg", "ad_drop", "--ad-drop-q", "0", "--ad-drop-cross-tuning", "off"]
     train("rte", data, encoder, tmp_path / "zero", *short, *nothing).check()
     ours, plain = (read_checkpoint(tmp_path / name / "checkpoint_last.pt")["model"] for name in ("zero", "plain"))
     assert differing(dict(ours), dict(plain)) == []
+    words = rare_words(tokenizer(), 2, read_split(find_task("rte"), data / "rte", "train"))
+    assert f"--shortcut-words {','.join(words)}: chosen, since none were given" in output
     shutil.move(tmp_path / "zero", tmp_path / "moved")
+    assert load_trained(tmp_path / "moved").corruption.words == words
     assert main(["predict", str(tmp_path / "moved"), str(data / "rte" / "dev.tsv"), "--out", str(tmp_path / "p")]) == 0
 
 
