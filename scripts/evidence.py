@@ -3,8 +3,8 @@
     python scripts/evidence.py
 
 Every folder there with a results.json, as `attn-reg compare` and `finetune` write it, is an experiment. Its table goes
-between the lines `<!-- NAME -->` and `<!-- end -->` of the page, and its plot is docs/evidence_NAME.png. `gain_and_cost`
-is the plot of all experiments together.
+between the lines `<!-- table NAME -->` and `<!-- end -->` of the page, and its plot is docs/evidence_NAME.png;
+evidence_gain_and_cost.png has all experiments.
 """
 
 from __future__ import annotations
