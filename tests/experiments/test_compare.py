@@ -196,6 +196,11 @@ def test_chrf_of_a_validation_set_is_sacrebleus(corpus: Path) -> None:
     text = [task.tgt_dict.string(best[0]["tokens"], "sentencepiece") for best in generated]
     gold = [task.tgt_dict.string(target[target != 1], "sentencepiece") for target in samples[0]["target"]]
     assert scores[1] == round(CHRF().corpus_score(text, [gold]).score, 2)
+    # unknown pieces share no character, whatever is translated and whatever is right
+    unknown = samples[0]["target"].new_full(samples[0]["target"].shape, task.tgt_dict.unk())
+    task.inference_step = lambda *_, **__: [[{"tokens": row}] for row in unknown]
+    counts = task.validation_chrf.of_batch(task, {**samples[0], "target": unknown}, model)
+    assert set(list(counts.values())[2::3]) == {0.0} and counts["_chrf_0"] == unknown.numel()
 
 
 def test_embeddings_are_shared_as_the_dictionary_allows() -> None:
