@@ -106,6 +106,8 @@ def planned(corpus: Path, *words: str, methods: str = "plain") -> list[runs.Run]
             ["--lr-scheduler", "linear", "--batch-size", "16"],
             "polynomial_decay --warmup-updates 10 --total-num-update 14 ",
         ),
+        (["--lr-scheduler", "linear", "--batch-size", "16", "--", "--max-update", "12"], "--total-num-update 12 "),
+        (["--lr-scheduler", "linear", "--batch-size", "16", "--", "--update-freq", "1,2"], "--total-num-update 11 "),
         (
             ["--lr-scheduler", "cosine", "--max-tokens", "60"],
             "cosine --warmup-updates 10 --lr-period-updates {updates} ",
@@ -142,6 +144,13 @@ def batches(corpus: Path, max_tokens: int) -> list[int]:
 def test_a_warm_up_as_long_as_the_training_is_refused(corpus: Path) -> None:
     with pytest.raises(ValueError, match="warmup is 10, but must be below the 2 updates of the training, with which"):
         planned(corpus, "--lr-scheduler", "linear", "--max-tokens", "4000")
+    linear = ["--lr-scheduler", "linear", "--batch-size", "16", "--"]
+    with pytest.raises(ValueError, match="warmup is 10, but must be below the 9 updates of the training, with which"):
+        planned(corpus, *linear, "--max-update", "9")
+    start = corpus.parent / "start.pt"
+    start.touch()
+    (untuned,) = planned(corpus, *linear, "--finetune-from-model", str(start), methods="untuned")
+    assert "--total-num-update 14 " in " ".join(untuned.train_flags), "its single update is no length of a training"
 
 
 def set_up(run: runs.Run) -> Any:
