@@ -188,11 +188,16 @@ def test_the_interval_is_computed_from_the_examples_in_the_folders(tmp_path: Pat
         path = runs / f"{method}-seed{seed}" / "predictions" / "valid.tsv"
         path.parent.mkdir()
         path.write_text("prediction\tgold\n" + "".join(f"{one}\t{gold}\n" for one, gold in rows), encoding="utf-8")
+        path.with_name("valid1.tsv").write_text("".join(path.read_text().splitlines(True)[:13]), encoding="utf-8")
+        result = json.loads((path.parents[1] / "result.json").read_text(encoding="utf-8"))
+        result["reported"] = {"scores": {"valid1": {"accuracy": 50.0}}}
+        (path.parents[1] / "result.json").write_text(json.dumps(result), encoding="utf-8")
         classes = np.array([[float(label == yes) for label in row] for row in rows]).T
         of_method[method].append(of_predictions("classification", ["accuracy"], *classes)["accuracy"])
     (expected,) = intervals([list(zip(of_method["ad_drop"], of_method["plain"], strict=True))])
     found = of(one(runs), "accuracy")
     assert found == Compared((10.0, 10.0), expected, "seeds and examples") and expected[0] < 10 < expected[1]
+    assert of(one(runs), "accuracy valid1").drawn == "seeds and examples", "another set, of fewer examples"
     assert "bootstrap of seeds and examples; of one seed" in page([one(runs)], "title")
     alone = of(one(runs / "plain-seed1", runs / "ad_drop-seed1"), "accuracy")
     assert alone.drawn == "examples" and alone.interval[0] < 10 < alone.interval[1]
