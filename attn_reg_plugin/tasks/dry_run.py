@@ -80,7 +80,7 @@ def count_updates(command: Sequence[str]) -> int:
         seed=args.seed,
         epoch=1,
     )
-    updates = total_updates(args, batches)
+    updates = total_updates(args, len(batches))
     assert updates is not None
     return updates
 
