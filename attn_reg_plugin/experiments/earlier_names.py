@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,8 @@ def take_over(
             continue
         recorded = read(before / "run.json")
         if recorded and not difference_of(recorded, settings):
-            with hold(before):
+            # another process may have renamed it since it was read
+            with suppress(FileNotFoundError), hold(before):
                 before.rename(folder)
 
 

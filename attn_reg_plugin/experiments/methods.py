@@ -32,7 +32,8 @@ class Method:
 
     Attributes:
         regularizer, options: the registered method behind it and its options; none behind plain training.
-        earlier, together: see `Preset`.
+        earlier: see `Preset`.
+        together: settings that have the preset's values and mean something together, see `Preset`.
     """
 
     name: str
@@ -106,16 +107,20 @@ def fairseq_flags(name: str, options: Mapping[str, Any]) -> list[str]:
             raise ValueError(f"methods: {name} has the sites {', '.join(sorted(sites))}; --attn-sites holds for all")
         flags = [word for one in name.split("+") for word in fairseq_flags(one, options.get(one, {}))[2:]]
         return ["--attn-reg", name, *flags]
-    shared = {option.name for option in options_of(Regularizer)}
     defaults = {option.name: option.default for option in options_of(REGISTRY[name])}
     flags = ["--attn-reg", name]
     for option, value in options.items():
-        flag = f"--{'attn' if option in shared else name}-{option}".replace("_", "-")
+        flag = _flag(name, option)
         if defaults[option] is False:  # a switch
             flags += [flag] if value else []
         else:
             flags += [flag, str(value).lower() if isinstance(value, bool) else str(value)]
     return flags
+
+
+def _flag(method: str, option: str) -> str:
+    shared = {one.name for one in options_of(Regularizer)}
+    return f"--{'attn' if option in shared else method}-{option}".replace("_", "-")
 
 
 def split_flags(flag: str, text: str) -> list[str]:
@@ -167,7 +172,7 @@ def select_methods(
         words = split_flags("--method-flags", flags)
         if name not in own:
             _refuse_earlier_meaning(f"--method-flags {override}", name, words, table)
-        chosen[name] = dataclasses.replace(chosen[name], flags=(*chosen[name].flags, *words))
+        chosen[name] = _with_flags(chosen[name], words)
     return list(chosen.values())
 
 
@@ -211,7 +216,36 @@ def _configured(name: str, settings: Any, table: Mapping[str, Method]) -> Method
     if not own:
         _refuse_earlier_meaning(f"methods: {name}", like, more, table)
     title = str(settings.get("title", base.title if like == name else name))
-    return Method(name, title, (*flags, *more), base.regularizer, options, base.earlier if name == base.name else ())
+    earlier, replaced = base.earlier if name == base.name else (), _replaced(base, own)
+    together = tuple(setting for setting in base.together if setting not in replaced)
+    return _with_flags(Method(name, title, tuple(flags), base.regularizer, options, earlier, together), more)
+
+
+def _with_flags(method: Method, words: Sequence[str]) -> Method:
+    """A method with more flags, which win; what they replace of its preset goes."""
+    names = {word.partition("=")[0] for word in words}
+    replaced = _replaced(method, [name for name in method.together if _flag(*method.settings[name]) in names])
+    if not replaced:
+        return dataclasses.replace(method, flags=(*method.flags, *words))
+    added = method.flags[len(fairseq_flags(method.regularizer, method.options)) :]
+    options = _options_without(method, replaced)
+    chosen = options if "+" in method.regularizer else options[method.regularizer]
+    flags = (*fairseq_flags(method.regularizer, chosen), *added, *words)
+    together = tuple(name for name in method.together if name not in replaced)
+    return dataclasses.replace(method, flags=flags, options=chosen, together=together)
+
+
+def _replaced(method: Method, given: Iterable[str]) -> list[str]:
+    """The settings of the presets behind a method that others take the place of: all that mean something together."""
+    changed = {method.settings[name][0] for name in set(method.together) & set(given)}
+    return [name for name in method.together if method.settings[name][0] in changed]
+
+
+def _options_without(method: Method, settings: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """The options of each regularizer of a method, but for some settings."""
+    names, left = (method.regularizer or "").split("+"), {method.settings[name] for name in settings}
+    options = method.options if len(names) > 1 else {names[0]: method.options}
+    return {one: {key: value for key, value in options.get(one, {}).items() if (one, key) not in left} for one in names}
 
 
 def find_method(name: str, table: Mapping[str, Method]) -> Method:
@@ -237,9 +271,9 @@ def find_method(name: str, table: Mapping[str, Method]) -> Method:
         build(joined, **options)
     except ValueError as error:
         raise ValueError(f"methods: {error}") from None
-    return Method(
-        name, " + ".join(part.title for part in parts), tuple(fairseq_flags(joined, options)), joined, options
-    )
+    title, flags = " + ".join(part.title for part in parts), tuple(fairseq_flags(joined, options))
+    together = tuple(f"{part.regularizer}_{option}" for part in parts for option in part.together)
+    return Method(name, title, flags, joined, options, together=together)
 
 
 def _options(name: str, base: Method, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -249,9 +283,7 @@ def _options(name: str, base: Method, given: Mapping[str, Any]) -> dict[str, Any
     several = base.regularizer is not None and "+" in base.regularizer
     methods = base.regularizer.split("+") if base.regularizer else []
     known = base.settings
-    dropped = base.together if set(base.together) & set(given) else ()
-    kept = {option: value for option, value in base.options.items() if option not in dropped}
-    options = {method: dict(base.options.get(method, {}) if several else kept) for method in methods}
+    options = _options_without(base, _replaced(base, given)) if methods else {}
     for key, value in given.items():
         if key not in known:
             allowed = ", ".join([*_ANY_METHOD, *known])

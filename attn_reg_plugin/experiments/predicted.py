@@ -20,11 +20,23 @@ from attn_reg_plugin.labelled.task_table import REGRESSION, TAGGING
 
 MODULE = "attn_reg_plugin.experiments.predicted"
 _HEADER = "prediction\tgold"
+#: all examples of a test of another distribution, beside those of its groups
+ALL = "test"
 
 
 def file_of(folder: Path, subset: str) -> Path:
     """Where a run's predictions on a subset are."""
     return folder / "predictions" / f"{subset}.tsv"
+
+
+def files_of_test(folder: Path, groups: Sequence[str]) -> dict[str, Path]:
+    """Where decisions on a test are, of all and of each group, whose names come from the data and are no files' names.
+
+    Args:
+        groups: their names, sorted.
+    """
+    numbered = {group: file_of(folder, f"group{number}") for number, group in enumerate(groups)}
+    return {ALL: file_of(folder, ALL), **numbered}
 
 
 def read_predictions(path: Path, task: LabelledTask) -> tuple[np.ndarray, np.ndarray]:

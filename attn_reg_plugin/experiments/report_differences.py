@@ -16,10 +16,10 @@ from typing import Any
 from attn_reg_plugin.experiments.data_folder import DataFolder, read_lines
 from attn_reg_plugin.experiments.differences import Difference, paired
 from attn_reg_plugin.experiments.example_scores import Examples, of_predictions, of_translations
-from attn_reg_plugin.experiments.predicted import labels_in, read_predictions
+from attn_reg_plugin.experiments.predicted import ALL, files_of_test, labels_in, read_predictions
 from attn_reg_plugin.experiments.report_logs import TRANSLATION
 from attn_reg_plugin.files import read_json
-from attn_reg_plugin.labelled import TASKS
+from attn_reg_plugin.labelled import TASKS, LabelledTask
 
 #: how much of a log is looked through for its configuration
 _HEAD = 200_000
@@ -55,26 +55,29 @@ class Differences:
         Args:
             pairs: of each seed the method's run and the baseline's, with `folder` and `figures.scores`.
         """
-        having: dict[tuple[int, ...], list[str]] = {}
+        having: dict[tuple[tuple[int, ...], int], list[str]] = {}
         for name in dict.fromkeys(name for ours, _ in pairs for name in ours.figures.scores):
             both = tuple(i for i, pair in enumerate(pairs) if all(name in run.figures.scores for run in pair))
-            having.setdefault(both, []).append(name)
+            if both:  # scores of as many examples are drawn together
+                examples = self._read(pairs[both[0]][0].folder)
+                having.setdefault((both, len(examples[name]) if name in examples else 0), []).append(name)
         found = {}
-        for which, names in having.items():
-            if not which:
-                continue
+        for (which, _), names in having.items():
             scored = [tuple(self._scored(run, names) for run in pairs[i]) for i in which]
             for name, difference in paired(scored)[""].items():  # type: ignore[arg-type]
                 found[name] = ([ours.scores[name] - theirs.scores[name] for ours, theirs in scored], difference)
         return found
 
     def _scored(self, run: Any, names: Sequence[str]) -> Scored:
-        if run.folder not in self._examples:
+        return Scored({name: run.figures.scores[name] for name in names}, self._read(run.folder))
+
+    def _read(self, folder: Path) -> dict[str, Examples]:
+        if folder not in self._examples:
             try:
-                self._examples[run.folder] = self._examples_of(run.folder)
+                self._examples[folder] = self._examples_of(folder)
             except (ValueError, OSError, ImportError, KeyError, TypeError):  # what cannot be read is not drawn
-                self._examples[run.folder] = {}
-        return Scored({name: run.figures.scores[name] for name in names}, self._examples[run.folder])
+                self._examples[folder] = {}
+        return self._examples[folder]
 
     def _examples_of(self, folder: Path) -> dict[str, Examples]:
         """The scores of a run's folder as functions of its examples, by their names in a report."""
@@ -113,13 +116,26 @@ class Differences:
 
 def _of_encoder(folder: Path, name: str) -> dict[str, Examples]:
     """Of every validation set that was predicted; those of further ones have its name."""
-    metrics, found = list(read_json(folder / "result.json")["training"]["scores"]), {}
+    result = read_json(folder / "result.json")
+    if "evaluation" in result:
+        return _of_evaluation(folder, TASKS[name], result["evaluation"])
+    metrics, found = list(result["training"]["scores"]), {}
     for path in sorted((folder / "predictions").glob("*.tsv")):
         task, subset = TASKS[name], path.stem
         if task.labels is None:
             task = dataclasses.replace(task, labels=labels_in(path))
         scores = of_predictions(task.kind, metrics, *read_predictions(path, task))
         found |= {metric if subset == "valid" else f"{metric} {subset}": one for metric, one in scores.items()}
+    return found
+
+
+def _of_evaluation(folder: Path, test: LabelledTask, evaluation: Mapping[str, Any]) -> dict[str, Examples]:
+    """Of all examples of a test of `attn-reg evaluate`, and of each group, by the names in its table."""
+    found = {}
+    for subset, path in files_of_test(folder, evaluation["groups"]).items():
+        if path.is_file():
+            scores = of_predictions(test.kind, list(evaluation["figures"][subset]), *read_predictions(path, test))
+            found |= {name if subset == ALL else f"{name} {subset}": one for name, one in scores.items()}
     return found
 
 

@@ -143,14 +143,14 @@ def _cell(values: Sequence[float], best: bool = False, like: Sequence[float] = (
 
 def _is_best(experiment: Experiment, group: Group, score: str) -> bool:
     means = {
-        other.title: statistics.fmean(values)
+        id(other): statistics.fmean(values)
         for other in experiment.groups
         if len(values := list(other.values(score).values())) >= ENOUGH_SEEDS
     }
-    if group.title not in means or len(means) < 2:
+    if id(group) not in means or len(means) < 2:
         return False
     choose = min if report_plots.lower_is_better(score) else max
-    return means[group.title] == choose(means.values())
+    return means[id(group)] == choose(means.values())
 
 
 def _notes(experiment: Experiment) -> Iterator[str]:

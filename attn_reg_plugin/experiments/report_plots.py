@@ -154,38 +154,35 @@ def costs(experiment: Experiment) -> str | None:
 
 def convergence(experiment: Experiment, curve: str) -> tuple[str, int]:
     """A curve by epoch, a line a method: the mean over seeds, ± one standard deviation; and how many are left out."""
-    means = {group.title: mean_curve(group.curves(curve)) for group in experiment.groups if group.curves(curve)}
+    drawn = [(group, mean_curve(group.curves(curve))) for group in experiment.groups if group.curves(curve)]
     lower = lower_is_better(curve)
     ranked = sorted(
-        (title for title, (epochs, *_) in means.items() if len(epochs)),
-        key=lambda title: means[title][1].min() if lower else -means[title][1].max(),
+        ((group, values) for group, (_, values, _) in drawn if len(values)),
+        key=lambda one: (one[0] is not experiment.baseline, one[1].min() if lower else -one[1].max()),
     )
-    if experiment.baseline is not None and experiment.baseline.title in ranked:
-        ranked.insert(0, experiment.baseline.title)
-    ranked = list(dict.fromkeys(ranked))[:MOST_LINES]
-    kept = [title for title in means if title in ranked]
+    best = {id(group) for group, _ in ranked[:MOST_LINES]}
+    kept = [(group.title, means) for group, means in drawn if id(group) in best]
 
     def fill(matplotlib: ModuleType, figure: Any) -> None:
         panel = figure.subplots()
-        for number, title in enumerate(kept):
-            epochs, values, spread = means[title]
+        for number, (title, (epochs, values, spread)) in enumerate(kept):
             look = style(matplotlib, number, len(kept))
             mark = look.pop("marker")
-            best = int(values.argmin() if lower else values.argmax())
+            top = int(values.argmin() if lower else values.argmax())
             panel.plot(epochs, values, linewidth=1.6, **look)
             if spread.any():
                 panel.fill_between(epochs, values - spread, values + spread, color=look["color"], alpha=0.15, lw=0)
-            panel.plot(epochs[best], values[best], mark, color=look["color"], markersize=6)
+            panel.plot(epochs[top], values[top], mark, color=look["color"], markersize=6)
             panel.plot([], [], linewidth=1.6, marker=mark, label=title, **look)
         if lower and curve.startswith((VALID, HELD_OUT)):
-            panel.set_ylim(*limits([list(zip(*means[title][:2], strict=True)) for title in kept]))
+            panel.set_ylim(*limits([list(zip(epochs, values, strict=True)) for _, (epochs, values, _) in kept]))
         panel.set(xlabel="epoch", ylabel=f"{curve} as logged" if "loss" in curve else curve)
-        if max(means[title][0].max() for title in kept) > 2:
+        if max(epochs.max() for _, (epochs, *_) in kept) > 2:
             panel.xaxis.get_major_locator().set_params(integer=True)
         panel.grid(alpha=0.3)
         figure.legend(loc="outside lower center", ncols=2, fontsize="small", frameon=False)
 
-    return draw(2.9 + 0.18 * ((len(kept) + 1) // 2), fill), len(means) - len(kept)
+    return draw(2.9 + 0.18 * ((len(kept) + 1) // 2), fill), len(drawn) - len(kept)
 
 
 def drop_rates(rates: Mapping[str, Rates]) -> str:

@@ -105,13 +105,13 @@ class Experiment:
         return list(dict.fromkeys(name for group in self.groups for run in group.runs for name in run.figures.scores))
 
     @cached_property
-    def differences(self) -> dict[str, dict[str, Compared]]:
-        """How each group differs from the baseline, by its title and the score; empty without a baseline."""
+    def differences(self) -> dict[int, dict[str, Compared]]:
+        """How each group differs from the baseline, by the group's `id` and the score; empty without a baseline."""
         from attn_reg_plugin.experiments.report_differences import Differences
 
         baseline, reader = self.baseline, Differences()
         others = [group for group in self.groups if group is not baseline]
-        return {} if baseline is None else {group.title: _of_group(group, baseline, reader) for group in others}
+        return {} if baseline is None else {id(group): _of_group(group, baseline, reader) for group in others}
 
     @property
     def curves(self) -> list[str]:
@@ -136,7 +136,7 @@ class Compared:
 
 def compared(experiment: Experiment, group: Group, score: str) -> Compared | None:
     """The differences of a group to the baseline; None where no seed is in both, and of the baseline itself."""
-    return experiment.differences.get(group.title, {}).get(score)
+    return experiment.differences.get(id(group), {}).get(score)
 
 
 def _of_group(group: Group, baseline: Group, reader: Any) -> dict[str, Compared]:
@@ -189,18 +189,33 @@ def _experiment(key: tuple[str, ...], runs: Sequence[LoggedRun], baseline: str) 
                 break
         else:
             alike.append((run, [run]))
-    titles = [first.title for first, _ in alike]
+    titles = _titles([first for first, _ in alike])
     groups = [
-        Group(_unique(first, titles), first.method, tuple(sorted(members, key=lambda run: run.seed or 0)))
-        for first, members in alike
+        Group(title, first.method, tuple(sorted(members, key=lambda run: run.seed or 0)))
+        for title, (first, members) in zip(titles, alike, strict=True)
     ]
     chosen = [group for group in groups if baseline in (group.method, group.title)]
     return Experiment(key[-1], tuple(groups), chosen[0] if chosen else None, published)
 
 
-def _unique(run: LoggedRun, titles: Sequence[str]) -> str:
-    """The title of a method; with the folder of its experiment where several have the same."""
-    return run.title if titles.count(run.title) == 1 else f"{run.title} ({run.folder.parent.name})"
+def _titles(runs: Sequence[LoggedRun]) -> list[str]:
+    """The title of each method, of its first run; where several have the same, with as much of a path as differs.
+
+    The path is that of the folder of the experiment, or of the run where two lie in one folder.
+    """
+    found = [run.title for run in runs]
+    for title in dict.fromkeys(found):
+        same = [place for place, run in enumerate(runs) if run.title == title]
+        folders = [runs[place].folder.resolve() for place in same]
+        parents = [folder.parent for folder in folders]
+        paths = parents if len(set(parents)) == len(parents) else folders
+        for count in range(1, max(len(path.parts) for path in paths) + 1) if len(same) > 1 else ():
+            endings = ["/".join(path.parts[-count:]) for path in paths]
+            if len(set(endings)) == len(endings):
+                for place, ending in zip(same, endings, strict=True):
+                    found[place] = f"{title} ({ending})"
+                break
+    return found
 
 
 def _runs(path: Path, depth: int = 0) -> Iterator[LoggedRun]:

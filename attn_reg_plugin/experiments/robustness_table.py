@@ -20,7 +20,7 @@ from attn_reg_plugin.experiments.differences import differences
 from attn_reg_plugin.experiments.example_scores import Examples, of_predictions
 from attn_reg_plugin.experiments.labelled_runs import digest_of
 from attn_reg_plugin.experiments.methods import Method, known_methods
-from attn_reg_plugin.experiments.predicted import file_of, read_predictions, write_decisions
+from attn_reg_plugin.experiments.predicted import ALL, files_of_test, read_predictions, write_decisions
 from attn_reg_plugin.experiments.report_runs import folders_in, named, titles_in
 from attn_reg_plugin.experiments.robustness import folding, predict, read_test
 from attn_reg_plugin.experiments.table import (
@@ -35,9 +35,6 @@ from attn_reg_plugin.experiments.trained import load_trained
 from attn_reg_plugin.files import read_json, write_json
 from attn_reg_plugin.labelled import LabelledTask, find_split, find_task, is_hub
 from attn_reg_plugin.labelled.metrics import SCORES
-
-#: the examples of the whole test, beside those of its groups
-ALL = "test"
 
 
 @dataclass(frozen=True)
@@ -78,7 +75,7 @@ class TestedRun:
     def _decisions(self, groups: Sequence[str]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         """Decisions and gold labels that are kept; of a group also those of each gold label alone."""
         found = {}
-        for subset, path in self._files(groups).items():
+        for subset, path in files_of_test(self.folder, groups).items():
             if not path.is_file():
                 continue
             predicted, gold = found[subset] = read_predictions(path, self.test)
@@ -86,11 +83,6 @@ class TestedRun:
                 if subset != ALL and (part := gold == index).any():
                     found[f"{subset}, {label}"] = predicted[part], gold[part]
         return found
-
-    def _files(self, groups: Sequence[str]) -> dict[str, Path]:
-        """Where decisions are kept; the names of groups come from the data, so they are no files' names."""
-        numbered = {group: file_of(self.folder, f"group{number}") for number, group in enumerate(groups)}
-        return {ALL: file_of(self.folder, ALL), **numbered}
 
     def measure(self, examples: Sequence[Any], data: str, split: str, batch_size: int, cpu: bool) -> bool:
         """Measure, unless that is done; True where it was.
@@ -117,7 +109,7 @@ class TestedRun:
         gold = np.array([example.label for example in examples])
         groups = np.array([example.groups[0] if example.groups else "" for example in examples])
         names = sorted(set(groups.tolist()) - {""})
-        for subset, path in self._files(names).items():
+        for subset, path in files_of_test(self.folder, names).items():
             inside = (groups == subset) | (subset == ALL)
             write_decisions(path, self.test, predicted[inside], gold[inside])
         scores = SCORES[self.test.kind]

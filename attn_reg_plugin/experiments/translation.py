@@ -85,7 +85,9 @@ class TranslationComparison(Recipe, TrainingPart, Comparison):
             one = Run(method, seed, data=data, train_flags=flags, generate_flags=tuple(generate), **where)  # type: ignore[arg-type]
             if not self.counts_updates:
                 return one
-            return replace(one, train_flags=(*common(sampling, updates_of(one)), *own))
+            # the only update of the untrained model is no length of a training
+            counted = replace(one, train_flags=tuple(common(sampling))) if method.name == UNTUNED else one
+            return replace(one, train_flags=(*common(sampling, updates_of(counted)), *own))
 
         return self.each(methods, make)
 

@@ -284,7 +284,9 @@ class ScheduledDropout(Timed):
         plan = Schedule.read(self.schedule)
         last = max(x for _, curve in plan.entries for x, _ in curve.points)
         if self.unit == "progress" and last > 1:
-            raise ValueError(f"the schedule has a point at {last:g}, but progress ends at 1, with the training")
+            raise ValueError(
+                f"the schedule has a point at {last:g}, but unit is progress, which ends at 1, with the training"
+            )
         return plan
 
     def attach(self, model: nn.Module) -> Attachment:

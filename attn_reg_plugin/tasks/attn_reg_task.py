@@ -11,6 +11,7 @@ method does and keeps its state. The loop, the criterion and the optimizer stay 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sized
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from fairseq.optim import AMPOptimizer
 from attn_reg_plugin.backends.fairseq import padding_index
 from attn_reg_plugin.checkpoints import refuse_state
 from attn_reg_plugin.regularizers import Regularizer
+from attn_reg_plugin.regularizers.distributed import object_from_first_rank, rank
 from attn_reg_plugin.regularizers.options import OptionError
 from attn_reg_plugin.regularizers.statistics import Shown, summary
 from attn_reg_plugin.tasks.attend_out_training import FairseqTraining
@@ -38,11 +40,14 @@ from attn_reg_plugin.tasks.refusals import (
 )
 from attn_reg_plugin.tasks.repeating import adding
 from attn_reg_plugin.tasks.sidecar import Sidecar, continue_from
+from attn_reg_plugin.tasks.task_state import task_state
 
 __all__ = ["SEEN", "AttnRegTask", "print_flags_if_asked", "with_attn_reg"]
 
 #: what the mixin adds to a training step's logging output starts with this
 PREFIX = "attn_reg/"
+#: in the task's state: how many batches the training's first epoch had
+FIRST_EPOCH = "attn_reg_first_epoch"
 FROM_WEIGHTS = "use --finetune-from-model, and the method starts anew from its weights"
 
 
@@ -67,6 +72,7 @@ class AttnRegTask:
         self._restore_file = self.sidecar.restored(getattr(cfg, "attn_restore_file", None) or "checkpoint_last.pt")
         self._clip_norm = float(getattr(cfg, "attn_clip_norm", None) or 0.0)
         self._bound = False
+        self._first_epoch: int | None = None  # its number of batches
         self._iterators: dict[int, Any] = {}  # by the id of their dataset, until the first step
 
     @classmethod
@@ -130,7 +136,7 @@ class AttnRegTask:
         else:
             iterator = super().get_batch_iterator(dataset, *args, **{**kwargs, "epoch": 1})
             iterator.epoch = epoch
-        if not self._bound:
+        if self.regularizer is not None and not self._bound:
             self._iterators[id(dataset)] = iterator
         return iterator
 
@@ -185,18 +191,29 @@ class AttnRegTask:
                 regularizer.forget_unfinished()
             return
         training = FairseqTraining(self, criterion, optimizer, regularizer.model, self._clip_norm)
+        self._first_epoch = self._batches_of_first_epoch(update_num)
         try:
             regularizer.bind(training)
-            regularizer.begin_training(total_updates(self.cfg, self._training_batches()))
+            regularizer.begin_training(total_updates(self.cfg, self._first_epoch))
         except ValueError as error:
             raise ValueError(f"--attn-reg {regularizer.name}: {error}") from None
         self._bound, self._iterators = True, {}
         if regularizer.large_state:
             continue_from(self.sidecar, regularizer, update_num)
 
-    def _training_batches(self) -> Any:
-        """fairseq's iterator over the training set; None where it was made elsewhere."""
-        return self._iterators.get(id(getattr(self, "datasets", {}).get(seen(self.cfg, "train_subset") or "train")))
+    def _batches_of_first_epoch(self, update_num: int) -> int | None:
+        """Their number; None where fairseq's iterator over the training set was made elsewhere, or has no length.
+
+        With data in several parts a resumed training may be in another one, so that the checkpoint's number is taken.
+        """
+        subset = seen(self.cfg, "train_subset") or "train"
+        if update_num and self.has_sharded_data(subset):
+            state = task_state(self._restore_file, update_num) if rank() == 0 else {}
+            kept = object_from_first_rank(state.get(FIRST_EPOCH))
+            if kept:
+                return int(kept)
+        batches = self._iterators.get(id(getattr(self, "datasets", {}).get(subset)))
+        return len(batches) if isinstance(batches, Sized) else None
 
     def optimizer_step(self, optimizer: Any, model: torch.nn.Module, update_num: int) -> None:
         """The attacker's, or any method's, step; AttendOut's defender makes its own after it.
@@ -240,12 +257,15 @@ class AttnRegTask:
                 self.sidecar.save(self.regularizer.updates, self.regularizer.state_dict())
         elif self.regularizer is not None:
             state["attn_reg"] = self.regularizer.state_dict()
+        if self._first_epoch:
+            state[FIRST_EPOCH] = self._first_epoch
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load both; a state without the method's, or another method's task, leaves it as it is."""
         state_dict = dict(state_dict)
         own = state_dict.pop("attn_reg", None)
+        state_dict.pop(FIRST_EPOCH, None)  # of a checkpoint that a training goes on from, its first step takes it
         super().load_state_dict(state_dict)
         other = isinstance(own, dict) and own.get("method") not in (None, getattr(self.regularizer, "name", None))
         if own is not None and self.regularizer is not None and not other:

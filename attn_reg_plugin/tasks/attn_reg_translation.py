@@ -40,6 +40,11 @@ class AttnRegTranslationTask(AttnRegTask, TranslationTask):
     def __init__(self, cfg: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(cfg, *args, **kwargs)
         self.sampling = sampling_of(cfg)
+        if self.sampling.examples and self.has_sharded_data("train"):
+            raise ValueError(
+                f"--train-examples {self.sampling.examples} would be drawn of each part of the data {cfg.data}; give "
+                "--train-fraction, or data in one part"
+            )
         # checkpoints of earlier versions do not know the flag
         self.validation_chrf = ValidationChrF() if getattr(cfg, "eval_chrf", False) else None
 
@@ -49,7 +54,7 @@ class AttnRegTranslationTask(AttnRegTask, TranslationTask):
 
         Raises:
             ValueError: the data folder does not exist, or holds no binarized language pair; a part of the training
-                set that cannot be.
+                set that cannot be, or a number of examples of data in several parts.
         """
         folder = Path(str(cfg.data).split(":")[0])
         if not folder.is_dir():

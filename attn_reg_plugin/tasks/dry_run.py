@@ -7,7 +7,6 @@ torch's meta device).
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from fairseq.models import import_models
 from fairseq.tasks import import_tasks
 
 from attn_reg_plugin.tasks.attn_reg_task import SEEN
+from attn_reg_plugin.tasks.length import total_updates
 
 USER_DIR = Path(__file__).resolve().parents[1]
 #: flags that name a file, which fairseq opens late
@@ -56,7 +56,7 @@ def try_training(command: Sequence[str]) -> None:
 
 
 def count_updates(command: Sequence[str]) -> int:
-    """The updates of a command of fairseq-train in one process, to the end of its last epoch.
+    """The updates of a command of fairseq-train in one process, to the end of its last epoch or to --max-update.
 
     Its training set is read, and divided into batches as fairseq does it.
 
@@ -80,7 +80,9 @@ def count_updates(command: Sequence[str]) -> int:
         seed=args.seed,
         epoch=1,
     )
-    return math.ceil(len(batches) / args.update_freq[0]) * args.max_epoch
+    updates = total_updates(args, len(batches))
+    assert updates is not None
+    return updates
 
 
 def _built(args: argparse.Namespace) -> tuple[Any, torch.nn.Module | None]:

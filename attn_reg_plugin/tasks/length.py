@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Sized
 from typing import Any
 
 from omegaconf import ListConfig
 
 
-def total_updates(config: Any, batches: Any) -> int | None:
+def total_updates(config: Any, batches: int | None) -> int | None:
     """The fewer of --max-update and of the updates in --max-epoch epochs; None where neither is given.
 
     What ends a training early (patience, time, a small learning rate) is not foreseen, and with data in several parts
@@ -18,14 +17,14 @@ def total_updates(config: Any, batches: Any) -> int | None:
 
     Args:
         config: the task's.
-        batches: fairseq's iterator over the training set; None or one without a length: only --max-update counts.
+        batches: in the first epoch; None where that is not known: only --max-update counts.
     """
     most, epochs = (_numbers(config, name)[0] for name in ("max_update", "max_epoch"))
     limits = [int(most)] if most > 0 else []
-    if epochs > 0 and isinstance(batches, Sized) and len(batches):
+    if epochs > 0 and batches:
         together = _numbers(config, "update_freq", 1)
         rounded = math.floor if seen(config, "skip_remainder_batch") in (True, "True") else math.ceil
-        by_epoch = [rounded(len(batches) / freq) for freq in together[: int(epochs)]]
+        by_epoch = [rounded(batches / freq) for freq in together[: int(epochs)]]
         limits.append(sum(by_epoch) + by_epoch[-1] * (int(epochs) - len(by_epoch)))
     return max(1, min(limits)) if limits else None
 

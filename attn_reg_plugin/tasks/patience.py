@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from attn_reg_plugin.checkpoints import load_weights
+from attn_reg_plugin.tasks.task_state import task_state
 
 
 def _should_stop_early() -> Callable | None:
@@ -34,13 +34,8 @@ def go_on_waiting(save_dir: str | None, updates: int) -> None:
     A training that starts from another's weights waits anew: its own folder has no checkpoint yet.
     """
     function, path = _should_stop_early(), Path(save_dir or "") / "checkpoint_last.pt"
-    if function is None or not save_dir or not updates or not path.is_file():
+    if function is None or not save_dir:
         return
-    try:
-        checkpoint = load_weights(path, mmap=True)
-        state = checkpoint["task_state"].get("patience")
-        same = checkpoint["optimizer_history"][-1]["num_updates"] == updates
-    except (KeyError, IndexError, ValueError):
-        return
-    if same and state is not None:
+    state = task_state(path, updates).get("patience")
+    if state is not None:
         function.best, function.num_runs = state["best"], state["num_runs"]

@@ -18,6 +18,8 @@ from fairseq.data import encoders
 
 #: what a batch logs starts with this
 _PREFIX = "_chrf_"
+#: an unknown piece of a translation and of a reference: characters of no text, so they match nothing, nor each other
+_UNKNOWN, _UNKNOWN_GOLD = "\ue000", "\ue001"
 
 
 class ValidationChrF:
@@ -47,9 +49,8 @@ class ValidationChrF:
         """The counts of a batch, summed over its sentences, by the names under which they are logged."""
         found = task.inference_step(self.generator, [model], sample, prefix_tokens=None)
         targets = [utils.strip_pad(target, task.target_dictionary.pad()) for target in sample["target"]]
-        hypotheses = [self._text(task, best[0]["tokens"], "UNKNOWNTOKENINHYP") for best in found]
-        # an unknown piece of the reference matches nothing
-        references = [self._text(task, target, "UNKNOWNTOKENINREF") for target in targets]
+        hypotheses = [self._text(task, best[0]["tokens"], _UNKNOWN) for best in found]
+        references = [self._text(task, target, _UNKNOWN_GOLD) for target in targets]
         counts = self.metric._extract_corpus_statistics(hypotheses, [references])  # (sentences, counts)
         return {f"{_PREFIX}{place}": float(count) for place, count in enumerate(np.sum(counts, axis=0))}
 

@@ -127,7 +127,10 @@ def test_all_runs_of_a_comparison_are_a_table(
     assert "| OWN | *87.50 ± 17.68* | *+37.50 [" in table and "three labels are folded to two" in table
     (experiment,) = read_experiments([out / "hans"])
     assert experiment.title == "mnli → hans" and experiment.scores == ["accuracy", "accuracy a/c", "accuracy b"]
-    assert compared(experiment, experiment.groups[1], "accuracy").interval == (found["low"], found["high"])
+    ends = {"test": "accuracy", "a/c": "accuracy a/c", "b": "accuracy b"}
+    for subset, score in ends.items():
+        found, reported = own["differences"][subset]["accuracy"], compared(experiment, experiment.groups[1], score)
+        assert (reported.interval, reported.drawn) == ((found["low"], found["high"]), "seeds and examples")
     assert main(["power", str(out / "hans" / "results.json")]) == 0
     assert "+37.50" in capsys.readouterr().out, "the table is a pilot for the number of seeds, too"
     # nothing is measured again but what has another checkpoint
@@ -140,6 +143,8 @@ def test_all_runs_of_a_comparison_are_a_table(
     assert main(["evaluate", *runs, *line[2:], "--out", str(tmp_path / "two")]) == 0
     assert loaded == ["own-seed2", "plain-seed1", "own-seed1"]
     assert read_json(tmp_path / "two" / "results.json")["methods"][1]["differences"]["test"]["accuracy"]["seeds"] == 1
+    (experiment,) = read_experiments([tmp_path / "two"])
+    assert compared(experiment, experiment.groups[1], "accuracy").drawn == "examples", "an interval of one seed, too"
 
 
 @pytest.mark.parametrize(

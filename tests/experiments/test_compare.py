@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("fairseq")
 
+import torch
 from fairseq import metrics, tasks
 from fairseq.criterions.cross_entropy import CrossEntropyCriterion
 from sacrebleu.metrics import CHRF
@@ -106,6 +107,8 @@ def planned(corpus: Path, *words: str, methods: str = "plain") -> list[runs.Run]
             ["--lr-scheduler", "linear", "--batch-size", "16"],
             "polynomial_decay --warmup-updates 10 --total-num-update 14 ",
         ),
+        (["--lr-scheduler", "linear", "--batch-size", "16", "--", "--max-update", "12"], "--total-num-update 12 "),
+        (["--lr-scheduler", "linear", "--batch-size", "16", "--", "--update-freq", "1,2"], "--total-num-update 11 "),
         (
             ["--lr-scheduler", "cosine", "--max-tokens", "60"],
             "cosine --warmup-updates 10 --lr-period-updates {updates} ",
@@ -142,6 +145,13 @@ def batches(corpus: Path, max_tokens: int) -> list[int]:
 def test_a_warm_up_as_long_as_the_training_is_refused(corpus: Path) -> None:
     with pytest.raises(ValueError, match="warmup is 10, but must be below the 2 updates of the training, with which"):
         planned(corpus, "--lr-scheduler", "linear", "--max-tokens", "4000")
+    linear = ["--lr-scheduler", "linear", "--batch-size", "16", "--"]
+    with pytest.raises(ValueError, match="warmup is 10, but must be below the 9 updates of the training, with which"):
+        planned(corpus, *linear, "--max-update", "9")
+    start = corpus.parent / "start.pt"
+    start.touch()
+    (untuned,) = planned(corpus, *linear, "--finetune-from-model", str(start), methods="untuned")
+    assert "--total-num-update 14 " in " ".join(untuned.train_flags), "its single update is no length of a training"
 
 
 def set_up(run: runs.Run) -> Any:
@@ -181,6 +191,7 @@ def test_every_seed_trains_on_pairs_of_its_own(corpus: Path) -> None:
 def test_chrf_of_a_validation_set_is_sacrebleus(corpus: Path) -> None:
     """Summed over batches, as sacrebleu has it of all translations."""
     short = ["--", "--eval-bleu-args", '{"beam": 2, "max_len_b": 5}']
+    torch.manual_seed(7)  # this model generates unknown pieces, too
     task, model = set_up(planned(corpus, "--metric", "chrf", *short)[0])
     task.load_dataset("valid")
     criterion, scores = CrossEntropyCriterion(task, sentence_avg=False), []
@@ -193,9 +204,15 @@ def test_chrf_of_a_validation_set_is_sacrebleus(corpus: Path) -> None:
         scores.append(found.get_smoothed_values()["chrf"])
     assert len(samples) == 1 and scores[0] == scores[1] > 0
     generated = task.inference_step(task.validation_chrf.generator, [model], samples[0])
-    text = [task.tgt_dict.string(best[0]["tokens"], "sentencepiece") for best in generated]
+    text = [task.tgt_dict.string(best[0]["tokens"], "sentencepiece", unk_string="\ue000") for best in generated]
+    assert any("\ue000" in line for line in text)
     gold = [task.tgt_dict.string(target[target != 1], "sentencepiece") for target in samples[0]["target"]]
     assert scores[1] == round(CHRF().corpus_score(text, [gold]).score, 2)
+    # unknown pieces share no character, whatever is translated and whatever is right
+    unknown = samples[0]["target"].new_full(samples[0]["target"].shape, task.tgt_dict.unk())
+    task.inference_step = lambda *_, **__: [[{"tokens": row}] for row in unknown]
+    counts = task.validation_chrf.of_batch(task, {**samples[0], "target": unknown}, model)
+    assert set(list(counts.values())[2::3]) == {0.0} and counts["_chrf_0"] == unknown.numel()
 
 
 def test_embeddings_are_shared_as_the_dictionary_allows() -> None:

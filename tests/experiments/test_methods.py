@@ -83,9 +83,36 @@ def test_earlier_names_are_understood_where_they_mean_one_thing() -> None:
     assert method.flags[-2:] == ("--attention-dropout", "0")
 
 
-def test_a_schedule_of_ones_own_counts_updates_as_it_always_did() -> None:
-    (method,) = select_methods({"scheduled_dropout": {"schedule": "drop encoder.self: 0:0.6 1000:0.1"}})
-    assert "--scheduled-dropout-unit" not in method.flags and method.flags[-1].endswith("1000:0.1")
+OWN = "drop encoder.self: 0:0.6 1000:0.1"
+OWN_FLAG = f"--scheduled-dropout-schedule='{OWN}'"
+TOGETHER = "r_drop+scheduled_dropout"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "overrides"),
+    [
+        ({"scheduled_dropout": {"schedule": OWN}}, []),
+        ({"mine": {"like": TOGETHER, "scheduled_dropout_schedule": OWN}}, []),
+        ({"mine": {"like": TOGETHER, "flags": OWN_FLAG}}, []),
+        ("scheduled_dropout", [f"scheduled_dropout={OWN_FLAG}"]),
+        ([TOGETHER], [f"{TOGETHER}={OWN_FLAG}"]),
+        ({"mine": {"like": TOGETHER, "sites": "*", "flags": "--lr 1"}}, [f"mine={OWN_FLAG}"]),
+    ],
+)
+def test_a_schedule_of_ones_own_counts_updates_as_it_always_did(wanted: Any, overrides: list) -> None:
+    (method,) = select_methods(wanted, overrides)
+    words = [part for word in method.flags for part in word.split("=")]
+    given = dict(zip(words[::2], words[1::2], strict=True))
+    assert "--scheduled-dropout-unit" not in words and words.count("--scheduled-dropout-schedule") == 1
+    assert given["--scheduled-dropout-schedule"] == OWN and given["--attn-reg"] == method.regularizer
+    if "mine" in wanted:
+        assert given["--r-drop-weight"] == "1.0" and ("--lr" in given) == bool(overrides)
+
+
+def test_a_unit_of_ones_own_stays() -> None:
+    given = {"scheduled_dropout_unit": "epoch", "scheduled_dropout_schedule": "drop encoder.self: 1:0.6 9:0.1"}
+    (method,) = select_methods({TOGETHER: given}, [f"{TOGETHER}={OWN_FLAG}"])
+    assert method.flags[method.flags.index("--scheduled-dropout-unit") + 1] == "epoch"
     (method,) = select_methods({"mine": {"like": "scheduled_dropout", "sites": "*"}})
     assert dict(method.options) == {**known_methods()["scheduled_dropout"].options, "sites": "*"}
 

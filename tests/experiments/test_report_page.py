@@ -89,6 +89,30 @@ def test_seeds_in_several_folders_are_one_method_unless_settings_differ(tmp_path
     settings.write_text(settings.read_text(encoding="utf-8").replace("0.001", "0.002"), encoding="utf-8")
     titles = [group.title for group in one(first, second).groups]
     assert titles == ["PLAIN", "AD DROP (first)", "AD DROP (second)"]
+    settings = first / "ad_drop-seed2" / "run.json"
+    settings.write_text(settings.read_text(encoding="utf-8").replace("0.001", "0.003"), encoding="utf-8")
+    assert [group.title for group in one(first).groups][1:] == ["AD DROP (ad_drop-seed1)", "AD DROP (ad_drop-seed2)"]
+
+
+def test_rows_of_equal_title_and_folder_name_have_differences_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, accuracy in (("a", 62.0), ("b", 57.0)):
+        make_fine_tuning(tmp_path / name / "cola", {"plain": 60.0, "ad_drop": accuracy}, (1, 2, 3))
+    experiment = one(tmp_path / "a" / "cola", tmp_path / "b" / "cola")
+    found = {group.title: compared(experiment, group, "accuracy") for group in experiment.groups}
+    assert {title: None if one is None else one.values for title, one in found.items()} == {
+        "ad_drop (a/cola)": (2.0,) * 3,
+        "plain (a/cola)": None,
+        "ad_drop (b/cola)": (-3.0,) * 3,
+        "plain (b/cola)": (0.0,) * 3,
+    }
+    monkeypatch.setattr(report_plots, "draw", lambda height, fill: "<svg/>")
+    table = Table(page([experiment], "title"))
+    assert [row[3].split()[0] for row in table.rows[1:]] == ["+2.00", "–", "-3.00", "+0.00"]
+    assert table.looks[len(table.rows[0]) :].index("best") == 2, "the first row's accuracy"
+    monkeypatch.setattr(report_plots, "MOST_LINES", 3)
+    assert report_plots.convergence(experiment, "validation accuracy")[1] == 1
 
 
 def test_a_part_drawn_anew_for_every_seed_is_no_other_method() -> None:
@@ -164,11 +188,16 @@ def test_the_interval_is_computed_from_the_examples_in_the_folders(tmp_path: Pat
         path = runs / f"{method}-seed{seed}" / "predictions" / "valid.tsv"
         path.parent.mkdir()
         path.write_text("prediction\tgold\n" + "".join(f"{one}\t{gold}\n" for one, gold in rows), encoding="utf-8")
+        path.with_name("valid1.tsv").write_text("".join(path.read_text().splitlines(True)[:13]), encoding="utf-8")
+        result = json.loads((path.parents[1] / "result.json").read_text(encoding="utf-8"))
+        result["reported"] = {"scores": {"valid1": {"accuracy": 50.0}}}
+        (path.parents[1] / "result.json").write_text(json.dumps(result), encoding="utf-8")
         classes = np.array([[float(label == yes) for label in row] for row in rows]).T
         of_method[method].append(of_predictions("classification", ["accuracy"], *classes)["accuracy"])
     (expected,) = intervals([list(zip(of_method["ad_drop"], of_method["plain"], strict=True))])
     found = of(one(runs), "accuracy")
     assert found == Compared((10.0, 10.0), expected, "seeds and examples") and expected[0] < 10 < expected[1]
+    assert of(one(runs), "accuracy valid1").drawn == "seeds and examples", "another set, of fewer examples"
     assert "bootstrap of seeds and examples; of one seed" in page([one(runs)], "title")
     alone = of(one(runs / "plain-seed1", runs / "ad_drop-seed1"), "accuracy")
     assert alone.drawn == "examples" and alone.interval[0] < 10 < alone.interval[1]

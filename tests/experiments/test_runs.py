@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import sys
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -89,7 +90,9 @@ def test_a_failed_start_gives_way_to_the_corrected_command(tmp_path: Path) -> No
     assert not (tmp_path / "r" / "train.log").exists() and (tmp_path / "r" / "train.failed.log").exists()
 
 
-def test_a_folder_of_an_earlier_name_goes_on_under_the_present_one(tmp_path: Path) -> None:
+def test_a_folder_of_an_earlier_name_goes_on_under_the_present_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """If its settings are the same: the row that earlier versions called `attention_dropout` sets fairseq's flag."""
     (own,) = select_methods({"own_attention_dropout": {"flags": "--attention-dropout 0.15"}})
     (method,) = select_methods(["attention_dropout"])
@@ -108,6 +111,18 @@ def test_a_folder_of_an_earlier_name_goes_on_under_the_present_one(tmp_path: Pat
     (other,) = select_methods(["own_attention_dropout"])
     run_of(other, "trial-001").claim()
     assert (tmp_path / "attention_dropout-seed1").is_dir(), "neither other settings nor another kind of folder"
+    with monkeypatch.context() as patch:  # another process renames the folder when this one has read it
+        hold, before = runs.hold, tmp_path / "attention_dropout-seed1"
+
+        def renamed(folder: Path) -> AbstractContextManager[int]:
+            if folder == before and before.exists():
+                before.rename(run_of(own).folder)
+            return hold(folder)
+
+        patch.setattr(runs, "hold", renamed)
+        run_of(own).claim()
+    assert (run_of(own).folder / "checkpoints").is_dir()
+    run_of(own).folder.rename(before)
     run_of(own).claim()
     assert not (tmp_path / "attention_dropout-seed1").exists()
     assert (tmp_path / "own_attention_dropout-seed1" / "checkpoints" / "checkpoint_last.pt").is_file()

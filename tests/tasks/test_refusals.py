@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
 
+from attn_reg_plugin.tasks.attn_reg_translation import AttnRegTranslationTask
+from tests.backends.fairseq_models import words
 from tests.tasks.fairseq_runs import AD_DROP, Trained, make_corpus, train
+from tests.tasks.tasks_in_process import options
 
 pytestmark = pytest.mark.slow
 
@@ -53,6 +57,14 @@ def test_missing_data_is_named_where_the_languages_are(tmp_path: Path) -> None:
     finished = train(tmp_path / "nowhere", tmp_path, *AD_DROP, "--source-lang", "en", "--target-lang", "ro")
     assert finished.status == 1
     assert "nowhere" in finished.output.strip().splitlines()[-1]
+
+
+def test_a_number_of_examples_of_data_in_parts_is_refused() -> None:
+    cfg = options(attn_reg="none", data="a:b", train_examples=5)
+    with pytest.raises(ValueError, match=r"^--train-examples 5 would be drawn of each part of the data a:b; give --tr"):
+        AttnRegTranslationTask(cfg, words(), words())
+    for allowed in ({"data": "a"}, {"train_examples": 0, "train_fraction": 0.5}):
+        AttnRegTranslationTask(Namespace(**{**vars(cfg), **allowed}), words(), words())
 
 
 def test_a_missing_model_is_named(corpus: Path, tmp_path: Path) -> None:
