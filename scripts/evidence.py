@@ -3,8 +3,7 @@
     python scripts/evidence.py
 
 Every folder there with a results.json, as `attn-reg compare` and `finetune` write it, is an experiment. Its table goes
-between the lines `<!-- table NAME -->` and `<!-- end -->` of the page, and its plot is docs/evidence_NAME.png;
-evidence_gain_and_cost.png has all experiments.
+between the lines `<!-- table NAME -->` and `<!-- end -->` of the page, and its plot is docs/evidence_NAME.png.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from attn_reg_plugin.experiments.differences import PLAIN, Difference
+from attn_reg_plugin.experiments.differences import Difference
 from attn_reg_plugin.experiments.drop_rate_plot import load_matplotlib
 from attn_reg_plugin.experiments.table import Figure, difference_text
 from attn_reg_plugin.files import read_json, write_text
@@ -25,22 +24,16 @@ RESULTS = ROOT / "examples" / "evidence"
 PAGE = ROOT / "docs" / "evidence.md"
 #: drawn as grey: fewer seeds
 ENOUGH = 3
-MARKERS = "osD^vP*Xhd<>"
 
 
 @dataclass(frozen=True)
 class Row:
-    """A method's chief figure on the reported set.
-
-    Attributes:
-        time: relative to plain training's; None where unknown.
-    """
+    """A method's chief figure on the reported set."""
 
     method: str
     title: str
     score: Figure
     difference: Difference | None
-    time: float | None
     seeds: int
 
 
@@ -72,14 +65,11 @@ def read_experiment(folder: Path) -> Experiment:
     else:
         subset, metric = "valid", next(iter(methods[0]["scores"]))
         scores = [one["scores"][metric] for one in methods]
-    plain = next(one for one in methods if one["method"] == PLAIN)["seconds_per_epoch"]
     rows = []
     for one, score in zip(methods, scores, strict=True):
         found = one["differences"].get(subset, {}).get(metric)
-        seconds = one["seconds_per_epoch"]
-        time = seconds["mean"] / plain["mean"] if seconds and plain else None
         difference = None if found is None else Difference(**found)
-        rows.append(Row(one["method"], one["title"], Figure(**score), difference, time, one["seeds"]))
+        rows.append(Row(one["method"], one["title"], Figure(**score), difference, one["seeds"]))
     return Experiment(folder.name, "BLEU" if metric == "bleu" else metric, tuple(rows))
 
 
@@ -94,11 +84,10 @@ def figure_of_run(run: Mapping[str, Any]) -> float:
 def table(experiment: Experiment) -> str:
     """Markdown: methods by their mean, the best first."""
     rows = sorted(experiment.rows, key=lambda row: -row.score.mean)
-    lines = [f"| | {experiment.metric} | − plain [95 %] | time × plain | seeds |", "|---|---|---|---|---|"]
+    lines = [f"| | {experiment.metric} | − plain [95 %] | seeds |", "|---|---|---|---|"]
     for row in rows:
         difference = difference_text({"": {"": row.difference}} if row.difference else {}, "", "", 2)
-        time = "–" if row.time is None else f"{row.time:.2f}"
-        lines.append(f"| {row.title} | {row.score.text(2)} | {difference} | {time} | {row.seeds} |")
+        lines.append(f"| {row.title} | {row.score.text(2)} | {difference} | {row.seeds} |")
     return "\n".join(lines)
 
 
@@ -118,25 +107,6 @@ def plot(experiment: Experiment, path: Path) -> None:
     panel.set_xlabel(f"{experiment.metric}, difference to plain training, 95 % interval")
     panel.grid(axis="x", color="0.9")
     panel.set_axisbelow(True)
-    figure.savefig(path, dpi=150)
-
-
-def plot_gain_and_cost(experiments: Sequence[Experiment], path: Path) -> None:
-    """A panel for each experiment: gain over plain against time over plain's, a point for each method."""
-    figure = load_matplotlib().figure.Figure(figsize=(7, 3.4 * len(experiments)), layout="constrained")
-    panels = figure.subplots(len(experiments), 1, squeeze=False)[:, 0]
-    for panel, experiment in zip(panels, experiments, strict=True):
-        panel.axhline(0, color="0.3", linewidth=1)
-        for number, row in enumerate(row for row in experiment.rows if row.difference and row.time):
-            marker = MARKERS[number % len(MARKERS)]
-            color = str(0.6 * (number // len(MARKERS)))
-            panel.plot([row.time], [row.difference.mean], marker, color=color, markersize=6, label=row.title)
-        panel.set_title(experiment.name.replace("_", " "))
-        panel.set_xlabel("time of an update × plain")
-        panel.set_ylabel(f"{experiment.metric} − plain")
-        panel.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize="small")
-        panel.grid(color="0.9")
-        panel.set_axisbelow(True)
     figure.savefig(path, dpi=150)
 
 
@@ -168,7 +138,6 @@ def main() -> None:
     write_text(PAGE, filled(PAGE.read_text(encoding="utf-8"), {one.name: table(one) for one in found}))
     for one in found:
         plot(one, PAGE.with_name(f"evidence_{one.name}.png"))
-    plot_gain_and_cost(found, PAGE.with_name("evidence_gain_and_cost.png"))
 
 
 if __name__ == "__main__":
