@@ -31,6 +31,7 @@ SHARED = {option.name for option in options_of(Regularizer)}
 def _module(name: str, path: Path) -> types.ModuleType:
     specification = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(specification)
+    sys.modules[name] = module  # where dataclasses look for it
     specification.loader.exec_module(module)
     return module
 
