@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import json
 import re
 import sys
 import types
@@ -30,11 +31,13 @@ SHARED = {option.name for option in options_of(Regularizer)}
 def _module(name: str, path: Path) -> types.ModuleType:
     specification = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(specification)
+    sys.modules[name] = module  # where dataclasses look for it
     specification.loader.exec_module(module)
     return module
 
 
 hooks = _module("docs_hooks", ROOT / "docs" / "hooks.py")
+evidence = _module("evidence", ROOT / "scripts" / "evidence.py")
 
 
 def added(path: str) -> str:
@@ -52,6 +55,19 @@ def described(flag: str, text: str) -> str:
 
 
 # -- what is generated ------------------------------------------------------------------------------------------------
+
+
+def test_the_tables_of_the_evidence_are_those_of_its_results():
+    page, found = evidence.PAGE.read_text(encoding="utf-8"), list(evidence.experiments())
+    assert found and evidence.filled(page, {one.name: evidence.table(one) for one in found}) == page
+    for one in found:
+        runs = json.loads((evidence.RESULTS / one.name / "results.json").read_text(encoding="utf-8"))["runs"]
+        for row in one.rows:
+            figures = [
+                evidence.figure_of_run(run) for name, run in runs.items() if name.startswith(f"{row.method}-seed")
+            ]
+            assert len(figures) == row.seeds and sum(figures) / row.seeds == pytest.approx(row.score.mean)
+        assert (ROOT / "docs" / f"evidence_{one.name}.png").is_file()
 
 
 def test_every_option_of_every_method_is_in_the_generated_flags():

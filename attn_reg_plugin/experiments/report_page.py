@@ -110,13 +110,13 @@ def _row(experiment: Experiment, group: Group, scores: Sequence[str]) -> str:
     base = experiment.baseline
     cells = [f"<td>{len(group.runs)}</td>"]
     for score in scores:
-        values = list(group.values(score).values())
-        cells.append(_cell(values, best=_is_best(experiment, group, score)))
+        values, digits = list(group.values(score).values()), report_plots.digits_in(experiment, score)
+        cells.append(_cell(values, digits, best=_is_best(experiment, group, score)))
         if base is not None:
-            cells.append(_difference(experiment, group, score, report_plots.digits_of(values)))
+            cells.append(_difference(experiment, group, score, digits))
     epochs = [run.figures.epochs for run in group.runs if run.figures.epochs is not None]
     cells.append(f"<td>{statistics.fmean(epochs):.3g}</td>" if epochs else f"<td>{NOTHING}</td>")
-    cells.append(_cell(group.seconds, like=[10.0]))
+    cells.append(_cell(group.seconds, 2))
     if base is not None:
         timed = group.seconds and base.seconds  # a row that doesn't train has no seconds
         ratio = f"{statistics.fmean(group.seconds) / statistics.fmean(base.seconds):.2f}" if timed else NOTHING
@@ -133,11 +133,11 @@ def _difference(experiment: Experiment, group: Group, score: str, digits: int) -
     return f"<td{look}>{difference_text(found, digits)}</td>"
 
 
-def _cell(values: Sequence[float], best: bool = False, like: Sequence[float] = ()) -> str:
+def _cell(values: Sequence[float], digits: int, best: bool = False) -> str:
     if not values:
         return f"<td>{NOTHING}</td>"
     look = "few" if len(values) < ENOUGH_SEEDS else "best" if best else ""
-    text = spread_text(values, digits=report_plots.digits_of(like or values))
+    text = spread_text(values, digits=digits)
     return f'<td class="{look}">{text}</td>' if look else f"<td>{text}</td>"
 
 

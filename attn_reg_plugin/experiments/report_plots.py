@@ -105,7 +105,8 @@ def bars(experiment: Experiment, score: str) -> str:
     def fill(matplotlib: ModuleType, figure: Any) -> None:
         panel = figure.subplots()
         values = [runs for _, runs in shown]
-        _bars(panel, [group.title for group, _ in shown], values, [spread_text(runs) for runs in values])
+        texts = [spread_text(runs, digits=digits_in(experiment, score)) for runs in values]
+        _bars(panel, [group.title for group, _ in shown], values, texts)
         panel.set_xlabel(score)
 
     return draw(_height([group for group, _ in shown]), fill)
@@ -120,8 +121,7 @@ def differences(experiment: Experiment, score: str) -> str | None:
 
     def fill(matplotlib: ModuleType, figure: Any) -> None:
         panel = figure.subplots()
-        digits = [digits_of(list(group.values(score).values())) for group, _ in shown]
-        texts = [difference_text(one, count, "\n") for (_, one), count in zip(shown, digits, strict=True)]
+        texts = [difference_text(one, digits_in(experiment, score), "\n") for _, one in shown]
         titles, values = [group.title for group, _ in shown], [one.values for _, one in shown]
         _bars(panel, titles, values, texts, [one.interval for _, one in shown])
         better = "lower is better" if lower_is_better(score) else "higher is better"
@@ -244,3 +244,8 @@ def digits_of(values: Sequence[float]) -> int:
     """Digits after the point that values are shown with: 2, or more of small ones."""
     largest = max((abs(value) for value in values), default=0.0)
     return 2 if largest >= 10 or largest == 0 else 3 if largest >= 0.1 else 4
+
+
+def digits_in(experiment: Experiment, score: str) -> int:
+    """The same for all methods."""
+    return digits_of([value for group in experiment.groups for value in group.values(score).values()])

@@ -35,6 +35,14 @@ def test_the_demo() -> None:
     assert len(select_methods(settings(DEMO)[1].methods)) >= 4
 
 
+def test_the_evidence() -> None:
+    corpus, comparison = settings(EXAMPLES / "evidence" / "noisy_phrasebook.yaml")
+    assert (corpus.noise, len(comparison.seeds)) == (0.25, 3) and corpus.out == comparison.data
+    runs = settings(EXAMPLES / "evidence" / "shortcuts.yaml", "--data", "d")
+    assert sorted(run.shortcut for run in runs) == [0, 0.5, 0.8, 0.95] and {run.held_out for run in runs} == {0.1}
+    assert len({run.out for run in runs}) == 4
+
+
 def test_wmt16_gives_each_step_its_flags() -> None:
     line = ["--pair", "tr-en", "--limit", "9", "--layers", "2", "--source=a b", "--cpu", "--vocab-size", "50"]
     corpus, comparison = settings(WMT16, *line, "--", "--fp16")
