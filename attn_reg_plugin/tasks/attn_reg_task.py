@@ -201,12 +201,16 @@ class AttnRegTask:
         if regularizer.large_state:
             continue_from(self.sidecar, regularizer, update_num)
 
+    @property
+    def _train_subset(self) -> str:
+        return seen(self.cfg, "train_subset") or "train"
+
     def _batches_of_first_epoch(self, update_num: int) -> int | None:
         """Their number; None where fairseq's iterator over the training set was made elsewhere, or has no length.
 
         With data in several parts a resumed training may be in another one, so that the checkpoint's number is taken.
         """
-        subset = seen(self.cfg, "train_subset") or "train"
+        subset = self._train_subset
         if update_num and self.has_sharded_data(subset):
             state = task_state(self._restore_file, update_num) if rank() == 0 else {}
             kept = object_from_first_rank(state.get(FIRST_EPOCH))
@@ -257,7 +261,7 @@ class AttnRegTask:
                 self.sidecar.save(self.regularizer.updates, self.regularizer.state_dict())
         elif self.regularizer is not None:
             state["attn_reg"] = self.regularizer.state_dict()
-        if self._first_epoch:
+        if self._first_epoch and self.has_sharded_data(self._train_subset):
             state[FIRST_EPOCH] = self._first_epoch
         return state
 

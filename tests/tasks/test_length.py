@@ -84,7 +84,7 @@ def test_resumed_in_another_part_of_the_data(
     file = tmp_path / "checkpoint.pt"
     flags = {**V, "attn_reg": method, "data": data, "attn_restore_file": str(file), "attn_save_dir": str(tmp_path)}
     state = trained(7, 0, **flags, attn_max_epoch=4).state_dict()
-    assert state["attn_reg_first_epoch"] == 7
+    assert state.get("attn_reg_first_epoch") == (7 if data == "a:b" else None)
     for update in (7, 8):
         state = state if kept else {}
         torch.save({"task_state": state, "optimizer_history": [{"num_updates": update}]}, file)
