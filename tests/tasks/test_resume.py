@@ -58,7 +58,7 @@ def test_kills_change_nothing(case: str, corpus: Path, tmp_path: Path) -> None:
         assert {line["regularized"] for line in undisturbed} == {"0", "1"}
     for _ in range(2):
         printed = kill_after(Job("train", arguments, next(logs)), generator.randint(5, 9), generator)
-        assert printed.rfind("Start iterating") > printed.rfind("end of epoch"), "within an epoch"
+        assert printed.rfind("begin training epoch") > printed.rfind("end of epoch"), "within an epoch"
         states = [int(path.stem.rpartition("_")[2]) for path in parts.glob("attn_reg_state_*.pt")]
         within_a_round += max(states, default=0) % ROUND > 0
     for how, which in kills:
