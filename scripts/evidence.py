@@ -16,14 +16,12 @@ from typing import Any
 
 from attn_reg_plugin.experiments.differences import Difference
 from attn_reg_plugin.experiments.drop_rate_plot import load_matplotlib
-from attn_reg_plugin.experiments.table import Figure, difference_text
+from attn_reg_plugin.experiments.table import ENOUGH, Figure, difference_text
 from attn_reg_plugin.files import read_json, write_text
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "examples" / "evidence"
 PAGE = ROOT / "docs" / "evidence.md"
-#: drawn as grey: fewer seeds
-ENOUGH = 3
 
 
 @dataclass(frozen=True)
@@ -34,7 +32,6 @@ class Row:
     title: str
     score: Figure
     difference: Difference | None
-    seeds: int
 
 
 @dataclass(frozen=True)
@@ -69,16 +66,8 @@ def read_experiment(folder: Path) -> Experiment:
     for one, score in zip(methods, scores, strict=True):
         found = one["differences"].get(subset, {}).get(metric)
         difference = None if found is None else Difference(**found)
-        rows.append(Row(one["method"], one["title"], Figure(**score), difference, one["seeds"]))
+        rows.append(Row(one["method"], one["title"], Figure(**score), difference))
     return Experiment(folder.name, "BLEU" if metric == "bleu" else metric, tuple(rows))
-
-
-def figure_of_run(run: Mapping[str, Any]) -> float:
-    """The chief figure of a run's result on the reported set."""
-    if "translation" in run:
-        return next(iter(run["translation"]["scores"].values()))["bleu"]
-    scores = run["reported"]["scores"]["valid"] if "reported" in run else run["training"]["scores"]
-    return next(iter(scores.values()))
 
 
 def table(experiment: Experiment) -> str:
@@ -87,7 +76,7 @@ def table(experiment: Experiment) -> str:
     lines = [f"| | {experiment.metric} | − plain [95 %] | seeds |", "|---|---|---|---|"]
     for row in rows:
         difference = difference_text({"": {"": row.difference}} if row.difference else {}, "", "", 2)
-        lines.append(f"| {row.title} | {row.score.text(2)} | {difference} | {row.seeds} |")
+        lines.append(f"| {row.title} | {row.score.text(2)} | {difference} | {row.score.seeds} |")
     return "\n".join(lines)
 
 
@@ -99,7 +88,7 @@ def plot(experiment: Experiment, path: Path) -> None:
     panel.axvline(0, color="0.3", linewidth=1)
     for height, row in enumerate(rows):
         difference = row.difference
-        color = "black" if row.seeds >= ENOUGH else "0.6"
+        color = "black" if row.score.seeds >= ENOUGH else "0.6"
         if difference.low is not None:
             panel.plot([difference.low, difference.high], [height, height], color=color, linewidth=1.5)
         panel.plot([difference.mean], [height], "o", color=color, markersize=5)

@@ -142,7 +142,7 @@ def _pilots(content: Mapping[str, Any], source: str) -> list[Pilot]:
     runs: dict[str, dict[str, dict[tuple[str, str], float]]] = {}
     for name, entry in content["runs"].items():
         method, _, seed = str(name).rpartition("-seed")
-        runs.setdefault(method, {})[seed] = _scores(entry)
+        runs.setdefault(method, {})[seed] = reported_scores(entry)
     plain = runs.pop(PLAIN, {})
     titles = {str(row.get("method")): str(row.get("title")) for row in content.get("methods", ())}
     found: dict[tuple[str, str], list[Pilot]] = {}
@@ -171,8 +171,12 @@ def _pooled(pilots: Sequence[Pilot]) -> list[Pilot]:
     return [Pilot(first.source, POOLED, first.subset, first.metric, seeds, mean, deviation, freedom)]
 
 
-def _scores(entry: Mapping[str, Any]) -> dict[tuple[str, str], float]:
-    """What a run reports, by subset and metric: a translation's test sets, or an encoder's validation sets."""
+def reported_scores(entry: Mapping[str, Any]) -> dict[tuple[str, str], float]:
+    """What a run reports, by subset and metric: a translation's test sets, or an encoder's validation sets.
+
+    Args:
+        entry: of a run, as results.json has it.
+    """
     if "translation" in entry:
         scores = entry["translation"]["scores"]
         return {(subset, name): one[name] for subset, one in scores.items() for name in ("bleu", "chrf")}
