@@ -27,8 +27,8 @@ from attn_reg_plugin.regularizers.distributed import object_from_first_rank, ran
 from attn_reg_plugin.regularizers.options import OptionError
 from attn_reg_plugin.regularizers.statistics import Shown, summary
 from attn_reg_plugin.tasks.attend_out_training import FairseqTraining
-from attn_reg_plugin.tasks.flags import SEEN, print_flags_if_asked, regularizer_from, with_attn_reg
-from attn_reg_plugin.tasks.length import seen, total_updates
+from attn_reg_plugin.tasks.flags import SEEN, print_flags_if_asked, regularizer_from, seen, with_attn_reg
+from attn_reg_plugin.tasks.length import total_updates
 from attn_reg_plugin.tasks.outputs import FairseqObjective, reads_predictions
 from attn_reg_plugin.tasks.parts import attach_to_parts
 from attn_reg_plugin.tasks.refusals import (

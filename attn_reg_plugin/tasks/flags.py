@@ -37,6 +37,12 @@ SEEN = (
 _LISTS = ("update_freq",)
 
 
+def seen(config: Any, name: str) -> Any:
+    """A part of fairseq's configuration, see `SEEN`; a task without a config dataclass has all of it itself."""
+    value = getattr(config, f"attn_{name}", None)
+    return getattr(config, name, None) if value is None or str(value).startswith("${") else value
+
+
 def _flag(method: str, option: dataclasses.Field, hints: dict[str, Any]) -> tuple[str, Any, dataclasses.Field]:
     """One option as a field of a fairseq config: `p` of `ad_drop` is `ad_drop_p`, the flag `--ad-drop-p`.
 

@@ -8,6 +8,8 @@ from typing import Any
 
 from omegaconf import ListConfig
 
+from attn_reg_plugin.tasks.flags import seen
+
 
 def total_updates(config: Any, batches: int | None) -> int | None:
     """The fewer of --max-update and of the updates in --max-epoch epochs; None where neither is given.
@@ -27,12 +29,6 @@ def total_updates(config: Any, batches: int | None) -> int | None:
         by_epoch = [rounded(batches / freq) for freq in together[: int(epochs)]]
         limits.append(sum(by_epoch) + by_epoch[-1] * (int(epochs) - len(by_epoch)))
     return max(1, min(limits)) if limits else None
-
-
-def seen(config: Any, name: str) -> Any:
-    """A part of fairseq's configuration, see `flags.SEEN`; a task without a config dataclass has all of it itself."""
-    value = getattr(config, f"attn_{name}", None)
-    return getattr(config, name, None) if value is None or str(value).startswith("${") else value
 
 
 def _numbers(config: Any, name: str, default: float = 0) -> list[float]:
