@@ -171,3 +171,23 @@ def test_with_nothing_dropped_the_loss_is_the_stock_models(kind: str, way: str) 
             assert all((site.keep is not None) is attached for site in regularizer.attached_sites)
         results.append([loss.detach(), *(p.grad for p in model.parameters())])
     torch.testing.assert_close(results[0], results[1], atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("reentrant", [None, False, True])
+def test_a_frozen_decoder_has_the_masks_of_a_trained_one(reentrant: bool | None) -> None:
+    """As under adapters of the upper layer: no parameter below its feed-forward network is trained."""
+    masks = []
+    for frozen in (False, True):
+        model = decoder("llama")
+        inputs, _ = arranged(model, "right")
+        if frozen:
+            model.requires_grad_(False)
+            model.model.layers[-1].mlp.requires_grad_(True)
+            if reentrant is not None:
+                model.activation_checkpointing_enable({"use_reentrant": reentrant})
+                model.enable_input_require_grads()
+        with ADDrop(p=0.5, q=1.0, sites="decoder.self", cross_tuning="off").attach(model) as regularizer:
+            model(**inputs).loss.backward()
+            masks.append([site.keep for site in regularizer.attached_sites])
+    assert all(map(torch.equal, *masks)) and not any(keep.all() for keep in masks[0])
+    assert all((p.grad is None) is not p.requires_grad for p in model.parameters())

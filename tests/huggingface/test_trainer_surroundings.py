@@ -152,17 +152,6 @@ def test_copies_of_an_attached_model() -> None:
         assert torch.equal(model(**inputs).loss, expected)
 
 
-@pytest.mark.slow
-def test_compiling_an_attached_model() -> None:
-    model, inputs, regularizer = build("bert"), batch("bert"), ad_drop(q=1.0)
-    with regularizer.attach(model):
-        expected = model(**inputs).loss
-        keep = [site.keep for site in regularizer.attached_sites]
-        loss = torch.compile(model, backend="eager")(**inputs).loss
-        assert torch.allclose(loss, expected)
-        assert all(torch.equal(old, site.keep) for old, site in zip(keep, regularizer.attached_sites, strict=True))
-
-
 REFUSALS: list[tuple[Any, dict[str, Any], str]] = [
     (lambda: ad_drop(sites="decoder.cross"), {}, r"matches nothing in this model; its sites are: encoder.self\[0\]"),
     (lambda: AttendOut(reward_subset="test"), {}, "the trainer has one unnamed eval_dataset"),
