@@ -120,9 +120,16 @@ def _kept(told: Tensor | None, named: Mapping[str, Any], mask: Tensor | None) ->
 
 
 def _virtual_tokens(model: nn.Module) -> int:
-    """How many outputs a prompt of learned tokens puts before the others (PEFT); a prefix of keys has none."""
-    prompt = getattr(model, "active_peft_config", None)
-    return 0 if "PREFIX" in str(getattr(prompt, "peft_type", "")) else getattr(prompt, "num_virtual_tokens", None) or 0
+    """How many outputs a prompt of learned tokens puts before the others (PEFT).
+
+    A prefix of keys and values puts none there, nor does a prompt of an encoder before the decoder's.
+    """
+    prompt, config = getattr(model, "active_peft_config", None), getattr(model, "config", None)
+    kind = str(getattr(prompt, "peft_type", "")).rpartition(".")[2]
+    encoders = kind in ("PROMPT_TUNING", "P_TUNING") or getattr(prompt, "num_transformer_submodules", 1) == 1
+    if kind in ("PREFIX_TUNING", "CARTRIDGE") or (encoders and getattr(config, "is_encoder_decoder", False)):
+        return 0
+    return getattr(prompt, "num_virtual_tokens", None) or 0
 
 
 def predicts_next(model: nn.Module) -> bool:

@@ -57,6 +57,16 @@ def test_virtual_tokens_count_as_nothing(kind: str) -> None:
         assert torch.equal(told[key][:, added:], plain[key])
 
 
+@pytest.mark.parametrize("kind", ["PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING"])
+def test_an_encoders_virtual_tokens_are_none_of_the_decoder(kind: str) -> None:
+    model, inputs = build("marian"), batch("marian")
+    plain = described(model, inputs)
+    prompt: Any = SimpleNamespace(num_virtual_tokens=4, peft_type=kind, num_transformer_submodules=2)
+    model.active_peft_config = prompt
+    told = described(model, inputs)
+    assert all(torch.equal(told[key], plain[key]) for key in ("token_mask", "targets"))
+
+
 def test_labels_that_are_shifted_already() -> None:
     model, inputs = build("llama"), batch("llama")
     inputs["shift_labels"] = inputs["labels"].roll(2, 1)

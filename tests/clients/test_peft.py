@@ -142,18 +142,26 @@ def test_other_adapters(kind: str) -> None:
     assert len(dropped) == 2 and not any(keep.all() for keep in dropped)
 
 
-@pytest.mark.parametrize("kind", ["prompt", "prefix"])
-def test_virtual_tokens_are_no_part_of_the_objective(kind: str) -> None:
+@pytest.mark.parametrize("kind", ["prompt", "p-tuning", "prefix"])
+@pytest.mark.parametrize("name", ["llama", "marian"])
+def test_virtual_tokens_are_no_part_of_the_objective(name: str, kind: str) -> None:
     """The default objective of a learned prompt or prefix is that of the text's tokens, written out."""
-    inputs, model = batch("llama"), adapted("llama", OTHERS[kind])
+    config = copy.deepcopy(OTHERS[kind])
+    config.task_type = "CAUSAL_LM" if name == "llama" else "SEQ_2_SEQ_LM"
+    inputs, model = batch(name), adapted(name, config)
     seen: list[Tensor] = []
     regularizer = ADDrop(p=0.5, q=0.5, sites="decoder.self", cross_tuning="off")
     default = regularizer.objective
-    regularizer.objective = lambda outputs, told: seen.append((outputs.logits, default(outputs, told))) or seen[-1][1]
+
+    def objective_of(outputs: Any, told: Any) -> Tensor:
+        seen.extend((outputs.logits, default(outputs, told)))
+        return seen[-1]
+
+    regularizer.objective = objective_of
     with regularizer.attach(model):
         model(**inputs)
-    logits, found = seen[0]
-    torch.testing.assert_close(found, objective("llama", inputs, logits[:, logits.size(1) - 7 :]))
+    logits, found = seen
+    torch.testing.assert_close(found, objective(name, inputs, logits[:, -inputs["labels"].size(1) :]))
 
 
 def test_a_trainer_of_adapters(tmp_path: Path) -> None:
