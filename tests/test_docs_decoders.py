@@ -31,8 +31,9 @@ def test_a_causal_language_model() -> None:
 
 
 def test_layers_that_are_compiled() -> None:
-    run(CAUSAL, COMPILED.replace("layer.compile()", 'layer.compile(backend="eager")'))
+    world = run(CAUSAL, COMPILED.replace("layer.compile()", 'layer.compile(backend="eager")'))
     torch.compiler.reset()
+    assert world["epoch"] == world["regularizer"].epoch == 2
 
 
 @pytest.mark.clients

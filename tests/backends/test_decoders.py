@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 pytest.importorskip("transformers")
 
-from transformers import AutoConfig, AutoModelForCausalLM, StaticCache
+from transformers import AutoConfig, AutoModelForCausalLM, DataCollatorWithFlattening, StaticCache
 
 from attn_reg_plugin import ADDrop, find_sites, gradient_attribution, recording
 from attn_reg_plugin.regularizers.objectives import default_objective
@@ -74,10 +74,10 @@ def arranged(model: nn.Module, way: str) -> tuple[dict[str, Any], list[tuple[int
     """The texts as one batch, and the row and the place of each text's first token in it."""
     given = texts()
     if way == "packed":  # one row without padding: the position ids say where a text begins, and nothing predicts it
-        row = {"input_ids": torch.cat([ids for ids, _ in given]), "labels": torch.cat([labels for _, labels in given])}
-        row["position_ids"] = torch.cat([torch.arange(len(ids)) for ids, _ in given])
         lengths = torch.tensor([0, *(len(ids) for ids, _ in given)]).cumsum(0)
-        row = {key: value.unsqueeze(0) for key, value in row.items()}
+        features = [{"input_ids": ids.tolist(), "labels": labels.tolist()} for ids, labels in given]
+        row = DataCollatorWithFlattening(return_tensors="pt")(features)
+        assert "attention_mask" not in row
         # with a cache transformers does not look at where texts begin
         return {**row, "use_cache": False}, [(0, int(start)) for start in lengths[:-1]]
     longest = max(len(ids) for ids, _ in given)
