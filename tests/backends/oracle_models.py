@@ -130,12 +130,17 @@ def shrunken(options: dict[str, Any]) -> dict[str, Any]:
     return small
 
 
+#: DeBERTa's published models, unlike its default configuration
+_DISENTANGLED = {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "position_biased_input": False}
 #: what a family needs besides, by model type: it follows from no name
 NEEDED: dict[str, dict[str, Any]] = {
     **{kind: {"window_size": 2, "patch_size": 4, "num_heads": [2, 4]} for kind in ("swin", "swinv2", "donut-swin")},
     **{kind: {"num_hidden_layers": 4} for kind in ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "kimi_linear")},
     **{kind: {"num_hidden_layers": 3} for kind in ("recurrent_gemma", "lfm3")},
     **{kind: {"per_layer_config": None} for kind in ("gemma4_text", "dots3_note_text")},
+    "deberta": _DISENTANGLED,
+    "deberta-v2": _DISENTANGLED | {"position_buckets": 4, "share_att_key": True, "norm_rel_ebd": "layer_norm"},
+    "longformer": {"attention_window": 4},
     "bamba": {"attn_layer_indices": [1]},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"]},
     "esmc": {"num_key_value_heads": 4},
@@ -205,8 +210,12 @@ def batch(head: str, model: nn.Module, left: bool = False) -> dict[str, Tensor]:
     first = torch.where(real, places, LENGTH).min(-1).values
     if head == "sequence" and model.config.is_encoder_decoder:
         ids[torch.arange(3), (places * real).max(-1).values] = model.config.eos_token_id
+    if model.config.model_type == "longformer":
+        inputs["global_attention_mask"] = (places == first.unsqueeze(-1)).long()
     if head == "choice":
         inputs = {key: value.unsqueeze(1).expand(3, 2, LENGTH).clone() for key, value in inputs.items()}
+        others = (ids + 1).clamp(max=WORDS - 1)  # of equal choices all gradients would be rounding errors
+        inputs["input_ids"][:, 1] = others.masked_fill(~real, PAD)
         return inputs | {"labels": torch.tensor([0, 1, 1])}
     if head == "answer":
         return inputs | {"start_positions": first, "end_positions": first + 1}
