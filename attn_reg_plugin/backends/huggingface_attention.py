@@ -222,9 +222,11 @@ def _attention(
 
 def weights_of(call: AttentionCall, query: Tensor, key: Tensor, **shared: Any) -> Tensor:
     """The weights of a call as its mask leaves them, (B, H, T, S), before dropout; `shared` as `attention_weights`'."""
-    shape = (*query.shape[:-1], key.size(-2))
-    nothing = torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=query.device)
-    keep = nothing if call.uniform else call.keep_mask(shape, shared["valid"], query.device)
+    keep = None
+    if call.uniform:
+        keep = torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=query.device)
+    elif call.tape is None:
+        keep = call.keep_mask((*query.shape[:-1], key.size(-2)), shared["valid"], query.device)
     return attention_weights(query, key, keep=keep, **shared)
 
 

@@ -14,6 +14,8 @@ logger = logging.getLogger(__name__)
 
 #: classes that mix tokens: attention, and what replaces it
 MIXER = re.compile(r"Attention$|Attention2d$|Mixer$|DeltaNet$|ShortConv$|RecurrentBlock$")
+#: functions that make a mask, whose names say of which kind
+MAKES_MASK = re.compile(r"create_\w+_mask(_mapping)?$")
 _WARNED: set[str] = set()
 
 
@@ -35,7 +37,7 @@ def causal_parts(model: nn.Module) -> Callable[[str], bool]:
     for path, module in model.named_modules():
         if isinstance(module, PreTrainedModel):
             names = _names(module)
-            made = [name for name in names if name.startswith("create_") and name.endswith(("_mask", "_mask_mapping"))]
+            made = [name for name in names if MAKES_MASK.match(name)]
             causal[f"{path}." if path else ""] = bool(made) and all("bidirectional" not in name for name in made)
     starts = sorted(causal, key=len, reverse=True)
     return lambda path: next((causal[start] for start in starts if path.startswith(start)), False)

@@ -8,6 +8,7 @@ so an idle site changes no bit. Nothing of transformers' models is imported for 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -29,7 +30,7 @@ class Ordinary:
 
     Attributes:
         compute: is called as `method` is, with the module and the call before its arguments; returns what it returns.
-        method: the method that is replaced; its first argument tells one call from another.
+        method: the method that is replaced.
         refusal: why a module of the class cannot be a site, as the end of a sentence; None if it can.
         time_first: whether states around the module are (T, B, C) and not (B, T, C).
     """
@@ -38,6 +39,11 @@ class Ordinary:
     method: str = "forward"
     refusal: Callable[[nn.Module], str | None] = lambda module: None
     time_first: bool = False
+
+    @property
+    def first(self) -> str:
+        """The name of the method's first argument, which tells one call from another."""
+        return list(inspect.signature(self.compute).parameters)[2]
 
 
 #: by the class of the attention module, with the name of its Python module
@@ -106,7 +112,7 @@ def restore(site: AttentionSite) -> None:
 def _run(module: nn.Module, before: Callable[..., Any] | None, *args: Any, **kwargs: Any) -> Any:
     """In place of a module's method: the model's own computation, unless the site has something to do in this call."""
     site, how = replaced_site(module), ordinary(module)
-    call = None if site is None else site.enter(args[0])
+    call = None if site is None else site.enter(args[0] if args else kwargs[how.first])
     if call is None:
         return (before or partial(getattr(type(module), how.method), module))(*args, **kwargs)
     return how.compute(module, call, *args, **kwargs)
@@ -141,13 +147,12 @@ def attend(
         key, value: (B, H, S, D).
         mask: bool (True = attend) or additive, broadcastable to (B, H, T, S).
         dropout_p: of the weights; give that of the module in training, since a call has something to do in training.
-        with_weights: return the weights as well.
+        with_weights: return the weights of the call as well.
 
     Returns:
-        output (B, H, T, D), and the weights before dropout (B, H, T, S), if they are wanted and this isn't a probe.
+        output (B, H, T, D), and the weights before dropout (B, H, T, S) if they are wanted.
     """
     valid, bias = split_mask(mask, query, bias)
     shared = {"valid": valid, "scale": scale, "bias": bias}
     output = regularized_attention(query, key, value, site=call, dropout_p=dropout_p, **shared)
-    weights = weights_of(call, query, key, **shared) if with_weights and call is not None and call.tape is None else None
-    return output, weights
+    return output, weights_of(call, query, key, **shared) if with_weights and call is not None else None

@@ -23,7 +23,7 @@ def xlnet(
     seg_mat: Tensor | None = None,
     attn_mask: Tensor | None = None,
     output_attentions: bool = False,
-) -> Tensor | tuple[Tensor, Tensor | None]:
+) -> Tensor | tuple[Tensor, Tensor]:
     """q_head (T, B, H, D), k_head_h and v_head_h (S, B, H, D), k_head_r (T + S, B, H, D), attn_mask (T, S, B, 1 or H).
 
     In the mask 1 is masked; seg_mat, (T, S, B, 2), is whether two tokens are of one segment.
@@ -46,9 +46,7 @@ def xlnet(
         with_weights=output_attentions,
     )
     output = output.permute(2, 0, 1, 3)
-    if not output_attentions:
-        return output
-    return output, None if weights is None else weights.permute(2, 3, 0, 1)
+    return output if weights is None else (output, weights.permute(2, 3, 0, 1))
 
 
 def _positions(module: nn.Module, query: Tensor, positions: Tensor, segments: Tensor | None, keys: int) -> Tensor:

@@ -43,6 +43,7 @@ _TRANSLATOR = {
     "encoder_layerdrop": 0.0,
     "decoder_layerdrop": 0.0,
 }
+_DISENTANGLED = {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "position_biased_input": False}
 _DROPOUT_ENCODER = ("hidden_dropout_prob", "attention_probs_dropout_prob")
 _DROPOUT_TRANSLATOR = ("dropout", "attention_dropout", "activation_dropout")
 
@@ -58,6 +59,7 @@ class Family:
         dropouts: the names of its dropout options.
         stacks: `encoder`, `decoder` or `both`.
         checkpointing: whether transformers can checkpoint it.
+        interface: whether its attention calls transformers' attention interface, else it is an ordinary module.
     """
 
     model: str
@@ -66,6 +68,7 @@ class Family:
     dropouts: tuple[str, ...]
     stacks: str = "encoder"
     checkpointing: bool = True
+    interface: bool = True
 
     @property
     def sites(self) -> list[str]:
@@ -167,7 +170,44 @@ FAMILIES = {
         ("attention_dropout",),
         "decoder",
     ),
+    "deberta": Family(
+        "DebertaForTokenClassification", "DebertaConfig", {**_ENCODER, **_DISENTANGLED}, _DROPOUT_ENCODER, interface=False
+    ),
+    "deberta_v3": Family(
+        "DebertaV2ForSequenceClassification",
+        "DebertaV2Config",
+        {**_ENCODER, **_DISENTANGLED, "position_buckets": 4, "share_att_key": True, "norm_rel_ebd": "layer_norm"},
+        _DROPOUT_ENCODER,
+        interface=False,
+    ),
+    "mpnet": Family(
+        "MPNetForSequenceClassification",
+        "MPNetConfig",
+        {**_ENCODER, "bos_token_id": 0, "eos_token_id": 2},
+        _DROPOUT_ENCODER,
+        checkpointing=False,
+        interface=False,
+    ),
+    "xlnet": Family(
+        "XLNetForTokenClassification",
+        "XLNetConfig",
+        {
+            "vocab_size": WORDS,
+            "d_model": WIDTH,
+            "n_layer": LAYERS,
+            "n_head": HEADS,
+            "d_inner": 48,
+            "pad_token_id": PAD,
+            "num_labels": CLASSES,
+        },
+        ("dropout",),
+        checkpointing=False,
+        interface=False,
+    ),
 }
+#: those whose attention can be called sdpa and eager: the others have one form
+INTERFACE = [name for name, family in FAMILIES.items() if family.interface]
+FORMS = [(name, form) for form in ("sdpa", "eager") for name in (FAMILIES if form == "sdpa" else INTERFACE)]
 
 
 def build(name: str, dropout: float = 0.0, seed: int = 1, attention: str = "sdpa", **options: Any) -> nn.Module:
@@ -176,10 +216,11 @@ def build(name: str, dropout: float = 0.0, seed: int = 1, attention: str = "sdpa
     torch.manual_seed(seed)
     dropouts = dict.fromkeys(family.dropouts, dropout)
     config = getattr(transformers, family.config)(**{**family.options, **dropouts, **options})
-    model = getattr(transformers, family.model)._from_config(config, attn_implementation=attention)
+    form = {"attn_implementation": attention} if family.interface else {}
+    model = getattr(transformers, family.model)._from_config(config, **form)
     with torch.no_grad():
         for parameter in model.parameters():
-            if parameter.dim() == 2:
+            if parameter.dim() in (2, 3):
                 parameter.normal_(std=0.3)
                 if parameter.size(0) == WORDS or parameter.size(0) == WORDS + 2:
                     parameter[PAD].zero_()

@@ -17,12 +17,12 @@ from tests.attention.tiny_model import PAD, loss_of, tokens
 from tests.backends import fairseq_models, huggingface_models
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-FAMILIES = ["fairseq", "bert", "bert, left", "marian", "llama", "torch", "own"]
+FAMILIES = ["fairseq", "bert", "bert, left", "marian", "llama", "torch", "own", "deberta", "xlnet"]
 #: family, direction, and what is special about the training
 CASES = [
     *((name, direction, "plain") for name in FAMILIES for direction in ("high", "low")),
     *((name, "high", "scaled and in parts") for name in FAMILIES),
-    *((name, "high", "checkpointed") for name in ("bert, left", "marian", "llama", "own")),
+    *((name, "high", "checkpointed") for name in ("bert, left", "marian", "llama", "own", "deberta")),
     *((name, "high", "reentrant") for name in ("bert, left", "marian", "llama")),
 ]
 
