@@ -109,9 +109,9 @@ class HuggingFaceBackend:
         for module in model.modules():
             if isinstance(module, PreTrainedModel):
                 return (
-                    f"{type(module).__name__}'s attention does not go through transformers' attention interface; use a model whose "
-                    "attention does, such as ELECTRA, RoBERTa or ModernBERT, or give its attention modules an "
-                    "AttentionSite and let them call regularized_attention"
+                    f"{type(module).__name__}'s attention does not go through transformers' attention interface; use a "
+                    "model whose attention does, such as ELECTRA, RoBERTa or ModernBERT, or give its attention modules "
+                    "an AttentionSite and let them call regularized_attention"
                 )
         return None
 

@@ -171,7 +171,11 @@ FAMILIES = {
         "decoder",
     ),
     "deberta": Family(
-        "DebertaForTokenClassification", "DebertaConfig", {**_ENCODER, **_DISENTANGLED}, _DROPOUT_ENCODER, interface=False
+        "DebertaForTokenClassification",
+        "DebertaConfig",
+        {**_ENCODER, **_DISENTANGLED},
+        _DROPOUT_ENCODER,
+        interface=False,
     ),
     "deberta_v3": Family(
         "DebertaV2ForSequenceClassification",
@@ -202,6 +206,13 @@ FAMILIES = {
         },
         ("dropout",),
         checkpointing=False,
+        interface=False,
+    ),
+    "longformer": Family(
+        "LongformerForSequenceClassification",
+        "LongformerConfig",
+        {**_ENCODER, "attention_window": 4, "sep_token_id": 2},
+        _DROPOUT_ENCODER,
         interface=False,
     ),
 }
@@ -240,8 +251,11 @@ def ids(lengths: list[int], size: int, seed: int, left: bool = False) -> tuple[T
 def batch(name: str, left: bool = False, full: bool = False) -> dict[str, Tensor]:
     """Three examples of unequal lengths (all of the same with `full`), with labels as the model takes them."""
     family = FAMILIES[name]
-    tokens, mask = ids([7, 7, 7] if full else [7, 4, 2], 7, 2, left)
+    size = 8 if name == "longformer" else 7  # whole windows
+    tokens, mask = ids([size] * 3 if full else [size, 4, 2], size, 2, left)
     inputs = {"input_ids": tokens, "attention_mask": mask}
+    if name == "longformer":
+        inputs["global_attention_mask"] = (torch.arange(size) == 0).long().expand(3, size)
     if family.stacks == "both":
         target, real = ids([6, 6, 6] if full else [3, 6, 2], 6, 3)
         return {**inputs, "labels": target.masked_fill(real == 0, -100)}

@@ -140,7 +140,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     **{kind: {"per_layer_config": None} for kind in ("gemma4_text", "dots3_note_text")},
     "deberta": _DISENTANGLED,
     "deberta-v2": _DISENTANGLED | {"position_buckets": 4, "share_att_key": True, "norm_rel_ebd": "layer_norm"},
-    **dict.fromkeys(("longformer", "led"), {"attention_window": 4}),
+    **{kind: {"attention_window": 4} for kind in ("longformer", "led")},
     "bamba": {"attn_layer_indices": [1]},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"]},
     "esmc": {"num_key_value_heads": 4},

@@ -34,7 +34,7 @@ def train(model: nn.Module, inputs: dict[str, Tensor], seed: int = 2) -> Tensor:
 
 
 @pytest.mark.parametrize("attribution", ["gradient", "integrated", "attention", "random"])
-@pytest.mark.parametrize("name", FEW)
+@pytest.mark.parametrize("name", [*FEW, "longformer"])
 def test_ad_drop_with_every_attribution(name: str, attribution: str) -> None:
     model, inputs = build(name, dropout=0.1), batch(name)
     plain = train(model, inputs)
@@ -46,7 +46,7 @@ def test_ad_drop_with_every_attribution(name: str, attribution: str) -> None:
         assert 0 < counted[f"dropped/{site}"] < counted[f"valid/{site}"]
 
 
-@pytest.mark.parametrize("name", FEW)
+@pytest.mark.parametrize("name", [*FEW, "longformer"])
 def test_attention_layer_drop_is_the_mean_of_the_values(name: str) -> None:
     """Against the model's own attention with zero queries: without position bias, uniform over what is valid."""
     model, inputs = build(name), batch(name)
@@ -54,7 +54,9 @@ def test_attention_layer_drop_is_the_mean_of_the_values(name: str) -> None:
     with AttentionLayerDrop(p=1.0, sites="*").attach(model):
         dropped = train(model, inputs)
     assert not dropped.allclose(plain)
-    zeroed = re.compile(r"(query|q|q_proj|query_proj|relative_attention_bias)\.(weight|bias)$|rel_embed|\.(q|r_\w_bias)$")
+    zeroed = re.compile(
+        r"(query|query_\w+|q|q_proj|relative_attention_bias)\.(weight|bias)$|rel_embed|\.(q|r_\w_bias)$"
+    )
     with torch.no_grad():
         for part, parameter in model.named_parameters():
             if zeroed.search(part):
@@ -62,7 +64,7 @@ def test_attention_layer_drop_is_the_mean_of_the_values(name: str) -> None:
     torch.testing.assert_close(train(model, inputs), dropped, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", FEW)
+@pytest.mark.parametrize("name", [*FEW, "longformer"])
 def test_rows_that_lose_everything_are_the_mean_of_their_values(name: str) -> None:
     """Also with a position bias: dropping every position by a mask is attention LayerDrop."""
     model, inputs = build(name), batch(name)
@@ -74,7 +76,7 @@ def test_rows_that_lose_everything_are_the_mean_of_their_values(name: str) -> No
     assert all(counted[f"dropped/{site}"] == counted[f"valid/{site}"] for site in FAMILIES[name].sites)
 
 
-@pytest.mark.parametrize("name", FEW)
+@pytest.mark.parametrize("name", [*FEW, "longformer"])
 def test_scheduled_dropout_drops_at_its_rate(name: str) -> None:
     model, inputs = build(name), batch(name)
     plain = train(model, inputs)
