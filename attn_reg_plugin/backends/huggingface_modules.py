@@ -48,13 +48,13 @@ def _names(module: nn.Module) -> tuple[str, ...]:
     return getattr(getattr(inspect.unwrap(type(module).forward), "__code__", None), "co_names", ())
 
 
-def warn_of_uncovered(model: nn.Module, covered: set[str]) -> None:
-    """Name the attention that has no site, such as sparse or linear attention, once for each of its classes.
+def uncovered(model: nn.Module, covered: set[str]) -> dict[str, list[str]]:
+    """The attention that has no site, such as sparse or linear attention: the paths of each of its classes.
 
     Args:
         covered: the paths of the sites.
     """
-    uncovered: dict[str, list[str]] = {}
+    found: dict[str, list[str]] = {}
     for path, module in model.named_modules():
         inside = f"{path}."
         theirs = type(module).__module__.startswith("torch.") or next(module.parameters(), None) is None
@@ -62,9 +62,14 @@ def warn_of_uncovered(model: nn.Module, covered: set[str]) -> None:
             continue
         if any(f"{site}.".startswith(inside) or inside.startswith(f"{site}.") for site in covered):
             continue
-        if not any(inside.startswith(f"{other}.") for others in uncovered.values() for other in others):
-            uncovered.setdefault(type(module).__name__, []).append(path)
-    for name, paths in uncovered.items():
+        if not any(inside.startswith(f"{other}.") for others in found.values() for other in others):
+            found.setdefault(type(module).__name__, []).append(path)
+    return found
+
+
+def warn_of_uncovered(model: nn.Module, covered: set[str]) -> None:
+    """Name the attention that has no site, once for each of its classes; arguments as `uncovered`'s."""
+    for name, paths in uncovered(model, covered).items():
         if name not in _WARNED:
             _WARNED.add(name)
             logger.warning(
