@@ -151,6 +151,7 @@ def table_of_counts(records: Records) -> str:
     """How many heads and model types each outcome has."""
     types = by_type(records).values()
     texts = {"same": "works", "refused": "refused", "raised": "fails in training", "unbuilt": "not tried"}
+    texts |= {made["outcome"]: made["outcome"] for made in records.values() if made["outcome"] not in texts}
     lines = ["| | model types | models with a head |", "|---|---|---|"]
     order = list(texts)
     for outcome, text in texts.items():
@@ -165,7 +166,7 @@ def filled(page: str, records: Records) -> str:
     tables = {
         "counts": table_of_counts(records),
         "works": table_of_good(records),
-        "refused": table_of_others(records, ("refused", "raised")),
+        "refused": table_of_others(records, ("refused", "raised", "differs", "idle")),
         "not tried": table_of_others(records, ("unbuilt",)),
     }
     for name, table in tables.items():

@@ -22,6 +22,10 @@ from tests.backends.oracle_models import WORDS, accepted, apart, batch, compare,
 YES = "yes"
 #: the share of kept candidates that a fresh probe has to find: beyond rounding they are the same
 SAME = 0.98
+#: how far apart steps may be that are the same but for rounding
+FAR = 1e-3
+#: how a stock model says that it doesn't do something
+STOCK = (ValueError, RuntimeError, TypeError, AttributeError, KeyError, IndexError)
 
 
 def record(head: str, kind: str, name: str) -> dict[str, Any]:
@@ -90,22 +94,23 @@ def kept(model: nn.Module, inputs: dict[str, Tensor]) -> str:
 
 
 def checkpointed(model: nn.Module, inputs: dict[str, Tensor]) -> str | None:
-    """Whether a regularized step is the same with activation checkpointing."""
+    """Whether a regularized step is the same with activation checkpointing, as a stock step is."""
     if not getattr(model, "supports_gradient_checkpointing", False):
         return None
     model.config.use_cache = False
+    other = copy.deepcopy(model)
+    try:
+        other.activation_checkpointing_enable({"use_reentrant": False})
+        if max(apart(step(other, inputs), step(model, inputs))) > FAR:
+            return None
+    except STOCK:
+        return None
     steps = []
-    for on in (False, True):
-        if on:
-            try:
-                model.gradient_checkpointing_enable({"use_reentrant": False})
-                step(copy.deepcopy(model), inputs)
-            except Exception:
-                return None  # the stock model fails
-        with ADDrop(p=0.5, q=0.5, sites="*", cross_tuning="off").attach(model):
-            steps.append(step(model, inputs))
-    loss, gradients = apart(steps[1], steps[0])
-    return YES if loss < 1e-4 and gradients < 1e-3 else f"no: gradients differ by {gradients:.1e}"
+    for one in (model, other):
+        with ADDrop(p=0.5, q=0.5, sites="*", cross_tuning="off").attach(one):
+            steps.append(step(one, inputs))
+    loss, gradients = apart(*steps)
+    return YES if max(loss, gradients) <= FAR else f"no: gradients differ by {gradients:.1e}"
 
 
 def packed(model: nn.Module, inputs: dict[str, Tensor]) -> str | None:
@@ -118,8 +123,8 @@ def packed(model: nn.Module, inputs: dict[str, Tensor]) -> str | None:
         return None
     try:
         expected, across = step(copy.deepcopy(model), row), _sees_across(model, row)
-    except Exception:
-        return None  # the stock model takes no such rows
+    except STOCK:
+        return None
     if across:
         return None
     answer = compare(model, row, expected, (1e-4, 1e-4))
