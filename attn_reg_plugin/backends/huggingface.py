@@ -94,7 +94,8 @@ class HuggingFaceBackend:
 
     def _site(self, path: str, inner: str, module: nn.Module, layer: int, causal: bool) -> AttentionSite:
         cross = CROSS.search(inner) is not None
-        decoder = cross or causal or DECODER.search(inner) is not None or bool(getattr(module, "is_causal", False))
+        own = "is_causal" if ordinary(module) is None else "is_decoder"
+        decoder = cross or causal or DECODER.search(inner) is not None or bool(getattr(module, own, False))
         return AttentionSite(
             stack="decoder" if decoder else "encoder",
             kind="cross" if cross else "self",

@@ -208,6 +208,10 @@ FAMILIES = {
         checkpointing=False,
         interface=False,
     ),
+    "roformer": Family("RoFormerForTokenClassification", "RoFormerConfig", _ENCODER, _DROPOUT_ENCODER, interface=False),
+    "mvp": Family(
+        "MvpForConditionalGeneration", "MvpConfig", _TRANSLATOR, _DROPOUT_TRANSLATOR, "both", interface=False
+    ),
     "longformer": Family(
         "LongformerForSequenceClassification",
         "LongformerConfig",

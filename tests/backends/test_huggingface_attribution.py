@@ -12,7 +12,17 @@ from transformers import AttentionMaskInterface
 
 from attn_reg_plugin import ADDrop, candidate_region, find_sites, recording
 from attn_reg_plugin.attention.attribution import map_gradient, output_gradients
-from tests.backends.huggingface_models import FAMILIES, INTERFACE, PAD, batch, build, objective, opened, token_mask
+from tests.backends.huggingface_models import (
+    FAMILIES,
+    HEADS,
+    INTERFACE,
+    PAD,
+    batch,
+    build,
+    objective,
+    opened,
+    token_mask,
+)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TOKEN_LEVEL = [name for name, family in FAMILIES.items() if "Sequence" not in family.model]
@@ -52,8 +62,8 @@ class Materialized:
     def keep_softmax(self, scores: Tensor, dim: int) -> Tensor:
         weights = self.softmax(scores, dim)
         (name,) = list(self.names.values())[len(self.maps)]
-        self.maps[name] = weights
-        return weights
+        self.maps[name] = weights.view(-1, HEADS, *weights.shape[-2:])  # of some models it is (B · H, T, S)
+        return self.maps[name].view_as(weights)
 
     def keep(self, module: nn.Module, args: object, output: tuple) -> None:
         names = self.names[module]
