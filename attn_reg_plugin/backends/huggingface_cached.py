@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
-from transformers.cache_utils import Cache, EncoderDecoderCache
 
 from attn_reg_plugin.attention.calls import AttentionCall
 from attn_reg_plugin.backends.huggingface_ordinary import attend, computes, heads_of, joined
@@ -20,15 +19,16 @@ Project = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 def cached(
-    module: nn.Module, states: Tensor, encoded: Tensor | None, cache: Cache | None, project: Project
+    module: nn.Module, states: Tensor, encoded: Tensor | None, cache: Any, project: Project
 ) -> tuple[Tensor, Tensor]:
     """Keys and values (B, H, S, D), with those of the cache; those of an encoder are put into it once.
 
     Args:
         states: of the module's own stack (B, T, C).
         encoded: the encoder's (B, S, C), for cross attention.
+        cache: a `Cache` of transformers, an `EncoderDecoderCache`, or None.
     """
-    layer, both = module.layer_idx, isinstance(cache, EncoderDecoderCache)
+    layer, both = module.layer_idx, hasattr(cache, "cross_attention_cache")
     if encoded is not None and both and cache.is_updated.get(layer):
         known = cache.cross_attention_cache.layers[layer]
         return known.keys, known.values
@@ -51,7 +51,7 @@ def encoder(
     hidden_states: Tensor,
     attention_mask: Tensor | None = None,
     encoder_hidden_states: Tensor | None = None,
-    past_key_values: Cache | None = None,
+    past_key_values: Any = None,
     output_attentions: bool = False,
     rotated: Callable[..., tuple[Tensor, ...]] | None = None,
     **_: Any,
@@ -117,7 +117,7 @@ def translator(
     call: AttentionCall,
     hidden_states: Tensor,
     key_value_states: Tensor | None = None,
-    past_key_values: Cache | None = None,
+    past_key_values: Any = None,
     attention_mask: Tensor | None = None,
     attn_prompt: Tensor | None = None,
     output_attentions: bool = False,
@@ -152,10 +152,10 @@ def led_decoder(
     call: AttentionCall,
     hidden_states: Tensor,
     key_value_states: Tensor | None = None,
-    past_key_values: Cache | None = None,
+    past_key_values: Any = None,
     *others: Any,
     **named: Any,
-) -> tuple[Tensor, Tensor | None, Cache | None]:
+) -> tuple[Tensor, Tensor | None, Any]:
     """As `translator`; returns the cache as well."""
     return *translator(
         module, call, hidden_states, key_value_states, past_key_values, *others, **named

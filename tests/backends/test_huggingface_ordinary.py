@@ -158,3 +158,12 @@ def test_subclasses_are_sites_if_they_compute_the_same(kind: type) -> None:
     assert len(find_sites(model)) == (2 if kind is Sharded else 1)
     with ADDrop(p=0.5, q=0.5, cross_tuning="off").attach(model):
         model(**batch("mpnet")).loss.backward()
+
+
+def test_learned_keys_are_refused() -> None:
+    model, inputs = build("mvp", use_prompt=True, prompt_length=2, prompt_mid_dim=8), batch("mvp")
+    with (
+        ADDrop(p=0.5, q=0.5, sites="*", cross_tuning="off").attach(model),
+        pytest.raises(RuntimeError, match=r"^\w+\.self\[0\] .* has learned keys \(use_prompt=True\), which cannot be"),
+    ):
+        model(**inputs)
