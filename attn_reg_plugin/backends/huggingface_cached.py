@@ -35,11 +35,12 @@ def cached(
     keys_and_values = project(states if encoded is None else encoded)
     if cache is None:
         return keys_and_values
-    own = cache
-    if both:
-        own = cache.self_attention_cache if encoded is None else cache.cross_attention_cache
-        cache.is_updated[layer] = cache.is_updated.get(layer, False) or encoded is not None
-    return own.update(*keys_and_values, layer)
+    if both and encoded is not None:
+        cache.is_updated[layer] = True
+        cache = cache.cross_attention_cache
+    elif both:
+        cache = cache.self_attention_cache
+    return cache.update(*keys_and_values, layer)
 
 
 @computes(
