@@ -16,6 +16,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedC
 
 from attn_reg_plugin.attention.calls import AttentionCall
 from attn_reg_plugin.attention.functional import attention_weights, regularized_attention
+from attn_reg_plugin.attention.graphs import outside_graphs
 from attn_reg_plugin.attention.sites import AttentionSite
 
 #: the name that stands for a model's own attention while it has open sites. Names tell which one it was, so that a
@@ -92,9 +93,9 @@ class OpenSites:
         self.called = True
         if self.layers is None:
             return self.sites[0]
-        call, self.calls = self.calls, self.calls + 1
         if not any(site.active for site in self.sites):
-            return None
+            return None  # uncounted: a compiled graph would check the number at each call
+        call, self.calls = self.calls, self.calls + 1
         if call >= len(self.layers):
             raise RuntimeError(
                 f"{self.sites[0].path} serves {len(self.layers)} layers but was called once more in one forward, so "
@@ -200,10 +201,28 @@ def _attention(
     """
     held = open_sites(module)
     site = None if held is None else held.site()
-    site = None if site is None else site.enter(query, value)  # from here: its present call
-    if site is None:
+    if site is None or site.idle():
         function = original_function(module, original) if held is None else held.function
         return function(module, query, key, value, attention_mask, **kwargs)
+    return _regularized(held, site, original, module, query, key, value, attention_mask, kwargs)
+
+
+@outside_graphs
+def _regularized(
+    held: OpenSites,
+    site: AttentionSite,
+    original: str,
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    kwargs: dict[str, Any],
+) -> tuple[Tensor, Tensor | None]:
+    """`_attention` of a site that has anything to do."""
+    site = site.enter(query, value)  # from here: its present call
+    if site is None:
+        return held.function(module, query, key, value, attention_mask, **kwargs)
     _check_keywords(held, site, module, kwargs)
     groups = query.size(1) // key.size(1)
     if groups > 1:
