@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from attn_reg_plugin.attention.graphs import outside_graphs
 from attn_reg_plugin.attention.sites import AttentionSite, Backend, all_sites, find_sites
 from attn_reg_plugin.regularizers.probing import Forward, same_randomness, unchanged
 from attn_reg_plugin.regularizers.slots import check_free
@@ -69,12 +70,14 @@ class Attachment:
             raise
         vars(self.model)["__prepare_scriptable__"] = refuse_script
 
+    @outside_graphs
     def _begin_forward(self, model: nn.Module, args: tuple[Any, ...]) -> None:
         if model.training:
             self.clear()
         elif torch.is_grad_enabled():
             self.idle = True
 
+    @outside_graphs
     def _end_forward(self, model: nn.Module, args: tuple[Any, ...], outputs: Any) -> None:
         for site in self.sites:
             site.over = True
@@ -82,6 +85,7 @@ class Attachment:
             self.prepared = False
             self.regularizer.after_forward(outputs)
 
+    @outside_graphs
     def _before_forward(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self.busy or not model.training or not torch.is_grad_enabled():
             return
