@@ -13,6 +13,13 @@ from torch import nn
 
 from attn_reg_plugin.attention.sites import AttentionSite, Backend, all_sites, find_sites
 from attn_reg_plugin.regularizers.probing import Forward, same_randomness, unchanged
+from attn_reg_plugin.regularizers.sharding import (
+    Expectation,
+    gathered,
+    refuse_sharded,
+    sharded_modules,
+    without_reduction,
+)
 from attn_reg_plugin.regularizers.slots import check_free
 from attn_reg_plugin.regularizers.statistics import Statistics
 
@@ -32,6 +39,7 @@ class Attachment:
 
     def __init__(self, regularizer: Regularizer, model: nn.Module) -> None:
         self.regularizer, self.model = regularizer, model
+        refuse_sharded(regularizer, model)
         self.sites = find_sites(model, regularizer.sites) if regularizer.needs_sites else []
         known = self.sites if regularizer.needs_sites else _known_sites(model)
         #: the backends that know the model, one of each kind
@@ -43,6 +51,7 @@ class Attachment:
     def _install(self) -> None:
         """Open the sites and hook the model; all of it or, on an error, nothing."""
         opened: list[AttentionSite] = []
+        self.looked = False  # whether a forward has come: from then on it is known how the model is sharded
         try:
             for site in self.sites:
                 check_free(self.regularizer, site)
@@ -82,9 +91,10 @@ class Attachment:
             self.prepared = False
             self.regularizer.after_forward(outputs)
 
-    def _before_forward(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _before_forward(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.busy or not model.training or not torch.is_grad_enabled():
-            return
+            return None
+        self._look()
         trained = [site.module is None or site.module.training for site in self.sites]
         self.seen = self.seen or not trained or any(trained)
         due = self.regularizer.due()
@@ -93,11 +103,11 @@ class Attachment:
         records = self.regularizer.records()
         rehearsing = not due and not self.rehearsed
         if not (due or records or rehearsing):
-            return
+            return None
         self.rehearsed = self.busy = True
         forward = Forward(model, args, kwargs, self.regularizer.supplied, self._described(model, args, kwargs))
         try:
-            with self._without_others():
+            with self._without_others(), without_reduction(model):
                 if due:
                     self.regularizer.before_forward(forward)
                     self.prepared = True
@@ -110,6 +120,18 @@ class Attachment:
             raise
         finally:
             self.busy = False
+        # the end of the probe's backward has freed what FSDP2 had gathered for this forward
+        return gathered(model, args, kwargs) if forward.ran and sharded_modules(model) else None
+
+    def _look(self) -> None:
+        """In the first forward: `fully_shard` may have been called after attaching."""
+        if self.looked:
+            return
+        self.looked = True
+        refuse_sharded(self.regularizer, self.model)
+        modules = sharded_modules(self.model)
+        if modules and self.regularizer.leaves_unused():
+            self.handles.append(Expectation(modules))
 
     @contextmanager
     def _without_others(self) -> Iterator[None]:

@@ -92,6 +92,8 @@ class Regularizer:
     slots: ClassVar[frozenset[str] | None] = None
     #: why it acts with no other method on one model; empty where it does
     alone: ClassVar[str] = ""
+    #: why it cannot act where parameters are sharded (FSDP2); empty where it can
+    unsharded: ClassVar[str] = ""
     sites: str = option("encoder.self", "which attention to regularize, e.g. 'encoder.self[0,2-5] decoder.cross', '*'")
 
     def __post_init__(self) -> None:
