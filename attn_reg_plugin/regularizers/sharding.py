@@ -45,7 +45,8 @@ def refuse_sharded(regularizer: Regularizer, model: nn.Module) -> None:
     """
     if "torch.distributed.fsdp" not in sys.modules:
         return
-    if any(isinstance(module, _fsdp_class("FullyShardedDataParallel")) for module in model.modules()):
+    flat = any(getattr(parameter, "_fsdp_flattened", False) for parameter in model.parameters())
+    if flat or any(isinstance(module, _fsdp_class("FullyShardedDataParallel")) for module in model.modules()):
         raise ValueError(
             f"{type(model).__name__} is sharded by FullyShardedDataParallel (FSDP1), in which {regularizer.name} cannot "
             "act; shard it by torch.distributed.fsdp.fully_shard (FSDP2; accelerate: fsdp_version=2)"
