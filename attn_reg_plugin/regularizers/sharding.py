@@ -40,9 +40,14 @@ def refuse_sharded(regularizer: Regularizer, model: nn.Module) -> None:
     """Refuse what cannot work with the parameters of `model` sharded as they are.
 
     Raises:
-        ValueError: FSDP1; a method that cannot act on sharded parameters; or, once the model ran, a part of what is
+        ValueError: DeepSpeed ZeRO 3; FSDP1; a method that cannot act on sharded parameters; or, once the model ran, a part of what is
             sharded together.
     """
+    if any(hasattr(parameter, "ds_tensor") for parameter in model.parameters()):
+        raise ValueError(
+            f"{type(model).__name__} is sharded by DeepSpeed ZeRO 3, in which {regularizer.name} cannot act; use ZeRO stage "
+            "1 or 2, which keep whole parameters, or torch.distributed.fsdp.fully_shard (FSDP2)"
+        )
     if "torch.distributed.fsdp" not in sys.modules:
         return
     flat = any(getattr(parameter, "_fsdp_flattened", False) for parameter in model.parameters())
