@@ -94,7 +94,6 @@ class Attachment:
     def _before_forward(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.busy or not model.training or not torch.is_grad_enabled():
             return None
-        self._look()
         trained = [site.module is None or site.module.training for site in self.sites]
         self.seen = self.seen or not trained or any(trained)
         due = self.regularizer.due()
@@ -104,6 +103,7 @@ class Attachment:
         rehearsing = not due and not self.rehearsed
         if not (due or records or rehearsing):
             return None
+        self._look()
         self.rehearsed = self.busy = True
         forward = Forward(model, args, kwargs, self.regularizer.supplied, self._described(model, args, kwargs))
         try:
