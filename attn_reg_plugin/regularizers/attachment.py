@@ -51,7 +51,7 @@ class Attachment:
     def _install(self) -> None:
         """Open the sites and hook the model; all of it or, on an error, nothing."""
         opened: list[AttentionSite] = []
-        self.looked = False  # whether a forward has come: from then on it is known how the model is sharded
+        self.seen_class, self.sharded = None, []  # what a forward was seen of, and what FSDP2 shards of it
         try:
             for site in self.sites:
                 check_free(self.regularizer, site)
@@ -66,7 +66,7 @@ class Attachment:
         # every regularizer of the model clears its masks before any of them probes
         self.handles = [
             self.model.register_forward_pre_hook(self._begin_forward, prepend=True),
-            self.model.register_forward_pre_hook(self._before_forward, with_kwargs=True),
+            self.model.register_forward_pre_hook(self._hear_of_forward, with_kwargs=True),
             self.model.register_forward_hook(self._end_forward, always_call=True),
         ]
         try:
@@ -91,9 +91,27 @@ class Attachment:
             self.prepared = False
             self.regularizer.after_forward(outputs)
 
-    def _before_forward(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _hear_of_forward(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """`_before_forward`, and what a model that FSDP2 shards needs around it."""
+        if not self._is_sharded():
+            return self._before_forward(model, args, kwargs)
+        with without_reduction(model):
+            self._before_forward(model, args, kwargs)
+        return gathered(model, args, kwargs)  # the end of a probe's backward has freed it
+
+    def _is_sharded(self) -> bool:
+        """Whether FSDP2 shards the model; looked up when its class changes, as `fully_shard` changes it."""
+        if self.seen_class is not type(self.model) and self.model.training:
+            self.seen_class = type(self.model)
+            refuse_sharded(self.regularizer, self.model)
+            modules = self.sharded = sharded_modules(self.model)
+            if modules and self.regularizer.leaves_unused():
+                self.handles.append(Expectation(modules))
+        return bool(self.sharded)
+
+    def _before_forward(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self.busy or not model.training or not torch.is_grad_enabled():
-            return None
+            return
         trained = [site.module is None or site.module.training for site in self.sites]
         self.seen = self.seen or not trained or any(trained)
         due = self.regularizer.due()
@@ -102,12 +120,11 @@ class Attachment:
         records = self.regularizer.records()
         rehearsing = not due and not self.rehearsed
         if not (due or records or rehearsing):
-            return None
-        self._look()
+            return
         self.rehearsed = self.busy = True
         forward = Forward(model, args, kwargs, self.regularizer.supplied, self._described(model, args, kwargs))
         try:
-            with self._without_others(), without_reduction(model):
+            with self._without_others():
                 if due:
                     self.regularizer.before_forward(forward)
                     self.prepared = True
@@ -120,18 +137,6 @@ class Attachment:
             raise
         finally:
             self.busy = False
-        # the end of the probe's backward has freed what FSDP2 had gathered for this forward
-        return gathered(model, args, kwargs) if forward.ran and sharded_modules(model) else None
-
-    def _look(self) -> None:
-        """In the first forward: `fully_shard` may have been called after attaching."""
-        if self.looked:
-            return
-        self.looked = True
-        refuse_sharded(self.regularizer, self.model)
-        modules = sharded_modules(self.model)
-        if modules and self.regularizer.leaves_unused():
-            self.handles.append(Expectation(modules))
 
     @contextmanager
     def _without_others(self) -> Iterator[None]:

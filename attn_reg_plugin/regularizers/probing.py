@@ -32,7 +32,6 @@ class Forward:
         supplied: what a face told of the batch.
         described: what the backends read off the arguments, by the names of `Supplied` where they have one.
         examples: of its batch, once somebody has asked for them, see `examples_of`.
-        ran: whether it was run.
     """
 
     model: nn.Module
@@ -41,12 +40,10 @@ class Forward:
     supplied: Supplied = field(default_factory=Supplied)
     described: dict[str, Any] = field(default_factory=dict)
     examples: Examples | None = None
-    ran: bool = False
 
     def run(self) -> Any:
         """Run the forward itself, without the model's hooks (but FSDP2's), on copies of what it may change."""
         args, kwargs = own_copy((self.args, self.kwargs))
-        self.ran = True
         return run_forward(self.model, args, kwargs)
 
     @property

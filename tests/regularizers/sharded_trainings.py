@@ -145,7 +145,9 @@ class Run:
             for (name, _), weight in zip(parameters, weights, strict=True):
                 weight.grad = gradients.get(name.replace("_checkpoint_wrapped_module.", ""))
                 if weight.grad is None and self.regularizer.leaves_unused():
-                    weight.grad = torch.zeros_like(weight)  # as FSDP2 makes it, whose ranks may differ in what they drop
+                    weight.grad = torch.zeros_like(
+                        weight
+                    )  # as FSDP2 makes it, whose ranks may differ in what they drop
         self.optimizer.step()
         with torch.no_grad():
             for (_, parameter), weight in zip(parameters, weights, strict=True):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import time
 import pytest
 import torch
 import torch.distributed as dist
@@ -79,9 +78,7 @@ def all_cases(folder: Path) -> None:
     dist.init_process_group("gloo")
     rank, found = dist.get_rank(), {}
     for name, case in CASES.items():
-        t = time.perf_counter(), time.process_time()
         found[name] = Run(case, rank, sharded=True).found()
-        print(name, time.perf_counter()-t[0], time.process_time()-t[1], flush=True)
     found["refused"] = refused()
     found["whole"] = {}
     for name, case in RESUMED.items():
@@ -184,15 +181,18 @@ def test_what_cannot_act_is_refused_by_name(processes: Any) -> None:
     assert "attach to that module" in said["inside"] and "BertModel inside" in said["inside"]
 
 
-def test_fsdp1_is_refused() -> None:
-    """Its constructor needs an accelerator, so this one is put together by hand."""
-    from torch.distributed.fsdp import FullyShardedDataParallel
+def test_zero_3_is_refused() -> None:
+    """DeepSpeed's own mark on parameters that it has sharded; beside that, see test_deepspeed.py."""
+    model = huggingface_models.build("bert")
+    with build("ad_drop", **AD_DROP).attach(model), pytest.raises(ValueError, match="DeepSpeed ZeRO 3.*stage 1 or 2"):
+        next(model.parameters()).ds_tensor = None
+        model(**huggingface_models.batch("bert"))
 
-    wrapper = FullyShardedDataParallel.__new__(FullyShardedDataParallel)
-    torch.nn.Module.__init__(wrapper)
-    wrapper._modules["_fsdp_wrapped_module"] = huggingface_models.build("bert")
-    with pytest.raises(ValueError, match="FSDP1.*fully_shard"):
-        build("ad_drop").attach(wrapper)
+
+def test_fsdp1_is_refused() -> None:
+    """Its constructor needs an accelerator; this is how it marks the parameters that it has flattened."""
+    import torch.distributed.fsdp  # noqa: F401
+
     model = huggingface_models.build("bert")
     next(model.parameters())._fsdp_flattened = True
     with pytest.raises(ValueError, match="FSDP1.*fully_shard"):
