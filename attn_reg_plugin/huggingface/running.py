@@ -55,7 +55,8 @@ def refuse(trainer: Trainer) -> None:
     plugins = trainer.accelerator.state
     if trainer.is_fsdp_enabled and plugins.fsdp_plugin.fsdp_version != 2:
         raise ValueError(
-            "FSDP1 (fsdp_config's version: 1) cannot be combined with AttnRegCallback; use FSDP2, fsdp_config={'version': 2}"
+            "FSDP1 (fsdp_config's version: 1) cannot be combined with AttnRegCallback; use FSDP2, "
+            "fsdp_config={'version': 2}"
         )
     if trainer.is_deepspeed_enabled and plugins.deepspeed_plugin.zero_stage == 3:
         raise ValueError(

@@ -40,21 +40,21 @@ def refuse_sharded(regularizer: Regularizer, model: nn.Module) -> None:
     """Refuse what cannot work with the parameters of `model` sharded as they are.
 
     Raises:
-        ValueError: DeepSpeed ZeRO 3; FSDP1; a method that cannot act on sharded parameters; or, once the model ran, a part of what is
-            sharded together.
+        ValueError: DeepSpeed ZeRO 3; FSDP1; a method that cannot act on sharded parameters; or, once the model ran, a
+            part of what is sharded together.
     """
     if any(hasattr(parameter, "ds_tensor") for parameter in model.parameters()):
         raise ValueError(
-            f"{type(model).__name__} is sharded by DeepSpeed ZeRO 3, in which {regularizer.name} cannot act; use ZeRO stage "
-            "1 or 2, which keep whole parameters, or torch.distributed.fsdp.fully_shard (FSDP2)"
+            f"{type(model).__name__} is sharded by DeepSpeed ZeRO 3, in which {regularizer.name} cannot act; use ZeRO "
+            "stage 1 or 2, which keep whole parameters, or torch.distributed.fsdp.fully_shard (FSDP2)"
         )
     if "torch.distributed.fsdp" not in sys.modules:
         return
     flat = any(getattr(parameter, "_fsdp_flattened", False) for parameter in model.parameters())
     if flat or any(isinstance(module, _fsdp_class("FullyShardedDataParallel")) for module in model.modules()):
         raise ValueError(
-            f"{type(model).__name__} is sharded by FullyShardedDataParallel (FSDP1), in which {regularizer.name} cannot "
-            "act; shard it by torch.distributed.fsdp.fully_shard (FSDP2; accelerate: fsdp_version=2)"
+            f"{type(model).__name__} is sharded by FullyShardedDataParallel (FSDP1), in which {regularizer.name} "
+            "cannot act; shard it by torch.distributed.fsdp.fully_shard (FSDP2; accelerate: fsdp_version=2)"
         )
     modules = sharded_modules(model)
     if not modules:

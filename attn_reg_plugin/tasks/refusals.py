@@ -78,8 +78,8 @@ def refuse_sharding(backend: str | None, regularizer: Regularizer) -> None:
     """
     if backend == "fully_sharded":
         raise ValueError(
-            f"--ddp-backend fully_sharded shards parameters by fairscale, in which --attn-reg {regularizer.name} cannot "
-            "act; use --ddp-backend legacy_ddp or pytorch_ddp"
+            f"--ddp-backend fully_sharded shards parameters by fairscale, in which --attn-reg {regularizer.name} "
+            "cannot act; use --ddp-backend legacy_ddp or pytorch_ddp"
         )
 
 
