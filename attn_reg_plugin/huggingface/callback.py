@@ -193,6 +193,7 @@ class AttnRegCallback(TrainerCallback):
         """Write the state, whole or not at all; rank 0 does it for all ranks."""
         self.saved = self.trainer.state.global_step
         if rank() == 0 and not self.trainer.args.save_only_model:
+            folder.mkdir(parents=True, exist_ok=True)  # Trainer makes it later where the model is written in shards
             save_state(self._file(folder), self.regularizer.state_dict())
 
     def _load(self, checkpoint: Path | None) -> None:

@@ -265,7 +265,7 @@ class ADDrop(Regularizer):
         sites = self.attached_sites
         self.kept.ready(sites, self.model, self.epoch)
         found = self.kept.find(forward, self._setting, self.statistics)
-        if found.missing and self.on_miss == "probe":
+        if self.on_miss == "probe" and forward.on_any_rank(bool(found.missing)):
             with self.statistics.seconds("probe_seconds", forward.device), recording(sites):
                 for site, tape, attribution, finite in self._gradient_attributions(forward):
                     region = candidate_region(attribution, tape.valid, self.p, self.direction) & finite

@@ -14,6 +14,13 @@ from torch import nn
 from attn_reg_plugin.attention.graphs import outside_graphs
 from attn_reg_plugin.attention.sites import AttentionSite, Backend, all_sites, find_sites
 from attn_reg_plugin.regularizers.probing import Forward, same_randomness, unchanged
+from attn_reg_plugin.regularizers.sharding import (
+    Expectation,
+    gathered,
+    refuse_sharded,
+    sharded_modules,
+    without_reduction,
+)
 from attn_reg_plugin.regularizers.slots import check_free
 from attn_reg_plugin.regularizers.statistics import Statistics
 
@@ -33,6 +40,7 @@ class Attachment:
 
     def __init__(self, regularizer: Regularizer, model: nn.Module) -> None:
         self.regularizer, self.model = regularizer, model
+        refuse_sharded(regularizer, model)
         self.sites = find_sites(model, regularizer.sites) if regularizer.needs_sites else []
         known = self.sites if regularizer.needs_sites else _known_sites(model)
         #: the backends that know the model, one of each kind
@@ -44,6 +52,7 @@ class Attachment:
     def _install(self) -> None:
         """Open the sites and hook the model; all of it or, on an error, nothing."""
         opened: list[AttentionSite] = []
+        self.seen_class, self.sharded = None, []  # what a forward was seen of, and what FSDP2 shards of it
         try:
             for site in self.sites:
                 check_free(self.regularizer, site)
@@ -58,7 +67,7 @@ class Attachment:
         # every regularizer of the model clears its masks before any of them probes
         self.handles = [
             self.model.register_forward_pre_hook(self._begin_forward, prepend=True),
-            self.model.register_forward_pre_hook(self._before_forward, with_kwargs=True),
+            self.model.register_forward_pre_hook(self._hear_of_forward, with_kwargs=True),
             self.model.register_forward_hook(self._end_forward, always_call=True),
         ]
         try:
@@ -86,6 +95,24 @@ class Attachment:
             self.regularizer.after_forward(outputs)
 
     @outside_graphs
+    def _hear_of_forward(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """`_before_forward`, and what a model that FSDP2 shards needs around it."""
+        if not self._is_sharded():
+            return self._before_forward(model, args, kwargs)
+        with without_reduction(model):
+            self._before_forward(model, args, kwargs)
+        return gathered(model, args, kwargs)  # the end of a probe's backward has freed it
+
+    def _is_sharded(self) -> bool:
+        """Whether FSDP2 shards the model; looked up when its class changes, as `fully_shard` changes it."""
+        if self.seen_class is not type(self.model) and self.model.training:
+            self.seen_class = type(self.model)
+            refuse_sharded(self.regularizer, self.model)
+            modules = self.sharded = sharded_modules(self.model)
+            if modules and self.regularizer.leaves_unused():
+                self.handles.append(Expectation(modules))
+        return bool(self.sharded)
+
     def _before_forward(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self.busy or not model.training or not torch.is_grad_enabled():
             return

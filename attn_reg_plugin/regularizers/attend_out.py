@@ -83,6 +83,7 @@ class AttendOut(Regularizer):
     large_state: ClassVar[bool] = True
     one_forward: ClassVar[bool] = True
     slots: ClassVar[frozenset[str]] = frozenset({"mask"})
+    unsharded: ClassVar[str] = "it trains a copy of the model beside it, and FSDP2 copies no model"
     alone: ClassVar[str] = "it trains two copies of the model, of which the other would see one only"
 
     steps: int = option(8, "T, updates in a round, at least 1", within="[1, inf)")

@@ -36,6 +36,7 @@ from attn_reg_plugin.tasks.refusals import (
     refuse_broadcast,
     refuse_model,
     refuse_precision,
+    refuse_sharding,
     refuse_uncalled,
 )
 from attn_reg_plugin.tasks.repeating import adding
@@ -65,6 +66,8 @@ class AttnRegTask:
         refuse_precision(cfg, [name for name, _ in SEEN])
         refuse_broadcast(cfg)
         self.regularizer = regularizer_from(cfg)
+        if self.regularizer is not None:
+            refuse_sharding(seen(cfg, "ddp_backend"), self.regularizer)
         self._objectives = {part: getattr(part, "objective", None) for part in _parts(self.regularizer)}
         self._handles: list[Any] = []
         self._seen_forward = False

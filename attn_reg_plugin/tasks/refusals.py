@@ -67,6 +67,22 @@ def refuse_broadcast(config: Any) -> None:
         )
 
 
+def refuse_sharding(backend: str | None, regularizer: Regularizer) -> None:
+    """Refuse parameters that fairscale shards: it frees them at the end of every backward, the probe's as well.
+
+    Args:
+        backend: fairseq's --ddp-backend.
+
+    Raises:
+        ValueError: --ddp-backend fully_sharded.
+    """
+    if backend == "fully_sharded":
+        raise ValueError(
+            f"--ddp-backend fully_sharded shards parameters by fairscale, in which --attn-reg {regularizer.name} "
+            "cannot act; use --ddp-backend legacy_ddp or pytorch_ddp"
+        )
+
+
 def refuse_model(regularizer: Regularizer, model: nn.Module, task: str) -> None:
     """Refuse a model that the method cannot work with.
 
