@@ -26,7 +26,6 @@ from attn_reg_plugin.lightning.running import (
     refuse_unused_parameters,
 )
 from attn_reg_plugin.regularizers import Regularizer
-from attn_reg_plugin.regularizers.attachment import Attachment
 from attn_reg_plugin.regularizers.quantities import quantities
 
 logger = logging.getLogger(__name__)
@@ -72,7 +71,6 @@ class LightningCallback(callback_class()):  # type: ignore[misc]
                 f"LightningCallback takes a regularizer, such as ADDrop(p=0.3, q=0.3), not {type(regularizer).__name__}"
             )
         self.regularizer, self.module = regularizer, module
-        self.attachment: Attachment | None = None
         self.step: Any = None  # the LightningModule whose training_step runs through ours, and what it had of its own
         self.loaded: dict[str, Any] | None = None
         self.made = 0  # updates that were announced
@@ -106,7 +104,7 @@ class LightningCallback(callback_class()):  # type: ignore[misc]
         module = module_to_attach(pl_module, self.module)
         refuse(trainer, pl_module, module)
         refuse_unused_parameters(trainer, self.regularizer)
-        self.attachment = self.regularizer.attach(module)
+        self.regularizer.attach(module)
         try:
             self.step = pl_module, vars(pl_module).get("training_step")
             vars(pl_module)["training_step"] = partial(self._training_step, pl_module.training_step)
@@ -143,7 +141,7 @@ class LightningCallback(callback_class()):  # type: ignore[misc]
         self.regularizer.supply()
         if trainer.global_step == self.made:
             return
-        refuse_uncalled(self.attachment)
+        refuse_uncalled(self.regularizer.model, self.regularizer)
         skipped = trainer.scaler is not None and trainer.scaler.get_scale() < self.scale
         for _ in range(trainer.global_step - self.made):
             if skipped:
@@ -170,7 +168,7 @@ class LightningCallback(callback_class()):  # type: ignore[misc]
             vars(pl_module).pop("training_step", None)
             if own is not None:
                 vars(pl_module)["training_step"] = own
-        self.step = self.attachment = self._seconds = None
+        self.step = self._seconds = None
         self.regularizer.supply()
         self.regularizer.detach()
         self.regularizer.unbind()

@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from attn_reg_plugin.regularizers import Regularizer
-from attn_reg_plugin.regularizers.attachment import Attachment
+from attn_reg_plugin.regularizers.attachment import attachments_of
 from attn_reg_plugin.regularizers.defender import Defender
 from attn_reg_plugin.regularizers.training import Problem
 
@@ -82,17 +82,20 @@ def module_to_attach(pl_module: nn.Module, path: str | None) -> nn.Module:
         ) from None
 
 
-def refuse_uncalled(attachment: Attachment) -> None:
+def refuse_uncalled(module: nn.Module, regularizer: Regularizer) -> None:
     """Stop a training that does not call what is attached to, or calls it in evaluation mode, after an update.
+
+    Args:
+        module: what is attached to.
 
     Raises:
         ValueError: it was never called in training mode with gradients.
     """
-    if attachment.seen:
+    if any(attachment.seen for attachment in attachments_of(module)):
         return
-    name, method = type(attachment.model).__name__, attachment.regularizer.name
-    attention = [site.module for site in attachment.sites if site.module is not None]
-    if not attachment.model.training or (attention and not any(module.training for module in attention)):
+    name, method = type(module).__name__, regularizer.name
+    attention = [site.module for site in regularizer.attached_sites if site.module is not None]
+    if not module.training or (attention and not any(module.training for module in attention)):
         raise ValueError(
             f"{name} is in evaluation mode, so {method} never acted; Lightning leaves that as it is, and "
             "from_pretrained gives models in evaluation mode: call its train() before fit()"
