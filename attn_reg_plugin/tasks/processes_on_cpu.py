@@ -1,7 +1,7 @@
 """fairseq with several processes on CPUs: it takes for granted that each has a GPU, in two places.
 
-`--ddp-backend pytorch_ddp` names the GPU of each process (`device_ids`), which PyTorch refuses for a model on a CPU. And
-under `torchrun` a process's GPU is its rank modulo the number of GPUs, which is 0 there. With GPUs nothing is changed.
+`--ddp-backend pytorch_ddp` names the GPU of each process (`device_ids`), which PyTorch refuses for a model on a CPU.
+Under `torchrun` a process's GPU is its rank modulo the number of GPUs, which is 0 there. With GPUs nothing is changed.
 """
 
 from __future__ import annotations
