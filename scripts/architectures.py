@@ -147,7 +147,15 @@ def train(row: Row, folder: Path, method: str | None) -> tuple[str, str]:
 
 
 def tried(row: Row, folder: Path) -> dict[str, str]:
-    """What a row of the table says."""
+    """What a row of the table says; read where an earlier call has tried it in this folder."""
+    file = folder / "tried" / f"{row.task}-{row.arch}.json"
+    if not file.exists():
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(json.dumps(_tried(row, folder)), encoding="utf-8")
+    return json.loads(file.read_text(encoding="utf-8"))
+
+
+def _tried(row: Row, folder: Path) -> dict[str, str]:
     outcome, error = train(row, folder, "ad_drop")
     found = {"task": row.task, "arch": row.arch, "sites": row.sites, "ad_drop": outcome, "says": error}
     if outcome == "refused":
@@ -208,7 +216,7 @@ def main() -> None:
     """Try the rows, and write what came of them."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--only", default="", help="rows whose task or architecture contains this; nothing is written")
-    parser.add_argument("--keep", help="folder of data and logs; a temporary one by default")
+    parser.add_argument("--keep", help="folder of data, logs and results, for a second call to go on from")
     arguments = parser.parse_args()
     folder = Path(arguments.keep or tempfile.mkdtemp(prefix="architectures-")).resolve()
     for name in ("train", "preprocess"):

@@ -159,8 +159,12 @@ class Layer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(B, T, C) to the same."""
         q, k, v = (h.unflatten(-1, (self.heads, -1)).transpose(1, 2) for h in self.qkv(x).chunk(3, -1))
-        valid = torch.ones(x.size(1), x.size(1), dtype=torch.bool, device=x.device).tril()
-        x = x + self.out(regularized_attention(q, k, v, valid=valid, site=self.site).transpose(1, 2).flatten(2))
+        if self.site.active:
+            valid = torch.ones(x.size(1), x.size(1), dtype=torch.bool, device=x.device).tril()
+            attended = regularized_attention(q, k, v, valid=valid, site=self.site)
+        else:  # as frameworks do, without a mask
+            attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(attended.transpose(1, 2).flatten(2))
         gate, up = self.gate_up(x).chunk(2, -1)
         return x + self.down(F.silu(gate) * up)
 
