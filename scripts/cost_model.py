@@ -131,6 +131,19 @@ def mask_bits(shape: Shape) -> int:
     return shape.layers * shape.map // 8
 
 
+def states(shape: Shape, bytes_each: int = 2) -> int:
+    """Bytes that the masked attentions keep beyond plain ones: a query and an output more, (B, H, T, D) each.
+
+    With checkpointing they are made again, as all that a layer keeps.
+    """
+    return 0 if shape.recomputes else 2 * shape.layers * shape.tokens * shape.width * bytes_each
+
+
+def saved_bits(shape: Shape) -> int:
+    """Bytes of the masks that the attentions save for their backward, beside those of `mask_bits`."""
+    return 0 if shape.recomputes else mask_bits(shape)
+
+
 #: bytes a position of one map while a site's candidates are ranked and drawn, p = 0.3: counted, see `count_ranking`
 RANKING = 11.9
 
@@ -221,12 +234,17 @@ def count_operations(shape: Shape, name: str) -> int:
 
 
 class Alive(TorchDispatchMode):
-    """The most bytes of tensors that are alive at once, of those made inside."""
+    """The most bytes of tensors that are alive at once, and those that are alive now, of those made inside."""
 
     def __init__(self) -> None:
         super().__init__()
         self.alive: dict[int, tuple[StorageWeakRef, int]] = {}
         self.most = 0
+
+    @property
+    def now(self) -> int:
+        """Bytes of what is still there."""
+        return sum(size for reference, size in self.alive.values() if not reference.expired())
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operation, and look what is there."""
@@ -238,6 +256,17 @@ class Alive(TorchDispatchMode):
         self.alive = {at: held for at, held in self.alive.items() if not held[0].expired()}
         self.most = max(self.most, sum(size for _, size in self.alive.values()))
         return result
+
+
+def count_kept(shape: Shape, regularized: bool) -> int:
+    """Bytes that a forward leaves for its backward, in fp32; of weights nothing."""
+    torch.manual_seed(0)
+    model, ids = Decoder(shape).train(), torch.randint(shape.vocabulary, (shape.batch, shape.length))
+    regularizer = ADDrop(sites="*", cross_tuning="off", p=0.3 if regularized else 0.0)
+    with regularizer.attach(model), Alive() as alive:
+        loss = F.cross_entropy(model(ids).flatten(0, 1), ids.flatten())
+        held = alive.now
+    return held if loss.requires_grad else 0
 
 
 def count_ranking(shape: Shape) -> float:
@@ -262,16 +291,18 @@ def tables(shape: Shape) -> str:
     lines += ["", "| step | gathers of all weights | GB received | gradients scattered |", "|---|---|---|---|"]
     for name, (gathers, scatters) in GATHERS.items():
         lines.append(f"| {name} | {gathers} | {gathers * gathered(shape) / 1e9:.0f} | {scatters} |")
-    lines += ["", "| memory of a process, beyond plain | MiB |", "|---|---|"]
+    lines += ["", "| memory of a process, beyond plain | MiB | with checkpointing |", "|---|---|---|"]
     one = replace(shape, layers=1)
     for title, size in (
-        ("masks of all sites, as bits, from the probe to the backward", mask_bits(shape)),
-        ("the same saved by the attentions for their backward", mask_bits(shape)),
-        ("while one site's mask is made, p = 0.3", RANKING * shape.map),
-        ("kept probe: what an example leaves in the store, all sites", mask_bits(replace(shape, batch=1))),
-        ("kept probe: the same, one site", mask_bits(replace(one, batch=1))),
+        ("masks of all sites, as bits, from the probe to the backward", mask_bits),
+        ("what the attentions save for their backward: the same bits", saved_bits),
+        ("and a query and an output each, in bfloat16", states),
+        ("for a while: one site's mask is made, p = 0.3", lambda shape: RANKING * shape.map),
     ):
-        lines.append(f"| {title} | {size / 2**20:,.0f} |")
+        lines.append(f"| {title} | {size(shape) / 2**20:,.0f} | {size(again) / 2**20:,.0f} |")
+    lines += ["", "| kept probe: what an example leaves in the store | MiB |", "|---|---|"]
+    for title, kept in (("all sites", shape), ("one site", one)):
+        lines.append(f"| {title} | {mask_bits(replace(kept, batch=1)) / 2**20:,.0f} |")
     return "\n".join(lines)
 
 
@@ -294,6 +325,10 @@ def main() -> None:
             for name in ("plain", "AD-DROP, fresh", *list(STEPS)[3:5]):
                 counted, told = count_operations(shape, name), STEPS[name](shape)
                 print(f"{name:38} formula {told:>13,} counted {counted:>13,} {told / counted:.4f}")
+        for shape in (SMALL, replace(SMALL, recomputes=True), replace(SMALL, length=512, batch=1)):
+            counted = count_kept(shape, True) - count_kept(shape, False)
+            told = mask_bits(shape) + saved_bits(shape) + states(shape, 4)
+            print(f"kept for the backward: formula {told:,} counted {counted:,} bytes {told / counted:.3f}")
         for length in (256, 1024):
             print(f"ranking, length {length}: {count_ranking(Shape(heads=4, length=length)):.2f} bytes a position")
     PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), tables(Shape())), encoding="utf-8")
