@@ -186,14 +186,13 @@ def status(row: dict[str, str]) -> str:
 
 
 def cell(text: str) -> str:
-    """Text for a cell of a Markdown table, without the type of an error."""
-    text = " ".join(re.sub(r"^[\w.]+(Error|Exception): ", "", text).split()).replace("|", "\\|")
-    return text if len(text) <= 160 else text[:157] + "..."
+    """An error as a cell of a Markdown table: what is wrong, without what to do."""
+    return " ".join(text.partition(";")[0].split()).replace("|", "\\|").replace("*", "\\*")
 
 
 def table(result: dict[str, Any]) -> str:
     """The tables of the page."""
-    lines = ["| task | architecture | sites | | |", "|---|---|---|---|---|"]
+    lines = ["| task | architecture | sites | | why |", "|---|---|---|---|---|"]
     for row in result["rows"]:
         sites, says = row["sites"].replace("*", "\\*"), cell(row["says"])
         lines.append(f"| `{row['task']}` | `{row['arch']}` | {sites} | {status(row)} | {says} |")

@@ -131,7 +131,7 @@ def known_flags() -> set[str]:
     parsers = [parser, options.get_training_parser(), options.get_generation_parser(interactive=True)]
     flags = {string for parser in parsers for action in parser._actions for string in action.option_strings}
     generated = hooks.flags_of_methods() + hooks.flags_of_fairseq_face() + hooks.flags_of_attn_reg()
-    scripts = "".join(path.read_text(encoding="utf-8") for path in ROOT.glob("scripts/*"))
+    scripts = "".join(path.read_text(encoding="utf-8") for path in ROOT.glob("scripts/*.*"))
     programs = "".join(path.read_text(encoding="utf-8") for path in ROOT.glob("examples/**/*.py"))
     return flags | set(re.findall(r"--[a-z][\w-]*", generated + scripts + programs))
 

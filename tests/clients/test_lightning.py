@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +89,16 @@ def test_it_acts_and_says_so(tmp_path: Path, one_thread: None) -> None:
     assert list(rates) == ["drop_encoder.self[0]", "drop_encoder.self[1]"] and all(v > 0.2 for v in rates.values())
     assert 0 < logs[-1]["probe_share"] < 1
     assert print_of(model.model) == before and "training_step" not in vars(model)
+
+
+def test_the_guides_lines(one_thread: None) -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "guide.md").read_text(encoding="utf-8")
+    code = next(code for code in re.findall(r"```python\n(.*?)```", guide, re.DOTALL) if "LightningCallback" in code)
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False, "max_epochs": 2}
+    batches = DataLoader(examples("bert"), 4, collate_fn=collate)
+    world = {"Trainer": partial(pl.Trainer, **quiet, log_every_n_steps=6), "module": Classifier(), "batches": batches}
+    exec(code, world)
+    assert [log.get("regularized") for log in world["module"].seen[5::6]] == [0, 1]
 
 
 def test_without_p_it_is_plain_training(tmp_path: Path, one_thread: None) -> None:
@@ -224,4 +236,7 @@ def test_two_processes_are_one_with_the_joined_batch(tmp_path: Path, one_thread:
     ours, log = torch.load(tmp_path / "trained.pt", weights_only=True)
     alone = fit(tmp_path, ad_drop(q=1.0), Classifier(0.0), max_steps=3, log_every_n_steps=1, batch=8)
     torch.testing.assert_close(ours, weights(alone), atol=1e-5, rtol=0)
-    assert log["drop_encoder.self[0]"] == pytest.approx(alone.seen[-1]["drop_encoder.self[0]"], abs=1e-2)  # a mean over processes
+    rate = alone.seen[-1]["drop_encoder.self[0]"]  # of two processes the mean of two rates
+    assert log["drop_encoder.self[0]"] == pytest.approx(rate, abs=1e-2)
+        alone.seen[-1]["drop_encoder.self[0]"], abs=1e-2
+    )  # a mean over processes
