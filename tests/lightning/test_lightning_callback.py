@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from attn_reg_plugin import ADDrop, LightningCallback
-from attn_reg_plugin.lightning.running import module_to_attach, refuse
+from attn_reg_plugin.lightning.lightning_training import module_to_attach, refuse
 
 
 class Module(nn.Module):

@@ -18,7 +18,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from attn_reg_plugin.checkpoints import refuse_state
-from attn_reg_plugin.lightning.running import (
+from attn_reg_plugin.lightning.lightning_training import (
     LightningTraining,
     module_to_attach,
     refuse,
