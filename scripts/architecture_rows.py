@@ -81,7 +81,9 @@ LANGUAGE_MODELS = [
     Row("language_modeling", "fconv_lm", f"{BLOCKS} --decoder-layers [(16,3)] --criterion cross_entropy", data="mono"),
     Row("language_modeling", "lstm_lm", f"{BLOCKS} --decoder-embed-dim 16 --decoder-hidden-size 16", data="mono"),
     Row("language_modeling", "hf_gpt2", f"{BLOCKS} --embed-dim 16 --num-layers 1 --num-attention-heads 2", data="mono"),
-    Row("multilingual_language_modeling", "transformer_lm", f"{DECODER} {BLOCKS} --multilang-sampling-alpha 1", "mono"),
+    Row(
+        "multilingual_language_modeling", "transformer_lm", f"{DECODER} {BLOCKS} --multilang-sampling-alpha 0.5", "mono"
+    ),
     Row("dummy_lm", "transformer_lm", f"{DECODER} {BLOCKS} --dict-size 24 --dataset-size 60", data=""),
     Row("masked_lm", "roberta_base", f"{ENCODER} {BLOCKS} --criterion masked_lm", data="mono"),
     Row("masked_lm", "xmod_base", f"{ENCODER} {BLOCKS} --criterion masked_lm", data="mono"),

@@ -90,7 +90,8 @@ def make_text(folder: Path) -> None:
     places |= {"classes/input0": "en", "ranking/input0": "en", "ranking/input1": "ro"}
     places |= {"ranking/input2": "ro"}
     for place, lang in places.items():
-        run("preprocess", [*alone, "--trainpref", raw / f"train.{lang}", "--destdir", folder / place], log)
+        part = "valid" if place == "mono/ro" else "train"  # fairseq's sampling of languages fails if they are equal
+        run("preprocess", [*alone, "--trainpref", raw / f"{part}.{lang}", "--destdir", folder / place], log)
     for place in ("classes", "ranking"):
         run(
             "preprocess",
