@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig
 
+from attn_reg_plugin.attention.calls import AttentionCall
 from attn_reg_plugin.attention.functional import attention_weights, regularized_attention
 from attn_reg_plugin.attention.sites import AttentionSite
 
@@ -215,13 +216,18 @@ def _attention(
         bias, query = capped if bias is None else capped + bias, torch.zeros_like(query)
     shared = {"valid": valid, "scale": scale, "bias": bias, "sink": _sink(kwargs)}
     output = regularized_attention(query, key, value, site=site, dropout_p=dropout, **shared)
-    weights = None
-    if original == "eager" and site.tape is None:
-        shape = (*query.shape[:-1], key.size(-2))
-        nothing = torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=query.device)
-        keep = nothing if site.uniform else site.keep_mask(shape, valid, query.device)
-        weights = attention_weights(query, key, keep=keep, **shared)
+    weights = weights_of(site, query, key, **shared) if original == "eager" and site.tape is None else None
     return output.transpose(1, 2).contiguous(), weights
+
+
+def weights_of(call: AttentionCall, query: Tensor, key: Tensor, **shared: Any) -> Tensor:
+    """The weights of a call as its mask leaves them, (B, H, T, S), before dropout; `shared` as `attention_weights`'."""
+    keep = None
+    if call.uniform:
+        keep = torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=query.device)
+    elif call.tape is None:
+        keep = call.keep_mask((*query.shape[:-1], key.size(-2)), shared["valid"], query.device)
+    return attention_weights(query, key, keep=keep, **shared)
 
 
 def soft_capped(query: Tensor, key: Tensor, scale: float | None, cap: float) -> Tensor:
@@ -252,8 +258,12 @@ def _valid_and_bias(
         if original == "sdpa" and causal and queries > 1:
             return torch.ones(queries, keys, dtype=torch.bool, device=query.device).tril(), bias
         return None, bias
-    mask = mask[..., :keys]
-    if mask.dtype == torch.bool:
+    return split_mask(mask[..., :keys], query, bias)
+
+
+def split_mask(mask: Tensor | None, query: Tensor, bias: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """A mask, bool or additive, as `valid`, and `bias` with what of an additive mask is finite."""
+    if mask is None or mask.dtype == torch.bool:
         return mask, bias
     valid = mask > _MASKED
     finite = mask.masked_fill(~valid, 0.0).to(query.dtype)
