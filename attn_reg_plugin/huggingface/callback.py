@@ -21,10 +21,10 @@ from attn_reg_plugin.backends.huggingface_inputs import described
 from attn_reg_plugin.checkpoints import allow_checkpoint_types, load_state, refuse_state, save_state
 from attn_reg_plugin.huggingface.adding import added_loss
 from attn_reg_plugin.huggingface.attend_out_trainer import TrainerTraining
-from attn_reg_plugin.huggingface.quantities import quantities
 from attn_reg_plugin.huggingface.running import Interception, calling_trainer, refuse, refuse_unused_parameters
 from attn_reg_plugin.regularizers import Regularizer
 from attn_reg_plugin.regularizers.distributed import object_from_first_rank, rank
+from attn_reg_plugin.regularizers.quantities import quantities
 
 logger = logging.getLogger(__name__)
 

@@ -146,6 +146,18 @@ def refuse_alignment(model: nn.Module, sites: list[AttentionSite]) -> None:
             )
 
 
+def refuse_other_class(wanted: type, task: object) -> None:
+    """Refuse a task whose `setup_task` makes another class's: nothing would be regularized.
+
+    Raises:
+        ValueError: always.
+    """
+    raise ValueError(
+        f"{type(task).__name__}.setup_task makes a {type(task).__name__} instead of a {wanted.__name__}, so --attn-reg "
+        f"would have no effect; give {wanted.__name__} a setup_task of its own that ends in cls(...)"
+    )
+
+
 def refuse_uncalled(regularizer: Regularizer, task: str) -> None:
     """Stop a task that calls neither its model nor parts of it that are known: nothing would ever be regularized.
 
