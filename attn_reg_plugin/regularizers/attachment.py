@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from attn_reg_plugin.attention.calls import graph_task
 from attn_reg_plugin.attention.sites import AttentionSite, Backend, all_sites, find_sites
 from attn_reg_plugin.regularizers.probing import Forward, same_randomness, unchanged
 from attn_reg_plugin.regularizers.slots import check_free
 from attn_reg_plugin.regularizers.statistics import Statistics
-from attn_reg_plugin.regularizers.whole_step import WholeStep
+from attn_reg_plugin.regularizers.whole_step import IN_BACKWARD, WholeStep
 
 if TYPE_CHECKING:
     from attn_reg_plugin.regularizers.base import Regularizer
@@ -39,6 +40,7 @@ class Attachment:
         #: the backends that know the model, one of each kind
         self.backends: list[Backend] = list({type(site.backend): site.backend for site in known}.values())
         self.whole_step = WholeStep()
+        self.step: Any = None  # of the last forward, by its loss
         self.prepared = False
         self.busy = self.seen = self.idle = self.warned = self.rehearsed = False
         self._install()
@@ -77,10 +79,30 @@ class Attachment:
         if probing or within:
             for site in self.sites if self.whole_step.running or not probing else ():
                 site.over = not torch.is_grad_enabled()  # without gradients it is no part of what is differentiated
-        elif model.training:
+        elif model.training and torch.is_grad_enabled():
+            self._refuse_lost_masks()
             self.clear()
+        elif model.training:  # plain; what an earlier forward had, checkpointing may ask for again in its backward
+            for site in self.sites:
+                site.over = True
         elif torch.is_grad_enabled():
             self.idle = True
+
+    def _refuse_lost_masks(self) -> None:
+        """Refuse a further forward of a step whose earlier masks activation checkpointing will want again.
+
+        Raises:
+            RuntimeError: it is one.
+        """
+        loss, self.step = self.step, self.regularizer.supplied.training_loss
+        if loss is None or loss is not self.step or not any(site.calls for site in self.sites):
+            return
+        if any(getattr(module, "gradient_checkpointing", False) for module in self.model.modules()):
+            raise RuntimeError(
+                f"{type(self.model).__name__} runs several times in a training step, and activation checkpointing "
+                f"will run the first again after {self.regularizer.name} has made the masks of the next; turn "
+                "activation checkpointing off"
+            )
 
     def _within_step(self) -> tuple[bool, bool]:
         """Whether a method probes a whole step, and whether the sites have what they need for all of its forwards."""
@@ -119,6 +141,8 @@ class Attachment:
         trained = [site.module is None or site.module.training for site in self.sites]
         self.seen = self.seen or not trained or any(trained)
         due = self.regularizer.due()
+        if due and self.sites and graph_task() >= 0:
+            raise RuntimeError(IN_BACKWARD.format(model=type(model).__name__))
         if not within:
             self._prepare(due, partial(self._forward, model, args, kwargs))
         self.regularizer.statistics.add("forwards", 1.0)

@@ -15,10 +15,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attn_reg_plugin.attention.calls import graph_task
 from attn_reg_plugin.attention.sites import AttentionSite
 from attn_reg_plugin.regularizers.model_outputs import NoObjective, logits_dtype
 from attn_reg_plugin.regularizers.objectives import Objective, scale_against_underflow, tell
 from attn_reg_plugin.regularizers.probing import Forward
+
+#: a model that runs with gradients in a backward only
+IN_BACKWARD = (
+    "{model} runs again inside a backward, as with losses that cache gradients (CachedMultipleNegativesRankingLoss) or "
+    "reentrant checkpointing of the whole model: its first run, which the loss was computed from, had no gradients and "
+    "no masks; use a loss that is computed at once"
+)
 
 
 class WholeStepWanted(Exception):
@@ -74,6 +82,8 @@ class WholeStep:
         except NoObjective as missing:
             if loss is None:
                 raise
+            if graph_task() >= 0:
+                raise NoObjective(IN_BACKWARD.format(model=type(forward.model).__name__), missing.reason) from missing
             self.used = True
             tell(set(), "step", reason=missing.reason)
             raise WholeStepWanted from missing
@@ -90,10 +100,10 @@ class WholeStep:
             objective = -loss().float()
         tapes = [tape for site in sites for tape in site.tapes]
         if not tapes or not objective.requires_grad:
+            model = type(forward.model).__name__
             raise NoObjective(
-                f"the training loss of the step does not reach the attention of {type(forward.model).__name__} by one "
-                "backward, as where gradients are cached and the model runs again without the loss; use a loss that "
-                "is computed at once, or attribution='random'",
+                f"the training loss does not depend on the selected attention of {model}; choose other sites, or give "
+                "an objective=function(outputs, inputs) that returns a scalar",
                 "there is no gradient of the loss",
             )
         for tape in () if graph else tapes:
