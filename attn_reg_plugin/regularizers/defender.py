@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from types import MethodType
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -122,6 +122,8 @@ def _closes_over(value: Any, modules: set[nn.Module], renewed: bool = True, dept
         parts += [(value.__self__, renewed), (value.__func__, renewed)]
     elif isinstance(value, partial):
         parts += [(held, renewed) for held in (value.func, *value.args, *value.keywords.values())]
+    elif not isinstance(value, FunctionType | type):  # an object that is called, such as accelerate's conversions
+        parts += [(held, renewed) for held in getattr(value, "__dict__", {}).values()]
     for cell in getattr(value, "__closure__", None) or ():
         try:
             parts.append((cell.cell_contents, False))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,11 @@ import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import Tensor, nn
 
-WORDS = "the a cat dog bird fish sees likes eats small big red old new good bad and or not it".split()
+from attn_reg_plugin.huggingface import AttnRegCallback
+from attn_reg_plugin.regularizers import ADDrop, Regularizer
+
+_TEXT = "the a cat dog bird fish sees likes eats small big red old new good bad and or not it"
+WORDS = _TEXT.split()
 SPECIAL = ["<pad>", "<s>", "</s>", "<unk>"]
 #: of a training that is short and quiet
 QUIET: dict[str, Any] = {
@@ -81,8 +87,50 @@ def weights(model: nn.Module) -> Tensor:
     return torch.cat([parameter.detach().reshape(-1).float().clone() for parameter in model.parameters()])
 
 
-def dropped(trainer: Any) -> dict[str, float]:
-    """The drop rates in the trainer's log, by site."""
-    lines = [line for line in trainer.state.log_history if any(key.startswith("drop_") for key in line)]
-    assert lines, trainer.state.log_history
-    return {key: value for key, value in lines[-1].items() if key.startswith("drop_")}
+#: makes a trainer of a client, which has not trained: (callbacks, options of its arguments) -> trainer
+Make = Callable[[list[Any], dict[str, Any]], Any]
+
+
+def trained(make: Make, regularizer: Regularizer | None, **options: Any) -> Any:
+    """A client's trainer after 20 updates, with the callback as the one line that is added."""
+    transformers.set_seed(3)
+    trainer = make([] if regularizer is None else [AttnRegCallback(regularizer)], options)
+    trainer.train()
+    return trainer
+
+
+def check_client(
+    make: Make, sites: str, says: str, caplog: Any, body: Callable[[Any], nn.Module] = lambda trainer: trainer.model
+) -> Any:
+    """What holds for every client: with p = 0 it trains as without the callback, else the method acts and says so.
+
+    Args:
+        make: the trainer.
+        sites: to regularize.
+        says: the source of F that the log names.
+        body: of a trainer, the model that is trained.
+
+    Returns:
+        The trainer that trained with AD-DROP.
+    """
+    stock = trained(make, None)
+    assert torch.equal(
+        weights(body(trained(make, ADDrop(p=0.0, sites=sites, cross_tuning="off")))), weights(body(stock))
+    )
+    with caplog.at_level(logging.INFO):
+        ours = trained(make, ADDrop(p=0.5, q=0.5, sites=sites, cross_tuning="off"))
+    assert [says in record.message for record in caplog.records if "attributes" in record.message] == [True]
+    history = getattr(ours, "st_trainer", ours).state.log_history
+    logged = [line for line in history if "regularized" in line][-1]
+    rates = [value for key, value in logged.items() if key.startswith("drop_")]
+    assert logged["regularized"] == 1 and logged["probe_fallbacks"] == 0 and logged["step"] == 20
+    assert len(rates) == 2 and all(0.1 < rate < 0.4 for rate in rates), logged
+    assert weights(body(ours)).isfinite().all() and not torch.equal(weights(body(ours)), weights(body(stock)))
+    return ours
+
+
+def check_saved(folder: Path, saved: nn.Module, loaded: nn.Module) -> None:
+    """A folder, loaded by the client's own code, has the weights and nothing of ours but the method's own state."""
+    assert torch.equal(weights(saved), weights(loaded))
+    texts = [path for path in folder.rglob("*.json") if "attn_reg" in path.read_text(encoding="utf-8")]
+    assert not texts
