@@ -9,7 +9,8 @@ from __future__ import annotations
 import copy
 import random
 import sys
-from collections.abc import Callable, Iterator, MutableMapping
+from collections import UserDict, deque
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -20,7 +21,7 @@ from transformers import Trainer
 
 from attn_reg_plugin.regularizers import Regularizer
 from attn_reg_plugin.regularizers.attachment import begin_step
-from attn_reg_plugin.regularizers.probing import own_copy, random_state, set_random_state, unchanged
+from attn_reg_plugin.regularizers.probing import random_state, set_random_state, unchanged
 from attn_reg_plugin.regularizers.whole_step import WholeStepWanted
 
 
@@ -35,11 +36,11 @@ def step_loss(
         model: that it runs, wrapped or not.
         inputs: of the step, as the trainer has prepared them.
     """
-    kept = own_copy(inputs)
+    kept = records(inputs)
 
     def training_loss() -> Tensor:
         with untouched(trainer, model):
-            loss = compute(own_copy(kept))
+            loss = compute(records(kept))
         return loss[0] if isinstance(loss, tuple) else loss
 
     regularizer.supply(replace(regularizer.supplied, training_loss=training_loss))
@@ -50,7 +51,7 @@ def step_loss(
     except WholeStepWanted:  # found in the first forward of a training
         begun()
         begin_step(regularizer.model)
-        return compute(own_copy(kept))
+        return compute(records(kept))
 
 
 def _randomness(device: torch.device) -> Callable[[], None]:
@@ -76,7 +77,8 @@ def untouched(trainer: Trainer, model: nn.Module) -> Iterator[None]:
     """
     own = vars(trainer)
     before = dict(own)
-    own.update({name: records(value) for name, value in before.items()})
+    data = {"train_dataset", "eval_dataset"}  # may be lists, and long ones
+    own.update({name: records(value) for name, value in before.items() if name not in data})
     with ExitStack() as stack:
         for held in before.values():
             if isinstance(held, nn.Module):
@@ -91,8 +93,8 @@ def untouched(trainer: Trainer, model: nn.Module) -> Iterator[None]:
 
 
 def records(value: Any) -> Any:
-    """A copy of lists, sets and mappings, however deep; what is in them is the same."""
-    if isinstance(value, MutableMapping) and isinstance(value, dict):
+    """A copy of lists, queues, sets and mappings, however deep; what is in them is the same."""
+    if isinstance(value, dict | UserDict):
         made = copy.copy(value)
         for key, held in value.items():
             made[key] = records(held)
@@ -101,4 +103,4 @@ def records(value: Any) -> Any:
         made = copy.copy(value)
         made[:] = [records(held) for held in value]
         return made
-    return copy.copy(value) if isinstance(value, set) else value
+    return copy.copy(value) if isinstance(value, set | deque) else value

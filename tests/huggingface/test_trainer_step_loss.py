@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import types
+from collections import defaultdict, deque
 from pathlib import Path
 from typing import Any
 
@@ -97,11 +98,15 @@ def test_the_step_is_probed_and_leaves_no_trace(tmp_path: Path, kind: type[Notin
 
 
 def test_records_are_copied_as_deep_as_they_go() -> None:
-    held = {"train": {"loss": [1.0]}, "seen": {1}, "model": nn.Linear(1, 1)}
+    noted = defaultdict(list, loss=[1.0])
+    held = {"train": noted, "seen": {1}, "logs": deque([1], maxlen=2), "model": nn.Linear(1, 1)}
     copied = records(held)
     copied["train"]["loss"].append(2.0)
+    copied["train"]["accuracy"].append(2.0)
     copied["seen"].add(2)
-    assert held["train"] == {"loss": [1.0]} and held["seen"] == {1} and copied["model"] is held["model"]
+    copied["logs"].append(2)
+    assert noted == {"loss": [1.0]} and held["seen"] == {1} and held["logs"] == deque([1])
+    assert copied["model"] is held["model"]
 
 
 # -- AttendOut --------------------------------------------------------------------------------------------------------
