@@ -32,6 +32,7 @@ from attn_reg_plugin.regularizers.cross_tuning import CrossTuning
 from attn_reg_plugin.regularizers.kept_regions import KeptRegions
 from attn_reg_plugin.regularizers.objectives import (
     LABELS,
+    NoObjective,
     Objective,
     PseudoLabels,
     default_objective,
@@ -264,7 +265,6 @@ class ADDrop(Regularizer):
         self.kept.ready(sites, self.model, self.epoch)
         found = self.kept.find(forward, self._setting, self.statistics)
         if found.missing and self.on_miss == "probe":
-            forward = replace(forward, supplied=replace(forward.supplied, training_loss=None))  # of this forward alone
             with self.statistics.seconds("probe_seconds", forward.device), recording(sites):
                 for site, tape, attribution, finite in self._gradient_attributions(forward):
                     region = candidate_region(attribution, tape.valid, self.p, self.direction) & finite
@@ -318,6 +318,8 @@ class ADDrop(Regularizer):
     def _probe(self, forward: Forward, same_draws: bool = False) -> Iterator[Callable[[], Tensor]]:
         """A function that runs the probe and returns F; with `same_draws`, every run repeats the first's dropout."""
         inputs, step = forward.inputs, self._attachment.whole_step
+        if self.probe == "kept":  # of each forward by itself
+            forward = replace(forward, supplied=replace(forward.supplied, training_loss=None))
         if same_draws and self.integrated_labels == "frozen":
             inputs = {"pseudo_labels": PseudoLabels(), **inputs}
         device, reduced = forward.device, self.probe_dtype == "bfloat16"
@@ -328,7 +330,11 @@ class ADDrop(Regularizer):
             put_back()
             if states is not None:
                 set_random_state(device, states)
-            return step.run(self.objective, forward, inputs, self.attached_sites, precision)
+            try:
+                return step.run(self.objective, forward, inputs, self.attached_sites, precision)
+            except NoObjective as missing:
+                hint = "; or use on_miss='plain', which needs no objective" if self.probe == "kept" else ""
+                raise NoObjective(f"{missing}{hint}", missing.reason) from missing.__cause__
 
         with ExitStack() as stack:
             put_back = stack.enter_context(unchanged(forward.model))

@@ -38,13 +38,13 @@ def logits_of(outputs: Any) -> Tensor:
     if not isinstance(logits, Tensor) or not logits.is_floating_point():
         raise NoObjective(
             f"cannot find logits in the model's output of type {type(outputs).__name__}; give an objective="
-            f"function(outputs, inputs) that returns a scalar{_held_by(outputs)}",
+            "function(outputs, inputs) that returns a scalar",
             "the outputs have no logits",
         )
     return logits
 
 
-def _held_by(outputs: Any) -> str:
+def held_by(outputs: Any) -> str:
     """What outputs by name have in place of logits, in words."""
     if not isinstance(outputs, Mapping) or not outputs:
         return ""

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attn_reg_plugin.regularizers.model_outputs import NoObjective, field_of, gold_of, logits_of, loss_of
+from attn_reg_plugin.regularizers.model_outputs import NoObjective, field_of, gold_of, held_by, logits_of, loss_of
 
 logger = logging.getLogger(__name__)
 Objective = Callable[[Any, Mapping[str, Any]], Tensor]
@@ -278,7 +278,7 @@ class OfOutputs:
         except NoObjective as missing:
             loss, reason = loss_of(outputs), missing.reason
             if loss is None or not (loss.requires_grad or not torch.is_grad_enabled()):
-                raise
+                raise NoObjective(f"{missing}{held_by(outputs)}", reason) from None
             found, source = -loss.float(), "loss"
         tell(self.told, source, labels=self.labels, reason=reason)
         return found

@@ -98,6 +98,16 @@ def test_other_methods_act_in_every_forward(folder: Path) -> None:
         assert log["loss"] > 0 and (method.name != "attention_dropout" or log["drop_encoder.self[0]"] > 0.2)
 
 
+def test_kept_regions_of_each_forward(folder: Path) -> None:
+    """They need no objective, unless what is missing is to be probed."""
+    kept = trained(partial(make, folder, "ranking"), ADDrop(probe="kept", on_miss="plain"), logging_steps=10)
+    plain, regularized = kept.state.log_history[:2]
+    assert plain["regularized"] == 0 and regularized["regularized"] == regularized["kept_hit_rate"] == 1
+    assert 0 < regularized["drop_encoder.self[0]"] < 0.3
+    with pytest.raises(ValueError, match=r"type dict; .*; or use on_miss='plain', which needs no objective$"):
+        trained(partial(make, folder, "ranking"), ADDrop(probe="kept"))
+
+
 def test_a_loss_with_cached_gradients_and_an_embedding_without_a_loss_are_refused(folder: Path) -> None:
     with pytest.raises(ValueError, match="SentenceTransformer runs again inside a backward, as with losses"):
         trained(partial(make, folder, "ranking", loss=cached), ADDrop(cross_tuning="update:1"))
