@@ -1,0 +1,81 @@
+"""Small training sets with large evaluation sets, for the encoders of examples/evidence:
+
+    python scripts/evidence_data.py DATA OUT
+
+DATA holds GLUE's folders CoLA, MRPC, STS-B, QNLI and MNLI. In OUT each has fewer training examples, drawn at random.
+Where the development set is small, examples that are left of the training set join it: that is what is reported.
+Of MNLI, `dev_mismatched.tsv` are the examples of `dev_matched.tsv` that `dev_matched_hardness.csv` calls hard, and
+OUT/hans has `heuristics_contradicting_examples.tsv` in HANS's format: examples with much overlap and no entailment.
+"""
+
+from __future__ import annotations
+
+import csv
+import random
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from attn_reg_plugin.files import read_lines, write_text
+
+#: task -> folder, whether its files begin with a header, training examples, examples that join the development set
+PARTS = {
+    "cola": ("CoLA", False, 2000, 4000),
+    "mrpc": ("MRPC", True, 1000, 4000),
+    "stsb": ("STS-B", True, 1000, 2500),
+    "qnli": ("QNLI", True, 1000, 0),
+}
+MNLI_TRAINING = 2000
+SEED = 1
+
+
+def lines_of(path: Path, header: bool) -> tuple[list[str], list[str]]:
+    """The header (a line, or none) and the rest."""
+    lines = list(read_lines(path))
+    return (lines[:1], lines[1:]) if header else ([], lines)
+
+
+def write(path: Path, *parts: Sequence[str]) -> None:
+    """Lines into a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, "".join(f"{line}\n" for part in parts for line in part))
+
+
+def divide(source: Path, out: Path, header: bool, training: int, more: int) -> None:
+    """A small training set, and a development set with examples that are not trained on."""
+    path = source / "train.tsv"
+    first, rows = lines_of(path if path.is_file() else path.with_name("train.tsv.gz"), header)
+    _, development = lines_of(source / "dev.tsv", header)
+    random.Random(SEED).shuffle(rows)
+    write(out / "train.tsv", first, rows[:training])
+    write(out / "dev.tsv", first, development, rows[training : training + more])
+
+
+def divide_mnli(source: Path, out: Path, heuristics: Path) -> None:
+    """MNLI with a small training set; its hard examples, and those that contradict heuristics, as sets of their own."""
+    first, rows = lines_of(source / "train.tsv", header=True)
+    random.Random(SEED).shuffle(rows)
+    write(out / "train.tsv", first, rows[:MNLI_TRAINING])
+    columns, matched = lines_of(source / "dev_matched.tsv", header=True)
+    write(out / "dev_matched.tsv", columns, matched)
+    with (source / "dev_matched_hardness.csv").open(encoding="utf-8", newline="") as stream:
+        hard = {row["idx"] for row in csv.DictReader(stream) if row["hardness"] == "1"}
+    place = columns[0].split("\t").index("index")
+    write(out / "dev_mismatched.tsv", columns, [line for line in matched if line.split("\t")[place] in hard])
+    _, against = lines_of(source / "heuristics_contradicting_examples.tsv", header=True)
+    table = ["gold_label\tsentence1\tsentence2\tpairID\theuristic\tsubcase\ttemplate"]
+    for number, line in enumerate(against):
+        premise, hypothesis, _ = line.split("\t")
+        table.append(f"non-entailment\t{premise}\t{hypothesis}\tex{number}\toverlap\toverlap\toverlap")
+    write(heuristics, table)
+
+
+def main(data: Path, out: Path) -> None:
+    """All of them."""
+    for task, (folder, header, training, more) in PARTS.items():
+        divide(data / folder, out / task, header, training, more)
+    divide_mnli(data / "MNLI", out / "mnli", out / "hans" / "heuristics_evaluation_set.txt")
+
+
+if __name__ == "__main__":
+    main(*map(Path, sys.argv[1:3]))
