@@ -195,12 +195,15 @@ class Attachment:
             self.clear()
 
     def _forward(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Forward:
-        """A forward, with what the backends read off the model's arguments."""
+        return Forward(model, args, kwargs, self.regularizer.supplied, self._described(model, args, kwargs))
+
+    def _described(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """What the backends read off the model's arguments."""
         described: dict[str, Any] = {}
         for backend in self.backends:
             if hasattr(backend, "describe"):
                 described = {**backend.describe(model, args, kwargs), **described}
-        return Forward(model, args, kwargs, self.regularizer.supplied, described)
+        return described
 
     @contextmanager
     def probing(self) -> Iterator[None]:
