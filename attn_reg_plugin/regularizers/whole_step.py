@@ -84,6 +84,11 @@ class WholeStep:
                 raise
             if graph_task() >= 0:
                 raise NoObjective(IN_BACKWARD.format(model=type(forward.model).__name__), missing.reason) from missing
+            if any(hasattr(module, "set_requires_gradient_sync") for module in forward.model.modules()):
+                raise NoObjective(
+                    f"{missing}; the training loss of the whole step cannot be probed where FSDP2 shards the model",
+                    missing.reason,
+                ) from missing
             self.used = True
             tell(set(), "step", reason=missing.reason)
             raise WholeStepWanted from missing

@@ -162,6 +162,14 @@ def test_a_loss_that_runs_the_model_inside_its_backward_is_refused():
             step(model, regularizer, cached)
 
 
+def test_a_sharded_model_is_refused(monkeypatch):
+    """FSDP2 gives modules this method."""
+    model, regularizer = embedder(), ADDrop(p=0.5, cross_tuning="off")
+    monkeypatch.setattr(TinyStack, "set_requires_gradient_sync", lambda self, flag: None, raising=False)
+    with regularizer.attach(model), pytest.raises(ValueError, match="cannot be probed where FSDP2 shards the model"):
+        step(model, regularizer)
+
+
 def test_a_second_forward_does_not_take_the_masks_that_checkpointing_wants_again():
     model = embedder()
     model.checkpointed = model.gradient_checkpointing = True
