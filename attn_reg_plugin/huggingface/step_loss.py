@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from transformers import Trainer
 
 from attn_reg_plugin.regularizers import Regularizer
@@ -83,7 +84,7 @@ def untouched(trainer: Trainer, model: nn.Module) -> Iterator[None]:
         for held in before.values():
             if isinstance(held, nn.Module):
                 stack.enter_context(unchanged(held))
-        if hasattr(model, "no_sync"):
+        if isinstance(model, DistributedDataParallel):
             stack.enter_context(model.no_sync())
         try:
             yield
