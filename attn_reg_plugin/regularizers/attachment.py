@@ -117,6 +117,8 @@ class Attachment:
         loss = self.regularizer.supplied.training_loss
         if not self.sites or loss is None or not any(one.whole_step.used for one in together):
             return
+        if self.whole_step.holds(loss) or any(one.whole_step.running for one in together):
+            return  # announced already, by another callback of the trainer's
         if not any(one.whole_step.holds(loss) for one in together):
             for one in together:
                 one.clear()

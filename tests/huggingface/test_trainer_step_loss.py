@@ -17,6 +17,7 @@ from transformers import Trainer
 from attn_reg_plugin.huggingface import AttnRegCallback
 from attn_reg_plugin.huggingface.step_loss import records
 from attn_reg_plugin.regularizers import AttendOut, Regularizer
+from attn_reg_plugin.regularizers import build as make
 from attn_reg_plugin.regularizers.defender import check_copyable
 from tests.backends.huggingface_models import _ENCODER, build
 from tests.huggingface.test_trainer_heads import stacked
@@ -61,7 +62,7 @@ class Comparing(Noting):
         return self.note(-nn.functional.logsigmoid(better - worse).mean(), inputs["input_ids"])
 
 
-def trained(folder: Path, kind: type[Noting], regularizer: Regularizer | None, **options: Any) -> Any:
+def trained(folder: Path, kind: type[Noting], *regularizers: Regularizer, **options: Any) -> Any:
     torch.manual_seed(1)
     if kind is Contrasting:
         model: Any = transformers.BertModel(transformers.BertConfig(**_ENCODER))
@@ -76,7 +77,7 @@ def trained(folder: Path, kind: type[Noting], regularizer: Regularizer | None, *
         args=args,
         train_dataset=examples("bert"),
         data_collator=(lambda rows: rows) if kind is Comparing else collate,
-        callbacks=[] if regularizer is None else [AttnRegCallback(regularizer)],
+        callbacks=[AttnRegCallback(regularizer) for regularizer in regularizers],
     )
     made.train()
     return made
@@ -85,7 +86,7 @@ def trained(folder: Path, kind: type[Noting], regularizer: Regularizer | None, *
 @pytest.mark.parametrize("kind", [Contrasting, Comparing])
 @pytest.mark.parametrize("options", [{}, {"gradient_accumulation_steps": 2}, {"gradient_checkpointing": True}], ids=str)
 def test_the_step_is_probed_and_leaves_no_trace(tmp_path: Path, kind: type[Noting], options: dict[str, Any]) -> None:
-    stock = trained(tmp_path, kind, None, **options)
+    stock = trained(tmp_path, kind, **options)
     for plain in (ad_drop(p=0.0), ad_drop(cross_tuning="update:6")):  # of 6 updates, the first 6 are plain
         found = trained(tmp_path, kind, plain, **options)
         assert torch.equal(weights(found.model), weights(stock.model))
@@ -95,6 +96,15 @@ def test_the_step_is_probed_and_leaves_no_trace(tmp_path: Path, kind: type[Notin
     assert log["regularized"] == 1 and log["probe_fallbacks"] == 0 and 0 < log["drop_encoder.self[1]"] < 1
     assert len(ours.noted["loss"]) == len(stock.noted["loss"]) and ours.tokens == stock.tokens, "no probe is noted"
     assert not torch.equal(weights(ours.model), weights(stock.model))
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_two_callbacks_of_which_one_probes_the_step(tmp_path: Path, first: int) -> None:
+    probing, drawing = ad_drop(sites="encoder.self[0]"), make("attention_dropout", p=0.4, sites="encoder.self[1]")
+    both = trained(tmp_path, Contrasting, *[(probing, drawing), (drawing, probing)][first])
+    log = both.state.log_history[0]
+    assert 0 < log["drop_encoder.self[0]"] < 0.35 < log["drop_encoder.self[1]"] < 0.45
+    assert len(both.noted["loss"]) == 6
 
 
 def test_records_are_copied_as_deep_as_they_go() -> None:
