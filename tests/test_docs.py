@@ -39,6 +39,7 @@ def _module(name: str, path: Path) -> types.ModuleType:
 
 hooks = _module("docs_hooks", ROOT / "docs" / "hooks.py")
 evidence = _module("evidence", ROOT / "scripts" / "evidence.py")
+models = _module("models", ROOT / "scripts" / "models.py")
 
 
 def added(path: str) -> str:
@@ -68,6 +69,17 @@ def test_the_tables_of_the_evidence_are_those_of_its_results():
             figures, seeds = [next(iter(scores.values())) for scores in reported], row.score.seeds
             assert len(figures) == seeds and sum(figures) / seeds == pytest.approx(row.score.mean)
         assert (ROOT / "docs" / f"evidence_{one.name}.png").is_file()
+
+
+def test_the_tables_of_models_are_those_of_the_records():
+    page, records = models.PAGE.read_text(encoding="utf-8"), models.read_records()
+    assert models.filled(page, records) == page
+    tables = page.split("<!-- table ")
+    for name, made in records.items():
+        kind = name.split("/")[1]
+        works = any(r["outcome"] == "same" for n, r in records.items() if n.split("/")[1] == kind)
+        assert re.search(rf"(\| |, ){re.escape(kind)}( \||,)", tables[2] if works else tables[3] + tables[4]), name
+        assert made["outcome"] == "same" or made["reason"]
 
 
 def test_every_option_of_every_method_is_in_the_generated_flags():

@@ -137,7 +137,7 @@ def fits(keep: Tensor | PackedMask, shape: tuple[int, ...]) -> bool:
 
 def graph_task() -> int:
     """Which backward pass this thread is in; -1 outside of one."""
-    return -1 if torch.compiler.is_compiling() else torch._C._current_graph_task_id()
+    return torch._C._current_graph_task_id()
 
 
 def essence(inputs: tuple[Tensor | None, ...]) -> list[Tensor]:

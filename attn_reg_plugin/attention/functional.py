@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attn_reg_plugin.attention.calls import AttentionCall, Tape
+from attn_reg_plugin.attention.graphs import outside_graphs
 from attn_reg_plugin.attention.masks import check_mask, pack_bits, unpack_bits
 
 if TYPE_CHECKING:
@@ -56,7 +57,25 @@ def regularized_attention(
     """
     check_mask("valid", valid)
     _check_bias(bias)
-    call = site if site is None or isinstance(site, AttentionCall) else site.enter(query, value)
+    if site is None or (not isinstance(site, AttentionCall) and site.idle()):
+        return _attend(query, key, value, valid, None, dropout_p, scale, bias, sink)
+    return _regularized(site, query, key, value, valid, dropout_p, scale, bias, sink)
+
+
+@outside_graphs
+def _regularized(
+    site: AttentionSite | AttentionCall,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    valid: Tensor | None,
+    dropout_p: float,
+    scale: float | None,
+    bias: Tensor | None,
+    sink: Tensor | None,
+) -> Tensor:
+    """Attention with something asked of it."""
+    call = site if isinstance(site, AttentionCall) else site.enter(query, value)
     if call is None:
         return _attend(query, key, value, valid, None, dropout_p, scale, bias, sink)
     if call.tape is not None:

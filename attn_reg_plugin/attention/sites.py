@@ -20,6 +20,7 @@ from attn_reg_plugin.attention.calls import (
     only_where_same,
     recomputed,
 )
+from attn_reg_plugin.attention.graphs import outside_graphs
 from attn_reg_plugin.attention.packed import PackedMask
 from attn_reg_plugin.attention.selection import SiteSelector, name_towers
 
@@ -34,8 +35,10 @@ Look = Callable[[AttentionCall, Tensor, Tensor | None], None]
 #: what methods ask of a site, and what it is where nothing is asked
 _ASKED: dict[str, Any] = {
     **dict.fromkeys(("tape", "_mask", "_waiting", "sampler", "look", "watch", "redraw", "factor", "plan")),
-    **{"uniform": False, "weights_dropout": 0.0, "once": ""},
+    **{"uniform": False, "weights_dropout": 0.0, "once": "", "asked": False},
 }
+#: those that make attention do anything but run as usual
+_ACTING = frozenset(("tape", "_mask", "sampler", "redraw", "look", "watch", "factor", "uniform", "weights_dropout"))
 
 
 @dataclass(eq=False)
@@ -98,6 +101,15 @@ class AttentionSite:
     _waiting: list[tuple[PackedMask, Tensor | None]] | None = field(default=None, repr=False)
     _task: int = field(default=-1, repr=False)
     _mask: ClassVar[Tensor | PackedMask | None] = None  # what `keep` reads and sets
+    asked: ClassVar[bool] = False  # whether anything is; one bool, since compiled graphs check it at each call
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Also notes whether anything is asked of the site."""
+        object.__setattr__(self, name, value)
+        if name in _ACTING:
+            asked = self.uniform or self.weights_dropout > 0
+            parts = (self.tape, self._mask, self.sampler, self.redraw, self.look, self.watch, self.factor)
+            vars(self)["asked"] = asked or any(part is not None for part in parts)
 
     @property
     def name(self) -> str:
@@ -107,10 +119,15 @@ class AttentionSite:
     @property
     def active(self) -> bool:
         """Whether attention has anything to do here but run as usual."""
-        if self.module is not None and not self.module.training:
+        return self.asked and (self.module is None or self.module.training)
+
+    def idle(self) -> bool:
+        """Whether a call that begins runs as usual; that it does, with gradients, is remembered."""
+        if self.active:
             return False
-        parts = (self.tape, self._mask, self.sampler, self.redraw, self.look, self.watch, self.factor)
-        return self.uniform or self.weights_dropout > 0 or any(part is not None for part in parts)
+        if not torch.compiler.is_compiling() and not self.ran:
+            self.ran = torch.is_grad_enabled()
+        return True
 
     @property
     def tapes(self) -> list[Tape]:
@@ -128,9 +145,10 @@ class AttentionSite:
             RuntimeError: activation checkpointing computes a call again, and it can't be told which; or the method
                 has masks for one call only.
         """
-        if not self.active:
-            self.ran = self.ran or torch.is_grad_enabled()
-            return None
+        return None if self.idle() else self._enter(inputs)
+
+    @outside_graphs
+    def _enter(self, inputs: tuple[Tensor | None, ...]) -> AttentionCall | None:
         if graph_task() != self._task:
             call = recomputed(self.calls, inputs)
         elif self.over:

@@ -1,7 +1,8 @@
-"""Sites in Hugging Face models: every module that calls transformers' attention interface.
+"""Sites in Hugging Face models: every module that calls transformers' attention interface, and some ordinary ones.
 
 While a site of a model is open, its configuration names an attention function of ours. It runs the model's own one
 until the site has something to do, and so does our mask function, so an idle site costs a look-up and changes no bit.
+Families that call no interface (DeBERTa, MPNet) are reached by `huggingface_ordinary`.
 """
 
 from __future__ import annotations
@@ -30,13 +31,11 @@ from attn_reg_plugin.backends.huggingface_attention import (
 )
 from attn_reg_plugin.backends.huggingface_inputs import described
 from attn_reg_plugin.backends.huggingface_modules import causal_parts, outermost, warn_of_uncovered
+from attn_reg_plugin.backends.huggingface_ordinary import ordinary, replace, replaced_site, restore
 
 CROSS = re.compile(r"cross|encoder_attn|EncDec")
 DECODER = re.compile(r"(^|\.)decoder\.")
 LAYER = re.compile(r"(?:^|\.)(\d+)(?:\.|$)")
-
-#: how a refused family is written, by its model type
-NAMES = {"deberta": "DeBERTa", "deberta-v2": "DeBERTa"}
 
 #: modules that several layers share, by class: the end of the module's path after that of its caller, with its group
 #: and its place in the group, and the layers that it serves then, in the order of its calls
@@ -69,10 +68,13 @@ class HuggingFaceBackend:
         causal = causal_parts(model)
         start = outermost(model)
         for path, module in model.named_modules():
+            inner = path.removeprefix(start(path))
+            if ordinary(module) is not None:
+                (layer,) = self._layers(model, path, inner, module)
+                sites.append(replaced_site(module) or self._site(path, inner, module, layer, causal(path)))
             if interface_of(module) is None or not isinstance(getattr(module, "config", None), PreTrainedConfig):
                 continue
             opened = {site.layer: site for site in getattr(open_sites(module), "sites", ())}
-            inner = path.removeprefix(start(path))
             for layer in self._layers(model, path, inner, module):
                 sites.append(opened.get(layer) or self._site(path, inner, module, layer, causal(path)))
         if sites:
@@ -92,7 +94,8 @@ class HuggingFaceBackend:
 
     def _site(self, path: str, inner: str, module: nn.Module, layer: int, causal: bool) -> AttentionSite:
         cross = CROSS.search(inner) is not None
-        decoder = cross or causal or DECODER.search(inner) is not None or bool(getattr(module, "is_causal", False))
+        own = "is_causal" if ordinary(module) is None else "is_decoder"
+        decoder = cross or causal or DECODER.search(inner) is not None or bool(getattr(module, own, False))
         return AttentionSite(
             stack="decoder" if decoder else "encoder",
             kind="cross" if cross else "self",
@@ -106,11 +109,10 @@ class HuggingFaceBackend:
         """Why a transformers model has no site; None for other models."""
         for module in model.modules():
             if isinstance(module, PreTrainedModel):
-                name = NAMES.get(module.config.model_type, type(module).__name__)
                 return (
-                    f"{name}'s attention does not go through transformers' attention interface; use a model whose "
-                    "attention does, such as ELECTRA, RoBERTa or ModernBERT, or give its attention modules an "
-                    "AttentionSite and let them call regularized_attention"
+                    f"{type(module).__name__}'s attention does not go through transformers' attention interface; use a "
+                    "model whose attention does, such as ELECTRA, RoBERTa or ModernBERT, or give its attention modules "
+                    "an AttentionSite and let them call regularized_attention"
                 )
         return None
 
@@ -118,8 +120,11 @@ class HuggingFaceBackend:
         """Name our function in the module's configuration and put the site into the module.
 
         Raises:
-            ValueError: the model runs another attention than `sdpa` or `eager`, or asks for these names itself.
+            ValueError: the model runs another attention than `sdpa` or `eager`, asks for these names itself, or its
+                attention is of a kind that cannot be regularized.
         """
+        if ordinary(site.module) is not None:
+            return replace(site)
         module, config = site.module, site.module.config
         original = ORIGINALS.get(config._attn_implementation, config._attn_implementation)
         upcast = original == "eager" and getattr(module, "reorder_and_upcast_attn", False)
@@ -140,6 +145,8 @@ class HuggingFaceBackend:
 
     def close(self, site: AttentionSite) -> None:
         """Take the site out, and after the last one of a configuration name the model's own function again."""
+        if replaced_site(site.module) is not None:
+            return restore(site)
         module, config = site.module, site.module.config
         held = open_sites(module)
         held.sites.remove(site)
@@ -155,6 +162,11 @@ class HuggingFaceBackend:
         held = open_sites(site.module)
         if held is not None and held.layers is not None:
             held.calls += 1
+
+    def time_first(self, site: AttentionSite) -> bool:
+        """Whether states around it are (T, B, C)."""
+        how = ordinary(site.module)
+        return how is not None and how.time_first
 
     def describe(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """What the forward's arguments show: `token_mask` (B, T), `targets` and `padding_label`, see `described`."""

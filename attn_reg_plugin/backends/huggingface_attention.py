@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig
 
+from attn_reg_plugin.attention.calls import AttentionCall
 from attn_reg_plugin.attention.functional import attention_weights, regularized_attention
+from attn_reg_plugin.attention.graphs import outside_graphs
 from attn_reg_plugin.attention.sites import AttentionSite
 
 #: the name that stands for a model's own attention while it has open sites. Names tell which one it was, so that a
@@ -91,9 +93,9 @@ class OpenSites:
         self.called = True
         if self.layers is None:
             return self.sites[0]
-        call, self.calls = self.calls, self.calls + 1
         if not any(site.active for site in self.sites):
-            return None
+            return None  # uncounted: a compiled graph would check the number at each call
+        call, self.calls = self.calls, self.calls + 1
         if call >= len(self.layers):
             raise RuntimeError(
                 f"{self.sites[0].path} serves {len(self.layers)} layers but was called once more in one forward, so "
@@ -199,10 +201,28 @@ def _attention(
     """
     held = open_sites(module)
     site = None if held is None else held.site()
-    site = None if site is None else site.enter(query, value)  # from here: its present call
-    if site is None:
+    if site is None or site.idle():
         function = original_function(module, original) if held is None else held.function
         return function(module, query, key, value, attention_mask, **kwargs)
+    return _regularized(held, site, original, module, query, key, value, attention_mask, kwargs)
+
+
+@outside_graphs
+def _regularized(
+    held: OpenSites,
+    site: AttentionSite,
+    original: str,
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    kwargs: dict[str, Any],
+) -> tuple[Tensor, Tensor | None]:
+    """`_attention` of a site that has anything to do."""
+    site = site.enter(query, value)  # from here: its present call
+    if site is None:
+        return held.function(module, query, key, value, attention_mask, **kwargs)
     _check_keywords(held, site, module, kwargs)
     groups = query.size(1) // key.size(1)
     if groups > 1:
@@ -215,13 +235,18 @@ def _attention(
         bias, query = capped if bias is None else capped + bias, torch.zeros_like(query)
     shared = {"valid": valid, "scale": scale, "bias": bias, "sink": _sink(kwargs)}
     output = regularized_attention(query, key, value, site=site, dropout_p=dropout, **shared)
-    weights = None
-    if original == "eager" and site.tape is None:
-        shape = (*query.shape[:-1], key.size(-2))
-        nothing = torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=query.device)
-        keep = nothing if site.uniform else site.keep_mask(shape, valid, query.device)
-        weights = attention_weights(query, key, keep=keep, **shared)
+    weights = weights_of(site, query, key, **shared) if original == "eager" and site.tape is None else None
     return output.transpose(1, 2).contiguous(), weights
+
+
+def weights_of(call: AttentionCall, query: Tensor, key: Tensor, **shared: Any) -> Tensor:
+    """The weights of a call as its mask leaves them, (B, H, T, S), before dropout; `shared` as `attention_weights`'."""
+    keep = None
+    if call.uniform:
+        keep = torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=query.device)
+    elif call.tape is None:
+        keep = call.keep_mask((*query.shape[:-1], key.size(-2)), shared["valid"], query.device)
+    return attention_weights(query, key, keep=keep, **shared)
 
 
 def soft_capped(query: Tensor, key: Tensor, scale: float | None, cap: float) -> Tensor:
@@ -252,8 +277,12 @@ def _valid_and_bias(
         if original == "sdpa" and causal and queries > 1:
             return torch.ones(queries, keys, dtype=torch.bool, device=query.device).tril(), bias
         return None, bias
-    mask = mask[..., :keys]
-    if mask.dtype == torch.bool:
+    return split_mask(mask[..., :keys], query, bias)
+
+
+def split_mask(mask: Tensor | None, query: Tensor, bias: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """A mask, bool or additive, as `valid`, and `bias` with what of an additive mask is finite."""
+    if mask is None or mask.dtype == torch.bool:
         return mask, bias
     valid = mask > _MASKED
     finite = mask.masked_fill(~valid, 0.0).to(query.dtype)

@@ -29,16 +29,18 @@ def described(model: nn.Module, named: Mapping[str, Any]) -> dict[str, Any]:
     Returns:
         `token_mask`, bool (B, T), True where the output is a real token and has a label if there are labels;
         `targets`, the labels where outputs answer them: a causal language model predicts the next token, so its
-        labels are shifted by one; `padding_label`, the number of padding where a decoder writes pieces of a
-        vocabulary; `example_tokens`, the ids of both stacks, which in a model of one are the same. Each is missing
-        where the arguments do not show it. Outputs without tokens (classification, regression) have no use for the
-        mask.
+        labels are shifted by one (`shift_labels` are already); `padding_label`, the number of padding where a decoder
+        writes pieces of a vocabulary; `example_tokens`, the ids of both stacks, which in a model of one are the same.
+        Each is missing where the arguments do not show it. Outputs without tokens (classification, regression) have no
+        use for the mask. With `logits_to_keep` mask and targets are those of the kept places.
     """
     config = getattr(model, "config", None)
     labels = _tensor(named, "labels")
     targets = labels
     if labels is not None and labels.dim() == 2 and predicts_next(model):
         targets = F.pad(labels[:, 1:], (0, 1), value=IGNORED)
+        shifted = _tensor(named, "shift_labels")  # transformers' loss takes them for the labels
+        targets = targets if shifted is None else shifted
     if getattr(config, "is_encoder_decoder", "decoder_input_ids" in named):
         mask = _decoder_tokens(named, getattr(config, "pad_token_id", None), getattr(config, "eos_token_id", None))
     else:
@@ -53,6 +55,7 @@ def described(model: nn.Module, named: Mapping[str, Any]) -> dict[str, Any]:
         mask = None if mask is None else F.pad(mask, (virtual, 0), value=False)
         if targets is not None and targets.dim() == 2:
             targets = F.pad(targets, (virtual, 0), value=IGNORED)
+    mask, targets = (_kept(one, named, mask) for one in (mask, targets))
     told = {"token_mask": mask, "targets": targets, "padding_label": _padding_label(model)}
     told["example_tokens"] = _examples(config, named, mask)
     return {name: value for name, value in told.items() if value is not None}
@@ -101,10 +104,32 @@ def _tokens(model: nn.Module, named: Mapping[str, Any]) -> Tensor | None:
     return mask
 
 
+def _kept(told: Tensor | None, named: Mapping[str, Any], mask: Tensor | None) -> Tensor | None:
+    """The places of `logits_to_keep`, where a model computes no other logits: the last so many, or those of indices.
+
+    Args:
+        told: (B, T), or labels of another shape, which stay as they are.
+        named: the forward's arguments by name.
+        mask: (B, T).
+    """
+    keep = named.get("logits_to_keep")
+    whole = told is not None and mask is not None and told.shape == mask.shape
+    if not whole or not isinstance(keep, int | Tensor) or (isinstance(keep, int) and keep <= 0):
+        return told
+    return told[:, -keep:] if isinstance(keep, int) else told[:, keep]
+
+
 def _virtual_tokens(model: nn.Module) -> int:
-    """How many outputs a prompt of learned tokens puts before the others (PEFT); a prefix of keys has none."""
-    prompt = getattr(model, "active_peft_config", None)
-    return 0 if "PREFIX" in str(getattr(prompt, "peft_type", "")) else getattr(prompt, "num_virtual_tokens", None) or 0
+    """How many outputs a prompt of learned tokens puts before the others (PEFT).
+
+    A prefix of keys and values puts none there, nor does a prompt of an encoder before the decoder's.
+    """
+    prompt, config = getattr(model, "active_peft_config", None), getattr(model, "config", None)
+    kind = str(getattr(prompt, "peft_type", "")).rpartition(".")[2]
+    encoders = kind in ("PROMPT_TUNING", "P_TUNING") or getattr(prompt, "num_transformer_submodules", 1) == 1
+    if kind in ("PREFIX_TUNING", "CARTRIDGE") or (encoders and getattr(config, "is_encoder_decoder", False)):
+        return 0
+    return getattr(prompt, "num_virtual_tokens", None) or 0
 
 
 def predicts_next(model: nn.Module) -> bool:

@@ -14,6 +14,8 @@ logger = logging.getLogger(__name__)
 
 #: classes that mix tokens: attention, and what replaces it
 MIXER = re.compile(r"Attention$|Attention2d$|Mixer$|DeltaNet$|ShortConv$|RecurrentBlock$")
+#: functions that make a mask, whose names say of which kind
+MAKES_MASK = re.compile(r"create_\w+_mask(_mapping)?$")
 _WARNED: set[str] = set()
 
 
@@ -35,7 +37,7 @@ def causal_parts(model: nn.Module) -> Callable[[str], bool]:
     for path, module in model.named_modules():
         if isinstance(module, PreTrainedModel):
             names = _names(module)
-            made = [name for name in names if name.startswith("create_") and name.endswith(("_mask", "_mask_mapping"))]
+            made = [name for name in names if MAKES_MASK.match(name)]
             causal[f"{path}." if path else ""] = bool(made) and all("bidirectional" not in name for name in made)
     starts = sorted(causal, key=len, reverse=True)
     return lambda path: next((causal[start] for start in starts if path.startswith(start)), False)
@@ -46,13 +48,13 @@ def _names(module: nn.Module) -> tuple[str, ...]:
     return getattr(getattr(inspect.unwrap(type(module).forward), "__code__", None), "co_names", ())
 
 
-def warn_of_uncovered(model: nn.Module, covered: set[str]) -> None:
-    """Name the attention that has no site, such as sparse or linear attention, once for each of its classes.
+def uncovered(model: nn.Module, covered: set[str]) -> dict[str, list[str]]:
+    """The attention that has no site, such as sparse or linear attention: the paths of each of its classes.
 
     Args:
         covered: the paths of the sites.
     """
-    uncovered: dict[str, list[str]] = {}
+    found: dict[str, list[str]] = {}
     for path, module in model.named_modules():
         inside = f"{path}."
         theirs = type(module).__module__.startswith("torch.") or next(module.parameters(), None) is None
@@ -60,9 +62,14 @@ def warn_of_uncovered(model: nn.Module, covered: set[str]) -> None:
             continue
         if any(f"{site}.".startswith(inside) or inside.startswith(f"{site}.") for site in covered):
             continue
-        if not any(inside.startswith(f"{other}.") for others in uncovered.values() for other in others):
-            uncovered.setdefault(type(module).__name__, []).append(path)
-    for name, paths in uncovered.items():
+        if not any(inside.startswith(f"{other}.") for others in found.values() for other in others):
+            found.setdefault(type(module).__name__, []).append(path)
+    return found
+
+
+def warn_of_uncovered(model: nn.Module, covered: set[str]) -> None:
+    """Name the attention that has no site, once for each of its classes; arguments as `uncovered`'s."""
+    for name, paths in uncovered(model, covered).items():
         if name not in _WARNED:
             _WARNED.add(name)
             logger.warning(

@@ -44,14 +44,9 @@ def refuse(trainer: Trainer) -> None:
     """Refuse the ways of training in which the model's forward cannot be seen whole.
 
     Raises:
-        ValueError: compiled models, sharded parameters, or one process for several devices.
+        ValueError: sharded parameters, or one process for several devices.
     """
-    args, model = trainer.args, trainer.model
-    if args.torch_compile or hasattr(model, "_orig_mod"):
-        raise ValueError(
-            "torch_compile=True cannot be combined with AttnRegCallback: a probe inside the forward cannot be "
-            "compiled; set torch_compile=False"
-        )
+    args = trainer.args
     sharded = {"FSDP": trainer.is_fsdp_enabled, "DeepSpeed": trainer.is_deepspeed_enabled}
     for name, used in sharded.items():
         if used:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from attn_reg_plugin.attention.calls import graph_task
+from attn_reg_plugin.attention.graphs import outside_graphs
 from attn_reg_plugin.attention.sites import AttentionSite, Backend, all_sites, find_sites
 from attn_reg_plugin.regularizers.probing import Forward, same_randomness, unchanged
 from attn_reg_plugin.regularizers.slots import check_free
@@ -74,6 +75,7 @@ class Attachment:
             raise
         vars(self.model)["__prepare_scriptable__"] = refuse_script
 
+    @outside_graphs
     def _begin_forward(self, model: nn.Module, args: tuple[Any, ...]) -> None:
         probing, within = self._within_step()
         if probing or within:
@@ -125,6 +127,7 @@ class Attachment:
         self._prepare(self.regularizer.due(), partial(Forward, self.model, (), {}, self.regularizer.supplied))
         self.whole_step.held = loss
 
+    @outside_graphs
     def _end_forward(self, model: nn.Module, args: tuple[Any, ...], outputs: Any) -> None:
         if self._within_step()[0] and not self.whole_step.running:
             return
@@ -134,6 +137,7 @@ class Attachment:
             self.prepared = False
             self.regularizer.after_forward(outputs)
 
+    @outside_graphs
     def _before_forward(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self.busy or not model.training or not torch.is_grad_enabled():
             return

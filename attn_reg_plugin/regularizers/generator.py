@@ -8,6 +8,7 @@ layer, shared by all heads. A decoder's stream attends causally over the target 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
@@ -187,6 +188,10 @@ def log_probability(logits: Tensor, mask: Tensor, temperature: float = 1.0) -> T
     return -F.binary_cross_entropy_with_logits(logits / temperature, mask.float(), reduction="none")
 
 
+#: tables of distances between tokens, which are no token's
+_RELATIVE = re.compile(r"(^|\.)rel_|relative|distance")
+
+
 def embeddings_of(model: nn.Module, stacks: set[str], sites: list[AttentionSite]) -> dict[str, Embeddings]:
     """The embedding tables of each stack of `model`: token tables, and learned positions if it has any.
 
@@ -199,6 +204,7 @@ def embeddings_of(model: nn.Module, stacks: set[str], sites: list[AttentionSite]
     if any(site.kind == "cross" for site in sites):
         stacks = stacks | {"encoder"}
     tables = {path: m for path, m in model.named_modules(remove_duplicate=False) if isinstance(m, nn.Embedding)}
+    tables = {path: m for path, m in tables.items() if not _RELATIVE.search(path)}
     found = {}
     for stack in sorted(stacks, reverse=True):
         other = "decoder" if stack == "encoder" else "encoder"

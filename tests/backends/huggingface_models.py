@@ -43,6 +43,7 @@ _TRANSLATOR = {
     "encoder_layerdrop": 0.0,
     "decoder_layerdrop": 0.0,
 }
+_DISENTANGLED = {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "position_biased_input": False}
 _DROPOUT_ENCODER = ("hidden_dropout_prob", "attention_probs_dropout_prob")
 _DROPOUT_TRANSLATOR = ("dropout", "attention_dropout", "activation_dropout")
 
@@ -58,6 +59,7 @@ class Family:
         dropouts: the names of its dropout options.
         stacks: `encoder`, `decoder` or `both`.
         checkpointing: whether transformers can checkpoint it.
+        interface: whether its attention calls transformers' attention interface, else it is an ordinary module.
     """
 
     model: str
@@ -66,6 +68,7 @@ class Family:
     dropouts: tuple[str, ...]
     stacks: str = "encoder"
     checkpointing: bool = True
+    interface: bool = True
 
     @property
     def sites(self) -> list[str]:
@@ -167,7 +170,59 @@ FAMILIES = {
         ("attention_dropout",),
         "decoder",
     ),
+    "deberta": Family(
+        "DebertaForTokenClassification",
+        "DebertaConfig",
+        {**_ENCODER, **_DISENTANGLED},
+        _DROPOUT_ENCODER,
+        interface=False,
+    ),
+    "deberta_v3": Family(
+        "DebertaV2ForSequenceClassification",
+        "DebertaV2Config",
+        {**_ENCODER, **_DISENTANGLED, "position_buckets": 4, "share_att_key": True, "norm_rel_ebd": "layer_norm"},
+        _DROPOUT_ENCODER,
+        interface=False,
+    ),
+    "mpnet": Family(
+        "MPNetForSequenceClassification",
+        "MPNetConfig",
+        {**_ENCODER, "bos_token_id": 0, "eos_token_id": 2},
+        _DROPOUT_ENCODER,
+        checkpointing=False,
+        interface=False,
+    ),
+    "xlnet": Family(
+        "XLNetForTokenClassification",
+        "XLNetConfig",
+        {
+            "vocab_size": WORDS,
+            "d_model": WIDTH,
+            "n_layer": LAYERS,
+            "n_head": HEADS,
+            "d_inner": 48,
+            "pad_token_id": PAD,
+            "num_labels": CLASSES,
+        },
+        ("dropout",),
+        checkpointing=False,
+        interface=False,
+    ),
+    "roformer": Family("RoFormerForTokenClassification", "RoFormerConfig", _ENCODER, _DROPOUT_ENCODER, interface=False),
+    "mvp": Family(
+        "MvpForConditionalGeneration", "MvpConfig", _TRANSLATOR, _DROPOUT_TRANSLATOR, "both", interface=False
+    ),
+    "longformer": Family(
+        "LongformerForSequenceClassification",
+        "LongformerConfig",
+        {**_ENCODER, "attention_window": 4, "sep_token_id": 2},
+        _DROPOUT_ENCODER,
+        interface=False,
+    ),
 }
+#: those whose attention can be called sdpa and eager: the others have one form
+INTERFACE = [name for name, family in FAMILIES.items() if family.interface]
+FORMS = [(name, form) for form in ("sdpa", "eager") for name in (FAMILIES if form == "sdpa" else INTERFACE)]
 
 
 def build(name: str, dropout: float = 0.0, seed: int = 1, attention: str = "sdpa", **options: Any) -> nn.Module:
@@ -176,10 +231,11 @@ def build(name: str, dropout: float = 0.0, seed: int = 1, attention: str = "sdpa
     torch.manual_seed(seed)
     dropouts = dict.fromkeys(family.dropouts, dropout)
     config = getattr(transformers, family.config)(**{**family.options, **dropouts, **options})
-    model = getattr(transformers, family.model)._from_config(config, attn_implementation=attention)
+    form = {"attn_implementation": attention} if family.interface else {}
+    model = getattr(transformers, family.model)._from_config(config, **form)
     with torch.no_grad():
         for parameter in model.parameters():
-            if parameter.dim() == 2:
+            if parameter.dim() in (2, 3):
                 parameter.normal_(std=0.3)
                 if parameter.size(0) == WORDS or parameter.size(0) == WORDS + 2:
                     parameter[PAD].zero_()
@@ -199,8 +255,11 @@ def ids(lengths: list[int], size: int, seed: int, left: bool = False) -> tuple[T
 def batch(name: str, left: bool = False, full: bool = False) -> dict[str, Tensor]:
     """Three examples of unequal lengths (all of the same with `full`), with labels as the model takes them."""
     family = FAMILIES[name]
-    tokens, mask = ids([7, 7, 7] if full else [7, 4, 2], 7, 2, left)
+    size = 8 if name == "longformer" else 7  # whole windows
+    tokens, mask = ids([size] * 3 if full else [size, 4, 2], size, 2, left)
     inputs = {"input_ids": tokens, "attention_mask": mask}
+    if name == "longformer":
+        inputs["global_attention_mask"] = (torch.arange(size) == 0).long().expand(3, size)
     if family.stacks == "both":
         target, real = ids([6, 6, 6] if full else [3, 6, 2], 6, 3)
         return {**inputs, "labels": target.masked_fill(real == 0, -100)}

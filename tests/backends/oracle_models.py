@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from transformers.models.auto import modeling_auto
 
 from attn_reg_plugin import ADDrop
+from attn_reg_plugin.files import read_json
 
 #: loss and all gradients
 Step = tuple[Tensor, Tensor]
@@ -96,10 +97,9 @@ def pairs() -> Iterator[tuple[str, str, str]]:
                 yield head, kind, name
 
 
-def exceptions() -> dict[str, str]:
-    """What is not `same` today and why, by `head/model type/class`: the lines of a file beside this one."""
-    lines = Path(__file__).with_name("oracle_exceptions.txt").read_text().splitlines()
-    return dict(line.split(" ", 1) for line in lines if line and not line.startswith("#"))
+def records() -> dict[str, dict[str, Any]]:
+    """What was found of every `head/model type/class` when `scripts/models.py` ran last."""
+    return read_json(Path(__file__).parents[2] / "docs" / "models.json")["models"]
 
 
 def shrunken(options: dict[str, Any]) -> dict[str, Any]:
@@ -130,12 +130,18 @@ def shrunken(options: dict[str, Any]) -> dict[str, Any]:
     return small
 
 
+#: DeBERTa's published models, unlike its default configuration
+_DISENTANGLED = {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "position_biased_input": False}
 #: what a family needs besides, by model type: it follows from no name
 NEEDED: dict[str, dict[str, Any]] = {
     **{kind: {"window_size": 2, "patch_size": 4, "num_heads": [2, 4]} for kind in ("swin", "swinv2", "donut-swin")},
     **{kind: {"num_hidden_layers": 4} for kind in ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "kimi_linear")},
     **{kind: {"num_hidden_layers": 3} for kind in ("recurrent_gemma", "lfm3")},
     **{kind: {"per_layer_config": None} for kind in ("gemma4_text", "dots3_note_text")},
+    "data2vec-audio": {"mask_time_prob": 0.0},  # numpy's random numbers: the probe and the forward would differ
+    "deberta": _DISENTANGLED,
+    "deberta-v2": _DISENTANGLED | {"position_buckets": 4, "share_att_key": True, "norm_rel_ebd": "layer_norm"},
+    **{kind: {"attention_window": 4} for kind in ("longformer", "led")},
     "bamba": {"attn_layer_indices": [1]},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"]},
     "esmc": {"num_key_value_heads": 4},
@@ -172,7 +178,7 @@ def tiny(head: str, kind: str, name: str, attention: str = "sdpa") -> nn.Module:
     with torch.device("meta"):
         size = sum(parameter.numel() for parameter in model_class._from_config(copy.deepcopy(config)).parameters())
     if size > 20_000_000:
-        raise ValueError(f"{size} parameters")
+        raise ValueError("it still has more than 20,000,000 parameters")
     try:
         model = model_class._from_config(copy.deepcopy(config), attn_implementation=attention)
     except ValueError:
@@ -205,8 +211,12 @@ def batch(head: str, model: nn.Module, left: bool = False) -> dict[str, Tensor]:
     first = torch.where(real, places, LENGTH).min(-1).values
     if head == "sequence" and model.config.is_encoder_decoder:
         ids[torch.arange(3), (places * real).max(-1).values] = model.config.eos_token_id
+    if model.config.model_type == "longformer":
+        inputs["global_attention_mask"] = (places == first.unsqueeze(-1)).long()
     if head == "choice":
         inputs = {key: value.unsqueeze(1).expand(3, 2, LENGTH).clone() for key, value in inputs.items()}
+        others = (ids + 1).clamp(max=WORDS - 1)  # of equal choices all gradients would be rounding errors
+        inputs["input_ids"][:, 1] = others.masked_fill(~real, PAD)
         return inputs | {"labels": torch.tensor([0, 1, 1])}
     if head == "answer":
         return inputs | {"start_positions": first, "end_positions": first + 1}

@@ -55,3 +55,37 @@ def test_virtual_tokens_count_as_nothing(kind: str) -> None:
         assert told[key].shape == (3, 7 + added)
         assert (told[key][:, :added] == nothing).all()
         assert torch.equal(told[key][:, added:], plain[key])
+
+
+@pytest.mark.parametrize("kind", ["PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING"])
+def test_an_encoders_virtual_tokens_are_none_of_the_decoder(kind: str) -> None:
+    model, inputs = build("marian"), batch("marian")
+    plain = described(model, inputs)
+    prompt: Any = SimpleNamespace(num_virtual_tokens=4, peft_type=kind, num_transformer_submodules=2)
+    model.active_peft_config = prompt
+    told = described(model, inputs)
+    assert all(torch.equal(told[key], plain[key]) for key in ("token_mask", "targets"))
+
+
+def test_labels_that_are_shifted_already() -> None:
+    model, inputs = build("llama"), batch("llama")
+    inputs["shift_labels"] = inputs["labels"].roll(2, 1)
+    told = described(model, inputs)
+    assert torch.equal(told["targets"], inputs["shift_labels"])
+    assert torch.equal(told["token_mask"], (inputs["shift_labels"] != -100) & inputs["attention_mask"].bool())
+
+
+@pytest.mark.parametrize("keep", [3, torch.tensor([0, 4, 5])])
+def test_only_logits_that_are_kept_are_told_of(keep: Any) -> None:
+    """A model that computes few logits has an objective over these: the loss is the caller's."""
+    model, inputs = build("llama"), batch("llama")
+    all_of = described(model, inputs)
+    labels = inputs.pop("labels")
+    told = described(model, {**inputs, "labels": labels, "logits_to_keep": keep})
+    places = slice(-3, None) if isinstance(keep, int) else keep
+    assert torch.equal(told["token_mask"], all_of["token_mask"][:, places])
+    assert torch.equal(told["targets"], all_of["targets"][:, places])
+    with ADDrop(p=0.5, q=0.5, sites="*", cross_tuning="off").attach(model) as regularizer:
+        regularizer.supply(targets=told["targets"])
+        assert model(**inputs, logits_to_keep=keep).logits.shape[1] == 3
+        assert all(not site.keep.all() for site in regularizer.attached_sites)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 pytest.importorskip("transformers")
 
 from attn_reg_plugin import ADDrop
-from tests.backends.huggingface_models import FAMILIES, batch, build, ids
+from tests.backends.huggingface_models import FAMILIES, FORMS, batch, build, ids
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 GENERATING = [name for name, family in FAMILIES.items() if family.stacks != "encoder"]
@@ -33,9 +33,8 @@ def assert_identical(first: list[Tensor], second: list[Tensor]) -> None:
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("full", [False, True], ids=["padded", "full"])
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name, attention", FORMS)
 def test_an_idle_model_is_the_stock_model(name: str, full: bool, attention: str) -> None:
     """In evaluation and, with dropout on, in training: outputs, gradients and random draws (p = 0 and plain epochs)."""
     model = build(name, dropout=0.2, attention=attention)
@@ -48,7 +47,8 @@ def test_an_idle_model_is_the_stock_model(name: str, full: bool, attention: str)
         regularizer = ADDrop(sites="*", **options)
         with regularizer.attach(model):
             regularizer.begin_epoch(1)
-            assert model.config._attn_implementation.startswith("attn_reg") or name == "t5"
+            named = FAMILIES[name].interface and name != "t5"
+            assert model.config._attn_implementation.startswith("attn_reg") or not named
             assert torch.equal(model(**inputs).logits, evaluated)
             assert_identical(step(model.train(), inputs), trained)
             model.eval()
@@ -97,6 +97,8 @@ def test_generation_is_the_stock_models(name: str, attention: str) -> None:
 @pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.checkpointing])
 def test_activation_checkpointing_changes_nothing(name: str, reentrant: bool) -> None:
     """The recomputed layers find their masks; the probe never runs PyTorch's reentrant form."""
+    if name == "deberta_v3" and reentrant:
+        pytest.skip("transformers' own layers fail: they share the normalized embeddings of positions")
     inputs, results = batch(name), []
     for checkpointing in (False, True):
         model = build(name, dropout=0.1, use_cache=False) if "distil" not in name else build(name, dropout=0.1)
@@ -112,8 +114,7 @@ def test_activation_checkpointing_changes_nothing(name: str, reentrant: bool) ->
         torch.testing.assert_close(recomputed, plain, atol=1e-6, rtol=1e-4)
 
 
-def test_compiled_models() -> None:
-    """A detached model compiles, and so does an attached one: its plain and its regularized forwards are right."""
+def test_a_detached_model_compiles() -> None:
     inputs = batch("bert")
     model = build("bert", num_hidden_layers=1)
     expected = model(**inputs).logits
@@ -121,16 +122,6 @@ def test_compiled_models() -> None:
         model(**inputs)
     detached = torch.compile(copy.deepcopy(model), backend="eager")
     torch.testing.assert_close(detached(**inputs).logits, expected)
-    torch.compiler.reset()
-    with ADDrop(sites="*", p=0.5, q=0.5, cross_tuning="off").attach(model):
-        compiled = torch.compile(model, backend="eager")
-        torch.testing.assert_close(compiled.eval()(**inputs).logits, expected)
-        results = []
-        for forward in (compiled.train(), model.train()):
-            torch.manual_seed(1)
-            results.append(forward(**inputs).logits)
-        torch.testing.assert_close(*results)
-        assert not results[0].allclose(expected)
     torch.compiler.reset()
 
 

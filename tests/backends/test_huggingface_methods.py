@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -20,7 +21,7 @@ from attn_reg_plugin.regularizers.probing import without_dropout
 from tests.backends.huggingface_models import FAMILIES, PAD, WORDS, batch, build, objective
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-FEW = ["bert", "albert", "marian", "t5", "llama"]
+FEW = ["bert", "albert", "marian", "t5", "llama", "deberta_v3", "mpnet", "xlnet"]
 
 
 def train(model: nn.Module, inputs: dict[str, Tensor], seed: int = 2) -> Tensor:
@@ -33,7 +34,7 @@ def train(model: nn.Module, inputs: dict[str, Tensor], seed: int = 2) -> Tensor:
 
 
 @pytest.mark.parametrize("attribution", ["gradient", "integrated", "attention", "random"])
-@pytest.mark.parametrize("name", FEW)
+@pytest.mark.parametrize("name", [*FEW, "longformer"])
 def test_ad_drop_with_every_attribution(name: str, attribution: str) -> None:
     model, inputs = build(name, dropout=0.1), batch(name)
     plain = train(model, inputs)
@@ -45,7 +46,7 @@ def test_ad_drop_with_every_attribution(name: str, attribution: str) -> None:
         assert 0 < counted[f"dropped/{site}"] < counted[f"valid/{site}"]
 
 
-@pytest.mark.parametrize("name", FEW)
+@pytest.mark.parametrize("name", [*FEW, "longformer"])
 def test_attention_layer_drop_is_the_mean_of_the_values(name: str) -> None:
     """Against the model's own attention with zero queries: without position bias, uniform over what is valid."""
     model, inputs = build(name), batch(name)
@@ -53,18 +54,17 @@ def test_attention_layer_drop_is_the_mean_of_the_values(name: str) -> None:
     with AttentionLayerDrop(p=1.0, sites="*").attach(model):
         dropped = train(model, inputs)
     assert not dropped.allclose(plain)
-    zeroed = {"albert": "query", "bert": "query", "marian": "q_proj", "llama": "q_proj", "t5": "q"}[name]
+    zeroed = re.compile(
+        r"(query|query_\w+|q|q_proj|relative_attention_bias)\.(weight|bias)$|rel_embed|\.(q|r_\w_bias)$"
+    )
     with torch.no_grad():
-        for site in find_sites(model, "*"):
-            getattr(site.module, zeroed).weight.zero_()
-            if getattr(site.module, zeroed).bias is not None:
-                getattr(site.module, zeroed).bias.zero_()
-            if getattr(site.module, "relative_attention_bias", None) is not None:
-                site.module.relative_attention_bias.weight.zero_()
+        for part, parameter in model.named_parameters():
+            if zeroed.search(part):
+                parameter.zero_()
     torch.testing.assert_close(train(model, inputs), dropped, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", FEW)
+@pytest.mark.parametrize("name", [*FEW, "longformer"])
 def test_rows_that_lose_everything_are_the_mean_of_their_values(name: str) -> None:
     """Also with a position bias: dropping every position by a mask is attention LayerDrop."""
     model, inputs = build(name), batch(name)
@@ -76,7 +76,7 @@ def test_rows_that_lose_everything_are_the_mean_of_their_values(name: str) -> No
     assert all(counted[f"dropped/{site}"] == counted[f"valid/{site}"] for site in FAMILIES[name].sites)
 
 
-@pytest.mark.parametrize("name", FEW)
+@pytest.mark.parametrize("name", [*FEW, "longformer"])
 def test_scheduled_dropout_drops_at_its_rate(name: str) -> None:
     model, inputs = build(name), batch(name)
     plain = train(model, inputs)
@@ -88,7 +88,7 @@ def test_scheduled_dropout_drops_at_its_rate(name: str) -> None:
     assert all(0.3 < rate < 0.7 for rate in rates)
 
 
-@pytest.mark.parametrize("name", ["bert", "distilbert", "modernbert", "marian", "llama"])
+@pytest.mark.parametrize("name", ["bert", "distilbert", "modernbert", "marian", "llama", "mpnet"])
 def test_layer_drop_is_the_model_without_the_layers(name: str) -> None:
     model, inputs = build(name), batch(name)
     regularizer, seen = method("layer_drop", p=0.5, sites="*"), set()
@@ -135,6 +135,7 @@ def test_a_layer_that_others_need_gives_that_although_it_is_left_out() -> None:
 
 
 OWN_DROPOUT = {"bert": "attention_probs_dropout_prob", "albert": "attention_probs_dropout_prob"}
+OWN_DROPOUT |= dict.fromkeys(["deberta", "deberta_v3", "mpnet"], "attention_probs_dropout_prob")
 OWN_DROPOUT |= dict.fromkeys(["marian", "llama"], "attention_dropout")
 
 
@@ -174,7 +175,7 @@ def test_a_probe_without_dropout_has_none(name: str) -> None:
     assert modes == [(m.training, getattr(m, "p", None), getattr(m, "dropout", None)) for m in model.modules()]
 
 
-@pytest.mark.parametrize("name", ["bert", "t5"])
+@pytest.mark.parametrize("name", ["bert", "t5", "deberta", "mpnet", "xlnet"])
 def test_a_bfloat16_probe(name: str) -> None:
     model, inputs = build(name), batch(name)
     with ADDrop(p=0.5, q=0.5, sites="*", cross_tuning="off", probe_dtype="bfloat16").attach(model) as regularizer:
@@ -183,13 +184,13 @@ def test_a_bfloat16_probe(name: str) -> None:
         assert all(site.keep is not None for site in regularizer.attached_sites)
 
 
-@pytest.mark.parametrize("name", ["bert", "bart", "t5"])
+@pytest.mark.parametrize("name", ["bert", "bart", "t5", "deberta", "deberta_v3", "mpnet", "xlnet"])
 def test_eager_models_still_return_their_attentions(name: str) -> None:
     """Also while they are regularized: zero where positions were dropped, and rows that sum to one."""
-    model, inputs = build(name, attention="eager"), batch(name)
+    model, inputs = build(name, attention="eager"), batch(name, full=name.startswith("deberta"))  # it masks queries
     with ADDrop(p=0.5, q=0.9, sites="encoder.self", cross_tuning="off").attach(model) as regularizer:
         outputs = model(**inputs, output_attentions=True)
-        maps = outputs.attentions if name == "bert" else outputs.encoder_attentions
+        maps = outputs.attentions if FAMILIES[name].stacks == "encoder" else outputs.encoder_attentions
         for weights, site in zip(maps, regularizer.attached_sites, strict=True):
             alive = site.keep.any(-1, keepdim=True)
             assert (weights[~site.keep & alive] == 0).all() and (~site.keep & alive).any()
@@ -238,7 +239,7 @@ class Labelled:
             yield {key: value[index : index + 1] for key, value in batch(self.name).items()}
 
 
-@pytest.mark.parametrize("name", ["bert", "roberta", "albert", "marian", "bart", "t5"])
+@pytest.mark.parametrize("name", ["bert", "roberta", "albert", "marian", "bart", "t5", "deberta_v3", "xlnet"])
 def test_attend_out_plays_its_rounds(name: str) -> None:
     model, inputs = build(name), batch(name)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
@@ -252,7 +253,8 @@ def test_attend_out_plays_its_rounds(name: str) -> None:
         assert regularizer.game.rounds == 2
         assert regularizer.game.last_round["generator_gnorm"] > 0
         defender = regularizer.game.defender.model
-        assert defender.config._attn_implementation == "sdpa"
+        assert not defender.config._attn_implementation.startswith("attn_reg")
+        assert defender.training and not any(hasattr(module, "attn_reg_site") for module in defender.modules())
         assert not defender._forward_pre_hooks
 
 
@@ -264,6 +266,9 @@ EMBEDDINGS = {
     "bart": ("model.encoder.embed_tokens", "model.encoder.embed_positions"),
     "m2m_100": ("model.encoder.embed_tokens", None),
     "t5": ("shared", None),
+    "deberta_v3": ("deberta.embeddings.word_embeddings", None),
+    "mpnet": ("mpnet.embeddings.word_embeddings", "mpnet.embeddings.position_embeddings"),
+    "xlnet": ("transformer.word_embedding", None),
 }
 
 

@@ -17,12 +17,12 @@ from tests.attention.tiny_model import PAD, loss_of, tokens
 from tests.backends import fairseq_models, huggingface_models
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-FAMILIES = ["fairseq", "bert", "bert, left", "marian", "llama", "torch", "own"]
+FAMILIES = ["fairseq", "bert", "bert, left", "marian", "llama", "torch", "own", "deberta", "xlnet", "longformer"]
 #: family, direction, and what is special about the training
 CASES = [
     *((name, direction, "plain") for name in FAMILIES for direction in ("high", "low")),
     *((name, "high", "scaled and in parts") for name in FAMILIES),
-    *((name, "high", "checkpointed") for name in ("bert, left", "marian", "llama", "own")),
+    *((name, "high", "checkpointed") for name in ("bert, left", "marian", "llama", "own", "deberta")),
     *((name, "high", "reentrant") for name in ("bert, left", "marian", "llama")),
 ]
 
@@ -110,14 +110,21 @@ def test_what_is_kept_is_what_a_fresh_probe_finds(name, direction, way, dropping
         found = kept.kept.find(forward, Setting(0.4, direction), Statistics())
         assert not found.missing and len(masks) == len(kept.attached_sites)
         for index, site in enumerate(kept.attached_sites):
-            (keep,) = masks[site.name]
-            region = found.region(site, (index, 0), tuple(keep.shape), torch.device("cpu"))
-            queries, keys = (
-                examples.real.get(stack, torch.ones(len(keep), n, dtype=torch.bool))
-                for stack, n in zip(stacks_of(site), keep.shape[2:], strict=True)
-            )
-            real = queries[:, None, :, None] & keys[:, None, None, :]
-            causal = site.stack == "decoder" and site.kind == "self"
-            real = real & torch.ones(keep.shape[2:], dtype=torch.bool).tril() if causal else real
-            assert real.any() and ((~keep & real) == (region & real)).all(), site.name
-            assert not (region & ~(queries[:, None, :, None] & keys[:, None, None, :])).any()
+            for call, keep in enumerate(masks[site.name]):
+                region = found.region(site, (index, call), tuple(keep.shape), torch.device("cpu"))
+                tokens = [
+                    examples.real.get(stack, torch.ones(len(keep), n, dtype=torch.bool))
+                    for stack, n in zip(stacks_of(site), keep.shape[2:], strict=True)
+                ]
+                if call:  # Longformer's second is of the one global token, which comes first
+                    tokens[0] = tokens[0][:, :1]
+                queries, keys = tokens[0][:, None, :, None], tokens[1][:, None, None, :]
+                real = queries & keys
+                if name == "longformer" and not call:
+                    places = torch.arange(keep.size(-1))
+                    near = (places[:, None] - places).abs() <= 2
+                    real = real & (near | (places == 0)) & (places > 0)[:, None]
+                causal = site.stack == "decoder" and site.kind == "self"
+                real = real & torch.ones(keep.shape[2:], dtype=torch.bool).tril() if causal else real
+                assert real.any() and ((~keep & real) == (region & real)).all(), site.name
+                assert not (region & ~(queries & keys)).any()

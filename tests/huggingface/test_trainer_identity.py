@@ -33,7 +33,7 @@ def accuracy(predicted: Any) -> dict[str, float]:
     return {"first": float((guesses[:, 1] == predicted.label_ids[:, 0]).mean()), "ids": float(numpy.sum(guesses))}
 
 
-@pytest.mark.parametrize("name", ["bert", "marian", "llama"])
+@pytest.mark.parametrize("name", ["bert", "marian", "llama", "deberta_v3"])
 @pytest.mark.parametrize(
     "options", [{}, {"gradient_accumulation_steps": 2, "label_smoothing_factor": 0.1}], ids=["plain", "accumulated"]
 )

@@ -152,17 +152,6 @@ def test_copies_of_an_attached_model() -> None:
         assert torch.equal(model(**inputs).loss, expected)
 
 
-@pytest.mark.slow
-def test_compiling_an_attached_model() -> None:
-    model, inputs, regularizer = build("bert"), batch("bert"), ad_drop(q=1.0)
-    with regularizer.attach(model):
-        expected = model(**inputs).loss
-        keep = [site.keep for site in regularizer.attached_sites]
-        loss = torch.compile(model, backend="eager")(**inputs).loss
-        assert torch.allclose(loss, expected)
-        assert all(torch.equal(old, site.keep) for old, site in zip(keep, regularizer.attached_sites, strict=True))
-
-
 REFUSALS: list[tuple[Any, dict[str, Any], str]] = [
     (lambda: ad_drop(sites="decoder.cross"), {}, r"matches nothing in this model; its sites are: encoder.self\[0\]"),
     (lambda: AttendOut(reward_subset="test"), {}, "the trainer has one unnamed eval_dataset"),
@@ -203,9 +192,18 @@ def test_gradients_that_data_parallel_training_would_wait_for(tmp_path: Path) ->
         torch.distributed.destroy_process_group()
 
 
-def test_a_trainer_that_cannot_be_regularized_is_refused_when_it_is_made(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="torch_compile=True cannot be combined"):
-        trainer_of(tmp_path, "bert", ad_drop(), torch_compile=True)
+def test_a_compiled_training(tmp_path: Path) -> None:
+    """Trainer's `torch_compile`: the same masks and losses as without it."""
+    logs = []
+    for options in ({}, {"torch_compile": True, "torch_compile_backend": "eager"}):
+        model = build("bert", 0.1, num_hidden_layers=1)
+        trainer = trainer_of(tmp_path, "bert", ad_drop(), model, max_steps=1, logging_steps=1, **options)
+        trainer.train()
+        logs.append(trainer.state.log_history[0])
+    torch.compiler.reset()
+    assert logs[0]["regularized"] == 1.0 and logs[0]["drop_encoder.self[0]"] > 0.1
+    for name in ("loss", "grad_norm", "drop_encoder.self[0]"):
+        assert logs[1][name] == pytest.approx(logs[0][name], rel=1e-4)
 
 
 def test_the_package_has_the_callback_when_it_is_asked_for() -> None:

@@ -28,7 +28,8 @@ def examples(name: str, size: int = 24, seed: int = 4) -> list[dict[str, list[in
     for _ in range(size):
         lengths = torch.randint(3, 8, (2,), generator=generator).tolist()
         source, target = (torch.randint(4, WORDS, (n,), generator=generator).tolist() for n in lengths)
-        labels = {"bert": source[0] % CLASSES, "llama": source}.get(name, target)
+        classified = dict.fromkeys(("bert", "deberta_v3"), source[0] % CLASSES)
+        labels = {**classified, "llama": source}.get(name, target)
         made.append({"input_ids": source, "labels": labels})
     return made
 

@@ -234,8 +234,17 @@ def test_a_task_without_labels(folder: Path) -> None:
         HFEncoderModel.build_model(HFEncoderConfig(), SimpleNamespace())
 
 
-def test_deberta_is_refused_by_a_regularizer_only(tmp_path: Path) -> None:
-    model = build(make_encoder(tmp_path, "DebertaV2", type_vocab_size=0))
+def test_a_model_without_sites_is_refused_by_a_regularizer_only(tmp_path: Path) -> None:
+    model = build(make_encoder(tmp_path, "Nystromformer", type_vocab_size=1))
     assert model(**batch())["logits"].shape == (3, 3)
-    with pytest.raises(ValueError, match=r"DeBERTa's attention .* use a model whose attention does, such as ELECTRA"):
+    with pytest.raises(
+        ValueError, match=r"^NystromformerFor\w+'s attention .* use a model whose attention does, such as"
+    ):
         ADDrop().attach(model)
+
+
+def test_deberta_is_regularized(tmp_path: Path) -> None:
+    model = build(make_encoder(tmp_path, "DebertaV2", type_vocab_size=0)).train()
+    with ADDrop(p=0.5, q=0.5, cross_tuning="off").attach(model) as regularizer:
+        model(**batch())
+        assert all(site.keep is not None for site in regularizer.attached_sites)
