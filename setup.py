@@ -9,6 +9,7 @@ HF = ["transformers>=5.23", "accelerate>=1.0"]
 EXPERIMENTS = ["numpy", "sacrebleu>=2.4", "sentencepiece>=0.2", "datasets>=3.0", "rich>=13.0", "matplotlib>=3.8"]
 EXPERIMENTS += ["omegaconf>=2.3", "optuna>=4.0", "scipy>=1.11"]
 DEV = ["pytest>=8.0", "hypothesis>=6", "ruff>=0.8", "import-linter>=2.0", "tensorboardX", "pytest-xdist>=3.6"]
+CLIENTS = ["trl>=1.16", "peft>=0.21", "sentence-transformers>=6.2", "setfit>=1.2", "lightning>=2.6"]
 DOCS = ["mkdocs-material>=9.5", "mkdocstrings[python]>=0.26"]
 
 setup(
@@ -22,6 +23,13 @@ setup(
     package_data={"attn_reg_plugin": ["py.typed", "corpora/*.gz", "corpora/*.md"]},
     python_requires=">=3.11",
     install_requires=["torch>=2.6"],
-    extras_require={"fairseq": FAIRSEQ, "hf": HF, "experiments": EXPERIMENTS, "dev": DEV, "docs": DOCS},
+    extras_require={
+        "fairseq": FAIRSEQ,
+        "hf": HF,
+        "experiments": EXPERIMENTS,
+        "clients": CLIENTS,
+        "dev": DEV,
+        "docs": DOCS,
+    },
     entry_points={"console_scripts": ["attn-reg=attn_reg_plugin.cli:main"]},
 )

@@ -40,9 +40,13 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """`AttnRegCallback`, which imports transformers, once it is asked for."""
+    """The callbacks, which import transformers or Lightning, once they are asked for."""
     if name == "AttnRegCallback":
         from attn_reg_plugin.huggingface import AttnRegCallback
 
         return AttnRegCallback
+    if name == "LightningCallback":
+        from attn_reg_plugin.lightning import LightningCallback
+
+        return LightningCallback
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

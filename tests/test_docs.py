@@ -24,8 +24,11 @@ from attn_reg_plugin.regularizers import REGISTRY, Regularizer, options_of
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md"))]
 EXAMPLES = [path for path in sorted(ROOT.glob("examples/*/README.md")) if path.parent.name != "huggingface"]
-#: of programs that are neither fairseq's nor ours: pip, hydra
+#: of programs that are neither fairseq's nor ours: pip, hydra, torchrun, SLURM
 FOREIGN = {"--help", "--no-build-isolation", "--config-dir", "--config-name"}
+FOREIGN |= {f"--{name}" for name in ("nproc_per_node", "nnodes", "node_rank", "master_addr", "master_port")}
+FOREIGN |= {f"--{name}" for name in ("rdzv_id", "rdzv_backend", "rdzv_endpoint")}
+FOREIGN |= {f"--{name}" for name in ("nodes", "ntasks-per-node", "gpus-per-node")}
 SHARED = {option.name for option in options_of(Regularizer)}
 
 
@@ -144,7 +147,7 @@ def known_flags() -> set[str]:
     parsers = [parser, options.get_training_parser(), options.get_generation_parser(interactive=True)]
     flags = {string for parser in parsers for action in parser._actions for string in action.option_strings}
     generated = hooks.flags_of_methods() + hooks.flags_of_fairseq_face() + hooks.flags_of_attn_reg()
-    scripts = "".join(path.read_text(encoding="utf-8") for path in ROOT.glob("scripts/*.sh"))
+    scripts = "".join(path.read_text(encoding="utf-8") for path in ROOT.glob("scripts/*.*"))
     programs = "".join(path.read_text(encoding="utf-8") for path in ROOT.glob("examples/**/*.py"))
     return flags | set(re.findall(r"--[a-z][\w-]*", generated + scripts + programs))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import sys
 from pathlib import Path
@@ -127,17 +128,26 @@ def test_the_trainer_trains(tmp_path, one_thread):
 
 
 def test_another_task_is_made_a_regularized_one():
-    from fairseq.tasks import TASK_REGISTRY
+    """With a config dataclass, and without one."""
+    from fairseq.tasks import TASK_CLASS_NAMES, TASK_REGISTRY
+    from fairseq.tasks.speech_to_text import SpeechToTextTask
     from fairseq.tasks.translation import TranslationConfig, TranslationTask
 
-    snippet = next(code for code in SNIPPETS if "class MyRegularizedTask" in code)
     world = {"MyConfig": TranslationConfig, "MyTask": TranslationTask, "__name__": __name__}
-    exec(snippet, world)
-    assert TASK_REGISTRY.pop("my_regularized_task") is world["MyRegularizedTask"]
+    world["SpeechToTextTask"] = SpeechToTextTask
+    for snippet in [code for code in SNIPPETS if "class MyRegularizedTask" in code]:
+        exec(snippet, world)
+        made = TASK_REGISTRY.pop("my_regularized_task")
+        TASK_CLASS_NAMES.remove("MyRegularizedTask")
+        assert made is world["MyRegularizedTask"]
+    parser = argparse.ArgumentParser()
+    made.add_args(parser)
+    assert {"--attn-reg", "--ad-drop-p", "--config-yaml"} <= parser._option_string_actions.keys()
 
 
 def test_every_snippet_is_run_here():
-    known = ("regularizer.attach(model)", "AttnRegCallback", "MyAttention", "TheirBackend", "MyRegularizedTask")
+    known = ("regularizer.attach(model)", "AttnRegCallback", "MyAttention", "TheirBackend")
+    known += ("(AttnRegTask, MyTask)", "(AttnRegTask, SpeechToTextTask)", "LightningCallback", "Accelerator(")
     assert len(SNIPPETS) == len(known), "the README's are the guide's, to the letter"
     for snippet in SNIPPETS:
         assert any(name in snippet for name in known), snippet

@@ -7,7 +7,7 @@ an empty row, so a dead row keeps its valid keys and loses its query instead: ze
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -246,11 +246,13 @@ def _attend_saving_bits(
         scores = bias.masked_fill(dead, 0.0).masked_fill(~mask, float("-inf"))
         return F.scaled_dot_product_attention(query, key, value, scores, dropout_p, scale=scale)
 
-    packed, keys = pack_bits(mask), mask.size(-1)  # not the mask: the hooks live as long as the graph
+    # the hooks live as long as the graph: they hold neither the mask, nor the query, nor, once that is saved, the bits
+    bits, keys, kind = [pack_bits(mask)], mask.size(-1), {"dtype": query.dtype, "device": query.device}
 
     def additive(mask: Tensor) -> Tensor:
         # a mask may be shared by heads that a bias is not
-        scores = query.new_zeros(mask.shape if bias is None else torch.broadcast_shapes(mask.shape, bias.shape))
+        shape = mask.shape if bias is None else torch.broadcast_shapes(mask.shape, bias.shape)
+        scores = torch.zeros(shape, **kind)
         if bias is not None:
             scores += bias
             scores.masked_fill_(dead, 0.0)
@@ -259,15 +261,24 @@ def _attend_saving_bits(
     scores = additive(mask)
     pointer = scores.data_ptr()  # nor the map
 
-    def pack(tensor: Tensor) -> Tensor | torch.Size:
-        return tensor.shape if tensor.data_ptr() == pointer else tensor
+    # PyTorch asks the innermost hooks only: what checkpointing or offloading would do is asked for here
+    outer = torch._C._autograd._top_saved_tensors_default_hooks(False)
+    keep, give = (lambda tensor: tensor, lambda held: held) if outer is None else outer
 
-    def unpack(saved: Tensor | torch.Size) -> Tensor:
+    def pack(tensor: Tensor) -> tuple[torch.Size | None, Any]:
+        if tensor.data_ptr() == pointer:
+            return tensor.shape, keep(bits[0])
+        return None, keep(tensor)
+
+    def unpack(saved: tuple[torch.Size | None, Any]) -> Tensor:
+        shape, held = saved
         # a kernel may keep the map expanded to all heads
-        return saved if isinstance(saved, Tensor) else additive(unpack_bits(packed, keys)).expand(saved)
+        return give(held) if shape is None else additive(unpack_bits(give(held), keys)).expand(shape)
 
     with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
-        return F.scaled_dot_product_attention(query, key, value, scores, dropout_p, scale=scale)
+        output = F.scaled_dot_product_attention(query, key, value, scores, dropout_p, scale=scale)
+    bits.clear()
+    return output
 
 
 def _record(

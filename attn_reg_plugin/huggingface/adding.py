@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from transformers import Trainer
 
 from attn_reg_plugin.backends.huggingface_inputs import described
+from attn_reg_plugin.huggingface.step_loss import step_loss
 from attn_reg_plugin.regularizers import Regularizer
 
 
@@ -41,7 +43,8 @@ def added_loss(
         count = None if items is None else torch.as_tensor(items, device=args.device).float() * times
         count = None if count is None else count.requires_grad_()
         try:
-            loss = compute_loss(model, dict(batch), num_items_in_batch=count)
+            repeated = partial(compute_loss, model, num_items_in_batch=count)
+            loss = step_loss(trainer, regularizer, repeated, model, dict(batch))
         finally:
             regularizer.supply(told)
         # a loss that depends on the count was divided by it

@@ -18,10 +18,12 @@ from torch.optim import Optimizer
 from transformers import Trainer
 
 from attn_reg_plugin.backends.huggingface_inputs import described
+from attn_reg_plugin.huggingface.step_loss import untouched
 from attn_reg_plugin.regularizers import Outcome, Tokens
-from attn_reg_plugin.regularizers.defender import Defender
+from attn_reg_plugin.regularizers.defender import Defender, evaluating
 from attn_reg_plugin.regularizers.distributed import average_gradients
 from attn_reg_plugin.regularizers.objectives import IGNORED, logits_of
+from attn_reg_plugin.regularizers.probing import same_randomness
 
 #: keys of a dictionary of evaluation sets that `valid` means
 VALID = ("valid", "validation", "eval")
@@ -264,4 +266,29 @@ class TrainerTraining:
     def problem(self, subset: str) -> tuple[TrainerProblem, int]:
         """See `Training`."""
         problem = TrainerProblem(self.trainer, subset)
+        self._check_rewards(problem, subset)
         return problem, len(problem.indices)
+
+    def _check_rewards(self, problem: TrainerProblem, subset: str) -> None:
+        """Measure one example of the reward data, before anything is trained.
+
+        Raises:
+            ValueError: it has no loss.
+        """
+        trainer, model = self.trainer, self.trainer.model
+        with same_randomness(trainer.args.device), untouched(trainer, model), evaluating(model):
+            (inputs,) = problem.validation(1)
+            reason: Any = "the loss is not a number for each example"
+            try:
+                loss = problem.loss(model, inputs).loss
+                if isinstance(loss, Tensor) and loss.numel() == 1:
+                    return
+            except (ValueError, TypeError, KeyError, AttributeError) as error:
+                reason = error
+        batch = inputs["batch"]
+        held = ", ".join(map(str, batch)) if isinstance(batch, Mapping) else f"a {type(batch).__name__}"
+        raise ValueError(
+            f"AttendOut rewards by the loss of each example, but an example of {subset!r} gives {type(model).__name__} "
+            f"none (the batch has: {held}): {str(reason).splitlines()[0] if str(reason) else type(reason).__name__}; "
+            "use data with gold labels, such as reward_subset='train[90%:]', or another method, such as AD-DROP"
+        )

@@ -9,6 +9,8 @@ what the method does to the log, and detaches at the end, also when an exception
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +23,11 @@ from attn_reg_plugin.backends.huggingface_inputs import described
 from attn_reg_plugin.checkpoints import allow_checkpoint_types, load_state, refuse_state, save_state
 from attn_reg_plugin.huggingface.adding import added_loss
 from attn_reg_plugin.huggingface.attend_out_trainer import TrainerTraining
-from attn_reg_plugin.huggingface.quantities import quantities
 from attn_reg_plugin.huggingface.running import Interception, calling_trainer, refuse, refuse_unused_parameters
+from attn_reg_plugin.huggingface.step_loss import step_loss
 from attn_reg_plugin.regularizers import Regularizer
 from attn_reg_plugin.regularizers.distributed import object_from_first_rank, rank
+from attn_reg_plugin.regularizers.quantities import quantities
 
 logger = logging.getLogger(__name__)
 
@@ -155,20 +158,32 @@ class AttnRegCallback(TrainerCallback):
     def _training_step(self, original: Any, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Tensor:
         """Supply what the forward's arguments may not show: label smoothing takes the labels away."""
         device, statistics = self.trainer.args.device, self.regularizer.statistics
-        batch = dict(send_to_device(inputs, device))
-        items = args[0] if args else kwargs.get("num_items_in_batch")
-        self.regularizer.supply(batch=batch, num_items=items, **described(self.regularizer.model, batch))
+        self._supply(inputs, args[0] if args else kwargs.get("num_items_in_batch"))
         try:
             with statistics.seconds("step_seconds", device):
                 return original(model, inputs, *args, **kwargs)
         finally:
             self.regularizer.supply()
 
-    def _compute_loss(self, original: Any, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """The trainer's loss; in training, with what the method adds to it."""
+    def _supply(self, inputs: Any, items: Tensor | int | None) -> None:
+        """A batch: what goes to the model by name, or what it is made of, such as a list of prompts."""
+        batch = send_to_device(inputs, self.trainer.args.device)
+        batch = dict(batch) if isinstance(batch, Mapping) else batch
+        told = described(self.regularizer.model, batch) if isinstance(batch, dict) else {}
+        self.regularizer.supply(batch=batch, num_items=items, **told)
+
+    def _compute_loss(self, original: Any, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """The trainer's loss; in a step of training, where it can be probed, with what the method adds to it."""
         items = kwargs.get("num_items_in_batch")
-        if not model.training or self.regularizer.passes == 1 or args or kwargs.keys() - {"num_items_in_batch"}:
+        supplied = self.regularizer.supplied
+        ours = model is self.trainer.model_wrapped or model is self.regularizer.model
+        if not model.training or not ours or supplied.batch is None:
             return original(model, inputs, *args, **kwargs)
+        if not isinstance(supplied.batch, dict) and isinstance(inputs, Mapping):
+            self._supply(inputs, supplied.num_items)  # the trainer has made it of what it was given
+        if self.regularizer.passes == 1 or args or kwargs.keys() - {"num_items_in_batch"}:
+            compute = partial(_called, original, model, *args, **kwargs)
+            return step_loss(self.trainer, self.regularizer, compute, model, inputs)
         return added_loss(self.trainer, self.regularizer, original, model, inputs, items)
 
     def _log(self, original: Any, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
@@ -193,6 +208,7 @@ class AttnRegCallback(TrainerCallback):
         """Write the state, whole or not at all; rank 0 does it for all ranks."""
         self.saved = self.trainer.state.global_step
         if rank() == 0 and not self.trainer.args.save_only_model:
+            folder.mkdir(parents=True, exist_ok=True)  # Trainer makes it later where the model is written in shards
             save_state(self._file(folder), self.regularizer.state_dict())
 
     def _load(self, checkpoint: Path | None) -> None:
@@ -224,3 +240,9 @@ class AttnRegCallback(TrainerCallback):
             logger.warning(
                 f"no {path.name} in {checkpoint}: {self.regularizer.name} starts anew from the checkpoint's weights"
             )
+
+
+def _called(function: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+    """`function(model, inputs, ...)` where the inputs come last."""
+    *rest, inputs = args
+    return function(model, inputs, *rest, **kwargs)

@@ -47,13 +47,17 @@ def refuse(trainer: Trainer) -> None:
         ValueError: sharded parameters, or one process for several devices.
     """
     args = trainer.args
-    sharded = {"FSDP": trainer.is_fsdp_enabled, "DeepSpeed": trainer.is_deepspeed_enabled}
-    for name, used in sharded.items():
-        if used:
-            raise ValueError(
-                f"{name} cannot be combined with AttnRegCallback: the probe needs the whole model on each process; "
-                "use data parallel training (torchrun without it)"
-            )
+    plugins = trainer.accelerator.state
+    if trainer.is_fsdp_enabled and plugins.fsdp_plugin.fsdp_version != 2:
+        raise ValueError(
+            "FSDP1 (fsdp_config's version: 1) cannot be combined with AttnRegCallback; use FSDP2, "
+            "fsdp_config={'version': 2}"
+        )
+    if trainer.is_deepspeed_enabled and plugins.deepspeed_plugin.zero_stage == 3:
+        raise ValueError(
+            "DeepSpeed ZeRO 3 cannot be combined with AttnRegCallback: it shards parameters; use FSDP2 "
+            "(fsdp=True), or ZeRO stage 1 or 2"
+        )
     if args.n_gpu > 1:
         raise ValueError(
             f"one process with {args.n_gpu} GPUs copies the model at every forward, and AttnRegCallback would not "

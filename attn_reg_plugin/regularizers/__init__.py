@@ -14,6 +14,7 @@ from attn_reg_plugin.regularizers.combination import Combination
 from attn_reg_plugin.regularizers.generator import Tokens
 from attn_reg_plugin.regularizers.options import options_of
 from attn_reg_plugin.regularizers.scheduled_dropout import ScheduledDropout
+from attn_reg_plugin.regularizers.sharded_state import ShardedState
 from attn_reg_plugin.regularizers.training import Outcome, Problem, Supplied, Training
 
 for _module in pkgutil.iter_modules(__path__):
@@ -29,6 +30,7 @@ __all__ = [
     "Problem",
     "Regularizer",
     "ScheduledDropout",
+    "ShardedState",
     "Supplied",
     "Tokens",
     "Training",

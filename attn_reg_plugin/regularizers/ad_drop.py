@@ -12,8 +12,8 @@ example gave, see `kept_regions`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -32,12 +32,11 @@ from attn_reg_plugin.regularizers.cross_tuning import CrossTuning
 from attn_reg_plugin.regularizers.kept_regions import KeptRegions
 from attn_reg_plugin.regularizers.objectives import (
     LABELS,
+    NoObjective,
     Objective,
     PseudoLabels,
     default_objective,
-    logits_dtype,
     negative_loss,
-    scale_against_underflow,
 )
 from attn_reg_plugin.regularizers.probing import Forward, random_state, set_random_state, unchanged, without_dropout
 from attn_reg_plugin.regularizers.region_files import Setting
@@ -265,7 +264,7 @@ class ADDrop(Regularizer):
         sites = self.attached_sites
         self.kept.ready(sites, self.model, self.epoch)
         found = self.kept.find(forward, self._setting, self.statistics)
-        if found.missing and self.on_miss == "probe":
+        if self.on_miss == "probe" and forward.on_any_rank(bool(found.missing)):
             with self.statistics.seconds("probe_seconds", forward.device), recording(sites):
                 for site, tape, attribution, finite in self._gradient_attributions(forward):
                     region = candidate_region(attribution, tape.valid, self.p, self.direction) & finite
@@ -318,22 +317,24 @@ class ADDrop(Regularizer):
     @contextmanager
     def _probe(self, forward: Forward, same_draws: bool = False) -> Iterator[Callable[[], Tensor]]:
         """A function that runs the probe and returns F; with `same_draws`, every run repeats the first's dropout."""
-        inputs = forward.inputs
+        inputs, step = forward.inputs, self._attachment.whole_step
+        if self.probe == "kept":  # of each forward by itself
+            forward = replace(forward, supplied=replace(forward.supplied, training_loss=None))
         if same_draws and self.integrated_labels == "frozen":
             inputs = {"pseudo_labels": PseudoLabels(), **inputs}
-        device = forward.device
+        device, reduced = forward.device, self.probe_dtype == "bfloat16"
+        precision = partial(torch.autocast, device.type, torch.bfloat16) if reduced else nullcontext
         states = random_state(device) if same_draws else None
 
         def run() -> Tensor:
             put_back()
             if states is not None:
                 set_random_state(device, states)
-            with ExitStack() as stack:
-                if self.probe_dtype == "bfloat16":
-                    stack.enter_context(torch.autocast(device.type, dtype=torch.bfloat16))
-                outputs = forward.run()
-            objective = self.objective(outputs, inputs)
-            return scale_against_underflow(objective, logits_dtype(outputs))
+            try:
+                return step.run(self.objective, forward, inputs, self.attached_sites, precision)
+            except NoObjective as missing:
+                hint = "; or use on_miss='plain', which needs no objective" if self.probe == "kept" else ""
+                raise NoObjective(f"{missing}{hint}", missing.reason) from missing.__cause__
 
         with ExitStack() as stack:
             put_back = stack.enter_context(unchanged(forward.model))

@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
+from attn_reg_plugin.attention.calls import graph_task
 from attn_reg_plugin.attention.graphs import outside_graphs
 from attn_reg_plugin.attention.sites import AttentionSite, Backend, all_sites, find_sites
 from attn_reg_plugin.regularizers.probing import Forward, same_randomness, unchanged
+from attn_reg_plugin.regularizers.sharding import (
+    Expectation,
+    gathered,
+    refuse_sharded,
+    sharded_modules,
+    without_reduction,
+)
 from attn_reg_plugin.regularizers.slots import check_free
 from attn_reg_plugin.regularizers.statistics import Statistics
+from attn_reg_plugin.regularizers.whole_step import IN_BACKWARD, WholeStep
 
 if TYPE_CHECKING:
     from attn_reg_plugin.regularizers.base import Regularizer
@@ -33,10 +43,13 @@ class Attachment:
 
     def __init__(self, regularizer: Regularizer, model: nn.Module) -> None:
         self.regularizer, self.model = regularizer, model
+        refuse_sharded(regularizer, model)
         self.sites = find_sites(model, regularizer.sites) if regularizer.needs_sites else []
         known = self.sites if regularizer.needs_sites else _known_sites(model)
         #: the backends that know the model, one of each kind
         self.backends: list[Backend] = list({type(site.backend): site.backend for site in known}.values())
+        self.whole_step = WholeStep()
+        self.step: Any = None  # of the last forward, by its loss
         self.prepared = False
         self.busy = self.seen = self.idle = self.warned = self.rehearsed = False
         self._install()
@@ -44,6 +57,7 @@ class Attachment:
     def _install(self) -> None:
         """Open the sites and hook the model; all of it or, on an error, nothing."""
         opened: list[AttentionSite] = []
+        self.seen_class, self.sharded = None, []  # what a forward was seen of, and what FSDP2 shards of it
         try:
             for site in self.sites:
                 check_free(self.regularizer, site)
@@ -58,7 +72,7 @@ class Attachment:
         # every regularizer of the model clears its masks before any of them probes
         self.handles = [
             self.model.register_forward_pre_hook(self._begin_forward, prepend=True),
-            self.model.register_forward_pre_hook(self._before_forward, with_kwargs=True),
+            self.model.register_forward_pre_hook(self._hear_of_forward, with_kwargs=True),
             self.model.register_forward_hook(self._end_forward, always_call=True),
         ]
         try:
@@ -72,13 +86,60 @@ class Attachment:
 
     @outside_graphs
     def _begin_forward(self, model: nn.Module, args: tuple[Any, ...]) -> None:
-        if model.training:
+        probing, within = self._within_step()
+        if probing or within:
+            for site in self.sites if self.whole_step.running or not probing else ():
+                site.over = not torch.is_grad_enabled()  # without gradients it is no part of what is differentiated
+        elif model.training and torch.is_grad_enabled():
+            self._refuse_lost_masks()
             self.clear()
+        elif model.training:  # plain; what an earlier forward had, checkpointing may ask for again in its backward
+            for site in self.sites:
+                site.over = True
         elif torch.is_grad_enabled():
             self.idle = True
 
+    def _refuse_lost_masks(self) -> None:
+        """Refuse a further forward of a step whose earlier masks activation checkpointing will want again.
+
+        Raises:
+            RuntimeError: it is one.
+        """
+        loss, self.step = self.step, self.regularizer.supplied.training_loss
+        if loss is None or loss is not self.step or not any(site.calls for site in self.sites):
+            return
+        if any(getattr(module, "gradient_checkpointing", False) for module in self.model.modules()):
+            raise RuntimeError(
+                f"{type(self.model).__name__} runs several times in a training step, and activation checkpointing "
+                f"will run the first again after {self.regularizer.name} has made the masks of the next; turn "
+                "activation checkpointing off"
+            )
+
+    def _within_step(self) -> tuple[bool, bool]:
+        """Whether a method probes a whole step, and whether the sites have what they need for all of its forwards."""
+        steps = [one.whole_step for one in attachments_of(self.model)]
+        loss = self.regularizer.supplied.training_loss
+        within = loss is not None and bool(self.sites) and any(step.holds(loss) for step in steps)
+        return any(step.running for step in steps), within
+
+    def begin_step(self) -> None:
+        """Prepare the sites for all forwards of a step, where its loss is what a method of the model attributes."""
+        together = attachments_of(self.model)
+        loss = self.regularizer.supplied.training_loss
+        if not self.sites or loss is None or not any(one.whole_step.used for one in together):
+            return
+        if self.whole_step.holds(loss) or any(one.whole_step.running for one in together):
+            return  # announced already, by another callback of the trainer's
+        if not any(one.whole_step.holds(loss) for one in together):
+            for one in together:
+                one.clear()
+        self._prepare(self.regularizer.due(), partial(Forward, self.model, (), {}, self.regularizer.supplied))
+        self.whole_step.held = loss
+
     @outside_graphs
     def _end_forward(self, model: nn.Module, args: tuple[Any, ...], outputs: Any) -> None:
+        if self._within_step()[0] and not self.whole_step.running:
+            return
         for site in self.sites:
             site.over = True
         if self.prepared and not self.busy:
@@ -86,20 +147,48 @@ class Attachment:
             self.regularizer.after_forward(outputs)
 
     @outside_graphs
+    def _hear_of_forward(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """`_before_forward`, and what a model that FSDP2 shards needs around it."""
+        if not self._is_sharded():
+            return self._before_forward(model, args, kwargs)
+        with without_reduction(model):
+            self._before_forward(model, args, kwargs)
+        return gathered(model, args, kwargs)  # the end of a probe's backward has freed it
+
+    def _is_sharded(self) -> bool:
+        """Whether FSDP2 shards the model; looked up when its class changes, as `fully_shard` changes it."""
+        if self.seen_class is not type(self.model) and self.model.training:
+            self.seen_class = type(self.model)
+            refuse_sharded(self.regularizer, self.model)
+            modules = self.sharded = sharded_modules(self.model)
+            if modules and self.regularizer.leaves_unused():
+                self.handles.append(Expectation(modules))
+        return bool(self.sharded)
+
     def _before_forward(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self.busy or not model.training or not torch.is_grad_enabled():
+            return
+        probing, within = self._within_step()
+        if probing:
             return
         trained = [site.module is None or site.module.training for site in self.sites]
         self.seen = self.seen or not trained or any(trained)
         due = self.regularizer.due()
+        if due and self.sites and graph_task() >= 0:
+            raise RuntimeError(IN_BACKWARD.format(model=type(model).__name__))
+        if not within:
+            self._prepare(due, partial(self._forward, model, args, kwargs))
         self.regularizer.statistics.add("forwards", 1.0)
         self.regularizer.statistics.add("regularized", float(due))
+
+    def _prepare(self, due: bool, make: Callable[[], Forward]) -> None:
+        """Let the regularizer prepare the sites for a forward, which is due or not."""
         records = self.regularizer.records()
         rehearsing = not due and not self.rehearsed
         if not (due or records or rehearsing):
             return
         self.rehearsed = self.busy = True
-        forward = Forward(model, args, kwargs, self.regularizer.supplied, self._described(model, args, kwargs))
+        forward = make()
         try:
             with self._without_others():
                 if due:
@@ -138,6 +227,9 @@ class Attachment:
             regularizer.statistics = statistics
             self.clear()
 
+    def _forward(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Forward:
+        return Forward(model, args, kwargs, self.regularizer.supplied, self._described(model, args, kwargs))
+
     def _described(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """What the backends read off the model's arguments."""
         described: dict[str, Any] = {}
@@ -173,6 +265,7 @@ class Attachment:
 
     def clear(self) -> None:
         """Plain attention on every site from here."""
+        self.whole_step.held = None
         for site in self.sites:
             site.clear()
 
@@ -205,7 +298,7 @@ class Attachment:
         """On a copy of the model, such as an average of its weights: with a regularizer of its own."""
         twin = memo[id(self)] = copy.copy(self)
         twin.regularizer = self.regularizer.copied()
-        twin.regularizer._attachment = twin
+        twin.regularizer._attachment, twin.whole_step = twin, WholeStep()
         for name in ("model", "sites", "handles"):
             setattr(twin, name, copy.deepcopy(getattr(self, name), memo))
         return twin
@@ -215,6 +308,15 @@ class Attachment:
 
     def __exit__(self, *error: object) -> None:
         self.regularizer.detach()
+
+
+def begin_step(model: nn.Module) -> None:
+    """Announce, to what is attached to `model`, that the step begins whose `training_loss` was supplied.
+
+    In a step without it, or whose forwards have outputs that can be attributed, nothing happens.
+    """
+    for attachment in attachments_of(model):
+        attachment.begin_step()
 
 
 def _known_sites(model: nn.Module) -> list[AttentionSite]:

@@ -25,7 +25,7 @@ from torch.optim import Optimizer
 
 from attn_reg_plugin.regularizers.attachment import attachments_of
 from attn_reg_plugin.regularizers.base import Preset, Regularizer, option, register
-from attn_reg_plugin.regularizers.defender import Defender
+from attn_reg_plugin.regularizers.defender import Defender, check_copyable
 from attn_reg_plugin.regularizers.game import Game, on_cpu
 from attn_reg_plugin.regularizers.generator import Generator, embeddings_of, valid_pairs
 from attn_reg_plugin.regularizers.probing import Forward
@@ -83,6 +83,7 @@ class AttendOut(Regularizer):
     large_state: ClassVar[bool] = True
     one_forward: ClassVar[bool] = True
     slots: ClassVar[frozenset[str]] = frozenset({"mask"})
+    unsharded: ClassVar[str] = "it trains a copy of the model beside it, and FSDP2 copies no model"
     alone: ClassVar[str] = "it trains two copies of the model, of which the other would see one only"
 
     steps: int = option(8, "T, updates in a round, at least 1", within="[1, inf)")
@@ -151,8 +152,12 @@ class AttendOut(Regularizer):
         """Take problem, optimizer and clipping from the training, where the user has not given them.
 
         Raises:
-            ValueError: the reward data cannot be used, or has too few examples for a round.
+            ValueError: the model cannot be copied; or the reward data cannot be used, or has too few examples for a
+                round.
         """
+        if self._attachment is not None:
+            with self._attachment.suspended():
+                check_copyable(self.model)
         self._own = self.problem, self.optimizer, self.clip_norm
         if self.problem is None:
             self.problem, size = training.problem(self.reward_subset)

@@ -92,6 +92,8 @@ class Regularizer:
     slots: ClassVar[frozenset[str] | None] = None
     #: why it acts with no other method on one model; empty where it does
     alone: ClassVar[str] = ""
+    #: why it cannot act where parameters are sharded (FSDP2); empty where it can
+    unsharded: ClassVar[str] = ""
     sites: str = option("encoder.self", "which attention to regularize, e.g. 'encoder.self[0,2-5] decoder.cross', '*'")
 
     def __post_init__(self) -> None:
@@ -217,11 +219,9 @@ class Regularizer:
         """
         if not isinstance(state, Mapping):
             raise TypeError(f"the state is a {type(state).__name__}, but must be what {self.name}'s state_dict() gave")
-        theirs = state.get("method", self.name)
-        if theirs != self.name:
+        if (theirs := state.get("method", self.name)) != self.name:
             raise ValueError(f"the state is one of {theirs}, but must be one of {self.name}")
-        missing = [key for key in ("epoch", "updates") if key not in state]
-        if missing:
+        if missing := [key for key in ("epoch", "updates") if key not in state]:
             raise ValueError(f"the state isn't one of {self.name}: it lacks {' and '.join(missing)}")
         for key, least in (("epoch", 1), ("updates", 0)):
             whole = isinstance(count := state[key], int) and not isinstance(count, bool) and count >= least

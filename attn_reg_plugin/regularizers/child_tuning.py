@@ -56,6 +56,7 @@ class ChildTuning(Regularizer):
     logged: ClassVar[tuple[Quantity, ...]] = (Quantity("gradients_kept", "gradients", "gradients_kept"),)
     needs_sites: ClassVar[bool] = False
     acts: ClassVar[int] = 0
+    unsharded: ClassVar[str] = "it masks the gradients of whole weights"
 
     mode: str = option(
         "free", "mask at random in every update, or by Fisher information, once", choices=("free", "driven")

@@ -32,6 +32,11 @@ def average(tensor: Tensor) -> Tensor:
     return tensor
 
 
+def any_rank(flag: bool, device: torch.device) -> bool:
+    """Whether `flag` is true on any data-parallel rank."""
+    return flag if world_size() == 1 else bool(average(torch.tensor(float(flag), device=device)) > 0)
+
+
 def average_gradients(model: nn.Module) -> None:
     """Average the gradients over data-parallel ranks."""
     if world_size() > 1:

@@ -47,6 +47,7 @@ class Mixout(Regularizer):
     presets: ClassVar[tuple[Preset, ...]] = (Preset("mixout", "mixout", {"p": 0.7}),)
     needs_sites: ClassVar[bool] = False
     acts: ClassVar[int] = 1
+    unsharded: ClassVar[str] = "it mixes whole weights with the pretrained ones"
 
     p: float = option(0.7, "probability of an element's pretrained value, in [0, 1)", within="[0, 1)")
     weights: str = option(

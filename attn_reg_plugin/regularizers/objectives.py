@@ -8,6 +8,7 @@ labels of the first.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -15,10 +16,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attn_reg_plugin.regularizers.model_outputs import NoObjective, field_of, gold_of, held_by, logits_of, loss_of
+
+logger = logging.getLogger(__name__)
 Objective = Callable[[Any, Mapping[str, Any]], Tensor]
 LABELS = ("pseudo", "gold")
 #: the label that losses ignore, as in torch.nn.functional.cross_entropy
 IGNORED = -100
+#: what F is, by where it was found
+TAKEN = {
+    "logits": "the {labels} labels' logits or log-likelihoods",
+    "log_probs": "the outputs' log_probs, which are the gold labels' log-likelihoods: there are no logits",
+    "scores": "the outputs' scores: there are no logits",
+    "loss": "minus the loss that the forward returns: {reason}",
+    "step": "minus the training loss of the whole step, by a probe of it: {reason}",
+}
 _NO_GOLD = (
     "the objective needs gold labels: pass them to the forward as `labels`, set regularizer.supply(targets=...) before "
     "it, or use labels='pseudo' for classification"
@@ -110,50 +122,6 @@ def negative_regression_loss(predictions: Tensor, targets: Tensor) -> Tensor:
     return -((predictions.float().reshape(-1) - targets.float().reshape(-1)) ** 2).sum()
 
 
-def logits_of(outputs: Any) -> Tensor:
-    """The logits in a model's outputs: a tensor, `outputs.logits`, `outputs["logits"]` or the first of a tuple.
-
-    A tuple may begin with the loss, as those of transformers do, which is passed over.
-
-    Raises:
-        ValueError: none of these holds a floating-point tensor.
-    """
-    logits = getattr(outputs, "logits", outputs)
-    if isinstance(logits, Mapping):
-        logits = logits.get("logits")
-    if isinstance(logits, tuple | list) and logits:
-        logits = next((one for one in logits if not isinstance(one, Tensor) or one.dim()), logits[0])
-    if not isinstance(logits, Tensor) or not logits.is_floating_point():
-        raise ValueError(
-            f"cannot find logits in the model's output of type {type(outputs).__name__}; give an objective="
-            "function(outputs, inputs) that returns a scalar"
-        )
-    return logits
-
-
-def logits_dtype(outputs: Any) -> torch.dtype:
-    """The dtype of the model's logits, fp32 where a user's objective reads something else."""
-    try:
-        return logits_of(outputs).dtype
-    except ValueError:
-        return torch.float32
-
-
-def default_objective(labels: str = "pseudo") -> Objective:
-    """The objective that fits the outputs' shape: (B, C) classification, (B, T, V) tokens, (B,) or (B, 1) regression;
-    and `start_logits` and `end_logits`, (B, T) each, of question answering.
-
-    Args:
-        labels: `pseudo` or `gold`; gold labels are read from `inputs["targets"]`, else `inputs["labels"]`.
-            Regression always uses gold values.
-
-    The returned function raises:
-        ValueError: gold labels are needed and were not supplied, or the shape isn't one of these.
-    """
-
-    return partial(_by_shape, labels)
-
-
 def span_logits(outputs: Any, inputs: Mapping[str, Any], gold: bool) -> Tensor | None:
     """Extractive question answering: Σ of the logits of the answers' first and last tokens; None for other outputs."""
     total = None
@@ -172,7 +140,19 @@ def span_logits(outputs: Any, inputs: Mapping[str, Any], gold: bool) -> Tensor |
     return total
 
 
-def _by_shape(labels: str, outputs: Any, inputs: Mapping[str, Any]) -> Tensor:
+def prediction(labels: str, outputs: Any, inputs: Mapping[str, Any]) -> Tensor:
+    """The objective that fits the logits' shape: (B, C) classification, (B, T, V) tokens, (B,) or (B, 1) regression;
+    and `start_logits` and `end_logits`, (B, T) each, of question answering.
+
+    Args:
+        labels: `pseudo` or `gold`; gold labels are read from `inputs["targets"]`, else `inputs["labels"]`.
+            Regression always uses gold values; without them one number for each example, such as a reward, has no F.
+
+    Raises:
+        NoObjective: there are no logits, or gold labels are needed and were not supplied, or the shape isn't one of
+            these.
+        ValueError: the gold labels are of another shape.
+    """
     spans = span_logits(outputs, inputs, gold=labels == "gold")
     if spans is not None:
         return spans
@@ -180,9 +160,10 @@ def _by_shape(labels: str, outputs: Any, inputs: Mapping[str, Any]) -> Tensor:
     regression = logits.dim() == 1 or (logits.dim() == 2 and logits.size(-1) == 1)
     gold = None
     if labels == "gold" or regression:
-        gold = inputs.get("targets", inputs.get("labels"))
+        gold = gold_of(inputs)
         if gold is None:
-            raise ValueError(_NO_GOLD)
+            one = "the outputs are one number an example, which has no pseudo label, and there is no gold value"
+            raise NoObjective(_NO_GOLD, one if regression else "there are no gold labels")
         _check_gold(logits, gold)
     if regression:
         return negative_regression_loss(logits, gold)
@@ -193,7 +174,8 @@ def _by_shape(labels: str, outputs: Any, inputs: Mapping[str, Any]) -> Tensor:
         return label_logit(logits, gold)
     if logits.dim() == 3:
         return token_log_likelihood(logits, gold, _tokens_with_loss(logits, inputs), padding)
-    raise ValueError(f"no objective for outputs of shape {tuple(logits.shape)}; give objective=function")
+    shape = tuple(logits.shape)
+    raise NoObjective(f"no objective for outputs of shape {shape}; give objective=function", f"logits of shape {shape}")
 
 
 def negative_loss(outputs: Any, inputs: Mapping[str, Any]) -> Tensor:
@@ -202,21 +184,21 @@ def negative_loss(outputs: Any, inputs: Mapping[str, Any]) -> Tensor:
     Classes and tokens have Σ log P(gold), regression minus the squared error.
 
     Raises:
-        ValueError: there is neither a loss nor gold labels.
+        NoObjective: there is neither a loss nor gold labels.
     """
-    loss = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
-    if isinstance(loss, Tensor) and loss.dim() == 0:
+    loss = loss_of(outputs)
+    if loss is not None:
         return -loss.float()
     try:
         logits = logits_of(outputs)
-    except ValueError:
+    except NoObjective:
         logits = None
     classes = logits is not None and logits.dim() == 2 and logits.size(-1) > 1
     if not classes:
-        return _by_shape("gold", outputs, inputs)
-    gold = inputs.get("targets", inputs.get("labels"))
+        return prediction("gold", outputs, inputs)
+    gold = gold_of(inputs)
     if gold is None:
-        raise ValueError(_NO_GOLD)
+        raise NoObjective(_NO_GOLD, "there are no gold labels")
     _check_gold(logits, gold)
     if gold.is_floating_point():  # several classes may hold
         chances = torch.nn.functional.logsigmoid
@@ -259,3 +241,71 @@ def _tokens_with_loss(logits: Tensor, inputs: Mapping[str, Any]) -> Tensor | Non
 def scale_against_underflow(objective: Tensor, dtype: torch.dtype) -> Tensor:
     """F times a power of two for fp16 models: ranks within a row do not change, tiny gradients survive."""
     return objective * 1024.0 if dtype == torch.float16 else objective
+
+
+def default_objective(labels: str = "pseudo") -> Objective:
+    """The objective that fits what the outputs hold, see `OfOutputs`.
+
+    Args:
+        labels: `pseudo` or `gold`.
+    """
+    return OfOutputs(labels)
+
+
+class OfOutputs:
+    """The objective that fits what the outputs hold; the log says once which it took.
+
+    The first of these that there is: the prediction by the `logits`, see `prediction`; by `log_probs`; by `scores`; and
+    minus the loss that the forward returned. A face may know of one more, see `whole_step`.
+
+    Args:
+        labels: `pseudo` or `gold`.
+    """
+
+    def __init__(self, labels: str = "pseudo") -> None:
+        self.labels = labels
+        self.told: set[str] = set()
+
+    def __call__(self, outputs: Any, inputs: Mapping[str, Any]) -> Tensor:
+        """F, a scalar in fp32.
+
+        Raises:
+            NoObjective: the outputs hold nothing that F can be, or gold labels are needed and were not supplied.
+            ValueError: gold labels of another shape than the outputs'.
+        """
+        try:
+            found, source, reason = *self._of_predictions(outputs, inputs), ""
+        except NoObjective as missing:
+            loss, reason = loss_of(outputs), missing.reason
+            if loss is None or not (loss.requires_grad or not torch.is_grad_enabled()):
+                raise NoObjective(f"{missing}{held_by(outputs)}", reason) from None
+            found, source = -loss.float(), "loss"
+        tell(self.told, source, labels=self.labels, reason=reason)
+        return found
+
+    def _of_predictions(self, outputs: Any, inputs: Mapping[str, Any]) -> tuple[Tensor, str]:
+        try:
+            return prediction(self.labels, outputs, inputs), "logits"
+        except NoObjective:
+            likelihoods, scores = field_of(outputs, "log_probs"), field_of(outputs, "scores")
+            if likelihoods is not None:
+                return self._of_likelihoods(likelihoods, inputs), "log_probs"
+            if scores is None:
+                raise
+            return prediction(self.labels, scores, inputs), "scores"
+
+    def _of_likelihoods(self, likelihoods: Tensor, inputs: Mapping[str, Any]) -> Tensor:
+        """Of the gold labels, (B, T), where those that do not count are 0; or of all, (B, C) or (B, T, V)."""
+        gold = gold_of(inputs)
+        of_classes = likelihoods.dim() == 2 and gold is not None and gold.numel() == likelihoods.size(0)
+        if of_classes or likelihoods.dim() == 3:
+            return prediction(self.labels, likelihoods, inputs)
+        return likelihoods.float().sum()
+
+
+def tell(told: set[str], source: str, **words: str) -> None:
+    """Say once where F comes from; loudly where it isn't the usual."""
+    if source not in told:
+        told.add(source)
+        level = logging.INFO if source == "logits" else logging.WARNING
+        logger.log(level, f"ad_drop attributes {TAKEN[source].format(**words)}")

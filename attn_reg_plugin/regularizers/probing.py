@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from attn_reg_plugin.regularizers.distributed import any_rank
+from attn_reg_plugin.regularizers.sharding import run_forward, sharded_modules
 from attn_reg_plugin.regularizers.training import Supplied
 
 if TYPE_CHECKING:
@@ -40,14 +42,20 @@ class Forward:
     examples: Examples | None = None
 
     def run(self) -> Any:
-        """Run the forward itself, without the model's hooks, on copies of what it may change, such as caches."""
+        """Run the forward itself, without the model's hooks (but FSDP2's), on copies of what it may change."""
         args, kwargs = own_copy((self.args, self.kwargs))
-        return self.model.forward(*args, **kwargs)
+        return run_forward(self.model, args, kwargs)
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
-        return next(self.model.parameters()).device
+        """Where the model computes."""
+        parameter = next(self.model.parameters())
+        mesh = getattr(parameter, "device_mesh", None)  # a shard may be kept on the CPU between forwards
+        return parameter.device if mesh is None else torch.empty(0, device=mesh.device_type).device
+
+    def on_any_rank(self, flag: bool) -> bool:
+        """Whether to run it for a reason that holds here; of a sharded model all ranks have to run it together."""
+        return any_rank(flag, self.device) if sharded_modules(self.model) else flag
 
     @property
     def inputs(self) -> dict[str, Any]:
@@ -121,7 +129,8 @@ def unchanged(model: nn.Module) -> Iterator[Callable[[], None]]:
         for name, buffer in module._buffers.items()
         if buffer is not None and not nn.parameter.is_lazy(buffer)
     ]
-    hooked = [m for m in model.modules() if m._forward_pre_hooks or m._forward_hooks]
+    sharded = set(sharded_modules(model))  # whose parameters are others' business
+    hooked = [m for m in model.modules() if (m._forward_pre_hooks or m._forward_hooks) and m not in sharded]
     data = [
         (p, p.data) for m in hooked for p in m._parameters.values() if p is not None and not nn.parameter.is_lazy(p)
     ]

@@ -6,7 +6,7 @@ A face fills these in: `Supplied` before the forwards of a batch, `Training` onc
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -28,6 +28,8 @@ class Supplied:
         batch: the face's own batch, which its `Problem` reads: fairseq's sample, Trainer's inputs.
         num_items: what the loss of the batch is divided by, where the face divides it.
         update: optimizer updates made so far.
+        training_loss: computes the training loss of the whole step, a scalar, as the training is about to; it may run
+            the model several times, and leaves nothing behind. Another one for each step.
         counts: False for a batch that is to count for nothing, such as the empty share of a data-parallel rank.
     """
 
@@ -38,12 +40,17 @@ class Supplied:
     batch: Any = None
     num_items: Tensor | int | None = None
     update: int | None = None
+    training_loss: Callable[[], Tensor] | None = None
     counts: bool = True
 
     def named(self) -> dict[str, Any]:
         """The fields that differ from their defaults, as objectives and problems read them among the inputs."""
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
-        return {name: value for name, value in vars(self).items() if value is not defaults[name]}
+        return {
+            name: value
+            for name, value in vars(self).items()
+            if value is not defaults[name] and name != "training_loss"  # of no use to them, and no data
+        }
 
 
 @dataclass

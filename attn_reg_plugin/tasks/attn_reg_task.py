@@ -4,6 +4,8 @@
     class MyRegularizedTask(AttnRegTask, MyTask):
         '''My task, with the attention regularizers' flags.'''
 
+A task without a config dataclass is registered by its name alone: `@register_task("my_regularized_task")`.
+
 It attaches when the model is built for training, announces epochs and updates, supplies the targets, logs what the
 method does and keeps its state. The loop, the criterion and the optimizer stay fairseq's.
 """
@@ -35,7 +37,9 @@ from attn_reg_plugin.tasks.refusals import (
     refuse_alignment,
     refuse_broadcast,
     refuse_model,
+    refuse_other_class,
     refuse_precision,
+    refuse_sharding,
     refuse_uncalled,
 )
 from attn_reg_plugin.tasks.repeating import adding
@@ -65,6 +69,8 @@ class AttnRegTask:
         refuse_precision(cfg, [name for name, _ in SEEN])
         refuse_broadcast(cfg)
         self.regularizer = regularizer_from(cfg)
+        if self.regularizer is not None:
+            refuse_sharding(seen(cfg, "ddp_backend"), self.regularizer)
         self._objectives = {part: getattr(part, "objective", None) for part in _parts(self.regularizer)}
         self._handles: list[Any] = []
         self._seen_forward = False
@@ -81,6 +87,18 @@ class AttnRegTask:
         super().add_args(parser)
         if not hasattr(getattr(cls, "__dataclass", None), "attn_reg"):
             gen_parser_from_dataclass(parser, with_attn_reg(FairseqDataclass)())
+
+    @classmethod
+    def setup_task(cls, cfg: Any, **kwargs: Any) -> Any:
+        """The task as fairseq's makes it.
+
+        Raises:
+            ValueError: fairseq's makes one of its own class, which would leave `--attn-reg` out without a word.
+        """
+        task = super().setup_task(cfg, **kwargs)
+        if not isinstance(task, cls) and (getattr(cfg, "attn_reg", None) or "none") != "none":
+            refuse_other_class(cls, task)
+        return task
 
     def build_model(self, cfg: Any, from_checkpoint: bool = False) -> torch.nn.Module:
         """The task's model, with the regularizer attached if it is built to be trained.

@@ -32,6 +32,7 @@ SEEN = (
     ("update_freq", "optimization.update_freq"),
     ("skip_remainder_batch", "optimization.skip_remainder_batch"),
     ("train_subset", "dataset.train_subset"),
+    ("ddp_backend", "distributed_training.ddp_backend"),
 )
 #: those of them that are lists, which a text cannot take
 _LISTS = ("update_freq",)

@@ -67,6 +67,22 @@ def refuse_broadcast(config: Any) -> None:
         )
 
 
+def refuse_sharding(backend: str | None, regularizer: Regularizer) -> None:
+    """Refuse parameters that fairscale shards: it frees them at the end of every backward, the probe's as well.
+
+    Args:
+        backend: fairseq's --ddp-backend.
+
+    Raises:
+        ValueError: --ddp-backend fully_sharded.
+    """
+    if backend == "fully_sharded":
+        raise ValueError(
+            f"--ddp-backend fully_sharded shards parameters by fairscale, in which --attn-reg {regularizer.name} "
+            "cannot act; use --ddp-backend legacy_ddp or pytorch_ddp"
+        )
+
+
 def refuse_model(regularizer: Regularizer, model: nn.Module, task: str) -> None:
     """Refuse a model that the method cannot work with.
 
@@ -128,6 +144,18 @@ def refuse_alignment(model: nn.Module, sites: list[AttentionSite]) -> None:
                 f"{site.name} is the attention that --alignment-layer {site.layer} supervises, and the loss of an "
                 f"alignment that is dropped is infinite; leave it out, for example --attn-sites '{instead}'"
             )
+
+
+def refuse_other_class(wanted: type, task: object) -> None:
+    """Refuse a task whose `setup_task` makes another class's: nothing would be regularized.
+
+    Raises:
+        ValueError: always.
+    """
+    raise ValueError(
+        f"{type(task).__name__}.setup_task makes a {type(task).__name__} instead of a {wanted.__name__}, so --attn-reg "
+        f"would have no effect; give {wanted.__name__} a setup_task of its own that ends in cls(...)"
+    )
 
 
 def refuse_uncalled(regularizer: Regularizer, task: str) -> None:

@@ -62,3 +62,16 @@ def test_layer_drop_is_the_model_without_the_layers(checkpointing: bool) -> None
         assert len(gradients) == len(theirs)
         assert not any(name.startswith(tuple(f"{path}." for path in gone)) for name in gradients)
     assert len(layers) == 4 and len(seen) > 1
+
+
+def test_a_model_that_was_trained_is_exported() -> None:
+    """By TorchScript, as fairseq's Transformer supports it, once the regularizer is detached."""
+    model, inputs = transformer(), batch()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with build("ad_drop", sites="*", cross_tuning="off").attach(model) as regularizer:
+        for _ in range(2):
+            model(**inputs)[0].log_softmax(-1)[..., 5].mean().backward()
+            optimizer.step()
+        assert regularizer.statistics.take()["regularized"] == 2
+    scripted = torch.jit.script(model).eval()
+    torch.testing.assert_close(scripted(**inputs)[0], model.eval()(**inputs)[0], atol=1e-5, rtol=0)

@@ -199,7 +199,10 @@ def test_masks_stay_until_the_next_forward_but_act_in_training_only(translator, 
         translator.train()
         with torch.no_grad():
             assert translator(*batch).equal(expected)
-        assert all(site.keep is None for site in regularizer.attached_sites)
+        assert all(site.keep is not None for site in regularizer.attached_sites), "a backward may still recompute"
+        before = [site.keep for site in regularizer.attached_sites]
+        translator(*batch)
+        assert all(site.keep is not keep for site, keep in zip(regularizer.attached_sites, before, strict=True))
 
 
 def test_attaching_twice_is_refused(translator):

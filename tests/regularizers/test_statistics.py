@@ -48,7 +48,7 @@ def counting():
 
 def test_a_new_methods_statistics_reach_the_trainers_log(counting, classifier, batch):
     pytest.importorskip("transformers")
-    from attn_reg_plugin.huggingface.quantities import quantities
+    from attn_reg_plugin.regularizers.quantities import quantities
 
     with counting().attach(classifier) as method:
         classifier(batch[0])

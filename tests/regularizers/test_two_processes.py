@@ -63,7 +63,7 @@ def loss_of(regularizer: Regularizer, model: Any, update: int, rank: int) -> tor
 
 def train(name: str, dropout: float) -> dict[str, list[Any]]:
     """A training by this process and the other one; what an update began with, and what it gave."""
-    from attn_reg_plugin.huggingface.quantities import quantities
+    from attn_reg_plugin.regularizers.quantities import quantities
 
     method, options, _ = METHODS[name]
     rank, model, regularizer = dist.get_rank(), model_of(dropout), build(method, **options)

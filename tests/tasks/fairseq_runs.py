@@ -175,15 +175,21 @@ GLOO += ["--ddp-backend", "legacy_ddp"]
 
 
 def start_ranks(
-    arguments: Sequence[str], logs: Path, ranks: int = 2, prepare: Callable[[int], None] | None = None
+    arguments: Sequence[str],
+    logs: Path,
+    ranks: int = 2,
+    prepare: Callable[[int], None] | None = None,
+    backend: str = "legacy_ddp",
 ) -> list[Job]:
     """One training in one process or two, whose logs are `logs` with the rank.
 
     Args:
         arguments: of `train_arguments`; those of GLOO come last and so win.
         prepare: called with the rank in the training's process before the command.
+        backend: of data parallel training.
     """
-    several = [*GLOO, "--distributed-init-method", f"tcp://127.0.0.1:{free_port()}"] if ranks > 1 else []
+    several = [*GLOO, "--ddp-backend", backend] if ranks > 1 else []
+    several += ["--distributed-init-method", f"tcp://127.0.0.1:{free_port()}"] if several else []
     jobs = []
     for rank in range(ranks):
         place = ["--distributed-rank", str(rank)] if several else []

@@ -11,8 +11,18 @@ from fairseq.models.nat import CMLMNATransformerModel
 from fairseq.models.transformer_align import TransformerAlignModel
 from torch import nn
 
+from attn_reg_plugin.tasks.attn_reg_task import AttnRegTask
 from tests.backends.fairseq_models import transformer
-from tests.tasks.tasks_in_process import RegularizedExperts, attached, multilingual, sample, step
+from tests.tasks.tasks_in_process import (
+    GivenModel,
+    Regularized,
+    RegularizedExperts,
+    attached,
+    multilingual,
+    options,
+    sample,
+    step,
+)
 
 BATCH = {"a-b": sample(3), "a-c": sample(4)}
 
@@ -54,6 +64,28 @@ def test_a_task_that_never_calls_its_model_is_stopped(method: str) -> None:
     task = attached(model, RegularizedExperts, attn_reg=method)
     with pytest.raises(ValueError, match=rf"RegularizedExperts made an update without .* --attn-reg {method} never"):
         step(task, model, sample())
+
+
+class MakesAnother(GivenModel):
+    """As fairseq's sentence ranking: its `setup_task` makes a class that it names."""
+
+    @classmethod
+    def setup_task(cls, cfg: Namespace, **_: Any) -> MakesAnother:
+        """Always the same class."""
+        return MakesAnother(cfg)
+
+
+class Lost(AttnRegTask, MakesAnother):
+    """Would never be made."""
+
+
+def test_a_task_that_makes_another_class_is_refused() -> None:
+    with pytest.raises(
+        ValueError, match=r"MakesAnother instead of a Lost, so --attn-reg would have no effect; give Lost"
+    ):
+        Lost.setup_task(options())
+    assert type(Lost.setup_task(options(attn_reg="none"))) is MakesAnother
+    assert type(Regularized.setup_task(options())) is Regularized
 
 
 # -- refused before training ------------------------------------------------------------------------------------------

@@ -67,6 +67,13 @@ def test_a_number_of_examples_of_data_in_parts_is_refused() -> None:
         AttnRegTranslationTask(Namespace(**{**vars(cfg), **allowed}), words(), words())
 
 
+def test_parameters_sharded_by_fairscale_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"^--ddp-backend fully_sharded .* --attn-reg ad_drop cannot act; use --ddp-b"):
+        AttnRegTranslationTask(options(attn_reg="ad_drop", attn_ddp_backend="fully_sharded"), words(), words())
+    for allowed in ({"attn_reg": "none", "attn_ddp_backend": "fully_sharded"}, {"attn_reg": "ad_drop"}):
+        AttnRegTranslationTask(options(**allowed), words(), words())
+
+
 def test_a_missing_model_is_named(corpus: Path, tmp_path: Path) -> None:
     finished = train(corpus, tmp_path, *AD_DROP, "--finetune-from-model", str(tmp_path / "gone.pt"))
     assert finished.status == 1

@@ -1,10 +1,10 @@
-"""What a method says of itself in Trainer's log."""
+"""What a method says of itself in the log of a trainer that takes numbers by name."""
 
 from __future__ import annotations
 
 import torch
 
-from attn_reg_plugin.regularizers import Regularizer
+from attn_reg_plugin.regularizers.base import Regularizer
 from attn_reg_plugin.regularizers.distributed import average
 from attn_reg_plugin.regularizers.statistics import summary
 

@@ -1,0 +1,107 @@
+"""A trainer's loss of one step, so that a method can probe the step as a whole before it is trained on.
+
+Trainers of embeddings and of rewards compute their loss from several forwards, or from outputs that only they know how
+to read. Their `compute_loss` is the one place that does, so it is what a probe runs.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+import sys
+from collections import UserDict, deque
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from transformers import Trainer
+
+from attn_reg_plugin.regularizers import Regularizer
+from attn_reg_plugin.regularizers.attachment import begin_step
+from attn_reg_plugin.regularizers.probing import random_state, set_random_state, unchanged
+from attn_reg_plugin.regularizers.whole_step import WholeStepWanted
+
+
+def step_loss(
+    trainer: Trainer, regularizer: Regularizer, compute: Callable[[Any], Any], model: nn.Module, inputs: Any
+) -> Any:
+    """The loss of a step, `compute(inputs)`, which the regularizer may probe before.
+
+    Args:
+        trainer: whose loss it is.
+        compute: may change the inputs and what the trainer notes down.
+        model: that it runs, wrapped or not.
+        inputs: of the step, as the trainer has prepared them.
+    """
+    kept = records(inputs)
+
+    def training_loss() -> Tensor:
+        with untouched(trainer, model):
+            loss = compute(records(kept))
+        return loss[0] if isinstance(loss, tuple) else loss
+
+    regularizer.supply(replace(regularizer.supplied, training_loss=training_loss))
+    begun = _randomness(trainer.args.device)
+    try:
+        begin_step(regularizer.model)
+        return compute(inputs)
+    except WholeStepWanted:  # found in the first forward of a training
+        begun()
+        begin_step(regularizer.model)
+        return compute(records(kept))
+
+
+def _randomness(device: torch.device) -> Callable[[], None]:
+    """Puts PyTorch's, Python's and numpy's random numbers back to where they are now."""
+    numpy = sys.modules.get("numpy")
+    states, python = random_state(device), random.getstate()
+    numbers = None if numpy is None else numpy.random.get_state()
+
+    def put_back() -> None:
+        set_random_state(device, states)
+        random.setstate(python)
+        if numpy is not None:
+            numpy.random.set_state(numbers)
+
+    return put_back
+
+
+@contextmanager
+def untouched(trainer: Trainer, model: nn.Module) -> Iterator[None]:
+    """While open, the trainer notes down metrics on copies of its own lists, and its losses' buffers may change.
+
+    Data parallel training reduces no gradients of what runs meanwhile.
+    """
+    own = vars(trainer)
+    before = dict(own)
+    data = {"train_dataset", "eval_dataset"}  # may be lists, and long ones
+    own.update({name: records(value) for name, value in before.items() if name not in data})
+    with ExitStack() as stack:
+        for held in before.values():
+            if isinstance(held, nn.Module):
+                stack.enter_context(unchanged(held))
+        if isinstance(model, DistributedDataParallel):
+            stack.enter_context(model.no_sync())
+        try:
+            yield
+        finally:
+            own.clear()
+            own.update(before)
+
+
+def records(value: Any) -> Any:
+    """A copy of lists, queues, sets and mappings, however deep; what is in them is the same."""
+    if isinstance(value, dict | UserDict):
+        made = copy.copy(value)
+        for key, held in value.items():
+            made[key] = records(held)
+        return made
+    if isinstance(value, list):
+        made = copy.copy(value)
+        made[:] = [records(held) for held in value]
+        return made
+    return copy.copy(value) if isinstance(value, set | deque) else value

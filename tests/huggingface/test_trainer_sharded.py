@@ -1,0 +1,148 @@
+"""Trainer and Accelerate with FSDP2 in two processes: as data parallel training, and on from a sharded checkpoint."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from accelerate import Accelerator, FullyShardedDataParallelPlugin
+from accelerate.state import AcceleratorState, DistributedType, PartialState
+from torch import Tensor, nn
+
+from attn_reg_plugin.huggingface import AttnRegCallback
+from attn_reg_plugin.regularizers import ADDrop
+from tests.backends.huggingface_models import build
+from tests.huggingface.processes import check, run_in_processes
+from tests.huggingface.trainers import ad_drop, collate, examples, trainer_of
+
+UPDATES, SAVED = 4, 2
+LAYER = "BertLayer"
+
+
+@contextmanager
+def sharding_on_cpu() -> Iterator[None]:
+    """Accelerate leaves FSDP out where the processes have no accelerator; everything else is its own."""
+    original = AcceleratorState.__init__
+
+    def init(self: Any, *args: Any, fsdp_plugin: Any = None, **kwargs: Any) -> None:
+        original(self, *args, fsdp_plugin=fsdp_plugin, **kwargs)
+        if fsdp_plugin is not None:
+            self.fsdp_plugin = fsdp_plugin
+            self.distributed_type = PartialState._shared_state["distributed_type"] = DistributedType.FSDP
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+    with mock.patch.object(AcceleratorState, "__init__", init):
+        yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+    os.environ.pop("ACCELERATE_USE_FSDP", None)
+
+
+def whole(model: nn.Module) -> Tensor:
+    """All weights in one vector."""
+    parameters = (getattr(one, "full_tensor", lambda one=one: one)() for one in model.parameters())
+    return torch.cat([one.detach().reshape(-1).clone() for one in parameters])
+
+
+def trained(folder: Path, resumed: Path | None = None, **options: Any) -> dict[str, Any]:
+    """A training by Trainer; `regularized` and `kept_hit_rate` of its log, and the weights."""
+    often = {"max_steps": UPDATES, "logging_steps": 1, "save_strategy": "steps", "save_steps": SAVED}
+    trainer = trainer_of(folder, "bert", ad_drop(probe="kept"), **often, **options)
+    trainer.train(resume_from_checkpoint=resumed and str(resumed))
+    log = [{key: line[key] for key in ("regularized", "kept_hit_rate")} for line in trainer.state.log_history[:-1]]
+    return {"weights": whole(trainer.model), "log": log, "class": type(trainer.model).__name__}
+
+
+def looped(folder: Path, resumed: bool = False) -> Tensor:
+    """A loop of one's own with Accelerate: two micro-batches an update, and activation checkpointing."""
+    plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=2,
+        auto_wrap_policy="transformer_based_wrap",
+        transformer_cls_names_to_wrap=[LAYER],
+        state_dict_type="SHARDED_STATE_DICT",
+        activation_checkpointing=True,
+    )
+    accelerator = Accelerator(cpu=True, fsdp_plugin=plugin, gradient_accumulation_steps=2)
+    model = build("bert", 0.1)
+    data = torch.utils.data.DataLoader(examples("bert", 32), batch_size=2, collate_fn=collate)
+    model, optimizer, data = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), 1e-3), data)
+    regularizer = ADDrop(p=0.3, q=0.5, cross_tuning="update:1")
+    accelerator.register_for_checkpointing(regularizer)
+    with regularizer.attach(model):
+        if resumed:
+            accelerator.load_state(folder)
+        assert regularizer.updates == (SAVED if resumed else 0)
+        for step, batch in enumerate(data):
+            if step // 2 < regularizer.updates:
+                continue
+            torch.manual_seed(10 * step + torch.distributed.get_rank())
+            with accelerator.accumulate(model):
+                accelerator.backward(model(**batch).loss)
+                optimizer.step()
+                optimizer.zero_grad()
+            if accelerator.sync_gradients:
+                regularizer.end_update()
+                if regularizer.updates == SAVED and not resumed:
+                    accelerator.save_state(folder)
+        assert regularizer.updates == UPDATES
+    return whole(model)
+
+
+def both(folder: Path) -> None:
+    """One of two processes."""
+    found: dict[str, Any] = {"data parallel": trained(folder / "plain")}
+    for kind in ("FULL", "SHARDED"):
+        fsdp = {"fsdp": True, "fsdp_config": {"transformer_layer_cls_to_wrap": [LAYER]}}
+        fsdp["fsdp_config"]["state_dict_type"] = f"{kind}_STATE_DICT"
+        with sharding_on_cpu():
+            found[kind] = trained(folder / kind, **fsdp)
+            if kind == "SHARDED":
+                found["resumed"] = trained(folder / kind, folder / kind / f"checkpoint-{SAVED}", **fsdp)
+    for resumed in (False, True):
+        with sharding_on_cpu():
+            found[f"loop, {resumed}"] = looped(folder / "loop", resumed)
+    torch.save(found, folder / f"{torch.distributed.get_rank()}.pt")
+
+
+@pytest.mark.slow
+def test_trainer_and_accelerate_with_sharded_parameters(tmp_path: Path) -> None:
+    check(tmp_path, run_in_processes(tmp_path, both, tmp_path, processes=2))
+    for rank in range(2):
+        found = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
+        expected = found["data parallel"]
+        for kind in ("FULL", "SHARDED"):
+            assert found[kind]["class"] == "FSDPBertForSequenceClassification" != expected["class"]
+            torch.testing.assert_close(found[kind]["weights"], expected["weights"], rtol=1e-5, atol=1e-5)
+            assert found[kind]["log"] == expected["log"] and expected["log"][-1]["kept_hit_rate"] > 0
+        assert found["resumed"]["weights"].equal(found["SHARDED"]["weights"])
+        assert found["resumed"]["log"][-1] == found["SHARDED"]["log"][-1]
+        assert found["loop, True"].equal(found["loop, False"])
+    stock = type(build("bert")).from_pretrained(tmp_path / "FULL" / f"checkpoint-{UPDATES}")
+    assert whole(stock).equal(found["FULL"]["weights"])
+
+
+@pytest.mark.parametrize(
+    ("plugins", "said"),
+    [
+        ({"fsdp_plugin": mock.Mock(fsdp_version=1)}, "FSDP1 .* cannot be combined with AttnRegCallback; use FSDP2"),
+        ({"deepspeed_plugin": mock.Mock(zero_stage=3)}, "DeepSpeed ZeRO 3 cannot be combined .* or ZeRO stage 1 or 2"),
+        ({"fsdp_plugin": mock.Mock(fsdp_version=2)}, ""),
+        ({"deepspeed_plugin": mock.Mock(zero_stage=2)}, ""),
+    ],
+)
+def test_what_is_refused_as_training_begins(tmp_path: Path, plugins: dict[str, Any], said: str) -> None:
+    trainer = trainer_of(tmp_path, "bert", max_steps=1)
+    trainer.is_fsdp_enabled, trainer.is_deepspeed_enabled = ("fsdp_plugin" in plugins, "deepspeed_plugin" in plugins)
+    trainer.accelerator = mock.Mock(state=mock.Mock(**plugins))
+    callback = AttnRegCallback(ad_drop())
+    with mock.patch("attn_reg_plugin.huggingface.callback.calling_trainer", return_value=(trainer, None)):
+        if not said:
+            callback.on_init_end(trainer.args, trainer.state, trainer.control)
+            return
+        with pytest.raises(ValueError, match=said):
+            callback.on_init_end(trainer.args, trainer.state, trainer.control)

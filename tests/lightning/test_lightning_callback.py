@@ -1,0 +1,100 @@
+"""`LightningCallback` without Lightning: its hooks around a loop, as Lightning calls them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from attn_reg_plugin import ADDrop, LightningCallback
+from attn_reg_plugin.lightning.lightning_training import module_to_attach, refuse
+
+
+class Module(nn.Module):
+    """What a LightningModule has that the callback uses."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model, self.device, self.logged = model, torch.device("cpu"), {}
+
+    def training_step(self, batch: Any, index: int) -> Tensor:
+        """One loss."""
+        return self.model(*batch).sum()
+
+    def log_dict(self, values: dict[str, float], **_: Any) -> None:
+        """Keep them."""
+        self.logged = values
+
+
+def trainer_of(module: Module, **fields: Any) -> Any:
+    """What a trainer has that the callback uses, before the first update."""
+    strategy = SimpleNamespace(model=module)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    known = {"global_step": 0, "current_epoch": 0, "scaler": None, "gradient_clip_val": None, "ckpt_path": None}
+    known |= {"estimated_stepping_batches": float("inf"), "checkpoint_callback": None, "optimizers": [optimizer]}
+    connector = SimpleNamespace(should_update_logs=True)
+    return SimpleNamespace(strategy=strategy, _logger_connector=connector, **{**known, **fields})
+
+
+def step(callback: Any, trainer: Any, module: Module, batch: Any, updates: int = 1) -> None:
+    """One batch, after which so many updates were made."""
+    callback.on_train_batch_start(trainer, module, batch, 0)
+    module.training_step(batch, 0)
+    trainer.global_step += updates
+    callback.on_train_batch_end(trainer, module, None, batch, 0)
+
+
+def test_the_hooks_of_a_training(translator: nn.Module, batch: Any) -> None:
+    callback = LightningCallback(ADDrop(p=0.5, q=0.5, cross_tuning="off"))
+    module = Module(translator)
+    trainer = trainer_of(module)
+    callback.setup(trainer, module, "fit")
+    callback.on_train_start(trainer, module)
+    callback.on_train_epoch_start(trainer, module)
+    step(callback, trainer, module, batch, updates=0)  # accumulated
+    assert callback.regularizer.updates == 0 and not module.logged
+    step(callback, trainer, module, batch)
+    assert callback.regularizer.updates == 1 and module.logged["regularized"] == 1
+    assert module.logged["drop_encoder.self[0]"] > 0
+    state = callback.state_dict()
+    callback.teardown(trainer, module, "fit")
+    assert not callback.regularizer.attached_sites and "training_step" not in vars(module)
+    again = LightningCallback(ADDrop())
+    again.load_state_dict(state)
+    again.on_train_start(trainer_of(module, global_step=1), module)
+    assert again.regularizer.epoch == 1 and again.regularizer.updates == 1
+    again.on_exception(trainer, module, KeyboardInterrupt())
+    assert not again.regularizer.attached_sites
+
+
+def test_an_overflow_is_no_update(translator: nn.Module, batch: Any) -> None:
+    callback, module = LightningCallback(ADDrop()), Module(translator)
+    scales = iter([8.0, 4.0, 4.0, 4.0])
+    trainer = trainer_of(module, scaler=SimpleNamespace(get_scale=lambda: next(scales)))
+    callback.on_train_start(trainer, module)
+    callback.on_train_epoch_start(trainer, module)
+    ended: list[int] = []
+    callback.regularizer.end_update = lambda: ended.append(trainer.global_step)
+    step(callback, trainer, module, batch)
+    step(callback, trainer, module, batch)
+    assert ended == [2]
+    callback.end()
+
+
+def test_what_is_attached_to(translator: nn.Module) -> None:
+    module = Module(translator)
+    assert module_to_attach(module, None) is translator
+    module.head = nn.Linear(2, 2)
+    assert module_to_attach(module, None) is module and module_to_attach(module, "model") is translator
+    with pytest.raises(ValueError, match="module is 'bert', which Module does not have; its children are: model, head"):
+        module_to_attach(module, "bert")
+
+
+def test_strategies_with_parts_of_the_model_are_refused(translator: nn.Module) -> None:
+    module = Module(translator)
+    strategy = type("MyDeepSpeed", (type("DeepSpeedStrategy", (), {}),), {"model": module})()
+    with pytest.raises(ValueError, match="strategy DeepSpeed cannot be combined with LightningCallback"):
+        refuse(SimpleNamespace(strategy=strategy), module)

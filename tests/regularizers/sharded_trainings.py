@@ -1,0 +1,235 @@
+"""Trainings of tiny transformers models, by one process or by two that shard them: what `test_sharded.py` compares."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed.checkpoint as checkpoint
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+from attn_reg_plugin.attention.calls import AttentionCall
+from attn_reg_plugin.regularizers import ShardedState, build
+from attn_reg_plugin.regularizers.distributed import average_gradients
+from tests.backends import huggingface_models
+
+AD_DROP: dict[str, Any] = {"p": 0.4, "q": 1.0, "cross_tuning": "off"}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A training.
+
+    Attributes:
+        family: of the model.
+        method, options: of the regularizer; all sites are regularized.
+        checkpointing: `model`, its own; `wrapper`, PyTorch's around its layers.
+        drawn: masks are drawn at random, so there is no joined batch to compare with, but the mean of both shares.
+        attached: whether to attach before the model is sharded.
+        root: whether the model itself is sharded, or its layers only.
+        parts: micro-batches of an update; all but the last reduce no gradients.
+        low: whether parameters are gathered in bfloat16, and gradients reduced in float32.
+        dropout: of the model.
+    """
+
+    family: str
+    method: str = "ad_drop"
+    options: dict[str, Any] = field(default_factory=lambda: AD_DROP)
+    checkpointing: str = ""
+    drawn: bool = False
+    attached: bool = False
+    root: bool = True
+    parts: int = 1
+    low: bool = False
+    dropout: float = 0.0
+
+    @property
+    def updates(self) -> int:
+        """What is kept in the first is used in the second; in the third it is missing in one process."""
+        return 3 if self.options.get("probe") == "kept" else 2
+
+
+def layers(model: nn.Module) -> list[nn.Module]:
+    return [layer for module in model.modules() if isinstance(module, nn.ModuleList) for layer in module]
+
+
+def texts(lengths: list[int], seed: int) -> tuple[Tensor, Tensor]:
+    """Token ids and attention mask; no token comes twice, since equal ones would have equal attributions."""
+    drawn = torch.randperm(huggingface_models.WORDS - 4, generator=torch.Generator().manual_seed(seed)) + 4
+    mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+    return drawn[: mask.numel()].view(mask.shape).masked_fill(~mask, huggingface_models.PAD), mask.long()
+
+
+def share(case: Case, update: int, part: int, rank: int) -> dict[str, Tensor]:
+    """A process's examples: always the same, but in the third update the second process has new ones."""
+    seed = 10 * part + 2 * rank + (100 if rank == 1 and update == 2 else 0)
+    ids, mask = texts([7, 4 + rank], seed)
+    inputs = {"input_ids": ids, "attention_mask": mask}
+    if case.family == "bert":
+        return {**inputs, "labels": ids[:, 0] % huggingface_models.CLASSES}
+    target, real = (ids, mask) if case.family == "llama" else texts([3, 6], seed + 1)
+    return {**inputs, "labels": target.masked_fill(real == 0, -100)}
+
+
+def loss_of(case: Case, model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
+    """Summed over tokens and averaged over examples, so that the mean over processes is that of all examples."""
+    logits, labels = model(**inputs).logits.float(), inputs["labels"]
+    if case.family == "llama":
+        logits, labels = logits[:, :-1], labels[:, 1:]
+    loss = F.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=-100, reduction="sum")
+    return loss / len(labels) / case.parts
+
+
+class Run:
+    """A model in training, and what its updates gave.
+
+    Args:
+        rank: whose examples; None takes those of both.
+        sharded: whether the model is; both processes come here then.
+    """
+
+    def __init__(self, case: Case, rank: int | None, sharded: bool) -> None:
+        self.case, self.rank, self.sharded = case, rank, sharded
+        self.model = model = huggingface_models.build(case.family, case.dropout)
+        model.config.use_cache = False  # a recomputed layer would add to it
+        self.regularizer = build(case.method, **{"sites": "*", **case.options})
+        self.masks: list[dict[str, Tensor]] = []
+        if case.attached:
+            self.regularizer.attach(model)
+        if case.checkpointing == "model":
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        elif case.checkpointing == "wrapper":
+            checkpoint_layers(model)
+        #: what the optimizer updates: of a model in bfloat16, the float32 weights behind it
+        self.weights = [nn.Parameter(one.detach().clone()) for one in model.parameters()] if case.low else None
+        if sharded:
+            shard(case, model)
+        elif case.low:
+            model.bfloat16()
+        if not case.attached:
+            self.regularizer.attach(model)
+        parameters = self.weights if case.low and not sharded else list(model.parameters())
+        self.optimizer = torch.optim.SGD(parameters, 0.01, momentum=0.5)
+
+    def backward(self, update: int) -> dict[str, Tensor]:
+        """The gradients of an update, whole and in float32."""
+        torch.manual_seed(100 * update + (self.rank or 0))
+        with seen() as masks:
+            for part in range(self.case.parts):
+                if self.sharded and self.case.root:
+                    self.model.set_requires_gradient_sync(part == self.case.parts - 1)
+                shares = [share(self.case, update, part, rank) for rank in range(2)]
+                joined = {key: torch.cat([one[key] for one in shares]) for key in shares[0]}
+                batch = joined if self.rank is None else shares[self.rank]
+                self.regularizer.loss(lambda batch: loss_of(self.case, self.model, batch), batch).backward()
+        self.masks.append(masks)
+        if self.sharded and not self.case.root:
+            average_gradients(nn.ParameterList(p for p in self.model.parameters() if not hasattr(p, "device_mesh")))
+        return {
+            name.replace("_checkpoint_wrapped_module.", ""): whole(one.grad).float().clone()
+            for name, one in self.model.named_parameters()
+            if one.grad is not None
+        }
+
+    def step(self, gradients: dict[str, Tensor] | None = None) -> None:
+        """The optimizer's step, by what the backwards gave or by `gradients`, and its announcement."""
+        parameters, weights = list(self.model.named_parameters()), self.optimizer.param_groups[0]["params"]
+        if gradients is not None:
+            for (name, _), weight in zip(parameters, weights, strict=True):
+                weight.grad = gradients.get(name.replace("_checkpoint_wrapped_module.", ""))
+                if weight.grad is None and self.regularizer.leaves_unused():
+                    weight.grad = torch.zeros_like(
+                        weight
+                    )  # as FSDP2 makes it, whose ranks may differ in what they drop
+        self.optimizer.step()
+        with torch.no_grad():
+            for (_, parameter), weight in zip(parameters, weights, strict=True):
+                if parameter is not weight:
+                    parameter.copy_(weight)
+        self.model.zero_grad()
+        self.regularizer.end_update()
+
+    def found(self) -> dict[str, Any]:
+        """What its updates give, to be compared."""
+        gradients = []
+        for update in range(self.case.updates):
+            gradients.append(self.backward(update))
+            self.step(None if self.sharded else gradients[-1])
+        sums = {key: float(value) for key, value in self.regularizer.statistics.take().items()}
+        self.regularizer.detach()
+        return {"gradients": gradients, "masks": self.masks, "sums": sums}
+
+
+class Resumable(Run):
+    """A training that `torch.distributed.checkpoint` keeps."""
+
+    def _state(self) -> dict[str, Any]:
+        model, optimizer = get_state_dict(self.model, self.optimizer)
+        return {"model": model, "optimizer": optimizer, "regularizer": ShardedState(self.regularizer)}
+
+    def train(self, first: int, last: int) -> None:
+        """Updates `first` to `last`; the batches are those of the first two, one after the other."""
+        for update in range(first, last + 1):
+            self.backward(update % 2)
+            self.step()
+
+    def save(self, folder: Path) -> None:
+        """Write a checkpoint; both processes come here."""
+        checkpoint.save(self._state(), checkpoint_id=folder)
+
+    def load(self, folder: Path) -> None:
+        """Go on from one."""
+        state = self._state()
+        checkpoint.load(state, checkpoint_id=folder)
+        parts = {"model_state_dict": state["model"], "optim_state_dict": state["optimizer"]}
+        set_state_dict(self.model, self.optimizer, **parts)
+
+    def result(self) -> dict[str, Any]:
+        """Its weights, and what was found of what is kept."""
+        weights = {name: whole(one.detach()) for name, one in self.model.named_parameters()}
+        return {"weights": weights, "updates": self.regularizer.updates}
+
+
+def whole(tensor: Any) -> Tensor:
+    """A tensor of which each process has a part."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def checkpoint_layers(model: nn.Module) -> None:
+    """PyTorch's own checkpointing around each layer."""
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
+
+    apply_activation_checkpointing(model, check_fn=set(layers(model)).__contains__)
+
+
+def shard(case: Case, model: nn.Module) -> None:
+    """`fully_shard` of the layers, and of the rest."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if case.low else MixedPrecisionPolicy()
+    for module in [*layers(model), *([model] if case.root else [])]:
+        fully_shard(module, mp_policy=policy)
+
+
+@contextmanager
+def seen() -> Iterator[dict[str, Tensor]]:
+    """The keep mask of each call, by site and number; recomputed calls have the same one."""
+    masks: dict[str, Tensor] = {}
+    original = AttentionCall.keep_mask
+
+    def keep_mask(call: AttentionCall, *args: Any) -> Tensor | None:
+        keep = original(call, *args)
+        if keep is not None:
+            name = f"{call.name} {call.index} {sum(key.startswith(f'{call.name} {call.index}') for key in masks)}"
+            masks[name] = keep
+        return keep
+
+    with mock.patch.object(AttentionCall, "keep_mask", keep_mask):
+        yield masks
