@@ -192,14 +192,15 @@ def plot_costs(experiment: Experiment, path: Path) -> None:
     panel = figure.subplots()
     panel.axhline(0, color="0.3", linewidth=1)
     relative = costs()
-    for row in experiment.rows:
-        difference = row.difference
-        if difference is None or row.method not in relative or difference.mean < LOWEST_GAIN:
-            continue
-        x = relative[row.method]
+    rows = [row for row in experiment.rows if row.difference and row.method in relative]
+    shown = [row for row in rows if row.difference.mean >= LOWEST_GAIN]
+    for number, row in enumerate(sorted(shown, key=lambda row: row.difference.mean)):
+        difference, x = row.difference, relative[row.method]
+        beside = {"xytext": (-5, 3), "ha": "right"} if x < 1 else {"xytext": (5, 3 if number % 2 else -9)}
         panel.plot([x, x], [difference.low, difference.high], color="0.6", linewidth=1)
         panel.plot([x], [difference.mean], "o", color="black", markersize=5)
-        panel.annotate(row.title, (x, difference.mean), xytext=(5, 3), textcoords="offset points", fontsize=8)
+        panel.annotate(row.title, (x, difference.mean), textcoords="offset points", fontsize=8, **beside)
+    panel.margins(x=0.3)
     panel.set_xlabel("time of an update, in plain ones")
     panel.set_ylabel(f"{experiment.metric}, difference to plain training")
     panel.grid(color="0.9")
