@@ -36,8 +36,8 @@ def refuse(trainer: Any, pl_module: nn.Module, module: nn.Module | None = None) 
     compiled = getattr(pl_module, "_compiler_ctx", None) or any(hasattr(m, "_orig_mod") for m in pl_module.modules())
     if compiled:
         raise ValueError(
-            "torch.compile cannot be combined with LightningCallback: compiling the whole module was not tried; fit the module that is not compiled, "
-            "or compile its layers in place: layer.compile()"
+            "torch.compile cannot be combined with LightningCallback: compiling the whole module was not tried; fit "
+            "the module that is not compiled, or compile its layers in place: layer.compile()"
         )
     if module is pl_module and isinstance(trainer.strategy.model, DistributedDataParallel):
         raise ValueError(
