@@ -2,8 +2,10 @@
 
     python scripts/evidence.py
 
-Every folder there with a results.json, as `attn-reg compare` and `finetune` write it, is an experiment. Its table goes
-between the lines `<!-- table NAME -->` and `<!-- end -->` of the page, and its plot is docs/evidence_NAME.png.
+Every folder there with a results.json, as `attn-reg compare` and `finetune` write it, is an experiment; so is one with
+such folders in it, which are named for what differs between them, such as the share of noise. A table goes between the
+lines `<!-- table NAME -->` and `<!-- end -->` of the page, and its plot is docs/evidence_NAME.png. costs.json is what
+`attn-reg bench --json` wrote: docs/evidence_costs.png has the gains of noisy_phrasebook beside it.
 """
 
 from __future__ import annotations
@@ -22,6 +24,18 @@ from attn_reg_plugin.files import read_json, write_text
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "examples" / "evidence"
 PAGE = ROOT / "docs" / "evidence.md"
+COSTS = RESULTS / "costs.json"
+#: method of noisy_phrasebook -> its row in the bench; lowest attributions cost what the highest do
+BENCHED = {
+    **{name: "all_sites" for name in ("ad_drop", "ad_drop_low")},
+    **{
+        name: name
+        for name in ("attention_dropout", "scheduled_dropout", "head_drop", "layer_drop", "r_drop", "hidden_cut")
+    },
+    **{"ad_drop_rd": "random", "attend_out": "attend_out_all", "attention_layer_drop": "attention_layer_drop_all"},
+}
+#: methods that lose more are not drawn beside the others
+LOWEST_GAIN = -3.0
 
 
 @dataclass(frozen=True)
@@ -70,14 +84,89 @@ def read_experiment(folder: Path) -> Experiment:
     return Experiment(folder.name, "BLEU" if metric == "bleu" else metric, tuple(rows))
 
 
-def table(experiment: Experiment) -> str:
-    """Markdown: methods by their mean, the best first."""
-    rows = sorted(experiment.rows, key=lambda row: -row.score.mean)
-    lines = [f"| | {experiment.metric} | − plain [95 %] | seeds |", "|---|---|---|---|"]
-    for row in rows:
-        difference = difference_text({"": {"": row.difference}} if row.difference else {}, "", "", 2)
-        lines.append(f"| {row.title} | {row.score.text(2)} | {difference} | {row.score.seeds} |")
+@dataclass(frozen=True)
+class Series:
+    """Experiments that differ in one value.
+
+    Attributes:
+        name: of the folder of their folders.
+        parts: by value, the lowest first.
+    """
+
+    name: str
+    parts: Mapping[str, Experiment]
+
+
+def read_folder(folder: Path) -> Experiment | Series:
+    """The experiment of a folder, or those in it.
+
+    Raises:
+        FileNotFoundError, ValueError: see `read_experiment`.
+    """
+    if (folder / "results.json").is_file():
+        return read_experiment(folder)
+    values = sorted((path.parent.name for path in folder.glob("*/results.json")), key=lambda name: (len(name), name))
+    if all(re.fullmatch(r"[\d.]+", value) for value in values):
+        values.sort(key=float)
+    return Series(folder.name, {value: read_experiment(folder / value) for value in values})
+
+
+def difference_of(row: Row) -> str:
+    """The difference to plain training with its interval."""
+    return difference_text({"": {"": row.difference}} if row.difference else {}, "", "", 2)
+
+
+def table(found: Experiment | Series) -> str:
+    """Markdown: methods by their mean, the best first; of several experiments in their order, a column for each."""
+    if isinstance(found, Experiment):
+        lines = [f"| | {found.metric} | − plain [95 %] | seeds |", "|---|---|---|---|"]
+        for row in sorted(found.rows, key=lambda row: -row.score.mean):
+            lines.append(f"| {row.title} | {row.score.text(2)} | {difference_of(row)} | {row.score.seeds} |")
+        return "\n".join(lines)
+    parts = found.parts.values()
+    metrics = [f"{value} ({part.metric})" for value, part in found.parts.items()]
+    lines = ["| | " + " | ".join(metrics) + " |", "|---" * (1 + len(metrics)) + "|"]
+    for title in dict.fromkeys(row.title for part in parts for row in part.rows):
+        cells = []
+        for part in parts:
+            row = next((row for row in part.rows if row.title == title), None)
+            shown = "" if row is None else difference_of(row) if row.difference else row.score.text(2)
+            cells.append(shown)
+        lines.append(f"| {title} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def plot_series(series: Series, path: Path) -> None:
+    """A panel for each value: every method's difference to plain and the 95 % interval."""
+    figure = load_matplotlib().figure.Figure(figsize=(2 + 2.3 * len(series.parts), 2.8), layout="constrained")
+    titles = list(dict.fromkeys(row.title for part in series.parts.values() for row in part.rows if row.difference))
+    panels = figure.subplots(1, len(series.parts), sharey=True, squeeze=False)[0]
+    for panel, (value, part) in zip(panels, series.parts.items(), strict=True):
+        draw(panel, {titles.index(row.title): row for row in part.rows if row.difference})
+        panel.set_title(f"{value}: plain {plain_of(part).score.mean:.1f}", fontsize=9)
+        panel.set_xlabel(part.metric)
+    panels[0].set_yticks(range(len(titles)), titles)
+    panels[0].invert_yaxis()
+    figure.suptitle("difference to plain training, 95 % interval", fontsize=9)
+    figure.savefig(path, dpi=150)
+
+
+def plain_of(experiment: Experiment) -> Row:
+    """The row of plain training."""
+    return next(row for row in experiment.rows if row.method == "plain")
+
+
+def draw(panel: Any, rows: Mapping[int, Row]) -> None:
+    """The differences of rows, by height."""
+    panel.axvline(0, color="0.3", linewidth=1)
+    for height, row in rows.items():
+        difference = row.difference
+        color = "black" if row.score.seeds >= ENOUGH else "0.6"
+        if difference.low is not None:
+            panel.plot([difference.low, difference.high], [height, height], color=color, linewidth=1.5)
+        panel.plot([difference.mean], [height], "o", color=color, markersize=5)
+    panel.grid(axis="x", color="0.9")
+    panel.set_axisbelow(True)
 
 
 def plot(experiment: Experiment, path: Path) -> None:
@@ -85,16 +174,36 @@ def plot(experiment: Experiment, path: Path) -> None:
     rows = [row for row in sorted(experiment.rows, key=lambda row: row.score.mean) if row.difference]
     figure = load_matplotlib().figure.Figure(figsize=(7, 1.2 + 0.32 * len(rows)), layout="constrained")
     panel = figure.subplots()
-    panel.axvline(0, color="0.3", linewidth=1)
-    for height, row in enumerate(rows):
-        difference = row.difference
-        color = "black" if row.score.seeds >= ENOUGH else "0.6"
-        if difference.low is not None:
-            panel.plot([difference.low, difference.high], [height, height], color=color, linewidth=1.5)
-        panel.plot([difference.mean], [height], "o", color=color, markersize=5)
+    draw(panel, dict(enumerate(rows)))
     panel.set_yticks(range(len(rows)), [row.title for row in rows])
     panel.set_xlabel(f"{experiment.metric}, difference to plain training, 95 % interval")
-    panel.grid(axis="x", color="0.9")
+    figure.savefig(path, dpi=150)
+
+
+def costs() -> dict[str, float]:
+    """The time of an update of each method of noisy_phrasebook, in plain ones."""
+    measured = {row["name"]: row["ratio"] for row in read_json(COSTS)["rows"]}
+    return {method: measured[row] for method, row in BENCHED.items()}
+
+
+def plot_costs(experiment: Experiment, path: Path) -> None:
+    """Gain against cost."""
+    figure = load_matplotlib().figure.Figure(figsize=(7, 4.2), layout="constrained")
+    panel = figure.subplots()
+    panel.axhline(0, color="0.3", linewidth=1)
+    relative = costs()
+    rows = [row for row in experiment.rows if row.difference and row.method in relative]
+    shown = [row for row in rows if row.difference.mean >= LOWEST_GAIN]
+    for number, row in enumerate(sorted(shown, key=lambda row: row.difference.mean)):
+        difference, x = row.difference, relative[row.method]
+        beside = {"xytext": (-5, 3), "ha": "right"} if x < 1 else {"xytext": (5, 3 if number % 2 else -9)}
+        panel.plot([x, x], [difference.low, difference.high], color="0.6", linewidth=1)
+        panel.plot([x], [difference.mean], "o", color="black", markersize=5)
+        panel.annotate(row.title, (x, difference.mean), textcoords="offset points", fontsize=8, **beside)
+    panel.margins(x=0.3)
+    panel.set_xlabel("time of an update, in plain ones")
+    panel.set_ylabel(f"{experiment.metric}, difference to plain training")
+    panel.grid(color="0.9")
     panel.set_axisbelow(True)
     figure.savefig(path, dpi=150)
 
@@ -115,10 +224,12 @@ def filled(page: str, tables: Mapping[str, str]) -> str:
     return re.sub(r"<!-- table (\w+) -->.*?<!-- end -->", fill, page, flags=re.DOTALL)
 
 
-def experiments() -> Iterator[Experiment]:
+def experiments() -> Iterator[Experiment | Series]:
     """All of them, by name."""
-    for path in sorted(RESULTS.glob("*/results.json")):
-        yield read_experiment(path.parent)
+    folders = {path.parent for path in RESULTS.glob("*/results.json")}
+    folders |= {path.parent.parent for path in RESULTS.glob("*/*/results.json")}
+    for folder in sorted(folders):
+        yield read_folder(folder)
 
 
 def main() -> None:
@@ -126,7 +237,10 @@ def main() -> None:
     found = list(experiments())
     write_text(PAGE, filled(PAGE.read_text(encoding="utf-8"), {one.name: table(one) for one in found}))
     for one in found:
-        plot(one, PAGE.with_name(f"evidence_{one.name}.png"))
+        path = PAGE.with_name(f"evidence_{one.name}.png")
+        plot_series(one, path) if isinstance(one, Series) else plot(one, path)
+        if one.name == "noisy_phrasebook":
+            plot_costs(one, PAGE.with_name("evidence_costs.png"))
 
 
 if __name__ == "__main__":

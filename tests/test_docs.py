@@ -65,13 +65,17 @@ def described(flag: str, text: str) -> str:
 def test_the_tables_of_the_evidence_are_those_of_its_results():
     page, found = evidence.PAGE.read_text(encoding="utf-8"), list(evidence.experiments())
     assert found and evidence.filled(page, {one.name: evidence.table(one) for one in found}) == page
-    for one in found:
-        runs = json.loads((evidence.RESULTS / one.name / "results.json").read_text(encoding="utf-8"))["runs"]
-        for row in one.rows:
+    assert all((ROOT / "docs" / f"evidence_{name}.png").is_file() for name in ["costs", *(one.name for one in found)])
+    parts = {
+        folder: evidence.read_experiment(folder)
+        for folder in (p.parent for p in evidence.RESULTS.rglob("results.json"))
+    }
+    for folder, part in parts.items():
+        runs = json.loads((folder / "results.json").read_text(encoding="utf-8"))["runs"]
+        for row in part.rows:
             reported = [reported_scores(run) for name, run in runs.items() if name.startswith(f"{row.method}-seed")]
             figures, seeds = [next(iter(scores.values())) for scores in reported], row.score.seeds
             assert len(figures) == seeds and sum(figures) / seeds == pytest.approx(row.score.mean)
-        assert (ROOT / "docs" / f"evidence_{one.name}.png").is_file()
 
 
 def test_the_tables_of_models_are_those_of_the_records():

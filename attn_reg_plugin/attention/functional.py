@@ -247,9 +247,10 @@ def _attend_saving_bits(
         return F.scaled_dot_product_attention(query, key, value, scores, dropout_p, scale=scale)
 
     # the hooks live as long as the graph: they hold neither the mask, nor the query, nor, once that is saved, the bits
-    bits, keys, kind = [pack_bits(mask)], mask.size(-1), {"dtype": query.dtype, "device": query.device}
+    parts = [pack_bits(mask), *([] if bias is None else [bias])]
+    keys, kind = mask.size(-1), {"dtype": query.dtype, "device": query.device}
 
-    def additive(mask: Tensor) -> Tensor:
+    def additive(mask: Tensor, bias: Tensor | None) -> Tensor:
         # a mask may be shared by heads that a bias is not
         shape = mask.shape if bias is None else torch.broadcast_shapes(mask.shape, bias.shape)
         scores = torch.zeros(shape, **kind)
@@ -258,27 +259,36 @@ def _attend_saving_bits(
             scores.masked_fill_(dead, 0.0)
         return scores.masked_fill_(~mask, float("-inf"))
 
-    scores = additive(mask)
+    scores = additive(mask, bias)
     pointer = scores.data_ptr()  # nor the map
 
     # PyTorch asks the innermost hooks only: what checkpointing or offloading would do is asked for here
-    outer = torch._C._autograd._top_saved_tensors_default_hooks(False)
+    outer = _outer_hooks()
     keep, give = (lambda tensor: tensor, lambda held: held) if outer is None else outer
 
     def pack(tensor: Tensor) -> tuple[torch.Size | None, Any]:
         if tensor.data_ptr() == pointer:
-            return tensor.shape, keep(bits[0])
+            return tensor.shape, [keep(part) for part in parts]
         return None, keep(tensor)
 
     def unpack(saved: tuple[torch.Size | None, Any]) -> Tensor:
         shape, held = saved
+        if shape is None:
+            return give(held)
+        packed, *biases = (give(part) for part in held)
         # a kernel may keep the map expanded to all heads
-        return give(held) if shape is None else additive(unpack_bits(give(held), keys)).expand(shape)
+        return additive(unpack_bits(packed, keys), biases[0] if biases else None).expand(shape)
 
     with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
         output = F.scaled_dot_product_attention(query, key, value, scores, dropout_p, scale=scale)
-    bits.clear()
+    parts.clear()
     return output
+
+
+def _outer_hooks() -> Any:
+    """The hooks for saved tensors in force, a pair of functions; None without any, or where torch cannot tell."""
+    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+    return None if top is None else top(False)
 
 
 def _record(

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from attn_reg_plugin.attention.calls import AttentionCall
-from attn_reg_plugin.backends.huggingface_ordinary import attend, computes, joined
+from attn_reg_plugin.backends.huggingface_ordinary import attend, computes, joined, padded_queries
 
 
 def _mixes_heads(module: nn.Module) -> str | None:
@@ -68,7 +67,7 @@ def deberta(
         dropout_p=module.dropout.p,
         with_weights=output_attentions,
     )
-    return joined(_padded_queries(output, value, valid)), weights
+    return joined(padded_queries(output, value, valid)), weights
 
 
 @computes("deberta_v2.modeling_deberta_v2.DisentangledSelfAttention")
@@ -108,12 +107,7 @@ def deberta_v2(
         dropout_p=module.dropout.p,
         with_weights=output_attentions,
     )
-    return joined(_padded_queries(output, value, valid)), weights
-
-
-def _padded_queries(output: Tensor, value: Tensor, valid: Tensor) -> Tensor:
-    """The output (B, H, T, D) with the mean of all values in rows without a valid key."""
-    return torch.where(valid.any(-1, keepdim=True), output, value.mean(-2, keepdim=True))
+    return joined(padded_queries(output, value, valid)), weights
 
 
 def _tensor(bias: Any) -> Tensor | None:

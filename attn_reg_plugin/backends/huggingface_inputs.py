@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Mapping
 from functools import partial
@@ -133,9 +134,23 @@ def _virtual_tokens(model: nn.Module) -> int:
 
 
 def predicts_next(model: nn.Module) -> bool:
-    """Whether the model compares its output at t with the label at t + 1: it generates, and has no encoder."""
+    """Whether the model compares its output at t with the label at t + 1: it generates, has no encoder, and shifts.
+
+    The losses of some, such as XLNet's, TrOCR's and BART's decoder, take labels as they are.
+    """
     config, generates = getattr(model, "config", None), getattr(model, "can_generate", None)
-    return generates is not None and generates() and not getattr(config, "is_encoder_decoder", False)
+    decodes = generates is not None and generates() and not getattr(config, "is_encoder_decoder", False)
+    return decodes and not _labels_as_they_are(model)
+
+
+def _labels_as_they_are(model: nn.Module) -> bool:
+    """Whether the forward computes a cross entropy of its own, in which nothing is called a shift."""
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model  # PEFT's
+    code = getattr(inspect.unwrap(type(base).forward), "__code__", None)
+    if code is None or "loss_function" in code.co_names:
+        return False
+    names = {*code.co_names, *code.co_varnames}
+    return bool(names & {"CrossEntropyLoss", "cross_entropy"}) and not any("shift" in name for name in names)
 
 
 def _padding_label(model: nn.Module) -> int | None:

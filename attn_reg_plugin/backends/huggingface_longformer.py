@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from attn_reg_plugin.attention.calls import AttentionCall
+from attn_reg_plugin.attention.sites import AttentionSite
 from attn_reg_plugin.backends.huggingface_ordinary import attend, computes, heads_of, joined
 
 
@@ -62,8 +63,7 @@ def _with_global_rows(
     index = torch.argsort(everywhere.int(), dim=-1, descending=True, stable=True)[:, :most]
     there = everywhere.gather(-1, index)
     asking = states.gather(1, index.unsqueeze(-1).expand(-1, -1, states.size(-1)))
-    # attention LayerDrop drops both or neither
-    further = call if call.uniform else call.site.enter(asking)
+    further = call if call.uniform else _entered_with(call.site, asking)
     query, key, value = (
         heads_of(project(x), heads)
         for project, x in ((module.query_global, asking), (module.key_global, states), (module.value_global, states))
@@ -71,3 +71,12 @@ def _with_global_rows(
     valid = there[:, None, :, None] & real[:, None, None, :]
     rows, _ = attend(further, query, key, value, valid, dropout_p=module.dropout)
     return output.masked_scatter(everywhere.unsqueeze(-1), joined(rows)[there].to(output.dtype))
+
+
+def _entered_with(site: AttentionSite, asking: Tensor) -> AttentionCall:
+    """The site's second call, for which attention LayerDrop draws nothing: it drops both or neither."""
+    redraw, site.redraw = site.redraw, None
+    try:
+        return site.enter(asking)
+    finally:
+        site.redraw = redraw

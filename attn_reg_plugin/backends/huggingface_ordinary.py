@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from attn_reg_plugin.attention.calls import AttentionCall
@@ -156,3 +157,8 @@ def attend(
     shared = {"valid": valid, "scale": scale, "bias": bias}
     output = regularized_attention(query, key, value, site=call, dropout_p=dropout_p, **shared)
     return output, weights_of(call, query, key, **shared) if with_weights and call is not None else None
+
+
+def padded_queries(output: Tensor, value: Tensor, valid: Tensor) -> Tensor:
+    """The output (B, H, T, D) with the mean of all values in rows without a valid key."""
+    return torch.where(valid.any(-1, keepdim=True), output, value.mean(-2, keepdim=True))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from attn_reg_plugin.attention.calls import AttentionCall
-from attn_reg_plugin.backends.huggingface_ordinary import attend, computes
+from attn_reg_plugin.backends.huggingface_ordinary import attend, computes, padded_queries
 
 
 @computes("xlnet.modeling_xlnet.XLNetRelativeAttention", method="rel_attn_core", time_first=True)
@@ -34,17 +34,19 @@ def xlnet(
     key, value = (states.permute(1, 2, 0, 3) for states in (k_head_h, v_head_h))
     query = (q_head + module.r_w_bias).permute(1, 2, 0, 3)
     bias = None if call.uniform else _positions(module, q_head, k_head_r, seg_mat, key.size(-2))
+    valid = None if attn_mask is None else attn_mask.permute(2, 3, 0, 1) == 0
     output, weights = attend(
         call,
         query,
         key,
         value,
-        None if attn_mask is None else attn_mask.permute(2, 3, 0, 1) == 0,
+        valid,
         bias=bias,
         scale=module.scale,
         dropout_p=module.dropout.p,
         with_weights=output_attentions,
     )
+    output = output if valid is None else padded_queries(output, value, valid)
     output = output.permute(2, 0, 1, 3)
     return output if weights is None else (output, weights.permute(2, 3, 0, 1))
 

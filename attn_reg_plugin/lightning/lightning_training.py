@@ -30,14 +30,14 @@ def refuse(trainer: Any, pl_module: nn.Module, module: nn.Module | None = None) 
     for kind in type(trainer.strategy).__mro__:
         if kind.__name__ in SHARDED:
             raise ValueError(
-                f"the strategy {SHARDED[kind.__name__]} cannot be combined with LightningCallback: the probe needs the "
-                "whole model on each process; use strategy='ddp'"
+                f"the strategy {SHARDED[kind.__name__]} cannot be combined with LightningCallback: it was not "
+                "tried; use strategy='ddp', or a loop of your own"
             )
     compiled = getattr(pl_module, "_compiler_ctx", None) or any(hasattr(m, "_orig_mod") for m in pl_module.modules())
     if compiled:
         raise ValueError(
-            "torch.compile cannot be combined with LightningCallback: a probe inside the forward cannot be compiled; "
-            "fit the module that is not compiled"
+            "torch.compile cannot be combined with LightningCallback: compiling the whole module was not tried; fit "
+            "the module that is not compiled, or compile its layers in place: layer.compile()"
         )
     if module is pl_module and isinstance(trainer.strategy.model, DistributedDataParallel):
         raise ValueError(

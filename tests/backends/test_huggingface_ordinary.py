@@ -13,8 +13,10 @@ transformers = pytest.importorskip("transformers")
 
 from transformers.models.mpnet.modeling_mpnet import MPNetSelfAttention  # noqa: E402
 
-from attn_reg_plugin import ADDrop, find_sites, recording  # noqa: E402
+from attn_reg_plugin import ADDrop, AttentionLayerDrop, find_sites, recording  # noqa: E402
 from attn_reg_plugin.attention.attribution import map_gradient, output_gradients  # noqa: E402
+from attn_reg_plugin.regularizers import Combination  # noqa: E402
+from attn_reg_plugin.regularizers.attention_dropout import AttentionDropout  # noqa: E402
 from tests.backends.huggingface_models import FAMILIES, HEADS, LAYERS, batch, build, opened  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -116,6 +118,33 @@ def test_both_streams_of_xlnet(monkeypatch: pytest.MonkeyPatch) -> None:
     with ADDrop(p=0.5, q=0.5, cross_tuning="off").attach(model) as regularizer:
         assert not model(**inputs).logits.allclose(expected)
         assert all(len(site.calls) == 2 for site in regularizer.attached_sites)
+
+
+def test_a_row_without_keys_is_xlnets_own() -> None:
+    """A place that may see nothing attends to all keys alike, as stock has it."""
+    model = transformers.XLNetLMHeadModel(transformers.XLNetConfig(**{**FAMILIES["xlnet"].options, "dropout": 0.0}))
+    inputs = {key: value for key, value in batch("xlnet").items() if key == "input_ids"}
+    hidden = torch.zeros(*inputs["input_ids"].shape, inputs["input_ids"].size(1))
+    hidden[:, 2] = 1
+    asked = torch.zeros(hidden.size(0), 1, hidden.size(1))
+    asked[:, :, 2] = 1
+    inputs |= {"perm_mask": hidden, "target_mapping": asked}
+    expected = model(**inputs).logits
+    with opened(find_sites(model, "*")) as sites, recording(sites):
+        torch.testing.assert_close(model(**inputs).logits, expected, rtol=1e-4, atol=1e-5)
+        assert all(site.tapes for site in sites)
+
+
+def test_attention_layer_drop_drops_both_calls_of_longformer_or_neither() -> None:
+    model, inputs = build("longformer").longformer.train(), batch("longformer")
+    inputs = {key: inputs[key] for key in ("input_ids", "attention_mask")}
+    inputs["global_attention_mask"] = torch.zeros_like(inputs["input_ids"]).index_fill(1, torch.tensor([0]), 1)
+    left_out, seen = AttentionLayerDrop(p=0.5), []
+    with Combination([left_out, AttentionDropout(p=0.1)]).attach(model):
+        for _ in range(12):
+            model(**inputs)
+            seen += [[call.uniform for call in site.calls] for site in left_out.attached_sites]
+    assert sorted(map(tuple, {tuple(calls) for calls in seen})) == [(False, False), (True,)]
 
 
 def test_a_method_that_was_replaced_before_is_back_afterwards() -> None:
