@@ -16,5 +16,5 @@ export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 unset PYTHONDONTWRITEBYTECODE
 
 cd "$root"
-# a file stays in one process, so that what its tests share is made once
-exec "$venv/bin/python" -m pytest -n "${ATTN_REG_TEST_WORKERS:-2}" --dist loadfile "$@" </dev/null
+# a file stays in one process, so that what its tests share is made once; tests/conftest.py puts the long ones first
+exec "$venv/bin/python" -m pytest -n "${ATTN_REG_TEST_WORKERS:-2}" --dist loadfile --no-loadscope-reorder "$@" </dev/null

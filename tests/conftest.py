@@ -8,12 +8,17 @@ import pytest
 
 
 def pytest_collection_modifyitems(config, items):
-    """Leave out what is marked `oracle` or `papers`, unless it is selected by `-m`."""
+    """Leave out what is marked `oracle` or `papers`, unless it is selected by `-m`; files with whole trainings first.
+
+    At the end of the suite no core waits for another one's long file then.
+    """
     for mark in ("oracle", "papers"):
         if mark not in config.option.markexpr:
             left_out = [item for item in items if item.get_closest_marker(mark)]
             items[:] = [item for item in items if not item.get_closest_marker(mark)]
             config.hook.pytest_deselected(items=left_out)
+    long = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in long)
 
 
 def pytest_collection_finish():
