@@ -7,6 +7,7 @@ attention that is watched or masked runs between two graphs, and an idle one is 
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
@@ -26,6 +27,6 @@ def outside_graphs(function: Callable[Given, Result]) -> Callable[Given, Result]
 
     PyTorch's compiler is not imported for it: that takes a second, which a training that compiles nothing is spared.
     """
-    if "torch._dynamo" in sys.modules:
+    if "torch._dynamo" in sys.modules and "reason" in inspect.signature(torch.compiler.disable).parameters:
         return torch.compiler.disable(function, reason=REASON)
     return torch._disable_dynamo(function)  # the same without a reason, as PyTorch's own modules and optimizers use it

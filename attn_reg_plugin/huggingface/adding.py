@@ -33,6 +33,12 @@ def added_loss(
         compute_loss: the trainer's own.
         items: labels in all accumulated batches, if the trainer counts them.
     """
+    names = trainer.label_names or ["labels"]
+    if not any(name in inputs for name in names):
+        raise ValueError(
+            f"{regularizer.name} repeats the batch and compares what the model says of each copy, but the batch has no "
+            f"{' or '.join(names)}, so {type(trainer).__name__} reads it in a way of its own; use another method"
+        )
     times, args = regularizer.passes, trainer.args
     divisor: Tensor | None = None
 

@@ -288,7 +288,7 @@ class TrainerTraining:
         batch = inputs["batch"]
         held = ", ".join(map(str, batch)) if isinstance(batch, Mapping) else f"a {type(batch).__name__}"
         raise ValueError(
-            f"AttendOut rewards by the loss of each example, but an example of {subset!r} gives {type(model).__name__} "
+            f"the loss of each example is needed, but an example of {subset!r} gives {type(model).__name__} "
             f"none (the batch has: {held}): {str(reason).splitlines()[0] if str(reason) else type(reason).__name__}; "
             "use data with gold labels, such as reward_subset='train[90%:]', or another method, such as AD-DROP"
         )

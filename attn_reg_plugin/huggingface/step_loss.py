@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import Trainer
 
 from attn_reg_plugin.regularizers import Regularizer
-from attn_reg_plugin.regularizers.attachment import begin_step
+from attn_reg_plugin.regularizers.attachment import attachments_of, begin_step
 from attn_reg_plugin.regularizers.probing import random_state, set_random_state, unchanged
 from attn_reg_plugin.regularizers.whole_step import WholeStepWanted
 
@@ -40,8 +40,13 @@ def step_loss(
     kept = records(inputs)
 
     def training_loss() -> Tensor:
-        with untouched(trainer, model):
-            loss = compute(records(kept))
+        others = [(one.regularizer, one.regularizer.supplied) for one in attachments_of(regularizer.model)]
+        try:
+            with untouched(trainer, model):
+                loss = compute(records(kept))
+        finally:
+            for other, told in others:  # of another callback's, which the loss runs through
+                other.supply(told)
         return loss[0] if isinstance(loss, tuple) else loss
 
     regularizer.supply(replace(regularizer.supplied, training_loss=training_loss))
@@ -85,6 +90,8 @@ def untouched(trainer: Trainer, model: nn.Module) -> Iterator[None]:
             if isinstance(held, nn.Module):
                 stack.enter_context(unchanged(held))
         if isinstance(model, DistributedDataParallel):
+            # the forward of the step itself broadcasts buffers as it would have
+            stack.callback(setattr, model, "require_forward_param_sync", model.require_forward_param_sync)
             stack.enter_context(model.no_sync())
         try:
             yield

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -16,16 +16,10 @@ from attn_reg_plugin.attention.calls import graph_task
 from attn_reg_plugin.attention.graphs import outside_graphs
 from attn_reg_plugin.attention.sites import AttentionSite, Backend, all_sites, find_sites
 from attn_reg_plugin.regularizers.probing import Forward, same_randomness, unchanged
-from attn_reg_plugin.regularizers.sharding import (
-    Expectation,
-    gathered,
-    refuse_sharded,
-    sharded_modules,
-    without_reduction,
-)
+from attn_reg_plugin.regularizers.sharding import gathered, refuse_sharded, shards_of, without_reduction
 from attn_reg_plugin.regularizers.slots import check_free
 from attn_reg_plugin.regularizers.statistics import Statistics
-from attn_reg_plugin.regularizers.whole_step import IN_BACKWARD, WholeStep
+from attn_reg_plugin.regularizers.whole_step import IN_BACKWARD, WholeStep, WholeStepWanted, wanted_again
 
 if TYPE_CHECKING:
     from attn_reg_plugin.regularizers.base import Regularizer
@@ -48,7 +42,7 @@ class Attachment:
         known = self.sites if regularizer.needs_sites else _known_sites(model)
         #: the backends that know the model, one of each kind
         self.backends: list[Backend] = list({type(site.backend): site.backend for site in known}.values())
-        self.whole_step = WholeStep()
+        self.whole_step, self.graphed = WholeStep(), False
         self.step: Any = None  # of the last forward, by its loss
         self.prepared = False
         self.busy = self.seen = self.idle = self.warned = self.rehearsed = False
@@ -87,6 +81,8 @@ class Attachment:
     @outside_graphs
     def _begin_forward(self, model: nn.Module, args: tuple[Any, ...]) -> None:
         probing, within = self._within_step()
+        if model.training and graph_task() < 0:
+            self.graphed = torch.is_grad_enabled()
         if probing or within:
             for site in self.sites if self.whole_step.running or not probing else ():
                 site.over = not torch.is_grad_enabled()  # without gradients it is no part of what is differentiated
@@ -106,7 +102,7 @@ class Attachment:
             RuntimeError: it is one.
         """
         loss, self.step = self.step, self.regularizer.supplied.training_loss
-        if loss is None or loss is not self.step or not any(site.calls for site in self.sites):
+        if loss is None or loss is not self.step or not any(map(wanted_again, self.sites)):
             return
         if any(getattr(module, "gradient_checkpointing", False) for module in self.model.modules()):
             raise RuntimeError(
@@ -130,10 +126,12 @@ class Attachment:
             return
         if self.whole_step.holds(loss) or any(one.whole_step.running for one in together):
             return  # announced already, by another callback of the trainer's
-        if not any(one.whole_step.holds(loss) for one in together):
-            for one in together:
-                one.clear()
-        self._prepare(self.regularizer.due(), partial(Forward, self.model, (), {}, self.regularizer.supplied))
+        ready = [one for one in together if one.whole_step.holds(one.regularizer.supplied.training_loss)]
+        for one in (one for one in together if one not in ready):
+            one.clear({site for other in ready for site in other.sites})
+        self._prepare(
+            self.regularizer.due(), partial(Forward, self.model, (), {}, self.regularizer.supplied), step=True
+        )
         self.whole_step.held = loss
 
     @outside_graphs
@@ -159,10 +157,8 @@ class Attachment:
         """Whether FSDP2 shards the model; looked up when its class changes, as `fully_shard` changes it."""
         if self.seen_class is not type(self.model) and self.model.training:
             self.seen_class = type(self.model)
-            refuse_sharded(self.regularizer, self.model)
-            modules = self.sharded = sharded_modules(self.model)
-            if modules and self.regularizer.leaves_unused():
-                self.handles.append(Expectation(modules))
+            self.sharded, handles = shards_of(self.regularizer, self.model, self.sites)
+            self.handles += handles
         return bool(self.sharded)
 
     def _before_forward(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -174,17 +170,17 @@ class Attachment:
         trained = [site.module is None or site.module.training for site in self.sites]
         self.seen = self.seen or not trained or any(trained)
         due = self.regularizer.due()
-        if due and self.sites and graph_task() >= 0:
+        if due and self.sites and graph_task() >= 0 and not self.graphed:
             raise RuntimeError(IN_BACKWARD.format(model=type(model).__name__))
         if not within:
             self._prepare(due, partial(self._forward, model, args, kwargs))
         self.regularizer.statistics.add("forwards", 1.0)
         self.regularizer.statistics.add("regularized", float(due))
 
-    def _prepare(self, due: bool, make: Callable[[], Forward]) -> None:
-        """Let the regularizer prepare the sites for a forward, which is due or not."""
+    def _prepare(self, due: bool, make: Callable[[], Forward], step: bool = False) -> None:
+        """Let the regularizer prepare the sites for a forward, which is due or not, or which stands for a step."""
         records = self.regularizer.records()
-        rehearsing = not due and not self.rehearsed
+        rehearsing = not due and not self.rehearsed and (self.whole_step.used or not step)
         if not (due or records or rehearsing):
             return
         self.rehearsed = self.busy = True
@@ -198,7 +194,8 @@ class Attachment:
                     self._rehearse(forward)
                 if records:
                     self.regularizer.record(forward)
-        except BaseException:
+        except BaseException as error:
+            self.rehearsed = not isinstance(error, WholeStepWanted)  # the step will be, as a whole
             self.clear()
             raise
         finally:
@@ -263,11 +260,12 @@ class Attachment:
             reason = f"the forward of {model} was never called with gradients: attach to the module that is called"
         logger.warning(f"{self.regularizer.name}: {event}, but nothing was regularized; {reason}")
 
-    def clear(self) -> None:
-        """Plain attention on every site from here."""
+    def clear(self, kept: Collection[AttentionSite] = ()) -> None:
+        """Plain attention on every site from here, but those that are `kept`."""
         self.whole_step.held = None
         for site in self.sites:
-            site.clear()
+            if site not in kept:
+                site.clear()
 
     def remove(self) -> None:
         """Take the hooks off and restore the attention modules."""
@@ -315,7 +313,7 @@ def begin_step(model: nn.Module) -> None:
 
     In a step without it, or whose forwards have outputs that can be attributed, nothing happens.
     """
-    for attachment in attachments_of(model):
+    for attachment in reversed(attachments_of(model)):  # their hooks are prepended
         attachment.begin_step()
 
 

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 if TYPE_CHECKING:
+    from attn_reg_plugin.attention.sites import AttentionSite
     from attn_reg_plugin.regularizers.base import Regularizer
 
 #: of a group of parameters: whether a backward reduces its gradients
@@ -74,6 +75,40 @@ def refuse_sharded(regularizer: Regularizer, model: nn.Module) -> None:
             f"{regularizer.name} is attached to a {type(model).__name__} inside the module that fully_shard was called "
             "on last; attach to that module, which is the one that is called"
         )
+
+
+def shards_of(
+    regularizer: Regularizer, model: nn.Module, sites: list[AttentionSite]
+) -> tuple[list[Any], list[Expectation]]:
+    """Each module in `model` that `fully_shard` was called on, and what to remove on detaching.
+
+    Raises:
+        ValueError: see `refuse_sharded` and `refuse_inner_shards`.
+    """
+    refuse_sharded(regularizer, model)
+    modules = sharded_modules(model)
+    if modules:
+        refuse_inner_shards(regularizer, model, sites)
+    return modules, [Expectation(modules)] if modules and regularizer.leaves_unused() else []
+
+
+def refuse_inner_shards(regularizer: Regularizer, model: nn.Module, sites: list[AttentionSite]) -> None:
+    """Refuse to leave out layers in which modules are sharded by themselves: ranks that run them would wait for ever.
+
+    Raises:
+        ValueError: a layer holds such a module.
+    """
+    from attn_reg_plugin.regularizers.layers import layers_of
+
+    if "layer" not in (regularizer.slots or ()):
+        return
+    for layer in layers_of(model, sites):
+        inner = [module for module in sharded_modules(layer.module) if module is not layer.module]
+        if inner:
+            raise ValueError(
+                f"{regularizer.name} leaves out the layer {layer.path}, in which {type(inner[0]).__name__} is "
+                "sharded by itself: ranks that run it would wait for those that don't; call fully_shard on whole layers"
+            )
 
 
 def _groups(modules: list[Any]) -> list[Any]:

@@ -78,7 +78,7 @@ class WholeStep:
         with precision():
             outputs = forward.run()
         try:
-            return scale_against_underflow(objective(outputs, inputs), logits_dtype(outputs))
+            return scale_against_underflow(objective(outputs, inputs), _working_dtype(sites, logits_dtype(outputs)))
         except NoObjective as missing:
             if loss is None:
                 raise
@@ -113,7 +113,7 @@ class WholeStep:
             )
         for tape in () if graph else tapes:
             tape.output = tape.output.detach()  # nothing will be differentiated
-        return scale_against_underflow(objective, _working_dtype(forward))
+        return scale_against_underflow(objective, _working_dtype(sites, next(forward.model.parameters()).dtype))
 
     @contextmanager
     def _through(self) -> Iterator[None]:
@@ -124,9 +124,13 @@ class WholeStep:
             self.running = False
 
 
-def _working_dtype(forward: Forward) -> torch.dtype:
-    """Of the model's states, whose gradients may underflow."""
-    kind = forward.device.type
-    if torch.is_autocast_enabled(kind):
-        return torch.get_autocast_dtype(kind)
-    return next(forward.model.parameters()).dtype
+def _working_dtype(sites: Sequence[AttentionSite], outside: torch.dtype) -> torch.dtype:
+    """fp16 if any attention has computed in it, else the dtype outside of attention: gradients underflow in fp16."""
+    values = [tape.value for site in sites for tape in site.tapes]
+    return torch.float16 if any(value is not None and value.dtype == torch.float16 for value in values) else outside
+
+
+def wanted_again(site: AttentionSite) -> bool:
+    """Whether the forward that was has something on the site that checkpointing asks for, and cannot draw again."""
+    parts = (site._mask, site.sampler, site.factor, site.redraw, site.look)
+    return site.plan is not None or (bool(site.calls) and (site.uniform or any(part is not None for part in parts)))

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 pytest.importorskip("transformers")
 
-from attn_reg_plugin.regularizers import build
+from attn_reg_plugin.regularizers import build, sharding
 from tests.backends import huggingface_models
 from tests.huggingface.processes import check, kill_oneself, run_in_processes
 from tests.regularizers.sharded_trainings import AD_DROP, Case, Resumable, Run, shard
@@ -197,3 +197,16 @@ def test_fsdp1_is_refused() -> None:
     next(model.parameters())._fsdp_flattened = True
     with pytest.raises(ValueError, match=r"FSDP1.*fully_shard"):
         build("ad_drop").attach(model)
+
+
+def test_layers_with_shards_inside_are_not_left_out(classifier, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that leaves such a layer out would not gather what is in it, and the others would wait."""
+    inner = classifier.get_submodule("encoder.layers.1.feed_forward")
+    regularizer = build("layer_drop", p=0.5)
+    with regularizer.attach(classifier):
+        monkeypatch.setattr(sharding, "sharded_modules", lambda model: [one for one in model.modules() if one is inner])
+        with pytest.raises(
+            ValueError, match=r"leaves out the layer encoder.layers.1, in which .* is sharded by itself"
+        ):
+            sharding.refuse_inner_shards(regularizer, classifier, regularizer.attached_sites)
+        sharding.refuse_inner_shards(build("attention_dropout"), classifier, regularizer.attached_sites)

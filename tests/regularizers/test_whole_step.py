@@ -11,8 +11,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from attn_reg_plugin import ADDrop
-from attn_reg_plugin.regularizers import Combination, build
-from attn_reg_plugin.regularizers.attachment import begin_step
+from attn_reg_plugin.regularizers import Combination, build, whole_step
+from attn_reg_plugin.regularizers.attachment import attachments_of, begin_step
 from attn_reg_plugin.regularizers.objectives import NoObjective, default_objective, negative_loss
 from attn_reg_plugin.regularizers.whole_step import WholeStepWanted
 from tests.attention.tiny_model import PAD, SIZE, TinyStack, sharpened, tokens
@@ -232,3 +232,101 @@ def test_what_holds_nothing_is_left_to_the_step(held):
     for objective in (default_objective(), default_objective("gold"), negative_loss):
         with pytest.raises(NoObjective):
             objective(held, {})
+
+
+# -- several methods, checkpointing and half precision -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", [(0,), (0, 1), (1, 0)])
+def test_callbacks_in_any_order_probe_the_step_once(order: tuple[int, ...]) -> None:
+    """A callback's step runs within the later one's; what one has made for the step, the other one leaves alone."""
+    probing = ADDrop(p=0.5, q=1.0, cross_tuning="off", sites="encoder.self[0]")
+    drawing = build("attention_dropout", p=1e-4, where="scores", sites="encoder.self[1]")
+    methods, model, probes = [(probing, drawing)[i] for i in order], embedder(), []
+
+    def loss_through(callbacks: list) -> torch.Tensor:
+        if not callbacks:
+            return in_two_forwards(model)
+        *inner, method = callbacks
+
+        def training_loss() -> torch.Tensor:
+            probes.append(method)
+            others = [(one.regularizer, one.regularizer.supplied) for one in attachments_of(model)]
+            loss = loss_through(inner)
+            for other, told in others:
+                other.supply(told)
+            return loss
+
+        method.supply(training_loss=training_loss)
+        try:
+            begin_step(model)
+            return loss_through(inner)
+        except WholeStepWanted:
+            begin_step(model)
+            return loss_through(inner)
+
+    for method in methods:
+        method.attach(model)
+    for _ in range(2):
+        probes.clear()
+        for method in methods:
+            method.supply()
+        torch.manual_seed(1)
+        loss = loss_through(methods)
+    alone, regularizer = embedder(), ADDrop(p=0.5, q=1.0, cross_tuning="off", sites="encoder.self[0]")
+    with regularizer.attach(alone):
+        step(alone, regularizer)
+        expected, _ = step(alone, regularizer)
+    assert probes.count(probing) == 1
+    torch.testing.assert_close(loss.detach(), torch.as_tensor(expected))
+
+
+def test_a_schedule_that_starts_at_zero_waits_beside_a_probe_of_the_step() -> None:
+    schedule = build("scheduled_dropout", schedule="drop encoder.self: 0:0 10:0.5", sites="encoder.self[1]")
+    together = Combination([ADDrop(p=0.5, q=1.0, cross_tuning="off", sites="encoder.self[0]"), schedule])
+    model = embedder()
+    with together.attach(model):
+        assert torch.as_tensor(step(model, together)[0]).isfinite()
+
+
+def test_checkpointing_of_the_whole_model_may_run_it_in_the_backward() -> None:
+    """Its first run had gradients and masks; it is one that had none, such as a cached loss's, that is refused."""
+    model, gradients = embedder(), []
+
+    class Around(nn.Module):
+        def forward(self, text: torch.Tensor) -> torch.Tensor:
+            return model(text)["sentence_embedding"] * 1.0
+
+    with build("attention_dropout", p=0.4, where="scores").attach(model):
+        for again in (False, True):
+            model.zero_grad()
+            torch.manual_seed(1)
+            output = checkpoint(Around(), TEXTS[0], use_reentrant=False) if again else Around()(TEXTS[0])
+            output.square().sum().backward()
+            gradients.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
+    torch.testing.assert_close(*gradients)
+
+
+def test_weights_that_are_dropped_anew_are_no_reason_to_refuse_checkpointing() -> None:
+    model, regularizer = embedder(), build("attention_dropout", p=0.4, where="weights")
+    model.gradient_checkpointing = True
+    with regularizer.attach(model):
+        assert torch.as_tensor(step(model, regularizer)[0]).isfinite()
+
+
+def test_attention_in_fp16_is_scaled_for_whatever_the_outputs_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, dtypes, plain = embedder(), [], Embedder.forward
+    scaled = whole_step.scale_against_underflow
+    monkeypatch.setattr(
+        whole_step, "scale_against_underflow", lambda f, dtype: (dtypes.append(dtype), scaled(f, dtype))[1]
+    )
+
+    def half(text: torch.Tensor) -> dict[str, torch.Tensor]:
+        with torch.autocast("cpu", torch.float16):
+            outputs = plain(model, text)
+        return {name: value.float() for name, value in outputs.items()}
+
+    model.forward, regularizer = half, ADDrop(p=0.5, q=1.0, cross_tuning="off")
+    with regularizer.attach(model):
+        step(model, regularizer)
+    assert dtypes == [torch.float16]
