@@ -105,9 +105,8 @@ def read_folder(folder: Path) -> Experiment | Series:
     """
     if (folder / "results.json").is_file():
         return read_experiment(folder)
-    values = sorted((path.parent.name for path in folder.glob("*/results.json")), key=lambda name: (len(name), name))
-    if all(re.fullmatch(r"[\d.]+", value) for value in values):
-        values.sort(key=float)
+    values = [path.parent.name for path in folder.glob("*/results.json")]
+    values.sort(key=float if all(re.fullmatch(r"[\d.]+", value) for value in values) else str)
     return Series(folder.name, {value: read_experiment(folder / value) for value in values})
 
 

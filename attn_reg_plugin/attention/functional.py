@@ -7,6 +7,7 @@ an empty row, so a dead row keeps its valid keys and loses its query instead: ze
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -252,8 +253,7 @@ def _attend_saving_bits(
 
     def additive(mask: Tensor, bias: Tensor | None) -> Tensor:
         # a mask may be shared by heads that a bias is not
-        shape = mask.shape if bias is None else torch.broadcast_shapes(mask.shape, bias.shape)
-        scores = torch.zeros(shape, **kind)
+        scores = torch.zeros(mask.shape if bias is None else torch.broadcast_shapes(mask.shape, bias.shape), **kind)
         if bias is not None:
             scores += bias
             scores.masked_fill_(dead, 0.0)
@@ -263,8 +263,7 @@ def _attend_saving_bits(
     pointer = scores.data_ptr()  # nor the map
 
     # PyTorch asks the innermost hooks only: what checkpointing or offloading would do is asked for here
-    outer = _outer_hooks()
-    keep, give = (lambda tensor: tensor, lambda held: held) if outer is None else outer
+    keep, give = _outer_hooks()
 
     def pack(tensor: Tensor) -> tuple[torch.Size | None, Any]:
         if tensor.data_ptr() == pointer:
@@ -285,10 +284,11 @@ def _attend_saving_bits(
     return output
 
 
-def _outer_hooks() -> Any:
-    """The hooks for saved tensors in force, a pair of functions; None without any, or where torch cannot tell."""
+def _outer_hooks() -> tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]:
+    """The hooks for saved tensors in force; those that do nothing without any, or where torch cannot tell."""
     top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
-    return None if top is None else top(False)
+    outer = None if top is None else top(False)
+    return (lambda tensor: tensor, lambda held: held) if outer is None else outer
 
 
 def _record(

@@ -33,12 +33,7 @@ def added_loss(
         compute_loss: the trainer's own.
         items: labels in all accumulated batches, if the trainer counts them.
     """
-    names = trainer.label_names or ["labels"]
-    if not any(name in inputs for name in names):
-        raise ValueError(
-            f"{regularizer.name} repeats the batch and compares what the model says of each copy, but the batch has no "
-            f"{' or '.join(names)}, so {type(trainer).__name__} reads it in a way of its own; use another method"
-        )
+    _refuse_unlabelled(trainer, regularizer, inputs)
     times, args = regularizer.passes, trainer.args
     divisor: Tensor | None = None
 
@@ -67,3 +62,17 @@ def added_loss(
         return scale * total / (max(count, 1) if divisor is None else divisor)
 
     return regularizer.loss(compute, inputs, share)
+
+
+def _refuse_unlabelled(trainer: Trainer, regularizer: Regularizer, inputs: dict[str, Any]) -> None:
+    """Refuse to repeat a batch whose rows the trainer pairs in a way of its own.
+
+    Raises:
+        ValueError: it has no labels.
+    """
+    names = trainer.label_names or ["labels"]
+    if not any(name in inputs for name in names):
+        raise ValueError(
+            f"{regularizer.name} repeats the batch and compares what the model says of each copy, but the batch has no "
+            f"{' or '.join(names)}, so {type(trainer).__name__} reads it in a way of its own; use another method"
+        )

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -182,7 +181,10 @@ class AttnRegCallback(TrainerCallback):
         if not isinstance(supplied.batch, dict) and isinstance(inputs, Mapping):
             self._supply(inputs, supplied.num_items)  # the trainer has made it of what it was given
         if self.regularizer.passes == 1 or args or kwargs.keys() - {"num_items_in_batch"}:
-            compute = partial(_called, original, model, *args, **kwargs)
+
+            def compute(batch: Any) -> Any:
+                return original(model, batch, *args, **kwargs)
+
             return step_loss(self.trainer, self.regularizer, compute, model, inputs)
         return added_loss(self.trainer, self.regularizer, original, model, inputs, items)
 
@@ -240,9 +242,3 @@ class AttnRegCallback(TrainerCallback):
             logger.warning(
                 f"no {path.name} in {checkpoint}: {self.regularizer.name} starts anew from the checkpoint's weights"
             )
-
-
-def _called(function: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
-    """`function(model, inputs, ...)` where the inputs come last."""
-    *rest, inputs = args
-    return function(model, inputs, *rest, **kwargs)

@@ -13,10 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from torch.nn.parallel import DistributedDataParallel
 from transformers import Trainer
 
 from attn_reg_plugin.regularizers import Regularizer
+from attn_reg_plugin.regularizers.distributed import waits_for_gradients
 
 
 def calling_trainer() -> tuple[Trainer, Path | None]:
@@ -71,9 +71,7 @@ def refuse_unused_parameters(trainer: Trainer, regularizer: Regularizer) -> None
     Raises:
         ValueError: it does.
     """
-    model = trainer.model_wrapped
-    waits = isinstance(model, DistributedDataParallel) and not model.find_unused_parameters
-    if waits and regularizer.leaves_unused():
+    if waits_for_gradients(trainer.model_wrapped) and regularizer.leaves_unused():
         raise ValueError(
             "a dropped attention gives its queries and keys no gradient, which data parallel training waits for; set "
             "ddp_find_unused_parameters=True, and with gradient checkpointing "

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from attn_reg_plugin.regularizers import Regularizer
 from attn_reg_plugin.regularizers.attachment import attachments_of
 from attn_reg_plugin.regularizers.defender import Defender
+from attn_reg_plugin.regularizers.distributed import waits_for_gradients
 from attn_reg_plugin.regularizers.training import Problem
 
 #: strategies, by the name of their class or of one they derive from, that keep a part of the model in each process
@@ -52,9 +53,7 @@ def refuse_unused_parameters(trainer: Any, regularizer: Regularizer) -> None:
     Raises:
         ValueError: it does.
     """
-    model = trainer.strategy.model
-    waits = isinstance(model, DistributedDataParallel) and not model.find_unused_parameters
-    if waits and regularizer.leaves_unused():
+    if waits_for_gradients(trainer.strategy.model) and regularizer.leaves_unused():
         raise ValueError(
             "a dropped attention gives its queries and keys no gradient, which data parallel training waits for; use "
             "strategy='ddp_find_unused_parameters_true'"

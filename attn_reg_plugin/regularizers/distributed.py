@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 
 def world_size() -> int:
@@ -35,6 +36,11 @@ def average(tensor: Tensor) -> Tensor:
 def any_rank(flag: bool, device: torch.device) -> bool:
     """Whether `flag` is true on any data-parallel rank."""
     return flag if world_size() == 1 else bool(average(torch.tensor(float(flag), device=device)) > 0)
+
+
+def waits_for_gradients(model: nn.Module) -> bool:
+    """Whether data parallel training of `model`, as wrapped, waits for the gradient of every parameter."""
+    return isinstance(model, DistributedDataParallel) and not model.find_unused_parameters
 
 
 def average_gradients(model: nn.Module) -> None:
