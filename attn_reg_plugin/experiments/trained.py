@@ -21,7 +21,7 @@ from attn_reg_plugin.checkpoints import find_checkpoint, load_checkpoint
 from attn_reg_plugin.labelled import Corruption, Encoded, Example, LabelledTask, encode, load_tokenizer, longest_input
 from attn_reg_plugin.labelled.dataset import LabelledDataset
 from attn_reg_plugin.labelled.task_table import TAGGING
-from attn_reg_plugin.models.hf_encoder import HFEncoderModel, build_head, config_from_json
+from attn_reg_plugin.models.hf_encoder import HFEncoderModel, autocast_dtype, build_head, config_from_json
 from attn_reg_plugin.tasks.example_flags import corruption_of
 from attn_reg_plugin.tasks.labelled_task import ENCODER, KINDS_OF_TASKS, described_task
 
@@ -111,7 +111,7 @@ def load_trained(run: Path, cpu: bool = True) -> Trained:
         raise FileNotFoundError(f"{path.parent} has no folder {ENCODER}, in which the training left the tokenizer")
     config, task = config_from_json(settings.hf_config), _settings(state, "task")
     labelled = _labelled(task, config)
-    model = HFEncoderModel(build_head(config, labelled.kind))
+    model = HFEncoderModel(build_head(config, labelled.kind), autocast_dtype(settings))
     model.load_state_dict(state["model"])
     tokenizer = load_tokenizer(str(folder), labelled)
     longest = longest_input(tokenizer, config, task.max_length)

@@ -8,6 +8,7 @@ model's configuration in its `cfg.model.hf_config`, so reading one needs no pret
 # no `from __future__ import annotations`: fairseq reads a flag's type from its field
 import inspect
 import json
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional
@@ -32,6 +33,8 @@ HEADS = {
 }
 #: how transformers calls the loss of a kind; the loss is our criterion's, but an exported model says what it is for
 PROBLEMS = {CLASSIFICATION: "single_label_classification", REGRESSION: "regression"}
+#: `--autocast` -> its dtype
+AUTOCAST = {"off": None, "bfloat16": torch.bfloat16}
 #: a flag, and what families call the same in their configurations
 DROPOUTS = {
     "dropout": ("hidden_dropout_prob", "dropout", "mlp_dropout", "embedding_dropout"),
@@ -59,6 +62,10 @@ class HFEncoderConfig(FairseqDataclass):
     checkpoint_activations: bool = field(
         default=False, metadata={"help": "compute activations again in the backward pass, to save memory"}
     )
+    autocast: str = field(
+        default="off",
+        metadata={"help": "bfloat16: matrix products in bf16, weights and loss in fp32, on CPU and GPU; off: all in fp32"},
+    )
     hf_config: Optional[str] = field(  # noqa: UP045
         default=None, metadata={"help": "not to be given: where a checkpoint keeps the model's configuration"}
     )
@@ -70,11 +77,13 @@ class HFEncoderModel(BaseFairseqModel):
 
     Attributes:
         model: the transformers model.
+        autocast: the dtype that its forward runs in by `torch.autocast`; None: as it is.
     """
 
-    def __init__(self, model: "PreTrainedModel") -> None:
+    def __init__(self, model: "PreTrainedModel", autocast: torch.dtype | None = None) -> None:
         super().__init__()
         self.model = model
+        self.autocast = autocast
         named = inspect.signature(model.forward).parameters
         types = getattr(model.config, "type_vocab_size", 0) or 0
         self.takes_types = "token_type_ids" in named and types > 1
@@ -84,7 +93,8 @@ class HFEncoderModel(BaseFairseqModel):
         """The model for a task with an attribute `labelled`, a `LabelledTask`, and `--hf-model` among its flags.
 
         Raises:
-            ValueError: the task has no labels; no or an unknown `--hf-model`; no such head; a dropout out of range.
+            ValueError: the task has no labels; no or an unknown `--hf-model`; no such head; a dropout out of range;
+                an unknown autocast.
         """
         labelled = getattr(task, "labelled", None)
         if not isinstance(labelled, LabelledTask):
@@ -102,7 +112,7 @@ class HFEncoderModel(BaseFairseqModel):
             model = build_head(config, labelled.kind, None if cfg.hf_from_config else task.cfg.hf_model)
         if cfg.checkpoint_activations:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        return cls(model)
+        return cls(model, autocast_dtype(cfg))
 
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
@@ -118,7 +128,9 @@ class HFEncoderModel(BaseFairseqModel):
             `logits`: (B, number of labels), (B, 1) of a regression, (B, choices), or (B, T, number of labels).
         """
         types = {"token_type_ids": token_type_ids} if self.takes_types and token_type_ids is not None else {}
-        return {"logits": self.model(input_ids=input_ids, attention_mask=attention_mask, **types).logits}
+        with torch.autocast(input_ids.device.type, self.autocast) if self.autocast else nullcontext():
+            logits = self.model(input_ids=input_ids, attention_mask=attention_mask, **types).logits
+        return {"logits": logits.float() if self.autocast else logits}
 
     def get_normalized_probs(self, net_output: Any, log_probs: bool, sample: Any = None) -> Tensor:
         """(Log-)probabilities of the labels, in fp32."""
@@ -132,6 +144,18 @@ class HFEncoderModel(BaseFairseqModel):
     def config_json(self) -> str:
         """The transformers model's configuration."""
         return self.model.config.to_json_string(use_diff=False)
+
+
+def autocast_dtype(config: Any) -> torch.dtype | None:
+    """The dtype that `--autocast` asks for in a model's configuration; None for `off`.
+
+    Raises:
+        ValueError: neither of the two.
+    """
+    name = getattr(config, "autocast", "off")  # checkpoints of earlier versions have none
+    if name not in AUTOCAST:
+        raise ValueError(f"--autocast is {name!r}, but must be one of {', '.join(AUTOCAST)}")
+    return AUTOCAST[name]
 
 
 def _transformers() -> Any:

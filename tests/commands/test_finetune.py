@@ -89,6 +89,7 @@ def test_a_run_is_of_its_data_and_its_model(rte: list[str], tmp_path: Path) -> N
         (["--train-per-class", "9"], "--total-num-update 20 .*--train-per-class 9 --train-sample-seed 2"),
         (["--held-out", "0.25"], "--total-num-update 30 .*--held-out 0.25 --cpu"),
         (["--train-examples", "20", "--held-out", "0.25"], "--total-num-update 10 .*--held-out 0.25 --cpu"),
+        (["--precision", "bfloat16"], "--max-length 40 --autocast bfloat16 --cpu"),
         (["--label-noise", "0.25"], "--label-noise 0.25 --cpu"),
         (
             ["--shortcut", "0.8", "--shortcut-words", "w1,w2"],

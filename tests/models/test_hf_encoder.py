@@ -67,6 +67,40 @@ def test_it_is_the_model_of_transformers(folder: Path, row: str, tmp_path: Path)
     assert torch.equal(again(**batch(row)).logits, logits)
 
 
+@pytest.mark.parametrize("row", CLASSES)
+def test_autocast_is_that_of_torch(folder: Path, row: str) -> None:
+    """Logits equal transformers' model under `torch.autocast`; weights, logits and gradients stay in fp32."""
+    model, inputs = build(folder, row, autocast="bfloat16").eval(), batch(row)
+    logits = model(**inputs)["logits"]
+    with torch.autocast("cpu", torch.bfloat16):
+        wanted = model.model(**inputs).logits
+    full = model.model(**inputs).logits
+    assert logits.dtype == torch.float32 and torch.equal(logits, wanted.float()) and not torch.equal(logits, full)
+    torch.testing.assert_close(logits, full, atol=0.1, rtol=0.05)
+    logits.sum().backward()
+    assert {parameter.grad.dtype for parameter in model.parameters() if parameter.grad is not None} == {torch.float32}
+
+
+def test_ad_drop_in_autocast(folder: Path) -> None:
+    """As many positions are dropped as in fp32, nearly the same ones, and gradients are near."""
+    grads, rates, logits = {}, {}, {}
+    for autocast in ("off", "bfloat16"):
+        model = build(folder, autocast=autocast, dropout=0.0, attention_dropout=0.0, classifier_dropout=0.0).train()
+        with ADDrop(p=0.3, q=1.0, cross_tuning="off").attach(model) as regularizer:
+            logits[autocast] = model(**batch())["logits"]
+            logits[autocast].square().sum().backward()
+            rates[autocast] = sum(int((~site.keep).sum()) for site in regularizer.attached_sites)
+        grads[autocast] = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+    assert rates["off"] == rates["bfloat16"] > 0
+    assert logits["bfloat16"].dtype == torch.float32
+    assert torch.nn.functional.cosine_similarity(grads["off"], grads["bfloat16"], dim=0) > 0.9
+
+
+def test_an_unknown_autocast(folder: Path) -> None:
+    with pytest.raises(ValueError, match="--autocast is 'float16', but must be one of off, bfloat16"):
+        build(folder, autocast="float16")
+
+
 def test_labels_stand_in_the_configuration(folder: Path) -> None:
     config = build(folder, "mnli").model.config
     assert config.id2label == {0: "entailment", 1: "neutral", 2: "contradiction"}
