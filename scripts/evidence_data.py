@@ -21,6 +21,7 @@ from attn_reg_plugin.files import read_lines, write_text
 #: task -> folder, whether its files begin with a header, training examples, examples that join the development set
 PARTS = {
     "cola": ("CoLA", False, 2000, 4000),
+    "cola-4000": ("CoLA", False, 4000, 4000),
     "mrpc": ("MRPC", True, 1000, 4000),
     "stsb": ("STS-B", True, 1000, 2500),
     "qnli": ("QNLI", True, 1000, 0),
