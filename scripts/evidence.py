@@ -5,12 +5,14 @@
 Every folder there with a results.json, as `attn-reg compare` and `finetune` write it, is an experiment; so is one with
 such folders in it, which are named for what differs between them, such as the share of noise. A table goes between the
 lines `<!-- table NAME -->` and `<!-- end -->` of the page, and its plot is docs/evidence_NAME.png. costs.json is what
-`attn-reg bench --json` wrote: docs/evidence_costs.png has the gains of noisy_phrasebook beside it.
+`attn-reg bench --json` wrote for a translation model, costs_encoder.json for an encoder: the tables have the time of an
+update in plain ones, and docs/evidence_costs.png the gains of noisy_phrasebook beside it.
 """
 
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,15 +26,12 @@ from attn_reg_plugin.files import read_json, write_text
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "examples" / "evidence"
 PAGE = ROOT / "docs" / "evidence.md"
-COSTS = RESULTS / "costs.json"
-#: method of noisy_phrasebook -> its row in the bench; lowest attributions cost what the highest do
-BENCHED = {
-    **{name: "all_sites" for name in ("ad_drop", "ad_drop_low")},
-    **{
-        name: name
-        for name in ("attention_dropout", "scheduled_dropout", "head_drop", "layer_drop", "r_drop", "hidden_cut")
-    },
-    **{"ad_drop_rd": "random", "attend_out": "attend_out_all", "attention_layer_drop": "attention_layer_drop_all"},
+#: how the probe attributes -> its row in the bench
+ATTRIBUTIONS = {"gradient": "ad_drop", "random": "random", "attention": "attention"}
+#: rows of the bench that act on the encoder -> those on all attention
+ON_ALL = {
+    **{"ad_drop": "all_sites", "ad_drop_cross_tuned": "all_sites_cross_tuned", "attend_out": "attend_out_all"},
+    **{"kept": "kept_all", "kept_use": "kept_all_use", "attention_layer_drop": "attention_layer_drop_all"},
 }
 #: methods that lose more are not drawn beside the others
 LOWEST_GAIN = -3.0
@@ -40,12 +39,17 @@ LOWEST_GAIN = -3.0
 
 @dataclass(frozen=True)
 class Row:
-    """A method's chief figure on the reported set."""
+    """A method's chief figure on the reported set.
+
+    Attributes:
+        time: of an update, in plain ones; None where it wasn't measured.
+    """
 
     method: str
     title: str
     score: Figure
     difference: Difference | None
+    time: float | None
 
 
 @dataclass(frozen=True)
@@ -76,12 +80,36 @@ def read_experiment(folder: Path) -> Experiment:
     else:
         subset, metric = "valid", next(iter(methods[0]["scores"]))
         scores = [one["scores"][metric] for one in methods]
+    measured = costs(translation="pair" in content)
     rows = []
     for one, score in zip(methods, scores, strict=True):
         found = one["differences"].get(subset, {}).get(metric)
         difference = None if found is None else Difference(**found)
-        rows.append(Row(one["method"], one["title"], Figure(**score), difference))
+        flags = next(run["flags"] for name, run in content["runs"].items() if name.startswith(f"{one['method']}-seed"))
+        time = measured.get(benched(shlex.split(flags)))
+        rows.append(Row(one["method"], one["title"], Figure(**score), difference, time))
     return Experiment(folder.name, "BLEU" if metric == "bleu" else metric, tuple(rows))
+
+
+def costs(translation: bool) -> dict[str, float]:
+    """The time of an update by the bench's rows, in plain ones."""
+    path = RESULTS / ("costs.json" if translation else "costs_encoder.json")
+    return {row["name"]: row["ratio"] for row in read_json(path)["rows"]}
+
+
+def benched(flags: Sequence[str]) -> str:
+    """The bench's row of a training with these flags; all rows of encoders are on all their attention."""
+
+    def given(flag: str, default: str) -> str:
+        return flags[len(flags) - flags[::-1].index(flag)] if flag in flags else default
+
+    name = given("--attn-reg", "plain")
+    if name == "ad_drop":
+        kept = given("--ad-drop-probe", "fresh") == "kept"
+        every = given("--ad-drop-cross-tuning", "epoch") == "off"
+        name = "kept" if kept else ATTRIBUTIONS[given("--ad-drop-attribution", "gradient")]
+        name += ("_use" if every else "") if kept else ("" if every else "_cross_tuned")
+    return ON_ALL.get(name, name) if given("--attn-sites", "") == "*" else name
 
 
 @dataclass(frozen=True)
@@ -115,23 +143,30 @@ def difference_of(row: Row) -> str:
     return difference_text({"": {"": row.difference}} if row.difference else {}, "", "", 2)
 
 
+def time_of(row: Row) -> str:
+    """The time of an update, in plain ones."""
+    return "–" if row.time is None else f"{row.time:.2f}"
+
+
 def table(found: Experiment | Series) -> str:
     """Markdown: methods by their mean, the best first; of several experiments in their order, a column for each."""
     if isinstance(found, Experiment):
-        lines = [f"| | {found.metric} | − plain [95 %] | seeds |", "|---|---|---|---|"]
+        lines = [f"| | {found.metric} | − plain [95 %] | time × plain | seeds |", "|---|---|---|---|---|"]
         for row in sorted(found.rows, key=lambda row: -row.score.mean):
-            lines.append(f"| {row.title} | {row.score.text(2)} | {difference_of(row)} | {row.score.seeds} |")
+            shown = row.title, row.score.text(2), difference_of(row), time_of(row), str(row.score.seeds)
+            lines.append(f"| {' | '.join(shown)} |")
         return "\n".join(lines)
     parts = found.parts.values()
     metrics = [f"{value} ({part.metric})" for value, part in found.parts.items()]
-    lines = ["| | " + " | ".join(metrics) + " |", "|---" * (1 + len(metrics)) + "|"]
-    for title in dict.fromkeys(row.title for part in parts for row in part.rows):
+    lines = ["| | " + " | ".join([*metrics, "time × plain"]) + " |", "|---" * (2 + len(metrics)) + "|"]
+    times = {row.title: time_of(row) for part in parts for row in part.rows}
+    for title, time in times.items():
         cells = []
         for part in parts:
             row = next((row for row in part.rows if row.title == title), None)
             shown = "" if row is None else difference_of(row) if row.difference else row.score.text(2)
             cells.append(shown)
-        lines.append(f"| {title} | {' | '.join(cells)} |")
+        lines.append(f"| {title} | {' | '.join([*cells, time])} |")
     return "\n".join(lines)
 
 
@@ -179,22 +214,14 @@ def plot(experiment: Experiment, path: Path) -> None:
     figure.savefig(path, dpi=150)
 
 
-def costs() -> dict[str, float]:
-    """The time of an update of each method of noisy_phrasebook, in plain ones."""
-    measured = {row["name"]: row["ratio"] for row in read_json(COSTS)["rows"]}
-    return {method: measured[row] for method, row in BENCHED.items()}
-
-
 def plot_costs(experiment: Experiment, path: Path) -> None:
     """Gain against cost."""
     figure = load_matplotlib().figure.Figure(figsize=(7, 4.2), layout="constrained")
     panel = figure.subplots()
     panel.axhline(0, color="0.3", linewidth=1)
-    relative = costs()
-    rows = [row for row in experiment.rows if row.difference and row.method in relative]
-    shown = [row for row in rows if row.difference.mean >= LOWEST_GAIN]
+    shown = [row for row in experiment.rows if row.difference and row.time and row.difference.mean >= LOWEST_GAIN]
     for number, row in enumerate(sorted(shown, key=lambda row: row.difference.mean)):
-        difference, x = row.difference, relative[row.method]
+        difference, x = row.difference, row.time
         beside = {"xytext": (-5, 3), "ha": "right"} if x < 1 else {"xytext": (5, 3 if number % 2 else -9)}
         panel.plot([x, x], [difference.low, difference.high], color="0.6", linewidth=1)
         panel.plot([x], [difference.mean], "o", color="black", markersize=5)

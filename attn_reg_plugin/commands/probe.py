@@ -193,6 +193,7 @@ def _measured(arguments: argparse.Namespace, subject: Any, options: dict[str, An
 
 def _line(point: Any, subject: Any) -> str:
     """What is printed of a point."""
-    what = "nothing dropped" if point.which == "none" else f"{point.which}, p {point.p:g}"
+    share = f" ({point.attention:.0%} of the attention)"
+    what = "nothing dropped" if point.which == "none" else f"{point.which}, p {point.p:g}{share}"
     score = "" if point.score is None else f", {subject.score} {point.score:.2f} %"
     return f"{what}: loss {point.loss:.4f} per {subject.unit}{score}"

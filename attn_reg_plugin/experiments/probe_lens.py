@@ -164,6 +164,7 @@ class Point:
         loss: mean over items.
         score: share of right items, in percent; None where that has no meaning.
         dropped: the share of valid positions dropped, in [0, 1].
+        attention: the share of the attention that was on them, in [0, 1].
     """
 
     which: str
@@ -172,6 +173,7 @@ class Point:
     loss: float
     score: float | None
     dropped: float
+    attention: float = 0.0
 
 
 def prior_experiment(
@@ -227,7 +229,7 @@ class _Sum:
     """The sums behind a point."""
 
     def __init__(self) -> None:
-        self.loss = self.right = self.dropped = self.valid = 0.0
+        self.loss = self.right = self.dropped = self.valid = self.lost = self.attention = 0.0
         self.items, self.scored = 0, True
 
     def add(self, measured: Measured, maps: Sequence[AttentionMap], keeps: Sequence[Tensor]) -> None:
@@ -240,8 +242,12 @@ class _Sum:
             valid = keep.numel() if found.valid is None else int(found.valid.expand(keep.shape).sum())
             self.valid += valid
             self.dropped += valid - int(keep.sum())
+            weights = found.attention.double()
+            self.attention += float(weights.sum())
+            self.lost += float(weights.masked_fill(keep, 0.0).sum())
 
     def point(self, which: str, p: float, q: float) -> Point:
         """The means."""
         score = 100 * self.right / self.items if self.scored and self.items else None
-        return Point(which, p, q, self.loss / max(1, self.items), score, self.dropped / max(1.0, self.valid))
+        shares = self.dropped / max(1.0, self.valid), self.lost / max(1.0, self.attention)
+        return Point(which, p, q, self.loss / max(1, self.items), score, *shares)

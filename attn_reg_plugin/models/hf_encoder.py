@@ -64,7 +64,7 @@ class HFEncoderConfig(FairseqDataclass):
     )
     autocast: str = field(
         default="off",
-        metadata={"help": "bfloat16: matrix products in bf16, weights and loss in fp32, on CPU and GPU; off: all in fp32"},
+        metadata={"help": "bfloat16: matrix products in bf16, weights and loss in fp32; off: all in fp32"},
     )
     hf_config: Optional[str] = field(  # noqa: UP045
         default=None, metadata={"help": "not to be given: where a checkpoint keeps the model's configuration"}

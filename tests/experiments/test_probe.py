@@ -19,6 +19,7 @@ from fairseq.models.transformer import TransformerModel
 from fairseq.tasks.translation import TranslationConfig
 from omegaconf import OmegaConf
 
+from attn_reg_plugin.attention.masks import candidate_region
 from attn_reg_plugin.cli import main
 from attn_reg_plugin.experiments.probe_lens import Point, Subject, looking, prior_experiment
 from attn_reg_plugin.experiments.probe_plots import pictures
@@ -127,7 +128,8 @@ def test_limits_and_direction(subject: Subject) -> None:
         assert by(points, which, 0.0).loss == pytest.approx(nothing.loss, abs=1e-5)
         assert by(points, which, 1.0).loss == pytest.approx(by(points, "high", 1.0).loss, abs=1e-6)
         assert by(points, which, 0.5).dropped == by(points, "high", 0.5).dropped > 0.45
-        assert by(points, which, 1.0).dropped == 1
+        assert by(points, which, 1.0).dropped == 1 and by(points, which, 1.0).attention == pytest.approx(1)
+        assert by(points, which, 0.0).attention == 0 < by(points, which, 0.5).attention < 1
     assert len({by(points, which, 0.5).loss for which in ("high", "low", "random")} | {nothing.loss}) >= 3
     after = subject.model.state_dict()
     assert all(value.equal(after[name]) for name, value in before.items()) and before.keys() == after.keys()
@@ -158,8 +160,12 @@ def test_maps_are_the_models_own_and_high_hurts_what_low_helps(subject: Subject)
     for one, theirs in zip(maps, expected.attentions, strict=True):
         torch.testing.assert_close(one.attention, theirs, atol=1e-5, rtol=0)
     assert logits[1.0] < logits[-1.0]
-    points = prior_experiment(subject, [1 / 50], which=("high",))
-    (point,) = [point for point in points if point.which == "high"]
+    subject.samples = [sample]
+    (point,) = prior_experiment(subject, [1 / 50], which=("high",))[1:]
+    regions = [candidate_region(one.attribution, one.valid, 1 / 50, "high") for one in maps]
+    lost = sum(float(theirs[region].sum()) for theirs, region in zip(expected.attentions, regions, strict=True))
+    rows = sum(theirs[..., 0].numel() for theirs in expected.attentions)
+    assert point.attention == pytest.approx(lost / rows, abs=1e-5), "the weights of a row add up to 1"
     assert 1 / 40 < point.dropped < 1 / 3, "one position of each row, for no row is longer than 50"
 
 
