@@ -1,13 +1,16 @@
 """Paired differences of a method to plain training, with 95 % intervals.
 
-A seed fixes the initial weights, the order of the batches and, where only a part is trained on, that part, so runs of
-the same seed are compared with each other. The interval is a percentile bootstrap that draws the seeds and the examples
-of the test set anew, each with replacement, the same ones for both. For BLEU and one seed it is sacrebleu's paired
-bootstrap.
+A seed fixes the initial weights, the order of the batches and, where it is drawn anew for every seed, the part that is
+trained on, so runs of the same seed are compared with each other. The interval is a percentile bootstrap that draws the
+seeds and the examples of the test set anew, each with replacement, the same ones for both. For BLEU and one seed it is
+sacrebleu's paired bootstrap. What is drawn of few seeds varies too little (Hesterberg 2015, "What teachers should know
+about the bootstrap"), so how a draw's seeds differ from all seeds is widened: intervals of 3 seeds then cover 93 % of
+normal differences instead of 71 %.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -83,14 +86,16 @@ def paired(
     """Those of one method, by subset and metric; what all its pairs have examples of is drawn together.
 
     Args:
-        pairs: of each seed the method's run and the one that it is compared with; all have the same figures.
+        pairs: of each seed the method's run and the one that it is compared with; what not all have is left out.
         examples: what `examples()` gave, by the id of the run; by default it is asked for.
     """
     if examples is None:
         examples = {id(one): one.examples() for pair in pairs for one in pair}
     figures = [(one.figures(), other.figures()) for one, other in pairs]
+    every = [figure for pair in figures for figure in pair]
     found: dict[str, dict[str, Difference]] = {}
-    for subset, names in figures[0][0].items():
+    for subset in [subset for subset in figures[0][0] if all(subset in figure for figure in every)]:
+        names = [name for name in figures[0][0][subset] if all(name in figure[subset] for figure in every)]
         values = {name: [one[subset][name] - other[subset][name] for one, other in figures] for name in names}
         scores = {
             name: [tuple(examples[id(one)].get(subset, {}).get(name) for one in pair) for pair in pairs]
@@ -121,9 +126,24 @@ def _difference(values: Sequence[float], ends: tuple[float, float] | None) -> Di
 def _over_seeds(values: Sequence[float]) -> tuple[float, float]:
     from scipy.stats import bootstrap
 
+    mean, factor = statistics.fmean(values), widening(len(values))
+
+    def statistic(drawn: np.ndarray, axis: int = -1) -> np.ndarray:
+        return mean + factor * (drawn.mean(axis) - mean)
+
     how = {"n_resamples": RESAMPLES, "method": "percentile", "rng": np.random.default_rng(_SEED)}
-    found = bootstrap((np.array(values),), np.mean, **how).confidence_interval
+    found = bootstrap((np.array(values),), statistic, **how).confidence_interval
     return float(found.low), float(found.high)
+
+
+def widening(seeds: int) -> float:
+    """What the deviation of drawn seeds from all of them is multiplied by: √(n / (n - 1)) · t₀.₉₇₅(n - 1) / z₀.₉₇₅.
+
+    The bootstrap's variance of a mean is (n - 1) / n of the unbiased one, and it takes normal quantiles for Student's.
+    """
+    from scipy.stats import norm, t
+
+    return math.sqrt(seeds / (seeds - 1)) * float(t.ppf(0.975, seeds - 1) / norm.ppf(0.975))
 
 
 def intervals(figures: Sequence[Sequence[tuple[Examples, Examples]]]) -> list[tuple[float, float]]:
@@ -138,15 +158,16 @@ def intervals(figures: Sequence[Sequence[tuple[Examples, Examples]]]) -> list[tu
     if not figures:
         return []
     count, seeds = len(figures[0][0][0]), len(figures[0])
+    factor = widening(seeds) if seeds > 1 else 0.0
 
     def statistic(*drawn: np.ndarray, axis: int = -1) -> np.ndarray:
         rows = np.atleast_2d(drawn[-1]).astype(np.int64)  # (R, N)
         weights = _weights(rows, count)
         found = np.array([[one.scores(weights) - other.scores(weights) for one, other in pairs] for pairs in figures])
+        means = found.mean(1)  # (figures, R)
         if seeds > 1:
             chosen = np.atleast_2d(drawn[0]).astype(np.int64).T  # (seeds, R)
-            found = np.take_along_axis(found, chosen[None], axis=1)
-        means = found.mean(1)  # (figures, R)
+            means = means + factor * (np.take_along_axis(found, chosen[None], axis=1).mean(1) - means)
         return means if drawn[-1].ndim > 1 else means[:, 0]
 
     samples = ([np.arange(seeds)] if seeds > 1 else []) + [np.arange(count)]

@@ -29,7 +29,7 @@ SCHEDULERS: dict[str, Callable[[int, int], list[str]]] = {
 }
 #: flags of fairseq-train that settings decide: given beside them, a run would not be what its settings say
 PART_FLAGS = ("train-examples", "train-fraction", "train-per-class", "train-sample-seed", "held-out")
-PART_FLAGS += ("label-noise", "shortcut", "shortcut-words", "shortcut-at-evaluation")
+PART_FLAGS += ("label-noise", "shortcut", "shortcut-words", "shortcut-at-evaluation", "autocast")
 #: those that end with the last update
 TO_THE_END = ("linear", "cosine")
 

@@ -79,7 +79,7 @@ class AttnRegCallback(TrainerCallback):
         try:
             self._intercept()
             self.regularizer.bind(TrainerTraining(trainer, self._original("training_step")))
-            self.regularizer.begin_training(state.max_steps if state.max_steps > 0 else None)
+            self.regularizer.begin_training(state.max_steps if state.max_steps > 0 else None, state.num_train_epochs)
             self._load(checkpoint)
         except BaseException:
             self.end()

@@ -144,20 +144,38 @@ class Corruption:
     def _with_noise(self, examples: list[Example], task: LabelledTask) -> list[Example]:
         """Another label for a share of the examples: any of the other classes; of a regression the values move on."""
         draw, chosen = random.Random(f"new labels {self.seed}"), self._drawn("noise", len(examples), self.label_noise)
-        old = [example.label for example in examples]  # type: ignore[union-attr]
-        for index, other in zip(chosen, chosen[1:] + chosen[:1], strict=True):
-            example = examples[index]
-            if task.kind == REGRESSION:
-                label = old[other]
-            else:
-                count = len(example.endings) if isinstance(example, ChoiceExample) else len(task.labels or ())
-                label = draw.choice([one for one in range(count) if one != old[index]])
-            examples[index] = dataclasses.replace(example, label=label)  # type: ignore[call-arg,arg-type]
+        old = [examples[index].label for index in chosen]  # type: ignore[union-attr]
+        if task.kind == REGRESSION:
+            new = _exchanged(old)
+        else:
+            counts = [_classes(examples[index], task) for index in chosen]
+            new = [
+                draw.choice([one for one in range(count) if one != label])
+                for count, label in zip(counts, old, strict=True)
+            ]
+        for index, label in zip(chosen, new, strict=True):
+            examples[index] = dataclasses.replace(examples[index], label=label)  # type: ignore[call-arg,arg-type]
         return examples
 
     def _drawn(self, what: str, count: int, share: float) -> list[int]:
         """The places of a share of so many examples, in random order."""
         return random.Random(f"{what} {self.seed}").sample(range(count), round(share * count))
+
+
+def _classes(example: Example, task: LabelledTask) -> int:
+    return len(example.endings) if isinstance(example, ChoiceExample) else len(task.labels or ())
+
+
+def _exchanged(values: list[Any]) -> list[Any]:
+    """Each value moved to the next place; then, where that is as it was, exchanged with another, if one will do."""
+    moved = values[1:] + values[:1]
+    for place, value in enumerate(values):
+        if moved[place] != value:
+            continue
+        other = next((one for one, new in enumerate(moved) if value not in (new, values[one])), None)
+        if other is not None:
+            moved[place], moved[other] = moved[other], moved[place]
+    return moved
 
 
 def _planted(example: Any, word: str) -> Any:

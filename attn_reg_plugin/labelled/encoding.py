@@ -26,7 +26,13 @@ _CHUNK = 1000
 _OFFSET_POSITIONS = (
     "camembert",
     "data2vec-text",
+    "esm",
+    "ibert",
+    "layoutlmv3",
+    "lilt",
     "longformer",
+    "luke",
+    "markuplm",
     "mpnet",
     "roberta",
     "roberta-prelayernorm",

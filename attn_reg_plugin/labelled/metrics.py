@@ -15,6 +15,8 @@ from attn_reg_plugin.labelled.task_table import CLASSIFICATION, MULTIPLE_CHOICE,
 Score = Callable[[np.ndarray, np.ndarray], float]
 #: places of a word in an entity, in all the schemes there are (BIO, IOBES, BILOU)
 _PLACES = "BIESLU"
+#: what they are called for seqeval, which does not know BILOU
+_WRITTEN = "BIESES"
 #: stands between the sentences of collected tags
 SENTENCE_END = -1
 
@@ -146,7 +148,7 @@ def tag_sequences(codes: np.ndarray) -> list[list[str]]:
             sentences.append([])
         else:
             of_type, place = divmod(code, len(_PLACES))
-            sentences[-1].append("O" if code <= 0 else f"{_PLACES[place]}-{of_type}")
+            sentences[-1].append("O" if code <= 0 else f"{_WRITTEN[place]}-{of_type}")
     return [sentence for sentence in sentences if sentence]
 
 

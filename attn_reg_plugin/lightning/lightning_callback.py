@@ -110,7 +110,7 @@ class LightningCallback(callback_class()):  # type: ignore[misc]
             vars(pl_module)["training_step"] = partial(self._training_step, pl_module.training_step)
             self.regularizer.bind(LightningTraining(trainer))
             updates = trainer.estimated_stepping_batches
-            self.regularizer.begin_training(int(updates) if 0 < updates < float("inf") else None)
+            self.regularizer.begin_training(int(updates) if 0 < updates < float("inf") else None, trainer.max_epochs)
             self._resume(trainer)
         except BaseException:
             self.end()

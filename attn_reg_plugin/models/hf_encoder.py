@@ -10,6 +10,7 @@ import inspect
 import json
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional
 
@@ -96,7 +97,7 @@ class HFEncoderModel(BaseFairseqModel):
             ValueError: the task has no labels; no or an unknown `--hf-model`; no such head; a dropout out of range;
                 an unknown autocast.
         """
-        labelled = getattr(task, "labelled", None)
+        labelled, autocast = getattr(task, "labelled", None), autocast_dtype(cfg)
         if not isinstance(labelled, LabelledTask):
             raise ValueError(
                 f"--arch hf_encoder is for tasks of labelled text such as attn_reg_text_classification, not for "
@@ -112,7 +113,9 @@ class HFEncoderModel(BaseFairseqModel):
             model = build_head(config, labelled.kind, None if cfg.hf_from_config else task.cfg.hf_model)
         if cfg.checkpoint_activations:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        return cls(model, autocast_dtype(cfg))
+        if autocast and model.config.model_type == "deberta":
+            raise ValueError("--autocast bfloat16: transformers' DeBERTa of version 1 does not run in autocast")
+        return cls(model, autocast)
 
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
@@ -128,9 +131,21 @@ class HFEncoderModel(BaseFairseqModel):
             `logits`: (B, number of labels), (B, 1) of a regression, (B, choices), or (B, T, number of labels).
         """
         types = {"token_type_ids": token_type_ids} if self.takes_types and token_type_ids is not None else {}
-        with torch.autocast(input_ids.device.type, self.autocast) if self.autocast else nullcontext():
+        # no cache: fairseq's own disabled autocast around a step would keep it from one forward to the next
+        cast = partial(torch.autocast, input_ids.device.type, self.autocast, cache_enabled=False)
+        with cast() if self.autocast else nullcontext():
             logits = self.model(input_ids=input_ids, attention_mask=attention_mask, **types).logits
         return {"logits": logits.float() if self.autocast else logits}
+
+    def half(self) -> "HFEncoderModel":
+        """The weights in fp16.
+
+        Raises:
+            ValueError: the forward runs in autocast, which wants them in fp32.
+        """
+        if self.autocast:
+            raise ValueError("--autocast bfloat16 keeps the weights in fp32: give either --autocast or --fp16")
+        return super().half()
 
     def get_normalized_probs(self, net_output: Any, log_probs: bool, sample: Any = None) -> Tensor:
         """(Log-)probabilities of the labels, in fp32."""
@@ -153,6 +168,7 @@ def autocast_dtype(config: Any) -> torch.dtype | None:
         ValueError: neither of the two.
     """
     name = getattr(config, "autocast", "off")  # checkpoints of earlier versions have none
+    name = "off" if name in (False, "False") else name  # YAML reads a bare `off` as False
     if name not in AUTOCAST:
         raise ValueError(f"--autocast is {name!r}, but must be one of {', '.join(AUTOCAST)}")
     return AUTOCAST[name]

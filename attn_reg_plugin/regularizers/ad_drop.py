@@ -145,6 +145,10 @@ class ADDrop(Regularizer):
             raise ValueError(f"attribution is {self.attribution!r}, but must be gradient with probe='kept'")
         self.kept = KeptRegions(self.store_gb, Path(self.store_folder) if self.store_folder else None)
 
+    def begin_training(self, updates: int | None, epochs: int | None = None) -> None:
+        """Warn of cross-tuning that never comes to an epoch it regularizes."""
+        self.schedule.warn_if_plain(epochs)
+
     def due(self) -> bool:
         """Regularized when cross-tuning says so and anything can be dropped at all."""
         return self.schedule.regularized(self.epoch, self.updates) and self.p > 0 and self.q > 0
@@ -204,15 +208,8 @@ class ADDrop(Regularizer):
 
     def _integrated_attributions(self, forward: Forward) -> Iterator[tuple[AttentionSite, Tape, Tensor, Tensor]]:
         with self._probe(forward, same_draws=True) as run:
-            attributions = list(
-                integrated_attribution(
-                    run,
-                    self.attached_sites,
-                    steps=self.integrated_steps,
-                    nodes=self.integrated_nodes,
-                    path=self.integrated_path,
-                )
-            )
+            how = {"steps": self.integrated_steps, "nodes": self.integrated_nodes, "path": self.integrated_path}
+            attributions = list(integrated_attribution(run, self.attached_sites, **how))
         finite = self._check_finite([attribution for _, attribution in attributions]) if attributions else None
         for (site, tape), (_, attribution) in zip(self._recorded(), attributions, strict=True):
             yield site, tape, attribution, finite

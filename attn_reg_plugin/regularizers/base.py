@@ -161,8 +161,8 @@ class Regularizer:
         """What a face logs of updates: the share of regularized forwards, the method's own, and drop rates by site."""
         return [Quantity("regularized", "forwards"), *self.logged, *drop_rates(self)]
 
-    def begin_training(self, updates: int | None) -> None:
-        """Announce a training of so many optimizer updates in all; None: their number is not known."""
+    def begin_training(self, updates: int | None, epochs: int | None = None) -> None:
+        """Announce a training of so many optimizer updates and epochs in all; None: their number is not known."""
 
     def begin_epoch(self, epoch: int) -> None:
         """Announce an epoch, counted from 1."""

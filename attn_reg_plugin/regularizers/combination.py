@@ -103,9 +103,9 @@ class Combination(Regularizer):
 
     # -- what each of them hears ------------------------------------------------------------------------------------
 
-    def begin_training(self, updates: int | None) -> None:
-        """Announce a training of so many updates."""
-        self._tell("begin_training", updates)
+    def begin_training(self, updates: int | None, epochs: int | None = None) -> None:
+        """Announce a training of so many updates and epochs."""
+        self._tell("begin_training", updates, epochs)
 
     def begin_epoch(self, epoch: int) -> None:
         """Announce an epoch, counted from 1."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from dataclasses import dataclass
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,14 @@ class CrossTuning:
         if self.schedule not in ("epoch", "off") and (match is None or int(match[1]) < 1):
             raise ValueError(
                 f"cross_tuning is {self.schedule!r}, but must be epoch, off, or update:N with N of at least 1"
+            )
+
+    def warn_if_plain(self, epochs: int | None) -> None:
+        """Warn where a training of so many epochs is plain from beginning to end; None: their number is not known."""
+        if self.schedule == "epoch" and epochs == 1:
+            logger.warning(
+                "cross_tuning='epoch' leaves odd epochs plain; this training has one epoch: nothing is regularized; "
+                "give cross_tuning='update:N' or 'off'"
             )
 
     def regularized(self, epoch: int | None, updates: int) -> bool:

@@ -80,10 +80,10 @@ class HeadDrop(Timed):
         """
         return self.curve(self.position()) if self.turn else self.p
 
-    def begin_training(self, updates: int | None) -> None:
+    def begin_training(self, updates: int | None, epochs: int | None = None) -> None:
         """Announce the number of updates, which only a V over progress needs."""
         if self.turn:
-            super().begin_training(updates)
+            super().begin_training(updates, epochs)
 
     def due(self) -> bool:
         """Regularized when anything can be dropped at all."""

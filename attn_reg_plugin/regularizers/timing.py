@@ -20,7 +20,7 @@ class Timed(Regularizer):
     unit: str
     _total: int | None = None
 
-    def begin_training(self, updates: int | None) -> None:
+    def begin_training(self, updates: int | None, epochs: int | None = None) -> None:
         """Announce a training of so many optimizer updates in all; None: their number is not known.
 
         Raises:

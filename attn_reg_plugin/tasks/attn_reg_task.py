@@ -30,7 +30,7 @@ from attn_reg_plugin.regularizers.options import OptionError
 from attn_reg_plugin.regularizers.statistics import Shown, summary
 from attn_reg_plugin.tasks.attend_out_training import FairseqTraining
 from attn_reg_plugin.tasks.flags import SEEN, print_flags_if_asked, regularizer_from, seen, with_attn_reg
-from attn_reg_plugin.tasks.length import total_updates
+from attn_reg_plugin.tasks.length import total_epochs, total_updates
 from attn_reg_plugin.tasks.outputs import FairseqObjective, reads_predictions
 from attn_reg_plugin.tasks.parts import attach_to_parts
 from attn_reg_plugin.tasks.refusals import (
@@ -212,7 +212,7 @@ class AttnRegTask:
         self._first_epoch = self._batches_of_first_epoch(update_num)
         try:
             regularizer.bind(training)
-            regularizer.begin_training(total_updates(self.cfg, self._first_epoch))
+            regularizer.begin_training(total_updates(self.cfg, self._first_epoch), total_epochs(self.cfg))
         except ValueError as error:
             raise ValueError(f"--attn-reg {regularizer.name}: {error}") from None
         self._bound, self._iterators = True, {}

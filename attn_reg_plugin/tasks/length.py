@@ -31,6 +31,11 @@ def total_updates(config: Any, batches: int | None) -> int | None:
     return max(1, min(limits)) if limits else None
 
 
+def total_epochs(config: Any) -> int | None:
+    """`--max-epoch`; None where it isn't given."""
+    return int(_numbers(config, "max_epoch")[0]) or None
+
+
 def _numbers(config: Any, name: str, default: float = 0) -> list[float]:
     """A value that is a number, or several; as numbers or as text."""
     value = seen(config, name)

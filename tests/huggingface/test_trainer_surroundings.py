@@ -307,3 +307,9 @@ def test_a_model_that_regresses(tmp_path: Path) -> None:
         trainer.data_collator = padded
         trainer.train()
         assert 0 < trainer.state.log_history[0]["drop_encoder.self[0]"] < 1
+
+
+def test_one_epoch_of_cross_tuning_is_said_to_be_plain(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    options = {"max_steps": -1, "num_train_epochs": 1, "per_device_train_batch_size": 64}
+    trainer_of(tmp_path, "bert", ADDrop(p=0.3, q=0.3), **options).train()
+    assert sum("this training has one epoch" in message for message in caplog.messages) == 1

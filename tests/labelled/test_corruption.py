@@ -41,6 +41,8 @@ def test_noise_exchanges_the_values_of_a_regression() -> None:
     noisy = Corruption(label_noise=0.25).of_training(VALUES, STSB)
     assert len(changed(VALUES, noisy)) == 250
     assert sorted(example.label for example in noisy) == [example.label for example in VALUES]
+    few = [replace(example, label=float(number % 3)) for number, example in enumerate(VALUES)]
+    assert len(changed(few, Corruption(label_noise=0.25).of_training(few, STSB))) == 250, "equal neighbours move, too"
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 0.95, 1.0])

@@ -163,6 +163,7 @@ def config(family: str, positions: int | None) -> SimpleNamespace:
         (10**30, "bert", 512, 512),
         (10**30, "roberta", 514, 512),
         (512, "xlm-roberta", 514, 512),
+        (10**30, "ibert", 40, 38),
         (256, "t5", None, 256),
         (256, "xlnet", -1, 256),
     ],

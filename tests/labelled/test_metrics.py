@@ -11,6 +11,7 @@ from scipy.stats import rankdata
 
 pytest.importorskip("fairseq")
 
+from attn_reg_plugin.experiments.example_scores import of_predictions
 from attn_reg_plugin.labelled import CLASSIFICATION, MULTIPLE_CHOICE, REGRESSION, TAGGING, find_task
 from attn_reg_plugin.labelled.metrics import (
     SCORES,
@@ -111,8 +112,25 @@ def test_codes_give_back_places_types_and_sentences() -> None:
     assert len(set(codes)) == len(codes) and SENTENCE_END not in codes
     rows = np.array([codes[1], codes[2], SENTENCE_END, SENTENCE_END, codes[3], codes[0], codes[4], codes[5]])
     tags = tag_sequences(rows)
-    assert [[tag[0] for tag in sentence] for sentence in tags] == [["B", "I"], ["S", "O", "O", "U"]]
+    assert [[tag[0] for tag in sentence] for sentence in tags] == [["B", "I"], ["S", "O", "O", "S"]]
     assert tags[0][0][2:] == tags[0][1][2:] and len({tags[0][0][2:], tags[1][0][2:], tags[1][3][2:]}) == 3
+
+
+@pytest.mark.parametrize(
+    ("begin", "inside", "end", "single"), [("B-x", "I-x", "E-x", "S-x"), ("B-x", "I-x", "L-x", "U-x")]
+)
+def test_adjacent_entities_of_one_type(begin: str, inside: str, end: str, single: str) -> None:
+    """IOBES and BILOU say where each ends: one of two found is a precision of 100 and a recall of 50 %."""
+    labels = ["O", begin, inside, end, single]
+    codes = dict(zip(labels, tag_codes(labels), strict=True))
+    for gold, predicted in [
+        ([begin, end, begin, inside, end], [begin, end, "O", "O", "O"]),
+        ([begin, end, begin, end], ["O", "O", begin, end]),
+        ([single, single], [single, "O"]),
+    ]:
+        rows = [np.array([*(codes[tag] for tag in tags), SENTENCE_END], dtype=float) for tags in (predicted, gold)]
+        assert [TAGS[name](*rows) for name in ("precision", "recall")] == [pytest.approx(100), pytest.approx(50)]
+        assert of_predictions(TAGGING, ["f1"], *rows)["f1"].scores(np.ones((1, 1))) == pytest.approx([200 / 3])
 
 
 @pytest.mark.parametrize(

@@ -96,9 +96,25 @@ def test_ad_drop_in_autocast(folder: Path) -> None:
     assert torch.nn.functional.cosine_similarity(grads["off"], grads["bfloat16"], dim=0) > 0.9
 
 
-def test_an_unknown_autocast(folder: Path) -> None:
+def test_autocast_keeps_no_weights_from_one_forward_to_the_next(folder: Path) -> None:
+    """fairseq wraps a step in an autocast of its own, which is off and would keep what is cast until it ends."""
+    model, inputs = build(folder, autocast="bfloat16").eval(), batch()
+    with torch.autocast("cpu", enabled=False):
+        model(**inputs)
+        with torch.no_grad():
+            model.model.classifier.weight.zero_()
+            model.model.classifier.bias.zero_()
+        assert not model(**inputs)["logits"].any()
+
+
+def test_what_autocast_refuses(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="--autocast is 'float16', but must be one of off, bfloat16"):
         build(folder, autocast="float16")
+    with pytest.raises(ValueError, match="give either --autocast or --fp16"):
+        build(folder, autocast="bfloat16").half()
+    with pytest.raises(ValueError, match="DeBERTa of version 1 does not run in autocast"):
+        build(make_encoder(tmp_path, "Deberta"), autocast="bfloat16")
+    assert build(folder, autocast=False).autocast is None, "what YAML makes of a bare `off`"
 
 
 def test_labels_stand_in_the_configuration(folder: Path) -> None:

@@ -10,11 +10,18 @@ import torch
 from torch import nn
 
 from attn_reg_plugin import ADDrop
+from attn_reg_plugin.regularizers import Combination, build
 from tests.attention.tiny_model import TinyClassifier, tokens
 from tests.regularizers.test_attend_out import begin, update
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 IDS = tokens([5, 3], 5)
+
+
+@pytest.fixture(autouse=True)
+def warnings_only(caplog):
+    """What is logged beside warnings depends on who set the level."""
+    caplog.set_level(logging.WARNING)
 
 
 class Wrapper(nn.Module):
@@ -55,6 +62,19 @@ def test_nothing_was_regularized_is_said_once(caplog, attached, called, reason, 
     event = "an update was made" if announced else "its attention ran with gradients"
     assert message.startswith(f"ad_drop: {event}, but nothing was regularized; {reason}")
     assert caplog.records[0].levelno == logging.WARNING
+
+
+@pytest.mark.parametrize(
+    ("options", "epochs", "said"),
+    [({}, 1, True), ({}, 2, False), ({}, None, False), ({"cross_tuning": "off"}, 1, False)],
+)
+@pytest.mark.parametrize("together", [False, True])
+def test_a_training_of_one_epoch_is_plain_with_cross_tuning(caplog, options, epochs, said, together):
+    regularizer = ADDrop(**options)
+    (Combination([regularizer, build("r_drop")]) if together else regularizer).begin_training(7, epochs)
+    assert ["this training has one epoch: nothing is regularized" in message for message in caplog.messages] == [
+        True
+    ] * said
 
 
 @pytest.mark.parametrize("epoch", [1, 2])

@@ -12,7 +12,7 @@ import torch
 pytest.importorskip("fairseq")
 
 from attn_reg_plugin.tasks.attn_reg_task import AttnRegTask
-from attn_reg_plugin.tasks.length import total_updates
+from attn_reg_plugin.tasks.length import total_epochs, total_updates
 from tests.backends.fairseq_models import transformer
 from tests.tasks.tasks_in_process import GivenModel, Optimizer, attached, criterion, options, sample, step
 
@@ -36,6 +36,8 @@ def test_what_comes_first_ends_it(flags: dict[str, Any], batches: int | None, up
     """A task with a config dataclass sees them as `attn_NAME`, another one as they are."""
     seen = SimpleNamespace(**{f"attn_{name}": value for name, value in flags.items()})
     assert total_updates(seen, batches) == updates
+    epochs = flags.get("max_epoch")
+    assert total_epochs(seen) == (None if "$" in str(epochs or "$") else int(epochs))
     if "$" not in str(flags):
         assert total_updates(SimpleNamespace(**flags), batches) == updates
 
