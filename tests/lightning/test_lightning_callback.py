@@ -34,7 +34,12 @@ def trainer_of(module: Module, **fields: Any) -> Any:
     strategy = SimpleNamespace(model=module)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
     known = {"global_step": 0, "current_epoch": 0, "scaler": None, "gradient_clip_val": None, "ckpt_path": None}
-    known |= {"estimated_stepping_batches": float("inf"), "checkpoint_callback": None, "optimizers": [optimizer]}
+    known |= {
+        "estimated_stepping_batches": float("inf"),
+        "max_epochs": 2,
+        "checkpoint_callback": None,
+        "optimizers": [optimizer],
+    }
     connector = SimpleNamespace(should_update_logs=True)
     return SimpleNamespace(strategy=strategy, _logger_connector=connector, **{**known, **fields})
 
