@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,8 @@ from attn_reg_plugin.files import read_json
 #: folders that hold no runs, and how deep runs are looked for
 _PASSED_OVER = ("checkpoints", "translations", "data", "bin", "encoder")
 DEPTH = 3
+#: settings that follow from others
+_FOLLOWING = ("--total-num-update", "--warmup-updates", "--lr-period-updates", "--patience")
 _SEED = re.compile(r"[-_.]?seed[-_]?(\d+)$")
 
 
@@ -85,7 +87,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Experiment:
-    """Methods on the same task and data.
+    """Methods on the same task and data, and one baseline.
 
     Attributes:
         title: such as `en → ro` or `rte`.
@@ -175,7 +177,37 @@ def read_experiments(paths: Sequence[Path], baseline: str = "plain") -> list[Exp
     experiments: dict[tuple[str, ...], list[LoggedRun]] = {}
     for run in runs.values():
         experiments.setdefault(run.experiment, []).append(run)
-    return [_experiment(key, members, baseline) for key, members in experiments.items()]
+    return [
+        one for key, members in experiments.items() for one in _parted(_experiment(key, members, baseline), baseline)
+    ]
+
+
+def _parted(experiment: Experiment, baseline: str) -> list[Experiment]:
+    """An experiment for each baseline where several differ in settings, as in the number of examples or epochs.
+
+    Every other group goes to the baseline with which it shares the most settings, the first of equals.
+    """
+    named = [group for group in reversed(experiment.groups) if baseline in (group.method, group.title)]
+    chosen = list({frozenset(base.settings.items()): base for base in named}.values())[::-1]
+    if len(chosen) < 2:
+        return [experiment]
+    shared = set.intersection(*(set(base.settings.items()) for base in chosen))
+    parts: dict[int, list[Group]] = {id(base): [] for base in chosen}
+    for group in experiment.groups:
+        alike = [len(set(base.settings.items()) & set(group.settings.items())) for base in chosen]
+        nearest = group if group in chosen else chosen[alike.index(max(alike))]
+        parts[id(nearest)].append(group)
+    return [
+        replace(experiment, title=_with_settings(experiment.title, base, shared), groups=tuple(groups), baseline=base)
+        for base, groups in zip(chosen, parts.values(), strict=True)
+    ]
+
+
+def _with_settings(title: str, base: Group, shared: set[tuple[str, str]]) -> str:
+    """A title with the settings that the other baselines haven't got."""
+    told = [(name, value) for name, value in base.settings.items() if name not in _FOLLOWING]
+    own = " ".join(f"{name} {value}".strip() for name, value in told if (name, value) not in shared)
+    return f"{title} ({own})" if own else title
 
 
 def _experiment(key: tuple[str, ...], runs: Sequence[LoggedRun], baseline: str) -> Experiment:

@@ -115,6 +115,22 @@ def test_rows_of_equal_title_and_folder_name_have_differences_of_their_own(
     assert report_plots.convergence(experiment, "validation accuracy")[1] == 1
 
 
+def test_every_baseline_has_an_experiment_of_its_own(tmp_path: Path) -> None:
+    """Of trainings on other numbers of examples each is compared with plain training on as many."""
+    for count, plain in (("250", 50.0), ("4000", 80.0)):
+        folder = make_fine_tuning(tmp_path / count, {"plain": plain, "ad_drop": plain + 0.5}, (1, 2))
+        for run in folder.glob("*/run.json"):
+            settings = json.loads(run.read_text(encoding="utf-8"))
+            part = f" --train-examples {count} --total-num-update {2 * int(count)}"
+            run.write_text(json.dumps({**settings, "flags": settings.get("flags", "") + part}), encoding="utf-8")
+    experiments = read_experiments([tmp_path])
+    title = one(make_fine_tuning(tmp_path / "alone", {"plain": 1.0}, (1,))).title
+    assert [each.title for each in experiments] == [f"{title} (--train-examples {count})" for count in (250, 4000)]
+    for each in experiments:
+        assert [compared(each, group, "accuracy") is None for group in each.groups] == [False, True]
+        assert compared(each, each.groups[0], "accuracy").values == pytest.approx((0.5, 0.5))
+
+
 def test_a_part_drawn_anew_for_every_seed_is_no_other_method() -> None:
     part = "--lr 1 --train-fraction 0.5"
     assert flags_of(f"{part} --train-sample-seed 2 --total-num-update 9") == flags_of(f"{part} --total-num-update 8")
