@@ -263,7 +263,9 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    """Fill the markers; from a page outside, `docs/` is where the site's own pages are."""
+    """Fill the markers; the site has the pages of docs/ beside those from outside of it."""
     if (ROOT / page.file.src_uri).exists():
         markdown = re.sub(r"\]\(((?:\.\./)*)docs/", r"](\1", markdown)
+    else:
+        markdown = markdown.replace("](../", "](")
     return filled(markdown)

@@ -49,9 +49,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     names = ", ".join(row.name for row in all_rows())
     parser.add_argument("--methods", help=f"which, with commas (default: all): {names}")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything measured to FILE as well")
-    parts = parser.add_subparsers(dest="part", metavar="agreement")
-    what = "instead: what AD-DROP's kept and fresh candidates have in common over a training"
-    bench_agreement.add_arguments(parts.add_parser("agreement", help=what, description=what))
+    parser.usage = "attn-reg bench [options] | attn-reg bench agreement TASK DATA [options]"
+    parts = parser.add_subparsers(dest="part", metavar="agreement", prog="attn-reg bench")
+    what = "the overlap of AD-DROP's kept and fresh candidates during a training"
+    bench_agreement.add_arguments(parts.add_parser("agreement", help=f"instead: {what}", description=what))
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -24,7 +24,7 @@ HTML, CURVES = "html", "curves"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `attn-reg report`."""
     parser.usage = "attn-reg report [html] RUN [RUN ...] [--out FILE.html] | attn-reg report curves RUN --out FILE.yaml"
-    reports = parser.add_subparsers(dest="report", required=True, metavar="REPORT")
+    reports = parser.add_subparsers(dest="report", required=True, metavar="REPORT", prog="attn-reg report")
     text = "one HTML page about runs: table, bars, convergence, drop rates, cost, configuration"
     html = reports.add_parser(HTML, help=f"{text} (the word may be left out)", description=text)
     html.add_argument(
