@@ -1,10 +1,10 @@
-"""Rebuild the tables and plots of docs/evidence.md from the results under examples/evidence:
+"""Rebuild the tables and plots of docs/evidence.md, and those of them in README.md, from the results in examples/evidence:
 
     python scripts/evidence.py
 
 Every folder there with a results.json, as `attn-reg compare` and `finetune` write it, is an experiment; so is one with
 such folders in it, which are named for what differs between them, such as the share of noise. A table goes between the
-lines `<!-- table NAME -->` and `<!-- end -->` of the page, and its plot is docs/evidence_NAME.png. costs.json is what
+lines `<!-- table NAME -->` and `<!-- end -->` of the pages, and its plot is docs/evidence_NAME.png. costs.json is what
 `attn-reg bench --json` wrote for a translation model, costs_encoder.json for an encoder: the tables have the time of an
 update in plain ones, and docs/evidence_costs.png the gains of noisy_phrasebook beside it.
 """
@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,8 @@ from attn_reg_plugin.files import read_json, write_text
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "examples" / "evidence"
-PAGE = ROOT / "docs" / "evidence.md"
+#: the page of all tables, and the others
+PAGE, *MORE = ROOT / "docs" / "evidence.md", ROOT / "README.md"
 #: how the probe attributes -> its row in the bench
 ATTRIBUTIONS = {"gradient": "ad_drop", "random": "random", "attention": "attention"}
 #: rows of the bench that act on the encoder -> those on all attention
@@ -129,11 +131,13 @@ def read_folder(folder: Path) -> Experiment | Series:
     """The experiment of a folder, or those in it.
 
     Raises:
-        FileNotFoundError, ValueError: see `read_experiment`.
+        FileNotFoundError, ValueError: see `read_experiment`; or both are there.
     """
-    if (folder / "results.json").is_file():
-        return read_experiment(folder)
     values = [path.parent.name for path in folder.glob("*/results.json")]
+    if (folder / "results.json").is_file():
+        if values:
+            raise ValueError(f"{folder} has results of its own and of {', '.join(values)}")
+        return read_experiment(folder)
     values.sort(key=float if all(re.fullmatch(r"[\d.]+", value) for value in values) else str)
     return Series(folder.name, {value: read_experiment(folder / value) for value in values})
 
@@ -168,6 +172,29 @@ def table(found: Experiment | Series) -> str:
             cells.append(shown)
         lines.append(f"| {title} | {' | '.join([*cells, time])} |")
     return "\n".join(lines)
+
+
+def candidates_table() -> str:
+    """What candidates.json says of plain training: a row for each layer, the mean over its runs."""
+    content = read_json(RESULTS / "candidates.json")
+    runs = [layers for name, layers in content["runs"].items() if name.startswith("plain-seed")]
+    heads = [
+        f"{kind}: {figure}" for kind in ("planted", "other") for figure in ("candidate", "by A ⊙ ∂F/∂A", "attention")
+    ]
+    lines = ["| layer | " + " | ".join(heads) + " |", "|---" * (1 + len(heads)) + "|"]
+    for layer in range(len(runs[0]["planted"])):
+        cells = [
+            f"{statistics.fmean(run[kind][layer][figure] for run in runs):.0%}".replace("%", " %")
+            for kind in ("planted", "other")
+            for figure in ("candidates", "weighted_candidates", "attention")
+        ]
+        lines.append(f"| {layer} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def tables(found: Iterable[Experiment | Series]) -> dict[str, str]:
+    """All tables of the page, by their name."""
+    return {**{one.name: table(one) for one in found}, "candidates": candidates_table()}
 
 
 def plot_series(series: Series, path: Path) -> None:
@@ -234,15 +261,16 @@ def plot_costs(experiment: Experiment, path: Path) -> None:
     figure.savefig(path, dpi=150)
 
 
-def filled(page: str, tables: Mapping[str, str]) -> str:
-    """The page with its tables in their places.
+def filled(path: Path, tables: Mapping[str, str]) -> str:
+    """The text of a page with its tables in their places; docs/evidence.md has all of them.
 
     Raises:
-        ValueError: a place without a table, or a table without a place.
+        ValueError: a place without a table, or there a table without a place.
     """
+    page = path.read_text(encoding="utf-8")
     places = set(re.findall(r"<!-- table (\w+) -->", page))
-    if places != set(tables):
-        raise ValueError(f"docs/evidence.md has places for {sorted(places)}, but there are {sorted(tables)}")
+    if not places <= set(tables) or (path == PAGE and places != set(tables)):
+        raise ValueError(f"{path.name} has places for {sorted(places)}, but there are {sorted(tables)}")
 
     def fill(match: re.Match[str]) -> str:
         return f"<!-- table {match[1]} -->\n\n{tables[match[1]]}\n\n<!-- end -->"
@@ -261,7 +289,8 @@ def experiments() -> Iterator[Experiment | Series]:
 def main() -> None:
     """Rebuild."""
     found = list(experiments())
-    write_text(PAGE, filled(PAGE.read_text(encoding="utf-8"), {one.name: table(one) for one in found}))
+    for path in (PAGE, *MORE):
+        write_text(path, filled(path, tables(found)))
     for one in found:
         path = PAGE.with_name(f"evidence_{one.name}.png")
         plot_series(one, path) if isinstance(one, Series) else plot(one, path)

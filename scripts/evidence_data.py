@@ -5,13 +5,16 @@
 DATA holds GLUE's folders CoLA, MRPC, STS-B, QNLI and MNLI. In OUT each has fewer training examples, drawn at random.
 Where the development set is small, examples that are left of the training set join it: that is what is reported.
 Of MNLI, `dev_mismatched.tsv` are the examples of `dev_matched.tsv` that `dev_matched_hardness.csv` calls hard, and
-OUT/hans has `heuristics_contradicting_examples.tsv` in HANS's format: examples with much overlap and no entailment.
+OUT/hans has `heuristics_contradicting_examples.tsv` in HANS's format: examples with much overlap and no entailment;
+beside them the entailed development examples whose hypothesis has only words of the premise, so that a model that
+never says entailment is not right on all.
 """
 
 from __future__ import annotations
 
 import csv
 import random
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -64,11 +67,23 @@ def divide_mnli(source: Path, out: Path, heuristics: Path) -> None:
     place = columns[0].split("\t").index("index")
     write(out / "dev_mismatched.tsv", columns, [line for line in matched if line.split("\t")[place] in hard])
     _, against = lines_of(source / "heuristics_contradicting_examples.tsv", header=True)
+    pairs = [(*line.split("\t")[:2], "non-entailment") for line in against]
+    columns_of = dict(zip(columns[0].split("\t"), range(len(columns[0].split("\t"))), strict=True))
+    for line in matched:
+        premise, hypothesis, label = (
+            line.split("\t")[columns_of[name]] for name in ("sentence1", "sentence2", "gold_label")
+        )
+        if label == "entailment" and words(hypothesis) <= words(premise):
+            pairs.append((premise, hypothesis, label))
     table = ["gold_label\tsentence1\tsentence2\tpairID\theuristic\tsubcase\ttemplate"]
-    for number, line in enumerate(against):
-        premise, hypothesis, _ = line.split("\t")
-        table.append(f"non-entailment\t{premise}\t{hypothesis}\tex{number}\toverlap\toverlap\toverlap")
+    for number, (premise, hypothesis, label) in enumerate(pairs):
+        table.append(f"{label}\t{premise}\t{hypothesis}\tex{number}\toverlap\toverlap\toverlap")
     write(heuristics, table)
+
+
+def words(text: str) -> set[str]:
+    """The words of a text, without case and punctuation."""
+    return set(re.findall(r"\w+", text.lower()))
 
 
 def main(data: Path, out: Path) -> None:

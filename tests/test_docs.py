@@ -63,8 +63,9 @@ def described(flag: str, text: str) -> str:
 
 
 def test_the_tables_of_the_evidence_are_those_of_its_results():
-    page, found = evidence.PAGE.read_text(encoding="utf-8"), list(evidence.experiments())
-    assert found and evidence.filled(page, {one.name: evidence.table(one) for one in found}) == page
+    found = list(evidence.experiments())
+    for path in (evidence.PAGE, *evidence.MORE):
+        assert found and evidence.filled(path, evidence.tables(found)) == path.read_text(encoding="utf-8")
     assert all((ROOT / "docs" / f"evidence_{name}.png").is_file() for name in ["costs", *(one.name for one in found)])
     parts = {
         folder: evidence.read_experiment(folder)
