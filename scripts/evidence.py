@@ -1,4 +1,4 @@
-"""Rebuild the tables and plots of docs/evidence.md, and those of them in README.md, from the results in examples/evidence:
+"""Rebuild the tables and plots of docs/evidence.md, and those in README.md, from the results in examples/evidence:
 
     python scripts/evidence.py
 

@@ -217,9 +217,15 @@ class LabelledRun(Run):
             raise RunError(f"{path} is gone, and so is the checkpoint that predicted it; delete {self.folder}")
         write_json(self.folder / "result.json", {**self.result(), "reported": {"scores": self._scored(predictions)}})
 
+    def _trained(self, log: Path) -> bool:
+        """Whether the training ended before an interruption; started again, one that patience ended would go on."""
+        checkpoints = [self.folder / "checkpoints" / f"checkpoint_{name}.pt" for name in ("last", "best")]
+        return all(path.is_file() for path in (log, *checkpoints)) and read_log(log).ended
+
     def _train(self, watch: Callable[[TrainingLog], None], lock: int, stop: Event | None = None) -> dict[str, Any]:
         path = self.folder / "train.log"
-        execute(self.train_command(), path, f"training of {self.title}", lock, watch, stop, **self._placed())
+        if not self._trained(path):
+            execute(self.train_command(), path, f"training of {self.title}", lock, watch, stop, **self._placed())
         log = read_log(path)
         try:
             epoch, figures = best_figures(log, self.metrics)

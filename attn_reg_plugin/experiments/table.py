@@ -134,9 +134,9 @@ def statistics_notes(rows: Iterable[Any]) -> list[str]:
     rows = list(rows)
     notes = ["± standard deviation over seeds"] if any(row.seeds > 1 for row in rows) else []
     found = [one for row in rows for by_metric in row.differences.values() for one in by_metric.values()]
-    drawn = sorted({one.drawn for one in found if one.low is not None}, key=len)
+    drawn = sorted({one.drawn for one in found if one.low is not None}, key=len, reverse=True)
     if found:
-        how = f" [95 % interval: bootstrap over {drawn[-1]}]" if drawn else ""
+        how = f" [95 % interval: bootstrap over {', of some figures over '.join(drawn)}]" if drawn else ""
         notes.append(f"− {PLAIN}: mean difference to the run of the same seed{how}; of all figures in results.json")
     few = any(row.seeds < ENOUGH for row in rows)
     return notes + ([f"in italics, in a terminal grey: fewer than {ENOUGH} seeds"] if few else [])

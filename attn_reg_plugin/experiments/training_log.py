@@ -11,6 +11,8 @@ from pathlib import Path
 from attn_reg_plugin.checkpoints import load_weights
 
 _RECORD = re.compile(r"\{.*\}\s*$")
+#: what fairseq logs at the end
+_DONE = "done training in "
 
 
 @dataclass
@@ -25,17 +27,21 @@ class TrainingLog:
     trainings: dict[int, dict[str, float]] = field(default_factory=dict)
     #: how far the run is, in epochs
     position: float = 0.0
+    #: whether the training said that it is done, and none went on after that
+    ended: bool = False
 
     def add(self, line: str) -> None:
-        """Take in one line of the log; lines without a json record are ignored."""
+        """Take in one line of the log; others than the json records and the last one are ignored."""
         match = _RECORD.search(line)
         if match is None:
+            self.ended = self.ended or _DONE in line
             return
         try:
             record = json.loads(match.group())
             epoch = int(record["epoch"])
         except (ValueError, KeyError, TypeError):
             return
+        self.ended = False
         if "valid_num_updates" in record:
             figures = _figures(record, "valid_")
             self.validations[epoch, int(figures["num_updates"])] = figures
