@@ -20,7 +20,6 @@ from fairseq import tasks
 
 from attn_reg_plugin import configuration
 from attn_reg_plugin.cli import build_parser, main
-from attn_reg_plugin.experiments import labelled_runs
 from attn_reg_plugin.experiments import trained as trained_module
 from attn_reg_plugin.experiments.checks import check_runs
 from attn_reg_plugin.experiments.differences import differences
@@ -242,25 +241,6 @@ def test_the_best_validation_is_that_of_the_chief_metric() -> None:
     assert best_figures(log, ("accuracy_f1", "accuracy")) == (3, {"accuracy_f1": 75.0, "accuracy": 59.0})
     with pytest.raises(ValueError, match='no validation with "mcc"'):
         best_figures(log, ("mcc",))
-
-
-@pytest.mark.parametrize("interrupted", [False, True])
-def test_a_training_that_ended_is_not_started_again(
-    rte: list[str], monkeypatch: pytest.MonkeyPatch, interrupted: bool
-) -> None:
-    """It may have been patience that ended it: killed before its result is written, it would train on."""
-    (run,) = planned(*rte, "--max-length", "40")
-    (run.folder / "checkpoints").mkdir(parents=True)
-    for name in ("last", "best"):
-        torch.save({}, run.folder / "checkpoints" / f"checkpoint_{name}.pt")
-    records = [{"epoch": 1, "valid_accuracy": "62", "valid_num_updates": 7}, {"epoch": 1, "train_train_wall": "3"}]
-    lines = [*map(json.dumps, records), "INFO:fairseq_cli.train:done training in 9.5 seconds"]
-    lines += [json.dumps({"epoch": 2, "update": 1.5})] * interrupted
-    (run.folder / "train.log").write_text("".join(f"x | {line}\n" for line in lines), encoding="utf-8")
-    started = []
-    monkeypatch.setattr(labelled_runs, "execute", lambda command, *rest, **named: started.append(command))
-    assert run._train(lambda log: None, 0)["scores"] == {"accuracy": 62.0}
-    assert len(started) == interrupted
 
 
 REST = {"epochs": 4, "best_epoch": 1, "seconds_per_epoch": None}

@@ -1,4 +1,4 @@
-"""`attn-reg finetune --held-out`, `--label-noise` and `--shortcut`: what fairseq-train reads, and what is reported."""
+"""`attn-reg finetune --held-out`, `--label-noise` and `--shortcut`: what fairseq-train reads, when, and what is reported."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 pytest.importorskip("fairseq")
 pytest.importorskip("transformers")
@@ -140,3 +141,22 @@ def test_a_run_with_held_out_examples_reports_the_official_set(
     assert len(stand.commands) == 8, "what is done is not done again"
     file_of(runs[0].folder, "valid").unlink()
     assert runs[0].figures()["valid"] == {"accuracy": pytest.approx(100 * 14 / 21)}, "of result.json alone"
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_a_training_that_ended_is_not_started_again(
+    rte: list[str], monkeypatch: pytest.MonkeyPatch, interrupted: bool
+) -> None:
+    """It may have been patience that ended it: killed before its result is written, it would train on."""
+    (run,) = planned(*rte, "--max-length", "40")
+    (run.folder / "checkpoints").mkdir(parents=True)
+    for name in ("last", "best"):
+        torch.save({}, run.folder / "checkpoints" / f"checkpoint_{name}.pt")
+    records = [{"epoch": 1, "valid_accuracy": "62", "valid_num_updates": 7}, {"epoch": 1, "train_train_wall": "3"}]
+    lines = [*map(json.dumps, records), "INFO:fairseq_cli.train:done training in 9.5 seconds"]
+    lines += [json.dumps({"epoch": 2, "update": 1.5})] * interrupted
+    (run.folder / "train.log").write_text("".join(f"x | {line}\n" for line in lines), encoding="utf-8")
+    started = []
+    monkeypatch.setattr(labelled_runs, "execute", lambda command, *rest, **named: started.append(command))
+    assert run._train(lambda log: None, 0)["scores"] == {"accuracy": 62.0}
+    assert len(started) == interrupted
