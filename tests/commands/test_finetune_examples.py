@@ -1,4 +1,4 @@
-"""`attn-reg finetune --held-out`, `--label-noise`, `--shortcut`: what fairseq-train reads, when, and what is reported."""
+"""`attn-reg finetune --held-out`, `--label-noise`, `--shortcut`: what fairseq-train reads, and what is reported."""
 
 from __future__ import annotations
 
