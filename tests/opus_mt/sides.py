@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ class Sides:
     def __init__(self, marian: MarianMTModel, folder: Path, out: Path, length: int = 60, **overrides: Any) -> None:
         if not out.exists():
             to_fairseq(MarianFolder.open(folder), out)
-        self.marian, self.length = marian, length
+        self.marian, self.length = copy.deepcopy(marian), length  # `balance` changes it, and others have it too
         settings = {"data": str(out), **overrides}
         models, _, self.task = checkpoint_utils.load_model_ensemble_and_task([str(out / CHECKPOINT)], settings)
         self.model = models[0].eval()
