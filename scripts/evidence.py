@@ -35,6 +35,12 @@ ON_ALL = {
     **{"ad_drop": "all_sites", "ad_drop_cross_tuned": "all_sites_cross_tuned", "attend_out": "attend_out_all"},
     **{"kept": "kept_all", "kept_use": "kept_all_use", "attention_layer_drop": "attention_layer_drop_all"},
 }
+#: rows of drop_rates, and how their lines look, in grey too
+RATED = {
+    "ad_drop": ("AD-DROP, highest attributions", {"color": "#440154", "linestyle": "-", "marker": "o"}),
+    "ad_drop_rd": ("AD-DROP, random candidates", {"color": "#6c8ebf", "linestyle": "-.", "marker": "^"}),
+    "attention_dropout": ("attention dropout", {"color": "#2a9d6f", "linestyle": "--", "marker": "s"}),
+}
 #: methods that lose more are not drawn beside the others
 LOWEST_GAIN = -3.0
 
@@ -261,6 +267,26 @@ def plot_costs(experiment: Experiment, path: Path) -> None:
     figure.savefig(path, dpi=150)
 
 
+def plot_rates(experiment: Experiment, path: Path) -> None:
+    """Gain against the drop rate, a line for each of `RATED`, whose rows end with the rate in percent."""
+    figure = load_matplotlib().figure.Figure(figsize=(7, 3.6), layout="constrained")
+    panel = figure.subplots()
+    panel.axhline(0, color="0.3", linewidth=1)
+    for shift, (method, (title, look)) in enumerate(RATED.items()):
+        rows = {int(row.method[-2:]): row for row in experiment.rows if re.fullmatch(rf"{method}_\d\d", row.method)}
+        rates = sorted(rows)
+        found = [rows[rate].difference for rate in rates]
+        means, places = [one.mean for one in found], [rate + 0.25 * (shift - 1) for rate in rates]
+        ends = [[one.mean - one.low for one in found], [one.high - one.mean for one in found]]
+        panel.errorbar(places, means, ends, label=title, capsize=2, elinewidth=0.8, **look)
+    panel.set_xlabel("drop rate, % of the positions")
+    panel.set_ylabel(f"{experiment.metric}, difference to plain training")
+    panel.legend(frameon=False)
+    panel.grid(color="0.9")
+    panel.set_axisbelow(True)
+    figure.savefig(path, dpi=150)
+
+
 def filled(path: Path, tables: Mapping[str, str]) -> str:
     """The text of a page with its tables in their places; docs/evidence.md has all of them.
 
@@ -286,6 +312,10 @@ def experiments() -> Iterator[Experiment | Series]:
         yield read_folder(folder)
 
 
+#: experiment -> a further plot of it
+FURTHER = {"noisy_phrasebook": ("costs", plot_costs), "drop_rates": ("rates", plot_rates)}
+
+
 def main() -> None:
     """Rebuild."""
     found = list(experiments())
@@ -294,8 +324,9 @@ def main() -> None:
     for one in found:
         path = PAGE.with_name(f"evidence_{one.name}.png")
         plot_series(one, path) if isinstance(one, Series) else plot(one, path)
-        if one.name == "noisy_phrasebook":
-            plot_costs(one, PAGE.with_name("evidence_costs.png"))
+        if one.name in FURTHER:
+            name, further = FURTHER[one.name]
+            further(one, PAGE.with_name(f"evidence_{name}.png"))
 
 
 if __name__ == "__main__":
