@@ -213,7 +213,7 @@ def plot_series(series: Series, path: Path) -> None:
         panel.set_title(f"{value}: plain {plain_of(part).score.mean:.1f}", fontsize=9)
         panel.set_xlabel(part.metric)
     panels[0].set_yticks(range(len(titles)), titles)
-    panels[0].invert_yaxis()
+    panels[0].set_ylim(len(titles) - 0.4, -0.6)  # the first above
     figure.suptitle("difference to plain training, 95 % interval", fontsize=9)
     figure.savefig(path, dpi=150)
 
@@ -243,6 +243,7 @@ def plot(experiment: Experiment, path: Path) -> None:
     panel = figure.subplots()
     draw(panel, dict(enumerate(rows)))
     panel.set_yticks(range(len(rows)), [row.title for row in rows])
+    panel.set_ylim(-0.6, len(rows) - 0.4)
     panel.set_xlabel(f"{experiment.metric}, difference to plain training, 95 % interval")
     figure.savefig(path, dpi=150)
 
