@@ -12,7 +12,6 @@ update in plain ones, and docs/evidence_costs.png the gains of noisy_phrasebook 
 from __future__ import annotations
 
 import re
-import shlex
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from typing import Any
 
 from attn_reg_plugin.experiments.differences import Difference
 from attn_reg_plugin.experiments.drop_rate_plot import load_matplotlib
+from attn_reg_plugin.experiments.report_logs import flags_of
 from attn_reg_plugin.experiments.table import ENOUGH, Figure, difference_text
 from attn_reg_plugin.files import read_json, write_text
 
@@ -94,7 +94,7 @@ def read_experiment(folder: Path) -> Experiment:
         found = one["differences"].get(subset, {}).get(metric)
         difference = None if found is None else Difference(**found)
         flags = next(run["flags"] for name, run in content["runs"].items() if name.startswith(f"{one['method']}-seed"))
-        time = measured.get(benched(shlex.split(flags)))
+        time = measured.get(benched(flags_of(flags)))
         rows.append(Row(one["method"], one["title"], Figure(**score), difference, time))
     return Experiment(folder.name, "BLEU" if metric == "bleu" else metric, tuple(rows))
 
@@ -105,19 +105,16 @@ def costs(translation: bool) -> dict[str, float]:
     return {row["name"]: row["ratio"] for row in read_json(path)["rows"]}
 
 
-def benched(flags: Sequence[str]) -> str:
+def benched(flags: Mapping[str, str]) -> str:
     """The bench's row of a training with these flags; all rows of encoders are on all their attention."""
-
-    def given(flag: str, default: str) -> str:
-        return flags[len(flags) - flags[::-1].index(flag)] if flag in flags else default
-
-    name = given("--attn-reg", "plain")
+    name = flags.get("--attn-reg", "plain")
     if name == "ad_drop":
-        kept = given("--ad-drop-probe", "fresh") == "kept"
-        every = given("--ad-drop-cross-tuning", "epoch") == "off"
-        name = "kept" if kept else ATTRIBUTIONS[given("--ad-drop-attribution", "gradient")]
-        name += ("_use" if every else "") if kept else ("" if every else "_cross_tuned")
-    return ON_ALL.get(name, name) if given("--attn-sites", "") == "*" else name
+        every = flags.get("--ad-drop-cross-tuning") == "off"
+        if flags.get("--ad-drop-probe") == "kept":
+            name = "kept_use" if every else "kept"
+        else:
+            name = ATTRIBUTIONS[flags.get("--ad-drop-attribution", "gradient")] + ("" if every else "_cross_tuned")
+    return ON_ALL.get(name, name) if flags.get("--attn-sites") == "*" else name
 
 
 @dataclass(frozen=True)
@@ -320,8 +317,9 @@ FURTHER = {"noisy_phrasebook": ("costs", plot_costs), "drop_rates": ("rates", pl
 def main() -> None:
     """Rebuild."""
     found = list(experiments())
+    made = tables(found)
     for path in (PAGE, *MORE):
-        write_text(path, filled(path, tables(found)))
+        write_text(path, filled(path, made))
     for one in found:
         path = PAGE.with_name(f"evidence_{one.name}.png")
         plot_series(one, path) if isinstance(one, Series) else plot(one, path)

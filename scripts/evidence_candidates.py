@@ -10,7 +10,6 @@ classifier these are the rows of the first token, all others are ties.
 from __future__ import annotations
 
 import json
-import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -20,21 +19,20 @@ import torch
 from attn_reg_plugin.attention.masks import candidate_region
 from attn_reg_plugin.experiments.probe_lens import AttentionMap, looking
 from attn_reg_plugin.experiments.probe_subjects import Wanted, load_subject
+from attn_reg_plugin.experiments.report_logs import flags_of
 from attn_reg_plugin.files import read_json
 from attn_reg_plugin.labelled import find_task, read_split
 
 EXAMPLES, RATIO = 100, 0.3
 #: positions of `[CLS] planted w w w [SEP]`
 KINDS = {"planted": 1, "first": 0, "last": -1}
-
 #: what is counted of each kind
 FIGURES = ("candidates", "weighted_candidates", "attention")
 
 
 def planted_words(run: Path) -> list[str]:
     """The words of a run, in the order of the label set."""
-    flags = shlex.split(read_json(run / "run.json")["flags"])
-    return flags[flags.index("--shortcut-words") + 1].split(",")
+    return flags_of(read_json(run / "run.json")["flags"])["--shortcut-words"].split(",")
 
 
 def of_map(found: AttentionMap) -> Iterator[tuple[str, list[float]]]:

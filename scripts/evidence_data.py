@@ -64,15 +64,14 @@ def divide_mnli(source: Path, out: Path, heuristics: Path) -> None:
     write(out / "dev_matched.tsv", columns, matched)
     with (source / "dev_matched_hardness.csv").open(encoding="utf-8", newline="") as stream:
         hard = {row["idx"] for row in csv.DictReader(stream) if row["hardness"] == "1"}
-    place = columns[0].split("\t").index("index")
-    write(out / "dev_mismatched.tsv", columns, [line for line in matched if line.split("\t")[place] in hard])
+    names = columns[0].split("\t")
+    examples = [dict(zip(names, line.split("\t"), strict=True)) for line in matched]
+    of_hard = [line for line, example in zip(matched, examples, strict=True) if example["index"] in hard]
+    write(out / "dev_mismatched.tsv", columns, of_hard)
     _, against = lines_of(source / "heuristics_contradicting_examples.tsv", header=True)
     pairs = [(*line.split("\t")[:2], "non-entailment") for line in against]
-    columns_of = dict(zip(columns[0].split("\t"), range(len(columns[0].split("\t"))), strict=True))
-    for line in matched:
-        premise, hypothesis, label = (
-            line.split("\t")[columns_of[name]] for name in ("sentence1", "sentence2", "gold_label")
-        )
+    for example in examples:
+        premise, hypothesis, label = (example[name] for name in ("sentence1", "sentence2", "gold_label"))
         if label == "entailment" and words(hypothesis) <= words(premise):
             pairs.append((premise, hypothesis, label))
     table = ["gold_label\tsentence1\tsentence2\tpairID\theuristic\tsubcase\ttemplate"]

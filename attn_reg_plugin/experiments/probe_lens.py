@@ -173,7 +173,7 @@ class Point:
     loss: float
     score: float | None
     dropped: float
-    attention: float = 0.0
+    attention: float
 
 
 def prior_experiment(

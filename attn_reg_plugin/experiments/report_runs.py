@@ -177,21 +177,22 @@ def read_experiments(paths: Sequence[Path], baseline: str = "plain") -> list[Exp
     experiments: dict[tuple[str, ...], list[LoggedRun]] = {}
     for run in runs.values():
         experiments.setdefault(run.experiment, []).append(run)
-    return [
-        one for key, members in experiments.items() for one in _parted(_experiment(key, members, baseline), baseline)
-    ]
+    return [one for key, members in experiments.items() for one in _parted(_experiment(key, members), baseline)]
 
 
 def _parted(experiment: Experiment, baseline: str) -> list[Experiment]:
-    """An experiment for each baseline where several differ in settings, as in the number of examples or epochs.
+    """The experiment with its baseline; one for each where several differ in settings, as in the number of examples.
 
     Every other group goes to the baseline with which it shares the most settings, the first of equals.
     """
-    named = [group for group in reversed(experiment.groups) if baseline in (group.method, group.title)]
-    chosen = list({frozenset(base.settings.items()): base for base in named}.values())[::-1]
+    by_settings: dict[frozenset[tuple[str, str]], Group] = {}
+    for group in experiment.groups:
+        if baseline in (group.method, group.title):
+            by_settings.setdefault(frozenset(group.settings.items()), group)
+    chosen = list(by_settings.values())
     if len(chosen) < 2:
-        return [experiment]
-    shared = set.intersection(*(set(base.settings.items()) for base in chosen))
+        return [replace(experiment, baseline=chosen[0] if chosen else None)]
+    shared = frozenset.intersection(*by_settings)
     parts: dict[int, list[Group]] = {id(base): [] for base in chosen}
     for group in experiment.groups:
         alike = [len(set(base.settings.items()) & set(group.settings.items())) for base in chosen]
@@ -203,14 +204,14 @@ def _parted(experiment: Experiment, baseline: str) -> list[Experiment]:
     ]
 
 
-def _with_settings(title: str, base: Group, shared: set[tuple[str, str]]) -> str:
+def _with_settings(title: str, base: Group, shared: frozenset[tuple[str, str]]) -> str:
     """A title with the settings that the other baselines haven't got."""
     told = [(name, value) for name, value in base.settings.items() if name not in _FOLLOWING]
     own = " ".join(f"{name} {value}".strip() for name, value in told if (name, value) not in shared)
     return f"{title} ({own})" if own else title
 
 
-def _experiment(key: tuple[str, ...], runs: Sequence[LoggedRun], baseline: str) -> Experiment:
+def _experiment(key: tuple[str, ...], runs: Sequence[LoggedRun]) -> Experiment:
     published = next((found for run in runs if (found := _published(run.folder.parent))), {})
     alike: list[tuple[LoggedRun, list[LoggedRun]]] = []
     for run in runs:
@@ -226,8 +227,7 @@ def _experiment(key: tuple[str, ...], runs: Sequence[LoggedRun], baseline: str) 
         Group(title, first.method, tuple(sorted(members, key=lambda run: run.seed or 0)))
         for title, (first, members) in zip(titles, alike, strict=True)
     ]
-    chosen = [group for group in groups if baseline in (group.method, group.title)]
-    return Experiment(key[-1], tuple(groups), chosen[0] if chosen else None, published)
+    return Experiment(key[-1], tuple(groups), None, published)
 
 
 def _titles(runs: Sequence[LoggedRun]) -> list[str]:

@@ -10,7 +10,6 @@ import inspect
 import json
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional
 
@@ -132,8 +131,8 @@ class HFEncoderModel(BaseFairseqModel):
         """
         types = {"token_type_ids": token_type_ids} if self.takes_types and token_type_ids is not None else {}
         # no cache: fairseq's own disabled autocast around a step would keep it from one forward to the next
-        cast = partial(torch.autocast, input_ids.device.type, self.autocast, cache_enabled=False)
-        with cast() if self.autocast else nullcontext():
+        kind = input_ids.device.type
+        with torch.autocast(kind, self.autocast, cache_enabled=False) if self.autocast else nullcontext():
             logits = self.model(input_ids=input_ids, attention_mask=attention_mask, **types).logits
         return {"logits": logits.float() if self.autocast else logits}
 

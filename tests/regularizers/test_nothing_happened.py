@@ -72,9 +72,8 @@ def test_nothing_was_regularized_is_said_once(caplog, attached, called, reason, 
 def test_a_training_of_one_epoch_is_plain_with_cross_tuning(caplog, options, epochs, said, together):
     regularizer = ADDrop(**options)
     (Combination([regularizer, build("r_drop")]) if together else regularizer).begin_training(7, epochs)
-    assert ["this training has one epoch: nothing is regularized" in message for message in caplog.messages] == [
-        True
-    ] * said
+    assert len(caplog.messages) == said
+    assert all("this training has one epoch: nothing is regularized" in message for message in caplog.messages)
 
 
 @pytest.mark.parametrize("epoch", [1, 2])
