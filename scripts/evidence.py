@@ -3,38 +3,30 @@
     python scripts/evidence.py
 
 Every folder there with a results.json, as `attn-reg compare` and `finetune` write it, is an experiment; so is one with
-such folders in it, which are named for what differs between them, such as the share of noise. A table goes between the
-lines `<!-- table NAME -->` and `<!-- end -->` of the pages, and its plot is docs/evidence_NAME.png. costs.json is what
-`attn-reg bench --json` wrote for a translation model, costs_encoder.json for an encoder: the tables have the time of an
-update in plain ones, and docs/evidence_costs.png the gains of noisy_phrasebook beside it.
+such folders in it, which are named for what differs between them, such as the share of noise, or for the test of which
+`attn-reg evaluate` wrote it. Several test sets have a column each. A table goes between the lines `<!-- table NAME -->`
+and `<!-- end -->` of the pages, and its plot is docs/evidence_NAME.png. costs.json is what `attn-reg bench --json`
+wrote for a translation model, costs_encoder.json for an encoder: the tables have the time of an update in plain ones,
+and docs/evidence_costs.png the gains of noisy_phrasebook beside it.
 """
 
 from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from attn_reg_plugin.experiments.differences import Difference
+from evidence_results import RESULTS, Experiment, Row, Series, experiments
+
 from attn_reg_plugin.experiments.drop_rate_plot import load_matplotlib
-from attn_reg_plugin.experiments.report_logs import flags_of
-from attn_reg_plugin.experiments.table import ENOUGH, Figure, difference_text
+from attn_reg_plugin.experiments.table import ENOUGH, difference_text
 from attn_reg_plugin.files import read_json, write_text
 
 ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "examples" / "evidence"
 #: the page of all tables, and the others
 PAGE, *MORE = ROOT / "docs" / "evidence.md", ROOT / "README.md"
-#: how the probe attributes -> its row in the bench
-ATTRIBUTIONS = {"gradient": "ad_drop", "random": "random", "attention": "attention"}
-#: rows of the bench that act on the encoder -> those on all attention
-ON_ALL = {
-    **{"ad_drop": "all_sites", "ad_drop_cross_tuned": "all_sites_cross_tuned", "attend_out": "attend_out_all"},
-    **{"kept": "kept_all", "kept_use": "kept_all_use", "attention_layer_drop": "attention_layer_drop_all"},
-}
 #: rows of drop_rates, and how their lines look, in grey too
 RATED = {
     "ad_drop": ("AD-DROP, highest attributions", {"color": "#440154", "linestyle": "-", "marker": "o"}),
@@ -43,106 +35,6 @@ RATED = {
 }
 #: methods that lose more are not drawn beside the others
 LOWEST_GAIN = -3.0
-
-
-@dataclass(frozen=True)
-class Row:
-    """A method's chief figure on the reported set.
-
-    Attributes:
-        time: of an update, in plain ones; None where it wasn't measured.
-    """
-
-    method: str
-    title: str
-    score: Figure
-    difference: Difference | None
-    time: float | None
-
-
-@dataclass(frozen=True)
-class Experiment:
-    """What a results.json says.
-
-    Attributes:
-        name: that of its folder.
-        metric: the chief one.
-    """
-
-    name: str
-    metric: str
-    rows: tuple[Row, ...]
-
-
-def read_experiment(folder: Path) -> Experiment:
-    """The experiment of a folder.
-
-    Raises:
-        FileNotFoundError, ValueError: it has no results.json, or that is no comparison's.
-    """
-    content = read_json(folder / "results.json")
-    methods: Sequence[Mapping[str, Any]] = content["methods"]
-    if "pair" in content:
-        subset, metric = next(iter(methods[0]["bleu"])), "bleu"
-        scores = [one["bleu"][subset] for one in methods]
-    else:
-        subset, metric = "valid", next(iter(methods[0]["scores"]))
-        scores = [one["scores"][metric] for one in methods]
-    measured = costs(translation="pair" in content)
-    rows = []
-    for one, score in zip(methods, scores, strict=True):
-        found = one["differences"].get(subset, {}).get(metric)
-        difference = None if found is None else Difference(**found)
-        flags = next(run["flags"] for name, run in content["runs"].items() if name.startswith(f"{one['method']}-seed"))
-        time = measured.get(benched(flags_of(flags)))
-        rows.append(Row(one["method"], one["title"], Figure(**score), difference, time))
-    return Experiment(folder.name, "BLEU" if metric == "bleu" else metric, tuple(rows))
-
-
-def costs(translation: bool) -> dict[str, float]:
-    """The time of an update by the bench's rows, in plain ones."""
-    path = RESULTS / ("costs.json" if translation else "costs_encoder.json")
-    return {row["name"]: row["ratio"] for row in read_json(path)["rows"]}
-
-
-def benched(flags: Mapping[str, str]) -> str:
-    """The bench's row of a training with these flags; all rows of encoders are on all their attention."""
-    name = flags.get("--attn-reg", "plain")
-    if name == "ad_drop":
-        every = flags.get("--ad-drop-cross-tuning") == "off"
-        if flags.get("--ad-drop-probe") == "kept":
-            name = "kept_use" if every else "kept"
-        else:
-            name = ATTRIBUTIONS[flags.get("--ad-drop-attribution", "gradient")] + ("" if every else "_cross_tuned")
-    return ON_ALL.get(name, name) if flags.get("--attn-sites") == "*" else name
-
-
-@dataclass(frozen=True)
-class Series:
-    """Experiments that differ in one value.
-
-    Attributes:
-        name: of the folder of their folders.
-        parts: by value, the lowest first.
-    """
-
-    name: str
-    parts: Mapping[str, Experiment]
-
-
-def read_folder(folder: Path) -> Experiment | Series:
-    """The experiment of a folder, or those in it.
-
-    Raises:
-        FileNotFoundError, ValueError: see `read_experiment`; or both are there.
-    """
-    values = [path.parent.name for path in folder.glob("*/results.json")]
-    if (folder / "results.json").is_file():
-        if values:
-            raise ValueError(f"{folder} has results of its own and of {', '.join(values)}")
-        return read_experiment(folder)
-    values.sort(key=float if all(re.fullmatch(r"[\d.]+", value) for value in values) else str)
-    return Series(folder.name, {value: read_experiment(folder / value) for value in values})
 
 
 def difference_of(row: Row) -> str:
@@ -168,11 +60,8 @@ def table(found: Experiment | Series) -> str:
     lines = ["| | " + " | ".join([*metrics, "time × plain"]) + " |", "|---" * (2 + len(metrics)) + "|"]
     times = {row.title: time_of(row) for part in parts for row in part.rows}
     for title, time in times.items():
-        cells = []
-        for part in parts:
-            row = next((row for row in part.rows if row.title == title), None)
-            shown = "" if row is None else difference_of(row) if row.difference else row.score.text(2)
-            cells.append(shown)
+        rows = [next((row for row in part.rows if row.title == title), None) for part in parts]
+        cells = [(row and (difference_of(row) if row.difference else row.score.text(2))) or "" for row in rows]
         lines.append(f"| {title} | {' | '.join([*cells, time])} |")
     return "\n".join(lines)
 
@@ -245,11 +134,20 @@ def plot(experiment: Experiment, path: Path) -> None:
     figure.savefig(path, dpi=150)
 
 
-def plot_costs(experiment: Experiment, path: Path) -> None:
-    """Gain against cost."""
-    figure = load_matplotlib().figure.Figure(figsize=(7, 4.2), layout="constrained")
+def upwards(experiment: Experiment, height: float) -> tuple[Any, Any]:
+    """A figure and its panel for differences to plain training, upwards."""
+    figure = load_matplotlib().figure.Figure(figsize=(7, height), layout="constrained")
     panel = figure.subplots()
     panel.axhline(0, color="0.3", linewidth=1)
+    panel.set_ylabel(f"{experiment.metric}, difference to plain training")
+    panel.grid(color="0.9")
+    panel.set_axisbelow(True)
+    return figure, panel
+
+
+def plot_costs(experiment: Experiment, path: Path) -> None:
+    """Gain against cost."""
+    figure, panel = upwards(experiment, 4.2)
     shown = [row for row in experiment.rows if row.difference and row.time and row.difference.mean >= LOWEST_GAIN]
     for number, row in enumerate(sorted(shown, key=lambda row: row.difference.mean)):
         difference, x = row.difference, row.time
@@ -259,17 +157,12 @@ def plot_costs(experiment: Experiment, path: Path) -> None:
         panel.annotate(row.title, (x, difference.mean), textcoords="offset points", fontsize=8, **beside)
     panel.margins(x=0.3)
     panel.set_xlabel("time of an update, in plain ones")
-    panel.set_ylabel(f"{experiment.metric}, difference to plain training")
-    panel.grid(color="0.9")
-    panel.set_axisbelow(True)
     figure.savefig(path, dpi=150)
 
 
 def plot_rates(experiment: Experiment, path: Path) -> None:
     """Gain against the drop rate, a line for each of `RATED`, whose rows end with the rate in percent."""
-    figure = load_matplotlib().figure.Figure(figsize=(7, 3.6), layout="constrained")
-    panel = figure.subplots()
-    panel.axhline(0, color="0.3", linewidth=1)
+    figure, panel = upwards(experiment, 3.6)
     for shift, (method, (title, look)) in enumerate(RATED.items()):
         rows = {int(row.method[-2:]): row for row in experiment.rows if re.fullmatch(rf"{method}_\d\d", row.method)}
         rates = sorted(rows)
@@ -278,10 +171,7 @@ def plot_rates(experiment: Experiment, path: Path) -> None:
         ends = [[one.mean - one.low for one in found], [one.high - one.mean for one in found]]
         panel.errorbar(places, means, ends, label=title, capsize=2, elinewidth=0.8, **look)
     panel.set_xlabel("drop rate, % of the positions")
-    panel.set_ylabel(f"{experiment.metric}, difference to plain training")
     panel.legend(frameon=False)
-    panel.grid(color="0.9")
-    panel.set_axisbelow(True)
     figure.savefig(path, dpi=150)
 
 
@@ -300,14 +190,6 @@ def filled(path: Path, tables: Mapping[str, str]) -> str:
         return f"<!-- table {match[1]} -->\n\n{tables[match[1]]}\n\n<!-- end -->"
 
     return re.sub(r"<!-- table (\w+) -->.*?<!-- end -->", fill, page, flags=re.DOTALL)
-
-
-def experiments() -> Iterator[Experiment | Series]:
-    """All of them, by name."""
-    folders = {path.parent for path in RESULTS.glob("*/results.json")}
-    folders |= {path.parent.parent for path in RESULTS.glob("*/*/results.json")}
-    for folder in sorted(folders):
-        yield read_folder(folder)
 
 
 #: experiment -> a further plot of it

@@ -41,6 +41,7 @@ def _module(name: str, path: Path) -> types.ModuleType:
 
 
 hooks = _module("docs_hooks", ROOT / "docs" / "hooks.py")
+evidence_results = _module("evidence_results", ROOT / "scripts" / "evidence_results.py")
 evidence = _module("evidence", ROOT / "scripts" / "evidence.py")
 models = _module("models", ROOT / "scripts" / "models.py")
 
@@ -68,16 +69,13 @@ def test_the_tables_of_the_evidence_are_those_of_its_results():
     for path in (evidence.PAGE, *evidence.MORE):
         assert found and evidence.filled(path, made) == path.read_text(encoding="utf-8")
     assert all((ROOT / "docs" / f"evidence_{name}.png").is_file() for name in ["costs", *(one.name for one in found)])
-    parts = {
-        folder: evidence.read_experiment(folder)
-        for folder in (p.parent for p in evidence.RESULTS.rglob("results.json"))
-    }
-    for folder, part in parts.items():
-        runs = json.loads((folder / "results.json").read_text(encoding="utf-8"))["runs"]
-        for row in part.rows:
-            reported = [reported_scores(run) for name, run in runs.items() if name.startswith(f"{row.method}-seed")]
-            figures, seeds = [next(iter(scores.values())) for scores in reported], row.score.seeds
-            assert len(figures) == seeds and sum(figures) / seeds == pytest.approx(row.score.mean)
+    for path in evidence.RESULTS.rglob("results.json"):
+        runs = json.loads(path.read_text(encoding="utf-8"))["runs"]
+        for part in evidence_results.read_experiments(path.parent):
+            for row in part.rows:
+                reported = [reported_scores(run) for name, run in runs.items() if name.startswith(f"{row.method}-seed")]
+                figures, seeds = [scores[part.subset, part.metric.lower()] for scores in reported], row.score.seeds
+                assert len(figures) == seeds and sum(figures) / seeds == pytest.approx(row.score.mean)
 
 
 def test_the_tables_of_models_are_those_of_the_records():

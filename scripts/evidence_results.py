@@ -1,0 +1,156 @@
+"""What examples/evidence holds, read for the tables and plots of `evidence.py`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from attn_reg_plugin.experiments.differences import Difference
+from attn_reg_plugin.experiments.labelled_runs import HELD_OUT
+from attn_reg_plugin.experiments.predicted import ALL
+from attn_reg_plugin.experiments.report_logs import flags_of
+from attn_reg_plugin.experiments.report_runs import named
+from attn_reg_plugin.experiments.table import Figure
+from attn_reg_plugin.files import read_json
+
+RESULTS = Path(__file__).resolve().parents[1] / "examples" / "evidence"
+#: how the probe attributes -> its row in the bench
+ATTRIBUTIONS = {"gradient": "ad_drop", "random": "random", "attention": "attention"}
+#: rows of the bench that act on the encoder -> those on all attention
+ON_ALL = {
+    **{"ad_drop": "all_sites", "ad_drop_cross_tuned": "all_sites_cross_tuned", "attend_out": "attend_out_all"},
+    **{"kept": "kept_all", "kept_use": "kept_all_use", "attention_layer_drop": "attention_layer_drop_all"},
+}
+#: experiment -> test set -> its title; others keep their name
+TEST_SETS = {
+    "translation": {"test": "newsdev2016", "test1": "Tatoeba"},
+    "mnli": {"valid": "matched", "valid1": "hard", "hans": "HANS"},
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A method's chief figure on the reported set.
+
+    Attributes:
+        time: of an update, in plain ones; None where it wasn't measured.
+    """
+
+    method: str
+    title: str
+    score: Figure
+    difference: Difference | None
+    time: float | None
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What a results.json says of a test set.
+
+    Attributes:
+        name: that of its folder.
+        subset: the test set.
+        metric: the chief one.
+    """
+
+    name: str
+    subset: str
+    metric: str
+    rows: tuple[Row, ...]
+
+
+def read_experiments(folder: Path) -> list[Experiment]:
+    """The experiments of a folder, one for each test set.
+
+    Raises:
+        FileNotFoundError, ValueError: it has no results.json, or that is no comparison's.
+    """
+    content = read_json(folder / "results.json")
+    methods: Sequence[Mapping[str, Any]] = content["methods"]
+    measured = costs(translation="bleu" in methods[0])
+    flags = {named(name)[0]: flags_of(run["flags"]) for name, run in content["runs"].items()}
+    found = []
+    for subset, metric in scores_of(methods[0]):
+        rows = []
+        for one in methods:
+            name, score = one["method"], Figure(**scores_of(one)[subset, metric])
+            difference = one["differences"].get(subset, {}).get(metric)
+            difference = None if difference is None else Difference(**difference)
+            rows.append(Row(name, one["title"], score, difference, measured.get(benched(flags[name]))))
+        found.append(Experiment(folder.name, subset, "BLEU" if metric == "bleu" else metric, tuple(rows)))
+    return found
+
+
+def scores_of(row: Mapping[str, Any]) -> dict[tuple[str, str], Mapping[str, Any]]:
+    """The chief figure of a row of a results.json, by test set and metric."""
+    if "bleu" in row:
+        by_subset = {subset: {"bleu": figure} for subset, figure in row["bleu"].items()}
+    elif "figures" in row:  # of attn-reg evaluate
+        by_subset = {ALL: row["figures"][ALL]}
+    else:
+        by_subset = {"valid": row["scores"], **row["further"]}
+    metric = next(iter(next(iter(by_subset.values()))))
+    return {(subset, metric): figures[metric] for subset, figures in by_subset.items() if subset != HELD_OUT}
+
+
+def costs(translation: bool) -> dict[str, float]:
+    """The time of an update by the bench's rows, in plain ones."""
+    path = RESULTS / ("costs.json" if translation else "costs_encoder.json")
+    return {row["name"]: row["ratio"] for row in read_json(path)["rows"]}
+
+
+def benched(flags: Mapping[str, str]) -> str:
+    """The bench's row of a training with these flags; all rows of encoders are on all their attention."""
+    name = flags.get("--attn-reg", "plain")
+    if name == "ad_drop":
+        every = flags.get("--ad-drop-cross-tuning") == "off"
+        if flags.get("--ad-drop-probe") == "kept":
+            name = "kept_use" if every else "kept"
+        else:
+            name = ATTRIBUTIONS[flags.get("--ad-drop-attribution", "gradient")] + ("" if every else "_cross_tuned")
+    return ON_ALL.get(name, name) if flags.get("--attn-sites") == "*" else name
+
+
+@dataclass(frozen=True)
+class Series:
+    """Experiments that differ in one value, or in the test set.
+
+    Attributes:
+        name: of the folder of their folders, or of their folder.
+        parts: by value and test set, the lowest value first.
+    """
+
+    name: str
+    parts: Mapping[str, Experiment]
+
+
+def read_folder(folder: Path) -> Experiment | Series:
+    """The experiment of a folder, or those in it.
+
+    Raises:
+        FileNotFoundError, ValueError: see `read_experiments`.
+    """
+    values = [path.parent.name for path in folder.glob("*/results.json")]
+    values.sort(key=float if all(re.fullmatch(r"[\d.]+", value) for value in values) else str)
+    own = read_experiments(folder) if (folder / "results.json").is_file() else []
+    if len(own) == 1 and not values:
+        return own[0]
+    titles = TEST_SETS.get(folder.name, {})
+    parts = {titles.get(one.subset, one.subset): one for one in own}
+    for value in values:
+        inner = read_experiments(folder / value)
+        for one in inner:
+            title = f"{value}, {titles.get(one.subset, one.subset)}" if len(inner) > 1 else titles.get(value, value)
+            parts[title] = one
+    return Series(folder.name, parts)
+
+
+def experiments() -> Iterator[Experiment | Series]:
+    """All of them, by name."""
+    folders = {path.parent for path in RESULTS.glob("*/results.json")}
+    folders |= {path.parent.parent for path in RESULTS.glob("*/*/results.json")}
+    for folder in sorted(folders):
+        yield read_folder(folder)
