@@ -14,12 +14,13 @@ from rich.console import Console
 from rich.measure import Measurement
 
 from attn_reg_plugin.configuration import refusing, setting
+from attn_reg_plugin.experiments.executing import RunError
 from attn_reg_plugin.experiments.jobs import Slots, at_a_time, visible_gpus
 from attn_reg_plugin.experiments.methods import Method, known_methods, select_methods, split_flags
 from attn_reg_plugin.experiments.progress import Reporter
-from attn_reg_plugin.experiments.runs import Run, RunError, RunInUse
+from attn_reg_plugin.experiments.runs import Run, RunInUse
 from attn_reg_plugin.experiments.table import markdown, terminal_table
-from attn_reg_plugin.experiments.training_part import PART_FLAGS
+from attn_reg_plugin.experiments.training_part import DECIDED
 from attn_reg_plugin.files import FolderInUse, lock_folder, write_json, write_text
 
 #: seconds between two looks at what another process has
@@ -81,9 +82,9 @@ class Comparison:
             self._refuse_decided("--train-flags", self.own_flags)
 
     def _refuse_decided(self, where: str, words: Sequence[str]) -> None:
-        given = next((word for word in words if word.partition("=")[0].removeprefix("--") in PART_FLAGS), None)
+        given = next((word for word in words if word.partition("=")[0].removeprefix("--") in DECIDED), None)
         if given:
-            raise ValueError(f"{where} has {given.partition('=')[0]}, which is a setting; give it as one")
+            raise ValueError(f"{where} has {given.partition('=')[0]}, which a setting decides; give that")
 
     # -- what a subclass implements ---------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,10 +60,17 @@ class DataFolder:
 
     def digest(self) -> str:
         """A digest of everything fairseq reads, and of nothing else (no path, no time)."""
-        digest = hashlib.sha256()
-        for path in sorted(self.bin.iterdir()):
-            if path.suffix in {".bin", ".idx", ".txt"}:
-                digest.update(path.name.encode())
-                with path.open("rb") as file:
-                    digest.update(hashlib.file_digest(file, "sha256").digest())
-        return digest.hexdigest()[:16]
+        return _digest([path for path in sorted(self.bin.iterdir()) if path.suffix in {".bin", ".idx", ".txt"}])
+
+    def digest_of_references(self) -> str:
+        """A digest of the raw reference translations of the test sets."""
+        return _digest([self.root / "raw" / f"{subset}.{self.target}" for subset in self.subsets])
+
+
+def _digest(paths: Sequence[Path]) -> str:
+    digest = hashlib.sha256()
+    for path in paths:
+        digest.update(path.name.encode())
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()[:16]

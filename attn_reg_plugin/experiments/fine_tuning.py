@@ -22,6 +22,7 @@ from attn_reg_plugin.experiments.differences import differences
 from attn_reg_plugin.experiments.example_settings import TrainingExamples
 from attn_reg_plugin.experiments.labelled_runs import HELD_OUT, LOSSES, LabelledData, LabelledRun, digest_of_model
 from attn_reg_plugin.experiments.methods import UNTUNED, Method
+from attn_reg_plugin.experiments.run_settings import values_of
 from attn_reg_plugin.experiments.table import (
     DIFFERENCE,
     TIMES,
@@ -100,16 +101,25 @@ class FineTuning(TrainingExamples):
             drawn = sampling.of(examples)
             settings.corruption(seed).check_count(len(drawn), task)
             trained, _ = sampling.parted(drawn)
-            common = [*self._flags(len(trained)), *settings.example_flags(seed), *self._device()]
-            flags = (*common, *method.flags, *self.own_flags)
+            own = method.among(self.own_flags)
+            common = [*self._flags(len(trained), own), *settings.example_flags(seed), *self._device()]
+            flags = (*common, *own)
             about = {"model": model, "model_digest": digest, "metric": self.metric or ""}
             return LabelledRun(method, seed, data=data, train_flags=flags, generate_flags=(), **about, **where)  # type: ignore[misc]
 
         return self.each(methods, make)
 
-    def _flags(self, examples: int) -> list[str]:
-        """The flags of fairseq-train that all methods share, for so many examples."""
-        updates = self.epochs * math.ceil(examples / self.batch_size)
+    def _flags(self, examples: int, own: Sequence[str] = ()) -> list[str]:
+        """The flags of fairseq-train that all methods share, for so many examples.
+
+        Args:
+            own: flags that win over them; the updates are counted with them.
+        """
+        values = {"--batch-size": self.batch_size, "--update-freq": 1, "--max-epoch": self.epochs, "--max-update": 0}
+        values |= {name: int(value) for name, value in values_of(own).items() if name in values and value.isdecimal()}
+        batches = math.ceil(examples / values["--batch-size"])
+        updates = values["--max-epoch"] * math.ceil(batches / values["--update-freq"])
+        updates = min(updates, values["--max-update"] or updates)
         flags = ["--optimizer", "adam", "--adam-betas", "(0.9, 0.999)", "--weight-decay", str(self.weight_decay)]
         flags += ["--clip-norm", "1.0", "--lr", str(self.lr)]
         flags += SCHEDULERS[self.lr_scheduler](round(self.warmup * updates), updates)

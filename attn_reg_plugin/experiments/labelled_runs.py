@@ -6,8 +6,6 @@ As in `runs.py`, `run.json` says what shaped it and `result.json` what is done; 
 from __future__ import annotations
 
 import hashlib
-import json
-import math
 import shlex
 import sys
 from collections.abc import Callable, Mapping
@@ -19,8 +17,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from attn_reg_plugin.experiments.example_scores import Examples, of_predictions
+from attn_reg_plugin.experiments.executing import RunError, execute, tail_of
 from attn_reg_plugin.experiments.predicted import MODULE, file_of, read_predictions
-from attn_reg_plugin.experiments.runs import USER_DIR, Run, RunError, execute, hold, tail_of
+from attn_reg_plugin.experiments.runs import USER_DIR, Run, hold
 from attn_reg_plugin.experiments.training_log import TrainingLog, read_log, seconds_per_epoch
 from attn_reg_plugin.files import write_json
 from attn_reg_plugin.labelled import TAGGING, LabelledTask, find_split, is_hub
@@ -34,6 +33,8 @@ LOSSES = ("loss",)
 HELD_OUT = "held_out"
 #: the weights of a pretrained model, whatever they are called
 _MODEL_FILES = ("config.json", "tokenizer.json", "*.safetensors", "pytorch_model*.bin")
+#: what else of it shapes a run
+_TOKENIZER_FILES = ("tokenizer_config.json", "vocab.*", "merges.txt", "*.model")
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,11 @@ class LabelledData:
         if is_hub(self.source):
             return self.source
         return digest_of([find_split(self.task, Path(self.source), split) for split in ("train", "valid")])
+
+    def digest_of_further(self) -> str:
+        """A digest of the further validation sets, by which nothing is chosen; empty without any."""
+        further = () if is_hub(self.source) else self.validations()[1:]
+        return digest_of([find_split(self.task, Path(self.source), split) for split in further]) if further else ""
 
     def validations(self) -> tuple[str, ...]:
         """The validation sets that are there: `valid`, and with MNLI's mismatched data `valid1`."""
@@ -84,6 +90,12 @@ def digest_of_model(model: str) -> str:
     if not folder.is_dir():
         return model
     return digest_of(sorted({path for pattern in _MODEL_FILES for path in folder.glob(pattern)}))
+
+
+def digest_of_tokenizer(model: str) -> str:
+    """A digest of a pretrained model's vocabulary; empty where its folder has no files of one, and of the hub."""
+    paths = sorted({path for pattern in _TOKENIZER_FILES for path in Path(model).glob(pattern)})
+    return digest_of(paths) if paths else ""
 
 
 @dataclass(frozen=True)
@@ -146,7 +158,9 @@ class LabelledRun(Run):
         flags = shlex.join(self.train_flags)
         task = {"data": self.data.digest(), "task": self.data.task.name, "model": self.model_digest}
         chosen = {} if self.metrics[0] == self.data.task.metrics[0] else {"metric": self.metrics[0]}
-        return {**task, **chosen, "seed": self.seed, "flags": flags}
+        later = {"further": self.data.digest_of_further(), "tokenizer": digest_of_tokenizer(self.model)}
+        known = {name: digest for name, digest in later.items() if digest}
+        return {**task, **chosen, **known, "seed": self.seed, "flags": flags}
 
     def figures(self) -> dict[str, dict[str, float]]:
         """The metrics of a finished run by validation set; in percent, but for a loss."""
@@ -247,13 +261,5 @@ def best_figures(log: TrainingLog, metrics: tuple[str, ...]) -> tuple[int, dict[
     Raises:
         ValueError: no validation has the metric.
     """
-    sign = -1 if metrics[0] in LOSSES else 1
-    found = [
-        (sign * figures[metrics[0]], key, figures)
-        for key, figures in log.validations.items()
-        if math.isfinite(figures.get(metrics[0], math.nan))
-    ]
-    if not found:
-        raise ValueError(f"the training log holds no validation with {json.dumps(metrics[0])}")
-    _, (epoch, _), figures = max(found, key=lambda entry: entry[:2])
+    epoch, figures = log.chosen(metrics[0], metrics[0] not in LOSSES)
     return epoch, {name: figures[name] for name in metrics}

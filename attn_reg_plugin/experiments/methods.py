@@ -34,6 +34,7 @@ class Method:
         regularizer, options: the registered method behind it and its options; none behind plain training.
         earlier: see `Preset`.
         together: settings that have the preset's values and mean something together, see `Preset`.
+        asked: the names of the flags that were given for it.
     """
 
     name: str
@@ -43,6 +44,20 @@ class Method:
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict, compare=False)
     earlier: tuple[str, ...] = dataclasses.field(default=(), compare=False)
     together: tuple[str, ...] = dataclasses.field(default=(), compare=False)
+    asked: frozenset[str] = dataclasses.field(default=frozenset(), compare=False)
+
+    def among(self, common: Sequence[str]) -> list[str]:
+        """Flags of every training and then its own, which win, but for those that nobody gave and that have the
+        default: `--attn-sites '*'` of every training holds for a method of which no sites are said."""
+        names, words = {word.partition("=")[0] for word in common} - self.asked, list(self.flags)
+        for name in self.regularizer.split("+") if self.regularizer else ():
+            for option in options_of(REGISTRY[name]):
+                default = fairseq_flags(name, {option.name: option.default})[2:]
+                if default and default[0] in names and default[0] in words:
+                    place = words.index(default[0])
+                    if words[place : place + len(default)] == default:
+                        del words[place : place + len(default)]
+        return [*common, *words]
 
     @property
     def settings(self) -> dict[str, tuple[str, str]]:
@@ -218,12 +233,14 @@ def _configured(name: str, settings: Any, table: Mapping[str, Method]) -> Method
     title = str(settings.get("title", base.title if like == name else name))
     earlier, replaced = base.earlier if name == base.name else (), _replaced(base, own)
     together = tuple(setting for setting in base.together if setting not in replaced)
-    return _with_flags(Method(name, title, tuple(flags), base.regularizer, options, earlier, together), more)
+    asked = frozenset(_flag(*base.settings[key]) for key in own)
+    return _with_flags(Method(name, title, tuple(flags), base.regularizer, options, earlier, together, asked), more)
 
 
 def _with_flags(method: Method, words: Sequence[str]) -> Method:
     """A method with more flags, which win; what they replace of its preset goes."""
     names = {word.partition("=")[0] for word in words}
+    method = dataclasses.replace(method, asked=method.asked | names)
     replaced = _replaced(method, [name for name in method.together if _flag(*method.settings[name]) in names])
     if not replaced:
         return dataclasses.replace(method, flags=(*method.flags, *words))

@@ -97,7 +97,7 @@ def _scores(log: TrainingLog, result: Mapping[str, Any], held_out: bool) -> dict
         found[f"best validation {training.get('loss', 'loss')}"] = training["best_valid_loss"]
     elif log.validations and "scores" not in training:
         try:
-            name, value, _ = log.best_validation()
+            name, value = log.best_validation()
             found[f"best validation {name}"] = value
         except ValueError:
             pass

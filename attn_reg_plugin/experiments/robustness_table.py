@@ -6,6 +6,7 @@ measured again when its checkpoint or the test's data have changed, and else is 
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -23,6 +24,7 @@ from attn_reg_plugin.experiments.methods import Method, known_methods
 from attn_reg_plugin.experiments.predicted import ALL, files_of_test, read_predictions, write_decisions
 from attn_reg_plugin.experiments.report_runs import folders_in, named, titles_in
 from attn_reg_plugin.experiments.robustness import folding, predict, read_test
+from attn_reg_plugin.experiments.run_settings import values_of
 from attn_reg_plugin.experiments.table import (
     DIFFERENCE,
     Differences,
@@ -32,6 +34,7 @@ from attn_reg_plugin.experiments.table import (
     statistics_notes,
 )
 from attn_reg_plugin.experiments.trained import load_trained
+from attn_reg_plugin.experiments.training_part import PART_FLAGS
 from attn_reg_plugin.files import read_json, write_json
 from attn_reg_plugin.labelled import LabelledTask, find_split, find_task, is_hub
 from attn_reg_plugin.labelled.metrics import SCORES
@@ -193,6 +196,7 @@ def _tested(folder: Path, out: Path, test: LabelledTask) -> TestedRun:
 
 def _check(runs: Sequence[TestedRun], test: LabelledTask) -> None:
     first, places = runs[0], {}
+    flags = [f"--{name}" for name in PART_FLAGS if name != "train-sample-seed"]  # of a fraction every seed has its own
     for one in runs:
         try:
             folding(find_task(str(one.settings.get("task"))), test)
@@ -203,6 +207,9 @@ def _check(runs: Sequence[TestedRun], test: LabelledTask) -> None:
             if one.settings.get(name) != first.settings.get(name):
                 what = "pretrained model" if name == "model" else name
                 raise ValueError(f"{first.trained} and {one.trained} differ in the {what}, so no table compares them")
+        theirs, own = (values_of(shlex.split(str(run.settings.get("flags", "")))) for run in (first, one))
+        if flag := next((flag for flag in flags if theirs.get(flag) != own.get(flag)), None):
+            raise ValueError(f"{first.trained} and {one.trained} differ in {flag}, so no table compares them")
         if one.folder in places:
             raise ValueError(f"{places[one.folder]} and {one.trained} are the same method and seed; give one of them")
         places[one.folder] = one.trained

@@ -9,6 +9,9 @@ from typing import Any
 from attn_reg_plugin.experiments.methods import fairseq_flags
 from attn_reg_plugin.regularizers import REGISTRY, options_of
 
+#: settings that earlier versions did not record; where they are not there, nothing is known to differ
+LATER = ("start", "references", "further", "tokenizer")
+
 
 def difference_of(recorded: dict[str, Any], wanted: dict[str, Any]) -> str:
     """The settings in which two runs differ, at most three of them; where flags stand, and which are repeated or are a
@@ -17,7 +20,7 @@ def difference_of(recorded: dict[str, Any], wanted: dict[str, Any]) -> str:
     found = [
         f"{name}: {before.get(name, 'absent')} there, {now.get(name, 'absent')} asked for"
         for name in dict.fromkeys([*before, *now])
-        if before.get(name) != now.get(name)
+        if before.get(name) != now.get(name) and (name in before or name not in LATER)
     ]
     return "; ".join(found[:3])
 
@@ -28,20 +31,21 @@ def _by_flag(settings: dict[str, Any]) -> dict[str, str]:
         words = shlex.split(flags)
     except ValueError:  # written by something else
         words = flags.split()
-    given = {name: str(value) for name, value in settings.items() if name != "flags"} | _values(words)
+    given = {name: str(value) for name, value in settings.items() if name != "flags"} | values_of(words)
     methods = [REGISTRY[name] for name in given.get("--attn-reg", "").split("+") if name in REGISTRY]
     for method in methods:
         defaults = {option.name: option.default for option in options_of(method)}
-        given = _values(fairseq_flags(method.name, defaults)) | given
+        given = values_of(fairseq_flags(method.name, defaults)) | given
     return given
 
 
-def _values(words: Iterable[str]) -> dict[str, str]:
+def values_of(words: Iterable[str]) -> dict[str, str]:
     """The value of each flag, the last one of those that are repeated."""
     values, name = {}, ""
     for word in words:
         if word.startswith("--"):
-            name, values[word] = word, "given"
+            name, _, value = word.partition("=")
+            values[name] = value or "given"
         else:
             values[name] = word if values.get(name) == "given" else f"{values.get(name)} {word}"
     return values

@@ -5,9 +5,9 @@ The folder says what it holds: `run.json` the settings that shaped it, `result.j
 
 from __future__ import annotations
 
-import os
+import functools
+import hashlib
 import shlex
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -15,32 +15,22 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
-from typing import IO, Any, ClassVar
+from typing import Any, ClassVar
 
-from attn_reg_plugin.experiments import starting
 from attn_reg_plugin.experiments.data_folder import DataFolder, read_lines
 from attn_reg_plugin.experiments.earlier_names import said_difference, take_over
 from attn_reg_plugin.experiments.example_scores import Examples, of_translations
-from attn_reg_plugin.experiments.methods import TASK, UNTUNED, Method
-from attn_reg_plugin.experiments.run_settings import difference_of
+from attn_reg_plugin.experiments.executing import POLL, RunError, execute, tail_of
+from attn_reg_plugin.experiments.methods import START, TASK, UNTUNED, Method
+from attn_reg_plugin.experiments.run_settings import difference_of, values_of
 from attn_reg_plugin.experiments.score import read_hypotheses, score
 from attn_reg_plugin.experiments.training_log import TrainingLog, read_log, seconds_per_epoch
 from attn_reg_plugin.files import FolderInUse, lock_folder, read_json, write_json, write_text
 
-#: seconds between two looks at a growing log
-POLL = 0.3
 #: how often a folder is tried again that another process has just begun to claim
 _CLAIMS = 20
 USER_DIR = Path(__file__).resolve().parents[1]
 _ADVICE = "give another --out, or delete that folder"
-
-
-class RunError(ValueError):
-    """A run that cannot go on; `tail` holds the last lines of its log."""
-
-    def __init__(self, message: str, tail: str = "") -> None:
-        super().__init__(message)
-        self.tail = tail
 
 
 class RunInUse(RunError):
@@ -96,8 +86,10 @@ class Run:
 
     def settings(self) -> dict[str, Any]:
         """What shapes the training, without paths: folders can be moved."""
-        flags = shlex.join(self.train_flags)
-        return {"data": self.data.digest(), "task": TASK, "seed": self.seed, "flags": flags}
+        settings = {"data": self.data.digest(), "references": self.data.digest_of_references(), "task": TASK}
+        start = Path(values_of(self.train_flags).get(START, ""))
+        settings |= {"start": _digest_of_file(start, start.stat().st_mtime_ns)} if start.is_file() else {}
+        return {**settings, "seed": self.seed, "flags": shlex.join(self.train_flags)}
 
     def result(self) -> dict[str, Any]:
         """What is done so far: `training`, then `translation`; empty for a new run.
@@ -222,7 +214,8 @@ class Run:
         execute(self.train_command(), path, f"training of {self.title}", lock, watch, stop, **self._placed())
         log = read_log(path)
         try:
-            name, value, epoch = log.best_validation()
+            name, value = log.best_validation()
+            epoch, _ = log.chosen(*self._chosen_by())
         except ValueError as error:
             raise RunError(f"{error} ({path})", tail_of(path)) from None
         untuned = self.method.name == UNTUNED
@@ -233,6 +226,11 @@ class Run:
             "best_epoch": epoch,
             "seconds_per_epoch": None if untuned else seconds_per_epoch(log, checkpoints / "checkpoint_last.pt"),
         }
+
+    def _chosen_by(self) -> tuple[str, bool]:
+        """The figure that checkpoints are chosen by, and whether higher is better."""
+        values = values_of(self.train_flags)
+        return values.get("--best-checkpoint-metric", "loss"), "--maximize-best-checkpoint-metric" in values
 
     def _translate(self, lock: int, stop: Event | None = None) -> dict[str, Any]:
         scores = {}
@@ -246,6 +244,13 @@ class Run:
             write_text(self._translated_text(subset), "".join(f"{line}\n" for line in hypotheses))
             scores[subset] = score(hypotheses, references).as_dict()
         return {"flags": shlex.join(self.generate_flags), "scores": scores}
+
+
+@functools.lru_cache
+def _digest_of_file(path: Path, changed: int) -> str:
+    """A digest of a file; it is read again where its time of change is another one."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
 
 def _fairseq(program: str, data: DataFolder, task: str) -> list[str]:
@@ -268,70 +273,6 @@ def hold(folder: Path) -> Iterator[int]:
             yield lock
     except FolderInUse as error:
         raise RunInUse(str(error)) from None
-
-
-def execute(
-    command: list[str],
-    path: Path,
-    what: str,
-    lock: int,
-    watch: Callable[[TrainingLog], None] | None = None,
-    stop: Event | None = None,
-    threads: int | None = None,
-    device: str | None = None,
-) -> None:
-    """Run a command with its output appended to the file `path`, following the json records in it.
-
-    Args:
-        threads, device: see `Run`.
-
-    Raises RunError when it fails, or is ended because `stop` is set.
-    """
-    # fairseq's own --log-file repeats every line once an epoch more, so its standard output is kept instead
-    environment = os.environ | {"PYTHONUTF8": "1"} | ({} if threads is None else {"OMP_NUM_THREADS": str(threads)})
-    environment |= {} if device is None else {"CUDA_VISIBLE_DEVICES": device}
-    path.touch()
-    with path.open(encoding="utf-8", errors="replace") as follower:
-        follower.seek(0, os.SEEK_END)
-        process = starting.start(command, path, environment, lock)
-        try:
-            _follow(process, follower, watch, stop)
-        finally:
-            if process.poll() is None:
-                process.terminate()
-                process.wait()
-    if process.returncode and stop is not None and stop.is_set():
-        raise RunError(f"the {what} was stopped; the same command continues it")
-    if process.returncode:
-        raise RunError(f"the {what} ended with exit status {process.returncode}; its log is {path}", tail_of(path))
-
-
-def _follow(
-    process: Any,
-    follower: IO[str],
-    watch: Callable[[TrainingLog], None] | None,
-    stop: Event | None,
-) -> None:
-    log, rest = TrainingLog(), ""
-    while stop is None or not stop.is_set():
-        try:
-            process.wait(POLL)
-        except subprocess.TimeoutExpired:
-            ended = False
-        else:
-            ended = True
-        *lines, rest = (rest + follower.read()).split("\n")
-        for line in lines:
-            log.add(line)
-        if lines and watch is not None:
-            watch(log)
-        if ended:
-            return
-
-
-def tail_of(path: Path, count: int = 12) -> str:
-    """The last lines of a log."""
-    return "\n".join(path.read_text(encoding="utf-8", errors="replace").splitlines()[-count:])
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from attn_reg_plugin.configuration import (
     with_rest,
 )
 from attn_reg_plugin.experiments.each import EACH, combinations, names_of, of_section
-from attn_reg_plugin.experiments.runs import RunError
+from attn_reg_plugin.experiments.executing import RunError
 from attn_reg_plugin.experiments.toy import aside, make_files, toy_of
 from attn_reg_plugin.files import write_text
 

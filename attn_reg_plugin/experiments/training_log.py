@@ -52,21 +52,38 @@ class TrainingLog:
         elif "update" in record:
             self.position = _number(record["update"]) or self.position
 
-    def best_validation(self) -> tuple[str, float, int]:
-        """The name, the value and the epoch of the lowest validation loss.
+    def best_validation(self) -> tuple[str, float]:
+        """The name and the value of the lowest validation loss.
 
         The loss is `nll_loss` (bits per target piece, without label smoothing) where the criterion logs
         it, else `loss`. Raises ValueError when the log holds no finite validation loss.
         """
         for name in ("nll_loss", "loss"):
-            values = [
-                (figures[name], epoch)
-                for (epoch, _), figures in self.validations.items()
-                if math.isfinite(figures.get(name, math.nan))
-            ]
-            if values:
-                return (name, *min(values))
+            values = [figures.get(name, math.nan) for figures in self.validations.values()]
+            if finite := [value for value in values if math.isfinite(value)]:
+                return name, min(finite)
         raise ValueError("the training log holds no validation loss")
+
+    def chosen(self, name: str, maximize: bool) -> tuple[int, dict[str, float]]:
+        """The epoch and the figures of the best validation, the later of equals: fairseq's best checkpoint.
+
+        Args:
+            name: the figure that checkpoints are chosen by.
+            maximize: whether higher is better.
+
+        Raises:
+            ValueError: no validation has it.
+        """
+        sign = 1 if maximize else -1
+        found = [
+            (sign * figures[name], key, figures)
+            for key, figures in self.validations.items()
+            if math.isfinite(figures.get(name, math.nan))
+        ]
+        if not found:
+            raise ValueError(f"the training log holds no validation with {json.dumps(name)}")
+        _, (epoch, _), figures = max(found, key=lambda entry: entry[:2])
+        return epoch, figures
 
 
 def read_log(path: Path) -> TrainingLog:

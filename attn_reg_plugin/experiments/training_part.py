@@ -27,9 +27,11 @@ SCHEDULERS: dict[str, Callable[[int, int], list[str]]] = {
     "cosine": _scheduler("cosine", "--lr-period-updates"),
     "inverse_sqrt": _scheduler("inverse_sqrt", least=1),
 }
-#: flags of fairseq-train that settings decide: given beside them, a run would not be what its settings say
+#: flags of fairseq-train that say which examples are trained on, and which of them decide; only settings give them
 PART_FLAGS = ("train-examples", "train-fraction", "train-per-class", "train-sample-seed", "held-out")
-PART_FLAGS += ("label-noise", "shortcut", "shortcut-words", "shortcut-at-evaluation", "autocast")
+PART_FLAGS += ("label-noise", "shortcut", "shortcut-words", "shortcut-at-evaluation")
+#: flags that settings decide: given beside them, a run would not be what its settings say
+DECIDED = (*PART_FLAGS, "autocast", "seed", "save-dir")
 #: those that end with the last update
 TO_THE_END = ("linear", "cosine")
 

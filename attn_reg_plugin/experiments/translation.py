@@ -68,9 +68,9 @@ class TranslationComparison(Recipe, TrainingPart, Comparison):
         def common(sampling: Sampling, updates: int | None = None) -> list[str]:
             left = None if pairs is None else len(sampling.of(range(pairs)))  # type: ignore[arg-type]
             flags = [*model, *self.optimization(left, updates), *sampling_flags(sampling), *self._selection()]
-            return [*flags, *self.device_flags, *self._one_gpu(), *self.own_flags]
+            return [*flags, *self.device_flags, *self._one_gpu()]
 
-        given = [word.partition("=")[0] for word in common(self.sampling(1))]
+        given = [word.partition("=")[0] for word in (*model, *self.own_flags)]
         if any(method.name == UNTUNED for method in methods) and START not in given:
             raise ValueError(f"the method {UNTUNED!r} needs a model to start from: give {START} FILE after --")
         generate = ["--beam", str(self.beam), "--batch-size", "64", "--post-process", "sentencepiece"]
@@ -79,14 +79,15 @@ class TranslationComparison(Recipe, TrainingPart, Comparison):
         generate += split_flags("--generate-flags", self.generate_flags)
 
         def make(method: Method, seed: int, **where: object) -> Run:
-            own = [*method.flags, *(self.standstill() if method.name == UNTUNED else [])]
+            own = [*method.among(self.own_flags), *(self.standstill() if method.name == UNTUNED else [])]
             sampling = self.sampling(seed)
             flags = (*common(sampling), *own)
             one = Run(method, seed, data=data, train_flags=flags, generate_flags=tuple(generate), **where)  # type: ignore[arg-type]
             if not self.counts_updates:
                 return one
             # the only update of the untrained model is no length of a training
-            counted = replace(one, train_flags=tuple(common(sampling))) if method.name == UNTUNED else one
+            untuned = (*common(sampling), *self.own_flags)
+            counted = replace(one, train_flags=untuned) if method.name == UNTUNED else one
             return replace(one, train_flags=(*common(sampling, updates_of(counted)), *own))
 
         return self.each(methods, make)

@@ -57,7 +57,8 @@ def test_the_plan(rte: list[str]) -> None:
     said = " ".join(command)
     assert "--task attn_reg_text_classification --labelled rte --arch hf_encoder" in said
     assert "--best-checkpoint-metric accuracy --maximize-best-checkpoint-metric" in said
-    assert "--total-num-update 10 " in said and said.endswith("--ad-drop-p 0.1 --no-grouping")
+    assert "--total-num-update 10 " in said and " --no-grouping --attn-reg ad_drop " in said
+    assert said.endswith("--ad-drop-p 0.1")
     assert runs[0].settings() != runs[2].settings() and str(rte[1]) not in json.dumps(runs[0].settings())
 
 
@@ -70,6 +71,30 @@ def test_a_run_is_of_its_data_and_its_model(rte: list[str], tmp_path: Path) -> N
     make_encoder(tmp_path / "encoder", seed=2)
     again = planned(*rte)[0].settings()
     assert before["data"] != changed["data"] == again["data"] and before["model"] == changed["model"] != again["model"]
+    (tmp_path / "encoder" / "vocab.txt").write_text("other\n", encoding="utf-8")
+    assert planned(*rte)[0].settings()["tokenizer"] != again.get("tokenizer")
+
+
+def test_a_run_is_of_its_further_validation_set(tmp_path: Path) -> None:
+    data = LabelledData(str(tmp_path), find_task("mnli"))
+    for name in ("train", "dev_matched"):
+        (tmp_path / f"{name}.tsv").write_text("x\n")
+    digests = [data.digest_of_further()]
+    for text in ("a\n", "b\n"):
+        (tmp_path / "dev_mismatched.tsv").write_text(text)
+        digests.append(data.digest_of_further())
+    assert digests[0] == "" and len(set(digests)) == 3
+
+
+def test_updates_are_counted_with_the_flags_that_change_them(rte: list[str]) -> None:
+    """Of 48 examples in batches of 16, 10 epochs."""
+
+    def updates(*words: str, methods: str = "plain") -> str:
+        flags = list(planned(*rte, *words, methods=methods)[0].train_flags)
+        return flags[flags.index("--total-num-update") + 1]
+
+    assert updates() == "30" and updates("--", "--update-freq", "2") == "20"
+    assert updates("--", "--batch-size=8", "--max-epoch", "3") == "18" and updates("--", "--max-update", "7") == "7"
 
 
 @pytest.mark.parametrize(
@@ -155,10 +180,11 @@ def test_updates_are_counted_for_one_process(
         (["--metric", "bleu"], "--metric: unknown metric 'bleu' of rte; the metrics are: accuracy, f1"),
         (["--held-out", "1"], r"--held-out is 1.0, but must lie in \[0, 1\)"),
         (["--label-noise", "0.001"], "--label-noise 0.001 is 0 of 48 training examples, but it takes at least 1"),
-        (["--", "--held-out=0.1"], "--train-flags has --held-out, which is a setting; give it as one"),
+        (["--", "--seed", "7"], "--train-flags has --seed, which a setting decides; give that"),
+        (["--", "--held-out=0.1"], "--train-flags has --held-out, which a setting decides; give that"),
         (
             ["--method-flags", "plain=--shortcut 0.5"],
-            "--method-flags: plain has --shortcut, which is a setting; give it as one",
+            "--method-flags: plain has --shortcut, which a setting decides; give that",
         ),
         (["--label-noise", "-0.1"], r"--label-noise is -0.1, but must lie in \[0, 1\)"),
         (

@@ -13,9 +13,9 @@ from typing import Any
 from rich.console import Console
 
 from attn_reg_plugin.experiments import sweep_study, sweep_work
+from attn_reg_plugin.experiments.executing import RunError
 from attn_reg_plugin.experiments.jobs import Slots
 from attn_reg_plugin.experiments.progress import Reporter
-from attn_reg_plugin.experiments.runs import RunError
 from attn_reg_plugin.experiments.sweep_objective import Objective
 from attn_reg_plugin.experiments.sweep_space import Arm, Dimension, Slot, equal_budget, slots_of
 from attn_reg_plugin.experiments.sweep_storage import open_storage, sqlite_url

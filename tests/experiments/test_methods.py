@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from attn_reg_plugin.experiments.methods import fairseq_flags, known_methods, select_methods
+from attn_reg_plugin.experiments.run_settings import values_of
 from attn_reg_plugin.regularizers.base import REGISTRY
 from attn_reg_plugin.regularizers.presets import presets_of
 
@@ -177,6 +178,23 @@ def test_a_mapping_gives_each_its_settings() -> None:
 def test_settings_that_a_method_has_not(wanted: object, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         select_methods(wanted)
+
+
+def test_flags_of_every_training_yield_to_what_a_row_asks_for_and_win_over_defaults() -> None:
+    common = ["--attn-sites=*", "--ad-drop-attribution", "gradient", "--lr", "1", "--attn-reg", "none"]
+    wanted = {
+        "ad_drop": {},
+        "own": {"like": "ad_drop", "sites": "encoder.self", "flags": "--lr 2"},
+        "ad_drop_rd": {},
+        "plain": {},
+    }
+    found = {one.name: values_of(one.among(common)) for one in select_methods(wanted)}
+    names = ("--attn-reg", "--attn-sites", "--lr", "--ad-drop-attribution")
+    assert [found["ad_drop"][name] for name in names] == ["ad_drop", "*", "1", "gradient"]
+    assert [found["own"][name] for name in names] == ["ad_drop", "encoder.self", "2", "gradient"]
+    assert [found["ad_drop_rd"][name] for name in names] == ["ad_drop", "*", "1", "random"]
+    assert found["plain"]["--attn-reg"] == "none"
+    assert select_methods("ad_drop")[0].among(["--lr", "1"]) == ["--lr", "1", *select_methods("ad_drop")[0].flags]
 
 
 def test_methods_that_act_together() -> None:

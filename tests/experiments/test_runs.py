@@ -12,8 +12,9 @@ from types import SimpleNamespace
 import pytest
 
 from attn_reg_plugin.experiments import runs
+from attn_reg_plugin.experiments.executing import RunError
 from attn_reg_plugin.experiments.methods import TASK, Method, known_methods, select_methods
-from attn_reg_plugin.experiments.runs import Run, RunError
+from attn_reg_plugin.experiments.runs import Run
 from attn_reg_plugin.experiments.training_log import TrainingLog
 from attn_reg_plugin.files import lock_folder, write_json
 
@@ -25,6 +26,9 @@ class Data(SimpleNamespace):
 
     def digest(self) -> str:
         return self.content
+
+    def digest_of_references(self) -> str:
+        return f"references of {self.content}"
 
 
 def _run(folder: Path, *flags: str, seed: int = 1, content: str = "abc") -> Run:
@@ -77,6 +81,27 @@ def test_other_settings_are_refused_by_name(tmp_path: Path, other: dict, said: s
     with pytest.raises(RunError, match=said) as caught:
         _run(tmp_path / "r", *other["flags"], **{name: other[name] for name in other if name != "flags"}).claim()
     assert "give another --out, or delete that folder" in str(caught.value)
+
+
+def test_another_model_to_start_from_and_other_references_are_other_settings(tmp_path: Path) -> None:
+    """Earlier versions recorded neither: their runs go on."""
+    start, folder = tmp_path / "base.pt", tmp_path / "r"
+    flags = ["--finetune-from-model", str(start)]
+    start.write_text("a")
+    run = _run(folder, *flags)
+    run.claim()
+    begin(folder)
+    runs.write_json(folder / "result.json", {"training": TRAINING})
+    start.write_text("longer")
+    with pytest.raises(RunError, match=r"start: [0-9a-f]{16} there, [0-9a-f]{16} asked for"):
+        _run(folder, *flags).claim()
+    start.write_text("a")
+    run.data.digest_of_references = lambda: "corrected"  # type: ignore[method-assign]
+    with pytest.raises(RunError, match="references: references of abc there, corrected asked for"):
+        run.claim()
+    earlier = {name: value for name, value in run.settings().items() if name not in ("start", "references")}
+    runs.write_json(folder / "run.json", earlier)
+    run.claim()
 
 
 def test_a_failed_start_gives_way_to_the_corrected_command(tmp_path: Path) -> None:

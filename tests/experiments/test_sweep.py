@@ -16,7 +16,7 @@ pytest.importorskip("optuna")
 from attn_reg_plugin import configuration
 from attn_reg_plugin.cli import build_parser, main
 from attn_reg_plugin.experiments import labelled_runs, sweep_plots
-from attn_reg_plugin.experiments.runs import RunError
+from attn_reg_plugin.experiments.executing import RunError
 from attn_reg_plugin.experiments.steps import plan
 from attn_reg_plugin.experiments.sweep_objective import objective_of
 from attn_reg_plugin.experiments.sweep_report import Report, interval

@@ -14,7 +14,8 @@ pytest.importorskip("optuna")
 import optuna
 
 from attn_reg_plugin.experiments import sweep_study, sweep_work
-from attn_reg_plugin.experiments.runs import RunError, RunInUse
+from attn_reg_plugin.experiments.executing import RunError
+from attn_reg_plugin.experiments.runs import RunInUse
 from attn_reg_plugin.experiments.sweep_report import Report
 from attn_reg_plugin.experiments.sweep_space import Arm, Dimension, Slot, slots_of
 from attn_reg_plugin.experiments.sweep_storage import open_storage, without_password

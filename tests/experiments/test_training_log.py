@@ -37,11 +37,23 @@ def test_the_best_validation_is_the_lowest_nll_loss() -> None:
         _valid(3, 30, loss=3.9, nll_loss=3.7),
         _valid(4, 40, loss="nan", nll_loss="nan"),
     )
-    assert log.best_validation() == ("nll_loss", 3.6, 2)
+    assert log.best_validation() == ("nll_loss", 3.6)
+
+
+def test_the_chosen_epoch_is_that_of_fairseqs_best_checkpoint() -> None:
+    """By smoothed loss or BLEU it is another than the one with the lowest nll_loss; of equals the later one."""
+    log = _log(
+        _valid(1, 10, loss=4.0, nll_loss=3.5, bleu=7.0),
+        _valid(2, 20, loss=3.9, nll_loss=3.6, bleu=9.0),
+        _valid(3, 30, loss=3.9, nll_loss=3.7, bleu=8.0),
+    )
+    assert [log.chosen(*one)[0] for one in (("nll_loss", False), ("loss", False), ("bleu", True))] == [1, 3, 2]
+    with pytest.raises(ValueError, match='no validation with "chrf"'):
+        log.chosen("chrf", True)
 
 
 def test_without_nll_loss_it_is_the_loss() -> None:
-    assert _log(_valid(1, 10, loss=5.0), _valid(2, 20, loss=5.5)).best_validation() == ("loss", 5.0, 1)
+    assert _log(_valid(1, 10, loss=5.0), _valid(2, 20, loss=5.5)).best_validation() == ("loss", 5.0)
 
 
 def test_a_log_without_validation_is_refused() -> None:
@@ -53,7 +65,7 @@ def test_repeated_lines_count_once_and_the_last_holds() -> None:
     """A resumed run repeats an epoch."""
     log = _log(_train(1, 4), _train(2, 9), _train(2, 5), _valid(1, 10, loss=3), _valid(1, 10, loss=4))
     assert log.train_wall == {1: 4.0, 2: 5.0}
-    assert log.best_validation() == ("loss", 4.0, 1)
+    assert log.best_validation() == ("loss", 4.0)
 
 
 def test_other_lines_are_ignored() -> None:
