@@ -14,13 +14,15 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
+from attn_reg_plugin.attention.calls import without_gradients
 from attn_reg_plugin.attention.sites import AttentionSite, Tape
 
 NODES = ("uniform", "gauss-legendre")
 
 
 def output_gradients(objective: Tensor, tapes: Sequence[Tape]) -> list[Tensor]:
-    """∂F/∂O of every tape by one backward; zeros where the objective does not depend on a site.
+    """∂F/∂O of every tape by one backward; zeros where the objective does not depend on a site,
+    or the site runs without gradients.
 
     Only what lies between F and the sites is computed: no parameter's gradient is, and none is touched. (Parameters
     are not frozen for the probe all the same: PyTorch multiplies three-dimensional inputs by a frozen weight through
@@ -34,14 +36,17 @@ def output_gradients(objective: Tensor, tapes: Sequence[Tape]) -> list[Tensor]:
         One (B, H, T, D) tensor a tape.
 
     Raises:
-        ValueError: the objective is not a scalar, or depends on no site.
+        ValueError: the objective is not a scalar, or depends on no site; or no site has gradients.
     """
     if objective.dim() != 0:
         raise ValueError(f"the objective must be a scalar, but has the shape {tuple(objective.shape)}")
-    outputs = [tape.output for tape in tapes]
     if not objective.requires_grad:
         raise ValueError("the objective depends on no selected attention site; compute it from the model's outputs")
-    return list(torch.autograd.grad(objective, outputs, allow_unused=True, materialize_grads=True))
+    outputs = [tape.output for tape in tapes if tape.output.requires_grad]
+    if not outputs:
+        raise ValueError("the selected attention ran without gradients, as a frozen part does; choose other sites")
+    gradients = iter(torch.autograd.grad(objective, outputs, allow_unused=True, materialize_grads=True))
+    return [next(gradients) if tape.output.requires_grad else torch.zeros_like(tape.output) for tape in tapes]
 
 
 def map_gradient(output_gradient: Tensor, value: Tensor) -> Tensor:
@@ -122,7 +127,7 @@ def integrated_attribution(
     """
     if path not in ("site", "joint"):
         raise ValueError(f"path is {path!r}, but must be one of site, joint")
-    with torch.no_grad():
+    with without_gradients():
         run()
     sites = [site for site in sites if site.tapes]
     if not sites:

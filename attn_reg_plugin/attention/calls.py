@@ -7,6 +7,8 @@ another order, so there calls are recognized by what they are given.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -207,3 +209,14 @@ def only_where_same(keep: Tensor, then: Tensor | None, now: Tensor | None) -> Te
 def derived(seed: int, call: int) -> int:
     """The seed of a site's call: `seed` itself for the first, another for each further one. Draws nothing."""
     return (seed + call * 0x9E3779B97F4A7C15) % 2**62
+
+
+@contextmanager
+def without_gradients() -> Iterator[None]:
+    """`torch.no_grad()` within a training step: of what the caller's autocast casts in it, nothing stays.
+
+    Earlier versions of torch would give such a cast, which has no graph, to the training's own forward.
+    """
+    with torch.no_grad():
+        yield
+    torch.clear_autocast_cache()

@@ -59,6 +59,7 @@ def described(model: nn.Module, named: Mapping[str, Any]) -> dict[str, Any]:
     mask, targets = (_kept(one, named, mask) for one in (mask, targets))
     told = {"token_mask": mask, "targets": targets, "padding_label": _padding_label(model)}
     told["example_tokens"] = _examples(config, named, mask)
+    told["regression"] = True if getattr(config, "problem_type", None) == "regression" else None
     return {name: value for name, value in told.items() if value is not None}
 
 

@@ -74,6 +74,7 @@ class AttnRegCallback(TrainerCallback):
         trainer, checkpoint = calling_trainer()
         refuse(trainer)
         refuse_unused_parameters(trainer, self.regularizer)
+        self._refuse_twin(trainer)
         self.regularizer.attach(trainer.model)
         self.trainer, self.saved, self.epoch = trainer, None, int(state.epoch or 0)
         try:
@@ -86,6 +87,20 @@ class AttnRegCallback(TrainerCallback):
             raise
         self.regularizer.begin_update(state.global_step)
         self.regularizer.statistics.take()  # what an earlier training did not log
+
+    def _refuse_twin(self, trainer: Trainer) -> None:
+        """Refuse a second callback whose state and files would have the names of this one's.
+
+        Raises:
+            ValueError: there is one.
+        """
+        others = [one for one in trainer.callback_handler.callbacks if isinstance(one, AttnRegCallback)]
+        named = [one for one in others if one.regularizer.name == self.regularizer.name]
+        if len(named) > 1 and self.regularizer.large_state:
+            raise ValueError(
+                f"{len(named)} callbacks have {self.regularizer.name} with a state of its own, and would write it to "
+                "one place; use one, with the sites of all"
+            )
 
     def on_epoch_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from attn_reg_plugin.attention.attribution import NODES, integrated_attribution, map_gradient, output_gradients
-from attn_reg_plugin.attention.calls import Tape
+from attn_reg_plugin.attention.calls import Tape, without_gradients
 from attn_reg_plugin.attention.masks import DIRECTIONS, candidate_region, pack_bits, sample_keep
 from attn_reg_plugin.attention.packed import PackedMask
 from attn_reg_plugin.attention.sites import AttentionSite, recording
@@ -215,7 +215,7 @@ class ADDrop(Regularizer):
             yield site, tape, attribution, finite
 
     def _attention_attributions(self, forward: Forward) -> Iterator[tuple[AttentionSite, Tape, Tensor, Tensor]]:
-        with torch.no_grad(), self._probe(forward) as run:
+        with without_gradients(), self._probe(forward) as run:
             run()
         recorded = self._recorded()
         finite = self._check_finite([tape.weights for _, tape in recorded]) if recorded else None
@@ -319,8 +319,8 @@ class ADDrop(Regularizer):
             forward = replace(forward, supplied=replace(forward.supplied, training_loss=None))
         if same_draws and self.integrated_labels == "frozen":
             inputs = {"pseudo_labels": PseudoLabels(), **inputs}
-        device, reduced = forward.device, self.probe_dtype == "bfloat16"
-        precision = partial(torch.autocast, device.type, torch.bfloat16) if reduced else nullcontext
+        device, bfloat16 = forward.device, partial(torch.autocast, dtype=torch.bfloat16, cache_enabled=False)
+        precision = partial(bfloat16, device.type) if self.probe_dtype == "bfloat16" else nullcontext
         states = random_state(device) if same_draws else None
 
         def run() -> Tensor:

@@ -17,7 +17,7 @@ from attn_reg_plugin.attention.graphs import outside_graphs
 from attn_reg_plugin.attention.sites import AttentionSite, Backend, all_sites, find_sites
 from attn_reg_plugin.regularizers.probing import Forward, same_randomness, unchanged
 from attn_reg_plugin.regularizers.sharding import gathered, refuse_sharded, shards_of, without_reduction
-from attn_reg_plugin.regularizers.slots import check_free
+from attn_reg_plugin.regularizers.slots import check_beside, check_free
 from attn_reg_plugin.regularizers.statistics import Statistics
 from attn_reg_plugin.regularizers.whole_step import IN_BACKWARD, WholeStep, WholeStepWanted, wanted_again
 
@@ -38,6 +38,7 @@ class Attachment:
     def __init__(self, regularizer: Regularizer, model: nn.Module) -> None:
         self.regularizer, self.model = regularizer, model
         refuse_sharded(regularizer, model)
+        check_beside(regularizer, (one.regularizer for one in attachments_of(model)))
         self.sites = find_sites(model, regularizer.sites) if regularizer.needs_sites else []
         known = self.sites if regularizer.needs_sites else _known_sites(model)
         #: the backends that know the model, one of each kind

@@ -21,10 +21,12 @@ import torch
 from torch import Tensor, nn
 
 from attn_reg_plugin.attention.calls import derived
+from attn_reg_plugin.regularizers.attachment import Attachment
 from attn_reg_plugin.regularizers.base import Regularizer, option, register
 from attn_reg_plugin.regularizers.distributed import from_first_rank, object_from_first_rank
 from attn_reg_plugin.regularizers.presets import Preset
 from attn_reg_plugin.regularizers.probing import Forward
+from attn_reg_plugin.regularizers.same_model import SameModel
 from attn_reg_plugin.regularizers.statistics import Quantity
 from attn_reg_plugin.regularizers.training import Training
 
@@ -71,6 +73,14 @@ class ChildTuning(Regularizer):
         self.masks: dict[str, Tensor] = {}
         self._training: Training | None = None
         self._estimating = False
+        self._of = SameModel()
+
+    def attach(self, model: nn.Module) -> Attachment:
+        """As `Regularizer.attach`; another model than before has masks of its own."""
+        attachment = super().attach(model)
+        if self._of.left_for(model):
+            self.masks, self.seed = {}, None
+        return attachment
 
     @property
     def large_state(self) -> bool:
@@ -104,24 +114,38 @@ class ChildTuning(Regularizer):
         """Hooks that mask the gradients of the trained parameters."""
         if not self.due():
             return []
-        named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-        chosen = set(stacked_parameters(model)) if self.mode == "driven" else {name for name, _ in named}
-        if not chosen:
+        if self.mode == "driven" and not any(True for _ in stacked_parameters(model)):
             raise ValueError(
                 f"{type(model).__name__} has no stacked layers whose weights could be chosen; use mode=free"
             )
+        return self._hooked(model)
+
+    def _hooked(self, model: nn.Module) -> list[Any]:
+        """Hooks on the trained parameters that have none: of a copy, or trained only since."""
+        chosen = set(stacked_parameters(model)) if self.mode == "driven" else None
         return [
             parameter.register_hook(partial(self._masked, name, i, model))
-            for i, (name, parameter) in enumerate(named)
-            if name in chosen
+            for i, (name, parameter) in enumerate(model.named_parameters())
+            if parameter.requires_grad and (chosen is None or name in chosen) and not self._has_hook(parameter)
         ]
 
+    def _has_hook(self, parameter: nn.Parameter) -> bool:
+        hooks = (parameter._backward_hooks or {}).values()
+        return any(isinstance(hook, partial) and getattr(hook.func, "__self__", None) is self for hook in hooks)
+
+    def copied(self) -> ChildTuning:
+        """For a copy of the model."""
+        twin = super().copied()
+        twin.masks, twin._of = dict(self.masks), SameModel()
+        return twin
+
     def before_forward(self, forward: Forward) -> None:
-        """Before the first forward: the seed of the masks, or the Fisher information.
+        """Before the first forward: the seed of the masks, or the Fisher information; hooks that are missing.
 
         Raises:
             RuntimeError: `driven`, and no Fisher information was estimated.
         """
+        self._attachment.handles += self._hooked(self.model)
         if self.mode == "free" and self.seed is None:
             self.seed = object_from_first_rank(int(torch.randint(2**62, ())))
         if self.mode == "driven" and not self.masks:
@@ -184,6 +208,8 @@ class ChildTuning(Regularizer):
         """As `Regularizer.load_state_dict`."""
         super().load_state_dict(state)
         self.seed, self.masks = state.get("seed"), dict(state.get("masks") or {})
+        if self._attachment is None:
+            self._of.forget()
 
     def resume(self, state: Mapping[str, Any]) -> None:
         """As `Regularizer.resume`.

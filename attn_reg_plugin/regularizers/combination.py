@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from attn_reg_plugin.attention.sites import AttentionSite, SiteSelector
 from attn_reg_plugin.regularizers.base import Regularizer, Share, build
 from attn_reg_plugin.regularizers.options import OptionError
-from attn_reg_plugin.regularizers.passes import repeated_supply
 from attn_reg_plugin.regularizers.slots import clash
 from attn_reg_plugin.regularizers.statistics import Quantity
 from attn_reg_plugin.regularizers.training import Supplied, Training
@@ -186,16 +185,7 @@ class Combination(Regularizer):
     def loss(self, compute: Callable[[Any], Tensor], batch: Any, share: Share | None = None) -> Tensor:
         """The loss of the one that adds to it."""
         adding = next((method for method in self.methods if method.passes > 1), None)
-        if adding is None:
-            return compute(batch)
-        others = [method for method in self.methods if method is not adding]
-        for method in others:
-            method.supply(repeated_supply(self.supplied, adding.passes))
-        try:
-            return adding.loss(compute, batch, share)
-        finally:
-            for method in others:
-                method.supply(self.supplied)
+        return compute(batch) if adding is None else adding.loss(compute, batch, share)
 
     # -- state ------------------------------------------------------------------------------------------------------
 

@@ -44,6 +44,8 @@ class Defender:
 
     def learn(self, problem: Problem, inputs: Any) -> None:
         """Forward and backward on a batch that the attacker has trained on; gradients add up until `step`."""
+        for ours, theirs in zip(self.model.parameters(), self.attacker.parameters(), strict=True):
+            ours.requires_grad_(theirs.requires_grad)  # what is trained may change, as with gradual unfreezing
         loss = problem.loss(self.model, inputs).loss
         (loss if inputs.get("counts", True) else loss * 0).backward()
 

@@ -24,6 +24,7 @@ from attn_reg_plugin.regularizers.base import Regularizer, option, register
 from attn_reg_plugin.regularizers.distributed import object_from_first_rank
 from attn_reg_plugin.regularizers.presets import Preset
 from attn_reg_plugin.regularizers.probing import Forward
+from attn_reg_plugin.regularizers.same_model import SameModel
 
 
 @register("mixout")
@@ -59,17 +60,20 @@ class Mixout(Regularizer):
         super().__post_init__()
         self.pretrained: dict[str, Tensor] = {}
         self.seed: int | None = None
-        self.places = Places()
+        self.places, self._of = Places(), SameModel()
 
     def attach(self, model: nn.Module) -> Attachment:
-        """As `Regularizer.attach`.
+        """As `Regularizer.attach`; another model than before has pretrained weights of its own.
 
         Raises:
             ValueError: there is nothing to mix.
         """
         if not any(True for _ in mixed_parameters(model, self.weights)):
             raise ValueError(f"{type(model).__name__} has no trained weights to mix with pretrained ones")
-        return super().attach(model)
+        attachment = super().attach(model)
+        if self._of.left_for(model):
+            self.pretrained, self.seed = {}, None
+        return attachment
 
     def detach(self) -> None:
         """As `Regularizer.detach`; what the weights were pretrained to stays for the state."""
@@ -122,7 +126,7 @@ class Mixout(Regularizer):
     def copied(self) -> Mixout:
         """For a copy of the model: with the same pretrained weights."""
         twin = super().copied()
-        twin.pretrained, twin.places = dict(self.pretrained), Places()
+        twin.pretrained, twin.places, twin._of = dict(self.pretrained), Places(), SameModel()
         return twin
 
     def state_dict(self) -> dict[str, Any]:
@@ -140,6 +144,8 @@ class Mixout(Regularizer):
             raise ValueError("the state lacks the pretrained weights of mixout")
         self.pretrained = dict(state["pretrained"])
         self.seed = state.get("seed")
+        if self._attachment is None:
+            self._of.forget()
 
     def resume(self, state: Mapping[str, Any]) -> None:
         """As `Regularizer.resume`.
@@ -148,11 +154,13 @@ class Mixout(Regularizer):
             ValueError: the pretrained weights are another model's.
         """
         self.load_state_dict(state)
-        shapes = {name: tuple(weight.shape) for name, weight in mixed_parameters(self.model, self.weights)}
+        shapes = {name: tuple(weight.shape) for name, weight in self.model.named_parameters()}  # others may be frozen
+        mixed = {name for name, _ in mixed_parameters(self.model, self.weights)}
         theirs = {name: tuple(weight.shape) for name, weight in self.pretrained.items()}
-        if self.pretrained and shapes != theirs:
-            other = sorted(name for name in shapes.keys() | theirs.keys() if shapes.get(name) != theirs.get(name))
-            raise ValueError(f"the state's pretrained weights are those of another model: {other[0]} differs")
+        other = sorted(name for name in theirs if shapes.get(name) != theirs[name])
+        if theirs and (other or not mixed & theirs.keys()):
+            differs = f"{other[0]} differs" if other else "none of them is mixed here"
+            raise ValueError(f"the state's pretrained weights are those of another model: {differs}")
 
 
 def mixout(weight: Tensor, pretrained: Tensor, mask: Tensor, p: float) -> Tensor:

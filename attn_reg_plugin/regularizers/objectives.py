@@ -118,7 +118,7 @@ def token_log_likelihood(
 
 
 def negative_regression_loss(predictions: Tensor, targets: Tensor) -> Tensor:
-    """Regression: minus the squared error against the gold values; (B,) or (B, 1) both."""
+    """Regression: minus the squared error against the gold values; (B,) or (B, 1) both, or (B, C) of several."""
     return -((predictions.float().reshape(-1) - targets.float().reshape(-1)) ** 2).sum()
 
 
@@ -141,8 +141,8 @@ def span_logits(outputs: Any, inputs: Mapping[str, Any], gold: bool) -> Tensor |
 
 
 def prediction(labels: str, outputs: Any, inputs: Mapping[str, Any]) -> Tensor:
-    """The objective that fits the logits' shape: (B, C) classification, (B, T, V) tokens, (B,) or (B, 1) regression;
-    and `start_logits` and `end_logits`, (B, T) each, of question answering.
+    """The objective that fits the logits' shape: (B, C) classification, (B, T, V) tokens, (B,) or (B, 1) regression,
+    or (B, C) where `inputs["regression"]` says so; and `start_logits` and `end_logits`, (B, T) each, of questions.
 
     Args:
         labels: `pseudo` or `gold`; gold labels are read from `inputs["targets"]`, else `inputs["labels"]`.
@@ -157,12 +157,12 @@ def prediction(labels: str, outputs: Any, inputs: Mapping[str, Any]) -> Tensor:
     if spans is not None:
         return spans
     logits = logits_of(outputs)
-    regression = logits.dim() == 1 or (logits.dim() == 2 and logits.size(-1) == 1)
+    regression = logits.dim() == 1 or (logits.dim() == 2 and (logits.size(-1) == 1 or inputs.get("regression", False)))
     gold = None
     if labels == "gold" or regression:
         gold = gold_of(inputs)
         if gold is None:
-            one = "the outputs are one number an example, which has no pseudo label, and there is no gold value"
+            one = "the outputs are numbers, which have no pseudo label, and there are no gold values"
             raise NoObjective(_NO_GOLD, one if regression else "there are no gold labels")
         _check_gold(logits, gold)
     if regression:
@@ -193,7 +193,7 @@ def negative_loss(outputs: Any, inputs: Mapping[str, Any]) -> Tensor:
         logits = logits_of(outputs)
     except NoObjective:
         logits = None
-    classes = logits is not None and logits.dim() == 2 and logits.size(-1) > 1
+    classes = logits is not None and logits.dim() == 2 and logits.size(-1) > 1 and not inputs.get("regression")
     if not classes:
         return prediction("gold", outputs, inputs)
     gold = gold_of(inputs)

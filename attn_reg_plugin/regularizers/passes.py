@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
+from attn_reg_plugin.regularizers.attachment import attachments_of
 from attn_reg_plugin.regularizers.base import Regularizer, Share
 from attn_reg_plugin.regularizers.objectives import _tokens_with_loss, logits_of
 from attn_reg_plugin.regularizers.probing import Forward
@@ -86,14 +87,16 @@ class SeveralPasses(Regularizer):
         times = self.passes
         if times == 1:
             return compute(batch)
-        self._seen, told = [], self.supplied
-        self.supply(repeated_supply(told, times))
+        self._seen, told = [], [(one, one.supplied) for one in self._beside()]
+        for one, supplied in told:
+            one.supply(repeated_supply(supplied, times))
         try:
             loss = compute(repeated(batch, times))
             seen = self._seen
         finally:
             self._seen = None
-            self.supply(told)
+            for one, supplied in told:
+                one.supply(supplied)
         if not seen:
             raise RuntimeError(f"{self.name} saw no forward of the attached model in training mode to take the loss of")
         parts = [compared(outputs, inputs, times) for outputs, inputs in seen]
@@ -102,6 +105,11 @@ class SeveralPasses(Regularizer):
         self.statistics.add(f"{self.name}_divergence", total.detach())
         self.statistics.add(f"{self.name}_items", count)
         return times * loss + self.weight * (total / max(count, 1) if share is None else share(total, count))
+
+    def _beside(self) -> list[Regularizer]:
+        """The methods of the model, this one among them: all of them see the repeated batch."""
+        others = [] if self._attachment is None else attachments_of(self._attachment.model)
+        return list(dict.fromkeys([self, *(other.regularizer for other in others)]))
 
 
 def repeated(batch: Any, times: int) -> Any:
@@ -158,8 +166,10 @@ def compared(outputs: Any, inputs: Mapping[str, Any], times: int) -> tuple[list[
         return list(logits.float().reshape(-1).chunk(times)), True
     targets = inputs.get("targets", inputs.get("labels"))
     several = isinstance(targets, Tensor) and targets.is_floating_point() and targets.shape == logits.shape
+    several = several or bool(inputs.get("regression"))
     if logits.dim() not in (2, 3) or several or logits.size(0) % times:
-        what = "labels of which several may hold" if several else f"logits of shape {tuple(logits.shape)}"
+        what = "several numbers an example" if inputs.get("regression") else "labels of which several may hold"
+        what = what if several else f"logits of shape {tuple(logits.shape)}"
         raise ValueError(f"passes with {what} cannot be compared; give (B, C), (B, T, V), or (B,) of a regression")
     passes = list(logits.float().chunk(times))
     if logits.dim() == 3:

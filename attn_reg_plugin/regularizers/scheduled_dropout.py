@@ -18,6 +18,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from attn_reg_plugin.attention.calls import without_gradients
 from attn_reg_plugin.attention.sites import AttentionSite, SiteSelector
 from attn_reg_plugin.regularizers.attachment import Attachment
 from attn_reg_plugin.regularizers.base import Preset, option, register
@@ -334,7 +335,7 @@ class ScheduledDropout(Timed):
             return
         for site in self.attached_sites:
             site.keep = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=forward.device)
-        with torch.no_grad():
+        with without_gradients():
             forward.run()
 
 

@@ -6,6 +6,7 @@ together: AD-DROP's mask, DropHead's factor of the heads, LayerDrop's layers.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from attn_reg_plugin.regularizers.statistics import Quantity
@@ -51,6 +52,21 @@ def drop_rate(method: Regularizer, site: AttentionSite) -> Quantity:
 def drop_rates(method: Regularizer) -> list[Quantity]:
     """Those of its sites; none of a method that counts none."""
     return [drop_rate(method, site) for site in method.attached_sites] if method.counts_drops else []
+
+
+def check_beside(method: Regularizer, others: Iterable[Regularizer]) -> None:
+    """Refuse what the others of a model, attached by themselves, make impossible, whatever their sites.
+
+    Raises:
+        ValueError: the reason, in one sentence.
+    """
+    for other in (other for other in others if other not in method.companions):
+        if other.name == method.name and not method.needs_sites:
+            raise ValueError(f"{method.name} acts on the model already; detach() the other one first")
+        if method.passes > 1 and other.passes > 1:
+            raise ValueError(
+                f"{other.name} and {method.name} each run the batch several times and compare the passes; detach() one"
+            )
 
 
 def check_free(method: Regularizer, site: AttentionSite) -> None:

@@ -25,6 +25,7 @@ class Supplied:
         example_tokens: the ids of each stack and which are real, `Tokens` by `encoder` and `decoder`: what examples
             are recognized by when they come again. Of a stack with several texts an example, a list.
         padding_label: the number of padding in a vocabulary, which isn't a pseudo label.
+        regression: True where outputs (B, C) are C numbers an example, and no logits of classes.
         batch: the face's own batch, which its `Problem` reads: fairseq's sample, Trainer's inputs.
         num_items: what the loss of the batch is divided by, where the face divides it.
         update: optimizer updates made so far.
@@ -37,6 +38,7 @@ class Supplied:
     token_mask: Tensor | None = None
     example_tokens: Mapping[str, Any] | None = None
     padding_label: int | None = None
+    regression: bool = False
     batch: Any = None
     num_items: Tensor | int | None = None
     update: int | None = None

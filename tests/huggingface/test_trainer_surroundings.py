@@ -16,10 +16,12 @@ from transformers import Trainer, TrainerCallback
 
 import attn_reg_plugin
 from attn_reg_plugin.attention.sites import find_sites
+from attn_reg_plugin.backends.huggingface_inputs import described
 from attn_reg_plugin.huggingface import AttnRegCallback
 from attn_reg_plugin.huggingface.running import Interception, refuse_unused_parameters
 from attn_reg_plugin.regularizers import ADDrop, AttendOut, AttentionLayerDrop, Regularizer, ScheduledDropout, Supplied
 from attn_reg_plugin.regularizers import build as make
+from attn_reg_plugin.regularizers.attachment import attachments_of
 from tests.backends.huggingface_models import batch, build
 from tests.huggingface.trainers import ad_drop, examples, print_of, trainer_of, weights
 
@@ -117,6 +119,23 @@ def test_two_callbacks_share_a_trainer(tmp_path: Path) -> None:
     log = trainer.state.log_history[0]
     assert log["drop_decoder.self[0]"] == 1.0 and 0 < log["drop_encoder.self[0]"] < 1
     assert not {"training_step", "log", "save_model"} & set(vars(trainer))
+
+
+def test_two_callbacks_that_would_write_one_state_are_refused(tmp_path: Path) -> None:
+    """As kept probes with other settings for encoder and decoder: the second would overwrite what the first keeps."""
+    kept = [ad_drop(probe="kept", on_miss="plain", sites=f"{stack}.self") for stack in ("encoder", "decoder")]
+    trainer = trainer_of(tmp_path, "marian", kept[0], callbacks=(AttnRegCallback(kept[1]),), max_steps=2)
+    with pytest.raises(ValueError, match="2 callbacks have ad_drop with a state of its own"):
+        trainer.train()
+    assert not attachments_of(trainer.model)
+
+
+def test_regression_of_several_numbers_is_told() -> None:
+    """Its outputs have the shape of a classification's."""
+    model, inputs = build("bert"), batch("bert")
+    assert "regression" not in described(model, inputs)
+    model.config.problem_type = "regression"
+    assert described(model, inputs)["regression"] is True
 
 
 def test_interceptions_end_in_any_order() -> None:

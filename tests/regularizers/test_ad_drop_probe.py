@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 from attn_reg_plugin import ADDrop
-from attn_reg_plugin.attention.attribution import map_gradient
+from attn_reg_plugin.attention.attribution import map_gradient, output_gradients
 from tests.attention.tiny_model import PAD, attentions, loss_of, tokens
 
 EVERY = ["encoder.self[0]", "encoder.self[1]", *(f"decoder.{k}[{i}]" for i in range(2) for k in ("self", "cross"))]
@@ -207,6 +209,37 @@ def test_a_bfloat16_probe_is_bfloat16_and_the_training_is_not(translator, batch)
     with regularizer.attach(translator):
         assert translator(*batch).dtype == torch.float32
     assert seen == [torch.bfloat16]
+
+
+def test_a_bfloat16_probe_within_fp16_autocast_leaves_no_casts(classifier):
+    """What either casts of the weights is of no use to the other."""
+    seen = []
+    regularizer = ADDrop(
+        cross_tuning="off", probe_dtype="bfloat16", objective=lambda o, i: seen.append(o.dtype) or o.float().sum()
+    )
+    with regularizer.attach(classifier), torch.autocast("cpu", torch.float16):
+        for _ in range(2):
+            seen.append(classifier(tokens([5, 3, 2], 5)).dtype)
+    assert seen == [torch.bfloat16, torch.float16] * 2
+
+
+@pytest.mark.parametrize("attribution", ATTRIBUTIONS)
+def test_under_autocast_every_parameter_has_its_gradient(classifier, attribution):
+    """A pass without gradients leaves no casts without a graph to the training's own forward."""
+    with ADDrop(cross_tuning="off", attribution=attribution).attach(classifier), torch.autocast("cpu", torch.bfloat16):
+        loss = classifier(tokens([5, 3, 2], 5)).float().square().sum()
+    loss.backward()
+    assert all(parameter.grad is not None for parameter in classifier.parameters())
+
+
+def test_an_attention_that_runs_without_gradients_has_no_attribution():
+    """A frozen part of the model, as a teacher beside a student."""
+    student = torch.randn(1, 1, 2, 3, requires_grad=True)
+    taught, frozen = (SimpleNamespace(output=output) for output in (student, torch.randn(1, 1, 4, 3)))
+    found = output_gradients(student.square().sum(), [frozen, taught])
+    assert found[0].equal(torch.zeros(1, 1, 4, 3)) and found[1].equal(2 * student)
+    with pytest.raises(ValueError, match="ran without gradients, as a frozen part does; choose other sites"):
+        output_gradients(student.square().sum(), [frozen])
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -118,6 +118,17 @@ def test_a_loss_that_is_not_finite_teaches_nothing_and_loses(winner, broken, mon
         assert all(torch.equal(ours, theirs) for ours, theirs in zip(before, after, strict=True))
 
 
+def test_what_is_unfrozen_later_the_defender_trains_too():
+    model, optimizer, regularizer = begin()
+    model.encoder.requires_grad_(False)
+    before = model.encoder.layers[0].feed_forward[0].weight.detach().clone()
+    with regularizer.attach(model):
+        update(model, optimizer, regularizer, 0)
+        model.encoder.requires_grad_(True)
+        update(model, optimizer, regularizer, 1)
+        assert not regularizer.game.defender.model.encoder.layers[0].feed_forward[0].weight.equal(before)
+
+
 def test_it_is_alone_on_its_model():
     model, optimizer, regularizer = begin(sites="encoder.self[0]")
     other = ADDrop(sites="encoder.self[1]", cross_tuning="off")

@@ -14,6 +14,7 @@ from attn_reg_plugin.regularizers.objectives import (
     label_logit,
     likeliest,
     logits_of,
+    negative_loss,
     negative_regression_loss,
     scale_against_underflow,
     token_log_likelihood,
@@ -161,6 +162,14 @@ def test_pseudo_labels_are_constants():
     (gradient,) = torch.autograd.grad(token_log_likelihood(logits), logits)
     expected = torch.nn.functional.one_hot(logits.argmax(-1), 6) - logits.softmax(-1)
     torch.testing.assert_close(gradient, expected)
+
+
+@pytest.mark.parametrize("labels", ["pseudo", "gold"])
+def test_regression_of_several_numbers_is_no_classification(labels):
+    predictions, targets = numbers(4, 3), numbers(4, 3, seed=1)
+    expected = negative_regression_loss(predictions, targets)
+    assert default_objective(labels)(predictions, {"labels": targets, "regression": True}).equal(expected)
+    assert negative_loss(predictions, {"labels": targets, "regression": True}).equal(expected)
 
 
 @pytest.mark.parametrize("shape", [(4,), (4, 1)])

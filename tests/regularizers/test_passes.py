@@ -77,6 +77,27 @@ def test_of_tokens_those_with_a_label_count(name, dropping_translator, batch):
     assert loss.item() == pytest.approx(likelihood + 2 * mean, rel=1e-5)
 
 
+def test_methods_that_were_attached_by_themselves_hear_of_the_repeated_batch(dropping_translator, batch):
+    """AD-DROP beside R-Drop counts the tokens that it counts in their combination."""
+    seen = []
+
+    def objective(outputs, inputs):
+        seen.append((outputs.shape[:2], inputs["token_mask"]))
+        return outputs.sum()
+
+    beside, regularizer = build("ad_drop", cross_tuning="off", objective=objective), build("r_drop")
+    mask = batch[1].ne(PAD)
+    with beside.attach(dropping_translator), regularizer.attach(dropping_translator):
+        for one in (beside, regularizer):
+            one.supply(token_mask=mask)
+        regularizer.loss(lambda b: loss_of(dropping_translator(*b), b[1]), batch)
+        assert beside.supplied.token_mask is mask and regularizer.supplied.token_mask is mask
+        with pytest.raises(ValueError, match="r_drop and hidden_cut each run the batch several times"):
+            build("hidden_cut").attach(dropping_translator)
+    [(shape, found)] = seen
+    assert found.shape == shape and found.equal(torch.cat([mask, mask]))
+
+
 @pytest.mark.parametrize("name", ["r_drop", "hidden_cut"])
 def test_a_regression_diverges_by_the_squared_difference(name):
     model, gold, regularizer = Kept(classifier(classes=1)), torch.randn(3), build(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -188,6 +189,32 @@ def test_driven_masks_keep_what_has_the_largest_fisher_information():
     assert regularizer.model.training, "it is in training mode again"
 
 
+def kept_share(model, name="encoder.layers.0.feed_forward.0.weight"):
+    gradient = model.get_parameter(name).grad
+    return float((gradient != 0).float().mean())
+
+
+def test_what_is_unfrozen_later_is_masked_too():
+    model, regularizer = classifier(), build("child_tuning", p=0.3)
+    model.encoder.requires_grad_(False)
+    with regularizer.attach(model):
+        F.cross_entropy(model(IDS), LABELS).backward()
+        model.encoder.requires_grad_(True)
+        F.cross_entropy(model(IDS), LABELS).backward()
+        assert 0.15 < kept_share(model) < 0.45
+        assert len(regularizer._attachment.handles) == 3 + len(list(model.parameters())), "each has one hook"
+    assert not any(parameter._backward_hooks for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_a_copy_of_the_model_is_masked_too(copied):
+    model = classifier()
+    with build("child_tuning", p=0.3).attach(model):
+        twin = copied(model)
+        F.cross_entropy(twin(IDS), LABELS).backward()
+        assert 0.15 < kept_share(twin) < 0.45
+
+
 def test_driven_needs_the_fisher_information_and_a_model_with_layers():
     with (
         build("child_tuning", mode="driven").attach(classifier()) as regularizer,
@@ -202,6 +229,57 @@ def test_driven_needs_the_fisher_information_and_a_model_with_layers():
 
 
 # -- both -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name, options", [("mixout", {}), ("child_tuning", {}), ("child_tuning", {"mode": "driven"})], ids=str
+)
+def test_a_second_model_has_nothing_of_the_first(name, options):
+    """One regularizer over seeds or folds is as a new one each time; on the same model again it goes on."""
+
+    def train(regularizer, seed):
+        torch.manual_seed(seed)
+        model = TinyClassifier(0.1).train()
+        with regularizer.attach(model):
+            if options:
+                regularizer.estimate(lambda b: F.cross_entropy(model(b), LABELS), [IDS])
+            for _ in range(3):
+                update(model, regularizer, torch.optim.SGD(model.parameters(), 0.3))
+        return model
+
+    regularizer = build(name, **options)
+    first = train(regularizer, 1)
+    begun = regularizer.state_dict()
+    with regularizer.attach(first):
+        assert regularizer.state_dict()["seed"] == begun["seed"]
+    regularizer.updates = 0  # a face announces it
+    again, new = train(regularizer, 2), train(build(name, **options), 2)
+    assert all(ours.equal(theirs) for ours, theirs in zip(again.parameters(), new.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("name", ["mixout", "child_tuning", "r_drop"])
+def test_the_same_method_twice_on_a_model_is_refused(name):
+    model = classifier()
+    with (
+        build(name).attach(model),
+        pytest.raises(ValueError, match=f"{name} acts on the model already; detach"),
+    ):
+        build(name).attach(model)
+    with build(name).attach(model):
+        pass
+
+
+def test_mixout_resumes_with_weights_that_are_frozen_again():
+    """Gradual unfreezing: what a later epoch trains has its pretrained value in the state, too."""
+    model, regularizer = classifier(), build("mixout")
+    with regularizer.attach(model):
+        update(model, regularizer, torch.optim.SGD(model.parameters(), 0.3))
+        state = regularizer.state_dict()
+    frozen, again = classifier(), build("mixout")
+    frozen.encoder.requires_grad_(False)
+    with again.attach(frozen):
+        again.resume(state)
+        assert again.pretrained.keys() == state["pretrained"].keys()
 
 
 @pytest.mark.parametrize("name, options", [("mixout", {"p": 0.0}), ("child_tuning", {"p": 1.0})])
