@@ -146,7 +146,8 @@ def prediction(labels: str, outputs: Any, inputs: Mapping[str, Any]) -> Tensor:
 
     Args:
         labels: `pseudo` or `gold`; gold labels are read from `inputs["targets"]`, else `inputs["labels"]`.
-            Regression always uses gold values; without them one number for each example, such as a reward, has no F.
+            Of a regression, `pseudo` is the predicted value itself, `gold` minus the squared error. Without gold values
+            one number for each example, such as a reward, has no F.
 
     Raises:
         NoObjective: there are no logits, or gold labels are needed and were not supplied, or the shape isn't one of
@@ -164,9 +165,10 @@ def prediction(labels: str, outputs: Any, inputs: Mapping[str, Any]) -> Tensor:
         if gold is None:
             one = "the outputs are numbers, which have no pseudo label, and there are no gold values"
             raise NoObjective(_NO_GOLD, one if regression else "there are no gold labels")
-        _check_gold(logits, gold)
+        if labels == "gold":
+            _check_gold(logits, gold)
     if regression:
-        return negative_regression_loss(logits, gold)
+        return negative_regression_loss(logits, gold) if labels == "gold" else logits.float().sum()
     padding = inputs.get("padding_label") if logits.dim() == 3 else None
     if gold is None:
         gold = first_pass_labels(inputs, "logits", partial(likeliest, logits, padding))
