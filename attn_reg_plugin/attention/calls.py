@@ -217,6 +217,8 @@ def without_gradients() -> Iterator[None]:
 
     Earlier versions of torch would give such a cast, which has no graph, to the training's own forward.
     """
-    with torch.no_grad():
-        yield
-    torch.clear_autocast_cache()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        torch.clear_autocast_cache()

@@ -59,7 +59,8 @@ def described(model: nn.Module, named: Mapping[str, Any]) -> dict[str, Any]:
     mask, targets = (_kept(one, named, mask) for one in (mask, targets))
     told = {"token_mask": mask, "targets": targets, "padding_label": _padding_label(model)}
     told["example_tokens"] = _examples(config, named, mask)
-    told["regression"] = True if getattr(config, "problem_type", None) == "regression" else None
+    numbers = labels is not None and labels.dim() == 2 and labels.is_floating_point()
+    told["regression"] = True if numbers and getattr(config, "problem_type", None) == "regression" else None
     return {name: value for name, value in told.items() if value is not None}
 
 

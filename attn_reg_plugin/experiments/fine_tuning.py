@@ -115,17 +115,33 @@ class FineTuning(TrainingExamples):
         Args:
             own: flags that win over them; the updates are counted with them.
         """
-        values = {"--batch-size": self.batch_size, "--update-freq": 1, "--max-epoch": self.epochs, "--max-update": 0}
-        values |= {name: int(value) for name, value in values_of(own).items() if name in values and value.isdecimal()}
-        batches = math.ceil(examples / values["--batch-size"])
-        updates = values["--max-epoch"] * math.ceil(batches / values["--update-freq"])
-        updates = min(updates, values["--max-update"] or updates)
+        updates = self._updates(examples, values_of(own))
         flags = ["--optimizer", "adam", "--adam-betas", "(0.9, 0.999)", "--weight-decay", str(self.weight_decay)]
         flags += ["--clip-norm", "1.0", "--lr", str(self.lr)]
         flags += SCHEDULERS[self.lr_scheduler](round(self.warmup * updates), updates)
         flags += ["--batch-size", str(self.batch_size), "--max-epoch", str(self.epochs)]
         flags += ["--patience", str(self.patience), "--max-length", str(self.max_length)]
         return [*flags, *(["--autocast", "bfloat16"] if self.precision == "bfloat16" else [])]
+
+    def _updates(self, examples: int, given: Mapping[str, str]) -> int:
+        """Updates of a training, with the flags that change their number.
+
+        Raises:
+            ValueError: one of these is no whole number, or the training has no end.
+        """
+        counts = {"--batch-size": self.batch_size, "--update-freq": 1, "--max-epoch": self.epochs, "--max-update": 0}
+        for name, value in given.items():
+            known = "--batch-size" if name == "--max-sentences" else name
+            if known in counts:
+                least = 1 if known in ("--batch-size", "--update-freq") else 0
+                if not value.isdecimal() or int(value) < least:
+                    raise ValueError(f"{name} is {value!r}, but must be a whole number, at least {least}")
+                counts[known] = int(value)
+        if not counts["--max-epoch"] and not counts["--max-update"]:
+            raise ValueError("--max-epoch is 0, so give --max-update: the learning rate falls until the last update")
+        batches = math.ceil(examples / counts["--batch-size"])
+        updates = counts["--max-epoch"] * math.ceil(batches / counts["--update-freq"])
+        return min(updates or counts["--max-update"], counts["--max-update"] or updates)
 
     def _device(self) -> list[str]:
         """fairseq takes every GPU there is, but updates and warm-up are counted for one."""

@@ -19,10 +19,11 @@ import numpy as np
 from attn_reg_plugin.experiments.example_scores import Examples, of_predictions
 from attn_reg_plugin.experiments.executing import RunError, execute, tail_of
 from attn_reg_plugin.experiments.predicted import MODULE, file_of, read_predictions
+from attn_reg_plugin.experiments.run_settings import values_of
 from attn_reg_plugin.experiments.runs import USER_DIR, Run, hold
 from attn_reg_plugin.experiments.training_log import TrainingLog, read_log, seconds_per_epoch
 from attn_reg_plugin.files import write_json
-from attn_reg_plugin.labelled import TAGGING, LabelledTask, find_split, is_hub
+from attn_reg_plugin.labelled import REGRESSION, TAGGING, LabelledTask, find_split, is_hub
 from attn_reg_plugin.labelled.metrics import SCORES
 from attn_reg_plugin.labelled.reading import HUB
 from attn_reg_plugin.tasks.labelled_task import TASKS_OF_KINDS
@@ -160,7 +161,15 @@ class LabelledRun(Run):
         chosen = {} if self.metrics[0] == self.data.task.metrics[0] else {"metric": self.metrics[0]}
         later = {"further": self.data.digest_of_further(), "tokenizer": digest_of_tokenizer(self.model)}
         known = {name: digest for name, digest in later.items() if digest}
-        return {**task, **chosen, **known, "seed": self.seed, "flags": flags}
+        attributed = {"attributed": "prediction"} if self._attributes_prediction() else {}
+        return {**task, **chosen, **known, **attributed, "seed": self.seed, "flags": flags}
+
+    def _attributes_prediction(self) -> bool:
+        """Whether it attributes the predicted value of a regression, where earlier versions took minus the error."""
+        values = values_of(self.train_flags)
+        by_labels = values.get("--ad-drop-probe", "fresh") == "fresh" and values.get("--ad-drop-labels") != "gold"
+        ours = by_labels and "ad_drop" in values.get("--attn-reg", "").split("+")
+        return ours and self.data.task.kind == REGRESSION and values.get("--ad-drop-attribution") != "random"
 
     def figures(self) -> dict[str, dict[str, float]]:
         """The metrics of a finished run by validation set; in percent, but for a loss."""

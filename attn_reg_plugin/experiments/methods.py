@@ -48,8 +48,14 @@ class Method:
 
     def among(self, common: Sequence[str]) -> list[str]:
         """Flags of every training and then its own, which win, but for those that nobody gave and that have the
-        default: `--attn-sites '*'` of every training holds for a method of which no sites are said."""
-        names, words = {word.partition("=")[0] for word in common} - self.asked, list(self.flags)
+        default: `--attn-sites '*'` of every training holds for a method of which no sites are said. Settings of a
+        preset that mean something together go where one of them is a flag of every training."""
+        names = {word.partition("=")[0] for word in common if word.startswith("--")}
+        together = {_flag(*self.settings[name]) for name in self.together}
+        words = list(self.flags)
+        if (given := sorted(names & together)) and not self.asked & together:
+            words = list(_with_flags(self, given).flags[: -len(given)])
+        names -= self.asked
         for name in self.regularizer.split("+") if self.regularizer else ():
             for option in options_of(REGISTRY[name]):
                 default = fairseq_flags(name, {option.name: option.default})[2:]

@@ -9,7 +9,7 @@ from typing import Any
 from attn_reg_plugin.experiments.methods import fairseq_flags
 from attn_reg_plugin.regularizers import REGISTRY, options_of
 
-#: settings that earlier versions did not record; where they are not there, nothing is known to differ
+#: settings that earlier versions did not record, or whose file is gone: without one, nothing is known to differ
 LATER = ("start", "references", "further", "tokenizer")
 
 
@@ -20,7 +20,7 @@ def difference_of(recorded: dict[str, Any], wanted: dict[str, Any]) -> str:
     found = [
         f"{name}: {before.get(name, 'absent')} there, {now.get(name, 'absent')} asked for"
         for name in dict.fromkeys([*before, *now])
-        if before.get(name) != now.get(name) and (name in before or name not in LATER)
+        if before.get(name) != now.get(name) and (name not in LATER or (name in before and name in now))
     ]
     return "; ".join(found[:3])
 

@@ -87,7 +87,8 @@ class Run:
     def settings(self) -> dict[str, Any]:
         """What shapes the training, without paths: folders can be moved."""
         settings = {"data": self.data.digest(), "references": self.data.digest_of_references(), "task": TASK}
-        start = Path(values_of(self.train_flags).get(START, ""))
+        values = values_of(self.train_flags)
+        start = Path(values.get(START, values.get("--restore-file", "")))
         settings |= {"start": _digest_of_file(start, start.stat().st_mtime_ns)} if start.is_file() else {}
         return {**settings, "seed": self.seed, "flags": shlex.join(self.train_flags)}
 

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from threading import Event, Thread
 from typing import Any
 
+from attn_reg_plugin.experiments.run_settings import LATER
 from attn_reg_plugin.experiments.sweep_space import Arm, Dimension, Slot
 from attn_reg_plugin.experiments.sweep_storage import load_optuna
 
@@ -89,7 +90,7 @@ class SharedTrials:
             return
         for key in dict.fromkeys([*there, *settings]):
             before, now = there.get(key, "absent"), settings.get(key, "absent")
-            if before != now:
+            if before != now and (key not in LATER or "absent" not in (before, now)):
                 raise ValueError(
                     f"the study {self.name!r} is of a sweep with other settings ({key}: {before} there, {now} asked "
                     "for); give another --name, or another --out"

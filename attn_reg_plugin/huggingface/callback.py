@@ -72,18 +72,20 @@ class AttnRegCallback(TrainerCallback):
         """Attach, and continue from the checkpoint's state if training does."""
         self.end()
         trainer, checkpoint = calling_trainer()
-        refuse(trainer)
-        refuse_unused_parameters(trainer, self.regularizer)
-        self._refuse_twin(trainer)
-        self.regularizer.attach(trainer.model)
-        self.trainer, self.saved, self.epoch = trainer, None, int(state.epoch or 0)
         try:
+            refuse(trainer)
+            refuse_unused_parameters(trainer, self.regularizer)
+            self._refuse_twin(trainer)
+            self.regularizer.attach(trainer.model)
+            self.trainer, self.saved, self.epoch = trainer, None, int(state.epoch or 0)
             self._intercept()
             self.regularizer.bind(TrainerTraining(trainer, self._original("training_step")))
             self.regularizer.begin_training(state.max_steps if state.max_steps > 0 else None, state.num_train_epochs)
             self._load(checkpoint)
         except BaseException:
-            self.end()
+            for callback in trainer.callback_handler.callbacks:  # those that began before this one, too
+                if isinstance(callback, AttnRegCallback):
+                    callback.end()
             raise
         self.regularizer.begin_update(state.global_step)
         self.regularizer.statistics.take()  # what an earlier training did not log
@@ -96,7 +98,7 @@ class AttnRegCallback(TrainerCallback):
         """
         others = [one for one in trainer.callback_handler.callbacks if isinstance(one, AttnRegCallback)]
         named = [one for one in others if one.regularizer.name == self.regularizer.name]
-        if len(named) > 1 and self.regularizer.large_state:
+        if len(named) > 1 and any(one.regularizer.large_state for one in named):
             raise ValueError(
                 f"{len(named)} callbacks have {self.regularizer.name} with a state of its own, and would write it to "
                 "one place; use one, with the sites of all"

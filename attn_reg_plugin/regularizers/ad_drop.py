@@ -64,8 +64,8 @@ class ADDrop(Regularizer):
         direction: `high` drops the largest attributions, `low` the smallest.
         probe_dropout: run the probe with the model's dropout, or without. The paper says only that no attention
             position is dropped in it; the authors' code has dropout for GA and none for IGA.
-        probe_dtype: `same` as the model, or `bfloat16`: the probe runs under autocast. Where the model's own forward has
-            one, as Accelerate's mixed precision gives it, that holds.
+        probe_dtype: `same` as the model, or `bfloat16`: the probe runs under autocast. Where the model's own forward
+            has one, as Accelerate's mixed precision gives it, that holds.
         integrated_steps, integrated_nodes, integrated_path: see `integrated_attribution`.
         integrated_labels: `frozen` attributes the pseudo labels of the first, unscaled pass on the whole path (the
             paper's c; completeness holds), `renewed` takes each pass's own, as the authors' code does.

@@ -219,8 +219,8 @@ class ChildTuning(Regularizer):
         """
         self.load_state_dict(state)
         if self.masks:
-            shapes = {name: tuple(self.model.get_parameter(name).shape) for name in stacked_parameters(self.model)}
-            if {name: tuple(mask.shape) for name, mask in self.masks.items()} != shapes:
+            shapes = {name: tuple(weight.shape) for name, weight in self.model.named_parameters()}
+            if any(shapes.get(name) != tuple(mask.shape) for name, mask in self.masks.items()):
                 raise ValueError("the state's masks are those of another model's weights")
 
 

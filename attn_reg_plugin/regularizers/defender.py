@@ -57,7 +57,7 @@ class Defender:
         if self.clip_norm > 0:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
         self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        self.model.zero_grad(set_to_none=True)  # what is trained and not in the optimizer, too
 
     @torch.no_grad()
     def settle(self, attacker_won: bool) -> None:

@@ -131,7 +131,7 @@ class Mixout(Regularizer):
 
     def state_dict(self) -> dict[str, Any]:
         """With the pretrained weights, and the seed of the masks."""
-        return {**super().state_dict(), "pretrained": dict(self.pretrained), "seed": self.seed}
+        return {**super().state_dict(), "pretrained": dict(self.pretrained), "seed": self.seed, "weights": self.weights}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """As `Regularizer.load_state_dict`.
@@ -155,12 +155,14 @@ class Mixout(Regularizer):
         """
         self.load_state_dict(state)
         shapes = {name: tuple(weight.shape) for name, weight in self.model.named_parameters()}  # others may be frozen
-        mixed = {name for name, _ in mixed_parameters(self.model, self.weights)}
         theirs = {name: tuple(weight.shape) for name, weight in self.pretrained.items()}
-        other = sorted(name for name in theirs if shapes.get(name) != theirs[name])
-        if theirs and (other or not mixed & theirs.keys()):
-            differs = f"{other[0]} differs" if other else "none of them is mixed here"
-            raise ValueError(f"the state's pretrained weights are those of another model: {differs}")
+        if theirs and state.get("weights", self.weights) != self.weights:
+            raise ValueError(f"the state is of mixout with weights={state['weights']!r}, and not {self.weights!r}")
+        other = [name for name in theirs if shapes.get(name) != theirs[name]]
+        if theirs and "weights" not in state:  # an earlier version's
+            other += [name for name, _ in mixed_parameters(self.model, self.weights) if name not in theirs]
+        if other:
+            raise ValueError(f"the state's pretrained weights are those of another model: {min(other)} differs")
 
 
 def mixout(weight: Tensor, pretrained: Tensor, mask: Tensor, p: float) -> Tensor:

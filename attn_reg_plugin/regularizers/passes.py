@@ -166,7 +166,7 @@ def compared(outputs: Any, inputs: Mapping[str, Any], times: int) -> tuple[list[
         return list(logits.float().reshape(-1).chunk(times)), True
     targets = inputs.get("targets", inputs.get("labels"))
     several = isinstance(targets, Tensor) and targets.is_floating_point() and targets.shape == logits.shape
-    several = several or bool(inputs.get("regression"))
+    several = several or (logits.dim() == 2 and bool(inputs.get("regression")))
     if logits.dim() not in (2, 3) or several or logits.size(0) % times:
         what = "several numbers an example" if inputs.get("regression") else "labels of which several may hold"
         what = what if several else f"logits of shape {tuple(logits.shape)}"

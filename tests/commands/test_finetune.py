@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from collections.abc import Sequence
@@ -35,7 +36,7 @@ from attn_reg_plugin.labelled.encoding import IGNORED
 from attn_reg_plugin.labelled.metrics import SCORES, SENTENCE_END, tag_codes
 from attn_reg_plugin.tasks.attn_reg_task import SEEN
 from attn_reg_plugin.tasks.dry_run import parse_command
-from tests.models.hf_folders import SIZES, TOYS, make_encoder, make_mnli
+from tests.models.hf_folders import SIZES, TOYS, make_encoder, make_mnli, make_rte
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -94,7 +95,30 @@ def test_updates_are_counted_with_the_flags_that_change_them(rte: list[str]) -> 
         return flags[flags.index("--total-num-update") + 1]
 
     assert updates() == "30" and updates("--", "--update-freq", "2") == "20"
-    assert updates("--", "--batch-size=8", "--max-epoch", "3") == "18" and updates("--", "--max-update", "7") == "7"
+    assert updates("--", "--max-sentences=8", "--max-epoch", "3") == "18" and updates("--", "--max-update", "7") == "7"
+    assert updates("--", "--max-epoch", "0", "--max-update", "70") == "70"
+    for wrong in (["--update-freq", "2,2"], ["--batch-size", "0"], ["--max-epoch", "0"]):
+        with pytest.raises(ValueError, match=f"^{wrong[0]} is '?{wrong[1]}"):
+            updates("--", *wrong)
+
+
+def test_a_regression_attributed_otherwise_is_another_run(tmp_path: Path) -> None:
+    def settings(task: str, *flags: str) -> dict[str, Any]:
+        data = LabelledData(
+            str(make_rte(tmp_path / task)), dataclasses.replace(find_task("rte"), kind=find_task(task).kind)
+        )
+        method = Method("x", "x", ())
+        return LabelledRun(method, 1, tmp_path, data, ("--attn-reg", *flags), (), model="m").settings()
+
+    assert settings("stsb", "ad_drop")["attributed"] == "prediction"
+    for task, flags in (
+        ("rte", ["ad_drop"]),
+        ("stsb", ["none"]),
+        ("stsb", ["ad_drop", "--ad-drop-labels", "gold"]),
+        ("stsb", ["ad_drop", "--ad-drop-probe", "kept"]),
+        ("stsb", ["ad_drop", "--ad-drop-attribution", "random"]),
+    ):
+        assert "attributed" not in settings(task, *flags)
 
 
 @pytest.mark.parametrize(

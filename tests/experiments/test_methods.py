@@ -194,6 +194,10 @@ def test_flags_of_every_training_yield_to_what_a_row_asks_for_and_win_over_defau
     assert [found["own"][name] for name in names] == ["ad_drop", "encoder.self", "2", "gradient"]
     assert [found["ad_drop_rd"][name] for name in names] == ["ad_drop", "*", "1", "random"]
     assert found["plain"]["--attn-reg"] == "none"
+    common = ["--scheduled-dropout-schedule", "drop *: 0:0 9:0.1", "--attn-sites", "*"]
+    (scheduled,) = select_methods("scheduled_dropout")
+    found = values_of(scheduled.among(common))
+    assert found["--scheduled-dropout-schedule"] == "drop *: 0:0 9:0.1" and "--scheduled-dropout-unit" not in found
     assert select_methods("ad_drop")[0].among(["--lr", "1"]) == ["--lr", "1", *select_methods("ad_drop")[0].flags]
 
 

@@ -83,10 +83,11 @@ def test_other_settings_are_refused_by_name(tmp_path: Path, other: dict, said: s
     assert "give another --out, or delete that folder" in str(caught.value)
 
 
-def test_another_model_to_start_from_and_other_references_are_other_settings(tmp_path: Path) -> None:
-    """Earlier versions recorded neither: their runs go on."""
+@pytest.mark.parametrize("flag", ["--finetune-from-model", "--restore-file"])
+def test_another_model_to_start_from_and_other_references_are_other_settings(tmp_path: Path, flag: str) -> None:
+    """Earlier versions recorded neither: their runs go on, and so do those whose model is gone."""
     start, folder = tmp_path / "base.pt", tmp_path / "r"
-    flags = ["--finetune-from-model", str(start)]
+    flags = [flag, str(start)]
     start.write_text("a")
     run = _run(folder, *flags)
     run.claim()
@@ -99,6 +100,9 @@ def test_another_model_to_start_from_and_other_references_are_other_settings(tmp
     run.data.digest_of_references = lambda: "corrected"  # type: ignore[method-assign]
     with pytest.raises(RunError, match="references: references of abc there, corrected asked for"):
         run.claim()
+    del run.data.digest_of_references
+    start.unlink()
+    _run(folder, *flags).claim()
     earlier = {name: value for name, value in run.settings().items() if name not in ("start", "references")}
     runs.write_json(folder / "run.json", earlier)
     run.claim()

@@ -207,6 +207,7 @@ def test_a_folder_that_is_in_use_is_tried_again_later(tmp_path: Path, monkeypatc
 def test_another_sweep_in_the_same_study_is_refused(tmp_path: Path) -> None:
     trials(tmp_path).agree({"finetune.lr": "0.1", "seeds": [1]})
     trials(tmp_path).agree({"finetune.lr": "0.1", "seeds": [1]})
+    trials(tmp_path).agree({"finetune.lr": "0.1", "seeds": [1], "tokenizer": "abc"})  # earlier versions didn't say it
     with pytest.raises(ValueError, match=r"other settings \(finetune.lr: 0.1 there, 0.2 asked for\); give another --n"):
         trials(tmp_path).agree({"finetune.lr": "0.2", "seeds": [1]})
 

@@ -121,21 +121,31 @@ def test_two_callbacks_share_a_trainer(tmp_path: Path) -> None:
     assert not {"training_step", "log", "save_model"} & set(vars(trainer))
 
 
-def test_two_callbacks_that_would_write_one_state_are_refused(tmp_path: Path) -> None:
-    """As kept probes with other settings for encoder and decoder: the second would overwrite what the first keeps."""
-    kept = [ad_drop(probe="kept", on_miss="plain", sites=f"{stack}.self") for stack in ("encoder", "decoder")]
-    trainer = trainer_of(tmp_path, "marian", kept[0], callbacks=(AttnRegCallback(kept[1]),), max_steps=2)
-    with pytest.raises(ValueError, match="2 callbacks have ad_drop with a state of its own"):
+@pytest.mark.parametrize(
+    ("first", "second", "said"),
+    [
+        (ad_drop(probe="kept", sites="decoder.self"), ad_drop(probe="kept"), "2 callbacks have ad_drop with a state"),
+        (ad_drop(sites="decoder.self"), ad_drop(probe="kept"), "2 callbacks have ad_drop with a state of its own"),
+        (make("r_drop"), make("hidden_cut"), "r_drop and hidden_cut each run the batch several times"),
+    ],
+)
+def test_two_callbacks_that_cannot_act_together_leave_nothing(
+    tmp_path: Path, first: Regularizer, second: Regularizer, said: str
+) -> None:
+    trainer = trainer_of(tmp_path, "marian", first, callbacks=(AttnRegCallback(second),), max_steps=2)
+    with pytest.raises(ValueError, match=said):
         trainer.train()
     assert not attachments_of(trainer.model)
+    assert not {"training_step", "compute_loss", "log", "save_model"} & set(vars(trainer))
 
 
 def test_regression_of_several_numbers_is_told() -> None:
     """Its outputs have the shape of a classification's."""
     model, inputs = build("bert"), batch("bert")
-    assert "regression" not in described(model, inputs)
+    numbers = {**inputs, "labels": torch.zeros(len(inputs["input_ids"]), 3)}
+    assert "regression" not in described(model, numbers)
     model.config.problem_type = "regression"
-    assert described(model, inputs)["regression"] is True
+    assert described(model, numbers)["regression"] is True and "regression" not in described(model, inputs)
 
 
 def test_interceptions_end_in_any_order() -> None:

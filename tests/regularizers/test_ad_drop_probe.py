@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from attn_reg_plugin import ADDrop
 from attn_reg_plugin.attention.attribution import map_gradient, output_gradients
+from attn_reg_plugin.attention.calls import without_gradients
 from tests.attention.tiny_model import PAD, attentions, loss_of, tokens
 
 EVERY = ["encoder.self[0]", "encoder.self[1]", *(f"decoder.{k}[{i}]" for i in range(2) for k in ("self", "cross"))]
@@ -224,12 +225,20 @@ def test_a_bfloat16_probe_within_fp16_autocast_leaves_no_casts(classifier):
 
 
 @pytest.mark.parametrize("attribution", ATTRIBUTIONS)
-def test_under_autocast_every_parameter_has_its_gradient(classifier, attribution):
-    """A pass without gradients leaves no casts without a graph to the training's own forward."""
+def test_under_autocast_every_parameter_has_its_gradient(classifier, attribution, monkeypatch):
+    """A pass without gradients leaves no casts without a graph to the training's own forward: earlier versions of torch
+    would take them."""
+    cleared, clear = [], torch.clear_autocast_cache
+    monkeypatch.setattr(torch, "clear_autocast_cache", lambda: (cleared.append(torch.is_grad_enabled()), clear()))
     with ADDrop(cross_tuning="off", attribution=attribution).attach(classifier), torch.autocast("cpu", torch.bfloat16):
         loss = classifier(tokens([5, 3, 2], 5)).float().square().sum()
+        # autocast itself clears it once, at its end
+        assert cleared == ([True] if attribution in ("integrated", "attention") else [])
     loss.backward()
     assert all(parameter.grad is not None for parameter in classifier.parameters())
+    with pytest.raises(KeyError), without_gradients():
+        raise KeyError
+    assert cleared[-1]
 
 
 def test_an_attention_that_runs_without_gradients_has_no_attribution():

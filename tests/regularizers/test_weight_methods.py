@@ -280,6 +280,11 @@ def test_mixout_resumes_with_weights_that_are_frozen_again():
     with again.attach(frozen):
         again.resume(state)
         assert again.pretrained.keys() == state["pretrained"].keys()
+    with (
+        build("mixout", weights="all").attach(classifier()) as other,
+        pytest.raises(ValueError, match="'linear', and not"),
+    ):
+        other.resume(state)
 
 
 @pytest.mark.parametrize("name, options", [("mixout", {"p": 0.0}), ("child_tuning", {"p": 1.0})])
