@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 from collections.abc import Sequence
@@ -36,7 +35,7 @@ from attn_reg_plugin.labelled.encoding import IGNORED
 from attn_reg_plugin.labelled.metrics import SCORES, SENTENCE_END, tag_codes
 from attn_reg_plugin.tasks.attn_reg_task import SEEN
 from attn_reg_plugin.tasks.dry_run import parse_command
-from tests.models.hf_folders import SIZES, TOYS, make_encoder, make_mnli, make_rte
+from tests.models.hf_folders import SIZES, TOYS, make_mnli
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -61,64 +60,6 @@ def test_the_plan(rte: list[str]) -> None:
     assert "--total-num-update 10 " in said and " --no-grouping --attn-reg ad_drop " in said
     assert said.endswith("--ad-drop-p 0.1")
     assert runs[0].settings() != runs[2].settings() and str(rte[1]) not in json.dumps(runs[0].settings())
-
-
-def test_a_run_is_of_its_data_and_its_model(rte: list[str], tmp_path: Path) -> None:
-    before = planned(*rte)[0].settings()
-    assert planned(*rte)[0].settings() == before
-    with (tmp_path / "data" / "dev.tsv").open("a", encoding="utf-8") as file:
-        file.write("21\tw1\tw2\tentailment\n")
-    changed = planned(*rte)[0].settings()
-    make_encoder(tmp_path / "encoder", seed=2)
-    again = planned(*rte)[0].settings()
-    assert before["data"] != changed["data"] == again["data"] and before["model"] == changed["model"] != again["model"]
-    (tmp_path / "encoder" / "vocab.txt").write_text("other\n", encoding="utf-8")
-    assert planned(*rte)[0].settings()["tokenizer"] != again.get("tokenizer")
-
-
-def test_a_run_is_of_its_further_validation_set(tmp_path: Path) -> None:
-    data = LabelledData(str(tmp_path), find_task("mnli"))
-    for name in ("train", "dev_matched"):
-        (tmp_path / f"{name}.tsv").write_text("x\n")
-    digests = [data.digest_of_further()]
-    for text in ("a\n", "b\n"):
-        (tmp_path / "dev_mismatched.tsv").write_text(text)
-        digests.append(data.digest_of_further())
-    assert digests[0] == "" and len(set(digests)) == 3
-
-
-def test_updates_are_counted_with_the_flags_that_change_them(rte: list[str]) -> None:
-    """Of 48 examples in batches of 16, 10 epochs."""
-
-    def updates(*words: str, methods: str = "plain") -> str:
-        flags = list(planned(*rte, *words, methods=methods)[0].train_flags)
-        return flags[flags.index("--total-num-update") + 1]
-
-    assert updates() == "30" and updates("--", "--update-freq", "2") == "20"
-    assert updates("--", "--max-sentences=8", "--max-epoch", "3") == "18" and updates("--", "--max-update", "7") == "7"
-    assert updates("--", "--max-epoch", "0", "--max-update", "70") == "70"
-    for wrong in (["--update-freq", "2,2"], ["--batch-size", "0"], ["--max-epoch", "0"]):
-        with pytest.raises(ValueError, match=f"^{wrong[0]} is '?{wrong[1]}"):
-            updates("--", *wrong)
-
-
-def test_a_regression_attributed_otherwise_is_another_run(tmp_path: Path) -> None:
-    def settings(task: str, *flags: str) -> dict[str, Any]:
-        data = LabelledData(
-            str(make_rte(tmp_path / task)), dataclasses.replace(find_task("rte"), kind=find_task(task).kind)
-        )
-        method = Method("x", "x", ())
-        return LabelledRun(method, 1, tmp_path, data, ("--attn-reg", *flags), (), model="m").settings()
-
-    assert settings("stsb", "ad_drop")["attributed"] == "prediction"
-    for task, flags in (
-        ("rte", ["ad_drop"]),
-        ("stsb", ["none"]),
-        ("stsb", ["ad_drop", "--ad-drop-labels", "gold"]),
-        ("stsb", ["ad_drop", "--ad-drop-probe", "kept"]),
-        ("stsb", ["ad_drop", "--ad-drop-attribution", "random"]),
-    ):
-        assert "attributed" not in settings(task, *flags)
 
 
 @pytest.mark.parametrize(
