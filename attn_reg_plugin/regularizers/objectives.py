@@ -163,7 +163,7 @@ def prediction(labels: str, outputs: Any, inputs: Mapping[str, Any]) -> Tensor:
     if labels == "gold" or regression:
         gold = gold_of(inputs)
         if gold is None:
-            one = "the outputs are numbers, which have no pseudo label, and there are no gold values"
+            one = "the outputs are one number an example, which has no pseudo label, and there is no gold value"
             raise NoObjective(_NO_GOLD, one if regression else "there are no gold labels")
         if labels == "gold":
             _check_gold(logits, gold)

@@ -209,7 +209,7 @@ FOUND = {
     "scores": ({"scores": LOGITS, "loss": LOSS}, {}, 2.7, "the outputs' scores"),
     "one score, graded": ({"scores": REWARDS}, {"labels": torch.tensor([2.0, 1.0])}, 4.0, "the outputs' scores"),
     "one score": ({"scores": REWARDS, "loss": LOSS}, {}, -0.25, "minus the loss that the forward returns"),
-    "rewards": ({"logits": REWARDS, "loss": LOSS}, {}, -0.25, "no pseudo label, and there are no gold values"),
+    "rewards": ({"logits": REWARDS, "loss": LOSS}, {}, -0.25, "which has no pseudo label, and there is no gold value"),
     "embeddings": ({"embedding": LOGITS, "loss": LOSS}, {}, -0.25, "the outputs have no logits"),
     "a map": ({"logits": LOGITS.view(2, 1, 3, 1), "loss": LOSS}, {}, -0.25, r"logits of shape (2, 1, 3, 1)"),
 }
