@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from attn_reg_plugin.corpora.manifest import sha256
+
 
 def read_lines(path: Path) -> list[str]:
     """The lines of a UTF-8 file, split at newlines only (a text may hold other line separators)."""
@@ -71,6 +73,5 @@ def _digest(paths: Sequence[Path]) -> str:
     digest = hashlib.sha256()
     for path in paths:
         digest.update(path.name.encode())
-        with path.open("rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
+        digest.update(bytes.fromhex(sha256(path)))
     return digest.hexdigest()[:16]

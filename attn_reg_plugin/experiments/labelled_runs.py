@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from attn_reg_plugin.corpora.manifest import sha256
 from attn_reg_plugin.experiments.example_scores import Examples, of_predictions
 from attn_reg_plugin.experiments.executing import RunError, execute, tail_of
 from attn_reg_plugin.experiments.predicted import MODULE, file_of, read_predictions
@@ -80,8 +81,7 @@ def digest_of(paths: list[Path]) -> str:
     digest = hashlib.sha256()
     for path in paths:
         for file in sorted(path.rglob("*.txt*")) if path.is_dir() else [path]:
-            with file.open("rb") as stream:
-                digest.update(hashlib.file_digest(stream, "sha256").digest())
+            digest.update(bytes.fromhex(sha256(file)))
     return digest.hexdigest()[:16]
 
 

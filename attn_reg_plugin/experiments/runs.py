@@ -6,7 +6,6 @@ The folder says what it holds: `run.json` the settings that shaped it, `result.j
 from __future__ import annotations
 
 import functools
-import hashlib
 import shlex
 import sys
 import time
@@ -17,6 +16,7 @@ from pathlib import Path
 from threading import Event
 from typing import Any, ClassVar
 
+from attn_reg_plugin.corpora.manifest import sha256
 from attn_reg_plugin.experiments.data_folder import DataFolder, read_lines
 from attn_reg_plugin.experiments.earlier_names import said_difference, take_over
 from attn_reg_plugin.experiments.example_scores import Examples, of_translations
@@ -250,8 +250,7 @@ class Run:
 @functools.lru_cache
 def _digest_of_file(path: Path, changed: int) -> str:
     """A digest of a file; it is read again where its time of change is another one."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+    return sha256(path)[:16]
 
 
 def _fairseq(program: str, data: DataFolder, task: str) -> list[str]:
