@@ -11,6 +11,7 @@ of the task, estimated once before the first update (equations 5 and 6).
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ from attn_reg_plugin.regularizers.probing import Forward
 from attn_reg_plugin.regularizers.same_model import SameModel
 from attn_reg_plugin.regularizers.statistics import Quantity
 from attn_reg_plugin.regularizers.training import Training
+
+logger = logging.getLogger(__name__)
 
 
 @register("child_tuning")
@@ -72,7 +75,7 @@ class ChildTuning(Regularizer):
         self.seed: int | None = None
         self.masks: dict[str, Tensor] = {}
         self._training: Training | None = None
-        self._estimating = False
+        self._estimating = self._told = False
         self._of = SameModel()
 
     def attach(self, model: nn.Module) -> Attachment:
@@ -187,6 +190,7 @@ class ChildTuning(Regularizer):
             return None
         if self.mode == "driven":
             if name not in self.masks:
+                self._tell_of_whole(name)
                 return None
             mask = self.masks[name] = self.masks[name].to(gradient.device)
             masked = gradient * mask
@@ -199,6 +203,14 @@ class ChildTuning(Regularizer):
         self.statistics.add("gradients_kept", mask.sum().float())
         self.statistics.add("gradients", float(mask.numel()))
         return masked
+
+    def _tell_of_whole(self, name: str) -> None:
+        if not self._told:
+            logger.warning(
+                f"child_tuning: {name} was frozen when the Fisher information was estimated, so it is trained whole, "
+                "and so is what else is unfrozen later; unfreeze before the first update, or use mode=free"
+            )
+        self._told = True
 
     def state_dict(self) -> dict[str, Any]:
         """With the seed of the masks, or the masks."""

@@ -40,6 +40,9 @@ class Defender:
 
     def _remember_settings(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """Learning rates and the like as the attacker's step uses them: a scheduler may move on before ours."""
+        added = optimizer.param_groups[len(self.optimizer.param_groups) :]  # as gradual unfreezing adds them
+        for group in twin_groups(added, self.attacker, self.model):
+            self.optimizer.add_param_group(group)
         self._settings = _settings(optimizer)
 
     def learn(self, problem: Problem, inputs: Any) -> None:
@@ -140,14 +143,23 @@ def twin_optimizer(optimizer: Optimizer, model: nn.Module, twin: nn.Module) -> O
     Raises:
         ValueError: the optimizer holds parameters that are not the model's.
     """
-    twins = {id(ours): theirs for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True)}
-    if any(id(p) not in twins for group in optimizer.param_groups for p in group["params"]):
-        raise ValueError("the optimizer holds parameters that are not the attached model's; give one of its own to it")
-    groups = [{**group, "params": [twins[id(p)] for p in group["params"]]} for group in optimizer.param_groups]
+    groups = twin_groups(optimizer.param_groups, model, twin)
     known = inspect.signature(type(optimizer)).parameters  # AdamW's defaults have one that it does not take
     copied = type(optimizer)(groups, **{name: value for name, value in optimizer.defaults.items() if name in known})
     copied.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     return copied
+
+
+def twin_groups(groups: list[dict[str, Any]], model: nn.Module, twin: nn.Module) -> list[dict[str, Any]]:
+    """An optimizer's parameter groups, for the parameters of a copy of `model`.
+
+    Raises:
+        ValueError: they hold parameters that are not the model's.
+    """
+    twins = {id(ours): theirs for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True)}
+    if any(id(p) not in twins for group in groups for p in group["params"]):
+        raise ValueError("the optimizer holds parameters that are not the attached model's; give one of its own to it")
+    return [{**group, "params": [twins[id(p)] for p in group["params"]]} for group in groups]
 
 
 def _settings(optimizer: Optimizer) -> list[dict[str, Any]]:

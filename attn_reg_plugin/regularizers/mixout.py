@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from attn_reg_plugin.attention.calls import derived
-from attn_reg_plugin.regularizers.attachment import Attachment
+from attn_reg_plugin.regularizers.attachment import Attachment, attachments_of
 from attn_reg_plugin.regularizers.base import Regularizer, option, register
 from attn_reg_plugin.regularizers.distributed import object_from_first_rank
 from attn_reg_plugin.regularizers.presets import Preset
@@ -93,6 +93,13 @@ class Mixout(Regularizer):
     def due(self) -> bool:
         """Always, unless nothing is mixed."""
         return self.p > 0
+
+    def hooks(self, model: nn.Module, sites: list[Any]) -> list[Any]:
+        """Give the model its weights back before it is saved or evaluated: Ctrl-C leaves the mixed ones."""
+        return [
+            model.register_state_dict_pre_hook(self.places.before_saving),
+            model.register_forward_pre_hook(self.places.before_evaluation, prepend=True),
+        ]
 
     def before_forward(self, forward: Forward) -> None:
         """Put the mixed weights into the model; `after_forward` takes them out."""
@@ -204,8 +211,8 @@ class Places:
         self._mixed: list[tuple[dict[str, Any], str, nn.Parameter, Tensor]] = []
         self._there = False
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Places:
-        return Places()
+    def __reduce__(self) -> tuple[type[Places], tuple[()]]:
+        return Places, ()  # a copy or pickle of it
 
     def put(self, model: nn.Module, mixed: Mapping[nn.Parameter, Tensor]) -> None:
         """Put the tensors in."""
@@ -228,6 +235,15 @@ class Places:
             for parameters, name, parameter, _ in self._mixed:
                 parameters[name] = parameter
         self._there = False
+
+    def before_saving(self, *_: Any) -> None:
+        """As a hook of `state_dict`: it has the parameters."""
+        self.take_out()
+
+    def before_evaluation(self, model: nn.Module, args: Any) -> None:
+        """As a hook of the forward: one in evaluation mode, which is no probe, has the parameters."""
+        if not model.training and not any(one.busy for one in attachments_of(model)):
+            self.take_out()
 
     def for_the_backward(self, gradient: Tensor) -> None:
         """As a hook of an output: the tensors are in place until the backward that has begun is over."""

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from attn_reg_plugin.regularizers.attachment import attachments_of
 from attn_reg_plugin.regularizers.base import Regularizer, Share
-from attn_reg_plugin.regularizers.objectives import _tokens_with_loss, logits_of
+from attn_reg_plugin.regularizers.objectives import NoObjective, _tokens_with_loss, logits_of
 from attn_reg_plugin.regularizers.probing import Forward
 from attn_reg_plugin.regularizers.training import Supplied
 
@@ -107,9 +107,10 @@ class SeveralPasses(Regularizer):
         return times * loss + self.weight * (total / max(count, 1) if share is None else share(total, count))
 
     def _beside(self) -> list[Regularizer]:
-        """The methods of the model, this one among them: all of them see the repeated batch."""
-        others = [] if self._attachment is None else attachments_of(self._attachment.model)
-        return list(dict.fromkeys([self, *(other.regularizer for other in others)]))
+        """The methods of the model and of its parts, this one among them: all of them see the repeated batch."""
+        modules = [] if self._attachment is None else self._attachment.model.modules()
+        others = (other.regularizer for module in modules for other in attachments_of(module))
+        return list(dict.fromkeys([self, *others]))
 
 
 def repeated(batch: Any, times: int) -> Any:
@@ -161,7 +162,13 @@ def compared(outputs: Any, inputs: Mapping[str, Any], times: int) -> tuple[list[
     """
     if inputs.get("adaptive_softmax") is not None:
         raise ValueError("passes cannot be compared by an adaptive softmax, whose model gives features and no logits")
-    logits = logits_of(outputs)
+    try:
+        logits = logits_of(outputs)
+    except NoObjective as error:
+        raise ValueError(
+            f"the passes cannot be compared: the model's outputs have no logits of classes or tokens ({error.reason}); "
+            "use a method that asks nothing of them, such as attention_dropout, or AD-DROP with an objective"
+        ) from None
     if logits.dim() == 1 or (logits.dim() == 2 and logits.size(-1) == 1):
         return list(logits.float().reshape(-1).chunk(times)), True
     targets = inputs.get("targets", inputs.get("labels"))

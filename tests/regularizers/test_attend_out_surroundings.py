@@ -129,6 +129,25 @@ def test_what_is_unfrozen_later_the_defender_trains_too():
         assert not regularizer.game.defender.model.encoder.layers[0].feed_forward[0].weight.equal(before)
 
 
+def test_a_group_that_is_added_to_the_optimizer_the_defender_has_too():
+    model, optimizer, regularizer = begin()
+    held = list(model.encoder.layers[0].feed_forward.parameters())
+    optimizer.param_groups[0]["params"] = [p for p in model.parameters() if all(p is not other for other in held)]
+    with regularizer.attach(model):
+        update(model, optimizer, regularizer, 0)
+        weight = regularizer.game.defender.model.encoder.layers[0].feed_forward[0].weight
+        before = weight.detach().clone()
+        optimizer.add_param_group({"params": held, "lr": 0.5})
+        for number in (1, 2, 3, 4):  # beyond a round, whose winner is copied
+            update(model, optimizer, regularizer, number)
+            assert number > 1 or not weight.equal(before)
+        assert regularizer.game.rounds == 1
+        assert regularizer.game.defender.optimizer.param_groups[1]["lr"] == 0.5
+        optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(1))]})
+        with pytest.raises(ValueError, match="parameters that are not the attached model's"):
+            update(model, optimizer, regularizer, 5)
+
+
 def test_it_is_alone_on_its_model():
     model, optimizer, regularizer = begin(sites="encoder.self[0]")
     other = ADDrop(sites="encoder.self[1]", cross_tuning="off")

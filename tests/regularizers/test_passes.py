@@ -77,7 +77,8 @@ def test_of_tokens_those_with_a_label_count(name, dropping_translator, batch):
     assert loss.item() == pytest.approx(likelihood + 2 * mean, rel=1e-5)
 
 
-def test_methods_that_were_attached_by_themselves_hear_of_the_repeated_batch(dropping_translator, batch):
+@pytest.mark.parametrize("part", ["the model", "a part of it"])
+def test_methods_that_were_attached_by_themselves_hear_of_the_repeated_batch(part, dropping_translator, batch):
     """AD-DROP beside R-Drop counts the tokens that it counts in their combination."""
     seen = []
 
@@ -87,13 +88,14 @@ def test_methods_that_were_attached_by_themselves_hear_of_the_repeated_batch(dro
 
     beside, regularizer = build("ad_drop", cross_tuning="off", objective=objective), build("r_drop")
     mask = batch[1].ne(PAD)
-    with beside.attach(dropping_translator), regularizer.attach(dropping_translator):
+    whole = dropping_translator if part == "the model" else Kept(dropping_translator)
+    with beside.attach(dropping_translator), regularizer.attach(whole):
         for one in (beside, regularizer):
             one.supply(token_mask=mask)
-        regularizer.loss(lambda b: loss_of(dropping_translator(*b), b[1]), batch)
+        regularizer.loss(lambda b: loss_of(whole(*b), b[1]), batch)
         assert beside.supplied.token_mask is mask and regularizer.supplied.token_mask is mask
         with pytest.raises(ValueError, match="r_drop and hidden_cut each run the batch several times"):
-            build("hidden_cut").attach(dropping_translator)
+            build("hidden_cut").attach(whole)
     [(shape, found)] = seen
     assert found.shape == shape and found.equal(torch.cat([mask, mask]))
 
@@ -144,6 +146,18 @@ def test_what_cannot_be_compared_is_refused(name):
         with pytest.raises(RuntimeError, match="saw no forward of the attached model"):
             regularizer.loss(lambda b: torch.zeros(()), IDS)
         regularizer.loss(lambda b: model(b).logsumexp(-1).mean(), IDS).backward()
+
+
+def test_spans_are_refused_with_what_to_use_instead():
+    class Answering(TinyClassifier):
+        def forward(self, ids):
+            start = end = super().forward(ids)
+            return {"start_logits": start, "end_logits": end}
+
+    model, regularizer = Answering(0.1).train(), build("r_drop")
+    message = r"no logits of classes or tokens .*; use a method that asks nothing of them, such as attention_dropout"
+    with regularizer.attach(model), pytest.raises(ValueError, match=message):
+        regularizer.loss(lambda b: model(b)["start_logits"].sum(), IDS)
 
 
 def test_what_has_as_many_rows_as_the_first_tensor_is_repeated():
