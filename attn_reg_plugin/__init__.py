@@ -18,7 +18,7 @@ from attn_reg_plugin.attention import (
 )
 from attn_reg_plugin.attention.sites import register_backend
 from attn_reg_plugin.checkpoints import allow_checkpoint_types
-from attn_reg_plugin.regularizers import ADDrop, AttendOut, AttentionLayerDrop, ScheduledDropout
+from attn_reg_plugin.regularizers import ADDrop, AttendOut, AttentionLayerDrop, ScheduledDropout, build
 
 allow_checkpoint_types()
 del _backends
@@ -29,6 +29,7 @@ __all__ = [
     "AttentionLayerDrop",
     "AttentionSite",
     "ScheduledDropout",
+    "build",
     "candidate_region",
     "drop_candidates",
     "find_sites",

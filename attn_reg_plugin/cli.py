@@ -44,6 +44,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "report": ("attn_reg_plugin.commands.report", "what runs say: an HTML page, or drop rates as a schedule"),
 }
+#: what a command may lack -> the extra of setup.py that brings it; anything else is `experiments`
+EXTRAS = {"fairseq": "fairseq", "seqeval": "fairseq", "sklearn": "fairseq", "transformers": "hf", "accelerate": "hf"}
 
 
 def user_dir() -> Path:
@@ -71,6 +73,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not logging.root.handlers and logging.lastResort is not None:
         # one of fairseq's models asks for everybody's debug messages at its import, unless logging is set up
         logging.root.addHandler(logging.lastResort)
+    try:
+        return _run(argv)
+    except ModuleNotFoundError as error:
+        lacking = (error.name or "").partition(".")[0]
+        if not lacking or lacking == __package__:
+            raise
+        extra = EXTRAS.get(lacking, "experiments")
+        print(
+            f"attn-reg {argv[0]}: {lacking} is not installed; in the checkout of this package, "
+            f"pip install '.[{extra}]' brings it",
+            file=sys.stderr,
+        )
+        return 2
+
+
+def _run(argv: Sequence[str]) -> int:
+    """As `main`, but for a package that is not installed."""
     parser = build_parser(argv[0] if argv else None)
     if zero := _with_zero_byte(argv):
         parser.error(f"{zero} holds a NUL byte, which no path and no flag can hold")

@@ -6,6 +6,8 @@ import errno
 import logging
 import os
 import resource
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -184,6 +186,17 @@ def test_a_read_only_folder(place: str, read_only: Path, capsys: pytest.CaptureF
         error = said(capsys, "report", "curves", log.name, "--out", read_only / place)
     assert f"{read_only}/" in error and "permission denied; change the permissions" in error
     assert not list(read_only.iterdir())
+
+
+def test_a_package_that_is_not_installed() -> None:
+    code = (
+        "import sys; sys.modules['rich'] = None; from attn_reg_plugin.cli import main; sys.exit(main(['power', 'x']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    said = (
+        "attn-reg power: rich is not installed; in the checkout of this package, pip install '.[experiments]' brings it"
+    )
+    assert (done.returncode, done.stderr) == (2, f"{said}\n")
 
 
 def test_a_library_that_sets_up_logging_changes_nothing(

@@ -214,7 +214,8 @@ def _fairseq(settings: Settings) -> Workload:
         from fairseq.sequence_generator import SequenceGenerator
     except ImportError:
         raise ValueError(
-            "--family is fairseq, which is not installed: pip install 'attn_reg_plugin[fairseq]'"
+            "--family is fairseq, which is not installed; in the checkout of this package, "
+            "pip install '.[fairseq]' brings it"
         ) from None
     size, words = SIZES[settings.size], Dictionary()
     for word in range(settings.vocabulary - FIRST_WORD):

@@ -184,7 +184,7 @@ def _transformers() -> Any:
     except ImportError as error:
         raise ValueError(
             f"tasks of labelled text and --arch hf_encoder need transformers, which cannot be imported ({error}); "
-            "install it with: pip install 'attn_reg_plugin[fairseq,hf]'"
+            "in the checkout of this package, pip install '.[fairseq,hf]' brings it"
         ) from error
     return transformers
 

@@ -44,4 +44,4 @@ def test_labelled_text_is_refused_in_one_sentence(tmp_path: Path, task: str) -> 
     done = train(tmp_path, tmp_path / "run", *described, task=task)
     assert done.status != 0
     assert "need transformers, which cannot be imported" in done.output
-    assert "pip install 'attn_reg_plugin[fairseq,hf]'" in done.output
+    assert "pip install '.[fairseq,hf]'" in done.output
