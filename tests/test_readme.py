@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from attn_reg_plugin import AttentionSite, regularized_attention
+from attn_reg_plugin import ADDrop, AttentionSite, regularized_attention
 from attn_reg_plugin.bench.rows import all_rows
 from attn_reg_plugin.configuration import load
 from attn_reg_plugin.experiments.methods import select_methods
@@ -101,6 +101,22 @@ def test_the_loop_trains():
     assert not model._forward_pre_hooks
 
 
+def test_a_resumed_loop_goes_on_with_its_epochs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    snippet, regularized = next(code for code in SNIPPETS if "train(epoch)" in code), []
+    for epochs in (1, 3):
+        model, regularizer = Tiny(), ADDrop(p=0.3, q=0.3)
+
+        def train(epoch, model=model, regularizer=regularizer):
+            regularizer.begin_epoch(epoch)
+            model(torch.randn(5, 6, 4), None).logsumexp(-1).sum().backward()
+            regularized.append(regularizer.statistics.take()["regularized"])
+            regularizer.end_update()
+
+        exec(snippet, {"model": model, "regularizer": regularizer, "epochs": epochs, "train": train})
+    assert regularized == [0, 1, 0] and regularizer.updates == 3
+
+
 def test_the_attention_of_ones_own_attends():
     snippet = next(code for code in SNIPPETS if "class MyAttention" in code)
     world = {"nn": nn}
@@ -148,7 +164,13 @@ def test_another_task_is_made_a_regularized_one():
 
 def test_every_snippet_is_run_here():
     known = ("regularizer.attach(model)", "AttnRegCallback", "MyAttention", "TheirBackend")
-    known += ("(AttnRegTask, MyTask)", "(AttnRegTask, SpeechToTextTask)", "LightningCallback", "Accelerator(")
+    known += (
+        "(AttnRegTask, MyTask)",
+        "(AttnRegTask, SpeechToTextTask)",
+        "LightningCallback",
+        "Accelerator(",
+        "train(epoch)",
+    )
     assert len(SNIPPETS) == len(known), "the README's are the guide's, to the letter"
     for snippet in SNIPPETS:
         assert any(name in snippet for name in known), snippet
