@@ -137,6 +137,8 @@ class Worker:
 
         try:
             one.claim()
+            if one.has_log():  # the epochs before an interruption: a training that goes on logs only later ones
+                watch(one.log())
             one.carry_out(watch, _Any(stop, claim.stop))
         except RunInUse as error:
             with self._lock:

@@ -63,7 +63,7 @@ class FakeRun:
                 raise RunError(f"{self.title} was stopped")
 
     def has_log(self) -> bool:
-        return True
+        return (self.folder / "started").exists()
 
     def log(self, epochs: int | None = None) -> TrainingLog:
         return TrainingLog(validations={(i, i): {"accuracy": x} for i, x in enumerate(self.curve[:epochs], start=1)})

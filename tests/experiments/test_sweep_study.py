@@ -20,8 +20,9 @@ from attn_reg_plugin.experiments.sweep_report import Report
 from attn_reg_plugin.experiments.sweep_space import Arm, Dimension, Slot, slots_of
 from attn_reg_plugin.experiments.sweep_storage import open_storage, without_password
 from attn_reg_plugin.experiments.sweep_study import COMPLETE, FAILED, OPEN, PRUNED, RUNNING
+from attn_reg_plugin.experiments.training_log import TrainingLog
 from tests import processes
-from tests.experiments.sweep_trials import ACCURACY, METHOD, PLAIN, FakeRun, fill, trials, worker
+from tests.experiments.sweep_trials import ACCURACY, DIMENSIONS, METHOD, PLAIN, SLOTS, FakeRun, fill, trials, worker
 
 NEVER = threading.Event()
 
@@ -153,6 +154,31 @@ def test_hopeless_trials_are_pruned(tmp_path: Path) -> None:
     assert entries[11].by_epoch == {1: 3.0, 2: 2.0} and entries[3].value == 8.0
     report = Report([(METHOD, entries)], ACCURACY)
     assert report.trials["ad_drop"][11].value == 3.0 and report.summaries[0].pruned == 1
+
+
+def test_a_trial_that_goes_on_is_judged_by_its_epochs_before_too(tmp_path: Path) -> None:
+    """Its best epoch was before the interruption: later ones alone are below the median of the others."""
+
+    class Resumed(FakeRun):
+        def has_log(self) -> bool:
+            return True
+
+        def log(self, epochs: int | None = None) -> TrainingLog:
+            found = super().log(epochs)
+            if epochs is not None:  # of what `carry_out` watches
+                found.validations = {key: figures for key, figures in found.validations.items() if key[0] > 2}
+            return found
+
+    def make(arm: Arm, slot: Slot, values: dict[str, Any]) -> FakeRun:
+        if slot.number == 0:
+            return FakeRun(tmp_path, arm, slot, [80.0, 80.0, 80.0, 81.0])
+        return Resumed(tmp_path, arm, slot, [79.0, 90.0, 70.0, 71.0])
+
+    arm = Arm("ad_drop", "AD-DROP", DIMENSIONS, SLOTS[:2])
+    shared = trials(tmp_path, arm, optuna.pruners.MedianPruner(1, 2))
+    worker(tmp_path, make, shared).work(NEVER)
+    last = shared.entries()[1]
+    assert (last.state, last.value) == (COMPLETE, 90.0) and last.by_epoch == {1: 79.0, 2: 90.0, 3: 70.0, 4: 71.0}
 
 
 def test_a_failed_trial_is_kept_as_such_and_another_process_tries_it_once_more(tmp_path: Path) -> None:
