@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import importlib
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -119,6 +119,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SETTING",
         help="flags that win over the file: of values above its sections, and of any step; `FILE -h` lists them",
     )
+    _keep_separator(parser)
+
+
+def _keep_separator(parser: argparse.ArgumentParser) -> None:
+    """Leave `--` and what follows in `words`: argparse drops a `--` that comes right behind FILE."""
+    parse = parser.parse_known_args
+
+    def with_separator(
+        args: Sequence[str], namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        words = list(args)
+        place = words.index("--") if "--" in words else len(words)
+        namespace, unknown = parse(words[:place], namespace)
+        namespace.words = [*namespace.words, *words[place:]]
+        return namespace, unknown
+
+    parser.parse_known_args = with_separator  # type: ignore[method-assign]
 
 
 def run(arguments: argparse.Namespace) -> int:

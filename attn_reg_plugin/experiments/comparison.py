@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Event
@@ -82,14 +82,21 @@ class Comparison:
             self._refuse_decided("--train-flags", self.own_flags)
 
     def _refuse_decided(self, where: str, words: Sequence[str]) -> None:
-        given = next((word for word in words if word.partition("=")[0].removeprefix("--") in DECIDED), None)
-        if given:
-            raise ValueError(f"{where} has {given.partition('=')[0]}, which a setting decides; give that")
+        for flag in (word.partition("=")[0] for word in words):
+            if flag in self.decided:
+                name = self.decided[flag]
+                decides = f"the setting {name} decides; give that" if name else "the command decides; leave it out"
+                raise ValueError(f"{where} has {flag}, which {decides}")
 
     # -- what a subclass implements ---------------------------------------------------------------------------------
 
     #: the methods that it does not know
     without = ()
+
+    @property
+    def decided(self) -> Mapping[str, str]:
+        """The flags of fairseq-train that aren't taken, and which setting decides each; empty: the command itself."""
+        return DECIDED
 
     def plan(self, methods: Sequence[Method]) -> Sequence[Run]:
         """The runs, see `each`."""

@@ -36,7 +36,7 @@ from attn_reg_plugin.experiments.table import (
     statistics_notes,
     times_of,
 )
-from attn_reg_plugin.experiments.training_part import SCHEDULERS
+from attn_reg_plugin.experiments.training_part import CHOOSING, DECIDED, SCHEDULERS
 from attn_reg_plugin.labelled import TASKS, LabelledTask, find_task, read_split, with_labels
 from attn_reg_plugin.labelled.metrics import SCORES, check_scores
 
@@ -70,6 +70,8 @@ class FineTuning(TrainingExamples):
     methods: Any = methods_setting((UNTUNED,))
 
     without = (UNTUNED,)
+    decided = DECIDED | CHOOSING | {"--labelled": "task", "--task": "task", "--autocast": "precision"}
+    decided |= {"--arch": "model", "-a": "model", "--hf-model": "model"}
 
     def __post_init__(self) -> None:
         """Check what depends on the task, and on several settings."""

@@ -101,6 +101,8 @@ def plan(
     _check_sections(path, content, sections, commands)
     place = list(words).index("--") if "--" in words else len(words)
     given = _flags(path, content, [name for name in sections if name in STEPS], words[:place])
+    if words[place + 1 :] and not any(_takes_rest(name) for name in sections):
+        raise ValueError(f"{path} has no step that takes flags of fairseq-train, as those behind `--` are")
     toy = bool(given.pop("toy", False))
     steps = []
     for one in combinations(content, path, given, toy):
@@ -154,6 +156,11 @@ def add_toy(parser: argparse.ArgumentParser) -> None:
 def _settings_of(section: str) -> type:
     module, name, _ = STEPS[section]
     return getattr(importlib.import_module(module), name)
+
+
+def _takes_rest(section: str) -> bool:
+    """Whether a step takes the flags of fairseq-train behind `--`."""
+    return section in STEPS and any(entry.metadata["rest"] for entry in dataclasses.fields(_settings_of(section)))
 
 
 @dataclass(frozen=True)

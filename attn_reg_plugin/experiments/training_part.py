@@ -30,8 +30,11 @@ SCHEDULERS: dict[str, Callable[[int, int], list[str]]] = {
 #: flags of fairseq-train that say which examples are trained on, and which of them decide; only settings give them
 PART_FLAGS = ("train-examples", "train-fraction", "train-per-class", "train-sample-seed", "held-out")
 PART_FLAGS += ("label-noise", "shortcut", "shortcut-words", "shortcut-at-evaluation")
-#: flags that settings decide: given beside them, a run would not be what its settings say
-DECIDED = (*PART_FLAGS, "autocast", "seed", "save-dir")
+#: flags that settings decide -> which setting: given beside them, a run would not be what its settings say
+DECIDED = {f"--{name}": name.replace("-", "_") for name in PART_FLAGS}
+DECIDED |= {"--train-sample-seed": "seeds", "--seed": "seeds", "--save-dir": "out"}
+#: those by which a metric chooses checkpoints
+CHOOSING = {"--best-checkpoint-metric": "metric", "--maximize-best-checkpoint-metric": "metric"}
 #: those that end with the last update
 TO_THE_END = ("linear", "cosine")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from attn_reg_plugin.experiments.methods import START, UNTUNED, Method, split_fl
 from attn_reg_plugin.experiments.recipe import Recipe
 from attn_reg_plugin.experiments.runs import Run
 from attn_reg_plugin.experiments.table import cells, statistics_notes, summarize
-from attn_reg_plugin.experiments.training_part import TrainingPart, sampling_flags
+from attn_reg_plugin.experiments.training_part import CHOOSING, DECIDED, TrainingPart, sampling_flags
 from attn_reg_plugin.files import read_json
 from attn_reg_plugin.labelled import Sampling
 from attn_reg_plugin.opus_mt.conversion import CHECKPOINT, FLAGS
@@ -58,6 +58,11 @@ class TranslationComparison(Recipe, TrainingPart, Comparison):
         Comparison.__post_init__(self)
         with refusing("train_fraction"):
             self.sampling(1)
+
+    @property
+    def decided(self) -> Mapping[str, str]:
+        """Also the task; and with a metric, the flags that it stands for."""
+        return DECIDED | {"--task": ""} | (CHOOSING if self.metric != "loss" else {})
 
     def plan(self, methods: Sequence[Method]) -> list[Run]:
         """The runs, with the flags of both commands."""

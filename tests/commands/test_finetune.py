@@ -145,11 +145,14 @@ def test_updates_are_counted_for_one_process(
         (["--metric", "bleu"], "--metric: unknown metric 'bleu' of rte; the metrics are: accuracy, f1"),
         (["--held-out", "1"], r"--held-out is 1.0, but must lie in \[0, 1\)"),
         (["--label-noise", "0.001"], "--label-noise 0.001 is 0 of 48 training examples, but it takes at least 1"),
-        (["--", "--seed", "7"], "--train-flags has --seed, which a setting decides; give that"),
-        (["--", "--held-out=0.1"], "--train-flags has --held-out, which a setting decides; give that"),
+        (["--", "--seed", "7"], "--train-flags has --seed, which the setting seeds decides; give that"),
+        (["--", "--held-out=0.1"], "--train-flags has --held-out, which the setting held_out decides; give that"),
+        (["--", "--best-checkpoint-metric", "loss"], "has --best-checkpoint-metric, which the setting metric decides"),
+        *((["--", flag, "wnli"], f"has {flag}, which the setting task decides") for flag in ("--labelled", "--task")),
+        *((["--", flag, "x"], f"has {flag}, which the setting model decides") for flag in ("--hf-model", "--arch")),
         (
             ["--method-flags", "plain=--shortcut 0.5"],
-            "--method-flags: plain has --shortcut, which a setting decides; give that",
+            "--method-flags: plain has --shortcut, which the setting shortcut decides; give that",
         ),
         (["--label-noise", "-0.1"], r"--label-noise is -0.1, but must lie in \[0, 1\)"),
         (

@@ -111,6 +111,11 @@ def test_a_model_is_converted_once_and_a_folder_belongs_to_one(tmp_path: Path) -
             [],
             "c.yaml: long_pairs is 'x', but must be one",
         ),
+        (
+            "prepare phrasebook: {pair: en-ro, out: o}",
+            ["--", "--fp16"],
+            "c.yaml has no step that takes flags of fairseq",
+        ),
         ("compare: {data: d, out: o}\nfinetun: {}", [], "c.yaml: unknown step 'finetun'; the steps are: convert"),
     ],
 )

@@ -258,6 +258,11 @@ def test_an_interruption_is_said_without_a_traceback(
     ("words", "said"),
     [
         (["--", "--nonsense"], "plain: unrecognized arguments: --nonsense"),
+        (["--", "--task", "translation"], "--train-flags has --task, which the command decides; leave it out"),
+        (
+            ["--metric", "bleu", "--", "--best-checkpoint-metric=loss"],
+            "--train-flags has --best-checkpoint-metric, which the setting metric decides; give that",
+        ),
         (["--", "--update-freq", "x"], "plain: argument --update-freq: invalid"),
         (["--arch", "nothing"], "plain: argument --arch/-a: invalid choice: 'nothing'"),
         (["--generate-flags=--nonsense"], "plain: unrecognized arguments: --nonsense"),
