@@ -19,7 +19,7 @@ import torch
 from attn_reg_plugin.attention.masks import candidate_region
 from attn_reg_plugin.experiments.probe_lens import AttentionMap, looking
 from attn_reg_plugin.experiments.probe_subjects import Wanted, load_subject
-from attn_reg_plugin.experiments.report_logs import flags_of
+from attn_reg_plugin.experiments.run_settings import flags_of
 from attn_reg_plugin.files import read_json
 from attn_reg_plugin.labelled import find_task, read_split
 

@@ -11,8 +11,8 @@ from typing import Any
 from attn_reg_plugin.experiments.differences import Difference
 from attn_reg_plugin.experiments.labelled_runs import HELD_OUT
 from attn_reg_plugin.experiments.predicted import ALL
-from attn_reg_plugin.experiments.report_logs import flags_of
-from attn_reg_plugin.experiments.report_runs import named
+from attn_reg_plugin.experiments.report_folders import named
+from attn_reg_plugin.experiments.run_settings import flags_of
 from attn_reg_plugin.experiments.table import Figure
 from attn_reg_plugin.files import read_json
 

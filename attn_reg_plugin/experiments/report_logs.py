@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,8 +19,6 @@ _OF_THE_MACHINE = ("num_updates", "wps", "wpb", "bsz", "ups", "wall", "train_wal
 _OF_TRAINER = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
 #: the scores of a translation -> what they are called
 TRANSLATION = {"bleu": "BLEU", "chrf": "chrF"}
-#: what runs that differ in the seed alone have each of their own
-_OF_THE_PART = ("--train-sample-seed", "--total-num-update", "--lr-period-updates")
 #: what the curves are called
 VALID, TRAIN = "validation", "training"
 #: the same of examples held out of training
@@ -173,26 +170,6 @@ def _settings_of_trainer(state: Path, content: Mapping[str, Any]) -> dict[str, s
     if methods:
         found["attn_reg"] = ", ".join(path.stem.removeprefix("attn_reg_") for path in methods)
     return {name: str(value) for name, value in found.items()}
-
-
-def flags_of(text: str) -> dict[str, str]:
-    """Flags and their values, the last one of those that are repeated; a switch has the value `given`."""
-    try:
-        words = shlex.split(text)
-    except ValueError:  # written by something else
-        words = text.split()
-    found: dict[str, str] = {}
-    name = ""
-    for word in words:
-        if word.startswith("--"):
-            name, _, value = word.partition("=")
-            found[name] = value or "given"
-        elif name:
-            found[name] = word if found[name] == "given" else f"{found[name]} {word}"
-    if {"--train-fraction", "--train-per-class"} & set(found):  # drawn anew for every seed, and the updates are its own
-        found = {name: value for name, value in found.items() if name not in _OF_THE_PART}
-    found.pop("--seed", None)
-    return found
 
 
 def mean_curve(curves: Iterable[Mapping[float, float]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -7,46 +7,18 @@ method that differ in the seed alone are averaged.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from attn_reg_plugin.experiments.drop_rates import TRAINER_STATE, Rates
-from attn_reg_plugin.experiments.report_logs import Figures, figures_of_log, figures_of_trainer, flags_of
-from attn_reg_plugin.files import read_json
+from attn_reg_plugin.experiments.report_folders import LoggedRun, published_in, runs_in
+from attn_reg_plugin.experiments.run_settings import differing
 
-#: folders that hold no runs, and how deep runs are looked for
-_PASSED_OVER = ("checkpoints", "translations", "data", "bin", "encoder")
-DEPTH = 3
 #: settings that follow from others
 _FOLLOWING = ("--total-num-update", "--warmup-updates", "--lr-period-updates", "--patience")
-_SEED = re.compile(r"[-_.]?seed[-_]?(\d+)$")
-
-
-@dataclass(frozen=True)
-class LoggedRun:
-    """What is known of one run.
-
-    Attributes:
-        method: the name of its method: of its folder, without the seed.
-        title: the method's title in tables.
-        seed: None where neither folder nor settings say it.
-        folder: where it is.
-        experiment: what it has in common with those that it is compared with; the last part is the title.
-        settings: the settings that shaped it, the seed left out.
-        figures: what its log says.
-    """
-
-    method: str
-    title: str
-    seed: int | None
-    folder: Path
-    experiment: tuple[str, ...]
-    settings: Mapping[str, str]
-    figures: Figures
 
 
 @dataclass(frozen=True)
@@ -82,7 +54,8 @@ class Group:
     @property
     def settings(self) -> Mapping[str, str]:
         """What all its runs have in common."""
-        return self.runs[0].settings
+        shared = set.intersection(*(set(run.settings.items()) for run in self.runs))
+        return {name: value for name, value in self.runs[0].settings.items() if (name, value) in shared}
 
 
 @dataclass(frozen=True)
@@ -167,7 +140,7 @@ def read_experiments(paths: Sequence[Path], baseline: str = "plain") -> list[Exp
     for path in paths:
         if not path.exists():
             raise FileNotFoundError(f"there is no run {path}")
-        found = {run.folder.resolve(): run for run in _runs(path)}
+        found = {run.folder.resolve(): run for run in runs_in(path)}
         if not found:
             raise ValueError(
                 f"{path} holds no run: neither run.json of attn-reg, nor {TRAINER_STATE} of Trainer, nor a log of "
@@ -185,14 +158,14 @@ def _parted(experiment: Experiment, baseline: str) -> list[Experiment]:
 
     Every other group goes to the baseline with which it shares the most settings, the first of equals.
     """
-    by_settings: dict[frozenset[tuple[str, str]], Group] = {}
+    chosen: list[Group] = []
     for group in experiment.groups:
-        if baseline in (group.method, group.title):
-            by_settings.setdefault(frozenset(group.settings.items()), group)
-    chosen = list(by_settings.values())
+        named = baseline in (group.method, group.title)
+        if named and all(differing(other.settings, group.settings) for other in chosen):
+            chosen.append(group)
     if len(chosen) < 2:
         return [replace(experiment, baseline=chosen[0] if chosen else None)]
-    shared = frozenset.intersection(*by_settings)
+    shared = frozenset.intersection(*(frozenset(base.settings.items()) for base in chosen))
     parts: dict[int, list[Group]] = {id(base): [] for base in chosen}
     for group in experiment.groups:
         alike = [len(set(base.settings.items()) & set(group.settings.items())) for base in chosen]
@@ -212,12 +185,12 @@ def _with_settings(title: str, base: Group, shared: frozenset[tuple[str, str]]) 
 
 
 def _experiment(key: tuple[str, ...], runs: Sequence[LoggedRun]) -> Experiment:
-    published = next((found for run in runs if (found := _published(run.folder.parent))), {})
+    published = next((found for run in runs if (found := published_in(run.folder.parent))), {})
     alike: list[tuple[LoggedRun, list[LoggedRun]]] = []
     for run in runs:
         for first, members in alike:
-            same = (first.method, first.title, first.settings) == (run.method, run.title, run.settings)
-            if same and run.seed not in [member.seed for member in members]:
+            same = (first.method, first.title) == (run.method, run.title)
+            if same and not any(one.seed == run.seed or differing(one.settings, run.settings) for one in members):
                 members.append(run)
                 break
         else:
@@ -248,101 +221,3 @@ def _titles(runs: Sequence[LoggedRun]) -> list[str]:
                     found[place] = f"{title} ({ending})"
                 break
     return found
-
-
-def _runs(path: Path, depth: int = 0) -> Iterator[LoggedRun]:
-    """Every run at `path` or in a folder of it."""
-    if path.is_file():
-        yield _trainer_run(path) if path.name == TRAINER_STATE else _logged_run(path, [path])
-    elif (path / "run.json").is_file() or (path / "result.json").is_file():
-        yield _own_run(path)
-    elif (state := _trainer_state(path)) is not None:
-        yield _trainer_run(state, path)
-    elif path.is_dir():
-        inner = [folder for folder in folders_in(path) if depth < DEPTH]
-        found = [run for folder in inner for run in _runs(folder, depth + 1)]
-        logs = [] if found else [log for log in sorted(path.glob("*.log")) if log.is_file()]
-        yield from found
-        if logs and (run := _logged_run(path, logs)).figures.curves:
-            yield run
-
-
-def folders_in(path: Path) -> list[Path]:
-    """The folders to look into: in the order of the table of a comparison, else by name, numbers by value."""
-    order = [str(entry.get("method")) for entry in _rows(_published(path))]
-
-    def place(folder: Path) -> tuple[Any, ...]:
-        method, seed = named(folder.name)
-        words = [int(word) if word.isdecimal() else word for word in re.split(r"(\d+)", method)]
-        return order.index(method) if method in order else len(order), words, seed or 0
-
-    hidden = (".", "__")
-    inner = [f for f in path.iterdir() if f.is_dir() and f.name not in _PASSED_OVER and not f.name.startswith(hidden)]
-    return sorted(inner, key=place)
-
-
-def _published(folder: Path) -> dict[str, Any]:
-    path = folder / "results.json"
-    return read_json(path) if path.is_file() else {}
-
-
-def _rows(published: Mapping[str, Any]) -> list[dict[str, Any]]:
-    rows = published.get("methods")
-    return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
-
-
-def titles_in(folder: Path) -> dict[str, str]:
-    """The titles of the methods by name, as the table in a folder has them; empty without one."""
-    return {str(row.get("method")): str(row.get("title")) for row in _rows(_published(folder))}
-
-
-def named(name: str) -> tuple[str, int | None]:
-    """The method and the seed that the name of a run's folder says."""
-    match = _SEED.search(name)
-    return (name, None) if match is None or not match.start() else (name[: match.start()], int(match[1]))
-
-
-def _own_run(folder: Path) -> LoggedRun:
-    """A run of `attn-reg compare` or `finetune`, finished or not."""
-    settings = read_json(folder / "run.json") if (folder / "run.json").is_file() else {}
-    result = read_json(folder / "result.json") if (folder / "result.json").is_file() else {}
-    published = _published(folder.parent)
-    method, seed = named(folder.name)
-    titles = titles_in(folder.parent)
-    pair = published.get("pair")
-    task = " → ".join(map(str, pair)) if isinstance(pair, list) and len(pair) == 2 else str(settings.get("task", ""))
-    same = tuple(str(settings.get(name, "")) for name in ("task", "data", "model"))
-    flags = flags_of(str(settings.get("flags", "")))
-    return LoggedRun(
-        method=method,
-        title=titles.get(method, method),
-        seed=settings.get("seed", seed),
-        folder=folder,
-        experiment=(*same, task.removeprefix("attn_reg_") or folder.parent.name),
-        settings=flags,
-        figures=figures_of_log([folder / "train.log"], result, folder / "checkpoints", "--held-out" in flags),
-    )
-
-
-def _logged_run(path: Path, logs: Iterable[Path]) -> LoggedRun:
-    """A training of fairseq of which there are only logs."""
-    method, seed = named(path.stem if path.is_file() else path.name)
-    where = path.resolve().parent
-    return LoggedRun(method, method, seed, path, ("log", str(where), where.name), {}, figures_of_log(logs, {}, path))
-
-
-def _trainer_state(folder: Path) -> Path | None:
-    """The newest state of a training of Trainer: its own at the end, or that of its last checkpoint."""
-    if (folder / TRAINER_STATE).is_file():
-        return folder / TRAINER_STATE
-    states = [path for path in folder.glob(f"checkpoint-*/{TRAINER_STATE}") if path.parent.name[11:].isdecimal()]
-    return max(states, key=lambda path: int(path.parent.name[11:]), default=None)
-
-
-def _trainer_run(state: Path, folder: Path | None = None) -> LoggedRun:
-    """A training of Trainer."""
-    folder = folder or (state.parent.parent if state.parent.name.startswith("checkpoint-") else state.parent)
-    figures, settings = figures_of_trainer(state)
-    method, seed = named(folder.name)
-    where = folder.resolve().parent
-    return LoggedRun(method, method, seed, folder, ("Trainer", str(where), where.name), settings, figures)

@@ -22,9 +22,9 @@ from attn_reg_plugin.experiments.example_scores import Examples, of_predictions
 from attn_reg_plugin.experiments.labelled_runs import digest_of
 from attn_reg_plugin.experiments.methods import Method, known_methods
 from attn_reg_plugin.experiments.predicted import ALL, files_of_test, read_predictions, write_decisions
-from attn_reg_plugin.experiments.report_runs import folders_in, named, titles_in
+from attn_reg_plugin.experiments.report_folders import folders_in, named, titles_in
 from attn_reg_plugin.experiments.robustness import folding, predict, read_test
-from attn_reg_plugin.experiments.run_settings import values_of
+from attn_reg_plugin.experiments.run_settings import differing, flags_of, values_of
 from attn_reg_plugin.experiments.table import (
     DIFFERENCE,
     Differences,
@@ -58,6 +58,11 @@ class TestedRun:
     settings: Mapping[str, Any]
     folder: Path
     test: LabelledTask
+
+    def shared_settings(self) -> dict[str, Any]:
+        """The settings that runs which differ in the seed alone have in common."""
+        others = {name: value for name, value in self.settings.items() if name not in ("seed", "flags")}
+        return {**others, **flags_of(str(self.settings.get("flags", "")))}
 
     def result(self) -> dict[str, Any]:
         """What is measured; empty if nothing is yet."""
@@ -195,7 +200,7 @@ def _tested(folder: Path, out: Path, test: LabelledTask) -> TestedRun:
 
 
 def _check(runs: Sequence[TestedRun], test: LabelledTask) -> None:
-    first, places = runs[0], {}
+    first, places, of_method = runs[0], {}, {}
     flags = [f"--{name}" for name in PART_FLAGS if name != "train-sample-seed"]  # of a fraction every seed has its own
     for one in runs:
         try:
@@ -210,6 +215,9 @@ def _check(runs: Sequence[TestedRun], test: LabelledTask) -> None:
         theirs, own = (values_of(shlex.split(str(run.settings.get("flags", "")))) for run in (first, one))
         if flag := next((flag for flag in flags if theirs.get(flag) != own.get(flag)), None):
             raise ValueError(f"{first.trained} and {one.trained} differ in {flag}, so no table compares them")
+        alike = of_method.setdefault(one.method.name, one)
+        if different := next(iter(differing(alike.shared_settings(), one.shared_settings())), None):
+            raise ValueError(f"{alike.trained} and {one.trained} differ in {different}, so no row averages them")
         if one.folder in places:
             raise ValueError(f"{places[one.folder]} and {one.trained} are the same method and seed; give one of them")
         places[one.folder] = one.trained

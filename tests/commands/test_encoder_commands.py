@@ -157,6 +157,10 @@ def test_all_runs_of_a_comparison_are_a_table(
         (["{}/mnli", "{}/b/own-seed2", "--out", "o"], "{}/b/own-seed2: hans tests classifiers, but the model is one"),
         (["{}/mnli", "{}/c/own-seed2", "--out", "o"], "plain-seed1 and {}/c/own-seed2 differ in the pretrained model"),
         (["{}/mnli", "{}/d/own-seed3", "--out", "o"], "plain-seed1 and {}/d/own-seed3 differ in --train-examples, so"),
+        (
+            ["{}/mnli", "{}/e/own-seed3", "--out", "o"],
+            "own-seed1 and {}/e/own-seed3 differ in --lr, so no row averages",
+        ),
         (["{}/mnli", "{}/mnli/own-seed1"], "{}/mnli/own-seed1 and {}/mnli/own-seed1 are the same method and seed"),
         (["{}/mnli", "--split", "gone", "--data", "{}"], "for the split 'gone' of task hans"),
     ],
@@ -167,6 +171,7 @@ def test_runs_that_are_no_table(
     fine_tuned(tmp_path / "b" / "own-seed2", "stsb")
     fine_tuned(tmp_path / "c" / "own-seed2", model="other")
     fine_tuned(tmp_path / "d" / "own-seed3", flags="--lr 1 --train-examples 20")
+    fine_tuned(tmp_path / "e" / "own-seed3", flags="--lr 2")
     words = [word.replace("{}", str(tmp_path)) for word in words]
     assert main(["evaluate", "--on", "hans", "--data", str(tmp_path / "hans.txt"), *words]) == 2
     assert said.replace("{}", str(tmp_path)) in capsys.readouterr().err

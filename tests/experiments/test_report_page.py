@@ -20,7 +20,7 @@ from attn_reg_plugin.experiments import report_plots
 from attn_reg_plugin.experiments.data_folder import DataFolder
 from attn_reg_plugin.experiments.differences import intervals
 from attn_reg_plugin.experiments.example_scores import of_predictions
-from attn_reg_plugin.experiments.report_logs import flags_of, mean_curve
+from attn_reg_plugin.experiments.report_logs import mean_curve
 from attn_reg_plugin.experiments.report_page import page
 from attn_reg_plugin.experiments.report_plots import difference_text
 from attn_reg_plugin.experiments.report_runs import Compared, Experiment, compared, read_experiments
@@ -129,12 +129,6 @@ def test_every_baseline_has_an_experiment_of_its_own(tmp_path: Path) -> None:
     for each in experiments:
         assert [compared(each, group, "accuracy") is None for group in each.groups] == [False, True]
         assert compared(each, each.groups[0], "accuracy").values == pytest.approx((0.5, 0.5))
-
-
-def test_a_part_drawn_anew_for_every_seed_is_no_other_method() -> None:
-    part = "--lr 1 --train-fraction 0.5"
-    assert flags_of(f"{part} --train-sample-seed 2 --total-num-update 9") == flags_of(f"{part} --total-num-update 8")
-    assert flags_of("--train-examples 5 --total-num-update 9")["--total-num-update"] == "9"
 
 
 def test_trainings_of_trainer_are_read(tmp_path: Path) -> None:

@@ -1,0 +1,37 @@
+"""The runs that `attn-reg report` finds in folders, and which of them are averaged."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from attn_reg_plugin.experiments.report_runs import read_experiments
+from attn_reg_plugin.experiments.run_settings import flags_of
+from tests.experiments.run_folders import make_fine_tuning
+
+METHODS = {"plain": 20.0, "ad_drop": 22.0}
+
+
+def test_what_shaped_a_run_beside_its_flags_tells_methods_apart(tmp_path: Path) -> None:
+    """Runs of earlier versions, which recorded less of it, stand with later ones."""
+
+    def record(folder: Path, **more: str) -> None:
+        for run in folder.glob("*/run.json"):
+            run.write_text(json.dumps({**json.loads(run.read_text(encoding="utf-8")), **more}), encoding="utf-8")
+
+    folders = [make_fine_tuning(tmp_path / str(seed), METHODS, (seed,)) for seed in (1, 2, 3, 4)]
+    record(folders[1], tokenizer="first", further="f")
+    record(folders[2], tokenizer="second")
+    (both,) = read_experiments(folders[:2])
+    assert [len(group.runs) for group in both.groups] == [2, 2] and "tokenizer" not in both.groups[0].settings
+    assert [len(group.runs) for one in read_experiments(folders[1:3]) for group in one.groups] == [1] * 4
+    assert [len(group.runs) for one in read_experiments(folders[:3]) for group in one.groups] == [2, 2, 1, 1]
+    record(folders[3], metric="loss")
+    titles = [one.title for one in read_experiments([folders[0], folders[3]])]
+    assert titles == ["rte", "rte (metric loss)"], "checkpoints chosen by another metric are others"
+
+
+def test_a_part_drawn_anew_for_every_seed_is_no_other_method() -> None:
+    part = "--lr 1 --train-fraction 0.5"
+    assert flags_of(f"{part} --train-sample-seed 2 --total-num-update 9") == flags_of(f"{part} --total-num-update 8")
+    assert flags_of("--train-examples 5 --total-num-update 9")["--total-num-update"] == "9"
