@@ -77,10 +77,11 @@ class LabelledData:
 
 
 def digest_of(paths: list[Path]) -> str:
-    """A digest of the files' contents, those in folders too; no path and no time is in it."""
+    """A digest of the files' contents, and of what they are called inside a folder, whose name can be a label."""
     digest = hashlib.sha256()
     for path in paths:
         for file in sorted(path.rglob("*.txt*")) if path.is_dir() else [path]:
+            digest.update(b"" if file == path else file.relative_to(path).as_posix().encode())
             digest.update(bytes.fromhex(sha256(file)))
     return digest.hexdigest()[:16]
 

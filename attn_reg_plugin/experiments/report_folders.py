@@ -76,6 +76,7 @@ def folders_in(path: Path) -> list[Path]:
 
 
 def published_in(folder: Path) -> dict[str, Any]:
+    """What `results.json` of a comparison holds; empty without one."""
     path = folder / "results.json"
     return read_json(path) if path.is_file() else {}
 

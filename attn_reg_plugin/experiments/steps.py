@@ -34,7 +34,7 @@ from attn_reg_plugin.configuration import (
 from attn_reg_plugin.experiments.each import EACH, combinations, names_of, of_section
 from attn_reg_plugin.experiments.executing import RunError
 from attn_reg_plugin.experiments.toy import aside, make_files, toy_of
-from attn_reg_plugin.files import write_text
+from attn_reg_plugin.files import read_json, write_json
 
 #: of a section's settings, whether at toy size, and the task that the file fine-tunes on: what to call
 CommandStep = Callable[[dict[str, Any], bool, Any], Callable[[], int]]
@@ -63,23 +63,49 @@ def convert_once(start: OpusMTStart) -> None:
     """Convert the model, unless that is done.
 
     Raises:
-        ValueError: another model was converted there, or this one cannot be.
+        ValueError: something else was converted there, or the model cannot be.
     """
-    from attn_reg_plugin.opus_mt.conversion import to_fairseq
+    from attn_reg_plugin.opus_mt.conversion import CHECKPOINT, FLAGS, to_fairseq
     from attn_reg_plugin.opus_mt.download import download
     from attn_reg_plugin.opus_mt.marian_folder import MarianFolder
 
-    record = start.out.with_name(f"{start.out.name}.name")
-    before = record.read_text(encoding="utf-8").strip() if record.is_file() else start.model
-    if start.out.is_dir():
-        if before != start.model:
-            raise ValueError(f"{start.out} was converted from {before}, not from {start.model}; give another --out")
-        return
+    record, wanted = start.out.with_name(f"{start.out.name}.name"), _to_convert(start)
+    if start.out.is_dir() and any(start.out.iterdir()):
+        _check_converted(start.out, record, wanted)
+        if all((start.out / name).is_file() for name in (CHECKPOINT, FLAGS)):
+            return
     folder = Path(start.model) if Path(start.model).is_dir() else download(start.model)
     start.out.parent.mkdir(parents=True, exist_ok=True)
-    write_text(record, f"{start.model}\n")
+    write_json(record, wanted)
     source, _, target = start.languages.partition("-")
     to_fairseq(MarianFolder.open(folder), start.out, (source, target))
+
+
+def _to_convert(start: OpusMTStart) -> dict[str, str]:
+    """What a conversion is of, as its record has it: of a model's folder with a digest of the files."""
+    from attn_reg_plugin.experiments.labelled_runs import digest_of
+
+    folder, known = Path(start.model), {"model": start.model, "languages": start.languages}
+    endings = (".json", ".spm", ".safetensors", ".bin")
+    files = sorted(path for path in folder.iterdir() if path.suffix in endings) if folder.is_dir() else []
+    return {**known, "files": digest_of(files)} if files else known
+
+
+def _check_converted(out: Path, record: Path, wanted: dict[str, str]) -> None:
+    """Refuse a folder that holds something else, as far as its record says that: of earlier versions a name alone."""
+    if not record.is_file():
+        raise ValueError(f"{out} isn't empty, and no {record.name} says what was converted there; give another --out")
+    text = record.read_text(encoding="utf-8").strip()
+    before = read_json(record) if text.startswith("{") else {"model": text}
+    for name, value in wanted.items():
+        known = before.get(name, value)
+        if known != value:
+            how = {
+                "model": f"from {known}, not from {value}",
+                "languages": f"with the languages {known}, not {value}",
+                "files": f"from other files of {wanted['model']}",
+            }
+            raise ValueError(f"{out} was converted {how[name]}; give another --out")
 
 
 def plan(

@@ -44,6 +44,18 @@ def test_a_run_is_of_its_further_validation_set(tmp_path: Path) -> None:
     assert digests[0] == "" and len(set(digests)) == 3
 
 
+def test_a_run_is_of_its_documents_labels(tmp_path: Path) -> None:
+    """In a folder of documents their names say these."""
+    for part in ("train", "test"):
+        for name in ("neg/0.txt", "neg/1.txt", "pos/2.txt"):
+            (tmp_path / part / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / part / name).write_text(f"text {name}\n")
+    data = LabelledData(str(tmp_path), find_task("imdb"))
+    before = data.digest()
+    (tmp_path / "train" / "neg" / "1.txt").rename(tmp_path / "train" / "pos" / "1.txt")
+    assert data.digest() != before
+
+
 def test_updates_are_counted_with_the_flags_that_change_them(rte: list[str]) -> None:
     """Of 48 examples in batches of 16, 10 epochs."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ pytest.importorskip("fairseq")
 
 from attn_reg_plugin.cli import main
 from attn_reg_plugin.commands import run
+from attn_reg_plugin.corpora.phrasebook import splits
 from attn_reg_plugin.experiments.methods import select_methods
 from attn_reg_plugin.experiments.steps import OpusMTStart, convert_once, plan
+from attn_reg_plugin.opus_mt.random_marian import make_marian
 from tests.experiments.toy_corpus import empty_corpus
 from tests.models.hf_folders import make_encoder, make_rte
 
@@ -87,12 +90,37 @@ def test_opus_mt_has_the_authors_settings(pair: str, p: str, q: str, tmp_path: P
 
 
 def test_a_model_is_converted_once_and_a_folder_belongs_to_one(tmp_path: Path) -> None:
+    start = OpusMTStart(model=str(tmp_path / "first"), languages="en-ro", out=tmp_path / "model")
+    texts = [[getattr(one, language) for one in splits(300, 1, 1)["train"]] for language in ("en", "ro")]
+    make_marian(tmp_path / "first", ("en", "ro"), texts)
     (tmp_path / "model").mkdir()
-    start = OpusMTStart(model="first", languages="en-ro", out=tmp_path / "model")
-    (tmp_path / "model.name").write_text("first\n")
     convert_once(start)
-    with pytest.raises(ValueError, match="was converted from first, not from other; give another --out"):
-        convert_once(OpusMTStart(model="other", languages="en-ro", out=tmp_path / "model"))
+    checkpoint = tmp_path / "model" / "checkpoint.pt"
+    written = checkpoint.stat().st_mtime_ns
+    convert_once(start)
+    assert checkpoint.stat().st_mtime_ns == written, "it was done"
+    for other, said in (
+        ({"model": "other"}, "was converted from .*first, not from other; give another --out"),
+        ({"languages": "ro-en"}, "was converted with the languages en-ro, not ro-en; give another --out"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            convert_once(replace(start, **other))
+    config = tmp_path / "first" / "config.json"
+    config.write_text(config.read_text() + "\n")
+    with pytest.raises(ValueError, match=r"was converted from other files of .*first; give another --out"):
+        convert_once(start)
+    record = tmp_path / "model.name"
+    record.write_text(f"{start.model}\n")  # as earlier versions left it
+    convert_once(start)
+    record.unlink()
+    with pytest.raises(
+        ValueError, match=r"isn't empty, and no model\.name says what was converted there; give another"
+    ):
+        convert_once(start)
+    record.write_text(f"{start.model}\n")
+    checkpoint.unlink()
+    with pytest.raises(ValueError, match="model exists already: give a folder that does not, or an empty one"):
+        convert_once(start)
 
 
 @pytest.mark.parametrize(
