@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,8 @@ _OF_THE_MACHINE = ("num_updates", "wps", "wpb", "bsz", "ups", "wall", "train_wal
 _OF_TRAINER = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
 #: the scores of a translation -> what they are called
 TRANSLATION = {"bleu": "BLEU", "chrf": "chrF"}
+#: words in the names of scores of which the lower is the better
+_ERRORS = frozenset(["wer", "cer", "ter", "mer", "mse", "rmse", "mae", "error", "err", "ppl", "nll", "brier", "ece"])
 #: what the curves are called
 VALID, TRAIN = "validation", "training"
 #: the same of examples held out of training
@@ -30,7 +33,7 @@ class Figures:
     """What is known of a run.
 
     Attributes:
-        scores: by name, the chief one first; of names with `loss` the lower is the better.
+        scores: by name, the chief one first; see `lower_is_better`.
         curves: `validation NAME` or `training NAME` -> epoch -> value.
         rates: the drop rates by site.
         seconds: per epoch.
@@ -45,7 +48,11 @@ class Figures:
 
 
 def lower_is_better(score: str) -> bool:
-    """Whether a score is a loss."""
+    """Whether a score is a loss or counts errors, as its name says."""
+    return _is_loss(score) or not _ERRORS.isdisjoint(re.split(r"[^a-z]+", score.lower()))
+
+
+def _is_loss(score: str) -> bool:
     return "loss" in score or "perplexity" in score
 
 
@@ -150,7 +157,7 @@ def figures_of_trainer(state: Path) -> tuple[Figures, dict[str, str]]:
     ended = next((record for record in reversed(records) if "train_runtime" in record), {})
     seconds, epochs = _finite(ended.get("train_runtime")), _finite(content.get("epoch"))
     figures = Figures(
-        scores=dict(sorted(scores.items(), key=lambda entry: lower_is_better(entry[0]))),
+        scores=dict(sorted(scores.items(), key=lambda entry: _is_loss(entry[0]))),
         curves=curves,
         rates=rates_of_log(state),
         seconds=seconds / epochs if seconds and epochs else None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from attn_reg_plugin.experiments.report_logs import lower_is_better
 from attn_reg_plugin.experiments.report_runs import read_experiments
 from attn_reg_plugin.experiments.run_settings import flags_of
 from tests.experiments.run_folders import make_fine_tuning
@@ -35,3 +36,9 @@ def test_a_part_drawn_anew_for_every_seed_is_no_other_method() -> None:
     part = "--lr 1 --train-fraction 0.5"
     assert flags_of(f"{part} --train-sample-seed 2 --total-num-update 9") == flags_of(f"{part} --total-num-update 8")
     assert flags_of("--train-examples 5 --total-num-update 9")["--total-num-update"] == "9"
+
+
+def test_of_losses_and_errors_the_lower_is_the_better() -> None:
+    lower = ["wer", "eval_WER", "validation loss", "best validation nll_loss", "test ter", "rmse 2", "error", "ECE"]
+    higher = ["BLEU", "chrF test2013", "accuracy", "f1", "pearson", "accuracy held out", "mcc", "terms", "merit"]
+    assert all(map(lower_is_better, lower)) and not any(map(lower_is_better, higher))
