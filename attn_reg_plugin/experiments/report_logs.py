@@ -18,6 +18,8 @@ from attn_reg_plugin.files import read_json
 #: figures that fairseq and Trainer log with every validation and that say nothing of the model
 _OF_THE_MACHINE = ("num_updates", "wps", "wpb", "bsz", "ups", "wall", "train_wall", "ppl")
 _OF_TRAINER = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
+#: by how much the steps per second that Trainer logs can be off
+_ROUNDED = 0.0005
 #: the scores of a translation -> what they are called
 TRANSLATION = {"bleu": "BLEU", "chrf": "chrF"}
 #: words in the names of scores of which the lower is the better
@@ -155,15 +157,30 @@ def figures_of_trainer(state: Path) -> tuple[Figures, dict[str, str]]:
     chosen = evaluations.get(best if best in evaluations else max(evaluations, default=0), {})
     scores = {f"{VALID} {name}" if "loss" in name else name: value for name, value in chosen.items()}
     ended = next((record for record in reversed(records) if "train_runtime" in record), {})
-    seconds, epochs = _finite(ended.get("train_runtime")), _finite(content.get("epoch"))
     figures = Figures(
         scores=dict(sorted(scores.items(), key=lambda entry: _is_loss(entry[0]))),
         curves=curves,
         rates=rates_of_log(state),
-        seconds=seconds / epochs if seconds and epochs else None,
-        epochs=epochs,
+        seconds=_seconds_of_session(content | ended),
+        epochs=_finite(content.get("epoch")),
     )
     return figures, _settings_of_trainer(state, content)
+
+
+def _seconds_of_session(ended: Mapping[str, Any]) -> float | None:
+    """Seconds per epoch of the session of Trainer that ended last; its `train_runtime` leaves out those before it.
+
+    Args:
+        ended: what it logged at the end: `train_runtime` in seconds, the `epoch` and the `step` that it reached.
+    """
+    names = ("train_runtime", "epoch", "step", "train_steps_per_second")
+    seconds, epochs, steps, rate = (_finite(ended.get(name)) for name in names)
+    if not seconds or not epochs:
+        return None
+    own = (rate or 0.0) * seconds  # its steps, of a rate that is rounded to thousandths
+    resumed = steps and 0 < own < steps - max(0.5, _ROUNDED * seconds)
+    # earlier versions of transformers divide all steps that were planned by the time, which says nothing
+    return seconds / epochs * (steps / own if resumed else 1.0)
 
 
 def _settings_of_trainer(state: Path, content: Mapping[str, Any]) -> dict[str, str]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from attn_reg_plugin.experiments.report_logs import lower_is_better
 from attn_reg_plugin.experiments.report_runs import read_experiments
 from attn_reg_plugin.experiments.run_settings import flags_of
-from tests.experiments.run_folders import make_fine_tuning
+from tests.experiments.run_folders import make_fine_tuning, make_trainer
 
 METHODS = {"plain": 20.0, "ad_drop": 22.0}
 
@@ -42,3 +44,26 @@ def test_of_losses_and_errors_the_lower_is_the_better() -> None:
     lower = ["wer", "eval_WER", "validation loss", "best validation nll_loss", "test ter", "rmse 2", "error", "ECE"]
     higher = ["BLEU", "chrF test2013", "accuracy", "f1", "pearson", "accuracy held out", "mcc", "terms", "merit"]
     assert all(map(lower_is_better, lower)) and not any(map(lower_is_better, higher))
+
+
+@pytest.mark.parametrize(
+    ("ended", "seconds"),
+    [
+        ({"train_runtime": 2.0, "train_steps_per_second": 2.0}, 1.0),
+        ({"train_runtime": 1.0, "train_steps_per_second": 2.0}, 1.0),
+        ({"train_runtime": 0.5, "train_steps_per_second": 2.0}, 1.0),
+        ({"train_runtime": 4000.0, "train_steps_per_second": 0.001}, 2000.0),
+        ({"train_runtime": 2.0, "train_steps_per_second": 20.0}, 1.0),
+        ({"train_runtime": 2.0}, 1.0),
+    ],
+)
+def test_the_time_of_an_epoch_is_that_of_the_session_of_trainer_that_measured_it(
+    ended: dict[str, float], seconds: float, tmp_path: Path
+) -> None:
+    """Of 4 steps in 2 epochs: all; the last 2; the last 1; with a rounded rate; a rate of planned steps; none."""
+    state = make_trainer(tmp_path / "mine") / "checkpoint-4" / "trainer_state.json"
+    content = json.loads(state.read_text(encoding="utf-8"))
+    content["log_history"][-1] |= ended
+    state.write_text(json.dumps(content), encoding="utf-8")
+    (group,) = read_experiments([tmp_path])[0].groups
+    assert group.seconds == [pytest.approx(seconds)]
