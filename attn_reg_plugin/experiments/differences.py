@@ -138,14 +138,18 @@ def _over_seeds(values: Sequence[float]) -> tuple[float, float]:
     return float(found.low), float(found.high)
 
 
-def widening(seeds: int) -> float:
-    """What the deviation of drawn seeds from all of them is multiplied by: √(n / (n - 1)) · t₀.₉₇₅(n - 1) / z₀.₉₇₅.
+def widening(seeds: int, freedom: float = 0.0) -> float:
+    """What the deviation of drawn seeds from all of them is multiplied by: √(n / (n - 1)) · t₀.₉₇₅(f) / z₀.₉₇₅.
 
     The bootstrap's variance of a mean is (n - 1) / n of the unbiased one, and it takes normal quantiles for Student's.
+
+    Args:
+        seeds: n, at least 2.
+        freedom: f, the degrees of freedom of the whole interval; 0: n - 1.
     """
     from scipy.stats import norm, t
 
-    return math.sqrt(seeds / (seeds - 1)) * float(t.ppf(0.975, seeds - 1) / norm.ppf(0.975))
+    return math.sqrt(seeds / (seeds - 1)) * float(t.ppf(0.975, freedom or seeds - 1) / norm.ppf(0.975))
 
 
 def intervals(figures: Sequence[Sequence[tuple[Examples, Examples]]]) -> list[tuple[float, float]]:

@@ -12,6 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.measure import Measurement
 
+from attn_reg_plugin.experiments.differences import widening
 from attn_reg_plugin.experiments.sweep_objective import Objective
 from attn_reg_plugin.experiments.sweep_plots import plot_distribution, plot_heat_map
 from attn_reg_plugin.experiments.sweep_space import Arm, Dimension, text_of
@@ -80,14 +81,23 @@ def trial_of(arm: Arm, entry: Entry, objective: Objective) -> Trial:
 
 
 def interval(values: Sequence[float], others: Sequence[float], seed: int = 0) -> tuple[float, float] | None:
-    """The 95 % interval of the difference of two means, by bootstrap over the trials of either; None below three."""
+    """The 95 % interval of the difference of two means, by bootstrap over the trials of either; None below three.
+
+    What is drawn of few trials varies too little, so its deviation is widened, see `widening`, with the degrees of
+    freedom of Welch (1947): trials of many settings vary more than those of plain training.
+    """
     if min(len(values), len(others)) < 3:
         return None
     draw = random.Random(seed)
-    means = sorted(
-        statistics.fmean(draw.choices(values, k=len(values))) - statistics.fmean(draw.choices(others, k=len(others)))
-        for _ in range(RESAMPLES)
-    )
+    parts = [(statistics.variance(arm) / len(arm), len(arm) - 1) for arm in (values, others)]
+    scatter = sum(part**2 / less for part, less in parts)
+    freedom = sum(part for part, _ in parts) ** 2 / scatter if scatter else 0.0
+    arms = [(arm, statistics.fmean(arm), widening(len(arm), freedom)) for arm in (values, others)]
+
+    def drawn(arm: Sequence[float], mean: float, factor: float) -> float:
+        return mean + factor * (statistics.fmean(draw.choices(arm, k=len(arm))) - mean)
+
+    means = sorted(drawn(*arms[0]) - drawn(*arms[1]) for _ in range(RESAMPLES))
     return means[round(0.025 * RESAMPLES)], means[round(0.975 * RESAMPLES) - 1]
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("fairseq")
@@ -15,7 +16,7 @@ pytest.importorskip("optuna")
 
 from attn_reg_plugin import configuration
 from attn_reg_plugin.cli import build_parser, main
-from attn_reg_plugin.experiments import labelled_runs, sweep_plots
+from attn_reg_plugin.experiments import labelled_runs, sweep_plots, sweep_report
 from attn_reg_plugin.experiments.executing import RunError
 from attn_reg_plugin.experiments.steps import plan
 from attn_reg_plugin.experiments.sweep_objective import objective_of
@@ -260,6 +261,20 @@ def test_the_interval_of_a_difference() -> None:
     low, high = interval([3.0, 4.0, 5.0, 4.0], [1.0, 2.0, 1.0, 2.0])
     assert 1.0 < low < 2.5 < high < 4.0 and interval([1.0, 2.0], [1.0, 2.0, 3.0]) is None
     assert interval([1.0] * 3, [1.0] * 4) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(("trials", "others", "spread"), [(3, 3, 1.0), (3, 8, 1.0), (3, 3, 3.0)])
+def test_the_interval_covers_what_it_promises(
+    trials: int, others: int, spread: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of normal values around 0, those of the method with this standard deviation; without the widening 80 % would."""
+    monkeypatch.setattr(sweep_report, "RESAMPLES", 300)
+    random, covered = np.random.default_rng(1), []
+    for seed in range(200):
+        drawn = random.normal(0, spread, trials).tolist(), random.normal(size=others).tolist()
+        low, high = interval(*drawn, seed)
+        covered.append(low <= 0 <= high)
+    assert 0.91 < np.mean(covered) < 0.99
 
 
 def test_cells_are_means_less_plains_and_scaled_by_the_largest() -> None:
