@@ -86,12 +86,12 @@ class Differences:
         settings = read_json(folder / "run.json")
         if settings.get("task") in TASKS:
             return _of_encoder(folder, str(settings["task"]))
-        return self._of_translation(folder, str(settings.get("data", "")))
+        return self._of_translation(folder, settings)
 
-    def _of_translation(self, folder: Path, digest: str) -> dict[str, Examples]:
+    def _of_translation(self, folder: Path, settings: Mapping[str, Any]) -> dict[str, Examples]:
         beside = [folder.parent, *sorted(folder.parent.glob("*/")), *sorted(folder.parent.parent.glob("*/"))]
-        opened = (self._opened(place, digest) for place in [*_logged(folder), *beside])
-        data = next((one for one in opened if one is not None), None)
+        opened = (self._opened(place, str(settings.get("data", ""))) for place in [*_logged(folder), *beside])
+        data = next((one for one in opened if one is not None and _has_references(one, settings)), None)
         found: dict[str, Examples] = {}
         for subset in () if data is None else data.subsets:
             path = folder / "translations" / f"{subset}.{data.target}"
@@ -112,6 +112,11 @@ class Differences:
                     data = None
             self._data[place, digest] = data if data is not None and data.digest() == digest else None
         return self._data[place, digest]
+
+
+def _has_references(data: DataFolder, settings: Mapping[str, Any]) -> bool:
+    """Whether its references are those that a run was scored with, which earlier versions did not record."""
+    return settings.get("references") in (None, data.digest_of_references())
 
 
 def _of_encoder(folder: Path, name: str) -> dict[str, Examples]:

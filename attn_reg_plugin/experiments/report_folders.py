@@ -11,6 +11,7 @@ from typing import Any
 from attn_reg_plugin.experiments.drop_rates import TRAINER_STATE
 from attn_reg_plugin.experiments.report_logs import Figures, figures_of_log, figures_of_trainer
 from attn_reg_plugin.experiments.run_settings import flags_of
+from attn_reg_plugin.experiments.training_log import read_log
 from attn_reg_plugin.files import read_json
 
 #: folders that hold no runs, and how deep runs are looked for
@@ -33,6 +34,7 @@ class LoggedRun:
         experiment: what it has in common with those that it is compared with; the last part is the title.
         settings: the settings that shaped it, the seed left out.
         figures: what its log says.
+        finished: False where it is known that its training isn't; other folders than ours don't say it.
     """
 
     method: str
@@ -42,6 +44,7 @@ class LoggedRun:
     experiment: tuple[str, ...]
     settings: Mapping[str, str]
     figures: Figures
+    finished: bool = True
 
 
 def runs_in(path: Path, depth: int = 0) -> Iterator[LoggedRun]:
@@ -57,7 +60,9 @@ def runs_in(path: Path, depth: int = 0) -> Iterator[LoggedRun]:
         found = [run for folder in inner for run in runs_in(folder, depth + 1)]
         logs = [] if found else [log for log in sorted(path.glob("*.log")) if log.is_file()]
         yield from found
-        if logs and (run := _logged_run(path, logs)).figures.curves:
+        if len(trainings := [log for log in logs if read_log(log).validations]) > 1:
+            yield from (_logged_run(log, [log]) for log in trainings)
+        elif logs and (run := _logged_run(path, logs)).figures.curves:
             yield run
 
 
@@ -116,6 +121,7 @@ def _own_run(folder: Path) -> LoggedRun:
         experiment=(*same, task.removeprefix("attn_reg_") or folder.parent.name),
         settings={**{name: str(settings[name]) for name in _RECORDED if name in settings}, **flags},
         figures=figures_of_log([folder / "train.log"], result, folder / "checkpoints", "--held-out" in flags),
+        finished=not {"training", "evaluation"}.isdisjoint(result),
     )
 
 

@@ -108,13 +108,13 @@ def _table(experiment: Experiment) -> str:
 
 def _row(experiment: Experiment, group: Group, scores: Sequence[str]) -> str:
     base = experiment.baseline
-    cells = [f"<td>{len(group.runs)}</td>"]
+    cells = [f"<td>{_count(group)}</td>"]
     for score in scores:
         values, digits = list(group.values(score).values()), report_plots.digits_in(experiment, score)
         cells.append(_cell(values, digits, best=_is_best(experiment, group, score)))
         if base is not None:
             cells.append(_difference(experiment, group, score, digits))
-    epochs = [run.figures.epochs for run in group.runs if run.figures.epochs is not None]
+    epochs = [run.figures.epochs for run in group.counted if run.figures.epochs is not None]
     cells.append(f"<td>{statistics.fmean(epochs):.3g}</td>" if epochs else f"<td>{NOTHING}</td>")
     cells.append(_cell(group.seconds, 2))
     if base is not None:
@@ -122,6 +122,13 @@ def _row(experiment: Experiment, group: Group, scores: Sequence[str]) -> str:
         ratio = f"{statistics.fmean(group.seconds) / statistics.fmean(base.seconds):.2f}" if timed else NOTHING
         cells.append(f"<td>{ratio}</td>")
     return f'<tr><th scope="row">{escape(group.title)}</th>{"".join(cells)}</tr>'
+
+
+def _count(group: Group) -> str:
+    """How many runs a row has: `3`, `2 + 1 unfinished`, `1 unfinished`."""
+    finished = sum(run.finished for run in group.runs)
+    parts = [(finished, ""), (len(group.runs) - finished, " unfinished")]
+    return " + ".join(f"{number}{what}" for number, what in parts if number)
 
 
 def _difference(experiment: Experiment, group: Group, score: str, digits: int) -> str:
@@ -165,6 +172,8 @@ def _notes(experiment: Experiment) -> Iterator[str]:
             f"interval {_how_drawn(experiment)}. s/epoch: with fairseq the seconds in updates, without validation and "
             "saving; with Trainer all of the training's."
         )
+    if any(len(group.counted) < len(group.runs) for group in experiment.groups):
+        yield "Unfinished runs: left out where a method has finished ones."
     for name, signature in dict(experiment.published.get("signatures") or {}).items():
         yield f"{escape(str(name))}: {escape(str(signature))}"
 

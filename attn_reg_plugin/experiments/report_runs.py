@@ -29,27 +29,32 @@ class Group:
     method: str
     runs: tuple[LoggedRun, ...]
 
+    @property
+    def counted(self) -> tuple[LoggedRun, ...]:
+        """The runs that its figures are of: those that are finished, or all if none is."""
+        return tuple(run for run in self.runs if run.finished) or self.runs
+
     def values(self, score: str) -> dict[Any, float]:
         """A score by seed, of the runs that have it; runs without a seed are told apart by their folders."""
         return {
             run.folder if run.seed is None else run.seed: run.figures.scores[score]
-            for run in self.runs
+            for run in self.counted
             if score in run.figures.scores
         }
 
     def curves(self, name: str) -> list[Mapping[float, float]]:
         """A curve of each run that has it."""
-        return [run.figures.curves[name] for run in self.runs if run.figures.curves.get(name)]
+        return [run.figures.curves[name] for run in self.counted if run.figures.curves.get(name)]
 
     @property
     def rates(self) -> tuple[LoggedRun, Mapping[str, Rates]] | None:
         """The first run that logged drop rates, and these."""
-        return next(((run, run.figures.rates) for run in self.runs if run.figures.rates), None)
+        return next(((run, run.figures.rates) for run in self.counted if run.figures.rates), None)
 
     @property
     def seconds(self) -> list[float]:
         """Seconds per epoch of the runs that know them."""
-        return [run.figures.seconds for run in self.runs if run.figures.seconds is not None]
+        return [run.figures.seconds for run in self.counted if run.figures.seconds is not None]
 
     @property
     def settings(self) -> Mapping[str, str]:
@@ -77,7 +82,9 @@ class Experiment:
     @property
     def scores(self) -> list[str]:
         """The names of what the runs are compared by, the chief one first."""
-        return list(dict.fromkeys(name for group in self.groups for run in group.runs for name in run.figures.scores))
+        return list(
+            dict.fromkeys(name for group in self.groups for run in group.counted for name in run.figures.scores)
+        )
 
     @cached_property
     def differences(self) -> dict[int, dict[str, Compared]]:
@@ -91,7 +98,9 @@ class Experiment:
     @property
     def curves(self) -> list[str]:
         """The names of the curves that any run has."""
-        return list(dict.fromkeys(name for group in self.groups for run in group.runs for name in run.figures.curves))
+        return list(
+            dict.fromkeys(name for group in self.groups for run in group.counted for name in run.figures.curves)
+        )
 
 
 @dataclass(frozen=True)
@@ -116,8 +125,8 @@ def compared(experiment: Experiment, group: Group, score: str) -> Compared | Non
 
 def _of_group(group: Group, baseline: Group, reader: Any) -> dict[str, Compared]:
     """The differences of a group, by score."""
-    theirs = {run.seed: run for run in baseline.runs if run.seed is not None}
-    pairs = [(run, theirs[run.seed]) for run in group.runs if run.seed in theirs]
+    theirs = {run.seed: run for run in baseline.counted if run.seed is not None}
+    pairs = [(run, theirs[run.seed]) for run in group.counted if run.seed in theirs]
     return {
         score: Compared(tuple(values), None if None in ends else ends, found.drawn)
         for score, (values, found) in reader.of(pairs).items()

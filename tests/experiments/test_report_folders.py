@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from attn_reg_plugin.experiments import report_plots
 from attn_reg_plugin.experiments.report_logs import lower_is_better
-from attn_reg_plugin.experiments.report_runs import read_experiments
+from attn_reg_plugin.experiments.report_page import page
+from attn_reg_plugin.experiments.report_runs import compared, read_experiments
 from attn_reg_plugin.experiments.run_settings import flags_of
-from tests.experiments.run_folders import make_fine_tuning, make_trainer
+from tests.experiments.run_folders import fairseq_log, make_comparison, make_fine_tuning, make_trainer
 
 METHODS = {"plain": 20.0, "ad_drop": 22.0}
 
@@ -67,3 +69,34 @@ def test_the_time_of_an_epoch_is_that_of_the_session_of_trainer_that_measured_it
     state.write_text(json.dumps(content), encoding="utf-8")
     (group,) = read_experiments([tmp_path])[0].groups
     assert group.seconds == [pytest.approx(seconds)]
+
+
+def test_unfinished_runs_do_not_count_beside_finished_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report_plots, "draw", lambda height, fill: "<svg/>")
+    make_comparison(tmp_path / "runs", METHODS)
+    gone = tmp_path / "runs" / "ad_drop-seed3"
+    (gone / "result.json").unlink()
+    (gone / "train.log").write_text(fairseq_log(1, 50.0), encoding="utf-8")
+    (experiment,) = read_experiments([tmp_path / "runs"])
+    score, (_, other) = "best validation nll_loss", experiment.groups
+    assert [run.finished for run in other.runs] == [True, True, False] and set(other.values(score)) == {1, 2}
+    assert len(compared(experiment, other, score).values) == 2 and len(other.curves("validation nll_loss")) == 2
+    text = page([experiment], "title")
+    assert "<td>2 + 1 unfinished</td>" in text and "Unfinished runs: left out where" in text
+    for seed in (1, 2):
+        (gone.with_name(f"ad_drop-seed{seed}") / "result.json").unlink()
+    (experiment,) = read_experiments([tmp_path / "runs"])
+    assert set(experiment.groups[1].values(score)) == {1, 2, 3}, "where none is finished, what the logs say so far"
+    assert "<td>3 unfinished</td>" in page([experiment], "title")
+
+
+def test_every_log_in_a_folder_is_a_run(tmp_path: Path) -> None:
+    for method in METHODS:
+        (tmp_path / f"{method}-seed1.log").write_text(fairseq_log(2, METHODS[method]), encoding="utf-8")
+    (tmp_path / "generate.log").write_text("no training\n")
+    (experiment,) = read_experiments([tmp_path])
+    found = {group.title: group.values("best validation nll_loss") for group in experiment.groups}
+    assert found == {method: {1: pytest.approx(loss + 0.04)} for method, loss in METHODS.items()}
+    (tmp_path / "plain-seed1.log").unlink()
+    (group,) = read_experiments([tmp_path])[0].groups
+    assert group.title == tmp_path.name, "of a single one the folder is the run"

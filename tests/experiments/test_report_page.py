@@ -241,6 +241,11 @@ def test_references_are_found_beside_the_runs_or_where_the_log_says(tmp_path: Pa
         said = f"INFO | {{'task': {{'data': '{data / 'bin'}'}}}}\n"
         log.write_text(said + log.read_text(encoding="utf-8"), encoding="utf-8")
     assert of(one(runs), "BLEU") == beside
+    for method, references in (("plain", DataFolder.open(data).digest_of_references()), ("ad_drop", "others")):
+        assert of(one(runs), "BLEU") == beside, "those that the run was scored with"
+        settings = json.loads((runs / f"{method}-seed1" / "run.json").read_text(encoding="utf-8"))
+        (runs / f"{method}-seed1" / "run.json").write_text(json.dumps({**settings, "references": references}))
+    assert of(one(runs), "BLEU").interval is None, "references that have changed since"
     assert difference_text(Compared((2.0, 2.2), (1.25, 2.5)), 2) == "+2.10 [+1.25, +2.50]"
     assert difference_text(Compared((2.0,)), 2) == "+2.00"
 
