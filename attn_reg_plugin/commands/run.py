@@ -71,7 +71,7 @@ class Flags:
             if name not in actions:
                 known = ", ".join(actions)
                 raise ValueError(f"{section}: unknown setting {name!r}; the settings are: {known}")
-            words += _words(actions[name], value)
+            words += [] if value is None else _words(actions[name], value)
         said = io.StringIO()
         try:
             with contextlib.redirect_stderr(said):

@@ -92,13 +92,14 @@ class TrainingExamples(TrainingPart, Comparison):
             flags += ["--shortcut-at-evaluation", corrupted.at_evaluation]
         return flags
 
-    def example_notes(self, flags: Sequence[str]) -> list[str]:
+    def example_notes(self, flags: Sequence[str], there: int | None = None) -> list[str]:
         """What is said of the training set below a table, unless all of it is trained on as it is.
 
         Args:
             flags: of a run, which name the words that are planted.
+            there: examples that the training set has, where that is known.
         """
-        notes = self.part_notes()
+        notes = self.part_notes(there)
         if self.train_per_class:
             notes = [f"trained on {self.train_per_class} examples of every class, drawn at random, anew for every seed"]
         if self.held_out:

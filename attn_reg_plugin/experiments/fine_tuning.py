@@ -176,7 +176,8 @@ class FineTuning(TrainingExamples):
         further = [name for subset, name in task.more_valid.items() if subset in first.figures()]
         notes += [f"{name}: a further validation set, by which nothing is chosen" for name in further]
         notes += [] if self.precision == "float32" else [f"the encoder ran in {self.precision} (autocast)"]
-        notes += self.example_notes(first.train_flags)
+        there = len(read_split(task, first.data.source, "train")) if self.train_examples else None
+        notes += self.example_notes(first.train_flags, there)
         rows = summarize(methods, runs, differences(runs))
         content = {"task": task.name, "methods": [asdict(row) for row in rows], "runs": recorded(runs)}
         names = {**task.more_valid, HELD_OUT: "held out"}

@@ -58,8 +58,14 @@ class TrainingPart:
         """
         return Sampling(self.train_examples, self.train_fraction, seed=seed if self.train_fraction < 1 else 1)
 
-    def part_notes(self) -> list[str]:
-        """What is said of the training set below a table, unless all is trained on."""
+    def part_notes(self, there: int | None = None) -> list[str]:
+        """What is said of the training set below a table, unless all is trained on.
+
+        Args:
+            there: examples that the training set has, where that is known.
+        """
+        if there is not None and 0 < there <= self.train_examples:
+            return [f"trained on all {there} examples; {self.train_examples} were asked for"]
         if self.train_examples:
             return [f"trained on {self.train_examples} examples, drawn at random"]
         share = f"trained on {self.train_fraction:g} of the examples, drawn at random, anew for every seed"

@@ -128,7 +128,7 @@ class TranslationComparison(Recipe, TrainingPart, Comparison):
             + (", bits per piece, without label smoothing" if loss == "nll_loss" else ""),
             "s/epoch: seconds in updates, without validation and saving",
             *([] if self.metric == "loss" else [f"checkpoints chosen by the best {self.metric} on the validation set"]),
-            *self.part_notes(),
+            *self.part_notes(_pairs(data)),
         ]
         results = {method.name: [one.result() for one in runs if one.method == method] for method in methods}
         rows = summarize(methods, results, differences(runs))

@@ -14,7 +14,7 @@ pytest.importorskip("transformers")
 from attn_reg_plugin.experiments.labelled_runs import LabelledData, LabelledRun
 from attn_reg_plugin.experiments.methods import Method
 from attn_reg_plugin.labelled import find_task
-from tests.commands.test_finetune import planned
+from tests.commands.test_finetune import parsed, planned
 from tests.models.hf_folders import make_encoder, make_rte
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -54,6 +54,13 @@ def test_a_run_is_of_its_documents_labels(tmp_path: Path) -> None:
     before = data.digest()
     (tmp_path / "train" / "neg" / "1.txt").rename(tmp_path / "train" / "pos" / "1.txt")
     assert data.digest() != before
+
+
+def test_the_notes_say_how_many_examples_there_were(rte: list[str]) -> None:
+    settings = parsed(*rte, "--train-examples", "60")
+    assert settings.part_notes(48) == ["trained on all 48 examples; 60 were asked for"]
+    assert settings.part_notes(61) == settings.part_notes() == ["trained on 60 examples, drawn at random"]
+    assert parsed(*rte).part_notes(48) == []
 
 
 def test_updates_are_counted_with_the_flags_that_change_them(rte: list[str]) -> None:

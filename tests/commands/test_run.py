@@ -123,6 +123,12 @@ def test_a_model_is_converted_once_and_a_folder_belongs_to_one(tmp_path: Path) -
         convert_once(start)
 
 
+def test_a_setting_of_a_command_that_is_null_is_left_out() -> None:
+    given = {"run_folder": "r", "on": "hans", "data": "hub", "out": None, "batch_size": None}
+    parsed = run.COMMAND_STEPS["evaluate"](given, False).args[1]  # type: ignore[attr-defined]
+    assert parsed.out is None and parsed.batch_size > 1
+
+
 @pytest.mark.parametrize(
     ("content", "words", "said"),
     [
