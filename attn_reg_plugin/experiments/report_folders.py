@@ -60,10 +60,17 @@ def runs_in(path: Path, depth: int = 0) -> Iterator[LoggedRun]:
         found = [run for folder in inner for run in runs_in(folder, depth + 1)]
         logs = [] if found else [log for log in sorted(path.glob("*.log")) if log.is_file()]
         yield from found
-        if len(trainings := [log for log in logs if read_log(log).validations]) > 1:
+        if trainings := _trainings(logs):
             yield from (_logged_run(log, [log]) for log in trainings)
         elif logs and (run := _logged_run(path, logs)).figures.curves:
             yield run
+
+
+def _trainings(logs: Iterable[Path]) -> list[Path]:
+    """Logs in a folder that are of several trainings, which have epochs in common; none if one went on in the next."""
+    epochs = {log: {epoch for epoch, _ in read_log(log).validations} for log in logs}
+    epochs = {log: found for log, found in epochs.items() if found}
+    return list(epochs) if len(set().union(*epochs.values())) < sum(map(len, epochs.values())) else []
 
 
 def folders_in(path: Path) -> list[Path]:

@@ -90,7 +90,7 @@ def test_unfinished_runs_do_not_count_beside_finished_ones(tmp_path: Path, monke
     assert "<td>3 unfinished</td>" in page([experiment], "title")
 
 
-def test_every_log_in_a_folder_is_a_run(tmp_path: Path) -> None:
+def test_logs_in_a_folder_with_the_same_epochs_are_runs(tmp_path: Path) -> None:
     for method in METHODS:
         (tmp_path / f"{method}-seed1.log").write_text(fairseq_log(2, METHODS[method]), encoding="utf-8")
     (tmp_path / "generate.log").write_text("no training\n")
@@ -98,5 +98,12 @@ def test_every_log_in_a_folder_is_a_run(tmp_path: Path) -> None:
     found = {group.title: group.values("best validation nll_loss") for group in experiment.groups}
     assert found == {method: {1: pytest.approx(loss + 0.04)} for method, loss in METHODS.items()}
     (tmp_path / "plain-seed1.log").unlink()
+    (alone,) = tmp_path.glob("*-seed1.log")
+    lines = alone.read_text(encoding="utf-8").splitlines(keepends=True)
+    place = next(i for i, line in enumerate(lines) if '"epoch": 2' in line)
+    alone.write_text("".join(lines[:place]), encoding="utf-8")
+    (tmp_path / "more.log").write_text("".join(lines[place:]), encoding="utf-8")
     (group,) = read_experiments([tmp_path])[0].groups
-    assert group.title == tmp_path.name, "of a single one the folder is the run"
+    assert group.title == tmp_path.name, (
+        "of a single training the folder is the run, also where it went on in another log"
+    )
