@@ -200,8 +200,8 @@ class Regularizer:
 
         Args:
             compute: runs the model on a batch and gives the loss: a mean, over whatever it is computed on.
-            batch: a tensor, or tensors in mappings, lists and tuples. The first one's first dimension is the number of
-                examples.
+            batch: a tensor, or tensors in mappings, lists, tuples and dataclasses. The first one's first dimension is
+                the number of examples.
             share: makes such a loss of a sum over examples or tokens, and of their number; by default their mean.
         """
         return compute(batch)

@@ -7,9 +7,10 @@ method's divergence between their predictions.
 
 from __future__ import annotations
 
+import copy
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -32,6 +33,8 @@ class SeveralPasses(Regularizer):
     #: while `loss` runs: outputs and inputs of the forwards in it
     _seen: list[tuple[Any, Mapping[str, Any]]] | None = field(default=None, init=False, repr=False)
     _inputs: Mapping[str, Any] = field(default_factory=dict, init=False, repr=False)
+    #: and the tensors of the batch, as they are before it is repeated
+    _whole: list[Tensor] = field(default_factory=list, init=False, repr=False)
     #: passes of a batch
     times: ClassVar[int] = 2
     acts: ClassVar[int] = 3
@@ -63,11 +66,18 @@ class SeveralPasses(Regularizer):
 
         Raises:
             RuntimeError: the loop does not ask for the loss.
+            ValueError: the model runs on another batch than the repeated one.
         """
         if self._seen is None:
             raise RuntimeError(
                 f"{self.name} adds to the loss of a batch: compute it by "
                 "regularizer.loss(lambda batch: loss_function(model(**batch), batch), batch)"
+            )
+        if not runs_on_repeated(tensors_in((forward.args, forward.kwargs)), self._whole, self.times):
+            raise ValueError(
+                f"{self.name} repeats the batch, but {type(forward.model).__name__} runs on one that is not repeated: "
+                "run the model on the batch that compute is given, and let its first tensor be one with a row for each "
+                f"example (it has {self._whole[0].size(0)} rows, and what has as many is repeated)"
             )
         self._inputs = forward.inputs
 
@@ -81,20 +91,27 @@ class SeveralPasses(Regularizer):
         """The sum of the passes' losses, and the weighted divergence; arguments as in `Regularizer.loss`.
 
         Raises:
-            ValueError: the model's outputs cannot be compared.
+            ValueError: the batch holds no tensor, the model runs on another batch than the repeated one, or its
+                outputs cannot be compared.
             RuntimeError: `compute` did not run the model in training mode.
         """
         times = self.passes
         if times == 1:
             return compute(batch)
-        self._seen, told = [], [(one, one.supplied) for one in self._beside()]
+        whole = list(tensors_in(batch))
+        if not whole:
+            raise ValueError(
+                f"{self.name} repeats the tensors of a batch, but finds none in this {type(batch).__name__}; give a "
+                "tensor, or tensors in mappings, lists, tuples and dataclasses"
+            )
+        self._seen, self._whole, told = [], whole, [(one, one.supplied) for one in self._beside()]
         for one, supplied in told:
             one.supply(repeated_supply(supplied, times))
         try:
             loss = compute(repeated(batch, times))
             seen = self._seen
         finally:
-            self._seen = None
+            self._seen, self._whole = None, []
             for one, supplied in told:
                 one.supply(supplied)
         if not seen:
@@ -119,17 +136,22 @@ def repeated(batch: Any, times: int) -> Any:
     Args:
         batch: as in `Regularizer.loss`; what has as many rows as its first tensor is repeated, the rest stays.
     """
-    size = _rows(batch)
+    first = next(tensors_in(batch), None)
 
     def again(value: Any) -> Any:
         if isinstance(value, Tensor):
-            return torch.cat([value] * times) if value.dim() and value.size(0) == size else value
+            return torch.cat([value] * times) if value.dim() and len(value) == len(first) else value
         if isinstance(value, Mapping):
             return {key: again(held) for key, held in value.items()}
         if isinstance(value, tuple) and hasattr(value, "_fields"):
             return type(value)(*map(again, value))
         if type(value) in (list, tuple):
             return type(value)(map(again, value))
+        if is_dataclass(value) and not isinstance(value, type):
+            made = copy.copy(value)  # what its __post_init__ made has rows, too
+            for name, held in _fields_of(value).items():
+                object.__setattr__(made, name, again(held))  # it may be frozen
+            return made
         return value
 
     return again(batch)
@@ -141,12 +163,49 @@ def repeated_supply(supplied: Supplied, times: int) -> Supplied:
     return replace(supplied, **parts)
 
 
-def _rows(batch: Any) -> int | None:
-    """The first dimension of the first tensor that has one."""
-    if isinstance(batch, Tensor):
-        return batch.size(0) if batch.dim() else None
-    held = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else ()
-    return next((rows for rows in map(_rows, held) if rows is not None), None)
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """The tensors of a batch, or of a forward's arguments, that have rows, in order."""
+    if isinstance(value, Tensor):
+        if value.dim():
+            yield value
+        return
+    held: Any = value if isinstance(value, list | tuple) else ()
+    if isinstance(value, Mapping):
+        held = value.values()
+    elif is_dataclass(value) and not isinstance(value, type):
+        held = _fields_of(value).values()
+    for one in held:
+        yield from tensors_in(one)
+
+
+def _fields_of(value: Any) -> dict[str, Any]:
+    """The fields of a dataclass that have a value, by name."""
+    return {one.name: getattr(value, one.name) for one in fields(value) if hasattr(value, one.name)}
+
+
+def runs_on_repeated(arguments: Iterator[Tensor], whole: list[Tensor], times: int) -> bool:
+    """Whether a forward can be one of the repeated batch.
+
+    It is not where no argument has as many rows as that, or a multiple, as several texts an example have, and one has
+    the rows of the batch before, or is a tensor of it. A part of the repeated batch may have as many rows: then each
+    such argument consists of equal parts.
+
+    Args:
+        arguments: the tensors among the forward's arguments; without any it can be.
+        whole: those of the batch as it was; the first one's rows are the number of examples.
+    """
+    rows, given = len(whole[0]), list(arguments)
+    if not rows or any(len(one) and len(one) % (times * rows) == 0 for one in given):
+        return True
+    alike = [one for one in given if len(one) == rows or any(one is held for held in whole)]
+    return all(_in_equal_parts(one, times, times * rows) for one in alike)
+
+
+def _in_equal_parts(tensor: Tensor, times: int, size: int) -> bool:
+    """Whether a tensor repeats itself along its first dimension, or along one of `size`, as time-first tokens do."""
+    along = [d for d in range(tensor.dim()) if (d == 0 or tensor.size(d) == size) and tensor.size(d) % times == 0]
+    split = (tensor.chunk(times, d) for d in along if tensor.size(d))
+    return any(all(part.equal(parts[0]) for part in parts[1:]) for parts in split)
 
 
 def compared(outputs: Any, inputs: Mapping[str, Any], times: int) -> tuple[list[Tensor], bool]:

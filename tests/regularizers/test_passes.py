@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch import nn
 
 from attn_reg_plugin.regularizers import Supplied, build
 from attn_reg_plugin.regularizers.hidden_cut import drawn_spans, jensen_shannon
-from attn_reg_plugin.regularizers.passes import repeated
+from attn_reg_plugin.regularizers.passes import repeated, runs_on_repeated
 from tests.attention.tiny_model import PAD, TinyClassifier, attentions, loss_of, tokens, training_step
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -166,6 +167,61 @@ def test_what_has_as_many_rows_as_the_first_tensor_is_repeated():
     assert twice["ids"].equal(torch.cat([IDS, IDS])) and twice["more"][0].tolist() == [2, 0, 1] * 2
     assert twice["more"][1][0].shape == (6, 6) and (twice["n"], twice["more"][1][1]) == (3, "text")
     assert twice["scalar"] == 1 and batch["ids"] is IDS
+
+
+@dataclass(frozen=True)
+class Batch:
+    ids: torch.Tensor
+    labels: torch.Tensor
+    lengths: torch.Tensor = field(init=False)
+
+    def __post_init__(self):
+        object.__setattr__(self, "lengths", self.ids.ne(PAD).sum(-1))
+
+
+def test_a_dataclass_is_repeated():
+    batch = Batch(IDS, LABELS)
+    twice = repeated({"both": [batch]}, 2)["both"][0]
+    assert type(twice) is Batch and twice.ids.equal(torch.cat([IDS, IDS])) and batch.ids is IDS
+    assert twice.labels.tolist() == [2, 0, 1] * 2 and twice.lengths.tolist() == batch.lengths.tolist() * 2
+
+
+RUNS = {
+    "another batch": lambda model, batch: model(IDS[:2].repeat(2, 1)[:3]),
+    "the batch as it was": lambda model, batch: model(IDS),
+    "a table first": lambda model, batch: model(batch["ids"]),
+    "by keyword, nested": lambda model, batch: model.model(ids=[{"ids": IDS}][0]["ids"]),
+}
+
+
+@pytest.mark.parametrize("how", RUNS)
+@pytest.mark.parametrize("name", ["r_drop", "hidden_cut"])
+def test_a_forward_that_is_not_of_the_repeated_batch_is_refused(name, how):
+    """Its first and second half are unlike examples."""
+    model, regularizer = Kept(classifier()), build(name)
+    batch = {"table": torch.ones(50)} if how == "a table first" else {}
+    batch["ids"] = IDS
+    message = (
+        f"^{name} repeats the batch, but TinyClassifier runs on one that is not repeated: run the model on the batch"
+    )
+    with regularizer.attach(model.model):
+        with pytest.raises(ValueError, match=message):
+            regularizer.loss(lambda b: RUNS[how](model, b).logsumexp(-1).mean(), batch)
+        with pytest.raises(ValueError, match=f"{name} repeats the tensors of a batch, but finds none in this object"):
+            regularizer.loss(lambda b: model(IDS).logsumexp(-1).mean(), object())
+
+
+def test_parts_of_the_repeated_batch_are_not_refused():
+    """Texts of a pair, one after the other; those of several choices, flattened; what is time-first."""
+    pairs, choices = IDS[[0, 0, 1, 1]], IDS.unsqueeze(1).expand(3, 4, 6)
+    model, regularizer = classifier(), build("r_drop")
+    with regularizer.attach(model):
+        regularizer.loss(lambda b: (model(b[0::2]) + model(b[1::2])).logsumexp(-1).mean(), pairs)
+        regularizer.loss(lambda b: model(b.flatten(0, 1)).view(6, 4, 3).logsumexp(-1).mean(), choices)
+    assert regularizer.statistics.take()["r_drop_items"] == 4 + 12
+    time_first = [torch.randint(9, (3, 3)).repeat(1, 2), torch.ones(3, dtype=torch.long)]
+    assert runs_on_repeated(iter(time_first[:1]), [IDS], 2) and runs_on_repeated(iter([]), [IDS], 2)
+    assert not runs_on_repeated(iter(time_first), [IDS], 2)
 
 
 # -- HiddenCut's spans ------------------------------------------------------------------------------------------------
