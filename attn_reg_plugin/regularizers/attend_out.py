@@ -146,6 +146,11 @@ class AttendOut(Regularizer):
         twin.game, twin.problem, twin.optimizer = None, None, None
         return twin
 
+    def begin_anew(self) -> None:
+        """As `Regularizer.begin_anew`: the game of another model is over."""
+        super().begin_anew()
+        self._kept = {}
+
     # -- the training -----------------------------------------------------------------------------------------------
 
     def bind(self, training: Training) -> None:

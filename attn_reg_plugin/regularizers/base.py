@@ -23,7 +23,9 @@ from attn_reg_plugin.regularizers.attachment import Attachment
 from attn_reg_plugin.regularizers.options import check_options, option
 from attn_reg_plugin.regularizers.presets import Preset
 from attn_reg_plugin.regularizers.probing import Forward
+from attn_reg_plugin.regularizers.same_model import SameModel
 from attn_reg_plugin.regularizers.slots import drop_rate, drop_rates
+from attn_reg_plugin.regularizers.state_checks import check_state
 from attn_reg_plugin.regularizers.statistics import Quantity, Statistics
 from attn_reg_plugin.regularizers.training import Supplied, Training
 
@@ -100,24 +102,24 @@ class Regularizer:
         """Check the options, in one sentence each.
 
         Raises:
-            TypeError: an option is of another type than it declares.
-            ValueError: an option is out of its range.
+            TypeError, ValueError: an option is of another type than it declares, or out of its range.
         """
         check_options(self)
         SiteSelector(self.sites)
         self.epoch: int | None = None
         self.updates = 0
-        self.statistics = Statistics()
-        self.supplied = Supplied()
+        self.statistics, self.supplied = Statistics(), Supplied()
         self.companions: Sequence[Regularizer] = ()  # all methods of its combination, in the order in which they act
         self._attachment: Attachment | None = None
+        self._of = SameModel()
 
     # -- what a user calls ------------------------------------------------------------------------------------------
 
     def attach(self, model: nn.Module) -> Attachment:
         """Regularize every training-mode forward of `model` from here, until `detach` or the end of the `with`.
 
-        Parameters, `state_dict` keys and evaluation outputs stay as they are.
+        Parameters, `state_dict` keys and evaluation outputs stay as they are. On another model than before the method
+        begins anew, unless a state was loaded since; so epochs and updates are announced after attaching.
 
         Raises:
             ValueError: the sites match nothing in the model, or it is attached already.
@@ -125,6 +127,8 @@ class Regularizer:
         if self._attachment is not None:
             raise ValueError(f"{self.name} is attached already; detach() it first")
         self._attachment = Attachment(self, model)
+        if self._of.left_for(model):
+            self.begin_anew()
         return self._attachment
 
     def detach(self) -> None:
@@ -211,23 +215,15 @@ class Regularizer:
         return {"method": self.name, "epoch": self.epoch, "updates": self.updates}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state_dict()`; one made before states had their method's name is taken as it is.
+        """Continue from `state_dict()`.
 
         Raises:
-            TypeError: it is no mapping.
-            ValueError: it is another method's state, or lacks what every state has, or counts in other than numbers.
+            TypeError, ValueError: it is no state of this method, see `check_state`.
         """
-        if not isinstance(state, Mapping):
-            raise TypeError(f"the state is a {type(state).__name__}, but must be what {self.name}'s state_dict() gave")
-        if (theirs := state.get("method", self.name)) != self.name:
-            raise ValueError(f"the state is one of {theirs}, but must be one of {self.name}")
-        if missing := [key for key in ("epoch", "updates") if key not in state]:
-            raise ValueError(f"the state isn't one of {self.name}: it lacks {' and '.join(missing)}")
-        for key, least in (("epoch", 1), ("updates", 0)):
-            whole = isinstance(count := state[key], int) and not isinstance(count, bool) and count >= least
-            if not whole and not (key == "epoch" and count is None):
-                raise ValueError(f"the state's {key} is {count!r}, but must be a whole number, at least {least}")
+        check_state(state, self.name)
         self.epoch, self.updates = state["epoch"], state["updates"]
+        if self._attachment is None:
+            self._of.forget()
 
     def resume(self, state: Mapping[str, Any]) -> None:
         """`load_state_dict` where training continues from it: what does not fit the attached model is reported here.
@@ -238,6 +234,10 @@ class Regularizer:
         self.load_state_dict(state)
 
     # -- what a method implements, if it needs it -------------------------------------------------------------------
+
+    def begin_anew(self) -> None:
+        """Forget the training of another model, whose counts and state say nothing of the one now attached."""
+        self.epoch, self.updates = None, 0
 
     def bind(self, training: Training) -> None:
         """Get to know the training of a face, after attaching and before the first update."""
@@ -266,7 +266,7 @@ class Regularizer:
     def copied(self) -> Regularizer:
         """For a copy of the attached model: the same options and place in training, statistics of its own."""
         twin = copy.copy(self)
-        twin.statistics, twin.supplied = copy.deepcopy(self.statistics), Supplied()
+        twin.statistics, twin.supplied, twin._of = copy.deepcopy(self.statistics), Supplied(), SameModel()
         return twin
 
     def hooks(self, model: nn.Module, sites: list[AttentionSite]) -> list[Any]:

@@ -22,12 +22,10 @@ import torch
 from torch import Tensor, nn
 
 from attn_reg_plugin.attention.calls import derived
-from attn_reg_plugin.regularizers.attachment import Attachment
 from attn_reg_plugin.regularizers.base import Regularizer, option, register
 from attn_reg_plugin.regularizers.distributed import from_first_rank, object_from_first_rank
 from attn_reg_plugin.regularizers.presets import Preset
 from attn_reg_plugin.regularizers.probing import Forward
-from attn_reg_plugin.regularizers.same_model import SameModel
 from attn_reg_plugin.regularizers.statistics import Quantity
 from attn_reg_plugin.regularizers.training import Training
 
@@ -76,14 +74,11 @@ class ChildTuning(Regularizer):
         self.masks: dict[str, Tensor] = {}
         self._training: Training | None = None
         self._estimating = self._told = False
-        self._of = SameModel()
 
-    def attach(self, model: nn.Module) -> Attachment:
-        """As `Regularizer.attach`; another model than before has masks of its own."""
-        attachment = super().attach(model)
-        if self._of.left_for(model):
-            self.masks, self.seed = {}, None
-        return attachment
+    def begin_anew(self) -> None:
+        """As `Regularizer.begin_anew`: each model has masks of its own."""
+        super().begin_anew()
+        self.masks, self.seed = {}, None
 
     @property
     def large_state(self) -> bool:
@@ -139,7 +134,7 @@ class ChildTuning(Regularizer):
     def copied(self) -> ChildTuning:
         """For a copy of the model."""
         twin = super().copied()
-        twin.masks, twin._of = dict(self.masks), SameModel()
+        twin.masks = dict(self.masks)
         return twin
 
     def before_forward(self, forward: Forward) -> None:
@@ -220,8 +215,6 @@ class ChildTuning(Regularizer):
         """As `Regularizer.load_state_dict`."""
         super().load_state_dict(state)
         self.seed, self.masks = state.get("seed"), dict(state.get("masks") or {})
-        if self._attachment is None:
-            self._of.forget()
 
     def resume(self, state: Mapping[str, Any]) -> None:
         """As `Regularizer.resume`.

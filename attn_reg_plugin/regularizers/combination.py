@@ -77,6 +77,8 @@ class Combination(Regularizer):
             if isinstance(error, OptionError):
                 error.method = method.name
             raise
+        if self._of.left_for(model):
+            self.begin_anew()
         return self
 
     def __enter__(self) -> Combination:
@@ -208,6 +210,8 @@ class Combination(Regularizer):
             ValueError: there is none for one of them; or as each of them.
         """
         super().load_state_dict(state)
+        if self.methods[0]._attachment is not None:
+            self._of.left_for(self.model)  # it stays the one that the next is compared with
         parts = state.get("parts", {})
         for method in self.methods:
             if method.name not in parts:

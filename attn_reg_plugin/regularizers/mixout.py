@@ -24,7 +24,6 @@ from attn_reg_plugin.regularizers.base import Regularizer, option, register
 from attn_reg_plugin.regularizers.distributed import object_from_first_rank
 from attn_reg_plugin.regularizers.presets import Preset
 from attn_reg_plugin.regularizers.probing import Forward
-from attn_reg_plugin.regularizers.same_model import SameModel
 
 
 @register("mixout")
@@ -60,20 +59,22 @@ class Mixout(Regularizer):
         super().__post_init__()
         self.pretrained: dict[str, Tensor] = {}
         self.seed: int | None = None
-        self.places, self._of = Places(), SameModel()
+        self.places = Places()
 
     def attach(self, model: nn.Module) -> Attachment:
-        """As `Regularizer.attach`; another model than before has pretrained weights of its own.
+        """As `Regularizer.attach`.
 
         Raises:
             ValueError: there is nothing to mix.
         """
         if not any(True for _ in mixed_parameters(model, self.weights)):
             raise ValueError(f"{type(model).__name__} has no trained weights to mix with pretrained ones")
-        attachment = super().attach(model)
-        if self._of.left_for(model):
-            self.pretrained, self.seed = {}, None
-        return attachment
+        return super().attach(model)
+
+    def begin_anew(self) -> None:
+        """As `Regularizer.begin_anew`: each model has pretrained weights of its own."""
+        super().begin_anew()
+        self.pretrained, self.seed = {}, None
 
     def detach(self) -> None:
         """As `Regularizer.detach`; what the weights were pretrained to stays for the state."""
@@ -133,7 +134,7 @@ class Mixout(Regularizer):
     def copied(self) -> Mixout:
         """For a copy of the model: with the same pretrained weights."""
         twin = super().copied()
-        twin.pretrained, twin.places, twin._of = dict(self.pretrained), Places(), SameModel()
+        twin.pretrained, twin.places = dict(self.pretrained), Places()
         return twin
 
     def state_dict(self) -> dict[str, Any]:
@@ -151,8 +152,6 @@ class Mixout(Regularizer):
             raise ValueError("the state lacks the pretrained weights of mixout")
         self.pretrained = dict(state["pretrained"])
         self.seed = state.get("seed")
-        if self._attachment is None:
-            self._of.forget()
 
     def resume(self, state: Mapping[str, Any]) -> None:
         """As `Regularizer.resume`.

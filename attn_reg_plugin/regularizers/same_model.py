@@ -1,4 +1,4 @@
-"""Whether a method's state is of the model that it is attached to."""
+"""Whether a method's counts and state are of the model that it is attached to."""
 
 from __future__ import annotations
 

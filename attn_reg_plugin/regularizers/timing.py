@@ -35,6 +35,11 @@ class Timed(Regularizer):
             raise ValueError(f"a training has at least 1 update, not {updates}")
         self._total = updates
 
+    def begin_anew(self) -> None:
+        """As `Regularizer.begin_anew`: the number of all updates is announced for each training."""
+        super().begin_anew()
+        self._total = None
+
     def position(self) -> float:
         """Where the training is, in the schedule's unit.
 
