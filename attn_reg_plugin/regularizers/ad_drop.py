@@ -28,7 +28,7 @@ from attn_reg_plugin.attention.packed import PackedMask
 from attn_reg_plugin.attention.sites import AttentionSite, recording
 from attn_reg_plugin.regularizers.ad_drop_presets import PRESETS
 from attn_reg_plugin.regularizers.base import Preset, Regularizer, option, register
-from attn_reg_plugin.regularizers.cross_tuning import CrossTuning
+from attn_reg_plugin.regularizers.cross_tuning import CrossTuned, CrossTuning
 from attn_reg_plugin.regularizers.kept_regions import KeptRegions
 from attn_reg_plugin.regularizers.objectives import (
     LABELS,
@@ -52,7 +52,7 @@ PROBES = ("fresh", "kept")
 
 @register("ad_drop")
 @dataclass(eq=False)
-class ADDrop(Regularizer):
+class ADDrop(CrossTuned):
     """Drop the attention positions that the prediction leans on most.
 
     Attributes:
@@ -146,13 +146,13 @@ class ADDrop(Regularizer):
             raise ValueError(f"attribution is {self.attribution!r}, but must be gradient with probe='kept'")
         self.kept = KeptRegions(self.store_gb, Path(self.store_folder) if self.store_folder else None)
 
-    def begin_training(self, updates: int | None, epochs: int | None = None) -> None:
-        """Warn of cross-tuning that never comes to an epoch it regularizes."""
-        self.schedule.warn_if_plain(epochs)
+    def acts_at_all(self) -> bool:
+        """Whether anything can be dropped at all."""
+        return self.p > 0 and self.q > 0
 
     def due(self) -> bool:
         """Regularized when cross-tuning says so and anything can be dropped at all."""
-        return self.schedule.regularized(self.epoch, self.updates) and self.p > 0 and self.q > 0
+        return self.schedule.regularized(self.epoch, self.updates) and self.acts_at_all()
 
     def before_forward(self, forward: Forward) -> None:
         """Probe, attribute, and leave the keep masks on the sites; or draw them from what is kept."""

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import logging
 import re
+import sys
 from dataclasses import dataclass
 
+from attn_reg_plugin.regularizers.base import Regularizer
+
 logger = logging.getLogger(__name__)
+PLAIN = "cross_tuning='epoch' leaves odd epochs plain; {}; give cross_tuning='update:N' or 'off'"
 
 
 @dataclass(frozen=True)
@@ -28,13 +32,16 @@ class CrossTuning:
                 f"cross_tuning is {self.schedule!r}, but must be epoch, off, or update:N with N of at least 1"
             )
 
-    def warn_if_plain(self, epochs: int | None) -> None:
-        """Warn where a training of so many epochs is plain from beginning to end; None: their number is not known."""
-        if self.schedule == "epoch" and epochs == 1:
-            logger.warning(
-                "cross_tuning='epoch' leaves odd epochs plain; this training has one epoch: nothing is regularized; "
-                "give cross_tuning='update:N' or 'off'"
-            )
+    def warn_if_plain(self, epochs: int | None) -> bool:
+        """Warn where a training of so many epochs is plain from beginning to end; None: their number is not known.
+
+        Returns:
+            whether it is, as far as that is known.
+        """
+        plain = self.schedule == "epoch" and epochs == 1
+        if plain:
+            logger.warning(PLAIN.format("this training has one epoch: nothing is regularized"))
+        return plain
 
     def regularized(self, epoch: int | None, updates: int) -> bool:
         """Whether a forward in `epoch` (from 1), after `updates` updates, is regularized.
@@ -50,3 +57,31 @@ class CrossTuning:
             return epoch % 2 == 0
         length = int(self.schedule.removeprefix("update:"))
         return (updates // length) % 2 == 1
+
+
+class CrossTuned(Regularizer):
+    """Base of a method with cross-tuning, which says so where a training was plain from beginning to end.
+
+    How many epochs a training has may not be known before it ends, as of a stream with a number of updates. A loop that
+    announces none may attach for each epoch anew.
+    """
+
+    schedule: CrossTuning
+    _open = False  # a training was announced, and not yet said to be plain
+
+    def acts_at_all(self) -> bool:
+        """Whether the method does anything where its schedule says so."""
+        return True
+
+    def begin_training(self, updates: int | None, epochs: int | None = None) -> None:
+        """As `Regularizer.begin_training`; warns of a schedule that never comes to an epoch it regularizes."""
+        self._open = not self.schedule.warn_if_plain(epochs)
+
+    def detach(self) -> None:
+        """As `Regularizer.detach`; warns after a training that was announced and ended in its first epoch."""
+        seen = self._attachment is not None and self._attachment.seen
+        plain = self.schedule.schedule == "epoch" and self.epoch == 1 and self.acts_at_all()
+        if seen and plain and self._open and sys.exc_info()[0] is None:  # by itself, not by an exception
+            logger.warning(PLAIN.format("this training ended in its first epoch: nothing was regularized"))
+        self._open = False
+        super().detach()

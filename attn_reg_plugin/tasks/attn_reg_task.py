@@ -212,7 +212,8 @@ class AttnRegTask:
         self._first_epoch = self._batches_of_first_epoch(update_num)
         try:
             regularizer.bind(training)
-            regularizer.begin_training(total_updates(self.cfg, self._first_epoch), total_epochs(self.cfg))
+            length = (total(self.cfg, self._first_epoch) for total in (total_updates, total_epochs))
+            regularizer.begin_training(*length)
         except ValueError as error:
             raise ValueError(f"--attn-reg {regularizer.name}: {error}") from None
         self._bound, self._iterators = True, {}

@@ -24,16 +24,25 @@ def total_updates(config: Any, batches: int | None) -> int | None:
     most, epochs = (_numbers(config, name)[0] for name in ("max_update", "max_epoch"))
     limits = [int(most)] if most > 0 else []
     if epochs > 0 and batches:
-        together = _numbers(config, "update_freq", 1)
-        rounded = math.floor if seen(config, "skip_remainder_batch") in (True, "True") else math.ceil
-        by_epoch = [rounded(batches / freq) for freq in together[: int(epochs)]]
+        by_epoch = _by_epoch(config, batches)[: int(epochs)]
         limits.append(sum(by_epoch) + by_epoch[-1] * (int(epochs) - len(by_epoch)))
     return max(1, min(limits)) if limits else None
 
 
-def total_epochs(config: Any) -> int | None:
-    """`--max-epoch`; None where it isn't given."""
-    return int(_numbers(config, "max_epoch")[0]) or None
+def total_epochs(config: Any, batches: int | None) -> int | None:
+    """`--max-epoch`, or 1 where `--max-update` comes first; None where neither says it.
+
+    Args:
+        config, batches: as in `total_updates`.
+    """
+    most, epochs = (int(_numbers(config, name)[0]) for name in ("max_update", "max_epoch"))
+    return 1 if most > 0 and batches and most <= _by_epoch(config, batches)[0] else epochs or None
+
+
+def _by_epoch(config: Any, batches: int) -> list[int]:
+    """The updates of the epochs that --update-freq names, each with so many batches."""
+    rounded = math.floor if seen(config, "skip_remainder_batch") in (True, "True") else math.ceil
+    return [rounded(batches / freq) for freq in _numbers(config, "update_freq", 1)]
 
 
 def _numbers(config: Any, name: str, default: float = 0) -> list[float]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+import sys
+
 import pytest
 import torch
 
@@ -101,3 +104,36 @@ def test_state_makes_a_round_trip(schedule):
     assert (second.epoch, second.updates) == (4, 3)
     assert second.due() is first.due() is True
     assert second.state_dict() == first.state_dict()
+
+
+def plain_training(translator, batch, caplog, epochs=1, announced=None, **options):
+    """What is said of a training of so many epochs, of which `announced` were."""
+    caplog.clear()
+    regularizer = ADDrop(**options)
+    with regularizer.attach(translator):
+        regularizer.begin_training(None, announced)
+        for epoch in range(1, epochs + 1):
+            regularizer.begin_epoch(epoch)
+            translator(*batch)
+            regularizer.end_update()
+    return [record.message for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+@pytest.mark.parametrize("announced", [None, -1, sys.maxsize])
+def test_a_training_that_was_plain_is_warned_about_at_its_end(announced, translator, batch, caplog):
+    """A stream's epochs are not known before: Trainer announces a large number of them, Lightning -1."""
+    [message] = plain_training(translator, batch, caplog, announced=announced)
+    assert "this training ended in its first epoch: nothing was regularized; give cross_tuning='update:N'" in message
+    assert len(plain_training(translator, batch, caplog, announced=1)) == 1, "the start has said so"
+    assert not plain_training(translator, batch, caplog, epochs=2, announced=announced)
+    for options in ({"p": 0.0}, {"q": 0.0}, {"cross_tuning": "off"}, {"cross_tuning": "update:9"}):
+        assert not plain_training(translator, batch, caplog, announced=announced, **options)
+
+
+def test_a_training_that_failed_is_not_warned_about(translator, batch, caplog):
+    with pytest.raises(KeyboardInterrupt), (regularizer := ADDrop()).attach(translator):
+        regularizer.begin_training(None)
+        regularizer.begin_epoch(1)
+        translator(*batch)
+        raise KeyboardInterrupt
+    assert not any("plain" in message for message in caplog.messages)

@@ -37,9 +37,25 @@ def test_what_comes_first_ends_it(flags: dict[str, Any], batches: int | None, up
     seen = SimpleNamespace(**{f"attn_{name}": value for name, value in flags.items()})
     assert total_updates(seen, batches) == updates
     epochs = flags.get("max_epoch")
-    assert total_epochs(seen) == (None if "$" in str(epochs or "$") else int(epochs))
+    assert total_epochs(seen, batches) == (None if "$" in str(epochs or "$") else int(epochs))
     if "$" not in str(flags):
         assert total_updates(SimpleNamespace(**flags), batches) == updates
+
+
+@pytest.mark.parametrize(
+    ("flags", "batches", "epochs"),
+    [
+        ({"max_update": 7}, 7, 1),
+        ({"max_update": 8}, 7, None),
+        ({"max_update": 7}, None, None),
+        ({"max_update": 3, "max_epoch": 5}, 7, 1),
+        ({"max_update": 7, "max_epoch": 5, "update_freq": [2]}, 7, 5),
+    ],
+)
+def test_a_training_that_ends_in_its_first_epoch_has_one(
+    flags: dict[str, Any], batches: int | None, epochs: int | None
+) -> None:
+    assert total_epochs(SimpleNamespace(**flags), batches) == epochs
 
 
 V = {"attn_reg": "head_drop", "head_drop_unit": "progress", "head_drop_turn": 0.5, "head_drop_end": 1.0}
