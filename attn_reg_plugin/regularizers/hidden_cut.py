@@ -12,7 +12,6 @@ Lengths, rounding and the shortening of a span at the end are those of the autho
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -22,8 +21,8 @@ from torch import Tensor, nn
 from attn_reg_plugin.attention.calls import AttentionCall, derived, graph_task
 from attn_reg_plugin.attention.sites import AttentionSite, all_sites
 from attn_reg_plugin.regularizers.base import option, register
+from attn_reg_plugin.regularizers.feed_forward import feed_forward_of
 from attn_reg_plugin.regularizers.layers import StandIn
-from attn_reg_plugin.regularizers.options import OptionError
 from attn_reg_plugin.regularizers.passes import SeveralPasses
 from attn_reg_plugin.regularizers.presets import Preset
 from attn_reg_plugin.regularizers.probing import Forward
@@ -71,7 +70,7 @@ class HiddenCut(SeveralPasses):
         """What cuts, in the feed-forward network of every site's layer.
 
         Raises:
-            ValueError: a site is no self-attention, or its layer has no feed-forward network of its own.
+            ValueError: a site is no self-attention, or its layer has no feed-forward network of its own, or several.
         """
         if not self.due():
             return []
@@ -89,6 +88,20 @@ class HiddenCut(SeveralPasses):
         for site in self.attached_sites:
             seed = int(torch.randint(2**62, ()))
             site.look = Spans(self.cut, self.top, seed, self.times, self.statistics)
+
+    def after_forward(self, outputs: Any) -> None:
+        """As `SeveralPasses.after_forward`; every layer whose spans were drawn has been cut.
+
+        Raises:
+            RuntimeError: one has not.
+        """
+        super().after_forward(outputs)
+        for site in self.attached_sites if outputs is not None else ():
+            if isinstance(site.look, Spans) and site.look.drawn.keys() - site.look.reached:
+                raise RuntimeError(
+                    f"hidden_cut: the forward ran {site.name} without the module that was taken for the end of its "
+                    "layer's feed-forward network, so nothing was cut there; choose other sites"
+                )
 
     def divergence(self, passes: list[Tensor], regression: bool) -> Tensor:
         """JS(P, Q) of each item."""
@@ -133,6 +146,10 @@ class Spans:
     """A site's look at its map: draws what its layer loses.
 
     The first rows of a batch are the whole passes, the last share of rows is cut.
+
+    Attributes:
+        drawn: bool (B, S) by the number of a call, True = cut.
+        reached: the calls whose spans came to the layer's feed-forward network.
     """
 
     cut: float
@@ -141,6 +158,7 @@ class Spans:
     passes: int
     statistics: Statistics
     drawn: dict[int, Tensor] = field(default_factory=dict)
+    reached: set[int] = field(default_factory=set)
 
     def __call__(self, call: AttentionCall, weights: Tensor, valid: Tensor | None) -> None:
         """Draw the spans of a call, once: activation checkpointing comes again.
@@ -180,7 +198,10 @@ class Cutter(StandIn):
         """
         outputs = self._inner(*args, **kwargs)
         site, spans = self.site, self.site.look
-        if not isinstance(spans, Spans) or not self.module.training or site.current is None:
+        if not isinstance(spans, Spans) or site.current is None:
+            return outputs
+        spans.reached.add(site.current.index)
+        if not self.module.training:
             return outputs
         if site.over and graph_task() == -1:  # a part of the model runs by itself
             return outputs
@@ -194,40 +215,3 @@ class Cutter(StandIn):
                 f"its attention over {tuple(cut.shape)} tokens; choose other sites"
             )
         return outputs.masked_fill(cut.reshape(outputs.shape[:-1]).unsqueeze(-1), 0.0)
-
-
-def feed_forward_of(model: nn.Module, site: AttentionSite, every: Iterable[AttentionSite]) -> nn.Module:
-    """The last map of the feed-forward network that follows a self-attention: to fewer dimensions than it comes from.
-
-    It is looked for around the attention, as far as no other self-attention of the stack is there.
-
-    Args:
-        every: all sites of the model.
-
-    Raises:
-        OptionError: the site is no self-attention, or there is no such map.
-    """
-    if site.kind != "self":
-        raise OptionError("sites", f"{site.name} is no self-attention: hidden_cut cuts tokens of a layer's own input")
-    others = {s.path for s in every if (s.stack, s.kind) == (site.stack, site.kind)} - {site.path}
-    path, inside = site.path, f"{site.path}."
-    while path:
-        path = path.rpartition(".")[0]
-        around = f"{path}." if path else ""
-        if any(other.startswith(around) for other in others):
-            break
-        maps = [m for name, m in model.get_submodule(path).named_modules() if _narrows(m, f"{around}{name}.", inside)]
-        if maps:
-            return maps[-1]
-    raise OptionError("sites", f"the layer of {site.name} has no feed-forward network that hidden_cut could cut")
-
-
-def _narrows(module: nn.Module, path: str, inside: str) -> bool:
-    """Whether it is a linear map to fewer dimensions, outside of the attention itself."""
-    if isinstance(module, nn.Linear):
-        wide, narrow = module.in_features, module.out_features
-    elif type(module).__name__ == "Conv1D":  # GPT-2's linear map, whose weight is (in, out)
-        wide, narrow = module.weight.shape
-    else:
-        return False
-    return wide > narrow and not path.startswith(inside)
