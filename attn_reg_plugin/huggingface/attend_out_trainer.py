@@ -21,7 +21,6 @@ from attn_reg_plugin.backends.huggingface_inputs import described
 from attn_reg_plugin.huggingface.step_loss import untouched
 from attn_reg_plugin.regularizers import Outcome, Tokens
 from attn_reg_plugin.regularizers.defender import Defender, evaluating
-from attn_reg_plugin.regularizers.distributed import average_gradients
 from attn_reg_plugin.regularizers.objectives import IGNORED, logits_of
 from attn_reg_plugin.regularizers.probing import same_randomness
 
@@ -215,29 +214,9 @@ class TrainerDefender(Defender):
             accelerator.scaler = theirs
 
     def step(self) -> None:
-        """The optimizer step, at the attacker's learning rate; skipped if gradients overflowed."""
+        """As `Defender.step`."""
         self.learned = None
-        if self.scaler is None:
-            return super().step()
-        for group, settings in zip(self.optimizer.param_groups, self._settings, strict=True):
-            group.update(settings)
-        average_gradients(self.model)
-        self.scaler.unscale_(self.optimizer)
-        if self.clip_norm > 0:
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-        self.optimizer.zero_grad(set_to_none=True)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Model, optimizer, and the loss scale if there is one."""
-        return {**super().state_dict(), "scaler": None if self.scaler is None else self.scaler.state_dict()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state_dict()`."""
-        super().load_state_dict(state)
-        if self.scaler is not None and state["scaler"] is not None:
-            self.scaler.load_state_dict(state["scaler"])
+        super().step()
 
 
 class TrainerTraining:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +119,7 @@ class LightningTraining:
     vocabulary = ""
 
     def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
         self.optimizer: Optimizer = trainer.optimizers[0]
         self.clip_norm = float(trainer.gradient_clip_val or 0.0)
         folder = getattr(trainer.checkpoint_callback, "dirpath", None)
@@ -132,4 +137,41 @@ class LightningTraining:
             "Child-Tuning with mode='free'"
         )
 
-    copy_of = staticmethod(Defender)
+    @property
+    def copy_of(self) -> Callable[..., Defender]:
+        """See `Training`.
+
+        Raises:
+            ValueError: the trainer trains in a way that the copy is not trained in.
+        """
+        reason = ""
+        if len(self.trainer.optimizers) > 1:
+            reason = f"with one optimizer, and the LightningModule has {len(self.trainer.optimizers)}; use one"
+        elif self.clip_norm > 0 and (self.trainer.gradient_clip_algorithm or "norm") != "norm":
+            reason = "with gradients clipped by their norm, and not by value; use gradient_clip_algorithm='norm'"
+        if reason:
+            raise ValueError(f"AttendOut trains a copy of the model {reason}, or another method, such as AD-DROP")
+        return partial(LightningDefender, self.trainer)
+
+
+class LightningDefender(Defender):
+    """A defender that trains in Lightning's precision, and divides its losses as Lightning does.
+
+    Args:
+        trainer: that trains the attacker.
+        attacker, optimizer, clip_norm: as `Defender` has them.
+    """
+
+    def __init__(self, trainer: Any, attacker: nn.Module, optimizer: Optimizer, clip_norm: float = 0.0) -> None:
+        super().__init__(attacker, optimizer, clip_norm)
+        self.trainer, self.scaler = trainer, copy.deepcopy(trainer.scaler)
+
+    def precision(self) -> AbstractContextManager[Any]:
+        """Lightning's, as around `training_step`."""
+        return self.trainer.precision_plugin.forward_context()
+
+    def divisor(self, problem: Problem) -> float | None:
+        """The batches of an update, of which the last of an epoch may have fewer; in manual optimization, as ever."""
+        if self.trainer.lightning_module.automatic_optimization:
+            return self.trainer.accumulate_grad_batches
+        return super().divisor(problem)

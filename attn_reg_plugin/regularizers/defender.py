@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from types import FunctionType, MethodType
 from typing import Any
@@ -28,7 +28,11 @@ class Defender:
 
     Attributes:
         model, optimizer: the defender's.
+        scaler: of its loss, in fp16; None: the loss is as it is.
     """
+
+    scaler: Any = None
+    _batches = 0  # of the update, whose mean is to be taken
 
     def __init__(self, attacker: nn.Module, optimizer: Optimizer, clip_norm: float = 0.0) -> None:
         self.attacker, self.attacker_optimizer, self.clip_norm = attacker, optimizer, clip_norm
@@ -49,17 +53,42 @@ class Defender:
         """Forward and backward on a batch that the attacker has trained on; gradients add up until `step`."""
         for ours, theirs in zip(self.model.parameters(), self.attacker.parameters(), strict=True):
             ours.requires_grad_(theirs.requires_grad)  # what is trained may change, as with gradual unfreezing
-        loss = problem.loss(self.model, inputs).loss
-        (loss if inputs.get("counts", True) else loss * 0).backward()
+        with self.precision():
+            loss = problem.loss(self.model, inputs).loss
+        counts, divisor = inputs.get("counts", True), self.divisor(problem)
+        loss = loss if counts else loss * 0
+        if divisor is not None:
+            loss = loss / divisor
+        elif counts:
+            self._batches += 1
+        (loss if self.scaler is None else self.scaler.scale(loss)).backward()
+
+    def precision(self) -> AbstractContextManager[Any]:
+        """While open, a forward computes as the attacker's does; by default the problem sees to it."""
+        return nullcontext()
+
+    def divisor(self, problem: Problem) -> float | None:
+        """What the loss of each batch is divided by, as `Problem` says; None: the number of those that count."""
+        return getattr(problem, "accumulation", None)
 
     def step(self) -> None:
         """Make the optimizer step that the attacker has just made, on the defender's own gradients."""
         for group, settings in zip(self.optimizer.param_groups, self._settings, strict=True):
             group.update(settings)
+        for parameter in self.model.parameters() if self._batches > 1 else ():
+            if parameter.grad is not None:
+                parameter.grad.div_(self._batches)
+        self._batches = 0
         average_gradients(self.model)
+        if self.scaler is not None:
+            self.scaler.unscale_(self.optimizer)
         if self.clip_norm > 0:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
-        self.optimizer.step()
+        if self.scaler is None:
+            self.optimizer.step()
+        else:
+            self.scaler.step(self.optimizer)  # which leaves it out if gradients overflowed
+            self.scaler.update()
         self.model.zero_grad(set_to_none=True)  # what is trained and not in the optimizer, too
 
     @torch.no_grad()
@@ -81,13 +110,16 @@ class Defender:
         self._hook.remove()
 
     def state_dict(self) -> dict[str, Any]:
-        """Model and optimizer."""
-        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+        """Model and optimizer, and the loss scale if there is one."""
+        state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+        return state if self.scaler is None else {**state, "scaler": self.scaler.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from `state_dict()`."""
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
+        if self.scaler is not None and state.get("scaler") is not None:
+            self.scaler.load_state_dict(state["scaler"])
 
 
 def check_copyable(model: nn.Module) -> None:

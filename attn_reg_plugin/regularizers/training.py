@@ -65,7 +65,13 @@ class Outcome:
 
 @runtime_checkable
 class Problem(Protocol):
-    """How a model is trained and evaluated; `inputs` are a forward's arguments by name, with what was supplied."""
+    """How a model is trained and evaluated; `inputs` are a forward's arguments by name, with what was supplied.
+
+    Where an update has several batches, its gradient is taken to be their mean: the loop divides each loss by their
+    number, as Lightning and Accelerate do. A loop that divides by another number has it in `problem.accumulation`: 1
+    where the losses are summed; with Accelerate, whose last update of an epoch may have fewer batches,
+    `gradient_accumulation_steps`. fairseq and Trainer divide as they do for the model.
+    """
 
     def loss(self, model: nn.Module, inputs: Any) -> Outcome:
         """The training loss, or in evaluation mode the loss of each example."""

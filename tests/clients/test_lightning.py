@@ -162,6 +162,23 @@ def test_methods_that_ask_more_of_a_training(name: str, tmp_path: Path, one_thre
     assert regularizer.updates == 6 and not regularizer.attached_sites
 
 
+def test_the_defender_makes_the_attackers_steps(tmp_path: Path, one_thread: None) -> None:
+    """Where no attention is dropped; of six batches an epoch the last update has two."""
+    attend_out = method("attend_out", steps=50, problem=Problem(), initial_keep=1 - 1e-6)
+    moved: list[Tensor] = []
+
+    class See(pl.Callback):
+        def on_train_batch_end(self, trainer: Any, module: Any, *args: Any) -> None:
+            ours, theirs = module.model.parameters(), attend_out.game.defender.model.parameters()
+            moved.append(max((a - b).abs().max() for a, b in zip(ours, theirs, strict=True)).detach())
+
+    options = {"max_steps": 4, "accumulate_grad_batches": 4, "precision": "bf16-mixed", "gradient_clip_val": 0.5}
+    model = Classifier(0.0)
+    before = weights(model)
+    fit(tmp_path, attend_out, model, callbacks=[See()], **options)
+    assert len(moved) == 12 and max(moved) < 1e-5 < (weights(model) - before).abs().max()
+
+
 def test_the_part_that_is_called(tmp_path: Path, one_thread: None) -> None:
     """Of several children none is the model: the LightningModule is, or what `module` names."""
     logs = fit(tmp_path, ad_drop(), TwoParts(), max_steps=4).seen

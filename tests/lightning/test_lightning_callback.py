@@ -10,7 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from attn_reg_plugin import ADDrop, LightningCallback
-from attn_reg_plugin.lightning.lightning_training import module_to_attach, refuse
+from attn_reg_plugin.lightning.lightning_training import (
+    LightningDefender,
+    LightningTraining,
+    module_to_attach,
+    refuse,
+)
+from attn_reg_plugin.regularizers import Outcome
 
 
 class Module(nn.Module):
@@ -33,7 +39,14 @@ def trainer_of(module: Module, **fields: Any) -> Any:
     """What a trainer has that the callback uses, before the first update."""
     strategy = SimpleNamespace(model=module)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-    known = {"global_step": 0, "current_epoch": 0, "scaler": None, "gradient_clip_val": None, "ckpt_path": None}
+    known = {
+        "global_step": 0,
+        "current_epoch": 0,
+        "scaler": None,
+        "gradient_clip_val": None,
+        "gradient_clip_algorithm": None,
+        "ckpt_path": None,
+    }
     known |= {
         "estimated_stepping_batches": float("inf"),
         "max_epochs": 2,
@@ -96,6 +109,52 @@ def test_what_is_attached_to(translator: nn.Module) -> None:
     assert module_to_attach(module, None) is module and module_to_attach(module, "model") is translator
     with pytest.raises(ValueError, match="module is 'bert', which Module does not have; its children are: model, head"):
         module_to_attach(module, "bert")
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"optimizers": [None, None]}, "with one optimizer, and the LightningModule has 2; use one"),
+        ({"gradient_clip_algorithm": "value"}, "with gradients clipped by their norm, and not by value; use gradient_"),
+    ],
+)
+def test_what_the_defender_cannot_follow_is_refused(translator: nn.Module, fields: Any, reason: str) -> None:
+    clipped = {"gradient_clip_val": 1.0, "gradient_clip_algorithm": "norm"}
+    assert LightningTraining(trainer_of(Module(translator), **clipped)).copy_of is not None
+    trainer = trainer_of(Module(translator), **{**clipped, **fields})
+    with pytest.raises(ValueError, match=f"AttendOut trains a copy of the model {reason}"):
+        _ = LightningTraining(trainer).copy_of
+
+
+class Squares:
+    """A problem whose loss says in what precision it was computed."""
+
+    def loss(self, model: nn.Module, inputs: Any) -> Outcome:
+        """A scalar."""
+        self.dtype = model(inputs["x"]).dtype
+        return Outcome(model(inputs["x"]).float().square().mean())
+
+
+@pytest.mark.parametrize("automatic", [True, False])
+def test_the_defender_trains_as_lightning_does(automatic: bool) -> None:
+    """In its precision, with a loss scale of its own, by its share of the batches where Lightning makes the steps."""
+    torch.manual_seed(1)
+    model, x = nn.Linear(3, 2), torch.randn(5, 3)
+    plugin = SimpleNamespace(forward_context=lambda: torch.autocast("cpu", torch.bfloat16))
+    optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.1), torch.amp.GradScaler("cpu", init_scale=8.0)
+    module = SimpleNamespace(automatic_optimization=automatic)
+    fields = {"precision_plugin": plugin, "lightning_module": module, "accumulate_grad_batches": 4, "scaler": scaler}
+    defender = LightningDefender(SimpleNamespace(**fields), model, optimizer)
+    before, problem = defender.model.weight.detach().clone(), Squares()
+    for _ in range(2):  # the last update of an epoch has two of four
+        defender.learn(problem, {"x": x})
+    with plugin.forward_context():
+        (gradient,) = torch.autograd.grad(model(x).float().square().mean(), [model.weight])
+    defender.step()
+    assert problem.dtype == torch.bfloat16 and defender.scaler is not scaler and scaler.get_scale() == 8.0
+    share = 2 / 4 if automatic else 1.0
+    torch.testing.assert_close(before - defender.model.weight, 0.1 * share * gradient, rtol=0, atol=1e-4)
+    assert defender.state_dict()["scaler"]["scale"] == 8.0
 
 
 def test_strategies_with_parts_of_the_model_are_refused(translator: nn.Module) -> None:

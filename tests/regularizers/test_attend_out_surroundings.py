@@ -178,3 +178,24 @@ def test_under_autocast_masks_have_the_probability_they_claim():
     drawn = sample_masks({"site": torch.full((1, 1000, 2000), 8.0, dtype=torch.bfloat16)})["site"]
     expected = 1 - torch.sigmoid(torch.tensor(8.0)).item()
     assert abs((~drawn).float().mean().item() - expected) < 0.15 * expected
+
+
+@pytest.mark.parametrize("divided_by", ["their number", "3", "nothing"])
+def test_the_defender_accumulates_as_the_attacker(divided_by):
+    """Where no attention is dropped both make the same steps, of one batch and of several."""
+    model, _, regularizer = begin(initial_keep=1 - 1e-6)
+    regularizer.steps = 9  # the round does not end
+    regularizer.optimizer = optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    if divided_by != "their number":
+        regularizer.problem.accumulation = 3 if divided_by == "3" else 1
+    with regularizer.attach(model):
+        for batches in ((0,), (1, 2, 3), (4, 5)):
+            scale = {"their number": len(batches), "3": 3, "nothing": 1}[divided_by]
+            for number in batches:
+                ids, labels = BATCHES[number]
+                (torch.nn.functional.cross_entropy(model(ids, labels), labels) / scale).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            regularizer.end_update()
+        for ours, theirs in zip(model.parameters(), regularizer.game.defender.model.parameters(), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
