@@ -73,6 +73,7 @@ class LightningCallback(callback_class()):  # type: ignore[misc]
         self.regularizer, self.module = regularizer, module
         self.step: Any = None  # the LightningModule whose training_step runs through ours, and what it had of its own
         self.loaded: dict[str, Any] | None = None
+        self.steps = 0  # Lightning's count of the optimizers' steps, when updates were last announced
         self.made = 0  # updates that were announced
         self.scale = 0.0  # of fp16's loss before the batch
         self._seconds: Any = None
@@ -109,13 +110,14 @@ class LightningCallback(callback_class()):  # type: ignore[misc]
             self.step = pl_module, vars(pl_module).get("training_step")
             vars(pl_module)["training_step"] = partial(self._training_step, pl_module.training_step)
             self.regularizer.bind(LightningTraining(trainer))
-            updates = trainer.estimated_stepping_batches
-            self.regularizer.begin_training(int(updates) if 0 < updates < float("inf") else None, trainer.max_epochs)
-            self._resume(trainer)
+            self.regularizer.begin_training(self._length(trainer, pl_module), trainer.max_epochs)
+            resumed = self._resume(trainer)
         except BaseException:
             self.end()
             raise
-        self.made = trainer.global_step
+        self.made = self.steps = trainer.global_step
+        if resumed and not pl_module.automatic_optimization:
+            self.made = self.regularizer.updates
         self.regularizer.begin_update(self.made)
         if self.regularizer.epoch != trainer.current_epoch + 1:  # within an epoch, Lightning does not begin it again
             self.regularizer.begin_epoch(trainer.current_epoch + 1)
@@ -134,21 +136,23 @@ class LightningCallback(callback_class()):  # type: ignore[misc]
         self._seconds.__enter__()
 
     def on_train_batch_end(self, trainer: Any, pl_module: nn.Module, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Announce the updates of this batch, several in manual optimization; those that fp16 skipped are forgotten."""
+        """Announce the update that this batch ended, if it did; one that fp16 skipped is forgotten.
+
+        In manual optimization a batch may have several steps, of several optimizers: together they are one update.
+        """
         if self._seconds is not None:
             self._seconds.__exit__(None, None, None)
             self._seconds = None
         self.regularizer.supply()
-        if trainer.global_step == self.made:
+        if trainer.global_step == self.steps:
             return
         refuse_uncalled(self.regularizer.model, self.regularizer)
         skipped = trainer.scaler is not None and trainer.scaler.get_scale() < self.scale
-        for _ in range(trainer.global_step - self.made):
-            if skipped:
-                self.regularizer.forget_unfinished()
-            else:
-                self.regularizer.end_update()
-        self.made = trainer.global_step
+        if skipped:
+            self.regularizer.forget_unfinished()
+        else:
+            self.regularizer.end_update()
+        self.made, self.steps = self.made + 1, trainer.global_step
         self.regularizer.begin_update(self.made)
         if trainer._logger_connector.should_update_logs:
             pl_module.log_dict(quantities(self.regularizer, pl_module.device), on_step=True, on_epoch=False)
@@ -198,8 +202,17 @@ class LightningCallback(callback_class()):  # type: ignore[misc]
         loss = self.regularizer.loss(compute, args[0])
         return {**made[-1], "loss": loss} if isinstance(made[-1], dict) else loss
 
-    def _resume(self, trainer: Any) -> None:
+    @staticmethod
+    def _length(trainer: Any, pl_module: nn.Module) -> int | None:
+        """The updates of the training; None where they are not known, as in manual optimization."""
+        updates = trainer.estimated_stepping_batches if pl_module.automatic_optimization else float("inf")
+        return int(updates) if 0 < updates < float("inf") else None
+
+    def _resume(self, trainer: Any) -> bool:
         """Continue from the checkpoint's state; without one a method begins anew, which a large one says.
+
+        Returns:
+            whether there was one.
 
         Raises:
             ValueError: the state does not fit.
@@ -211,3 +224,4 @@ class LightningCallback(callback_class()):  # type: ignore[misc]
                 self.regularizer.resume(state)
         elif trainer.ckpt_path and self.regularizer.large_state:
             logger.warning(f"{place} has no state of {self.regularizer.name}: it starts anew from the weights")
+        return state is not None

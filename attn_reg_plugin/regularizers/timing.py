@@ -14,7 +14,7 @@ class Timed(Regularizer):
 
     `update` counts the optimizer updates made so far, from 0; `epoch` epochs from 1; `progress` is the share of the
     training's updates made so far, from 0 to 1, so that a schedule stretches over any training. For that the number of
-    all updates has to be known: fairseq and Trainer announce it, a loop of one's own by `begin_training`.
+    all updates has to be known: fairseq, Trainer and Lightning announce it, a loop of one's own by `begin_training`.
     """
 
     unit: str
@@ -29,7 +29,8 @@ class Timed(Regularizer):
         if updates is None and self.unit == "progress":
             raise ValueError(
                 "unit='progress' needs the number of updates of the training, which is not known (fairseq: give "
-                "--max-update or --max-epoch; a loop of your own: begin_training(updates)); or use unit='update'"
+                "--max-update or --max-epoch; Lightning: give max_epochs or max_steps, and leave the optimization to "
+                "it; a loop of your own: begin_training(updates)); or use unit='update' or 'epoch'"
             )
         if updates is not None and updates < 1:
             raise ValueError(f"a training has at least 1 update, not {updates}")

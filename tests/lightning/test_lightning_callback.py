@@ -16,7 +16,7 @@ from attn_reg_plugin.lightning.lightning_training import (
     module_to_attach,
     refuse,
 )
-from attn_reg_plugin.regularizers import Outcome
+from attn_reg_plugin.regularizers import Outcome, build
 
 
 class Module(nn.Module):
@@ -25,6 +25,7 @@ class Module(nn.Module):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model, self.device, self.logged = model, torch.device("cpu"), {}
+        self.automatic_optimization = True
 
     def training_step(self, batch: Any, index: int) -> Tensor:
         """One loss."""
@@ -100,6 +101,36 @@ def test_an_overflow_is_no_update(translator: nn.Module, batch: Any) -> None:
     step(callback, trainer, module, batch)
     assert ended == [2]
     callback.end()
+
+
+def test_manual_optimization_has_an_update_a_batch(translator: nn.Module, batch: Any) -> None:
+    """Lightning counts the steps of every optimizer, and does not know how many there will be."""
+    module = Module(translator)
+    module.automatic_optimization = False
+    callback = LightningCallback(ADDrop(cross_tuning="update:2"))
+    trainer = trainer_of(module, estimated_stepping_batches=8)
+    callback.on_train_start(trainer, module)
+    counts, due = [], []
+    for steps in (2, 2, 0, 3, 2):
+        due.append(callback.regularizer.due())
+        step(callback, trainer, module, batch, updates=steps)
+        counts.append(callback.regularizer.updates)
+    assert counts == [1, 2, 2, 3, 4] and due == [False, False, True, True, True] and trainer.global_step == 9
+    state = callback.state_dict()
+    callback.end()
+    again = LightningCallback(ADDrop(cross_tuning="update:2"))
+    again.load_state_dict(state)
+    again.on_train_start(trainer, module)
+    step(again, trainer, module, batch, updates=2)
+    assert again.regularizer.updates == 5
+    again.end()
+    timed = LightningCallback(build("scheduled_dropout", schedule="drop *: 0:0.5 1:0", sites="*", unit="progress"))
+    with pytest.raises(ValueError, match=r"leave the optimization to it; .* or use unit='update' or 'epoch'"):
+        timed.on_train_start(trainer, module)
+    module.automatic_optimization = True
+    timed.on_train_start(trainer, module)
+    assert timed.regularizer._total == 8
+    timed.end()
 
 
 def test_what_is_attached_to(translator: nn.Module) -> None:
