@@ -74,6 +74,7 @@ class ChildTuning(Regularizer):
         self.masks: dict[str, Tensor] = {}
         self._training: Training | None = None
         self._estimating = self._told = False
+        self._loaded = False  # the masks are those of a state that was loaded since the last training
 
     def begin_anew(self) -> None:
         """As `Regularizer.begin_anew`: each model has masks of its own."""
@@ -95,7 +96,7 @@ class ChildTuning(Regularizer):
         return self.p < 1
 
     def bind(self, training: Training) -> None:
-        """Know where the training set is.
+        """Know where the training set is, whose masks those of an earlier training are not.
 
         Raises:
             ValueError: `driven`, and it cannot be used.
@@ -103,6 +104,8 @@ class ChildTuning(Regularizer):
         if self.mode == "driven" and self.due():
             training.problem("train")
             self._training = training
+            self.masks = self.masks if self._loaded else {}
+        self._loaded = False
 
     def unbind(self) -> None:
         """Release the training."""
@@ -168,7 +171,7 @@ class ChildTuning(Regularizer):
         """
         chosen = [(name, self.model.get_parameter(name)) for name in stacked_parameters(self.model)]
         parameters = [parameter for _, parameter in chosen]
-        self._estimating = True
+        self._estimating, self._loaded = True, False
         try:
             with in_evaluation(self.model), torch.enable_grad():
                 information = fisher_information(loss, batches, parameters)
@@ -215,6 +218,7 @@ class ChildTuning(Regularizer):
         """As `Regularizer.load_state_dict`."""
         super().load_state_dict(state)
         self.seed, self.masks = state.get("seed"), dict(state.get("masks") or {})
+        self._loaded = self._attachment is None
 
     def resume(self, state: Mapping[str, Any]) -> None:
         """As `Regularizer.resume`.

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from attn_reg_plugin.regularizers import build
+from attn_reg_plugin.regularizers import Outcome, build
 from attn_reg_plugin.regularizers.child_tuning import stacked_parameters
 from tests.attention.tiny_model import TinyClassifier, same_step, tokens, training_step
 
@@ -142,6 +142,46 @@ def test_driven_needs_the_fisher_information_and_a_model_with_layers():
         regularizer.estimate(lambda b: b, [])
     with pytest.raises(ValueError, match="has no stacked layers"):
         build("child_tuning", mode="driven").attach(torch.nn.Linear(2, 2))
+
+
+class Task:
+    """A face's training, and its problem: labels of its own for the same texts."""
+
+    def __init__(self, labels):
+        self.labels = labels
+
+    def problem(self, subset):
+        return self, len(IDS)
+
+    def validation(self, n):
+        return zip(IDS[:n].split(1), self.labels[:n].split(1), strict=True)
+
+    def loss(self, model, inputs):
+        return Outcome(F.cross_entropy(model(inputs[0]), inputs[1]))
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+def test_another_task_on_the_same_model_has_masks_of_its_own(loaded):
+    """Where a face trains on it; a state that was loaded for it is kept."""
+
+    def masks(regularizer, task):
+        with regularizer.attach(model):
+            regularizer.bind(task)
+            model(IDS)
+            regularizer.unbind()
+        return regularizer.masks
+
+    def differ(first, second):
+        return not all(mask.equal(second[name]) for name, mask in first.items())
+
+    model, driven = classifier(), build("child_tuning", mode="driven")
+    tasks = [Task(LABELS), Task(LABELS.flip(0).roll(1))]
+    first = masks(driven, tasks[0])
+    if loaded:
+        driven.load_state_dict(driven.state_dict())
+    second = masks(driven, tasks[1])
+    assert differ(first, second) != loaded
+    assert not differ(masks(driven, tasks[1]), masks(build("child_tuning", mode="driven"), tasks[1]))
 
 
 # -- both -------------------------------------------------------------------------------------------------------------
