@@ -44,8 +44,12 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "report": ("attn_reg_plugin.commands.report", "what runs say: an HTML page, or drop rates as a schedule"),
 }
-#: what a command may lack -> the extra of setup.py that brings it; anything else is `experiments`
+#: what a command may lack -> the extra of setup.py that brings it
 EXTRAS = {"fairseq": "fairseq", "seqeval": "fairseq", "sklearn": "fairseq", "transformers": "hf", "accelerate": "hf"}
+EXTRAS |= dict.fromkeys(
+    ["numpy", "sacrebleu", "sentencepiece", "datasets", "rich", "matplotlib", "omegaconf", "optuna", "scipy"],
+    "experiments",
+)
 
 
 def user_dir() -> Path:
@@ -76,13 +80,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _run(argv)
     except ModuleNotFoundError as error:
-        lacking = (error.name or "").partition(".")[0]
-        if not lacking or lacking == __package__:
+        if error.name not in EXTRAS:  # a part of a package, or another's
             raise
-        extra = EXTRAS.get(lacking, "experiments")
         print(
-            f"attn-reg {argv[0]}: {lacking} is not installed; in the checkout of this package, "
-            f"pip install '.[{extra}]' brings it",
+            f"attn-reg {argv[0]}: {error.name} is not installed; in the checkout of this package, "
+            f"pip install '.[{EXTRAS[error.name]}]' brings it",
             file=sys.stderr,
         )
         return 2

@@ -188,15 +188,24 @@ def test_a_read_only_folder(place: str, read_only: Path, capsys: pytest.CaptureF
     assert not list(read_only.iterdir())
 
 
+WITHOUT_RICH = """
+import sys
+from attn_reg_plugin.cli import main
+
+class WithoutRich:
+    def find_spec(self, name, path=None, target=None):
+        if name == "rich":
+            raise ModuleNotFoundError("No module named 'rich'", name=name)
+
+sys.meta_path.insert(0, WithoutRich())
+sys.exit(main(["power", "x"]))
+"""
+
+
 def test_a_package_that_is_not_installed() -> None:
-    code = (
-        "import sys; sys.modules['rich'] = None; from attn_reg_plugin.cli import main; sys.exit(main(['power', 'x']))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    said = (
-        "attn-reg power: rich is not installed; in the checkout of this package, pip install '.[experiments]' brings it"
-    )
-    assert (done.returncode, done.stderr) == (2, f"{said}\n")
+    done = subprocess.run([sys.executable, "-c", WITHOUT_RICH], capture_output=True, text=True, check=False)
+    said = "attn-reg power: rich is not installed; in the checkout of this package, pip install '.[experiments]'"
+    assert (done.returncode, done.stderr) == (2, f"{said} brings it\n")
 
 
 def test_a_library_that_sets_up_logging_changes_nothing(

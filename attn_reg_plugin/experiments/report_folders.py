@@ -67,10 +67,10 @@ def runs_in(path: Path, depth: int = 0) -> Iterator[LoggedRun]:
 
 
 def _trainings(logs: Iterable[Path]) -> list[Path]:
-    """Logs in a folder that are of several trainings, which have epochs in common; none if one went on in the next."""
-    epochs = {log: {epoch for epoch, _ in read_log(log).validations} for log in logs}
-    epochs = {log: found for log, found in epochs.items() if found}
-    return list(epochs) if len(set().union(*epochs.values())) < sum(map(len, epochs.values())) else []
+    """Logs in a folder that are of several trainings, of which two begin alike; none if one went on in the next."""
+    epochs = {log: [epoch for epoch, _ in read_log(log).validations] for log in logs}
+    begun = {log: min(found) for log, found in epochs.items() if found}
+    return list(begun) if len(set(begun.values())) < len(begun) else []
 
 
 def folders_in(path: Path) -> list[Path]:

@@ -115,7 +115,8 @@ class LightningCallback(callback_class()):  # type: ignore[misc]
         except BaseException:
             self.end()
             raise
-        self.made = self.steps = trainer.global_step
+        if trainer.global_step != self.steps:  # else this fit goes on where the last one ended
+            self.made = self.steps = trainer.global_step
         if resumed and not pl_module.automatic_optimization:
             self.made = self.regularizer.updates
         self.regularizer.begin_update(self.made)

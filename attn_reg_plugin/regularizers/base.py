@@ -127,14 +127,15 @@ class Regularizer:
         if self._attachment is not None:
             raise ValueError(f"{self.name} is attached already; detach() it first")
         self._attachment = Attachment(self, model)
-        if self._of.left_for(model):
-            self.begin_anew()
+        self._of.settle(self, model)
         return self._attachment
 
     def detach(self) -> None:
         """Restore the model exactly; nothing happens if nothing is attached."""
         if self._attachment is not None:
             attachment, self._attachment = self._attachment, None
+            if attachment.seen:
+                self._of.remember(attachment.model)
             if any(site.ran for site in attachment.sites):
                 attachment.expect_forward("its attention ran with gradients")
             attachment.remove()
@@ -222,8 +223,7 @@ class Regularizer:
         """
         check_state(state, self.name)
         self.epoch, self.updates = state["epoch"], state["updates"]
-        if self._attachment is None:
-            self._of.forget()
+        self._of.remember(None if self._attachment is None else self.model)
 
     def resume(self, state: Mapping[str, Any]) -> None:
         """`load_state_dict` where training continues from it: what does not fit the attached model is reported here.

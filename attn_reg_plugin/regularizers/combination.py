@@ -77,8 +77,10 @@ class Combination(Regularizer):
             if isinstance(error, OptionError):
                 error.method = method.name
             raise
-        if self._of.left_for(model):
+        if any(method._of.left_for(model) for method in self.methods):
             self.begin_anew()
+        for method in self.methods:
+            method._of.settle(method, model, all_attached=True)
         return self
 
     def __enter__(self) -> Combination:
@@ -210,8 +212,6 @@ class Combination(Regularizer):
             ValueError: there is none for one of them; or as each of them.
         """
         super().load_state_dict(state)
-        if self.methods[0]._attachment is not None:
-            self._of.left_for(self.model)  # it stays the one that the next is compared with
         parts = state.get("parts", {})
         for method in self.methods:
             if method.name not in parts:

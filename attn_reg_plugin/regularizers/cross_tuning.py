@@ -53,7 +53,9 @@ class CrossTuning:
             return True
         if self.schedule == "epoch":
             if epoch is None:
-                raise RuntimeError("cross_tuning='epoch' counts epochs: call regularizer.begin_epoch(epoch) first")
+                raise RuntimeError(
+                    "cross_tuning='epoch' counts epochs: call regularizer.begin_epoch(epoch) after attaching"
+                )
             return epoch % 2 == 0
         length = int(self.schedule.removeprefix("update:"))
         return (updates // length) % 2 == 1
@@ -67,7 +69,8 @@ class CrossTuned(Regularizer):
     """
 
     schedule: CrossTuning
-    _open = False  # a training was announced, and not yet said to be plain
+    #: the updates of a training whose number of epochs is not known, 0 where that isn't either; None: no such training
+    _length: int | None = None
 
     def acts_at_all(self) -> bool:
         """Whether the method does anything where its schedule says so."""
@@ -75,13 +78,16 @@ class CrossTuned(Regularizer):
 
     def begin_training(self, updates: int | None, epochs: int | None = None) -> None:
         """As `Regularizer.begin_training`; warns of a schedule that never comes to an epoch it regularizes."""
-        self._open = not self.schedule.warn_if_plain(epochs)
+        self.schedule.warn_if_plain(epochs)
+        known = epochs is not None and 0 < epochs < sys.maxsize
+        self._length = None if known else updates or 0
 
     def detach(self) -> None:
         """As `Regularizer.detach`; warns after a training that was announced and ended in its first epoch."""
         seen = self._attachment is not None and self._attachment.seen
         plain = self.schedule.schedule == "epoch" and self.epoch == 1 and self.acts_at_all()
-        if seen and plain and self._open and sys.exc_info()[0] is None:  # by itself, not by an exception
+        over = self._length is not None and self.updates >= self._length
+        if seen and plain and over and sys.exc_info()[0] is None:  # by itself, not by an exception
             logger.warning(PLAIN.format("this training ended in its first epoch: nothing was regularized"))
-        self._open = False
+            self._length = None
         super().detach()

@@ -41,9 +41,8 @@ def feed_forward_of(model: nn.Module, site: AttentionSite, every: Iterable[Atten
         _refuse_experts(site, {name.removeprefix(around): part for name, part in parts.items()})
         maps = [name for name, part in parts.items() if _narrows(part, width) and not _is_added(name, inside)]
         order = list(inside)
-        maps = [
-            name for name in maps if order.index(name) > order.index(site.path)
-        ] or maps  # Conformers have one ahead
+        behind = [name for name in maps if order.index(name) > order.index(site.path)]
+        maps = behind or maps  # Conformers have one ahead of the attention, too
         if len(maps) > 1:
             raise OptionError(
                 "sites",

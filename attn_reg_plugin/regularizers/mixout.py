@@ -98,8 +98,8 @@ class Mixout(Regularizer):
     def hooks(self, model: nn.Module, sites: list[Any]) -> list[Any]:
         """Give the model its weights back before it is saved or evaluated: Ctrl-C leaves the mixed ones."""
         return [
-            model.register_state_dict_pre_hook(self.places.before_saving),
-            model.register_forward_pre_hook(self.places.before_evaluation, prepend=True),
+            model.register_state_dict_pre_hook(give_back),
+            model.register_forward_pre_hook(give_back_for_evaluation, prepend=True),
         ]
 
     def before_forward(self, forward: Forward) -> None:
@@ -199,6 +199,19 @@ def tensors_of(outputs: Any) -> Iterator[Tensor]:
         yield from tensors_of(one)
 
 
+def give_back(model: nn.Module, *_: Any) -> None:
+    """Give a model its parameters back, as a hook of it or of a copy, which has its own method."""
+    for one in attachments_of(model):
+        if isinstance(one.regularizer, Mixout):
+            one.regularizer.places.take_out()
+
+
+def give_back_for_evaluation(model: nn.Module, args: Any) -> None:
+    """The same before a forward in evaluation mode that is no probe's."""
+    if not model.training and not any(one.busy for one in attachments_of(model)):
+        give_back(model)
+
+
 class Places:
     """Where a model has its parameters, and other tensors in their place for a while.
 
@@ -234,15 +247,6 @@ class Places:
             for parameters, name, parameter, _ in self._mixed:
                 parameters[name] = parameter
         self._there = False
-
-    def before_saving(self, *_: Any) -> None:
-        """As a hook of `state_dict`: it has the parameters."""
-        self.take_out()
-
-    def before_evaluation(self, model: nn.Module, args: Any) -> None:
-        """As a hook of the forward: one in evaluation mode, which is no probe, has the parameters."""
-        if not model.training and not any(one.busy for one in attachments_of(model)):
-            self.take_out()
 
     def for_the_backward(self, gradient: Tensor) -> None:
         """As a hook of an output: the tensors are in place until the backward that has begun is over."""

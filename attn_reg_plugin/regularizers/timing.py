@@ -51,11 +51,11 @@ class Timed(Regularizer):
             return self.updates
         if self.unit == "epoch":
             if self.epoch is None:
-                raise RuntimeError("unit='epoch' counts epochs: call regularizer.begin_epoch(epoch) first")
+                raise RuntimeError("unit='epoch' counts epochs: call regularizer.begin_epoch(epoch) after attaching")
             return self.epoch
         if self._total is None:
             raise RuntimeError(
-                "unit='progress' counts the share of the training: call regularizer.begin_training(updates) first, "
-                "with the number of all its updates"
+                "unit='progress' counts the share of the training: after attaching, call "
+                "regularizer.begin_training(updates), with the number of all its updates"
             )
         return min(1.0, self.updates / self._total)

@@ -67,6 +67,26 @@ def test_a_loaded_state_is_continued(name: str) -> None:
         assert all((part.updates, part.epoch) == (0, None) for part in regularizer.parts)
 
 
+def test_to_look_at_the_sites_of_another_model_loses_nothing() -> None:
+    regularizer = build("ad_drop", **METHODS["ad_drop"])
+    regularizer.load_state_dict({"method": "ad_drop", "epoch": 2, "updates": 7})
+    with regularizer.attach(model()):
+        assert regularizer.attached_sites
+    with regularizer.attach(model()):
+        assert (regularizer.updates, regularizer.epoch) == (7, 2)
+
+
+def test_a_combination_that_cannot_be_attached_begins_nothing_anew() -> None:
+    regularizer = build("mixout+ad_drop")
+    with regularizer.attach(first := model()):
+        outputs(regularizer, first)
+    with pytest.raises(ValueError, match="no attention"):
+        regularizer.attach(torch.nn.Linear(3, 3))
+    with regularizer.attach(first):
+        assert [(part.updates, part.epoch) for part in regularizer.parts] == [(4, 1)] * 2
+        assert regularizer.parts[0].pretrained
+
+
 def test_the_length_of_a_training_is_not_the_next_ones() -> None:
     regularizer = build("scheduled_dropout", **METHODS["scheduled_dropout"])
     with regularizer.attach(first := model()):

@@ -137,3 +137,16 @@ def test_a_training_that_failed_is_not_warned_about(translator, batch, caplog):
         translator(*batch)
         raise KeyboardInterrupt
     assert not any("plain" in message for message in caplog.messages)
+
+
+@pytest.mark.parametrize("length", [(6, 3), (6, None)])
+def test_a_loop_that_attaches_for_each_epoch_is_not_warned(length, translator, batch, caplog):
+    regularizer = ADDrop()
+    regularizer.begin_training(*length)
+    for epoch in (1, 2, 3):
+        with regularizer.attach(translator):
+            regularizer.begin_epoch(epoch)
+            for _ in range(2):
+                translator(*batch)
+                regularizer.end_update()
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]

@@ -128,6 +128,19 @@ def test_ctrl_c_in_a_forward_leaves_no_mixed_weights(batch, translator):
         assert all(value.equal(moved[name]) for name, value in translator.state_dict().items())
 
 
+def test_a_copy_gets_its_own_weights_back(batch, translator):
+    with build("mixout").attach(translator):
+        training_step(translator, batch)
+        twin = copy.deepcopy(translator).train()
+        interrupt = twin.decoder.register_forward_pre_hook(interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            twin(*batch)
+        interrupt.remove()
+        assert not isinstance(mixed_weight(twin), torch.nn.Parameter)
+        twin.state_dict()
+        assert isinstance(mixed_weight(twin), torch.nn.Parameter)
+
+
 def interrupted(module, args):
     raise KeyboardInterrupt
 
