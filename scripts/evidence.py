@@ -149,15 +149,30 @@ def plot_costs(experiment: Experiment, path: Path) -> None:
     """Gain against cost."""
     figure, panel = upwards(experiment, 4.2)
     shown = [row for row in experiment.rows if row.difference and row.time and row.difference.mean >= LOWEST_GAIN]
-    for number, row in enumerate(sorted(shown, key=lambda row: row.difference.mean)):
-        difference, x = row.difference, row.time
-        beside = {"xytext": (-5, 3), "ha": "right"} if x < 1 else {"xytext": (5, 3 if number % 2 else -9)}
-        panel.plot([x, x], [difference.low, difference.high], color="0.6", linewidth=1)
-        panel.plot([x], [difference.mean], "o", color="black", markersize=5)
-        panel.annotate(row.title, (x, difference.mean), textcoords="offset points", fontsize=8, **beside)
-    panel.margins(x=0.3)
+    for row in shown:
+        panel.plot([row.time] * 2, [row.difference.low, row.difference.high], color="0.6", linewidth=1)
+        panel.plot([row.time], [row.difference.mean], "o", color="black", markersize=5)
+    for right, members in columns(shown):
+        height = float("inf")
+        for row in members:
+            height = min(row.difference.mean, height - 0.55)
+            line = {"arrowstyle": "-", "color": "0.4", "linewidth": 0.6, "shrinkA": 0, "shrinkB": 3}
+            at, text = (row.time, row.difference.mean), (right + 0.06, height)
+            panel.annotate(row.title, at, text, fontsize=8, va="center", arrowprops=line)
+    panel.set_xlim(0.8, 2.9)
     panel.set_xlabel("time of an update, in plain ones")
     figure.savefig(path, dpi=150)
+
+
+def columns(rows: Iterable[Row]) -> list[tuple[float, list[Row]]]:
+    """Rows whose times lie together: the longest time of each, and its rows from the highest gain down."""
+    found: list[list[Row]] = []
+    for row in sorted(rows, key=lambda row: row.time):
+        if found and row.time - found[-1][-1].time < 0.3:
+            found[-1].append(row)
+        else:
+            found.append([row])
+    return [(part[-1].time, sorted(part, key=lambda row: -row.difference.mean)) for part in found]
 
 
 def plot_rates(experiment: Experiment, path: Path) -> None:
