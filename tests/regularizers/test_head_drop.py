@@ -83,7 +83,7 @@ def test_the_schedule_counts_epochs_from_one():
 @pytest.mark.parametrize("updates", [1, 10, 48])
 def test_over_progress_the_v_stretches_over_the_training(updates):
     regularizer = HeadDrop(p=0.4, turn=0.25, end=1.0, unit="progress")
-    with pytest.raises(RuntimeError, match=r"^unit='progress' counts the share .*begin_training\(updates\) first"):
+    with pytest.raises(RuntimeError, match=r"^unit='progress' counts the share .*begin_training\(updates\), with"):
         regularizer.due()
     with pytest.raises(ValueError, match=r"^unit='progress' needs the number of updates .*--max-update or --max-epoch"):
         regularizer.begin_training(None)
