@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Event
-from typing import Any
+from typing import Any, ClassVar
 
 from rich.console import Console
 from rich.measure import Measurement
@@ -92,11 +92,8 @@ class Comparison:
 
     #: the methods that it does not know
     without = ()
-
-    @property
-    def decided(self) -> Mapping[str, str]:
-        """The flags of fairseq-train that aren't taken, and which setting decides each; empty: the command itself."""
-        return DECIDED
+    #: the flags of fairseq-train that aren't taken, and which setting decides each; empty: the command itself
+    decided: ClassVar[Mapping[str, str]] = DECIDED
 
     def plan(self, methods: Sequence[Method]) -> Sequence[Run]:
         """The runs, see `each`."""

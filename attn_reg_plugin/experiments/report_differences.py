@@ -47,7 +47,7 @@ class Differences:
 
     def __init__(self) -> None:
         self._examples: dict[Path, dict[str, Examples]] = {}
-        self._data: dict[tuple[Path, str], DataFolder | None] = {}
+        self._data: dict[tuple[Path, str, str | None], DataFolder | None] = {}
 
     def of(self, pairs: Sequence[tuple[Any, Any]]) -> dict[str, tuple[list[float], Difference]]:
         """The differences of a method's runs to the baseline's, by score: of each pair that has it, and their mean.
@@ -90,8 +90,9 @@ class Differences:
 
     def _of_translation(self, folder: Path, settings: Mapping[str, Any]) -> dict[str, Examples]:
         beside = [folder.parent, *sorted(folder.parent.glob("*/")), *sorted(folder.parent.parent.glob("*/"))]
-        opened = (self._opened(place, str(settings.get("data", ""))) for place in [*_logged(folder), *beside])
-        data = next((one for one in opened if one is not None and _has_references(one, settings)), None)
+        digests = str(settings.get("data", "")), settings.get("references")
+        opened = (self._opened(place, *digests) for place in [*_logged(folder), *beside])
+        data = next((one for one in opened if one is not None), None)
         found: dict[str, Examples] = {}
         for subset in () if data is None else data.subsets:
             path = folder / "translations" / f"{subset}.{data.target}"
@@ -101,22 +102,20 @@ class Differences:
                 found |= {f"{TRANSLATION[metric]}{ending}": one for metric, one in scores.items()}
         return found
 
-    def _opened(self, place: Path, digest: str) -> DataFolder | None:
-        """The data folder at a place, if it is the one with this digest."""
-        if (place, digest) not in self._data:
+    def _opened(self, place: Path, digest: str, references: str | None) -> DataFolder | None:
+        """The data folder at a place, if it has these digests; earlier versions recorded none of the references."""
+        key = place, digest, references
+        if key not in self._data:
             data = None
             if (place / "bin").is_dir():
                 try:
                     data = DataFolder.open(place)
                 except (OSError, ValueError):
                     data = None
-            self._data[place, digest] = data if data is not None and data.digest() == digest else None
-        return self._data[place, digest]
-
-
-def _has_references(data: DataFolder, settings: Mapping[str, Any]) -> bool:
-    """Whether its references are those that a run was scored with, which earlier versions did not record."""
-    return settings.get("references") in (None, data.digest_of_references())
+            same = data is not None and data.digest() == digest
+            same = same and references in (None, data.digest_of_references())
+            self._data[key] = data if same else None
+        return self._data[key]
 
 
 def _of_encoder(folder: Path, name: str) -> dict[str, Examples]:
