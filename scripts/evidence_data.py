@@ -4,6 +4,7 @@
 
 DATA holds GLUE's folders CoLA, MRPC, STS-B, QNLI and MNLI. In OUT each has fewer training examples, drawn at random.
 Where the development set is small, examples that are left of the training set join it: that is what is reported.
+OUT/stsb-3238 has the same of STS-B, and all others to train on.
 Of MNLI, `dev_mismatched.tsv` are the examples of `dev_matched.tsv` that `dev_matched_hardness.csv` calls hard, and
 OUT/hans has `heuristics_contradicting_examples.tsv` in HANS's format: examples with much overlap and no entailment;
 beside them the entailed development examples whose hypothesis has only words of the premise, so that a model that
@@ -24,11 +25,12 @@ from attn_reg_plugin.files import read_lines, write_text
 #: task -> folder, whether its files begin with a header, training examples, examples that join the development set
 PARTS = {
     "cola": ("CoLA", False, 2000, 4000),
-    "cola-4000": ("CoLA", False, 4000, 4000),
     "mrpc": ("MRPC", True, 1000, 4000),
     "stsb": ("STS-B", True, 1000, 2500),
     "qnli": ("QNLI", True, 1000, 0),
 }
+#: a larger training set beside that of a task, with the same development set: all that is not in it
+LARGER = {"stsb": "stsb-3238"}
 MNLI_TRAINING = 2000
 SEED = 1
 
@@ -45,14 +47,17 @@ def write(path: Path, *parts: Sequence[str]) -> None:
     write_text(path, "".join(f"{line}\n" for part in parts for line in part))
 
 
-def divide(source: Path, out: Path, header: bool, training: int, more: int) -> None:
-    """A small training set, and a development set with examples that are not trained on."""
+def divide(source: Path, out: Path, header: bool, training: int, more: int, larger: Path | None = None) -> None:
+    """A small training set, and a development set with examples that are not trained on; and all others to train on."""
     path = source / "train.tsv"
     first, rows = lines_of(path if path.is_file() else path.with_name("train.tsv.gz"), header)
     _, development = lines_of(source / "dev.tsv", header)
     random.Random(SEED).shuffle(rows)
     write(out / "train.tsv", first, rows[:training])
     write(out / "dev.tsv", first, development, rows[training : training + more])
+    if larger:
+        write(larger / "train.tsv", first, rows[:training], rows[training + more :])
+        write(larger / "dev.tsv", first, development, rows[training : training + more])
 
 
 def divide_mnli(source: Path, out: Path, heuristics: Path) -> None:
@@ -88,7 +93,8 @@ def words(text: str) -> set[str]:
 def main(data: Path, out: Path) -> None:
     """All of them."""
     for task, (folder, header, training, more) in PARTS.items():
-        divide(data / folder, out / task, header, training, more)
+        larger = out / LARGER[task] if task in LARGER else None
+        divide(data / folder, out / task, header, training, more, larger)
     divide_mnli(data / "MNLI", out / "mnli", out / "hans" / "heuristics_evaluation_set.txt")
 
 

@@ -127,6 +127,11 @@ class Series:
     parts: Mapping[str, Experiment]
 
 
+def by_numbers(value: str) -> list[tuple[str, float]]:
+    """Orders the names of folders, the numbers in them by their size."""
+    return [(words, float(number or 0)) for words, number in re.findall(r"([^\d.]*)([\d.]*)", value)]
+
+
 def read_folder(folder: Path) -> Experiment | Series:
     """The experiment of a folder, or those in it.
 
@@ -134,7 +139,7 @@ def read_folder(folder: Path) -> Experiment | Series:
         FileNotFoundError, ValueError: see `read_experiments`.
     """
     values = [path.parent.name for path in folder.glob("*/results.json")]
-    values.sort(key=float if all(re.fullmatch(r"[\d.]+", value) for value in values) else str)
+    values.sort(key=by_numbers)
     own = read_experiments(folder) if (folder / "results.json").is_file() else []
     if len(own) == 1 and not values:
         return own[0]
