@@ -10,8 +10,8 @@ from pathlib import Path
 from attn_reg_plugin.corpora.manifest import sha256
 
 
-def read_lines(path: Path) -> list[str]:
-    """The lines of a UTF-8 file, split at newlines only (a text may hold other line separators)."""
+def raw_lines(path: Path) -> list[str]:
+    """The lines of a UTF-8 file as they are: split at newlines only (a text may hold other line separators)."""
     try:
         text = path.read_bytes().decode("utf-8")
     except UnicodeDecodeError:
@@ -58,7 +58,7 @@ class DataFolder:
 
     def references(self, subset: str) -> list[str]:
         """The raw reference translations of a subset."""
-        return read_lines(self.root / "raw" / f"{subset}.{self.target}")
+        return raw_lines(self.root / "raw" / f"{subset}.{self.target}")
 
     def digest(self) -> str:
         """A digest of everything fairseq reads, and of nothing else (no path, no time)."""

@@ -8,6 +8,7 @@ and an empty one after each sentence.
 from __future__ import annotations
 
 import argparse
+import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -70,7 +71,8 @@ def read_predictions(path: Path, task: LabelledTask) -> tuple[np.ndarray, np.nda
 
 def labels_in(path: Path) -> tuple[str, ...]:
     """The labels that a file of predictions names, sorted: of tasks that took theirs from the training file."""
-    return tuple(sorted({label for text in read_lines(path)[1:] for label in text.split("\t") if label}))
+    below = itertools.islice(read_lines(path), 1, None)  # the header
+    return tuple(sorted({label for text in below for label in text.split("\t") if label}))
 
 
 def write_predictions(run: Path, source: str, subsets: Sequence[str], cpu: bool) -> None:

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attn_reg_plugin.checkpoints import find_checkpoint, load_checkpoint
-from attn_reg_plugin.experiments.data_folder import read_lines
+from attn_reg_plugin.experiments.data_folder import raw_lines
 from attn_reg_plugin.experiments.probe_lens import Measured, Subject
 from attn_reg_plugin.experiments.trained import Trained, load_trained
 from attn_reg_plugin.labelled import (
@@ -334,7 +334,7 @@ def read_raw_pairs(folder: Path, split: str) -> list[tuple[str, str]]:
     )
     if len(languages) != 2 or not all((raw / f"{split}.{language}").is_file() for language in languages):
         raise FileNotFoundError(f"{raw} has no {split}.SOURCE and {split}.TARGET; give a folder of attn-reg prepare")
-    sources, targets = (read_lines(raw / f"{split}.{language}") for language in languages)
+    sources, targets = (raw_lines(raw / f"{split}.{language}") for language in languages)
     if len(sources) != len(targets):
         raise ValueError(f"{raw}: {split} has {len(sources)} source lines, but {len(targets)} target lines")
     return list(zip(sources, targets, strict=True))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from attn_reg_plugin.experiments.data_folder import DataFolder, read_lines
+from attn_reg_plugin.experiments.data_folder import DataFolder, raw_lines
 from attn_reg_plugin.experiments.differences import Difference, paired
 from attn_reg_plugin.experiments.example_scores import Examples, of_predictions, of_translations
 from attn_reg_plugin.experiments.predicted import ALL, files_of_test, labels_in, read_predictions
@@ -75,7 +75,7 @@ class Differences:
         if folder not in self._examples:
             try:
                 self._examples[folder] = self._examples_of(folder)
-            except (ValueError, OSError, ImportError, KeyError, TypeError):  # what cannot be read is not drawn
+            except (ValueError, OSError, ImportError, KeyError):  # what cannot be read is not drawn
                 self._examples[folder] = {}
         return self._examples[folder]
 
@@ -98,7 +98,7 @@ class Differences:
             path = folder / "translations" / f"{subset}.{data.target}"
             if path.is_file():
                 ending = "" if len(data.subsets) == 1 else f" {subset}"
-                scores = of_translations(read_lines(path), data.references(subset))
+                scores = of_translations(raw_lines(path), data.references(subset))
                 found |= {f"{TRANSLATION[metric]}{ending}": one for metric, one in scores.items()}
         return found
 

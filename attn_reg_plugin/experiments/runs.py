@@ -17,7 +17,7 @@ from threading import Event
 from typing import Any, ClassVar
 
 from attn_reg_plugin.corpora.manifest import sha256
-from attn_reg_plugin.experiments.data_folder import DataFolder, read_lines
+from attn_reg_plugin.experiments.data_folder import DataFolder, raw_lines
 from attn_reg_plugin.experiments.earlier_names import said_difference, take_over
 from attn_reg_plugin.experiments.example_scores import Examples, of_translations
 from attn_reg_plugin.experiments.executing import POLL, RunError, execute, tail_of
@@ -119,7 +119,7 @@ class Run:
         for subset in self.data.subsets:
             path = self._translated_text(subset)
             if path.is_file():
-                found[subset] = of_translations(read_lines(path), self.data.references(subset))
+                found[subset] = of_translations(raw_lines(path), self.data.references(subset))
         return found
 
     def _translated_text(self, subset: str) -> Path:

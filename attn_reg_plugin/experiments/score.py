@@ -6,7 +6,7 @@ import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from attn_reg_plugin.experiments.data_folder import read_lines
+from attn_reg_plugin.experiments.data_folder import raw_lines
 
 #: D-<sample id>, the score, the detokenized translation (which may be empty)
 _HYPOTHESIS = re.compile(r"D-(\d+)\t[^\t]*\t(.*)", re.DOTALL)
@@ -33,7 +33,7 @@ def read_hypotheses(path: Path, count: int) -> list[str]:
     unless there is a translation for each of the ids 0 … count − 1 and for no other.
     """
     found: dict[int, str] = {}
-    for line in read_lines(path):
+    for line in raw_lines(path):
         match = _HYPOTHESIS.fullmatch(line)
         if match:
             found.setdefault(int(match.group(1)), match.group(2))  # the best of an n-best list comes first

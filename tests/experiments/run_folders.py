@@ -63,12 +63,14 @@ def make_comparison(
     return root
 
 
-def make_fine_tuning(root: Path, methods: Mapping[str, float], seeds: tuple[int, ...] = (1, 2)) -> Path:
+def make_fine_tuning(
+    root: Path, methods: Mapping[str, float], seeds: tuple[int, ...] = (1, 2), task: str = "rte"
+) -> Path:
     """A labelled task: methods and their accuracy."""
     for method, accuracy in methods.items():
         for seed in seeds:
             training = {"epochs": 3, "best_epoch": 3, "scores": {"accuracy": accuracy + seed}}
-            settings = {"data": "def", "task": "rte", "model": "m", "seed": seed, "flags": f"--attn-reg {method}"}
+            settings = {"data": "def", "task": task, "model": "m", "seed": seed, "flags": f"--attn-reg {method}"}
             log = fairseq_log(3, 1.0, accuracy=accuracy)
             result = {"training": {**training, "seconds_per_epoch": None}}
             make_run(root / f"{method}-seed{seed}", settings, result, log)

@@ -188,16 +188,24 @@ def of(experiment: Experiment, score: str) -> Compared:
     return found
 
 
-def test_the_interval_is_computed_from_the_examples_in_the_folders(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("task", "labels", "end"),
+    [("rte", TASKS["rte"].labels, ""), ("xpos", ("NN", "VB"), "\n")],
+    ids=["classes", "tags named by the training file alone, of sentences of one word"],
+)
+def test_the_interval_is_computed_from_the_examples_in_the_folders(
+    task: str, labels: tuple[str, str], end: str, tmp_path: Path
+) -> None:
     """As a comparison computes it; without examples of seeds alone, and of one seed without them there is none."""
-    runs, (no, yes) = make_fine_tuning(tmp_path / "runs", {"plain": 50.0, "ad_drop": 60.0}), TASKS["rte"].labels
+    runs, (no, yes) = make_fine_tuning(tmp_path / "runs", {"plain": 50.0, "ad_drop": 60.0}, task=task), labels
     right = {("plain", 1): 10, ("plain", 2): 9, ("ad_drop", 1): 12, ("ad_drop", 2): 14}
     of_method: dict[str, list[Any]] = {"plain": [], "ad_drop": []}
     for (method, seed), count in right.items():
         rows = [(no if place < count else yes, no) for place in range(20)]
         path = runs / f"{method}-seed{seed}" / "predictions" / "valid.tsv"
         path.parent.mkdir()
-        path.write_text("prediction\tgold\n" + "".join(f"{one}\t{gold}\n" for one, gold in rows), encoding="utf-8")
+        lines = "".join(f"{one}\t{gold}\n{end}" for one, gold in rows)
+        path.write_text(f"prediction\tgold\n{lines}", encoding="utf-8")
         path.with_name("valid1.tsv").write_text("".join(path.read_text().splitlines(True)[:13]), encoding="utf-8")
         result = json.loads((path.parents[1] / "result.json").read_text(encoding="utf-8"))
         result["reported"] = {"scores": {"valid1": {"accuracy": 50.0}}}

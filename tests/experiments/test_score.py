@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from attn_reg_plugin.experiments.data_folder import read_lines
+from attn_reg_plugin.experiments.data_folder import raw_lines
 from attn_reg_plugin.experiments.score import read_hypotheses, score
 
 OUTPUT = (
@@ -41,9 +41,9 @@ def test_a_hypothesis_too_many_is_refused(tmp_path: Path) -> None:
 
 def test_lines_are_split_at_newlines_only(tmp_path: Path) -> None:
     """sacrebleu and fairseq count lines so; `splitlines` would give more."""
-    assert read_lines(_write(tmp_path, "a\u2028b\n\nc\x0bd\n")) == ["a\u2028b", "", "c\x0bd"]
-    assert read_lines(_write(tmp_path, "a\n\n")) == ["a", ""]
-    assert read_lines(_write(tmp_path, "")) == []
+    assert raw_lines(_write(tmp_path, "a\u2028b\n\nc\x0bd\n")) == ["a\u2028b", "", "c\x0bd"]
+    assert raw_lines(_write(tmp_path, "a\n\n")) == ["a", ""]
+    assert raw_lines(_write(tmp_path, "")) == []
 
 
 def test_scores_are_those_of_sacrebleu_with_signatures() -> None:
