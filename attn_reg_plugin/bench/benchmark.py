@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.measure import Measurement
 from rich.table import Table
 
 from attn_reg_plugin.bench.families import Settings, build_workload
@@ -138,19 +137,6 @@ def _judged(ratio: float | None, within: bool | None) -> str:
 
 def _limit(budget: float | None) -> str:
     return "" if budget is None else f"≤ {budget:g}"
-
-
-def show(shown: Table, lines: Sequence[str]) -> None:
-    """Print a table and lines below it, whole.
-
-    A table is cut at the console's width, and wrapped lines are better than missing figures.
-    """
-    console = Console()
-    wide = console.options.update(max_width=1000)
-    console.width = max(console.width, Measurement.get(console, wide, shown).maximum)
-    console.print(shown)
-    for line in lines:
-        console.print(line, style="dim", highlight=False, markup=False, soft_wrap=True)
 
 
 def as_json(table: Sequence[Result]) -> list[dict[str, Any]]:

@@ -6,12 +6,15 @@ import argparse
 from dataclasses import asdict
 from pathlib import Path
 
-from attn_reg_plugin.bench.benchmark import NOTES, as_json, benchmark, render, show
+from rich.console import Console
+
+from attn_reg_plugin.bench.benchmark import NOTES, as_json, benchmark, render
 from attn_reg_plugin.bench.families import FAMILIES, SIZES, Settings
 from attn_reg_plugin.bench.measure import CLOCKS
 from attn_reg_plugin.bench.rows import all_rows, select_rows
 from attn_reg_plugin.commands import bench_agreement
 from attn_reg_plugin.files import write_json
+from attn_reg_plugin.terminal import show
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -73,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
         "machine: " + ", ".join(f"{key} {value}" for key, value in machine.items()),
         "settings: " + ", ".join(f"{key} {value}" for key, value in described.items()),
     ]
-    show(render(table), [*lines, *NOTES])
+    show(Console(), render(table), [*lines, *NOTES])
     if arguments.json is not None:
         write_json(arguments.json, {"machine": machine, "settings": described, "rows": as_json(table)})
     return 0

@@ -14,7 +14,6 @@ from rich.console import Console
 from attn_reg_plugin import configuration
 from attn_reg_plugin.bench.agreement import MEASURES, NOTES, mean_share
 from attn_reg_plugin.bench.agreement_plot import plot_agreement
-from attn_reg_plugin.bench.benchmark import show
 from attn_reg_plugin.configuration import setting
 from attn_reg_plugin.experiments.drop_rate_plot import load_matplotlib
 from attn_reg_plugin.experiments.fine_tuning import PACKAGED, FineTuning
@@ -23,6 +22,7 @@ from attn_reg_plugin.experiments.table import markdown, terminal_table
 from attn_reg_plugin.experiments.translation import TranslationComparison
 from attn_reg_plugin.files import write_json, write_text
 from attn_reg_plugin.labelled import TASKS
+from attn_reg_plugin.terminal import show
 
 TRANSLATION = "translation"
 
@@ -114,7 +114,7 @@ def run(arguments: argparse.Namespace) -> int:
             Console(stderr=True).print(f"epoch {epoch['epoch']} of {settings.epochs}: loss {epoch['loss']:.3f}")
             if settings.out is not None:
                 _write(result, settings.out)
-    show(terminal_table(*cells(result["epochs"])), [what_of(result), *NOTES])
+    show(Console(), terminal_table(*cells(result["epochs"])), [what_of(result), *NOTES])
     return 0
 
 

@@ -12,6 +12,7 @@ from rich.console import Console
 from attn_reg_plugin.experiments.power_analysis import MOST, POOLED, Pilot, effect_shown, read_pilots, seeds_needed
 from attn_reg_plugin.experiments.table import markdown, terminal_table
 from attn_reg_plugin.files import write_json, write_text
+from attn_reg_plugin.terminal import show
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,11 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
     needless = [notes[1]] if not any(row["method"] == POOLED for row in rows) else []
     needless += [notes[2]] if all(row["varies"] for row in rows) else []
     notes = [note for note in notes if note not in needless]
-    console = Console()
-    console.width = max(console.width, 140)
-    console.print(terminal_table(header, body))
-    for note in notes:
-        console.print(note, highlight=False, markup=False, soft_wrap=True)
+    show(Console(), terminal_table(header, body), notes)
     if arguments.out is not None and arguments.out.suffix == ".json":
         write_json(arguments.out, {"power": arguments.power, "level": arguments.level, "rows": rows})
     elif arguments.out is not None:

@@ -11,7 +11,6 @@ from threading import Event
 from typing import Any, ClassVar
 
 from rich.console import Console
-from rich.measure import Measurement
 
 from attn_reg_plugin.configuration import refusing, setting
 from attn_reg_plugin.experiments.executing import RunError
@@ -22,6 +21,7 @@ from attn_reg_plugin.experiments.runs import Run, RunInUse
 from attn_reg_plugin.experiments.table import markdown, terminal_table
 from attn_reg_plugin.experiments.training_part import DECIDED
 from attn_reg_plugin.files import FolderInUse, lock_folder, write_json, write_text
+from attn_reg_plugin.terminal import say, show
 
 #: seconds between two looks at what another process has
 WAIT = 1.0
@@ -193,13 +193,7 @@ def publish(
     """
     write_json(out / "results.json", content)
     write_text(out / "results.md", markdown(*table, notes))
-    shown = terminal_table(*table)
-    # a table is cut at the console's width; wrapped lines are better than missing figures
-    wide = console.options.update(max_width=1000)
-    console.width = max(console.width, Measurement.get(console, wide, shown).maximum)
-    console.print(shown)
-    for note in notes:
-        console.print(note, highlight=False, markup=False, soft_wrap=True)
+    show(console, terminal_table(*table), notes)
 
 
 @contextlib.contextmanager
@@ -296,7 +290,7 @@ def _task(
             return
         except RunError as error:
             if error.tail:
-                reporter.console.print(error.tail, highlight=False, markup=False, soft_wrap=True)
+                say(reporter.console, error.tail)
             raise
         progress.finish(summary(one) + (" (was done)" if known else ""))
 

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from attn_reg_plugin.experiments.training_log import TrainingLog
+from attn_reg_plugin.terminal import say
 
 
 class Reporter:
@@ -54,7 +55,7 @@ class Reporter:
 
     def say(self, text: str) -> None:
         """Print a line; on a terminal above the bars."""
-        self.console.print(text, highlight=False, soft_wrap=True, markup=False)
+        say(self.console, text)
 
     def _count(self) -> str:
         return f"{self._done} of {self._runs} runs"

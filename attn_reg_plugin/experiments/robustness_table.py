@@ -38,6 +38,7 @@ from attn_reg_plugin.experiments.training_part import PART_FLAGS
 from attn_reg_plugin.files import read_json, write_json
 from attn_reg_plugin.labelled import LabelledTask, find_split, find_task, is_hub
 from attn_reg_plugin.labelled.metrics import SCORES
+from attn_reg_plugin.terminal import say
 
 
 @dataclass(frozen=True)
@@ -253,7 +254,7 @@ def evaluate_all(
     runs, out, left_out = find_runs(paths, task, out)
     examples, data = read_test(task, source, split), _digest(task, source, split)
     for folder in left_out:
-        console.print(f"{folder} is not finished, so it is left out", highlight=False, markup=False, soft_wrap=True)
+        say(console, f"{folder} is not finished, so it is left out")
     with alone_in(out):
         for number, one in enumerate(runs, start=1):
             try:
@@ -290,7 +291,7 @@ def _publish(console: Console, task: LabelledTask, runs: Sequence[TestedRun], ou
         one.folder.name: {**read_json(one.folder / "run.json"), "reported": {"scores": one.figures()}} for one in runs
     }
     publish(out, console, cells(rows, task, first["groups"]), [*notes, *statistics_notes(rows)], content)
-    console.print(f"table: {out / 'results.md'}", highlight=False, markup=False, soft_wrap=True)
+    say(console, f"table: {out / 'results.md'}")
 
 
 def _row(method: Method, runs: Sequence[TestedRun], found: Differences) -> Row:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.measure import Measurement
 
 from attn_reg_plugin.experiments.differences import widening
 from attn_reg_plugin.experiments.sweep_objective import Objective
@@ -19,6 +18,7 @@ from attn_reg_plugin.experiments.sweep_space import Arm, Dimension, text_of
 from attn_reg_plugin.experiments.sweep_study import COMPLETE, FAILED, PRUNED, Entry
 from attn_reg_plugin.experiments.table import ENOUGH, Figure, figure_of, markdown, shade, terminal_table
 from attn_reg_plugin.files import write_json, write_text
+from attn_reg_plugin.terminal import say, show
 
 PLAIN = "plain"
 #: names of the pictures in the folder of a sweep
@@ -223,19 +223,13 @@ class Report:
         }
         write_json(out / "results.json", content)
         write_text(out / "results.md", markdown(*self.table(), self.notes) + "\n" + markdown(*self.all_trials(), []))
-        shown = terminal_table(*self.table())
-        # a table is cut at the console's width; wrapped lines are better than missing figures
-        wide = console.options.update(max_width=1000)
-        console.width = max(console.width, Measurement.get(console, wide, shown).maximum)
-        console.print(shown)
-        say = [*self.notes, *(f"{one.arm} {text_of(one.values)} failed: {one.error}" for one in self.failed)]
-        say += [f"table: {out / 'results.md'}"]
+        failed = [f"{one.arm} {text_of(one.values)} failed: {one.error}" for one in self.failed]
+        show(console, terminal_table(*self.table()), [*self.notes, *failed, f"table: {out / 'results.md'}"])
         try:
-            say += [f"picture: {path}" for path in self.draw(out)]
+            for path in self.draw(out):
+                say(console, f"picture: {path}")
         except ValueError as error:
-            say.append(f"no pictures: {error}")
-        for line in say:
-            console.print(line, highlight=False, markup=False, soft_wrap=True)
+            say(console, f"no pictures: {error}")
 
     def draw(self, out: Path) -> list[Path]:
         """Draw the distribution, and a heat map if two keys have several numbers each.

@@ -19,6 +19,7 @@ from attn_reg_plugin.experiments.sweep_objective import Objective
 from attn_reg_plugin.experiments.sweep_space import Arm, Slot
 from attn_reg_plugin.experiments.sweep_study import COMPLETE, OPEN, PRUNED, Claim, SharedTrials
 from attn_reg_plugin.experiments.training_log import TrainingLog
+from attn_reg_plugin.terminal import say
 
 #: seconds between two looks for work
 WAIT = 2.0
@@ -174,5 +175,5 @@ class Worker:
                 hopeless = not self._successes and len(self._failed) >= HOPELESS
             if hopeless:
                 if error.tail:
-                    self.console.print(error.tail, highlight=False, markup=False, soft_wrap=True)
+                    say(self.console, error.tail)
                 raise error

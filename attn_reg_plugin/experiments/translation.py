@@ -6,7 +6,6 @@ What is done is not done again, and an interrupted training goes on from its las
 
 from __future__ import annotations
 
-import functools
 import json
 import shlex
 from collections.abc import Mapping, Sequence
@@ -30,6 +29,7 @@ from attn_reg_plugin.experiments.training_part import CHOOSING, DECIDED, Trainin
 from attn_reg_plugin.files import read_json
 from attn_reg_plugin.labelled import Sampling
 from attn_reg_plugin.opus_mt.conversion import CHECKPOINT, FLAGS
+from attn_reg_plugin.terminal import say
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,15 +139,14 @@ class TranslationComparison(Recipe, TrainingPart, Comparison):
 
     def _draw(self, console: Console, methods: Sequence[Method], runs: Sequence[Run], loss: str) -> None:
         """Draw the learning curves, and say where table and picture are."""
-        say = functools.partial(console.print, highlight=False, markup=False, soft_wrap=True)
         logged = [one for one in runs if one.has_log()]  # a finished run needs its log for nothing else
         by_method = {method.title: [one.log() for one in logged if one.method == method] for method in methods}
-        say(f"table: {self.out / 'results.md'}")
+        say(console, f"table: {self.out / 'results.md'}")
         try:
             if plot_validation(by_method, loss, self.out / CURVES):
-                say(f"learning curves: {self.out / CURVES}")
+                say(console, f"learning curves: {self.out / CURVES}")
         except ValueError as error:
-            say(f"no picture of the learning curves: {error}")
+            say(console, f"no picture of the learning curves: {error}")
 
 
 def _pairs(data: DataFolder) -> int | None:

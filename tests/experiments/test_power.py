@@ -56,9 +56,9 @@ def test_differences_that_vary_by_rounding_only_do_not_vary() -> None:
     assert pilot.deviation > 0 and not pilot.varies
 
 
-def results(folder: Path, runs: dict[str, Any]) -> Path:
+def results(folder: Path, runs: dict[str, Any], title: str = "{}") -> Path:
     folder.mkdir()
-    rows = [{"method": name, "title": name.upper()} for name in ("plain", "a", "b")]
+    rows = [{"method": name, "title": title.format(name.upper())} for name in ("plain", "a", "b")]
     (folder / "results.json").write_text(json.dumps({"methods": rows, "runs": runs}), encoding="utf-8")
     return folder
 
@@ -119,6 +119,14 @@ def test_the_command(three: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     assert main(["power", str(three), "--out", str(tmp_path / "power.json")]) == 0
     content = json.loads((tmp_path / "power.json").read_text(encoding="utf-8"))
     assert content["rows"][0]["seeds_needed"] == seeds_needed(0.5) == 34
+
+
+def test_no_figure_of_a_wide_table_is_cut_off(three: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    title = "the method {} with its options " + "and so on " * 15
+    runs = json.loads((three / "results.json").read_text(encoding="utf-8"))["runs"]
+    assert main(["power", str(three), str(results(tmp_path / "long", runs, title))]) == 0
+    table = capsys.readouterr().out
+    assert "…" not in table and title.format("A").strip() in table and table.count("1.00 [0.52, 6.28]") == 2
 
 
 @pytest.mark.parametrize(
