@@ -20,9 +20,9 @@ from typing import Any
 
 from evidence_results import RESULTS, Experiment, Row, Series, experiments
 
-from attn_reg_plugin.experiments.drop_rate_plot import load_matplotlib
 from attn_reg_plugin.experiments.table import ENOUGH, difference_text
 from attn_reg_plugin.files import read_json, write_text
+from attn_reg_plugin.pictures import load_matplotlib
 
 ROOT = Path(__file__).resolve().parents[1]
 #: the page of all tables, and the others
@@ -91,7 +91,7 @@ def tables(found: Iterable[Experiment | Series]) -> dict[str, str]:
 
 def plot_series(series: Series, path: Path) -> None:
     """A panel for each value: every method's difference to plain and the 95 % interval."""
-    figure = load_matplotlib().figure.Figure(figsize=(2 + 2.3 * len(series.parts), 2.8), layout="constrained")
+    figure = load_matplotlib("a plot").figure.Figure(figsize=(2 + 2.3 * len(series.parts), 2.8), layout="constrained")
     titles = list(dict.fromkeys(row.title for part in series.parts.values() for row in part.rows if row.difference))
     panels = figure.subplots(1, len(series.parts), sharey=True, squeeze=False)[0]
     for panel, (value, part) in zip(panels, series.parts.items(), strict=True):
@@ -125,7 +125,7 @@ def draw(panel: Any, rows: Mapping[int, Row]) -> None:
 def plot(experiment: Experiment, path: Path) -> None:
     """A line for each method: its difference to plain and the 95 % interval."""
     rows = [row for row in sorted(experiment.rows, key=lambda row: row.score.mean) if row.difference]
-    figure = load_matplotlib().figure.Figure(figsize=(7, 1.2 + 0.32 * len(rows)), layout="constrained")
+    figure = load_matplotlib("a plot").figure.Figure(figsize=(7, 1.2 + 0.32 * len(rows)), layout="constrained")
     panel = figure.subplots()
     draw(panel, dict(enumerate(rows)))
     panel.set_yticks(range(len(rows)), [row.title for row in rows])
@@ -136,7 +136,7 @@ def plot(experiment: Experiment, path: Path) -> None:
 
 def upwards(experiment: Experiment, height: float) -> tuple[Any, Any]:
     """A figure and its panel for differences to plain training, upwards."""
-    figure = load_matplotlib().figure.Figure(figsize=(7, height), layout="constrained")
+    figure = load_matplotlib("a plot").figure.Figure(figsize=(7, height), layout="constrained")
     panel = figure.subplots()
     panel.axhline(0, color="0.3", linewidth=1)
     panel.set_ylabel(f"{experiment.metric}, difference to plain training")

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from attn_reg_plugin.bench.agreement import mean_share
-from attn_reg_plugin.files import naming_writer, whole_file
+from attn_reg_plugin.pictures import load_matplotlib, save
 
 #: name of a measure -> label, color, dashes, marker; lines that differ in grey too
 LINES = {
@@ -21,13 +20,17 @@ LINES = {
 }
 
 
-def plot_agreement(runs: Mapping[str, Sequence[Mapping[str, Any]]], path: Path, matplotlib: ModuleType) -> None:
+def plot_agreement(runs: Mapping[str, Sequence[Mapping[str, Any]]], path: Path) -> None:
     """Draw a panel for each run: the shares over epochs, means over the sites.
 
     Args:
         runs: title -> what `Agreement.measure` gave in each epoch.
         path: the file to write; its ending names the format.
+
+    Raises:
+        ValueError: matplotlib is missing.
     """
+    matplotlib = load_matplotlib("the picture")
     columns = min(3, len(runs))
     lines = -(-len(runs) // columns)
     figure = matplotlib.figure.Figure(figsize=(1 + 3.4 * columns, 1.2 + 2.6 * lines), layout="constrained")
@@ -47,8 +50,7 @@ def plot_agreement(runs: Mapping[str, Sequence[Mapping[str, Any]]], path: Path, 
         panel.set_ylabel("share in common")
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=2, fontsize="small")
-    with whole_file(path) as unfinished, naming_writer(path):
-        figure.savefig(unfinished, dpi=90, format=path.suffix.removeprefix("."))
+    save(figure, path, dpi=90)
 
 
 def _number(share: float | None) -> float:

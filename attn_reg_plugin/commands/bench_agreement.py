@@ -15,13 +15,13 @@ from attn_reg_plugin import configuration
 from attn_reg_plugin.bench.agreement import MEASURES, NOTES, mean_share
 from attn_reg_plugin.bench.agreement_plot import plot_agreement
 from attn_reg_plugin.configuration import setting
-from attn_reg_plugin.experiments.drop_rate_plot import load_matplotlib
 from attn_reg_plugin.experiments.fine_tuning import PACKAGED, FineTuning
 from attn_reg_plugin.experiments.methods import known_methods, select_methods
 from attn_reg_plugin.experiments.table import markdown, terminal_table
 from attn_reg_plugin.experiments.translation import TranslationComparison
 from attn_reg_plugin.files import write_json, write_text
 from attn_reg_plugin.labelled import TASKS
+from attn_reg_plugin.pictures import load_matplotlib
 from attn_reg_plugin.terminal import show
 
 TRANSLATION = "translation"
@@ -122,7 +122,7 @@ def _write(result: Mapping[str, Any], out: Path) -> None:
     """The files, as far as the training has come."""
     write_json(out / "agreement.json", result)
     write_text(out / "agreement.md", markdown(*cells(result["epochs"]), [what_of(result), *NOTES]))
-    plot_agreement({what_of(result): result["epochs"]}, out / "agreement.png", load_matplotlib("--out"))
+    plot_agreement({what_of(result): result["epochs"]}, out / "agreement.png")
 
 
 def what_of(result: Mapping[str, Any]) -> str:

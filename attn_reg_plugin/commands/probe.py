@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from attn_reg_plugin.attention.masks import check_ratio
-from attn_reg_plugin.experiments.drop_rate_plot import load_matplotlib
 from attn_reg_plugin.experiments.trained import add_batch_arguments
 from attn_reg_plugin.files import write_json
+from attn_reg_plugin.pictures import load_matplotlib
 
 ATTRIBUTIONS = ("gradient", "integrated", "attention")
 LABELS = ("pseudo", "gold")

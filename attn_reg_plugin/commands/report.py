@@ -13,9 +13,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from attn_reg_plugin.attention.sites import SiteSelector
-from attn_reg_plugin.experiments.drop_rate_plot import check_format, load_matplotlib, plot_rates
+from attn_reg_plugin.experiments.drop_rate_plot import plot_rates
 from attn_reg_plugin.experiments.drop_rates import fit_curve, read_rates
 from attn_reg_plugin.files import write_text
+from attn_reg_plugin.pictures import check_format, load_matplotlib
 from attn_reg_plugin.regularizers.scheduled_dropout import FILES, Schedule
 
 HTML, CURVES = "html", "curves"
@@ -107,7 +108,7 @@ def _curves(arguments: argparse.Namespace) -> int:
     if arguments.knots < 2:
         raise ValueError(f"--knots is {arguments.knots}, but must be at least 2")
     if arguments.plot:
-        check_format(arguments.plot)
+        check_format(arguments.plot, "--plot")
     rates = read_rates(arguments.run_log)
     fits = {site: fit_curve(series, arguments.knots) for site, series in rates.items()}
     schedule = Schedule(tuple((SiteSelector(site), fit.curve) for site, fit in fits.items()))

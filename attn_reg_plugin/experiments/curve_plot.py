@@ -7,9 +7,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from attn_reg_plugin.experiments.drop_rate_plot import load_matplotlib
 from attn_reg_plugin.experiments.training_log import TrainingLog
-from attn_reg_plugin.files import whole_file
+from attn_reg_plugin.pictures import load_matplotlib, save
 
 #: the name of the picture in the folder of a comparison
 CURVES = "curves.png"
@@ -76,7 +75,5 @@ def plot_validation(logs: Mapping[str, Sequence[TrainingLog]], loss: str, path: 
     panel.xaxis.get_major_locator().set_params(integer=True)
     panel.grid(alpha=0.3)
     panel.legend(title="mark: lowest loss")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with whole_file(path) as unfinished:
-        figure.savefig(unfinished, dpi=150, format=path.suffix[1:])
+    save(figure, path)
     return True

@@ -2,43 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
 
 from attn_reg_plugin.experiments.drop_rates import Fit, Rates
-from attn_reg_plugin.files import naming_writer, whole_file
-
-
-def load_matplotlib(wanted_for: str = "--plot") -> ModuleType:
-    """matplotlib, which only plots need.
-
-    Args:
-        wanted_for: what the message names.
-
-    Raises:
-        ValueError: it is not installed.
-    """
-    logging.getLogger("matplotlib").setLevel(logging.WARNING)  # fairseq opens the log to all that it says
-    try:
-        import matplotlib.figure
-    except ImportError:
-        raise ValueError(
-            f"{wanted_for} needs matplotlib, which is not installed; `pip install matplotlib` brings it"
-        ) from None
-    return matplotlib
-
-
-def check_format(path: Path) -> None:
-    """Check that a plot can be drawn into a file of this name.
-
-    Raises:
-        ValueError: matplotlib is missing, or doesn't know the format of the name's ending.
-    """
-    formats = load_matplotlib().figure.Figure().canvas.get_supported_filetypes()
-    if path.suffix.removeprefix(".").lower() not in formats:
-        raise ValueError(f"--plot is {path}, but its name must end in one of .{', .'.join(sorted(formats))}")
+from attn_reg_plugin.pictures import load_matplotlib, save
 
 
 def plot_rates(rates: Mapping[str, Rates], fits: Mapping[str, Fit], path: Path) -> None:
@@ -51,7 +19,7 @@ def plot_rates(rates: Mapping[str, Rates], fits: Mapping[str, Fit], path: Path) 
     Raises:
         ValueError: matplotlib is missing, or cannot write that format.
     """
-    matplotlib = load_matplotlib()
+    matplotlib = load_matplotlib("--plot")
     kinds = list(dict.fromkeys(site.partition("[")[0] for site in rates))
     figure = matplotlib.figure.Figure(figsize=(1 + 5 * len(kinds), 4), layout="constrained")
     panels = figure.subplots(1, len(kinds), sharey=True, squeeze=False)[0]
@@ -66,6 +34,4 @@ def plot_rates(rates: Mapping[str, Rates], fits: Mapping[str, Fit], path: Path) 
         panel.set(title=kind, xlabel="updates")
         panel.legend(fontsize="small", ncols=1 + len(sites) // 7)
     panels[0].set(ylabel="drop rate", ylim=(0, 1))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with whole_file(path) as unfinished, naming_writer(path):
-        figure.savefig(unfinished, dpi=150, format=path.suffix.removeprefix("."))
+    save(figure, path)

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from attn_reg_plugin.attention.masks import candidate_region
-from attn_reg_plugin.experiments.drop_rate_plot import load_matplotlib
 from attn_reg_plugin.experiments.probe_lens import AttentionMap, Point, Subject
-from attn_reg_plugin.files import naming_writer, whole_file
+from attn_reg_plugin.pictures import load_matplotlib, save
 
 #: which positions are dropped -> how the line looks, in grey too
 LOOKS: dict[str, dict[str, Any]] = {
@@ -30,13 +29,6 @@ MEANINGS = {"gradient": "∂F/∂A", "integrated": "A ⊙ ∫ ∂F/∂A", "atten
 LONGEST, CELL = 128, 0.2
 #: pairs of maps in one column; more are set in two
 MOST_BELOW = 6
-
-
-def save(figure: Any, path: Path) -> None:
-    """Write a picture, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with whole_file(path) as unfinished, naming_writer(path):
-        figure.savefig(unfinished, dpi=150, format=path.suffix.removeprefix("."))
 
 
 def plot_dropping(points: Sequence[Point], subject: Subject, path: Path) -> None:

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 from attn_reg_plugin.experiments.curve_plot import limits
-from attn_reg_plugin.experiments.drop_rate_plot import load_matplotlib
 from attn_reg_plugin.experiments.drop_rates import Rates
 from attn_reg_plugin.experiments.report_logs import HELD_OUT, VALID, lower_is_better, mean_curve
 from attn_reg_plugin.experiments.report_runs import Compared, Experiment, Group, compared
+from attn_reg_plugin.pictures import load_matplotlib
 
 #: a mean of fewer seeds than that is shown in grey
 ENOUGH_SEEDS = 3

@@ -8,10 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from attn_reg_plugin.experiments.drop_rate_plot import load_matplotlib
 from attn_reg_plugin.experiments.sweep_objective import Objective
 from attn_reg_plugin.experiments.sweep_space import Dimension
-from attn_reg_plugin.files import naming_writer, whole_file
+from attn_reg_plugin.pictures import load_matplotlib, save
 
 #: one per group, told apart without color
 _MARKS = ("o", "s", "^", "D", "v", "P", "X", "*")
@@ -57,7 +56,7 @@ def plot_heat_map(
     panel.set_title(f"{title}\nMaxAbs scaled{pruned}{missing}", fontsize="medium")
     bar = figure.colorbar(image, ax=panel, ticks=[-1, -0.5, 0, 0.5, 1])
     bar.set_label(f"gain in {unit} / {largest:.3g}")
-    _save(figure, path)
+    save(figure, path)
 
 
 def _write_cell(panel: Any, column: int, row: int, cell: tuple[float, bool] | None, largest: float) -> None:
@@ -104,10 +103,4 @@ def plot_distribution(groups: Mapping[str, Sequence[float]], objective: Objectiv
     )
     panel.grid(axis="y", alpha=0.3)
     figure.legend(loc="outside upper right", ncols=2, fontsize="small")
-    _save(figure, path)
-
-
-def _save(figure: Any, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with whole_file(path) as unfinished, naming_writer(path):
-        figure.savefig(unfinished, dpi=150, format=path.suffix.removeprefix("."))
+    save(figure, path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -34,6 +35,9 @@ def test_the_picture_is_written_and_needs_matplotlib(tmp_path: Path, monkeypatch
     assert plot_validation(logs, "nll_loss", tmp_path / "new" / "curves.png")
     assert (tmp_path / "new" / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert not plot_validation(logs, "loss", tmp_path / "none.png")
+    with monkeypatch.context() as patch, pytest.raises(OSError, match=r"encoder error.*curves\.png"):
+        patch.setattr("matplotlib.figure.Figure.savefig", Mock(side_effect=RuntimeError("encoder error")))
+        plot_validation(logs, "nll_loss", tmp_path / "curves.png")
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ValueError, match="the picture needs matplotlib, which is not installed"):
         plot_validation(logs, "nll_loss", tmp_path / "curves.png")

@@ -1,0 +1,58 @@
+"""Pictures: matplotlib, which only they need, the formats that it knows, and files of them, whole or not at all."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from attn_reg_plugin.files import naming_writer, whole_file
+
+
+def load_matplotlib(wanted_for: str) -> ModuleType:
+    """matplotlib.
+
+    Args:
+        wanted_for: what the message names.
+
+    Raises:
+        ValueError: it is not installed.
+    """
+    logging.getLogger("matplotlib").setLevel(logging.WARNING)  # fairseq opens the log to all that it says
+    try:
+        import matplotlib.figure
+    except ImportError:
+        raise ValueError(
+            f"{wanted_for} needs matplotlib, which is not installed; `pip install matplotlib` brings it"
+        ) from None
+    return matplotlib
+
+
+def check_format(path: Path, flag: str) -> None:
+    """Check that a picture can be drawn into a file of this name.
+
+    Args:
+        flag: that gives the name, such as `--plot`.
+
+    Raises:
+        ValueError: matplotlib is missing, or doesn't know the format of the name's ending.
+    """
+    formats = load_matplotlib(flag).figure.Figure().canvas.get_supported_filetypes()
+    if path.suffix.removeprefix(".").lower() not in formats:
+        raise ValueError(f"{flag} is {path}, but its name must end in one of .{', .'.join(sorted(formats))}")
+
+
+def save(figure: Any, path: Path, dpi: int = 150) -> None:
+    """Write a picture of matplotlib's, whole or not at all, and the folder that it is in.
+
+    Args:
+        path: the file to write; its ending names the format, such as .png or .pdf.
+        dpi: pixels per inch.
+
+    Raises:
+        OSError: with `path`, where it cannot be written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with whole_file(path) as unfinished, naming_writer(path):
+        figure.savefig(unfinished, dpi=dpi, format=path.suffix.removeprefix("."))
