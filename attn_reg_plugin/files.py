@@ -15,6 +15,7 @@ import json
 import os
 import shutil
 import socket
+import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,6 +43,8 @@ _MEANINGS = {
     errno.EMFILE: "too many files are open; raise the limit (ulimit -n)",
     errno.EIO: "the device failed while reading or writing; give a path on another disk",
 }
+#: seconds until a folder that another process holds is tried again
+_AGAIN = 0.2
 _numbers = itertools.count()
 
 
@@ -303,6 +306,27 @@ def lock_folder(folder: Path, name: str = "lock", kept: bool = False) -> Iterato
         if not kept:
             path.unlink(missing_ok=True)  # while it is still held, so that nobody's else is deleted
         os.close(descriptor)
+
+
+@contextlib.contextmanager
+def alone_in(folder: Path, name: str) -> Iterator[None]:
+    """Hold a folder, which is made if it isn't there; wait while another process holds it.
+
+    Args:
+        name: of the lock file, see `lock_folder`.
+
+    Raises:
+        OSError: the folder or the lock file cannot be made.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        while True:
+            try:
+                stack.enter_context(lock_folder(folder, name))
+                break
+            except FolderInUse:
+                time.sleep(_AGAIN)
+        yield
 
 
 def _locked(path: Path, folder: Path) -> int:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Event
@@ -20,11 +19,13 @@ from attn_reg_plugin.experiments.progress import Reporter
 from attn_reg_plugin.experiments.runs import Run, RunInUse
 from attn_reg_plugin.experiments.table import markdown, terminal_table
 from attn_reg_plugin.experiments.training_part import DECIDED
-from attn_reg_plugin.files import FolderInUse, lock_folder, write_json, write_text
+from attn_reg_plugin.files import alone_in, write_json, write_text
 from attn_reg_plugin.terminal import say, show
 
 #: seconds between two looks at what another process has
 WAIT = 1.0
+#: who has this file writes the table of a comparison, see `alone_in`
+RESULTS_LOCK = "results.lock"
 
 
 def methods_setting(without: Sequence[str] = ()) -> Any:
@@ -127,7 +128,7 @@ class Comparison:
         gpus = [] if self.cpu or self.jobs == 1 or not has_gpu() else visible_gpus()
         if not carry_out(runs, console, self.longest, self.summary, self.jobs, gpus):
             return 130
-        with alone_in(self.out):
+        with alone_in(self.out, RESULTS_LOCK):
             self.report(console, methods, runs)
         return 0
 
@@ -194,20 +195,6 @@ def publish(
     write_json(out / "results.json", content)
     write_text(out / "results.md", markdown(*table, notes))
     show(console, terminal_table(*table), notes)
-
-
-@contextlib.contextmanager
-def alone_in(folder: Path) -> Iterator[None]:
-    """Hold a comparison's folder while its table is written; wait while another process does that."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with contextlib.ExitStack() as stack:
-        while True:
-            try:
-                stack.enter_context(lock_folder(folder, "results.lock"))
-                break
-            except FolderInUse:
-                time.sleep(WAIT)
-        yield
 
 
 def recorded(runs: Sequence[Run]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import numpy as np
 from rich.console import Console
 
 from attn_reg_plugin.checkpoints import find_checkpoint
-from attn_reg_plugin.experiments.comparison import alone_in, publish, seeds_of
+from attn_reg_plugin.experiments.comparison import RESULTS_LOCK, publish, seeds_of
 from attn_reg_plugin.experiments.differences import differences
 from attn_reg_plugin.experiments.example_scores import Examples, of_predictions
 from attn_reg_plugin.experiments.labelled_runs import digest_of
@@ -35,7 +35,7 @@ from attn_reg_plugin.experiments.table import (
 )
 from attn_reg_plugin.experiments.trained import load_trained
 from attn_reg_plugin.experiments.training_part import PART_FLAGS
-from attn_reg_plugin.files import read_json, write_json
+from attn_reg_plugin.files import alone_in, read_json, write_json
 from attn_reg_plugin.labelled import LabelledTask, find_split, find_task, is_hub
 from attn_reg_plugin.labelled.metrics import SCORES
 from attn_reg_plugin.terminal import say
@@ -255,7 +255,7 @@ def evaluate_all(
     examples, data = read_test(task, source, split), _digest(task, source, split)
     for folder in left_out:
         say(console, f"{folder} is not finished, so it is left out")
-    with alone_in(out):
+    with alone_in(out, RESULTS_LOCK):
         for number, one in enumerate(runs, start=1):
             try:
                 known = one.measure(examples, data, split, batch_size, cpu)

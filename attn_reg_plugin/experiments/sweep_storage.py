@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import time
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from attn_reg_plugin.files import FolderInUse, lock_folder
+from attn_reg_plugin.files import alone_in
 
 
 def load_optuna() -> ModuleType:
@@ -59,23 +56,10 @@ def open_storage(url: str, folder: Path) -> Any:
     optuna = load_optuna()
     options = {"connect_args": {"timeout": 120}} if url.startswith("sqlite") else {}
     try:
-        with _alone(folder):
+        with alone_in(folder, "storage.lock"):
             return optuna.storages.get_storage(optuna.storages.RDBStorage(url, engine_kwargs=options))
     except OSError:
         raise
     except Exception as error:  # of SQLAlchemy, of a driver, of Optuna
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ValueError(f"storage {without_password(url)} cannot be opened: {reason}") from None
-
-
-@contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Wait until no other process is in here."""
-    folder.mkdir(parents=True, exist_ok=True)
-    while True:
-        try:
-            with lock_folder(folder, "storage.lock"):
-                yield
-            return
-        except FolderInUse:
-            time.sleep(0.1)

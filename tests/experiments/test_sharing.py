@@ -23,7 +23,7 @@ from attn_reg_plugin.experiments import checks, comparison, runs
 from attn_reg_plugin.experiments.jobs import Slots, visible_gpus
 from attn_reg_plugin.experiments.methods import select_methods
 from attn_reg_plugin.experiments.runs import Run
-from attn_reg_plugin.files import write_json
+from attn_reg_plugin.files import FolderInUse, alone_in, lock_folder, write_json
 
 #: says in a file of its own when it begins and ends; the end may have to wait
 WORK = """
@@ -149,3 +149,13 @@ def test_a_terminal_has_a_bar_over_all_runs(planned: list[ShortRun]) -> None:
     assert comparison.carry_out(planned, console, 1, lambda one: "well", 4)
     assert "all runs" in said.getvalue() and "4 of 4 runs" in said.getvalue()
     assert "plain, seed 1: well" in said.getvalue(), "a finished run's bar gives way to a line"
+
+
+def test_a_folder_is_waited_for_and_what_ends_the_work_in_it_is_said(tmp_path: Path) -> None:
+    with contextlib.ExitStack() as elsewhere:
+        elsewhere.enter_context(lock_folder(tmp_path, "a.lock"))
+        threading.Timer(0.3, elsewhere.close).start()
+        with pytest.raises(FolderInUse, match="one inside"), alone_in(tmp_path, "a.lock"):
+            assert (tmp_path / "a.lock").exists()
+            raise FolderInUse("one inside")
+    assert not (tmp_path / "a.lock").exists()
