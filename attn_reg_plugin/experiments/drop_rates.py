@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -11,13 +10,13 @@ from pathlib import Path
 
 import numpy as np
 
+from attn_reg_plugin.experiments.training_log import finite, record_of
 from attn_reg_plugin.files import read_json
 from attn_reg_plugin.regularizers.scheduled_dropout import Curve
 
 #: knots -> (sum of squared errors, values at the knots)
 Solve = Callable[[list[int]], tuple[float, np.ndarray]]
 
-_RECORD = re.compile(r"\{.*\}\s*$")
 _RATE = re.compile(r"(train_|)drop_((?:encoder|decoder)\.(?:self|cross)\[\d+\](?:@[\w.]+)*)")
 #: the file in which Trainer keeps its log
 TRAINER_STATE = "trainer_state.json"
@@ -101,7 +100,12 @@ def rates_of_log(path: Path) -> dict[str, Rates]:
     if path.name == TRAINER_STATE:
         return rates_of_records(_trainer_records(path))
     with path.open(encoding="utf-8", errors="replace") as lines:
-        return rates_of_records(_records(lines))
+        return rates_of_lines(lines)
+
+
+def rates_of_lines(lines: Iterable[str]) -> dict[str, Rates]:
+    """The same of the lines of a log of fairseq's."""
+    return rates_of_records(_records(lines))
 
 
 def rates_of_records(logged: Iterable[tuple[str, int, Mapping[str, object]]]) -> dict[str, Rates]:
@@ -114,7 +118,7 @@ def rates_of_records(logged: Iterable[tuple[str, int, Mapping[str, object]]]) ->
     found: dict[str, dict[int, dict[str, float]]] = {}
     for kind, updates, record in logged:
         names = {key: _RATE.fullmatch(key) for key in record}
-        rates = {name[2]: rate for key, name in names.items() if name and (rate := _number(record[key])) is not None}
+        rates = {name[2]: rate for key, name in names.items() if name and (rate := finite(record[key])) is not None}
         if rates and updates:
             found.setdefault(kind, {})[updates] = rates
     records = max(found.values(), key=len, default={})
@@ -139,13 +143,11 @@ def _records(lines: Iterable[str]) -> Iterator[tuple[str, int, dict[str, object]
     fairseq logs `null` for a site that nothing was dropped from since the last line; that says nothing.
     """
     for line in lines:
-        match = _RECORD.search(line) if "drop_" in line else None
-        try:
-            record = json.loads(match.group()) if match else {}
-        except ValueError:
+        record = record_of(line) if "drop_" in line else None
+        if record is None:
             continue
         prefix = "train_" if "train_num_updates" in record else ""
-        updates = _number(record.get(f"{prefix}num_updates"))
+        updates = finite(record.get(f"{prefix}num_updates"))
         if updates:
             yield prefix, int(updates), record
 
@@ -154,16 +156,8 @@ def _trainer_records(path: Path) -> Iterator[tuple[str, int, dict[str, object]]]
     """The same of Trainer's `trainer_state.json`."""
     history = read_json(path).get("log_history")
     for record in history if isinstance(history, list) else ():
-        if isinstance(record, dict) and (updates := _number(record.get("step"))):
+        if isinstance(record, dict) and (updates := finite(record.get("step"))):
             yield "", int(updates), record
-
-
-def _number(value: object) -> float | None:
-    try:
-        number = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        return None
-    return number if math.isfinite(number) else None
 
 
 def _order(site: str) -> tuple[bool, bool, str, int]:

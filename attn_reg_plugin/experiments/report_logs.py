@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from attn_reg_plugin.experiments.drop_rates import Rates, rates_of_log
-from attn_reg_plugin.experiments.training_log import TrainingLog, seconds_per_epoch
+from attn_reg_plugin.experiments.drop_rates import Rates, rates_of_lines, rates_of_log
+from attn_reg_plugin.experiments.training_log import TrainingLog, finite, seconds_per_epoch
 from attn_reg_plugin.files import read_json
 
 #: figures that fairseq and Trainer log with every validation and that say nothing of the model
@@ -72,17 +72,18 @@ def figures_of_log(
     log, rates = TrainingLog(), {}
     for path in logs:
         if path.is_file():
-            for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+            for line in lines:
                 log.add(line)
-            rates = rates_of_log(path) or rates
+            rates = rates_of_lines(lines) or rates
     training = _mapping(result.get("training"))
     seconds = training.get("seconds_per_epoch", seconds_per_epoch(log, checkpoints / "checkpoint_last.pt"))
     return Figures(
         scores=_scores(log, result, held_out),
         curves=_curves(log, HELD_OUT if held_out else VALID),
         rates=rates,
-        seconds=_finite(seconds),
-        epochs=_finite(training.get("epochs")) or (float(len(log.train_wall)) if log.train_wall else None),
+        seconds=finite(seconds),
+        epochs=finite(training.get("epochs")) or (float(len(log.train_wall)) if log.train_wall else None),
     )
 
 
@@ -107,7 +108,7 @@ def _scores(log: TrainingLog, result: Mapping[str, Any], held_out: bool) -> dict
             found[f"best validation {name}"] = value
         except ValueError:
             pass
-    return {name: number for name, value in found.items() if (number := _finite(value)) is not None}
+    return {name: number for name, value in found.items() if (number := finite(value)) is not None}
 
 
 def _curves(log: TrainingLog, valid: str = VALID) -> dict[str, dict[float, float]]:
@@ -145,14 +146,14 @@ def figures_of_trainer(state: Path) -> tuple[Figures, dict[str, str]]:
     curves: dict[str, dict[float, float]] = {}
     evaluations: dict[int, dict[str, float]] = {}
     for record in records:
-        epoch = round(_finite(record.get("epoch")) or 0.0, 4)
-        if (loss := _finite(record.get("loss"))) is not None:
+        epoch = round(finite(record.get("epoch")) or 0.0, 4)
+        if (loss := finite(record.get("loss"))) is not None:
             curves.setdefault(f"{TRAIN} loss", {})[epoch] = loss
         for key, value in record.items():
-            name, number = str(key).removeprefix("eval_"), _finite(value)
+            name, number = str(key).removeprefix("eval_"), finite(value)
             if str(key).startswith("eval_") and number is not None and not name.endswith(_OF_TRAINER):
                 curves.setdefault(f"{VALID} {name}", {})[epoch] = number
-                evaluations.setdefault(int(_finite(record.get("step")) or 0), {})[name] = number
+                evaluations.setdefault(int(finite(record.get("step")) or 0), {})[name] = number
     best = content.get("best_global_step")
     chosen = evaluations.get(best if best in evaluations else max(evaluations, default=0), {})
     scores = {f"{VALID} {name}" if "loss" in name else name: value for name, value in chosen.items()}
@@ -162,7 +163,7 @@ def figures_of_trainer(state: Path) -> tuple[Figures, dict[str, str]]:
         curves=curves,
         rates=rates_of_log(state),
         seconds=_seconds_of_session(content | ended),
-        epochs=_finite(content.get("epoch")),
+        epochs=finite(content.get("epoch")),
     )
     return figures, _settings_of_trainer(state, content)
 
@@ -174,7 +175,7 @@ def _seconds_of_session(ended: Mapping[str, Any]) -> float | None:
         ended: what it logged at the end: `train_runtime` in seconds, the `epoch` and the `step` that it reached.
     """
     names = ("train_runtime", "epoch", "step", "train_steps_per_second")
-    seconds, epochs, steps, rate = (_finite(ended.get(name)) for name in names)
+    seconds, epochs, steps, rate = (finite(ended.get(name)) for name in names)
     if not seconds or not epochs:
         return None
     own = (rate or 0.0) * seconds  # its steps, of a rate that is rounded to thousandths
@@ -207,11 +208,3 @@ def mean_curve(curves: Iterable[Mapping[float, float]]) -> tuple[np.ndarray, np.
 
 def _mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
-
-
-def _finite(value: Any) -> float | None:
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        return None
-    return number if math.isfinite(number) else None

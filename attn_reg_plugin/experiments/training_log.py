@@ -7,12 +7,28 @@ import math
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from attn_reg_plugin.checkpoints import load_weights
 
 _RECORD = re.compile(r"\{.*\}\s*$")
 #: what fairseq logs at the end
 _DONE = "done training in "
+
+
+def record_of(line: str) -> dict[str, Any] | None:
+    """The json record that a line of fairseq's log ends with; None where there is none."""
+    match = _RECORD.search(line)
+    try:
+        return json.loads(match.group()) if match else None
+    except ValueError:
+        return None
+
+
+def finite(value: object) -> float | None:
+    """A number of a log, which may be text there; None of what isn't a finite number."""
+    number = _number(value)
+    return number if number is not None and math.isfinite(number) else None
 
 
 @dataclass
@@ -32,12 +48,11 @@ class TrainingLog:
 
     def add(self, line: str) -> None:
         """Take in one line of the log; others than the json records and the last one are ignored."""
-        match = _RECORD.search(line)
-        if match is None:
+        record = record_of(line)
+        if record is None:
             self.ended = self.ended or _DONE in line
             return
         try:
-            record = json.loads(match.group())
             epoch = int(record["epoch"])
         except (ValueError, KeyError, TypeError):
             return
