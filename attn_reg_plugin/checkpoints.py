@@ -20,6 +20,8 @@ import torch
 
 from attn_reg_plugin.files import naming_writer, whole_file
 
+#: how the files of weights are called that transformers reads from a folder
+WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 #: in torch's refusals of a type that is not allowed
 _FOREIGN = re.compile("unsupported (global|class)|can only (build|create)", re.IGNORECASE)
 #: of a system that does not let us read a file now, whatever is in it

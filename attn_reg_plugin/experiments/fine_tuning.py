@@ -18,7 +18,7 @@ from rich.console import Console
 
 from attn_reg_plugin.configuration import refusing, setting
 from attn_reg_plugin.experiments.comparison import methods_setting, recorded, seeds_of
-from attn_reg_plugin.experiments.differences import differences
+from attn_reg_plugin.experiments.differences import PLAIN, differences
 from attn_reg_plugin.experiments.example_settings import TrainingExamples
 from attn_reg_plugin.experiments.labelled_runs import HELD_OUT, LOSSES, LabelledData, LabelledRun, digest_of_model
 from attn_reg_plugin.experiments.methods import UNTUNED, Method
@@ -242,7 +242,7 @@ def cells(rows: Sequence[Row], names: Mapping[str, str] | None = None) -> tuple[
     Args:
         names: of further validation sets, by subset.
     """
-    plain = next((row.seconds_per_epoch for row in rows if row.method == "plain"), None)
+    plain = next((row.seconds_per_epoch for row in rows if row.method == PLAIN), None)
     compared = any(row.differences for row in rows)
     columns = [("valid", metric, metric) for metric in rows[0].scores]
     columns += [

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from attn_reg_plugin.checkpoints import WEIGHTS
 from attn_reg_plugin.corpora.manifest import sha256
 from attn_reg_plugin.experiments.example_scores import Examples, of_predictions
 from attn_reg_plugin.experiments.executing import RunError, execute, tail_of
@@ -34,7 +35,7 @@ LOSSES = ("loss",)
 #: the name of the examples that are held out of training, to choose by, beside `valid`
 HELD_OUT = "held_out"
 #: the weights of a pretrained model, whatever they are called
-_MODEL_FILES = ("config.json", "tokenizer.json", "*.safetensors", "pytorch_model*.bin")
+_MODEL_FILES = ("config.json", "tokenizer.json", *WEIGHTS)
 #: what else of it shapes a run
 _TOKENIZER_FILES = ("tokenizer_config.json", "vocab.*", "merges.txt", "*.model")
 

@@ -12,8 +12,9 @@ from html import escape
 
 from attn_reg_plugin.experiments import report_plots
 from attn_reg_plugin.experiments.report_logs import HELD_OUT, TRAIN, VALID
-from attn_reg_plugin.experiments.report_plots import ENOUGH_SEEDS, difference_text, spread_text
+from attn_reg_plugin.experiments.report_plots import difference_text, spread_text
 from attn_reg_plugin.experiments.report_runs import Experiment, Group, compared
+from attn_reg_plugin.experiments.table import ENOUGH
 
 #: validation curves that are drawn, at most: of some tasks a dozen figures are validated
 MOST_CURVES = 4
@@ -136,14 +137,14 @@ def _difference(experiment: Experiment, group: Group, score: str, digits: int) -
     found = compared(experiment, group, score)
     if found is None:
         return f"<td>{NOTHING}</td>"
-    look = ' class="few"' if len(found.values) < ENOUGH_SEEDS else ""
+    look = ' class="few"' if len(found.values) < ENOUGH else ""
     return f"<td{look}>{difference_text(found, digits)}</td>"
 
 
 def _cell(values: Sequence[float], digits: int, best: bool = False) -> str:
     if not values:
         return f"<td>{NOTHING}</td>"
-    look = "few" if len(values) < ENOUGH_SEEDS else "best" if best else ""
+    look = "few" if len(values) < ENOUGH else "best" if best else ""
     text = spread_text(values, digits=digits)
     return f'<td class="{look}">{text}</td>' if look else f"<td>{text}</td>"
 
@@ -152,7 +153,7 @@ def _is_best(experiment: Experiment, group: Group, score: str) -> bool:
     means = {
         id(other): statistics.fmean(values)
         for other in experiment.groups
-        if len(values := list(other.values(score).values())) >= ENOUGH_SEEDS
+        if len(values := list(other.values(score).values())) >= ENOUGH
     }
     if id(group) not in means or len(means) < 2:
         return False
@@ -164,7 +165,7 @@ def _notes(experiment: Experiment) -> Iterator[str]:
     """What the numbers are; HTML."""
     yield (
         "Mean ± standard deviation over runs that differ in the seed alone. Grey and in italics: fewer than "
-        f"{ENOUGH_SEEDS} runs. Bold: the best mean of the others."
+        f"{ENOUGH} runs. Bold: the best mean of the others."
     )
     if experiment.baseline is not None:
         yield (

@@ -19,10 +19,9 @@ from attn_reg_plugin.experiments.curve_plot import limits
 from attn_reg_plugin.experiments.drop_rates import Rates
 from attn_reg_plugin.experiments.report_logs import HELD_OUT, VALID, lower_is_better, mean_curve
 from attn_reg_plugin.experiments.report_runs import Compared, Experiment, Group, compared
+from attn_reg_plugin.experiments.table import ENOUGH
 from attn_reg_plugin.pictures import load_matplotlib
 
-#: a mean of fewer seeds than that is shown in grey
-ENOUGH_SEEDS = 3
 WIDTH = 4.3  # inches
 #: characters of a method's title in a line
 TITLE = 18
@@ -73,7 +72,7 @@ def _bars(
         intervals: one a method; those that are known take the place of the standard deviation.
     """
     for place, (runs, text) in enumerate(zip(values, texts, strict=True)):
-        mean, enough = statistics.fmean(runs), len(runs) >= ENOUGH_SEEDS
+        mean, enough = statistics.fmean(runs), len(runs) >= ENOUGH
         spread = statistics.stdev(runs) if len(runs) > 1 else 0.0
         looks = {"color": STRONG} if enough else {"color": PALE, "hatch": "////", "edgecolor": "#909090"}
         panel.barh(place, mean, height=0.62, **looks)

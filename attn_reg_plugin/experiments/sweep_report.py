@@ -11,7 +11,7 @@ from typing import Any
 
 from rich.console import Console
 
-from attn_reg_plugin.experiments.differences import widening
+from attn_reg_plugin.experiments.differences import PLAIN, widening
 from attn_reg_plugin.experiments.sweep_objective import Objective
 from attn_reg_plugin.experiments.sweep_plots import plot_distribution, plot_heat_map
 from attn_reg_plugin.experiments.sweep_space import Arm, Dimension, text_of
@@ -20,7 +20,6 @@ from attn_reg_plugin.experiments.table import ENOUGH, Figure, figure_of, markdow
 from attn_reg_plugin.files import write_json, write_text
 from attn_reg_plugin.terminal import say, show
 
-PLAIN = "plain"
 #: names of the pictures in the folder of a sweep
 DISTRIBUTION = "distribution.png"
 HEAT_MAP = "heat_map-{}-{}.png"

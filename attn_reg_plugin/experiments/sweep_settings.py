@@ -23,6 +23,7 @@ from rich.console import Console
 
 from attn_reg_plugin.configuration import read, setting
 from attn_reg_plugin.experiments.comparison import Comparison, has_gpu
+from attn_reg_plugin.experiments.differences import PLAIN
 from attn_reg_plugin.experiments.jobs import Slots, at_a_time, visible_gpus
 from attn_reg_plugin.experiments.methods import Method, find_method, known_methods, select_methods
 from attn_reg_plugin.experiments.progress import Reporter
@@ -47,7 +48,6 @@ BASES = {
     "finetune": ("attn_reg_plugin.experiments.fine_tuning", "FineTuning"),
     "compare": ("attn_reg_plugin.experiments.translation", "TranslationComparison"),
 }
-PLAIN = "plain"
 #: settings of a comparison that the sweep decides
 DECIDED = ("out", "methods", "seeds", "jobs", "method_flags")
 #: settings of a comparison that say what is searched on, and where

@@ -72,7 +72,7 @@ def summarize(
         differences: to plain training, by method name, see `differences.py`.
     """
     times = {name: times_of(entries) for name, entries in results.items()}
-    plain = times.get("plain")
+    plain = times.get(PLAIN)
     rows = []
     for method in methods:
         entries, time = results[method.name], times[method.name]

@@ -103,12 +103,13 @@ def _translation(settings: Any) -> dict[str, Any]:
 
 
 def _sweep(settings: Any) -> dict[str, Any]:
+    from attn_reg_plugin.experiments.sweep_settings import DECIDED
+
     base = toy_of(settings.base())
     own = {entry.name: getattr(base, entry.name) for entry in dataclasses.fields(base)}
     own = {name: value for name, value in own.items() if value != getattr(settings.base(), name)}
     own = {name: str(value) if isinstance(value, Path) else value for name, value in own.items()}
-    decided = ("out", "methods", "seeds", "jobs", "method_flags")
-    own = {name: value for name, value in own.items() if name not in decided}
+    own = {name: value for name, value in own.items() if name not in DECIDED}
     # the sweep's method isn't among those of its trainings
     own["epochs"] = min(2, settings.base().epochs)
     values = {settings.section: {**getattr(settings, settings.section), **own}, "out": aside(settings.out)}

@@ -12,16 +12,15 @@ import transformers
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from transformers.utils import logging
 
+from attn_reg_plugin.checkpoints import WEIGHTS
 from attn_reg_plugin.models.hf_encoder import HEADS, load_config
-
-_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 
 
 def model_folder(folder: Path) -> Path | None:
     """The folder with configuration and weights: this one, or the last `checkpoint-N` in it; None if neither has."""
     checkpoints = [path for path in folder.glob("checkpoint-*") if path.name[11:].isdecimal()]
     for place in (folder, *sorted(checkpoints, key=lambda path: int(path.name[11:]), reverse=True)):
-        if (place / "config.json").is_file() and any(any(place.glob(pattern)) for pattern in _WEIGHTS):
+        if (place / "config.json").is_file() and any(any(place.glob(pattern)) for pattern in WEIGHTS):
             return place
     return None
 

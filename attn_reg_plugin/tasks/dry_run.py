@@ -13,17 +13,14 @@ from typing import Any
 
 import torch
 from fairseq import options, tasks, utils
-from fairseq.models import import_models
-from fairseq.tasks import import_tasks
 
+from attn_reg_plugin.checkpoints import WEIGHTS
 from attn_reg_plugin.tasks.attn_reg_task import SEEN
 from attn_reg_plugin.tasks.length import total_updates
+from attn_reg_plugin.tasks.user_dir import USER_DIR, register_plugin
 
-USER_DIR = Path(__file__).resolve().parents[1]
 #: flags that name a file, which fairseq opens late
 _FILES = ("finetune_from_model", "load_checkpoint_heads", "srcdict", "tgtdict")
-#: how the files of weights are called that transformers reads from a folder
-_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 
 
 def parse_command(command: Sequence[str], kind: str) -> argparse.Namespace:
@@ -33,8 +30,7 @@ def parse_command(command: Sequence[str], kind: str) -> argparse.Namespace:
         command: `python -m fairseq_cli.NAME ...`.
         kind: `training` or `generation`.
     """
-    import_tasks(str(USER_DIR / "tasks"), f"{USER_DIR.name}.tasks")
-    import_models(str(USER_DIR / "models"), f"{USER_DIR.name}.models")
+    register_plugin()
     words = list(command[3:])
     place = words.index("--user-dir")
     assert words[place + 1] == str(USER_DIR)
@@ -96,8 +92,8 @@ def _built(args: argparse.Namespace) -> tuple[Any, torch.nn.Module | None]:
     task = tasks.setup_task(args)
     folder = Path(getattr(args, "hf_model", None) or "")
     if getattr(args, "hf_model", None) and folder.is_dir() and not getattr(args, "hf_from_config", False):
-        if not any(path for pattern in _WEIGHTS for path in folder.glob(pattern)):
-            raise ValueError(f"--hf-model {folder} has no weights ({' or '.join(_WEIGHTS)})")
+        if not any(path for pattern in WEIGHTS for path in folder.glob(pattern)):
+            raise ValueError(f"--hf-model {folder} has no weights ({' or '.join(WEIGHTS)})")
         args.hf_from_config = True
     try:
         with torch.device("meta"):

@@ -8,11 +8,9 @@ from typing import Any
 
 import numpy as np
 from fairseq import checkpoint_utils
-from fairseq.models import import_models
-from fairseq.tasks import import_tasks
 from fairseq.tasks.translation import TranslationTask
 
-USER_DIR = Path(__file__).resolve().parents[1]
+from attn_reg_plugin.tasks.user_dir import register_plugin
 
 
 def load_translation(path: Path, data: Path) -> tuple[Any, TranslationTask]:
@@ -26,8 +24,7 @@ def load_translation(path: Path, data: Path) -> tuple[Any, TranslationTask]:
         ValueError: the checkpoint is of another kind of task, or the dictionaries do not fit it.
         FileNotFoundError: there is no dictionary in `data`.
     """
-    import_tasks(str(USER_DIR / "tasks"), f"{USER_DIR.name}.tasks")
-    import_models(str(USER_DIR / "models"), f"{USER_DIR.name}.models")
+    register_plugin()
     state = checkpoint_utils.load_checkpoint_to_cpu(str(path), {"data": str(data)})
     cfg = state["cfg"]
     if "source_lang" not in cfg.task or "left_pad_source" not in cfg.task:
