@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from attn_reg_plugin.commands.trained_arguments import add_batch_arguments
 from attn_reg_plugin.experiments.robustness import FOLDS, evaluate, folding
 from attn_reg_plugin.experiments.robustness_table import evaluate_all, is_comparison
-from attn_reg_plugin.experiments.trained import add_batch_arguments, load_trained
+from attn_reg_plugin.experiments.trained import load_trained
 from attn_reg_plugin.files import write_json
 from attn_reg_plugin.labelled import find_split, find_task, is_hub
 

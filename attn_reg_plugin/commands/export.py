@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from attn_reg_plugin.experiments.trained import add_run_arguments, load_trained
+from attn_reg_plugin.commands.trained_arguments import add_run_arguments
+from attn_reg_plugin.experiments.trained import load_trained
 from attn_reg_plugin.files import naming_writer, whole_folder
 
 

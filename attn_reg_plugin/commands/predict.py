@@ -6,8 +6,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from attn_reg_plugin.experiments.predictions import lines
-from attn_reg_plugin.experiments.trained import add_batch_arguments, add_run_arguments, load_trained
+from attn_reg_plugin.commands.trained_arguments import add_batch_arguments, add_run_arguments
+from attn_reg_plugin.experiments.glue_format import lines
+from attn_reg_plugin.experiments.trained import load_trained
 from attn_reg_plugin.files import write_text
 from attn_reg_plugin.labelled import read_file
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from attn_reg_plugin.attention.masks import check_ratio
-from attn_reg_plugin.experiments.trained import add_batch_arguments
+from attn_reg_plugin.commands.trained_arguments import add_batch_arguments
 from attn_reg_plugin.files import write_json
 from attn_reg_plugin.pictures import load_matplotlib
 

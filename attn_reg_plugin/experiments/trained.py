@@ -5,7 +5,6 @@ Nothing of the training is needed but the checkpoint and the folder `encoder` be
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -66,28 +65,6 @@ class Trained:
             for index, mask, row in zip(chosen, inputs["attention_mask"], logits, strict=True):
                 found[index] = row[mask.bool()] if self.labelled.kind == TAGGING else row
         return found
-
-
-def add_run_arguments(parser: argparse.ArgumentParser) -> None:
-    """The argument RUN."""
-    parser.add_argument(
-        "run_folder",
-        type=Path,
-        metavar="RUN",
-        help="folder of a training with --arch hf_encoder (its best checkpoint is taken), or a checkpoint in it",
-    )
-
-
-def add_batch_arguments(parser: argparse.ArgumentParser) -> None:
-    """How the model is run."""
-    parser.add_argument("--batch-size", type=_count, default=32, help="examples at once (default: %(default)s)")
-    parser.add_argument("--cpu", action="store_true", help="use the CPU even if there is a GPU")
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"it is {text!r}, but must be a whole number of at least 1")
-    return int(text)
 
 
 def load_trained(run: Path, cpu: bool = True) -> Trained:

@@ -15,7 +15,8 @@ from attn_reg_plugin.cli import main
 from attn_reg_plugin.commands import run
 from attn_reg_plugin.corpora.phrasebook import splits
 from attn_reg_plugin.experiments.methods import select_methods
-from attn_reg_plugin.experiments.steps import OpusMTStart, convert_once, plan
+from attn_reg_plugin.experiments.opus_mt_start import OpusMTStart, convert_once
+from attn_reg_plugin.experiments.steps import plan
 from attn_reg_plugin.opus_mt.random_marian import make_marian
 from tests.experiments.toy_corpus import empty_corpus
 from tests.models.hf_folders import make_encoder, make_rte
