@@ -124,6 +124,14 @@ def test_every_marker_is_on_a_page_and_filled():
     assert "<!--" not in hooks.filled(pages["flags.md"])
 
 
+def test_what_pages_import_is_in_the_api_once():
+    pages = {path.name: path.read_text(encoding="utf-8") for path in ROOT.glob("docs/*.md")}
+    listed = re.findall(r"^::: ([\w.]+)$", hooks.filled(pages["api.md"]), re.MULTILINE)
+    assert len(listed) == len(set(listed))
+    names = re.findall(r"^ *from attn_reg_plugin[\w.]* import ([\w, ]+)$", "\n".join(pages.values()), re.MULTILINE)
+    assert set(", ".join(names).split(", ")) - {path.rpartition(".")[2] for path in listed} == set()
+
+
 # -- what pages name --------------------------------------------------------------------------------------------------
 
 

@@ -139,19 +139,24 @@ def test_what_was_drawn_for_a_slot_stays(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_hopeless_trials_are_pruned(tmp_path: Path) -> None:
-    """Slot 11 starts below the median of the others and is ended after its second epoch."""
+    """Slots 5 and 11 start below the median of the others; 11 is ended after its second epoch, since six are complete
+    before it, and 5 isn't."""
+    pytest.importorskip("fairseq")
+    from attn_reg_plugin.experiments.sweep_settings import Sweep
+
     curves: dict[int, list[float]] = {}
 
     def make(arm: Arm, slot: Slot, values: dict[str, Any]) -> FakeRun:
-        curves[slot.number] = [5.0 + slot.number, 6.0, 7.0] if slot.number < 11 else [3.0, 2.0, 99.0]
+        curves[slot.number] = [3.0, 2.0, 99.0] if slot.number in (5, 11) else [5.0 + slot.number, 6.0, 7.0]
         return FakeRun(tmp_path, arm, slot, curves[slot.number])
 
-    pruner = optuna.pruners.MedianPruner(5, 2)
-    shared = trials(tmp_path, pruner=pruner)
+    space = {dimension.key: list(dimension.values) for dimension in DIMENSIONS}
+    base, few = {"task": "rte", "data": "data", "model": "encoder"}, {"pruner_trials": 6, "pruner_epochs": 1}
+    shared, _ = Sweep(out=tmp_path, finetune=base, space=space, pruner="median", **few).studies(maximize=True)
     worker(tmp_path, make, shared).work(NEVER)
     entries = shared.entries()
     assert [entry.state for entry in entries] == [COMPLETE] * 11 + [PRUNED]
-    assert entries[11].by_epoch == {1: 3.0, 2: 2.0} and entries[3].value == 8.0
+    assert entries[11].by_epoch == {1: 3.0, 2: 2.0} and (entries[3].value, entries[5].value) == (8.0, 99.0)
     report = Report([(METHOD, entries)], ACCURACY)
     assert report.trials["ad_drop"][11].value == 3.0 and report.summaries[0].pruned == 1
 

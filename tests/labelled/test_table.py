@@ -134,6 +134,19 @@ def test_a_label_column_that_is_not_there_is_refused(tmp_path: Path, column: str
         with_labels(plain_task(TAGGING, ("words",), column, format="conll"), tmp_path)
 
 
+def test_flags_describe_a_task_of_ones_own(tmp_path: Path) -> None:
+    pytest.importorskip("fairseq")
+    from attn_reg_plugin.tasks.labelled_task import LabelledTaskConfig, described_task
+
+    described = {"label_column": "1", "labels": "X, Y", "file_format": "conll", "file_fields": 3, "metrics": "accuracy"}
+    task = described_task(LabelledTaskConfig(**described), (TAGGING,))
+    options = {"labels": ("X", "Y"), "format": "conll", "metrics": ("accuracy",), "fields": 3}
+    assert task == plain_task(TAGGING, ("tokens",), "1", **options)
+    write(tmp_path / "train.conll", "a X\nb Y\n")
+    with pytest.raises(ValueError, match=r"line 1: 2 fields, but each word's line must have 3"):
+        read_split(task, tmp_path, "train")
+
+
 def test_every_row_of_the_table_has_metrics_and_distinct_labels() -> None:
     from attn_reg_plugin.labelled.metrics import check_scores
 
