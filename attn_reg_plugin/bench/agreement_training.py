@@ -13,14 +13,14 @@ from typing import Any
 import torch
 
 from attn_reg_plugin.bench.agreement import Agreement, forward_of
-from attn_reg_plugin.regularizers.objectives import Objective, default_objective, negative_loss
+from attn_reg_plugin.regularizers.objectives import Objective, OfOutputs, negative_loss
 from attn_reg_plugin.regularizers.probing import Forward
 from attn_reg_plugin.regularizers.training import Supplied
 
 #: what the objectives are, and which labels they take
 _OBJECTIVES: dict[str, tuple[Objective, str]] = {
     "loss": (negative_loss, "gold"),
-    "prediction": (default_objective(), "pseudo"),
+    "prediction": (OfOutputs(), "pseudo"),
 }
 
 

@@ -34,8 +34,8 @@ from attn_reg_plugin.regularizers.objectives import (
     LABELS,
     NoObjective,
     Objective,
+    OfOutputs,
     PseudoLabels,
-    default_objective,
     negative_loss,
 )
 from attn_reg_plugin.regularizers.probing import Forward, random_state, set_random_state, unchanged, without_dropout
@@ -141,7 +141,7 @@ class ADDrop(CrossTuned):
         elif self.objective == "loss" or self.probe == "kept":
             self.objective, self.reads_gold = negative_loss, True
         else:
-            self.objective = default_objective(self.labels)
+            self.objective = OfOutputs(self.labels)
         if self.probe == "kept" and self.attribution != "gradient":
             raise ValueError(f"attribution is {self.attribution!r}, but must be gradient with probe='kept'")
         self.kept = KeptRegions(self.store_gb, Path(self.store_folder) if self.store_folder else None)

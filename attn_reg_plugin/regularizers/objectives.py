@@ -245,15 +245,6 @@ def scale_against_underflow(objective: Tensor, dtype: torch.dtype) -> Tensor:
     return objective * 1024.0 if dtype == torch.float16 else objective
 
 
-def default_objective(labels: str = "pseudo") -> Objective:
-    """The objective that fits what the outputs hold, see `OfOutputs`.
-
-    Args:
-        labels: `pseudo` or `gold`.
-    """
-    return OfOutputs(labels)
-
-
 class OfOutputs:
     """The objective that fits what the outputs hold; the log says once which it took.
 

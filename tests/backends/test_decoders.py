@@ -18,7 +18,7 @@ pytest.importorskip("transformers")
 from transformers import AutoConfig, AutoModelForCausalLM, DataCollatorWithFlattening, StaticCache
 
 from attn_reg_plugin import ADDrop, find_sites, gradient_attribution, recording
-from attn_reg_plugin.regularizers.objectives import default_objective
+from attn_reg_plugin.regularizers.objectives import OfOutputs
 from attn_reg_plugin.regularizers.probing import Forward
 from tests.backends.huggingface_models import opened
 
@@ -127,7 +127,7 @@ def test_attributions_and_masks_are_those_of_each_text_alone(kind: str, way: str
     inputs, _ = arranged(model, way)  # the cache is full
     with opened(find_sites(model, "decoder.self")) as sites, recording(sites) as tapes:
         forward = Forward(model, (), inputs, described=told)
-        objective = default_objective()(forward.run(), forward.inputs)
+        objective = OfOutputs()(forward.run(), forward.inputs)
         found = gradient_attribution(objective, sites)
     assert len(found) == len(masks) == LAYERS
     compared = 0

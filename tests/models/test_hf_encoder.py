@@ -15,7 +15,7 @@ from torch import Tensor
 from attn_reg_plugin import ADDrop
 from attn_reg_plugin.labelled import LabelledTask, find_task
 from attn_reg_plugin.models.hf_encoder import HFEncoderConfig, HFEncoderModel, load_config
-from attn_reg_plugin.regularizers.objectives import default_objective
+from attn_reg_plugin.regularizers.objectives import OfOutputs
 from attn_reg_plugin.tasks import labelled_task
 from tests.models.hf_folders import make_encoder, tokenizer
 
@@ -183,9 +183,9 @@ def test_a_tagger_attributes_the_words_that_have_a_loss(folder: Path) -> None:
     targets[0, 1], targets[0, 2], targets[2, 1] = 4, 0, 7
     told = {"targets": targets, "token_mask": inputs["attention_mask"].bool()}
     literal = sum(logits[row, at].log_softmax(-1).max() for row, at in ((0, 1), (0, 2), (2, 1)))
-    assert torch.allclose(default_objective()({"logits": logits}, told), literal)
+    assert torch.allclose(OfOutputs()({"logits": logits}, told), literal)
     known = logits[0, 1].log_softmax(-1)[4] + logits[0, 2].log_softmax(-1)[0] + logits[2, 1].log_softmax(-1)[7]
-    assert torch.allclose(default_objective("gold")({"logits": logits}, told), known)
+    assert torch.allclose(OfOutputs("gold")({"logits": logits}, told), known)
 
 
 def test_checkpointed_activations_change_nothing(folder: Path) -> None:

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from attn_reg_plugin.regularizers.objectives import (
+    OfOutputs,
     PseudoLabels,
-    default_objective,
     label_logit,
     likeliest,
     logits_of,
@@ -50,13 +50,13 @@ def token_sum(logits, labels=None, mask=None) -> float:
 def test_label_logit(dtype):
     logits, gold = numbers(4, 3).to(dtype), torch.tensor([0, 2, 1, 1])
     rows = logits.float().tolist()
-    for objective in (label_logit(logits), default_objective()(logits, {"labels": gold})):
+    for objective in (label_logit(logits), OfOutputs()(logits, {"labels": gold})):
         assert objective.dtype == torch.float32
         assert objective.dim() == 0
         assert objective.item() == pytest.approx(sum(max(row) for row in rows))
     expected = sum(row[label] for row, label in zip(rows, gold.tolist(), strict=True))
     assert label_logit(logits, gold).item() == pytest.approx(expected)
-    assert default_objective("gold")(logits, {"labels": gold}).item() == pytest.approx(expected)
+    assert OfOutputs("gold")(logits, {"labels": gold}).item() == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("dtype", HALVES)
@@ -72,7 +72,7 @@ def test_token_log_likelihood(dtype, masked, labelled):
     ours = token_log_likelihood(logits, labels, mask)
     assert (ours.dtype, ours.dim()) == (torch.float32, 0)
     assert ours.item() == pytest.approx(expected, rel=1e-5)
-    chosen = default_objective("gold" if labelled else "pseudo")
+    chosen = OfOutputs("gold" if labelled else "pseudo")
     assert chosen(logits, {"targets": labels, "token_mask": mask}).item() == pytest.approx(expected, rel=1e-5)
 
 
@@ -86,7 +86,7 @@ def test_padding_is_no_pseudo_label(dtype, padding):
         logits[..., padding] = 99.0
     expected = torch.tensor([[max(columns, key=row.__getitem__) for row in rows] for rows in logits.tolist()])
     assert torch.equal(likeliest(logits, padding), expected)
-    ours = default_objective()(logits, {"padding_label": padding})
+    ours = OfOutputs()(logits, {"padding_label": padding})
     assert ours.item() == pytest.approx(token_sum(logits, expected), rel=1e-5)
 
 
@@ -104,7 +104,7 @@ def test_padding_is_excluded_from_the_objective_and_its_gradient():
 def test_gold_labels_that_losses_ignore_are_left_out(shape):
     """Also on (B, C), where -100 is no column."""
     logits, gold = numbers(4, 3).requires_grad_(), torch.tensor([2, -100, 0, -100]).view(shape)
-    objective = default_objective("gold")(logits, {"labels": gold})
+    objective = OfOutputs("gold")(logits, {"labels": gold})
     (gradient,) = torch.autograd.grad(objective, logits)
     assert objective.item() == pytest.approx(float((logits[0, 2] + logits[2, 0]).detach()))
     assert gradient.count_nonzero() == 2
@@ -115,13 +115,13 @@ def test_gold_labels_that_losses_ignore_are_left_out(shape):
     spans = {"start_logits": numbers(2, 3), "end_logits": numbers(2, 3, seed=1)}
     positions = {"start_positions": torch.tensor([1, -100]), "end_positions": torch.tensor([-100, 7])}
     expected = spans["start_logits"][0, 1] + spans["end_logits"][1, 2]
-    assert default_objective("gold")(spans, positions).item() == pytest.approx(float(expected))
+    assert OfOutputs("gold")(spans, positions).item() == pytest.approx(float(expected))
 
 
 @pytest.mark.parametrize("logits, gold", [((3, 5, 7), (3, 4)), ((3, 5, 7), (15,)), ((4, 3), (4, 2)), ((4,), (3,))])
 def test_gold_labels_of_another_shape_are_refused(logits, gold):
     with pytest.raises(ValueError, match=r"^the gold labels have the shape \(.*\), which does not fit the logits' "):
-        default_objective("gold")(numbers(*logits), {"labels": torch.zeros(gold, dtype=torch.long)})
+        OfOutputs("gold")(numbers(*logits), {"labels": torch.zeros(gold, dtype=torch.long)})
 
 
 @pytest.mark.parametrize("shape", [(3, 16000), (3, 3), (2, 5)])
@@ -129,9 +129,9 @@ def test_a_token_mask_of_another_shape_is_left_out(shape):
     """An audio model's raw samples; prompts that the mask does not know."""
     logits, mask = numbers(3, 5, 7), torch.zeros(shape, dtype=torch.bool)
     targets = torch.randint(0, 7, (3, 5)).index_fill(1, torch.tensor([2]), -100)
-    assert default_objective()(logits, {"token_mask": mask}).item() == pytest.approx(token_sum(logits), rel=1e-5)
+    assert OfOutputs()(logits, {"token_mask": mask}).item() == pytest.approx(token_sum(logits), rel=1e-5)
     for labels in ("gold", "pseudo"):
-        ours = default_objective(labels)(logits, {"token_mask": mask, "targets": targets})
+        ours = OfOutputs(labels)(logits, {"token_mask": mask, "targets": targets})
         expected = token_sum(logits, targets if labels == "gold" else None, targets != -100)
         assert ours.item() == pytest.approx(expected, rel=1e-5)
 
@@ -143,7 +143,7 @@ def test_pseudo_labels_of_the_first_pass_hold_for_the_later_ones(kind):
             return {"start_logits": numbers(4, 6, seed=seed), "end_logits": numbers(4, 6, seed=seed + 1)}
         return numbers(*((4, 3) if kind == "classes" else (4, 5, 7)), seed=seed)
 
-    objective, mask = default_objective(), torch.arange(5) < torch.tensor([[5], [3], [1], [4]])
+    objective, mask = OfOutputs(), torch.arange(5) < torch.tensor([[5], [3], [1], [4]])
     inputs = {"token_mask": mask, "padding_label": 0, "pseudo_labels": PseudoLabels()}
     bare = {"token_mask": mask, "padding_label": 0}
     first, second = outputs(0), outputs(5)
@@ -153,7 +153,7 @@ def test_pseudo_labels_of_the_first_pass_hold_for_the_later_ones(kind):
     else:
         gold = {"labels": first.argmax(-1) if kind == "classes" else likeliest(first, 0)}
     frozen = objective(second, inputs)
-    torch.testing.assert_close(frozen, default_objective("gold")(second, {**gold, "token_mask": mask}))
+    torch.testing.assert_close(frozen, OfOutputs("gold")(second, {**gold, "token_mask": mask}))
     assert not frozen.allclose(objective(second, bare))
 
 
@@ -169,7 +169,7 @@ def test_regression_of_several_numbers_is_no_classification(labels):
     predictions, targets = numbers(4, 3), numbers(4, 3, seed=1)
     loss = negative_regression_loss(predictions, targets)
     expected = predictions.sum() if labels == "pseudo" else loss
-    assert default_objective(labels)(predictions, {"labels": targets, "regression": True}).equal(expected)
+    assert OfOutputs(labels)(predictions, {"labels": targets, "regression": True}).equal(expected)
     assert negative_loss(predictions, {"labels": targets, "regression": True}).equal(loss)
 
 
@@ -183,14 +183,14 @@ def test_regression_is_the_prediction_or_its_error(shape, labels, dtype):
     assert negative_regression_loss(predictions, targets).item() == pytest.approx(expected, rel=1e-5)
     expected = expected if labels == "gold" else sum(values)
     for supplied in ({"targets": targets}, {"labels": targets.view(-1, 1)}):
-        ours = default_objective(labels)(predictions, supplied)
+        ours = OfOutputs(labels)(predictions, supplied)
         assert (ours.dtype, ours.dim()) == (torch.float32, 0)
         assert ours.item() == pytest.approx(expected, rel=1e-5)
 
 
 def test_targets_come_before_labels():
     logits, right, wrong = numbers(4, 3), torch.tensor([0, 1, 2, 0]), torch.tensor([1, 1, 1, 1])
-    ours = default_objective("gold")(logits, {"targets": right, "labels": wrong})
+    ours = OfOutputs("gold")(logits, {"targets": right, "labels": wrong})
     assert ours.equal(label_logit(logits, right))
 
 
@@ -225,9 +225,9 @@ def test_outputs_without_logits_are_refused(outputs):
 
 def test_what_no_objective_fits_is_refused():
     with pytest.raises(ValueError, match=r"no objective for outputs of shape \(2, 3, 4, 5\); give objective=function"):
-        default_objective()(numbers(2, 3, 4, 5), {})
+        OfOutputs()(numbers(2, 3, 4, 5), {})
     with pytest.raises(ValueError, match=r"no objective for outputs of shape \(\)"):
-        default_objective()(torch.tensor(1.0), {})
+        OfOutputs()(torch.tensor(1.0), {})
 
 
 @pytest.mark.parametrize(
@@ -236,25 +236,25 @@ def test_what_no_objective_fits_is_refused():
 def test_missing_gold_labels_are_refused(labels, logits):
     for supplied in ({}, {"labels": None}):
         with pytest.raises(ValueError, match=r"needs gold labels: .* regularizer\.supply\(targets=\.\.\.\)"):
-            default_objective(labels)(logits, supplied)
+            OfOutputs(labels)(logits, supplied)
 
 
 def test_answers_have_a_start_and_an_end():
     start, end = numbers(2, 3), numbers(2, 3) * 2
     outputs = {"start_logits": start, "end_logits": end}
     expected = start.max(-1).values.sum() + end.max(-1).values.sum()
-    assert torch.equal(default_objective()(outputs, {}), expected)
+    assert torch.equal(OfOutputs()(outputs, {}), expected)
     inputs = {"start_positions": torch.tensor([0, 2]), "end_positions": torch.tensor([1, 7])}  # 7 was cut off
     expected = start[0, 0] + start[1, 2] + end[0, 1] + end[1, 2]
-    assert default_objective("gold")(outputs, inputs).item() == pytest.approx(expected.item())
+    assert OfOutputs("gold")(outputs, inputs).item() == pytest.approx(expected.item())
     with pytest.raises(ValueError, match="cannot find logits"):
-        default_objective("gold")(outputs, {})
+        OfOutputs("gold")(outputs, {})
 
 
 def test_several_gold_classes_of_an_example_all_count():
     logits, gold = numbers(3, 4), torch.tensor([[1.0, 0, 0, 1], [0, 0, 0, 0], [0, 1, 0, 0]])
     expected = logits[0, 0] + logits[0, 3] + logits[2, 1]
-    assert default_objective("gold")(logits, {"labels": gold}).item() == pytest.approx(expected.item())
+    assert OfOutputs("gold")(logits, {"labels": gold}).item() == pytest.approx(expected.item())
 
 
 def test_a_loss_in_front_of_the_logits_is_passed_over():

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from attn_reg_plugin import ADDrop
 from attn_reg_plugin.regularizers import Combination, build, whole_step
 from attn_reg_plugin.regularizers.attachment import attachments_of, begin_step
-from attn_reg_plugin.regularizers.objectives import NoObjective, default_objective, negative_loss
+from attn_reg_plugin.regularizers.objectives import NoObjective, OfOutputs, negative_loss
 from attn_reg_plugin.regularizers.whole_step import WholeStepWanted
 from tests.attention.tiny_model import PAD, SIZE, TinyStack, sharpened, tokens
 
@@ -219,7 +219,7 @@ FOUND = {
 @pytest.mark.parametrize("form", [dict, lambda **held: SimpleNamespace(**held)], ids=["mapping", "object"])
 def test_what_is_attributed_and_that_the_log_says_so(found, form, caplog):
     held, inputs, expected, words = FOUND[found]
-    objective = default_objective()
+    objective = OfOutputs()
     with caplog.at_level(logging.INFO):
         values = [objective(form(**held), inputs).item() for _ in range(2)]
     assert values == pytest.approx([expected] * 2)
@@ -229,7 +229,7 @@ def test_what_is_attributed_and_that_the_log_says_so(found, form, caplog):
 
 @pytest.mark.parametrize("held", [{"embedding": LOGITS}, {"logits": REWARDS}, {"scores": REWARDS}, {"loss": LOGITS}])
 def test_what_holds_nothing_is_left_to_the_step(held):
-    for objective in (default_objective(), default_objective("gold"), negative_loss):
+    for objective in (OfOutputs(), OfOutputs("gold"), negative_loss):
         with pytest.raises(NoObjective):
             objective(held, {})
 

@@ -23,7 +23,7 @@ from fairseq.modules import AdaptiveSoftmax
 from fairseq.tasks.translation_lev import TranslationLevenshteinTask
 from torch import Tensor, nn
 
-from attn_reg_plugin.regularizers.objectives import default_objective
+from attn_reg_plugin.regularizers.objectives import OfOutputs
 from attn_reg_plugin.tasks.outputs import FairseqObjective, adaptive_log_probabilities
 from tests.backends.fairseq_models import SIZES, words
 from tests.tasks.tasks_in_process import attached, sample, step
@@ -84,7 +84,7 @@ def test_f_of_inserted_words_is_that_of_their_logits() -> None:
         ("pseudo", chances.max(-1).values),
         ("gold", chances.gather(-1, target[..., None])[..., 0]),
     ):
-        objective = FairseqObjective(default_objective(labels), labels, 1, "a model")
+        objective = FairseqObjective(OfOutputs(labels), labels, 1, "a model")
         torch.testing.assert_close(objective(outputs, inputs), (of_labels * mask).sum())
     shares = torch.rand(2, 3, 5, generator=generator)
     outputs["word_ins"]["tgt"] = shares
@@ -158,17 +158,15 @@ def test_a_masked_lm(labels: str, masked: bool) -> None:
 
 def test_frames_of_speech_count_where_they_are_real() -> None:
     logits, padded = torch.randn(4, 2, 5), torch.tensor([[False] * 4, [False, False, True, True]])
-    objective = FairseqObjective(default_objective("pseudo"), "pseudo", None, "a model")
+    objective = FairseqObjective(OfOutputs("pseudo"), "pseudo", None, "a model")
     best = logits.transpose(0, 1).log_softmax(-1).max(-1).values
     outputs = {"encoder_out": logits, "padding_mask": padded}
     torch.testing.assert_close(objective(outputs, {"targets": torch.ones(2, 3)}), best[~padded].sum())
     with pytest.raises(ValueError, match=r"Wav of a task: .*needs gold labels.*--ad-drop-labels pseudo"):
-        FairseqObjective(default_objective("gold"), "gold", None, "Wav of a task")(
-            outputs, {"targets": torch.ones(2, 3)}
-        )
+        FairseqObjective(OfOutputs("gold"), "gold", None, "Wav of a task")(outputs, {"targets": torch.ones(2, 3)})
 
 
 def test_outputs_without_logits_are_refused_in_the_words_of_the_command_line() -> None:
-    objective = FairseqObjective(default_objective("pseudo"), "pseudo", None, "Strange of my_task")
+    objective = FairseqObjective(OfOutputs("pseudo"), "pseudo", None, "Strange of my_task")
     with pytest.raises(ValueError, match=r"^Strange of my_task: .*of type dict.*--ad-drop-attribution random"):
         objective({"x": torch.ones(2, 3)}, {})
