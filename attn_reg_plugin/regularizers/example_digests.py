@@ -12,7 +12,6 @@ import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,8 +21,10 @@ from attn_reg_plugin.regularizers.probing import Forward
 
 STACKS = ("encoder", "decoder")
 _DECODER = re.compile(r"decoder|tgt|target|prev_output|\bdec_")
-#: names of whole numbers that say something of the tokens beside them
-_BESIDE = re.compile(r"type|segment|position|label|length|index|lang")
+#: names of numbers that say something of the tokens beside them
+_BESIDE = re.compile(r"type|segment|position|length|index|lang")
+#: and of those by which no example is known
+_NEVER = re.compile(r"mask|label")
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ def examples_of(forward: Forward) -> Examples:
 
 
 def _read(forward: Forward) -> Examples:
-    told = forward.supplied.example_tokens or forward.described.get("example_tokens") or _guessed(forward.inputs)
+    told = forward.supplied.example_tokens or forward.described.get("example_tokens") or _guessed(forward)
     tokens = {stack: _several(told[stack]) for stack in STACKS if stack in told}
     if not tokens:
         raise ValueError(
@@ -131,27 +132,38 @@ def _bytes(row: Tensor) -> bytes:
     return ctypes.string_at(row.data_ptr(), row.numel() * row.element_size()) if row.numel() else b""
 
 
-def _guessed(inputs: Mapping[str, Any]) -> dict[str, list[Tokens]]:
-    """Of a model that no backend describes: the whole-number tensors of each stack, else the first of numbers."""
-    tensors = {name: value for name, value in inputs.items() if isinstance(value, Tensor) and value.dim() > 1}
+def _guessed(forward: Forward) -> dict[str, list[Tokens]]:
+    """Of a model that no backend describes: of each stack the tensors of whole numbers, else the first of numbers.
+
+    Only the arguments of the forward are looked at: what was supplied are answers. Its token mask says which are real.
+    """
+    tensors = {k: v for k, v in forward.arguments.items() if isinstance(v, Tensor) and v.dim() > 1}
     rows = next((value.size(0) for value in tensors.values()), 0)
     tensors = {name: value for name, value in tensors.items() if value.size(0) == rows}
-    whole = {k: v for k, v in tensors.items() if not v.is_floating_point() and v.dtype != torch.bool}
-    named = whole or {name: value for name, value in tensors.items() if value.is_floating_point()}
+    mask = forward.inputs.get("token_mask")
+    masks = {**tensors, "token_mask": mask} if isinstance(mask, Tensor) else tensors
+    able = {name: value for name, value in tensors.items() if value.dtype != torch.bool and not _NEVER.search(name)}
+    able = {name: value for name, value in able.items() if not _BESIDE.search(name)} or able
     found: dict[str, list[Tokens]] = {}
-    for name, value in named.items():
-        stack = "decoder" if _DECODER.search(name) else "encoder"
-        if "mask" not in name and (stack not in found or (whole and not _BESIDE.search(name))):
-            found.setdefault(stack, []).append(Tokens(value, _mask(value, stack, tensors)))
+    for stack in STACKS:
+        mine = [value for name, value in able.items() if _stack(name) == stack]
+        chosen = [value for value in mine if not value.is_floating_point()] or mine[:1]
+        if chosen:
+            found[stack] = [Tokens(value, _mask(value, stack, masks)) for value in chosen]
     if len(found) == 1:  # one stack: whichever the sites call it
         found = dict.fromkeys(STACKS, *found.values())
     return found
 
 
+def _stack(name: str) -> str:
+    """Whose a tensor is, by its name."""
+    return "decoder" if _DECODER.search(name) else "encoder"
+
+
 def _mask(ids: Tensor, stack: str, tensors: Mapping[str, Tensor]) -> Tensor | None:
     """The padding mask beside the ids: `...padding_mask` is True at padding, `attention_mask` and `token_mask` not."""
     for name, mask in tensors.items():
-        same = mask.shape == ids.shape[:2] and ("decoder" if _DECODER.search(name) else "encoder") == stack
+        same = mask.shape == ids.shape[:2] and _stack(name) == stack
         if same and name.endswith("padding_mask"):
             return ~mask.bool()
         if same and name.endswith(("attention_mask", "token_mask")):

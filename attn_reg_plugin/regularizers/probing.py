@@ -58,14 +58,19 @@ class Forward:
         return any_rank(flag, self.device) if sharded_modules(self.model) else flag
 
     @property
-    def inputs(self) -> dict[str, Any]:
-        """The arguments by name; over them what was described, and over that what was supplied."""
+    def arguments(self) -> dict[str, Any]:
+        """The arguments by name, with what dictionaries among them hold."""
         try:
             named = dict(inspect.signature(self.model.forward).bind(*self.args, **self.kwargs).arguments)
         except (TypeError, ValueError):
             named = dict(self.kwargs)
         extra = {k: v for value in named.values() if isinstance(value, dict) for k, v in value.items()}
-        return {**extra, **named, **self.described, **self.supplied.named()}
+        return {**extra, **named}
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """The arguments by name; over them what was described, and over that what was supplied."""
+        return {**self.arguments, **self.described, **self.supplied.named()}
 
 
 def own_copy(value: Any) -> Any:

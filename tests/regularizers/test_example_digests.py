@@ -20,8 +20,8 @@ class Taker(nn.Module):
         """Never called."""
 
 
-def examples(described=None, supplied=None, **inputs):
-    told = Supplied() if supplied is None else Supplied(example_tokens=supplied)
+def examples(described=None, supplied=None, targets=None, **inputs):
+    told = Supplied(targets=targets, example_tokens=supplied)
     return examples_of(Forward(Taker(), (), inputs, told, described or {}))
 
 
@@ -95,9 +95,30 @@ def test_sound_and_pictures_are_examples_too(name):
     assert examples(**{name: numbers.bfloat16()}).digests == examples(**{name: numbers.bfloat16()}).digests
 
 
+@pytest.mark.parametrize("given", ["labels", "targets"])
+def test_gold_labels_are_no_examples(given):
+    """Two examples with one label aren't one, and labels of padded places aren't a second text."""
+    answers = {given: torch.tensor([[1], [0], [1], [0]])}
+    found = examples(features=torch.rand(4, 6, 2), attention_mask=torch.ones(4, 6).long(), **answers)
+    assert len(set(found.digests)) == 4
+    tags, wide = IDS.masked_fill(IDS.eq(PAD), -100), padded(IDS, 0, 2)
+    narrow = examples(words=IDS, padding_mask=IDS.eq(PAD), **{given: tags})
+    tags = nn.functional.pad(tags, (0, 2), value=-100)
+    assert examples(words=wide, padding_mask=wide.eq(PAD), **{given: tags}).digests == narrow.digests
+
+
+def test_speech_and_what_is_said_are_both_looked_at():
+    """Also a supplied mask of tokens says which are real."""
+    sound, wide = torch.rand(3, 9, 2), padded(IDS, 0, 2)
+    found = examples(features=sound, target_ids=IDS)
+    assert not set(found.digests) & set(examples(features=sound + 1, target_ids=IDS).digests)
+    assert examples(words=wide, described={"token_mask": wide.ne(PAD)}).lengths("encoder", 7).tolist() == [5, 3, 1]
+
+
 def test_what_cannot_be_told_is_refused():
-    with pytest.raises(ValueError, match="no tensor with an example per row"):
-        examples(labels=torch.tensor([1, 2]))
+    for inputs in ({"labels": torch.tensor([1, 2])}, {"labels": torch.tensor([[1], [2]])}, {"targets": IDS}):
+        with pytest.raises(ValueError, match="no tensor with an example per row"):
+            examples(**inputs)
     pairs = {"encoder": Tokens(IDS, None), "decoder": Tokens(IDS[:2], None)}
     with pytest.raises(ValueError, match="encoder has 3 examples, but the decoder 2"):
         examples(supplied=pairs)
