@@ -21,13 +21,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from attn_reg_plugin.attention.calls import derived
 from attn_reg_plugin.regularizers.base import Regularizer, option, register
-from attn_reg_plugin.regularizers.distributed import from_first_rank, object_from_first_rank
+from attn_reg_plugin.regularizers.distributed import from_first_rank
 from attn_reg_plugin.regularizers.presets import Preset
 from attn_reg_plugin.regularizers.probing import Forward
 from attn_reg_plugin.regularizers.statistics import Quantity
 from attn_reg_plugin.regularizers.training import Training
+from attn_reg_plugin.regularizers.update_masks import drawn_seed, update_mask
 
 logger = logging.getLogger(__name__)
 
@@ -148,7 +148,7 @@ class ChildTuning(Regularizer):
         """
         self._attachment.handles += self._hooked(self.model)
         if self.mode == "free" and self.seed is None:
-            self.seed = object_from_first_rank(int(torch.randint(2**62, ())))
+            self.seed = drawn_seed()
         if self.mode == "driven" and not self.masks:
             if self._training is None:
                 raise RuntimeError(
@@ -193,10 +193,7 @@ class ChildTuning(Regularizer):
             mask = self.masks[name] = self.masks[name].to(gradient.device)
             masked = gradient * mask
         else:
-            # the same in all backwards of an update
-            seed = derived(derived(self.seed or 0, self.updates), number + 1)
-            generator = torch.Generator(gradient.device).manual_seed(seed)
-            mask = torch.rand(gradient.shape, generator=generator, device=gradient.device) < self.p
+            mask = update_mask(gradient, self.p, self.seed or 0, self.updates, number)
             masked = gradient * mask / self.p
         self.statistics.add("gradients_kept", mask.sum().float())
         self.statistics.add("gradients", float(mask.numel()))

@@ -11,19 +11,22 @@ out of the gradient.)
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from attn_reg_plugin.attention.calls import derived
 from attn_reg_plugin.regularizers.attachment import Attachment, attachments_of
 from attn_reg_plugin.regularizers.base import Regularizer, option, register
-from attn_reg_plugin.regularizers.distributed import object_from_first_rank
 from attn_reg_plugin.regularizers.presets import Preset
 from attn_reg_plugin.regularizers.probing import Forward
+from attn_reg_plugin.regularizers.update_masks import drawn_seed, update_mask
+
+#: own names of parameters of several dimensions that map nothing, such as ViT's `cls_token` and XLNet's `r_w_bias`
+_NO_MAP = re.compile(r"bias|embed|position|token")
 
 
 @register("mixout")
@@ -38,7 +41,9 @@ class Mixout(Regularizer):
     Attributes:
         p: probability of taking an element's pretrained value, in [0, 1); 0 is plain training, bit for bit. The paper
             takes 0.7 to 0.9, without dropout.
-        weights: `linear` mixes the weights of linear maps, as the authors do, `all` every trained parameter.
+        weights: `linear` mixes the weights of linear maps, as the authors do: parameters of several dimensions, those
+            of convolutions too, but no embedding tables, learned tokens, positions and biases. `all` mixes every
+            trained parameter.
 
     Raises:
         ValueError: p is out of its range.
@@ -107,15 +112,13 @@ class Mixout(Regularizer):
         self.places.forget()
         chosen = dict(mixed_parameters(self.model, self.weights))
         if self.seed is None:
-            self.seed = object_from_first_rank(int(torch.randint(2**62, ())))
+            self.seed = drawn_seed()
         for name in chosen.keys() - self.pretrained.keys():
             self.pretrained[name] = chosen[name].detach().clone()
         mixed = {}
         for i, (name, weight) in enumerate(chosen.items()):
             target = self.pretrained[name] = self.pretrained[name].to(weight)
-            seed = derived(derived(self.seed, self.updates), i + 1)
-            generator = torch.Generator(weight.device).manual_seed(seed)
-            mask = torch.rand(weight.shape, generator=generator, device=weight.device) < self.p
+            mask = update_mask(weight, self.p, self.seed, self.updates, i)
             mixed[weight] = mixout(weight, target, mask, self.p)
         self.places.put(self.model, mixed)
 
@@ -182,21 +185,33 @@ def mixout(weight: Tensor, pretrained: Tensor, mask: Tensor, p: float) -> Tensor
 
 
 def mixed_parameters(model: nn.Module, which: str) -> Iterator[tuple[str, nn.Parameter]]:
-    """The trained parameters to mix, by name: all, or the weights of linear maps, which are not an embedding's."""
+    """The trained parameters to mix, by name: `all`, or the weights of `linear` maps, see `Mixout`."""
     tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     for name, parameter in model.named_parameters():
-        if parameter.requires_grad and (which == "all" or (parameter.dim() > 1 and id(parameter) not in tables)):
+        is_map = parameter.dim() > 1 and id(parameter) not in tables and not _NO_MAP.search(name.rpartition(".")[2])
+        if parameter.requires_grad and (which == "all" or is_map):
             yield name, parameter
 
 
-def tensors_of(outputs: Any) -> Iterator[Tensor]:
-    """Every tensor in a model's outputs."""
+def tensors_of(outputs: Any, seen: set[int] | None = None) -> Iterator[Tensor]:
+    """Every tensor in a model's outputs: in mappings, lists, tuples and the attributes of other objects."""
+    seen = set() if seen is None else seen
+    if id(outputs) in seen or isinstance(outputs, nn.Module | type):
+        return
+    seen.add(id(outputs))
     if isinstance(outputs, Tensor):
         yield outputs
         return
-    held = outputs.values() if isinstance(outputs, Mapping) else outputs if isinstance(outputs, list | tuple) else ()
+    if isinstance(outputs, Mapping):
+        held: Iterable[Any] = outputs.values()
+    elif isinstance(outputs, list | tuple):
+        held = outputs
+    elif is_dataclass(outputs):  # it may have slots
+        held = [getattr(outputs, field.name, None) for field in fields(outputs)]
+    else:
+        held = getattr(outputs, "__dict__", {}).values()
     for one in held:
-        yield from tensors_of(one)
+        yield from tensors_of(one, seen)
 
 
 def give_back(model: nn.Module, *_: Any) -> None:

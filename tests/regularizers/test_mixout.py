@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -77,17 +79,47 @@ def test_the_forward_and_the_gradient_are_those_of_the_mixed_weights(weights):
     assert ("encoder.embedding.weight" in names) == (weights == "all") and "output.weight" in names
 
 
-def test_activation_checkpointing_recomputes_with_the_mixed_weights(dropping_translator, batch):
+def test_of_the_weights_linear_takes_the_maps():
+    model, tables = torch.nn.Module(), {"cls_token": (1, 1, 4), "position_embeddings": (1, 3, 4), "r_w_bias": (2, 4)}
+    for name, shape in {**tables, "q": (4, 2, 2)}.items():
+        model.register_parameter(name, torch.nn.Parameter(torch.zeros(shape)))
+    model.patches, model.words, model.norm = torch.nn.Conv1d(4, 4, 2), torch.nn.Embedding(5, 4), torch.nn.LayerNorm(4)
+    model.attention, model.head = torch.nn.MultiheadAttention(4, 1), torch.nn.Linear(4, 1)
+    maps = ["q", "patches.weight", "attention.in_proj_weight", "attention.out_proj.weight", "head.weight"]
+    assert [name for name, _ in mixed_parameters(model, "linear")] == maps
+    assert len(dict(mixed_parameters(model, "all"))) == len(list(model.parameters()))
+
+
+@dataclass(slots=True)
+class Held:
+    """A model's outputs in an object of its own."""
+
+    logits: torch.Tensor
+
+
+def in_a_namespace(logits):
+    """The same in a list in a namespace that holds itself."""
+    held = SimpleNamespace(logits=[logits])
+    held.self = held
+    return held
+
+
+@pytest.mark.parametrize("held", [None, Held, in_a_namespace])
+def test_activation_checkpointing_recomputes_with_the_mixed_weights(dropping_translator, batch, held):
     results = []
     for checkpointed in (False, True):
         model = copy.deepcopy(dropping_translator)
         model.encoder.checkpointed = model.decoder.checkpointed = checkpointed
         optimizer = torch.optim.SGD(model.parameters(), 0.5)
         torch.manual_seed(1)
+        if held is not None:
+            model.register_forward_hook(lambda module, args, logits: held(logits))
         with build("mixout", p=0.5).attach(model) as regularizer:
             for _ in range(3):
                 optimizer.zero_grad()
-                loss_of(model(*batch), batch[1]).backward()
+                outputs = model(*batch)
+                logits = getattr(outputs, "logits", outputs)
+                loss_of(logits[0] if isinstance(logits, list) else logits, batch[1]).backward()
                 assert all(isinstance(w, torch.nn.Parameter) for m in model.modules() for w in m._parameters.values())
                 optimizer.step()
                 regularizer.end_update()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import pickle
 
 import pytest
@@ -89,6 +90,21 @@ def test_driven_masks_keep_what_has_the_largest_fisher_information():
         keep = information[name] >= threshold if name in information else torch.ones_like(gradient).bool()
         assert masked[name].equal(gradient * keep)
     assert regularizer.model.training, "it is in training mode again"
+
+
+@pytest.mark.parametrize("examples, estimated", [(0, 3), (2, 2)])
+def test_the_fisher_information_is_of_as_many_examples_as_asked(examples, estimated):
+    model, asked = classifier(), []
+
+    class Counting(Task):
+        def loss(self, model, inputs):
+            asked.append(inputs[0])
+            return super().loss(model, inputs)
+
+    with build("child_tuning", mode="driven", fisher_examples=examples).attach(model) as regularizer:
+        regularizer.bind(Counting(LABELS))
+        model(IDS)
+    assert torch.cat(asked).equal(IDS[:estimated])
 
 
 def kept_share(model, name="encoder.layers.0.feed_forward.0.weight"):
@@ -210,6 +226,21 @@ def test_a_second_model_has_nothing_of_the_first(name, options):
         assert regularizer.state_dict()["seed"] == begun["seed"]
     again, new = train(regularizer, 2), train(build(name, **options), 2)
     assert all(ours.equal(theirs) for ours, theirs in zip(again.parameters(), new.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("name", ["mixout", "child_tuning"])
+def test_the_masks_of_weights_and_updates_have_nothing_in_common(name):
+    """Nor do they move from one weight to the next, update by update."""
+    torch.manual_seed(1)
+    model, masks = torch.nn.Sequential(*(torch.nn.Linear(16, 16, bias=False) for _ in range(3))).train(), []
+    with build(name, p=0.5).attach(model) as regularizer:
+        for _ in range(3):
+            model(torch.randn(4, 16)).sum().backward()
+            masks += [weight.grad == 0 for weight in model.parameters()]
+            model.zero_grad()
+            regularizer.end_update()
+    shares = [float((one == other).float().mean()) for one, other in itertools.combinations(masks, 2)]
+    assert len(shares) == 36 and min(shares) > 0.35 and max(shares) < 0.65
 
 
 @pytest.mark.parametrize("name", ["mixout", "child_tuning", "r_drop"])
