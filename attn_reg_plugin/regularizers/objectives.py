@@ -142,7 +142,8 @@ def span_logits(outputs: Any, inputs: Mapping[str, Any], gold: bool) -> Tensor |
 
 def prediction(labels: str, outputs: Any, inputs: Mapping[str, Any]) -> Tensor:
     """The objective that fits the logits' shape: (B, C) classification, (B, T, V) tokens, (B,) or (B, 1) regression,
-    or (B, C) where `inputs["regression"]` says so; and `start_logits` and `end_logits`, (B, T) each, of questions.
+    or (B, C) where `inputs["regression"]` says so, or () beside one gold value; and `start_logits` and `end_logits`,
+    (B, T) each, of questions.
 
     Args:
         labels: `pseudo` or `gold`; gold labels are read from `inputs["targets"]`, else `inputs["labels"]`.
@@ -158,6 +159,8 @@ def prediction(labels: str, outputs: Any, inputs: Mapping[str, Any]) -> Tensor:
     if spans is not None:
         return spans
     logits = logits_of(outputs)
+    if logits.dim() == 0 and _is_one_number(gold_of(inputs)):  # a regression's (B,), squeezed once too often
+        logits = logits.reshape(1)
     regression = logits.dim() == 1 or (logits.dim() == 2 and (logits.size(-1) == 1 or inputs.get("regression", False)))
     gold = None
     if labels == "gold" or regression:
@@ -206,6 +209,10 @@ def negative_loss(outputs: Any, inputs: Mapping[str, Any]) -> Tensor:
         chances = torch.nn.functional.logsigmoid
         return (gold * chances(logits.float()) + (1 - gold) * chances(-logits.float())).sum()
     return token_log_likelihood(logits, gold.reshape(-1))
+
+
+def _is_one_number(gold: Any) -> bool:
+    return isinstance(gold, Tensor) and gold.is_floating_point() and gold.numel() == 1
 
 
 def _check_gold(logits: Tensor, gold: Tensor) -> None:

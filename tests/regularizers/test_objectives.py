@@ -173,11 +173,11 @@ def test_regression_of_several_numbers_is_no_classification(labels):
     assert negative_loss(predictions, {"labels": targets, "regression": True}).equal(loss)
 
 
-@pytest.mark.parametrize("shape", [(4,), (4, 1)])
+@pytest.mark.parametrize("shape", [(4,), (4, 1), ()], ids=["(B,)", "(B, 1)", "one example, squeezed"])
 @pytest.mark.parametrize("labels", ["pseudo", "gold"])
 @pytest.mark.parametrize("dtype", HALVES)
 def test_regression_is_the_prediction_or_its_error(shape, labels, dtype):
-    predictions, targets = numbers(*shape).to(dtype), numbers(4, seed=1)
+    predictions, targets = numbers(*shape).to(dtype), numbers(*shape[:1] or (1,), seed=1)
     values = predictions.float().flatten().tolist()
     expected = -sum((p - t) ** 2 for p, t in zip(values, targets.tolist(), strict=True))
     assert negative_regression_loss(predictions, targets).item() == pytest.approx(expected, rel=1e-5)
@@ -227,7 +227,7 @@ def test_what_no_objective_fits_is_refused():
     with pytest.raises(ValueError, match=r"no objective for outputs of shape \(2, 3, 4, 5\); give objective=function"):
         OfOutputs()(numbers(2, 3, 4, 5), {})
     with pytest.raises(ValueError, match=r"no objective for outputs of shape \(\)"):
-        OfOutputs()(torch.tensor(1.0), {})
+        OfOutputs()(torch.tensor(1.0), {"labels": torch.tensor([1])})  # a loss, as it seems
 
 
 @pytest.mark.parametrize(
