@@ -190,10 +190,6 @@ class AttentionSite:
         if passed_by is not None:
             passed_by(self)
 
-    def keep_mask(self, shape: tuple[int, ...], valid: Tensor | None, device: torch.device) -> Tensor | None:
-        """The keep mask of the present call, see `AttentionCall.keep_mask`."""
-        return (self.current or AttentionCall(self)).keep_mask(shape, valid, device)
-
     def set_masks(self, masks: list[tuple[Tensor | PackedMask, Tensor | None]]) -> None:
         """Give each call of the forward that follows its own mask.
 

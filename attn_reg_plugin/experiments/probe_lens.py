@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from attn_reg_plugin.attention.masks import DIRECTIONS, candidate_region, drop_candidates
 from attn_reg_plugin.attention.sites import AttentionSite, recording
 from attn_reg_plugin.regularizers import ADDrop
-from attn_reg_plugin.regularizers.probing import Forward, without_dropout
+from attn_reg_plugin.regularizers.probing import Forward, in_evaluation, without_dropout
 
 RANDOM = "random"
 #: what is dropped, in the order of figure 2
@@ -95,15 +95,10 @@ class Lens(ADDrop):
             for site, calls in self.masks.items():
                 site.set_masks(calls)
             return
-        attribute = {
-            "gradient": self._gradient_attributions,
-            "integrated": self._integrated_attributions,
-            "attention": self._attention_attributions,
-        }[self.attribution]
         with recording(self.attached_sites, needs_weights=True):
             self.maps = [
                 AttentionMap(site, tape.weights.float(), attribution.detach(), tape.valid)
-                for site, tape, attribution, _ in attribute(forward)
+                for site, tape, attribution, _ in self.attributions(forward)
             ]
 
     def look(self, subject: Subject, sample: dict[str, Any]) -> list[AttentionMap]:
@@ -135,10 +130,8 @@ def looking(model: nn.Module, **options: Any) -> Iterator[Lens]:
         ValueError: the sites match nothing, or an option is out of its range.
     """
     lens = Lens(p=1.0, q=1.0, cross_tuning="off", probe_dropout=False, **options)
-    modes = [(module, module.training) for module in model.modules()]
     frozen = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
-    model.eval()
-    with warnings.catch_warnings(), without_dropout(model), lens.attach(model):
+    with warnings.catch_warnings(), in_evaluation(model), without_dropout(model), lens.attach(model):
         # fairseq gives PyTorch a mask of padding and one of the future in two types
         warnings.filterwarnings("ignore", "Support for mismatched key_padding_mask")
         try:
@@ -148,8 +141,6 @@ def looking(model: nn.Module, **options: Any) -> Iterator[Lens]:
                 parameter.requires_grad_(False)  # the graph begins at the sites, so masked forwards need none
             yield lens
         finally:
-            for module, training in modes:
-                module.training = training
             for parameter, needed in frozen:
                 parameter.requires_grad_(needed)
 

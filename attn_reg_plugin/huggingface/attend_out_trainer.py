@@ -20,9 +20,9 @@ from transformers import Trainer
 from attn_reg_plugin.backends.huggingface_inputs import described
 from attn_reg_plugin.huggingface.step_loss import untouched
 from attn_reg_plugin.regularizers import Outcome, Tokens
-from attn_reg_plugin.regularizers.defender import Defender, evaluating
+from attn_reg_plugin.regularizers.defender import Defender
 from attn_reg_plugin.regularizers.objectives import IGNORED, logits_of
-from attn_reg_plugin.regularizers.probing import same_randomness
+from attn_reg_plugin.regularizers.probing import in_evaluation, same_randomness
 
 #: keys of a dictionary of evaluation sets that `valid` means
 VALID = ("valid", "validation", "eval")
@@ -255,7 +255,7 @@ class TrainerTraining:
             ValueError: it has no loss.
         """
         trainer, model = self.trainer, self.trainer.model
-        with same_randomness(trainer.args.device), untouched(trainer, model), evaluating(model):
+        with same_randomness(trainer.args.device), untouched(trainer, model), in_evaluation(model), torch.no_grad():
             (inputs,) = problem.validation(1)
             reason: Any = "the loss is not a number for each example"
             try:

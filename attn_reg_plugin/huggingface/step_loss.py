@@ -7,22 +7,19 @@ to read. Their `compute_loss` is the one place that does, so it is what a probe 
 from __future__ import annotations
 
 import copy
-import random
-import sys
 from collections import UserDict, deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from transformers import Trainer
 
 from attn_reg_plugin.regularizers import Regularizer
 from attn_reg_plugin.regularizers.attachment import attachments_of, begin_step
-from attn_reg_plugin.regularizers.probing import random_state, set_random_state, unchanged
+from attn_reg_plugin.regularizers.probing import random_numbers, unchanged
 from attn_reg_plugin.regularizers.whole_step import WholeStepWanted
 
 
@@ -50,29 +47,14 @@ def step_loss(
         return loss[0] if isinstance(loss, tuple) else loss
 
     regularizer.supply(replace(regularizer.supplied, training_loss=training_loss))
-    begun = _randomness(trainer.args.device)
+    put_back = random_numbers(trainer.args.device)
     try:
         begin_step(regularizer.model)
         return compute(inputs)
     except WholeStepWanted:  # found in the first forward of a training
-        begun()
+        put_back()
         begin_step(regularizer.model)
         return compute(records(kept))
-
-
-def _randomness(device: torch.device) -> Callable[[], None]:
-    """Puts PyTorch's, Python's and numpy's random numbers back to where they are now."""
-    numpy = sys.modules.get("numpy")
-    states, python = random_state(device), random.getstate()
-    numbers = None if numpy is None else numpy.random.get_state()
-
-    def put_back() -> None:
-        set_random_state(device, states)
-        random.setstate(python)
-        if numpy is not None:
-            numpy.random.set_state(numbers)
-
-    return put_back
 
 
 @contextmanager

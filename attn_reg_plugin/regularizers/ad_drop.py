@@ -38,7 +38,7 @@ from attn_reg_plugin.regularizers.objectives import (
     PseudoLabels,
     negative_loss,
 )
-from attn_reg_plugin.regularizers.probing import Forward, random_state, set_random_state, unchanged, without_dropout
+from attn_reg_plugin.regularizers.probing import Forward, random_numbers, unchanged, without_dropout
 from attn_reg_plugin.regularizers.region_files import Setting
 from attn_reg_plugin.regularizers.region_lookup import drawn_from
 from attn_reg_plugin.regularizers.statistics import Quantity
@@ -165,14 +165,9 @@ class ADDrop(CrossTuned):
                 site.sampler = self.sampler(site, self._sample_at_random)
             return
         with self.statistics.seconds("probe_seconds", forward.device):
-            attribute = {
-                "gradient": self._gradient_attributions,
-                "integrated": self._integrated_attributions,
-                "attention": self._attention_attributions,
-            }[self.attribution]
             with recording(sites, needs_weights=self.attribution != "gradient"):
                 masks: dict[AttentionSite, list[tuple[PackedMask, Tensor | None]]] = {}
-                for site, tape, attribution, finite in attribute(forward):
+                for site, tape, attribution, finite in self.attributions(forward):
                     # a non-finite probe falls back to a plain update, without waiting for the device
                     keep = sample_keep(attribution, tape.valid, self.p, self.q, self.direction, enabled=finite)
                     self.count_dropped(site, keep, tape.valid)
@@ -184,7 +179,7 @@ class ADDrop(CrossTuned):
     def rehearse(self, forward: Forward) -> None:
         """Run the probe once, for its errors: a missing objective or label, a shape or keyword that doesn't fit."""
         plain = self.attribution == "random" or (self.probe == "kept" and self.on_miss == "plain")
-        if plain or self.p == 0 or self.q == 0:
+        if plain or not self.acts_at_all():
             return
         weights = self.attribution != "gradient"
         with recording(self.attached_sites, needs_weights=weights), self._probe(forward) as run:
@@ -193,7 +188,9 @@ class ADDrop(CrossTuned):
             if tapes and self.attribution != "attention":
                 output_gradients(objective, tapes)
 
-    # -- attributions: each yields (site, tape of a call, B (B, H, T, S), whether the probe was finite) -------------
+    def attributions(self, forward: Forward) -> Iterator[tuple[AttentionSite, Tape, Tensor, Tensor]]:
+        """Of every call of a site in the probe: site, tape, B (B, H, T, S), and whether the probe was finite."""
+        return getattr(self, f"_{self.attribution}_attributions")(forward)
 
     def _gradient_attributions(self, forward: Forward) -> Iterator[tuple[AttentionSite, Tape, Tensor, Tensor]]:
         with self._probe(forward) as run:
@@ -247,9 +244,7 @@ class ADDrop(CrossTuned):
 
     def records(self) -> bool:
         """In every forward whose regions may be used before the example is trained on once more."""
-        if self.probe != "kept" or self.p == 0 or self.q == 0:
-            return False
-        return self.cross_tuning != "epoch" or not self.due()
+        return self.probe == "kept" and self.acts_at_all() and (self.cross_tuning != "epoch" or not self.due())
 
     def record(self, forward: Forward) -> None:
         """Watch the sites, so that the training's own backward brings the regions."""
@@ -274,6 +269,11 @@ class ADDrop(CrossTuned):
         """Learn where the checkpoints are."""
         self.kept.folder = Path(self.store_folder) if self.store_folder else getattr(training, "folder", None)
         self.kept.vocabulary = getattr(training, "vocabulary", "")
+
+    def begin_anew(self) -> None:
+        """As `Regularizer.begin_anew`: what is kept is another model's."""
+        super().begin_anew()
+        self.kept.close()
 
     def unbind(self) -> None:
         """Release the files."""
@@ -304,17 +304,19 @@ class ADDrop(CrossTuned):
         """Also what was kept in memory, and which of the files' is of earlier updates.
 
         Raises:
-            ValueError: as `Regularizer.load_state_dict`, or what was kept is of another model, tokenizer or version.
+            ValueError: as `Regularizer.load_state_dict`, or, where one is attached, what was kept is another model's.
         """
         super().load_state_dict(state)
         if self.probe == "kept" and "kept" in state:
-            self.kept.load(state["kept"], self.updates, self.attached_sites, self.model)
+            self.kept.load(state["kept"], self.updates)
+            if self._attachment is not None:
+                self.kept.open(self.attached_sites, self.model)
 
     # -- the probe --------------------------------------------------------------------------------------------------
 
     @contextmanager
     def _probe(self, forward: Forward, same_draws: bool = False) -> Iterator[Callable[[], Tensor]]:
-        """A function that runs the probe and returns F; with `same_draws`, every run repeats the first's dropout."""
+        """A function that runs the probe and returns F; with `same_draws`, every run draws what the first does."""
         inputs, step = forward.inputs, self._attachment.whole_step
         if self.probe == "kept":  # of each forward by itself
             forward = replace(forward, supplied=replace(forward.supplied, training_loss=None))
@@ -322,12 +324,11 @@ class ADDrop(CrossTuned):
             inputs = {"pseudo_labels": PseudoLabels(), **inputs}
         device, bfloat16 = forward.device, partial(torch.autocast, dtype=torch.bfloat16, cache_enabled=False)
         precision = partial(bfloat16, device.type) if self.probe_dtype == "bfloat16" else nullcontext
-        states = random_state(device) if same_draws else None
+        draw_again = random_numbers(device) if same_draws else lambda: None
 
         def run() -> Tensor:
             put_back()
-            if states is not None:
-                set_random_state(device, states)
+            draw_again()
             try:
                 return step.run(self.objective, forward, inputs, self.attached_sites, precision)
             except NoObjective as missing:

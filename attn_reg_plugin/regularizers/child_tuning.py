@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -24,7 +23,7 @@ from torch import Tensor, nn
 from attn_reg_plugin.regularizers.base import Regularizer, option, register
 from attn_reg_plugin.regularizers.distributed import from_first_rank
 from attn_reg_plugin.regularizers.presets import Preset
-from attn_reg_plugin.regularizers.probing import Forward
+from attn_reg_plugin.regularizers.probing import Forward, in_evaluation
 from attn_reg_plugin.regularizers.statistics import Quantity
 from attn_reg_plugin.regularizers.training import Training
 from attn_reg_plugin.regularizers.update_masks import drawn_seed, update_mask
@@ -269,15 +268,3 @@ def largest(information: list[Tensor], p: float) -> list[Tensor]:
     kept = max(round(p * values.numel()), 1)
     threshold = values.kthvalue(values.numel() - kept + 1).values
     return [tensor >= threshold for tensor in information]
-
-
-@contextmanager
-def in_evaluation(model: nn.Module) -> Iterator[None]:
-    """While open, every module is in evaluation mode."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training

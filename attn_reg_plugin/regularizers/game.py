@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from attn_reg_plugin.regularizers.defender import Defender, evaluating
+from attn_reg_plugin.regularizers.defender import Defender
 from attn_reg_plugin.regularizers.distributed import (
     average,
     average_gradients,
@@ -26,7 +26,7 @@ from attn_reg_plugin.regularizers.distributed import (
 )
 from attn_reg_plugin.regularizers.generator import Generator, Tokens, sample_masks
 from attn_reg_plugin.regularizers.policy import CachedBatch, PolicyGradient, drawn_with_gradient, policy_gradient
-from attn_reg_plugin.regularizers.probing import own_copy
+from attn_reg_plugin.regularizers.probing import in_evaluation, own_copy
 from attn_reg_plugin.regularizers.training import Problem
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ class Game:
         return self._scores(self.defender.attacker, examples), self._scores(self.defender.model, examples)
 
     def _scores(self, model: nn.Module, examples: list[Any]) -> Tensor:
-        with evaluating(model):
+        with in_evaluation(model), torch.no_grad():
             outcomes = [self.problem.loss(model, inputs) for inputs in examples]
         if self.method.reward == "metric":
             if any(outcome.metric is None for outcome in outcomes):
@@ -197,7 +197,8 @@ class Game:
             centred = credited - self.moving_baseline
         self.moving_baseline = momentum * self.moving_baseline + (1 - momentum) * float(mean)
         square = float(centred.square().mean())
-        self.moving_square = square if self.rounds == 0 else momentum * self.moving_square + (1 - momentum) * square
+        momentum = momentum if self.moving_square > 0 else 0.0  # the first round that counts does so in full
+        self.moving_square = momentum * self.moving_square + (1 - momentum) * square
         return centred / max(self.moving_square, 1e-16) ** 0.5 if self.method.normalize else centred
 
     def update_generator(self, advantages: Tensor) -> float:

@@ -7,7 +7,6 @@ one small product away; its candidate region is packed to bits and kept until th
 from __future__ import annotations
 
 import logging
-import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -100,7 +99,7 @@ class Recording:
         extremes = torch.stack([attribution.amax((1, 2, 3)), attribution.amin((1, 2, 3))])  # NaN if anything is
         finite = extremes.isfinite().all(0)
         region = candidate_region(attribution, valid, self.setting.p, self.setting.direction)
-        packed = pack_bits(in_order(region, self.examples, self.sites[where[0]], self.examples.order))
+        packed = pack_bits(in_order(region, self.sites[where[0]], self.examples.order))
         self.parts[where] = _Part(self._to_host(packed), self._to_host(finite), region.size(-1))
 
     def _to_host(self, tensor: Tensor) -> Tensor:
@@ -162,21 +161,19 @@ class KeptRegions:
         self._saved: int | None = None
         self._told = self._told_partial = self._told_unfinished = False
         self._misfits: set[str] = set()
-        self._model: Callable[[], torch.nn.Module | None] = _nothing
+        self._awaiting: Mapping[str, Any] | None = None  # what was loaded, until there is a store
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy has a store of its own, which is empty."""
         return KeptRegions, (self.store_gb, self.folder)
 
     def ready(self, sites: list[AttentionSite], model: torch.nn.Module, epoch: int | None) -> RegionStore:
-        """The store, opened, and with what other ranks kept in earlier epochs; every rank comes here together.
+        """The store, with what other ranks kept in earlier epochs; every rank comes here together.
 
         Raises:
             ValueError: it is of another model, tokenizer or version.
         """
-        if self._model() is not model:
-            self.close()
-            self.store, self._model = RegionStore(self.store_gb, self.fingerprint(sites, model)), weakref.ref(model)
+        self.open(sites, model)
         begun, first = epoch or 1, self._epoch is None
         if first:
             self.store.open(self.folder, rank(), world_size(), self._resumed)
@@ -194,6 +191,24 @@ class KeptRegions:
                 f"{self.folder or 'memory'} any more; they count as missing until these examples are trained on again"
             )
         return self.store
+
+    def open(self, sites: list[AttentionSite], model: torch.nn.Module) -> None:
+        """Have a store, with what was loaded; nothing happens if there is one.
+
+        Raises:
+            ValueError: what was loaded is of another model, tokenizer or version, or damaged; it is left out then.
+        """
+        if self.store is not None:
+            return
+        store, loaded = RegionStore(self.store_gb, self.fingerprint(sites, model)), self._awaiting
+        if loaded is not None:
+            try:
+                store.load(loaded)
+            except ValueError:
+                self.close()
+                raise
+            self._expected = loaded.get("examples", 0)
+        self.store, self._awaiting = store, None
 
     def fingerprint(self, sites: list[AttentionSite], model: torch.nn.Module) -> dict[str, Any]:
         """What the regions are of, in the words of refusals."""
@@ -262,34 +277,23 @@ class KeptRegions:
         """The optimizer's step was skipped."""
         self._unfinished = []
 
-    def state(self, epoch: int | None) -> dict[str, Any] | None:
+    def state(self, epoch: int | None) -> Mapping[str, Any] | None:
         """For a checkpoint made now."""
         if self.store is None:
-            return None
+            return self._awaiting
         self.collect(None)
         self._saved = epoch or 1
         return self.store.state()
 
-    def load(self, state: Mapping[str, Any], updates: int, sites: list[AttentionSite], model: torch.nn.Module) -> None:
-        """Go on from a checkpoint made after `updates` updates.
-
-        Raises:
-            ValueError: it is of another model, tokenizer or version, or damaged.
-        """
+    def load(self, state: Mapping[str, Any], updates: int) -> None:
+        """Go on from a checkpoint made after `updates` updates; `open` takes it in."""
         self.close()
-        store = RegionStore(self.store_gb, self.fingerprint(sites, model))
-        store.load(state)
-        self.store, self._resumed, self._model = store, updates, weakref.ref(model)
-        self._expected = state.get("examples", 0)
+        self._awaiting, self._resumed = state, updates
 
     def close(self) -> None:
         """Release files and what is on its way."""
         if self.store is not None:
             self.store.close()
-        self.store = self._epoch = self._resumed = self._saved = None
+        self.store = self._epoch = self._resumed = self._saved = self._awaiting = None
         self._unfinished, self._finished = [], []
-        self._expected, self._model = 0, _nothing
-
-
-def _nothing() -> None:
-    """Of a weak reference to no model."""
+        self._expected = 0

@@ -161,32 +161,48 @@ def _can_be_written(buffer: Tensor) -> bool:
     return all(n < 2 or stride > 0 for n, stride in places)
 
 
-def random_state(device: torch.device) -> list[Tensor]:
-    """PyTorch's random state on the CPU and on `device`."""
-    states = [torch.get_rng_state()]
-    return [*states, torch.cuda.get_rng_state(device)] if device.type == "cuda" else states
+def random_numbers(device: torch.device) -> Callable[[], None]:
+    """A function that puts PyTorch's, Python's and numpy's random numbers back to where they are now.
 
+    Args:
+        device: where the model computes; of CUDA all devices count, for a model may be on several.
+    """
+    numpy, cuda = sys.modules.get("numpy"), device.type == "cuda"
+    state, python = torch.get_rng_state(), random.getstate()
+    devices = torch.cuda.get_rng_state_all() if cuda else []
+    numbers = None if numpy is None else numpy.random.get_state()
 
-def set_random_state(device: torch.device, states: list[Tensor]) -> None:
-    """Put back what `random_state` returned."""
-    torch.set_rng_state(states[0])
-    if device.type == "cuda":
-        torch.cuda.set_rng_state(states[1], device)
+    def put_back() -> None:
+        torch.set_rng_state(state)
+        if cuda:
+            torch.cuda.set_rng_state_all(devices)
+        random.setstate(python)
+        if numpy is not None:
+            numpy.random.set_state(numbers)
+
+    return put_back
 
 
 @contextmanager
 def same_randomness(device: torch.device) -> Iterator[None]:
-    """What is drawn inside counts for nothing: PyTorch's, Python's and numpy's random numbers go on as before."""
-    numpy = sys.modules.get("numpy")
-    states, python = random_state(device), random.getstate()
-    numbers = None if numpy is None else numpy.random.get_state()
+    """What is drawn inside counts for nothing, see `random_numbers`."""
+    put_back = random_numbers(device)
     try:
         yield
     finally:
-        set_random_state(device, states)
-        random.setstate(python)
-        if numpy is not None:
-            numpy.random.set_state(numbers)
+        put_back()
+
+
+@contextmanager
+def in_evaluation(model: nn.Module) -> Iterator[None]:
+    """While open, every module is in evaluation mode; then each has its own mode again."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
 
 
 @contextmanager

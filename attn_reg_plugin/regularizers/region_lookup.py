@@ -39,9 +39,7 @@ def check_rows(examples: Examples, call: AttentionCall, rows: int) -> None:
         )
 
 
-def in_order(
-    region: Tensor, examples: Examples, site: AttentionSite, order: Callable[[str, int], Tensor | None]
-) -> Tensor:
+def in_order(region: Tensor, site: AttentionSite, order: Callable[[str, int], Tensor | None]) -> Tensor:
     """A map (N, H, T, S) with queries and keys in another order.
 
     Args:
@@ -105,7 +103,7 @@ class Found:
             width = -(-there[2] // 8)
             bits = self.bits[i][start : start + heads * there[1] * width].view(heads, there[1], width)
             packed[i, :, : there[1], :width] = bits
-        region = in_order(unpack_bits(packed.to(device), keys), self.examples, site, self.examples.order_back)
+        region = in_order(unpack_bits(packed.to(device), keys), site, self.examples.order_back)
         fresh, missing = self.fresh.get(where), self.missing
         if fresh is not None and missing:
             region[missing] = unpack_bits(fresh[missing], keys)

@@ -166,6 +166,9 @@ def test_maps_are_the_models_own_and_high_hurts_what_low_helps(subject: Subject)
     lost = sum(float(theirs[region].sum()) for theirs, region in zip(expected.attentions, regions, strict=True))
     rows = sum(theirs[..., 0].numel() for theirs in expected.attentions)
     assert point.attention == pytest.approx(lost / rows, abs=1e-5), "the weights of a row add up to 1"
+    with looking(subject.model.train()):
+        pass
+    assert all(module.training for module in subject.model.modules())
     assert 1 / 40 < point.dropped < 1 / 3, "one position of each row, for no row is longer than 50"
 
 

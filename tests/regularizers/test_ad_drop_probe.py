@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -126,6 +128,7 @@ def test_the_same_seed_draws_the_same_masks(build, batch, attribution, request):
 
 @pytest.mark.parametrize("path", ["site", "joint"])
 def test_every_pass_of_integrated_gradients_repeats_the_dropout(dropping_translator, batch, path):
+    """And what models draw by Python's and numpy's random numbers, as those of speech draw spans."""
     outputs = []
     regularizer = ADDrop(
         sites="*",
@@ -133,7 +136,7 @@ def test_every_pass_of_integrated_gradients_repeats_the_dropout(dropping_transla
         attribution="integrated",
         integrated_steps=1,  # the whole map: each pass is the first one again
         integrated_path=path,
-        objective=lambda o, i: outputs.append(o.detach()) or o.sum(),
+        objective=lambda o, i: outputs.append(o.detach() + random.random() + np.random.rand()) or o.sum(),
     )
     with regularizer.attach(dropping_translator):
         dropping_translator(*batch)
@@ -152,7 +155,7 @@ def test_random_attribution_draws_a_region_of_the_right_size(translator, batch):
         for site in regularizer.attached_sites:
             valid = valid_of(batch)[site.name]
             shape = (3, 2, 6 if site.stack == "encoder" else 5, valid.size(-1))
-            draws = [site.keep_mask(shape, valid, torch.device("cpu")) for _ in range(2)]
+            draws = [site.sampler(shape, valid, torch.device("cpu")) for _ in range(2)]
             assert draws[0].equal(draws[1]), "recomputation must see the same mask"
             valid = valid.expand(shape)
             for exists, kept in zip(valid.sum(-1).flatten().tolist(), draws[0].sum(-1).flatten().tolist(), strict=True):

@@ -16,17 +16,17 @@ from tests.regularizers.test_attend_out import BATCHES, begin, update
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-@pytest.mark.parametrize("embedding", ["own", "shared"])
-def test_the_generators_size_is_logged_once(embedding, caplog):
-    model, optimizer, regularizer = begin(embedding=embedding)
+@pytest.mark.parametrize("embedding, width", [("own", 8), ("shared", 8), ("own", 2)])
+def test_the_generators_size_is_logged_once(embedding, width, caplog):
+    model, optimizer, regularizer = begin(embedding=embedding, generator_width=width % 8)
     caplog.set_level(logging.INFO, "attn_reg_plugin")
     with regularizer.attach(model):
         for number in range(4):
             update(model, optimizer, regularizer, number)
         size = sum(parameter.numel() for parameter in regularizer.game.generator.parameters())
     share = 100 * size / sum(parameter.numel() for parameter in model.parameters())
-    attention, embeddings = 4 * (8 * 8 + 8) + 2 * 8, (13 + 16) * 8  # Q, K, V, O and the norm; tokens and positions
-    assert size == attention + (embeddings if embedding == "own" else 0)
+    attention = 3 * (8 * width + width) + (width * 8 + 8) + 2 * 8  # Q, K, V, O and the norm
+    assert size == attention + ((13 + 16) * 8 if embedding == "own" else 0)  # tokens and positions
     assert caplog.messages == [f"attend_out: generator of {size:,} parameters, {share:.1f} % of the model's"]
 
 
@@ -102,7 +102,7 @@ def test_a_round_that_has_become_too_short_begins_anew(caplog):
 @pytest.mark.parametrize("winner", ["draw", "best", "attacker"])
 @pytest.mark.parametrize("broken", ["attacker", "defender"])
 def test_a_loss_that_is_not_finite_teaches_nothing_and_loses(winner, broken, monkeypatch, caplog):
-    model, optimizer, regularizer = begin(winner=winner)
+    model, optimizer, regularizer = begin(winner=winner, normalize=True)
     with regularizer.attach(model):
         for number in range(regularizer.steps - 1):
             update(model, optimizer, regularizer, number)
@@ -116,6 +116,8 @@ def test_a_loss_that_is_not_finite_teaches_nothing_and_loses(winner, broken, mon
         assert "rounds" not in regularizer.statistics.take() and "not finite" in caplog.text
         after = regularizer.game.generator.parameters()
         assert all(torch.equal(ours, theirs) for ours, theirs in zip(before, after, strict=True))
+        advantages = regularizer.game.advantages(torch.tensor([0.1, -0.3, 0.4]))
+        assert advantages.square().mean().sqrt() == pytest.approx(1.0), "the next round is as a first one"
 
 
 def test_what_is_unfrozen_later_the_defender_trains_too():

@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 
+from attn_reg_plugin.attention.calls import AttentionCall
 from attn_reg_plugin.regularizers import ScheduledDropout
 from tests.attention.tiny_model import PAD, assert_recomputed, attentions, loss_of, same_step, tokens, training_step
 
@@ -74,7 +75,7 @@ def masks_of(regularizer, model, batch):
         def attend(name, query, key, value, valid, dropout_p):
             site = attentions(model)[name].site
             shape = (*query.shape[:-1], key.size(-2))
-            drawn.setdefault(name, []).append((site.keep_mask(shape, valid, query.device), valid))
+            drawn.setdefault(name, []).append((AttentionCall(site).keep_mask(shape, valid, query.device), valid))
             return value[..., :1, :].expand(*shape[:-1], value.size(-1))
 
         assert module.site.name == name
