@@ -19,7 +19,7 @@ from transformers import Trainer
 
 from attn_reg_plugin.regularizers import Regularizer
 from attn_reg_plugin.regularizers.attachment import attachments_of, begin_step
-from attn_reg_plugin.regularizers.probing import random_numbers, unchanged
+from attn_reg_plugin.regularizers.probing import remember_randomness, unchanged
 from attn_reg_plugin.regularizers.whole_step import WholeStepWanted
 
 
@@ -47,7 +47,7 @@ def step_loss(
         return loss[0] if isinstance(loss, tuple) else loss
 
     regularizer.supply(replace(regularizer.supplied, training_loss=training_loss))
-    put_back = random_numbers(trainer.args.device)
+    put_back = remember_randomness(trainer.args.device)
     try:
         begin_step(regularizer.model)
         return compute(inputs)

@@ -38,7 +38,7 @@ from attn_reg_plugin.regularizers.objectives import (
     PseudoLabels,
     negative_loss,
 )
-from attn_reg_plugin.regularizers.probing import Forward, random_numbers, unchanged, without_dropout
+from attn_reg_plugin.regularizers.probing import Forward, remember_randomness, unchanged, without_dropout
 from attn_reg_plugin.regularizers.region_files import Setting
 from attn_reg_plugin.regularizers.region_lookup import drawn_from
 from attn_reg_plugin.regularizers.statistics import Quantity
@@ -324,7 +324,7 @@ class ADDrop(CrossTuned):
             inputs = {"pseudo_labels": PseudoLabels(), **inputs}
         device, bfloat16 = forward.device, partial(torch.autocast, dtype=torch.bfloat16, cache_enabled=False)
         precision = partial(bfloat16, device.type) if self.probe_dtype == "bfloat16" else nullcontext
-        draw_again = random_numbers(device) if same_draws else lambda: None
+        draw_again = remember_randomness(device) if same_draws else lambda: None
 
         def run() -> Tensor:
             put_back()

@@ -161,8 +161,8 @@ def _can_be_written(buffer: Tensor) -> bool:
     return all(n < 2 or stride > 0 for n, stride in places)
 
 
-def random_numbers(device: torch.device) -> Callable[[], None]:
-    """A function that puts PyTorch's, Python's and numpy's random numbers back to where they are now.
+def remember_randomness(device: torch.device) -> Callable[[], None]:
+    """Where PyTorch's, Python's and numpy's random numbers are, as a function that puts them back there.
 
     Args:
         device: where the model computes; of CUDA all devices count, for a model may be on several.
@@ -185,8 +185,8 @@ def random_numbers(device: torch.device) -> Callable[[], None]:
 
 @contextmanager
 def same_randomness(device: torch.device) -> Iterator[None]:
-    """What is drawn inside counts for nothing, see `random_numbers`."""
-    put_back = random_numbers(device)
+    """What is drawn inside counts for nothing, see `remember_randomness`."""
+    put_back = remember_randomness(device)
     try:
         yield
     finally:

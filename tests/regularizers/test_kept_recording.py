@@ -282,22 +282,6 @@ def test_another_model_has_a_store_of_its_own(translator, batch):
             assert len(found(regularizer, *batch).missing) == missing
 
 
-def test_a_state_may_be_loaded_before_attaching(translator, batch, classifier):
-    with kept().attach(translator) as regularizer:
-        run(regularizer, batch)
-        regularizer.end_update()
-        state = regularizer.state_dict()
-    again, unfit = kept(), kept(sites="encoder.self")
-    for one in (again, unfit):
-        one.load_state_dict(state)
-        assert one.state_dict()["kept"]["examples"] == 3
-    with again.attach(copy.deepcopy(translator)):
-        run(again, batch)
-        assert not found(again, *batch).missing
-    with unfit.attach(translator), pytest.raises(ValueError, match="kept regions of another choice of sites"):
-        run(unfit, batch)
-
-
 def test_a_copy_has_a_store_of_its_own(translator, batch, tmp_path):
     regularizer = kept(store_folder=str(tmp_path), store_gb=1e-9)
     with regularizer.attach(translator):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import logging
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from attn_reg_plugin.checkpoints import load_state, save_state
 from attn_reg_plugin.regularizers import Tokens
 from tests.attention.tiny_model import PAD, TinyTranslator, loss_of, sharpened, tokens
 from tests.huggingface.processes import check, run_in_processes
+from tests.regularizers.test_kept_recording import found, kept, run
 
 EPOCHS, ROWS, PER_BATCH = 4, 12, 3
 LENGTHS = [[6, 4, 2, 5, 3, 6, 1, 4, 7, 2, 5, 3], [3, 5, 1, 6, 2, 4, 3, 3, 5, 6, 2, 1]]
@@ -132,6 +134,23 @@ def test_a_state_of_another_choice_of_sites_is_refused(tmp_path, classifier, tra
         regularizer = ADDrop(sites=sites, probe="kept")
         with regularizer.attach(model), pytest.raises(ValueError, match=f"kept regions of another {named}"):
             regularizer.load_state_dict(state)
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_a_state_may_be_loaded_before_attaching(translator, batch):
+    with kept().attach(translator) as regularizer:
+        run(regularizer, batch)
+        regularizer.end_update()
+        state = regularizer.state_dict()
+    again, unfit = kept(), kept(sites="encoder.self")
+    for one in (again, unfit):
+        one.load_state_dict(state)
+        assert one.state_dict()["kept"]["examples"] == 3
+    with again.attach(copy.deepcopy(translator)):
+        run(again, batch)
+        assert not found(again, *batch).missing
+    with unfit.attach(translator), pytest.raises(ValueError, match="kept regions of another choice of sites"):
+        run(unfit, batch)
 
 
 # -- two processes ----------------------------------------------------------------------------------------------------
