@@ -92,10 +92,10 @@ def seeds_needed(effect: float, power: float = 0.8, level: float = 0.05) -> int 
         effect: see `power_of`; infinity where the differences do not vary.
     """
     low, high = 1, 2
-    while high <= MOST and power_of(high, effect, level) < power:
-        low, high = high, 2 * high
-    if high > MOST:
-        return None
+    while power_of(high, effect, level) < power:
+        if high == MOST:
+            return None
+        low, high = high, min(2 * high, MOST)
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if power_of(middle, effect, level) < power else (low, middle)

@@ -46,6 +46,7 @@ def test_the_difference_that_is_shown_has_the_power(seeds: int) -> None:
 def test_limits() -> None:
     assert power_of(5, 0.0) == pytest.approx(0.05) and power_of(2, math.inf) == power_of(5, 1e6) == 1.0
     assert seeds_needed(math.inf) == 2 and seeds_needed(1e-4) is None
+    assert seeds_needed(0.01) == pytest.approx(78_490, abs=2), "more than the last power of 2 below the most"
 
 
 def test_differences_that_vary_by_rounding_only_do_not_vary() -> None:
