@@ -41,8 +41,9 @@ def last_checkpoints(run_folder: Path, last: int, by: str | None = None) -> list
                 return [path for _, path in numbered[:last]]
             counts.append(f"{len(numbered)} of {kind}s in {folder}")
     raise FileNotFoundError(
-        f"--last {last} needs {last} checkpoints, but there are {', '.join(counts)}; train without "
-        "--no-epoch-checkpoints or with --save-interval-updates, or give a smaller --last"
+        f"--last {last} needs {last} checkpoints, but there are {', '.join(counts)}; "
+        "train with --save-interval-updates N, in attn-reg compare and finetune behind --, or with fairseq-train "
+        "without --no-epoch-checkpoints; or give a smaller --last"
     )
 
 

@@ -55,10 +55,20 @@ class Sidecar:
         for killed in self.folder.glob(f".attn_reg_state_*{TEMPORARY}*"):
             killed.unlink(missing_ok=True)
         save_state(self.path(updates), state)
-        for old in self._kept() - {updates, self.last}:
-            if not list(self.folder.glob(f"checkpoint_*_{old}.pt")):
-                self.path(old).unlink()
+        self._delete(self._kept() - {updates, self.last})
         self.last = updates
+
+    def delete_last(self) -> None:
+        """Delete `checkpoint_last.pt`, and the states that no other checkpoint needs."""
+        if self.folder is not None and self.folder.is_dir():
+            (self.folder / "checkpoint_last.pt").unlink(missing_ok=True)
+            self._delete(self._kept())
+
+    def _delete(self, states: set[int]) -> None:
+        """Delete states, but those of interval checkpoints."""
+        for updates in states:
+            if not list(self.folder.glob(f"checkpoint_*_{updates}.pt")):
+                self.path(updates).unlink()
 
     def load(self, updates: int) -> dict[str, Any] | None:
         """The state after `updates` updates; None at the start of a run, or with a warning if there is none.

@@ -55,6 +55,7 @@ def test_one_checkpoint_is_its_own_mean(tmp_path: Path) -> None:
         (["--last", "0"], "--last is 0, but must be at least 1"),
         (["--last", "3"], "--last 3 needs 3 checkpoints, but there are 2 of epochs"),
         (["--last", "2", "--by", "update"], "there are 0 of updates"),
+        (["--last", "3"], "train with --save-interval-updates N, in attn-reg compare and finetune behind --, or"),
         (["--last", "2", "--out", "nowhere/x.pt"], "nowhere isn't a folder"),
         (["--last", "1", "--out", "checkpoint1.pt"], "checkpoint1.pt is there already"),
     ],

@@ -160,3 +160,8 @@ def test_a_training_that_ended_is_not_started_again(
     monkeypatch.setattr(labelled_runs, "execute", lambda command, *rest, **named: started.append(command))
     assert run._train(lambda log: None, 0)["scores"] == {"accuracy": 62.0}
     assert len(started) == interrupted
+    for name in ("checkpoint_1_5.pt", "attn_reg_state_5.pt", "attn_reg_state_7.pt", "average_last_1.pt"):
+        (run.folder / "checkpoints" / name).touch()
+    run.carry_out(lambda log: None)
+    left = {"checkpoint_best.pt", "checkpoint_1_5.pt", "attn_reg_state_5.pt", "average_last_1.pt"}
+    assert {path.name for path in (run.folder / "checkpoints").iterdir()} == left, "what was asked for stays"
