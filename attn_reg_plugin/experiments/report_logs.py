@@ -78,12 +78,13 @@ def figures_of_log(
             rates = rates_of_lines(lines) or rates
     training = _mapping(result.get("training"))
     seconds = training.get("seconds_per_epoch", seconds_per_epoch(log, checkpoints / "checkpoint_last.pt"))
+    logged = len(log.train_wall) or None
     return Figures(
         scores=_scores(log, result, held_out),
         curves=_curves(log, HELD_OUT if held_out else VALID),
         rates=rates,
         seconds=finite(seconds),
-        epochs=finite(training.get("epochs")) or (float(len(log.train_wall)) if log.train_wall else None),
+        epochs=finite(training.get("epochs", logged)),
     )
 
 
