@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,19 @@ def raw_lines(path: Path) -> list[str]:
     except UnicodeDecodeError:
         raise ValueError(f"{path} is not UTF-8 text") from None
     return text.removesuffix("\n").split("\n") if text else []
+
+
+def refuse_split(name: str, path: str | Path) -> None:
+    """Refuse a path that fairseq takes for several, as those of data and of models to translate with are.
+
+    Args:
+        name: of the setting, for the sentence.
+
+    Raises:
+        ValueError: it has the character that lies between paths, as in PATH.
+    """
+    if os.pathsep in str(path):
+        raise ValueError(f"{name} {path} has {os.pathsep!r}, at which fairseq splits paths; give another folder")
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from rich.console import Console
 
 from attn_reg_plugin.configuration import refusing, setting
 from attn_reg_plugin.experiments.comparison import methods_setting, recorded, seeds_of
+from attn_reg_plugin.experiments.data_folder import refuse_split
 from attn_reg_plugin.experiments.differences import PLAIN, differences
 from attn_reg_plugin.experiments.example_settings import TrainingExamples
 from attn_reg_plugin.experiments.labelled_runs import HELD_OUT, LOSSES, LabelledData, LabelledRun, digest_of_model
@@ -37,7 +38,7 @@ from attn_reg_plugin.experiments.table import (
     times_of,
 )
 from attn_reg_plugin.experiments.training_part import CHOOSING, DECIDED, SCHEDULERS
-from attn_reg_plugin.labelled import TASKS, LabelledTask, find_task, read_split, with_labels
+from attn_reg_plugin.labelled import TASKS, LabelledTask, find_task, is_hub, read_split, with_labels
 from attn_reg_plugin.labelled.metrics import SCORES, check_scores
 
 #: a pretrained encoder that comes as a package
@@ -91,6 +92,8 @@ class FineTuning(TrainingExamples):
 
     def plan(self, methods: Sequence[Method]) -> list[LabelledRun]:
         """The runs, with the flags of their trainings."""
+        if not is_hub(self.data):
+            refuse_split("DATA", self.data)
         task = with_labels(find_task(self.task), self.data)
         self._check_metric(task)
         data, model = LabelledData(self.data, task), self.model or packaged_model()

@@ -19,7 +19,7 @@ from attn_reg_plugin.corpora.manifest import NAME as MANIFEST
 from attn_reg_plugin.experiments.checks import updates_of
 from attn_reg_plugin.experiments.comparison import Comparison, recorded, seeds_of
 from attn_reg_plugin.experiments.curve_plot import CURVES, plot_validation
-from attn_reg_plugin.experiments.data_folder import DataFolder
+from attn_reg_plugin.experiments.data_folder import DataFolder, refuse_split
 from attn_reg_plugin.experiments.differences import differences
 from attn_reg_plugin.experiments.methods import START, UNTUNED, Method, split_flags
 from attn_reg_plugin.experiments.recipe import Recipe
@@ -66,6 +66,8 @@ class TranslationComparison(Recipe, TrainingPart, Comparison):
 
     def plan(self, methods: Sequence[Method]) -> list[Run]:
         """The runs, with the flags of both commands."""
+        for name, path in (("DATA", self.data), ("--out", self.out)):
+            refuse_split(name, path)
         data = DataFolder.open(self.data)
         model = self.sizes(data.joint) if self.opus_mt is None else opus_mt_model(self.opus_mt)
         pairs = _pairs(data)

@@ -288,6 +288,19 @@ def test_what_cannot_work_is_said_before_anything_is_written(
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.parametrize(
+    ("data", "out", "said"), [("data", "my:runs", "--out my:runs"), ("da:ta", "runs", "DATA da:ta")]
+)
+def test_paths_that_fairseq_splits_are_refused(
+    data: str, out: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    empty_corpus(Path(data))
+    assert main(["compare", data, "--out", out]) == 2
+    assert f"{said} has ':', at which fairseq splits paths; give" in capsys.readouterr().err
+    assert not Path(out).exists()
+
+
 @pytest.mark.slow
 def test_a_comparison_from_end_to_end(
     corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
