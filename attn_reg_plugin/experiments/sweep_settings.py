@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import importlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,8 @@ BASES = {
 DECIDED = ("out", "methods", "seeds", "jobs", "method_flags")
 #: settings of a comparison that say what is searched on, and where
 FIXED = ("task", "data", "cpu")
+#: how the name of plain training's study ends
+_OF_PLAIN = ", plain"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +83,9 @@ class Sweep:
         None,
         metavar="URL",
     )
-    name: str | None = setting("of the study in the storage (default: the name of --out)", None)
+    name: str | None = setting(
+        "of the study in the storage (default: that in the SQLite file, which begins as the name of --out)", None
+    )
     jobs: int = setting("trials at a time; above 1 each of them has one thread", 1, within="[1, inf)", metavar="N")
 
     # -- what the file says -----------------------------------------------------------------------------------------
@@ -286,9 +290,24 @@ class Sweep:
         optuna, pruner = load_optuna(), None
         if self.pruner == "median":
             pruner = optuna.pruners.MedianPruner(self.pruner_trials, self.pruner_epochs + 1)
-        name = self.name or self.out.resolve().name
-        names = {arm.name: name if arm.name != PLAIN else f"{name}, plain" for arm in self.arms}
+        name = self._name_in(optuna.get_all_study_names(storage))
+        names = {arm.name: name if arm.name != PLAIN else f"{name}{_OF_PLAIN}" for arm in self.arms}
         return [SharedTrials(storage, names[arm.name], arm, maximize, pruner) for arm in self.arms]
+
+    def _name_in(self, studies: Sequence[str]) -> str:
+        """The name of the sweep among those in the storage; the file in `out` has one, also where `out` was renamed.
+
+        Raises:
+            ValueError: that file holds another one, whose trials are in the folders that this one would use.
+        """
+        name, held = self.name or self.out.resolve().name, sorted({one.removesuffix(_OF_PLAIN) for one in studies})
+        if self.storage or not held or name in held:
+            return name
+        if self.name:
+            raise ValueError(f"--name is {name}, but {self.out} holds the trials of {held[0]}; give another --out")
+        if len(held) > 1:
+            raise ValueError(f"{self.out / 'sweep.db'} holds {' and '.join(held)}; say which by --name")
+        return held[0]
 
     def carry_out(self) -> int:
         """Do all trials that no other process does, and show the result: 0, 1 if any failed, 130 when interrupted.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from attn_reg_plugin.experiments.sweep_space import Dimension, Slot
 from attn_reg_plugin.experiments.sweep_study import COMPLETE, Entry
 from attn_reg_plugin.experiments.training_log import TrainingLog
 from tests.experiments.sweep_trials import ACCURACY, METHOD, PLAIN
+from tests.experiments.sweep_trials import trials as sweep_trials
 from tests.experiments.toy_corpus import empty_corpus
 from tests.models.hf_folders import make_encoder, make_rte
 
@@ -235,7 +237,7 @@ def test_a_sweep_from_end_to_end(
     assert len(told) == 9 and broken in told[8] and "failed:" not in capsys.readouterr().out
     (rte / "s.yaml").write_text(of_space("{p: [0.1, 0.9], q: [0.1, 0.3]}").replace("epochs: 2", "epochs: 3"))
     assert main(["sweep", "s.yaml"]) == 2
-    assert "other settings (finetune.epochs: 2 there, 3 asked for); give another --name" in capsys.readouterr().err
+    assert "other settings (finetune.epochs: 2 there, 3 asked for); give another --out, " in capsys.readouterr().err
 
 
 def test_what_only_a_try_shows_is_refused_before_anything_is_written(
@@ -248,6 +250,28 @@ def test_what_only_a_try_shows_is_refused_before_anything_is_written(
     (rte / "s.yaml").write_text(of_space("{p: [0.1]}").replace("data: data", "data: gone"))
     assert main(["sweep", "s.yaml"]) == 2 and "gone" in capsys.readouterr().err
     assert not (rte / "out").exists()
+
+
+def test_a_sweep_is_found_where_its_folder_was_renamed(tmp_path: Path) -> None:
+    """In the SQLite file of its folder, which holds one."""
+
+    def names(out: str, *words: str) -> list[str]:
+        found = sweep(tmp_path, of_space("{p: [0.1]}"), "--out", str(tmp_path / out), *words)
+        return [one.name for one in found.studies(True)]
+
+    assert names("old") == ["old", "old, plain"]
+    (tmp_path / "old").rename(tmp_path / "new")
+    assert names("new") == names("new", "--name", "old") == ["old", "old, plain"]
+    with pytest.raises(ValueError, match=r"^--name is mine, but .*new holds the trials of old; give another --out$"):
+        names("new", "--name", "mine")
+    shared = ["--storage", f"sqlite:///{tmp_path / 'shared.db'}"]
+    assert names("new", *shared) == ["new", "new, plain"] and names("new", *shared, "--name", "m")[0] == "m"
+    sweep_trials(tmp_path / "new", replace(METHOD, name="second"))
+    with pytest.raises(ValueError, match=r"sweep\.db holds old and second; say which by --name$"):
+        names("new")
+    assert names("new", "--name", "second")[0] == "second"
+    (tmp_path / "new").rename(tmp_path / "old")
+    assert names("old")[0] == "old"
 
 
 # -- what it reports --------------------------------------------------------------------------------------------------
