@@ -21,7 +21,7 @@ from attn_reg_plugin.corpora.manifest import sha256
 from attn_reg_plugin.experiments.example_scores import Examples, of_predictions
 from attn_reg_plugin.experiments.executing import RunError, execute, tail_of
 from attn_reg_plugin.experiments.predicted import MODULE, file_of, read_predictions
-from attn_reg_plugin.experiments.run_settings import values_of
+from attn_reg_plugin.experiments.run_settings import in_files, values_of
 from attn_reg_plugin.experiments.runs import USER_DIR, Run, hold
 from attn_reg_plugin.experiments.training_log import TrainingLog, read_log, seconds_per_epoch
 from attn_reg_plugin.files import write_json
@@ -29,6 +29,7 @@ from attn_reg_plugin.labelled import REGRESSION, TAGGING, LabelledTask, find_spl
 from attn_reg_plugin.labelled.metrics import SCORES
 from attn_reg_plugin.labelled.reading import HUB
 from attn_reg_plugin.tasks.labelled_task import TASKS_OF_KINDS
+from attn_reg_plugin.tasks.sidecar import Sidecar
 
 #: what checkpoints can be chosen by beside metrics; lower is better
 LOSSES = ("loss",)
@@ -157,14 +158,14 @@ class LabelledRun(Run):
         ]
 
     def settings(self) -> dict[str, Any]:
-        """What shapes the training, without paths: folders can be moved."""
-        flags = shlex.join(self.train_flags)
+        """What shapes the training; of the paths in its flags, `differing` says which make no difference."""
+        flags = in_files(self.train_flags) | {"flags": shlex.join(self.train_flags)}
         task = {"data": self.data.digest(), "task": self.data.task.name, "model": self.model_digest}
         chosen = {} if self.metrics[0] == self.data.task.metrics[0] else {"metric": self.metrics[0]}
         later = {"further": self.data.digest_of_further(), "tokenizer": digest_of_tokenizer(self.model)}
         known = {name: digest for name, digest in later.items() if digest}
         attributed = {"attributed": "prediction"} if self._attributes_prediction() else {}
-        return {**task, **chosen, **known, **attributed, "seed": self.seed, "flags": flags}
+        return {**task, **chosen, **known, **attributed, "seed": self.seed, **flags}
 
     def _attributes_prediction(self) -> bool:
         """Whether it attributes the predicted value of a regression, where earlier versions took minus the error."""
@@ -215,7 +216,9 @@ class LabelledRun(Run):
         return [subset for subset in self.data.validations() if not file_of(self.folder, subset).is_file()]
 
     def carry_out(self, watch: Callable[[TrainingLog], None], stop: Event | None = None) -> None:
-        """Train and predict, unless that is done; the last checkpoint and states are deleted, the best one stays.
+        """Train and predict, unless that is done; the last checkpoint and its state are deleted.
+
+        The best one stays, and so do those of `--save-interval-updates`.
 
         Raises:
             RunError: a command fails, or another process works in the folder.
@@ -223,9 +226,7 @@ class LabelledRun(Run):
         with hold(self.folder) as lock:
             if "training" not in self.result():
                 write_json(self.folder / "result.json", {"training": self._train(watch, lock, stop)})
-            for path in (self.folder / "checkpoints").glob("*.pt"):
-                if path.name != "checkpoint_best.pt":
-                    path.unlink()
+            Sidecar(str(self.folder / "checkpoints")).delete_last()
             if subsets := self._to_predict():
                 cpu = ["--cpu"] if "--cpu" in self.train_flags else []
                 command = [sys.executable, "-m", MODULE, str(self.folder), self.data.source, *subsets, *cpu]

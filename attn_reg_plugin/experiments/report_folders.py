@@ -18,7 +18,7 @@ from attn_reg_plugin.files import read_json
 _PASSED_OVER = ("checkpoints", "translations", "data", "bin", "encoder")
 DEPTH = 3
 #: settings of a run beside its flags that tell methods apart
-_RECORDED = ("metric", "attributed", "start", "references", "further", "tokenizer")
+_RECORDED = ("metric", "attributed", "start", "references", "further", "tokenizer", "schedule")
 _SEED = re.compile(r"[-_.]?seed[-_]?(\d+)$")
 
 

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import shlex
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
-from attn_reg_plugin.experiments.methods import fairseq_flags
+from attn_reg_plugin.corpora.manifest import sha256
+from attn_reg_plugin.experiments.methods import START, fairseq_flags
 from attn_reg_plugin.regularizers import REGISTRY, options_of
+from attn_reg_plugin.regularizers.scheduled_dropout import Schedule, file_of
 
 #: settings that earlier versions did not record, or whose file is gone: without one, nothing is known to differ
-LATER = ("start", "references", "further", "tokenizer")
+LATER = ("start", "references", "further", "tokenizer", "schedule")
+_RESTORE, _SCHEDULE = "--restore-file", "--scheduled-dropout-schedule"
+#: what a file holds -> what gives its path, which says nothing where both runs have the former
+_PATHS = {"start": (START, _RESTORE, "compare.opus_mt"), "schedule": (_SCHEDULE,)}
 #: flags of which every seed has its own, where the part that is trained on is drawn anew for each
 _OF_THE_PART = ("--train-sample-seed", "--total-num-update", "--lr-period-updates")
 
@@ -32,10 +40,13 @@ def differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tup
         one, other: as `run.json` has them, or with their flags as settings.
     """
     before, now = _by_flag(one), _by_flag(other)
+    both = before.keys() & now.keys()
+    passed_over = {path for name in _PATHS.keys() & both for path in both.intersection(_PATHS[name])}
+    passed_over |= {name for name in LATER if name not in both}
     return {
         name: (before.get(name), now.get(name))
         for name in dict.fromkeys([*before, *now])
-        if before.get(name) != now.get(name) and (name not in LATER or (name in before and name in now))
+        if before.get(name) != now.get(name) and name not in passed_over
     }
 
 
@@ -66,6 +77,35 @@ def values_of(words: Iterable[str]) -> dict[str, str]:
         elif name:
             values[name] = word if values[name] == "given" else f"{values[name]} {word}"
     return values
+
+
+def without_paths(text: str) -> list[str]:
+    """The words of flags of fairseq-generate, without the folder of an OPUS-MT model's pieces, which is the data's."""
+    words = _words_of(text)
+    return [word for before, word in zip(["", *words], words, strict=False) if before != "--opus-mt-folder"]
+
+
+def in_files(flags: Iterable[str]) -> dict[str, str]:
+    """What the files hold that flags of fairseq-train name; nothing of those that aren't there or cannot be read.
+
+    Returns:
+        `start`: a digest of the model that the training starts from; `schedule`: the entries of scheduled dropout's.
+    """
+    values, found = values_of(flags), {}
+    start = Path(values.get(START, values.get(_RESTORE, "")))
+    if start.is_file():
+        found["start"] = _digest_of_file(start, start.stat().st_mtime_ns)
+    schedule = values.get(_SCHEDULE, "")
+    if file_of(schedule) and "scheduled_dropout" in values.get("--attn-reg", "").split("+"):
+        with contextlib.suppress(ValueError):  # the command says what is wrong with it
+            found["schedule"] = "; ".join(Schedule.read(schedule).to_yaml().splitlines())
+    return found
+
+
+@functools.lru_cache
+def _digest_of_file(path: Path, changed: int) -> str:
+    """A digest of a file; it is read again where its time of change is another one."""
+    return sha256(path)[:16]
 
 
 def flags_of(text: str) -> dict[str, str]:

@@ -5,7 +5,6 @@ The folder says what it holds: `run.json` the settings that shaped it, `result.j
 
 from __future__ import annotations
 
-import functools
 import shlex
 import sys
 import time
@@ -16,13 +15,12 @@ from pathlib import Path
 from threading import Event
 from typing import Any, ClassVar
 
-from attn_reg_plugin.corpora.manifest import sha256
 from attn_reg_plugin.experiments.data_folder import DataFolder, raw_lines
 from attn_reg_plugin.experiments.earlier_names import said_difference, take_over
 from attn_reg_plugin.experiments.example_scores import Examples, of_translations
 from attn_reg_plugin.experiments.executing import POLL, RunError, execute, tail_of
-from attn_reg_plugin.experiments.methods import START, TASK, UNTUNED, Method
-from attn_reg_plugin.experiments.run_settings import difference_of, values_of
+from attn_reg_plugin.experiments.methods import TASK, UNTUNED, Method
+from attn_reg_plugin.experiments.run_settings import difference_of, in_files, values_of, without_paths
 from attn_reg_plugin.experiments.score import read_hypotheses, score
 from attn_reg_plugin.experiments.training_log import TrainingLog, read_log, seconds_per_epoch
 from attn_reg_plugin.files import FolderInUse, lock_folder, read_json, write_json, write_text
@@ -85,12 +83,9 @@ class Run:
         ]
 
     def settings(self) -> dict[str, Any]:
-        """What shapes the training, without paths: folders can be moved."""
+        """What shapes the training; of the paths in its flags, `differing` says which make no difference."""
         settings = {"data": self.data.digest(), "references": self.data.digest_of_references(), "task": TASK}
-        values = values_of(self.train_flags)
-        start = Path(values.get(START, values.get("--restore-file", "")))
-        settings |= {"start": _digest_of_file(start, start.stat().st_mtime_ns)} if start.is_file() else {}
-        return {**settings, "seed": self.seed, "flags": shlex.join(self.train_flags)}
+        return {**settings, **in_files(self.train_flags), "seed": self.seed, "flags": shlex.join(self.train_flags)}
 
     def result(self) -> dict[str, Any]:
         """What is done so far: `training`, then `translation`; empty for a new run.
@@ -208,7 +203,8 @@ class Run:
         return {"threads": self.threads, "device": self.device}
 
     def _translated(self, result: dict[str, Any]) -> bool:
-        return result.get("translation", {}).get("flags") == shlex.join(self.generate_flags)
+        flags = str(result.get("translation", {}).get("flags"))
+        return without_paths(flags) == without_paths(shlex.join(self.generate_flags))
 
     def _train(self, watch: Callable[[TrainingLog], None], lock: int, stop: Event | None = None) -> dict[str, Any]:
         path, checkpoints = self.folder / "train.log", self.folder / "checkpoints"
@@ -245,12 +241,6 @@ class Run:
             write_text(self._translated_text(subset), "".join(f"{line}\n" for line in hypotheses))
             scores[subset] = score(hypotheses, references).as_dict()
         return {"flags": shlex.join(self.generate_flags), "scores": scores}
-
-
-@functools.lru_cache
-def _digest_of_file(path: Path, changed: int) -> str:
-    """A digest of a file; it is read again where its time of change is another one."""
-    return sha256(path)[:16]
 
 
 def _fairseq(program: str, data: DataFolder, task: str) -> list[str]:

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from threading import Event, Thread
 from typing import Any
 
-from attn_reg_plugin.experiments.run_settings import LATER
+from attn_reg_plugin.experiments.run_settings import differing
 from attn_reg_plugin.experiments.sweep_space import Arm, Dimension, Slot
 from attn_reg_plugin.experiments.sweep_storage import load_optuna
 
@@ -88,12 +88,12 @@ class SharedTrials:
         if there is None:
             self._study.set_user_attr("settings", settings)
             return
-        for key in dict.fromkeys([*there, *settings]):
-            before, now = there.get(key, "absent"), settings.get(key, "absent")
-            if before != now and (key not in LATER or "absent" not in (before, now)):
+        for key, (before, now) in differing(_of_sweep(there), _of_sweep(settings)).items():
+            if key not in there or there[key] != settings.get(key):  # equal as json has them, such as 1 and 1.0
                 raise ValueError(
-                    f"the study {self.name!r} is of a sweep with other settings ({key}: {before} there, {now} asked "
-                    "for); give another --name, or another --out"
+                    f"the study {self.name!r} is of a sweep with other settings ({key}: {before or 'absent'} there, "
+                    f"{now or 'absent'} asked for); give another --out, and in a storage of several sweeps another "
+                    "--name"
                 )
 
     def entries(self) -> list[Entry]:
@@ -209,6 +209,13 @@ class SharedTrials:
         """Around what cannot be done with a trial that has ended."""
         with contextlib.suppress(self.optuna.exceptions.UpdateFinishedTrialError):
             yield
+
+
+def _of_sweep(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a sweep as `differing` takes those of a run: flags by themselves, and what is None left out."""
+    flags = " ".join(str(value) for name, value in settings.items() if name.endswith(".train_flags"))
+    others = {name: value for name, value in settings.items() if not name.endswith(".train_flags")}
+    return {name: value for name, value in others.items() if value != "None"} | {"flags": flags}
 
 
 class Claim:

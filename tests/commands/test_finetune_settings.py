@@ -78,6 +78,20 @@ def test_updates_are_counted_with_the_flags_that_change_them(rte: list[str]) -> 
             updates("--", *wrong)
 
 
+def test_a_folder_that_fairseq_splits_is_refused(rte: list[str], tmp_path: Path) -> None:
+    (tmp_path / "data").rename(tmp_path / "da:ta")
+    with pytest.raises(ValueError, match=r"^DATA .*da:ta has ':', at which fairseq splits paths; give another folder$"):
+        planned(*(word.replace(str(tmp_path / "data"), str(tmp_path / "da:ta")) for word in rte))
+
+
+def test_a_run_is_of_the_schedule_in_its_file(rte: list[str], tmp_path: Path) -> None:
+    (tmp_path / "s.yaml").write_text("drop encoder.self: {0: 0.5, 100: 0.1}")
+    words = ["--", "--scheduled-dropout-schedule", str(tmp_path / "s.yaml")]
+    plain, scheduled = planned(*rte, *words, methods="plain,scheduled_dropout")
+    assert scheduled.settings()["schedule"] == "drop encoder.self: {0: 0.5, 100: 0.1}"
+    assert "schedule" not in plain.settings(), "which takes no notice of it"
+
+
 def test_a_regression_attributed_otherwise_is_another_run(tmp_path: Path) -> None:
     def settings(task: str, *flags: str) -> dict[str, Any]:
         data = LabelledData(

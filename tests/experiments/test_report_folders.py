@@ -31,7 +31,11 @@ def test_what_shaped_a_run_beside_its_flags_tells_methods_apart(tmp_path: Path) 
     assert [len(group.runs) for group in both.groups] == [2, 2] and "tokenizer" not in both.groups[0].settings
     assert [len(group.runs) for one in read_experiments(folders[1:3]) for group in one.groups] == [1] * 4
     assert [len(group.runs) for one in read_experiments(folders[:3]) for group in one.groups] == [2, 2, 1, 1]
-    record(folders[3], metric="loss")
+    for folder, path in zip(folders[:2], ("a/m.pt", "b/m.pt"), strict=True):
+        record(folder, start="the same", flags=f"--finetune-from-model {path}")
+    (both,) = read_experiments(folders[:2])
+    assert [len(group.runs) for group in both.groups] == [2, 2], "the model lies elsewhere, but is the same"
+    record(folders[3], metric="loss", start="the same", flags="--finetune-from-model a/m.pt")
     titles = [one.title for one in read_experiments([folders[0], folders[3]])]
     assert titles == ["rte", "rte (metric loss)"], "checkpoints chosen by another metric are others"
 
@@ -88,6 +92,16 @@ def test_unfinished_runs_do_not_count_beside_finished_ones(tmp_path: Path, monke
     (experiment,) = read_experiments([tmp_path / "runs"])
     assert set(experiment.groups[1].values(score)) == {1, 2, 3}, "where none is finished, what the logs say so far"
     assert "<td>3 unfinished</td>" in page([experiment], "title")
+
+
+def test_a_run_that_was_not_trained_has_no_epochs(tmp_path: Path) -> None:
+    """Its only update is in the log as an epoch."""
+    result = make_comparison(tmp_path, {"untuned": 20.0}, (1,)) / "untuned-seed1" / "result.json"
+    content = json.loads(result.read_text(encoding="utf-8"))
+    content["training"] |= {"epochs": 0, "seconds_per_epoch": None}
+    result.write_text(json.dumps(content), encoding="utf-8")
+    (group,) = read_experiments([tmp_path])[0].groups
+    assert group.runs[0].figures.epochs == 0
 
 
 def test_logs_in_a_folder_with_the_same_epochs_are_runs(tmp_path: Path) -> None:

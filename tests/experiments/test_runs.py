@@ -101,11 +101,42 @@ def test_another_model_to_start_from_and_other_references_are_other_settings(tmp
     with pytest.raises(RunError, match="references: references of abc there, corrected asked for"):
         run.claim()
     del run.data.digest_of_references
-    start.unlink()
+    moved = start.rename(tmp_path / "moved.pt")
     _run(folder, *flags).claim()
+    _run(folder, flag, str(moved)).claim()
+    moved.write_text("b")
+    with pytest.raises(RunError, match=r"start: [0-9a-f]{16} there, [0-9a-f]{16} asked for\)"):
+        _run(folder, flag, str(moved)).claim()
+    other = {"--finetune-from-model": "--restore-file", "--restore-file": "--finetune-from-model"}[flag]
+    with pytest.raises(RunError, match=f"{flag}: .*moved.pt"):
+        _run(folder, other, str(moved)).claim()
     earlier = {name: value for name, value in run.settings().items() if name not in ("start", "references")}
     runs.write_json(folder / "run.json", earlier)
     run.claim()
+
+
+def test_another_schedule_in_the_same_file_is_another_setting(tmp_path: Path) -> None:
+    """Earlier versions did not record it; comments and places make no difference."""
+    file, folder = tmp_path / "learned.yaml", tmp_path / "r"
+    regularized = ["--attn-reg", "scheduled_dropout", "--scheduled-dropout-schedule"]
+    file.write_text("drop encoder.self: {0: 0.6, 1000: 0.1}\n")
+    run = _run(folder, *regularized, str(file))
+    run.claim()
+    begin(folder)
+    file.write_text("drop encoder.self: {0: 0.0, 1000: 0.1}\n")
+    with pytest.raises(RunError, match=r"\(schedule: drop .*: \{0: 0\.6, 1000: 0\.1\} there, drop .*: \{0: 0, 1000"):
+        run.claim()
+    with pytest.raises(RunError, match=r"--scheduled-dropout-schedule: .*yaml there, drop decoder: 0:0\.1 asked for"):
+        _run(folder, *regularized, "drop decoder: 0:0.1").claim()
+    runs.write_json(folder / "run.json", {k: v for k, v in run.settings().items() if k != "schedule"})
+    run.claim()
+    runs.write_json(folder / "run.json", run.settings())
+    moved = file.rename(tmp_path / "moved.yaml")
+    moved.write_text("# slower\ndrop encoder.self: {0: 0.0, 1000: 0.1}\n")
+    _run(folder, *regularized, str(moved)).claim()
+    assert "schedule" not in _run(folder, "--attn-reg", "none", *regularized[2:], str(moved)).settings()
+    moved.write_text("nonsense")
+    assert "schedule" not in _run(folder, *regularized, str(moved)).settings(), "the try of the command refuses it"
 
 
 def test_a_failed_start_gives_way_to_the_corrected_command(tmp_path: Path) -> None:
@@ -215,6 +246,9 @@ def test_a_run_is_finished_when_trained_and_translated_with_these_flags(tmp_path
     write_json(tmp_path / "result.json", {"training": TRAINING, "translation": {"flags": "--beam 5", "scores": {}}})
     assert run.finished()
     assert not replace(run, generate_flags=("--beam", "4")).finished()
+    flags = "--bpe opus_mt --opus-mt-folder a/opus_mt --min-len 0"
+    write_json(tmp_path / "result.json", {"training": TRAINING, "translation": {"flags": flags, "scores": {}}})
+    assert replace(run, generate_flags=tuple(flags.replace(" a/", " b/").split())).finished(), "the data were moved"
 
 
 def test_a_finished_run_starts_no_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -236,11 +236,28 @@ def test_a_folder_that_is_in_use_is_tried_again_later(tmp_path: Path, monkeypatc
 
 
 def test_another_sweep_in_the_same_study_is_refused(tmp_path: Path) -> None:
-    trials(tmp_path).agree({"finetune.lr": "0.1", "seeds": [1]})
-    trials(tmp_path).agree({"finetune.lr": "0.1", "seeds": [1]})
-    trials(tmp_path).agree({"finetune.lr": "0.1", "seeds": [1], "tokenizer": "abc"})  # earlier versions didn't say it
-    with pytest.raises(ValueError, match=r"other settings \(finetune.lr: 0.1 there, 0.2 asked for\); give another --n"):
-        trials(tmp_path).agree({"finetune.lr": "0.2", "seeds": [1]})
+    same = {"finetune.lr": "0.1", "seeds": [1], "method": {"p": 1, "q": 0.5}}
+    trials(tmp_path).agree(same)
+    trials(tmp_path).agree({**same, "method": {"q": 0.5, "p": 1.0}})
+    trials(tmp_path).agree({**same, "tokenizer": "abc"})  # earlier versions didn't say it
+    with pytest.raises(ValueError, match=r"other settings \(finetune.lr: 0.1 there, 0.2 asked for\); give another --o"):
+        trials(tmp_path).agree({**same, "finetune.lr": "0.2"})
+
+
+def test_a_sweep_goes_on_with_a_model_that_was_moved(tmp_path: Path) -> None:
+    def agree(folder: str, digest: str, path: str = "a.pt") -> None:
+        flags = f"--lr 0.1 --restore-file {path}"
+        trials(tmp_path).agree({"compare.opus_mt": folder, "compare.train_flags": flags, "start": digest})
+
+    agree("old/model", "abc")
+    agree("new/model", "abc", "new/a.pt")
+    for wrong, said in (
+        (("new/model", "xyz"), "start: abc there, xyz asked for"),
+        (("None", "abc"), "compare.opus_mt: old/model there, absent asked for"),
+        (("new/model", "abc", "a.pt --lr 0.2"), "--lr: 0.1 there, 0.2 asked for"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            agree(*wrong)
 
 
 @pytest.mark.parametrize("url", ["nonsense", "nonsense://x", "postgresql://me:secret@localhost:1/x", "sqlite:////no/x"])
