@@ -31,7 +31,7 @@ class Data(SimpleNamespace):
         return f"references of {self.content}"
 
 
-def _run(folder: Path, *flags: str, seed: int = 1, content: str = "abc") -> Run:
+def run_in(folder: Path, *flags: str, seed: int = 1, content: str = "abc") -> Run:
     data = Data(content=content, bin=Path("data/bin"), source="en", target="ro", subsets=("test",))
     (method,) = select_methods(["plain"])
     return Run(method, seed, folder, data, tuple(flags), ("--beam", "5"))  # type: ignore[arg-type]
@@ -44,9 +44,9 @@ def begin(folder: Path) -> None:
 
 
 def test_the_same_settings_may_go_on(tmp_path: Path) -> None:
-    _run(tmp_path / "r", "--lr", "0.1").claim()
+    run_in(tmp_path / "r", "--lr", "0.1").claim()
     before = {path.name: path.read_bytes() for path in (tmp_path / "r").iterdir()}
-    _run(tmp_path / "r", "--lr", "0.1").claim()
+    run_in(tmp_path / "r", "--lr", "0.1").claim()
     assert before and before == {path.name: path.read_bytes() for path in (tmp_path / "r").iterdir()}
 
 
@@ -60,11 +60,11 @@ def test_the_same_settings_may_go_on(tmp_path: Path) -> None:
 )
 def test_flags_that_mean_the_same_are_the_same_settings(tmp_path: Path, other: str) -> None:
     """Their order, a flag given twice and a method's defaults make no difference."""
-    _run(tmp_path / "r", "--lr", "0.1", "--attn-reg", "ad_drop", "--ad-drop-p", "0.3").claim()
+    run_in(tmp_path / "r", "--lr", "0.1", "--attn-reg", "ad_drop", "--ad-drop-p", "0.3").claim()
     begin(tmp_path / "r")
-    _run(tmp_path / "r", *other.split()).claim()
+    run_in(tmp_path / "r", *other.split()).claim()
     with pytest.raises(RunError, match=r"--ad-drop-q: 0\.3 there, 0\.4 asked for"):
-        _run(tmp_path / "r", *other.split(), "--ad-drop-q", "0.4").claim()
+        run_in(tmp_path / "r", *other.split(), "--ad-drop-q", "0.4").claim()
 
 
 @pytest.mark.parametrize(
@@ -76,75 +76,19 @@ def test_flags_that_mean_the_same_are_the_same_settings(tmp_path: Path, other: s
     ],
 )
 def test_other_settings_are_refused_by_name(tmp_path: Path, other: dict, said: str) -> None:
-    _run(tmp_path / "r", "--lr", "0.1").claim()
+    run_in(tmp_path / "r", "--lr", "0.1").claim()
     begin(tmp_path / "r")
     with pytest.raises(RunError, match=said) as caught:
-        _run(tmp_path / "r", *other["flags"], **{name: other[name] for name in other if name != "flags"}).claim()
+        run_in(tmp_path / "r", *other["flags"], **{name: other[name] for name in other if name != "flags"}).claim()
     assert "give another --out, or delete that folder" in str(caught.value)
-
-
-@pytest.mark.parametrize("flag", ["--finetune-from-model", "--restore-file"])
-def test_another_model_to_start_from_and_other_references_are_other_settings(tmp_path: Path, flag: str) -> None:
-    """Earlier versions recorded neither: their runs go on, and so do those whose model is gone."""
-    start, folder = tmp_path / "base.pt", tmp_path / "r"
-    flags = [flag, str(start)]
-    start.write_text("a")
-    run = _run(folder, *flags)
-    run.claim()
-    begin(folder)
-    runs.write_json(folder / "result.json", {"training": TRAINING})
-    start.write_text("longer")
-    with pytest.raises(RunError, match=r"start: [0-9a-f]{16} there, [0-9a-f]{16} asked for"):
-        _run(folder, *flags).claim()
-    start.write_text("a")
-    run.data.digest_of_references = lambda: "corrected"  # type: ignore[method-assign]
-    with pytest.raises(RunError, match="references: references of abc there, corrected asked for"):
-        run.claim()
-    del run.data.digest_of_references
-    moved = start.rename(tmp_path / "moved.pt")
-    _run(folder, *flags).claim()
-    _run(folder, flag, str(moved)).claim()
-    moved.write_text("b")
-    with pytest.raises(RunError, match=r"start: [0-9a-f]{16} there, [0-9a-f]{16} asked for\)"):
-        _run(folder, flag, str(moved)).claim()
-    other = {"--finetune-from-model": "--restore-file", "--restore-file": "--finetune-from-model"}[flag]
-    with pytest.raises(RunError, match=f"{flag}: .*moved.pt"):
-        _run(folder, other, str(moved)).claim()
-    earlier = {name: value for name, value in run.settings().items() if name not in ("start", "references")}
-    runs.write_json(folder / "run.json", earlier)
-    run.claim()
-
-
-def test_another_schedule_in_the_same_file_is_another_setting(tmp_path: Path) -> None:
-    """Earlier versions did not record it; comments and places make no difference."""
-    file, folder = tmp_path / "learned.yaml", tmp_path / "r"
-    regularized = ["--attn-reg", "scheduled_dropout", "--scheduled-dropout-schedule"]
-    file.write_text("drop encoder.self: {0: 0.6, 1000: 0.1}\n")
-    run = _run(folder, *regularized, str(file))
-    run.claim()
-    begin(folder)
-    file.write_text("drop encoder.self: {0: 0.0, 1000: 0.1}\n")
-    with pytest.raises(RunError, match=r"\(schedule: drop .*: \{0: 0\.6, 1000: 0\.1\} there, drop .*: \{0: 0, 1000"):
-        run.claim()
-    with pytest.raises(RunError, match=r"--scheduled-dropout-schedule: .*yaml there, drop decoder: 0:0\.1 asked for"):
-        _run(folder, *regularized, "drop decoder: 0:0.1").claim()
-    runs.write_json(folder / "run.json", {k: v for k, v in run.settings().items() if k != "schedule"})
-    run.claim()
-    runs.write_json(folder / "run.json", run.settings())
-    moved = file.rename(tmp_path / "moved.yaml")
-    moved.write_text("# slower\ndrop encoder.self: {0: 0.0, 1000: 0.1}\n")
-    _run(folder, *regularized, str(moved)).claim()
-    assert "schedule" not in _run(folder, "--attn-reg", "none", *regularized[2:], str(moved)).settings()
-    moved.write_text("nonsense")
-    assert "schedule" not in _run(folder, *regularized, str(moved)).settings(), "the try of the command refuses it"
 
 
 def test_a_failed_start_gives_way_to_the_corrected_command(tmp_path: Path) -> None:
     """Its log is kept aside, so that no figure of it is taken for one of the new training."""
-    _run(tmp_path / "r", "--lr", "0.1", "--nonsense").claim()
+    run_in(tmp_path / "r", "--lr", "0.1", "--nonsense").claim()
     (tmp_path / "r" / "checkpoints").mkdir()
     (tmp_path / "r" / "train.log").write_text("unrecognized arguments: --nonsense")
-    corrected = _run(tmp_path / "r", "--lr", "0.1")
+    corrected = run_in(tmp_path / "r", "--lr", "0.1")
     corrected.claim()
     assert runs.read_json(tmp_path / "r" / "run.json") == corrected.settings()
     assert not (tmp_path / "r" / "train.log").exists() and (tmp_path / "r" / "train.failed.log").exists()
@@ -156,7 +100,7 @@ def test_a_folder_of_an_earlier_name_goes_on_under_the_present_one(
     """If its settings are the same: the row that earlier versions called `attention_dropout` sets fairseq's flag."""
     (own,) = select_methods({"own_attention_dropout": {"flags": "--attention-dropout 0.15"}})
     (method,) = select_methods(["attention_dropout"])
-    data = _run(tmp_path).data
+    data = run_in(tmp_path).data
 
     def run_of(one: Method, folder: str = "") -> Run:
         return Run(one, 1, tmp_path / (folder or f"{one.name}-seed1"), data, one.flags, ())
@@ -192,9 +136,9 @@ def test_a_folder_of_an_earlier_name_goes_on_under_the_present_one(
 
 
 def test_a_start_that_another_process_is_making_does_not_give_way(tmp_path: Path) -> None:
-    _run(tmp_path / "r", "--lr", "0.1").claim()
+    run_in(tmp_path / "r", "--lr", "0.1").claim()
     with lock_folder(tmp_path / "r"), pytest.raises(RunError, match=r"still working in .*r \(process \d+ on .*\)"):
-        _run(tmp_path / "r", "--lr", "0.2").claim()
+        run_in(tmp_path / "r", "--lr", "0.2").claim()
     assert "0.1" in (tmp_path / "r" / "run.json").read_text()
 
 
@@ -219,8 +163,8 @@ def test_files_of_a_run_that_are_none_are_named(tmp_path: Path, name: str, conte
         (tmp_path / name).write_bytes(content.encode(errors="surrogateescape"))
     begin(tmp_path)
     with pytest.raises(RunError, match=said if name == "result.json" or "lacks" not in said else "other settings") as e:
-        _run(tmp_path).claim()
-        _run(tmp_path).carry_out(lambda log: None)
+        run_in(tmp_path).claim()
+        run_in(tmp_path).carry_out(lambda log: None)
     assert str(tmp_path) in str(e.value) and str(e.value).endswith("; give another --out, or delete that folder")
     assert content is None or (tmp_path / name).read_bytes() == content.encode(errors="surrogateescape")
 
@@ -229,17 +173,17 @@ def test_flags_that_nobody_wrote_are_shown_as_they_are(tmp_path: Path) -> None:
     write_json(tmp_path / "run.json", {"flags": "--lr '0.1"})
     begin(tmp_path)
     with pytest.raises(RunError, match=r"--lr: '0\.1 there, 0\.2 asked for"):
-        _run(tmp_path, "--lr", "0.2").claim()
+        run_in(tmp_path, "--lr", "0.2").claim()
 
 
 def test_moving_the_folders_changes_nothing(tmp_path: Path) -> None:
-    first, second = _run(tmp_path / "a"), _run(tmp_path / "b")
+    first, second = run_in(tmp_path / "a"), run_in(tmp_path / "b")
     second.data.bin = Path("elsewhere/bin")  # type: ignore[misc]
     assert first.settings() == second.settings()
 
 
 def test_a_run_is_finished_when_trained_and_translated_with_these_flags(tmp_path: Path) -> None:
-    run = _run(tmp_path)
+    run = run_in(tmp_path)
     assert not run.finished()
     write_json(tmp_path / "result.json", {"training": TRAINING})
     assert not run.finished()
@@ -255,7 +199,7 @@ def test_a_finished_run_starts_no_command(tmp_path: Path, monkeypatch: pytest.Mo
     started = []
     monkeypatch.setattr(runs, "execute", lambda command, *_: started.append(command))
     write_json(tmp_path / "result.json", {"training": TRAINING, "translation": {"flags": "--beam 5", "scores": {}}})
-    _run(tmp_path).carry_out(lambda log: None)
+    run_in(tmp_path).carry_out(lambda log: None)
     assert started == []
 
 
@@ -263,7 +207,7 @@ def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
     with (tmp_path / "lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         with pytest.raises(RunError, match="another process is still working in"):
-            _run(tmp_path).carry_out(lambda log: None)
+            run_in(tmp_path).carry_out(lambda log: None)
 
 
 def _execute(tmp_path: Path, code: str, seen: list[float]) -> None:
@@ -310,7 +254,7 @@ def test_every_test_set_is_translated_and_scored(tmp_path: Path, monkeypatch: py
         (folder / f"generate-{subset}.txt").write_text(f"D-1\t0\tb c d e\nD-0\t0\t{subset} x y z\n", "utf-8")
 
     monkeypatch.setattr(runs, "execute", translate)
-    run = _run(tmp_path)
+    run = run_in(tmp_path)
     run.data.subsets = ("test", "test1")  # type: ignore[misc]
     run.data.references = lambda subset: ["test x y z", "b c d e"]  # type: ignore[misc]
     scores = run._translate(0)["scores"]
@@ -319,7 +263,7 @@ def test_every_test_set_is_translated_and_scored(tmp_path: Path, monkeypatch: py
 
 
 def test_the_commands(tmp_path: Path) -> None:
-    run = _run(tmp_path, "--lr", "0.1", seed=7)
+    run = run_in(tmp_path, "--lr", "0.1", seed=7)
     train, generate = run.train_command(), run.generate_command("test1")
     for command in (train, generate):
         assert command[command.index("--user-dir") + 1] == str(runs.USER_DIR)
