@@ -169,6 +169,16 @@ def test_flags_on_a_page_exist(path, known_flags):
     assert named - known_flags - FOREIGN == set()
 
 
+def test_documented_commands_train_for_a_time_and_score_words():
+    """fairseq trains until it is stopped, and its own BLEU is of pieces."""
+    pages = [path.read_text(encoding="utf-8") for path in (*PAGES, *EXAMPLES)]
+    commands = [line for page in pages for line in page.replace("\\\n", " ").splitlines()]
+    trained = [line for line in commands if line.startswith("fairseq-train ") and "..." not in line]
+    assert trained and all(re.search(r"--max-(epoch|update) \d", line) for line in trained)
+    generated = [line for line in commands if line.startswith("fairseq-generate ")]
+    assert generated and all("--scoring sacrebleu" in line for line in generated)
+
+
 @pytest.mark.parametrize("path", [*PAGES, *EXAMPLES], ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_on_a_page_lead_somewhere(path):
     """In the repository; mkdocs checks those of the site."""

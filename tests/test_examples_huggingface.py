@@ -55,6 +55,16 @@ def test_labels_are_numbered_alike_in_both_splits(tmp_path: Path) -> None:
         text_classification.read(text_classification.Arguments(**files, text=["text"]))
 
 
+def test_all_pairs_of_a_folder_are_trained_on(tmp_path: Path) -> None:
+    import translation
+
+    for split, number in {"train": 4001, "valid": 1}.items():
+        for side in ("en", "ro"):
+            (tmp_path / f"{split}.{side}").write_text("words\n" * number, encoding="utf-8")
+    read = {split: len(rows) for split, rows in translation.read(translation.Arguments(data=str(tmp_path))).items()}
+    assert read == {"train": 4001, "validation": 1}
+
+
 def test_a_hub_dataset_keeps_its_own_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     import text_classification
     from datasets import ClassLabel, Dataset, DatasetDict, Features, Value

@@ -74,6 +74,16 @@ class DataFolder:
         """The raw reference translations of a subset."""
         return raw_lines(self.root / "raw" / f"{subset}.{self.target}")
 
+    @property
+    def target_dictionary(self) -> Path:
+        """The file of the target's pieces."""
+        return self.bin / f"dict.{self.target}.txt"
+
+    def has_other_pieces(self) -> bool:
+        """Whether the target's dictionary has none of sentencepiece's pieces that begin a word, but others."""
+        pieces = raw_lines(self.target_dictionary)
+        return bool(pieces) and not any(piece.startswith("▁") for piece in pieces)
+
     def digest(self) -> str:
         """A digest of everything fairseq reads, and of nothing else (no path, no time)."""
         return _digest([path for path in sorted(self.bin.iterdir()) if path.suffix in {".bin", ".idx", ".txt"}])

@@ -69,6 +69,11 @@ class TranslationComparison(Recipe, TrainingPart, Comparison):
         for name, path in (("DATA", self.data), ("--out", self.out)):
             refuse_split(name, path)
         data = DataFolder.open(self.data)
+        if self.opus_mt is None and "--post-process" not in self.generate_flags and data.has_other_pieces():
+            raise ValueError(
+                f"{data.target_dictionary} has none of sentencepiece's pieces (▁...); say how to join those it has by "
+                "--generate-flags '--post-process subword_nmt', or 'none' where they are words"
+            )
         model = self.sizes(data.joint) if self.opus_mt is None else opus_mt_model(self.opus_mt)
         pairs = _pairs(data)
 

@@ -32,7 +32,7 @@ class Arguments:
     data: str = field(default="phrasebook", metadata={"help": "folder with train.LANG and valid.LANG, or phrasebook"})
     dataset: list[str] = field(default_factory=list, metadata={"help": "instead: a hub dataset, e.g. wmt16 ro-en"})
     pair: list[str] = field(default_factory=lambda: ["en", "ro"], metadata={"help": "source and target language"})
-    limit: int = field(default=4000, metadata={"help": "training pairs; 0 = all there are"})
+    limit: int = field(default=0, metadata={"help": "training pairs; 0 = all there are, 4,000 of the phrasebook"})
     model: str = field(default="", metadata={"help": "folder or hub name; default: a small Marian, random weights"})
     width: int = field(default=128, metadata={"help": "of the small Marian; it has 2 + 2 layers"})
     vocabulary: int = field(default=2000, metadata={"help": "pieces of its tokenizer, at most"})
