@@ -200,6 +200,7 @@ def _attention(
         RuntimeError: the module passes a keyword that cannot be regularized.
     """
     held = open_sites(module)
+    attention_mask = _mask_of_last_queries(original, module, query, key, attention_mask, kwargs)
     site = None if held is None else held.site()
     if site is None or site.idle():
         function = original_function(module, original) if held is None else held.function
@@ -272,12 +273,31 @@ def _valid_and_bias(
     """
     bias, queries, keys = kwargs.get("position_bias"), query.size(-2), key.size(-2)
     if mask is None:
-        causal = kwargs.get("is_causal")
-        causal = getattr(module, "is_causal", True) if causal is None else causal
-        if original == "sdpa" and causal and queries > 1:
+        if original == "sdpa" and queries > 1 and _causal(module, kwargs):
             return torch.ones(queries, keys, dtype=torch.bool, device=query.device).tril(), bias
         return None, bias
     return split_mask(mask[..., :keys], query, bias)
+
+
+def _causal(module: nn.Module, kwargs: dict[str, Any]) -> bool:
+    """Whether `sdpa` without a mask hides the future."""
+    causal = kwargs.get("is_causal")
+    return getattr(module, "is_causal", True) if causal is None else causal
+
+
+def _mask_of_last_queries(
+    original: str, module: nn.Module, query: Tensor, key: Tensor, mask: Tensor | None, kwargs: dict[str, Any]
+) -> Tensor | None:
+    """The mask of a layer that uses an earlier one's keys and may be given the last queries only (Gemma 4).
+
+    The model leaves the first queries out unless its attention is called `sdpa` and has no mask: there `is_causal`
+    would hide the future as if the first queries were the ones left. Ours has another name, so it gets the mask.
+    """
+    queries, keys = query.size(-2), key.size(-2)
+    shares = mask is None and original == "sdpa" and getattr(module, "is_kv_shared_layer", False)
+    if not shares or not 1 < queries < keys or not _causal(module, kwargs):
+        return mask
+    return torch.ones(1, 1, queries, keys, dtype=torch.bool, device=query.device).tril(keys - queries)
 
 
 def split_mask(mask: Tensor | None, query: Tensor, bias: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
@@ -290,7 +310,13 @@ def split_mask(mask: Tensor | None, query: Tensor, bias: Tensor | None) -> tuple
 
 
 def _mask(original: str, *args: Any, **kwargs: Any) -> Tensor | None:
-    """The mask that the model's own attention gets."""
+    """The mask that the model's own attention gets.
+
+    Where layers use earlier ones' keys, None stands for as many queries as keys only, see `_mask_of_last_queries`.
+    """
+    shares = getattr(kwargs.get("config"), "num_kv_shared_layers", None)
+    if shares and kwargs.get("q_length", 1) not in (1, kwargs.get("kv_length")):
+        kwargs["allow_is_causal_skip"] = False
     return AttentionMaskInterface()[original](*args, **kwargs)
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 pytest.importorskip("transformers")
 
+from transformers import Gemma4ForCausalLM, Gemma4TextConfig, StaticCache
 from transformers.models.bert import modeling_bert
 
 from attn_reg_plugin import ADDrop
@@ -86,3 +87,30 @@ def test_attention_that_asks_for_its_own_name_is_refused() -> None:
     model = tiny("causal", "glm_moe_dsa", "GlmMoeDsaForCausalLM")
     with pytest.raises(ValueError, match=r"GlmMoeDsaAttention masks keys itself .* choose other sites$"):
         ADDrop(sites="*").attach(model)
+
+
+@pytest.mark.parametrize("static", [False, True], ids=["no cache", "static cache"])
+def test_a_model_that_asks_whether_its_mask_is_left_out(static: bool) -> None:
+    """Gemma 4's layers that use earlier ones' keys run the last queries only, unless it is `sdpa` without a mask."""
+    torch.manual_seed(1)
+    small = {"vocab_size": 60, "vocab_size_per_layer_input": 60, "hidden_size": 32, "intermediate_size": 32}
+    small |= {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "global_head_dim": 16}
+    small |= {"hidden_size_per_layer_input": 8, "num_hidden_layers": 4, "num_kv_shared_layers": 2}
+    kinds = ["sliding_attention", "full_attention"] * 2
+    model = Gemma4ForCausalLM(Gemma4TextConfig(**small, layer_types=kinds, sliding_window=64))
+    ids = torch.randint(4, 60, (2, 10))
+
+    def logits(last: int) -> Tensor:
+        cache = {"past_key_values": StaticCache(model.config, max_cache_len=14)} if static else {"use_cache": False}
+        return model(input_ids=ids, logits_to_keep=last, **cache).logits
+
+    for last in (0, 1, 3):
+        with torch.no_grad():
+            plain = logits(last)
+            with ADDrop(p=1.0, q=1e-30, sites="decoder.self[0,3]", cross_tuning="off").attach(model.eval()):
+                torch.testing.assert_close(logits(last), plain, atol=1e-5, rtol=1e-4)
+                assert static or last or torch.equal(logits(last), plain)
+        if not static:
+            with ADDrop(p=1.0, q=1e-30, sites="*", cross_tuning="off").attach(model.train()) as regularizer:
+                torch.testing.assert_close(logits(last), plain, atol=1e-5, rtol=1e-4)
+                assert regularizer.attached_sites[3].keep.size(2) == (last or 10)
