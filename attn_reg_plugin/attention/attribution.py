@@ -18,11 +18,12 @@ from attn_reg_plugin.attention.calls import without_gradients
 from attn_reg_plugin.attention.sites import AttentionSite, Tape
 
 NODES = ("uniform", "gauss-legendre")
+_NO_GRADIENTS = "the selected attention ran without gradients, as a frozen part does; choose other sites"
 
 
-def output_gradients(objective: Tensor, tapes: Sequence[Tape]) -> list[Tensor]:
-    """∂F/∂O of every tape by one backward; zeros where the objective does not depend on a site,
-    or the site runs without gradients.
+def output_gradients(objective: Tensor, tapes: Sequence[Tape]) -> list[Tensor | None]:
+    """∂F/∂O of every tape by one backward; None where the objective does not depend on the call,
+    or the call ran without gradients.
 
     Only what lies between F and the sites is computed: no parameter's gradient is, and none is touched. (Parameters
     are not frozen for the probe all the same: PyTorch multiplies three-dimensional inputs by a frozen weight through
@@ -33,7 +34,7 @@ def output_gradients(objective: Tensor, tapes: Sequence[Tape]) -> list[Tensor]:
         tapes: recorded by the probe.
 
     Returns:
-        One (B, H, T, D) tensor a tape.
+        One (B, H, T, D) tensor a tape, or None.
 
     Raises:
         ValueError: the objective is not a scalar, or depends on no site; or no site has gradients.
@@ -44,9 +45,9 @@ def output_gradients(objective: Tensor, tapes: Sequence[Tape]) -> list[Tensor]:
         raise ValueError("the objective depends on no selected attention site; compute it from the model's outputs")
     outputs = [tape.output for tape in tapes if tape.output.requires_grad]
     if not outputs:
-        raise ValueError("the selected attention ran without gradients, as a frozen part does; choose other sites")
-    gradients = iter(torch.autograd.grad(objective, outputs, allow_unused=True, materialize_grads=True))
-    return [next(gradients) if tape.output.requires_grad else torch.zeros_like(tape.output) for tape in tapes]
+        raise ValueError(_NO_GRADIENTS)
+    gradients = iter(torch.autograd.grad(objective, outputs, allow_unused=True))
+    return [next(gradients) if tape.output.requires_grad else None for tape in tapes]
 
 
 def map_gradient(output_gradient: Tensor, value: Tensor) -> Tensor:
@@ -63,7 +64,8 @@ def gradient_attribution(objective: Tensor, sites: Sequence[AttentionSite]) -> l
         sites: the recorded sites.
 
     Returns:
-        One (B, H, T, S) fp32 tensor per site. With attention dropout on, A is the map after dropout.
+        One (B, H, T, S) fp32 tensor per site, zeros where F does not depend on it. With attention dropout on, A is
+        the map after dropout.
 
     Raises:
         ValueError: a site recorded nothing or several calls, the objective isn't a scalar, or it depends on no site.
@@ -77,7 +79,8 @@ def gradient_attribution(objective: Tensor, sites: Sequence[AttentionSite]) -> l
         if site.tape is None or site.tape.output is None:
             raise ValueError(f"{site.name} recorded nothing; run the forward inside recording(sites), in training mode")
     gradients = output_gradients(objective, [site.tape for site in sites])
-    return [map_gradient(gradient, site.tape.value) for gradient, site in zip(gradients, sites, strict=True)]
+    given = [torch.zeros_like(s.tape.output) if g is None else g for g, s in zip(gradients, sites, strict=True)]
+    return [map_gradient(gradient, site.tape.value) for gradient, site in zip(given, sites, strict=True)]
 
 
 def integration_nodes(steps: int, nodes: str = "uniform") -> list[tuple[float, float]]:
@@ -103,6 +106,26 @@ def integration_nodes(steps: int, nodes: str = "uniform") -> list[tuple[float, f
     return [(float((x + 1) / 2), float(v**2)) for x, v in zip(values, vectors[0], strict=True)]
 
 
+def _integrals(
+    run: Callable[[], Tensor], calls: list[tuple[AttentionSite, Tape]], points: list[tuple[float, float]]
+) -> list[Tensor | None]:
+    """Σ w ∂F/∂A(αA) of each call over the points (α, w), all of them scaled together; None without a gradient."""
+    totals: list[Tensor | None] = [None] * len(calls)
+    for factor, weight in points:
+        for site, tape in calls:
+            site.restart()
+            tape.rewind(factor)
+        objective = run()
+        if not any(tape.output.requires_grad for _, tape in calls):
+            break
+        gradients = output_gradients(objective, [tape for _, tape in calls])
+        for i, ((_, tape), gradient) in enumerate(zip(calls, gradients, strict=True)):
+            if gradient is not None:
+                part = weight * map_gradient(gradient, tape.value)
+                totals[i] = part if totals[i] is None else totals[i] + part
+    return totals
+
+
 def integrated_attribution(
     run: Callable[[], Tensor],
     sites: Sequence[AttentionSite],
@@ -110,7 +133,7 @@ def integrated_attribution(
     steps: int = 20,
     nodes: str = "uniform",
     path: str = "site",
-) -> Iterator[tuple[AttentionSite, Tensor]]:
+) -> Iterator[tuple[AttentionSite, Tensor | None]]:
     """Integrated gradients, B = A ⊙ Σ w ∂F/∂A(αA) (AD-DROP's IGA; m = 20 there).
 
     Args:
@@ -122,8 +145,11 @@ def integrated_attribution(
             all; the sum of B over every site is then F(A) - F(0)).
 
     Yields:
-        (site, B) with B (B, H, T, S) in fp32, for each call of the site in order. Sites that the forward skips are
-        left out.
+        (site, B) with B (B, H, T, S) in fp32, for each call of the site in order; None for a call that F does not
+        depend on, or that ran without gradients. Sites that the forward skips are left out.
+
+    Raises:
+        ValueError: an unknown path; as `output_gradients`.
     """
     if path not in ("site", "joint"):
         raise ValueError(f"path is {path!r}, but must be one of site, joint")
@@ -134,20 +160,17 @@ def integrated_attribution(
         return
     firsts, tapes = {id(site): site.tape for site in sites}, {id(site): site.tapes for site in sites}
     groups = [[site] for site in sites] if path == "site" else [sites]
+    any_gradients = False
     for group in groups:
         for site in sites:
             site.tape = firsts[id(site)] if site in group else None
         used = [(site, tape) for site in group for tape in tapes[id(site)]]
-        totals: list[Tensor | float] = [0.0] * len(used)
-        for factor, weight in integration_nodes(steps, nodes):
-            for site, tape in used:
-                site.restart()
-                tape.rewind(factor)
-            gradients = output_gradients(run(), [tape for _, tape in used])
-            for i, ((_, tape), gradient) in enumerate(zip(used, gradients, strict=True)):
-                totals[i] = totals[i] + weight * map_gradient(gradient, tape.value)
+        totals = _integrals(run, used, integration_nodes(steps, nodes))
+        any_gradients = any_gradients or any(tape.output.requires_grad for _, tape in used)
         for (site, tape), total in zip(used, totals, strict=True):
             tape.output = tape.output.detach()  # its graph reaches down to the inputs
-            yield site, tape.dropped_weights.float() * total
+            yield site, None if total is None else tape.dropped_weights.float() * total
+    if not any_gradients:
+        raise ValueError(_NO_GRADIENTS)
     for site in sites:
         site.tape = firsts[id(site)]

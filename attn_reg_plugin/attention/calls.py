@@ -49,6 +49,12 @@ class Tape:
         if self.output is None:
             self.output, self.value, self.valid = output, value, valid
 
+    def whole(self) -> Tensor:
+        """The keep mask of the call that drops nothing: bool (B, H, T, S), its valid positions."""
+        shape = *self.output.shape[:-1], self.value.size(-2)
+        keep = torch.ones(shape, dtype=torch.bool, device=self.value.device)
+        return keep if self.valid is None else keep & self.valid
+
     def rewind(self, factor: float) -> None:
         """Make ready for another pass over the same maps, scaled by `factor`."""
         self.output, self.factor = None, factor

@@ -7,6 +7,8 @@ index int(n(1 - p)) form the candidate discard region, and each of them is dropp
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
@@ -200,6 +202,12 @@ def dropped_fraction(keep: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor
     if valid is not None:
         total = valid.sum().float() * (keep.numel() / valid.numel())
     return total - keep.count_nonzero().float(), total
+
+
+def all_finite(tensors: Iterable[Tensor | None]) -> Tensor:
+    """Whether those that are there are finite: a bool scalar on their device, so that nothing waits for it."""
+    each = [tensor.isfinite().all() for tensor in tensors if tensor is not None]
+    return torch.stack(each or [torch.ones((), dtype=torch.bool)]).all()
 
 
 def _bernoulli(

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from attn_reg_plugin.attention.masks import DIRECTIONS, candidate_region, drop_candidates
-from attn_reg_plugin.attention.sites import AttentionSite, recording
+from attn_reg_plugin.attention.sites import AttentionSite, Tape, recording
 from attn_reg_plugin.regularizers import ADDrop
 from attn_reg_plugin.regularizers.probing import Forward, in_evaluation, without_dropout
 
@@ -97,7 +97,7 @@ class Lens(ADDrop):
             return
         with recording(self.attached_sites, needs_weights=True):
             self.maps = [
-                AttentionMap(site, tape.weights.float(), attribution.detach(), tape.valid)
+                AttentionMap(site, tape.weights.float(), _detached(tape, attribution), tape.valid)
                 for site, tape, attribution, _ in self.attributions(forward)
             ]
 
@@ -116,6 +116,10 @@ class Lens(ADDrop):
             self.masks.setdefault(one.site, []).append((keep, one.valid))
         with torch.enable_grad():  # masks act in forwards that could be trained on
             return subject.model(**sample["net_input"])
+
+
+def _detached(tape: Tape, attribution: Tensor | None) -> Tensor:
+    return torch.zeros_like(tape.weights.float()) if attribution is None else attribution.detach()
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from attn_reg_plugin.attention.attribution import NODES, integrated_attribution, map_gradient, output_gradients
 from attn_reg_plugin.attention.calls import Tape, without_gradients
-from attn_reg_plugin.attention.masks import DIRECTIONS, candidate_region, pack_bits, sample_keep
+from attn_reg_plugin.attention.masks import DIRECTIONS, all_finite, candidate_region, pack_bits, sample_keep
 from attn_reg_plugin.attention.packed import PackedMask
 from attn_reg_plugin.attention.sites import AttentionSite, recording
 from attn_reg_plugin.regularizers.ad_drop_presets import PRESETS
@@ -164,35 +164,35 @@ class ADDrop(CrossTuned):
             for site in sites:
                 site.sampler = self.sampler(site, self._sample_at_random)
             return
-        with self.statistics.seconds("probe_seconds", forward.device):
-            with recording(sites, needs_weights=self.attribution != "gradient"):
-                masks: dict[AttentionSite, list[tuple[PackedMask, Tensor | None]]] = {}
-                for site, tape, attribution, finite in self.attributions(forward):
-                    # a non-finite probe falls back to a plain update, without waiting for the device
+        masks: dict[AttentionSite, list[tuple[PackedMask, Tensor | None]]] = {}
+        weights = self.attribution != "gradient"
+        with self.statistics.seconds("probe_seconds", forward.device), recording(sites, needs_weights=weights):
+            for site, tape, attribution, finite in self.attributions(forward):
+                if attribution is None:
+                    keep = tape.whole()  # ties would always lose the same positions
+                else:  # a non-finite probe falls back to a plain update, without waiting for the device
                     keep = sample_keep(attribution, tape.valid, self.p, self.q, self.direction, enabled=finite)
                     self.count_dropped(site, keep, tape.valid)
-                    masks.setdefault(site, []).append((PackedMask(keep), tape.valid))
-                    del attribution, keep  # before the next site's
-            for site, calls in masks.items():
-                site.set_masks(calls)
+                masks.setdefault(site, []).append((PackedMask(keep), tape.valid))
+                del attribution, keep  # before the next site's
+        for site, calls in masks.items():
+            site.set_masks(calls)
 
     def rehearse(self, forward: Forward) -> None:
         """Run the probe once, for its errors: a missing objective or label, a shape or keyword that doesn't fit."""
         plain = self.attribution == "random" or (self.probe == "kept" and self.on_miss == "plain")
         if plain or not self.acts_at_all():
             return
-        weights = self.attribution != "gradient"
-        with recording(self.attached_sites, needs_weights=weights), self._probe(forward) as run:
-            objective = run()
-            tapes = [tape for _, tape in self._recorded()]
+        with recording(self.attached_sites, self.attribution != "gradient"), self._probe(forward) as run:
+            objective, tapes = run(), [tape for _, tape in self._recorded()]
             if tapes and self.attribution != "attention":
                 output_gradients(objective, tapes)
 
-    def attributions(self, forward: Forward) -> Iterator[tuple[AttentionSite, Tape, Tensor, Tensor]]:
-        """Of every call of a site in the probe: site, tape, B (B, H, T, S), and whether the probe was finite."""
+    def attributions(self, forward: Forward) -> Iterator[tuple[AttentionSite, Tape, Tensor | None, Tensor]]:
+        """Of every call in the probe: site, tape, B (B, H, T, S), None without gradients, and whether all is finite."""
         return getattr(self, f"_{self.attribution}_attributions")(forward)
 
-    def _gradient_attributions(self, forward: Forward) -> Iterator[tuple[AttentionSite, Tape, Tensor, Tensor]]:
+    def _gradient_attributions(self, forward: Forward) -> Iterator[tuple[AttentionSite, Tape, Tensor | None, Tensor]]:
         with self._probe(forward) as run:
             objective = run()
             recorded = self._recorded()
@@ -201,10 +201,10 @@ class ADDrop(CrossTuned):
             gradients = output_gradients(objective, [tape for _, tape in recorded])
         finite = self._check_finite(gradients)
         for i, (site, tape) in enumerate(recorded):
-            yield site, tape, map_gradient(gradients[i], tape.value), finite
-            gradients[i] = None
+            gradient, gradients[i] = gradients[i], None
+            yield site, tape, None if gradient is None else map_gradient(gradient, tape.value), finite
 
-    def _integrated_attributions(self, forward: Forward) -> Iterator[tuple[AttentionSite, Tape, Tensor, Tensor]]:
+    def _integrated_attributions(self, forward: Forward) -> Iterator[tuple[AttentionSite, Tape, Tensor | None, Tensor]]:
         with self._probe(forward, same_draws=True) as run:
             how = {"steps": self.integrated_steps, "nodes": self.integrated_nodes, "path": self.integrated_path}
             attributions = list(integrated_attribution(run, self.attached_sites, **how))
@@ -212,7 +212,7 @@ class ADDrop(CrossTuned):
         for (site, tape), (_, attribution) in zip(self._recorded(), attributions, strict=True):
             yield site, tape, attribution, finite
 
-    def _attention_attributions(self, forward: Forward) -> Iterator[tuple[AttentionSite, Tape, Tensor, Tensor]]:
+    def _attention_attributions(self, forward: Forward) -> Iterator[tuple[AttentionSite, Tape, Tensor | None, Tensor]]:
         with without_gradients(), self._probe(forward) as run:
             run()
         recorded = self._recorded()
@@ -260,8 +260,9 @@ class ADDrop(CrossTuned):
         if self.on_miss == "probe" and forward.on_any_rank(bool(found.missing)):
             with self.statistics.seconds("probe_seconds", forward.device), recording(sites):
                 for site, tape, attribution, finite in self._gradient_attributions(forward):
-                    region = candidate_region(attribution, tape.valid, self.p, self.direction) & finite
-                    found.fresh[sites.index(site), site.tapes.index(tape)] = pack_bits(region)
+                    if attribution is not None:
+                        region = candidate_region(attribution, tape.valid, self.p, self.direction) & finite
+                        found.fresh[sites.index(site), site.tapes.index(tape)] = pack_bits(region)
         for index, site in enumerate(sites):
             site.sampler = self.sampler(site, partial(drawn_from, found, site, index, self.q))
 
@@ -342,8 +343,8 @@ class ADDrop(CrossTuned):
             stack.enter_context(self._attachment.probing())
             yield run
 
-    def _check_finite(self, tensors: list[Tensor]) -> Tensor:
+    def _check_finite(self, tensors: list[Tensor | None]) -> Tensor:
         """Whether all are finite, as a bool scalar on their device; counts the update if not."""
-        finite = torch.stack([tensor.isfinite().all() for tensor in tensors]).all()
+        finite = all_finite(tensors)
         self.statistics.add("fallbacks", 1.0 - finite.float())
         return finite

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from attn_reg_plugin import ADDrop
 from attn_reg_plugin.attention.attribution import output_gradients
@@ -219,9 +220,42 @@ def test_an_attention_that_runs_without_gradients_has_no_attribution():
     student = torch.randn(1, 1, 2, 3, requires_grad=True)
     taught, frozen = (SimpleNamespace(output=output) for output in (student, torch.randn(1, 1, 4, 3)))
     found = output_gradients(student.square().sum(), [frozen, taught])
-    assert found[0].equal(torch.zeros(1, 1, 4, 3)) and found[1].equal(2 * student)
+    assert found[0] is None and found[1].equal(2 * student)
     with pytest.raises(ValueError, match="ran without gradients, as a frozen part does; choose other sites"):
         output_gradients(student.square().sum(), [frozen])
+
+
+class Towers(nn.Module):
+    """A teacher that runs without gradients, a student, and one whose output is never used."""
+
+    def __init__(self):
+        super().__init__()
+        self.parts = nn.ModuleList(nn.TransformerEncoderLayer(8, 2, 8, 0.0, batch_first=True) for _ in range(3))
+
+    def forward(self, states):
+        with torch.no_grad():
+            taught = self.parts[0](states)
+        self.parts[2](states)
+        return self.parts[1](states + taught).mean(1)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"attribution": "integrated"}, {"attribution": "integrated", "integrated_path": "joint"}]
+)
+def test_nothing_is_dropped_where_there_is_no_gradient(options):
+    """Ties would else always lose the same positions."""
+    options = {"p": 0.3, "q": 1.0, "sites": "*", "cross_tuning": "off", "integrated_steps": 2} | options
+    torch.manual_seed(1)
+    model, states = Towers().train(), torch.randn(2, 6, 8)
+    with ADDrop(**options, objective=lambda outputs, inputs: outputs.square().sum()).attach(model) as regularizer:
+        model(states)
+        teacher, student, unused = (site.keep for site in regularizer.attached_sites)
+        counted = regularizer.statistics.take()
+    assert teacher.all() and unused.all() and not student.all()
+    assert [name for name in counted if name.startswith("dropped/")] == ["dropped/encoder.self[1]"]
+    refused = pytest.raises(ValueError, match="ran without gradients, as a frozen part does; choose other sites")
+    with ADDrop(**options | {"sites": "encoder.self[0]"}).attach(model), refused:
+        model(states)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
