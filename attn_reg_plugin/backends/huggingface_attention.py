@@ -26,6 +26,8 @@ ORIGINALS = {ours: original for original, ours in REGISTERED.items()}
 
 #: additive masks from here down mean "masked": transformers writes the dtype's minimum, older masks -1e4 for -inf
 _MASKED = -(10.0**4)
+#: the same of attention that adds other numbers, by class: Swin adds -100 between regions of a shifted window
+_MASKED_BY = {"SwinAttention": -50.0}
 #: keywords of an attention call that are computed here
 COMPUTED = frozenset(("dropout", "is_causal", "position_bias", "s_aux", "scaling", "sinks", "softcap"))
 #: keywords that change nothing in `sdpa` and `eager`: what the mask says already, what the flash kernels need, and the
@@ -276,7 +278,7 @@ def _valid_and_bias(
         if original == "sdpa" and queries > 1 and _causal(module, kwargs):
             return torch.ones(queries, keys, dtype=torch.bool, device=query.device).tril(), bias
         return None, bias
-    return split_mask(mask[..., :keys], query, bias)
+    return split_mask(mask[..., :keys], query, bias, _MASKED_BY.get(type(module).__name__, _MASKED))
 
 
 def _causal(module: nn.Module, kwargs: dict[str, Any]) -> bool:
@@ -300,11 +302,13 @@ def _mask_of_last_queries(
     return torch.ones(1, 1, queries, keys, dtype=torch.bool, device=query.device).tril(keys - queries)
 
 
-def split_mask(mask: Tensor | None, query: Tensor, bias: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    """A mask, bool or additive, as `valid`, and `bias` with what of an additive mask is finite."""
+def split_mask(
+    mask: Tensor | None, query: Tensor, bias: Tensor | None, masked: float = _MASKED
+) -> tuple[Tensor | None, Tensor | None]:
+    """A mask, bool or additive, as `valid`, and `bias` with what of an additive mask is finite, above `masked`."""
     if mask is None or mask.dtype == torch.bool:
         return mask, bias
-    valid = mask > _MASKED
+    valid = mask > masked
     finite = mask.masked_fill(~valid, 0.0).to(query.dtype)
     return valid, finite if bias is None else bias + finite
 

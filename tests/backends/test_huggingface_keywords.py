@@ -10,7 +10,7 @@ from torch import Tensor
 
 pytest.importorskip("transformers")
 
-from transformers import Gemma4ForCausalLM, Gemma4TextConfig, StaticCache
+from transformers import Gemma4ForCausalLM, Gemma4TextConfig, StaticCache, SwinConfig, SwinForImageClassification
 from transformers.models.bert import modeling_bert
 
 from attn_reg_plugin import ADDrop
@@ -114,3 +114,20 @@ def test_a_model_that_asks_whether_its_mask_is_left_out(static: bool) -> None:
             with ADDrop(p=1.0, q=1e-30, sites="*", cross_tuning="off").attach(model.train()) as regularizer:
                 torch.testing.assert_close(logits(last), plain, atol=1e-5, rtol=1e-4)
                 assert regularizer.attached_sites[3].keep.size(2) == (last or 10)
+
+
+def test_regions_of_a_shifted_window() -> None:
+    """Swin adds -100 between them. Nothing of another region is a candidate, counts, or is in a uniform row."""
+    options = {"image_size": 32, "patch_size": 4, "embed_dim": 16, "depths": [2], "num_heads": [2], "window_size": 4}
+    torch.manual_seed(1)
+    model, images = SwinForImageClassification(SwinConfig(**options)).train(), torch.randn(2, 3, 32, 32)
+    layer = model.swin.encoder.layers[0].blocks[1]
+    within = (layer.get_attn_mask(8, 8, torch.float32, images.device) == 0).repeat(2, 1, 1).unsqueeze(1)
+    assert not within.all()
+    with ADDrop(p=0.5, q=1.0, sites="encoder.self@blocks.1", cross_tuning="off").attach(model) as regularizer:
+        model(images)
+        (keep,) = (site.keep for site in regularizer.attached_sites)
+        counted = regularizer.statistics.take()
+    assert not (keep & ~within).any()
+    assert ((within & ~keep).sum(-1) == (within.sum(-1) + 1) // 2).all()
+    assert counted["valid/encoder.self[0]@blocks.1"] == 2 * within.sum()
