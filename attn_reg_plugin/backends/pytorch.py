@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -28,24 +29,35 @@ class RegularizedMultiheadAttention(nn.MultiheadAttention):
     """Takes the place of a `torch.nn.MultiheadAttention`: same parameters, same outputs when inactive.
 
     `adopt` changes a module in place and `release` changes it back. No hook is used: PyTorch's encoder layer leaves
-    its fast path in evaluation for modules with hooks. While the site is inactive PyTorch's own forward runs.
+    its fast path in evaluation for modules with hooks. While the site is inactive PyTorch's own forward runs. A
+    subclass, as of a parametrized module, gets a class of its own, of both.
 
     Attributes:
         attn_site: the site.
+        adopted: the class of the module before.
     """
 
     attn_site: AttentionSite
+    adopted: type[nn.MultiheadAttention] = nn.MultiheadAttention
 
     @classmethod
     def adopt(cls, module: nn.MultiheadAttention, site: AttentionSite) -> None:
         """Put `site` into `module`."""
-        module.__class__ = cls
+        module.__class__ = cls.over(type(module))
         module.attn_site = site
 
+    @classmethod
+    def over(cls, adopted: type[nn.MultiheadAttention]) -> type[RegularizedMultiheadAttention]:
+        """The class of a module that had the class `adopted`."""
+        if adopted is cls.adopted:
+            return cls
+        own = {"__module__": cls.__module__, "__doc__": cls.__doc__, "__reduce_ex__": _reduced, "adopted": adopted}
+        return type(f"Regularized{adopted.__name__}", (cls, adopted), own)
+
     def release(self) -> None:
-        """Become a plain `MultiheadAttention` again."""
+        """Have the former class again."""
         del self.attn_site
-        self.__class__ = nn.MultiheadAttention
+        self.__class__ = _without_ours(type(self))
 
     def forward(
         self,
@@ -156,6 +168,27 @@ class RegularizedMultiheadAttention(nn.MultiheadAttention):
         return valid, bias
 
 
+def _without_ours(kind: type[nn.MultiheadAttention]) -> type[nn.MultiheadAttention]:
+    """The class without ours, which a parametrization may have put one of its own on meanwhile."""
+    if not issubclass(kind, RegularizedMultiheadAttention):
+        return kind
+    if "adopted" in vars(kind):
+        return kind.adopted
+    members = {name: value for name, value in vars(kind).items() if name not in ("__dict__", "__weakref__")}
+    name = kind.__name__.replace("Regularized", "")
+    return type(name, tuple(_without_ours(base) for base in kind.__bases__), members)
+
+
+def _reduced(module: RegularizedMultiheadAttention, protocol: int) -> tuple[Any, ...]:
+    """For pickles: the class is made anew. A parametrized module refuses."""
+    return _made_anew, (module.adopted,), module.__getstate__()
+
+
+def _made_anew(adopted: type[nn.MultiheadAttention]) -> RegularizedMultiheadAttention:
+    kind = RegularizedMultiheadAttention.over(adopted)
+    return kind.__new__(kind)
+
+
 class PyTorchBackend:
     """Finds and opens `torch.nn.MultiheadAttention`; see `Backend`."""
 
@@ -164,7 +197,8 @@ class PyTorchBackend:
 
         In a `torch.nn.TransformerDecoderLayer` `self_attn` is self and `multihead_attn` cross attention, both of the
         decoder. Elsewhere the path decides: `decoder` in it is the decoder; `cross`, `memory`, `encoder_attn`,
-        `src_attn` or `enc_dec` is the decoder's cross attention. A subclass with a forward of its own isn't a site.
+        `src_attn` or `enc_dec` is the decoder's cross attention. A subclass is a site unless it has a forward of
+        its own.
         """
         sites, modules = [], dict(model.named_modules())
         others = tuple(f"{path}." for path, m in modules.items() if type(m).__module__.startswith(OTHERS) and path)
@@ -173,7 +207,9 @@ class PyTorchBackend:
         for path, module in modules.items():
             if isinstance(module, RegularizedMultiheadAttention):
                 sites.append(module.attn_site)
-            elif type(module) is nn.MultiheadAttention and not path.startswith(others):
+                continue
+            own = getattr(type(module), "forward", None) is nn.MultiheadAttention.forward
+            if own and not path.startswith(others):
                 sites.append(self._site(path, module, modules.get(path.rpartition(".")[0])))
         return sites
 

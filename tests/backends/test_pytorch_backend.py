@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
+from torch.nn.utils.parametrize import is_parametrized, remove_parametrizations
 
 from attn_reg_plugin import ADDrop, AttentionLayerDrop, ScheduledDropout, find_sites, gradient_attribution, recording
 from attn_reg_plugin.attention.sites import AttentionSite
@@ -85,6 +87,10 @@ def test_the_sites_of_a_transformer() -> None:
     ]
 
 
+class Renamed(nn.MultiheadAttention):
+    """Has no forward of its own."""
+
+
 def test_the_sites_of_other_models() -> None:
     """Names decide: `multihead_attn` is cross attention in PyTorch's decoder layer only."""
 
@@ -96,8 +102,9 @@ def test_the_sites_of_other_models() -> None:
         {"multihead_attn": nn.MultiheadAttention(8, 2), "cross_attention": nn.MultiheadAttention(8, 2)}
     )
     block["own"] = Own(8, 2)
-    model = nn.ModuleDict({"blocks": nn.ModuleList([nn.Identity(), block])})
-    assert [site.name for site in find_sites(model, "*")] == ["encoder.self[1]", "decoder.cross[1]"]
+    model = nn.ModuleDict({"blocks": nn.ModuleList([nn.Identity(), block, nn.ModuleList([Renamed(8, 2)])])})
+    names = [site.name for site in find_sites(model, "*")]
+    assert names == ["encoder.self[1]", "decoder.cross[1]", "encoder.self[2]"]
 
 
 def test_models_of_other_frameworks_are_left_to_their_backends() -> None:
@@ -164,6 +171,47 @@ def test_detaching_restores_every_module() -> None:
     assert torch.equal(pickle.loads(pickle.dumps(model))(*inputs), expected)
     torch.testing.assert_close(torch.compile(copy.deepcopy(model), backend="eager")(*inputs), expected)
     torch.compiler.reset()
+
+
+def test_a_subclass_keeps_its_class() -> None:
+    module = Renamed(WIDTH, HEADS, batch_first=True).train()
+    states = torch.randn(2, 5, WIDTH)
+    plain = module(states, states, states)[0]
+    (site,) = find_sites(nn.ModuleList([module]), "*")
+    with opened([site]):
+        assert isinstance(module, Renamed) and isinstance(module, RegularizedMultiheadAttention)
+        site.uniform = True
+        uniform = module(states, states, states)[0]
+        twins = copy.deepcopy(module), pickle.loads(pickle.dumps(module))
+        assert all(twin(states, states, states)[0].equal(uniform) for twin in twins)
+        twins[0].release()
+    assert type(module) is type(twins[0]) is Renamed
+    assert module(states, states, states)[0].equal(plain) and not uniform.allclose(plain)
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["before", "while attached"])
+def test_a_parametrized_attention(late: bool) -> None:
+    model, states = (
+        nn.TransformerEncoderLayer(WIDTH, HEADS, 24, 0.0, batch_first=True).train(),
+        torch.randn(2, 5, WIDTH),
+    )
+    module = model.self_attn
+    if not late:
+        weight_norm(module, "in_proj_weight")
+    kind, plain = type(module), model(states)
+    method = ADDrop(p=1.0, q=1.0, sites="*", cross_tuning="off", objective=lambda outputs, inputs: outputs.sum())
+    with method.attach(model):
+        if late:
+            weight_norm(module, "in_proj_weight")
+        assert not model(states).allclose(plain)
+        copy.deepcopy(model)
+    assert is_parametrized(module) and not isinstance(module, RegularizedMultiheadAttention)
+    assert late or type(module) is kind
+    torch.testing.assert_close(model(states), plain)
+    torch.testing.assert_close(copy.deepcopy(model)(states), plain)
+    remove_parametrizations(module, "in_proj_weight")
+    assert type(module) is nn.MultiheadAttention
+    torch.testing.assert_close(model(states), plain)
 
 
 # -- active -----------------------------------------------------------------------------------------------------------
