@@ -187,12 +187,20 @@ class HuggingFaceBackend:
         with ExitStack() as stack:
             for module in model.modules():
                 function = vars(module).get("_gradient_checkpointing_func")
-                if isinstance(function, partial) and function.keywords.get("use_reentrant"):
-                    stack.callback(setattr, module, "_gradient_checkpointing_func", function)
-                    module._gradient_checkpointing_func = partial(
-                        checkpoint, *function.args, **{**function.keywords, "use_reentrant": False}
-                    )
+                if not _reentrant(function):
+                    continue
+                stack.callback(setattr, module, "_gradient_checkpointing_func", function)
+                args, keywords = getattr(function, "args", ()), getattr(function, "keywords", {})
+                module._gradient_checkpointing_func = partial(checkpoint, *args, **{**keywords, "use_reentrant": False})
             yield
+
+
+def _reentrant(function: Callable | None) -> bool:
+    """Whether it is PyTorch's reentrant form of checkpointing, which is also what PyTorch takes where none is named."""
+    called, keywords = getattr(function, "func", function), getattr(function, "keywords", {})
+    if keywords.get("use_reentrant") is not None:
+        return keywords["use_reentrant"]
+    return called is checkpoint or str(getattr(called, "__module__", "")).startswith("transformers.")
 
 
 @contextmanager

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import copy
+import warnings
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 pytest.importorskip("transformers")
 
 from attn_reg_plugin import ADDrop
+from attn_reg_plugin.backends.huggingface import HuggingFaceBackend
 from tests.backends.huggingface_models import FAMILIES, FORMS, batch, build, ids
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -112,6 +116,26 @@ def test_activation_checkpointing_changes_nothing(name: str, reentrant: bool) ->
     assert torch.equal(results[0][0], results[1][0])
     for plain, recomputed in zip(results[0][2:-1], results[1][2:-1], strict=True):
         torch.testing.assert_close(recomputed, plain, atol=1e-6, rtol=1e-4)
+
+
+def test_checkpointing_that_names_no_form_is_pytorchs_reentrant_one() -> None:
+    """Also PyTorch's function as it is. A function of somebody else's stays."""
+    model = build("bert")
+    model.activation_checkpointing_enable({"preserve_rng_state": True})
+    first, second = model.bert.encoder.layer
+    second._gradient_checkpointing_func = checkpoint
+    with HuggingFaceBackend().probing(model):
+        chosen = [layer._gradient_checkpointing_func.keywords for layer in (first, second)]
+        assert chosen == [{"preserve_rng_state": True, "use_reentrant": False}, {"use_reentrant": False}]
+    assert second._gradient_checkpointing_func is checkpoint
+    second._gradient_checkpointing_func = own = partial(step)
+    with HuggingFaceBackend().probing(model):
+        assert second._gradient_checkpointing_func is own
+    second._gradient_checkpointing_func = checkpoint
+    with ADDrop(p=0.5, q=0.5, cross_tuning="off").attach(model) as regularizer, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        step(model, batch("bert"))
+        assert not any(site.keep.all() for site in regularizer.attached_sites)
 
 
 def test_a_detached_model_compiles() -> None:
