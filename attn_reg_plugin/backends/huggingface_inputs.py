@@ -24,7 +24,7 @@ def described(model: nn.Module, named: Mapping[str, Any]) -> dict[str, Any]:
     """`token_mask`, `targets` and `padding_label` as an objective needs them.
 
     Args:
-        model: a transformers model, or a module around one.
+        model: a transformers model, or a module around one whose outputs, where that one generates, are its.
         named: the forward's arguments by name.
 
     Returns:
@@ -35,6 +35,8 @@ def described(model: nn.Module, named: Mapping[str, Any]) -> dict[str, Any]:
         Each is missing where the arguments do not show it. Outputs without tokens (classification, regression) have no
         use for the mask. With `logits_to_keep` mask and targets are those of the kept places.
     """
+    inner = transformers_model(model)
+    model = inner if inner is not None and inner.can_generate() else model
     config = getattr(model, "config", None)
     labels = _tensor(named, "labels")
     targets = labels
@@ -62,6 +64,19 @@ def described(model: nn.Module, named: Mapping[str, Any]) -> dict[str, Any]:
     numbers = labels is not None and labels.dim() == 2 and labels.is_floating_point()
     told["regression"] = True if numbers and getattr(config, "problem_type", None) == "regression" else None
     return {name: value for name, value in told.items() if value is not None}
+
+
+def transformers_model(model: nn.Module) -> nn.Module | None:
+    """The transformers model, or PEFT's around it, that `model` is or is around; None if it is around several."""
+    found: list[nn.Module] = []
+    left = [model]
+    while left:
+        module = left.pop()
+        if not hasattr(module, "can_generate"):
+            left.extend(module.children())
+        elif module not in found:
+            found.append(module)
+    return found[0] if len(found) == 1 else None
 
 
 def _examples(config: Any, named: Mapping[str, Any], written: Tensor | None) -> dict[str, Any] | None:

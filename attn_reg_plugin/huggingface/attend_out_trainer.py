@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from transformers import Trainer
 
-from attn_reg_plugin.backends.huggingface_inputs import described
+from attn_reg_plugin.backends.huggingface_inputs import described, transformers_model
 from attn_reg_plugin.huggingface.step_loss import untouched
 from attn_reg_plugin.regularizers import Outcome, Tokens
 from attn_reg_plugin.regularizers.defender import Defender
@@ -64,14 +64,15 @@ class TrainerProblem:
         Raises:
             ValueError: the batch has no token ids.
         """
-        batch, model = inputs["batch"], self.trainer.model
+        batch, model = inputs["batch"], transformers_model(self.trainer.model) or self.trainer.model
         if not isinstance(batch.get("input_ids"), Tensor):
             raise ValueError(
                 f"AttendOut's generator reads token ids, but the batch has no input_ids; it has: {', '.join(batch)}"
             )
-        padding = getattr(model.config, "pad_token_id", None)
+        config = getattr(model, "config", None)
+        padding = getattr(config, "pad_token_id", None)
         first = Tokens(*_flat(batch["input_ids"], batch.get("attention_mask"), padding))
-        if not getattr(model.config, "is_encoder_decoder", False):
+        if not getattr(config, "is_encoder_decoder", False):
             return {"encoder": first, "decoder": first}
         ids = batch.get("decoder_input_ids")
         if ids is None:

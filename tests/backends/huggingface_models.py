@@ -225,6 +225,17 @@ INTERFACE = [name for name, family in FAMILIES.items() if family.interface]
 FORMS = [(name, form) for form in ("sdpa", "eager") for name in (FAMILIES if form == "sdpa" else INTERFACE)]
 
 
+class Around(nn.Module):
+    """A module of one's own around a transformers model, with its outputs."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, **inputs: Tensor) -> Any:
+        return self.model(**inputs)
+
+
 def build(name: str, dropout: float = 0.0, seed: int = 1, attention: str = "sdpa", **options: Any) -> nn.Module:
     """A model of the family `name` in training mode, its attention maps made sharp: far from uniform."""
     family = FAMILIES[name]

@@ -14,7 +14,7 @@ import transformers
 
 from attn_reg_plugin import ADDrop
 from attn_reg_plugin.backends.huggingface_inputs import described
-from tests.backends.huggingface_models import batch, build
+from tests.backends.huggingface_models import Around, batch, build
 from tests.backends.oracle_models import accepted, tiny
 from tests.backends.oracle_models import batch as tiny_batch
 
@@ -67,6 +67,17 @@ def test_an_encoders_virtual_tokens_are_none_of_the_decoder(kind: str) -> None:
     model.active_peft_config = prompt
     told = described(model, inputs)
     assert all(torch.equal(told[key], plain[key]) for key in ("token_mask", "targets"))
+
+
+def test_a_module_around_a_model_that_generates_is_told_of_as_it_is() -> None:
+    for name in ("llama", "marian", "bert"):
+        model, inputs = build(name), batch(name)
+        told, around = described(model, inputs), described(Around(Around(model)), inputs)
+        assert told.keys() == around.keys()
+        assert all(torch.equal(told[key], around[key]) for key in ("token_mask", "targets"))
+    two = Around(build("llama"))
+    two.other = build("llama")
+    assert torch.equal(described(two, batch("llama"))["targets"], batch("llama")["labels"]), "which one is not known"
 
 
 def test_labels_that_are_shifted_already() -> None:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from attn_reg_plugin.huggingface.attend_out_trainer import TrainerProblem, example_losses, reward_data, shifted
 from attn_reg_plugin.regularizers import AttendOut, Outcome
-from tests.backends.huggingface_models import batch, build
+from tests.backends.huggingface_models import Around, batch, build
 from tests.huggingface.trainers import AtStepEnd, collate, examples, trainer_of, weights
 
 WAYS: dict[str, dict[str, Any]] = {
@@ -84,10 +84,12 @@ def literal_losses(name: str, logits: torch.Tensor, inputs: dict[str, torch.Tens
     return losses
 
 
+@pytest.mark.parametrize("around", [False, True])
 @pytest.mark.parametrize("name", ["bert", "marian", "llama"])
-def test_losses_of_examples(tmp_path: Path, name: str) -> None:
+def test_losses_of_examples(tmp_path: Path, name: str, around: bool) -> None:
     model, inputs = build(name).eval(), batch(name)
-    trainer = trainer_of(tmp_path, name, None, model)
+    model = Around(model).eval() if around else model
+    trainer = trainer_of(tmp_path, "llama", None, model)
     trainer.callback_handler.train_dataloader = trainer.get_train_dataloader()
     problem = TrainerProblem(trainer, "valid")
     outcome = problem.loss(model, {"batch": inputs})
@@ -113,7 +115,11 @@ def test_the_generator_reads_what_the_decoder_reads(tmp_path: Path, name: str) -
     model, inputs = build(name), batch(name)
     trainer = trainer_of(tmp_path, "marian", None, model)
     trainer.callback_handler.train_dataloader = trainer.get_train_dataloader()
-    tokens = TrainerProblem(trainer, "train").tokens({"batch": inputs})
+    problem = TrainerProblem(trainer, "train")
+    tokens = problem.tokens({"batch": inputs})
+    trainer.model = Around(model)
+    around = problem.tokens({"batch": inputs})
+    assert all(torch.equal(a, b) for key in tokens for a, b in zip(tokens[key], around[key], strict=True))
     labels = inputs["labels"]
     start = model.config.decoder_start_token_id
     assert tokens["decoder"].ids[:, 0].tolist() == [start] * 3
