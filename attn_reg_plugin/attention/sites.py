@@ -35,10 +35,10 @@ Look = Callable[[AttentionCall, Tensor, Tensor | None], None]
 #: what methods ask of a site, and what it is where nothing is asked
 _ASKED: dict[str, Any] = {
     **dict.fromkeys(("tape", "_mask", "_waiting", "sampler", "look", "watch", "redraw", "factor", "plan")),
-    **{"uniform": False, "weights_dropout": 0.0, "once": "", "asked": False},
+    **{"uniform": False, "weights_dropout": 0.0, "once": "", "lost": "", "asked": False},
 }
 #: those that make attention do anything but run as usual
-_ACTING = frozenset(("tape", "_mask", "sampler", "redraw", "look", "watch", "factor", "uniform", "weights_dropout"))
+_ACTING = frozenset(_ASKED) - {"_waiting", "plan", "once", "asked"}
 
 
 @dataclass(eq=False)
@@ -65,6 +65,7 @@ class AttentionSite:
         factor: draws what the output of the `current` call is multiplied by, such as a number for each head.
         plan: what a method keeps here for the forward beside masks; it goes with them.
         once: why a second call in a forward is refused; empty where it isn't.
+        lost: why no call can be computed again: an earlier forward's may be meant; empty where each can.
         several: whether it ever ran more than once in a forward.
         calls: those of the forward so far.
         count: their number, with those that did not come, see `pass_by`.
@@ -92,6 +93,7 @@ class AttentionSite:
     factor: FactorSampler | None = field(default=None, repr=False)
     plan: Any = field(default=None, repr=False)
     once: str = field(default="", repr=False)
+    lost: str = field(default="", repr=False)
     several: bool = field(default=False, repr=False)
     current: AttentionCall | None = field(default=None, repr=False)
     over: bool = field(default=False, repr=False)
@@ -107,7 +109,7 @@ class AttentionSite:
         """Also notes whether anything is asked of the site."""
         object.__setattr__(self, name, value)
         if name in _ACTING:
-            asked = self.uniform or self.weights_dropout > 0
+            asked = self.uniform or self.weights_dropout > 0 or bool(self.lost)
             parts = (self.tape, self._mask, self.sampler, self.redraw, self.look, self.watch, self.factor)
             vars(self)["asked"] = asked or any(part is not None for part in parts)
 
@@ -142,14 +144,16 @@ class AttentionSite:
         time: an attention that runs several times in a forward has a tape and a mask for each.
 
         Raises:
-            RuntimeError: activation checkpointing computes a call again, and it can't be told which; or the method
-                has masks for one call only.
+            RuntimeError: activation checkpointing computes a call again, and it can't be told which or its mask is
+                lost; or the method has masks for one call only.
         """
         return None if self.idle() else self._enter(inputs)
 
     @outside_graphs
     def _enter(self, inputs: tuple[Tensor | None, ...]) -> AttentionCall | None:
         if graph_task() != self._task:
+            if self.lost:
+                raise RuntimeError(self.lost)
             call = recomputed(self.calls, inputs)
         elif self.over:
             return None  # a part of the model runs by itself: no forward of the model that a mask was made for
@@ -235,12 +239,8 @@ def _keep(site: AttentionSite) -> Tensor | None:
     return site._mask.unpacked() if isinstance(site._mask, PackedMask) else site._mask
 
 
-def _set_keep(site: AttentionSite, mask: Tensor | PackedMask | None) -> None:
-    site._mask = mask
-
-
 # the constructor takes it like the other fields; reading it unpacks what `set_masks` gave
-AttentionSite.keep = property(_keep, _set_keep)
+AttentionSite.keep = property(_keep, lambda site, mask: setattr(site, "_mask", mask))
 
 
 class Backend(Protocol):

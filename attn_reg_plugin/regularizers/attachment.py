@@ -19,7 +19,7 @@ from attn_reg_plugin.regularizers.probing import Forward, same_randomness, uncha
 from attn_reg_plugin.regularizers.sharding import gathered, refuse_sharded, shards_of, without_reduction
 from attn_reg_plugin.regularizers.slots import check_beside, check_free
 from attn_reg_plugin.regularizers.statistics import Statistics
-from attn_reg_plugin.regularizers.whole_step import IN_BACKWARD, WholeStep, WholeStepWanted, wanted_again
+from attn_reg_plugin.regularizers.whole_step import IN_BACKWARD, LOST, WholeStep, WholeStepWanted, wanted_again
 
 if TYPE_CHECKING:
     from attn_reg_plugin.regularizers.base import Regularizer
@@ -45,6 +45,7 @@ class Attachment:
         self.backends: list[Backend] = list({type(site.backend): site.backend for site in known}.values())
         self.whole_step, self.graphed = WholeStep(), False
         self.step: Any = None  # of the last forward, by its loss
+        self.lost = ""  # why what the step's earlier forwards had cannot be had again
         self.prepared = False
         self.busy = self.seen = self.idle = self.warned = self.rehearsed = False
         self._install()
@@ -99,18 +100,18 @@ class Attachment:
     def _refuse_lost_masks(self) -> None:
         """Refuse a further forward of a step whose earlier masks activation checkpointing will want again.
 
+        A model may checkpoint its own way, which shows only when it does: the sites refuse it then.
+
         Raises:
             RuntimeError: it is one.
         """
         loss, self.step = self.step, self.regularizer.supplied.training_loss
-        if loss is None or loss is not self.step or not any(map(wanted_again, self.sites)):
-            return
-        if any(getattr(module, "gradient_checkpointing", False) for module in self.model.modules()):
-            raise RuntimeError(
-                f"{type(self.model).__name__} runs several times in a training step, and activation checkpointing "
-                f"will run the first again after {self.regularizer.name} has made the masks of the next; turn "
-                "activation checkpointing off"
-            )
+        if loss is None or loss is not self.step:
+            self.lost = ""
+        elif any(map(wanted_again, self.sites)):
+            self.lost = LOST.format(model=type(self.model).__name__, method=self.regularizer.name)
+            if any(getattr(module, "gradient_checkpointing", False) for module in self.model.modules()):
+                raise RuntimeError(self.lost)
 
     def _within_step(self) -> tuple[bool, bool]:
         """Whether a method probes a whole step, and whether the sites have what they need for all of its forwards."""
@@ -175,6 +176,8 @@ class Attachment:
             raise RuntimeError(IN_BACKWARD.format(model=type(model).__name__))
         if not within:
             self._prepare(due, partial(self._forward, model, args, kwargs))
+            for site in self.sites if self.lost else ():
+                site.lost = self.lost
         self.regularizer.statistics.add("forwards", 1.0)
         self.regularizer.statistics.add("regularized", float(due))
 

@@ -27,6 +27,11 @@ IN_BACKWARD = (
     "reentrant checkpointing of the whole model: its first run, which the loss was computed from, had no gradients and "
     "no masks; use a loss that is computed at once"
 )
+#: a model that runs twice in a step and then, in the backward, again
+LOST = (
+    "{model} runs several times in a training step, and activation checkpointing will run the first again after "
+    "{method} has made the masks of the next; turn activation checkpointing off"
+)
 
 
 class WholeStepWanted(Exception):

@@ -170,9 +170,11 @@ def test_a_sharded_model_is_refused(monkeypatch):
         step(model, regularizer)
 
 
-def test_a_second_forward_does_not_take_the_masks_that_checkpointing_wants_again():
+@pytest.mark.parametrize("known", [True, False])
+def test_a_second_forward_does_not_take_the_masks_that_checkpointing_wants_again(known):
+    """Also where a model checkpoints its own way, so that it isn't known before the backward."""
     model = embedder()
-    model.checkpointed = model.gradient_checkpointing = True
+    model.checkpointed, model.gradient_checkpointing = True, known
     regularizer = build("attention_dropout", p=0.4, where="scores")
     with regularizer.attach(model):
         with pytest.raises(RuntimeError, match="Embedder runs several times in a training step, and activation"):
