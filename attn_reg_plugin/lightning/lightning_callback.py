@@ -108,7 +108,7 @@ class LightningCallback(callback_class()):  # type: ignore[misc]
         self.regularizer.attach(module)
         try:
             self.step = pl_module, vars(pl_module).get("training_step")
-            vars(pl_module)["training_step"] = partial(self._training_step, pl_module.training_step)
+            vars(pl_module)["training_step"] = self._around(pl_module.training_step)
             self.regularizer.bind(LightningTraining(trainer))
             self.regularizer.begin_training(self._length(trainer, pl_module), trainer.max_epochs)
             resumed = self._resume(trainer)
@@ -156,7 +156,8 @@ class LightningCallback(callback_class()):  # type: ignore[misc]
         self.made, self.steps = self.made + 1, trainer.global_step
         self.regularizer.begin_update(self.made)
         if trainer._logger_connector.should_update_logs:
-            pl_module.log_dict(quantities(self.regularizer, pl_module.device), on_step=True, on_epoch=False)
+            logged = quantities(self.regularizer, pl_module.device)
+            pl_module.log_dict(logged, on_step=True, on_epoch=False, batch_size=1)  # a step of a loader says none
 
     def on_exception(self, trainer: Any, pl_module: nn.Module, exception: BaseException) -> None:
         """Detach also when training ends by an exception."""
@@ -179,6 +180,12 @@ class LightningCallback(callback_class()):  # type: ignore[misc]
         self.regularizer.unbind()
 
     # -- while training runs ----------------------------------------------------------------------------------------
+
+    def _around(self, original: Any) -> Any:
+        """`_training_step` of a step; Lightning gives it the arguments that `__wrapped__` takes."""
+        ours = partial(self._training_step, original)
+        ours.__wrapped__ = getattr(original, "__wrapped__", original)  # it looks under one decorator
+        return ours
 
     def _training_step(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         """The step of the LightningModule; a method that adds to the loss has it run on the repeated batch.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import warnings
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +89,34 @@ def test_it_acts_and_says_so(tmp_path: Path, one_thread: None) -> None:
     assert list(rates) == ["drop_encoder.self[0]", "drop_encoder.self[1]"] and all(v > 0.2 for v in rates.values())
     assert 0 < logs[-1]["probe_share"] < 1
     assert print_of(model.model) == before and "training_step" not in vars(model)
+
+
+class OfABatch(Classifier):
+    """Takes the batch alone: Lightning looks at what a step takes."""
+
+    def training_step(self, batch: dict[str, Tensor]) -> Tensor:
+        return self.model(**batch).loss
+
+
+class OfALoader(Classifier):
+    """Takes the batches itself."""
+
+    def training_step(self, dataloader_iter: Any) -> Tensor:
+        batch, *_ = next(dataloader_iter)
+        return self.model(**batch).loss
+
+
+class Decorated(Classifier):
+    """Lightning looks at the step within."""
+
+    @wraps(OfABatch.training_step)
+    def training_step(self, *args: Any) -> Tensor:
+        return OfABatch.training_step(self, *args)
+
+
+@pytest.mark.parametrize("step", [OfABatch, OfALoader, Decorated])
+def test_a_step_gets_what_it_takes(step: Any, tmp_path: Path, one_thread: None) -> None:
+    assert fit(tmp_path, ad_drop(), step(), max_steps=1, log_every_n_steps=1).seen[-1]["regularized"] == 1
 
 
 def test_the_guides_lines(one_thread: None) -> None:
