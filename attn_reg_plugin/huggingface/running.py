@@ -44,7 +44,7 @@ def refuse(trainer: Trainer) -> None:
     """Refuse the ways of training in which the model's forward cannot be seen whole.
 
     Raises:
-        ValueError: sharded parameters, or one process for several devices.
+        ValueError: sharded parameters, or one process for several GPUs.
     """
     args = trainer.args
     plugins = trainer.accelerator.state
@@ -62,6 +62,12 @@ def refuse(trainer: Trainer) -> None:
         raise ValueError(
             f"one process with {args.n_gpu} GPUs copies the model at every forward, and AttnRegCallback would not "
             f"see them; start one process per GPU: torchrun --nproc_per_node {args.n_gpu}, or set CUDA_VISIBLE_DEVICES"
+        )
+    places = set((getattr(trainer.model, "hf_device_map", None) or {}).values()) - {"cpu", "disk"}
+    if len(places) > 1:
+        raise ValueError(
+            f"device_map has the model on {len(places)} GPUs of one process, in which AttnRegCallback was never tried; "
+            "load it on one, or without device_map and share it by FSDP2 (fsdp=True under torchrun)"
         )
 
 

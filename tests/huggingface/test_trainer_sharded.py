@@ -133,10 +133,13 @@ def test_trainer_and_accelerate_with_sharded_parameters(tmp_path: Path) -> None:
         ({"deepspeed_plugin": mock.Mock(zero_stage=3)}, "DeepSpeed ZeRO 3 cannot be combined .* or ZeRO stage 1 or 2"),
         ({"fsdp_plugin": mock.Mock(fsdp_version=2)}, ""),
         ({"deepspeed_plugin": mock.Mock(zero_stage=2)}, ""),
+        ({"device_map": {"bert": 0, "classifier": 1}}, "device_map has the model on 2 GPUs of one process"),
+        ({"device_map": {"bert": 0, "classifier": "cpu"}}, ""),
     ],
 )
 def test_what_is_refused_as_training_begins(tmp_path: Path, plugins: dict[str, Any], said: str) -> None:
     trainer = trainer_of(tmp_path, "bert", max_steps=1)
+    trainer.model.hf_device_map = plugins.get("device_map")
     trainer.is_fsdp_enabled, trainer.is_deepspeed_enabled = ("fsdp_plugin" in plugins, "deepspeed_plugin" in plugins)
     trainer.accelerator = mock.Mock(state=mock.Mock(**plugins))
     callback = AttnRegCallback(ad_drop())
