@@ -239,8 +239,12 @@ def _keep(site: AttentionSite) -> Tensor | None:
     return site._mask.unpacked() if isinstance(site._mask, PackedMask) else site._mask
 
 
+def _set_keep(site: AttentionSite, mask: Tensor | PackedMask | None) -> None:
+    site._mask = mask
+
+
 # the constructor takes it like the other fields; reading it unpacks what `set_masks` gave
-AttentionSite.keep = property(_keep, lambda site, mask: setattr(site, "_mask", mask))
+AttentionSite.keep = property(_keep, _set_keep)
 
 
 class Backend(Protocol):
