@@ -288,32 +288,6 @@ def test_what_cannot_work_is_said_before_anything_is_written(
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize(
-    ("data", "out", "said"), [("data", "my:runs", "--out my:runs"), ("da:ta", "runs", "DATA da:ta")]
-)
-def test_paths_that_fairseq_splits_are_refused(
-    data: str, out: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    empty_corpus(Path(data))
-    assert main(["compare", data, "--out", out]) == 2
-    assert f"{said} has ':', at which fairseq splits paths; give" in capsys.readouterr().err
-    assert not Path(out).exists()
-
-
-def test_pieces_that_would_not_be_joined_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """sentencepiece's way of joining takes the spaces out of other pieces, and BLEU is 0."""
-    dictionary = empty_corpus(tmp_path / "data") / "bin" / "dict.ro.txt"
-    dictionary.write_text("pi@@ 3\nsica 2\n", encoding="utf-8")
-    asked = ["compare", str(tmp_path / "data"), "--out", str(tmp_path / "out"), "--cpu", "--methods", "plain"]
-    assert main(asked) == 2
-    assert f"{dictionary} has none of sentencepiece's pieces" in capsys.readouterr().err
-    where = {"data": tmp_path / "data", "out": tmp_path / "out"}
-    joined = TranslationComparison(**where, generate_flags="--post-process subword_nmt", seeds=(1,))
-    (run,) = joined.plan(select_methods(["plain"]))
-    assert run.generate_flags[-2:] == ("--post-process", "subword_nmt")
-
-
 @pytest.mark.slow
 def test_a_comparison_from_end_to_end(
     corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
