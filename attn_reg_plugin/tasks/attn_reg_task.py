@@ -43,7 +43,7 @@ from attn_reg_plugin.tasks.refusals import (
     refuse_uncalled,
 )
 from attn_reg_plugin.tasks.repeating import adding
-from attn_reg_plugin.tasks.sidecar import Sidecar, continue_from
+from attn_reg_plugin.tasks.sidecar import FROM_WEIGHTS, Sidecar, continue_from, continue_from_checkpoint
 from attn_reg_plugin.tasks.task_state import task_state
 
 __all__ = ["SEEN", "AttnRegTask", "print_flags_if_asked", "with_attn_reg"]
@@ -52,7 +52,6 @@ __all__ = ["SEEN", "AttnRegTask", "print_flags_if_asked", "with_attn_reg"]
 PREFIX = "attn_reg/"
 #: in the task's state: how many batches the training's first epoch had
 FIRST_EPOCH = "attn_reg_first_epoch"
-FROM_WEIGHTS = "use --finetune-from-model, and the method starts anew from its weights"
 
 
 class AttnRegTask:
@@ -198,7 +197,7 @@ class AttnRegTask:
         return loss, sample_size, {**log, **statistics}
 
     def _prepare(self, criterion: Any, optimizer: Any, update_num: int) -> None:
-        """Bind the method to the training and continue a large state, once.
+        """Bind the method to the training and continue from its state, once.
 
         Before an update's first batch, when no gradient is there yet, it forgets what the last one left behind if
         fairseq skipped its step.
@@ -219,6 +218,8 @@ class AttnRegTask:
         self._bound, self._iterators = True, {}
         if regularizer.large_state:
             continue_from(self.sidecar, regularizer, update_num)
+        else:
+            continue_from_checkpoint(self._restore_file, regularizer, update_num)
 
     @property
     def _train_subset(self) -> str:

@@ -16,12 +16,16 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from attn_reg_plugin.checkpoints import is_damaged, load_state, refuse_state, save_state
+from attn_reg_plugin.checkpoints import ANEW, is_damaged, load_state, refuse_state, save_state
 from attn_reg_plugin.files import TEMPORARY, whole_file
 from attn_reg_plugin.regularizers import Regularizer
 from attn_reg_plugin.regularizers.distributed import object_from_first_rank, rank
+from attn_reg_plugin.tasks.task_state import task_state
 
 logger = logging.getLogger(__name__)
+
+#: what to do about a checkpoint whose state cannot be used
+FROM_WEIGHTS = "use --finetune-from-model, and the method starts anew from its weights"
 
 
 class Sidecar:
@@ -157,10 +161,33 @@ def continue_from(sidecar: Sidecar, regularizer: Regularizer, updates: int) -> N
     state, problem = object_from_first_rank((state, problem))
     if problem is not None:
         raise ValueError(problem)
-    if state is None:
+    if state is not None:
+        _resume(regularizer, state, sidecar.path(updates), ANEW)
+
+
+def continue_from_checkpoint(checkpoint: Path, regularizer: Regularizer, updates: int) -> None:
+    """Give a method the small state that the task kept in the checkpoint, unless it is another method's; on every rank.
+
+    Args:
+        checkpoint: that the training goes on from.
+        regularizer: attached and bound.
+        updates: made so far; 0 at the start, where there is nothing to do.
+
+    Raises:
+        ValueError: the state is damaged, or does not fit the model; on every rank.
+    """
+    if not updates:
         return
+    state = object_from_first_rank(task_state(checkpoint, updates).get("attn_reg") if rank() == 0 else None)
+    other = isinstance(state, dict) and state.get("method") not in (None, regularizer.name)
+    if state is not None and not other:
+        _resume(regularizer, state, checkpoint, FROM_WEIGHTS)
+
+
+def _resume(regularizer: Regularizer, state: dict[str, Any], file: Path, instead: str) -> None:
+    """Resume within the epoch that was announced."""
     epoch = regularizer.epoch
-    with refuse_state(sidecar.path(updates), f"--attn-reg {regularizer.name}"):
+    with refuse_state(file, f"--attn-reg {regularizer.name}", instead):
         regularizer.resume(state)
     if epoch is not None:
         regularizer.begin_epoch(epoch)

@@ -77,6 +77,7 @@ def test_kills_change_nothing(case: str, corpus: Path, tmp_path: Path) -> None:
     ("row", "method"),
     [
         *((row, method) for row in ("rte", "wnut17") for method in ("ad_drop", "attend_out")),
+        ("rte", "child_tuning"),
         ("rte", "mixout+child_tuning+hidden_cut+ad_drop+head_drop+layer_drop+attention_dropout"),
     ],
 )
@@ -84,7 +85,8 @@ def test_a_kill_changes_nothing_of_an_encoder(row: str, method: str, tmp_path: P
     """An epoch has 6 updates."""
     data, encoder = TOYS[row][0](tmp_path / "data"), make_encoder(tmp_path / "encoder")
     driven = ["--attn-reg", method, "--child-tuning-mode", "driven"]
-    flags = {"ad_drop": [*AD_DROP, "--ad-drop-cross-tuning", "epoch"], "attend_out": GAME}.get(method, driven)
+    alone = {"ad_drop": [*AD_DROP, "--ad-drop-cross-tuning", "epoch"], "attend_out": GAME}
+    flags = {**alone, "child_tuning": ["--attn-reg", method]}.get(method, driven)
     flags = [*flags, *SAVING, "--max-update", "22"]
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     undisturbed = Job("train", encoder_arguments(row, data, encoder, whole, *flags), whole / "log").wait().check()
@@ -93,7 +95,7 @@ def test_a_kill_changes_nothing_of_an_encoder(row: str, method: str, tmp_path: P
     kill_after(Job("train", arguments, parts / "killed.log"), generator.randint(7, 14), generator)
     finished = Job("train", arguments, parts / "log").wait().check()
     assert len(finished.lines()) < 22 and "starts anew" not in finished.output
-    assert (everything(whole)["beside"] is not None) == (method != "ad_drop")
+    assert (everything(whole)["beside"] is not None) == (method not in ("ad_drop", "child_tuning"))
     assert differing(everything(parts), everything(whole)) == []
 
 

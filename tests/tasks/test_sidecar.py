@@ -16,7 +16,7 @@ from attn_reg_plugin import checkpoints as reading
 from attn_reg_plugin.regularizers import build
 from attn_reg_plugin.tasks.sidecar import Sidecar, continue_from
 from tests.backends.fairseq_models import transformer
-from tests.tasks.tasks_in_process import attached
+from tests.tasks.tasks_in_process import Optimizer, attached, criterion, sample, step
 
 STATE = {"epoch": 1, "updates": 4, "model": {"w": torch.arange(4000.0)}}
 
@@ -228,3 +228,19 @@ def test_the_parts_of_a_combination_stay_in_the_epoch_that_was_announced(tmp_pat
     resumed.begin_epoch(4)
     continue_from(sidecar, resumed, 9)
     assert [part.epoch for part in (resumed, *resumed.parts)] == [4, 4, 4]
+
+
+@pytest.mark.parametrize("updates", [7, 8])
+@pytest.mark.parametrize("method", ["child_tuning", "child_tuning+head_drop"])
+def test_a_small_state_is_taken_from_the_checkpoint(method: str, updates: int, tmp_path: Path) -> None:
+    """Child-Tuning (F) masks by the seed of its first update; of another checkpoint nothing is taken."""
+    file = tmp_path / "checkpoint_last.pt"
+    flags = {"attn_reg": method, "attn_save_dir": str(tmp_path)}
+    first, second = attached(transformer(), **flags), attached(transformer(), **flags)
+    step(first, first.regularizer.model, sample())
+    torch.save({"task_state": first.state_dict(), "optimizer_history": [{"num_updates": 7}]}, file)
+    second.begin_epoch(2, second.regularizer.model)
+    second.train_step(sample(), second.regularizer.model.train(), criterion(), Optimizer(), updates)
+    seeds = [task.regularizer.parts[0].seed for task in (first, second)]
+    assert len(set(seeds)) == (1 if updates == 7 else 2)
+    assert second.regularizer.epoch == 2 and second.regularizer.updates == updates
