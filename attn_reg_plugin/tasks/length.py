@@ -40,9 +40,13 @@ def total_epochs(config: Any, batches: int | None) -> int | None:
 
 
 def _by_epoch(config: Any, batches: int) -> list[int]:
-    """The updates of the epochs that --update-freq names, each with so many batches."""
-    rounded = math.floor if seen(config, "skip_remainder_batch") in (True, "True") else math.ceil
-    return [rounded(batches / freq) for freq in _numbers(config, "update_freq", 1)]
+    """The updates of the epochs that --update-freq names, each with so many batches.
+
+    With --skip-remainder-batch fairseq leaves out the last batch, and then the last update if that lacks batches.
+    """
+    skips = seen(config, "skip_remainder_batch") in (True, "True")
+    frequencies = _numbers(config, "update_freq", 1)
+    return [math.floor((batches - 1) / freq) if skips else math.ceil(batches / freq) for freq in frequencies]
 
 
 def _numbers(config: Any, name: str, default: float = 0) -> list[float]:

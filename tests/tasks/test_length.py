@@ -27,6 +27,7 @@ from tests.tasks.tasks_in_process import GivenModel, Optimizer, attached, criter
         ({"max_epoch": 3, "max_update": 20}, 7, 20),
         ({"max_epoch": 3, "max_update": 200, "update_freq": [2]}, 7, 12),
         ({"max_epoch": 3, "update_freq": [2], "skip_remainder_batch": "True"}, 7, 9),
+        ({"max_epoch": 2, "update_freq": [1, 4], "skip_remainder_batch": "True"}, 8, 7 + 1),
         ({"max_epoch": 4, "update_freq": "[4, 1]"}, 7, 2 + 7 + 7 + 7),
         ({"max_epoch": 1, "update_freq": [4, 1]}, 7, 2),
         ({"max_epoch": "${optimization.max_epoch}"}, 7, None),
