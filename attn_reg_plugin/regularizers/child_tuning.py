@@ -136,8 +136,12 @@ class ChildTuning(Regularizer):
     def copied(self) -> ChildTuning:
         """For a copy of the model."""
         twin = super().copied()
-        twin.masks = dict(self.masks)
+        twin.masks, twin._training = dict(self.masks), self._training
         return twin
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For a copy or a pickle, as hooks and masks of a copied model hold one: without the training and its data."""
+        return {**vars(self), "_training": None}
 
     def before_forward(self, forward: Forward) -> None:
         """Before the first forward: the seed of the masks, or the Fisher information; hooks that are missing.

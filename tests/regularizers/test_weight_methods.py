@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import pickle
+import threading
 
 import pytest
 import torch
@@ -174,6 +175,22 @@ class Task:
 
     def loss(self, model, inputs):
         return Outcome(F.cross_entropy(model(inputs[0]), inputs[1]))
+
+
+@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize("name", ["child_tuning", "child_tuning+head_drop"])
+def test_a_copy_leaves_the_training_where_it_is(name, begun):
+    """A task with its data is no part of a model, and may not be copied at all."""
+    model, task = classifier(), Task(LABELS)
+    task.lock = threading.Lock()
+    driven = {"child_tuning": {"mode": "driven"}}
+    with build(name, **(driven if "+" in name else driven[name])).attach(model) as regularizer:
+        regularizer.bind(task)
+        if begun:
+            F.cross_entropy(model(IDS), LABELS).backward()
+        twin = copy.deepcopy(model)
+        F.cross_entropy(twin(IDS), LABELS).backward()
+        assert 0 < kept_share(twin) < 1 and pickle.dumps(model)
 
 
 @pytest.mark.parametrize("loaded", [False, True])
