@@ -33,8 +33,17 @@ class AddingCriterion:
     def __call__(
         self, model: nn.Module, sample: dict[str, Any], *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Any, dict[str, Any]]:
-        """Loss, sample size and what is logged."""
+        """Loss, sample size and what is logged.
+
+        Raises:
+            ValueError: the sample has alignments: pairs of positions in the whole batch, which cannot be repeated.
+        """
         regularizer, passes = self.regularizer, self.regularizer.passes
+        if sample.get("alignments") is not None:
+            raise ValueError(
+                f"--attn-reg {regularizer.name} repeats the batch, and alignments cannot be repeated with it; train "
+                "without --load-alignments, or use another --attn-reg"
+            )
         size: Any = None
         log: dict[str, Any] = {}
 

@@ -6,6 +6,7 @@ from argparse import Namespace
 from typing import Any
 
 import pytest
+import torch
 from fairseq.models.hubert import HubertModel
 from fairseq.models.nat import CMLMNATransformerModel
 from fairseq.models.transformer_align import TransformerAlignModel
@@ -133,3 +134,12 @@ def test_the_layer_that_learns_alignments_is_refused(layer: int, sites: str, ref
         return
     with pytest.raises(ValueError, match=rf"decoder\.cross\[{layer}\] is the attention that --alignment-layer {layer}"):
         attached(model, attn_sites=sites)
+
+
+@pytest.mark.parametrize("method", ["r_drop", "hidden_cut+head_drop"])
+def test_alignments_of_several_passes_are_refused(method: str) -> None:
+    """They are positions in the batch as it is, and the repeated one would have half of their loss."""
+    task = attached(transformer(), attn_reg=method)
+    batch = {**sample(), "alignments": torch.zeros(4, 2).long(), "align_weights": torch.ones(4)}
+    with pytest.raises(ValueError, match=r"^--attn-reg \S+ repeats the batch, and alignments .*--load-alignments"):
+        step(task, task.regularizer.model, batch)
