@@ -18,6 +18,7 @@ from attn_reg_plugin.backends.fairseq import padding_index
 from attn_reg_plugin.regularizers import Outcome, Tokens
 from attn_reg_plugin.regularizers.defender import Defender
 from attn_reg_plugin.regularizers.distributed import average, average_gradients
+from attn_reg_plugin.tasks.outputs import adaptive_log_probabilities
 
 #: reward examples in a forward: their logits are all there at once
 EVALUATED_AT_ONCE = 32
@@ -54,7 +55,12 @@ class FairseqProblem:
         for owner in (self.task, self.criterion):
             if hasattr(owner, "example_outcomes"):
                 return owner.example_outcomes(model, sample)
-        log_probs = model.get_normalized_probs(model(**sample["net_input"]), log_probs=True).float()
+        outputs = model(**sample["net_input"])
+        softmax = getattr(getattr(model, "decoder", None), "adaptive_softmax", None)
+        if softmax is None:
+            log_probs = model.get_normalized_probs(outputs, log_probs=True).float()
+        else:
+            log_probs = adaptive_log_probabilities(softmax, outputs[0])
         target = sample["target"].view(log_probs.shape[:-1])
         real = target.ne(self.task.target_dictionary.pad()) if log_probs.dim() == 3 else torch.ones_like(target).bool()
         losses = -log_probs.gather(-1, target.unsqueeze(-1)).squeeze(-1) * real

@@ -17,6 +17,7 @@ from torch import Tensor
 from attn_reg_plugin.regularizers.objectives import logits_of
 from attn_reg_plugin.tasks.attn_reg_task import SEEN, AttnRegTask
 from attn_reg_plugin.tasks.outputs import reads_predictions
+from attn_reg_plugin.tasks.refusals import reads_fisher
 from attn_reg_plugin.tasks.sentence_data import check_folders
 
 
@@ -35,6 +36,11 @@ class AttnRegSentenceRankingTask(AttnRegTask, SentenceRankingTask):
             raise ValueError(
                 f"--attn-reg {self.regularizer.name} needs one forward per update, and sentence ranking makes one per "
                 "choice; use --task attn_reg_multiple_choice"
+            )
+        if self.regularizer is not None and reads_fisher(self.regularizer):
+            raise ValueError(
+                "--child-tuning-mode driven needs a loss of one forward, and sentence ranking makes one per choice; "
+                "use --task attn_reg_multiple_choice, or --child-tuning-mode free"
             )
         for part in filter(reads_predictions, self._objectives):
             part.objective = self._objectives[part] = score_of_choice

@@ -90,23 +90,24 @@ def refuse_model(regularizer: Regularizer, model: nn.Module, task: str) -> None:
         task: its name, for the message.
 
     Raises:
-        ValueError: AttendOut, and a batch of the task is not one of source and target tokens; or a method that
-            attributes predictions, and the model makes none.
+        ValueError: AttendOut or Child-Tuning (D), and a batch of the task is not one of source and target tokens; or a
+            method that attributes predictions, and the model makes none.
     """
     kind = type(model).__name__
     classes = [cls.__name__ for cls in type(model).__mro__]
-    if regularizer.one_forward:
+    if regularizer.one_forward or reads_fisher(regularizer):
         reason = None
         if isinstance(model, FairseqMultiModel):
             reason = "whose batches hold one for each language pair"
         elif "FairseqNATModel" in classes:
             reason = "which is trained on tokens with noise of the task's own"
-        elif _hears(model):
+        elif regularizer.one_forward and _hears(model):
             reason = "whose encoder reads sounds, where the generator reads tokens"
         if reason:
+            instead = "another --attn-reg, such as ad_drop or scheduled_dropout"
+            instead = instead if regularizer.one_forward else "--child-tuning-mode free"
             raise ValueError(
-                f"--attn-reg {regularizer.name} does not work with {kind} of {task}, {reason}; use another --attn-reg, "
-                "such as ad_drop or scheduled_dropout"
+                f"--attn-reg {regularizer.name} does not work with {kind} of {task}, {reason}; use {instead}"
             )
     softmax = getattr(getattr(model, "decoder", None), "adaptive_softmax", None)
     if regularizer.passes > 1 and softmax is not None:
@@ -120,6 +121,11 @@ def refuse_model(regularizer: Regularizer, model: nn.Module, task: str) -> None:
             f"{kind} of {task} gives {gives}, of which --attn-reg {regularizer.name} can use no prediction; "
             f"{NEED_NO_PREDICTION}"
         )
+
+
+def reads_fisher(regularizer: Regularizer) -> bool:
+    """Whether Child-Tuning estimates Fisher information, by a loss of batches of its own."""
+    return any(getattr(part, "mode", "") == "driven" and part.due() for part in regularizer.parts)
 
 
 def _hears(model: nn.Module) -> bool:

@@ -13,7 +13,7 @@ from fairseq.models.transformer_align import TransformerAlignModel
 from torch import nn
 
 from attn_reg_plugin.tasks.attn_reg_task import AttnRegTask
-from tests.backends.fairseq_models import transformer
+from tests.backends.fairseq_models import transformer, words
 from tests.tasks.tasks_in_process import (
     GivenModel,
     Regularized,
@@ -99,14 +99,32 @@ def bare(kind: type[nn.Module]) -> nn.Module:
     return model
 
 
-def test_attend_out_refuses_batches_for_each_pair() -> None:
-    with pytest.raises(ValueError, match=r"attend_out does not work with Multilingual\w+ of RegularizedMultilingual"):
-        multilingual(attn_reg="attend_out")
+LOSS = pytest.mark.parametrize(
+    "flags",
+    [{"attn_reg": "attend_out"}, {"attn_reg": "child_tuning+head_drop", "child_tuning_mode": "driven"}],
+    ids=["attend_out", "child_tuning"],
+)
 
 
-def test_attend_out_refuses_noise_of_the_tasks_own() -> None:
-    with pytest.raises(ValueError, match="attend_out does not work with CMLMNATransformerModel of Regularized"):
-        attached(bare(CMLMNATransformerModel), attn_reg="attend_out")
+@LOSS
+def test_batches_for_each_pair_are_refused(flags: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match=r"\S+ does not work with Multilingual\w+ of RegularizedMultilingual"):
+        multilingual(**flags)
+
+
+@LOSS
+def test_noise_of_the_tasks_own_is_refused(flags: dict[str, str]) -> None:
+    use = "another --attn-reg" if flags["attn_reg"] == "attend_out" else "--child-tuning-mode free"
+    with pytest.raises(ValueError, match=f"does not work with CMLMNATransformerModel of Regularized.*; use {use}"):
+        attached(bare(CMLMNATransformerModel), **flags)
+
+
+def test_a_forward_for_each_choice_is_refused_for_fisher_information() -> None:
+    from attn_reg_plugin.tasks.attn_reg_sentence_ranking import AttnRegSentenceRankingTask
+
+    flags = options(attn_reg="child_tuning", child_tuning_mode="driven")
+    with pytest.raises(ValueError, match=r"^--child-tuning-mode driven needs a loss of one forward, and sentence"):
+        AttnRegSentenceRankingTask(flags, words())
 
 
 def test_attend_out_refuses_sounds() -> None:
