@@ -194,6 +194,8 @@ class AttnRegTask:
         self._seen_forward = self._seen_forward or statistics[PREFIX + "forwards"] > 0
         if not self._seen_forward:
             refuse_uncalled(regularizer, type(self).__name__)
+        if self.logging_outputs_can_be_summed(criterion):
+            statistics = _as_tensors(statistics, next(model.parameters()).device)
         return loss, sample_size, {**log, **statistics}
 
     def _prepare(self, criterion: Any, optimizer: Any, update_num: int) -> None:
@@ -299,6 +301,20 @@ class AttnRegTask:
 
 def _parts(regularizer: Regularizer | None) -> list[Regularizer]:
     return [] if regularizer is None else regularizer.parts
+
+
+def _as_tensors(sums: dict[str, Any], device: torch.device) -> dict[str, torch.Tensor]:
+    """The sums as float64 scalars on `device`, in which fairseq adds them up over ranks; nothing is read from it.
+
+    It adds up numbers and tensors in a buffer each, so that on all ranks the same ones have to be tensors, also where
+    a layer left out on one rank has no sum there.
+    """
+    return {
+        key: value.to(device, torch.float64)
+        if isinstance(value, torch.Tensor)
+        else torch.full((), value, dtype=torch.float64, device=device)
+        for key, value in sums.items()
+    }
 
 
 def _log(shown: dict[str, Shown]) -> None:
