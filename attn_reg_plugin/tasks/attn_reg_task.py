@@ -65,7 +65,8 @@ class AttnRegTask:
 
     def __init__(self, cfg: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(cfg, *args, **kwargs)
-        refuse_precision(cfg, [name for name, _ in SEEN])
+        self._config = cfg  # a task without a config dataclass has no `cfg`
+        refuse_precision(cfg)
         refuse_broadcast(cfg)
         self.regularizer = regularizer_from(cfg)
         if self.regularizer is not None:
@@ -73,9 +74,9 @@ class AttnRegTask:
         self._objectives = {part: getattr(part, "objective", None) for part in _parts(self.regularizer)}
         self._handles: list[Any] = []
         self._seen_forward = False
-        self.sidecar = Sidecar(getattr(cfg, "attn_save_dir", None))
-        self._restore_file = self.sidecar.restored(getattr(cfg, "attn_restore_file", None) or "checkpoint_last.pt")
-        self._clip_norm = float(getattr(cfg, "attn_clip_norm", None) or 0.0)
+        self.sidecar = Sidecar(seen(cfg, "save_dir"))
+        self._restore_file = self.sidecar.restored(seen(cfg, "restore_file") or "checkpoint_last.pt")
+        self._clip_norm = float(seen(cfg, "clip_norm") or 0.0)
         self._bound = False
         self._first_epoch: int | None = None  # its number of batches
         self._iterators: dict[int, Any] = {}  # by the id of their dataset, until the first step
@@ -213,7 +214,7 @@ class AttnRegTask:
         self._first_epoch = self._batches_of_first_epoch(update_num)
         try:
             regularizer.bind(training)
-            length = (total(self.cfg, self._first_epoch) for total in (total_updates, total_epochs))
+            length = (total(self._config, self._first_epoch) for total in (total_updates, total_epochs))
             regularizer.begin_training(*length)
         except ValueError as error:
             raise ValueError(f"--attn-reg {regularizer.name}: {error}") from None
@@ -225,7 +226,7 @@ class AttnRegTask:
 
     @property
     def _train_subset(self) -> str:
-        return seen(self.cfg, "train_subset") or "train"
+        return seen(self._config, "train_subset") or "train"
 
     def _batches_of_first_epoch(self, update_num: int) -> int | None:
         """Their number; None where fairseq's iterator over the training set was made elsewhere, or has no length.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch import nn
 from attn_reg_plugin.attention.sites import AttentionSite
 from attn_reg_plugin.regularizers import Regularizer
 from attn_reg_plugin.regularizers.distributed import world_size
+from attn_reg_plugin.tasks.flags import SEEN, seen
 from attn_reg_plugin.tasks.outputs import NEED_NO_PREDICTION, reads_predictions
 
 #: models (by the name of their class, or of one they derive from) whose outputs hold no prediction to attribute
@@ -28,17 +28,16 @@ WITHOUT_PREDICTION = {
 }
 
 
-def refuse_precision(config: Any, seen: Iterable[str]) -> None:
+def refuse_precision(config: Any) -> None:
     """Refuse what fairseq itself cannot train, before it fails in a way that does not say so.
 
     Args:
         config: the task's.
-        seen: the names of its fields (without `attn_`) that show the rest of fairseq's configuration.
 
     Raises:
         ValueError: --bf16 on the command line without torch_xla, or --fp16 on a CPU.
     """
-    on = {name: str(getattr(config, f"attn_{name}", None)) == "True" for name in seen}
+    on = {name: str(seen(config, name)) == "True" for name, _ in SEEN}
     if on["tpu"] and importlib.util.find_spec("torch_xla") is None:
         raise ValueError(
             "--bf16 and --memory-efficient-bf16 make fairseq's command line ask for a TPU, and torch_xla is not "
@@ -57,8 +56,8 @@ def refuse_broadcast(config: Any) -> None:
     Raises:
         ValueError: there is a checkpoint to continue from, and the flag that helps is not given.
     """
-    folder = getattr(config, "attn_save_dir", None) or ""
-    alone = str(getattr(config, "attn_load_checkpoint_on_all_dp_ranks", True)) == "True" or world_size() == 1
+    folder, each = seen(config, "save_dir") or "", seen(config, "load_checkpoint_on_all_dp_ranks")
+    alone = each is None or str(each) == "True" or world_size() == 1
     fails = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 6)
     if fails and not alone and (Path(folder) / "checkpoint_last.pt").exists():
         raise ValueError(
