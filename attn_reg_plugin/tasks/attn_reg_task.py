@@ -29,7 +29,7 @@ from attn_reg_plugin.regularizers.distributed import object_from_first_rank, ran
 from attn_reg_plugin.regularizers.options import OptionError
 from attn_reg_plugin.regularizers.statistics import Shown, summary
 from attn_reg_plugin.tasks.attend_out_training import FairseqTraining
-from attn_reg_plugin.tasks.flags import SEEN, print_flags_if_asked, regularizer_from, seen, with_attn_reg
+from attn_reg_plugin.tasks.flags import SEEN, flag_of, print_flags_if_asked, regularizer_from, seen, with_attn_reg
 from attn_reg_plugin.tasks.length import total_epochs, total_updates
 from attn_reg_plugin.tasks.outputs import FairseqObjective, reads_predictions
 from attn_reg_plugin.tasks.parts import attach_to_parts
@@ -67,7 +67,6 @@ class AttnRegTask:
         super().__init__(cfg, *args, **kwargs)
         self._config = cfg  # a task without a config dataclass has no `cfg`
         refuse_precision(cfg)
-        refuse_broadcast(cfg)
         self.regularizer = regularizer_from(cfg)
         if self.regularizer is not None:
             refuse_sharding(seen(cfg, "ddp_backend"), self.regularizer)
@@ -104,8 +103,11 @@ class AttnRegTask:
         """The task's model, with the regularizer attached if it is built to be trained.
 
         Raises:
-            ValueError: `--attn-sites` matches nothing in the model, or an option of the method does not fit it.
+            ValueError: `--attn-sites` matches nothing in the model, or an option of the method does not fit it; or
+                fairseq cannot hand the checkpoint to go on from to the other ranks.
         """
+        if not from_checkpoint:
+            refuse_broadcast(self._config)
         build = super().build_model  # of an older task it takes one argument; fairseq looks for the name as well
         knows = "from_checkpoint" in inspect.signature(build).parameters
         model = build(cfg, from_checkpoint=from_checkpoint) if knows else build(cfg)
@@ -130,8 +132,7 @@ class AttnRegTask:
             self._handles = attach_to_parts(regularizer, model)
             refuse_alignment(model, regularizer.attached_sites)
         except OptionError as error:
-            flag = f"--{error.method or regularizer.name}-{error.option}".replace("_", "-")
-            raise ValueError(f"{flag}: {error}") from None
+            raise ValueError(f"{flag_of(error.method or regularizer.name, error.option)}: {error}") from None
         except ValueError as error:
             raise ValueError(f"--attn-sites {regularizer.sites!r}: {error}") from None
         for part in filter(reads_predictions, _parts(regularizer)):

@@ -85,6 +85,12 @@ def _flags() -> Iterator[tuple[str, Any, dataclasses.Field]]:
                 yield _flag(name, option, hints)
 
 
+def flag_of(method: str, option: str) -> str:
+    """The flag of one option; those that all methods share are named after none: `--attn-sites`."""
+    shared = option in {entry.name for entry in options_of(Regularizer)}
+    return f"--{'attn' if shared else method}-{option}".replace("_", "-")
+
+
 def with_attn_reg(config: type[FairseqDataclass]) -> type[FairseqDataclass]:
     """A task's config with the regularizers' flags added; give it to `register_task`.
 
@@ -129,7 +135,7 @@ def _built(config: Any, name: str, given: str) -> Regularizer:
         value = getattr(config, f"attn_{option.name}" if shared else f"{name}_{option.name}", option.default)
         if hints[option.name] is bool and isinstance(value, str):
             if value.lower() not in ("true", "false"):
-                raise ValueError(f"--{name}_{option.name} is {value!r}, but must be true or false".replace("_", "-"))
+                raise ValueError(f"{flag_of(name, option.name)} is {value!r}, but must be true or false")
             value = value.lower() == "true"
         elif hints[option.name] is str and value in (False, "False"):
             value = "off"  # YAML reads a bare `off` as False
