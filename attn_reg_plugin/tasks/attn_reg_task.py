@@ -225,21 +225,17 @@ class AttnRegTask:
         else:
             continue_from_checkpoint(self._restore_file, regularizer, update_num)
 
-    @property
-    def _train_subset(self) -> str:
-        return seen(self._config, "train_subset") or "train"
-
     def _batches_of_first_epoch(self, update_num: int) -> int | None:
         """Their number; None where fairseq's iterator over the training set was made elsewhere, or has no length.
 
-        With data in several parts a resumed training may be in another one, so that the checkpoint's number is taken.
+        A resumed training may be in another part of the data, or make other batches: the checkpoint's number is taken.
         """
-        subset = self._train_subset
-        if update_num and self.has_sharded_data(subset):
+        if update_num:
             state = task_state(self._restore_file, update_num) if rank() == 0 else {}
             kept = object_from_first_rank(state.get(FIRST_EPOCH))
             if kept:
                 return int(kept)
+        subset = seen(self._config, "train_subset") or "train"
         batches = self._iterators.get(id(getattr(self, "datasets", {}).get(subset)))
         return len(batches) if isinstance(batches, Sized) else None
 
@@ -285,7 +281,7 @@ class AttnRegTask:
                 self.sidecar.save(self.regularizer.updates, self.regularizer.state_dict())
         elif self.regularizer is not None:
             state["attn_reg"] = self.regularizer.state_dict()
-        if self._first_epoch and self.has_sharded_data(self._train_subset):
+        if self._first_epoch:
             state[FIRST_EPOCH] = self._first_epoch
         return state
 
