@@ -80,9 +80,9 @@ class DataFolder:
         return self.bin / f"dict.{self.target}.txt"
 
     def has_other_pieces(self) -> bool:
-        """Whether the target's dictionary has none of sentencepiece's pieces that begin a word, but others."""
+        """Whether the target's dictionary has pieces, but none of sentencepiece's with a space in them, `▁`."""
         pieces = raw_lines(self.target_dictionary)
-        return bool(pieces) and not any(piece.startswith("▁") for piece in pieces)
+        return bool(pieces) and not any("▁" in piece for piece in pieces)
 
     def digest(self) -> str:
         """A digest of everything fairseq reads, and of nothing else (no path, no time)."""

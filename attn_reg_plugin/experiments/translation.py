@@ -23,6 +23,7 @@ from attn_reg_plugin.experiments.data_folder import DataFolder, refuse_split
 from attn_reg_plugin.experiments.differences import differences
 from attn_reg_plugin.experiments.methods import START, UNTUNED, Method, split_flags
 from attn_reg_plugin.experiments.recipe import Recipe
+from attn_reg_plugin.experiments.run_settings import values_of
 from attn_reg_plugin.experiments.runs import Run
 from attn_reg_plugin.experiments.table import cells, statistics_notes, summarize
 from attn_reg_plugin.experiments.training_part import CHOOSING, DECIDED, TrainingPart, sampling_flags
@@ -69,10 +70,10 @@ class TranslationComparison(Recipe, TrainingPart, Comparison):
         for name, path in (("DATA", self.data), ("--out", self.out)):
             refuse_split(name, path)
         data = DataFolder.open(self.data)
-        if self.opus_mt is None and "--post-process" not in self.generate_flags and data.has_other_pieces():
+        if self.opus_mt is None and self._joining() is None and data.has_other_pieces():
             raise ValueError(
-                f"{data.target_dictionary} has none of sentencepiece's pieces (▁...); say how to join those it has by "
-                "--generate-flags '--post-process subword_nmt', or 'none' where they are words"
+                f"{data.target_dictionary} has none of sentencepiece's pieces with a space (▁); say how to join "
+                "its own by --generate-flags '--post-process subword_nmt', 'none' for words, or 'sentencepiece'"
             )
         model = self.sizes(data.joint) if self.opus_mt is None else opus_mt_model(self.opus_mt)
         pairs = _pairs(data)
@@ -104,12 +105,18 @@ class TranslationComparison(Recipe, TrainingPart, Comparison):
 
         return self.each(methods, make)
 
+    def _joining(self) -> str | None:
+        """How `--generate-flags` have pieces joined; None where they don't say."""
+        given = values_of(split_flags("--generate-flags", self.generate_flags))
+        return given.get("--post-process", given.get("--remove-bpe"))
+
     def _selection(self) -> list[str]:
         """The flags for the metric that checkpoints are chosen by; fairseq's default is the loss."""
         if self.metric not in ("bleu", "chrf"):
             return [] if self.metric == "loss" else ["--best-checkpoint-metric", self.metric]
         flags = [f"--eval-{self.metric}", "--eval-bleu-args", json.dumps({"beam": self.beam})]
-        flags += ["--eval-bleu-detok", "space", "--eval-bleu-remove-bpe", "sentencepiece"]
+        joining = {None: "sentencepiece", "given": "subword_nmt"}.get(self._joining(), self._joining())
+        flags += ["--eval-bleu-detok", "space", "--eval-bleu-remove-bpe", joining]
         return [*flags, "--best-checkpoint-metric", self.metric, "--maximize-best-checkpoint-metric"]
 
     @property

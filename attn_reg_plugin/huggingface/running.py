@@ -63,7 +63,7 @@ def refuse(trainer: Trainer) -> None:
             f"one process with {args.n_gpu} GPUs copies the model at every forward, and AttnRegCallback would not "
             f"see them; start one process per GPU: torchrun --nproc_per_node {args.n_gpu}, or set CUDA_VISIBLE_DEVICES"
         )
-    places = set((getattr(trainer.model, "hf_device_map", None) or {}).values()) - {"cpu", "disk"}
+    places = set(map(str, (getattr(trainer.model, "hf_device_map", None) or {}).values())) - {"cpu", "disk"}
     if len(places) > 1:
         raise ValueError(
             f"device_map has the model on {len(places)} GPUs of one process, in which AttnRegCallback was never tried; "

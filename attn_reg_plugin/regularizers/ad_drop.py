@@ -308,10 +308,10 @@ class ADDrop(CrossTuned):
             ValueError: as `Regularizer.load_state_dict`, or, where one is attached, what was kept is another model's.
         """
         super().load_state_dict(state)
-        if self.probe == "kept" and "kept" in state:
-            self.kept.load(state["kept"], self.updates)
-            if self._attachment is not None:
-                self.kept.open(self.attached_sites, self.model)
+        loaded = state.get("kept") if self.probe == "kept" else None
+        self.kept.load(loaded, self.updates)
+        if loaded is not None and self._attachment is not None:
+            self.kept.open(self.attached_sites, self.model)
 
     # -- the probe --------------------------------------------------------------------------------------------------
 

@@ -143,11 +143,11 @@ def _guessed(forward: Forward) -> dict[str, list[Tokens]]:
     mask = forward.inputs.get("token_mask")
     masks = {**tensors, "token_mask": mask} if isinstance(mask, Tensor) else tensors
     able = {name: value for name, value in tensors.items() if value.dtype != torch.bool and not _NEVER.search(name)}
-    able = {name: value for name, value in able.items() if not _BESIDE.search(name)} or able
     found: dict[str, list[Tokens]] = {}
     for stack in STACKS:
-        mine = [value for name, value in able.items() if _stack(name) == stack]
-        chosen = [value for value in mine if not value.is_floating_point()] or mine[:1]
+        mine = {name: value for name, value in able.items() if _stack(name) == stack}
+        told = [value for name, value in mine.items() if not _BESIDE.search(name)] or list(mine.values())
+        chosen = [value for value in told if not value.is_floating_point()] or told[:1]
         if chosen:
             found[stack] = [Tokens(value, _mask(value, stack, masks)) for value in chosen]
     if len(found) == 1:  # one stack: whichever the sites call it

@@ -285,10 +285,11 @@ class KeptRegions:
         self._saved = epoch or 1
         return self.store.state()
 
-    def load(self, state: Mapping[str, Any], updates: int) -> None:
-        """Go on from a checkpoint made after `updates` updates; `open` takes it in."""
+    def load(self, state: Mapping[str, Any] | None, updates: int) -> None:
+        """Go on from a checkpoint made after `updates` updates; `open` takes it in. With None nothing was kept then."""
         self.close()
-        self._awaiting, self._resumed = state, updates
+        if state is not None:
+            self._awaiting, self._resumed = state, updates
 
     def close(self) -> None:
         """Release files and what is on its way."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -38,3 +39,6 @@ def test_pieces_that_would_not_be_joined_are_refused(tmp_path: Path, capsys: pyt
     joined = TranslationComparison(**where, generate_flags="--post-process subword_nmt", seeds=(1,))
     (run,) = joined.plan(select_methods(["plain"]))
     assert run.generate_flags[-2:] == ("--post-process", "subword_nmt")
+    (chosen,) = replace(joined, metric="bleu", generate_flags="--remove-bpe").plan(select_methods(["plain"]))
+    flags = list(chosen.train_flags)
+    assert flags[flags.index("--eval-bleu-remove-bpe") + 1] == "subword_nmt", "checkpoints are chosen by words, too"

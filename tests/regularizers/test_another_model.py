@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from attn_reg_plugin.regularizers import Regularizer, build
+from attn_reg_plugin.regularizers.statistics import summary
 from tests.attention.tiny_model import TinyClassifier, tokens
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -49,6 +50,23 @@ def test_its_schedule_begins_anew(name: str) -> None:
     assert torch.stack(seen[0]).equal(torch.stack(seen[1])) and len(set(map(float, seen[0]))) > 1
     with regularizer.attach(kept):
         assert regularizer.updates == 4, "on the same model it goes on"
+
+
+def test_a_state_of_before_anything_was_kept_empties_the_store() -> None:
+    """As that of the beginning does, which every fold loads before its model is attached."""
+    regularizer = build("ad_drop", probe="kept", cross_tuning="epoch", on_miss="plain", p=0.4, q=1.0)
+    begun, hits = regularizer.state_dict(), []
+    for epochs in ((1, 2), (2,)):
+        regularizer.load_state_dict(begun)
+        with regularizer.attach(kept := model()):
+            for epoch in epochs:
+                regularizer.begin_epoch(epoch)
+                regularizer.statistics.take()
+                kept(IDS).logsumexp(-1).mean().backward()
+                regularizer.end_update()
+            sums = regularizer.statistics.take()
+            hits.append(summary(regularizer.quantities, sums)["kept_hit_rate"].value)
+    assert hits == [1.0, 0.0]
 
 
 @pytest.mark.parametrize("name", ["ad_drop", "ad_drop+r_drop"])

@@ -112,6 +112,8 @@ def test_speech_and_what_is_said_are_both_looked_at():
     sound, wide = torch.rand(3, 9, 2), padded(IDS, 0, 2)
     found = examples(features=sound, target_ids=IDS)
     assert not set(found.digests) & set(examples(features=sound + 1, target_ids=IDS).digests)
+    spoken = examples(source_language_ids=IDS, target_ids=IDS)  # the one of its stack, whatever it is called
+    assert not set(spoken.digests) & set(examples(source_language_ids=IDS + 1, target_ids=IDS).digests)
     assert examples(words=wide, described={"token_mask": wide.ne(PAD)}).lengths("encoder", 7).tolist() == [5, 3, 1]
 
 
