@@ -44,7 +44,8 @@ def attributed(
         output = model(**inputs)[0]
         tapes = [tape for site in sites for tape in site.tapes]
         gradients = output_gradients((output[counted].sin()).sum(), tapes)
-    maps = [map_gradient(gradient, tape.value) for gradient, tape in zip(gradients, tapes, strict=True)]
+    given = [torch.zeros_like(tape.output) if g is None else g for g, tape in zip(gradients, tapes, strict=True)]
+    maps = [map_gradient(gradient, tape.value) for gradient, tape in zip(given, tapes, strict=True)]
     return output, maps, [tape.valid.expand_as(one) for tape, one in zip(tapes, maps, strict=True)]
 
 

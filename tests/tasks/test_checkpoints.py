@@ -44,6 +44,7 @@ def test_an_ad_drop_checkpoint_is_a_plain_one(regularized: Trained, stock: Train
 def test_the_task_state_holds_the_methods_and_nothing_else(regularized: Trained, stock: Trained) -> None:
     state = read_checkpoint(regularized.checkpoint)["task_state"]
     assert state.pop("attn_reg") == {"method": "ad_drop", "epoch": 2, "updates": 8}
+    assert state.pop("attn_reg_first_epoch") == 6, "its batches, for schedules over progress"
     assert state == read_checkpoint(stock.checkpoint)["task_state"]
 
 
