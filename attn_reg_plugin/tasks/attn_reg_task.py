@@ -212,7 +212,8 @@ class AttnRegTask:
                 regularizer.forget_unfinished()
             return
         training = FairseqTraining(self, criterion, optimizer, regularizer.model, self._clip_norm)
-        self._first_epoch = self._batches_of_first_epoch(update_num)
+        kept = self._kept_in_checkpoint(update_num)
+        self._first_epoch = self._batches_of_first_epoch(kept)
         try:
             regularizer.bind(training)
             length = (total(self._config, self._first_epoch) for total in (total_updates, total_epochs))
@@ -223,18 +224,22 @@ class AttnRegTask:
         if regularizer.large_state:
             continue_from(self.sidecar, regularizer, update_num)
         else:
-            continue_from_checkpoint(self._restore_file, regularizer, update_num)
+            continue_from_checkpoint(self._restore_file, regularizer, kept.get("attn_reg"))
 
-    def _batches_of_first_epoch(self, update_num: int) -> int | None:
+    def _kept_in_checkpoint(self, update_num: int) -> dict[str, Any]:
+        """What `state_dict` of this class put into the checkpoint that the training goes on from; rank 0 reads it."""
+        if not update_num:
+            return {}
+        state = task_state(self._restore_file, update_num) if rank() == 0 else {}
+        return object_from_first_rank({key: state[key] for key in ("attn_reg", FIRST_EPOCH) if key in state})
+
+    def _batches_of_first_epoch(self, kept: dict[str, Any]) -> int | None:
         """Their number; None where fairseq's iterator over the training set was made elsewhere, or has no length.
 
         A resumed training may be in another part of the data, or make other batches: the checkpoint's number is taken.
         """
-        if update_num:
-            state = task_state(self._restore_file, update_num) if rank() == 0 else {}
-            kept = object_from_first_rank(state.get(FIRST_EPOCH))
-            if kept:
-                return int(kept)
+        if kept.get(FIRST_EPOCH):
+            return int(kept[FIRST_EPOCH])
         subset = seen(self._config, "train_subset") or "train"
         batches = self._iterators.get(id(getattr(self, "datasets", {}).get(subset)))
         return len(batches) if isinstance(batches, Sized) else None

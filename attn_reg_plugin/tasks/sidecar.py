@@ -20,7 +20,6 @@ from attn_reg_plugin.checkpoints import ANEW, is_damaged, load_state, refuse_sta
 from attn_reg_plugin.files import TEMPORARY, whole_file
 from attn_reg_plugin.regularizers import Regularizer
 from attn_reg_plugin.regularizers.distributed import object_from_first_rank, rank
-from attn_reg_plugin.tasks.task_state import task_state
 
 logger = logging.getLogger(__name__)
 
@@ -165,20 +164,17 @@ def continue_from(sidecar: Sidecar, regularizer: Regularizer, updates: int) -> N
         _resume(regularizer, state, sidecar.path(updates), ANEW)
 
 
-def continue_from_checkpoint(checkpoint: Path, regularizer: Regularizer, updates: int) -> None:
-    """Give a method the small state that the task kept in the checkpoint, unless it is another method's; on every rank.
+def continue_from_checkpoint(checkpoint: Path, regularizer: Regularizer, state: Any) -> None:
+    """Give a method the small state that the task kept in the checkpoint, unless it is another method's.
 
     Args:
-        checkpoint: that the training goes on from.
+        checkpoint: that the training goes on from, for the sentence.
         regularizer: attached and bound.
-        updates: made so far; 0 at the start, where there is nothing to do.
+        state: rank 0's, on every rank; None where nothing was kept.
 
     Raises:
-        ValueError: the state is damaged, or does not fit the model; on every rank.
+        ValueError: the state is damaged, or does not fit the model.
     """
-    if not updates:
-        return
-    state = object_from_first_rank(task_state(checkpoint, updates).get("attn_reg") if rank() == 0 else None)
     other = isinstance(state, dict) and state.get("method") not in (None, regularizer.name)
     if state is not None and not other:
         _resume(regularizer, state, checkpoint, FROM_WEIGHTS)
