@@ -22,7 +22,7 @@ from evidence_results import RESULTS, Experiment, Row, Series, experiments
 
 from attn_reg_plugin.experiments.table import ENOUGH, difference_text
 from attn_reg_plugin.files import read_json, write_text
-from attn_reg_plugin.pictures import load_matplotlib
+from attn_reg_plugin.pictures import load_matplotlib, save
 
 ROOT = Path(__file__).resolve().parents[1]
 #: the page of all tables, and the others
@@ -101,7 +101,7 @@ def plot_series(series: Series, path: Path) -> None:
     panels[0].set_yticks(range(len(titles)), titles)
     panels[0].set_ylim(len(titles) - 0.4, -0.6)  # the first above
     figure.suptitle("difference to plain training, 95 % interval", fontsize=9)
-    figure.savefig(path, dpi=150)
+    save(figure, path)
 
 
 def plain_of(experiment: Experiment) -> Row:
@@ -131,7 +131,7 @@ def plot(experiment: Experiment, path: Path) -> None:
     panel.set_yticks(range(len(rows)), [row.title for row in rows])
     panel.set_ylim(-0.6, len(rows) - 0.4)
     panel.set_xlabel(f"{experiment.metric}, difference to plain training, 95 % interval")
-    figure.savefig(path, dpi=150)
+    save(figure, path)
 
 
 def upwards(experiment: Experiment, height: float) -> tuple[Any, Any]:
@@ -161,7 +161,7 @@ def plot_costs(experiment: Experiment, path: Path) -> None:
             panel.annotate(row.title, at, text, fontsize=8, va="center", arrowprops=line)
     panel.set_xlim(0.8, 2.9)
     panel.set_xlabel("time of an update, in plain ones")
-    figure.savefig(path, dpi=150)
+    save(figure, path)
 
 
 def columns(rows: Iterable[Row]) -> list[tuple[float, list[Row]]]:
@@ -187,7 +187,7 @@ def plot_rates(experiment: Experiment, path: Path) -> None:
         panel.errorbar(places, means, ends, label=title, capsize=2, elinewidth=0.8, **look)
     panel.set_xlabel("drop rate, % of the positions")
     panel.legend(frameon=False)
-    figure.savefig(path, dpi=150)
+    save(figure, path)
 
 
 def filled(path: Path, tables: Mapping[str, str]) -> str:

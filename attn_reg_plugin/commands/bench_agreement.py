@@ -71,8 +71,8 @@ class AgreementSettings:
             for name in ("model", "examples"):
                 if getattr(self, name):
                     raise ValueError(f"--{name} is {getattr(self, name)}, but it is for labelled tasks only")
-            translates_nothing = {"generate_flags": "--post-process none"}  # whatever the pieces are
-            comparison = TranslationComparison(data=Path(self.data), **SMALL, **translates_nothing, **same)
+            same["generate_flags"] = "--post-process none"  # nothing is translated, whatever the pieces are
+            comparison = TranslationComparison(data=Path(self.data), **SMALL, **same)
         return comparison.plan(select_methods("plain", (), known_methods()))[0].train_command()
 
 

@@ -108,15 +108,15 @@ class TranslationComparison(Recipe, TrainingPart, Comparison):
     def _joining(self) -> str | None:
         """How `--generate-flags` have pieces joined; None where they don't say."""
         given = values_of(split_flags("--generate-flags", self.generate_flags))
-        return given.get("--post-process", given.get("--remove-bpe"))
+        how = given.get("--post-process", given.get("--remove-bpe"))
+        return "subword_nmt" if how == "given" else how  # fairseq's default
 
     def _selection(self) -> list[str]:
         """The flags for the metric that checkpoints are chosen by; fairseq's default is the loss."""
         if self.metric not in ("bleu", "chrf"):
             return [] if self.metric == "loss" else ["--best-checkpoint-metric", self.metric]
         flags = [f"--eval-{self.metric}", "--eval-bleu-args", json.dumps({"beam": self.beam})]
-        joining = {None: "sentencepiece", "given": "subword_nmt"}.get(self._joining(), self._joining())
-        flags += ["--eval-bleu-detok", "space", "--eval-bleu-remove-bpe", joining]
+        flags += ["--eval-bleu-detok", "space", "--eval-bleu-remove-bpe", self._joining() or "sentencepiece"]
         return [*flags, "--best-checkpoint-metric", self.metric, "--maximize-best-checkpoint-metric"]
 
     @property
