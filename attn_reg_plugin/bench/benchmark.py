@@ -146,7 +146,7 @@ def as_json(table: Sequence[Result]) -> list[dict[str, Any]]:
             "name": result.row.name,
             "title": result.row.title.strip(),
             "reference": result.row.reference,
-            "mean_of": [result.row.of, result.row.reference] if result.row.kind == "mean" else None,
+            "mean_of": result.row.pair and list(result.row.pair),
             "part_of": result.row.of if result.row.kind == "part" else None,
             "updates": result.row.updates,
             "method": result.row.method,

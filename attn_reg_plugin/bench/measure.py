@@ -305,10 +305,9 @@ def results(rows: Sequence[Row], seconds: Mapping[str, Seconds], peaks: Mapping[
     """The table's rows from what was measured; a mean takes the larger of the two peaks."""
     times, highest = dict(seconds), dict(peaks)
     for row in rows:
-        if row.kind == "mean":
-            pair = row.of, row.other or row.reference
-            times[row.name] = mean_of(*(times[name] for name in pair))
-            highest[row.name] = max((highest[name] for name in pair), key=lambda peak: peak.total)
+        if row.pair:
+            times[row.name] = mean_of(*(times[name] for name in row.pair))
+            highest[row.name] = max((highest[name] for name in row.pair), key=lambda peak: peak.total)
     return [
         Result(
             row=row,

@@ -61,6 +61,11 @@ class Row:
         """Whether it can be measured there."""
         return (not self.families or family in self.families) and (not self.dtypes or dtype in self.dtypes)
 
+    @property
+    def pair(self) -> tuple[str, str] | None:
+        """The two rows that a mean is of."""
+        return (self.of, self.other or self.reference) if self.kind == "mean" and self.of else None
+
     def needs(self) -> list[str]:
         """The rows it cannot do without."""
         return [name for name in (self.reference, self.of, self.other) if name and name != self.name]

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from attn_reg_plugin.bench.benchmark import as_json
 from attn_reg_plugin.bench.families import Settings, build_workload
 from attn_reg_plugin.bench.measure import (
     STEPS,
@@ -172,6 +173,8 @@ def test_results_by_hand() -> None:
     assert mean.seconds == mean_of(seconds["plain"], seconds["slow"]) == {0: 2.0, 1: 3.5, 2: 10.0}
     assert (mean.ratio, mean.within_budget, mean.within_memory_budget) == (2.0, True, None)
     assert mean.peak == slow.peak
+    both = results([*rows[:2], Row("both", "both", kind="mean", of="slow", other="slow")], seconds, peaks)
+    assert both[2].seconds == slow.seconds and as_json(both)[2]["mean_of"] == ["slow", "slow"]
     part = results(
         [rows[0], Row("slow_half", "half", kind="part", of="slow")], {**seconds, "slow_half": {1: 1.0}}, peaks
     )[1]
