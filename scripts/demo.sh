@@ -8,4 +8,5 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 scripts/setup.sh
 export PATH="${ATTN_REG_VENV:-$PWD/.venv}/bin:$PATH" OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} # one thread: tiny models
+unset PYTHONDONTWRITEBYTECODE # every training is a process of its own: what one compiles, the next one reads
 exec attn-reg run examples/demo/demo.yaml "$@"
