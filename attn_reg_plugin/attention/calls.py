@@ -7,7 +7,7 @@ another order, so there calls are recognized by what they are given.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -228,3 +228,22 @@ def without_gradients() -> Iterator[None]:
             yield
     finally:
         torch.clear_autocast_cache()
+
+
+@contextmanager
+def recording(sites: Iterable[AttentionSite], needs_weights: bool = False) -> Iterator[list[Tape]]:
+    """While open, each site keeps what attribution needs on fresh tapes, one per call; afterwards the sites are clear.
+
+    Yields:
+        The tapes of the first calls; those of all calls are in `AttentionSite.tapes`.
+    """
+    sites = list(sites)
+    for site in sites:
+        site.clear()
+        site.tape = Tape(needs_weights=needs_weights)
+    try:
+        yield [site.tape for site in sites]
+    finally:
+        for site in sites:
+            site.tape = None
+            site.restart()

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
@@ -60,7 +59,8 @@ class AttentionSite:
         sampler: draws the mask of the `current` call, in place of `keep`.
         look: is shown the map of each call, as its mask has left it.
         watch: is given what each call computes, after `factor`, and returns what goes on from there.
-        uniform: every row is uniform; in the first call only where `redraw` says it of each further one, by its number.
+        uniform: every row is uniform.
+        redraw: says it of each call, by its number, in place of `uniform`; asked once.
         weights_dropout: ordinary dropout of the weights, in [0, 1), on top of the model's own and independent of it.
         factor: draws what the output of the `current` call is multiplied by, such as a number for each head.
         plan: what a method keeps here for the forward beside masks; it goes with them.
@@ -72,6 +72,7 @@ class AttentionSite:
         current: the one that attention asked for last.
         over: whether the forward that the masks are for has ended.
         ran: whether it ever ran as usual with gradients.
+        uncalled: whether no call has come, of all forwards, since something was first asked of it; None before that.
     """
 
     stack: str
@@ -98,6 +99,7 @@ class AttentionSite:
     current: AttentionCall | None = field(default=None, repr=False)
     over: bool = field(default=False, repr=False)
     ran: bool = field(default=False, repr=False)
+    uncalled: bool | None = field(default=None, repr=False)
     calls: list[AttentionCall] = field(default_factory=list, repr=False)
     count: int = field(default=0, repr=False)
     _waiting: list[tuple[PackedMask, Tensor | None]] | None = field(default=None, repr=False)
@@ -112,6 +114,8 @@ class AttentionSite:
             asked = self.uniform or self.weights_dropout > 0 or bool(self.lost)
             parts = (self.tape, self._mask, self.sampler, self.redraw, self.look, self.watch, self.factor)
             vars(self)["asked"] = asked or any(part is not None for part in parts)
+            if self.asked and self.uncalled is None:
+                vars(self)["uncalled"] = True
 
     @property
     def name(self) -> str:
@@ -169,6 +173,7 @@ class AttentionSite:
     def _begin(self, inputs: tuple[Tensor | None, ...]) -> AttentionCall:
         call = AttentionCall(self, self.count)
         self.count += 1
+        self.uncalled = False
         if call.index:
             if self.once:
                 raise RuntimeError(f"{self.name} ({self.path}) runs more than once in a forward: {self.once}")
@@ -179,8 +184,7 @@ class AttentionSite:
             call.tape = self.tape.of_call(call.index)
         else:
             call.watch, call.graph = self.watch, torch.is_grad_enabled()
-            again = call.index > 0 and self.redraw is not None
-            call.uniform = self.redraw(call.index) if again else self.uniform
+            call.uniform = self.uniform if self.redraw is None else self.redraw(call.index)
             if call.uniform:  # its own mask goes to no other call
                 self._waiting, call.settled = self._waiting and self._waiting[1:], True
         self.calls.append(call)
@@ -223,6 +227,12 @@ class AttentionSite:
         """Forget masks, tapes and calls: plain attention from here."""
         vars(self).update(_ASKED)
         self.restart()
+
+    def release(self, lost: str) -> None:
+        """Free what the forwards so far had, whose backwards are over; `lost` is raised where one asks for it again."""
+        lost = self.lost or (lost if self.calls else "")
+        self.clear()
+        self.over, self.lost = True, lost
 
     def put_aside(self) -> dict[str, Any]:
         """What was asked of the site, for `put_back`; it is clear from here."""
@@ -329,22 +339,3 @@ def find_sites(model: nn.Module, select: str = "encoder.self") -> list[Attention
             without sites.
     """
     return SiteSelector(select).select(all_sites(model))
-
-
-@contextmanager
-def recording(sites: Iterable[AttentionSite], needs_weights: bool = False) -> Iterator[list[Tape]]:
-    """While open, each site keeps what attribution needs on fresh tapes, one per call; afterwards the sites are clear.
-
-    Yields:
-        The tapes of the first calls; those of all calls are in `AttentionSite.tapes`.
-    """
-    sites = list(sites)
-    for site in sites:
-        site.clear()
-        site.tape = Tape(needs_weights=needs_weights)
-    try:
-        yield [site.tape for site in sites]
-    finally:
-        for site in sites:
-            site.tape = None
-            site.restart()

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from attn_reg_plugin.attention.attribution import map_gradient
-from attn_reg_plugin.attention.calls import Tape
+from attn_reg_plugin.attention.calls import Tape, recording
 from attn_reg_plugin.attention.masks import candidate_counts, candidate_region
-from attn_reg_plugin.attention.sites import AttentionSite, recording
+from attn_reg_plugin.attention.sites import AttentionSite
 from attn_reg_plugin.regularizers.ad_drop import ADDrop
 from attn_reg_plugin.regularizers.example_digests import Examples
 from attn_reg_plugin.regularizers.objectives import Objective

@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from attn_reg_plugin.attention.calls import recording
 from attn_reg_plugin.attention.masks import DIRECTIONS, candidate_region, drop_candidates
-from attn_reg_plugin.attention.sites import AttentionSite, Tape, recording
+from attn_reg_plugin.attention.sites import AttentionSite, Tape
 from attn_reg_plugin.regularizers import ADDrop
 from attn_reg_plugin.regularizers.probing import Forward, in_evaluation, without_dropout
 

@@ -22,10 +22,10 @@ import torch
 from torch import Tensor
 
 from attn_reg_plugin.attention.attribution import NODES, integrated_attribution, map_gradient, output_gradients
-from attn_reg_plugin.attention.calls import Tape, without_gradients
+from attn_reg_plugin.attention.calls import Tape, recording, without_gradients
 from attn_reg_plugin.attention.masks import DIRECTIONS, all_finite, candidate_region, pack_bits, sample_keep
 from attn_reg_plugin.attention.packed import PackedMask
-from attn_reg_plugin.attention.sites import AttentionSite, recording
+from attn_reg_plugin.attention.sites import AttentionSite
 from attn_reg_plugin.regularizers.ad_drop_presets import PRESETS
 from attn_reg_plugin.regularizers.base import Preset, Regularizer, option, register
 from attn_reg_plugin.regularizers.cross_tuning import CrossTuned, CrossTuning

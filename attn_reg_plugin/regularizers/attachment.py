@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-import logging
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -15,16 +15,22 @@ from torch import nn
 from attn_reg_plugin.attention.calls import graph_task
 from attn_reg_plugin.attention.graphs import outside_graphs
 from attn_reg_plugin.attention.sites import AttentionSite, Backend, all_sites, find_sites
+from attn_reg_plugin.regularizers.expectations import expect_calls, expect_forward
 from attn_reg_plugin.regularizers.probing import Forward, same_randomness, unchanged
 from attn_reg_plugin.regularizers.sharding import gathered, refuse_sharded, shards_of, without_reduction
 from attn_reg_plugin.regularizers.slots import check_beside, check_free
 from attn_reg_plugin.regularizers.statistics import Statistics
-from attn_reg_plugin.regularizers.whole_step import IN_BACKWARD, LOST, WholeStep, WholeStepWanted, wanted_again
+from attn_reg_plugin.regularizers.whole_step import (
+    IN_BACKWARD,
+    LOST,
+    RELEASED,
+    WholeStep,
+    WholeStepWanted,
+    wanted_again,
+)
 
 if TYPE_CHECKING:
     from attn_reg_plugin.regularizers.base import Regularizer
-
-logger = logging.getLogger(__name__)
 
 
 class Attachment:
@@ -33,6 +39,8 @@ class Attachment:
     Attributes:
         sites: the attached ones.
         seen: whether a forward came that could be regularized: in training mode, with gradients.
+        due: whether one came since the last update that was to be regularized.
+        awaited: how many such updates each site, by its name, was asked for something in and had no call yet.
     """
 
     def __init__(self, regularizer: Regularizer, model: nn.Module) -> None:
@@ -47,19 +55,20 @@ class Attachment:
         self.step: Any = None  # of the last forward, by its loss
         self.lost = ""  # why what the step's earlier forwards had cannot be had again
         self.prepared = False
-        self.busy = self.seen = self.idle = self.warned = self.rehearsed = False
+        self.busy = self.seen = self.due = self.idle = self.warned = self.rehearsed = False
         self._install()
 
     def _install(self) -> None:
         """Open the sites and hook the model; all of it or, on an error, nothing."""
         opened: list[AttentionSite] = []
         self.seen_class, self.sharded = None, []  # what a forward was seen of, and what FSDP2 shards of it
+        self.awaited: Counter[str] = Counter()
         try:
             for site in self.sites:
                 check_free(self.regularizer, site)
                 if not site.attached:
                     site.backend.open(site)
-                    site.ran = False
+                    site.ran, site.uncalled = False, None
                 site.attached += 1
                 opened.append(site)
         except BaseException:
@@ -172,6 +181,7 @@ class Attachment:
         trained = [site.module is None or site.module.training for site in self.sites]
         self.seen = self.seen or not trained or any(trained)
         due = self.regularizer.due()
+        self.due = self.due or due
         if due and self.sites and graph_task() >= 0 and not self.graphed:
             raise RuntimeError(IN_BACKWARD.format(model=type(model).__name__))
         if not within:
@@ -248,21 +258,17 @@ class Attachment:
                     stack.enter_context(backend.probing(self.model))
             yield
 
+    def end_update(self) -> None:
+        """An update was made: what should have come to the sites and did not is warned about, and masks are freed."""
+        self.expect_forward("an update was made")
+        expect_calls(self)
+        self.whole_step.held = None
+        for site in self.sites:
+            site.release(RELEASED.format(method=self.regularizer.name))
+
     def expect_forward(self, event: str) -> None:
         """Warn, once, if there was none to regularize when there should have been."""
-        if self.seen or self.warned:
-            return
-        self.warned = True
-        model = type(self.model).__name__
-        if self.idle or not self.model.training:
-            reason = f"{model} is in evaluation mode: call its train() before training"
-        elif any(site.ran for site in self.sites) and not any(site.module.training for site in self.sites):
-            reason = (
-                f"the attention of {model} is in evaluation mode: call train() on the part of the model that has it"
-            )
-        else:
-            reason = f"the forward of {model} was never called with gradients: attach to the module that is called"
-        logger.warning(f"{self.regularizer.name}: {event}, but nothing was regularized; {reason}")
+        expect_forward(self, event)
 
     def clear(self, kept: Collection[AttentionSite] = ()) -> None:
         """Plain attention on every site from here, but those that are `kept`."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -114,7 +114,12 @@ class AttentionDropout(Regularizer):
                 site.sampler = self.sampler(site, partial(_bernoulli, p))
                 continue
             site.weights_dropout = p
-            self.count_share(site, p)
+
+    def after_forward(self, outputs: Any) -> None:
+        """Count p of weights, for each call that came."""
+        for site in self.attached_sites if self.where == "weights" else ():
+            if site.calls and site.weights_dropout > 0:
+                self.count_share(site, site.weights_dropout * len(site.calls), len(site.calls))
 
 
 def _entry(text: str) -> tuple[SiteSelector, float]:

@@ -61,14 +61,11 @@ class AttentionLayerDrop(Regularizer):
         draws = torch.rand(len(sites))
         seeds = draws.view(torch.int32).tolist()
         for site, dropped, seed in zip(sites, (draws < self.p).tolist(), seeds, strict=True):
-            site.uniform = self._counted(site, dropped)
-            site.redraw = partial(self._redraw, site, seed)
+            site.uniform, site.redraw = dropped, partial(self._draw, site, dropped, seed)
 
-    def _redraw(self, site: AttentionSite, seed: int, call: int) -> bool:
-        """Whether a further call is dropped; torch's global generator is left alone, which recomputation repeats."""
+    def _draw(self, site: AttentionSite, first: bool, seed: int, call: int) -> bool:
+        """Whether a call is dropped; torch's global generator is left alone, which recomputation repeats."""
         generator = torch.Generator().manual_seed(derived(seed, call))
-        return self._counted(site, bool(torch.rand((), generator=generator) < self.p))
-
-    def _counted(self, site: AttentionSite, dropped: bool) -> bool:
+        dropped = bool(torch.rand((), generator=generator) < self.p) if call else first
         self.count_share(site, float(dropped))
         return dropped

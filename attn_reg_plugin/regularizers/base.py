@@ -1,8 +1,8 @@
 """What every regularizer is: an object that attaches to a model and acts inside the model's own forward.
 
 Attaching is all it takes. A forward pre-hook sees the arguments of each training-mode forward with gradients on; the
-method prepares masks on its sites (AD-DROP runs its probe there) and lets the forward pass. Masks stay on the sites
-until the next forward, because activation checkpointing runs the forward again during backward.
+method prepares masks on its sites (AD-DROP runs its probe there) and lets the forward pass. They stay until the next
+forward or `end_update`, because activation checkpointing runs the forward again during backward.
 """
 
 from __future__ import annotations
@@ -180,13 +180,13 @@ class Regularizer:
         self.updates = update
 
     def end_update(self) -> None:
-        """Announce that the optimizer has made an update.
+        """Announce that the optimizer has made an update, after its backwards: masks of its forwards are freed.
 
-        The first one without any regularized forward is warned about: the model may be in evaluation mode.
+        It warns once if no forward could be regularized, or if selected attention is never called.
         """
         self.updates += 1
         if self._attachment is not None:
-            self._attachment.expect_forward("an update was made")
+            self._attachment.end_update()
 
     def supply(self, supplied: Supplied | None = None, /, **fields: Any) -> None:
         """Tell what the next forwards' arguments do not show, such as `targets`; stays until the next call.

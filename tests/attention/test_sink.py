@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from attn_reg_plugin.attention.attribution import gradient_attribution, integrated_attribution
+from attn_reg_plugin.attention.calls import recording
 from attn_reg_plugin.attention.functional import attention_weights, regularized_attention
-from attn_reg_plugin.attention.sites import AttentionSite, recording
+from attn_reg_plugin.attention.sites import AttentionSite
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SHAPE = (2, 3, 4, 5)  # B, H, T, S
