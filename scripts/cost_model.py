@@ -294,7 +294,7 @@ def tables(shape: Shape) -> str:
     lines += ["", "| memory of a process, beyond plain | MiB | with checkpointing |", "|---|---|---|"]
     one = replace(shape, layers=1)
     for title, size in (
-        ("masks of all sites, as bits, from the probe to the backward", mask_bits),
+        ("masks of all sites, as bits, from the probe to the end of the update", mask_bits),
         ("what the attentions save for their backward: the same bits", saved_bits),
         ("and a query and an output each, in bfloat16", states),
         ("for a while: one site's mask is made, p = 0.3", lambda shape: RANKING * shape.map),

@@ -15,19 +15,12 @@ from torch import nn
 from attn_reg_plugin.attention.calls import graph_task
 from attn_reg_plugin.attention.graphs import outside_graphs
 from attn_reg_plugin.attention.sites import AttentionSite, Backend, all_sites, find_sites
-from attn_reg_plugin.regularizers.expectations import expect_calls, expect_forward
+from attn_reg_plugin.regularizers.expectations import RELEASED, expect_calls, expect_forward
 from attn_reg_plugin.regularizers.probing import Forward, same_randomness, unchanged
 from attn_reg_plugin.regularizers.sharding import gathered, refuse_sharded, shards_of, without_reduction
 from attn_reg_plugin.regularizers.slots import check_beside, check_free
 from attn_reg_plugin.regularizers.statistics import Statistics
-from attn_reg_plugin.regularizers.whole_step import (
-    IN_BACKWARD,
-    LOST,
-    RELEASED,
-    WholeStep,
-    WholeStepWanted,
-    wanted_again,
-)
+from attn_reg_plugin.regularizers.whole_step import IN_BACKWARD, LOST, WholeStep, WholeStepWanted, wanted_again
 
 if TYPE_CHECKING:
     from attn_reg_plugin.regularizers.base import Regularizer

@@ -22,6 +22,11 @@ HINT = (
     "an attention is reached where its module runs in the model's forward, not where other code uses its weights or "
     "its stack's outputs are given, and calls regularized_attention with its site; or choose other sites"
 )
+#: masks that are wanted after the update that they were made for
+RELEASED = (
+    "{method} freed its masks at the end of the update, and activation checkpointing runs the update's forward once "
+    "more; call end_update() after the last backward"
+)
 
 
 def expect_forward(attachment: Attachment, event: str) -> None:

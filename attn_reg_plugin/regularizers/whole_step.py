@@ -33,12 +33,6 @@ LOST = (
     "{method} has made the masks of the next; turn activation checkpointing off"
 )
 
-#: masks that are wanted after the update that they were made for
-RELEASED = (
-    "{method} freed its masks at the end of the update, and activation checkpointing runs the update's forward once "
-    "more; call end_update() after the last backward"
-)
-
 
 class WholeStepWanted(Exception):
     """The outputs of a forward hold no F, and the loss of the whole step is known: begin the step anew, see
