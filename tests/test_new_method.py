@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
@@ -82,3 +83,21 @@ def test_the_pages_show_it(method: type[Regularizer]) -> None:
     assert f"| `{NAME}` | `LastKeyDrop` | Drop the last key, sometimes. |" in hooks.methods_table()
     assert "| `--last-key-drop-rate` | `0.5` | probability of dropping the last key" in hooks.flags_of_methods()
     assert NAME in hooks.flags_of_attn_reg()
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_the_tests_of_all_methods_take_it_from_the_registry(method: type[Regularizer], tmp_path: Path) -> None:
+    """None of their lists asks for it."""
+    from tests import test_readme
+    from tests.regularizers import test_every_method
+    from tests.regularizers.registered import besides
+
+    options = {"sites": "*", "rate": 0.25} if method.presets else {}
+    assert besides(test_every_method.METHODS)[NAME] == options
+    test_every_method.test_evaluation_is_untouched_between_updates(NAME, None, options)
+    test_every_method.test_it_goes_on_exactly_from_a_checkpoint(NAME, None, options, tmp_path)
+    test_readme.test_its_methods_are_registered_ones()
+    if method.presets:  # once is enough
+        from tests.experiments import test_papers
+
+        test_papers.test_all_rivals_are_compared_under_the_same_rules()

@@ -23,7 +23,7 @@ from attn_reg_plugin.experiments.sweep_settings import Sweep
 from attn_reg_plugin.experiments.toy import toy_of
 from attn_reg_plugin.labelled import TASKS, find_task, read_split, with_labels
 from attn_reg_plugin.labelled.made_up import make_task
-from attn_reg_plugin.regularizers import REGISTRY
+from tests import test_readme
 from tests.experiments.toy_corpus import empty_corpus
 
 PAPERS = Path(__file__).resolve().parents[2] / "examples" / "papers"
@@ -133,12 +133,14 @@ def test_the_settings_of_attend_out() -> None:
 
 
 def test_all_rivals_are_compared_under_the_same_rules() -> None:
-    """Every registered method has a row, one run a seed; of translation all but a loss of classification."""
+    """Every method of the README has a row, one run a seed; of translation all but a loss of classification."""
     (encoders,) = settings("rivals", "--task", "rte")[:1]
     _, _, translators = settings("rivals_translation", "--pair", "tr-en")[:3]
     for compared, left_out in ((encoders, set()), (translators, {"hidden_cut"})):
         rows = [method.regularizer for method in compared.selected()]
-        assert {name for row in rows if row for name in row.split("+")} == set(REGISTRY) - left_out
+        assert {name for row in rows if row for name in row.split("+")} == set(test_readme.methods()) - left_out, (
+            "examples/papers/rivals*.yaml and README's table have the same methods"
+        )
         assert "ad_drop+r_drop" in rows and None in rows and len(compared.seeds) == 5
     options = {method.name: method.options for method in translators.selected()}
     assert (options["ad_drop"]["p"], options["ad_drop_kept"]["q"], options["r_drop_5"]["weight"]) == (0.6, 0.1, 5.0)

@@ -1,0 +1,77 @@
+"""Who imports what, file by file: what import-linter's contracts cannot say."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+from attn_reg_plugin.backends import FRAMEWORKS
+
+PACKAGE = Path(__file__).parents[1] / "attn_reg_plugin"
+CORE = ("torch", "attn_reg_plugin.attention", "attn_reg_plugin.regularizers")
+#: PyYAML, inside the one function that reads a schedule file
+EXCEPTIONS = {"regularizers/scheduled_dropout.py": ("yaml",)}
+
+
+def imported(source: str) -> set[str]:
+    """The modules that a file imports, wherever it does; a relative import begins with its dots."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            module = "." * node.level + (node.module or "")
+            found |= {f"{module}.{alias.name}" for alias in node.names} if module == "attn_reg_plugin" else {module}
+    return found
+
+
+def others(source: str, *allowed: str) -> set[str]:
+    """What a file imports beside the standard library and `allowed`, with their parts."""
+    return {
+        name
+        for name in imported(source)
+        if name.split(".")[0] not in sys.stdlib_module_names
+        and not any(name == one or name.startswith(f"{one}.") for one in allowed)
+    }
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("import accelerate", {"accelerate"}),
+        ("def f():\n    from numpy.linalg import norm", {"numpy.linalg"}),
+        ("from attn_reg_plugin import files, attention", {"attn_reg_plugin.files"}),
+        ("import attn_reg_plugin.files\nfrom ..files import locked", {"attn_reg_plugin.files", "..files"}),
+        (
+            "import torch.nn, json\nfrom torch import Tensor\nfrom attn_reg_plugin.attention.masks import a",
+            set(),
+        ),
+        ("import torchvision", {"torchvision"}),
+    ],
+)
+def test_what_is_found(source: str, found: set[str]) -> None:
+    assert others(source, *CORE) == found
+
+
+@pytest.mark.parametrize("room", ["attention", "regularizers"])
+def test_the_core_imports_torch_and_the_standard_library_only(room: str) -> None:
+    files = {
+        str(path.relative_to(PACKAGE)): path.read_text(encoding="utf-8") for path in (PACKAGE / room).rglob("*.py")
+    }
+    found = {name: others(source, *CORE, *EXCEPTIONS.get(name, ())) for name, source in files.items()}
+    assert len(found) > 5
+    assert {name: modules for name, modules in found.items() if modules} == {}
+
+
+def test_a_backend_imports_the_framework_that_its_name_begins_with() -> None:
+    """`huggingface_NAME.py` transformers, `fairseq_NAME.py` fairseq, any other file the package it is called after."""
+    found = {}
+    for path in (PACKAGE / "backends").glob("*.py"):
+        framework = FRAMEWORKS.get(path.stem.split("_")[0], path.stem).split(".")[0]
+        below = ("attn_reg_plugin.backends", *(["attn_reg_plugin.modules"] if framework == "fairseq" else []))
+        found[path.name] = others(path.read_text(encoding="utf-8"), framework, *CORE, *below)
+    assert "fairseq.py" in found
+    assert {name: modules for name, modules in found.items() if modules} == {}
