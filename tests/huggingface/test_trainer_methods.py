@@ -55,11 +55,12 @@ def test_every_method_that_drops_attention_trains_and_says_so(
     assert weights(trainer.model).isfinite().all() and not torch.equal(before, weights(trainer.model))
 
 
-@pytest.mark.parametrize("method", OTHERS)
-def test_every_other_method_trains(tmp_path: Path, method: str) -> None:
-    trainer = trainer_of(tmp_path, "bert", make(method, **OTHERS[method]), max_steps=4, logging_steps=4)
-    before = weights(trainer.model)
-    trainer.train()
-    log = trainer.state.log_history[0]
-    assert 0 <= log["regularized"] <= 1 and all(math.isfinite(value) for value in log.values())
-    assert weights(trainer.model).isfinite().all() and not torch.equal(before, weights(trainer.model))
+def test_every_other_method_trains(tmp_path: Path) -> None:
+    """A loop, since there may be none."""
+    for method, options in OTHERS.items():
+        trainer = trainer_of(tmp_path, "bert", make(method, **options), max_steps=4, logging_steps=4)
+        before = weights(trainer.model)
+        trainer.train()
+        log = trainer.state.log_history[0]
+        assert 0 <= log["regularized"] <= 1 and all(math.isfinite(value) for value in log.values()), method
+        assert weights(trainer.model).isfinite().all() and not torch.equal(before, weights(trainer.model)), method
