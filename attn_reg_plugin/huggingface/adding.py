@@ -40,7 +40,7 @@ def added_loss(
     def compute(batch: dict[str, Any]) -> Tensor:
         nonlocal divisor
         told = regularizer.supplied
-        regularizer.supply(replace(told, batch=batch, **described(regularizer.model, batch)))
+        regularizer.supply(replace(told, batch=batch, read_off=True, **described(regularizer.model, batch)))
         count = None if items is None else torch.as_tensor(items, device=args.device).float() * times
         count = None if count is None else count.requires_grad_()
         try:

@@ -186,7 +186,7 @@ class AttnRegCallback(TrainerCallback):
         batch = send_to_device(inputs, self.trainer.args.device)
         batch = dict(batch) if isinstance(batch, Mapping) else batch
         told = described(self.regularizer.model, batch) if isinstance(batch, dict) else {}
-        self.regularizer.supply(batch=batch, num_items=items, **told)
+        self.regularizer.supply(batch=batch, num_items=items, read_off=True, **told)
 
     def _compute_loss(self, original: Any, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """The trainer's loss; in a step of training, where it can be probed, with what the method adds to it."""

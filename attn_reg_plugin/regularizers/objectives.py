@@ -153,7 +153,8 @@ def prediction(labels: str, outputs: Any, inputs: Mapping[str, Any]) -> Tensor:
     Raises:
         NoObjective: there are no logits, or gold labels are needed and were not supplied, or the shape isn't one of
             these.
-        ValueError: the gold labels are of another shape.
+        ValueError: the gold labels or the supplied token mask are of another shape.
+        TypeError: the supplied token mask is no bool tensor.
     """
     spans = span_logits(outputs, inputs, gold=labels == "gold")
     if spans is not None:
@@ -233,18 +234,33 @@ def _check_gold(logits: Tensor, gold: Tensor) -> None:
 
 
 def _tokens_with_loss(logits: Tensor, inputs: Mapping[str, Any]) -> Tensor | None:
-    """Real tokens, less those that the targets leave out: a tagger labels a word at its first piece only.
-
-    A mask of another shape than the logits says nothing of them and is left out: it counts an audio model's raw
-    samples, or lacks prompt tuning's virtual tokens.
-    """
-    mask, targets = inputs.get("token_mask"), inputs.get("targets")
-    if isinstance(mask, Tensor) and mask.shape != logits.shape[:-1]:
-        mask = None
+    """Real tokens, less those that the targets leave out: a tagger labels a word at its first piece only."""
+    mask, targets = _fitting_mask(logits, inputs), inputs.get("targets")
     if not isinstance(targets, Tensor) or targets.is_floating_point() or targets.shape != logits.shape[:-1]:
         return mask
     known = targets != IGNORED
     return known if mask is None else known & mask
+
+
+def _fitting_mask(logits: Tensor, inputs: Mapping[str, Any]) -> Tensor | None:
+    """The token mask, if it is one of these logits (B, T, V).
+
+    One that was read off the forward's arguments says nothing of logits of another shape and is left out: it counts an
+    audio model's raw samples, or lacks prompt tuning's virtual tokens. One that was supplied has to fit.
+
+    Raises:
+        TypeError: what was supplied is no bool tensor.
+        ValueError: or one of another shape.
+    """
+    mask, shape = inputs.get("token_mask"), logits.shape[:-1]
+    if mask is not None and inputs.get("token_mask_supplied"):
+        needed = f"logits of shape {tuple(logits.shape)} need a bool tensor of shape {tuple(shape)}, True at real tokens"
+        if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+            given = mask.dtype if isinstance(mask, Tensor) else f"a {type(mask).__name__}"
+            raise TypeError(f"the supplied token_mask is {given}, but {needed}")
+        if mask.shape != shape:
+            raise ValueError(f"the supplied token_mask has the shape {tuple(mask.shape)}, but {needed}")
+    return mask if isinstance(mask, Tensor) and mask.shape == shape else None
 
 
 def scale_against_underflow(objective: Tensor, dtype: torch.dtype) -> Tensor:

@@ -22,6 +22,8 @@ class Supplied:
     Attributes:
         targets: gold labels as the model's outputs answer them, (B,), (B, T) or (B, C); -100 is ignored.
         token_mask: bool (B, T), True = an output that is a real token.
+        read_off: True where a face read `token_mask` off the batch, which may not be that of the outputs: a mask that
+            does not fit them is left out then, and refused otherwise.
         example_tokens: the ids of each stack and which are real, `Tokens` by `encoder` and `decoder`: what examples
             are recognized by when they come again. Of a stack with several texts an example, a list.
         padding_label: the number of padding in a vocabulary, which isn't a pseudo label.
@@ -36,6 +38,7 @@ class Supplied:
 
     targets: Tensor | None = None
     token_mask: Tensor | None = None
+    read_off: bool = False
     example_tokens: Mapping[str, Any] | None = None
     padding_label: int | None = None
     regression: bool = False
@@ -46,13 +49,18 @@ class Supplied:
     counts: bool = True
 
     def named(self) -> dict[str, Any]:
-        """The fields that differ from their defaults, as objectives and problems read them among the inputs."""
+        """The fields that differ from their defaults, as objectives and problems read them among the inputs.
+
+        Beside a `token_mask` that has to fit, `token_mask_supplied` is True.
+        """
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
-        return {
+        named = {
             name: value
             for name, value in vars(self).items()
-            if value is not defaults[name] and name != "training_loss"  # of no use to them, and no data
+            if value is not defaults[name] and name not in ("training_loss", "read_off")  # of no use to them, no data
         }
+        strict = self.token_mask is not None and not self.read_off
+        return {**named, "token_mask_supplied": True} if strict else named
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -19,6 +20,7 @@ from attn_reg_plugin.regularizers.objectives import (
     scale_against_underflow,
     token_log_likelihood,
 )
+from attn_reg_plugin.regularizers.training import Supplied
 
 HALVES = [torch.float32, torch.float16, torch.bfloat16]
 
@@ -134,6 +136,30 @@ def test_a_token_mask_of_another_shape_is_left_out(shape):
         ours = OfOutputs(labels)(logits, {"token_mask": mask, "targets": targets})
         expected = token_sum(logits, targets if labels == "gold" else None, targets != -100)
         assert ours.item() == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("beside", [{}, {"targets": torch.zeros(3, 5, dtype=torch.long)}])
+@pytest.mark.parametrize(
+    "mask, given",
+    [
+        (torch.ones(3, 6).bool(), "has the shape (3, 6)"),
+        (torch.ones(3, 1, 1, 5).bool(), "has the shape (3, 1, 1, 5)"),
+        (torch.ones(5, 3).bool(), "has the shape (5, 3)"),
+        (torch.ones(3, 5), "is torch.float32"),
+        (torch.ones(3, 5).bool().tolist(), "is a list"),
+    ],
+)
+def test_a_token_mask_of_the_loop_has_to_fit(mask, given, beside):
+    """One that a face read off its batch need not, nor one beside outputs that have no tokens."""
+    supplied, logits = Supplied(token_mask=mask, **beside), numbers(3, 5, 7)
+    with pytest.raises((ValueError, TypeError)) as refused:
+        OfOutputs()(logits, supplied.named())
+    expected = f"{given}, but logits of shape (3, 5, 7) need a bool tensor of shape (3, 5), True at real tokens"
+    assert str(refused.value) == f"the supplied token_mask {expected}"
+    OfOutputs()(numbers(3, 7), Supplied(token_mask=mask).named())
+    if given.startswith("has"):
+        read = OfOutputs()(logits, replace(supplied, read_off=True).named())
+        assert read.equal(OfOutputs()(logits, beside))
 
 
 @pytest.mark.parametrize("kind", ["classes", "tokens", "spans"])
