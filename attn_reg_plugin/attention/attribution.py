@@ -18,7 +18,10 @@ from attn_reg_plugin.attention.calls import without_gradients
 from attn_reg_plugin.attention.sites import AttentionSite, Tape
 
 NODES = ("uniform", "gauss-legendre")
-_NO_GRADIENTS = "the selected attention ran without gradients, as a frozen part does; choose other sites"
+_NO_GRADIENTS = (
+    "the selected attention ran without gradients: if it is frozen, choose other sites; if activation checkpointing "
+    "runs it, use the non-reentrant kind (use_reentrant=False)"
+)
 
 
 def output_gradients(objective: Tensor, tapes: Sequence[Tape]) -> list[Tensor | None]:

@@ -15,6 +15,7 @@ from torch import nn
 from attn_reg_plugin.attention.calls import graph_task
 from attn_reg_plugin.attention.graphs import outside_graphs
 from attn_reg_plugin.attention.sites import AttentionSite, Backend, all_sites, find_sites
+from attn_reg_plugin.regularizers.distributed import refuse_replica, refuse_several_devices
 from attn_reg_plugin.regularizers.expectations import RELEASED, expect_calls, expect_forward
 from attn_reg_plugin.regularizers.probing import Forward, same_randomness, unchanged
 from attn_reg_plugin.regularizers.sharding import gathered, refuse_sharded, shards_of, without_reduction
@@ -38,6 +39,7 @@ class Attachment:
 
     def __init__(self, regularizer: Regularizer, model: nn.Module) -> None:
         self.regularizer, self.model = regularizer, model
+        refuse_several_devices(regularizer, model)
         refuse_sharded(regularizer, model)
         check_beside(regularizer, (one.regularizer for one in attachments_of(model)))
         self.sites = find_sites(model, regularizer.sites) if regularizer.needs_sites else []
@@ -84,6 +86,7 @@ class Attachment:
 
     @outside_graphs
     def _begin_forward(self, model: nn.Module, args: tuple[Any, ...]) -> None:
+        refuse_replica(self.regularizer, model)
         probing, within = self._within_step()
         if model.training and graph_task() < 0:
             self.graphed = torch.is_grad_enabled()

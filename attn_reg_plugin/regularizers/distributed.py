@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+if TYPE_CHECKING:
+    from attn_reg_plugin.regularizers.base import Regularizer
+
+_REPLICAS = (
+    "{method} cannot act in the replicas of nn.DataParallel, whose threads would use each other's masks; use "
+    "torch.nn.parallel.DistributedDataParallel with a process for each device, or one device"
+)
 
 
 def world_size() -> int:
@@ -41,6 +49,26 @@ def any_rank(flag: bool, device: torch.device) -> bool:
 def waits_for_gradients(model: nn.Module) -> bool:
     """Whether data parallel training of `model`, as wrapped, waits for the gradient of every parameter."""
     return isinstance(model, DistributedDataParallel) and not model.find_unused_parameters
+
+
+def refuse_several_devices(regularizer: Regularizer, model: nn.Module) -> None:
+    """Refuse `nn.DataParallel` over several devices: its replicas run in threads that share the sites of one model.
+
+    Raises:
+        ValueError: `model` is or holds one.
+    """
+    if any(isinstance(part, DataParallel) and len(part.device_ids) > 1 for part in model.modules()):
+        raise ValueError(_REPLICAS.format(method=regularizer.name))
+
+
+def refuse_replica(regularizer: Regularizer, model: nn.Module) -> None:
+    """Refuse to train one of the replicas that `nn.DataParallel` made of an attached model.
+
+    Raises:
+        RuntimeError: `model` is one, in training mode and with gradients.
+    """
+    if vars(model).get("_is_replica") and model.training and torch.is_grad_enabled():
+        raise RuntimeError(_REPLICAS.format(method=regularizer.name))
 
 
 def average_gradients(model: nn.Module) -> None:

@@ -162,3 +162,25 @@ def test_attend_out_keeps_no_memory():
     with regularizer.attach(model):
         assert not grown(play_a_round, 10)
     assert regularizer.state_dict()["rounds"] == 10
+
+
+def test_replicas_in_threads_are_refused_in_training():
+    """`nn.DataParallel` over several devices: around the model when it attaches, or later; one device is as none."""
+    model, regularizer = TinyClassifier().train(), ADDrop(cross_tuning="off")
+    parallel = nn.DataParallel(model)
+    with regularizer.attach(parallel):
+        pass
+    parallel.device_ids = [0, 1]
+    named = r"ad_drop cannot act in the replicas of nn\.DataParallel.*DistributedDataParallel with a process for each"
+    for whole in (parallel, Wrapper(parallel)):
+        with pytest.raises(ValueError, match=named):
+            regularizer.attach(whole)
+    with regularizer.attach(model):
+        replica = model._replicate_for_data_parallel()  # without parameters, which come as attributes
+        with pytest.raises(RuntimeError, match=named):
+            replica(IDS)
+        with torch.no_grad():
+            model.eval()
+            twin = model._replicate_for_data_parallel()
+            twin.forward = lambda ids: ids
+            assert twin(IDS) is IDS
