@@ -20,6 +20,8 @@ Solve = Callable[[list[int]], tuple[float, np.ndarray]]
 _RATE = re.compile(r"(train_|)drop_((?:encoder|decoder)\.(?:self|cross)\[\d+\](?:@[\w.]+)*)")
 #: the file in which Trainer keeps its log
 TRAINER_STATE = "trainer_state.json"
+#: what holds drop rates
+_LOGS = f"the log of a fairseq training with --log-format json, or the {TRAINER_STATE} of one of Trainer"
 #: at most so many stretches of training are fitted; finer logs are averaged
 STRETCHES = 300
 #: where the curve is evaluated within a stretch, and where an interior knot may start out
@@ -68,10 +70,10 @@ class Fit:
 def read_rates(run: Path) -> dict[str, Rates]:
     """The drop rates by site that a training logged, from the log file `run` or the one in the folder `run`.
 
-    The log is fairseq's with `--log-format json`, standard output or `--log-file`, or Trainer's `trainer_state.json`.
-    Of the lines that come every few
-    updates and those that close an epoch, the more numerous are read. Updates that come twice, as in a resumed run,
-    count once: the last line holds.
+    The log is fairseq's with `--log-format json`, standard output or `--log-file`, or Trainer's `trainer_state.json`;
+    where its output folder has none, that of its last checkpoint. Of the lines that come every few updates and those
+    that close an epoch, the more numerous are read. Updates that come twice, as in a resumed run, count once: the last
+    line holds.
 
     Raises:
         FileNotFoundError: there is no such file or folder.
@@ -82,17 +84,25 @@ def read_rates(run: Path) -> dict[str, Rates]:
     if run.is_file():
         rates = rates_of_log(run)
         if not rates:
-            raise ValueError(f"{run} holds no drop rates; it must be the log of a training with --log-format json")
+            raise ValueError(f"{run} holds no drop rates; it must be {_LOGS}")
         return rates
     logs = {path: rates for path in sorted(run.iterdir()) if path.is_file() and (rates := rates_of_log(path))}
     if len(logs) > 1:
         names = ", ".join(path.name for path in logs)
         raise ValueError(f"{run} holds several logs with drop rates ({names}); give one of them")
+    if not logs and (state := newest_trainer_state(run)) is not None:
+        logs = {state: rates for rates in [rates_of_log(state)] if rates}
     if not logs:
-        raise ValueError(
-            f"no file in {run} holds drop rates; the training must have logged them with --log-format json"
-        )
+        raise ValueError(f"no file in {run} holds drop rates; one must be {_LOGS}")
     return next(iter(logs.values()))
+
+
+def newest_trainer_state(folder: Path) -> Path | None:
+    """The newest state of a training of Trainer: its own at the end, or that of its last checkpoint."""
+    if (folder / TRAINER_STATE).is_file():
+        return folder / TRAINER_STATE
+    states = [path for path in folder.glob(f"checkpoint-*/{TRAINER_STATE}") if path.parent.name[11:].isdecimal()]
+    return max(states, key=lambda path: int(path.parent.name[11:]), default=None)
 
 
 def rates_of_log(path: Path) -> dict[str, Rates]:

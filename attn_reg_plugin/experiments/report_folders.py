@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from attn_reg_plugin.experiments.drop_rates import TRAINER_STATE
+from attn_reg_plugin.experiments.drop_rates import TRAINER_STATE, newest_trainer_state
 from attn_reg_plugin.experiments.report_logs import Figures, figures_of_log, figures_of_trainer
 from attn_reg_plugin.experiments.run_settings import flags_of
 from attn_reg_plugin.experiments.training_log import read_log
@@ -53,7 +53,7 @@ def runs_in(path: Path, depth: int = 0) -> Iterator[LoggedRun]:
         yield _trainer_run(path) if path.name == TRAINER_STATE else _logged_run(path, [path])
     elif (path / "run.json").is_file() or (path / "result.json").is_file():
         yield _own_run(path)
-    elif (state := _trainer_state(path)) is not None:
+    elif (state := newest_trainer_state(path)) is not None:
         yield _trainer_run(state, path)
     elif path.is_dir():
         inner = [folder for folder in folders_in(path) if depth < DEPTH]
@@ -137,14 +137,6 @@ def _logged_run(path: Path, logs: Iterable[Path]) -> LoggedRun:
     method, seed = named(path.stem if path.is_file() else path.name)
     where = path.resolve().parent
     return LoggedRun(method, method, seed, path, ("log", str(where), where.name), {}, figures_of_log(logs, {}, path))
-
-
-def _trainer_state(folder: Path) -> Path | None:
-    """The newest state of a training of Trainer: its own at the end, or that of its last checkpoint."""
-    if (folder / TRAINER_STATE).is_file():
-        return folder / TRAINER_STATE
-    states = [path for path in folder.glob(f"checkpoint-*/{TRAINER_STATE}") if path.parent.name[11:].isdecimal()]
-    return max(states, key=lambda path: int(path.parent.name[11:]), default=None)
 
 
 def _trainer_run(state: Path, folder: Path | None = None) -> LoggedRun:

@@ -170,6 +170,20 @@ def test_a_folder_stands_for_the_one_log_in_it(log_file: Path) -> None:
         read_rates(log_file.parent)
 
 
+def test_of_an_output_folder_of_trainer_the_last_checkpoint_is_read(tmp_path: Path) -> None:
+    for step in (100, 20):
+        history = [{"step": step // 2, "drop_encoder.self[0]": 0.3}, {"step": step, "drop_encoder.self[0]": 0.2}]
+        state = tmp_path / f"checkpoint-{step}" / "trainer_state.json"
+        state.parent.mkdir()
+        state.write_text(json.dumps({"log_history": history}), encoding="utf-8")
+    assert read_rates(tmp_path)["encoder.self[0]"].ends.tolist() == [50, 100]
+    (tmp_path / "checkpoint-100" / "trainer_state.json").write_text("{}", encoding="utf-8")
+    for run, one in ((tmp_path, "one must be"), (tmp_path / "checkpoint-100" / "trainer_state.json", "it must be")):
+        logs = "the log of a fairseq training with --log-format json, or the trainer_state.json of one of Trainer"
+        with pytest.raises(ValueError, match=f"holds? (no )?drop rates; {one} {logs}"):
+            read_rates(run)
+
+
 def test_what_cannot_be_reported_is_refused(tmp_path: Path, log_file: Path) -> None:
     out = tmp_path / "schedule.yaml"
     with pytest.raises(FileNotFoundError, match=r"there is no run .*absent"):
@@ -183,7 +197,7 @@ def test_what_cannot_be_reported_is_refused(tmp_path: Path, log_file: Path) -> N
     with pytest.raises(ValueError, match=r"no file in .*empty holds drop rates"):
         report("curves", empty, "--out", out)
     (empty / "train.log").write_text("nothing\n", encoding="utf-8")
-    with pytest.raises(ValueError, match=r"train.log holds no drop rates; it must be the log of a training with"):
+    with pytest.raises(ValueError, match=r"train.log holds no drop rates; it must be the log of a fairseq"):
         report("curves", empty / "train.log", "--out", out)
     assert not out.exists()
 
