@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from numbers import Integral
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from attn_reg_plugin.attention.sites import AttentionSite
 
+STACKS, KINDS = ("encoder", "decoder"), ("self", "cross")
 #: where the first number in a module's path stands
 _NUMBER = re.compile(r"(?:^|\.)\d+(?:\.|$)")
 _TERM = re.compile(
@@ -81,6 +83,19 @@ class SiteSelector:
                 id(site) for site in matching if layers is None or any(a <= site.layer <= b for a, b in layers)
             )
         return [site for site in sites if id(site) in chosen]
+
+
+def check_place(stack: str, kind: str, layer: int) -> None:
+    """Refuse a site that no pattern could select.
+
+    Raises:
+        ValueError: an unknown stack or kind, or a layer that is no whole number from 0.
+    """
+    for name, given, known in (("stack", stack, STACKS), ("kind", kind, KINDS)):
+        if given not in known:
+            raise ValueError(f"an AttentionSite's {name} is {given!r}, but must be {' or '.join(known)}")
+    if not isinstance(layer, Integral) or isinstance(layer, bool) or layer < 0:
+        raise ValueError(f"an AttentionSite's layer is {layer!r}, but must be a whole number from 0")
 
 
 def _within(inner: _Term, outer: _Term) -> bool:

@@ -21,7 +21,7 @@ from attn_reg_plugin.attention.calls import (
 )
 from attn_reg_plugin.attention.graphs import outside_graphs
 from attn_reg_plugin.attention.packed import PackedMask
-from attn_reg_plugin.attention.selection import SiteSelector, name_towers
+from attn_reg_plugin.attention.selection import SiteSelector, check_place, name_towers
 
 #: draws a keep mask: (shape (B, H, T, S), valid, device) -> bool mask; must give the same mask at every call
 MaskSampler = Callable[[tuple[int, ...], Tensor | None, torch.device], Tensor]
@@ -45,9 +45,9 @@ class AttentionSite:
     """One attention of a model, and what a regularizer wants of it.
 
     Attributes:
-        stack: `encoder` or `decoder`.
-        kind: `self` or `cross`.
-        layer: index in its stack, from 0.
+        stack: `encoder` or `decoder`; another is refused by a ValueError.
+        kind: `self` or `cross`; so is another.
+        layer: index in its stack, a whole number from 0; so is anything else.
         path: the module's name in the model.
         tower: a part of the path that tells the site from others of the same stack, kind and layer; empty if there
             are none.
@@ -106,6 +106,10 @@ class AttentionSite:
     _task: int = field(default=-1, repr=False)
     _mask: ClassVar[Tensor | PackedMask | None] = None  # what `keep` reads and sets
     asked: ClassVar[bool] = False  # whether anything is; one bool, since compiled graphs check it at each call
+
+    def __post_init__(self) -> None:
+        """Refuse a site that no pattern could select."""
+        check_place(self.stack, self.kind, self.layer)
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Also notes whether anything is asked of the site."""
@@ -249,12 +253,8 @@ def _keep(site: AttentionSite) -> Tensor | None:
     return site._mask.unpacked() if isinstance(site._mask, PackedMask) else site._mask
 
 
-def _set_keep(site: AttentionSite, mask: Tensor | PackedMask | None) -> None:
-    site._mask = mask
-
-
 # the constructor takes it like the other fields; reading it unpacks what `set_masks` gave
-AttentionSite.keep = property(_keep, _set_keep)
+AttentionSite.keep = property(_keep, lambda site, mask: setattr(site, "_mask", mask))
 
 
 class Backend(Protocol):

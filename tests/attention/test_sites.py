@@ -187,6 +187,21 @@ def test_a_sampler_is_given_the_map_and_asked_at_every_call():
     assert output.equal(regularized_attention(states, states, states, valid=valid, site=upper))
 
 
+@pytest.mark.parametrize(
+    "place, named",
+    [
+        (("enc", "self", 0), "stack is 'enc', but must be encoder or decoder"),
+        (("encoder", "selfattn", 0), "kind is 'selfattn', but must be self or cross"),
+        (("encoder", "self", "0"), "layer is '0', but must be a whole number from 0"),
+        (("encoder", "self", -1), "layer is -1, but must be a whole number from 0"),
+        (("encoder", "self", True), "layer is True, but must be a whole number from 0"),
+    ],
+)
+def test_a_site_that_no_pattern_selects_is_refused(place, named):
+    with pytest.raises(ValueError, match=f"^an AttentionSite's {named}$"):
+        AttentionSite(*place)
+
+
 def test_recording_clears_before_and_after(translator, batch):
     sites = find_sites(translator, "*")
     sites[0].uniform = True
