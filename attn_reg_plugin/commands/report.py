@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "run_log",
         type=Path,
         metavar="RUN",
-        help="a json log of fairseq-train, trainer_state.json, or the folder of one",
+        help="a json log of fairseq-train, trainer_state.json, the folder of one, or the output folder of Trainer",
     )
     curves.add_argument("--out", type=Path, required=True, metavar="FILE.yaml", help="the schedule file to write")
     curves.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the drop rates, one line per layer")

@@ -90,11 +90,11 @@ def read_rates(run: Path) -> dict[str, Rates]:
     if len(logs) > 1:
         names = ", ".join(path.name for path in logs)
         raise ValueError(f"{run} holds several logs with drop rates ({names}); give one of them")
-    if not logs and (state := newest_trainer_state(run)) is not None:
-        logs = {state: rates for rates in [rates_of_log(state)] if rates}
-    if not logs:
+    state = newest_trainer_state(run)
+    rates = next(iter(logs.values()), None) or (rates_of_log(state) if state else {})
+    if not rates:
         raise ValueError(f"no file in {run} holds drop rates; one must be {_LOGS}")
-    return next(iter(logs.values()))
+    return rates
 
 
 def newest_trainer_state(folder: Path) -> Path | None:

@@ -54,6 +54,23 @@ def held_by(outputs: Any) -> str:
     )
 
 
+def as_read(logits: Tensor, labels: str, regression: bool) -> str:
+    """What F is of logits by their shape, in words.
+
+    Args:
+        logits: (B, C), (B, T, V), or of a regression (B,) or (B, C).
+        labels: `pseudo` or `gold`.
+        regression: whether they are predicted values.
+    """
+    if regression:
+        found, kind = "minus the squared error" if labels == "gold" else "the predicted values", "a regression"
+    elif logits.dim() == 2:
+        found, kind = f"the {labels} labels' logits", f"{logits.size(-1)} classes"
+    else:
+        found, kind = f"the {labels} labels' log-likelihoods", f"tokens over {logits.size(-1)} labels"
+    return f"{found}: outputs of shape {tuple(logits.shape)} as {kind}"
+
+
 def field_of(outputs: Any, name: str) -> Tensor | None:
     """A floating-point tensor that the outputs hold by this name; None if there is none."""
     held = outputs.get(name) if isinstance(outputs, Mapping) else getattr(outputs, name, None)

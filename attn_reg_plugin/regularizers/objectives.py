@@ -16,7 +16,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attn_reg_plugin.regularizers.model_outputs import NoObjective, field_of, gold_of, held_by, logits_of, loss_of
+from attn_reg_plugin.regularizers.model_outputs import (
+    NoObjective,
+    as_read,
+    field_of,
+    gold_of,
+    held_by,
+    logits_of,
+    loss_of,
+)
 
 logger = logging.getLogger(__name__)
 Objective = Callable[[Any, Mapping[str, Any]], Tensor]
@@ -25,7 +33,7 @@ LABELS = ("pseudo", "gold")
 IGNORED = -100
 #: what F is, by where it was found
 TAKEN = {
-    "logits": "the {labels} labels' logits or log-likelihoods",
+    "logits": "{reading}",
     "log_probs": "the outputs' log_probs, which are the gold labels' log-likelihoods: there are no logits",
     "scores": "the outputs' scores: there are no logits",
     "loss": "minus the loss that the forward returns: {reason}",
@@ -162,7 +170,7 @@ def prediction(labels: str, outputs: Any, inputs: Mapping[str, Any]) -> Tensor:
     logits = logits_of(outputs)
     if logits.dim() == 0 and _is_one_number(gold_of(inputs)):  # a regression's (B,), squeezed once too often
         logits = logits.reshape(1)
-    regression = logits.dim() == 1 or (logits.dim() == 2 and (logits.size(-1) == 1 or inputs.get("regression", False)))
+    regression = logits.dim() > 0 and _is_regression(logits, inputs)
     gold = None
     if labels == "gold" or regression:
         gold = gold_of(inputs)
@@ -212,6 +220,11 @@ def negative_loss(outputs: Any, inputs: Mapping[str, Any]) -> Tensor:
     return token_log_likelihood(logits, gold.reshape(-1))
 
 
+def _is_regression(logits: Tensor, inputs: Mapping[str, Any]) -> bool:
+    several = logits.dim() == 2 and logits.size(-1) > 1 and not inputs.get("regression", False)
+    return logits.dim() < 3 and not several
+
+
 def _is_one_number(gold: Any) -> bool:
     return isinstance(gold, Tensor) and gold.is_floating_point() and gold.numel() == 1
 
@@ -254,7 +267,9 @@ def _fitting_mask(logits: Tensor, inputs: Mapping[str, Any]) -> Tensor | None:
     """
     mask, shape = inputs.get("token_mask"), logits.shape[:-1]
     if mask is not None and inputs.get("token_mask_supplied"):
-        needed = f"logits of shape {tuple(logits.shape)} need a bool tensor of shape {tuple(shape)}, True at real tokens"
+        needed = (
+            f"logits of shape {tuple(logits.shape)} need a bool tensor of shape {tuple(shape)}, True at real tokens"
+        )
         if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
             given = mask.dtype if isinstance(mask, Tensor) else f"a {type(mask).__name__}"
             raise TypeError(f"the supplied token_mask is {given}, but {needed}")
@@ -296,8 +311,15 @@ class OfOutputs:
             if loss is None or not (loss.requires_grad or not torch.is_grad_enabled()):
                 raise NoObjective(f"{missing}{held_by(outputs)}", reason) from None
             found, source = -loss.float(), "loss"
-        tell(self.told, source, labels=self.labels, reason=reason)
+        if source not in self.told:
+            tell(self.told, source, reason=reason, reading=self._reading(outputs, inputs) if source == "logits" else "")
         return found
+
+    def _reading(self, outputs: Any, inputs: Mapping[str, Any]) -> str:
+        if span_logits(outputs, inputs, gold=self.labels == "gold") is not None:
+            return f"the {self.labels} answers' start and end logits"
+        logits = logits_of(outputs)
+        return as_read(logits, self.labels, _is_regression(logits, inputs))
 
     def _of_predictions(self, outputs: Any, inputs: Mapping[str, Any]) -> tuple[Tensor, str]:
         try:

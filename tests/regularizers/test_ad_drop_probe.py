@@ -253,7 +253,9 @@ def test_nothing_is_dropped_where_there_is_no_gradient(options):
         counted = regularizer.statistics.take()
     assert teacher.all() and unused.all() and not student.all()
     assert [name for name in counted if name.startswith("dropped/")] == ["dropped/encoder.self[1]"]
-    refused = pytest.raises(ValueError, match="ran without gradients: if it is frozen, choose other sites; if activation ")
+    refused = pytest.raises(
+        ValueError, match="ran without gradients: if it is frozen, choose other sites; if activation "
+    )
     with ADDrop(**options | {"sites": "encoder.self[0]"}).attach(model), refused:
         model(states)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from dataclasses import replace
 from types import SimpleNamespace
@@ -212,6 +213,31 @@ def test_regression_is_the_prediction_or_its_error(shape, labels, dtype):
         ours = OfOutputs(labels)(predictions, supplied)
         assert (ours.dtype, ours.dim()) == (torch.float32, 0)
         assert ours.item() == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "labels, outputs, inputs, said",
+    [
+        ("pseudo", numbers(2, 3), {}, "the pseudo labels' logits: outputs of shape (2, 3) as 3 classes"),
+        (
+            "gold",
+            numbers(2, 3),
+            {"labels": torch.tensor([0, 1])},
+            "the gold labels' logits: outputs of shape (2, 3) as",
+        ),
+        ("pseudo", numbers(2, 5, 7), {}, "log-likelihoods: outputs of shape (2, 5, 7) as tokens over 7 labels"),
+        ("pseudo", numbers(2, 1), {"labels": numbers(2)}, "the predicted values: outputs of shape (2, 1) as a regr"),
+        ("gold", numbers(2), {"labels": numbers(2)}, "minus the squared error: outputs of shape (2,) as a regression"),
+        ("pseudo", torch.tensor(0.5), {"labels": numbers(1)}, "the predicted values: outputs of shape () as a regress"),
+        ("pseudo", {"start_logits": numbers(2, 5), "end_logits": numbers(2, 5)}, {}, "answers' start and end logits"),
+    ],
+)
+def test_the_log_says_what_the_outputs_were_read_as(caplog, labels, outputs, inputs, said):
+    caplog.set_level(logging.INFO)
+    objective = OfOutputs(labels)
+    for _ in range(2):
+        objective(outputs, inputs)
+    assert [said in message for message in caplog.messages] == [True]
 
 
 def test_targets_come_before_labels():
