@@ -137,6 +137,14 @@ def test_two_callbacks_that_cannot_act_together_leave_nothing(
     assert not {"training_step", "compute_loss", "log", "save_model"} & set(vars(trainer))
 
 
+def test_a_mask_that_the_callback_reads_off_the_batch_need_not_fit(tmp_path: Path) -> None:
+    """An audio model's counts raw samples."""
+    seen: list[set[str]] = []
+    regularizer = ADDrop(cross_tuning="off", objective=lambda outputs, inputs: seen.append({*inputs}) or outputs.loss)
+    trainer_of(tmp_path, "bert", regularizer, max_steps=1).train()
+    assert seen and all("token_mask" in names and "token_mask_supplied" not in names for names in seen)
+
+
 def test_regression_of_several_numbers_is_told() -> None:
     """Its outputs have the shape of a classification's."""
     model, inputs = build("bert"), batch("bert")
