@@ -7,7 +7,8 @@
 A task without a config dataclass is registered by its name alone: `@register_task("my_regularized_task")`.
 
 It attaches when the model is built for training, announces epochs and updates, supplies the targets, logs what the
-method does and keeps its state. The loop, the criterion and the optimizer stay fairseq's.
+method does and keeps its state, and what fairseq itself forgets of a training that is resumed: its batches, and how
+long `--patience` has been waiting. The loop, the criterion and the optimizer stay fairseq's.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from attn_reg_plugin.tasks.flags import SEEN, flag_of, print_flags_if_asked, reg
 from attn_reg_plugin.tasks.length import total_epochs, total_updates
 from attn_reg_plugin.tasks.outputs import FairseqObjective, reads_predictions
 from attn_reg_plugin.tasks.parts import attach_to_parts
+from attn_reg_plugin.tasks.patience import PATIENCE, go_on_waiting, waited
 from attn_reg_plugin.tasks.refusals import (
     refuse_alignment,
     refuse_broadcast,
@@ -57,6 +59,8 @@ FIRST_EPOCH = "attn_reg_first_epoch"
 class AttnRegTask:
     """Mixin: put it before a fairseq task. With `--attn-reg none` the task is the stock one, bit for bit.
 
+    Unlike it, a training that is resumed goes on as if nobody had disturbed it.
+
     Attributes:
         regularizer: the method in use, or None.
     """
@@ -76,7 +80,7 @@ class AttnRegTask:
         self.sidecar = Sidecar(seen(cfg, "save_dir"))
         self._restore_file = self.sidecar.restored(seen(cfg, "restore_file") or "checkpoint_last.pt")
         self._clip_norm = float(seen(cfg, "clip_norm") or 0.0)
-        self._bound = False
+        self._begun = False  # the first step was made
         self._first_epoch: int | None = None  # its number of batches
         self._iterators: dict[int, Any] = {}  # by the id of their dataset, until the first step
 
@@ -144,18 +148,19 @@ class AttnRegTask:
         """fairseq's iterator; a training resumed in a later epoch gets the batches that an undisturbed one has.
 
         fairseq draws the order of equally long sentences with `seed + epoch` when it first makes batches, and keeps
-        these for all epochs; a resumed training would make others.
+        these for all epochs; a resumed training would make others. A task that makes new ones in each epoch still does.
         """
         kept = self.can_reuse_epoch_itr(dataset) and not (
             kwargs.get("disable_iterator_cache", False) or kwargs.get("update_epoch_batch_itr", False)
         )
         epoch = kwargs.get("epoch", 1)
-        if self.regularizer is None or not kept or epoch <= 1 or dataset in self.dataset_to_epoch_iter:
-            iterator = super().get_batch_iterator(dataset, *args, **kwargs)
-        else:
-            iterator = super().get_batch_iterator(dataset, *args, **{**kwargs, "epoch": 1})
+        resumed = kept and epoch > 1 and not self._begun and dataset not in self.dataset_to_epoch_iter
+        if resumed:  # what the task keeps of this call, the next one returns
+            super().get_batch_iterator(dataset, *args, **{**kwargs, "epoch": 1})
+        iterator = super().get_batch_iterator(dataset, *args, **kwargs)
+        if resumed:
             iterator.epoch = epoch
-        if self.regularizer is not None and not self._bound:
+        if self.regularizer is not None and not self._begun:
             self._iterators[id(dataset)] = iterator
         return iterator
 
@@ -177,9 +182,9 @@ class AttnRegTask:
     ) -> tuple[torch.Tensor, Any, dict[str, Any]]:
         """The task's own step; its forward is regularized, and its logging output says what happened."""
         regularizer = self.regularizer
+        self._prepare(criterion, optimizer, update_num)
         if regularizer is None:
             return super().train_step(sample, model, criterion, optimizer, update_num, *args, **kwargs)
-        self._prepare(criterion, optimizer, update_num)
         regularizer.begin_update(update_num)
         ignored = kwargs.get("ignore_grad", bool(args and args[0]))
         regularizer.supply(targets=sample.get("target"), batch=sample, update=update_num, counts=not ignored)
@@ -201,18 +206,26 @@ class AttnRegTask:
         return loss, sample_size, {**log, **statistics}
 
     def _prepare(self, criterion: Any, optimizer: Any, update_num: int) -> None:
-        """Bind the method to the training and continue from its state, once.
+        """Continue from the checkpoint, once.
 
-        Before an update's first batch, when no gradient is there yet, it forgets what the last one left behind if
-        fairseq skipped its step.
+        Before an update's first batch, when no gradient is there yet, the method forgets what the last one left behind
+        if fairseq skipped its step.
         """
         regularizer = self.regularizer
-        if self._bound:
-            if all(parameter.grad is None for parameter in regularizer.model.parameters()):
-                regularizer.forget_unfinished()
-            return
+        if not self._begun:
+            kept = self._kept_in_checkpoint(update_num)
+            go_on_waiting(kept.get(PATIENCE))
+            if regularizer is not None:
+                self._bind(regularizer, kept, criterion, optimizer, update_num)
+            self._begun, self._iterators = True, {}
+        elif regularizer is not None and all(parameter.grad is None for parameter in regularizer.model.parameters()):
+            regularizer.forget_unfinished()
+
+    def _bind(
+        self, regularizer: Regularizer, kept: dict[str, Any], criterion: Any, optimizer: Any, update_num: int
+    ) -> None:
+        """Bind the method to the training and continue from its state."""
         training = FairseqTraining(self, criterion, optimizer, regularizer.model, self._clip_norm)
-        kept = self._kept_in_checkpoint(update_num)
         self._first_epoch = self._batches_of_first_epoch(kept)
         try:
             regularizer.bind(training)
@@ -220,7 +233,6 @@ class AttnRegTask:
             regularizer.begin_training(*length)
         except ValueError as error:
             raise ValueError(f"--attn-reg {regularizer.name}: {error}") from None
-        self._bound, self._iterators = True, {}
         if regularizer.large_state:
             continue_from(self.sidecar, regularizer, update_num)
         else:
@@ -231,7 +243,7 @@ class AttnRegTask:
         if not update_num:
             return {}
         state = task_state(self._restore_file, update_num) if rank() == 0 else {}
-        return object_from_first_rank({key: state[key] for key in ("attn_reg", FIRST_EPOCH) if key in state})
+        return object_from_first_rank({key: state[key] for key in ("attn_reg", FIRST_EPOCH, PATIENCE) if key in state})
 
     def _batches_of_first_epoch(self, kept: dict[str, Any]) -> int | None:
         """Their number; None where fairseq's iterator over the training set was made elsewhere, or has no length.
@@ -279,7 +291,10 @@ class AttnRegTask:
             _log(summary(self.regularizer.quantities, sums))
 
     def state_dict(self) -> dict[str, Any]:
-        """The task's state, and the method's under `attn_reg`; a large one is kept beside the checkpoint."""
+        """The task's state, and the method's under `attn_reg`; a large one is kept beside the checkpoint.
+
+        And, with `--patience`, how long it has been waiting.
+        """
         state = dict(super().state_dict())
         if self.regularizer is not None and self.regularizer.large_state:
             if self.regularizer.begun:  # else nothing happened since the last save
@@ -288,13 +303,15 @@ class AttnRegTask:
             state["attn_reg"] = self.regularizer.state_dict()
         if self._first_epoch:
             state[FIRST_EPOCH] = self._first_epoch
-        return state
+        patience = waited()
+        return {**state, PATIENCE: patience} if patience else state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load both; a state without the method's, or another method's task, leaves it as it is."""
         state_dict = dict(state_dict)
         own = state_dict.pop("attn_reg", None)
-        state_dict.pop(FIRST_EPOCH, None)  # of a checkpoint that a training goes on from, its first step takes it
+        for key in (FIRST_EPOCH, PATIENCE):  # of a checkpoint that a training goes on from, its first step takes them
+            state_dict.pop(key, None)
         super().load_state_dict(state_dict)
         other = isinstance(own, dict) and own.get("method") not in (None, getattr(self.regularizer, "name", None))
         if own is not None and self.regularizer is not None and not other:

@@ -27,7 +27,6 @@ from attn_reg_plugin.labelled.dataset import LabelledDataset
 from attn_reg_plugin.models.hf_encoder import load_config
 from attn_reg_plugin.regularizers.distributed import rank
 from attn_reg_plugin.tasks.example_flags import TrainingExamples, TrainingExamplesConfig
-from attn_reg_plugin.tasks.patience import go_on_waiting, waited
 
 logger = logging.getLogger(__name__)
 
@@ -146,7 +145,6 @@ class LabelledTextTask(FairseqTask):
 
     def __init__(self, cfg: Any) -> None:
         super().__init__(cfg)
-        self.begun = False
         self.labelled = with_labels(described_task(cfg, self.kinds), cfg.data)
         path = self._encoder_path(cfg)
         config = load_config(path)
@@ -226,24 +224,6 @@ class LabelledTextTask(FairseqTask):
         sets too, so that metrics would not be of the whole set.
         """
         return super().get_batch_iterator(*args, **{**kwargs, "required_batch_size_multiple": 1})
-
-    def state_dict(self) -> dict[str, Any]:
-        """The task's state, and how long `--patience` has been waiting."""
-        patience = waited()
-        return {**super().state_dict(), **({"patience": patience} if patience else {})}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the task's state; `train_step` sees to the waiting."""
-        super().load_state_dict({name: value for name, value in state_dict.items() if name != "patience"})
-
-    def train_step(
-        self, sample: Any, model: Any, criterion: Any, optimizer: Any, update_num: int, *args: Any, **kwargs: Any
-    ) -> Any:
-        """fairseq's step; the first one of a resumed training takes `--patience` up again."""
-        if not self.begun:
-            self.begun = True
-            go_on_waiting(getattr(self.cfg, "attn_save_dir", None), update_num)
-        return super().train_step(sample, model, criterion, optimizer, update_num, *args, **kwargs)
 
     def has_sharded_data(self, split: str) -> bool:
         """No: `hub:PATH` is one source, though fairseq parts paths at colons."""

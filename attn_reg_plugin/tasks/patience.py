@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from attn_reg_plugin.tasks.task_state import task_state
+from fairseq.checkpoint_utils import save_checkpoint
+
+#: in the task's state: what `waited` says
+PATIENCE = "patience"
 
 
 def _should_stop_early() -> Callable | None:
@@ -28,14 +30,14 @@ def waited() -> dict[str, Any] | None:
     return {"best": float(function.best), "num_runs": int(function.num_runs)}
 
 
-def go_on_waiting(save_dir: str | None, updates: int) -> None:
-    """Continue where the checkpoint of this training after so many updates was; fairseq gives tasks no state back.
+def go_on_waiting(state: dict[str, Any] | None) -> None:
+    """Continue where the checkpoint was that this training goes on from.
 
-    A training that starts from another's weights waits anew: its own folder has no checkpoint yet.
+    Where fairseq took the best value from it: a training that resets its optimizer or its meters waits anew.
+
+    Args:
+        state: what `waited` said when that checkpoint was made; None of one without it.
     """
-    function, path = _should_stop_early(), Path(save_dir or "") / "checkpoint_last.pt"
-    if function is None or not save_dir:
-        return
-    state = task_state(path, updates).get("patience")
-    if state is not None:
+    function = _should_stop_early()
+    if function is not None and state is not None and hasattr(save_checkpoint, "best"):
         function.best, function.num_runs = state["best"], state["num_runs"]
