@@ -33,6 +33,7 @@ class Attachment:
     Attributes:
         sites: the attached ones.
         seen: whether a forward came that could be regularized: in training mode, with gradients.
+        present, idle: whether one came since the last update, and one with gradients in evaluation mode.
         due: whether one came since the last update that was to be regularized.
         awaited: how many such updates each site, by its name, was asked for something in and had no call yet.
     """
@@ -50,7 +51,7 @@ class Attachment:
         self.step: Any = None  # of the last forward, by its loss
         self.lost = ""  # why what the step's earlier forwards had cannot be had again
         self.prepared = False
-        self.busy = self.seen = self.due = self.idle = self.warned = self.rehearsed = False
+        self.busy = self.seen = self.present = self.due = self.idle = self.warned = self.rehearsed = False
         self._install()
 
     def _install(self) -> None:
@@ -175,7 +176,8 @@ class Attachment:
         if probing:
             return
         trained = [site.module is None or site.module.training for site in self.sites]
-        self.seen = self.seen or not trained or any(trained)
+        self.present = self.present or not trained or any(trained)
+        self.seen = self.seen or self.present
         due = self.regularizer.due()
         self.due = self.due or due
         if due and self.sites and graph_task() >= 0 and not self.graphed:
@@ -256,15 +258,12 @@ class Attachment:
 
     def end_update(self) -> None:
         """An update was made: what should have come to the sites and did not is warned about, and masks are freed."""
-        self.expect_forward("an update was made")
+        expect_forward(self, "an update was made", left=self.idle and not self.present)
         expect_calls(self)
+        self.present = self.idle = False
         self.whole_step.held = None
         for site in self.sites:
             site.release(RELEASED.format(method=self.regularizer.name))
-
-    def expect_forward(self, event: str) -> None:
-        """Warn, once, if there was none to regularize when there should have been."""
-        expect_forward(self, event)
 
     def clear(self, kept: Collection[AttentionSite] = ()) -> None:
         """Plain attention on every site from here, but those that are `kept`."""
@@ -274,7 +273,9 @@ class Attachment:
                 site.clear()
 
     def remove(self) -> None:
-        """Take the hooks off and restore the attention modules."""
+        """Take the hooks off and restore the attention modules; warns if its attention ran, but never regularized."""
+        if any(site.ran for site in self.sites):
+            expect_forward(self, "its attention ran with gradients")
         for handle in self.handles:
             handle.remove()
         if not attachments_of(self.model):

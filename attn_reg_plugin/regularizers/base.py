@@ -132,12 +132,10 @@ class Regularizer:
 
     def detach(self) -> None:
         """Restore the model exactly; nothing happens if nothing is attached."""
-        if self._attachment is not None:
-            attachment, self._attachment = self._attachment, None
+        attachment, self._attachment = self._attachment, None
+        if attachment is not None:
             if attachment.seen:
                 self._of.remember(attachment.model)
-            if any(site.ran for site in attachment.sites):
-                attachment.expect_forward("its attention ran with gradients")
             attachment.remove()
 
     @property

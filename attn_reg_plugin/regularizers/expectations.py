@@ -29,9 +29,14 @@ RELEASED = (
 )
 
 
-def expect_forward(attachment: Attachment, event: str) -> None:
-    """Warn, once, if there was none to regularize when there should have been."""
-    if attachment.seen or attachment.warned:
+def expect_forward(attachment: Attachment, event: str, left: bool = False) -> None:
+    """Warn, once, if there was none to regularize when there should have been.
+
+    Args:
+        event: what happened without.
+        left: whether the model was left in evaluation mode, as after a validation, whatever came before.
+    """
+    if attachment.warned or (attachment.seen and not left):
         return
     attachment.warned = True
     model = type(attachment.model).__name__

@@ -64,6 +64,20 @@ def test_nothing_was_regularized_is_said_once(caplog, attached, called, reason, 
     assert caplog.records[0].levelno == logging.WARNING
 
 
+@pytest.mark.parametrize("forgotten", [True, False])
+def test_a_model_left_in_evaluation_mode_after_a_validation_is_said_once(caplog, forgotten):
+    model = TinyClassifier().train()
+    regularizer = ADDrop(cross_tuning="off")
+    with regularizer.attach(model):
+        for _ in range(3):
+            model(IDS).sum().backward()
+            regularizer.end_update()
+            model.eval()(IDS)  # a validation, with gradients
+            model.train(not forgotten)
+        assert len(caplog.messages) == forgotten
+    assert all("TinyClassifier is in evaluation mode: call its train()" in message for message in caplog.messages)
+
+
 @pytest.mark.parametrize(
     ("options", "epochs", "said"),
     [({}, 1, True), ({}, 2, False), ({}, None, False), ({"cross_tuning": "off"}, 1, False)],
