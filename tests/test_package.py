@@ -122,14 +122,32 @@ def test_regularizer_states_are_read(tmp_path):
     assert (other.epoch, other.updates) == (3, 1)
 
 
-def test_a_wheel_holds_every_file_of_the_package(monkeypatch):
+@pytest.fixture
+def packaging_of(monkeypatch) -> dict:
+    """What setup.py gives; the test works in its folder."""
     import setuptools
 
-    root, given = Path(__file__).parents[1], {}
-    monkeypatch.chdir(root)
+    given: dict = {}
+    monkeypatch.chdir(Path(__file__).parents[1])
     monkeypatch.setattr(setuptools, "setup", given.update)
     runpy.run_path("setup.py")
-    build = setuptools.Distribution(given | {"script_name": "setup.py"}).get_command_obj("build_py")
+    return given
+
+
+def test_scipy_knows_the_arguments_that_it_is_given(packaging_of):
+    """`bootstrap` takes `rng` from 1.15 on; before, every comparison failed at its table."""
+    from packaging.requirements import Requirement
+
+    wanted = [Requirement(line) for extra in packaging_of["extras_require"].values() for line in extra]
+    versions = [one.specifier for one in wanted if one.name == "scipy"]
+    assert len(versions) == 2 and all("1.15.0" in one and "1.14.1" not in one for one in versions)
+
+
+def test_a_wheel_holds_every_file_of_the_package(packaging_of):
+    import setuptools
+
+    root = Path.cwd()
+    build = setuptools.Distribution(packaging_of | {"script_name": "setup.py"}).get_command_obj("build_py")
     build.ensure_finalized()
     modules = {path for _, _, path in build.find_all_modules()}
     data = {str(Path(folder, name)) for _, folder, _, names in build.data_files for name in names}
