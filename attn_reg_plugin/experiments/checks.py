@@ -5,11 +5,15 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from attn_reg_plugin.experiments.runs import Run
+
+#: held while the process's streams are replaced: of two threads one would put back what the other has put in place
+_SILENT = threading.RLock()
 
 
 def check_runs(runs: Iterable[Run]) -> None:
@@ -60,11 +64,12 @@ def _tried(function: Callable[[], Any], title: str) -> Any:
 @contextlib.contextmanager
 def _silence(said: io.StringIO) -> Iterator[None]:
     """Nothing is printed, warned of or logged."""
-    before = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    try:
-        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(before)
+    with _SILENT:
+        before = logging.root.manager.disable
+        logging.disable(logging.CRITICAL)
+        try:
+            with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                yield
+        finally:
+            logging.disable(before)

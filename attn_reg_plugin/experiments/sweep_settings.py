@@ -13,6 +13,7 @@ import dataclasses
 import functools
 import importlib
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -316,7 +317,7 @@ class Sweep:
             ValueError: bad input, or nothing but failures, in one sentence.
             FileNotFoundError: data that is missing.
         """
-        console, first = Console(), self.try_all()
+        console, first = Console(file=sys.stdout), self.try_all()  # bound: a thread that tries a command replaces it
         objective = objective_of(first, getattr(self.base(), "metric", None))
         arms = self.studies(objective.maximize)
         for trials in arms:

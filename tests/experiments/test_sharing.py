@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import multiprocessing
 import os
 import signal
@@ -159,3 +160,32 @@ def test_a_folder_is_waited_for_and_what_ends_the_work_in_it_is_said(tmp_path: P
             assert (tmp_path / "a.lock").exists()
             raise FolderInUse("one inside")
     assert not (tmp_path / "a.lock").exists()
+
+
+def test_two_threads_that_try_commands_leave_everything_audible() -> None:
+    """One begins while the other is silent, and would put back what that one has put in place."""
+    before = (sys.stdout, sys.stderr, logging.root.manager.disable)
+    silent, other_began, first_ended = Event(), Event(), Event()
+
+    def first() -> None:
+        with checks._silence(io.StringIO()):
+            silent.set()
+            other_began.wait(0.3)
+        first_ended.set()
+
+    def second() -> None:
+        silent.wait(5)
+        with checks._silence(io.StringIO()):
+            other_began.set()
+            first_ended.wait(5)
+
+    threads = [threading.Thread(target=work) for work in (first, second)]
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert (sys.stdout, sys.stderr, logging.root.manager.disable) == before
+    finally:
+        sys.stdout, sys.stderr = before[:2]
+        logging.disable(before[2])
