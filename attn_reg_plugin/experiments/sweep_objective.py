@@ -21,7 +21,7 @@ class Objective:
     Attributes:
         metric: its name.
         maximize: whether more is better.
-        of_epoch: its value after an epoch, of the log's figures; None where it isn't there.
+        of_epoch: its value in a validation, of the log's figures; None where it isn't there.
         of_result: a finished run's, of its result.json, where the log is gone; None where it isn't there.
         measured_on: the examples it is of, for notes.
     """
@@ -33,9 +33,14 @@ class Objective:
     measured_on: str = "the validation set"
 
     def by_epoch(self, log: TrainingLog) -> dict[int, float]:
-        """The figure after each epoch, as far as the log goes."""
-        found = {epoch: self.of_epoch(figures) for (epoch, _), figures in sorted(log.validations.items())}
-        return {epoch: value for epoch, value in found.items() if value is not None}
+        """The best figure of each epoch's validations, as far as the log goes; not finite where none of them is."""
+        found: dict[int, float] = {}
+        for (epoch, _), figures in sorted(log.validations.items()):
+            value = self.of_epoch(figures)
+            if value is not None:
+                best = self.best({0: value, 1: found.get(epoch, value)})
+                found[epoch] = value if best is None else best
+        return found
 
     def best(self, values: Mapping[int, float]) -> float | None:
         """The best of several epochs'; None where none is finite."""

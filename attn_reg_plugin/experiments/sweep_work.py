@@ -128,17 +128,20 @@ class Worker:
     def _run(self, arm: Arm, claim: Claim, one: Run, stop: Event) -> None:
         progress = self._reporter.start(one.title, self._epochs)
         reported: set[int] = set()
+        earlier: dict[tuple[int, int], dict[str, float]] = {}
 
         def watch(log: TrainingLog) -> None:
             progress.watch(log)
-            for epoch, value in self._objective.by_epoch(log).items():
-                if epoch not in reported:
+            whole = dataclasses.replace(log, validations=earlier | log.validations)
+            for epoch, value in self._objective.by_epoch(whole).items():
+                if epoch not in reported and whole.over(epoch):
                     reported.add(epoch)
                     claim.report(epoch, value)
 
         try:
             one.claim()
-            if one.has_log():  # the epochs before an interruption: a training that goes on logs only later ones
+            if one.has_log():  # of before an interruption: a training that goes on logs only later validations
+                earlier |= one.log().validations
                 watch(one.log())
             one.carry_out(watch, _Any(stop, claim.stop))
         except RunInUse as error:

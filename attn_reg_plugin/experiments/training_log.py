@@ -67,6 +67,10 @@ class TrainingLog:
         elif "update" in record:
             self.position = _number(record["update"]) or self.position
 
+    def over(self, epoch: int) -> bool:
+        """Whether an epoch has ended; until then further validations of it may come."""
+        return self.ended or epoch in self.train_wall or epoch < max(self.validations, default=(0, 0))[0]
+
     def best_validation(self) -> tuple[str, float]:
         """The name and the value of the lowest validation loss.
 

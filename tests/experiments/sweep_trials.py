@@ -66,7 +66,8 @@ class FakeRun:
         return (self.folder / "started").exists()
 
     def log(self, epochs: int | None = None) -> TrainingLog:
-        return TrainingLog(validations={(i, i): {"accuracy": x} for i, x in enumerate(self.curve[:epochs], start=1)})
+        validations = {(i, i): {"accuracy": x} for i, x in enumerate(self.curve[:epochs], start=1)}
+        return TrainingLog(train_wall={epoch: 1.0 for epoch, _ in validations}, validations=validations)
 
     def result(self) -> dict[str, Any]:
         return {"accuracy": max(self.curve), "training": {"epochs": len(self.curve)}}

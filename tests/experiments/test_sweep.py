@@ -157,8 +157,11 @@ def test_trials_of_translation_are_ordinary_runs(tmp_path: Path) -> None:
     other = found.run_of(plain, plain.slots[1], plain.slots[1].values)
     assert other.folder.name == "plain-seed2" and "--attn-reg none" in " ".join(other.train_command())
     objective = objective_of(run, None)
-    log = TrainingLog(validations={(1, 5): {"loss": 3.0, "nll_loss": 2.0}, (2, 9): {"loss": 2.5}, (3, 12): {}})
-    assert objective.by_epoch(log) == {1: 2.0, 2: 2.5} and objective.best({1: 2.0, 2: float("nan")}) == 2.0
+    log = TrainingLog(
+        validations={(1, 5): {"nll_loss": 2.0}, (1, 7): {"loss": 3.0}, (2, 9): {"loss": 2.5}, (3, 12): {}}
+    )
+    log.validations[4, 15], log.validations[4, 16] = {"loss": 9.0}, {"loss": float("nan")}
+    assert objective.by_epoch(log) == {1: 2.0, 2: 2.5, 4: 9.0} and objective.best({1: 2.0, 2: float("nan")}) == 2.0
     assert not objective.maximize and objective.gain(2.0, 2.5) == 0.5
     assert objective.of_result({"training": {"best_valid_loss": 4.0}}) == 4.0
     bleu = objective_of(run, "bleu")

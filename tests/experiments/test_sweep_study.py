@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +15,7 @@ pytest.importorskip("optuna")
 
 import optuna
 
-from attn_reg_plugin.experiments import sweep_study, sweep_work
+from attn_reg_plugin.experiments import checks, sweep_study, sweep_work
 from attn_reg_plugin.experiments.executing import RunError
 from attn_reg_plugin.experiments.runs import RunInUse
 from attn_reg_plugin.experiments.sweep_report import Report
@@ -184,6 +186,54 @@ def test_a_trial_that_goes_on_is_judged_by_its_epochs_before_too(tmp_path: Path)
     worker(tmp_path, make, shared).work(NEVER)
     last = shared.entries()[1]
     assert (last.state, last.value) == (COMPLETE, 90.0) and last.by_epoch == {1: 79.0, 2: 90.0, 3: 70.0, 4: 71.0}
+
+
+def log_of(epochs: list[int], *validations: tuple[int, int, float]) -> TrainingLog:
+    """The log of a training that has ended these epochs, of validations by epoch and update."""
+    found = {(epoch, update): {"accuracy": value} for epoch, update, value in validations}
+    return TrainingLog(train_wall=dict.fromkeys(epochs, 1.0), validations=found)
+
+
+def test_an_epoch_counts_with_its_best_validation_once_it_has_ended(tmp_path: Path) -> None:
+    """Of a training that validates within its epochs, and was interrupted in the second one."""
+    before, later = ((1, 50, 60.0), (1, 99, 80.0), (2, 150, 90.0)), ((2, 199, 70.0), (3, 250, 60.0), (3, 299, 85.0))
+
+    class Often(FakeRun):
+        found = log_of([1], *before)
+
+        def has_log(self) -> bool:
+            return True
+
+        def log(self, epochs: int | None = None) -> TrainingLog:
+            return self.found
+
+        def carry_out(self, watch: Any, stop: Any) -> None:
+            for count, epochs in ((1, []), (1, [2]), (2, [2]), (3, [2]), (3, [2, 3])):
+                watch(log_of(epochs, *later[:count]))
+            self.found = log_of([1, 2, 3], *before, *later)
+
+    shared = trials(tmp_path, Arm("ad_drop", "AD-DROP", DIMENSIONS, SLOTS[:1]))
+    worker(tmp_path, lambda arm, slot, values: Often(tmp_path, arm, slot), shared).work(NEVER)
+    (entry,) = shared.entries()
+    assert (entry.state, entry.value, entry.by_epoch) == (COMPLETE, 90.0, {1: 80.0, 2: 90.0, 3: 85.0})
+
+
+def test_what_is_said_while_another_thread_tries_a_command_is_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("fairseq")
+    from attn_reg_plugin.experiments import sweep_settings
+
+    def talk(works: Any, jobs: int) -> None:
+        with checks._silence(io.StringIO()):
+            works[0].__self__.console.print("a trial is done")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sweep_settings, "at_a_time", talk)
+    monkeypatch.setattr(sweep_settings.Sweep, "try_all", lambda self: SimpleNamespace(settings=dict))
+    base = {"task": "rte", "data": "data", "model": "encoder"}
+    assert sweep_settings.Sweep(out=tmp_path, finetune=base, space={"p": [0.1]}).carry_out() == 130
+    assert capsys.readouterr().out.splitlines()[0] == "a trial is done"
 
 
 def test_a_failed_trial_is_kept_as_such_and_another_process_tries_it_once_more(tmp_path: Path) -> None:
