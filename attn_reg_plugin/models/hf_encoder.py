@@ -259,7 +259,7 @@ def build_head(config: "PreTrainedConfig", kind: str, weights: str | None = None
         ValueError: transformers has no such head for the model, or the weights cannot be read.
     """
     head = getattr(_transformers(), HEADS[kind])
-    if type(config) not in head._model_mapping.keys():  # noqa: SIM118  a lazy mapping, which has no `in` of its own
+    if type(config) not in head._model_mapping:
         raise ValueError(f"transformers has no {kind.replace('_', ' ')} head for {config.model_type} models")
     if weights is None:
         return head.from_config(config, dtype=torch.float32)

@@ -279,6 +279,15 @@ def test_a_head_that_does_not_exist(tmp_path: Path) -> None:
         build(tmp_path, "swag")
 
 
+def test_other_families_stay_unread(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Listing the configurations that have a head would import that of every family."""
+    mapping = type(transformers.AutoModelForSequenceClassification._model_mapping)
+    listed: list[object] = []
+    monkeypatch.setattr(mapping, "keys", lambda self: listed.append(self) or [transformers.BertConfig])
+    build(folder)
+    assert not listed
+
+
 def test_a_task_without_labels(folder: Path) -> None:
     with pytest.raises(ValueError, match="is for tasks of labelled text such as attn_reg_text_classification"):
         HFEncoderModel.build_model(HFEncoderConfig(), SimpleNamespace())
