@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -75,3 +76,40 @@ def of_section(content: DictConfig, section: str, path: Path, first: bool = Fals
     outer[EACH] = part[EACH]
     outer[section].pop(EACH)
     yield from combinations(outer, path, first=first)
+
+
+def all_names(content: DictConfig, section: str, path: Path) -> list[str]:
+    """The names of a file and those of one of its sections.
+
+    Raises:
+        ValueError: see `names_of`.
+    """
+    part = content.get(section)
+    return [*names_of(content, path), *(names_of(part, path) if isinstance(part, DictConfig) else ())]
+
+
+@dataclass(frozen=True)
+class Folders:
+    """Which combination of `each` a comparison's folder belongs to: the table of a second one would replace its.
+
+    Attributes:
+        path: of the file.
+    """
+
+    path: Path
+    _given: dict[tuple[str, Path], tuple[Any, Mapping[str, Any]]] = field(default_factory=dict)
+
+    def give(self, section: str, settings: Any, values: Mapping[str, Any]) -> None:
+        """A comparison has the folder `settings.out`.
+
+        Args:
+            values: of the names in its combination.
+
+        Raises:
+            ValueError: one of the same section with other settings has it.
+        """
+        there, others = self._given.setdefault((section, settings.out), (settings, values))
+        if settings != there:
+            missing = " and ".join(f"${{{name}}}" for name in values if values[name] != others[name])
+            said = f"{self.path}: combinations of each have one folder for {section}, {settings.out}"
+            raise ValueError(f"{said}; put {missing} into out")

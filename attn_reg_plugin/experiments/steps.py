@@ -30,7 +30,7 @@ from attn_reg_plugin.configuration import (
     values_of,
     with_rest,
 )
-from attn_reg_plugin.experiments.each import EACH, combinations, names_of, of_section
+from attn_reg_plugin.experiments.each import EACH, Folders, all_names, combinations, names_of, of_section
 from attn_reg_plugin.experiments.executing import RunError
 from attn_reg_plugin.experiments.toy import aside, make_files, toy_of
 
@@ -59,7 +59,8 @@ def plan(
         commands: further steps, by the names of their sections.
 
     Raises:
-        ValueError: a setting that no step has, a value that isn't allowed, or one that is missing.
+        ValueError: a setting that no step has, a value that isn't allowed, or one that is missing; two combinations of
+            `each` with one folder.
         SystemExit: an unknown flag, or help was asked for.
     """
     content = load(path)
@@ -70,7 +71,7 @@ def plan(
     if words[place + 1 :] and not any(_takes_rest(name) for name in sections):
         raise ValueError(f"{path} has no step that takes flags of fairseq-train, as those behind `--` are")
     toy = bool(given.pop("toy", False))
-    steps = []
+    steps, folders = [], Folders(path)
     for one in combinations(content, path, given, toy):
         values = {name: given[name] for name in values_of(one) if name in given and name not in content.get(EACH, {})}
         for name, value in values.items():
@@ -84,6 +85,8 @@ def plan(
         for name in sections:
             for part in of_section(one, name, path, toy):
                 steps.append(planned.command(part, name, commands) if name in commands else planned.step(part, name))
+                if name in STEPS and STEPS[name][2] == _COMPARISON:
+                    folders.give(name, steps[-1].args[1], {key: part[key] for key in all_names(content, name, path)})
     return steps
 
 

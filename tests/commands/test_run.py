@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,35 @@ def test_opus_mt_has_the_authors_settings(pair: str, p: str, q: str, tmp_path: P
     assert untuned.train_flags[-2:] == ("--lr", "0") and "--max-update" not in plain.train_flags
     text = f"--bpe opus_mt --opus-mt-folder {out}/data/opus_mt --min-len 0 --max-len-b 510"
     assert text in " ".join(plain.generate_command("test")) and "--beam 4" in " ".join(plain.generate_flags)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("each: {seed: [1, 2]}\nfinetune: {seeds: '${seed}', task: rte, data: d, out: 'o'}", "${seed}"),
+        (
+            "finetune: {each: {n: [1, 2], m: [plain, r_drop]}, methods: '${m}', task: rte, data: d, out: 'o/${n}'}",
+            "${m}",
+        ),
+        ("each: {n: [2, 3], lr: [1, 2]}\ncompare: {layers: '${n}', lr: '${lr}', data: d, out: 'o/${lr}'}", "${n}"),
+    ],
+)
+def test_combinations_with_one_folder_are_refused(text: str, said: str, tmp_path: Path) -> None:
+    """Before anything is trained: the later one's table would take the place of the other's."""
+    (tmp_path / "c.yaml").write_text(text)
+    with pytest.raises(ValueError, match=rf"c\.yaml: .*\bo\b.*; put {re.escape(said)} into out$"):
+        plan(tmp_path / "c.yaml", [])
+    (tmp_path / "c.yaml").write_text(text.replace("out: 'o", f"out: '{said}/o"))
+    assert len({one.out for one in settings(tmp_path / "c.yaml")}) == len(settings(tmp_path / "c.yaml")) >= 2
+
+
+def test_the_same_comparison_may_come_again(tmp_path: Path) -> None:
+    """As beside a step that is another one each time; it is done already."""
+    (tmp_path / "c.yaml").write_text(
+        "each: {n: [1, 2]}\ncompare: {data: d, out: o}\nprepare phrasebook: {pair: en-ro, out: 'd${n}'}"
+    )
+    first, _, second, _ = settings(tmp_path / "c.yaml")
+    assert first == second
 
 
 def test_a_model_is_converted_once_and_a_folder_belongs_to_one(tmp_path: Path) -> None:
