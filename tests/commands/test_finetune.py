@@ -150,6 +150,7 @@ def test_updates_are_counted_for_one_process(
         (["--", "--best-checkpoint-metric", "loss"], "has --best-checkpoint-metric, which the setting metric decides"),
         *((["--", flag, "wnli"], f"has {flag}, which the setting task decides") for flag in ("--labelled", "--task")),
         *((["--", flag, "x"], f"has {flag}, which the setting model decides") for flag in ("--hf-model", "--arch")),
+        (["--", "--lr-scheduler", "cosine"], "has --lr-scheduler, which the setting lr_scheduler decides; give that"),
         (
             ["--method-flags", "plain=--shortcut 0.5"],
             "--method-flags: plain has --shortcut, which the setting shortcut decides; give that",

@@ -73,6 +73,12 @@ def test_updates_are_counted_with_the_flags_that_change_them(rte: list[str]) -> 
     assert updates() == "30" and updates("--", "--update-freq", "2") == "20"
     assert updates("--", "--max-sentences=8", "--max-epoch", "3") == "18" and updates("--", "--max-update", "7") == "7"
     assert updates("--", "--max-epoch", "0", "--max-update", "70") == "70"
+    assert updates("--max-length", "40", "--", "--skip-remainder-batch") == "20", (
+        "fairseq leaves out the last batch of an epoch"
+    )
+    fives = ("--max-length", "5", "--", "--max-tokens", "20")  # four of these inputs
+    assert updates(*fives) == updates(*fives, "--batch-size=64") == "120"
+    assert updates(*fives, "--max-epoch", "0", "--max-update", "70") == "70"
     for wrong in (["--update-freq", "2,2"], ["--batch-size", "0"], ["--max-epoch", "0"]):
         with pytest.raises(ValueError, match=f"^{wrong[0]} is '?{wrong[1]}"):
             updates("--", *wrong)
