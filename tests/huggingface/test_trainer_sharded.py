@@ -112,12 +112,15 @@ def both(folder: Path) -> None:
 @pytest.mark.slow
 def test_trainer_and_accelerate_with_sharded_parameters(tmp_path: Path) -> None:
     check(tmp_path, run_in_processes(tmp_path, both, tmp_path, processes=2))
+    # a key's bias moves no attention: its gradient is rounding, of which Adam makes steps
+    names = [(name, one.numel()) for name, one in build("bert").named_parameters()]
+    moved = torch.cat([torch.full((size,), not name.endswith("key.bias")) for name, size in names])
     for rank in range(2):
         found = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
         expected = found["data parallel"]
         for kind in ("FULL", "SHARDED"):
             assert found[kind]["class"] == "FSDPBertForSequenceClassification" != expected["class"]
-            torch.testing.assert_close(found[kind]["weights"], expected["weights"], rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(found[kind]["weights"][moved], expected["weights"][moved], rtol=1e-5, atol=1e-5)
             assert found[kind]["log"] == expected["log"] and expected["log"][-1]["kept_hit_rate"] > 0
         assert found["resumed"]["weights"].equal(found["SHARDED"]["weights"])
         assert found["resumed"]["log"][-1] == found["SHARDED"]["log"][-1]
