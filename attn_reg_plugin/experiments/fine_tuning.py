@@ -109,6 +109,8 @@ class FineTuning(TrainingExamples):
         read_split(task, self.data, "valid")  # what is wrong with it is said before anything is trained
         digest, settings = digest_of_model(model), self.with_words(task, model, examples)
 
+        counted: dict[tuple[str, tuple[str, ...]], int] = {}  # by method and flags: seeds share it
+
         def make(method: Method, seed: int, **where: object) -> LabelledRun:
             sampling = self.sampling(seed)
             drawn = sampling.of(examples)
@@ -121,8 +123,10 @@ class FineTuning(TrainingExamples):
             one = LabelledRun(method, seed, data=data, train_flags=flags, generate_flags=(), **about, **where)  # type: ignore[misc]
             if given.keys().isdisjoint(BATCHES) or given.get("--max-epoch") == "0":
                 return one
-            counted = updates_of(replace(one, seed=1))  # with --no-grouping every seed and epoch has batches of its own
-            return replace(one, train_flags=(*self._flags(counted), *rest))
+            key = method.name, flags
+            if key not in counted:  # with --no-grouping every seed and epoch has batches of its own
+                counted[key] = updates_of(replace(one, seed=1))
+            return replace(one, train_flags=(*self._flags(counted[key]), *rest))
 
         return self.each(methods, make)
 

@@ -34,16 +34,16 @@ class Objective:
 
     def by_epoch(self, log: TrainingLog) -> dict[int, float]:
         """The best figure of each epoch's validations, as far as the log goes; not finite where none of them is."""
-        found: dict[int, float] = {}
+        values: dict[int, list[float]] = {}
         for (epoch, _), figures in sorted(log.validations.items()):
             value = self.of_epoch(figures)
             if value is not None:
-                best = self.best({0: value, 1: found.get(epoch, value)})
-                found[epoch] = value if best is None else best
-        return found
+                values.setdefault(epoch, []).append(value)
+        best = {epoch: self.best(dict(enumerate(those))) for epoch, those in values.items()}
+        return {epoch: values[epoch][-1] if value is None else value for epoch, value in best.items()}
 
     def best(self, values: Mapping[int, float]) -> float | None:
-        """The best of several epochs'; None where none is finite."""
+        """The best of several validations' or epochs'; None where none is finite."""
         return (max if self.maximize else min)(filter(math.isfinite, values.values()), default=None)
 
     def of_run(self, run: Run) -> float | None:

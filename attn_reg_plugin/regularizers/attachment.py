@@ -261,9 +261,9 @@ class Attachment:
         expect_forward(self, "an update was made", left=self.idle and not self.present)
         expect_calls(self)
         self.present = self.idle = False
-        self.whole_step.held = None
+        self.whole_step.held, lost = None, RELEASED.format(method=self.regularizer.name)
         for site in self.sites:
-            site.release(RELEASED.format(method=self.regularizer.name))
+            site.release(lost)
 
     def clear(self, kept: Collection[AttentionSite] = ()) -> None:
         """Plain attention on every site from here, but those that are `kept`."""
@@ -273,9 +273,7 @@ class Attachment:
                 site.clear()
 
     def remove(self) -> None:
-        """Take the hooks off and restore the attention modules; warns if its attention ran, but never regularized."""
-        if any(site.ran for site in self.sites):
-            expect_forward(self, "its attention ran with gradients")
+        """Take the hooks off and restore the attention modules."""
         for handle in self.handles:
             handle.remove()
         if not attachments_of(self.model):

@@ -65,7 +65,9 @@ class AttentionLayerDrop(Regularizer):
 
     def _draw(self, site: AttentionSite, first: bool, seed: int, call: int) -> bool:
         """Whether a call is dropped; torch's global generator is left alone, which recomputation repeats."""
-        generator = torch.Generator().manual_seed(derived(seed, call))
-        dropped = bool(torch.rand((), generator=generator) < self.p) if call else first
+        dropped = first
+        if call:
+            generator = torch.Generator().manual_seed(derived(seed, call))
+            dropped = bool(torch.rand((), generator=generator) < self.p)
         self.count_share(site, float(dropped))
         return dropped

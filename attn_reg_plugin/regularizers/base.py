@@ -20,6 +20,7 @@ from attn_reg_plugin.attention.calls import AttentionCall, derived
 from attn_reg_plugin.attention.masks import dropped_fraction
 from attn_reg_plugin.attention.sites import AttentionSite, MaskSampler, SiteSelector
 from attn_reg_plugin.regularizers.attachment import Attachment
+from attn_reg_plugin.regularizers.expectations import expect_attention
 from attn_reg_plugin.regularizers.options import check_options, option
 from attn_reg_plugin.regularizers.presets import Preset
 from attn_reg_plugin.regularizers.probing import Forward
@@ -136,6 +137,7 @@ class Regularizer:
         if attachment is not None:
             if attachment.seen:
                 self._of.remember(attachment.model)
+            expect_attention(attachment)
             attachment.remove()
 
     @property

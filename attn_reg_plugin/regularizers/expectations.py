@@ -49,6 +49,12 @@ def expect_forward(attachment: Attachment, event: str, left: bool = False) -> No
     logger.warning(f"{attachment.regularizer.name}: {event}, but nothing was regularized; {reason}")
 
 
+def expect_attention(attachment: Attachment) -> None:
+    """At the end: warn, once, if attention ran with gradients, and no forward could be regularized."""
+    if any(site.ran for site in attachment.sites):
+        expect_forward(attachment, "its attention ran with gradients")
+
+
 def expect_calls(attachment: Attachment) -> None:
     """After an update: warn, once, if selected attentions should have been regularized and were never called.
 

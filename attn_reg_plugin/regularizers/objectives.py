@@ -221,8 +221,7 @@ def negative_loss(outputs: Any, inputs: Mapping[str, Any]) -> Tensor:
 
 
 def _is_regression(logits: Tensor, inputs: Mapping[str, Any]) -> bool:
-    several = logits.dim() == 2 and logits.size(-1) > 1 and not inputs.get("regression", False)
-    return logits.dim() < 3 and not several
+    return logits.dim() < 2 or (logits.dim() == 2 and (logits.size(-1) == 1 or inputs.get("regression", False)))
 
 
 def _is_one_number(gold: Any) -> bool:

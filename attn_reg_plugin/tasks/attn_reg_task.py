@@ -45,7 +45,7 @@ from attn_reg_plugin.tasks.refusals import (
     refuse_uncalled,
 )
 from attn_reg_plugin.tasks.repeating import adding
-from attn_reg_plugin.tasks.sidecar import FROM_WEIGHTS, Sidecar, continue_from, continue_from_checkpoint
+from attn_reg_plugin.tasks.sidecar import FROM_WEIGHTS, Sidecar, continue_from, continue_from_checkpoint, is_of
 from attn_reg_plugin.tasks.task_state import task_state
 
 __all__ = ["SEEN", "AttnRegTask", "print_flags_if_asked", "with_attn_reg"]
@@ -313,8 +313,7 @@ class AttnRegTask:
         for key in (FIRST_EPOCH, PATIENCE):  # of a checkpoint that a training goes on from, its first step takes them
             state_dict.pop(key, None)
         super().load_state_dict(state_dict)
-        other = isinstance(own, dict) and own.get("method") not in (None, getattr(self.regularizer, "name", None))
-        if own is not None and self.regularizer is not None and not other:
+        if self.regularizer is not None and is_of(own, self.regularizer):
             with refuse_state(self._restore_file, f"--attn-reg {self.regularizer.name}", FROM_WEIGHTS):
                 self.regularizer.load_state_dict(own)
 

@@ -175,9 +175,14 @@ def continue_from_checkpoint(checkpoint: Path, regularizer: Regularizer, state: 
     Raises:
         ValueError: the state is damaged, or does not fit the model.
     """
-    other = isinstance(state, dict) and state.get("method") not in (None, regularizer.name)
-    if state is not None and not other:
+    if is_of(state, regularizer):
         _resume(regularizer, state, checkpoint, FROM_WEIGHTS)
+
+
+def is_of(state: Any, regularizer: Regularizer) -> bool:
+    """Whether there is a state, and not another method's; a damaged one is refused where it is loaded."""
+    other = isinstance(state, dict) and state.get("method") not in (None, regularizer.name)
+    return state is not None and not other
 
 
 def _resume(regularizer: Regularizer, state: dict[str, Any], file: Path, instead: str) -> None:

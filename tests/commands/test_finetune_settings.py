@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("fairseq")
 pytest.importorskip("transformers")
 
+from attn_reg_plugin.experiments import fine_tuning
 from attn_reg_plugin.experiments.labelled_runs import LabelledData, LabelledRun
 from attn_reg_plugin.experiments.methods import Method
 from attn_reg_plugin.labelled import find_task
@@ -61,6 +62,14 @@ def test_the_notes_say_how_many_examples_there_were(rte: list[str]) -> None:
     assert settings.part_notes(48) == ["trained on all 48 examples; 60 were asked for"]
     assert settings.part_notes(61) == settings.part_notes() == ["trained on 60 examples, drawn at random"]
     assert parsed(*rte).part_notes(48) == []
+
+
+def test_batches_are_counted_once_for_all_seeds(rte: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(fine_tuning, "updates_of", lambda one: asked.append(one.method.name) or 7)
+    runs = planned(*rte, "--seeds", "1,2", "--", "--max-tokens", "40", methods="plain,ad_drop")
+    assert asked == ["plain", "ad_drop"] and len(runs) == 4
+    assert all("--total-num-update 7" in " ".join(run.train_flags) for run in runs)
 
 
 def test_updates_are_counted_with_the_flags_that_change_them(rte: list[str]) -> None:
