@@ -39,7 +39,7 @@ class Examples:
 
     digests: list[bytes]
     real: Mapping[str, Tensor] = field(default_factory=dict)
-    _orders: dict[tuple[str, int], tuple[Tensor, Tensor] | None] = field(default_factory=dict, repr=False)
+    _orders: dict[tuple[str, int, torch.device], tuple[Tensor, Tensor] | None] = field(default_factory=dict, repr=False)
 
     def __len__(self) -> int:
         return len(self.digests)
@@ -49,25 +49,25 @@ class Examples:
         real = self._of(stack, longest)
         return torch.full((len(self),), longest) if real is None else real.sum(-1)
 
-    def order(self, stack: str, longest: int) -> Tensor | None:
+    def order(self, stack: str, longest: int, device: torch.device) -> Tensor | None:
         """The positions of each example with the real ones first, int64 (N, `longest`); None if they are already."""
-        orders = self._both_orders(stack, longest)
+        orders = self._both_orders(stack, longest, device)
         return None if orders is None else orders[0]
 
-    def order_back(self, stack: str, longest: int) -> Tensor | None:
+    def order_back(self, stack: str, longest: int, device: torch.device) -> Tensor | None:
         """What puts positions in that order back, int64 (N, `longest`); None where there is nothing to do."""
-        orders = self._both_orders(stack, longest)
+        orders = self._both_orders(stack, longest, device)
         return None if orders is None else orders[1]
 
-    def _both_orders(self, stack: str, longest: int) -> tuple[Tensor, Tensor] | None:
-        """There and back; found once for all sites of a forward."""
-        if (stack, longest) not in self._orders:
+    def _both_orders(self, stack: str, longest: int, device: torch.device) -> tuple[Tensor, Tensor] | None:
+        """There and back; found and copied to the device once for all sites of a forward."""
+        if (stack, longest, device) not in self._orders:
             real, orders = self._of(stack, longest), None
             if real is not None and (real[:, 1:] & ~real[:, :-1]).any():
                 there = (~real).to(torch.uint8).argsort(dim=-1, stable=True)
-                orders = there, there.argsort(-1)
-            self._orders[stack, longest] = orders
-        return self._orders[stack, longest]
+                orders = there.to(device), there.argsort(-1).to(device)
+            self._orders[stack, longest, device] = orders
+        return self._orders[stack, longest, device]
 
     def _of(self, stack: str, longest: int) -> Tensor | None:
         real = self.real.get(stack)

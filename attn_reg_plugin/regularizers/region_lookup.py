@@ -39,18 +39,17 @@ def check_rows(examples: Examples, call: AttentionCall, rows: int) -> None:
         )
 
 
-def in_order(region: Tensor, site: AttentionSite, order: Callable[[str, int], Tensor | None]) -> Tensor:
+def in_order(region: Tensor, site: AttentionSite, order: Callable[[str, int, torch.device], Tensor | None]) -> Tensor:
     """A map (N, H, T, S) with queries and keys in another order.
 
     Args:
-        order: of a stack and its length, the positions (N, L) that come first, second ...; None leaves them.
+        order: of a stack, its length and a device, the positions (N, L) that come first, second ...; None leaves them.
     """
     queries, keys = stacks_of(site)
     for dim, stack in ((-2, queries), (-1, keys)):
-        positions = order(stack, region.size(dim))
+        positions = order(stack, region.size(dim), region.device)
         if positions is not None:
-            positions = positions.to(region.device)[:, None]
-            positions = positions.unsqueeze(-1 if dim == -2 else -2).expand(region.shape)
+            positions = positions[:, None].unsqueeze(-1 if dim == -2 else -2).expand(region.shape)
             region = region.gather(dim, positions)
     return region
 
@@ -88,7 +87,8 @@ class Found:
     def region(self, site: AttentionSite, where: Where, shape: tuple[int, ...], device: torch.device) -> Tensor:
         """The candidate region of a call, bool (N, H, T, S): none in padding, and none where nothing is known."""
         rows, heads, queries, keys = shape
-        packed = torch.zeros(rows, heads, queries, -(-keys // 8), dtype=torch.uint8)
+        on_cuda = device.type == "cuda"  # which copies from pinned memory while the host goes on
+        packed = torch.zeros(rows, heads, queries, -(-keys // 8), dtype=torch.uint8, pin_memory=on_cuda)
         ends = [self.examples.lengths(stack, n).tolist() for stack, n in zip(stacks_of(site), shape[2:], strict=True)]
         for i, starts in enumerate(self._starts):
             start, there = starts.get(where, (0, ()))
@@ -103,7 +103,7 @@ class Found:
             width = -(-there[2] // 8)
             bits = self.bits[i][start : start + heads * there[1] * width].view(heads, there[1], width)
             packed[i, :, : there[1], :width] = bits
-        region = in_order(unpack_bits(packed.to(device), keys), site, self.examples.order_back)
+        region = in_order(unpack_bits(packed.to(device, non_blocking=on_cuda), keys), site, self.examples.order_back)
         fresh, missing = self.fresh.get(where), self.missing
         if fresh is not None and missing:
             region[missing] = unpack_bits(fresh[missing], keys)

@@ -35,6 +35,7 @@ def told(ids):
 
 
 IDS = tokens([5, 3, 1], 5)
+CPU = torch.device("cpu")
 
 
 def test_padding_and_neighbours_do_not_matter():
@@ -62,10 +63,11 @@ def test_source_and_target_are_told_apart():
 def test_real_tokens_come_first():
     found = examples(supplied=told(padded(IDS, 2, 1)))
     assert found.lengths("encoder", 8).tolist() == [5, 3, 1]
-    assert found.order("encoder", 8)[1].tolist() == [2, 3, 4, 0, 1, 5, 6, 7]
-    assert found.order("decoder", 8) is None and found.lengths("decoder", 8).tolist() == [8, 8, 8]
+    assert found.order("encoder", 8, CPU)[1].tolist() == [2, 3, 4, 0, 1, 5, 6, 7]
+    assert found.order("encoder", 8, CPU) is found.order("encoder", 8, CPU), "copied to a device once for all sites"
+    assert found.order("decoder", 8, CPU) is None and found.lengths("decoder", 8).tolist() == [8, 8, 8]
     assert found.lengths("encoder", 9).tolist() == [9, 9, 9], "an attention over something else than the tokens"
-    assert examples(supplied=told(IDS)).order("encoder", 5) is None, "they are first already"
+    assert examples(supplied=told(IDS)).order("encoder", 5, CPU) is None, "they are first already"
 
 
 @pytest.mark.parametrize("mask", ["attention_mask", "token_mask", "padding_mask"])
