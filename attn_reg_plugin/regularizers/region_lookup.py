@@ -88,7 +88,8 @@ class Found:
         """The candidate region of a call, bool (N, H, T, S): none in padding, and none where nothing is known."""
         rows, heads, queries, keys = shape
         on_cuda = device.type == "cuda"  # which copies from pinned memory while the host goes on
-        packed = torch.zeros(rows, heads, queries, -(-keys // 8), dtype=torch.uint8, pin_memory=on_cuda)
+        size = rows, heads, queries, -(-keys // 8)
+        packed = torch.zeros(size, dtype=torch.uint8, device="cpu", pin_memory=on_cuda)
         ends = [self.examples.lengths(stack, n).tolist() for stack, n in zip(stacks_of(site), shape[2:], strict=True)]
         for i, starts in enumerate(self._starts):
             start, there = starts.get(where, (0, ()))
