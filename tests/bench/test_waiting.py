@@ -26,5 +26,7 @@ def test_no_step_waits_for_the_device(row) -> None:
         torch.cuda.set_sync_debug_mode("error")
         try:
             step()
+            with pytest.raises(RuntimeError, match="synchronizing"):
+                work.targets.sum().item()
         finally:
             torch.cuda.set_sync_debug_mode("default")
