@@ -261,7 +261,8 @@ class Attachment:
         expect_forward(self, "an update was made", left=self.idle and not self.present)
         expect_calls(self)
         self.present = self.idle = False
-        self.whole_step.held, lost = None, RELEASED.format(method=self.regularizer.name)
+        self.whole_step.held = None
+        lost = RELEASED.format(method=self.regularizer.name)
         for site in self.sites:
             site.release(lost)
 
