@@ -16,7 +16,7 @@ from attn_reg_plugin.attention.calls import graph_task
 from attn_reg_plugin.attention.graphs import outside_graphs
 from attn_reg_plugin.attention.sites import AttentionSite, Backend, all_sites, find_sites
 from attn_reg_plugin.regularizers.distributed import refuse_replica, refuse_several_devices
-from attn_reg_plugin.regularizers.expectations import RELEASED, expect_calls, expect_forward
+from attn_reg_plugin.regularizers.expectations import RELEASED, Updates, expect_announcement, expect_update
 from attn_reg_plugin.regularizers.probing import Forward, same_randomness, unchanged
 from attn_reg_plugin.regularizers.sharding import gathered, refuse_sharded, shards_of, without_reduction
 from attn_reg_plugin.regularizers.slots import check_beside, check_free
@@ -36,6 +36,7 @@ class Attachment:
         present, idle: whether one came since the last update, and one with gradients in evaluation mode.
         due: whether one came since the last update that was to be regularized.
         awaited: how many such updates each site, by its name, was asked for something in and had no call yet.
+        updates: whether they are announced.
     """
 
     def __init__(self, regularizer: Regularizer, model: nn.Module) -> None:
@@ -50,7 +51,7 @@ class Attachment:
         self.whole_step, self.graphed = WholeStep(), False
         self.step: Any = None  # of the last forward, by its loss
         self.lost = ""  # why what the step's earlier forwards had cannot be had again
-        self.prepared = False
+        self.prepared, self.updates = False, Updates()
         self.busy = self.seen = self.present = self.due = self.idle = self.warned = self.rehearsed = False
         self._install()
 
@@ -178,6 +179,7 @@ class Attachment:
         trained = [site.module is None or site.module.training for site in self.sites]
         self.present = self.present or not trained or any(trained)
         self.seen = self.seen or self.present
+        expect_announcement(self)
         due = self.regularizer.due()
         self.due = self.due or due
         if due and self.sites and graph_task() >= 0 and not self.graphed:
@@ -258,8 +260,7 @@ class Attachment:
 
     def end_update(self) -> None:
         """An update was made: what should have come to the sites and did not is warned about, and masks are freed."""
-        expect_forward(self, "an update was made", left=self.idle and not self.present)
-        expect_calls(self)
+        expect_update(self)
         self.present = self.idle = False
         self.whole_step.held = None
         lost = RELEASED.format(method=self.regularizer.name)

@@ -7,6 +7,7 @@ or the selected attention does not run, as that of an encoder whose outputs are 
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torch import nn
@@ -18,6 +19,8 @@ logger = logging.getLogger(__name__)
 #: regularized updates after which an attention that none of them called was not left out at random: with LayerDrop at
 #: one half, some layer of 48 never comes in so many in one training of 20,000
 PATIENCE = 20
+#: updates that the model's parameters show before it is said that none was announced
+UNANNOUNCED = 20
 HINT = (
     "an attention is reached where its module runs in the model's forward, not where other code uses its weights or "
     "its stack's outputs are given, and calls regularized_attention with its site; or choose other sites"
@@ -27,6 +30,34 @@ RELEASED = (
     "{method} freed its masks at the end of the update, and activation checkpointing runs the update's forward once "
     "more; call end_update() after the last backward"
 )
+
+
+@dataclass
+class Updates:
+    """The optimizer's updates of an attached model.
+
+    Attributes:
+        announced: whether any was.
+        version: of the trained parameters at the last forward that was looked at.
+        seen: how many updates such forwards showed: accumulated batches show none.
+    """
+
+    announced: bool = False
+    version: int | None = None
+    seen: int = 0
+
+    def look(self, model: nn.Module) -> None:
+        """Count an update if the parameters are not those of the last forward."""
+        before = self.version
+        self.version = sum(parameter._version for parameter in model.parameters() if parameter.requires_grad)
+        self.seen += before is not None and before != self.version
+
+
+def expect_update(attachment: Attachment) -> None:
+    """After an update: warn, once, if what should have come before it did not."""
+    attachment.updates.announced = True
+    expect_forward(attachment, "an update was made", left=attachment.idle and not attachment.present)
+    expect_calls(attachment)
 
 
 def expect_forward(attachment: Attachment, event: str, left: bool = False) -> None:
@@ -80,6 +111,24 @@ def expect_calls(attachment: Attachment) -> None:
     event = "an update was made" if updates == 1 else f"{updates} updates were made"
     what = "nothing was regularized" if none else "part of the selected attention was not regularized"
     logger.warning(f"{attachment.regularizer.name}: {event}, but {what}; never called: {', '.join(missing)}; {HINT}")
+
+
+def expect_announcement(attachment: Attachment) -> None:
+    """At a forward: warn, once, if the optimizer made `UNANNOUNCED` updates, and `end_update` was never called.
+
+    Schedules, AttendOut's rounds and masks of weights would stand still.
+    """
+    updates = attachment.updates
+    if updates.announced or attachment.warned:
+        return
+    updates.look(attachment.model)
+    if updates.seen < UNANNOUNCED:
+        return
+    attachment.warned = True
+    logger.warning(
+        f"{attachment.regularizer.name}: {UNANNOUNCED} updates were made, and none was announced: call end_update() "
+        "after each optimizer step; schedules and rounds count by it"
+    )
 
 
 def leaves_layers_out(model: nn.Module) -> bool:

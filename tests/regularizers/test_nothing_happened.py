@@ -79,6 +79,26 @@ def test_a_model_left_in_evaluation_mode_after_a_validation_is_said_once(caplog,
 
 
 @pytest.mark.parametrize(
+    ("accumulated", "announced", "said"),
+    [(1, None, True), (1, 1, False), (1, 20, False), (1, 21, True), (20, None, False), (3, None, True)],
+    ids=["never", "each", "once, in time", "too late", "one long update", "accumulated"],
+)
+def test_updates_that_are_not_announced_are_said_once(caplog, accumulated, announced, said):
+    model = TinyClassifier().train()
+    regularizer = ADDrop(cross_tuning="off")
+    optimizer = torch.optim.Adam(model.parameters())
+    with regularizer.attach(model):
+        for batch in range(1, 21 * (accumulated if said else 1) + 1):
+            model(IDS).sum().backward()
+            if batch % accumulated == 0:
+                optimizer.step()
+            if announced and batch % announced == 0:
+                regularizer.end_update()
+    assert len(caplog.messages) == said
+    assert all("ad_drop: 20 updates were made, and none was announced" in message for message in caplog.messages)
+
+
+@pytest.mark.parametrize(
     ("options", "epochs", "said"),
     [({}, 1, True), ({}, 2, False), ({}, None, False), ({"cross_tuning": "off"}, 1, False)],
 )
