@@ -249,29 +249,29 @@ class LabelledRun(Run):
         return all(path.is_file() for path in (log, *checkpoints)) and read_log(log).ended
 
     def _train(self, watch: Callable[[TrainingLog], None], lock: int, stop: Event | None = None) -> dict[str, Any]:
-        path = self.folder / "train.log"
+        path, checkpoints = self.folder / "train.log", self.folder / "checkpoints"
         if not self._trained(path):
             execute(self.train_command(), path, f"training of {self.title}", lock, watch, stop, **self._placed())
         log = read_log(path)
         try:
-            epoch, figures = best_figures(log, self.metrics)
+            epoch, figures = best_figures(log, self.metrics, checkpoints / "checkpoint_best.pt")
         except ValueError as error:
             raise RunError(f"{error} ({path})", tail_of(path)) from None
         return {
             "epochs": len(log.train_wall),
             "best_epoch": epoch,
             "scores": figures,
-            "seconds_per_epoch": seconds_per_epoch(log, self.folder / "checkpoints" / "checkpoint_last.pt"),
+            "seconds_per_epoch": seconds_per_epoch(log, checkpoints / "checkpoint_last.pt"),
         }
 
 
-def best_figures(log: TrainingLog, metrics: tuple[str, ...]) -> tuple[int, dict[str, float]]:
+def best_figures(log: TrainingLog, metrics: tuple[str, ...], best: Path | None = None) -> tuple[int, dict[str, float]]:
     """The epoch of the best validation by the first of the metrics (the later of equals, as fairseq has it), and all.
 
-    The highest is the best, of a loss the lowest.
+    The highest is the best, of a loss the lowest; of those that were saved, if the `best` checkpoint is given.
 
     Raises:
         ValueError: no validation has the metric.
     """
-    epoch, figures = log.chosen(metrics[0], metrics[0] not in LOSSES)
+    epoch, figures = log.chosen(metrics[0], metrics[0] not in LOSSES, best)
     return epoch, {name: figures[name] for name in metrics}

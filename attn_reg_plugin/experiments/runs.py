@@ -212,7 +212,7 @@ class Run:
         log = read_log(path)
         try:
             name, value = log.best_validation()
-            epoch, _ = log.chosen(*self._chosen_by())
+            epoch, _ = log.chosen(*self._chosen_by(), checkpoints / "checkpoint_best.pt")
         except ValueError as error:
             raise RunError(f"{error} ({path})", tail_of(path)) from None
         untuned = self.method.name == UNTUNED

@@ -83,12 +83,14 @@ class TrainingLog:
                 return name, min(finite)
         raise ValueError("the training log holds no validation loss")
 
-    def chosen(self, name: str, maximize: bool) -> tuple[int, dict[str, float]]:
+    def chosen(self, name: str, maximize: bool, best: Path | None = None) -> tuple[int, dict[str, float]]:
         """The epoch and the figures of the best validation, the later of equals: fairseq's best checkpoint.
 
         Args:
             name: the figure that checkpoints are chosen by.
             maximize: whether higher is better.
+            best: the best checkpoint. A validation that was followed by no saving, as of `--validate-interval-updates`
+                or before `--save-interval`, may be better than its own; None, or not there: no validation was.
 
         Raises:
             ValueError: no validation has it.
@@ -101,7 +103,9 @@ class TrainingLog:
         ]
         if not found:
             raise ValueError(f"the training log holds no validation with {json.dumps(name)}")
-        _, (epoch, _), figures = max(found, key=lambda entry: entry[:2])
+        updates = _updates_of(best) if best else None
+        saved = [entry for entry in found if entry[1][1] == updates]
+        _, (epoch, _), figures = max(saved or found, key=lambda entry: entry[:2])
         return epoch, figures
 
 
@@ -132,6 +136,14 @@ def _exact_train_wall(checkpoint: Path) -> float | None:
         meters = load_weights(checkpoint, mmap=True)["extra_state"]["metrics"]["default"]
         return float(next(kept["sum"] for _, name, _, kept in meters if name == "train_wall"))
     except (KeyError, TypeError, ValueError, StopIteration):
+        return None
+
+
+def _updates_of(checkpoint: Path) -> int | None:
+    """After how many updates a checkpoint was made; None when unknown."""
+    try:
+        return int(load_weights(checkpoint, mmap=True)["optimizer_history"][-1]["num_updates"])
+    except (KeyError, TypeError, ValueError, IndexError):
         return None
 
 

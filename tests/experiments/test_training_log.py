@@ -52,6 +52,17 @@ def test_the_chosen_epoch_is_that_of_fairseqs_best_checkpoint() -> None:
         log.chosen("chrf", True)
 
 
+def test_a_better_validation_without_a_checkpoint_is_not_chosen(tmp_path: Path) -> None:
+    """`--validate-interval-updates 10` and a checkpoint at the end of epochs only."""
+    log = _log(*(_valid(1 + (n > 2), 10 * n, accuracy=score) for n, score in enumerate([70, 60, 80, 65], start=1)))
+    best = tmp_path / "checkpoint_best.pt"
+    torch.save({"optimizer_history": [{"num_updates": 1}, {"num_updates": 40}]}, best)
+    assert log.chosen("accuracy", True, best) == (2, {"num_updates": 40, "accuracy": 65})
+    torch.save({"model": {}}, best)
+    assert log.chosen("accuracy", True, best)[1]["accuracy"] == 80
+    assert log.chosen("accuracy", True, tmp_path / "gone.pt")[1]["accuracy"] == 80
+
+
 def test_without_nll_loss_it_is_the_loss() -> None:
     assert _log(_valid(1, 10, loss=5.0), _valid(2, 20, loss=5.5)).best_validation() == ("loss", 5.0)
 
