@@ -12,6 +12,7 @@ and docs/evidence_costs.png the gains of noisy_phrasebook beside it.
 
 from __future__ import annotations
 
+import math
 import re
 import statistics
 from collections.abc import Iterable, Mapping
@@ -33,6 +34,8 @@ RATED = {
     "ad_drop_rd": ("AD-DROP, random candidates", {"color": "#6c8ebf", "linestyle": "-.", "marker": "^"}),
     "attention_dropout": ("attention dropout", {"color": "#2a9d6f", "linestyle": "--", "marker": "s"}),
 }
+#: panels of a series in a row, at most
+ABREAST = 4
 #: methods that lose more are not drawn beside the others
 LOWEST_GAIN = -3.0
 
@@ -90,14 +93,19 @@ def tables(found: Iterable[Experiment | Series]) -> dict[str, str]:
 
 
 def plot_series(series: Series, path: Path) -> None:
-    """A panel for each value: every method's difference to plain and the 95 % interval."""
-    figure = load_matplotlib("a plot").figure.Figure(figsize=(2 + 2.3 * len(series.parts), 2.8), layout="constrained")
+    """A panel for each value, up to `ABREAST` in a row: every method's difference to plain and the 95 % interval."""
+    count = len(series.parts)
+    rows = math.ceil(count / ABREAST)
+    size = 2 + 2.3 * math.ceil(count / rows), 0.3 + 2.5 * rows
+    figure = load_matplotlib("a plot").figure.Figure(figsize=size, layout="constrained")
     titles = list(dict.fromkeys(row.title for part in series.parts.values() for row in part.rows if row.difference))
-    panels = figure.subplots(1, len(series.parts), sharey=True, squeeze=False)[0]
-    for panel, (value, part) in zip(panels, series.parts.items(), strict=True):
+    panels = figure.subplots(rows, math.ceil(count / rows), sharey=True, squeeze=False).flat
+    for panel, (value, part) in zip(panels, series.parts.items(), strict=False):
         draw(panel, {titles.index(row.title): row for row in part.rows if row.difference})
         panel.set_title(f"{value}: plain {plain_of(part).score.mean:.1f}", fontsize=9)
         panel.set_xlabel(part.metric)
+    for panel in panels[count:]:
+        panel.set_axis_off()
     panels[0].set_yticks(range(len(titles)), titles)
     panels[0].set_ylim(len(titles) - 0.4, -0.6)  # the first above
     figure.suptitle("difference to plain training, 95 % interval", fontsize=9)
