@@ -96,10 +96,11 @@ def plot_series(series: Series, path: Path) -> None:
     """A panel for each value, up to `ABREAST` in a row: every method's difference to plain and the 95 % interval."""
     count = len(series.parts)
     rows = math.ceil(count / ABREAST)
-    size = 2 + 2.3 * math.ceil(count / rows), 0.3 + 2.5 * rows
+    abreast = math.ceil(count / rows)
+    size = 2 + 2.3 * abreast, 0.3 + 2.5 * rows
     figure = load_matplotlib("a plot").figure.Figure(figsize=size, layout="constrained")
     titles = list(dict.fromkeys(row.title for part in series.parts.values() for row in part.rows if row.difference))
-    panels = figure.subplots(rows, math.ceil(count / rows), sharey=True, squeeze=False).flat
+    panels = figure.subplots(rows, abreast, sharey=True, squeeze=False).flat
     for panel, (value, part) in zip(panels, series.parts.items(), strict=False):
         draw(panel, {titles.index(row.title): row for row in part.rows if row.difference})
         panel.set_title(f"{value}: plain {plain_of(part).score.mean:.1f}", fontsize=9)

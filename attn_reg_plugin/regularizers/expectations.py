@@ -1,7 +1,8 @@
 """What a training should bring to an attached method, and the warning where it does not come.
 
 A method that is never reached does nothing and says nothing: the model is in evaluation mode, another module is called,
-or the selected attention does not run, as that of an encoder whose outputs are given.
+or the selected attention does not run, as that of an encoder whose outputs are given. One that is never told of updates
+stands still.
 """
 
 from __future__ import annotations
