@@ -125,7 +125,7 @@ def compare_translations(
 
 @pytest.mark.parametrize(("penalty", "shortest"), PENALTIES)
 def test_100_translations(sides: Sides, texts: list[str], penalty: float, shortest: int) -> None:
-    few = {"batch": 33, "lengths": 3, "distinct": 10}
+    few = {"batch": 83, "lengths": 3, "distinct": 10}
     assert compare_translations(sides, sides.tokenizer, texts[:165], penalty, shortest, **few) >= 100
 
 
@@ -145,9 +145,9 @@ def test_padding_above_every_piece_as_in_published_models(models: list[Path], te
     logits = ours.logits(tokens, tokens)[0]
     assert logits.softmax(-1)[..., -1].mean() > 0.2, "teacher-forced logits are left as they are"
     tokenizer = load_tokenizer(tmp_path / "hf")
-    compare_translations(ours, tokenizer, texts[:99], 1.0, 0, batch=33)
+    compare_translations(ours, tokenizer, texts[:99], 1.0, 0, batch=50)
     options = {"left": True, "beam_size": 4}
-    assert ours.translations(texts[:99], 33, **options) != other.translations(texts[:99], 33, **options)
+    assert ours.translations(texts[:99], 50, **options) != other.translations(texts[:99], 50, **options)
 
 
 def test_translations_do_not_depend_on_the_batch(sides: Sides, texts: list[str]) -> None:
