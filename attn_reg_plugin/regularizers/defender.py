@@ -195,7 +195,7 @@ def twin_groups(groups: list[dict[str, Any]], model: nn.Module, twin: nn.Module)
 
 
 def _copied_state(optimizer: Optimizer) -> dict[str, Any]:
-    """A deep copy of the optimizer's state; its tensors are cloned, which `deepcopy` takes several times as long for."""
+    """A deep copy of the optimizer's state, whose tensors are cloned: `deepcopy` is slower at that."""
     state = optimizer.state_dict()
     tensors = [value for values in state["state"].values() for value in values.values() if isinstance(value, Tensor)]
     return copy.deepcopy(state, {id(tensor): tensor.detach().clone() for tensor in tensors})
