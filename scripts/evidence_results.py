@@ -27,6 +27,7 @@ ON_ALL = {
 #: experiment -> test set -> its title; others keep their name
 TEST_SETS = {
     "translation": {"test": "newsdev2016", "test1": "Tatoeba"},
+    "translation_tr_en": {"test": "newstest2017", "test1": "Tatoeba"},
     "mnli": {"valid": "matched", "valid1": "hard", "hans": "HANS"},
 }
 
