@@ -14,10 +14,7 @@ from tests.opus_mt.test_training import AD_DROP, Start
 
 pytestmark = pytest.mark.slow
 #: one layer each: it learns in half of the time that two take, which the other tests have
-SHAPE = TINY | {
-    **{"d_model": 96, "encoder_layers": 1, "decoder_layers": 1},
-    **{"encoder_ffn_dim": 192, "decoder_ffn_dim": 192},
-}
+SHAPE = TINY | {"d_model": 96, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 192, "decoder_ffn_dim": 192}
 UPDATES, LEARNING_RATE, BATCH, SIZES = 500, 3e-3, 32, (1500, 60, 100)
 SEARCH = {"num_beams": 4, "max_length": 60}
 
