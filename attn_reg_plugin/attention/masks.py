@@ -187,6 +187,24 @@ def unpack_bits(packed: Tensor, size: int) -> Tensor:
     return bits.view(torch.bool)[..., :size]
 
 
+class PackedMask:
+    """Hold a mask as packed bits, an eighth of its size, so that long sequences keep no map per site.
+
+    Args:
+        mask: bool (..., S).
+
+    Attributes:
+        shape: of the mask.
+    """
+
+    def __init__(self, mask: Tensor) -> None:
+        self.bits, self.shape = pack_bits(mask), mask.shape
+
+    def unpacked(self) -> Tensor:
+        """Return the mask, a new tensor at every call."""
+        return unpack_bits(self.bits, self.shape[-1])
+
+
 def dropped_fraction(keep: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
     """How many valid positions there are and how many of them are dropped, as scalar tensors.
 

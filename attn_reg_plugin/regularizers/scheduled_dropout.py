@@ -20,11 +20,11 @@ from torch import Tensor, nn
 
 from attn_reg_plugin.attention.calls import without_gradients
 from attn_reg_plugin.attention.sites import AttentionSite, SiteSelector
-from attn_reg_plugin.regularizers.attachment import Attachment
 from attn_reg_plugin.regularizers.base import Preset, option, register
-from attn_reg_plugin.regularizers.options import OptionError
-from attn_reg_plugin.regularizers.probing import Forward
-from attn_reg_plugin.regularizers.timing import UNITS, Timed
+from attn_reg_plugin.regularizers.base.attachment import Attachment
+from attn_reg_plugin.regularizers.base.forward import Forward
+from attn_reg_plugin.regularizers.base.options import OptionError
+from attn_reg_plugin.regularizers.base.timing import UNITS, Timed
 
 EXAMPLE = "drop encoder.self: 0:0.6 1000:0.1"
 #: the paper's, over a training of any length and a model of any depth: what its text says of QNLI is that all layers
@@ -269,7 +269,7 @@ class ScheduledDropout(Timed):
     )
 
     acts: ClassVar[int] = 3
-    slots: ClassVar[frozenset[str]] = frozenset({"mask"})
+    uses: ClassVar[frozenset[str]] = frozenset({"mask"})
 
     schedule: str = option("", f"drop probability over training, e.g. '{EXAMPLE}', or the path of a .yaml file")
     unit: str = option("update", "what the schedule counts; progress: the share of the training", choices=UNITS)
@@ -327,14 +327,14 @@ class ScheduledDropout(Timed):
         drop = self.drop_probabilities()
         for site in self.attached_sites:
             if drop[site.name] > 0:
-                site.sampler = self.sampler(site, partial(_bernoulli, drop[site.name]))
+                site.ask(sampler=self.sampler(site, partial(_bernoulli, drop[site.name])))
 
     def rehearse(self, forward: Forward) -> None:
         """Run the forward once through regularized attention in which nothing is dropped yet."""
         if all(drop == 0 for curve in self.curves.values() for _, drop in curve.points):
             return
         for site in self.attached_sites:
-            site.keep = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=forward.device)
+            site.ask(keep=torch.ones((1, 1, 1, 1), dtype=torch.bool, device=forward.device))
         with without_gradients():
             forward.run()
 
