@@ -1,4 +1,4 @@
-"""How much the objective depends on each attention position: the attributions that AD-DROP compares.
+"""Attribution: how much the objective depends on each attention position, which AD-DROP compares.
 
 Gradient attribution is B = ∂F/∂A. Because O = A V, it equals ∂F/∂O · Vᵀ, so no attention map has to be kept in the
 autograd graph: the probe runs the fused kernel, keeps O and V of each site, and one backward gives every ∂F/∂O.

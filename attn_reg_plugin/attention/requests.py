@@ -82,7 +82,7 @@ class Recording:
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """What is asked of an attention in one forward; immutable, put on and taken off whole.
+    """A method's request of an attention in one forward; immutable, put on and taken off whole.
 
     Attributes:
         recording: record the calls; everything else is left to the forward that follows the probe.

@@ -163,7 +163,7 @@ class AttentionSite:
 
 
 class Backend(Protocol):
-    """How the sites of one framework's models are found and reached.
+    """Access to the attentions of a framework's models: finds their sites and reaches their modules.
 
     A backend may also have `refusal(model)`, the reason why a model of its framework has no site, or None;
     `describe(model, args, kwargs)`, the objective's inputs that a forward's arguments show; `probing(model)`, a context

@@ -109,7 +109,7 @@ def heads_kept(p: float, shape: tuple[int, ...], valid: Tensor | None, generator
 
 
 def rescaled(keep: Tensor) -> Tensor:
-    """What the heads' outputs are multiplied by: H / (number kept) or 0, fp32 (B, H, 1, 1)."""
+    """Return the factor of the heads' outputs: H / (number kept) or 0, fp32 (B, H, 1, 1)."""
     return keep.float() * (keep.size(1) / keep.sum(1, keepdim=True))
 
 

@@ -70,7 +70,7 @@ class HiddenCut(SeveralPasses):
         return self.cut > 0
 
     def hooks(self, model: nn.Module, sites: list[AttentionSite]) -> list[Any]:
-        """What cuts, in the feed-forward network of every site's layer.
+        """Put a cutter into the feed-forward network of every site's layer.
 
         Raises:
             ValueError: a site is no self-attention, or its layer has no feed-forward network of its own, or several.
@@ -295,7 +295,7 @@ def _sizes(module: nn.Module) -> tuple[int, int] | None:
 
 
 def _width(attention: nn.Module | None) -> int | None:
-    """Of the states that an attention comes from: what its first linear map takes; None where it has none."""
+    """Return the width of an attention's states: that of its first linear map; None where it has none."""
     sizes = () if attention is None else map(_sizes, attention.modules())
     return next((size[0] for size in sizes if size is not None), None)
 

@@ -174,7 +174,7 @@ class ADDrop(CrossTuned):
                 output_gradients(objective, tapes)
 
     def attributions(self, forward: Forward) -> Iterator[tuple[AttentionSite, Tape, Tensor | None, Tensor]]:
-        """Of every call in the probe: site, tape, B (B, H, T, S), None without gradients, and whether all is finite."""
+        """Yield for every call in the probe its site, tape, B (B, H, T, S) or None, and whether all is finite."""
         return getattr(self, f"_{self.attribution}_attributions")(forward)
 
     def _gradient_attributions(self, forward: Forward) -> Iterator[tuple[AttentionSite, Tape, Tensor | None, Tensor]]:

@@ -1,4 +1,4 @@
-"""What is attributed: the scalar objective F of AD-DROP, summed over the batch, in fp32.
+"""Objectives: the scalar F that AD-DROP attributes, summed over the batch, in fp32.
 
 An objective is a function `objective(outputs, inputs) -> scalar`. `inputs` holds the forward's arguments by name
 and, where a framework's face supplies them, `targets` (gold labels), `token_mask` (True = a real token) and
@@ -295,7 +295,7 @@ class OfOutputs:
             return prediction(self.labels, scores, inputs), "scores"
 
     def _of_likelihoods(self, likelihoods: Tensor, inputs: Mapping[str, Any]) -> Tensor:
-        """Of the gold labels, (B, T), where those that do not count are 0; or of all, (B, C) or (B, T, V)."""
+        """F of log-likelihoods: of gold labels, (B, T), 0 where none counts; or of all labels, (B, C) or (B, T, V)."""
         gold = gold_of(inputs)
         of_classes = likelihoods.dim() == 2 and gold is not None and gold.numel() == likelihoods.size(0)
         if of_classes or likelihoods.dim() == 3:

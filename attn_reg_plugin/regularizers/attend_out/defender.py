@@ -68,7 +68,7 @@ class Defender:
         return nullcontext()
 
     def divisor(self, problem: Problem) -> float | None:
-        """What the loss of each batch is divided by, as `Problem` says; None: the number of those that count."""
+        """Return the divisor of each batch's loss, as `Problem` says; None: the number of batches that count."""
         return getattr(problem, "accumulation", None)
 
     def step(self) -> None:

@@ -42,12 +42,12 @@ class PolicyGradient:
 
     @property
     def bytes(self) -> int:
-        """What it takes."""
+        """Memory that it takes."""
         return sum(one.nbytes for one in (*self.weights, *self.rows.values()) if one is not None)
 
     @staticmethod
     def bytes_of(generator: Generator, tokens: Mapping[str, Tokens]) -> int:
-        """What one takes at most."""
+        """Return the memory that a gradient takes at most."""
         return sum(parameter.nbytes for parameter in generator.attention.parameters()) + sum(
             tokens[stack].ids.numel() * table.size(1) * 4
             for tables in (generator.tokens, generator.positions)

@@ -1,4 +1,4 @@
-"""What the methods share: the base class, options, registry, statistics, and the hooks on a model."""
+"""Base of the methods: their class, options, registry, statistics, and the hooks on a model."""
 
 from attn_reg_plugin.regularizers.base.options import option
 from attn_reg_plugin.regularizers.base.registry import REGISTRY, Preset, build, register

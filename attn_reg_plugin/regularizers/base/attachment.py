@@ -60,11 +60,9 @@ class Attachment:
     | PREPARING   | the method runs the model               | nothing                   | PREPARING          |
     | REGULARIZED | the forward ends, or raises             | `after_forward`           | READY              |
     | any         | `end_update`                            | masks freed               | the same           |
-    | any         | `remove`                                | model restored            | over               |
 
     Attributes:
-        sites: the attached ones.
-        backends: those that know the model, one of each kind.
+        sites, backends: the attached sites; each kind of backend that knows the model.
         reach: forwards and updates that came.
     """
 
@@ -74,8 +72,7 @@ class Attachment:
         check_beside(regularizer, (one.regularizer for one in attachments_of(model)))
         self.shards = Shards(regularizer, model)
         self.sites = find_sites(model, regularizer.sites) if regularizer.needs_sites else []
-        known = self.sites if regularizer.needs_sites else _known_sites(model)
-        self.backends: list[Backend] = list({type(site.backend): site.backend for site in known}.values())
+        self.backends = _backends(self.sites if regularizer.needs_sites else _known_sites(model))
         self.reach = Reach(regularizer.name, model, self.sites)
         self._install()
 
@@ -145,9 +142,9 @@ class Attachment:
     def _prepare(self, due: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Let the regularizer put its requests on the sites, or rehearse."""
         self.state = State.PREPARING
-        read = described(self.backends, self.model, args, kwargs)
-        forward = Forward(self.model, args, kwargs, self.regularizer.supplied, read)
         try:
+            read = described(self.backends, self.model, args, kwargs)
+            forward = Forward(self.model, args, kwargs, self.regularizer.supplied, read)
             with self._without_others():
                 if due:
                     self.regularizer.before_forward(forward)
@@ -239,6 +236,10 @@ class Attachment:
 
     def __exit__(self, *error: object) -> None:
         self.regularizer.detach()
+
+
+def _backends(sites: list[AttentionSite]) -> list[Backend]:
+    return list({type(site.backend): site.backend for site in sites}.values())
 
 
 def _known_sites(model: nn.Module) -> list[AttentionSite]:

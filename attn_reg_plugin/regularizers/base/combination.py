@@ -151,12 +151,12 @@ class Combination(Regularizer):
 
     @property
     def quantities(self) -> list[Quantity]:
-        """Those of all, each once."""
+        """Quantities of all methods, each once."""
         return list(dict.fromkeys(quantity for method in self.methods for quantity in method.quantities))
 
     @property
     def by_round(self) -> tuple[Quantity, ...]:
-        """Those of all."""
+        """Quantities of all methods' rounds."""
         return tuple(quantity for method in self.methods for quantity in method.by_round)
 
     @property
@@ -171,7 +171,7 @@ class Combination(Regularizer):
 
     @property
     def passes(self) -> int:
-        """Those of the one that has several."""
+        """Passes of the method that has several."""
         return max(method.passes for method in self.methods)
 
     def leaves_unused(self) -> bool:

@@ -35,7 +35,7 @@ _REPLICAS = (
 
 
 def clash(first: Regularizer, second: Regularizer) -> str:
-    """Why both cannot act on one attention; empty if they can."""
+    """Return the reason why both cannot act on one attention; empty if they can."""
     names = f"{first.name} and {second.name}"
     untold = next((method.name for method in (first, second) if method.uses is None), None)
     if untold is not None:
@@ -45,7 +45,7 @@ def clash(first: Regularizer, second: Regularizer) -> str:
 
 
 def drop_rate(method: Regularizer, site: AttentionSite) -> Quantity:
-    """What the drop rate of a site is counted by: `drop_SITE` in logs.
+    """Return the quantity that counts the drop rate of a site: `drop_SITE` in logs.
 
     Of the methods of a combination that have the site and count what they drop, that is the first one's; the others
     have `METHOD_SITE`.
@@ -58,7 +58,7 @@ def drop_rate(method: Regularizer, site: AttentionSite) -> Quantity:
 
 
 def drop_rates(method: Regularizer) -> list[Quantity]:
-    """Those of its sites; none of a method that counts none."""
+    """Return the drop rates of a method's sites; none of a method that counts none."""
     return [drop_rate(method, site) for site in method.attached_sites] if method.counts_drops else []
 
 

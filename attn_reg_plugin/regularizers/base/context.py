@@ -58,7 +58,7 @@ class Supplied:
 
 @dataclass
 class Outcome:
-    """What a `Problem` says of one evaluation: the loss (scalar or per example) and a metric if there is one."""
+    """Result of a `Problem`'s evaluation: the loss (scalar or per example) and a metric if there is one."""
 
     loss: Tensor
     metric: Tensor | None = None
@@ -66,7 +66,7 @@ class Outcome:
 
 @runtime_checkable
 class Problem(Protocol):
-    """How a model is trained and evaluated; `inputs` are a forward's arguments by name, with what was supplied.
+    """The task that a model is trained and evaluated on; `inputs` are a forward's arguments and what was supplied.
 
     Where an update has several batches, its gradient is taken to be their mean: the loop divides each loss by their
     number, as Lightning and Accelerate do. A loop that divides by another number has it in `problem.accumulation`: 1

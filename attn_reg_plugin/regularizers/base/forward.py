@@ -197,7 +197,7 @@ def remember_randomness(device: torch.device) -> Callable[[], None]:
 
 @contextmanager
 def same_randomness(device: torch.device) -> Iterator[None]:
-    """What is drawn inside counts for nothing, see `remember_randomness`."""
+    """While open, draws count for nothing, see `remember_randomness`."""
     put_back = remember_randomness(device)
     try:
         yield

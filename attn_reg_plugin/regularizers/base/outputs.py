@@ -13,7 +13,7 @@ IGNORED = -100
 
 
 class NoObjective(ValueError):
-    """What a forward returned holds nothing that can be attributed; something else may.
+    """Raised where the outputs of a forward hold nothing that can be attributed; something else may.
 
     Args:
         message: for the user.
@@ -49,14 +49,14 @@ def logits_of(outputs: Any) -> Tensor:
 
 
 def held_by(outputs: Any) -> str:
-    """What outputs by name have in place of logits, in words."""
+    """Say in words which outputs there are in place of logits."""
     if not isinstance(outputs, Mapping) or not outputs:
         return ""
     return f" (it has {', '.join(map(str, outputs))}, but no logits, log_probs, scores or loss)"
 
 
 def as_read(logits: Tensor, labels: str, regression: bool) -> str:
-    """What F is of logits by their shape, in words.
+    """Say in words how F is read off logits of this shape.
 
     Args:
         logits: (B, C), (B, T, V), or of a regression (B,) or (B, C).

@@ -1,4 +1,4 @@
-"""What every regularizer is: an object that attaches to a model and acts inside the model's own forward.
+"""The base class of all methods: an object that attaches to a model and acts inside the model's own forward.
 
 Attaching is all it takes. A forward pre-hook sees the arguments of each training-mode forward with gradients on; the
 method prepares masks on its sites (AD-DROP runs its probe there) and lets the forward pass. They stay until the next
@@ -145,7 +145,7 @@ class Regularizer:
 
     @property
     def quantities(self) -> list[Quantity]:
-        """What a face logs of updates: the share of regularized forwards, the method's own, and drop rates by site."""
+        """Quantities that a face logs of updates: share of regularized forwards, its own, drop rates by site."""
         return [Quantity("regularized", "forwards"), *self.logged, *drop_rates(self)]
 
     def begin_training(self, updates: int | None, epochs: int | None = None) -> None:
@@ -194,7 +194,7 @@ class Regularizer:
         return compute(batch)
 
     def state_dict(self) -> dict[str, Any]:
-        """What resuming needs: numbers and tensors only."""
+        """Return the state that resuming needs: numbers and tensors only."""
         return {"method": self.name, "epoch": self.epoch, "updates": self.updates}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -279,7 +279,7 @@ class Regularizer:
 
     @property
     def passes(self) -> int:
-        """How often each example of a batch is run, all in one forward; see `loss`."""
+        """Number of passes of each example in a batch, all in one forward; see `loss`."""
         return 1
 
     def rehearse(self, forward: Forward) -> None:
@@ -291,7 +291,7 @@ class Regularizer:
     # -- for methods ------------------------------------------------------------------------------------------------
 
     def sampler(self, site: AttentionSite, draw: Draw) -> MaskSampler:
-        """What draws the keep masks of the site's calls in the next forward, by a seed that is drawn now.
+        """Return a sampler of the keep masks of the site's calls in the next forward, by a seed that is drawn now.
 
         A call's mask is the same whenever it is drawn, so that recomputation agrees; it counts once.
 

@@ -47,7 +47,7 @@ class SeveralPasses(Regularizer):
 
     @abstractmethod
     def divergence(self, passes: list[Tensor], regression: bool) -> Tensor:
-        """How much the passes differ, of each item, (N,) in fp32.
+        """Return how much the passes differ per item, (N,) in fp32.
 
         Args:
             passes: the logits of each, (N, C) in fp32; of a regression the predictions, (N,).
@@ -158,7 +158,7 @@ def repeated(batch: Any, times: int) -> Any:
 
 
 def repeated_supply(supplied: Supplied, times: int) -> Supplied:
-    """What was supplied for a batch, for the repeated one."""
+    """Repeat what was supplied for a batch."""
     parts = {name: repeated(getattr(supplied, name), times) for name in _OF_A_BATCH}
     return replace(supplied, **parts)
 
@@ -209,7 +209,7 @@ def _in_equal_parts(tensor: Tensor, times: int, size: int) -> bool:
 
 
 def compared(outputs: Any, inputs: Mapping[str, Any], times: int) -> tuple[list[Tensor], bool]:
-    """What of the outputs of a repeated batch is compared, pass by pass; and whether it is a regression.
+    """Return the outputs of a repeated batch that are compared, pass by pass, and whether it is a regression.
 
     Args:
         outputs: logits (B, C), of a regression (B,) or (B, 1), or of tokens (B, T, V); in any form that `logits_of`

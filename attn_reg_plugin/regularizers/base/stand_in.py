@@ -34,7 +34,7 @@ class StandIn:
             self.module.forward = self._replaced
 
     def __getstate__(self) -> dict[str, Any]:
-        """Of a copy, without the module's own forward: a pickle looks that up by its name, and would find this one."""
+        """Copies lack the module's own forward: a pickle looks that up by its name, and would find this one."""
         state = dict(vars(self))
         if state.get("_replaced") is None:
             state.pop("_inner", None)

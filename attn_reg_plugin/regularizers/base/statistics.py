@@ -1,4 +1,4 @@
-"""What a method counts: sums that stay on their devices until they are read, and how they are shown in a log."""
+"""Statistics of a method: sums that stay on their devices until they are read, and how they are shown in a log."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Statistics:
         self._running: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
 
     def __getstate__(self) -> dict[str, Any]:
-        """Of a copy: the sums so far, without what is still running on a device."""
+        """Copies have the sums so far, without what is still running on a device."""
         return {"_sums": self._sums, "_running": []}
 
     def add(self, key: str, value: float | Tensor) -> None:

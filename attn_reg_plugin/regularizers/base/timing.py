@@ -1,4 +1,4 @@
-"""What schedules over training count: updates, epochs, or the share of the training that is over."""
+"""Positions in a training that schedules count: updates, epochs, or the share of the training that is over."""
 
 from __future__ import annotations
 
