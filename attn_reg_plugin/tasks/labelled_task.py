@@ -34,7 +34,7 @@ from attn_reg_plugin.labelled import (
 )
 from attn_reg_plugin.labelled.dataset import LabelledDataset
 from attn_reg_plugin.models.hf_encoder import load_config
-from attn_reg_plugin.regularizers.distributed import rank
+from attn_reg_plugin.regularizers.base.distributed import rank
 from attn_reg_plugin.tasks.attn_reg_task import AttnRegTask, print_flags_if_asked, with_attn_reg
 from attn_reg_plugin.tasks.example_flags import TrainingExamples, TrainingExamplesConfig
 

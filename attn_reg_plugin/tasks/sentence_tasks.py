@@ -16,7 +16,7 @@ from fairseq.tasks.sentence_ranking import SentenceRankingTask
 from torch import Tensor, nn
 
 from attn_reg_plugin.regularizers import Outcome
-from attn_reg_plugin.regularizers.objectives import logits_of
+from attn_reg_plugin.regularizers.ad_drop.objectives import logits_of
 from attn_reg_plugin.tasks.attn_reg_task import AttnRegTask, print_flags_if_asked, with_attn_reg
 from attn_reg_plugin.tasks.fairseq_settings import FAIRSEQ_SETTINGS
 from attn_reg_plugin.tasks.predictions import reads_predictions

@@ -22,7 +22,7 @@ from fairseq.checkpoint_utils import save_checkpoint
 
 from attn_reg_plugin.checkpoints import is_damaged, load_weights
 from attn_reg_plugin.files import whole_file
-from attn_reg_plugin.regularizers.distributed import object_from_first_rank, rank
+from attn_reg_plugin.regularizers.base.distributed import object_from_first_rank, rank
 
 logger = logging.getLogger(__name__)
 
