@@ -158,7 +158,7 @@ class LabelledTextTask(FairseqTask):
         path, kept = cfg.hf_model, saved_encoder(getattr(cfg, "attn_save_dir", None))
         if Path(path).is_dir() or kept is None or not (kept / "config.json").exists():
             return path
-        if path.count("/") <= 1:  # a name on the hub comes first, whatever an earlier training left here
+        if path.count("/") <= 1:  # a name on the hub comes first, whatever a training before left here
             try:
                 load_config(path)
                 return path

@@ -29,7 +29,7 @@ class AttnRegSentencePredictionTask(AttnRegTask, SentencePredictionTask):
     """Classification and regression of sentences with an attention regularizer, chosen by `--attn-reg`."""
 
     def example_outcomes(self, model: nn.Module, sample: dict[str, Any]) -> Outcome:
-        """Of each example the loss and how right it is, both (B,), through the classification head."""
+        """Loss and score of each example, both (B,), through the classification head."""
         head = {"features_only": True, "classification_head_name": self.cfg.classification_head_name}
         logits = logits_of(model(**sample["net_input"], **head)).float()
         if self.cfg.regression_target:

@@ -1,4 +1,4 @@
-"""What fairseq loses when a training is resumed: its batches, how long `--patience` has waited, a half-made copy.
+"""Resuming as fairseq does not: with the batches and the patience of an undisturbed training, and a last checkpoint.
 
 fairseq draws the order of equally long sentences with `seed + epoch` when it first makes batches, and keeps these for
 all epochs; a resumed training would make others. `--patience` keeps the best value and the number of validations since
