@@ -16,7 +16,7 @@ from attn_reg_plugin.files import explain
 COMMANDS: dict[str, tuple[str, str]] = {
     "prepare": (
         "attn_reg_plugin.commands.prepare",
-        "prepare a corpus for fairseq: your own text, wmt16 or the phrasebook",
+        "a corpus for fairseq: your own text, wmt16, phrasebook",
     ),
     "convert": ("attn_reg_plugin.commands.convert", "OPUS-MT models into fairseq, and back"),
     "compare": (
