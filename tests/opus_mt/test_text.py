@@ -112,11 +112,11 @@ def test_odd_lines_with_a_model_that_changes_nothing(tmp_path: Path, phrases: di
     made = Both(tmp_path / "hf")
     assert any(symbol.startswith("<piece:") for symbol in made.dictionaries[0].symbols)
     assert made.differing([*ODD, "a\u00a0b", "a\u2009\u2009b", "a\x85b"]) == []
-    for piece, number in made.ours.source.vocabulary.ids.items():
-        assert made.ours.source.vocabulary.piece(made.ours.source.vocabulary.symbol(piece)) == piece
-        assert made.dictionaries[0].index(made.ours.source.vocabulary.symbol(piece)) == (
-            made.ours.source.vocabulary.order.index(number) + 1
-        )
+    vocabulary = made.ours.source.vocabulary
+    for number in vocabulary.ids.values():
+        symbol = vocabulary.symbol_of[number]
+        assert vocabulary.number_of[symbol] == number
+        assert made.dictionaries[0].index(symbol) == vocabulary.order.index(number) + 1
 
 
 def test_a_byte_fallback_model(tmp_path: Path, phrases: dict) -> None:
@@ -192,7 +192,6 @@ def _folder(tmp_path: Path, source: Path, **config: object) -> Path:
     ("config", "sentence"),
     [
         ({"tokenizer_class": "T5Tokenizer"}, r"tokenizer_config\.json is of a T5Tokenizer, not of a MarianTokenizer"),
-        ({"sp_model_kwargs": {"enable_sampling": True}}, "sets sp_model_kwargs, which must be empty"),
         ({"additional_special_tokens": ["<eop>"]}, "adds the token '<eop>' to its tokenizer; only <pad>, </s>, <unk>"),
         ({"eos_token": "<end>"}, r"vocab\.json lacks '<end>', the eos_token"),
         ({"separate_vocabs": True}, r"has no target_vocab\.json"),
@@ -201,12 +200,6 @@ def _folder(tmp_path: Path, source: Path, **config: object) -> Path:
 def test_settings_that_cannot_be_followed(config: dict, sentence: str, marian: tuple, tmp_path: Path) -> None:
     with pytest.raises((ValueError, FileNotFoundError), match=sentence):
         OpusMTTokenizer(_folder(tmp_path, marian[1], **config))
-
-
-def test_tokens_of_older_and_newer_folders(marian: tuple, tmp_path: Path) -> None:
-    added = {"0": {"content": "</s>", "special": True}, "1": {"content": "<unk>"}}
-    folder = _folder(tmp_path, marian[1], added_tokens_decoder=added, eos_token={"content": "</s>"})
-    assert OpusMTTokenizer(folder).special["eos_token"] == "</s>"
 
 
 @pytest.mark.parametrize(
