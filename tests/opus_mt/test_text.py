@@ -13,51 +13,15 @@ from fairseq.data.encoders import build_bpe
 
 from attn_reg_plugin.models.opus_mt_bpe import OpusMTBPE
 from attn_reg_plugin.opus_mt.tokenization import OpusMTTokenizer, Vocabulary, write_dictionaries
-from tests.opus_mt.folders import load_tokenizer, shared_lines, train_model, write_tokenizer
+from tests.opus_mt.folders import load_tokenizer, train_model, write_tokenizer
 
 ODD = [
-    *(
-        "",
-        " ",
-        "a",
-        ".",
-        "▁",
-        "▁▁ ▁a",
-        "☃",
-        "😀",
-        "👩‍👩‍👧 family 😀😀",
-        "e\u0301 ê é",
-        "ﬁ ① Ａ",
-        "\u200b",
-        "\ufeffa",
-        "a\u00a0b",
-    ),
-    *(
-        "a\tb",
-        "a\rb",
-        "\x00",
-        "a\x00b",
-        "\x01\x02\x1f",
-        "a\u2028b\u2029c",
-        "a\x85b",
-        "\x7f",
-        "\ud7ff\ue000",
-        "中文",
-        "ß ẞ",
-    ),
-    *("</s>", "<unk>", "<pad>", "a</s>b", "a <pad> b</s></s>", "<s>", "a <s> b", "</s", "<piece:3>", "<<unk>>"),
-    *(
-        ">>ron<< hello",
-        ">>ron<<hello",
-        " >>ron<< hello",
-        "hello >>ron<<",
-        ">>xyz<< hello",
-        ">>",
-        ">><<",
-        ">> <<",
-        ">>ron<",
-    ),
-    *(">>ron<<", ">>ron<< >>tur<< a", "a</s>>>ron<< b", "a" * 3000, "the house " * 2000, "\N{COMBINING ACUTE ACCENT}"),
+    *("", " ", "a", ".", "▁", "▁▁ ▁a", "☃", "😀", "\N{WOMAN}\u200d\N{WOMAN} 😀😀", "e\u0301 ê é", "ﬁ ① Ａ", "\u200b"),
+    *("a\tb", "a\rb", "\x00", "a\x00b", "\x01\x02\x1f", "a\u2028b\u2029c", "a\x85b", "\x7f", "\ud7ff\ue000", "中文"),
+    *("</s>", "<unk>", "<pad>", "a</s>b", "a <pad> b</s></s>", "<s>", "a <s> b", "</s", "<piece:3>", "<<unk>>", "ß ẞ"),
+    *(">>ron<< hello", ">>ron<<hello", " >>ron<< hello", "hello >>ron<<", ">>xyz<< hello", ">>", ">><<", ">> <<"),
+    *(">>ron<<", ">>ron<", ">>ron<< >>tur<< a", "a</s>>>ron<< b", "a" * 3000, "the house " * 2000, "\u0301"),
+    *("\ufeffa", "a\u00a0b"),
 ]
 
 
@@ -126,20 +90,6 @@ def test_a_byte_fallback_model(tmp_path: Path, phrases: dict) -> None:
     assert made.differing(ODD) == []
     text = "the 😀 house"
     assert made.ours.decode(made.ours.source.encode(text)) == text
-
-
-@pytest.mark.parametrize(("pair", "language"), [("en-ro", "en"), ("en-ro", "ro"), ("tr-en", "tr"), ("tr-en", "en")])
-def test_5000_real_sentences(pair: str, language: str, tmp_path: Path) -> None:
-    lines = shared_lines(pair, language, 5000)
-    if not lines:
-        pytest.skip("needs the shared WMT16 data")
-    assert len(lines) == 5000
-    model = train_model(lines[:3000], tmp_path / "one.spm", 1500, character_coverage=0.995)
-    other = train_model(lines[2000:], tmp_path / "two.spm", 1200)
-    write_tokenizer(tmp_path / "hf", model, other)
-    made = Both(tmp_path / "hf")
-    assert made.differing(lines) == []
-    assert sum(1 in made.numbers(line, 0) for line in lines) > 0, "some characters are unknown"
 
 
 @pytest.mark.parametrize("clean", [False, True])
