@@ -33,7 +33,7 @@ from typing import Any, TypeVar
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from attn_reg_plugin.regularizers.options import check_value
+from attn_reg_plugin.regularizers.base.options import check_value
 
 T = TypeVar("T")
 #: how a setting may stand on the command line, see `setting`

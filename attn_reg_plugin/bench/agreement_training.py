@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from attn_reg_plugin.bench.agreement import Agreement, forward_of
-from attn_reg_plugin.regularizers.objectives import Objective, OfOutputs, negative_loss
-from attn_reg_plugin.regularizers.probing import Forward
-from attn_reg_plugin.regularizers.training import Supplied
+from attn_reg_plugin.regularizers.ad_drop.objectives import Objective, OfOutputs, negative_loss
+from attn_reg_plugin.regularizers.base.context import Supplied
+from attn_reg_plugin.regularizers.base.forward import Forward
 
 #: what the objectives are, and which labels they take
 _OBJECTIVES: dict[str, tuple[Objective, str]] = {
@@ -74,7 +74,7 @@ def _task(command: Sequence[str]) -> tuple[Any, Any]:
 
 def _objectives(model: Any, task: Any) -> dict[str, Objective]:
     from attn_reg_plugin.backends.fairseq import padding_index
-    from attn_reg_plugin.tasks.outputs import FairseqObjective
+    from attn_reg_plugin.tasks.predictions import FairseqObjective
 
     who, padding = f"{type(model).__name__} of {type(task).__name__}", padding_index(model)
     return {name: FairseqObjective(one, labels, padding, who) for name, (one, labels) in _OBJECTIVES.items()}

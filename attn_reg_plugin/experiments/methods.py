@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from attn_reg_plugin.regularizers import REGISTRY, Regularizer, build, options_of
-from attn_reg_plugin.regularizers.presets import Preset, presets_of
+from attn_reg_plugin.regularizers.base.registry import Preset, presets_of
 
 #: The fairseq task every method is trained with; with `--attn-reg none` it is plain translation.
 TASK = "attn_reg_translation"

@@ -10,7 +10,6 @@ import pytest
 import torch
 from fairseq.models.transformer import TransformerModel
 
-import attn_reg_plugin.models.opus_mt_bpe  # noqa: F401  registers --bpe opus_mt
 from attn_reg_plugin import find_sites
 from attn_reg_plugin.models.opus_mt import NEVER, MarianPositions, OpusMTModel
 from attn_reg_plugin.opus_mt.tokenization import OpusMTTokenizer

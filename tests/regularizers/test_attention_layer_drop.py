@@ -21,7 +21,7 @@ def test_each_site_is_dropped_with_probability_p_independently(translator, batch
     with regularizer.attach(translator):
         for _ in range(n):
             regularizer.before_forward(None)
-            drawn.append([site.redraw(0) for site in regularizer.attached_sites])  # as their calls do
+            drawn.append([site.request.uniform(0) for site in regularizer.attached_sites])  # as their calls do
     drawn = torch.tensor(drawn, dtype=torch.float64)
     assert drawn.shape == (n, 4)
     # five standard deviations of the binomial distribution
@@ -39,7 +39,7 @@ def test_the_model_runs_with_the_mean_of_values_where_a_site_is_dropped(translat
     torch.manual_seed(4)
     with regularizer.attach(translator):
         output = translator(*batch)
-        dropped = {site.name for site in regularizer.attached_sites if site.uniform}
+        dropped = {site.name for site in regularizer.attached_sites if site.calls.made[0].uniform}
     assert 0 < len(dropped) < 6
 
     def attend(name, query, key, value, valid, dropout_p):
@@ -92,7 +92,7 @@ def test_a_run_that_is_resumed_draws_the_same(translator, batch):
         with regularizer.attach(translator):
             for _ in range(n):
                 translator(*batch)
-                yield [site.uniform for site in regularizer.attached_sites]
+                yield [call.uniform for site in regularizer.attached_sites for call in site.calls.made]
                 regularizer.end_update()
 
     torch.manual_seed(2)

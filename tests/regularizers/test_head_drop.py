@@ -10,7 +10,7 @@ import torch
 
 from attn_reg_plugin.regularizers import build
 from attn_reg_plugin.regularizers.head_drop import HeadDrop, heads_kept, rescaled
-from tests.attention.tiny_model import PAD, attentions
+from tests.attention.tiny_model import PAD, attentions, drawn
 
 
 def test_survivors_are_multiplied_by_heads_over_survivors(translator, batch):
@@ -18,13 +18,13 @@ def test_survivors_are_multiplied_by_heads_over_survivors(translator, batch):
     torch.manual_seed(8)
     with regularizer.attach(translator):
         output = translator(*batch)
-        factors = {site.name: site.factor for site in regularizer.attached_sites}
+        factors = {site.name: site.request.factor for site in regularizer.attached_sites}
     seen = []
 
     def attend(name, query, key, value, valid, dropout_p):
         scores = query @ key.transpose(-1, -2) / math.sqrt(query.size(-1))
         heads = scores.masked_fill(~valid, -math.inf).softmax(-1) @ value
-        kept = factors[name]((*query.shape[:-1], key.size(-2)), valid, query.device) > 0
+        kept = drawn(factors[name], (*query.shape[:-1], key.size(-2)), valid) > 0
         for example, outputs in zip(kept, heads, strict=True):
             alive = int(example.sum())
             for head in range(len(outputs)):

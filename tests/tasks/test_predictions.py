@@ -1,0 +1,188 @@
+"""Models that give something else than (B, T, V) or (B, C) logits: what of it is attributed."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from fairseq.criterions.adaptive_loss import AdaptiveLoss
+from fairseq.criterions.masked_lm import MaskedLmLoss
+from fairseq.criterions.nat_loss import LabelSmoothedDualImitationCriterion
+from fairseq.models import nat
+from fairseq.models.nat.cmlm_transformer import cmlm_base_architecture
+from fairseq.models.nat.insertion_transformer import insertion_base_architecture
+from fairseq.models.nat.iterative_nonautoregressive_transformer import inat_base_architecture
+from fairseq.models.nat.levenshtein_transformer import levenshtein_base_architecture
+from fairseq.models.nat.nonautoregressive_transformer import nonautoregressive_transformer_wmt_en_de
+from fairseq.models.roberta import RobertaModel
+from fairseq.models.roberta.model import base_architecture as roberta_architecture
+from fairseq.models.transformer_lm import TransformerLanguageModel, base_lm_architecture
+from fairseq.modules import AdaptiveSoftmax
+from fairseq.tasks.translation_lev import TranslationLevenshteinTask
+from torch import Tensor, nn
+
+from attn_reg_plugin.regularizers.ad_drop.objectives import OfOutputs
+from attn_reg_plugin.tasks.attend_out_training import FairseqProblem
+from attn_reg_plugin.tasks.predictions import FairseqObjective, adaptive_log_probabilities
+from tests.backends.fairseq_models import SIZES, words
+from tests.tasks.tasks_in_process import attached, sample, step
+
+FAMILIES = {
+    "nat": (nat.NATransformerModel, nonautoregressive_transformer_wmt_en_de, "full_mask"),
+    "iterative": (nat.IterNATransformerModel, inat_base_architecture, "full_mask"),
+    "cmlm": (nat.CMLMNATransformerModel, cmlm_base_architecture, "random_mask"),
+    "levenshtein": (nat.LevenshteinTransformerModel, levenshtein_base_architecture, "random_delete"),
+    "insertion": (nat.InsertionTransformerModel, insertion_base_architecture, "random_delete"),
+}
+
+
+def build(kind: type[nn.Module], architecture: Any, **flags: Any) -> nn.Module:
+    """A small model, without dropout."""
+    args = SimpleNamespace(**{**SIZES, "dropout": 0.0, "activation_dropout": 0.0, "attention_dropout": 0.0, **flags})
+    architecture(args)
+    shared = words()
+    torch.manual_seed(1)
+    task = SimpleNamespace(source_dictionary=shared, target_dictionary=shared, dictionary=shared)
+    return kind.build_model(args, task).train()
+
+
+def noisy(noise: str) -> dict[str, Any]:
+    """A batch as the task translation_lev makes it."""
+    batch = sample()
+    target = batch["target"]
+    target[:, 0] = 0  # the beginning of a sentence; the end is not to be deleted
+    target.scatter_(1, (target.ne(1).sum(1, keepdim=True) - 1), 2)
+    task = SimpleNamespace(cfg=SimpleNamespace(noise=noise), tgt_dict=words())
+    torch.manual_seed(5)
+    batch["prev_target"] = TranslationLevenshteinTask.inject_noise(task, target)
+    return batch
+
+
+@pytest.mark.parametrize("labels", ["pseudo", "gold"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_models_that_insert_words(family: str, labels: str) -> None:
+    kind, architecture, noise = FAMILIES[family]
+    model = build(kind, architecture, share_all_embeddings=True, label_smoothing=0.1)
+    loss, batch = LabelSmoothedDualImitationCriterion(None, 0.1), noisy(noise)
+    plain, _ = step(attached(model, attn_reg="none"), model, batch, loss)
+    task = attached(model, ad_drop_labels=labels)
+    ours, log = step(task, model, batch, loss)
+    assert log["attn_reg/regularized"] == 1 and log["attn_reg/fallbacks"] == 0
+    assert log["attn_reg/dropped/encoder.self[0]"] > 0 and ours != plain
+    task.regularizer.detach()
+
+
+def test_f_of_inserted_words_is_that_of_their_logits() -> None:
+    generator = torch.Generator().manual_seed(1)
+    logits = torch.randn(2, 3, 5, generator=generator)
+    mask, target = torch.rand(2, 3, generator=generator) > 0.4, torch.randint(5, (2, 3), generator=generator)
+    outputs = {"length": {"out": torch.randn(2, 9)}, "word_ins": {"out": logits, "tgt": target, "mask": mask}}
+    chances = logits.log_softmax(-1)
+    inputs = {"token_mask": torch.ones(7, 7).bool()}
+    for labels, of_labels in (
+        ("pseudo", chances.max(-1).values),
+        ("gold", chances.gather(-1, target[..., None])[..., 0]),
+    ):
+        objective = FairseqObjective(OfOutputs(labels), labels, 1, "a model")
+        torch.testing.assert_close(objective(outputs, inputs), (of_labels * mask).sum())
+    shares = torch.rand(2, 3, 5, generator=generator)
+    outputs["word_ins"]["tgt"] = shares
+    torch.testing.assert_close(objective(outputs, inputs), (chances * shares * mask[..., None]).sum())
+
+
+# -- adaptive softmax -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_log_probabilities_of_an_adaptive_softmax_are_fairseqs(tied: bool) -> None:
+    from fairseq.modules import AdaptiveInput
+
+    torch.manual_seed(1)
+    inputs = AdaptiveInput(30, 1, 16, 2.0, 16, [8, 20]) if tied else None
+    softmax = AdaptiveSoftmax(30, 16, [8, 20], 0.0, factor=2.0, adaptive_inputs=inputs)
+    features = torch.randn(2, 5, 16)
+    ours = adaptive_log_probabilities(softmax, features)
+    torch.testing.assert_close(ours, softmax.get_log_prob(features, None))
+    torch.testing.assert_close(ours.exp().sum(-1), torch.ones(2, 5))
+
+
+def test_the_loss_by_an_adaptive_softmax_has_gradients() -> None:
+    flags = {"adaptive_softmax_cutoff": "8,20", "tokens_per_sample": 16, "max_target_positions": 16}
+    model = build(TransformerLanguageModel, base_lm_architecture, **flags).eval()
+    batch = sample()
+    batch["net_input"] = {"src_tokens": batch["net_input"]["prev_output_tokens"]}
+    problem = FairseqProblem(SimpleNamespace(target_dictionary=words()), None, "train")
+    outcome = problem.loss(model, {"batch": batch})
+    real = batch["target"].ne(1)
+    log_probs = model.get_normalized_probs(model(**batch["net_input"]), log_probs=True)
+    losses = -log_probs.gather(-1, batch["target"].unsqueeze(-1)).squeeze(-1) * real
+    torch.testing.assert_close(outcome.loss, losses.sum(1) / real.sum(1))
+    outcome.loss.mean().backward()
+    assert model.decoder.layers[0].fc1.weight.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("labels", ["pseudo", "gold"])
+def test_a_language_model_with_an_adaptive_softmax(labels: str) -> None:
+    flags = {"adaptive_softmax_cutoff": "8,20", "tokens_per_sample": 16, "max_target_positions": 16}
+    model = build(TransformerLanguageModel, base_lm_architecture, **flags)
+    batch = sample()
+    batch["net_input"] = {"src_tokens": batch["net_input"]["prev_output_tokens"]}
+    loss = AdaptiveLoss(SimpleNamespace(target_dictionary=words()), False)
+    loss.ddp_backend = "no_c10d"
+    task = attached(model, attn_sites="decoder.self", ad_drop_labels=labels)
+    seen: list[Tensor] = []
+    inner = task.regularizer.objective.objective
+    task.regularizer.objective.objective = lambda outputs, inputs: seen.append(outputs) or inner(outputs, inputs)
+    _, log = step(task, model, batch, loss)
+    assert log["attn_reg/dropped/decoder.self[1]"] > 0 and log["attn_reg/fallbacks"] == 0
+    assert seen[0].shape == (3, 6, len(words())), "log-probabilities of words, not features"
+
+
+# -- masked LM --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.parametrize("labels", ["pseudo", "gold"])
+def test_a_masked_lm(labels: str, masked: bool) -> None:
+    flags = {"tokens_per_sample": 16, "max_positions": 16, "encoder_layers_to_keep": None}
+    model = build(RobertaModel, roberta_architecture, **flags)
+    batch = sample()
+    target = batch["net_input"]["src_tokens"].clone()
+    target[:, 1::2] = 1
+    target = target if masked else torch.full_like(target, 1)
+    batch |= {"target": target, "net_input": {"src_tokens": batch["net_input"]["src_tokens"]}}
+    loss = MaskedLmLoss(
+        SimpleNamespace(tpu=False), SimpleNamespace(source_dictionary=words(), target_dictionary=words())
+    )
+    task = attached(model, ad_drop_labels=labels)
+    given: list[Tensor] = []
+    inner = task.regularizer.objective.objective
+    task.regularizer.objective.objective = lambda *seen: given.append(inner(*seen)) or given[-1]
+    _, log = step(task, model, batch, loss)
+    assert log["attn_reg/fallbacks"] == 0 and log["attn_reg/forwards"] == 1
+    task.regularizer.detach()
+    chances = model(batch["net_input"]["src_tokens"])[0].detach().log_softmax(-1)
+    chances[..., 1] = -torch.inf if labels == "pseudo" else chances[..., 1]
+    best = chances.max(-1).values if labels == "pseudo" else chances.gather(-1, target[..., None])[..., 0]
+    torch.testing.assert_close(given[0], best[target.ne(1)].sum())
+
+
+# -- the rest ---------------------------------------------------------------------------------------------------------
+
+
+def test_frames_of_speech_count_where_they_are_real() -> None:
+    logits, padded = torch.randn(4, 2, 5), torch.tensor([[False] * 4, [False, False, True, True]])
+    objective = FairseqObjective(OfOutputs("pseudo"), "pseudo", None, "a model")
+    best = logits.transpose(0, 1).log_softmax(-1).max(-1).values
+    outputs = {"encoder_out": logits, "padding_mask": padded}
+    torch.testing.assert_close(objective(outputs, {"targets": torch.ones(2, 3)}), best[~padded].sum())
+    with pytest.raises(ValueError, match=r"Wav of a task: .*needs gold labels.*--ad-drop-labels pseudo"):
+        FairseqObjective(OfOutputs("gold"), "gold", None, "Wav of a task")(outputs, {"targets": torch.ones(2, 3)})
+
+
+def test_outputs_without_logits_are_refused_in_the_words_of_the_command_line() -> None:
+    objective = FairseqObjective(OfOutputs("pseudo"), "pseudo", None, "Strange of my_task")
+    with pytest.raises(ValueError, match=r"^Strange of my_task: .*of type dict.*--ad-drop-attribution random"):
+        objective({"x": torch.ones(2, 3)}, {})
