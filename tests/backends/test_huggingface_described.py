@@ -13,7 +13,7 @@ pytest.importorskip("transformers")
 import transformers
 
 from attn_reg_plugin import ADDrop
-from attn_reg_plugin.backends.huggingface_inputs import described
+from attn_reg_plugin.backends.huggingface.inputs import described
 from tests.backends.huggingface_models import Around, batch, build
 from tests.backends.oracle_models import accepted, tiny
 from tests.backends.oracle_models import batch as tiny_batch

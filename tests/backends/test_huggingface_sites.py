@@ -18,7 +18,7 @@ import transformers
 
 from attn_reg_plugin import ADDrop, AttentionSite, find_sites
 from attn_reg_plugin.backends.huggingface import HuggingFaceBackend
-from attn_reg_plugin.backends.huggingface_attention import open_sites
+from attn_reg_plugin.backends.huggingface.attention import open_sites
 from tests.backends.huggingface_models import FAMILIES, FORMS, batch, build, fingerprint, opened
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from attn_reg_plugin.huggingface.step_loss import records
 from torch import Tensor, nn
 from transformers import Trainer
 
 from attn_reg_plugin.huggingface import AttnRegCallback
-from attn_reg_plugin.huggingface.step_loss import records
 from attn_reg_plugin.regularizers import AttendOut, Regularizer
 from attn_reg_plugin.regularizers import build as make
 from attn_reg_plugin.regularizers.attend_out.defender import check_copyable

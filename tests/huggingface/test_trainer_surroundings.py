@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import Trainer, TrainerCallback
 
 import attn_reg_plugin
-from attn_reg_plugin.backends.huggingface_inputs import described
+from attn_reg_plugin.backends.huggingface.inputs import described
 from attn_reg_plugin.huggingface import AttnRegCallback
 from attn_reg_plugin.huggingface.running import Interception, refuse_unused_parameters
 from attn_reg_plugin.regularizers import ADDrop, AttendOut, AttentionLayerDrop, Regularizer, Supplied

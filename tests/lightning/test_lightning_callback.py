@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-
-from attn_reg_plugin import ADDrop, LightningCallback
 from attn_reg_plugin.lightning.lightning_training import (
     LightningDefender,
     LightningTraining,
     module_to_attach,
     refuse,
 )
+from torch import Tensor, nn
+
+from attn_reg_plugin import ADDrop, LightningCallback
 from attn_reg_plugin.regularizers import Outcome, build
 
 
