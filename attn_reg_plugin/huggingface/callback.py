@@ -76,6 +76,7 @@ class AttnRegCallback(TrainerCallback):
         try:
             refuse(trainer)
             refuse_unused_parameters(trainer, self.regularizer)
+            self._refuse_twin(trainer)
             self.regularizer.attach(trainer.model)
             self.trainer, self.saved, self.epoch = trainer, None, int(state.epoch or 0)
             self._intercept()
@@ -89,6 +90,17 @@ class AttnRegCallback(TrainerCallback):
             raise
         self.regularizer.begin_update(state.global_step)
         self.regularizer.statistics.take()  # what an earlier training did not log
+
+    def _refuse_twin(self, trainer: Trainer) -> None:
+        """Refuse a second callback whose large state would be written to this one's file.
+
+        Raises:
+            ValueError: there is one.
+        """
+        callbacks = [one for one in trainer.callback_handler.callbacks if isinstance(one, AttnRegCallback)]
+        twins = sum(one.regularizer.name == self.regularizer.name for one in callbacks)
+        if twins > 1 and self.regularizer.large_state:
+            raise ValueError(f"{twins} callbacks have {self.regularizer.name}; use one, with the sites of all")
 
     def on_epoch_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

@@ -316,7 +316,7 @@ def refuse_uncalled(module: nn.Module, regularizer: Regularizer) -> None:
     Raises:
         ValueError: it was never called in training mode with gradients.
     """
-    if any(attachment.seen for attachment in attachments_of(module)):
+    if any(attachment.reach.seen for attachment in attachments_of(module)):
         return
     name, method = type(module).__name__, regularizer.name
     attention = [site.module for site in regularizer.attached_sites if site.module is not None]

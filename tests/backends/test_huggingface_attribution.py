@@ -73,8 +73,9 @@ class Materialized:
 
 def recorded(model: nn.Module, name: str, inputs: dict[str, Tensor]) -> tuple[Tensor, dict, dict, dict]:
     """Logits, attributions, valid positions and outputs of every site, by its name."""
-    with opened(find_sites(model, "*")) as sites, recording(sites) as tapes:
+    with opened(find_sites(model, "*")) as sites, recording(sites):
         logits = model(**inputs).logits
+        tapes = [site.tapes[0] for site in sites]
         gradients = output_gradients(objective(name, inputs, logits), tapes)  # Longformer's further calls are left out
         attributions = [map_gradient(gradient, tape.value) for gradient, tape in zip(gradients, tapes, strict=True)]
         names = [site.name for site in sites]
@@ -130,8 +131,9 @@ def test_the_maps_that_are_materialized_are_the_models(name: str) -> None:
     with Materialized(reference) as materialized:
         expected = reference(**inputs).logits
     model = build(name)
-    with opened(find_sites(model, "*")) as sites, recording(sites, needs_weights=True) as tapes:
+    with opened(find_sites(model, "*")) as sites, recording(sites, needs_weights=True):
         logits = model(**inputs).logits
+        tapes = [site.tapes[0] for site in sites]
     counted = token_mask(name, inputs) if logits.dim() == 3 else ...
     torch.testing.assert_close(logits[counted], expected[counted], atol=1e-5, rtol=1e-5)
     for site, tape in zip(sites, tapes, strict=True):
@@ -232,7 +234,7 @@ def test_a_lost_mask_would_be_seen(name: str, monkeypatch: pytest.MonkeyPatch) -
     counted = counted if expected.dim() == 3 else ...
     with opened(find_sites(model, "*")) as sites:
         for site in sites:
-            site.keep = torch.ones(1, 1, 1, 1, dtype=torch.bool)
+            site.ask(keep=torch.ones(1, 1, 1, 1, dtype=torch.bool))
         torch.testing.assert_close(model(**inputs).logits[counted], expected[counted], atol=1e-5, rtol=1e-5)
         monkeypatch.delitem(AttentionMaskInterface._global_mapping, "attn_reg_fused")
         assert not model(**inputs).logits[counted].allclose(expected[counted], atol=1e-3)
@@ -274,6 +276,6 @@ def test_a_mask_of_the_users_own(name: str, kind: torch.dtype) -> None:
     expected = model(**inputs)[0 if "labels" not in inputs else 1]
     with opened(find_sites(model, "*")) as sites:
         for site in sites:
-            site.keep = torch.ones(1, 1, 1, 1, dtype=torch.bool)
+            site.ask(keep=torch.ones(1, 1, 1, 1, dtype=torch.bool))
         found = model(**inputs)[0 if "labels" not in inputs else 1]
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)

@@ -86,6 +86,11 @@ def test_the_sites_of_a_transformer() -> None:
     ]
 
 
+def always(call: int) -> bool:
+    """Every row of every call is uniform."""
+    return True
+
+
 class Renamed(nn.MultiheadAttention):
     """Has no forward of its own."""
 
@@ -179,7 +184,7 @@ def test_a_subclass_keeps_its_class() -> None:
     (site,) = find_sites(nn.ModuleList([module]), "*")
     with opened([site]):
         assert type(module) is Renamed and find_sites(nn.ModuleList([module]), "*") == [site]
-        site.uniform = True
+        site.ask(uniform=always)
         uniform = module(states, states, states)[0]
         twins = copy.deepcopy(module), pickle.loads(pickle.dumps(module))
         assert all(twin(states, states, states)[0].equal(uniform) for twin in twins)
@@ -258,7 +263,7 @@ def test_a_regularized_attention_is_pytorchs_where_nothing_is_dropped(options: d
         for average in (True, False):
             expected, weights = module(*states, **mask, average_attn_weights=average)
             with opened([site]):
-                site.keep = torch.ones(1, 1, 1, 1, dtype=torch.bool)
+                site.ask(keep=torch.ones(1, 1, 1, 1, dtype=torch.bool))
                 output, found = module(*states, **mask, average_attn_weights=average)
                 bare, nothing = module(*states, **mask, need_weights=False)
                 site.clear()
@@ -311,7 +316,7 @@ def test_a_dropped_attention_is_the_mean_of_its_valid_values(options: dict[str, 
             continue
         expected, weights = twin(*states, **mask)
         with opened([site]):
-            site.uniform = True
+            site.ask(uniform=always)
             for output, found in (module(*states, **mask), module(*states, **mask, need_weights=False)):
                 torch.testing.assert_close(output, expected, atol=1e-6, rtol=1e-5)
                 assert found is None or torch.allclose(found, weights, atol=1e-6)

@@ -52,8 +52,6 @@ SHARED: dict[str, tuple[str, Callable[[PreTrainedConfig, int, int], list[int]]]]
         ],
     ),
 }
-#: attention that is called without gradients in a forward that has them, by class, and how that is said
-UNDIFFERENTIATED = {"HrmTextAttention": "runs without gradients in all but the last cycles of a forward"}
 
 
 class HuggingFaceBackend:
@@ -134,12 +132,10 @@ class HuggingFaceBackend:
         module, config = site.module, site.module.config
         original = ORIGINALS.get(config._attn_implementation, config._attn_implementation)
         upcast = original == "eager" and getattr(module, "reorder_and_upcast_attn", False)
-        if asks_by_name(module) or type(module).__name__ in UNDIFFERENTIATED:
-            reason = "masks keys itself where its attention is called 'eager' or 'sdpa'"
-            reason = UNDIFFERENTIATED.get(type(module).__name__, reason)
+        if asks_by_name(module):
             raise ValueError(
-                f"{site.name} ({site.path}): {type(module).__name__} {reason}, which cannot be regularized; choose "
-                "other sites"
+                f"{site.name} ({site.path}): {type(module).__name__} masks keys itself where its attention is called "
+                "'eager' or 'sdpa', which cannot be regularized; choose other sites"
             )
         if original not in REGISTERED or upcast or original_function(module, original) is None:
             option = "reorder_and_upcast_attn=True" if upcast else f"attn_implementation={original!r}"
