@@ -279,3 +279,32 @@ def test_a_mask_of_the_users_own(name: str, kind: torch.dtype) -> None:
             site.ask(keep=torch.ones(1, 1, 1, 1, dtype=torch.bool))
         found = model(**inputs)[0 if "labels" not in inputs else 1]
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "modernbert", "bert", "bart"])
+def test_rows_without_a_valid_key_are_the_models_own(name: str, attention: str) -> None:
+    """Of padded queries, from which the first token behind left padding is predicted: `eager` has the mean of all."""
+    model, inputs = build(name, attention=attention), batch(name, left=True)
+    plain = model(**inputs)
+    with ADDrop(p=1.0, q=1e-30, sites="*", cross_tuning="off").attach(model):
+        found = model(**inputs)
+    torch.testing.assert_close(found.logits, plain.logits, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(found.loss, plain.loss, atol=1e-6, rtol=1e-6)
+    if name == "llama" and attention == "eager":
+        model.config.output_attentions = True
+        maps = model(**inputs).attentions
+        with ADDrop(p=1.0, q=1e-30, sites="*", cross_tuning="off").attach(model):
+            assert all(torch.allclose(x, y, atol=1e-6) for x, y in zip(model(**inputs).attentions, maps, strict=True))
+
+
+def test_a_bool_mask_that_eager_adds_as_numbers_is_refused() -> None:
+    model, inputs = build("bert", attention="eager"), batch("bert")
+    inputs["attention_mask"] = torch.ones(3, 1, 7, 7, dtype=torch.bool)
+    with ADDrop(p=0.5, q=0.5, cross_tuning="off").attach(model):
+        model(**inputs)
+        inputs["attention_mask"][..., -1] = False
+        with pytest.raises(
+            RuntimeError, match=r"^encoder\.self\[0\] .* is given a bool mask, .* attn_implementation='sdpa'$"
+        ):
+            model(**inputs)

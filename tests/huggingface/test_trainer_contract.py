@@ -34,7 +34,7 @@ METHODS: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
         {"p": 0.0, "sites": "*", "cross_tuning": "off"},
     ),
     "attend_out": ({"steps": 4, "sites": "*", "generator_lr": 0.05}, None),
-    "attention_dropout": ({"p": 0.4, "p_by_site": "*[1]: 0.2", "sites": "*"}, {"p": 0.0}),
+    "attention_dropout": ({"p": 0.4, "sites": "*"}, {"p": 0.0}),
     "attention_layer_drop": ({"p": 0.5, "sites": "*"}, {"p": 0.0}),
     "head_drop": ({"p": 0.5, "turn": 0.3, "end": 1, "unit": "progress", "sites": "*"}, {"p": 0.0}),
     "hidden_cut": ({"cut": 0.3}, None),

@@ -25,7 +25,7 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "pseudo labels": ("ad_drop", {**AD_DROP, "labels": "pseudo"}),
     "gold labels": ("ad_drop", {**AD_DROP, "labels": "gold"}),
     "weights": ("attention_dropout", {"p": 0.4, "where": "weights", "sites": "*"}),
-    "scores": ("attention_dropout", {"p": 0.4, "where": "scores", "p_by_site": "*[0]: 0.2", "sites": "*"}),
+    "scores": ("attention_dropout", {"p": 0.4, "where": "scores", "sites": "*"}),
     "heads": ("head_drop", {"p": 0.5, "sites": "*"}),
     "layers": ("layer_drop", {"p": 0.5, "sites": "*"}),
     "attentions": ("attention_layer_drop", {"p": 0.5, "sites": "*"}),
