@@ -2,72 +2,15 @@
 
 from __future__ import annotations
 
-import copy
-import math
-
 import pytest
 import torch
-import torch.nn.functional as F
 
 from attn_reg_plugin.regularizers import build
 from attn_reg_plugin.regularizers.attention_dropout import AttentionDropout
 from attn_reg_plugin.regularizers.base.options import OptionError
-from tests.attention.tiny_model import PAD, attentions, drawn
+from tests.attention.tiny_model import attentions
 
 BY_SITE = "encoder.self[1]: 0; decoder.cross: 0.5"
-
-
-def literally(model, attend):
-    """A copy of `model` in which `attend(name, weights, valid)` makes the map that multiplies the values."""
-    literal = copy.deepcopy(model)
-
-    def run(name, query, key, value, valid, dropout_p):
-        scores = query @ key.transpose(-1, -2) / math.sqrt(query.size(-1))
-        return attend(name, scores, valid) @ value
-
-    for module in attentions(literal).values():
-        module.attend = run
-    return literal
-
-
-def test_weights_are_dropped_after_the_softmax_and_rescaled(translator, batch):
-    p = {"encoder.self[0]": 0.3, "encoder.self[1]": 0.0, "decoder.self[0]": 0.3, "decoder.self[1]": 0.3}
-    p |= {"decoder.cross[0]": 0.5, "decoder.cross[1]": 0.5}
-
-    def attend(name, scores, valid):
-        weights = scores.masked_fill(~valid, -math.inf).softmax(-1)
-        if p[name] == 0:
-            return weights
-        mask = F.dropout(torch.ones_like(weights), p[name]) > 0  # the kernel's draws
-        return weights * mask / (1 - p[name])
-
-    real, outputs = batch[1].ne(PAD), []
-    for model in (translator, literally(translator, attend)):
-        with AttentionDropout(p=0.3, sites="*", p_by_site=BY_SITE if model is translator else "*: 0").attach(model):
-            torch.manual_seed(6)
-            outputs.append(model(*batch)[real])
-    torch.testing.assert_close(*outputs)
-
-
-def test_scores_are_dropped_before_the_softmax(translator, batch):
-    """Equation 3 of AttendOut: softmax(QKᵀ/√d + M), M = -∞ where a position is dropped."""
-    regularizer, keeps = AttentionDropout(p=0.4, where="scores", sites="*", p_by_site=BY_SITE), {}
-    torch.manual_seed(6)
-    with regularizer.attach(translator):
-        output = translator(*batch)
-        samplers = {site.name: site.request.sampler for site in regularizer.attached_sites}
-
-    def attend(name, scores, valid):
-        keep = valid.expand(scores.shape)
-        if samplers[name] is not None:
-            keep = keeps[name] = drawn(samplers[name], scores.shape, valid)
-        dead = ~keep.any(-1, keepdim=True)
-        return scores.masked_fill(dead, 0).masked_fill(~(keep | dead & valid), -math.inf).softmax(-1)
-
-    real = batch[1].ne(PAD)
-    torch.testing.assert_close(output[real], literally(translator, attend)(*batch)[real])
-    assert "encoder.self[1]" not in keeps and len(keeps) == 5
-    assert any(not keep[:, 0].equal(keep[:, 1]) for keep in keeps.values()), "each head has its own"
 
 
 def test_weights_dropout_adds_to_the_models_own(translator, batch):
