@@ -74,7 +74,7 @@ def _task(command: Sequence[str]) -> tuple[Any, Any]:
 
 def _objectives(model: Any, task: Any) -> dict[str, Objective]:
     from attn_reg_plugin.backends.fairseq import padding_index
-    from attn_reg_plugin.tasks.outputs import FairseqObjective
+    from attn_reg_plugin.tasks.predictions import FairseqObjective
 
     who, padding = f"{type(model).__name__} of {type(task).__name__}", padding_index(model)
     return {name: FairseqObjective(one, labels, padding, who) for name, (one, labels) in _OBJECTIVES.items()}

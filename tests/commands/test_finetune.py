@@ -33,8 +33,8 @@ from attn_reg_plugin.files import write_json
 from attn_reg_plugin.labelled import REGRESSION, TAGGING, LabelledTask, find_task, read_split
 from attn_reg_plugin.labelled.encoding import IGNORED
 from attn_reg_plugin.labelled.metrics import SCORES, SENTENCE_END, tag_codes
-from attn_reg_plugin.tasks.attn_reg_task import SEEN
 from attn_reg_plugin.tasks.dry_run import parse_command
+from attn_reg_plugin.tasks.fairseq_settings import FAIRSEQ_SETTINGS
 from tests.models.hf_folders import SIZES, TOYS, make_mnli
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -105,7 +105,7 @@ def test_every_seed_trains_on_examples_of_its_own(rte: list[str]) -> None:
     found = []
     for run in runs:
         args = parse_command(run.train_command(), "training")
-        vars(args).update({f"attn_{name}": None for name, _ in SEEN})  # which fairseq fills in later
+        vars(args).update({f"attn_{name}": None for name, _ in FAIRSEQ_SETTINGS})  # which fairseq fills in later
         task = tasks.setup_task(args)
         task.load_dataset("train")
         rows = task.dataset("train").rows

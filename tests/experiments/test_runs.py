@@ -283,7 +283,7 @@ def test_methods_and_their_overrides() -> None:
 def test_the_flags_of_every_method_are_flags_of_fairseq_train(name: str) -> None:
     options = pytest.importorskip("fairseq.options")
     from attn_reg_plugin.tasks import attn_reg_translation  # noqa: F401 (brings the flags)
-    from attn_reg_plugin.tasks.attn_reg_task import regularizer_from
+    from attn_reg_plugin.tasks.flags import regularizer_from
 
     (method,) = select_methods([name])
     line = ["data", "--task", TASK, "--arch", "transformer", *method.flags]

@@ -171,7 +171,7 @@ def test_flags_of_fairseq_are_finite(value):
     pytest.importorskip("fairseq")
     from argparse import Namespace
 
-    from attn_reg_plugin.tasks.attn_reg_task import regularizer_from
+    from attn_reg_plugin.tasks.flags import regularizer_from
 
     for name in ("generator_lr", "generator_clip_norm", "clip_norm", "temperature", "winner_temperature"):
         with pytest.raises(ValueError, match=f"^--attn-reg attend_out: {name} is {value}, but must be "):
