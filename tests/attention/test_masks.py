@@ -145,16 +145,6 @@ def test_dropped_fraction_counts_every_head_and_query():
         assert (int(dropped), int(total)) == (int((exists & ~keep).sum()), int(exists.sum()))
 
 
-def test_masks_do_not_touch_their_arguments_or_the_global_random_module():
-    attribution, valid = distinct(2, 2, 4, 4), padding([4, 2], 4)
-    before, state = (attribution.clone(), valid.clone()), random.getstate()
-    drop_candidates(candidate_region(attribution, valid, 0.5), valid, 0.5)
-    sample_keep(attribution, valid, 0.5, 0.5)
-    assert attribution.equal(before[0])
-    assert valid.equal(before[1])
-    assert random.getstate() == state
-
-
 @pytest.mark.parametrize("shape", [(1,), (7,), (8,), (9,), (2, 3, 5, 60), (2, 1, 4, 64), (0, 3)])
 def test_masks_survive_packing(shape):
     mask = torch.rand((2, *shape), generator=torch.Generator().manual_seed(1)) > 0.5
@@ -288,11 +278,3 @@ def test_non_finite_attributions_keep_the_shape_of_a_mask():
     attribution = torch.full((2, 1, 3, 4), float("nan"))
     keep = sample_keep(attribution, padding([4, 2], 4), 0.5, 1.0)
     assert (keep.sum(-1).flatten().tolist()) == [2, 2, 2, 1, 1, 1]
-
-
-def test_whole_grid_expects_p_times_q():
-    torch.manual_seed(14)
-    attribution = torch.randn(20, 2, 10, 20)
-    for p, q in product((0.1, 0.5, 0.9), (0.2, 0.8)):
-        rate = 1 - sample_keep(attribution, None, p, q).float().mean().item()
-        assert abs(rate - p * q) < 4 * (q * (1 - q) / (8000 * p)) ** 0.5 * p + 1e-9

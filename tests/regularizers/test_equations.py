@@ -14,10 +14,9 @@ from tests.attention.tiny_model import HEADS, PAD, attentions, drawn
 from tests.regularizers.trainings import on_all_sites
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-BY_SITE = "encoder.self[1]: 0; decoder.cross: 0.5"
 METHODS = {
-    "weights": ("attention_dropout", {"p": 0.3, "p_by_site": BY_SITE}),
-    "scores": ("attention_dropout", {"p": 0.4, "where": "scores", "p_by_site": BY_SITE}),
+    "weights": ("attention_dropout", {"p": 0.3}),
+    "scores": ("attention_dropout", {"p": 0.4, "where": "scores"}),
     "scheduled_dropout": ("scheduled_dropout", {"schedule": "drop *: 0:0.6"}),
     "everything is dropped": ("scheduled_dropout", {"schedule": "drop *: 0:1"}),
     "attention_layer_drop": ("attention_layer_drop", {"p": 0.5}),
@@ -73,11 +72,26 @@ def test_the_output_is_that_of_the_formula(name, translator, batch):
         torch.manual_seed(6)
         torch.testing.assert_close(output[real], literal(*batch)[real])
     if name == "weights":
-        assert rates == {site: 0.5 if "cross" in site else 0.3 for site in asked if site != "encoder.self[1]"}
+        assert rates == dict.fromkeys(asked, 0.3)
     if name == "scores":
-        assert masks.keys() == asked.keys() - {"encoder.self[1]"}
         assert any(not keep[:, 0].equal(keep[:, 1]) for keep in masks.values()), "each head has its own"
     if name == "everything is dropped":
         assert not any(keep.any() for keep in masks.values())
     assert ("layer_drop" in method) == (0 < len(uniform) < 6)
     assert survivors == ({1, 2} if "head_drop" in method else set())
+
+
+def test_weights_dropout_adds_to_the_models_own(translator, batch):
+    """Two independent dropouts are one: 1 - (1 - 0.2) (1 - 0.25) = 0.4, drawn as the model would draw it."""
+    outputs = []
+    for own, added in ((0.4, 0.0), (0.2, 0.25), (0.0, 0.4)):
+        for module in attentions(translator).values():
+            module.dropout.p = own
+        with build("attention_dropout", p=added, sites="*").attach(translator):
+            torch.manual_seed(3)
+            outputs.append(translator(*batch))
+    torch.testing.assert_close(outputs[1], outputs[0])
+    torch.testing.assert_close(outputs[2], outputs[0])
+    with pytest.raises(ValueError, match=r"^p is 1, but must be below 1 where weights are dropped"):
+        build("attention_dropout", p=1.0)
+    assert build("attention_dropout", p=1.0, where="scores").p == 1.0
