@@ -232,7 +232,16 @@ def test_without_a_reader_of_yaml_a_text_is_enough(tmp_path, monkeypatch):
         ("[{0: 0.6}]", "is not understood"),
         *(
             (f"drop encoder.self: {points}", "is not understood")
-            for points in ("{0: [0.6]}", "0: 0.6}", "{", "{{0: 0.6}}", "'0:0.6", "'0:0.6\"", "0:0.1..0.2..0.3", "0:0.1..")
+            for points in (
+                "{0: [0.6]}",
+                "0: 0.6}",
+                "{",
+                "{{0: 0.6}}",
+                "'0:0.6",
+                "'0:0.6\"",
+                "0:0.1..0.2..0.3",
+                "0:0.1..",
+            )
         ),
         ("'drop encoder.self: 0:0.6", "is not understood"),
         ("drop encoder.self[0: 0:0.6", "site pattern .* is not understood"),

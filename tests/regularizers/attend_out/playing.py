@@ -19,7 +19,9 @@ BATCHES = [(tokens([6, 4, 2], 6, seed=seed), torch.tensor([0, 1, 2])) for seed i
 class TokensOnly:
     """Names the encoder's tokens, under `key` of the inputs; a test that asks for a loss fails."""
 
-    def __init__(self, key: str = "tokens") -> None:
+    key = "tokens"
+
+    def __init__(self, key: str = key) -> None:
         self.key = key
 
     def loss(self, model: nn.Module, inputs: Any) -> Outcome:

@@ -207,7 +207,7 @@ def test_parts_of_the_repeated_batch_are_not_refused():
     with regularizer.attach(model):
         regularizer.loss(lambda b: model(b.flatten(0, 1)).view(6, 4, 3).logsumexp(-1).mean(), choices)
     assert regularizer.statistics.take()["r_drop_items"] == 12
-    time_first = [torch.randint(9, (3, 3)).repeat(1, 2), torch.ones(3, dtype=torch.long)]
+    time_first = [torch.randint(9, (4, 3)).repeat(1, 2), torch.ones(3, dtype=torch.long)]
     assert runs_on_repeated(iter(time_first[:1]), [IDS], 2) and runs_on_repeated(iter([]), [IDS], 2)
     assert not runs_on_repeated(iter(time_first), [IDS], 2)
 
