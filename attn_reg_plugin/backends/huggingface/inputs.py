@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attn_reg_plugin.regularizers.ad_drop.objectives import IGNORED
-from attn_reg_plugin.regularizers.attend_out.generator import Tokens
 
 
 def described(model: nn.Module, named: Mapping[str, Any]) -> dict[str, Any]:

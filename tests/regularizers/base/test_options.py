@@ -164,17 +164,3 @@ def test_a_state_that_counts_in_other_than_numbers_is_refused(state, error, said
 def test_a_state_that_is_none_is_refused():
     with pytest.raises(ValueError, match=r"^the state isn't one of scheduled_dropout: it lacks epoch and updates$"):
         ScheduledDropout(schedule="drop *: 0:0.5").load_state_dict({})
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_flags_of_fairseq_are_finite(value):
-    pytest.importorskip("fairseq")
-    from argparse import Namespace
-
-    from attn_reg_plugin.tasks.flags import regularizer_from
-
-    for name in ("generator_lr", "generator_clip_norm", "clip_norm", "temperature", "winner_temperature"):
-        with pytest.raises(ValueError, match=f"^--attn-reg attend_out: {name} is {value}, but must be "):
-            regularizer_from(Namespace(attn_reg="attend_out", **{f"attend_out_{name}": value}))
-    with pytest.raises(ValueError, match=r"^--attn-reg attend_out: steps is 1\.5, but must be a whole number"):
-        regularizer_from(Namespace(attn_reg="attend_out", attend_out_steps=1.5))

@@ -11,7 +11,7 @@ import torch
 from attn_reg_plugin import ADDrop
 from attn_reg_plugin.regularizers.attend_out.generator import sample_masks
 from attn_reg_plugin.regularizers.base.attachment import attachments_of
-from tests.regularizers.test_attend_out import BATCHES, begin, update
+from tests.regularizers.attend_out.playing import BATCHES, begin, update
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -7,53 +7,16 @@ import math
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from attn_reg_plugin import AttendOut
-from attn_reg_plugin.regularizers import Outcome, Tokens
 from attn_reg_plugin.regularizers.attend_out import game, policy
 from attn_reg_plugin.regularizers.attend_out.game import Game
 from attn_reg_plugin.regularizers.attend_out.generator import sample_masks
 from attn_reg_plugin.regularizers.attend_out.policy import PolicyGradient, policy_gradient, policy_objective
-from tests.attention.tiny_model import TinyClassifier, tokens
+from tests.attention.tiny_model import TinyClassifier
+from tests.regularizers.attend_out.playing import BATCHES, begin, update
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-BATCHES = [(tokens([6, 4, 2], 6, seed=seed), torch.tensor([0, 1, 2])) for seed in range(12)]
-
-
-class Classification:
-    """Cross-entropy on tiny batches, as AttendOut sees it."""
-
-    def loss(self, model, inputs):
-        logits = model(inputs["tokens"])
-        losses = F.cross_entropy(logits, inputs["labels"], reduction="mean" if model.training else "none")
-        return Outcome(losses, (logits.argmax(-1) == inputs["labels"]).float())
-
-    def tokens(self, inputs):
-        return {"encoder": Tokens(inputs["tokens"], inputs["tokens"].ne(0))}
-
-    def validation(self, n):
-        for index in torch.randint(len(BATCHES), (n,)).tolist():
-            ids, labels = BATCHES[index]
-            yield {"tokens": ids[:1], "labels": labels[:1]}
-
-
-def begin(seed=0, **options):
-    torch.manual_seed(seed)
-    model = TinyClassifier().train()
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    return model, optimizer, AttendOut(problem=Classification(), optimizer=optimizer, steps=3, **options)
-
-
-def update(model, optimizer, regularizer, number):
-    """One update as a loop makes it; randomness depends on the number only, as under fairseq."""
-    torch.manual_seed(100 + number)
-    ids, labels = BATCHES[number % len(BATCHES)]
-    F.cross_entropy(model(ids, labels), labels).backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    if regularizer is not None:
-        regularizer.end_update()
 
 
 def test_a_rounds_gradient_is_equation_5_evaluated_literally():
@@ -123,11 +86,7 @@ def test_unequal_batches_count_as_their_mean_number_of_sequences():
     regularizer.game_class = Watched
     with regularizer.attach(model):
         for number, size in enumerate((3, 1, 2)):
-            ids, labels = BATCHES[number]
-            F.cross_entropy(model(ids[:size], labels[:size]), labels[:size]).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            regularizer.end_update()
+            update(model, optimizer, regularizer, number, examples=size)
     assert norms[0] == pytest.approx(float(torch.stack([g.norm() for g in total]).norm()) / 2, rel=1e-4)
 
 

@@ -1,22 +1,114 @@
-"""Methods that act on the same attention: each does what it does alone, and the output is what both say."""
+"""Methods that act together do what each does alone; those that cannot are refused before anything is touched."""
 
 from __future__ import annotations
-
-import copy
-import pickle
 
 import pytest
 import torch
 
 from attn_reg_plugin import ADDrop, AttentionLayerDrop, ScheduledDropout
-from attn_reg_plugin.attention.sites import SiteSelector
 from attn_reg_plugin.regularizers import Combination, Regularizer, build
 from attn_reg_plugin.regularizers.base.repeated_batch import repeated
 from attn_reg_plugin.regularizers.base.statistics import summary
-from tests.attention.literal import loop_attention
-from tests.attention.tiny_model import PAD, assert_recomputed, attentions, drawn, loss_of, same_step
+from tests.attention.tiny_model import PAD, attentions, loss_of, same_step
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+ALWAYS = {"cross_tuning": "off", "p": 0.4, "q": 1.0}
+
+
+@pytest.mark.parametrize("name", ["ad_drop+r_drop", "r_drop+ad_drop"])
+def test_ad_drop_masks_both_passes(name, translator, batch):
+    """No dropout but AD-DROP's, and every candidate is dropped: both passes are AD-DROP's forward."""
+    alone = ADDrop(**ALWAYS, sites="*")
+    with alone.attach(translator):
+        expected = loss_of(translator(*batch), batch[1])
+        masks = [site.keep for site in alone.attached_sites]
+    together = build(name, ad_drop={**ALWAYS, "sites": "*"})
+    with together.attach(translator):
+        loss = together.loss(lambda b: loss_of(translator(*b), b[1]), batch)
+        for site, mask in zip(together.attached_sites, masks, strict=True):
+            assert site.keep.equal(torch.cat([mask, mask]))
+    assert loss.item() == pytest.approx(2 * expected.item(), rel=1e-5)
+    assert together.name == name and together.quantities and together.statistics.take()["r_drop_items"] == 15
+
+
+def test_what_is_supplied_is_repeated_for_all_parts(dropping_translator, batch):
+    together = build("ad_drop+r_drop", ad_drop={**ALWAYS, "labels": "gold"})
+    with together.attach(dropping_translator):
+        together.supply(targets=batch[1].masked_fill(batch[1] == PAD, -100))
+        together.loss(lambda b: loss_of(dropping_translator(*b), b[1]), batch).backward()
+        assert all(part.supplied is together.supplied for part in together.parts)
+    assert together.statistics.take()["r_drop_items"] == batch[1].ne(PAD).sum()
+
+
+def test_the_probe_comes_before_what_is_drawn(translator, batch):
+    together = build("layer_drop+head_drop+ad_drop", ad_drop=ALWAYS)
+    with together.attach(translator):
+        for _ in range(2):
+            loss_of(translator(*batch), batch[1]).backward()
+            together.end_update()
+    assert [part.name for part in together.parts] == ["ad_drop", "layer_drop", "head_drop"]
+    sums = together.statistics.take()
+    assert sums["regularized"] == sums["forwards"] == 6
+    assert together.updates == 2 and all(part.updates == 2 for part in together.parts)
+
+
+def test_two_mask_methods_on_sites_of_their_own(translator, batch):
+    together = Combination(
+        [ADDrop(**ALWAYS, sites="encoder.self"), ScheduledDropout(schedule="drop *: 0:0.5", sites="decoder.self")]
+    )
+    with together.attach(translator):
+        translator(*batch)
+        assert len(together.attached_sites) == 4
+    sums = together.statistics.take()
+    assert {key for key in sums if key.startswith("dropped/")} == {
+        f"dropped/{stack}.self[{layer}]" for stack in ("encoder", "decoder") for layer in range(2)
+    }
+
+
+@pytest.mark.parametrize(
+    "name, options, said",
+    [
+        ("r_drop+hidden_cut", {}, "r_drop and hidden_cut each run the batch several times"),
+        ("attend_out+r_drop", {}, "attend_out combines with no other method: it trains two copies of the model"),
+        ("head_drop+head_drop", {}, "names head_drop twice"),
+        ("head_drop+nothing", {}, "unknown method 'nothing'; the methods are: "),
+        ("head_drop+r_drop", {"ad_drop": {}}, r"options of 'ad_drop', which is not among head_drop\+r_drop"),
+        ("head_drop+r_drop", {"head_drop": {"p": 2.0}}, r"p is 2.0, but must lie in \[0, 1\]"),
+    ],
+)
+def test_what_cannot_act_together_is_refused(name, options, said):
+    with pytest.raises(ValueError, match=said):
+        build(name, **options)
+
+
+def test_a_site_that_another_regularizer_has_is_refused(translator, batch):
+    together, before = build("ad_drop+head_drop", head_drop={"sites": "*"}), translator.eval()(*batch)
+    with ADDrop(sites="decoder.self").attach(translator):
+        for _ in range(2):
+            with pytest.raises(ValueError, match=r"decoder.self\[0\] is regularized already"):
+                together.attach(translator)
+        assert [name for name, a in attentions(translator).items() if a.site.attached] == [
+            "decoder.self[0]",
+            "decoder.self[1]",
+        ]
+    assert translator(*batch).equal(before) and not translator._forward_pre_hooks
+
+
+def test_its_state_has_that_of_each():
+    first, second = (build("head_drop+r_drop+ad_drop") for _ in range(2))
+    first.begin_epoch(3)
+    state = first.state_dict()
+    state["parts"]["ad_drop"]["epoch"] = 17
+    second.load_state_dict({**state, "updates": 4})
+    assert (second.epoch, second.updates) == (3, 4) and not second.large_state
+    assert next(part for part in second.parts if part.name == "ad_drop").epoch == 17
+    del state["parts"]["head_drop"]
+    with pytest.raises(ValueError, match=r"the state isn't one of head_drop\+r_drop\+ad_drop: it lacks that of head"):
+        second.load_state_dict(state)
+    with pytest.raises(ValueError, match="the state is one of ad_drop, but must be one of head_drop"):
+        second.load_state_dict(ADDrop().state_dict())
+
+
 SITES = "encoder.self decoder.self"
 AD_DROP = {"p": 0.4, "q": 0.5, "cross_tuning": "off"}
 #: what acts beside AD-DROP on its sites: with something to do, and with nothing
@@ -71,85 +163,6 @@ def test_with_nothing_to_do_for_one_it_is_the_other_bit_for_bit(other, dropping_
         both = together("ad_drop", other, ad_drop=ours, **{other: theirs})
         expected = step(dropping_translator, batch, alone)
         assert same_step(step(dropping_translator, batch, both), expected)
-
-
-def test_the_output_is_the_literal_product(translator, batch):
-    """AD-DROP's softmax, or a uniform row, times DropHead's factor; each as it is alone."""
-    literal, alone = copy.deepcopy(translator), masks_alone(translator, batch)
-    names = ("head_drop", "ad_drop", "attention_layer_drop")
-    both = together(*names, ad_drop=AD_DROP, head_drop={"p": 0.5}, attention_layer_drop={"p": 0.5})
-    parts = {part.name: part for part in both.parts}
-    states, draw = {}, {name: parts[name].before_forward for name in names[::2]}
-    for name, act in draw.items():
-        parts[name].before_forward = lambda forward, name=name, act=act: (
-            states.update({name: torch.get_rng_state()}),
-            act(forward),
-        )
-    with both.attach(translator):
-        torch.manual_seed(4)
-        output = translator(*batch)
-        assert all(site.attached == 3 for site in both.attached_sites)
-        keep = {site.name: site.keep for site in both.attached_sites}
-        uniform = {site.name: site.calls.made[0].uniform for site in both.attached_sites}
-        factor = {site.name: site.request.factor for site in both.attached_sites}
-    assert [keep[name].equal(mask) for name, mask in zip(keep, alone, strict=True)] == [True] * 4
-    for name, options in (("head_drop", {"p": 0.5}), ("attention_layer_drop", {"p": 0.5})):
-        with build(name, **options, sites=SITES).attach(translator) as single:
-            torch.set_rng_state(states[name])
-            translator(*batch)
-            for site in single.attached_sites:
-                if name == "head_drop":
-                    shape = (3, 2, 5, 5) if site.stack == "decoder" else (3, 2, 6, 6)
-                    assert drawn(site.request.factor, shape).equal(drawn(factor[site.name], shape))
-                else:
-                    assert site.calls.made[0].uniform == uniform[site.name]
-    assert len(set(uniform.values())) == 2
-
-    def attend(name, query, key, value, valid, dropout_p):
-        if name not in keep:
-            return loop_attention(query, key, value, valid=valid)
-        mask = torch.zeros_like(keep[name]) if uniform[name] else keep[name]
-        rows = loop_attention(query, key, value, valid=valid, keep=mask)
-        return rows * drawn(factor[name], (*query.shape[:-1], key.size(-2)), valid)
-
-    for module in attentions(literal).values():
-        module.attend = attend
-    with torch.no_grad():
-        torch.testing.assert_close(output[batch[1].ne(PAD)], literal(*batch)[batch[1].ne(PAD)])
-
-
-@pytest.mark.parametrize("attribution", ["gradient", "random"])
-def test_activation_checkpointing_repeats_all_of_them(attribution, dropping_translator, batch):
-    names = ("ad_drop", "head_drop", "attention_dropout", "layer_drop", "attention_layer_drop")
-    options = {name: {"p": 0.3} for name in names[1:]} | {"ad_drop": {**AD_DROP, "attribution": attribution}}
-    assert_recomputed(dropping_translator, batch, 2, lambda model: together(*names, **options).attach(model))
-
-
-def test_evaluation_is_untouched_and_nothing_stays(dropping_translator, batch):
-    model = dropping_translator
-    expected = model.eval()(*batch)
-    both = together("ad_drop", *list(OTHERS)[:4], ad_drop=AD_DROP)
-    with both.attach(model.train()):
-        model(*batch)
-        assert model.eval()(*batch).equal(expected)
-        with torch.no_grad():
-            assert model(*batch).equal(expected)
-    assert not any(module.site.attached or module.site.active for module in attentions(model).values())
-    assert not model._forward_pre_hooks and model(*batch).equal(expected)
-
-
-def test_a_copy_of_the_model_has_all_of_them(translator, batch):
-    together_ = together("ad_drop", *list(OTHERS)[:4], ad_drop=AD_DROP)
-    with together_.attach(translator):
-        translator(*batch)
-        outputs = []
-        for model in (translator, copy.deepcopy(translator), pickle.loads(pickle.dumps(translator))):
-            torch.manual_seed(6)
-            outputs.append(model(*batch))
-        counted = together_.statistics.take()
-    assert outputs[1].equal(outputs[0]) and outputs[2].equal(outputs[0]) and counted["forwards"] == 10
-    torch.manual_seed(6)
-    assert not translator(*batch).allclose(outputs[0])
 
 
 def test_hidden_cut_looks_at_the_map_that_is_left(translator, batch):
@@ -244,37 +257,44 @@ class Untold(Regularizer):
     name = "untold"
 
 
-def test_refusals_give_the_reason(translator):
-    scheduled = ScheduledDropout(schedule="drop *: 0:0.5", sites="*.self")
-    clashing = Combination([ADDrop(sites="encoder"), scheduled])  # no pattern is sure to be in the other
+@pytest.mark.parametrize(
+    ("first", "second", "reason"),
+    [
+        (
+            ADDrop(sites="encoder"),
+            ScheduledDropout(schedule="drop *: 0:0.5", sites="*.self"),
+            "ad_drop and scheduled_dropout both choose which positions are attended, at encoder.self[0]; give them "
+            "sites of their own",
+        ),
+        (
+            build("attention_dropout", where="scores"),
+            ADDrop(),
+            "ad_drop and attention_dropout both choose which positions are attended, at encoder.self[0]; give them "
+            "sites of their own",
+        ),
+        (
+            build("hidden_cut"),
+            AttentionLayerDrop(),
+            "hidden_cut and attention_layer_drop both need the attention map, to read it or to put another in its "
+            "place, at encoder.self[0]; give them sites of their own",
+        ),
+        (
+            ADDrop(),
+            Untold(),
+            "ad_drop and untold would act on the same attention, of which untold doesn't say in `uses` what it fills, "
+            "at encoder.self[0]; give them sites of their own",
+        ),
+    ],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_methods_that_ask_the_same_of_a_site_are_refused(first, second, reason, translator):
+    together = Combination([first, second])
     for _ in range(2):
         with pytest.raises(ValueError) as refused:
-            clashing.attach(translator)
-        assert str(refused.value) == (
-            "ad_drop and scheduled_dropout both choose which positions are attended, at encoder.self[0]; give them "
-            "sites of their own"
-        )
+            together.attach(translator)
+        assert str(refused.value) == reason
     assert not any(module.site.attached for module in attentions(translator).values())
-    with pytest.raises(ValueError, match="the same attention, of which untold doesn't say in `uses` what it fills"):
-        Combination([ADDrop(), Untold()])
-    Combination([ADDrop(), Untold(sites="decoder")])
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "sure"),
-    [
-        ("encoder.self", "*", True),
-        ("decoder.cross encoder.self[1]", "encoder", True),
-        ("encoder.self[0-2]", "encoder.self[2-5]", True),
-        ("encoder.self[0-1]", "encoder.self[2-5]", False),
-        ("encoder.self[0]", "*.self[0]", True),
-        ("encoder", "*.self", False),
-        ("encoder.self", "decoder", False),
-        ("encoder.self@vision", "encoder.self", True),
-        ("encoder.self@vision", "encoder.self@text", False),
-        ("*[1]", "encoder.self", False),
-    ],
-)
-def test_patterns_that_are_sure_to_meet(first, second, sure):
-    assert SiteSelector(first).meets(SiteSelector(second)) is sure
-    assert SiteSelector(second).meets(SiteSelector(first)) is sure
+    second.sites = "decoder.cross"
+    if first.name != "hidden_cut":
+        with Combination([first, second]).attach(translator):
+            assert not set(first.attached_sites) & set(second.attached_sites)

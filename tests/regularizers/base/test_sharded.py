@@ -15,7 +15,7 @@ pytest.importorskip("transformers")
 from attn_reg_plugin.regularizers import build
 from tests.backends import huggingface_models
 from tests.huggingface.processes import check, kill_oneself, run_in_processes
-from tests.regularizers.sharded_trainings import AD_DROP, Case, Resumable, Run, shard
+from tests.regularizers.base.sharded_trainings import AD_DROP, Case, Resumable, Run, shard
 
 INTEGRATED = {**AD_DROP, "attribution": "integrated", "integrated_steps": 2}
 RANDOM = {**AD_DROP, "attribution": "random", "q": 0.5, "cross_tuning": "update:1"}

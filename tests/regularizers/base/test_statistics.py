@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+import threading
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -55,20 +58,12 @@ def test_a_new_methods_statistics_reach_the_trainers_log(counting, classifier, b
         assert quantities(method, torch.device("cpu")) == {"regularized": 1.0, "seen_per_forward": 3.0}
 
 
-def test_a_new_methods_statistics_reach_fairseqs_log(counting, classifier, batch):
-    pytest.importorskip("fairseq")
-    from fairseq.logging import metrics
-
-    from attn_reg_plugin.tasks.attn_reg_task import AttnRegTask
-
-    class Nothing:
-        def reduce_metrics(self, logging_outputs, criterion):
-            """The stock task's."""
-
-    task = type("Task", (AttnRegTask, Nothing), {"__init__": lambda self: None})()
-    task.regularizer = counting()
-    with task.regularizer.attach(classifier), metrics.aggregate("test") as meters:
-        classifier(batch[0])
-        task.reduce_metrics([task._statistics()], None)
-    shown = meters.get_smoothed_values()
-    assert (shown["seen_per_forward"], shown["regularized"]) == (3.0, 1.0)
+def test_a_copy_leaves_out_what_a_device_has_not_finished():
+    """Events of a GPU cannot be copied; a lock stands for one."""
+    statistics = Statistics()
+    statistics.add("forwards", 1.0)
+    statistics._running.append(("step_seconds", threading.Lock(), threading.Lock()))
+    for twin in (copy.deepcopy(statistics), pickle.loads(pickle.dumps(statistics))):
+        twin.add("forwards", 2.0)
+        assert twin.take() == {"forwards": 3.0}
+    assert statistics._sums == {"forwards": 1.0} and len(statistics._running) == 1

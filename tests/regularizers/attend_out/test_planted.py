@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 pytestmark = pytest.mark.slow
-EXAMPLE = Path(__file__).parents[2] / "examples" / "attend_out" / "planted.py"
+EXAMPLE = Path(__file__).parents[3] / "examples" / "attend_out" / "planted.py"
 
 
 @pytest.fixture(scope="module")

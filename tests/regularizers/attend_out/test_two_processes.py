@@ -15,7 +15,7 @@ from attn_reg_plugin import AttendOut
 from attn_reg_plugin.regularizers.attend_out.game import Game
 from attn_reg_plugin.regularizers.attend_out.policy import CachedBatch, policy_objective
 from tests.attention.tiny_model import TinyClassifier, tokens
-from tests.regularizers.test_attend_out import Classification
+from tests.regularizers.attend_out.playing import Classification
 
 ROUNDS, STEPS = 20, 2
 

@@ -15,7 +15,7 @@ from attn_reg_plugin import ADDrop, AttendOut, ScheduledDropout, find_sites
 from attn_reg_plugin.attention.sites import HeldSites
 from attn_reg_plugin.regularizers.base.forward import own_copy
 from tests.attention.tiny_model import PAD, SIZE, TinyClassifier, TinyStack, attentions, loss_of, sharpened, tokens
-from tests.regularizers.problems import TokensOnly
+from tests.regularizers.attend_out.playing import TokensOnly
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 IDS = tokens([6, 3, 2], 6, seed=1)

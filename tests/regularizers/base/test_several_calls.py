@@ -21,7 +21,7 @@ from attn_reg_plugin import (
 )
 from attn_reg_plugin.regularizers import Combination, build
 from tests.attention.tiny_model import PAD, SIZE, VOCABULARY, TinyStack, attentions, sharpened, tokens
-from tests.regularizers.problems import TokensOnly
+from tests.regularizers.attend_out.playing import TokensOnly
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SITES = ["encoder.self[0]", "encoder.self[1]"]

@@ -10,7 +10,6 @@ import torch
 
 from attn_reg_plugin import ADDrop
 from attn_reg_plugin.regularizers.ad_drop.cross_tuning import CrossTuning
-from tests.attention.tiny_model import loss_of
 
 
 def test_even_epochs_are_regularized():
@@ -61,17 +60,6 @@ def regularized(regularizer):
     return bool(taken["regularized"])
 
 
-def test_epochs_in_training(translator, batch):
-    regularizer = ADDrop(p=0.5, q=1.0)
-    plain = loss_of(translator(*batch), batch[1])
-    with regularizer.attach(translator):
-        for epoch in range(1, 5):
-            regularizer.begin_epoch(epoch)
-            loss = loss_of(translator(*batch), batch[1])
-            assert regularized(regularizer) == (epoch % 2 == 0)
-            assert loss.equal(plain) == (epoch % 2 == 1)
-
-
 def test_updates_in_training(translator, batch):
     regularizer = ADDrop(p=0.5, q=1.0, cross_tuning="update:2")
     seen = []
@@ -91,19 +79,6 @@ def test_updates_counted_by_the_caller(translator, batch):
             regularizer.begin_update(update)
             translator(*batch)
             assert regularized(regularizer) == expected
-
-
-@pytest.mark.parametrize("schedule", ["epoch", "update:2"])
-def test_state_makes_a_round_trip(schedule):
-    first = ADDrop(cross_tuning=schedule)
-    first.begin_epoch(4)
-    for _ in range(3):
-        first.end_update()
-    second = ADDrop(cross_tuning=schedule)
-    second.load_state_dict(first.state_dict())
-    assert (second.epoch, second.updates) == (4, 3)
-    assert second.due() is first.due() is True
-    assert second.state_dict() == first.state_dict()
 
 
 def plain_training(translator, batch, caplog, epochs=1, announced=None, **options):

@@ -9,7 +9,7 @@ import torch
 
 from attn_reg_plugin.regularizers import Outcome
 from attn_reg_plugin.regularizers.attend_out.game import Game
-from tests.regularizers.test_attend_out import Classification, begin, update
+from tests.regularizers.attend_out.playing import Classification, begin, update
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 #: losses and metrics of three examples: the attacker is better, much better, and a little worse
