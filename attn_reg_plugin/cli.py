@@ -14,7 +14,10 @@ from attn_reg_plugin.files import explain
 
 #: subcommand -> (module with `add_arguments(parser)` and `run(arguments) -> int`, help)
 COMMANDS: dict[str, tuple[str, str]] = {
-    "prepare": ("attn_reg_plugin.commands.prepare", "prepare a corpus for fairseq: phrasebook or wmt16"),
+    "prepare": (
+        "attn_reg_plugin.commands.prepare",
+        "a corpus for fairseq: your own text, wmt16, phrasebook",
+    ),
     "convert": ("attn_reg_plugin.commands.convert", "OPUS-MT models into fairseq, and back"),
     "compare": (
         "attn_reg_plugin.commands.compare",

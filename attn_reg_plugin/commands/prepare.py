@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 
 from attn_reg_plugin import configuration
+from attn_reg_plugin.corpora.options import CORPORA
 from attn_reg_plugin.corpora.preparation import prepare
-from attn_reg_plugin.corpora.preparation_options import CORPORA
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -55,7 +55,7 @@ def make_files(settings: Any) -> None:
 
 def make_task_files(folder: Path) -> None:
     """Write made-up files of the task that a folder is called by, unless they are there."""
-    from attn_reg_plugin.labelled.made_up import make_task
+    from tests.labelled.made_up import make_task
 
     if not folder.is_dir():
         make_task(folder, folder.name)
@@ -78,7 +78,7 @@ def _comparison(settings: Any) -> dict[str, Any]:
 
 
 def _fine_tuning(settings: Any) -> dict[str, Any]:
-    from attn_reg_plugin.labelled.made_up import PAPER_SHAPE, family_of
+    from tests.labelled.made_up import PAPER_SHAPE, family_of
 
     out, longest = aside(settings.out), PAPER_SHAPE["max_position_embeddings"]
     values = _comparison(settings)
@@ -156,7 +156,7 @@ _VALUES = {
 
 
 def _make_labelled(settings: Any) -> None:
-    from attn_reg_plugin.labelled.made_up import PAPER_SHAPE, family_of, make_encoder
+    from tests.labelled.made_up import PAPER_SHAPE, family_of, make_encoder
 
     make_task_files(Path(settings.data))
     folder = Path(settings.model)
@@ -176,7 +176,7 @@ def _make_text(settings: Any) -> None:
 
 def _make_marian(settings: Any) -> None:
     from attn_reg_plugin.corpora.phrasebook import splits
-    from attn_reg_plugin.opus_mt.random_marian import make_marian
+    from tests.opus_mt.random_marian import make_marian
 
     if Path(settings.model).is_dir():
         return

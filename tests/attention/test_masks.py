@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import random
 from fractions import Fraction
-from itertools import product
 
 import pytest
 import torch

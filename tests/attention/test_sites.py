@@ -50,7 +50,7 @@ def test_patterns(pattern, expected):
     assert selected(pattern) == expected
 
 
-MALFORMED = "encoders self encoder. encoder.selff encoder,decoder ENCODER encoder.self[0".split()
+MALFORMED = ["encoders", "self", "encoder.", "encoder.selff", "encoder,decoder", "ENCODER", "encoder.self[0"]
 LAYERS = ["", "a", "1-", "-1", "1-2-3", "3-1", "0,3-1", "0,", "0, 1", "٣", "²", f"0-{'9' * 5000}"]
 
 

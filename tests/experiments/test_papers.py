@@ -22,9 +22,9 @@ from attn_reg_plugin.experiments.steps import plan
 from attn_reg_plugin.experiments.sweep_settings import Sweep
 from attn_reg_plugin.experiments.toy import toy_of
 from attn_reg_plugin.labelled import TASKS, find_task, read_split, with_labels
-from attn_reg_plugin.labelled.made_up import make_task
 from tests import test_readme
 from tests.experiments.toy_corpus import empty_corpus
+from tests.labelled.made_up import make_task
 
 PAPERS = Path(__file__).resolve().parents[2] / "examples" / "papers"
 FILES = sorted(path.stem for path in PAPERS.glob("*.yaml"))
@@ -143,7 +143,7 @@ def test_all_rivals_are_compared_under_the_same_rules() -> None:
         )
         assert "ad_drop+r_drop" in rows and None in rows and len(compared.seeds) == 5
     options = {method.name: method.options for method in translators.selected()}
-    assert (options["ad_drop"]["p"], options["ad_drop_kept"]["q"], options["r_drop_5"]["weight"]) == (0.6, 0.1, 5.0)
+    assert (options["ad_drop"]["p"], options["ad_drop"]["q"], options["r_drop_5"]["weight"]) == (0.6, 0.1, 5.0)
 
 
 # -- at toy size ------------------------------------------------------------------------------------------------------

@@ -14,9 +14,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from attn_reg_plugin.bench.own_transformer import Transformer
 from attn_reg_plugin.regularizers import build
 from tests.attention.tiny_model import TinyClassifier, tokens
+from tests.own_transformer import Transformer
 from tests.regularizers.attend_out.playing import begin, update
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -10,7 +10,6 @@ import torch
 
 from attn_reg_plugin import ADDrop
 from attn_reg_plugin.regularizers.ad_drop.cross_tuning import CrossTuning
-from tests.attention.tiny_model import loss_of
 
 
 def test_even_epochs_are_regularized():

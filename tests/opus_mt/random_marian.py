@@ -1,0 +1,32 @@
+"""An OPUS-MT folder with random weights, made on the spot: to try a configuration out without a download."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.opus_mt.folders import edit, make_folder, train_model
+
+#: six layers, as the published models have; the rest is tiny
+_STACK = {"layers": 6, "attention_heads": 2, "ffn_dim": 24}
+SHAPE = {"d_model": 16, **{f"{stack}_{name}": _STACK[name] for stack in ("encoder", "decoder") for name in _STACK}}
+
+
+def make_marian(folder: Path, languages: tuple[str, str], texts: Sequence[Sequence[str]], pieces: int = 120) -> Path:
+    """A folder as Marian's `save_pretrained` writes it.
+
+    Args:
+        folder: to write; made if it is missing.
+        languages: source and target.
+        texts: lines of both, for the sentencepiece models.
+        pieces: of each of these.
+
+    Returns:
+        the folder.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    names = ("source.spm", "target.spm")
+    models = [train_model(lines, folder / name, pieces) for name, lines in zip(names, texts, strict=True)]
+    make_folder(folder, models, SHAPE)
+    edit(folder / "tokenizer_config.json", source_lang=languages[0], target_lang=languages[1])
+    return folder
