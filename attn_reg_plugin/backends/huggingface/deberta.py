@@ -13,7 +13,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from attn_reg_plugin.attention.calls import AttentionCall
-from attn_reg_plugin.backends.huggingface_ordinary import attend, computes, joined, padded_queries
+from attn_reg_plugin.backends.huggingface.attention import padded_queries
+from attn_reg_plugin.backends.huggingface.ordinary import attend, computes, joined
 
 
 def _mixes_heads(module: nn.Module) -> str | None:
@@ -57,15 +58,7 @@ def deberta(
             bias = _tensor(module.disentangled_att_bias(query, key, relative_pos, positions, factor))
     valid = attention_mask.bool()
     output, weights = attend(
-        call,
-        query,
-        key,
-        value,
-        valid,
-        bias=bias,
-        scale=1.0,
-        dropout_p=module.dropout.p,
-        with_weights=output_attentions,
+        call, query, key, value, valid, bias, scale=1.0, dropout_p=module.dropout.p, with_weights=output_attentions
     )
     return joined(padded_queries(output, value, valid)), weights
 
@@ -95,17 +88,10 @@ def deberta_v2(
             positions = module.pos_dropout(rel_embeddings)
             bias = _tensor(module.disentangled_attention_bias(query, key, relative_pos, positions, factor))
     query, key, value = (states.unflatten(0, (-1, heads)) for states in (query, key, value))
-    valid = attention_mask.bool()
+    bias = None if bias is None else bias.unflatten(0, (-1, heads))
+    valid, scale = attention_mask.bool(), (query.size(-1) * factor) ** -0.5
     output, weights = attend(
-        call,
-        query,
-        key,
-        value,
-        valid,
-        bias=None if bias is None else bias.unflatten(0, (-1, heads)),
-        scale=(query.size(-1) * factor) ** -0.5,
-        dropout_p=module.dropout.p,
-        with_weights=output_attentions,
+        call, query, key, value, valid, bias, scale=scale, dropout_p=module.dropout.p, with_weights=output_attentions
     )
     return joined(padded_queries(output, value, valid)), weights
 

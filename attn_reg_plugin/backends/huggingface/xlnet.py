@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from attn_reg_plugin.attention.calls import AttentionCall
-from attn_reg_plugin.backends.huggingface_ordinary import attend, computes, padded_queries
+from attn_reg_plugin.backends.huggingface.attention import padded_queries
+from attn_reg_plugin.backends.huggingface.ordinary import attend, computes
 
 
 @computes("xlnet.modeling_xlnet.XLNetRelativeAttention", method="rel_attn_core", time_first=True)
@@ -41,7 +42,7 @@ def xlnet(
         key,
         value,
         valid,
-        bias=bias,
+        bias,
         scale=module.scale,
         dropout_p=module.dropout.p,
         with_weights=output_attentions,

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,8 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from transformers import Trainer
 
-from attn_reg_plugin.backends.huggingface_inputs import described, transformers_model
-from attn_reg_plugin.huggingface.step_loss import untouched
+from attn_reg_plugin.backends.huggingface.inputs import described, transformers_model
 from attn_reg_plugin.regularizers import Outcome, Tokens
 from attn_reg_plugin.regularizers.ad_drop.objectives import IGNORED, logits_of
 from attn_reg_plugin.regularizers.attend_out.defender import Defender
@@ -233,15 +230,6 @@ class TrainerTraining:
         self.optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)  # accelerate wraps it
         self.clip_norm = float(trainer.args.max_grad_norm or 0.0)
         self.copy_of = partial(TrainerDefender, trainer, step)
-        self.folder = Path(trainer.args.output_dir) if trainer.args.output_dir else None
-
-    @property
-    def vocabulary(self) -> str:
-        """A digest of the tokenizer's vocabulary, where the trainer has one."""
-        tokenizer = getattr(self.trainer.processing_class, "tokenizer", self.trainer.processing_class)
-        if not hasattr(tokenizer, "get_vocab"):
-            return ""
-        return hashlib.sha256(repr(sorted(tokenizer.get_vocab().items())).encode()).hexdigest()[:16]
 
     def problem(self, subset: str) -> tuple[TrainerProblem, int]:
         """See `Training`."""
@@ -256,7 +244,7 @@ class TrainerTraining:
             ValueError: it has no loss.
         """
         trainer, model = self.trainer, self.trainer.model
-        with same_randomness(trainer.args.device), untouched(trainer, model), in_evaluation(model), torch.no_grad():
+        with same_randomness(trainer.args.device), in_evaluation(model), torch.no_grad():
             (inputs,) = problem.validation(1)
             reason: Any = "the loss is not a number for each example"
             try:

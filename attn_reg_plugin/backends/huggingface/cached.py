@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from attn_reg_plugin.attention.calls import AttentionCall
-from attn_reg_plugin.backends.huggingface_ordinary import attend, computes, heads_of, joined
+from attn_reg_plugin.backends.huggingface.ordinary import attend, computes, heads_of, joined
 
 #: keys and values of a module's states, (B, H, S, D) each
 Project = Callable[[Tensor], tuple[Tensor, Tensor]]

@@ -2,12 +2,14 @@
 
 While a site of a model is open, its configuration names an attention function of ours. It runs the model's own one
 until the site has something to do, and so does our mask function, so an idle site costs a look-up and changes no bit.
-Families that call no interface (DeBERTa, MPNet) are reached by `huggingface_ordinary`.
+Families that call no interface (DeBERTa, MPNet) are reached by `ordinary`; each is a file of this folder.
 """
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import pkgutil
 import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -19,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from attn_reg_plugin.attention.sites import AttentionSite
-from attn_reg_plugin.backends.huggingface_attention import (
+from attn_reg_plugin.backends.huggingface.attention import (
     ORIGINALS,
     REGISTERED,
     OpenSites,
@@ -29,9 +31,10 @@ from attn_reg_plugin.backends.huggingface_attention import (
     original_function,
     runs_open_sites,
 )
-from attn_reg_plugin.backends.huggingface_inputs import described
-from attn_reg_plugin.backends.huggingface_modules import causal_parts, outermost, warn_of_uncovered
-from attn_reg_plugin.backends.huggingface_ordinary import ordinary, replace, replaced_site, restore
+from attn_reg_plugin.backends.huggingface.inputs import described
+from attn_reg_plugin.backends.huggingface.modules import causal_parts, outermost, warn_of_uncovered
+from attn_reg_plugin.backends.huggingface.ordinary import ordinary
+from attn_reg_plugin.backends.pytorch import replace, replaced_site, restore
 
 CROSS = re.compile(r"cross|encoder_attn|EncDec")
 DECODER = re.compile(r"(^|\.)decoder\.")
@@ -123,8 +126,9 @@ class HuggingFaceBackend:
             ValueError: the model runs another attention than `sdpa` or `eager`, asks for these names itself, or its
                 attention is of a kind that cannot be regularized.
         """
-        if ordinary(site.module) is not None:
-            return replace(site)
+        how = ordinary(site.module)
+        if how is not None:
+            return replace(site, how)
         module, config = site.module, site.module.config
         original = ORIGINALS.get(config._attn_implementation, config._attn_implementation)
         upcast = original == "eager" and getattr(module, "reorder_and_upcast_attn", False)
@@ -146,7 +150,7 @@ class HuggingFaceBackend:
     def close(self, site: AttentionSite) -> None:
         """Take the site out, and after the last one of a configuration name the model's own function again."""
         if replaced_site(site.module) is not None:
-            return restore(site)
+            return restore(site, ordinary(site.module))
         module, config = site.module, site.module.config
         held = open_sites(module)
         held.sites.remove(site)
@@ -221,3 +225,6 @@ def as_unattached(model: nn.Module) -> Iterator[None]:
 
 
 BACKEND = HuggingFaceBackend
+
+for _family in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_family.name}")

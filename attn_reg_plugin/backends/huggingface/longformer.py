@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from attn_reg_plugin.attention.calls import AttentionCall
 from attn_reg_plugin.attention.sites import AttentionSite
-from attn_reg_plugin.backends.huggingface_ordinary import attend, computes, heads_of, joined
+from attn_reg_plugin.backends.huggingface.ordinary import attend, computes, heads_of, joined
 
 
 @computes("longformer.modeling_longformer.LongformerSelfAttention", "led.modeling_led.LEDEncoderSelfAttention")

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from attn_reg_plugin.attention.calls import AttentionCall
-from attn_reg_plugin.backends.huggingface_ordinary import attend, computes, heads_of, joined
+from attn_reg_plugin.backends.huggingface.ordinary import attend, computes, heads_of, joined
 
 
 @computes("mpnet.modeling_mpnet.MPNetSelfAttention")
@@ -36,7 +36,7 @@ def mpnet(
         key,
         value,
         attention_mask,
-        bias=position_bias,
+        position_bias,
         dropout_p=module.dropout.p,
         with_weights=output_attentions,
     )

@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attn_reg_plugin.regularizers.ad_drop.objectives import IGNORED
-from attn_reg_plugin.regularizers.attend_out.generator import Tokens
-
-#: what a model takes in place of token ids
-SOURCES = ("inputs_embeds", "input_features", "input_values", "pixel_values")
-#: further texts of an example
-_FURTHER = re.compile(r"(?<!decoder)_input_ids$|^input_ids_")
 
 
 def described(model: nn.Module, named: Mapping[str, Any]) -> dict[str, Any]:
@@ -31,9 +23,8 @@ def described(model: nn.Module, named: Mapping[str, Any]) -> dict[str, Any]:
         `token_mask`, bool (B, T), True where the output is a real token and has a label if there are labels;
         `targets`, the labels where outputs answer them: a causal language model predicts the next token, so its
         labels are shifted by one (`shift_labels` are already); `padding_label`, the number of padding where a decoder
-        writes pieces of a vocabulary; `example_tokens`, the ids of both stacks, which in a model of one are the same.
-        Each is missing where the arguments do not show it. Outputs without tokens (classification, regression) have no
-        use for the mask. With `logits_to_keep` mask and targets are those of the kept places.
+        writes pieces of a vocabulary; `regression`, True where outputs (B, C) are C numbers. Each is missing where the
+        arguments do not show it. With `logits_to_keep` mask and targets are those of the kept places.
     """
     inner = transformers_model(model)
     model = inner if inner is not None and inner.can_generate() else model
@@ -45,9 +36,9 @@ def described(model: nn.Module, named: Mapping[str, Any]) -> dict[str, Any]:
         shifted = _tensor(named, "shift_labels")  # transformers' loss takes them for the labels
         targets = targets if shifted is None else shifted
     if getattr(config, "is_encoder_decoder", "decoder_input_ids" in named):
-        mask = _decoder_tokens(named, getattr(config, "pad_token_id", None), getattr(config, "eos_token_id", None))
+        mask = _decoder_tokens(named, model)
     else:
-        mask = _tokens(model, named)
+        mask = _tokens(named)
         if targets is not None and targets.dim() == 2 and not targets.is_floating_point():
             known = targets != IGNORED
             same = mask is not None and mask.shape == known.shape
@@ -60,7 +51,6 @@ def described(model: nn.Module, named: Mapping[str, Any]) -> dict[str, Any]:
             targets = F.pad(targets, (virtual, 0), value=IGNORED)
     mask, targets = (_kept(one, named, mask) for one in (mask, targets))
     told = {"token_mask": mask, "targets": targets, "padding_label": _padding_label(model)}
-    told["example_tokens"] = _examples(config, named, mask)
     numbers = labels is not None and labels.dim() == 2 and labels.is_floating_point()
     told["regression"] = True if numbers and getattr(config, "problem_type", None) == "regression" else None
     return {name: value for name, value in told.items() if value is not None}
@@ -79,47 +69,16 @@ def transformers_model(model: nn.Module) -> nn.Module | None:
     return found[0] if len(found) == 1 else None
 
 
-def _examples(config: Any, named: Mapping[str, Any], written: Tensor | None) -> dict[str, Any] | None:
-    """The ids of each stack and which are real; several texts an example are rows, as attention sees them.
-
-    Args:
-        written: real tokens of a decoder.
-    """
-    ids = _tensor(named, "input_ids")
-    if ids is None:
-        ids = next((x for x in map(partial(_tensor, named), SOURCES) if x is not None), None)
-    if ids is None:
-        return None
-    mask = _tensor(named, "attention_mask")
-    if not ids.is_floating_point() and ids.dim() > 2:
-        ids, mask = ids.flatten(0, -2), mask if mask is None or mask.shape != ids.shape else mask.flatten(0, -2)
-    same = mask is not None and mask.shape == ids.shape[:2]
-    source: Any = Tokens(ids, mask.bool() if same else None)
-    others = [x for name in named if name in SOURCES or _FURTHER.search(name) for x in [_tensor(named, name)]]
-    others = [x for x in others if x is not None and x is not ids and x.size(0) == ids.size(0)]
-    if others:  # several texts, or a text and a picture
-        source = [source, *(Tokens(x, None) for x in others)]
-    if not getattr(config, "is_encoder_decoder", "decoder_input_ids" in named):
-        return {"encoder": source, "decoder": source}
-    target = next((x for x in map(partial(_tensor, named), ("decoder_input_ids", "labels")) if x is not None), None)
-    if target is None or target.dim() != 2:
-        return {"encoder": source, "decoder": source}  # the model writes its input, shifted
-    fits = written is not None and written.shape == target.shape
-    return {"encoder": source, "decoder": Tokens(target, written if fits else None)}
-
-
-def _tokens(model: nn.Module, named: Mapping[str, Any]) -> Tensor | None:
+def _tokens(named: Mapping[str, Any]) -> Tensor | None:
     """The attention mask, if it is over the tokens that the outputs answer.
 
     A mask over the raw samples of a sound is longer than they are.
     """
     mask = _real(_tensor(named, "attention_mask"))
-    given = next((x for x in map(partial(_tensor, named), ("input_ids", "inputs_embeds")) if x is not None), None)
-    if mask is None or (given is not None and given.shape[:2] != mask.shape):
-        return None
-    if given is None and any(_tensor(named, name) is not None for name in ("input_values", "input_features")):
-        return None
-    return mask
+    given = next((named[name] for name in ("input_ids", "inputs_embeds") if _tensor(named, name) is not None), None)
+    sound = any(_tensor(named, name) is not None for name in ("input_values", "input_features"))
+    fits = not sound if given is None else mask is not None and given.shape[:2] == mask.shape
+    return mask if fits else None
 
 
 def _kept(told: Tensor | None, named: Mapping[str, Any], mask: Tensor | None) -> Tensor | None:
@@ -155,8 +114,7 @@ def predicts_next(model: nn.Module) -> bool:
 
     The losses of some, such as XLNet's, TrOCR's and BART's decoder, take labels as they are.
     """
-    config, generates = getattr(model, "config", None), getattr(model, "can_generate", None)
-    decodes = generates is not None and generates() and not getattr(config, "is_encoder_decoder", False)
+    decodes = _writes(model) and not getattr(getattr(model, "config", None), "is_encoder_decoder", False)
     return decodes and not _labels_as_they_are(model)
 
 
@@ -172,24 +130,33 @@ def _labels_as_they_are(model: nn.Module) -> bool:
 
 def _padding_label(model: nn.Module) -> int | None:
     """The number of padding in what a decoder writes; None where it means something else as well."""
-    config, generates = getattr(model, "config", None), getattr(model, "can_generate", None)
-    if generates is None or not generates() or not getattr(config, "is_encoder_decoder", False):
+    config = getattr(model, "config", None)
+    if not _writes(model) or not getattr(config, "is_encoder_decoder", False):
         return None
     # a configuration of two joined models may have neither
     padding, end = getattr(config, "pad_token_id", None), getattr(config, "eos_token_id", None)
     return None if padding in (end if isinstance(end, list) else [end]) else padding
 
 
-def _decoder_tokens(named: Mapping[str, Any], padding: int | None, end: int | list[int] | None) -> Tensor | None:
+def _writes(model: nn.Module) -> bool:
+    """Whether labels of a decoder are pieces of a vocabulary, and not a tagger's classes."""
+    generates = getattr(model, "can_generate", None)
+    return generates is not None and generates()
+
+
+def _decoder_tokens(named: Mapping[str, Any], model: nn.Module) -> Tensor | None:
     """Real tokens of a decoder's output: by its attention mask, else by the labels, else by its input.
 
     The input's first token starts the sentence, whatever it is: for some models it is the padding token, for others
-    the end of a sentence. Nothing is predicted from a later end.
+    the end of a sentence. Nothing is predicted from a later end. A tagger's label may be the number of padding.
     """
+    config = getattr(model, "config", None)
+    padding, end = getattr(config, "pad_token_id", None), getattr(config, "eos_token_id", None)
     mask = _real(_tensor(named, "decoder_attention_mask"))
     labels = _tensor(named, "labels")
     if labels is not None and labels.dim() == 2:
-        known = (labels != IGNORED) if padding is None else (labels != IGNORED) & (labels != padding)
+        known = labels != IGNORED
+        known = known & (labels != padding) if padding is not None and _writes(model) else known
         return known if mask is None else known & mask
     ids = _tensor(named, "decoder_input_ids")
     if mask is None and ids is not None and padding is not None:

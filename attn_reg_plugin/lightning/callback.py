@@ -10,27 +10,23 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import logging
 import sys
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from attn_reg_plugin.checkpoints import refuse_state
-from attn_reg_plugin.lightning.lightning_training import (
-    LightningTraining,
-    module_to_attach,
-    refuse,
-    refuse_uncalled,
-    refuse_unused_parameters,
-)
 from attn_reg_plugin.regularizers import Regularizer
+from attn_reg_plugin.regularizers.base.attachment import attachments_of
+from attn_reg_plugin.regularizers.base.distributed import waits_for_gradients
 from attn_reg_plugin.regularizers.base.statistics import quantities
 
-logger = logging.getLogger(__name__)
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 FROM_WEIGHTS = "to start anew from the checkpoint's weights, load them into the model and fit without ckpt_path"
+#: strategies, by the name of their class or of a parent, that keep a part of the model in each process
+SHARDED = {"FSDPStrategy": "FSDP", "ModelParallelStrategy": "ModelParallel (FSDP2)", "DeepSpeedStrategy": "DeepSpeed"}
 
 
 def callback_class() -> type:
@@ -51,7 +47,7 @@ class LightningCallback(callback_class()):  # type: ignore[misc]
     checkpoint keeps its state among those of the callbacks; the weights in it are as without us, and `fit(ckpt_path=)`
     continues the method where it was. Lightning's checkpoints hold no random states, with or without this callback.
 
-    AttendOut needs to be told its `problem`, since a `training_step` trains only its own model.
+    AttendOut is refused, since a `training_step` trains only its own model.
 
     Args:
         regularizer: the method, not attached.
@@ -60,9 +56,9 @@ class LightningCallback(callback_class()):  # type: ignore[misc]
 
     Raises:
         TypeError: it isn't a regularizer.
-        ValueError: as `fit` begins, a strategy that cannot be regularized, sites that match nothing, a module that
-            does not exist, or a checkpoint with another's state; after the first batch, a module that was not called,
-            or is in evaluation mode.
+        ValueError: as `fit` begins, a strategy or a method that cannot be combined with it, sites that match nothing,
+            a module that does not exist, or a checkpoint with another's state; after the first batch, a module that
+            was not called, or is in evaluation mode.
     """
 
     def __init__(self, regularizer: Regularizer, module: str | None = None) -> None:
@@ -109,9 +105,9 @@ class LightningCallback(callback_class()):  # type: ignore[misc]
         try:
             self.step = pl_module, vars(pl_module).get("training_step")
             vars(pl_module)["training_step"] = self._around(pl_module.training_step)
-            self.regularizer.bind(LightningTraining(trainer))
+            self.regularizer.bind(LightningTraining(self.regularizer))
             self.regularizer.begin_training(self._length(trainer, pl_module), trainer.max_epochs)
-            resumed = self._resume(trainer)
+            resumed = self._resume(trainer.ckpt_path or "the checkpoint")
         except BaseException:
             self.end()
             raise
@@ -216,20 +212,120 @@ class LightningCallback(callback_class()):  # type: ignore[misc]
         updates = trainer.estimated_stepping_batches if pl_module.automatic_optimization else float("inf")
         return int(updates) if 0 < updates < float("inf") else None
 
-    def _resume(self, trainer: Any) -> bool:
-        """Continue from the checkpoint's state; without one a method begins anew, which a large one says.
-
-        Returns:
-            whether there was one.
+    def _resume(self, place: Any) -> bool:
+        """Continue from the state that the checkpoint at `place` had; whether it had any.
 
         Raises:
             ValueError: the state does not fit.
         """
         state, self.loaded = self.loaded, None
-        place = trainer.ckpt_path or "the checkpoint"
         if state is not None:
             with refuse_state(place, self.regularizer.name, FROM_WEIGHTS):
                 self.regularizer.resume(state)
-        elif trainer.ckpt_path and self.regularizer.large_state:
-            logger.warning(f"{place} has no state of {self.regularizer.name}: it starts anew from the weights")
         return state is not None
+
+
+class LightningTraining:
+    """Refuses the methods that ask more of a training than its forwards: Lightning's trains its own model only.
+
+    Args:
+        regularizer: the method that asks.
+    """
+
+    def __init__(self, regularizer: Regularizer) -> None:
+        self.regularizer = regularizer
+
+    def _refuse(self, *_: Any) -> NoReturn:
+        raise ValueError(
+            f"{self.regularizer.name} trains a second model beside yours, and a LightningModule's training_step trains "
+            "its own only; use transformers' Trainer with AttnRegCallback, fairseq-train, or a loop of your own"
+        )
+
+    optimizer = clip_norm = copy_of = property(_refuse)
+    problem = _refuse
+
+
+def refuse(trainer: Any, pl_module: nn.Module, module: nn.Module | None = None) -> None:
+    """Refuse the ways of training in which the model's forward cannot be seen whole.
+
+    Args:
+        module: the part that is attached to, once that is known.
+
+    Raises:
+        ValueError: compiled models, sharded parameters, or a LightningModule that data parallel training calls.
+    """
+    for kind in type(trainer.strategy).__mro__:
+        if kind.__name__ in SHARDED:
+            raise ValueError(
+                f"the strategy {SHARDED[kind.__name__]} cannot be combined with LightningCallback: it was not "
+                "tried; use strategy='ddp', or a loop of your own"
+            )
+    compiled = getattr(pl_module, "_compiler_ctx", None) or any(hasattr(m, "_orig_mod") for m in pl_module.modules())
+    if compiled:
+        raise ValueError(
+            "torch.compile cannot be combined with LightningCallback: compiling the whole module was not tried; fit "
+            "the module that is not compiled, or compile its layers in place: layer.compile()"
+        )
+    if module is pl_module and isinstance(trainer.strategy.model, DistributedDataParallel):
+        raise ValueError(
+            f"data parallel training runs training_step through the forward of {type(pl_module).__name__}, so "
+            "LightningCallback cannot regularize that; put the model into one child, and name it: module='model'"
+        )
+
+
+def refuse_unused_parameters(trainer: Any, regularizer: Regularizer) -> None:
+    """Refuse attention LayerDrop where data parallel training waits for every gradient.
+
+    Raises:
+        ValueError: it does.
+    """
+    if waits_for_gradients(trainer.strategy.model) and regularizer.leaves_unused():
+        raise ValueError(
+            "a dropped attention gives its queries and keys no gradient, which data parallel training waits for; use "
+            "strategy='ddp_find_unused_parameters_true'"
+        )
+
+
+def module_to_attach(pl_module: nn.Module, path: str | None) -> nn.Module:
+    """The part of a LightningModule whose forward is regularized.
+
+    Args:
+        path: of the part; None: the only child with parameters, or the LightningModule itself if there are several.
+
+    Raises:
+        ValueError: there is no such part.
+    """
+    children = [child for _, child in pl_module.named_children() if any(True for _ in child.parameters())]
+    if path is None:
+        return children[0] if len(children) == 1 else pl_module
+    try:
+        return pl_module.get_submodule(path)
+    except AttributeError:
+        names = ", ".join(name for name, _ in pl_module.named_children()) or "none"
+        raise ValueError(
+            f"module is {path!r}, which {type(pl_module).__name__} does not have; its children are: {names}"
+        ) from None
+
+
+def refuse_uncalled(module: nn.Module, regularizer: Regularizer) -> None:
+    """Stop a training that does not call what is attached to, or calls it in evaluation mode, after an update.
+
+    Args:
+        module: what is attached to.
+
+    Raises:
+        ValueError: it was never called in training mode with gradients.
+    """
+    if any(attachment.reach.seen for attachment in attachments_of(module)):
+        return
+    name, method = type(module).__name__, regularizer.name
+    attention = [site.module for site in regularizer.attached_sites if site.module is not None]
+    if not module.training or (attention and not any(module.training for module in attention)):
+        raise ValueError(
+            f"{name} is in evaluation mode, so {method} never acted; Lightning leaves that as it is, and "
+            "from_pretrained gives models in evaluation mode: call its train() before fit()"
+        )
+    raise ValueError(
+        f"training_step made an update without calling the forward of {name}, so {method} never acted; name "
+        "the part of the LightningModule that it calls: LightningCallback(..., module='model')"
+    )

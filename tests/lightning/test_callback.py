@@ -9,14 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from attn_reg_plugin import ADDrop, LightningCallback
-from attn_reg_plugin.lightning.lightning_training import (
-    LightningDefender,
-    LightningTraining,
-    module_to_attach,
-    refuse,
-)
-from attn_reg_plugin.regularizers import Outcome, build
+from attn_reg_plugin import ADDrop, AttendOut, LightningCallback
+from attn_reg_plugin.lightning.callback import module_to_attach, refuse
+from attn_reg_plugin.regularizers import build
 
 
 class Module(nn.Module):
@@ -39,21 +34,8 @@ class Module(nn.Module):
 def trainer_of(module: Module, **fields: Any) -> Any:
     """What a trainer has that the callback uses, before the first update."""
     strategy = SimpleNamespace(model=module)
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-    known = {
-        "global_step": 0,
-        "current_epoch": 0,
-        "scaler": None,
-        "gradient_clip_val": None,
-        "gradient_clip_algorithm": None,
-        "ckpt_path": None,
-    }
-    known |= {
-        "estimated_stepping_batches": float("inf"),
-        "max_epochs": 2,
-        "checkpoint_callback": None,
-        "optimizers": [optimizer],
-    }
+    known = {"global_step": 0, "current_epoch": 0, "scaler": None, "ckpt_path": None}
+    known |= {"estimated_stepping_batches": float("inf"), "max_epochs": 2}
     connector = SimpleNamespace(should_update_logs=True)
     return SimpleNamespace(strategy=strategy, _logger_connector=connector, **{**known, **fields})
 
@@ -87,6 +69,14 @@ def test_the_hooks_of_a_training(translator: nn.Module, batch: Any) -> None:
     assert again.regularizer.epoch == 1 and again.regularizer.updates == 1
     again.on_exception(trainer, module, KeyboardInterrupt())
     assert not again.regularizer.attached_sites
+
+
+def test_a_state_that_does_not_fit_is_refused(translator: nn.Module) -> None:
+    callback, module = LightningCallback(ADDrop()), Module(translator)
+    callback.load_state_dict({"method": "head_drop", "epoch": 1, "updates": 2})
+    with pytest.raises(ValueError, match=r"last\.ckpt: .* does not fit ad_drop .*fit without ckpt_path"):
+        callback.on_train_start(trainer_of(module, ckpt_path="last.ckpt"), module)
+    assert not callback.regularizer.attached_sites and "training_step" not in vars(module)
 
 
 def test_an_overflow_is_no_update(translator: nn.Module, batch: Any) -> None:
@@ -142,50 +132,22 @@ def test_what_is_attached_to(translator: nn.Module) -> None:
         module_to_attach(module, "bert")
 
 
-@pytest.mark.parametrize(
-    ("fields", "reason"),
-    [
-        ({"optimizers": [None, None]}, "with one optimizer, and the LightningModule has 2; use one"),
-        ({"gradient_clip_algorithm": "value"}, "with gradients clipped by their norm, and not by value; use gradient_"),
-    ],
-)
-def test_what_the_defender_cannot_follow_is_refused(translator: nn.Module, fields: Any, reason: str) -> None:
-    clipped = {"gradient_clip_val": 1.0, "gradient_clip_algorithm": "norm"}
-    assert LightningTraining(trainer_of(Module(translator), **clipped)).copy_of is not None
-    trainer = trainer_of(Module(translator), **{**clipped, **fields})
-    with pytest.raises(ValueError, match=f"AttendOut trains a copy of the model {reason}"):
-        _ = LightningTraining(trainer).copy_of
+class Mine:
+    """A problem and an optimizer of the user's own."""
+
+    loss = tokens = validation = None
 
 
-class Squares:
-    """A problem whose loss says in what precision it was computed."""
-
-    def loss(self, model: nn.Module, inputs: Any) -> Outcome:
-        """A scalar."""
-        self.dtype = model(inputs["x"]).dtype
-        return Outcome(model(inputs["x"]).float().square().mean())
-
-
-@pytest.mark.parametrize("automatic", [True, False])
-def test_the_defender_trains_as_lightning_does(automatic: bool) -> None:
-    """In its precision, with a loss scale of its own, by its share of the batches where Lightning makes the steps."""
-    torch.manual_seed(1)
-    model, x = nn.Linear(3, 2), torch.randn(5, 3)
-    plugin = SimpleNamespace(forward_context=lambda: torch.autocast("cpu", torch.bfloat16))
-    optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.1), torch.amp.GradScaler("cpu", init_scale=8.0)
-    module = SimpleNamespace(automatic_optimization=automatic)
-    fields = {"precision_plugin": plugin, "lightning_module": module, "accumulate_grad_batches": 4, "scaler": scaler}
-    defender = LightningDefender(SimpleNamespace(**fields), model, optimizer)
-    before, problem = defender.model.weight.detach().clone(), Squares()
-    for _ in range(2):  # the last update of an epoch has two of four
-        defender.learn(problem, {"x": x})
-    with plugin.forward_context():
-        (gradient,) = torch.autograd.grad(model(x).float().square().mean(), [model.weight])
-    defender.step()
-    assert problem.dtype == torch.bfloat16 and defender.scaler is not scaler and scaler.get_scale() == 8.0
-    share = 2 / 4 if automatic else 1.0
-    torch.testing.assert_close(before - defender.model.weight, 0.1 * share * gradient, rtol=0, atol=1e-4)
-    assert defender.state_dict()["scaler"]["scale"] == 8.0
+@pytest.mark.parametrize("given", [{}, {"problem": Mine()}, {"problem": Mine(), "clip_norm": 1.0}], ids=list)
+def test_attend_out_is_refused_whatever_it_is_given(translator: nn.Module, given: dict[str, Any]) -> None:
+    """Also with an optimizer; the sentence names where it works."""
+    for optimizer in (None, torch.optim.SGD(translator.parameters(), lr=0.1)):
+        callback = LightningCallback(AttendOut(sites="encoder.self", optimizer=optimizer, **given))
+        module = Module(translator)
+        with pytest.raises(ValueError, match=r"^attend_out trains a second model .* AttnRegCallback, fairseq-train"):
+            callback.on_train_start(trainer_of(module), module)
+        assert not callback.regularizer.attached_sites and "training_step" not in vars(module)
+        assert callback.regularizer.problem is given.get("problem") and callback.regularizer.optimizer is optimizer
 
 
 def test_strategies_with_parts_of_the_model_are_refused(translator: nn.Module) -> None:

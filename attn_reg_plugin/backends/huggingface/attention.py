@@ -14,19 +14,17 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig
 
-from attn_reg_plugin.attention.calls import AttentionCall
-from attn_reg_plugin.attention.functional import attention_weights, regularized_attention
+from attn_reg_plugin.attention.functional import regularized_attention
 from attn_reg_plugin.attention.graphs import outside_graphs
 from attn_reg_plugin.attention.sites import AttentionSite
+from attn_reg_plugin.backends.pytorch import MASKED, split_mask, weights_of
 
 #: the name that stands for a model's own attention while it has open sites. Names tell which one it was, so that a
 #: copy of an attached model still knows; transformers reads meaning into `sdpa`, `flash` and slashes, so none is there
 REGISTERED = {"sdpa": "attn_reg_fused", "eager": "attn_reg_eager"}
 ORIGINALS = {ours: original for original, ours in REGISTERED.items()}
 
-#: additive masks from here down mean "masked": transformers writes the dtype's minimum, older masks -1e4 for -inf
-_MASKED = -(10.0**4)
-#: the same of attention that adds other numbers, by class: Swin adds -100 between regions of a shifted window
+#: additive masks from here down mean "masked", by class: Swin adds -100 between regions of a shifted window
 _MASKED_BY = {"SwinAttention": -50.0}
 #: keywords of an attention call that are computed here
 COMPUTED = frozenset(("dropout", "is_causal", "position_bias", "s_aux", "scaling", "sinks", "softcap"))
@@ -199,7 +197,7 @@ def _attention(
         output (B, T, H, D), and with `eager` the weights (B, H, T, S), before dropout.
 
     Raises:
-        RuntimeError: the module passes a keyword that cannot be regularized.
+        RuntimeError: the module passes a keyword or a mask that cannot be regularized.
     """
     held = open_sites(module)
     attention_mask = _mask_of_last_queries(original, module, query, key, attention_mask, kwargs)
@@ -207,49 +205,62 @@ def _attention(
     if site is None or site.idle():
         function = original_function(module, original) if held is None else held.function
         return function(module, query, key, value, attention_mask, **kwargs)
-    return _regularized(held, site, original, module, query, key, value, attention_mask, kwargs)
+    return _regularized(held, site, module, query, key, value, attention_mask, kwargs)
 
 
 @outside_graphs
 def _regularized(
     held: OpenSites,
     site: AttentionSite,
-    original: str,
     module: nn.Module,
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None,
+    mask: Tensor | None,
     kwargs: dict[str, Any],
 ) -> tuple[Tensor, Tensor | None]:
     """`_attention` of a site that has anything to do."""
-    site = site.enter()  # from here: its present call
-    if site is None:
-        return held.function(module, query, key, value, attention_mask, **kwargs)
+    call, eager = site.enter(), held.original == "eager"
+    if call is None:
+        return held.function(module, query, key, value, mask, **kwargs)
     _check_keywords(held, site, module, kwargs)
+    if eager:
+        _check_mask(site, mask)
     groups = query.size(1) // key.size(1)
     if groups > 1:
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-    valid, bias = _valid_and_bias(original, module, query, key, attention_mask, kwargs)
+    valid, bias = _valid_and_bias(held.original, module, query, key, mask, kwargs)
     scale, dropout = kwargs.get("scaling"), kwargs.get("dropout", 0.0)
     if kwargs.get("softcap") is not None:
         # what is in the bias needs no kernel of its own; queries and keys have done their part then
         capped = soft_capped(query, key, scale, kwargs["softcap"])
         bias, query = capped if bias is None else capped + bias, torch.zeros_like(query)
     shared = {"valid": valid, "scale": scale, "bias": bias, "sink": _sink(kwargs)}
-    output = regularized_attention(query, key, value, site=site, dropout_p=dropout, **shared)
-    weights = weights_of(site, query, key, **shared) if original == "eager" and site.tape is None else None
+    output = regularized_attention(query, key, value, site=call, dropout_p=dropout, **shared)
+    weights = weights_of(call, query, key, **shared) if eager and call.tape is None else None
+    if eager and valid is not None and shared["sink"] is None:  # its softmax over nothing but masked keys is uniform
+        output = padded_queries(output, value, valid)
+        empty = ~valid.any(-1, keepdim=True)
+        weights = None if weights is None else weights.masked_fill(empty, 1 / key.size(-2))
     return output.transpose(1, 2).contiguous(), weights
 
 
-def weights_of(call: AttentionCall, query: Tensor, key: Tensor, **shared: Any) -> Tensor:
-    """The weights of a call as its mask leaves them, (B, H, T, S), before dropout; `shared` as `attention_weights`'."""
-    keep = None
-    if call.uniform:
-        keep = torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=query.device)
-    elif call.tape is None:
-        keep = call.keep_mask((*query.shape[:-1], key.size(-2)), shared["valid"], query.device)
-    return attention_weights(query, key, keep=keep, **shared)
+def padded_queries(output: Tensor, value: Tensor, valid: Tensor) -> Tensor:
+    """The output (B, H, T, D) with the mean of all values in rows without a valid key."""
+    return torch.where(valid.any(-1, keepdim=True), output, value.mean(-2, keepdim=True))
+
+
+def _check_mask(site: AttentionSite, mask: Tensor | None) -> None:
+    """Refuse a bool mask in `eager` attention, which adds it to the scores as numbers.
+
+    Raises:
+        RuntimeError: it is one, and masks a key.
+    """
+    if mask is not None and mask.dtype == torch.bool and not mask.all():
+        raise RuntimeError(
+            f"{site.name} ({site.path}) is given a bool mask, which attn_implementation='eager' adds to the scores as "
+            "numbers instead of masking; load the model with attn_implementation='sdpa'"
+        )
 
 
 def soft_capped(query: Tensor, key: Tensor, scale: float | None, cap: float) -> Tensor:
@@ -278,7 +289,7 @@ def _valid_and_bias(
         if original == "sdpa" and queries > 1 and _causal(module, kwargs):
             return torch.ones(queries, keys, dtype=torch.bool, device=query.device).tril(), bias
         return None, bias
-    return split_mask(mask[..., :keys], query, bias, _MASKED_BY.get(type(module).__name__, _MASKED))
+    return split_mask(mask[..., :keys], query, bias, _MASKED_BY.get(type(module).__name__, MASKED))
 
 
 def _causal(module: nn.Module, kwargs: dict[str, Any]) -> bool:
@@ -300,17 +311,6 @@ def _mask_of_last_queries(
     if not shares or not 1 < queries < keys or not _causal(module, kwargs):
         return mask
     return torch.ones(1, 1, queries, keys, dtype=torch.bool, device=query.device).tril(keys - queries)
-
-
-def split_mask(
-    mask: Tensor | None, query: Tensor, bias: Tensor | None, masked: float = _MASKED
-) -> tuple[Tensor | None, Tensor | None]:
-    """A mask, bool or additive, as `valid`, and `bias` with what of an additive mask is finite, above `masked`."""
-    if mask is None or mask.dtype == torch.bool:
-        return mask, bias
-    valid = mask > masked
-    finite = mask.masked_fill(~valid, 0.0).to(query.dtype)
-    return valid, finite if bias is None else bias + finite
 
 
 def _mask(original: str, *args: Any, **kwargs: Any) -> Tensor | None:
