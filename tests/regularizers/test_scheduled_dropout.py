@@ -1,4 +1,4 @@
-"""Scheduled dropout: which curve holds where, and the masks that are drawn from it."""
+"""Scheduled dropout: how a schedule is written, which curve holds where, and the masks that are drawn from it."""
 
 from __future__ import annotations
 
