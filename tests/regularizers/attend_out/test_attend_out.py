@@ -9,10 +9,14 @@ import pytest
 import torch
 
 from attn_reg_plugin import AttendOut
-from attn_reg_plugin.regularizers.attend_out import game, policy
+from attn_reg_plugin.regularizers.attend_out import game, generator
 from attn_reg_plugin.regularizers.attend_out.game import Game
-from attn_reg_plugin.regularizers.attend_out.generator import sample_masks
-from attn_reg_plugin.regularizers.attend_out.policy import PolicyGradient, policy_gradient, policy_objective
+from attn_reg_plugin.regularizers.attend_out.generator import (
+    PolicyGradient,
+    policy_gradient,
+    policy_objective,
+    sample_masks,
+)
 from tests.attention.tiny_model import TinyClassifier
 from tests.regularizers.attend_out.playing import BATCHES, begin, update
 
@@ -39,7 +43,7 @@ def test_a_rounds_gradient_is_equation_5_evaluated_literally():
                         for s in range(6):
                             if valid[example, t] and valid[example, s]:
                                 keep = 1 / (1 + torch.exp(-scores[example, t, s]))
-                                terms.append(torch.log(keep if batch.mask(site)[example, t, s] else 1 - keep))
+                                terms.append(torch.log(keep if batch.unpacked()[site][example, t, s] else 1 - keep))
                 sequences[example] = sequences[example] + sum(terms) / len(terms) * advantages[batch.update]
         return sum(sequences) / len(sequences)
 
@@ -76,7 +80,7 @@ def test_unequal_batches_count_as_their_mean_number_of_sequences():
     class Watched(Game):
         def update_generator(self, advantages):
             for batch in self.cache:
-                masks = {name: batch.mask(name) for name in batch.masks}
+                masks = batch.unpacked()
                 objective = policy_objective(self.generator, batch.tokens, self.generator(batch.tokens), masks)
                 (-objective * advantages[batch.update]).backward()
             total.extend(p.grad.clone() for p in self.generator.parameters() if p.grad is not None)
@@ -99,7 +103,7 @@ def test_the_gradient_kept_from_drawing_is_that_of_a_pass_of_its_own(options, mo
         def update_generator(self, advantages):
             kept.append(sum(batch.gradient is not None for batch in self.cache))
             for batch in self.cache:
-                own = policy_gradient(self.generator, batch, self.method.temperature)
+                own = policy_gradient(self.generator, batch.tokens, batch.unpacked(), self.method.temperature)
                 for one, other in zip_equal(own, batch.gradient or own):
                     assert torch.equal(one, other)
             return super().update_generator(advantages)
@@ -135,8 +139,8 @@ def test_a_generator_that_is_not_finite_is_said_once_and_nothing_is_learnt(broke
             with torch.no_grad():
                 regularizer.game.generator.attention["encoder_self"].query.weight.fill_(math.nan)
         else:
-            judged = policy.policy_objective
-            monkeypatch.setattr(policy, "policy_objective", lambda *given: judged(*given) * math.inf)
+            judged = generator.policy_objective
+            monkeypatch.setattr(generator, "policy_objective", lambda *given: judged(*given) * math.inf)
         before = copy.deepcopy(regularizer.game.generator.state_dict())
         regularizer.statistics.take()
         for number in range(1, 9):

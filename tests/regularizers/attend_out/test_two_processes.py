@@ -12,8 +12,8 @@ import torch.multiprocessing as multiprocessing
 import torch.nn.functional as F
 
 from attn_reg_plugin import AttendOut
-from attn_reg_plugin.regularizers.attend_out.game import Game
-from attn_reg_plugin.regularizers.attend_out.policy import CachedBatch, policy_objective
+from attn_reg_plugin.regularizers.attend_out.game import CachedBatch, Game
+from attn_reg_plugin.regularizers.attend_out.generator import policy_objective
 from tests.attention.tiny_model import TinyClassifier, tokens
 from tests.regularizers.attend_out.playing import Classification
 
@@ -91,7 +91,7 @@ def test_the_gradient_is_that_of_the_joined_batches(played: list[list[dict[str, 
         masks = sum(batch.tokens["encoder"].ids.size(0) for batch in cache)
         objective = 0.0
         for batch in cache:
-            drawn = {name: batch.mask(name) for name in batch.masks}
+            drawn = batch.unpacked()
             of_batch = policy_objective(generator, batch.tokens, generator(batch.tokens), drawn)
             objective = objective + of_batch * ours["advantages"][batch.update] * STEPS / masks
         (-objective).backward()
