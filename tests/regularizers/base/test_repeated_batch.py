@@ -201,13 +201,14 @@ def test_a_forward_that_is_not_of_the_repeated_batch_is_refused(name, how):
 
 
 def test_parts_of_the_repeated_batch_are_not_refused():
-    """Texts of several choices, flattened; time-first tokens."""
-    choices = IDS.unsqueeze(1).expand(3, 4, 6)
+    """Texts of a pair, one after the other; those of several choices, flattened; what is time-first."""
+    pairs, choices = IDS[[0, 0, 1, 1]], IDS.unsqueeze(1).expand(3, 4, 6)
     model, regularizer = classifier(), build("r_drop")
     with regularizer.attach(model):
+        regularizer.loss(lambda b: (model(b[0::2]) + model(b[1::2])).logsumexp(-1).mean(), pairs)
         regularizer.loss(lambda b: model(b.flatten(0, 1)).view(6, 4, 3).logsumexp(-1).mean(), choices)
-    assert regularizer.statistics.take()["r_drop_items"] == 12
-    time_first = [torch.randint(9, (4, 3)).repeat(1, 2), torch.ones(3, dtype=torch.long)]
+    assert regularizer.statistics.take()["r_drop_items"] == 4 + 12
+    time_first = [torch.randint(9, (3, 3)).repeat(1, 2), torch.ones(3, dtype=torch.long)]
     assert runs_on_repeated(iter(time_first[:1]), [IDS], 2) and runs_on_repeated(iter([]), [IDS], 2)
     assert not runs_on_repeated(iter(time_first), [IDS], 2)
 
