@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from attn_reg_plugin.experiments.runs import Run
+from attn_reg_plugin.experiments.runs_before import Run
 
 #: held while the process's streams are replaced: of two threads one would put back what the other has put in place
 _SILENT = threading.RLock()

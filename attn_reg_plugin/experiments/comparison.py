@@ -12,11 +12,11 @@ from typing import Any, ClassVar
 from rich.console import Console
 
 from attn_reg_plugin.configuration import refusing, setting
-from attn_reg_plugin.experiments.executing import RunError
+from attn_reg_plugin.experiments.executing_before import RunError
 from attn_reg_plugin.experiments.jobs import Slots, at_a_time, visible_gpus
 from attn_reg_plugin.experiments.methods import Method, known_methods, select_methods, split_flags
 from attn_reg_plugin.experiments.progress import Reporter
-from attn_reg_plugin.experiments.runs import Run, RunInUse
+from attn_reg_plugin.experiments.runs_before import Run, RunInUse
 from attn_reg_plugin.experiments.table import markdown, terminal_table
 from attn_reg_plugin.experiments.training_part import DECIDED
 from attn_reg_plugin.files import alone_in, write_json, write_text

@@ -19,10 +19,10 @@ import numpy as np
 from attn_reg_plugin.checkpoints import WEIGHTS
 from attn_reg_plugin.corpora.manifest import sha256
 from attn_reg_plugin.experiments.example_scores import Examples, of_predictions
-from attn_reg_plugin.experiments.executing import RunError, execute, tail_of
+from attn_reg_plugin.experiments.executing_before import RunError, execute, tail_of
 from attn_reg_plugin.experiments.predicted import MODULE, file_of, read_predictions
 from attn_reg_plugin.experiments.run_settings import in_files, values_of
-from attn_reg_plugin.experiments.runs import USER_DIR, Run, hold
+from attn_reg_plugin.experiments.runs_before import USER_DIR, Run, hold
 from attn_reg_plugin.experiments.training_log import TrainingLog, read_log, seconds_per_epoch
 from attn_reg_plugin.files import write_json
 from attn_reg_plugin.labelled import REGRESSION, TAGGING, LabelledTask, find_split, is_hub

@@ -31,7 +31,7 @@ from attn_reg_plugin.configuration import (
     with_rest,
 )
 from attn_reg_plugin.experiments.each import EACH, Folders, all_names, combinations, names_of, of_section
-from attn_reg_plugin.experiments.executing import RunError
+from attn_reg_plugin.experiments.executing_before import RunError
 from attn_reg_plugin.experiments.toy import aside, make_files, toy_of
 
 #: of a section's settings, whether at toy size, and the task that the file fine-tunes on: what to call

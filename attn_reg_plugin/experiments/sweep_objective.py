@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from attn_reg_plugin.experiments.runs import Run
+from attn_reg_plugin.experiments.runs_before import Run
 from attn_reg_plugin.experiments.training_log import TrainingLog
 
 #: of these less is better

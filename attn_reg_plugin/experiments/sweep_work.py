@@ -11,10 +11,10 @@ from typing import Any
 
 from rich.console import Console
 
-from attn_reg_plugin.experiments.executing import RunError
+from attn_reg_plugin.experiments.executing_before import RunError
 from attn_reg_plugin.experiments.jobs import Slots
 from attn_reg_plugin.experiments.progress import Reporter, RunProgress
-from attn_reg_plugin.experiments.runs import Run, RunInUse
+from attn_reg_plugin.experiments.runs_before import Run, RunInUse
 from attn_reg_plugin.experiments.sweep_objective import Objective
 from attn_reg_plugin.experiments.sweep_space import Arm, Slot
 from attn_reg_plugin.experiments.sweep_study import COMPLETE, OPEN, PRUNED, Claim, SharedTrials

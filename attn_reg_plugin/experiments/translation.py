@@ -24,7 +24,7 @@ from attn_reg_plugin.experiments.differences import differences
 from attn_reg_plugin.experiments.methods import START, UNTUNED, Method, split_flags
 from attn_reg_plugin.experiments.recipe import Recipe
 from attn_reg_plugin.experiments.run_settings import values_of
-from attn_reg_plugin.experiments.runs import Run
+from attn_reg_plugin.experiments.runs_before import Run
 from attn_reg_plugin.experiments.table import cells, statistics_notes, summarize
 from attn_reg_plugin.experiments.training_part import CHOOSING, DECIDED, TrainingPart, sampling_flags
 from attn_reg_plugin.files import read_json

@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 
 from attn_reg_plugin.experiments import sweep_study, sweep_work
-from attn_reg_plugin.experiments.executing import RunError
+from attn_reg_plugin.experiments.executing_before import RunError
 from attn_reg_plugin.experiments.jobs import Slots
 from attn_reg_plugin.experiments.progress import Reporter
 from attn_reg_plugin.experiments.sweep_objective import Objective

@@ -18,7 +18,7 @@ from sacrebleu.metrics import CHRF
 
 from attn_reg_plugin import configuration
 from attn_reg_plugin.cli import build_parser, main
-from attn_reg_plugin.experiments import runs
+from attn_reg_plugin.experiments import runs_before as runs
 from attn_reg_plugin.experiments.checks import check_runs
 from attn_reg_plugin.experiments.methods import select_methods
 from attn_reg_plugin.experiments.recipe import Recipe

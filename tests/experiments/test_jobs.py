@@ -10,7 +10,7 @@ from threading import Event
 
 import pytest
 
-from attn_reg_plugin.experiments import runs
+from attn_reg_plugin.experiments import runs_before as runs
 from attn_reg_plugin.experiments.jobs import at_a_time
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from attn_reg_plugin.experiments import runs
-from attn_reg_plugin.experiments.executing import RunError
+from attn_reg_plugin.experiments import runs_before as runs
+from attn_reg_plugin.experiments.executing_before import RunError
 from tests.experiments.test_runs import TRAINING, begin, run_in
 
 

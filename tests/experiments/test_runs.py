@@ -11,10 +11,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from attn_reg_plugin.experiments import runs
-from attn_reg_plugin.experiments.executing import RunError
+from attn_reg_plugin.experiments import runs_before as runs
+from attn_reg_plugin.experiments.executing_before import RunError
 from attn_reg_plugin.experiments.methods import TASK, Method, known_methods, select_methods
-from attn_reg_plugin.experiments.runs import Run
+from attn_reg_plugin.experiments.runs_before import Run
 from attn_reg_plugin.experiments.training_log import TrainingLog
 from attn_reg_plugin.files import lock_folder, write_json
 

@@ -23,7 +23,7 @@ from rich.console import Console
 from attn_reg_plugin.experiments import checks, comparison, runs
 from attn_reg_plugin.experiments.jobs import Slots, visible_gpus
 from attn_reg_plugin.experiments.methods import select_methods
-from attn_reg_plugin.experiments.runs import Run
+from attn_reg_plugin.experiments.runs_before import Run
 from attn_reg_plugin.files import FolderInUse, alone_in, lock_folder, write_json
 
 #: says in a file of its own when it begins and ends; the end may have to wait

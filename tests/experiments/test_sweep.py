@@ -18,7 +18,7 @@ pytest.importorskip("optuna")
 from attn_reg_plugin import configuration
 from attn_reg_plugin.cli import build_parser, main
 from attn_reg_plugin.experiments import labelled_runs, sweep_plots, sweep_report
-from attn_reg_plugin.experiments.executing import RunError
+from attn_reg_plugin.experiments.executing_before import RunError
 from attn_reg_plugin.experiments.steps import plan
 from attn_reg_plugin.experiments.sweep_objective import objective_of
 from attn_reg_plugin.experiments.sweep_report import Report, interval

@@ -16,8 +16,8 @@ pytest.importorskip("optuna")
 import optuna
 
 from attn_reg_plugin.experiments import checks, sweep_study, sweep_work
-from attn_reg_plugin.experiments.executing import RunError
-from attn_reg_plugin.experiments.runs import RunInUse
+from attn_reg_plugin.experiments.executing_before import RunError
+from attn_reg_plugin.experiments.runs_before import RunInUse
 from attn_reg_plugin.experiments.sweep_report import Report
 from attn_reg_plugin.experiments.sweep_space import Arm, Dimension, Slot, slots_of
 from attn_reg_plugin.experiments.sweep_storage import open_storage, without_password
