@@ -310,7 +310,7 @@ def _structured(settings: type) -> DictConfig:
 
 def _converted(settings: type, entry: dataclasses.Field, value: Any, where: Mapping[str, str]) -> Any:
     """A value of the field's type, of what a file or a flag holds; a list may be written with commas."""
-    from attn_reg_plugin.regularizers.options import check_value  # torch, which help does without
+    from attn_reg_plugin.regularizers.base.options import check_value  # torch, which help does without
 
     kind = _kind(settings, entry.name)
     listed = typing.get_origin(kind) is tuple

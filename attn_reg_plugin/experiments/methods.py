@@ -11,7 +11,7 @@ from typing import Any
 
 from attn_reg_plugin.experiments.flags import START, UNTUNED, Flags, completed, option_flag, parsed
 from attn_reg_plugin.regularizers import REGISTRY, build, options_of
-from attn_reg_plugin.regularizers.presets import presets_of
+from attn_reg_plugin.regularizers.base.registry import presets_of
 
 __all__ = ["START", "UNTUNED", "Method", "find_method", "known_methods", "select_methods"]
 
