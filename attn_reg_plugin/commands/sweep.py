@@ -7,7 +7,7 @@ from pathlib import Path
 
 from attn_reg_plugin import configuration
 from attn_reg_plugin.experiments.steps import add_toy, compared
-from attn_reg_plugin.experiments.sweep_settings import Sweep
+from attn_reg_plugin.experiments.sweep.settings import Sweep
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

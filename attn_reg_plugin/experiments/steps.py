@@ -44,7 +44,7 @@ STEPS: dict[str, tuple[str, str, str]] = {
     "prepare wmt16": ("attn_reg_plugin.corpora.preparation", "Wmt16Options", "prepare"),
     "compare": ("attn_reg_plugin.experiments.translation", "TranslationComparison", _COMPARISON),
     "finetune": ("attn_reg_plugin.experiments.fine_tuning", "FineTuning", _COMPARISON),
-    "sweep": ("attn_reg_plugin.experiments.sweep_settings", "Sweep", _COMPARISON),
+    "sweep": ("attn_reg_plugin.experiments.sweep.settings", "Sweep", _COMPARISON),
 }
 
 
