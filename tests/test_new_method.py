@@ -19,7 +19,7 @@ from attn_reg_plugin.experiments.fine_tuning import FineTuning
 from attn_reg_plugin.experiments.methods import known_methods, select_methods
 from attn_reg_plugin.experiments.translation import TranslationComparison
 from attn_reg_plugin.regularizers.base import REGISTRY, Preset, Regularizer, register
-from attn_reg_plugin.regularizers.options import option
+from attn_reg_plugin.regularizers.base.options import option
 from docs import hooks
 
 NAME = "last_key_drop"
@@ -38,7 +38,7 @@ def method(request: pytest.FixtureRequest) -> Iterator[type[Regularizer]]:
 
         def before_forward(self, forward):
             for site in self.attached_sites:
-                site.sampler = lambda shape, valid, device: torch.arange(shape[-1], device=device) < shape[-1] - 1
+                site.ask(sampler=lambda call, shape, valid, device: torch.arange(shape[-1], device=device) < shape[-1] - 1)
 
     if request.param:
         LastKeyDrop.presets = (Preset(NAME, "last key drop", {"sites": "*", "rate": 0.25}),)

@@ -1,4 +1,4 @@
-"""How much the objective depends on each attention position: the attributions that AD-DROP compares.
+"""Attribution: how much the objective depends on each attention position, which AD-DROP compares.
 
 Gradient attribution is B = ∂F/∂A. Because O = A V, it equals ∂F/∂O · Vᵀ, so no attention map has to be kept in the
 autograd graph: the probe runs the fused kernel, keeps O and V of each site, and one backward gives every ∂F/∂O.
@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from attn_reg_plugin.attention.calls import without_gradients
-from attn_reg_plugin.attention.sites import AttentionSite, Tape
+from attn_reg_plugin.attention.requests import NOTHING, Tape
+from attn_reg_plugin.attention.sites import AttentionSite
 
 NODES = ("uniform", "gauss-legendre")
 _NO_GRADIENTS = (
@@ -79,11 +80,12 @@ def gradient_attribution(objective: Tensor, sites: Sequence[AttentionSite]) -> l
                 f"{site.name} ran {len(site.tapes)} times in the forward; give output_gradients the tapes of its "
                 "calls, site.tapes, and map_gradient each of them"
             )
-        if site.tape is None or site.tape.output is None:
+        if not site.tapes:
             raise ValueError(f"{site.name} recorded nothing; run the forward inside recording(sites), in training mode")
-    gradients = output_gradients(objective, [site.tape for site in sites])
-    given = [torch.zeros_like(s.tape.output) if g is None else g for g, s in zip(gradients, sites, strict=True)]
-    return [map_gradient(gradient, site.tape.value) for gradient, site in zip(given, sites, strict=True)]
+    tapes = [site.tapes[0] for site in sites]
+    gradients = output_gradients(objective, tapes)
+    given = [torch.zeros_like(t.output) if g is None else g for g, t in zip(gradients, tapes, strict=True)]
+    return [map_gradient(gradient, tape.value) for gradient, tape in zip(given, tapes, strict=True)]
 
 
 def integration_nodes(steps: int, nodes: str = "uniform") -> list[tuple[float, float]]:
@@ -116,7 +118,7 @@ def _integrals(
     totals: list[Tensor | None] = [None] * len(calls)
     for factor, weight in points:
         for site, tape in calls:
-            site.restart()
+            site.calls.restart()
             tape.rewind(factor)
         objective = run()
         if not any(tape.output.requires_grad for _, tape in calls):
@@ -161,13 +163,13 @@ def integrated_attribution(
     sites = [site for site in sites if site.tapes]
     if not sites:
         return
-    firsts, tapes = {id(site): site.tape for site in sites}, {id(site): site.tapes for site in sites}
+    requests, tapes = {site: site.request for site in sites}, {site: site.tapes for site in sites}
     groups = [[site] for site in sites] if path == "site" else [sites]
     any_gradients = False
     for group in groups:
         for site in sites:
-            site.tape = firsts[id(site)] if site in group else None
-        used = [(site, tape) for site in group for tape in tapes[id(site)]]
+            site.put_on(requests[site] if site in group else NOTHING)
+        used = [(site, tape) for site in group for tape in tapes[site]]
         totals = _integrals(run, used, integration_nodes(steps, nodes))
         any_gradients = any_gradients or any(tape.output.requires_grad for _, tape in used)
         for (site, tape), total in zip(used, totals, strict=True):
@@ -176,4 +178,4 @@ def integrated_attribution(
     if not any_gradients:
         raise ValueError(_NO_GRADIENTS)
     for site in sites:
-        site.tape = firsts[id(site)]
+        site.put_on(requests[site])

@@ -1,8 +1,8 @@
-"""The calls of an attention in one forward, and how a recomputed call finds the one that it repeats.
+"""Calls: the runs of an attention in one forward, and how a recomputed call finds the one that it repeats.
 
 A model may run one attention several times in a forward: one encoder for two texts, a vision tower for every image.
-Each call has a tape and a mask of its own, in order. Activation checkpointing runs calls again in the backward, in
-another order, so there calls are recognized by what they are given.
+Each call has a tape and a mask of its own, in order. Activation checkpointing runs a call again in the backward; which
+one is known only where there is one, so with several it is refused.
 """
 
 from __future__ import annotations
@@ -10,112 +10,68 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
 
-from attn_reg_plugin.attention.packed import PackedMask
+from attn_reg_plugin.attention.masks import PackedMask
+from attn_reg_plugin.attention.requests import NOTHING, Recording, Request, Tape
 
 if TYPE_CHECKING:
-    from attn_reg_plugin.attention.sites import AttentionSite, Watch
+    from attn_reg_plugin.attention.sites import AttentionSite
 
-
-@dataclass(eq=False)
-class Tape:
-    """What the probe keeps of one call of a site.
-
-    Attributes:
-        needs_weights: materialize the attention map (integrated gradients and attention weights need it).
-        factor: the map is scaled by it (integrated gradients' k/m).
-        output: O (B, H, T, D), in the probe's graph.
-        value: V (B, H, S, D), detached.
-        valid: bool, broadcastable to (B, H, T, S), or None.
-        weights, dropped_weights: A before and after dropout, (B, H, T, S), detached.
-        further: of a site's first tape, those of its further calls.
-    """
-
-    needs_weights: bool = False
-    factor: float = 1.0
-    output: Tensor | None = None
-    value: Tensor | None = None
-    valid: Tensor | None = None
-    weights: Tensor | None = None
-    dropped_weights: Tensor | None = None
-    further: list[Tape] = field(default_factory=list, repr=False)
-
-    def keep(self, output: Tensor, value: Tensor, valid: Tensor | None) -> None:
-        """Keep the call's tensors; activation checkpointing calls again, to recompute."""
-        if self.output is None:
-            self.output, self.value, self.valid = output, value, valid
-
-    def whole(self) -> Tensor:
-        """The keep mask of the call that drops nothing: bool (B, H, T, S), its valid positions."""
-        shape = *self.output.shape[:-1], self.value.size(-2)
-        keep = torch.ones(shape, dtype=torch.bool, device=self.value.device)
-        return keep if self.valid is None else keep & self.valid
-
-    def rewind(self, factor: float) -> None:
-        """Make ready for another pass over the same maps, scaled by `factor`."""
-        self.output, self.factor = None, factor
-
-    def of_call(self, index: int) -> Tape:
-        """The tape of the site's call number `index`, from 0."""
-        while len(self.further) < index:
-            self.further.append(Tape(self.needs_weights, self.factor))
-        return self.further[index - 1] if index else self
+Call = TypeVar("Call", bound="AttentionCall")
 
 
 @dataclass(eq=False)
 class AttentionCall:
-    """One call of an attention that a regularizer watches or masks; see `AttentionSite.enter`.
+    """One call of an attention of which something is asked; see `AttentionSite.enter`.
 
     Attributes:
-        site: whose call it is.
-        index: which call of the forward, from 0.
-        tape: what the probe keeps of it, or None.
+        site: the attention.
+        index: number of the call in the forward, from 0.
+        request: what is asked of it.
+        tape: where the probe records it, or None.
         uniform: every row is uniform over its valid keys.
-        seen: what it was given, in short, to be recognized by; None if that wasn't needed.
-        keep: its mask among those of the site, once it is chosen.
-        settled: whether the mask is chosen.
-        watch: is given what it computes, see `AttentionSite`.
-        graph: whether it began with gradients; of PyTorch's reentrant checkpointing only the recomputation has any.
-        counted: the seeds of what was drawn for it and is in the statistics.
+        several: whether the site runs more than once in a forward, as far as is known.
+        keep: its mask, once it is chosen.
+        chosen: whether the mask is chosen.
+        recomputed: the backward in which activation checkpointing computed it again; -1 for none.
+        counted: whether its draws are in the statistics, by their seeds.
     """
 
     site: AttentionSite
     index: int = 0
+    request: Request = NOTHING
     tape: Tape | None = None
     uniform: bool = False
-    seen: list[Tensor] | None = None
+    several: bool = False
     keep: Tensor | PackedMask | None = None
-    settled: bool = False
-    watch: Watch | None = None
-    graph: bool = True
+    chosen: bool = False
+    recomputed: int = -1
     counted: set[int] = field(default_factory=set)
 
     @property
     def name(self) -> str:
-        """The site's name."""
+        """Name of the site."""
         return self.site.name
 
     @property
     def path(self) -> str:
-        """The site's path."""
+        """Path of the site."""
         return self.site.path
 
     def keep_mask(self, shape: tuple[int, ...], valid: Tensor | None, device: torch.device) -> Tensor | None:
-        """The keep mask of this call for a map of `shape` (B, H, T, S), or broadcastable to it; None keeps all.
+        """Return the keep mask for a map of `shape` (B, H, T, S), or broadcastable to it; None keeps all.
 
         Raises:
             RuntimeError: the map has another shape than the one the mask was made for.
         """
-        site = self.site
-        site.current = self
-        if site.sampler is not None:
-            return site.sampler(shape, valid, device)
-        if not self.settled:
-            self.keep, self.settled = site.mask_for(self, shape, valid), True
+        if self.request.sampler is not None:
+            return self.request.sampler(self, shape, valid, device)
+        if not self.chosen:
+            self.keep, self.chosen = self._chosen(shape, valid), True
         if self.keep is not None and not fits(self.keep, shape):
             raise RuntimeError(
                 f"{self.name}: the keep mask is {tuple(self.keep.shape)}, but the attention map is {tuple(shape)}; "
@@ -123,86 +79,102 @@ class AttentionCall:
             )
         return self.keep.unpacked() if isinstance(self.keep, PackedMask) else self.keep
 
+    def _chosen(self, shape: tuple[int, ...], valid: Tensor | None) -> Tensor | PackedMask | None:
+        masks = self.request.masks
+        if not masks:
+            return self.request.keep
+        keep, then = masks[self.index] if self.index < len(masks) else (None, None)
+        if keep is None or not self.several:
+            return keep
+        return PackedMask(only_where_same(keep.unpacked(), then, valid)) if fits(keep, shape) else None
+
     def total_dropout(self, own: float) -> float:
-        """The dropout of the weights: the model's `own` and the site's, which are independent of each other."""
-        added = self.site.weights_dropout
+        """Return the dropout of the weights: the model's `own` and the request's, independent of each other."""
+        added = self.request.weights_dropout
         return 1.0 - (1.0 - own) * (1.0 - added) if added > 0 else own
 
     def scaled(self, output: Tensor, keys: int, valid: Tensor | None) -> Tensor:
-        """The output (B, H, T, D) of attention over `keys` keys, multiplied by the site's factor if there is one."""
-        site = self.site
-        if site.factor is None:
+        """Return the output (B, H, T, D) of attention over `keys` keys, multiplied by the factor if there is one."""
+        if self.request.factor is None:
             return output
-        site.current = self
-        factor = site.factor((*output.shape[:-1], keys), valid, output.device)
+        factor = self.request.factor(self, (*output.shape[:-1], keys), valid, output.device)
         return output * factor.to(output.dtype)
 
 
+@dataclass(eq=False)
+class Calls:
+    """Calls of one attention in the forward at hand, and what is remembered of all since its site was opened.
+
+    Attributes:
+        made: those that came.
+        count: their number, with those that did not come, see `AttentionSite.pass_by`.
+        current: the last one.
+        over: whether the forward that the request is for has ended.
+        released: why no call can be computed again; empty where each can.
+        several: whether the attention ever ran more than once in a forward.
+        asked: whether anything was ever asked of it.
+        came: whether a call ever came while something was asked.
+        idled: whether it ever ran as usual with gradients.
+    """
+
+    made: list[AttentionCall] = field(default_factory=list)
+    count: int = 0
+    current: AttentionCall | None = None
+    over: bool = False
+    released: str = ""
+    several: bool = False
+    asked: bool = False
+    came: bool = False
+    idled: bool = False
+    _backward: int = -1
+
+    def restart(self) -> None:
+        """Forget the calls so far: a forward begins."""
+        self.made, self.count, self.current, self.over = [], 0, None, False
+        self._backward, self.released = graph_task(), ""
+
+    def release(self, reason: str) -> None:
+        """Forget the calls of forwards whose backwards are over; `reason` is raised where one is computed again."""
+        reason = self.released or (reason if self.made else "")
+        self.restart()
+        self.over, self.released = True, reason
+
+    def repeats(self) -> bool:
+        """Whether a call that begins is one that activation checkpointing computes again."""
+        return graph_task() != self._backward
+
+
 def fits(keep: Tensor | PackedMask, shape: tuple[int, ...]) -> bool:
-    """Whether a mask can be broadcast to an attention map of `shape`."""
+    """Return whether a mask can be broadcast to an attention map of `shape`."""
     return len(keep.shape) == len(shape) and all(n in (1, m) for n, m in zip(keep.shape, shape, strict=True))
 
 
 def graph_task() -> int:
-    """Which backward pass this thread is in; -1 outside of one."""
+    """Return the number of the backward pass that this thread is in; -1 outside of one."""
     return torch._C._current_graph_task_id()
 
 
-def essence(inputs: tuple[Tensor | None, ...]) -> list[Tensor]:
-    """What a call is recognized by: the sums over all but the first two dimensions of its inputs, in fp32.
-
-    They are small, and computing them again from the same tensors gives the same bits.
-    """
-    return [
-        tensor.detach().reshape(*tensor.shape[:2], -1).sum(-1, dtype=torch.float32)
-        for tensor in inputs
-        if tensor is not None
-    ]
-
-
-def recomputed(calls: list[AttentionCall], inputs: tuple[Tensor | None, ...]) -> AttentionCall | None:
-    """Which of a forward's calls is computed again from `inputs`; None if there was none.
-
-    The only call is itself. Of several, the one that saw the same; else the one of which it isn't known what it saw.
+def recomputed(calls: list[Call]) -> Call | None:
+    """Return the call of a forward that activation checkpointing computes again; None if there was none.
 
     Raises:
-        RuntimeError: none or several of them may be meant, and it matters which.
+        RuntimeError: there are several, or a backward asks twice: several forwards went into it.
     """
-    if len(calls) < 2:
-        return calls[0] if calls else None
-    now = essence(inputs)
-    meant = [call for call in calls if call.seen is not None and _same(call.seen, now)]
-    meant = meant or [call for call in calls if call.seen is None]
-    if meant and (len(meant) == 1 or _alike(meant) or not all(tensor.isfinite().all() for tensor in now)):
-        return meant[0]
-    site = calls[0].site
-    raise RuntimeError(
-        f"{site.name} ({site.path}) ran {len(calls)} times in one forward, and activation checkpointing runs "
-        f"{'one of them again with other inputs' if not meant else 'calls with equal inputs again'}, so it can't be "
-        "told which mask is meant; turn activation checkpointing off, or leave this site out"
-    )
-
-
-def _same(then: list[Tensor], now: list[Tensor]) -> bool:
-    pairs = zip(then, now, strict=True)
-    return len(then) == len(now) and all(a.shape == b.shape and a.nan_to_num().equal(b.nan_to_num()) for a, b in pairs)
-
-
-def _alike(calls: list[AttentionCall]) -> bool:
-    """Whether it makes no difference which of them is meant."""
-    first, site = calls[0], calls[0].site
-    if first.tape is not None:
-        return True  # the probe's: equal inputs have equal maps
-    if first.watch is not None and not first.graph:
-        return False  # equal inputs, but what arrives from above differs
-    draws = (site.sampler, site.factor, site.look)
-    if any(draw is not None for draw in draws) or len({call.uniform for call in calls}) > 1:
-        return False
-    return first.uniform or all(call.keep is first.keep for call in calls)
+    if not calls:
+        return None
+    call, now = calls[0], graph_task()
+    if len(calls) > 1 or call.recomputed == now:
+        times = f"{len(calls)} times in one forward" if len(calls) > 1 else "in several forwards before one backward"
+        raise RuntimeError(
+            f"{call.name} ({call.path}) ran {times}, and activation checkpointing runs it again in the backward, where "
+            "it can't be told which mask is meant; turn activation checkpointing off, or leave this site out"
+        )
+    call.recomputed = now
+    return call
 
 
 def only_where_same(keep: Tensor, then: Tensor | None, now: Tensor | None) -> Tensor:
-    """The mask where the call's valid keys are those that it was made for, else all True; nothing waits for a device.
+    """Return the mask where the call's valid keys are those that it was made for, else all True; without waiting.
 
     Of a site that runs several times, a call that LayerDrop left out of the probe would else get its neighbour's.
     """
@@ -213,13 +185,13 @@ def only_where_same(keep: Tensor, then: Tensor | None, now: Tensor | None) -> Te
 
 
 def derived(seed: int, call: int) -> int:
-    """The seed of a site's call: `seed` itself for the first, another for each further one. Draws nothing."""
+    """Return the seed of a site's call: `seed` for the first, another for each further one. Draws nothing."""
     return (seed + call * 0x9E3779B97F4A7C15) % 2**62
 
 
 @contextmanager
 def without_gradients() -> Iterator[None]:
-    """`torch.no_grad()` within a training step: of what the caller's autocast casts in it, nothing stays.
+    """Open `torch.no_grad()` within a training step: nothing stays of what the caller's autocast casts in it.
 
     Earlier versions of torch would give such a cast, which has no graph, to the training's own forward.
     """
@@ -231,19 +203,18 @@ def without_gradients() -> Iterator[None]:
 
 
 @contextmanager
-def recording(sites: Iterable[AttentionSite], needs_weights: bool = False) -> Iterator[list[Tape]]:
-    """While open, each site keeps what attribution needs on fresh tapes, one per call; afterwards the sites are clear.
+def recording(sites: Iterable[AttentionSite], needs_weights: bool = False) -> Iterator[None]:
+    """While open, each site records what attribution needs, see `AttentionSite.tapes`; afterwards the sites are clear.
 
-    Yields:
-        The tapes of the first calls; those of all calls are in `AttentionSite.tapes`.
+    Args:
+        sites: the sites.
+        needs_weights: materialize attention maps, see `Tape`.
     """
     sites = list(sites)
     for site in sites:
-        site.clear()
-        site.tape = Tape(needs_weights=needs_weights)
+        site.put_on(Request(recording=Recording(needs_weights)))
     try:
-        yield [site.tape for site in sites]
+        yield
     finally:
         for site in sites:
-            site.tape = None
-            site.restart()
+            site.clear()

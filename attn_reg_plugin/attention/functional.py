@@ -14,9 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attn_reg_plugin.attention.calls import AttentionCall, Tape
+from attn_reg_plugin.attention.calls import AttentionCall
 from attn_reg_plugin.attention.graphs import outside_graphs
 from attn_reg_plugin.attention.masks import check_mask, pack_bits, unpack_bits
+from attn_reg_plugin.attention.requests import Tape
 
 if TYPE_CHECKING:
     from attn_reg_plugin.attention.sites import AttentionSite
@@ -76,7 +77,7 @@ def _regularized(
     sink: Tensor | None,
 ) -> Tensor:
     """Attention with something asked of it."""
-    call = site if isinstance(site, AttentionCall) else site.enter(query, value)
+    call = site if isinstance(site, AttentionCall) else site.enter()
     if call is None:
         return _attend(query, key, value, valid, None, dropout_p, scale, bias, sink)
     if call.tape is not None:
@@ -84,11 +85,8 @@ def _regularized(
     if call.uniform:
         return call.scaled(uniform_attention(value, valid, query.size(-2)), key.size(-2), valid)
     keep = _mask_of(call, query, key, valid, scale, bias, sink)
-    dropout_p = call.total_dropout(dropout_p)
-    output = _attend(query, key, value, valid, keep, dropout_p, scale, bias, sink)
-    # watched after the factor: gradients arrive at heads that it drops as at the others
-    output = call.scaled(output, key.size(-2), valid)
-    return output if call.watch is None else call.watch(call, output, value, valid)
+    output = _attend(query, key, value, valid, keep, call.total_dropout(dropout_p), scale, bias, sink)
+    return call.scaled(output, key.size(-2), valid)
 
 
 def _check_bias(bias: Tensor | None) -> None:
@@ -108,9 +106,9 @@ def _mask_of(
     bias: Tensor | None,
     sink: Tensor | None,
 ) -> Tensor | None:
-    """The call's keep mask; the site's `look` is shown the map that it leaves."""
+    """Return the call's keep mask; a `look` is shown the map that it leaves."""
     keep = call.keep_mask((*query.shape[:-1], key.size(-2)), valid, query.device)
-    look = call.site.look
+    look = call.request.look
     if look is not None:
         with torch.no_grad():
             weights = attention_weights(query, key, valid=valid, keep=keep, scale=scale, bias=bias, sink=sink)

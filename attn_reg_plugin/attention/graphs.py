@@ -1,4 +1,4 @@
-"""What torch.compile leaves as it is.
+"""Functions that torch.compile leaves as they are.
 
 A probe reads what attention computes in the middle of a compiled block, and differentiates the objective by it. Inside
 a compiled graph that is a result like any other, which nothing later depends on: its gradient would be zero. So an

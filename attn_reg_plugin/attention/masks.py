@@ -39,7 +39,7 @@ def check_mask(name: str, mask: Tensor | None) -> None:
 
 
 def candidate_counts(valid_keys: Tensor, p: float) -> Tensor:
-    """How many positions of a row are candidates: n - int(n(1 - p)).
+    """Count the candidates of a row: n - int(n(1 - p)).
 
     Args:
         valid_keys: n, the number of valid keys per row, any shape, integer.
@@ -177,7 +177,7 @@ def pack_bits(mask: Tensor) -> Tensor:
 
 
 def unpack_bits(packed: Tensor, size: int) -> Tensor:
-    """What `pack_bits` packed: uint8 (..., ⌈S/8⌉) to bool (..., S).
+    """Unpack what `pack_bits` packed: uint8 (..., ⌈S/8⌉) to bool (..., S).
 
     Args:
         size: S.
@@ -187,8 +187,26 @@ def unpack_bits(packed: Tensor, size: int) -> Tensor:
     return bits.view(torch.bool)[..., :size]
 
 
+class PackedMask:
+    """Hold a mask as packed bits, an eighth of its size, so that long sequences keep no map per site.
+
+    Args:
+        mask: bool (..., S).
+
+    Attributes:
+        shape: of the mask.
+    """
+
+    def __init__(self, mask: Tensor) -> None:
+        self.bits, self.shape = pack_bits(mask), mask.shape
+
+    def unpacked(self) -> Tensor:
+        """Return the mask, a new tensor at every call."""
+        return unpack_bits(self.bits, self.shape[-1])
+
+
 def dropped_fraction(keep: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
-    """How many valid positions there are and how many of them are dropped, as scalar tensors.
+    """Count the valid positions and the dropped ones among them, as scalar tensors.
 
     Args:
         keep: bool (B, H, T, S), a subset of `valid`.

@@ -65,7 +65,7 @@ class SiteSelector:
         return any(_within(a, b) or _within(b, a) for a in ours for b in theirs)
 
     def select(self, sites: Iterable[AttentionSite]) -> list[AttentionSite]:
-        """Those of `sites` that the pattern names, in the model's order.
+        """Select the sites that the pattern names, in the model's order.
 
         Raises:
             ValueError: a term matches nothing, or names a layer that does not exist; the sites that do are listed.
@@ -145,7 +145,7 @@ def name_towers(sites: Iterable[AttentionSite]) -> None:
 
 
 def _start(site: AttentionSite) -> str:
-    """What stands before the layer's number in the path."""
+    """Return the part of the path before the layer's number."""
     return _NUMBER.split(site.path, maxsplit=1)[0]
 
 

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from attn_reg_plugin.attention.sites import AttentionSite
 from attn_reg_plugin.modules.multihead_attention import RegularizedMultiheadAttention
-from attn_reg_plugin.regularizers.generator import Tokens
+from attn_reg_plugin.regularizers.attend_out.generator import Tokens
 
 
 class FairseqBackend:

@@ -223,7 +223,7 @@ def _regularized(
     kwargs: dict[str, Any],
 ) -> tuple[Tensor, Tensor | None]:
     """`_attention` of a site that has anything to do."""
-    site = site.enter(query, value)  # from here: its present call
+    site = site.enter()  # from here: its present call
     if site is None:
         return held.function(module, query, key, value, attention_mask, **kwargs)
     _check_keywords(held, site, module, kwargs)

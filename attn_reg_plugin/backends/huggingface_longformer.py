@@ -8,6 +8,8 @@ attention does; one that has nothing to do runs Longformer's own code.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 
@@ -63,7 +65,7 @@ def _with_global_rows(
     index = torch.argsort(everywhere.int(), dim=-1, descending=True, stable=True)[:, :most]
     there = everywhere.gather(-1, index)
     asking = states.gather(1, index.unsqueeze(-1).expand(-1, -1, states.size(-1)))
-    further = call if call.uniform else _entered_with(call.site, asking)
+    further = call if call.uniform else _second_call(call.site)
     query, key, value = (
         heads_of(project(x), heads)
         for project, x in ((module.query_global, asking), (module.key_global, states), (module.value_global, states))
@@ -73,10 +75,10 @@ def _with_global_rows(
     return output.masked_scatter(everywhere.unsqueeze(-1), joined(rows)[there].to(output.dtype))
 
 
-def _entered_with(site: AttentionSite, asking: Tensor) -> AttentionCall:
-    """The site's second call, for which attention LayerDrop draws nothing: it drops both or neither."""
-    redraw, site.redraw = site.redraw, None
+def _second_call(site: AttentionSite) -> AttentionCall | None:
+    """Return the site's second call, for which attention LayerDrop draws nothing: it drops both or neither."""
+    request, site.request = site.request, replace(site.request, uniform=None)
     try:
-        return site.enter(asking)
+        return site.enter()
     finally:
-        site.redraw = redraw
+        site.request = request

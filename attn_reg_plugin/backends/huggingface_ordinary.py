@@ -113,7 +113,7 @@ def restore(site: AttentionSite) -> None:
 def _run(module: nn.Module, before: Callable[..., Any] | None, *args: Any, **kwargs: Any) -> Any:
     """In place of a module's method: the model's own computation, unless the site has something to do in this call."""
     site, how = replaced_site(module), ordinary(module)
-    call = None if site is None else site.enter(args[0] if args else kwargs[how.first])
+    call = None if site is None else site.enter()
     if call is None:
         return (before or partial(getattr(type(module), how.method), module))(*args, **kwargs)
     return how.compute(module, call, *args, **kwargs)

@@ -79,7 +79,7 @@ class RegularizedMultiheadAttention(nn.MultiheadAttention):
             output, shaped as the query; and with `need_weights` the weights before dropout: (B, T, S), (B, H, T, S)
             without `average_attn_weights`, without B for a query without it.
         """
-        call = None if is_causal and attn_mask is None else self.attn_site.enter(query, value)
+        call = None if is_causal and attn_mask is None else self.attn_site.enter()
         if call is None:
             return super().forward(
                 query,

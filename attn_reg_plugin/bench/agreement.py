@@ -23,12 +23,12 @@ from attn_reg_plugin.attention.masks import candidate_counts, candidate_region
 from attn_reg_plugin.attention.sites import AttentionSite
 from attn_reg_plugin.regularizers.ad_drop import ADDrop
 from attn_reg_plugin.regularizers.example_digests import Examples
-from attn_reg_plugin.regularizers.objectives import Objective
-from attn_reg_plugin.regularizers.probing import Forward, same_randomness, unchanged
+from attn_reg_plugin.regularizers.ad_drop.objectives import Objective
+from attn_reg_plugin.regularizers.base.forward import Forward, same_randomness, unchanged
 from attn_reg_plugin.regularizers.region_files import Setting
 from attn_reg_plugin.regularizers.region_lookup import Where, stacks_of
-from attn_reg_plugin.regularizers.statistics import Statistics
-from attn_reg_plugin.regularizers.training import Supplied
+from attn_reg_plugin.regularizers.base.statistics import Statistics
+from attn_reg_plugin.regularizers.base.context import Supplied
 
 
 class Measure(NamedTuple):

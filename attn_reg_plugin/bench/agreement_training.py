@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from attn_reg_plugin.bench.agreement import Agreement, forward_of
-from attn_reg_plugin.regularizers.objectives import Objective, OfOutputs, negative_loss
-from attn_reg_plugin.regularizers.probing import Forward
-from attn_reg_plugin.regularizers.training import Supplied
+from attn_reg_plugin.regularizers.ad_drop.objectives import Objective, OfOutputs, negative_loss
+from attn_reg_plugin.regularizers.base.forward import Forward
+from attn_reg_plugin.regularizers.base.context import Supplied
 
 #: what the objectives are, and which labels they take
 _OBJECTIVES: dict[str, tuple[Objective, str]] = {

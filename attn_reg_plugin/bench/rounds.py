@@ -18,7 +18,7 @@ from attn_reg_plugin.bench.families import PADDING, Workload
 from attn_reg_plugin.bench.rows import Row
 from attn_reg_plugin.regularizers import Outcome, Tokens
 from attn_reg_plugin.regularizers.base import build
-from attn_reg_plugin.regularizers.game import Game
+from attn_reg_plugin.regularizers.attend_out.game import Game
 
 #: part of a round -> the methods of the game, or of its defender, that are timed for it
 PARTS: dict[str, tuple[str, ...]] = {

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from attn_reg_plugin.regularizers import REGISTRY
-from attn_reg_plugin.regularizers.presets import presets_of
+from attn_reg_plugin.regularizers.base.registry import presets_of
 
 #: published figures of AD-DROP: relative training times, cross-tuned, Yang et al. 2022
 _PAPER_GA, _PAPER_GA_FIRST, _PAPER_IGA = "3.58–4.50", "1.95", "99–126"

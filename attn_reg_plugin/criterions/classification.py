@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from attn_reg_plugin.criterions.doubled import symmetric_divergence
 from attn_reg_plugin.criterions.labelled import LabelledConfig, LabelledCriterion, RDrop, RDropConfig
 from attn_reg_plugin.labelled.task_table import CLASSIFICATION, MULTIPLE_CHOICE, REGRESSION
-from attn_reg_plugin.regularizers.training import Outcome
+from attn_reg_plugin.regularizers.base.context import Outcome
 
 
 @register_criterion("attn_reg_classification", dataclass=LabelledConfig)

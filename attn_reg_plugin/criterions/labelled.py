@@ -22,8 +22,8 @@ from attn_reg_plugin.criterions.collecting import collected, log_collected
 from attn_reg_plugin.criterions.doubled import check_alpha, repeated, supplied
 from attn_reg_plugin.labelled.metrics import check_scores
 from attn_reg_plugin.labelled.task_table import REGRESSION, LabelledTask
-from attn_reg_plugin.regularizers.objectives import logits_of
-from attn_reg_plugin.regularizers.training import Outcome
+from attn_reg_plugin.regularizers.ad_drop.objectives import logits_of
+from attn_reg_plugin.regularizers.base.context import Outcome
 
 
 @dataclass

@@ -14,7 +14,7 @@ from attn_reg_plugin.criterions.labelled import LabelledConfig, LabelledCriterio
 from attn_reg_plugin.labelled.encoding import IGNORED
 from attn_reg_plugin.labelled.metrics import SENTENCE_END, tag_codes
 from attn_reg_plugin.labelled.task_table import TAGGING
-from attn_reg_plugin.regularizers.training import Outcome
+from attn_reg_plugin.regularizers.base.context import Outcome
 
 
 @register_criterion("attn_reg_tagging", dataclass=LabelledConfig)

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from attn_reg_plugin.experiments.runs_before import Run
+from attn_reg_plugin.experiments.runs import Run
 
 #: held while the process's streams are replaced: of two threads one would put back what the other has put in place
 _SILENT = threading.RLock()
@@ -24,17 +24,16 @@ def check_runs(runs: Iterable[Run]) -> None:
     """
     with _silence(io.StringIO()):  # fairseq opens the log as it is imported
         from attn_reg_plugin.tasks.dry_run import parse_command, try_training
-    tried = set()
+    tried: list[tuple[str, object]] = []
     for one in runs:
-        key = (one.method.name, one.train_flags)
+        key = (one.method, one.flags)
         if key in tried or one.finished():
             continue
-        tried.add(key)
+        tried.append(key)
         if "training" not in one.result():
-            _tried(lambda one=one: try_training(one.train_command()), one.method.title)
-        if one.subsets:
-            command = one.generate_command(one.subsets[0])
-            _tried(lambda command=command: parse_command(command, "generation"), one.method.title)
+            _tried(lambda one=one: try_training(one.train_command()), one.title)
+        for command, kind in one.further_commands() if one.measured else ():
+            _tried(lambda command=command, kind=kind: parse_command(command, kind), one.title)
 
 
 def updates_of(one: Run) -> int:
@@ -45,7 +44,7 @@ def updates_of(one: Run) -> int:
     """
     with _silence(io.StringIO()):
         from attn_reg_plugin.tasks.dry_run import count_updates
-    return _tried(lambda: count_updates(one.train_command()), one.method.title)
+    return _tried(lambda: count_updates(one.train_command()), one.title)
 
 
 def _tried(function: Callable[[], Any], title: str) -> Any:

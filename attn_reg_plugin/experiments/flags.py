@@ -13,8 +13,9 @@ import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from attn_reg_plugin.regularizers import REGISTRY, Regularizer, options_of
-
+#: the model that a training starts from; the method that does not train: an update with a learning rate of zero, which
+#: changes no bit of that model, and validates and keeps it like the others
+START, UNTUNED = "finetune-from-model", "untuned"
 #: name -> value; True is a switch, and what is None or False is not given
 Flags = Mapping[str, Any]
 _FLAG = re.compile(r"--?[A-Za-z]")
@@ -66,12 +67,16 @@ def parsed(flag: str, text: str) -> dict[str, Any]:
 
 def option_flag(method: str, option: str) -> str:
     """The flag of a method's option: `attn-OPTION` where all methods share it, else `METHOD-OPTION`."""
+    from attn_reg_plugin.regularizers import Regularizer, options_of
+
     shared = {one.name for one in options_of(Regularizer)}
     return f"{'attn' if option in shared else method}-{option}".replace("_", "-")
 
 
 def completed(flags: Flags) -> dict[str, str]:
     """The flags as texts, with the defaults of the options of the methods in `attn-reg`."""
+    from attn_reg_plugin.regularizers import REGISTRY, options_of
+
     found = {}
     for method in str(flags.get("attn-reg", "")).split("+"):
         for option in options_of(REGISTRY[method]) if method in REGISTRY else ():

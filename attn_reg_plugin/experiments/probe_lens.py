@@ -19,7 +19,7 @@ from attn_reg_plugin.attention.calls import recording
 from attn_reg_plugin.attention.masks import DIRECTIONS, candidate_region, drop_candidates
 from attn_reg_plugin.attention.sites import AttentionSite, Tape
 from attn_reg_plugin.regularizers import ADDrop
-from attn_reg_plugin.regularizers.probing import Forward, in_evaluation, without_dropout
+from attn_reg_plugin.regularizers.base.forward import Forward, in_evaluation, without_dropout
 
 RANDOM = "random"
 #: what is dropped, in the order of figure 2

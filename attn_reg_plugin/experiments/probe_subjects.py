@@ -36,7 +36,7 @@ from attn_reg_plugin.labelled import (
     with_labels,
 )
 from attn_reg_plugin.labelled.dataset import LabelledDataset
-from attn_reg_plugin.regularizers.objectives import logits_of
+from attn_reg_plugin.regularizers.ad_drop.objectives import logits_of
 
 #: what the loss is the mean of, by kind of task
 _UNITS = {TAGGING: "word"}

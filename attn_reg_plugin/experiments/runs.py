@@ -26,9 +26,7 @@ from threading import Event
 from typing import TYPE_CHECKING, Any
 
 from attn_reg_plugin.experiments.executing import POLL, RunError, RunInUse, execute, tail_of
-from attn_reg_plugin.experiments.flags import differing
-from attn_reg_plugin.experiments.flags import words_of as words_of_flags
-from attn_reg_plugin.experiments.methods import UNTUNED
+from attn_reg_plugin.experiments.flags import UNTUNED, differing, words_of
 from attn_reg_plugin.experiments.training_log import TrainingLog, read_log, seconds_per_epoch
 from attn_reg_plugin.files import FolderInUse, lock_folder, read_json, write_json
 
@@ -175,7 +173,7 @@ class Run:
         return [
             *(sys.executable, "-m", "fairseq_cli.train", self.settings["paths"]["data"], "--user-dir", str(USER_DIR)),
             *("--save-dir", str(self.folder / "checkpoints"), "--no-epoch-checkpoints", "--log-format", "json"),
-            *("--seed", str(self.seed), *words_of_flags(self.flags)),
+            *("--seed", str(self.seed), *words_of(self.flags)),
         ]
 
     def in_use(self) -> bool:

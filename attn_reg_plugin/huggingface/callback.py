@@ -25,8 +25,8 @@ from attn_reg_plugin.huggingface.attend_out_trainer import TrainerTraining
 from attn_reg_plugin.huggingface.running import Interception, calling_trainer, refuse, refuse_unused_parameters
 from attn_reg_plugin.huggingface.step_loss import step_loss
 from attn_reg_plugin.regularizers import Regularizer
-from attn_reg_plugin.regularizers.distributed import object_from_first_rank, rank
-from attn_reg_plugin.regularizers.quantities import quantities
+from attn_reg_plugin.regularizers.base.distributed import object_from_first_rank, rank
+from attn_reg_plugin.regularizers.base.statistics import quantities
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from typing import Any
 from transformers import Trainer
 
 from attn_reg_plugin.regularizers import Regularizer
-from attn_reg_plugin.regularizers.distributed import waits_for_gradients
+from attn_reg_plugin.regularizers.base.distributed import waits_for_gradients
 
 
 def calling_trainer() -> tuple[Trainer, Path | None]:

@@ -18,8 +18,8 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import Trainer
 
 from attn_reg_plugin.regularizers import Regularizer
-from attn_reg_plugin.regularizers.attachment import attachments_of, begin_step
-from attn_reg_plugin.regularizers.probing import remember_randomness, unchanged
+from attn_reg_plugin.regularizers.base.attachment import attachments_of, begin_step
+from attn_reg_plugin.regularizers.base.forward import remember_randomness, unchanged
 from attn_reg_plugin.regularizers.whole_step import WholeStepWanted
 
 

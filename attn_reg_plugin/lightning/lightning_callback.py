@@ -26,7 +26,7 @@ from attn_reg_plugin.lightning.lightning_training import (
     refuse_unused_parameters,
 )
 from attn_reg_plugin.regularizers import Regularizer
-from attn_reg_plugin.regularizers.quantities import quantities
+from attn_reg_plugin.regularizers.base.statistics import quantities
 
 logger = logging.getLogger(__name__)
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")

@@ -19,7 +19,7 @@ from fairseq.models import BaseFairseqModel, register_model
 from torch import Tensor
 
 from attn_reg_plugin.labelled.task_table import CLASSIFICATION, MULTIPLE_CHOICE, REGRESSION, TAGGING, LabelledTask
-from attn_reg_plugin.regularizers.objectives import logits_of
+from attn_reg_plugin.regularizers.ad_drop.objectives import logits_of
 
 if TYPE_CHECKING:  # fairseq loads this file with every --user-dir, and translation does not need transformers
     from transformers import PreTrainedConfig, PreTrainedModel

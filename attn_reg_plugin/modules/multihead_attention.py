@@ -68,7 +68,7 @@ class RegularizedMultiheadAttention(MultiheadAttention):
             output (T, B, C), and the weights if asked for: (B, T, S), or (H, B, T, S) with `need_head_weights`.
         """
         plain = incremental_state is not None or before_softmax
-        call = None if plain else self.attn_site.enter(query, value)
+        call = None if plain else self.attn_site.enter()
         if call is None:
             return super().forward(
                 query,

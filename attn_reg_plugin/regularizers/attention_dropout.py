@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 from attn_reg_plugin.attention.masks import check_ratio
 from attn_reg_plugin.attention.sites import AttentionSite, SiteSelector
-from attn_reg_plugin.regularizers.attachment import Attachment
 from attn_reg_plugin.regularizers.base import Preset, Regularizer, option, register
-from attn_reg_plugin.regularizers.options import OptionError
-from attn_reg_plugin.regularizers.probing import Forward
+from attn_reg_plugin.regularizers.base.attachment import Attachment
+from attn_reg_plugin.regularizers.base.forward import Forward
+from attn_reg_plugin.regularizers.base.options import OptionError
 
 EXAMPLE = "encoder.self[0]: 0.2; decoder.cross: 0"
 
@@ -74,7 +74,7 @@ class AttentionDropout(Regularizer):
         self.probabilities: dict[str, float] = {}
 
     @property
-    def slots(self) -> frozenset[str]:
+    def uses(self) -> frozenset[str]:
         """Scores are dropped by a mask."""
         return frozenset({"mask" if self.where == "scores" else "weights"})
 
@@ -111,15 +111,16 @@ class AttentionDropout(Regularizer):
             if p == 0:
                 continue
             if self.where == "scores":
-                site.sampler = self.sampler(site, partial(_bernoulli, p))
+                site.ask(sampler=self.sampler(site, partial(_bernoulli, p)))
                 continue
-            site.weights_dropout = p
+            site.ask(weights_dropout=p)
 
     def after_forward(self, outputs: Any) -> None:
         """Count p of weights, for each call that came."""
         for site in self.attached_sites if self.where == "weights" else ():
-            if site.calls and site.weights_dropout > 0:
-                self.count_share(site, site.weights_dropout * len(site.calls), len(site.calls))
+            p, calls = site.request.weights_dropout, len(site.calls.made)
+            if calls and p > 0:
+                self.count_share(site, p * calls, calls)
 
 
 def _entry(text: str) -> tuple[SiteSelector, float]:

@@ -17,7 +17,7 @@ import torch
 from attn_reg_plugin.attention.calls import derived
 from attn_reg_plugin.attention.sites import AttentionSite
 from attn_reg_plugin.regularizers.base import Preset, Regularizer, option, register
-from attn_reg_plugin.regularizers.probing import Forward
+from attn_reg_plugin.regularizers.base.forward import Forward
 
 
 @register("attention_layer_drop")
@@ -41,7 +41,7 @@ class AttentionLayerDrop(Regularizer):
     )
 
     acts: ClassVar[int] = 3
-    slots: ClassVar[frozenset[str]] = frozenset({"map"})
+    uses: ClassVar[frozenset[str]] = frozenset({"map"})
 
     p: float = option(
         0.2, "probability of replacing an attention by the mean of its values, in [0, 1]", within="[0, 1]"
@@ -61,7 +61,7 @@ class AttentionLayerDrop(Regularizer):
         draws = torch.rand(len(sites))
         seeds = draws.view(torch.int32).tolist()
         for site, dropped, seed in zip(sites, (draws < self.p).tolist(), seeds, strict=True):
-            site.uniform, site.redraw = dropped, partial(self._draw, site, dropped, seed)
+            site.ask(uniform=partial(self._draw, site, dropped, seed))
 
     def _draw(self, site: AttentionSite, first: bool, seed: int, call: int) -> bool:
         """Whether a call is dropped; torch's global generator is left alone, which recomputation repeats."""

@@ -15,11 +15,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from attn_reg_plugin.attention.sites import AttentionSite, FactorSampler
+from attn_reg_plugin.attention.calls import AttentionCall
+from attn_reg_plugin.attention.requests import MaskSampler
+from attn_reg_plugin.attention.sites import AttentionSite
 from attn_reg_plugin.regularizers.base import Preset, option, register
-from attn_reg_plugin.regularizers.probing import Forward
+from attn_reg_plugin.regularizers.base.forward import Forward
+from attn_reg_plugin.regularizers.base.timing import STARTS, UNITS, Timed
 from attn_reg_plugin.regularizers.scheduled_dropout import Curve
-from attn_reg_plugin.regularizers.timing import STARTS, UNITS, Timed
 
 
 @register("head_drop")
@@ -49,7 +51,7 @@ class HeadDrop(Timed):
     )
 
     acts: ClassVar[int] = 3
-    slots: ClassVar[frozenset[str]] = frozenset({"factor"})
+    uses: ClassVar[frozenset[str]] = frozenset({"factor"})
 
     p: float = option(0.2, "probability of dropping a head, in [0, 1]", within="[0, 1]")
     turn: float = option(0, "V-shaped schedule: when p has fallen to 0; 0: p throughout", within="[0, inf)")
@@ -93,7 +95,7 @@ class HeadDrop(Timed):
         """Leave on each site how its heads are drawn."""
         draw = partial(heads_kept, self.drop_probability())
         for site in self.attached_sites:
-            site.factor = partial(_factor, self.sampler(site, draw))
+            site.ask(factor=partial(_factor, self.sampler(site, draw)))
 
     def count_dropped(self, site: AttentionSite, keep: Tensor, valid: Tensor | None) -> None:
         """Heads are counted, not positions."""
@@ -107,9 +109,11 @@ def heads_kept(p: float, shape: tuple[int, ...], valid: Tensor | None, generator
 
 
 def rescaled(keep: Tensor) -> Tensor:
-    """What the heads' outputs are multiplied by: H / (number kept) or 0, fp32 (B, H, 1, 1)."""
+    """Return the factor of the heads' outputs: H / (number kept) or 0, fp32 (B, H, 1, 1)."""
     return keep.float() * (keep.size(1) / keep.sum(1, keepdim=True))
 
 
-def _factor(sampler: FactorSampler, shape: tuple[int, ...], valid: Tensor | None, device: torch.device) -> Tensor:
-    return rescaled(sampler(shape, valid, device))
+def _factor(
+    sampler: MaskSampler, call: AttentionCall, shape: tuple[int, ...], valid: Tensor | None, device: torch.device
+) -> Tensor:
+    return rescaled(sampler(call, shape, valid, device))

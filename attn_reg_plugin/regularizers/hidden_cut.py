@@ -12,6 +12,7 @@ Lengths, rounding and the shortening of a span at the end are those of the autho
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -20,13 +21,15 @@ from torch import Tensor, nn
 
 from attn_reg_plugin.attention.calls import AttentionCall, derived, graph_task
 from attn_reg_plugin.attention.sites import AttentionSite, all_sites
-from attn_reg_plugin.regularizers.base import option, register
-from attn_reg_plugin.regularizers.feed_forward import feed_forward_of
-from attn_reg_plugin.regularizers.layers import StandIn
-from attn_reg_plugin.regularizers.passes import SeveralPasses
-from attn_reg_plugin.regularizers.presets import Preset
-from attn_reg_plugin.regularizers.probing import Forward
-from attn_reg_plugin.regularizers.statistics import Quantity, Statistics
+from attn_reg_plugin.regularizers.base import Preset, option, register
+from attn_reg_plugin.regularizers.base.forward import Forward
+from attn_reg_plugin.regularizers.base.options import OptionError
+from attn_reg_plugin.regularizers.base.repeated_batch import SeveralPasses
+from attn_reg_plugin.regularizers.base.stand_in import StandIn
+from attn_reg_plugin.regularizers.base.statistics import Quantity, Statistics
+
+#: how a module calls the linear map that an adapter is added to, as PEFT's do
+ADAPTED = "base_layer"
 
 
 @register("hidden_cut")
@@ -56,7 +59,7 @@ class HiddenCut(SeveralPasses):
         Quantity("tokens_cut", "tokens", "tokens_cut"),
     )
 
-    slots: ClassVar[frozenset[str]] = frozenset({"map"})
+    uses: ClassVar[frozenset[str]] = frozenset({"map"})
 
     cut: float = option(0.1, "share of an example's tokens in a span, in [0, 1]", within="[0, 1]")
     top: float = option(0.4, "share of the most attended tokens where a span may begin, in [0, 1]", within="[0, 1]")
@@ -67,7 +70,7 @@ class HiddenCut(SeveralPasses):
         return self.cut > 0
 
     def hooks(self, model: nn.Module, sites: list[AttentionSite]) -> list[Any]:
-        """What cuts, in the feed-forward network of every site's layer.
+        """Put a cutter into the feed-forward network of every site's layer.
 
         Raises:
             ValueError: a site is no self-attention, or its layer has no feed-forward network of its own, or several.
@@ -87,7 +90,7 @@ class HiddenCut(SeveralPasses):
         super().before_forward(forward)
         for site in self.attached_sites:
             seed = int(torch.randint(2**62, ()))
-            site.look = Spans(self.cut, self.top, seed, self.times, self.statistics)
+            site.ask(look=Spans(self.cut, self.top, seed, self.times, self.statistics))
 
     def after_forward(self, outputs: Any) -> None:
         """As `SeveralPasses.after_forward`; every layer whose spans were drawn has been cut.
@@ -97,7 +100,8 @@ class HiddenCut(SeveralPasses):
         """
         super().after_forward(outputs)
         for site in self.attached_sites if outputs is not None else ():
-            if isinstance(site.look, Spans) and site.look.drawn.keys() - site.look.reached:
+            spans = site.request.look
+            if isinstance(spans, Spans) and spans.drawn.keys() - spans.reached:
                 raise RuntimeError(
                     f"hidden_cut: the forward ran {site.name} without the module that was taken for the end of its "
                     "layer's feed-forward network, so nothing was cut there; choose other sites"
@@ -197,15 +201,15 @@ class Cutter(StandIn):
             RuntimeError: the output has another shape.
         """
         outputs = self._inner(*args, **kwargs)
-        site, spans = self.site, self.site.look
-        if not isinstance(spans, Spans) or site.current is None:
+        site, spans, call = self.site, self.site.request.look, self.site.calls.current
+        if not isinstance(spans, Spans) or call is None:
             return outputs
-        spans.reached.add(site.current.index)
+        spans.reached.add(call.index)
         if not self.module.training:
             return outputs
-        if site.over and graph_task() == -1:  # a part of the model runs by itself
+        if site.calls.over and graph_task() == -1:  # a part of the model runs by itself
             return outputs
-        cut = spans.drawn[site.current.index]
+        cut = spans.drawn[call.index]
         first = getattr(site.backend, "time_first", None)
         if first is not None and first(site):
             cut = cut.transpose(0, 1)
@@ -215,3 +219,98 @@ class Cutter(StandIn):
                 f"its attention over {tuple(cut.shape)} tokens; choose other sites"
             )
         return outputs.masked_fill(cut.reshape(outputs.shape[:-1]).unsqueeze(-1), 0.0)
+
+
+def feed_forward_of(model: nn.Module, site: AttentionSite, every: Iterable[AttentionSite]) -> nn.Module:
+    """The last map of the feed-forward network that follows a self-attention: from more dimensions to the layer's.
+
+    It is looked for around the attention, as far as no other self-attention of the stack is there. With an adapter it
+    is the module that adds it.
+
+    Args:
+        every: all sites of the model.
+
+    Raises:
+        OptionError: the site is no self-attention; or there is no such map, or several, or a mixture of experts.
+    """
+    every = list(every)
+    if site.kind != "self":
+        raise OptionError("sites", f"{site.name} is no self-attention: hidden_cut cuts tokens of a layer's own input")
+    others = {s.path for s in every if (s.stack, s.kind) == (site.stack, site.kind)} - {site.path}
+    attentions = tuple(f"{s.path}." for s in every)
+    width, path = _width(site.module), site.path
+    while path:
+        path = path.rpartition(".")[0]
+        around = f"{path}." if path else ""
+        if any(other.startswith(around) for other in others):
+            break
+        inside = dict(model.get_submodule(path).named_modules(prefix=path))
+        parts = {name: part for name, part in inside.items() if not f"{name}.".startswith(attentions)}
+        _refuse_experts(site, {name.removeprefix(around): part for name, part in parts.items()})
+        maps = [name for name, part in parts.items() if _narrows(part, width) and not _is_added(name, inside)]
+        order = list(inside)
+        behind = [name for name in maps if order.index(name) > order.index(site.path)]
+        maps = behind or maps  # Conformers have one ahead of the attention, too
+        if len(maps) > 1:
+            raise OptionError(
+                "sites",
+                f"the layer of {site.name} has several maps that a feed-forward network could end with "
+                f"({', '.join(maps)}), and hidden_cut cannot tell them apart; choose other sites",
+            )
+        if maps:
+            name = maps[0]
+            while name.endswith(f".{ADAPTED}"):
+                name = name.rpartition(".")[0]
+            return inside[name]
+    raise OptionError("sites", f"the layer of {site.name} has no feed-forward network that hidden_cut could cut")
+
+
+def _refuse_experts(site: AttentionSite, modules: Mapping[str, nn.Module]) -> None:
+    """Refuse a layer whose tokens are routed to experts.
+
+    Args:
+        modules: of the layer, by their names in it.
+
+    Raises:
+        OptionError: one of them routes tokens, or is an expert.
+    """
+    for name, module in modules.items():
+        own, kind = name.rpartition(".")[2], type(module).__name__
+        if own.startswith(("expert", "shared_expert")) or kind.endswith(("Experts", "MoE")):
+            raise OptionError(
+                "sites",
+                f"the feed-forward network of {site.name} is a mixture of experts ({name or kind}), each of which sees "
+                "some of the tokens, so hidden_cut cannot cut its output; choose other sites",
+            )
+
+
+def _sizes(module: nn.Module) -> tuple[int, int] | None:
+    """From how many dimensions to how many a linear map goes; None of another module."""
+    if isinstance(module, nn.Linear):
+        return module.in_features, module.out_features
+    if type(module).__name__ == "Conv1D":  # GPT-2's linear map, whose weight is (in, out)
+        wide, narrow = module.weight.shape
+        return wide, narrow
+    return None
+
+
+def _width(attention: nn.Module | None) -> int | None:
+    """Return the width of an attention's states: that of its first linear map; None where it has none."""
+    sizes = () if attention is None else map(_sizes, attention.modules())
+    return next((size[0] for size in sizes if size is not None), None)
+
+
+def _narrows(module: nn.Module, width: int | None) -> bool:
+    """Whether it is a linear map to fewer dimensions: to the width of the layer's states, where that is known."""
+    sizes = _sizes(module)
+    return sizes is not None and sizes[0] > sizes[1] and width in (None, sizes[1])
+
+
+def _is_added(name: str, modules: Mapping[str, nn.Module]) -> bool:
+    """Whether a module is a part of an adapter: below one that has an adapted map, and not that map."""
+    while "." in name:
+        above, _, own = name.rpartition(".")
+        if own != ADAPTED and hasattr(modules.get(above), ADAPTED):
+            return True
+        name = above
+    return False

@@ -7,18 +7,21 @@ the residual path. Nothing is rescaled, and in evaluation every layer runs. fair
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from attn_reg_plugin.attention.calls import derived
-from attn_reg_plugin.attention.sites import AttentionSite
+from attn_reg_plugin.attention.calls import AttentionCall, derived, graph_task, recomputed
+from attn_reg_plugin.attention.requests import LayerPlan
+from attn_reg_plugin.attention.sites import AttentionSite, all_sites
 from attn_reg_plugin.regularizers.base import Preset, Regularizer, option, register
-from attn_reg_plugin.regularizers.layers import Layer, layers_of
-from attn_reg_plugin.regularizers.probing import Forward
+from attn_reg_plugin.regularizers.base.attachment import attachments_of
+from attn_reg_plugin.regularizers.base.forward import Forward, same_randomness
+from attn_reg_plugin.regularizers.base.stand_in import StandIn
 
 
 @register("layer_drop")
@@ -43,7 +46,7 @@ class LayerDrop(Regularizer):
     )
 
     acts: ClassVar[int] = 3
-    slots: ClassVar[frozenset[str]] = frozenset({"layer"})
+    uses: ClassVar[frozenset[str]] = frozenset({"layer"})
 
     p: float = option(0.2, "probability of leaving a layer out, in [0, 1]", within="[0, 1]")
 
@@ -62,6 +65,20 @@ class LayerDrop(Regularizer):
             raise
         return installed
 
+    def check_shards(self, modules: list[nn.Module]) -> None:
+        """Refuse layers in which modules are sharded by themselves: ranks that run them would wait for ever.
+
+        Raises:
+            ValueError: a layer holds such a module.
+        """
+        for layer in layers_of(self.model, self.attached_sites) if self.attached_sites else ():
+            inner = [module for module in layer.module.modules() if module in modules and module is not layer.module]
+            if inner:
+                raise ValueError(
+                    f"{self.name} leaves out the layer {layer.path}, in which {type(inner[0]).__name__} is sharded by "
+                    "itself: ranks that run it would wait for those that don't; call fully_shard on whole layers"
+                )
+
     def leaves_unused(self) -> bool:
         """A layer that was left out has no gradient."""
         return self.p > 0
@@ -74,7 +91,7 @@ class LayerDrop(Regularizer):
         """Draw a seed for each layer; its calls draw from it, recomputed ones stay as they were."""
         sites = self.attached_sites
         for site, seed in zip(sites, torch.randint(2**62, (len(sites),)).tolist(), strict=True):
-            site.plan = partial(self._left_out, seed)
+            site.ask(layer=partial(self._left_out, seed))
 
     def _left_out(self, seed: int, sites: list[AttentionSite], call: int) -> bool:
         """Whether a layer is left out of its call number `call`, counted for the sites that it has then."""
@@ -83,3 +100,166 @@ class LayerDrop(Regularizer):
         for site in sites:
             self.count_share(site, float(left_out))
         return left_out
+
+
+@dataclass(eq=False)
+class LayerCall(AttentionCall):
+    """One call of a layer; `uniform` says that it is left out.
+
+    Attributes:
+        bare: type of its outputs and the number of those beside the states, if it is left out and does not run.
+    """
+
+    bare: tuple[type, int] | None = None
+
+
+@dataclass(eq=False)
+class Layer(StandIn):
+    """A layer of a model that can be left out: its hidden states pass by it unchanged.
+
+    Until it is known what a layer gives beside its hidden states, and where that is more than None (T5's
+    first layer gives the position bias of all), it runs and only its hidden states are replaced; random numbers that it
+    draws meanwhile count for nothing. So it does until it is known how often each attention in it runs: the sites are
+    told how many of their calls do not come.
+
+    Attributes:
+        path: the module's name in the model.
+        module: the layer.
+        kinds: its sites that are regularized, by kind; of a layer that several share, in the order of its calls.
+        model: the attached model.
+    """
+
+    path: str
+    module: nn.Module
+    kinds: list[list[AttentionSite]]
+    model: nn.Module = field(repr=False)
+    calls: list[LayerCall] = field(default_factory=list, repr=False)
+    _inner: Callable[..., Any] | None = field(default=None, repr=False)
+    _replaced: Any = field(default=None, repr=False)
+    _plan: LayerPlan | None = field(default=None, repr=False)
+    _task: int = field(default=-1, repr=False)
+    #: what it gave last with the states taken out; unknown until it ran
+    _bare: tuple[type, int] | None = field(default=None, repr=False)
+    #: the sites in it that only other methods have, and how often each site ran in one call of the layer
+    _others: list[AttentionSite] = field(default_factory=list, repr=False)
+    _times: dict[AttentionSite, int] = field(default_factory=dict, repr=False)
+
+    def install(self) -> Layer:
+        """Stand in for the module's forward.
+
+        Raises:
+            ValueError: another layer does so already.
+        """
+        if isinstance(getattr(vars(self.module).get("forward"), "__self__", None), Layer):
+            raise ValueError(f"the layer {self.path} is left out by another regularizer already; detach that one first")
+        return super().install()
+
+    @property
+    def lead(self) -> AttentionSite:
+        """The site that has the layer's plan."""
+        return self.kinds[0][0]
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's forward, or what it was given if it is left out.
+
+        Raises:
+            RuntimeError: the layer changes the shape of its states, so it can't be left out.
+        """
+        if self.lead.request.layer is None or not self.module.training:
+            return self._inner(*args, **kwargs)
+        states = next((a for a in (*args, *kwargs.values()) if isinstance(a, Tensor) and a.is_floating_point()), None)
+        call = self._call()
+        if call is None or not call.uniform:
+            return self._run(call, states, args, kwargs)
+        if call.bare is None:
+            with same_randomness(states.device):
+                outputs = self._run(call, states, args, kwargs)
+            return states if isinstance(outputs, Tensor) else type(outputs)((states, *outputs[1:]))
+        kind, rest = call.bare
+        return states if kind is Tensor else kind((states, *[None] * rest))
+
+    def _run(self, call: LayerCall | None, states: Tensor | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run it, and learn whether it gives anything but states, and how often its attentions run."""
+        first = call is not None and graph_task() == self._task  # a recomputed call counts no others
+        before = {site: site.calls.count for site in self._here(call.index) if site.active} if first else {}
+        outputs = self._inner(*args, **kwargs)
+        self._times.update({site: site.calls.count - count for site, count in before.items()})
+        parts = (outputs,) if isinstance(outputs, Tensor) else outputs
+        fits = isinstance(parts, tuple | list) and parts and isinstance(parts[0], Tensor) and states is not None
+        if not fits or parts[0].shape != states.shape:
+            took = "no states" if states is None else f"states of shape {tuple(states.shape)}"
+            gave = f"shape {tuple(parts[0].shape)}" if fits else type(outputs).__name__
+            raise RuntimeError(
+                f"the layer {self.path} of {self.lead.name} takes {took} and gives {gave}, so it can't be left out; "
+                "choose other sites"
+            )
+        bare = all(part is None for part in parts[1:]) and type(outputs) in (Tensor, tuple, list)
+        self._bare = (type(outputs), len(parts) - 1) if bare else None
+        return outputs
+
+    def _call(self) -> LayerCall | None:
+        """This call; one that activation checkpointing repeats, as it was; None if a part of the model runs alone."""
+        site = self.lead
+        if site.request.layer is not self._plan:
+            self._plan, self.calls, self._task = site.request.layer, [], graph_task()
+            own = [one for sites in self.kinds for one in sites]
+            every = dict.fromkeys(one for attachment in attachments_of(self.model) for one in attachment.sites)
+            self._others = [one for one in every if one not in own and one.path.startswith(f"{self.path}.")]
+        if graph_task() != self._task:
+            return recomputed(self.calls)
+        if site.calls.over:
+            return None
+        call = LayerCall(site, len(self.calls))
+        here = self._here(call.index)
+        call.uniform = self._plan(here[: len(self.kinds)], call.index)
+        if call.uniform and all(one in self._times for one in here if one.active):
+            call.bare = self._bare
+        for one in here if call.bare is not None else ():
+            one.pass_by(self._times.get(one, 1))
+        self.calls.append(call)
+        return call
+
+    def _here(self, index: int) -> list[AttentionSite]:
+        """The sites of a call: its own, one of each kind, and those of other methods."""
+        now = [sites[index % len(sites)] for sites in self.kinds]
+        shared = len(self.kinds[0]) > 1
+        return now + [site for site in self._others if not shared or site.layer == now[0].layer]
+
+
+def layers_of(model: nn.Module, sites: Iterable[AttentionSite]) -> list[Layer]:
+    """The layers that `sites` stand in, in order.
+
+    A site's layer is the outermost module around it that is called by a number and has no other attention of its kind.
+
+    Args:
+        model: the attached model.
+        sites: some of its open sites.
+
+    Raises:
+        ValueError: a site stands in no such layer, or shares its layer with one that isn't among `sites`.
+    """
+    every, found = all_sites(model), {}
+    sites = list(sites)
+    for site in sites:
+        path = _layer_path(site, every)
+        if path is None:
+            raise ValueError(
+                f"{site.name} ({site.path}) stands in no numbered layer that could be left out; choose other sites"
+            )
+        shared = [other.name for other in every if other.path == site.path and other not in sites]
+        if shared:
+            raise ValueError(f"{site.name} shares its layer with {', '.join(shared)}: choose all of them, or none")
+        kinds = found.setdefault(path, {})
+        kinds.setdefault((site.stack, site.kind), []).append(site)
+    return [Layer(path, model.get_submodule(path), list(kinds.values()), model) for path, kinds in found.items()]
+
+
+def _layer_path(site: AttentionSite, every: Iterable[AttentionSite]) -> str | None:
+    """The path of the layer that `site` stands in."""
+    parts = site.path.split(".")
+    for i, part in enumerate(parts[:-1]):
+        path = ".".join(parts[: i + 1])
+        alike = (other for other in every if (other.stack, other.kind) == (site.stack, site.kind))
+        if part.isdigit() and {other.path for other in alike if other.path.startswith(f"{path}.")} == {site.path}:
+            return path
+    return None

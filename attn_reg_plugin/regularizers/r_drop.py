@@ -15,9 +15,9 @@ from typing import ClassVar
 from torch import Tensor
 
 from attn_reg_plugin.regularizers.base import option, register
-from attn_reg_plugin.regularizers.passes import SeveralPasses
-from attn_reg_plugin.regularizers.presets import Preset
-from attn_reg_plugin.regularizers.statistics import Quantity
+from attn_reg_plugin.regularizers.base.registry import Preset
+from attn_reg_plugin.regularizers.base.repeated_batch import SeveralPasses
+from attn_reg_plugin.regularizers.base.statistics import Quantity
 
 
 @register("r_drop")

@@ -20,11 +20,11 @@ from torch import Tensor, nn
 
 from attn_reg_plugin.attention.calls import without_gradients
 from attn_reg_plugin.attention.sites import AttentionSite, SiteSelector
-from attn_reg_plugin.regularizers.attachment import Attachment
 from attn_reg_plugin.regularizers.base import Preset, option, register
-from attn_reg_plugin.regularizers.options import OptionError
-from attn_reg_plugin.regularizers.probing import Forward
-from attn_reg_plugin.regularizers.timing import UNITS, Timed
+from attn_reg_plugin.regularizers.base.attachment import Attachment
+from attn_reg_plugin.regularizers.base.forward import Forward
+from attn_reg_plugin.regularizers.base.options import OptionError
+from attn_reg_plugin.regularizers.base.timing import UNITS, Timed
 
 EXAMPLE = "drop encoder.self: 0:0.6 1000:0.1"
 #: the paper's, over a training of any length and a model of any depth: what its text says of QNLI is that all layers
@@ -90,12 +90,9 @@ class Schedule:
 
     Attributes:
         entries: (pattern, curve) pairs.
-        wordless: the entries that do not say whether they drop or keep, as earlier versions wrote them, to keep. They
-            can be read, as those of a checkpoint are, but not be trained with.
     """
 
     entries: tuple[tuple[SiteSelector, Curve], ...]
-    wordless: tuple[str, ...] = ()
 
     @classmethod
     def parse(cls, text: str) -> Schedule:
@@ -112,9 +109,7 @@ class Schedule:
         entries = [entry.strip() for line in lines for entry in line.split(";") if entry.strip()]
         if not entries:
             raise ValueError(f"the schedule is empty; write for example {EXAMPLE!r}, or the path of a .yaml file")
-        parsed = [_entry(entry) for entry in entries]
-        wordless = tuple(text for _, _, text in parsed if text)
-        return cls(tuple((selector, curve) for selector, curve, _ in parsed), wordless)
+        return cls(tuple(map(_entry, entries)))
 
     @classmethod
     def read(cls, source: str) -> Schedule:
@@ -141,14 +136,8 @@ class Schedule:
         """The curve of each site, by the site's name; sites that no pattern names have none.
 
         Raises:
-            ValueError: a pattern matches none of the sites, or an entry does not say whether it drops or keeps.
+            ValueError: a pattern matches none of the sites.
         """
-        if self.wordless:
-            text = self.wordless[0]
-            raise ValueError(
-                f"schedule entry {text!r} does not say what its probabilities are of; write 'drop {text}', or "
-                f"'keep {text}', which is how earlier versions read it"
-            )
         sites, curves = list(sites), {}
         for selector, curve in self.entries:
             try:
@@ -217,25 +206,24 @@ def _of_yaml(content: str) -> str:
     )
 
 
-def _entry(text: str) -> tuple[SiteSelector, Curve, str]:
-    """Parse `drop pattern: position:probability ...`; the text comes back where it has none of the words."""
+def _entry(text: str) -> tuple[SiteSelector, Curve]:
+    """Parse `drop pattern: position:probability ...`, or the same with `keep`."""
     key, _, points = text.partition(":")
+    word, pattern = [*key.split(maxsplit=1), "", ""][:2]
     try:
         pairs = [(float(x), [float(y) for y in ys.split("..")]) for x, ys in (p.split(":") for p in points.split())]
     except ValueError:
         pairs = []
-    if not pairs or any(len(ys) > 2 for _, ys in pairs):
+    if word not in WORDS or not pairs or any(len(ys) > 2 for _, ys in pairs):
         raise ValueError(f"schedule entry {text!r} is not understood; write for example {EXAMPLE!r}")
-    first, *rest = key.split(maxsplit=1) or [""]
-    word, pattern = (first, "".join(rest)) if first in WORDS else ("", key)
     selector = SiteSelector(pattern)
     try:
-        if word != "drop":
+        if word == "keep":
             for keep in (keep for _, ys in pairs for keep in ys):
                 _check_probability("keep", keep)
             pairs = [(x, [round(1.0 - keep, 12) for keep in ys]) for x, ys in pairs]
         deepest = tuple(ys[-1] for _, ys in pairs) if any(len(ys) > 1 for _, ys in pairs) else ()
-        return selector, Curve(tuple((x, ys[0]) for x, ys in pairs), deepest), "" if word else text
+        return selector, Curve(tuple((x, ys[0]) for x, ys in pairs), deepest)
     except ValueError as error:
         raise ValueError(f"schedule entry {text!r}: {error}") from None
 
@@ -269,7 +257,7 @@ class ScheduledDropout(Timed):
     )
 
     acts: ClassVar[int] = 3
-    slots: ClassVar[frozenset[str]] = frozenset({"mask"})
+    uses: ClassVar[frozenset[str]] = frozenset({"mask"})
 
     schedule: str = option("", f"drop probability over training, e.g. '{EXAMPLE}', or the path of a .yaml file")
     unit: str = option("update", "what the schedule counts; progress: the share of the training", choices=UNITS)
@@ -294,8 +282,7 @@ class ScheduledDropout(Timed):
         """As `Regularizer.attach`.
 
         Raises:
-            OptionError: the schedule's file is missing, an entry fits none of the regularized sites, or says neither
-                `drop` nor `keep`.
+            OptionError: the schedule's file is missing, or an entry fits none of the regularized sites.
         """
         try:
             self.plan = self.plan or self._read()
@@ -327,14 +314,14 @@ class ScheduledDropout(Timed):
         drop = self.drop_probabilities()
         for site in self.attached_sites:
             if drop[site.name] > 0:
-                site.sampler = self.sampler(site, partial(_bernoulli, drop[site.name]))
+                site.ask(sampler=self.sampler(site, partial(_bernoulli, drop[site.name])))
 
     def rehearse(self, forward: Forward) -> None:
         """Run the forward once through regularized attention in which nothing is dropped yet."""
         if all(drop == 0 for curve in self.curves.values() for _, drop in curve.points):
             return
         for site in self.attached_sites:
-            site.keep = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=forward.device)
+            site.ask(keep=torch.ones((1, 1, 1, 1), dtype=torch.bool, device=forward.device))
         with without_gradients():
             forward.run()
 

@@ -9,7 +9,7 @@ from fairseq.tasks.sentence_prediction import SentencePredictionConfig, Sentence
 from torch import nn
 
 from attn_reg_plugin.regularizers import Outcome
-from attn_reg_plugin.regularizers.objectives import logits_of
+from attn_reg_plugin.regularizers.ad_drop.objectives import logits_of
 from attn_reg_plugin.tasks.attn_reg_task import AttnRegTask, print_flags_if_asked, with_attn_reg
 from attn_reg_plugin.tasks.sentence_data import check_folders
 

@@ -14,7 +14,7 @@ from fairseq.tasks import register_task
 from fairseq.tasks.sentence_ranking import SentenceRankingTask
 from torch import Tensor
 
-from attn_reg_plugin.regularizers.objectives import logits_of
+from attn_reg_plugin.regularizers.ad_drop.objectives import logits_of
 from attn_reg_plugin.tasks.attn_reg_task import SEEN, AttnRegTask
 from attn_reg_plugin.tasks.outputs import reads_predictions
 from attn_reg_plugin.tasks.refusals import reads_fisher

@@ -26,9 +26,9 @@ from fairseq.optim import AMPOptimizer
 from attn_reg_plugin.backends.fairseq import padding_index
 from attn_reg_plugin.checkpoints import refuse_state
 from attn_reg_plugin.regularizers import Regularizer
-from attn_reg_plugin.regularizers.distributed import object_from_first_rank, rank
-from attn_reg_plugin.regularizers.options import OptionError
-from attn_reg_plugin.regularizers.statistics import Shown, summary
+from attn_reg_plugin.regularizers.base.distributed import object_from_first_rank, rank
+from attn_reg_plugin.regularizers.base.options import OptionError
+from attn_reg_plugin.regularizers.base.statistics import Shown, summary
 from attn_reg_plugin.tasks.attend_out_training import FairseqTraining
 from attn_reg_plugin.tasks.flags import SEEN, flag_of, print_flags_if_asked, regularizer_from, seen, with_attn_reg
 from attn_reg_plugin.tasks.length import total_epochs, total_updates

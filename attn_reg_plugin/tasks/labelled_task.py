@@ -25,7 +25,7 @@ from attn_reg_plugin.labelled import (
 )
 from attn_reg_plugin.labelled.dataset import LabelledDataset
 from attn_reg_plugin.models.hf_encoder import load_config
-from attn_reg_plugin.regularizers.distributed import rank
+from attn_reg_plugin.regularizers.base.distributed import rank
 from attn_reg_plugin.tasks.example_flags import TrainingExamples, TrainingExamplesConfig
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from attn_reg_plugin.regularizers import Regularizer
-from attn_reg_plugin.regularizers.objectives import Objective, scale_against_underflow
+from attn_reg_plugin.regularizers.ad_drop.objectives import Objective, scale_against_underflow
 
 NEED_NO_PREDICTION = (
     "use --attn-reg attention_layer_drop or scheduled_dropout, or --ad-drop-attribution random, which need none"
@@ -45,7 +45,7 @@ class FairseqObjective:
         self.objective, self.labels, self.padding, self.who = objective, labels, padding, who
 
     def __call__(self, outputs: Any, inputs: Mapping[str, Any]) -> Tensor:
-        """F, see `attn_reg_plugin.regularizers.objectives`.
+        """F, see `attn_reg_plugin.regularizers.ad_drop.objectives`.
 
         Raises:
             ValueError: there are no logits, or no gold labels that fit them; the flags that help are named.

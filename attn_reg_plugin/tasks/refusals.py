@@ -12,7 +12,7 @@ from torch import nn
 
 from attn_reg_plugin.attention.sites import AttentionSite
 from attn_reg_plugin.regularizers import Regularizer
-from attn_reg_plugin.regularizers.distributed import world_size
+from attn_reg_plugin.regularizers.base.distributed import world_size
 from attn_reg_plugin.tasks.flags import SEEN, seen
 from attn_reg_plugin.tasks.outputs import NEED_NO_PREDICTION, reads_predictions
 

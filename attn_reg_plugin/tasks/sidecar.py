@@ -19,7 +19,7 @@ from typing import Any
 from attn_reg_plugin.checkpoints import ANEW, is_damaged, load_state, refuse_state, save_state
 from attn_reg_plugin.files import TEMPORARY, whole_file
 from attn_reg_plugin.regularizers import Regularizer
-from attn_reg_plugin.regularizers.distributed import object_from_first_rank, rank
+from attn_reg_plugin.regularizers.base.distributed import object_from_first_rank, rank
 
 logger = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from attn_reg_plugin import AttendOut, AttentionSite, regularized_attention
 from attn_reg_plugin.regularizers import Outcome, Tokens
-from attn_reg_plugin.regularizers.game import Game
+from attn_reg_plugin.regularizers.attend_out.game import Game
 
 LENGTH, TRUE, SPURIOUS, WORDS = 6, 1, 3, 200
 HINTS, START = WORDS, WORDS + 2  # two words that give the label away, and the decoder's first token

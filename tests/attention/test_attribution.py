@@ -66,7 +66,7 @@ def test_sites_that_the_objective_does_not_depend_on_are_attributed_zero(transla
     sites = find_sites(translator, "encoder.self decoder.self")
     with recording(sites):
         translator(*batch)
-        encoded = sites[0].tape.output
+        encoded = sites[0].tapes[0].output
         attributions = gradient_attribution(encoded.square().sum(), sites)
     assert attributions[0].ne(0).any()
     assert all(attribution.eq(0).all() for attribution in attributions[1:])
@@ -114,6 +114,6 @@ class TestRefusals:
         sites = find_sites(translator)
         with recording(sites), pytest.raises(ValueError, match="depends on no selected attention site"):
             translator(*batch)
-            output_gradients(torch.tensor(1.0), [site.tape for site in sites])
+            output_gradients(torch.tensor(1.0), [site.tapes[0] for site in sites])
         with recording(sites), torch.no_grad(), pytest.raises(ValueError, match="depends on no selected"):
             gradient_attribution(pseudo_likelihood(translator(*batch)), sites)

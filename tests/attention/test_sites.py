@@ -143,7 +143,7 @@ def test_a_module_that_stands_twice_in_a_model_is_one_site(translator):
 def test_a_site_acts_in_the_training_mode_of_its_module_only(translator):
     site = find_sites(translator)[0]
     assert not site.active
-    site.keep = torch.ones(1, 1, 1, 1, dtype=torch.bool)
+    site.ask(keep=torch.ones(1, 1, 1, 1, dtype=torch.bool))
     assert site.active
     translator.eval()
     assert not site.active
@@ -161,7 +161,7 @@ def test_a_site_acts_in_the_training_mode_of_its_module_only(translator):
 
 def test_a_mask_of_another_shape_is_refused():
     site = AttentionSite("encoder", "self", 1)
-    site.keep = torch.ones(2, 1, 3, 3, dtype=torch.bool)
+    site.ask(keep=torch.ones(2, 1, 3, 3, dtype=torch.bool))
     states = torch.randn(2, 1, 4, 2)
     with pytest.raises(RuntimeError) as refused:
         regularized_attention(states, states, states, site=site)
@@ -204,10 +204,10 @@ def test_a_site_that_no_pattern_selects_is_refused(place, named):
 
 def test_recording_clears_before_and_after(translator, batch):
     sites = find_sites(translator, "*")
-    sites[0].uniform = True
+    sites[0].ask(uniform=lambda call: True)
     with recording(sites) as tapes:
         assert not sites[0].uniform
-        assert [site.tape for site in sites] == tapes
+        assert [site.tapes[0] for site in sites] == tapes
         translator(*batch)
         assert all(tape.output.shape == (3, 2, tape.output.size(2), 4) for tape in tapes)
         assert all(not tape.value.requires_grad for tape in tapes)

@@ -18,8 +18,8 @@ pytest.importorskip("transformers")
 from transformers import AutoConfig, AutoModelForCausalLM, DataCollatorWithFlattening, StaticCache
 
 from attn_reg_plugin import ADDrop, find_sites, gradient_attribution, recording
-from attn_reg_plugin.regularizers.objectives import OfOutputs
-from attn_reg_plugin.regularizers.probing import Forward
+from attn_reg_plugin.regularizers.ad_drop.objectives import OfOutputs
+from attn_reg_plugin.regularizers.base.forward import Forward
 from tests.backends.huggingface_models import opened
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -11,7 +11,7 @@ from torch import nn
 pytest.importorskip("fairseq")
 
 from attn_reg_plugin.regularizers import build
-from attn_reg_plugin.regularizers.layers import Layer
+from attn_reg_plugin.regularizers.layer_drop import Layer
 from tests.backends.fairseq_models import batch, transformer
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -13,8 +13,8 @@ from attn_reg_plugin import ADDrop
 from attn_reg_plugin.bench.agreement import MEASURES, Agreement, Overlap, Probed, forward_of, mean_share
 from attn_reg_plugin.cli import main
 from attn_reg_plugin.regularizers import Tokens
-from attn_reg_plugin.regularizers.objectives import OfOutputs, negative_loss
-from attn_reg_plugin.regularizers.training import Supplied
+from attn_reg_plugin.regularizers.ad_drop.objectives import OfOutputs, negative_loss
+from attn_reg_plugin.regularizers.base.context import Supplied
 from tests.attention.tiny_model import HEADS, PAD, loss_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -13,7 +13,7 @@ from attn_reg_plugin.bench.families import PADDING, Settings, Workload, build_wo
 from attn_reg_plugin.bench.measure import measure_peaks, measure_seconds
 from attn_reg_plugin.bench.rounds import PARTS, REST, Training, playing
 from attn_reg_plugin.bench.rows import Row, select_rows
-from attn_reg_plugin.regularizers.game import Game
+from attn_reg_plugin.regularizers.attend_out.game import Game
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 ROWS = {row.name: row for row in select_rows(None, "torch", "float32")}

@@ -10,7 +10,7 @@ import pytest
 from attn_reg_plugin.experiments.methods import fairseq_flags, known_methods, select_methods
 from attn_reg_plugin.experiments.run_settings import values_of
 from attn_reg_plugin.regularizers.base import REGISTRY
-from attn_reg_plugin.regularizers.presets import presets_of
+from attn_reg_plugin.regularizers.base.registry import presets_of
 
 #: as runs were made with them before methods had presets: finished ones keep their meaning
 EARLIER = {

@@ -18,7 +18,7 @@ from attn_reg_plugin.huggingface import AttnRegCallback
 from attn_reg_plugin.huggingface.step_loss import records
 from attn_reg_plugin.regularizers import AttendOut, Regularizer
 from attn_reg_plugin.regularizers import build as make
-from attn_reg_plugin.regularizers.defender import check_copyable
+from attn_reg_plugin.regularizers.attend_out.defender import check_copyable
 from tests.backends.huggingface_models import _ENCODER, build
 from tests.huggingface.test_trainer_heads import stacked
 from tests.huggingface.trainers import ad_drop, collate, examples, trainer_of, weights

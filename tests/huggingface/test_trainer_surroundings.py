@@ -19,7 +19,7 @@ from attn_reg_plugin.huggingface import AttnRegCallback
 from attn_reg_plugin.huggingface.running import Interception, refuse_unused_parameters
 from attn_reg_plugin.regularizers import ADDrop, AttendOut, AttentionLayerDrop, Regularizer, Supplied
 from attn_reg_plugin.regularizers import build as make
-from attn_reg_plugin.regularizers.attachment import attachments_of
+from attn_reg_plugin.regularizers.base.attachment import attachments_of
 from tests.backends.huggingface_models import batch, build
 from tests.huggingface.trainers import ad_drop, examples, print_of, trainer_of, weights
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from attn_reg_plugin import ADDrop
 from attn_reg_plugin.labelled import LabelledTask, find_task
 from attn_reg_plugin.models.hf_encoder import HFEncoderConfig, HFEncoderModel, load_config
-from attn_reg_plugin.regularizers.objectives import OfOutputs
+from attn_reg_plugin.regularizers.ad_drop.objectives import OfOutputs
 from attn_reg_plugin.tasks import labelled_task
 from tests.models.hf_folders import make_encoder, tokenizer
 

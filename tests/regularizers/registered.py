@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from attn_reg_plugin.regularizers import REGISTRY
-from attn_reg_plugin.regularizers.presets import presets_of
+from attn_reg_plugin.regularizers.base.registry import presets_of
 
 
 def besides(listed: Iterable[str]) -> dict[str, dict[str, Any]]:

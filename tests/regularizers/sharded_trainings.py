@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 
 from attn_reg_plugin.attention.calls import AttentionCall
 from attn_reg_plugin.regularizers import ShardedState, build
-from attn_reg_plugin.regularizers.distributed import average_gradients
+from attn_reg_plugin.regularizers.base.distributed import average_gradients
 from tests.backends import huggingface_models
 
 AD_DROP: dict[str, Any] = {"p": 0.4, "q": 1.0, "cross_tuning": "off"}

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from attn_reg_plugin import ADDrop, recording
 from attn_reg_plugin.attention.sites import find_sites
-from attn_reg_plugin.regularizers.probing import Forward
+from attn_reg_plugin.regularizers.base.forward import Forward
 from tests.attention.literal import check_region, loop_candidates
 from tests.attention.materialized import Materialized
 from tests.attention.tiny_model import PAD, SIZE, attentions, loss_of, tokens
@@ -140,7 +140,7 @@ def test_attention_weights_are_attributed(translator, batch):
     sites = find_sites(translator, "*")
     with torch.no_grad(), recording(sites, needs_weights=True):
         translator(*batch)
-        weights = {site.name: (site.tape.weights, site.tape.valid) for site in sites}
+        weights = {site.name: (site.tapes[0].weights, site.tapes[0].valid) for site in sites}
     with ADDrop(p=0.4, q=1.0, sites="*", cross_tuning="off", attribution="attention").attach(translator) as regularizer:
         translator(*batch)
         for site in regularizer.attached_sites:

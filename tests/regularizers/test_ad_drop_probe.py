@@ -156,7 +156,7 @@ def test_random_attribution_draws_a_region_of_the_right_size(translator, batch):
         for site in regularizer.attached_sites:
             valid = valid_of(batch)[site.name]
             shape = (3, 2, 6 if site.stack == "encoder" else 5, valid.size(-1))
-            draws = [site.sampler(shape, valid, torch.device("cpu")) for _ in range(2)]
+            draws = [site.request.sampler(shape, valid, torch.device("cpu")) for _ in range(2)]
             assert draws[0].equal(draws[1]), "recomputation must see the same mask"
             valid = valid.expand(shape)
             for exists, kept in zip(valid.sum(-1).flatten().tolist(), draws[0].sum(-1).flatten().tolist(), strict=True):

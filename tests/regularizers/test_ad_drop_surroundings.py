@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from attn_reg_plugin import ADDrop, find_sites
-from attn_reg_plugin.regularizers.statistics import Statistics
+from attn_reg_plugin.regularizers.base.statistics import Statistics
 from tests.attention.tiny_model import attentions, loss_of, tokens
 
 ATTRIBUTIONS = ["gradient", "integrated", "attention", "random"]

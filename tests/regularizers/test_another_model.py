@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from attn_reg_plugin.regularizers import Regularizer, build
-from attn_reg_plugin.regularizers.statistics import summary
+from attn_reg_plugin.regularizers.base.statistics import summary
 from tests.attention.tiny_model import TinyClassifier, tokens
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -109,7 +109,7 @@ class Halfway(Regularizer):
     """A method that fails when half of its sites are masked."""
 
     def before_forward(self, forward):
-        self.attached_sites[0].uniform = True
+        self.attached_sites[0].ask(uniform=lambda call: True)
         raise Broken
 
 

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 
 from attn_reg_plugin import AttendOut
 from attn_reg_plugin.regularizers import Outcome, Tokens, game, policy
-from attn_reg_plugin.regularizers.game import Game
-from attn_reg_plugin.regularizers.generator import sample_masks
-from attn_reg_plugin.regularizers.policy import PolicyGradient, policy_gradient, policy_objective
+from attn_reg_plugin.regularizers.attend_out.game import Game
+from attn_reg_plugin.regularizers.attend_out.generator import sample_masks
+from attn_reg_plugin.regularizers.attend_out.policy import PolicyGradient, policy_gradient, policy_objective
 from tests.attention.tiny_model import TinyClassifier, tokens
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -12,8 +12,8 @@ import torch.multiprocessing as multiprocessing
 import torch.nn.functional as F
 
 from attn_reg_plugin import AttendOut
-from attn_reg_plugin.regularizers.game import Game
-from attn_reg_plugin.regularizers.policy import CachedBatch, policy_objective
+from attn_reg_plugin.regularizers.attend_out.game import Game
+from attn_reg_plugin.regularizers.attend_out.policy import CachedBatch, policy_objective
 from tests.attention.tiny_model import TinyClassifier, tokens
 from tests.regularizers.test_attend_out import Classification
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from attn_reg_plugin.regularizers import build
 from attn_reg_plugin.regularizers.attention_dropout import AttentionDropout
-from attn_reg_plugin.regularizers.options import OptionError
+from attn_reg_plugin.regularizers.base.options import OptionError
 from tests.attention.tiny_model import PAD, attentions
 
 BY_SITE = "encoder.self[1]: 0; decoder.cross: 0.5"
@@ -55,7 +55,7 @@ def test_scores_are_dropped_before_the_softmax(translator, batch):
     torch.manual_seed(6)
     with regularizer.attach(translator):
         output = translator(*batch)
-        samplers = {site.name: site.sampler for site in regularizer.attached_sites}
+        samplers = {site.name: site.request.sampler for site in regularizer.attached_sites}
 
     def attend(name, scores, valid):
         keep = valid.expand(scores.shape)

@@ -21,7 +21,7 @@ def test_each_site_is_dropped_with_probability_p_independently(translator, batch
     with regularizer.attach(translator):
         for _ in range(n):
             regularizer.before_forward(None)
-            drawn.append([site.redraw(0) for site in regularizer.attached_sites])  # as their calls do
+            drawn.append([site.request.uniform(0) for site in regularizer.attached_sites])  # as their calls do
     drawn = torch.tensor(drawn, dtype=torch.float64)
     assert drawn.shape == (n, 4)
     # five standard deviations of the binomial distribution

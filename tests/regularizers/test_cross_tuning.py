@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from attn_reg_plugin import ADDrop
-from attn_reg_plugin.regularizers.cross_tuning import CrossTuning
+from attn_reg_plugin.regularizers.ad_drop.cross_tuning import CrossTuning
 from tests.attention.tiny_model import loss_of
 
 

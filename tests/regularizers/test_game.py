@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from attn_reg_plugin.regularizers import Outcome
-from attn_reg_plugin.regularizers.game import Game
+from attn_reg_plugin.regularizers.attend_out.game import Game
 from tests.regularizers.test_attend_out import Classification, begin, update
 
 pytestmark = pytest.mark.usefixtures("one_thread")

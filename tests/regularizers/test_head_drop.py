@@ -18,7 +18,7 @@ def test_survivors_are_multiplied_by_heads_over_survivors(translator, batch):
     torch.manual_seed(8)
     with regularizer.attach(translator):
         output = translator(*batch)
-        factors = {site.name: site.factor for site in regularizer.attached_sites}
+        factors = {site.name: site.request.factor for site in regularizer.attached_sites}
     seen = []
 
     def attend(name, query, key, value, valid, dropout_p):

@@ -25,7 +25,7 @@ from attn_reg_plugin.bench.families import Settings, Workload, build_workload
 from attn_reg_plugin.bench.measure import STEPS
 from attn_reg_plugin.bench.rows import Row, all_rows, select_rows
 from attn_reg_plugin.regularizers import REGISTRY
-from attn_reg_plugin.regularizers.game import Game
+from attn_reg_plugin.regularizers.attend_out.game import Game
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 UPDATES = 2

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from attn_reg_plugin.regularizers.objectives import (
+from attn_reg_plugin.regularizers.ad_drop.objectives import (
     OfOutputs,
     PseudoLabels,
     label_logit,
@@ -21,7 +21,7 @@ from attn_reg_plugin.regularizers.objectives import (
     scale_against_underflow,
     token_log_likelihood,
 )
-from attn_reg_plugin.regularizers.training import Supplied
+from attn_reg_plugin.regularizers.base.context import Supplied
 
 HALVES = [torch.float32, torch.float16, torch.bfloat16]
 

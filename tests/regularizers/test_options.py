@@ -10,7 +10,7 @@ import torch
 
 from attn_reg_plugin import ADDrop
 from attn_reg_plugin.regularizers import REGISTRY, ScheduledDropout, build, options_of
-from attn_reg_plugin.regularizers.options import Interval
+from attn_reg_plugin.regularizers.base.options import Interval
 
 EVERY = [(name, option) for name, method in sorted(REGISTRY.items()) for option in options_of(method)]
 REQUIRED = {"scheduled_dropout": {"schedule": "drop *: 0:0.5"}}

@@ -12,7 +12,7 @@ from torch import nn
 
 from attn_reg_plugin.regularizers import Supplied, build
 from attn_reg_plugin.regularizers.hidden_cut import drawn_spans, jensen_shannon
-from attn_reg_plugin.regularizers.passes import repeated, runs_on_repeated
+from attn_reg_plugin.regularizers.base.repeated_batch import repeated, runs_on_repeated
 from tests.attention.tiny_model import PAD, TinyClassifier, attentions, loss_of, tokens, training_step
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -268,7 +268,7 @@ def test_the_second_pass_loses_its_spans_in_every_layer():
         torch.manual_seed(3)
         regularizer.loss(lambda b: model(b).logsumexp(-1).mean(), IDS).backward()
         sums = regularizer.statistics.take()
-        seeds = [site.look.seed for site in regularizer.attached_sites]
+        seeds = [site.request.look.seed for site in regularizer.attached_sites]
     assert all("forward" not in vars(module) for module in model.modules())
     real = IDS.ne(PAD)
     for i, seed in enumerate(seeds):

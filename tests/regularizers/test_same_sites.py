@@ -11,8 +11,8 @@ import torch
 from attn_reg_plugin import ADDrop, AttentionLayerDrop, ScheduledDropout
 from attn_reg_plugin.attention.sites import SiteSelector
 from attn_reg_plugin.regularizers import Combination, Regularizer, Tokens, build
-from attn_reg_plugin.regularizers.passes import repeated
-from attn_reg_plugin.regularizers.statistics import summary
+from attn_reg_plugin.regularizers.base.repeated_batch import repeated
+from attn_reg_plugin.regularizers.base.statistics import summary
 from tests.attention.literal import check_region, loop_attention
 from tests.attention.tiny_model import PAD, assert_recomputed, attentions, loss_of, same_step
 
@@ -91,7 +91,7 @@ def test_the_output_is_the_literal_product(translator, batch):
         assert all(site.attached == 3 for site in both.attached_sites)
         keep = {site.name: site.keep for site in both.attached_sites}
         uniform = {site.name: site.uniform for site in both.attached_sites}
-        factor = {site.name: site.factor for site in both.attached_sites}
+        factor = {site.name: site.request.factor for site in both.attached_sites}
     assert [keep[name].equal(mask) for name, mask in zip(keep, alone, strict=True)] == [True] * 4
     for name, options in (("head_drop", {"p": 0.5}), ("attention_layer_drop", {"p": 0.5})):
         with build(name, **options, sites=SITES).attach(translator) as single:
@@ -101,7 +101,7 @@ def test_the_output_is_the_literal_product(translator, batch):
                 if name == "head_drop":
                     shape = (3, 2, 5, 5) if site.stack == "decoder" else (3, 2, 6, 6)
                     given = shape, None, torch.device("cpu")
-                    assert site.factor(*given).equal(factor[site.name](*given))
+                    assert site.request.factor(*given).equal(factor[site.name](*given))
                 else:
                     assert site.uniform == uniform[site.name]
     assert len(set(uniform.values())) == 2
@@ -164,7 +164,7 @@ def test_hidden_cut_looks_at_the_map_that_is_left(translator, batch):
         def before_forward(forward):
             act(forward)
             site = cut.attached_sites[0]
-            site.look = lambda call, weights, valid, look=site.look: (shown.append(weights), look(call, weights, valid))
+            site.ask(look=lambda call, weights, valid, look=site.request.look: (shown.append(weights), look(call, weights, valid)))
 
         cut.before_forward = before_forward
         both.loss(lambda b: loss_of(translator(*b), b[1]), batch)
@@ -213,7 +213,7 @@ def test_a_rehearsal_neither_counts_nor_erases_the_others(translator, batch):
     both = together("head_drop", "scheduled_dropout", scheduled_dropout={"schedule": "drop *: 0:0 5:0 6:0.5"})
     with both.attach(translator):
         translator(*batch)
-        assert all(site.factor is not None and site.keep is None for site in both.attached_sites)
+        assert all(site.request.factor is not None and site.keep is None for site in both.attached_sites)
     assert both.statistics.take()["valid/encoder.self[0]"] == 6
 
 
@@ -249,14 +249,14 @@ def test_kept_regions_do_not_see_dropped_heads(translator, batch):
         both.begin_epoch(1)
         both.supply(example_tokens=tokens)
         loss_of(translator(*batch), batch[1]).backward()
-        factor = {site.name: site.factor for site in both.attached_sites}
+        factor = {site.name: site.request.factor for site in both.attached_sites}
         both.end_update()
         both.begin_epoch(2)
         both.supply(example_tokens=tokens)
         loss_of(translator(*batch), batch[1]).backward()
         length = {"encoder": 6, "decoder": 5}
         shapes = {site: (3, 2, length[site.stack], length[site.stack]) for site in both.attached_sites}
-        drawn = {site.name: site.sampler(shape, None, torch.device("cpu")) for site, shape in shapes.items()}
+        drawn = {site.name: site.request.sampler(shape, None, torch.device("cpu")) for site, shape in shapes.items()}
     seen = {}
 
     def attend(name, query, key, value, valid, dropout_p):

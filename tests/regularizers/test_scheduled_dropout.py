@@ -123,7 +123,7 @@ def test_the_scores_are_masked_before_the_softmax(translator, batch):
         torch.manual_seed(3)
         output = translator(*batch)
         for site in regularizer.attached_sites:
-            masks[site.name] = site.sampler
+            masks[site.name] = site.request.sampler
 
     def attend(name, query, key, value, valid, dropout_p):
         scores = query @ key.transpose(-1, -2) / math.sqrt(query.size(-1))

@@ -212,7 +212,7 @@ def test_each_call_of_an_attention_layer_drop_draws_for_itself():
     with AttentionLayerDrop(p=0.5).attach(model) as regularizer:
         for _ in range(30):
             model(*EQUALLY_LONG)
-            draws.add(tuple(call.uniform for call in regularizer.attached_sites[0].calls))
+            draws.add(tuple(call.uniform for call in regularizer.attached_sites[0].calls.made))
         counted = regularizer.statistics.take()
     assert len(draws) == 4
     assert counted[f"valid/{SITES[0]}"] == 60 and 15 < counted[f"dropped/{SITES[0]}"] < 45
@@ -263,7 +263,7 @@ def test_a_call_that_does_not_run_leaves_the_others_their_own_masks(layers, othe
     ours = ADDrop(p=0.4, q=1.0, cross_tuning="off", sites="decoder.cross" if layers == "crossing" else "*")
     with ours.attach(model):
         model(*texts)
-        expected = {site.name: [call.keep.unpacked() for call in site.calls] for site in ours.attached_sites}
+        expected = {site.name: [call.keep.unpacked() for call in site.calls.made] for site in ours.attached_sites}
     theirs, ran = build(other, p=0.5, sites=sites), {name: set() for name in expected}
     with ExitStack() as stack:
         for method in (theirs, ours) if layers == "crossing" else (Combination([theirs, ours]),):
@@ -272,7 +272,7 @@ def test_a_call_that_does_not_run_leaves_the_others_their_own_masks(layers, othe
             torch.manual_seed(seed)
             model(*texts)
             for site in ours.attached_sites:
-                calls = [call for call in site.calls if not call.uniform]
+                calls = [call for call in site.calls.made if not call.uniform]
                 ran[site.name].add(tuple(call.index for call in calls))
                 for call in calls:
                     assert call.keep.unpacked().equal(expected[site.name][call.index]), (site.name, call.index)

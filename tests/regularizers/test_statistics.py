@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from attn_reg_plugin.regularizers.base import REGISTRY, Regularizer, register
-from attn_reg_plugin.regularizers.probing import Forward
-from attn_reg_plugin.regularizers.statistics import Quantity, Shown, Statistics, summary
+from attn_reg_plugin.regularizers.base.forward import Forward
+from attn_reg_plugin.regularizers.base.statistics import Quantity, Shown, Statistics, summary
 
 
 def test_sums_means_and_shares():
@@ -48,7 +48,7 @@ def counting():
 
 def test_a_new_methods_statistics_reach_the_trainers_log(counting, classifier, batch):
     pytest.importorskip("transformers")
-    from attn_reg_plugin.regularizers.quantities import quantities
+    from attn_reg_plugin.regularizers.base.statistics import quantities
 
     with counting().attach(classifier) as method:
         classifier(batch[0])

@@ -66,7 +66,7 @@ def loss_of(regularizer: Regularizer, model: Any, update: int, rank: int) -> tor
 
 def train(name: str, dropout: float) -> dict[str, list[Any]]:
     """A training by this process and the other one; what an update began with, and what it gave."""
-    from attn_reg_plugin.regularizers.quantities import quantities
+    from attn_reg_plugin.regularizers.base.statistics import quantities
 
     method, options, _ = METHODS[name]
     rank, model, regularizer = dist.get_rank(), model_of(dropout), build(method, **options)
@@ -154,7 +154,7 @@ def test_what_is_drawn_on_the_same_batch(processes: Any, name: str) -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_the_log_has_the_sums_of_both(processes: Any, name: str) -> None:
-    from attn_reg_plugin.regularizers.statistics import summary
+    from attn_reg_plugin.regularizers.base.statistics import summary
 
     method, options, _ = METHODS[name]
     ours, theirs = (process[name, DROPOUT] for process in processes)

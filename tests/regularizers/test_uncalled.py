@@ -10,8 +10,8 @@ from torch import nn
 
 from attn_reg_plugin import ADDrop, AttentionSite
 from attn_reg_plugin.regularizers import build
-from attn_reg_plugin.regularizers.expectations import PATIENCE
-from attn_reg_plugin.regularizers.statistics import summary
+from attn_reg_plugin.regularizers.base.unreached import PATIENCE
+from attn_reg_plugin.regularizers.base.statistics import summary
 from tests.attention.tiny_model import PAD, TinyClassifier, TinyTranslator, tokens
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -165,7 +165,7 @@ def test_masks_are_freed_after_the_update(forwards):
             assert all(site.keep is not None for site in regularizer.attached_sites)
             loss.backward()
         regularizer.end_update()
-        assert all(site.keep is None and not site.calls for site in regularizer.attached_sites)
+        assert all(site.keep is None and not site.calls.made for site in regularizer.attached_sites)
         assert model.encoder(IDS, IDS.ne(PAD)[:, None, None, :]).isfinite().all()
         update(model, regularizer)
 

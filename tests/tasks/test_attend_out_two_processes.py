@@ -30,7 +30,7 @@ def keep_rounds(folder: Path, rank: int) -> None:
     setup, rounds = fairseq.tasks.setup_task, []
 
     def listening(*args: object, **kwargs: object) -> object:
-        from attn_reg_plugin.regularizers.game import Game
+        from attn_reg_plugin.regularizers.attend_out.game import Game
 
         end = Game.end_round
 

@@ -23,7 +23,7 @@ from fairseq.modules import AdaptiveSoftmax
 from fairseq.tasks.translation_lev import TranslationLevenshteinTask
 from torch import Tensor, nn
 
-from attn_reg_plugin.regularizers.objectives import OfOutputs
+from attn_reg_plugin.regularizers.ad_drop.objectives import OfOutputs
 from attn_reg_plugin.tasks.attend_out_training import FairseqProblem
 from attn_reg_plugin.tasks.outputs import FairseqObjective, adaptive_log_probabilities
 from tests.backends.fairseq_models import SIZES, words

@@ -1,0 +1,254 @@
+"""AD-DROP: attribution-driven dropout (Yang et al., NeurIPS 2022).
+
+Each regularized forward runs four steps (the paper's figure 3): a probe forward takes the pseudo labels; one backward
+attributes them to the attention positions of every site, B = ∂F/∂A; the positions of each row with the highest
+attributions form the candidate discard region, of which each is dropped with probability q; the model's own forward
+runs with the mask. Cross-tuning alternates with plain epochs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from attn_reg_plugin.attention.attribution import NODES, integrated_attribution, map_gradient, output_gradients
+from attn_reg_plugin.attention.calls import recording, without_gradients
+from attn_reg_plugin.attention.masks import DIRECTIONS, PackedMask, all_finite, sample_keep
+from attn_reg_plugin.attention.requests import Tape
+from attn_reg_plugin.attention.sites import AttentionSite
+from attn_reg_plugin.regularizers.ad_drop.cross_tuning import CrossTuned, CrossTuning
+from attn_reg_plugin.regularizers.ad_drop.objectives import (
+    LABELS,
+    Objective,
+    OfOutputs,
+    PseudoLabels,
+    negative_loss,
+    scale_against_underflow,
+)
+from attn_reg_plugin.regularizers.base import Preset, option, register
+from attn_reg_plugin.regularizers.base.forward import (
+    Forward,
+    ready_for_probe,
+    remember_randomness,
+    unchanged,
+    without_dropout,
+)
+from attn_reg_plugin.regularizers.base.outputs import logits_dtype
+from attn_reg_plugin.regularizers.base.statistics import Quantity
+
+ATTRIBUTIONS = ("gradient", "integrated", "attention", "random")
+#: what F is: by the shape of the outputs, or minus the training loss
+OBJECTIVES = ("prediction", "loss")
+BASE = {"p": 0.3, "q": 0.3, "sites": "encoder.self", "cross_tuning": "epoch"}
+
+#: AD-DROP as the commands compare it: as it is, and the paper's ablations, each of which changes one thing
+PRESETS: tuple[Preset, ...] = (
+    Preset("ad_drop", "AD-DROP", BASE),
+    Preset("ad_drop_ga", "AD-DROP, gradient attribution", {**BASE, "attribution": "gradient"}),
+    Preset("ad_drop_iga", "AD-DROP, integrated gradients", {**BASE, "attribution": "integrated"}),
+    Preset("ad_drop_aa", "AD-DROP, attention as attribution", {**BASE, "attribution": "attention"}),
+    Preset("ad_drop_rd", "AD-DROP, random candidates", {**BASE, "attribution": "random"}),
+    Preset("ad_drop_gold", "AD-DROP, gold labels", {**BASE, "labels": "gold"}),
+    Preset("ad_drop_low", "AD-DROP, lowest attributions", {**BASE, "direction": "low"}),
+    Preset("ad_drop_first_layer", "AD-DROP, first layer", {**BASE, "sites": "encoder.self[0]"}),
+    Preset("ad_drop_without_cross_tuning", "AD-DROP without cross-tuning", {**BASE, "cross_tuning": "off"}),
+)
+
+
+@register("ad_drop")
+@dataclass(eq=False)
+class ADDrop(CrossTuned):
+    """Drop the attention positions that the prediction leans on most.
+
+    Attributes:
+        p: ratio of candidate positions per row, in [0, 1].
+        q: probability of dropping a candidate, in [0, 1]; p = 0 or q = 0 is plain training, bit for bit.
+        cross_tuning: `epoch`, `update:N` or `off`, see `CrossTuning`.
+        attribution: `gradient` (GA), `integrated` (IGA), `attention` (AA) or `random` (RD).
+        labels: what is attributed, `pseudo` labels or `gold`.
+        direction: `high` drops the largest attributions, `low` the smallest.
+        probe_dropout: run the probe with the model's dropout, or without. The paper says only that no attention
+            position is dropped in it; the authors' code has dropout for GA and none for IGA.
+        probe_dtype: `same` as the model, or `bfloat16`: the probe runs under autocast. Where the model's own forward
+            has one, as Accelerate's mixed precision gives it, that holds.
+        integrated_steps, integrated_nodes, integrated_path: see `integrated_attribution`.
+        integrated_labels: `frozen` attributes the pseudo labels of the first, unscaled pass on the whole path (the
+            paper's c; completeness holds), `renewed` takes each pass's own, as the authors' code does.
+        objective: F. `prediction` is the paper's, chosen from the shape of the outputs and `labels`; `loss` is minus
+            the loss, that of the outputs or that of the gold labels; or a function(outputs, inputs) -> scalar.
+
+    Raises:
+        TypeError: an option is of another type.
+        ValueError: an option is out of its range.
+    """
+
+    presets: ClassVar[tuple[Preset, ...]] = PRESETS
+    uses: ClassVar[frozenset[str]] = frozenset({"mask", "gradient"})
+    logged: ClassVar[tuple[Quantity, ...]] = (
+        Quantity("fallbacks", title="probe_fallbacks"),
+        Quantity("probe_seconds", "step_seconds", "probe_share"),
+    )
+
+    p: float = option(0.3, "ratio of candidate positions in each attention row, in [0, 1]", within="[0, 1]")
+    q: float = option(0.3, "probability of dropping a candidate position, in [0, 1]", within="[0, 1]")
+    cross_tuning: str = option(
+        "epoch",
+        "'epoch': plain on odd, regularized on even epochs; 'update:N': alternate every N updates; 'off'",
+    )
+    attribution: str = option("gradient", "how positions are attributed", choices=ATTRIBUTIONS)
+    labels: str = option("pseudo", "attribute the model's own predictions or the gold labels", choices=LABELS)
+    direction: str = option("high", "drop the highest or the lowest attributions", choices=DIRECTIONS)
+    probe_dropout: bool = option(True, "the model's dropout in the probe (the authors' code: for gradient only)")
+    probe_dtype: str = option("same", "precision of the probe (bfloat16: autocast)", choices=("same", "bfloat16"))
+    integrated_steps: int = option(20, "integrated gradients: steps m, at least 1", within="[1, inf)")
+    integrated_nodes: str = option("uniform", "integrated gradients: where the path is evaluated", choices=NODES)
+    integrated_path: str = option(
+        "site", "integrated gradients: scale one attention at a time, or all together", choices=("site", "joint")
+    )
+    integrated_labels: str = option(
+        "frozen",
+        "integrated gradients: the first pass's pseudo labels for all, or each pass's own as in the authors' code",
+        choices=("frozen", "renewed"),
+    )
+    objective: str = option(
+        "prediction", "attribute the prediction, as in the paper, or the training loss", choices=OBJECTIVES
+    )
+
+    def __post_init__(self) -> None:
+        """Check the options."""
+        given: Objective | str = self.objective
+        self.objective = "prediction" if callable(given) else given
+        super().__post_init__()
+        self.schedule = CrossTuning(self.cross_tuning)
+        #: whether the objective needs gold labels
+        self.reads_gold = self.labels == "gold"
+        if callable(given):
+            self.objective = given
+        elif self.objective == "loss":
+            self.objective, self.reads_gold = negative_loss, True
+        else:
+            self.objective = OfOutputs(self.labels)
+
+    def acts_at_all(self) -> bool:
+        """Whether anything can be dropped at all."""
+        return self.p > 0 and self.q > 0
+
+    def due(self) -> bool:
+        """Regularized when cross-tuning says so and anything can be dropped at all."""
+        return self.schedule.regularized(self.epoch, self.updates) and self.acts_at_all()
+
+    def before_forward(self, forward: Forward) -> None:
+        """Probe, attribute, and put the keep masks on the sites."""
+        sites = self.attached_sites
+        if self.attribution == "random":
+            for site in sites:
+                site.ask(sampler=self.sampler(site, self._sample_at_random))
+            return
+        masks: dict[AttentionSite, list[tuple[PackedMask, Tensor | None]]] = {}
+        weights = self.attribution != "gradient"
+        with self.statistics.seconds("probe_seconds", forward.device), recording(sites, needs_weights=weights):
+            for site, tape, attribution, finite in self.attributions(forward):
+                if attribution is None:
+                    keep = tape.whole()  # ties would always lose the same positions
+                else:  # a non-finite probe falls back to a plain update, without waiting for the device
+                    keep = sample_keep(attribution, tape.valid, self.p, self.q, self.direction, enabled=finite)
+                    self.count_dropped(site, keep, tape.valid)
+                masks.setdefault(site, []).append((PackedMask(keep), tape.valid))
+                del attribution, keep  # before the next site's
+        for site, calls in masks.items():
+            site.ask(masks=tuple(calls))
+
+    def rehearse(self, forward: Forward) -> None:
+        """Run the probe once, for its errors: a missing objective or label, a shape or keyword that doesn't fit."""
+        if self.attribution == "random" or not self.acts_at_all():
+            return
+        with recording(self.attached_sites, self.attribution != "gradient"), self._probe(forward) as run:
+            objective, tapes = run(), [tape for _, tape in self._recorded()]
+            if tapes and self.attribution != "attention":
+                output_gradients(objective, tapes)
+
+    def attributions(self, forward: Forward) -> Iterator[tuple[AttentionSite, Tape, Tensor | None, Tensor]]:
+        """Yield for every call in the probe its site, tape, B (B, H, T, S) or None, and whether all is finite."""
+        return getattr(self, f"_{self.attribution}_attributions")(forward)
+
+    def _gradient_attributions(self, forward: Forward) -> Iterator[tuple[AttentionSite, Tape, Tensor | None, Tensor]]:
+        with self._probe(forward) as run:
+            objective = run()
+            recorded = self._recorded()
+            if not recorded:
+                return
+            gradients = output_gradients(objective, [tape for _, tape in recorded])
+        finite = self._check_finite(gradients)
+        for i, (site, tape) in enumerate(recorded):
+            gradient, gradients[i] = gradients[i], None
+            yield site, tape, None if gradient is None else map_gradient(gradient, tape.value), finite
+
+    def _integrated_attributions(self, forward: Forward) -> Iterator[tuple[AttentionSite, Tape, Tensor | None, Tensor]]:
+        with self._probe(forward, same_draws=True) as run:
+            how = {"steps": self.integrated_steps, "nodes": self.integrated_nodes, "path": self.integrated_path}
+            attributions = list(integrated_attribution(run, self.attached_sites, **how))
+        finite = self._check_finite([attribution for _, attribution in attributions]) if attributions else None
+        for (site, tape), (_, attribution) in zip(self._recorded(), attributions, strict=True):
+            yield site, tape, attribution, finite
+
+    def _attention_attributions(self, forward: Forward) -> Iterator[tuple[AttentionSite, Tape, Tensor | None, Tensor]]:
+        with without_gradients(), self._probe(forward) as run:
+            run()
+        recorded = self._recorded()
+        finite = self._check_finite([tape.weights for _, tape in recorded]) if recorded else None
+        for site, tape in recorded:
+            yield site, tape, tape.weights, finite
+
+    def _recorded(self) -> list[tuple[AttentionSite, Tape]]:
+        """Every call that the probe came through, site by site: LayerDrop leaves layers out."""
+        return [(site, tape) for site in self.attached_sites for tape in site.tapes]
+
+    def _sample_at_random(self, shape: tuple[int, ...], valid: Tensor | None, generator: torch.Generator) -> Tensor:
+        """A keep mask (B, H, T, S) over a candidate region drawn at random."""
+        attribution = torch.rand(shape, generator=generator, device=generator.device)
+        return sample_keep(attribution, valid, self.p, self.q, self.direction, generator=generator)
+
+    # -- the probe --------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _probe(self, forward: Forward, same_draws: bool = False) -> Iterator[Callable[[], Tensor]]:
+        """A function that runs the probe and returns F; with `same_draws`, every run draws what the first does."""
+        inputs = forward.inputs
+        if same_draws and self.integrated_labels == "frozen":
+            inputs = {"pseudo_labels": PseudoLabels(), **inputs}
+        device, bfloat16 = forward.device, partial(torch.autocast, dtype=torch.bfloat16, cache_enabled=False)
+        precision = partial(bfloat16, device.type) if self.probe_dtype == "bfloat16" else nullcontext
+        draw_again = remember_randomness(device) if same_draws else lambda: None
+
+        def run() -> Tensor:
+            put_back()
+            draw_again()
+            with precision():
+                outputs = forward.run()
+            dtype = _working_dtype(self.attached_sites, logits_dtype(outputs))
+            return scale_against_underflow(self.objective(outputs, inputs), dtype)
+
+        with ExitStack() as stack:
+            put_back = stack.enter_context(unchanged(forward.model))
+            if not self.probe_dropout:
+                stack.enter_context(without_dropout(forward.model))
+            stack.enter_context(ready_for_probe(self._attachment.backends, forward.model))
+            yield run
+
+    def _check_finite(self, tensors: list[Tensor | None]) -> Tensor:
+        """Whether all are finite, as a bool scalar on their device; counts the update if not."""
+        finite = all_finite(tensors)
+        self.statistics.add("fallbacks", 1.0 - finite.float())
+        return finite
+
+
+def _working_dtype(sites: Sequence[AttentionSite], outside: torch.dtype) -> torch.dtype:
+    """Return fp16 if any attention has computed in it, else the dtype outside: gradients underflow in fp16."""
+    values = [tape.value for site in sites for tape in site.tapes]
+    return torch.float16 if any(value.dtype == torch.float16 for value in values) else outside

@@ -1,0 +1,311 @@
+"""Objectives: the scalar F that AD-DROP attributes, summed over the batch, in fp32.
+
+An objective is a function `objective(outputs, inputs) -> scalar`. `inputs` holds the forward's arguments by name
+and, where a framework's face supplies them, `targets` (gold labels), `token_mask` (True = a real token) and
+`padding_label` (the number of padding in a vocabulary). Where several passes attribute one F, `pseudo_labels` keeps the
+labels of the first.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attn_reg_plugin.regularizers.base.outputs import (
+    IGNORED,
+    NoObjective,
+    as_read,
+    field_of,
+    gold_of,
+    logits_of,
+    loss_of,
+    tokens_with_loss,
+)
+
+logger = logging.getLogger(__name__)
+Objective = Callable[[Any, Mapping[str, Any]], Tensor]
+LABELS = ("pseudo", "gold")
+#: what F is, by where it was found
+TAKEN = {
+    "logits": "{reading}",
+    "log_probs": "the outputs' log_probs, which are the gold labels' log-likelihoods: there are no logits",
+    "scores": "the outputs' scores: there are no logits",
+    "loss": "minus the loss that the forward returns: {reason}",
+}
+_NO_GOLD = (
+    "the objective needs gold labels: pass them to the forward as `labels`, set regularizer.supply(targets=...) before "
+    "it, or use labels='pseudo' for classification"
+)
+
+
+def label_logit(logits: Tensor, labels: Tensor | None = None) -> Tensor:
+    """Classification: Σ of the logits of the labels (AD-DROP's F).
+
+    Args:
+        logits: (B, number of classes).
+        labels: (B,) or (B, 1) gold labels, or (B, number of classes) with 1 for each class that holds, of several;
+            None takes the pseudo labels argmax P(c|x). Gold labels of -100 are left out.
+    """
+    logits = logits.float()
+    if labels is None:
+        return logits.gather(-1, logits.argmax(-1, keepdim=True)).sum()
+    known = labels != IGNORED
+    labels = labels.masked_fill(~known, 0)
+    if labels.shape == logits.shape:
+        return (logits * labels).sum()
+    chosen = logits.gather(-1, labels.reshape(logits.shape[:-1]).unsqueeze(-1)).squeeze(-1)
+    return (chosen * known.reshape(chosen.shape)).sum()
+
+
+class PseudoLabels(dict[str, Tensor]):
+    """The pseudo labels of a probe's first pass, by what they label: `inputs["pseudo_labels"]` of the passes that
+    attribute one and the same F, such as those of integrated gradients."""
+
+
+def first_pass_labels(inputs: Mapping[str, Any], what: str, choose: Callable[[], Tensor]) -> Tensor | None:
+    """The pseudo labels of the first pass, chosen by `choose` in that pass; None where each pass takes its own.
+
+    Args:
+        inputs: an objective's; asked for `PseudoLabels`.
+        what: is labelled, such as `class`; an objective of several parts has a name for each.
+        choose: the labels of the present pass.
+    """
+    kept = inputs.get("pseudo_labels")
+    if not isinstance(kept, PseudoLabels):
+        return None
+    if what not in kept:
+        kept[what] = choose().detach()
+    return kept[what]
+
+
+def likeliest(logits: Tensor, except_for: int | None = None) -> Tensor:
+    """argmax over the last dimension, (..., V) to (...), as if the column `except_for` were not there; no copy is made.
+
+    Marian scores padding with 0, often above every real piece, although it is never a prediction.
+    """
+    if except_for is None or not 0 <= except_for < logits.size(-1):
+        return logits.argmax(-1)
+    if except_for == 0:
+        return logits[..., 1:].argmax(-1) + 1
+    before, after = logits[..., :except_for], logits[..., except_for + 1 :]
+    if not after.size(-1):
+        return before.argmax(-1)
+    (low, first), (high, second) = before.max(-1), after.max(-1)
+    return torch.where(high > low, second + except_for + 1, first)
+
+
+def token_log_likelihood(
+    logits: Tensor,
+    labels: Tensor | None = None,
+    token_mask: Tensor | None = None,
+    padding_label: int | None = None,
+) -> Tensor:
+    """Taggers and translation: the negative loss Σ log P(ŷ) over real tokens (AD-DROP's token-level tasks).
+
+    Args:
+        logits: (B, T, V).
+        labels: (B, T) gold labels, -100 is ignored; None takes the pseudo labels ŷ = argmax P.
+        token_mask: bool (B, T), True = counts; None counts every token.
+        padding_label: what no pseudo label is.
+    """
+    logits = logits.float()
+    if labels is not None:
+        known = labels != IGNORED
+        token_mask = known if token_mask is None else known & token_mask
+        labels = labels.masked_fill(~known, 0)
+    labels = likeliest(logits, padding_label) if labels is None else labels
+    log_likelihood = logits.gather(-1, labels.unsqueeze(-1)).squeeze(-1) - logits.logsumexp(-1)
+    return log_likelihood.sum() if token_mask is None else (log_likelihood * token_mask).sum()
+
+
+def negative_regression_loss(predictions: Tensor, targets: Tensor) -> Tensor:
+    """Regression: minus the squared error against the gold values; (B,) or (B, 1) both, or (B, C) of several."""
+    return -((predictions.float().reshape(-1) - targets.float().reshape(-1)) ** 2).sum()
+
+
+def span_logits(outputs: Any, inputs: Mapping[str, Any], gold: bool) -> Tensor | None:
+    """Extractive question answering: Σ of the logits of the answers' first and last tokens; None for other outputs."""
+    total = None
+    for end in ("start", "end"):
+        logits = outputs.get(f"{end}_logits") if isinstance(outputs, Mapping) else None
+        positions = inputs.get(f"{end}_positions") if gold else None
+        if logits is None or logits.dim() != 2 or (gold and positions is None):
+            return None
+        if positions is None:
+            positions = first_pass_labels(inputs, end, partial(likeliest, logits))
+        else:  # what was cut off is taken for the end, what is ignored stays so
+            within = positions.clamp(0, logits.size(-1) - 1)
+            positions = torch.where(positions == IGNORED, positions, within)
+        found = label_logit(logits, positions)
+        total = found if total is None else total + found
+    return total
+
+
+def prediction(labels: str, outputs: Any, inputs: Mapping[str, Any]) -> Tensor:
+    """The objective that fits the logits' shape: (B, C) classification, (B, T, V) tokens, (B,) or (B, 1) regression,
+    or (B, C) where `inputs["regression"]` says so, or () beside one gold value; and `start_logits` and `end_logits`,
+    (B, T) each, of questions.
+
+    Args:
+        labels: `pseudo` or `gold`; gold labels are read from `inputs["targets"]`, else `inputs["labels"]`.
+            Of a regression, `pseudo` is the predicted value itself, such as a reward, `gold` minus the squared error.
+
+    Raises:
+        NoObjective: there are no logits, or gold labels are needed and were not supplied, or the shape isn't one of
+            these.
+        ValueError: the gold labels or the supplied token mask are of another shape.
+        TypeError: the supplied token mask is no bool tensor.
+    """
+    spans = span_logits(outputs, inputs, gold=labels == "gold")
+    if spans is not None:
+        return spans
+    logits = logits_of(outputs)
+    if logits.dim() == 0 and _is_one_number(gold_of(inputs)):  # a regression's (B,), squeezed once too often
+        logits = logits.reshape(1)
+    regression = logits.dim() > 0 and _is_regression(logits, inputs)
+    gold = None
+    if labels == "gold":
+        gold = gold_of(inputs)
+        if gold is None:
+            raise NoObjective(_NO_GOLD, "there are no gold labels")
+        _check_gold(logits, gold)
+    if regression:
+        return negative_regression_loss(logits, gold) if labels == "gold" else logits.float().sum()
+    padding = inputs.get("padding_label") if logits.dim() == 3 else None
+    if gold is None:
+        gold = first_pass_labels(inputs, "logits", partial(likeliest, logits, padding))
+    if logits.dim() == 2:
+        return label_logit(logits, gold)
+    if logits.dim() == 3:
+        return token_log_likelihood(logits, gold, tokens_with_loss(logits, inputs), padding)
+    shape = tuple(logits.shape)
+    raise NoObjective(f"no objective for outputs of shape {shape}; give objective=function", f"logits of shape {shape}")
+
+
+def negative_loss(outputs: Any, inputs: Mapping[str, Any]) -> Tensor:
+    """Minus the training loss: that which the outputs hold, else the gold labels'.
+
+    Classes and tokens have Σ log P(gold), regression minus the squared error.
+
+    Raises:
+        NoObjective: there is neither a loss nor gold labels.
+    """
+    loss = loss_of(outputs)
+    if loss is not None:
+        return -loss.float()
+    try:
+        logits = logits_of(outputs)
+    except NoObjective:
+        logits = None
+    classes = logits is not None and logits.dim() == 2 and logits.size(-1) > 1 and not inputs.get("regression")
+    if not classes:
+        return prediction("gold", outputs, inputs)
+    gold = gold_of(inputs)
+    if gold is None:
+        raise NoObjective(_NO_GOLD, "there are no gold labels")
+    _check_gold(logits, gold)
+    if gold.is_floating_point():  # several classes may hold
+        chances = torch.nn.functional.logsigmoid
+        return (gold * chances(logits.float()) + (1 - gold) * chances(-logits.float())).sum()
+    return token_log_likelihood(logits, gold.reshape(-1))
+
+
+def _is_regression(logits: Tensor, inputs: Mapping[str, Any]) -> bool:
+    return logits.dim() < 2 or (logits.dim() == 2 and (logits.size(-1) == 1 or inputs.get("regression", False)))
+
+
+def _is_one_number(gold: Any) -> bool:
+    return isinstance(gold, Tensor) and gold.is_floating_point() and gold.numel() == 1
+
+
+def _check_gold(logits: Tensor, gold: Tensor) -> None:
+    """Refuse gold labels of a shape that the logits do not have.
+
+    Raises:
+        ValueError: they are of another.
+    """
+    if logits.dim() == 3:
+        fits = gold.shape == logits.shape[:-1]
+    else:
+        fits = gold.shape == logits.shape or gold.numel() == logits.size(0)
+    if logits.dim() < 4 and not fits:
+        raise ValueError(
+            f"the gold labels have the shape {tuple(gold.shape)}, which does not fit the logits' {tuple(logits.shape)};"
+            " give labels that do, labels='pseudo', or an objective= of your own"
+        )
+
+
+def scale_against_underflow(objective: Tensor, dtype: torch.dtype) -> Tensor:
+    """F times a power of two for fp16 models: ranks within a row do not change, tiny gradients survive."""
+    return objective * 1024.0 if dtype == torch.float16 else objective
+
+
+class OfOutputs:
+    """The objective that fits what the outputs hold; the log says once which it took.
+
+    The first of these that there is: the prediction by the `logits`, see `prediction`; by `log_probs`; by `scores`; and
+    minus the loss that the forward returned.
+
+    Args:
+        labels: `pseudo` or `gold`.
+    """
+
+    def __init__(self, labels: str = "pseudo") -> None:
+        self.labels = labels
+        self.told: set[str] = set()
+
+    def __call__(self, outputs: Any, inputs: Mapping[str, Any]) -> Tensor:
+        """F, a scalar in fp32.
+
+        Raises:
+            NoObjective: the outputs hold nothing that F can be, or gold labels are needed and were not supplied.
+            ValueError: gold labels of another shape than the outputs'.
+        """
+        try:
+            found, source, reason = *self._of_predictions(outputs, inputs), ""
+        except NoObjective as missing:
+            loss, reason = loss_of(outputs), missing.reason
+            if loss is None or not (loss.requires_grad or not torch.is_grad_enabled()):
+                raise
+            found, source = -loss.float(), "loss"
+        if source not in self.told:
+            tell(self.told, source, reason=reason, reading=self._reading(outputs, inputs) if source == "logits" else "")
+        return found
+
+    def _reading(self, outputs: Any, inputs: Mapping[str, Any]) -> str:
+        if span_logits(outputs, inputs, gold=self.labels == "gold") is not None:
+            return f"the {self.labels} answers' start and end logits"
+        logits = logits_of(outputs)
+        return as_read(logits, self.labels, _is_regression(logits, inputs))
+
+    def _of_predictions(self, outputs: Any, inputs: Mapping[str, Any]) -> tuple[Tensor, str]:
+        try:
+            return prediction(self.labels, outputs, inputs), "logits"
+        except NoObjective:
+            likelihoods, scores = field_of(outputs, "log_probs"), field_of(outputs, "scores")
+            if likelihoods is not None:
+                return self._of_likelihoods(likelihoods, inputs), "log_probs"
+            if scores is None:
+                raise
+            return prediction(self.labels, scores, inputs), "scores"
+
+    def _of_likelihoods(self, likelihoods: Tensor, inputs: Mapping[str, Any]) -> Tensor:
+        """F of log-likelihoods: of gold labels, (B, T), 0 where none counts; or of all labels, (B, C) or (B, T, V)."""
+        gold = gold_of(inputs)
+        of_classes = likelihoods.dim() == 2 and gold is not None and gold.numel() == likelihoods.size(0)
+        if of_classes or likelihoods.dim() == 3:
+            return prediction(self.labels, likelihoods, inputs)
+        return likelihoods.float().sum()
+
+
+def tell(told: set[str], source: str, **words: str) -> None:
+    """Say once where F comes from; loudly where it isn't the usual."""
+    if source not in told:
+        told.add(source)
+        level = logging.INFO if source == "logits" else logging.WARNING
+        logger.log(level, f"ad_drop attributes {TAKEN[source].format(**words)}")

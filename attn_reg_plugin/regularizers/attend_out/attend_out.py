@@ -1,0 +1,303 @@
+"""AttendOut (Wu, Zhao & Zhang, "Not All Attention Is All You Need", arXiv 2104.04692).
+
+Two copies of the model are trained side by side on the same batches: the attacker (A-Net) with the attention masks
+that a generator (G-Net) proposes, the defender (D-Net) with its regular dropout only. A round is T updates; then both
+are evaluated on examples of a validation set, the generator is rewarded by policy gradient (equation 5) where the
+attacker does better, and one of the two, drawn with a probability that favours the better, is copied over the other.
+
+As published, one validation example rewards one update; `credit="round"` with many `reward_examples` and small `steps`
+is offered as a less noisy estimator.
+
+This file holds the options and what the method does in an update; `game.py` plays the rounds, `generator.py` is G-Net
+and `defender.py` D-Net.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from attn_reg_plugin.regularizers.attend_out.defender import Defender, check_copyable
+from attn_reg_plugin.regularizers.attend_out.game import Game, on_cpu
+from attn_reg_plugin.regularizers.attend_out.generator import Generator, embeddings_of, valid_pairs
+from attn_reg_plugin.regularizers.base import Preset, Regularizer, option, register
+from attn_reg_plugin.regularizers.base.attachment import attachments_of
+from attn_reg_plugin.regularizers.base.context import Problem, Training
+from attn_reg_plugin.regularizers.base.forward import Forward
+from attn_reg_plugin.regularizers.base.statistics import Quantity
+
+logger = logging.getLogger(__name__)
+
+#: why a site that runs several times in a forward is refused
+ONE_CALL = (
+    "attend_out proposes one mask per site from the batch's tokens and can't tell which call it belongs to; leave this "
+    "site out of sites=, or attach to the part that runs once"
+)
+
+
+@register("attend_out")
+@dataclass(eq=False)
+class AttendOut(Regularizer):
+    """A generator learns which attention to drop from a duel between two copies of the model.
+
+    Besides the options it needs to know the training: `problem` and `optimizer`, given here or set before the first
+    forward. In any loop, `end_update()` after each optimizer step trains the defender and, every T updates, plays
+    out the round. A batch that is to count for nothing, such as the empty share of a data-parallel process, is
+    announced by `supply(counts=False)`.
+
+    Attributes:
+        steps: T, updates per round.
+        reward: r_t from the two losses on example t: their difference (`loss`), its sign (`sign`), or the
+            difference of the problem's metric (`metric`).
+        reward_examples: validation examples per round, 0 = T (the paper's).
+        credit: `example` pairs r_t with update t (the paper's), `round` gives every update the mean reward: the
+            examples' own noise averages out, and `reward_examples` can be as large as evaluation allows.
+        baseline: `moving` average (the paper's), or `leave_one_out`: the mean of the round's other rewards.
+        normalize: divide the advantages by a moving root mean square of theirs, so that their scale is 1.
+        baseline_momentum: of the moving averages, in [0, 1).
+        winner: `draw` with P(attacker) = σ(score difference / winner_temperature), `best`, or `attacker`.
+        temperature: τ of the Gumbel noise.
+        embedding: the generator's own, initialized from the model's, or `shared` and frozen.
+        generator_width: of the queries, keys and values in the generator; 0 = as wide as the embeddings, the paper's
+            form. A narrow one is cheaper, and another function.
+        problem, optimizer: what to train and how; see `Problem`.
+
+    Raises:
+        TypeError: an option is of another type.
+        ValueError: an option is out of its range.
+    """
+
+    presets: ClassVar[tuple[Preset, ...]] = (Preset("attend_out", "AttendOut", {"sites": "encoder.self"}),)
+    by_round: ClassVar[tuple[Quantity, ...]] = tuple(
+        Quantity(key, mean_of="rounds")
+        for key in ("attacker_score", "defender_score", "reward", "baseline", "generator_gnorm", "attacker_won")
+    )
+    game_class: ClassVar[type[Game]] = Game
+
+    large_state: ClassVar[bool] = True
+    one_forward: ClassVar[bool] = True
+    uses: ClassVar[frozenset[str]] = frozenset({"mask"})
+    alone: ClassVar[str] = "it trains two copies of the model, of which the other would see one only"
+
+    steps: int = option(8, "T, updates in a round, at least 1", within="[1, inf)")
+    reward: str = option("loss", "reward of an example", choices=("loss", "sign", "metric"))
+    reward_examples: int = option(
+        0, "validation examples per round, drawn at random; 0 = as many as updates", within="[0, inf)"
+    )
+    reward_subset: str = option("valid", "the data that rewards are measured on: valid, train, or a subset's name")
+    credit: str = option("example", "which updates a reward belongs to", choices=("example", "round"))
+    baseline: str = option("moving", "baseline of the policy gradient", choices=("moving", "leave_one_out"))
+    baseline_momentum: float = option(0.9, "momentum of the moving-average baseline, in [0, 1)", within="[0, 1)")
+    normalize: bool = option(False, "divide the advantages by a moving average of their size")
+    winner: str = option("draw", "which of the two is copied over the other", choices=("draw", "best", "attacker"))
+    winner_temperature: float = option(0.01, "of the draw: smaller favours the better more, above 0", within="(0, inf)")
+    temperature: float = option(1.0, "of the Gumbel noise, above 0", within="(0, inf)")
+    embedding: str = option("own", "the generator's embeddings", choices=("own", "shared"))
+    initial_keep: float = option(
+        0.5, "P(keep) at a raw score of 0, in (0, 1); 0.5 is the paper's form", within="(0, 1)"
+    )
+    generator_width: int = option(
+        0,
+        "width of the queries, keys and values in the generator; 0 = the model's width, as in the paper",
+        within="[0, inf)",
+    )
+    generator_lr: float = option(1e-3, "learning rate of the generator, above 0", within="(0, inf)")
+    generator_optimizer: str = option("adam", "optimizer of the generator", choices=("adam", "sgd"))
+    # the T steps of a round add up in the gradient: this is 1.0 a step of the default round
+    generator_clip_norm: float = option(
+        8.0, "largest norm of the generator's gradient, which grows with T; 0 = unlimited", within="[0, inf)"
+    )
+    clip_norm: float = option(
+        0.0, "largest norm of the defender's gradient; 0 = unlimited (fairseq: --clip-norm)", within="[0, inf)"
+    )
+    problem: Problem | None = None
+    optimizer: Optimizer | None = None
+
+    def __post_init__(self) -> None:
+        """Check the options."""
+        super().__post_init__()
+        examples = self.reward_examples or self.steps
+        if self.credit == "example" and examples != self.steps:
+            raise ValueError(
+                f"credit='example' pairs one example with each update: reward_examples must be 0 or {self.steps}, "
+                f"not {self.reward_examples}; or use credit='round'"
+            )
+        if self.baseline == "leave_one_out" and (self.credit == "round" or self.steps == 1):
+            raise ValueError(
+                "baseline='leave_one_out' compares the rewards of a round: it needs credit='example' and steps of at "
+                f"least 2, not credit={self.credit!r} and steps={self.steps}"
+            )
+        self.game: Game | None = None
+        self._kept: Mapping[str, Any] = {}  # of a game that is not running: one that ended, or one to continue
+        self._continues = False
+        self._make_defender: Callable[[nn.Module, Optimizer, float], Defender] = Defender
+        self._own: tuple[Problem | None, Optimizer | None, float] | None = None  # the user's, while it is bound
+
+    def copied(self) -> AttendOut:
+        """For a copy of the model, such as an average of its weights: without the game."""
+        twin = super().copied()
+        twin.game, twin.problem, twin.optimizer = None, None, None
+        return twin
+
+    def begin_anew(self) -> None:
+        """As `Regularizer.begin_anew`: the game of another model is over."""
+        super().begin_anew()
+        self._kept = {}
+
+    def check_shards(self, modules: list[nn.Module]) -> None:
+        """Refuse FSDP2, which copies no model.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError(
+            f"{self.name} cannot act on a model whose parameters are sharded by fully_shard: it trains a copy of the "
+            "model beside it, and FSDP2 copies no model; use data parallel training, or another method such as ad_drop"
+        )
+
+    # -- the training -----------------------------------------------------------------------------------------------
+
+    def bind(self, training: Training) -> None:
+        """Take problem, optimizer and clipping from the training, where the user has not given them.
+
+        Raises:
+            ValueError: the model cannot be copied; or the reward data cannot be used, or has too few examples for a
+                round.
+        """
+        if self._attachment is not None:
+            with self._attachment.suspended():
+                check_copyable(self.model)
+        self._own = self.problem, self.optimizer, self.clip_norm
+        if self.problem is None:
+            self.problem, size = training.problem(self.reward_subset)
+            if self.credit == "example" and size < self.steps:
+                raise ValueError(
+                    f"credit='example' rewards each of the {self.steps} updates of a round by an example of its own, "
+                    f"but {self.reward_subset!r} has {size}; use fewer steps, or credit='round'"
+                )
+        self.optimizer = self.optimizer or training.optimizer
+        self.clip_norm = self.clip_norm or training.clip_norm
+        self._make_defender = training.copy_of
+
+    def unbind(self) -> None:
+        """Release the training, and give back what is the user's; nothing happens if it is not bound."""
+        if self._own is not None:
+            self.problem, self.optimizer, self.clip_norm = self._own
+            self._own, self._make_defender = None, Defender
+
+    @property
+    def begun(self) -> bool:
+        """Whether it knows the training, so that its state is worth keeping."""
+        return self.problem is not None
+
+    # -- an update --------------------------------------------------------------------------------------------------
+
+    def before_forward(self, forward: Forward) -> None:
+        """The attacker's masks for this batch, proposed by the generator and set on the sites."""
+        masks, tokens = self.start(forward.model).propose(forward.inputs, forward.supplied.counts)
+        for site in self.attached_sites:
+            pairs = valid_pairs(site.stack, site.kind, tokens)
+            site.ask(keep=masks[site.name].unsqueeze(1), once=ONE_CALL)
+            self.count_dropped(site, masks[site.name] & pairs, pairs)
+
+    def end_update(self) -> None:
+        """The defender's step on the batches of this update and, after T updates, the end of the round."""
+        super().end_update()
+        learnt = {} if self.game is None else self.game.end_update()
+        if learnt:
+            self.statistics.add("rounds", 1.0)
+            for key, value in learnt.items():
+                self.statistics.add(key, value)
+
+    def forget_unfinished(self) -> None:
+        """Forget the forwards since the last update: the optimizer's step was skipped, as on an overflow."""
+        if self.game is not None:
+            self.game.forget_unfinished()
+
+    # -- the game ---------------------------------------------------------------------------------------------------
+
+    def start(self, model: nn.Module) -> Game:
+        """The running game; it starts with generator and defender made anew, or as a loaded state has them.
+
+        Raises:
+            ValueError: `problem` or `optimizer` is missing, or the attacker is not alone on the model.
+        """
+        if self.game is not None:
+            return self.game
+        if self.problem is None or self.optimizer is None:
+            raise ValueError("AttendOut needs to know the training: give it problem=... and optimizer=...")
+        others = {each.regularizer.name for each in attachments_of(model)} - {self.name}
+        if others:
+            raise ValueError(f"AttendOut copies its model, so it must be alone on it; detach {', '.join(others)} first")
+        with torch.random.fork_rng([], enabled=self._continues):  # a continued game was built before
+            generator = self.make_generator(model)
+        with self._attachment.suspended():
+            defender = self._make_defender(model, self.optimizer, self.clip_norm)
+        self.game = self.game_class(self, self.problem, generator, defender)
+        if self._continues:
+            self.game.load_state_dict(self._kept)
+        self._kept, self._continues = {}, False
+        return self.game
+
+    def make_generator(self, model: nn.Module) -> Generator:
+        """The generator for the attached sites, on the model's device."""
+        tables = embeddings_of(model, {site.stack for site in self.attached_sites}, self.attached_sites)
+        shared, width = self.embedding == "shared", self.generator_width
+        generator = Generator(self.attached_sites, tables, shared, self.initial_keep, width)
+        ours, theirs = (sum(p.numel() for p in module.parameters()) for module in (generator, model))
+        logger.info(f"{self.name}: generator of {ours:,} parameters, {100 * ours / theirs:.1f} % of the model's")
+        return generator.to(next(model.parameters()).device)
+
+    # -- state ------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that an exact continuation needs; of several ranks, rank 0's state is whole."""
+        if self.game is not None:
+            return {**super().state_dict(), **self.game.state_dict()}
+        return dict(self._kept) or {**super().state_dict(), "rounds": 0, "in_round": 0}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state_dict()`; the players are restored once they exist, at the first forward."""
+        super().load_state_dict(state)
+        if self.game is not None:
+            self.game.load_state_dict(state)
+        else:
+            self._continues = "generator" in state
+            self._kept = state if self._continues else {}
+
+    def resume(self, state: Mapping[str, Any]) -> None:
+        """Continue the game from a state, at once.
+
+        Raises:
+            ValueError: it lacks a part of a game, or is one of other sites.
+        """
+        self.load_state_dict(state)
+        if "generator" not in state and state.get("rounds") == state.get("in_round") == 0:
+            return  # saved before the first update
+        missing = [key for key in ("generator", "generator_optimizer", "defender", "cache") if key not in state]
+        if missing:
+            raise ValueError(f"it lacks {', '.join(missing)}")
+        others = {n for batch in state["cache"] for n in batch["masks"]} ^ {site.name for site in self.attached_sites}
+        if state["cache"] and others:
+            raise ValueError(f"its sites are others: {', '.join(sorted(others))}")
+        self.start(self.model)
+
+    def detach(self) -> None:
+        """Restore the model; `state_dict` keeps what the game came to, the next one begins anew or from a state."""
+        self._continues = False  # a game that was to go on and never did is not the next one's
+        game = self.game
+        try:
+            if game is not None:
+                game.forget_unfinished()
+                self._kept = on_cpu(self.state_dict())  # not the weights of two more models on the device
+        finally:
+            self.game = None
+            if game is not None:
+                game.defender.close()
+            super().detach()

@@ -1,0 +1,205 @@
+"""AttendOut's defender (D-Net): a copy of the model that is trained beside it, without the generator's masks."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from types import FunctionType, MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from attn_reg_plugin.regularizers.base.context import Problem
+from attn_reg_plugin.regularizers.base.distributed import average_gradients
+
+
+class Defender:
+    """D-Net: a copy of the attacker with its regular dropout only, and an optimizer of its own.
+
+    Args:
+        attacker: the model, without hooks.
+        optimizer: the attacker's; the defender's has the same settings and starts from the same state.
+        clip_norm: largest gradient norm, 0 = unlimited.
+
+    Attributes:
+        model, optimizer: the defender's.
+        scaler: of its loss, in fp16; None: the loss is as it is.
+    """
+
+    scaler: Any = None
+    _batches = 0  # of the update, whose mean is to be taken
+
+    def __init__(self, attacker: nn.Module, optimizer: Optimizer, clip_norm: float = 0.0) -> None:
+        self.attacker, self.attacker_optimizer, self.clip_norm = attacker, optimizer, clip_norm
+        self.model = copy.deepcopy(attacker)
+        self.model.zero_grad(set_to_none=True)
+        self.optimizer = twin_optimizer(optimizer, attacker, self.model)
+        self._settings = _settings(optimizer)
+        self._hook = optimizer.register_step_pre_hook(self._remember_settings)
+
+    def _remember_settings(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """Learning rates and the like as the attacker's step uses them: a scheduler may move on before ours."""
+        added = optimizer.param_groups[len(self.optimizer.param_groups) :]  # as gradual unfreezing adds them
+        for group in twin_groups(added, self.attacker, self.model):
+            self.optimizer.add_param_group(group)
+        self._settings = _settings(optimizer)
+
+    def learn(self, problem: Problem, inputs: Any) -> None:
+        """Forward and backward on a batch that the attacker has trained on; gradients add up until `step`."""
+        for ours, theirs in zip(self.model.parameters(), self.attacker.parameters(), strict=True):
+            ours.requires_grad_(theirs.requires_grad)  # what is trained may change, as with gradual unfreezing
+        with self.precision():
+            loss = problem.loss(self.model, inputs).loss
+        counts, divisor = inputs.get("counts", True), self.divisor(problem)
+        loss = loss if counts else loss * 0
+        if divisor is not None:
+            loss = loss / divisor
+        elif counts:
+            self._batches += 1
+        (loss if self.scaler is None else self.scaler.scale(loss)).backward()
+
+    def precision(self) -> AbstractContextManager[Any]:
+        """While open, a forward computes as the attacker's does; by default the problem sees to it."""
+        return nullcontext()
+
+    def divisor(self, problem: Problem) -> float | None:
+        """Return the divisor of each batch's loss, as `Problem` says; None: the number of batches that count."""
+        return getattr(problem, "accumulation", None)
+
+    def step(self) -> None:
+        """Make the optimizer step that the attacker has just made, on the defender's own gradients."""
+        for group, settings in zip(self.optimizer.param_groups, self._settings, strict=True):
+            group.update(settings)
+        for parameter in self.model.parameters() if self._batches > 1 else ():
+            if parameter.grad is not None:
+                parameter.grad.div_(self._batches)
+        self._batches = 0
+        average_gradients(self.model)
+        if self.scaler is not None:
+            self.scaler.unscale_(self.optimizer)
+        if self.clip_norm > 0:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
+        if self.scaler is None:
+            self.optimizer.step()
+        else:
+            self.scaler.step(self.optimizer)  # which leaves it out if gradients overflowed
+            self.scaler.update()
+        self.model.zero_grad(set_to_none=True)  # what is trained and not in the optimizer, too
+
+    @torch.no_grad()
+    def settle(self, attacker_won: bool) -> None:
+        """Copy the winner over the loser, optimizer state included; learning rates and the like stay whose they are."""
+        players = (self.attacker, self.attacker_optimizer), (self.model, self.optimizer)
+        (winner, winning), (loser, losing) = players if attacker_won else players[::-1]
+        for ours, theirs in zip(loser.parameters(), winner.parameters(), strict=True):
+            ours.copy_(theirs)
+        for ours, theirs in zip(loser.buffers(), winner.buffers(), strict=True):
+            ours.copy_(theirs)
+        settings = _settings(losing)  # the attacker's scheduler may be a step ahead already
+        losing.load_state_dict(_copied_state(winning))
+        for group, own in zip(losing.param_groups, settings, strict=True):
+            group.update(own)
+
+    def close(self) -> None:
+        """Take the hook off the attacker's optimizer."""
+        self._hook.remove()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Model and optimizer, and the loss scale if there is one."""
+        state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+        return state if self.scaler is None else {**state, "scaler": self.scaler.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state_dict()`."""
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        if self.scaler is not None and state.get("scaler") is not None:
+            self.scaler.load_state_dict(state["scaler"])
+
+
+def check_copyable(model: nn.Module) -> None:
+    """Refuse a model whose copy would run parts of the model itself.
+
+    Trainers may replace a module's `forward` by a function that holds the module's own; in a copy of the module that
+    function is the same one.
+
+    Raises:
+        ValueError: the model has such a forward.
+    """
+    modules = set(model.modules())
+    for path, module in model.named_modules():
+        forward = vars(module).get("forward")
+        if forward is not None and _closes_over(forward, modules):
+            function = getattr(forward, "__qualname__", type(forward).__qualname__)
+            raise ValueError(
+                f"AttendOut trains a copy of the model, but the forward of {type(module).__name__} "
+                f"({path or 'the model itself'}) was replaced by {function} of "
+                f"{getattr(forward, '__module__', 'a module')}, as TRL's trainers do, and runs the model itself in the "
+                "copy, too; use another method, such as AD-DROP, or a trainer that leaves the forward as it is"
+            )
+
+
+def _closes_over(value: Any, modules: set[nn.Module], renewed: bool = True, depth: int = 8) -> bool:
+    """Whether a function has one of the modules, or a method of one, in its closure, where no copy replaces it.
+
+    Args:
+        renewed: whether a copy of the model has copies of what a method or a `partial` is bound to.
+    """
+    if isinstance(value, nn.Module):
+        return not renewed and value in modules
+    if depth == 0 or not callable(value):
+        return False
+    parts: list[tuple[Any, bool]] = []
+    if isinstance(value, MethodType):
+        parts += [(value.__self__, renewed), (value.__func__, renewed)]
+    elif isinstance(value, partial):
+        parts += [(held, renewed) for held in (value.func, *value.args, *value.keywords.values())]
+    elif not isinstance(value, FunctionType | type):  # an object that is called, such as accelerate's conversions
+        parts += [(held, renewed) for held in getattr(value, "__dict__", {}).values()]
+    for cell in getattr(value, "__closure__", None) or ():
+        try:
+            parts.append((cell.cell_contents, False))
+        except ValueError:  # it is empty
+            continue
+    return any(_closes_over(part, modules, again, depth - 1) for part, again in parts)
+
+
+def twin_optimizer(optimizer: Optimizer, model: nn.Module, twin: nn.Module) -> Optimizer:
+    """An optimizer of the same class, settings and state for the parameters of a copy of `model`.
+
+    Raises:
+        ValueError: the optimizer holds parameters that are not the model's.
+    """
+    groups = twin_groups(optimizer.param_groups, model, twin)
+    known = inspect.signature(type(optimizer)).parameters  # AdamW's defaults have one that it does not take
+    copied = type(optimizer)(groups, **{name: value for name, value in optimizer.defaults.items() if name in known})
+    copied.load_state_dict(_copied_state(optimizer))
+    return copied
+
+
+def twin_groups(groups: list[dict[str, Any]], model: nn.Module, twin: nn.Module) -> list[dict[str, Any]]:
+    """An optimizer's parameter groups, for the parameters of a copy of `model`.
+
+    Raises:
+        ValueError: they hold parameters that are not the model's.
+    """
+    twins = {id(ours): theirs for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True)}
+    if any(id(p) not in twins for group in groups for p in group["params"]):
+        raise ValueError("the optimizer holds parameters that are not the attached model's; give one of its own to it")
+    return [{**group, "params": [twins[id(p)] for p in group["params"]]} for group in groups]
+
+
+def _copied_state(optimizer: Optimizer) -> dict[str, Any]:
+    """A deep copy of the optimizer's state, whose tensors are cloned: `deepcopy` is slower at that."""
+    state = optimizer.state_dict()
+    tensors = [value for values in state["state"].values() for value in values.values() if isinstance(value, Tensor)]
+    return copy.deepcopy(state, {id(tensor): tensor.detach().clone() for tensor in tensors})
+
+
+def _settings(optimizer: Optimizer) -> list[dict[str, Any]]:
+    return [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]

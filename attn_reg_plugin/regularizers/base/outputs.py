@@ -1,0 +1,129 @@
+"""Reading a model's outputs: logits, log-likelihoods, scores or loss, wherever they are, and the tokens that count."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+#: the label that losses ignore, as in torch.nn.functional.cross_entropy
+IGNORED = -100
+
+
+class NoObjective(ValueError):
+    """Raised where the outputs of a forward hold nothing that can be attributed; something else may.
+
+    Args:
+        message: for the user.
+        reason: the same in some words.
+    """
+
+    def __init__(self, message: str, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+def logits_of(outputs: Any) -> Tensor:
+    """The logits in a model's outputs: a tensor, `outputs.logits`, `outputs["logits"]` or the first of a tuple.
+
+    A tuple may begin with the loss, as those of transformers do, which is passed over.
+
+    Raises:
+        ValueError: none of these holds a floating-point tensor.
+    """
+    logits = getattr(outputs, "logits", outputs)
+    if isinstance(logits, Mapping):
+        logits = logits.get("logits")
+    if isinstance(logits, tuple | list) and logits:
+        logits = next((one for one in logits if not isinstance(one, Tensor) or one.dim()), logits[0])
+    if not isinstance(logits, Tensor) or not logits.is_floating_point():
+        raise NoObjective(
+            f"cannot find logits in the model's output of type {type(outputs).__name__}{held_by(outputs)}; give an "
+            "objective=function(outputs, inputs) that returns a scalar, or use a method that needs none: "
+            "attention_dropout, attention_layer_drop, head_drop, layer_drop or scheduled_dropout",
+            "the outputs have no logits",
+        )
+    return logits
+
+
+def held_by(outputs: Any) -> str:
+    """Say in words which outputs there are in place of logits."""
+    if not isinstance(outputs, Mapping) or not outputs:
+        return ""
+    return f" (it has {', '.join(map(str, outputs))}, but no logits, log_probs, scores or loss)"
+
+
+def as_read(logits: Tensor, labels: str, regression: bool) -> str:
+    """Say in words how F is read off logits of this shape.
+
+    Args:
+        logits: (B, C), (B, T, V), or of a regression (B,) or (B, C).
+        labels: `pseudo` or `gold`.
+        regression: whether they are predicted values.
+    """
+    if regression:
+        found, kind = "minus the squared error" if labels == "gold" else "the predicted values", "a regression"
+    elif logits.dim() == 2:
+        found, kind = f"the {labels} labels' logits", f"{logits.size(-1)} classes"
+    else:
+        found, kind = f"the {labels} labels' log-likelihoods", f"tokens over {logits.size(-1)} labels"
+    return f"{found}: outputs of shape {tuple(logits.shape)} as {kind}"
+
+
+def field_of(outputs: Any, name: str) -> Tensor | None:
+    """A floating-point tensor that the outputs hold by this name; None if there is none."""
+    held = outputs.get(name) if isinstance(outputs, Mapping) else getattr(outputs, name, None)
+    return held if isinstance(held, Tensor) and held.is_floating_point() else None
+
+
+def loss_of(outputs: Any) -> Tensor | None:
+    """The scalar loss that the outputs hold; None if there is none."""
+    loss = field_of(outputs, "loss")
+    return None if loss is None or loss.dim() else loss
+
+
+def gold_of(inputs: Mapping[str, Any]) -> Any:
+    """The gold labels among an objective's inputs; None if there are none."""
+    return inputs.get("targets", inputs.get("labels"))
+
+
+def logits_dtype(outputs: Any) -> torch.dtype:
+    """The dtype of the model's logits, fp32 where a user's objective reads something else."""
+    try:
+        return logits_of(outputs).dtype
+    except ValueError:
+        return torch.float32
+
+
+def tokens_with_loss(logits: Tensor, inputs: Mapping[str, Any]) -> Tensor | None:
+    """Real tokens, less those that the targets leave out: a tagger labels a word at its first piece only."""
+    mask, targets = _fitting_mask(logits, inputs), inputs.get("targets")
+    if not isinstance(targets, Tensor) or targets.is_floating_point() or targets.shape != logits.shape[:-1]:
+        return mask
+    known = targets != IGNORED
+    return known if mask is None else known & mask
+
+
+def _fitting_mask(logits: Tensor, inputs: Mapping[str, Any]) -> Tensor | None:
+    """The token mask, if it is one of these logits (B, T, V).
+
+    One that was read off the forward's arguments says nothing of logits of another shape and is left out: it counts an
+    audio model's raw samples, or lacks prompt tuning's virtual tokens. One that was supplied has to fit.
+
+    Raises:
+        TypeError: what was supplied is no bool tensor.
+        ValueError: or one of another shape.
+    """
+    mask, shape = inputs.get("token_mask"), logits.shape[:-1]
+    if mask is not None and inputs.get("token_mask_supplied"):
+        needed = (
+            f"logits of shape {tuple(logits.shape)} need a bool tensor of shape {tuple(shape)}, True at real tokens"
+        )
+        if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+            given = mask.dtype if isinstance(mask, Tensor) else f"a {type(mask).__name__}"
+            raise TypeError(f"the supplied token_mask is {given}, but {needed}")
+        if mask.shape != shape:
+            raise ValueError(f"the supplied token_mask has the shape {tuple(mask.shape)}, but {needed}")
+    return mask if isinstance(mask, Tensor) and mask.shape == shape else None

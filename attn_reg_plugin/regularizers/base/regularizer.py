@@ -1,0 +1,349 @@
+"""The base class of all methods: an object that attaches to a model and acts inside the model's own forward.
+
+Attaching is all it takes. A forward pre-hook sees the arguments of each training-mode forward with gradients on; the
+method prepares masks on its sites (AD-DROP runs its probe there) and lets the forward pass. They stay until the next
+forward or `end_update`, because activation checkpointing runs the forward again during backward.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from attn_reg_plugin.attention.calls import AttentionCall, derived
+from attn_reg_plugin.attention.masks import dropped_fraction
+from attn_reg_plugin.attention.requests import MaskSampler
+from attn_reg_plugin.attention.sites import AttentionSite, SiteSelector
+from attn_reg_plugin.regularizers.base.attachment import Attachment
+from attn_reg_plugin.regularizers.base.compatibility import drop_rate, drop_rates
+from attn_reg_plugin.regularizers.base.context import Supplied, Training
+from attn_reg_plugin.regularizers.base.forward import Forward
+from attn_reg_plugin.regularizers.base.options import check_options, option
+from attn_reg_plugin.regularizers.base.registry import Preset
+from attn_reg_plugin.regularizers.base.statistics import Quantity, Statistics
+
+logger = logging.getLogger(__name__)
+#: draws a keep mask from (shape, valid, generator); the mask lies on the generator's device
+Draw = Callable[[tuple[int, ...], Tensor | None, torch.Generator], Tensor]
+#: from a sum over items, and their number, to what is added to a loss
+Share = Callable[[Tensor, int], Tensor]
+
+
+@dataclass(eq=False)
+class Regularizer:
+    """Base of the methods. Subclasses are dataclasses whose `option` fields are their options.
+
+    Attributes:
+        sites: which attention is regularized, see `SiteSelector`.
+    """
+
+    name: ClassVar[str] = ""
+    #: the options that the commands compare it with
+    presets: ClassVar[tuple[Preset, ...]] = ()
+    #: statistics of its own that a face logs for every update
+    logged: ClassVar[tuple[Quantity, ...]] = ()
+    #: and those of rounds, which end in `end_update`
+    by_round: ClassVar[tuple[Quantity, ...]] = ()
+    #: whether a batch has to pass through the attached model in one forward
+    one_forward: ClassVar[bool] = False
+    #: whether it acts on attention; if not, `sites` has no meaning, and any model will do
+    needs_sites: ClassVar[bool] = True
+    #: whether it counts what it drops of each site
+    counts_drops: ClassVar[bool] = True
+    #: when it acts among several: 0 looks at the model as it is, 1 changes its weights, 2 may probe, 3 draws last
+    acts: ClassVar[int] = 2
+    #: the parts of a request that it fills, see `compatibility.PARTS`: others may fill the rest; None: it does not say
+    uses: ClassVar[frozenset[str] | None] = None
+    #: why it acts with no other method on one model; empty where it does
+    alone: ClassVar[str] = ""
+    sites: str = option("encoder.self", "which attention to regularize, e.g. 'encoder.self[0,2-5] decoder.cross', '*'")
+
+    def __post_init__(self) -> None:
+        """Check the options, in one sentence each.
+
+        Raises:
+            TypeError, ValueError: an option is of another type than it declares, or out of its range.
+        """
+        check_options(self)
+        SiteSelector(self.sites)
+        self.epoch: int | None = None
+        self.updates = 0
+        self.statistics, self.supplied = Statistics(), Supplied()
+        self.companions: Sequence[Regularizer] = ()  # all methods of its combination, in the order in which they act
+        self._attachment: Attachment | None = None
+        self._trained: weakref.ref[nn.Module] | None = None  # the model that counts and state are of
+
+    # -- what a user calls ------------------------------------------------------------------------------------------
+
+    def attach(self, model: nn.Module) -> Attachment:
+        """Regularize every training-mode forward of `model` from here, until `detach` or the end of the `with`.
+
+        Parameters, `state_dict` keys and evaluation outputs stay as they are. On another model than before the method
+        begins anew, unless a state was loaded since; so epochs and updates are announced after attaching.
+
+        Raises:
+            ValueError: the sites match nothing in the model, or it is attached already.
+        """
+        if self._attachment is not None:
+            raise ValueError(f"{self.name} is attached already; detach() it first")
+        self._attachment = Attachment(self, model)
+        if not self.companions:
+            self._begin_anew_on(model)
+        return self._attachment
+
+    def detach(self) -> None:
+        """Restore the model exactly; nothing happens if nothing is attached."""
+        attachment, self._attachment = self._attachment, None
+        if attachment is not None:
+            if attachment.reach.seen:
+                self._trained = weakref.ref(attachment.model)
+            attachment.reach.end()
+            attachment.remove()
+
+    def _trained_another(self, model: nn.Module) -> bool:
+        return self._trained is not None and self._trained() is not model
+
+    def _begin_anew_on(self, model: nn.Module) -> None:
+        """Begin anew if the counts and state are another model's."""
+        if self._trained_another(model):
+            if self.epoch is not None or self.updates:
+                logger.info(f"{self.name}: another model is attached, so epochs and updates are counted anew")
+            self.begin_anew()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies and pickles know no model that they were trained with."""
+        return {**vars(self), "_trained": None}
+
+    @property
+    def model(self) -> nn.Module:
+        """The attached model.
+
+        Raises:
+            ValueError: none is.
+        """
+        if self._attachment is None:
+            raise ValueError(f"{self.name} is not attached to a model")
+        return self._attachment.model
+
+    @property
+    def attached_sites(self) -> list[AttentionSite]:
+        """The sites in use; empty when detached."""
+        return [] if self._attachment is None else self._attachment.sites
+
+    @property
+    def parts(self) -> list[Regularizer]:
+        """The methods that act: itself, or those of a combination."""
+        return [self]
+
+    @property
+    def quantities(self) -> list[Quantity]:
+        """Quantities that a face logs of updates: share of regularized forwards, its own, drop rates by site."""
+        return [Quantity("regularized", "forwards"), *self.logged, *drop_rates(self)]
+
+    def begin_training(self, updates: int | None, epochs: int | None = None) -> None:
+        """Announce a training of so many optimizer updates and epochs in all; None: their number is not known."""
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Announce an epoch, counted from 1."""
+        if epoch < 1:
+            raise ValueError(f"epochs count from 1, not {epoch}")
+        self.epoch = epoch
+
+    def begin_update(self, update: int) -> None:
+        """Announce the number of optimizer updates made so far, where the caller counts them."""
+        self.updates = update
+
+    def end_update(self) -> None:
+        """Announce that the optimizer has made an update, after its backwards: masks of its forwards are freed.
+
+        It warns once if no forward could be regularized, or if selected attention is never called.
+        """
+        self.updates += 1
+        if self._attachment is not None:
+            self._attachment.end_update()
+
+    def supply(self, supplied: Supplied | None = None, /, **fields: Any) -> None:
+        """Tell what the next forwards' arguments do not show, such as `targets`; stays until the next call.
+
+        Args:
+            supplied, fields: all of it, or those of `Supplied` that are known.
+        """
+        self.supplied = Supplied(**fields) if supplied is None else supplied
+
+    def loss(self, compute: Callable[[Any], Tensor], batch: Any, share: Share | None = None) -> Tensor:
+        """The training loss of a batch: `compute(batch)`, and what the method adds to it.
+
+        Most methods add nothing. In a loop of one's own, one that does (its `passes` are more than 1) is used by
+
+            loss = regularizer.loss(lambda batch: loss_function(model(**batch), batch), batch)
+
+        Args:
+            compute: runs the model on a batch and gives the loss: a mean, over whatever it is computed on.
+            batch: a tensor, or tensors in mappings, lists, tuples and dataclasses. The first one's first dimension is
+                the number of examples.
+            share: makes such a loss of a sum over examples or tokens, and of their number; by default their mean.
+        """
+        return compute(batch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state that resuming needs: numbers and tensors only."""
+        return {"method": self.name, "epoch": self.epoch, "updates": self.updates}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state_dict()`.
+
+        Raises:
+            TypeError, ValueError: it is no state of this method, see `check_state`.
+        """
+        check_state(state, self.name)
+        self.epoch, self.updates = state["epoch"], state["updates"]
+        self._trained = None if self._attachment is None else weakref.ref(self.model)
+
+    def resume(self, state: Mapping[str, Any]) -> None:
+        """`load_state_dict` where training continues from it: what does not fit the attached model is reported here.
+
+        Raises:
+            ValueError: as `load_state_dict`, or the state is one of other sites.
+        """
+        self.load_state_dict(state)
+
+    # -- what a method implements, if it needs it -------------------------------------------------------------------
+
+    def begin_anew(self) -> None:
+        """Forget the training of another model, whose counts and state say nothing of the one now attached."""
+        self.epoch, self.updates = None, 0
+
+    def bind(self, training: Training) -> None:
+        """Get to know the training of a face, after attaching and before the first update."""
+
+    def unbind(self) -> None:
+        """Release what `bind` gave."""
+
+    @property
+    def large_state(self) -> bool:
+        """Whether the state is too large to be kept in every checkpoint."""
+        return False
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is a state worth keeping in a checkpoint."""
+        return True
+
+    def forget_unfinished(self) -> None:
+        """Forget the forwards since the last update: the optimizer's step was skipped, as on an overflow."""
+
+    def copied(self) -> Regularizer:
+        """For a copy of the attached model: the same options and place in training, statistics of its own."""
+        twin = copy.copy(self)
+        twin.statistics, twin.supplied = copy.deepcopy(self.statistics), Supplied()
+        return twin
+
+    def hooks(self, model: nn.Module, sites: list[AttentionSite]) -> list[Any]:
+        """Put more than masks into `model`, once its sites are open; each part comes back with a `remove()`.
+
+        Detaching removes them. Those of a copy of the model are copies, made with it.
+        """
+        return []
+
+    def leaves_unused(self) -> bool:
+        """Whether some parameters may get no gradient in an update, which data-parallel training has to expect."""
+        return False
+
+    def check_shards(self, modules: list[nn.Module]) -> None:
+        """Refuse a model in which `fully_shard` (FSDP2) was called on these modules.
+
+        Raises:
+            ValueError: the method cannot act in it.
+        """
+
+    # -- what a method implements -----------------------------------------------------------------------------------
+
+    def due(self) -> bool:
+        """Whether the forward that is about to happen is regularized."""
+        return True
+
+    def before_forward(self, forward: Forward) -> None:
+        """Prepare the sites for a forward that is due."""
+        raise NotImplementedError
+
+    def after_forward(self, outputs: Any) -> None:
+        """Look at the outputs of a forward that was due; None where an exception ended it."""
+
+    @property
+    def passes(self) -> int:
+        """Number of passes of each example in a batch, all in one forward; see `loss`."""
+        return 1
+
+    def rehearse(self, forward: Forward) -> None:
+        """Try, in a forward that isn't due, what later ones will need, so that a mistake is reported at the start.
+
+        Called once, in the first training forward if that isn't due; random numbers, statistics, sites are put back.
+        """
+
+    # -- for methods ------------------------------------------------------------------------------------------------
+
+    def sampler(self, site: AttentionSite, draw: Draw) -> MaskSampler:
+        """Return a sampler of the keep masks of the site's calls in the next forward, by a seed that is drawn now.
+
+        A call's mask is the same whenever it is drawn, so that recomputation agrees; it counts once.
+
+        Args:
+            site: where the masks are for.
+            draw: the mask, bool and broadcastable to `shape`.
+        """
+        return partial(self._drawn, site, draw, int(torch.randint(2**62, ())))
+
+    def _drawn(
+        self,
+        site: AttentionSite,
+        draw: Draw,
+        seed: int,
+        call: AttentionCall,
+        shape: tuple[int, ...],
+        valid: Tensor | None,
+        device: torch.device,
+    ) -> Tensor:
+        keep = draw(shape, valid, torch.Generator(device).manual_seed(derived(seed, call.index)))
+        if seed not in call.counted:
+            call.counted.add(seed)
+            self.count_dropped(site, keep, valid)
+        return keep
+
+    def count_dropped(self, site: AttentionSite, keep: Tensor, valid: Tensor | None) -> None:
+        """Add a mask to the drop rate of its site."""
+        self.count_share(site, *dropped_fraction(keep, valid))
+
+    def count_share(self, site: AttentionSite, dropped: float | Tensor, total: float | Tensor = 1.0) -> None:
+        """Add so many dropped of so many to the drop rate of a site."""
+        for key, value in zip(drop_rate(self, site).keys, (dropped, total), strict=True):
+            self.statistics.add(key, value)
+
+
+def check_state(state: Mapping[str, Any], name: str) -> None:
+    """Refuse what is no state of a method; one made before states had their method's name is taken as it is.
+
+    Args:
+        name: of the method.
+
+    Raises:
+        TypeError: it is no mapping.
+        ValueError: it is another method's state, or lacks what every state has, or counts in other than numbers.
+    """
+    if not isinstance(state, Mapping):
+        raise TypeError(f"the state is a {type(state).__name__}, but must be what {name}'s state_dict() gave")
+    if (theirs := state.get("method", name)) != name:
+        raise ValueError(f"the state is one of {theirs}, but must be one of {name}")
+    if missing := [key for key in ("epoch", "updates") if key not in state]:
+        raise ValueError(f"the state isn't one of {name}: it lacks {' and '.join(missing)}")
+    for key, least in (("epoch", 1), ("updates", 0)):
+        whole = isinstance(count := state[key], int) and not isinstance(count, bool) and count >= least
+        if not whole and not (key == "epoch" and count is None):
+            raise ValueError(f"the state's {key} is {count!r}, but must be a whole number, at least {least}")
