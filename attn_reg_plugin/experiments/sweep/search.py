@@ -23,7 +23,7 @@ from attn_reg_plugin.terminal import say
 
 if TYPE_CHECKING:
     from attn_reg_plugin.experiments.runs import Run
-    from attn_reg_plugin.experiments.sweep.settings import Sweep
+    from attn_reg_plugin.experiments.sweep.settings import Arm, Sweep
 
 
 def search(sweep: Sweep) -> int:
@@ -34,11 +34,11 @@ def search(sweep: Sweep) -> int:
         for study, arm in zip(studies, sweep.arms, strict=True):
             trials.enqueue(study, arm, again=True)
     slots = Slots([] if base.cpu or sweep.jobs == 1 or not has_gpu() else visible_gpus(), sweep.jobs)
-    left = sum(not one.state.is_finished() for study in studies for one in trials.standing(study).values())
+    left = sum(not tried[0].state.is_finished() for study in studies for tried in trials.attempts(study).values())
     try:
         with Reporter(console, left) as reporter:
 
-            def train(arm: trials.Arm, trial: optuna.Trial, values: dict[str, Any], stop: Event) -> float:
+            def train(arm: Arm, trial: optuna.Trial, values: dict[str, Any], stop: Event) -> float:
                 one = sweep.run_of(arm, trial.user_attrs["trial"], trial.user_attrs["seed"], values)
                 with slots.lent() as device:
                     return trained(dataclasses.replace(one, device=device), trial, reporter, base.longest, stop)
@@ -60,9 +60,9 @@ def first_run(sweep: Sweep) -> Run:
         ValueError: a command cannot work.
         FileNotFoundError: data that is missing.
     """
-    arm, lists = sweep.arms[0], {key: getattr(one, "choices", ()) for key, one in sweep.arms[0].space.items()}
-    first = {key: values[0] if values else arm.space[key].low for key, values in lists.items()}
-    texts = [{key: one} for key, values in lists.items() for one in values[1:] if isinstance(one, str | bool)]
+    arm, kinds = sweep.arms[0], sweep.choices.items()
+    first = {key: how["choices"][0] if kind == "categorical" else how["low"] for key, (kind, how) in kinds}
+    texts = [{key: one} for key, (_, how) in kinds for one in how.get("choices", ())[1:] if isinstance(one, str | bool)]
     tried = [{**first, **text} for text in [{}, *texts]]
     runs = [sweep.run_of(arm, number, arm.trials[0][0], values) for number, values in enumerate(tried)]
     check_runs(runs)
@@ -79,25 +79,21 @@ def open_studies(sweep: Sweep, run: Run) -> list[optuna.Study]:
         sweep.out.mkdir(parents=True, exist_ok=True)
     storage = trials.open_storage(sweep.storage or f"sqlite:///{sweep.out / 'sweep.db'}")
     name = sweep.name or (sweep.out.resolve().name if sweep.storage else "sweep")
-    about = {"searched": sweep.method, "space": sweep.space, "seeds": list(sweep.seeds), "drawn": bool(sweep.trials)}
-    settings = {name: value for name, value in run.settings.items() if name != "seed"} | about
-    pruner = optuna.pruners.MedianPruner(sweep.pruner_trials, sweep.pruner_epochs + 1)
-    studies = []
-    for arm in sweep.arms:
-        study = optuna.create_study(
-            storage=storage,
-            study_name=name if arm is sweep.arms[0] else f"{name}, {arm.name}",
-            direction="maximize" if run.metric[1] else "minimize",
-            load_if_exists=True,
-            pruner=pruner if sweep.pruner == "median" else optuna.pruners.NopPruner(),
-        )
+    median = optuna.pruners.MedianPruner(sweep.pruner_trials, sweep.pruner_epochs + 1)
+    how = {
+        **{"storage": storage, "load_if_exists": True, "direction": "maximize" if run.metric[1] else "minimize"},
+        "pruner": median if sweep.pruner == "median" else optuna.pruners.NopPruner(),
+    }
+    studies = [optuna.create_study(study_name=f"{name}: {arm.name}", **how) for arm in sweep.arms]
+    own = {"searched": sweep.method, "space": sweep.space, "seeds": list(sweep.seeds), "drawn": bool(sweep.trials)}
+    settings = {**run.settings, **own, "seed": None}
+    for study in studies:
         for key, (there, asked) in differing(study.user_attrs.get("settings", settings), settings).items():
             raise ValueError(
                 f"the study {study.study_name!r} is of a sweep with other settings ({key}: {there or 'absent'} there, "
                 f"{asked or 'absent'} asked for); give another --out, and in a storage of several sweeps another --name"
             )
         study.set_user_attr("settings", settings)
-        studies.append(study)
     return studies
 
 

@@ -15,7 +15,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from omegaconf import OmegaConf
 
@@ -66,6 +66,8 @@ class Sweep:
     Raises:
         ValueError: a key or a value that is not allowed; the sentence names the key.
     """
+
+    GROUP: ClassVar[str] = "running"
 
     out: Path = setting("folder of the trials", metavar="FOLDER")
     finetune: Any = setting("what is searched on: settings of `attn-reg finetune`", None, unflagged=True)
@@ -224,9 +226,9 @@ class Sweep:
 
     def run_of(self, arm: Arm, number: int, seed: int, values: Mapping[str, Any]) -> Run:
         """The run of a trial, as `attn-reg compare` or `finetune` makes it."""
-        options = {} if arm.name == PLAIN else {key: values[key] for key in values if key not in self.shared}
-        row = {**({} if arm.name == PLAIN else self._method), **options, "title": f"{arm.name} {text_of(values)}".strip()}
-        found = self.comparison(values, PLAIN if arm.name == PLAIN else f"trial-{number:03d}", row)
+        title, plain = {"title": f"{arm.name} {text_of(values)}".strip()}, arm.name == PLAIN
+        own = {} if plain else self._method | {key: values[key] for key in values if key not in self.shared}
+        found = self.comparison(values, PLAIN if plain else f"trial-{number:03d}", {**own, **title})
         (run,) = dataclasses.replace(found, seeds=(seed,)).plan(found.selected())
         return dataclasses.replace(run, measured=False)
 
