@@ -135,6 +135,10 @@ def _run(command: str, *words: str) -> int:
     if command == "user-dir":
         print(user_dir())
         return 0
+    from attn_reg_plugin import backends  # noqa: F401 (which the package leaves out on the command line, for its help)
+    from attn_reg_plugin.checkpoints import allow_checkpoint_types
+
+    allow_checkpoint_types()
     try:
         return arguments.run(arguments)
     except BrokenPipeError:  # whoever read standard output, such as `head`, has seen enough

@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attn_reg_plugin.checkpoints import load_weights
-
 if TYPE_CHECKING:
     import pandas
 
@@ -146,6 +144,8 @@ def seconds_per_epoch(log: TrainingLog, checkpoint: Path) -> float | None:
 
 
 def _exact_train_wall(checkpoint: Path) -> float | None:
+    from attn_reg_plugin.checkpoints import load_weights  # torch
+
     try:
         meters = load_weights(checkpoint, mmap=True)["extra_state"]["metrics"]["default"]
         return float(next(kept["sum"] for _, name, _, kept in meters if name == "train_wall"))
@@ -155,6 +155,8 @@ def _exact_train_wall(checkpoint: Path) -> float | None:
 
 def _updates_of(checkpoint: Path) -> int | None:
     """After how many updates a checkpoint was made; None when unknown."""
+    from attn_reg_plugin.checkpoints import load_weights  # torch
+
     try:
         return int(load_weights(checkpoint, mmap=True)["optimizer_history"][-1]["num_updates"])
     except (KeyError, TypeError, ValueError, IndexError):
