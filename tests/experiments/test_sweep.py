@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("fairseq")
 pytest.importorskip("optuna")
 
-from attn_reg_plugin import configuration
-from attn_reg_plugin.cli import build_parser, main
+import optuna
+
+from attn_reg_plugin import cli, configuration
+from attn_reg_plugin.cli import main
+from attn_reg_plugin.experiments import runs
+from attn_reg_plugin.experiments.executing import RunError
 from attn_reg_plugin.experiments.steps import plan
 from attn_reg_plugin.experiments.sweep.settings import Sweep
+from attn_reg_plugin.experiments.training_log import read_log
+from tests.models.hf_folders import make_encoder, make_rte
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 BASE = "{task: rte, data: data, model: encoder, epochs: 2, max_length: 32, cpu: true}"
@@ -23,8 +31,7 @@ HUGE = "{" + ", ".join(f"{key}: [{', '.join(str(i / 300) for i in range(300))}]"
 def sweep(tmp_path: Path, text: str, *words: str) -> Sweep:
     path = tmp_path / "s.yaml"
     path.write_text(text, encoding="utf-8")
-    arguments = build_parser("sweep").parse_args(["sweep", str(path), *words])
-    return configuration.from_arguments(Sweep, arguments)
+    return configuration.from_arguments(Sweep, cli._parsed("sweep", [str(path), *words]))
 
 
 def of_space(space: str, more: str = "") -> str:
@@ -34,9 +41,9 @@ def of_space(space: str, more: str = "") -> str:
 @pytest.mark.parametrize("path", sorted((Path(__file__).parents[2] / "examples" / "sweep").glob("*.yaml")), ids=str)
 def test_the_examples_are_accepted(path: Path) -> None:
     """Nothing is run."""
-    *_, found = [step.args[1] for step in plan(path, [])]
+    *_, found = [step.settings for step in plan(path, [])]
     assert len(found.arms[0].trials) == len(found.arms[1].trials) >= 9
-    assert {"p", "q"} <= set(found.distributions), "a heat map"
+    assert {"p", "q"} <= set(found.choices)
 
 
 # -- the space --------------------------------------------------------------------------------------------------------
@@ -77,18 +84,27 @@ def test_plain_training_alone(tmp_path: Path) -> None:
         (of_space("{attribution: [gradient, magic]}"), "space: attribution is 'magic', but must be one of"),
         (of_space("{magic: [1]}"), "space: unknown key 'magic'; the keys are: sites, p, q, cross_tuning"),
         (of_space("{task: [rte, cola]}"), "space: unknown key 'task'; the keys are: "),
-        (of_space("{p: 0.3}"), "space: p is 0.3, but must be a list of values, {log: [low, high]}"),
+        (of_space("{p: 0.3}"), "space: p is 0.3, but must be a list of values, or {log: [low, high]}"),
         (of_space("{p: []}"), "space: p is [], but must be a list of values"),
         (of_space("{p: [0.1, 0.10]}"), "space: p is [0.1, 0.1], but must not have a value twice"),
         (of_space("{p: {normal: [0, 1]}}"), "space: p is {'normal': [0, 1]}, but must be a list of values"),
         (of_space("{p: {uniform: [0.9, 0.1]}}", "trials: 2"), "space: p: uniform is [0.9, 0.1], but must be two num"),
         (of_space("{p: {uniform: [0.1]}}", "trials: 2"), "space: p: uniform is [0.1], but must be two numbers"),
-        (of_space("{p: {uniform: 0.1}}", "trials: 2"), "space: p is {'uniform': 0.1}, but must be a list of values, or"),
+        (
+            of_space("{p: {uniform: 0.1}}", "trials: 2"),
+            "space: p is {'uniform': 0.1}, but must be a list of values, or",
+        ),
         (of_space("{p: {uniform: [0, 1], log: [0, 1]}}", "trials: 2"), "but must be a list of values, or {log: [low"),
-        (of_space("{sites: {uniform: [a, b]}}", "trials: 2"), "space: sites: uniform is ['a', 'b'], but must be two n"),
+        (
+            of_space("{sites: {uniform: ['*', '*']}}", "trials: 2"),
+            "space: sites: uniform is ['*', '*'], but must be two",
+        ),
         (of_space("{weight_decay: {log: [0, 1]}}", "trials: 2"), "space: weight_decay: log is [0, 1], but must be two"),
         (of_space("{batch_size: {int: [1.5, 3]}}", "trials: 2"), "space: batch_size is 1.5, but must be a whole"),
-        (of_space(HUGE), "space has 27,000,000 trials in its grid, but at most 10,000 are possible; take fewer values,"),
+        (
+            of_space(HUGE),
+            "space has 27,000,000 trials in its grid, but at most 10,000 are possible; take fewer values,",
+        ),
         (of_space("{p: [0.1]}", "trials: 100000"), "trials is 100000, but must lie in [0, 10000]"),
         (of_space("{p: {uniform: [0, 1]}}"), "trials is 0, but must say how many, since p has a range in space"),
         (of_space("{}"), "space is {}, but must be a mapping"),
@@ -122,7 +138,7 @@ def test_it_is_a_step_and_its_keys_are_no_flags(tmp_path: Path) -> None:
     text = "task: rte\nsweep:\n  out: o/${task}\n  finetune: {task: '${task}', data: d}\n  space: {p: [0.1]}\n"
     (tmp_path / "s.yaml").write_text(text)
     (step,) = plan(tmp_path / "s.yaml", ["--task", "cola", "--jobs", "2"])
-    found = getattr(step, "__self__", None) or step.args[-1]
+    found = step.settings
     assert (found.finetune["task"], found.out, found.jobs) == ("cola", Path("o/cola"), 2)
     assert found.comparison().jobs == 2
     assert sweep(tmp_path, text).out == Path("o/rte")
@@ -130,3 +146,121 @@ def test_it_is_a_step_and_its_keys_are_no_flags(tmp_path: Path) -> None:
         main(["sweep", str(tmp_path / "s.yaml"), "--space", "{}"])
 
 
+# -- the runs ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def rte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with made-up data and a tiny encoder, in which the test works."""
+    make_encoder(tmp_path / "encoder")
+    make_rte(tmp_path / "data")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def pretend(accuracy: Callable[[str], float], told: list[str]) -> Callable[..., None]:
+    """A stand-in for a training: a log of two epochs."""
+
+    def execute(command: list[str], path: Path, what: str, lock: int, watch: Any, *_: Any) -> None:
+        told.append(what)
+        if accuracy(what) < 0:
+            raise RunError(f"the {what} ended with exit status 1")
+        for epoch in (1, 2):
+            figures = {"epoch": epoch, "valid_num_updates": 6 * epoch, "valid_accuracy": accuracy(what) - 1 + epoch}
+            with path.open("a") as file:
+                file.write(json.dumps(figures) + "\n")
+                file.write(json.dumps({"epoch": epoch, "train_train_wall": "3"}) + "\n")
+            watch(read_log(path))
+
+    return execute
+
+
+def test_a_sweep_from_end_to_end(
+    rte: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    broken = "ad_drop p 0.9, q 0.3"
+
+    def accuracy(what: str) -> float:
+        gain = {"ad_drop p 0.1, q 0.3": 5.0, broken: -100.0}
+        name, seed = what.removeprefix("training of ").split(", seed ")
+        return 60.0 + (gain.get(name, 1.0) if "ad_drop" in name else int(seed))
+
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    (rte / "s.yaml").write_text(of_space("{p: [0.1, 0.9], q: [0.1, 0.3]}"))
+    monkeypatch.setattr(runs, "execute", interrupt)
+    assert main(["sweep", "s.yaml"]) == 130 and "the same command goes on" in capsys.readouterr().out
+    monkeypatch.setattr(runs, "execute", pretend(accuracy, told))
+    assert main(["sweep", "s.yaml", "--jobs", "2"]) == 1
+    printed = capsys.readouterr().out
+    assert f"failed: the training of {broken}" in printed and "plain" in printed
+    content = json.loads((rte / "out" / "results.json").read_text())
+    assert content["gain"]["best"] == 1 and content["gain"]["mean"] == pytest.approx(190 / 3 - 63.5)
+    assert sorted((one["arm"], one["trial"]) for one in content["trials"]) == [
+        (arm, number) for arm in ("ad_drop", "plain") for number in range(4)
+    ]
+    assert [one["value"] for one in content["trials"]] == [66, 62, 62, None, 65, 64, 63, 62]
+    for name in ("distribution.png", "values.png", "gain.png"):
+        assert (rte / "out" / name).read_bytes().startswith(b"\x89PNG")
+    table = (rte / "out" / "results.md").read_text()
+    assert "66.000" in table and "p 0.1, q 0.3, seed 1" in table and "63.333 ± 2.309" in table
+    run = rte / "out" / "trial-001-seed1"
+    assert json.loads((run / "result.json").read_text())["training"]["figures"]["accuracy"] == 66.0
+    assert json.loads((run / "run.json").read_text())["flags"]["ad-drop-q"] == 0.3 and len(told) == 8
+
+    monkeypatch.setattr(runs, "execute", pretend(lambda what: 60.0, told))
+    assert main(["sweep", "s.yaml"]) == 0, "the one that failed is tried again, and nothing else"
+    assert len(told) == 9 and broken in told[8] and "failed:" not in capsys.readouterr().out
+    (rte / "out").rename(rte / "moved")
+    assert main(["sweep", "s.yaml", "--out", "moved"]) == 0 and len(told) == 9, "a sweep may be moved"
+    (rte / "s.yaml").write_text(of_space("{p: [0.1, 0.9], q: [0.1, 0.3]}").replace("epochs: 2", "epochs: 3"))
+    assert main(["sweep", "s.yaml", "--out", "moved"]) == 2
+    assert "other settings (--max-epoch: 2 there, 3 asked for); give another --out, " in capsys.readouterr().err
+
+
+def test_a_trial_goes_on_where_it_was_with_all_its_epochs(rte: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It keeps the values that were drawn, and the epochs before the interruption count."""
+    (rte / "s.yaml").write_text(of_space("{p: {uniform: [0.1, 0.9]}}", "trials: 1"))
+
+    def begin(command: list[str], path: Path, *_: Any) -> None:
+        path.write_text(json.dumps({"epoch": 1, "valid_num_updates": 6, "valid_accuracy": 90.0}) + "\n")
+        raise KeyboardInterrupt
+
+    def go_on(command: list[str], path: Path, what: str, lock: int, watch: Any, *_: Any) -> None:
+        with path.open("a") as file:
+            file.write(json.dumps({"epoch": 2, "valid_num_updates": 12, "valid_accuracy": 70.0}) + "\n")
+
+    monkeypatch.setattr(runs, "execute", begin)
+    assert main(["sweep", "s.yaml"]) == 130
+    (before,) = (path.read_text() for path in rte.glob("out/trial-*/run.json"))
+    monkeypatch.setattr(runs, "execute", go_on)
+    assert main(["sweep", "s.yaml"]) == 0
+    (after,) = (path.read_text() for path in rte.glob("out/trial-*/run.json"))
+    trials = json.loads((rte / "out" / "results.json").read_text())["trials"]
+    assert before == after and {one["arm"]: one["value"] for one in trials} == {"ad_drop": 90.0, "plain": 70.0}
+    study = optuna.load_study(storage=f"sqlite:///{rte}/out/sweep.db", study_name="sweep: ad_drop")
+    assert study.trials[-1].intermediate_values == {1: 90.0}
+
+
+def test_what_only_a_try_shows_and_a_bad_storage_leave_nothing_behind(
+    rte: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    there = sorted(rte.rglob("*"))
+    for text, said in (
+        (
+            of_space('{p: [0.1], sites: ["encoder.self", "encoder.self[7]"]}'),
+            "sites encoder.self[7]: --attn-sites 'enc",
+        ),
+        (of_space("{p: [0.1]}").replace("data: data", "data: gone"), "gone"),
+        (of_space("{p: [0.1]}", "storage: sweep.db"), "--storage cannot be opened: "),
+        (of_space("{p: [0.1]}", "storage: 'mysql://me:secret@localhost:1/x'"), "--storage cannot be opened: "),
+        (of_space("{p: [0.1]}", "storage: sqlite:///no/such/sweep.db"), "--storage cannot be opened: "),
+    ):
+        (rte / "s.yaml").write_text(text)
+        assert main(["sweep", "s.yaml"]) == 2
+        error = capsys.readouterr().err
+        assert said in error and "secret" not in error and error.count("\n") == 1
+        (rte / "s.yaml").unlink()
+        assert sorted(rte.rglob("*")) == there

@@ -11,16 +11,20 @@ from typing import Any
 
 import pytest
 
-optuna = pytest.importorskip("optuna")
+pytest.importorskip("optuna")
 
-from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+import optuna
 from optuna.trial import TrialState
 
 from attn_reg_plugin.experiments.sweep import trials
-from attn_reg_plugin.experiments.sweep.trials import Arm, attempts, standing
+from attn_reg_plugin.experiments.sweep.settings import Arm
+from attn_reg_plugin.experiments.sweep.trials import attempts
 from tests import processes
 
-SPACE = {"p": CategoricalDistribution((0.1, 0.2, 0.3)), "lr": CategoricalDistribution((1.0, 2.0, 4.0, 8.0))}
+SPACE = {
+    "p": ("categorical", {"choices": list((0.1, 0.2, 0.3))}),
+    "lr": ("categorical", {"choices": list((1.0, 2.0, 4.0, 8.0))}),
+}
 GRID = [(1, {"p": p, "lr": lr}) for p in (0.1, 0.2, 0.3) for lr in (1.0, 2.0, 4.0, 8.0)]
 METHOD = Arm("ad_drop", SPACE, GRID)
 PLAIN = Arm("plain", {"lr": SPACE["lr"]}, [(i + 1, {"lr": v["lr"]}) for i, (_, v) in enumerate(GRID)])
@@ -40,6 +44,11 @@ def fill(folder: Path, train: Train, *arms: Arm, pruner: Any = None) -> list[Any
     studies = open_studies(folder, *arms, pruner=pruner)
     trials.fill(studies, arms, folder, train, threading.Event())
     return studies
+
+
+def standing(study: Any) -> dict[int, Any]:
+    """The trial of each number that counts."""
+    return {number: tried[0] for number, tried in attempts(study).items()}
 
 
 def number_of(trial: Any) -> float:
@@ -140,13 +149,17 @@ def test_a_process_that_was_only_slow_stops_and_its_value_is_not_taken(
 
     fill(tmp_path, train, arm)
     tried = attempts(open_studies(tmp_path, arm)[0])[0]
-    assert [(one.state, one.value) for one in tried] == [(TrialState.FAIL, None), (TrialState.COMPLETE, 8.0)]
+    assert [(one.state, one.value) for one in tried] == [(TrialState.COMPLETE, 8.0), (TrialState.FAIL, None)]
 
 
 def test_an_interrupted_trial_is_free_at_once_and_what_was_drawn_stays(tmp_path: Path) -> None:
     """Its run goes on in its folder, so its values are those of before."""
-    space = {"p": FloatDistribution(0, 1), "lr": FloatDistribution(1e-5, 1e-2, log=True), "n": IntDistribution(1, 9)}
-    arm = Arm("ad_drop", space | {"sites": CategoricalDistribution(("*", "x"))}, [(5, {}), (6, {}), (5, {})])
+    space = {
+        "p": ("float", {"low": 0, "high": 1}),
+        "lr": ("float", {"low": 1e-5, "high": 1e-2, "log": True}),
+        "n": ("int", {"low": 1, "high": 9}),
+    }
+    arm = Arm("ad_drop", space | {"sites": ("categorical", {"choices": list(("*", "x"))})}, [(5, {}), (6, {}), (5, {})])
     drawn: list[dict[str, Any]] = []
 
     def train(arm: Arm, trial: Any, values: dict[str, Any], stop: Any) -> float:
@@ -168,7 +181,7 @@ def test_an_interrupted_trial_is_free_at_once_and_what_was_drawn_stays(tmp_path:
 
 
 def test_draws_depend_on_the_trial_and_not_on_the_process(tmp_path: Path) -> None:
-    arm = Arm("ad_drop", {"p": FloatDistribution(0, 1)}, [(1, {})] * 13)
+    arm = Arm("ad_drop", {"p": ("float", {"low": 0, "high": 1})}, [(1, {})] * 13)
     found = []
     for name in "ab":
         (tmp_path / name).mkdir()
