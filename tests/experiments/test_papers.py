@@ -12,15 +12,15 @@ pytest.importorskip("fairseq")
 pytest.importorskip("transformers")
 pytest.importorskip("optuna")
 
+from attn_reg_plugin.experiments.each import EACH
+from attn_reg_plugin.experiments.toy import toy_of
 from omegaconf import OmegaConf
 
 from attn_reg_plugin.cli import main
 from attn_reg_plugin.commands.run import COMMAND_STEPS
-from attn_reg_plugin.experiments.each import EACH
 from attn_reg_plugin.experiments.fine_tuning import FineTuning
 from attn_reg_plugin.experiments.steps import plan
 from attn_reg_plugin.experiments.sweep.settings import Sweep
-from attn_reg_plugin.experiments.toy import toy_of
 from attn_reg_plugin.labelled import TASKS, find_task, read_split, with_labels
 from tests import test_readme
 from tests.experiments.toy_corpus import empty_corpus
