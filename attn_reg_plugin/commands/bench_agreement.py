@@ -17,7 +17,7 @@ from attn_reg_plugin.bench.agreement_plot import plot_agreement
 from attn_reg_plugin.configuration import setting
 from attn_reg_plugin.experiments.fine_tuning import PACKAGED, FineTuning
 from attn_reg_plugin.experiments.methods import known_methods, select_methods
-from attn_reg_plugin.experiments.table import markdown, terminal_table
+from attn_reg_plugin.experiments.report.table import markdown, terminal_table
 from attn_reg_plugin.experiments.translation import TranslationComparison
 from attn_reg_plugin.files import write_json, write_text
 from attn_reg_plugin.labelled import TASKS

@@ -11,12 +11,12 @@ from typing import Any
 
 from rich.console import Console
 
-from attn_reg_plugin.experiments.differences import PLAIN, widening
+from attn_reg_plugin.experiments.report.differences import PLAIN, widening
+from attn_reg_plugin.experiments.report.table import ENOUGH, Figure, figure_of, markdown, shade, terminal_table
 from attn_reg_plugin.experiments.sweep_objective import Objective
 from attn_reg_plugin.experiments.sweep_plots import plot_distribution, plot_heat_map
 from attn_reg_plugin.experiments.sweep_space import Arm, Dimension, text_of
 from attn_reg_plugin.experiments.sweep_study import COMPLETE, FAILED, PRUNED, Entry
-from attn_reg_plugin.experiments.table import ENOUGH, Figure, figure_of, markdown, shade, terminal_table
 from attn_reg_plugin.files import write_json, write_text
 from attn_reg_plugin.terminal import say, show
 

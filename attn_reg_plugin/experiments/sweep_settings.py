@@ -24,10 +24,10 @@ from rich.console import Console
 
 from attn_reg_plugin.configuration import read, setting
 from attn_reg_plugin.experiments.comparison import Comparison, has_gpu
-from attn_reg_plugin.experiments.differences import PLAIN
 from attn_reg_plugin.experiments.jobs import Slots, at_a_time, visible_gpus
 from attn_reg_plugin.experiments.methods import Method, find_method, known_methods, select_methods
 from attn_reg_plugin.experiments.progress import Reporter
+from attn_reg_plugin.experiments.report.differences import PLAIN
 from attn_reg_plugin.experiments.runs_before import Run
 from attn_reg_plugin.experiments.sweep_objective import objective_of
 from attn_reg_plugin.experiments.sweep_report import Report
