@@ -19,7 +19,7 @@ from attn_reg_plugin.files import explain
 #: maybe `EXAMPLES`
 COMMANDS: dict[str, dict[str, str]] = {
     "data": {
-        "prepare": "prepare parallel text for fairseq",
+        "prepare": "a corpus for fairseq: your own text, wmt16, phrasebook",
         "convert": "OPUS-MT models into fairseq, and back",
     },
     "experiments": {

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 
 from attn_reg_plugin import configuration
-from attn_reg_plugin.corpora.preparation_options import CORPORA
+from attn_reg_plugin.corpora.options import CORPORA
 
 EXAMPLES = (
-    "attn-reg prepare phrasebook --pair en-ro --out data/phrasebook",
+    "attn-reg prepare text --pair en-fr --source my_text --out data/en-fr",
     "attn-reg prepare wmt16 --pair en-ro --source hub --out data/en-ro",
 )
 

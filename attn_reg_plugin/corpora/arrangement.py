@@ -1,9 +1,9 @@
-"""What becomes of a corpus's splits: halves of the validation set, pairs set aside for testing, and noise."""
+"""Splits of a corpus arranged anew: halves of the validation set, pairs set aside for testing, and noise."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -30,7 +30,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Arrangement:
-    """What becomes of them; by default they stay, but for a validation set without a test set, which is split.
+    """Changes of the splits; by default only a validation set without a test set is split.
 
     Attributes:
         split_valid: split the validation set in halves, to develop on one and to report on the other.
@@ -45,21 +45,19 @@ class Arrangement:
     seed: int = 1
 
     def describe(self) -> dict[str, Any]:
-        """What isn't as by default, for the manifest."""
-        found: dict[str, Any] = {"split_valid": True} if self.split_valid else {}
-        found |= {"set_aside": self.set_aside} if self.set_aside else {}
-        found |= {"noise": self.noise} if self.noise else {}
+        """Describe what isn't as by default, for the manifest."""
+        found = {name: value for name, value in asdict(self).items() if value and name != "seed"}
         return {**found, "seed": self.seed} if self.set_aside or self.noise else found
 
     def of(self, train: Split, valid: Split, tests: Sequence[Split]) -> tuple[list[Split], list[str]]:
-        """The splits as they are prepared, training first, and sentences that the user should know.
+        """Arrange the splits; training comes first. Sentences say what the user should know.
 
         Raises:
             ValueError: too few pairs for what is asked.
         """
         notes = []
         if self.split_valid or not tests:
-            (valid, half), note = _halves(valid, bool(tests))
+            valid, half, note = _halves(valid, bool(tests))
             tests, notes = [half, *tests], [note]
         if self.set_aside or self.noise:
             pairs = list(train.pairs())
@@ -73,7 +71,7 @@ class Arrangement:
         return [train, valid, *(replace(test, name=f"test{n or ''}") for n, test in enumerate(tests))], notes
 
     def _set_aside(self, train: Split, pairs: list[Pair]) -> tuple[list[Pair], list[Pair], str]:
-        """The pairs that stay, and those that do not; what shares a side with one of these goes, too."""
+        """Draw pairs; the pairs that stay (none that shares a side with a drawn one), those drawn, and the note."""
         whole = _whole(pairs)
         drawn = phrasebook.shuffled([pairs[index].line for index in whole], f"aside:{self.seed}")
         lines = set(drawn[: self.set_aside])
@@ -88,13 +86,13 @@ class Arrangement:
         return kept, chosen, f"{note}, and {same} left out that share a side with one of them" if same else note
 
     def _noisy(self, train: Split, pairs: list[Pair]) -> tuple[list[Pair], str]:
-        """The pairs with targets exchanged; pairs with an empty side have no part in it."""
+        """Exchange targets; pairs with an empty side have no part in it."""
         whole = _whole(pairs)
         number = round(self.noise * len(whole))
         if number < 2:
             raise ValueError(
-                f"--noise {self.noise} exchanges {number} of the {len(whole)} targets of {train.places[1]}, but "
-                "must exchange at least 2"
+                f"--noise {self.noise} exchanges {number} of the {len(whole)} targets of {train.places[1]}, but must "
+                "exchange at least 2"
             )
         targets = phrasebook.exchange([pairs[index].target for index in whole], self.noise, self.seed)
         noisy = list(pairs)
@@ -103,30 +101,22 @@ class Arrangement:
         return noisy, f"{number} of {len(whole)} training targets are exchanged among each other"
 
 
-#: the splits stay as they are
-DEFAULT = Arrangement()
-
-
 def _again(pairs: list[Pair]) -> Callable[[], Iterator[Pair]]:
     return lambda: iter(pairs)
 
 
 def _whole(pairs: Sequence[Pair]) -> list[int]:
-    """The places of the pairs that have both sides."""
+    """Find the places of the pairs that have both sides."""
     return [index for index, pair in enumerate(pairs) if pair.source.strip() and pair.target.strip()]
 
 
 def _plain(text: str) -> str:
-    """The letters and digits of a sentence in small letters, to compare it by."""
+    """Reduce a sentence to its letters and digits, small, to compare it by."""
     return "".join(letter for letter in text.casefold() if letter.isalnum()) or text
 
 
-def _halves(valid: Split, asked: bool) -> tuple[list[Split], str]:
-    """The validation pairs as a validation and a test set, and the sentence that says so.
-
-    Args:
-        asked: there is a test set, too.
-    """
+def _halves(valid: Split, asked: bool) -> tuple[Split, Split, str]:
+    """Part the validation pairs into a validation and a test set; `asked` where there is a test set, too."""
     total = sum(1 for _ in valid.pairs())
     half = total // 2
     if half == 0:
@@ -135,8 +125,8 @@ def _halves(valid: Split, asked: bool) -> tuple[list[Split], str]:
     first, second = f"{valid.title}a", f"{valid.title}b"
     what = f"{valid.title} is split" if asked else f"there is no test set, so {valid.title} is split"
     note = f"{what}: lines 1 to {half} are valid ({first}), lines {half + 1} to {total} are test ({second})"
-    parts = [
+    return (
         Split("valid", first, valid.places, lambda: islice(valid.pairs(), half)),
         Split("test", second, valid.places, lambda: islice(valid.pairs(), half, None)),
-    ]
-    return parts, note
+        note,
+    )

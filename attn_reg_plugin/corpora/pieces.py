@@ -1,23 +1,36 @@
-"""Sentencepiece: a model trained or reused, the fairseq dictionary made from it, and the encoding of lines.
+"""Pieces and dictionaries: sentencepiece models, trained or reused, or those of a converted OPUS-MT model.
 
-The dictionary holds the model's own pieces, in the model's order, so no piece that the model can produce is
-unknown to fairseq. A model trained here also numbers its pieces as fairseq does (`<s>` 0, `<pad>` 1, `</s>`
-2, `<unk>` 3). Characters that the model does not know are written as `<unk>`, and counted.
+The dictionary holds the model's own pieces, in the model's order, so no piece that the model can produce is unknown to
+fairseq. A model trained here also numbers its pieces as fairseq does (`<s>` 0, `<pad>` 1, `</s>` 2, `<unk>` 3). What
+the model does not know is written as `<unk>`, and counted.
+
+With `--opus-mt` the prepared folder gets a copy of the tokenizer in `opus_mt/`, so that it is complete:
+`fairseq-generate --bpe opus_mt --opus-mt-folder DIR/opus_mt` writes text, and `attn-reg convert opus-mt --to-hf` finds
+what it needs.
 """
 
 from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterable, Sequence
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 
-from attn_reg_plugin.dictionaries import SPECIAL, UNKNOWN, read_dictionary
-from attn_reg_plugin.files import write_bytes
+from attn_reg_plugin.corpora.manifest import sha256
+from attn_reg_plugin.corpora.options import PrepareOptions
+from attn_reg_plugin.corpora.parallel import normalize
+from attn_reg_plugin.dictionaries import SPECIAL, UNKNOWN, read_dictionary, write_dictionary
+from attn_reg_plugin.files import read_lines, write_bytes
+from attn_reg_plugin.opus_mt import tokenization
+from attn_reg_plugin.opus_mt.tokenization import OpusMTTokenizer, Side
 
-#: sentences, drawn at random, that a model is trained on at most; what bounds the memory of training
+#: the tokenizer of an OPUS-MT model in the output folder
+OPUS_MT = "opus_mt"
+#: sentences, drawn at random, that a model is trained on at most; it bounds the memory of training
 SAMPLE = 1_000_000
 #: part of the result, since sums of floats depend on it
 _THREADS = 4
@@ -45,29 +58,113 @@ class PieceModel:
         except RuntimeError:
             raise ValueError(f"{path} is not a sentencepiece model (a file such as spm.model is)") from None
         processor = self._processor
-        self.symbols: list[str] = []
         self._table: list[str] = []
         for index in range(processor.get_piece_size()):
             piece = processor.id_to_piece(index)
             if processor.is_unknown(index) or processor.is_control(index) or processor.is_unused(index):
-                self._table.append(UNKNOWN)
-                continue
-            if piece in SPECIAL or piece.split() != [piece]:
+                piece = UNKNOWN
+            elif piece in SPECIAL or piece.split() != [piece]:
                 raise ValueError(
-                    f"{path}: piece {index}, {piece!r}, cannot be in a fairseq dictionary, which allows "
-                    f"neither white space nor {' '.join(SPECIAL)}"
+                    f"{path}: piece {index}, {piece!r}, cannot be in a fairseq dictionary, which allows neither white "
+                    f"space nor {' '.join(SPECIAL)}"
                 )
             self._table.append(piece)
-            self.symbols.append(piece)
+        self.symbols = [piece for piece in self._table if piece != UNKNOWN]
 
     def encode(self, text: str) -> list[str]:
-        """The pieces of a line, `<unk>` for what the model does not know; empty where nothing is left."""
-        table = self._table
-        return [table[index] for index in self._processor.encode(text, out_type=int)]
+        """Part a line into pieces, `<unk>` for what the model does not know; empty where nothing is left."""
+        return [self._table[index] for index in self._processor.encode(text, out_type=int)]
 
     def decode(self, pieces: Sequence[str]) -> str:
-        """The text of pieces."""
+        """Join pieces to text."""
         return self._processor.decode(list(pieces))
+
+
+def describe(options: PrepareOptions) -> dict[str, Any]:
+    """Describe the models and dictionaries that are reused, for the manifest: hashes, no path.
+
+    Raises:
+        FileNotFoundError: a file is missing.
+        ValueError: a file of an OPUS-MT model cannot be used, or the prefix isn't a piece.
+    """
+    for path in (*options.spm_model, *options.dictionary):
+        if not path.is_file():
+            raise FileNotFoundError(f"{path}: no such file")
+    found: dict[str, Any] = {
+        "spm_model": [sha256(path) for path in options.spm_model],
+        "dictionary": [sha256(path) for path in options.dictionary],
+    }
+    if options.opus_mt is not None:
+        OpusMTTokenizer(options.opus_mt, options.source_prefix)
+        files = [options.opus_mt / name for name in tokenization.TOKENIZER_FILES]
+        found["opus_mt"] = {path.name: sha256(path) for path in files if path.is_file()}
+        found["source_prefix"] = options.source_prefix
+    return found
+
+
+def encoders(options: PrepareOptions, out: Path) -> tuple[PieceModel, PieceModel] | tuple[Side, Side]:
+    """Load the models of a prepared folder that encode the source and the target."""
+    if options.opus_mt is not None:
+        tokenizer = OpusMTTokenizer(out / OPUS_MT, options.source_prefix)
+        return tokenizer.source, tokenizer.target
+    models = [PieceModel(out / name) for name in options.models]
+    return models[0], models[-1]
+
+
+def write_models(options: PrepareOptions, folder: Path) -> dict[str, Any]:
+    """Write the models and their fairseq dictionaries, trained or reused, into a folder; facts for the manifest.
+
+    Args:
+        folder: has the training text in `raw/`.
+
+    Raises:
+        ValueError: a vocabulary size that does not suit the text, a file that is not a model, or a dictionary that does
+            not fit its model.
+    """
+    if options.opus_mt is not None:
+        return _write_opus_mt(options, options.opus_mt, folder)
+    facts: dict[str, Any] = {"kind": options.spm, "models": {}}
+    for number, (name, dictionary) in enumerate(options.models.items()):
+        path, target = folder / name, folder / dictionary
+        if options.spm_model:
+            PieceModel(options.spm_model[number])  # so that a refusal names the file that was given
+            shutil.copyfile(options.spm_model[number], path)
+        else:
+            assert options.vocab_size is not None
+            languages = options.languages if options.spm == "joint" else options.languages[number : number + 1]
+            train_model(_text(options, folder, languages), path, options.vocab_size, options.character_coverage)
+        model = PieceModel(path)
+        if options.dictionary:
+            check_fit(model, options.spm_model[number], options.dictionary[number])
+            shutil.copyfile(options.dictionary[number], target)
+        else:
+            write_dictionary(model.symbols, target)
+        check_fit(model, path, target)
+        facts["models"][name] = _facts(dictionary, target, len(model.symbols), bool(options.spm_model))
+    return facts
+
+
+def _write_opus_mt(options: PrepareOptions, model: Path, folder: Path) -> dict[str, Any]:
+    tokenizer = OpusMTTokenizer(model, options.source_prefix)
+    (folder / OPUS_MT).mkdir()
+    tokenization.copy_files(model, folder / OPUS_MT)
+    paths = [folder / name for name in options.dictionaries]
+    tokenization.write_dictionaries(tokenizer, paths)
+    names = [f"{OPUS_MT}/{name}" for name in (tokenization.SOURCE_MODEL, tokenization.TARGET_MODEL)]
+    sizes = [len(side.vocabulary.ids) for side in (tokenizer.source, tokenizer.target)]
+    facts = [_facts(path.name, path, size, True) for path, size in zip(paths, sizes, strict=True)]
+    return {"kind": "opus-mt", "models": dict(zip(names, facts, strict=True))}
+
+
+def _facts(dictionary: str, path: Path, pieces: int, reused: bool) -> dict[str, Any]:
+    size = len(read_dictionary(path)) + len(SPECIAL)
+    return {"dictionary": dictionary, "dictionary_size": size, "pieces": pieces, "reused": reused}
+
+
+def _text(options: PrepareOptions, folder: Path, languages: Iterable[str]) -> Iterator[str]:
+    for language in languages:
+        for line in read_lines(folder / "raw" / f"train.{language}"):
+            yield normalize(line, options.rule(language))
 
 
 def train_model(lines: Iterable[str], path: Path, vocab_size: int, character_coverage: float = 1.0) -> None:
@@ -104,16 +201,13 @@ def train_model(lines: Iterable[str], path: Path, vocab_size: int, character_cov
 
 
 def _explain(message: str, vocab_size: int) -> str:
-    """One sentence for a failure of sentencepiece's trainer."""
+    """Say in one sentence why sentencepiece's trainer failed."""
     if match := re.search(r"too high.*?<= (\d+)", message):
-        return (
-            f"--vocab-size {vocab_size} is too large for this training text: at most {match[1]} pieces can "
-            "be made of it"
-        )
+        return f"--vocab-size {vocab_size} is too large for this training text: at most {match[1]} pieces come of it"
     if match := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
         return (
-            f"--vocab-size {vocab_size} is too small for this training text: its characters alone need "
-            f"{match[1]} pieces (or a lower --character-coverage)"
+            f"--vocab-size {vocab_size} is too small for this training text: its characters alone need {match[1]} "
+            "pieces (or a lower --character-coverage)"
         )
     if "sentences_.empty()" in message:
         return "sentencepiece found no usable line in the training text"
@@ -124,7 +218,7 @@ def check_fit(model: PieceModel, model_path: Path, dictionary_path: Path) -> Non
     """Check that a dictionary has every piece of a model; it may have more.
 
     Raises:
-        ValueError: it lacks some; the sentence says how many, and names one.
+        ValueError: it lacks some; the sentence says how many, and names the first.
     """
     known = set(read_dictionary(dictionary_path))
     missing = [symbol for symbol in model.symbols if symbol not in known]

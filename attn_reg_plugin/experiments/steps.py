@@ -49,6 +49,7 @@ EACH, SCRIPT = "each", "script "
 STEPS: dict[str, tuple[str, str, str]] = {
     "convert opus-mt": ("attn_reg_plugin.experiments.opus_mt_start", "OpusMTStart", "convert_once"),
     "prepare phrasebook": ("attn_reg_plugin.corpora.preparation", "PhrasebookOptions", "prepare"),
+    "prepare text": ("attn_reg_plugin.corpora.preparation", "TextOptions", "prepare"),
     "prepare wmt16": ("attn_reg_plugin.corpora.preparation", "Wmt16Options", "prepare"),
     "compare": ("attn_reg_plugin.experiments.translation", "TranslationComparison", ".carry_out"),
     "finetune": ("attn_reg_plugin.experiments.fine_tuning", "FineTuning", ".carry_out"),

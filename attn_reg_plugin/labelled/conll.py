@@ -13,16 +13,18 @@ from pathlib import Path
 
 from attn_reg_plugin.files import read_lines
 from attn_reg_plugin.labelled.examples import TaggedSentence
-from attn_reg_plugin.labelled.labels import LabelReader
+from attn_reg_plugin.labelled.tables import LabelReader
 from attn_reg_plugin.labelled.task_table import LabelledTask
 
 #: a line of a word: its number, the word, and its label
 Word = tuple[int, str, str]
+#: a line and its fields; None where a sentence ends
+Line = tuple[int, list[str] | None]
 CONLLU_FIELDS = 10
 
 
 def read_words(path: Path, task: LabelledTask, labels_ignored: bool = False) -> Iterator[list[Word]]:
-    """The sentences of a file, with labels as they are written.
+    """Read the sentences of a file, with labels as they are written.
 
     Args:
         labels_ignored: the labels are empty, and a line may be a word alone.
@@ -31,61 +33,51 @@ def read_words(path: Path, task: LabelledTask, labels_ignored: bool = False) -> 
         ValueError: an empty file, a ragged line, a label column that isn't a number or doesn't exist, or text that
             cannot be read.
     """
-    expected = None if labels_ignored else task.fields
-    lines = _conllu_lines(path) if task.format == "conllu" else _conll_lines(path, expected)
-    try:
-        word_column, label_column = 1 if task.format == "conllu" else 0, int(task.label)
-    except ValueError:
+    if not re.fullmatch(r"-?\d+", task.label):
         raise ValueError(
             f"the label column of task {task.name} is {task.label!r}, but in a file of words it must be a number, "
             "counted from 0, or -1 for the last"
-        ) from None
+        )
+    word_column, label_column = 1 if task.format == "conllu" else 0, int(task.label)
+    expected = None if labels_ignored else task.fields
     sentence: list[Word] = []
     found = False
-    for number, fields in lines:
+    for number, fields in _conllu_lines(path) if task.format == "conllu" else _conll_lines(path, expected):
         if fields is None:
             if sentence:
                 yield sentence
             sentence = []
             continue
         found = True
-        if labels_ignored:
-            sentence.append((number, fields[word_column], ""))
-            continue
-        if not -len(fields) <= label_column < len(fields) or len(fields) < 2:
+        if not labels_ignored and (not -len(fields) <= label_column < len(fields) or len(fields) < 2):
             raise ValueError(
                 f"{path}, line {number}: no column {label_column} for the label of task {task.name}; the line has "
-                f"{len(fields)} field{'s' * (len(fields) != 1)}"
+                f"{_fields(fields)}"
             )
-        sentence.append((number, fields[word_column], fields[label_column]))
+        sentence.append((number, fields[word_column], "" if labels_ignored else fields[label_column]))
     if sentence:
         yield sentence
     if not found:
         raise ValueError(f"{path}, line 1: the file has no words")
 
 
-def _conll_lines(path: Path, expected: int | None) -> Iterator[tuple[int, list[str] | None]]:
-    """Fields of each word's line; None where a sentence ends."""
+def _fields(fields: list[str]) -> str:
+    return f"{len(fields)} field{'s' * (len(fields) != 1)}{', some of them empty' * ('' in fields)}"
+
+
+def _conll_lines(path: Path, expected: int | None) -> Iterator[Line]:
     for number, line in enumerate(read_lines(path), start=1):
-        if not line.strip(" \t"):
-            yield number, None
-            continue
         fields = line.split("\t") if "\t" in line else line.split(" ")
-        if fields[0] == "-DOCSTART-":
+        if not line.strip(" \t") or fields[0] == "-DOCSTART-":
             yield number, None
             continue
         expected = expected or len(fields)
         if len(fields) != expected or "" in fields:
-            empty = ", some of them empty" if "" in fields else ""
-            raise ValueError(
-                f"{path}, line {number}: {len(fields)} field{'s' * (len(fields) != 1)}{empty}, but each word's line "
-                f"must have {expected}"
-            )
+            raise ValueError(f"{path}, line {number}: {_fields(fields)}, but each word's line must have {expected}")
         yield number, fields
 
 
-def _conllu_lines(path: Path) -> Iterator[tuple[int, list[str] | None]]:
-    """Fields of each word's line; None where a sentence ends."""
+def _conllu_lines(path: Path) -> Iterator[Line]:
     last = 0
     for number, line in enumerate(read_lines(path), start=1):
         if not line.strip(" \t"):
@@ -96,10 +88,9 @@ def _conllu_lines(path: Path) -> Iterator[tuple[int, list[str] | None]]:
             continue
         fields = line.split("\t")
         if len(fields) != CONLLU_FIELDS or "" in fields:
-            empty = ", some of them empty" if "" in fields else ""
             raise ValueError(
-                f"{path}, line {number}: {len(fields)} field{'s' * (len(fields) != 1)}{empty}, but a line of CoNLL-U "
-                f"must have {CONLLU_FIELDS}, separated by tabs"
+                f"{path}, line {number}: {_fields(fields)}, but a line of CoNLL-U must have {CONLLU_FIELDS}, separated "
+                "by tabs"
             )
         if re.fullmatch(r"\d+[-.]\d+", fields[0]):
             continue
@@ -110,7 +101,7 @@ def _conllu_lines(path: Path) -> Iterator[tuple[int, list[str] | None]]:
 
 
 def read_tagged(path: Path, task: LabelledTask, labels_ignored: bool = False) -> Iterator[TaggedSentence]:
-    """The sentences of a CoNLL or CoNLL-U file, with labels as indices.
+    """Read the sentences of a CoNLL or CoNLL-U file, with labels as indices.
 
     Args:
         path: plain or `.gz`.

@@ -17,7 +17,7 @@ from typing import Any
 from attn_reg_plugin.labelled.examples import ChoiceExample, Example
 from attn_reg_plugin.labelled.task_table import CLASSIFICATION, REGRESSION, TAGGING, LabelledTask
 
-#: what the examples of evaluation have in front: nothing, or a planted word drawn at random
+#: in front of the examples of evaluation: nothing, or a planted word drawn at random
 AT_EVALUATION = ("none", "random")
 #: letters of a word that is planted by default
 _LONG = 4
@@ -27,7 +27,7 @@ _CHUNK = 2000
 
 @dataclass(frozen=True)
 class Corruption:
-    """What is wrong with the training data; by default nothing.
+    """Mistakes in the training data; by default none.
 
     Attributes:
         label_noise: share of the labels that are replaced by another one, in [0, 1).
@@ -47,16 +47,18 @@ class Corruption:
     seed: int = 1
 
     def __post_init__(self) -> None:
-        if not 0 <= self.label_noise < 1:
-            raise ValueError(f"--label-noise is {self.label_noise}, but must lie in [0, 1)")
-        if not 0 <= self.shortcut <= 1:
-            raise ValueError(f"--shortcut is {self.shortcut}, but must lie in [0, 1]")
+        different = all(map(str.strip, self.words)) and len(set(self.words)) == len(self.words)
+        for flag, value, fits, allowed in (
+            ("--label-noise", self.label_noise, 0 <= self.label_noise < 1, "lie in [0, 1)"),
+            ("--shortcut", self.shortcut, 0 <= self.shortcut <= 1, "lie in [0, 1]"),
+            ("--shortcut-words", repr(",".join(self.words)), different, "be different words with commas"),
+        ):
+            if not fits:
+                raise ValueError(f"{flag} is {value}, but must {allowed}")
         if self.at_evaluation not in AT_EVALUATION:
             raise ValueError(
                 f"--shortcut-at-evaluation is {self.at_evaluation!r}, but must be one of {', '.join(AT_EVALUATION)}"
             )
-        if self.words and (not all(map(str.strip, self.words)) or len(set(self.words)) != len(self.words)):
-            raise ValueError(f"--shortcut-words is {','.join(self.words)!r}, but must be different words with commas")
         unused = {"--shortcut-words": self.words, "--shortcut-at-evaluation": self.at_evaluation != AT_EVALUATION[0]}
         if not self.shortcut and (name := next((name for name, given in unused.items() if given), None)):
             raise ValueError(f"{name} says something about --shortcut, which is 0")
@@ -67,7 +69,7 @@ class Corruption:
         Raises:
             ValueError: noise in the labels of tagging; planted words where there are no classes, or a wrong number.
         """
-        kind = task.kind.replace("_", " ")
+        kind, labels = task.kind.replace("_", " "), task.labels
         if self.label_noise and task.kind == TAGGING:
             raise ValueError(
                 f"--label-noise is for classification, regression and multiple choice, but {task.name} is a task of "
@@ -75,12 +77,12 @@ class Corruption:
             )
         if self.shortcut and task.kind != CLASSIFICATION:
             raise ValueError(f"--shortcut is for classification, but {task.name} is a task of {kind}")
-        if self.label_noise and task.kind == CLASSIFICATION and task.labels is not None and len(task.labels) < 2:
-            raise ValueError(f"--label-noise needs a second class, but {task.name} has only {task.labels[0]!r}")
-        if self.words and task.labels is not None and len(self.words) != len(task.labels):
+        if self.label_noise and task.kind == CLASSIFICATION and labels is not None and len(labels) < 2:
+            raise ValueError(f"--label-noise needs a second class, but {task.name} has only {labels[0]!r}")
+        if self.words and labels is not None and len(self.words) != len(labels):
             raise ValueError(
-                f"--shortcut-words has {len(self.words)}, but must have one for each of the {len(task.labels)} classes "
-                f"of {task.name}: {', '.join(task.labels)}"
+                f"--shortcut-words has {len(self.words)}, but must have one for each of the {len(labels)} classes of "
+                f"{task.name}: {', '.join(labels)}"
             )
 
     def check_count(self, count: int, task: LabelledTask) -> None:
@@ -96,7 +98,7 @@ class Corruption:
                 raise ValueError(f"{flag} {share:g} is {what}, but it takes at least {needed}")
 
     def of_training(self, examples: Sequence[Example], task: LabelledTask) -> list[Example]:
-        """The examples as they are trained on, in their order.
+        """Corrupt the examples that are trained on; they stay in their order.
 
         Args:
             examples: those that were drawn, with labels.
@@ -106,20 +108,22 @@ class Corruption:
             ValueError: see `check_count`.
         """
         self.check_count(len(examples), task)
-        noisy = self._with_noise(list(examples), task) if self.label_noise else list(examples)
+        noisy: list[Any] = list(examples)
+        if self.label_noise:
+            self._add_noise(noisy, task)
         for index in self._drawn("shortcut", len(noisy), self.shortcut):
-            noisy[index] = _planted(noisy[index], self.words[noisy[index].label])  # type: ignore[index,union-attr]
+            noisy[index] = _planted(noisy[index], self.words[noisy[index].label])
         return noisy
 
     def of_evaluation(self, examples: Sequence[Example], split: str) -> list[Example]:
-        """The examples of a split as they are evaluated on, in their order; their labels stay."""
+        """Plant words into the examples of a split that is evaluated on, where they are to be; their labels stay."""
         if not self.shortcut or self.at_evaluation == "none":
             return list(examples)
         draw = random.Random(f"shortcut {split} {self.seed}")
         return [_planted(example, draw.choice(self.words)) for example in examples]
 
     def with_words(self, task: LabelledTask, tokenizer: Any, examples: Sequence[Example]) -> Corruption:
-        """This with words to plant, if any are; those that were given are looked at.
+        """Choose the words to plant, if any are; those that were given are looked at.
 
         Args:
             task: with its label set.
@@ -141,38 +145,33 @@ class Corruption:
                 raise ValueError(f"--shortcut-words has {word!r} and another word that are the same to the tokenizer")
         return self
 
-    def _with_noise(self, examples: list[Example], task: LabelledTask) -> list[Example]:
-        """Another label for a share of the examples: any of the other classes; of a regression the values move on."""
+    def _add_noise(self, examples: list[Any], task: LabelledTask) -> None:
+        """Give a share of the examples another label, any of the other classes; of a regression the values move on."""
         draw, chosen = random.Random(f"new labels {self.seed}"), self._drawn("noise", len(examples), self.label_noise)
-        old = [examples[index].label for index in chosen]  # type: ignore[union-attr]
+        old = [examples[index].label for index in chosen]
         if task.kind == REGRESSION:
             new = _exchanged(old)
         else:
-            counts = [_classes(examples[index], task) for index in chosen]
-            new = [
-                draw.choice([one for one in range(count) if one != label])
-                for count, label in zip(counts, old, strict=True)
-            ]
+            new = []
+            for index, label in zip(chosen, old, strict=True):
+                choices = isinstance(examples[index], ChoiceExample)
+                count = len(examples[index].endings) if choices else len(task.labels or ())
+                new.append(draw.choice([other for other in range(count) if other != label]))
         for index, label in zip(chosen, new, strict=True):
-            examples[index] = dataclasses.replace(examples[index], label=label)  # type: ignore[call-arg,arg-type]
-        return examples
+            examples[index] = dataclasses.replace(examples[index], label=label)
 
     def _drawn(self, what: str, count: int, share: float) -> list[int]:
-        """The places of a share of so many examples, in random order."""
+        """Draw the places of a share of so many examples, in random order."""
         return random.Random(f"{what} {self.seed}").sample(range(count), round(share * count))
 
 
-def _classes(example: Example, task: LabelledTask) -> int:
-    return len(example.endings) if isinstance(example, ChoiceExample) else len(task.labels or ())
-
-
 def _exchanged(values: list[Any]) -> list[Any]:
-    """Each value moved to the next place; then, where that is as it was, exchanged with another, if one will do."""
+    """Move each value to the next place; where that is as it was, exchange it with another, if there is any."""
     moved = values[1:] + values[:1]
     for place, value in enumerate(values):
         if moved[place] != value:
             continue
-        other = next((one for one, new in enumerate(moved) if value not in (new, values[one])), None)
+        other = next((at for at, new in enumerate(moved) if value not in (new, values[at])), None)
         if other is not None:
             moved[place], moved[other] = moved[other], moved[place]
     return moved
@@ -183,7 +182,7 @@ def _planted(example: Any, word: str) -> Any:
 
 
 def rare_words(tokenizer: Any, count: int, examples: Sequence[Example]) -> tuple[str, ...]:
-    """Words that a tokenizer knows as one piece each at the beginning of a text, and that are rare.
+    """Find rare words that a tokenizer knows as one piece each at the beginning of a text.
 
     Vocabularies are sorted by frequency, roughly, so they are looked for from the end: first long words of letters that
     are in no example, else those that are in the fewest.
@@ -208,7 +207,7 @@ def rare_words(tokenizer: Any, count: int, examples: Sequence[Example]) -> tuple
 
 
 def _whole_words(tokenizer: Any) -> Iterator[str]:
-    """The words of letters and digits that are one piece, the last of the vocabulary first."""
+    """Find the words of letters and digits that are one piece, the last of the vocabulary first."""
     special = set(tokenizer.all_special_ids)
     ids = [number for number in range(len(tokenizer) - 1, -1, -1) if number not in special]
     for start in range(0, len(ids), _CHUNK):

@@ -60,22 +60,22 @@ class LabelledDataset(FairseqDataset):
         self.sizes = np.array([max(map(len, self._inputs(row.input_ids))) for row in rows], dtype=np.int64)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """One example and its number."""
+        """Get an example and its number."""
         return {"id": index, "row": self.rows[index]}
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def size(self, index: int) -> int:
-        """Tokens of the example, of its longest choice."""
+        """Count the tokens of the example, of its longest choice."""
         return int(self.sizes[index])
 
     def num_tokens(self, index: int) -> int:
-        """What the example counts towards --max-tokens: its tokens, all choices padded to the longest."""
+        """Count towards --max-tokens: the example's tokens, all choices padded to the longest."""
         return int(self.sizes[index]) * self.choices
 
     def num_tokens_vec(self, indices: np.ndarray) -> np.ndarray:
-        """The same of many examples."""
+        """Count those of many examples."""
         return self.sizes[indices] * self.choices
 
     def set_epoch(self, epoch: int) -> None:
@@ -84,11 +84,11 @@ class LabelledDataset(FairseqDataset):
 
     @property
     def can_reuse_epoch_itr_across_epochs(self) -> bool:
-        """Batches are made anew every epoch if their order changes."""
+        """Make batches anew every epoch if their order changes."""
         return not self.shuffle
 
     def ordered_indices(self) -> np.ndarray:
-        """The order in which batches are filled; it depends on seed and epoch only, so a resumed run has the same."""
+        """Give the order in which batches are filled, by seed and epoch only, so that a resumed run has the same."""
         order = np.arange(len(self), dtype=np.int64)
         if self.shuffle:
             with data_utils.numpy_seed(self.seed, self.epoch):
@@ -96,7 +96,7 @@ class LabelledDataset(FairseqDataset):
         return order[np.argsort(self.sizes[order], kind="stable")] if self.grouped else order
 
     def collater(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
-        """A batch, padded to its own longest; see the top of this file."""
+        """Make a batch, padded to its own longest; see the top of this file."""
         if not samples:
             return {}
         rows = [sample["row"] for sample in samples]
@@ -132,7 +132,7 @@ class LabelledDataset(FairseqDataset):
         return torch.tensor(labels, dtype=torch.float64 if self.kind == REGRESSION else torch.int64)
 
     def _stack(self, rows: list[np.ndarray], width: int, filling: int) -> Tensor:
-        """Rows of unequal length as int64 (number of rows, width)."""
+        """Stack rows of unequal length, int64 (number of rows, width)."""
         stacked = torch.full((len(rows), width), filling, dtype=torch.int64)
         for number, row in enumerate(rows):
             at = slice(width - len(row), width) if self.left else slice(0, len(row))

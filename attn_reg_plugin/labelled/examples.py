@@ -1,4 +1,4 @@
-"""What the readers give: one small dataclass per kind of problem, with labels as indices."""
+"""The examples that the readers give: one small dataclass per kind of problem, with labels as indices."""
 
 from __future__ import annotations
 
@@ -25,13 +25,7 @@ class TextExample:
 
 @dataclass(frozen=True, slots=True)
 class TaggedSentence:
-    """Words with one label each.
-
-    Attributes:
-        line: of its first word, counted from 1.
-        words: the words.
-        labels: index of the label of each word; None where the source has no labels.
-    """
+    """Words with one label each, None without labels; `line` is that of the first word, counted from 1."""
 
     line: int
     words: tuple[str, ...]
@@ -40,14 +34,7 @@ class TaggedSentence:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceExample:
-    """A beginning and the endings to choose from.
-
-    Attributes:
-        line: its number in its file, counted from 1.
-        context: the beginning.
-        endings: the choices, equally many in every example.
-        label: index of the right one; None where the file has no labels.
-    """
+    """A beginning and the endings to choose from, equally many in every example; the label is the right one's index."""
 
     line: int
     context: str

@@ -7,6 +7,7 @@ example) it is 0, so that one bad validation isn't NaN, which no later one would
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -15,31 +16,30 @@ from attn_reg_plugin.labelled.task_table import CLASSIFICATION, MULTIPLE_CHOICE,
 Score = Callable[[np.ndarray, np.ndarray], float]
 #: places of a word in an entity, in all the schemes there are (BIO, IOBES, BILOU)
 _PLACES = "BIESLU"
-#: what they are called for seqeval, which does not know BILOU
+#: the same as seqeval writes them, which does not know BILOU
 _WRITTEN = "BIESES"
 #: stands between the sentences of collected tags
 SENTENCE_END = -1
 
 
 def accuracy(predicted: np.ndarray, gold: np.ndarray) -> float:
-    """Share of right classes."""
+    """Share of right classes; of tags, between whose sentences `SENTENCE_END` stands, of right tags."""
     from sklearn.metrics import accuracy_score
 
-    return 100 * float(accuracy_score(gold, predicted))
+    real = gold != SENTENCE_END
+    return 100 * float(accuracy_score(gold[real], predicted[real]))
 
 
-def f1(predicted: np.ndarray, gold: np.ndarray) -> float:
-    """F1 of the second class, of two (MRPC, QQP)."""
+def f1(predicted: np.ndarray, gold: np.ndarray, **options: Any) -> float:
+    """F1 of the second class, of two (MRPC, QQP); or as scikit-learn's options say."""
     from sklearn.metrics import f1_score
 
-    return 100 * float(f1_score(gold, predicted, zero_division=0))
+    return 100 * float(f1_score(gold, predicted, zero_division=0, **options))
 
 
 def macro_f1(predicted: np.ndarray, gold: np.ndarray) -> float:
     """Mean F1 of all classes."""
-    from sklearn.metrics import f1_score
-
-    return 100 * float(f1_score(gold, predicted, average="macro", zero_division=0))
+    return f1(predicted, gold, average="macro")
 
 
 def mcc(predicted: np.ndarray, gold: np.ndarray) -> float:
@@ -49,45 +49,28 @@ def mcc(predicted: np.ndarray, gold: np.ndarray) -> float:
     return 100 * float(matthews_corrcoef(gold, predicted)) if _varies(predicted, gold) else 0.0
 
 
-def accuracy_f1(predicted: np.ndarray, gold: np.ndarray) -> float:
-    """Mean of accuracy and F1, as GLUE averages MRPC and QQP."""
-    return (accuracy(predicted, gold) + f1(predicted, gold)) / 2
+def _correlation(name: str) -> Score:
+    """Make a correlation of scipy's a metric (STS-B)."""
 
+    def score(predicted: np.ndarray, gold: np.ndarray) -> float:
+        import scipy.stats
 
-def pearson(predicted: np.ndarray, gold: np.ndarray) -> float:
-    """Pearson correlation (STS-B)."""
-    from scipy.stats import pearsonr
+        return 100 * float(getattr(scipy.stats, name)(predicted, gold)[0]) if _varies(predicted, gold) else 0.0
 
-    return 100 * float(pearsonr(predicted, gold)[0]) if _varies(predicted, gold) else 0.0
-
-
-def spearman(predicted: np.ndarray, gold: np.ndarray) -> float:
-    """Spearman rank correlation (STS-B)."""
-    from scipy.stats import spearmanr
-
-    return 100 * float(spearmanr(predicted, gold)[0]) if _varies(predicted, gold) else 0.0
-
-
-def pearson_spearman(predicted: np.ndarray, gold: np.ndarray) -> float:
-    """Mean of both correlations, as GLUE averages STS-B."""
-    return (pearson(predicted, gold) + spearman(predicted, gold)) / 2
+    return score
 
 
 def _varies(*values: np.ndarray) -> bool:
     return all(len(some) > 1 and np.isfinite(some).all() and np.ptp(some) > 0 for some in values)
 
 
-_CLASSES: dict[str, Score] = {
-    "accuracy": accuracy,
-    "f1": f1,
-    "macro_f1": macro_f1,
-    "mcc": mcc,
-    "accuracy_f1": accuracy_f1,
-}
+def _mean(first: Score, second: Score) -> Score:
+    """Make the mean of two metrics a metric, as GLUE averages those of MRPC, QQP and STS-B."""
+    return lambda predicted, gold: (first(predicted, gold) + second(predicted, gold)) / 2
 
 
 def _entity(name: str) -> Score:
-    """Entity-level precision, recall or F1, by seqeval, over all types together."""
+    """Make precision, recall or F1 of whole entities, by seqeval, over all types together, a metric."""
 
     def score(predicted: np.ndarray, gold: np.ndarray) -> float:
         import seqeval.metrics
@@ -98,29 +81,27 @@ def _entity(name: str) -> Score:
     return score
 
 
-def _word_accuracy(predicted: np.ndarray, gold: np.ndarray) -> float:
-    words = gold != SENTENCE_END
-    return accuracy(predicted[words], gold[words])
-
-
+_PEARSON, _SPEARMAN = _correlation("pearsonr"), _correlation("spearmanr")
+_CLASSES: dict[str, Score] = {
+    "accuracy": accuracy,
+    "f1": f1,
+    "macro_f1": macro_f1,
+    "mcc": mcc,
+    "accuracy_f1": _mean(accuracy, f1),
+}
 #: kind of task -> name -> metric; of taggers all but the accuracy are of entities
 SCORES: dict[str, dict[str, Score]] = {
     CLASSIFICATION: _CLASSES,
     MULTIPLE_CHOICE: _CLASSES,
-    REGRESSION: {"pearson": pearson, "spearman": spearman, "pearson_spearman": pearson_spearman},
-    TAGGING: {
-        "accuracy": _word_accuracy,
-        "f1": _entity("f1"),
-        "precision": _entity("precision"),
-        "recall": _entity("recall"),
-    },
+    REGRESSION: {"pearson": _PEARSON, "spearman": _SPEARMAN, "pearson_spearman": _mean(_PEARSON, _SPEARMAN)},
+    TAGGING: {"accuracy": accuracy, **{name: _entity(name) for name in ("f1", "precision", "recall")}},
 }
 
 
 def tag_codes(labels: Sequence[str]) -> list[int]:
-    """Numbers that say of a tag all that entity-level scores depend on: its place in an entity and the entity's type.
+    """Number tags by all that entity-level scores depend on: the place in an entity and the entity's type.
 
-    Scores are computed where only numbers arrive (fairseq adds up what ranks log), so tags travel as numbers.
+    Scores are computed where only numbers arrive (fairseq adds up what ranks log).
 
     Args:
         labels: `O`, or a place and a type such as `B-PER`; other tags are kept as they are and belong to no entity.
@@ -136,12 +117,12 @@ def tag_codes(labels: Sequence[str]) -> list[int]:
 
 
 def is_entity_tag(label: str) -> bool:
-    """Whether a label is a place in an entity and the entity's type."""
+    """Tell whether a label is a place in an entity and the entity's type."""
     return len(label) > 2 and label[0] in _PLACES and label[1] == "-"
 
 
 def tag_sequences(codes: np.ndarray) -> list[list[str]]:
-    """Sentences of tags from their codes; a sentence ends with `SENTENCE_END`. Types are numbered."""
+    """Turn codes into sentences of tags; a sentence ends with `SENTENCE_END`. Types are numbered."""
     sentences: list[list[str]] = [[]]
     for code in codes.astype(np.int64).tolist():
         if code == SENTENCE_END:

@@ -1,10 +1,12 @@
-"""Training on a part of the examples: a number, a share, or so many of each class; and what is held out of them."""
+"""Training on a part of the examples: a number, a share, or so many of each class; and a share held out of them."""
 
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from attn_reg_plugin.labelled.examples import Example
 from attn_reg_plugin.labelled.reading import sample_of
@@ -13,7 +15,7 @@ from attn_reg_plugin.labelled.task_table import CLASSIFICATION, LabelledTask
 
 @dataclass(frozen=True)
 class Sampling:
-    """Which part; by default everything.
+    """The part; by default everything.
 
     Attributes:
         examples: so many; 0: all.
@@ -33,51 +35,43 @@ class Sampling:
     held_out: float = 0.0
 
     def __post_init__(self) -> None:
-        for flag, value in (("--train-examples", self.examples), ("--train-per-class", self.per_class)):
-            if value < 0:
-                raise ValueError(f"{flag} is {value}, but must be at least 0")
-        if not 0 < self.fraction <= 1:
-            raise ValueError(f"--train-fraction is {self.fraction}, but must lie in (0, 1]")
-        if not 0 <= self.held_out < 1:
-            raise ValueError(f"--held-out is {self.held_out}, but must lie in [0, 1)")
-        given = {
-            "--train-examples": self.examples,
-            "--train-fraction": self.fraction < 1,
-            "--train-per-class": self.per_class,
-        }
-        if len(names := [name for name, value in given.items() if value]) > 1:
+        for flag, value, fits, allowed in (
+            ("--train-examples", self.examples, self.examples >= 0, "be at least 0"),
+            ("--train-per-class", self.per_class, self.per_class >= 0, "be at least 0"),
+            ("--train-fraction", self.fraction, 0 < self.fraction <= 1, "lie in (0, 1]"),
+            ("--held-out", self.held_out, 0 <= self.held_out < 1, "lie in [0, 1)"),
+        ):
+            if not fits:
+                raise ValueError(f"{flag} is {value}, but must {allowed}")
+        given = {"examples": self.examples, "fraction": self.fraction < 1, "per-class": self.per_class}
+        if len(names := [f"--train-{name}" for name, value in given.items() if value]) > 1:
             raise ValueError(f"{' and '.join(names)} cannot be given together: each says which part is trained on")
 
     def check(self, task: LabelledTask) -> None:
-        """Refuse what a task cannot have.
-
-        Raises:
-            ValueError: so many of each class, where there are no classes.
-        """
+        """Refuse so many of each class where there are no classes, by a ValueError."""
         if self.per_class and task.kind != CLASSIFICATION:
             kind = task.kind.replace("_", " ")
             raise ValueError(f"--train-per-class is for classification, but {task.name} is a task of {kind}")
 
     def of(self, examples: Sequence[Example]) -> list[Example]:
-        """The part of the examples, drawn at random, in their order."""
+        """Draw the part at random; the examples stay in their order."""
         if self.per_class:
-            shuffled = random.Random(self.seed).sample(range(len(examples)), len(examples))
-            chosen, count = [], dict.fromkeys((example.label for example in examples), 0)
-            for index in shuffled:
-                label = examples[index].label
-                if count[label] < self.per_class:
-                    count[label] += 1
+            chosen, counts = [], Counter[Any]()
+            for index in random.Random(self.seed).sample(range(len(examples)), len(examples)):
+                label = examples[index].label  # type: ignore[union-attr]
+                if counts[label] < self.per_class:
                     chosen.append(index)
+                counts[label] += 1
             return [examples[index] for index in sorted(chosen)]
         if self.fraction < 1:
             return sample_of(examples, max(1, round(self.fraction * len(examples))), self.seed)
         return sample_of(examples, self.examples, self.seed) if self.examples else list(examples)
 
     def parted(self, drawn: Sequence[Example]) -> tuple[list[Example], list[Example]]:
-        """The examples that are trained on, and those held out (at least one), each in their order.
+        """Part the examples into those that are trained on and those held out (at least one), each in their order.
 
         Args:
-            drawn: what `of` has given, corrupted or not.
+            drawn: the part that `of` has given, corrupted or not.
 
         Raises:
             ValueError: nothing would be left to train on.
@@ -88,6 +82,7 @@ class Sampling:
         if count >= len(drawn):
             raise ValueError(f"--held-out {self.held_out} leaves none of {len(drawn)} training examples to train on")
         chosen = set(random.Random(f"held out {self.seed}").sample(range(len(drawn)), count))
-        parts = ([index for index in range(len(drawn)) if (index in chosen) == held] for held in (False, True))
-        trained, held_out = ([drawn[index] for index in part] for part in parts)
+        trained, held_out = (
+            [example for index, example in enumerate(drawn) if (index in chosen) == held] for held in (False, True)
+        )
         return trained, held_out

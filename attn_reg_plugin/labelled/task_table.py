@@ -1,17 +1,20 @@
 """The labelled tasks as data: files, columns, labels and official metrics. A new GLUE-like task is one row.
 
-Labels are in the official order, that of the data sets on the hub, so an index means the same whichever way an
-example came. Metrics are named as in `criterions/scores.py`; the first of a row is the one to choose checkpoints by.
+Labels are in the official order, that of the data sets on the hub, so an index means the same whichever way an example
+came. Metrics are named as in `metrics.py`; the first of a row is the one to choose checkpoints by.
+
+A task of the user's own is in no row: `own_task` makes it of flags.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 CLASSIFICATION, REGRESSION, TAGGING, MULTIPLE_CHOICE = "classification", "regression", "tagging", "multiple_choice"
 KINDS = (CLASSIFICATION, REGRESSION, TAGGING, MULTIPLE_CHOICE)
-FORMATS = ("tsv", "csv", "conll", "conllu")
+FORMATS = ("tsv", "csv", "jsonl", "conll", "conllu")
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,14 @@ class Hub:
 
 #: fairseq's name of a split, and the hub's
 HUB_SPLITS = {"train": "train", "valid": "validation", "test": "test"}
-_TSV = {"train": ("train.tsv",), "valid": ("dev.tsv", "valid.tsv"), "test": ("test.tsv",)}
+
+
+def _files(train: str, valid: str, test: str, **more: str) -> dict[str, tuple[str, ...]]:
+    """Name the files of each split, several with spaces between; the first that is there counts."""
+    return {split: tuple(names.split()) for split, names in dict(train=train, valid=valid, test=test, **more).items()}
+
+
+_TSV = _files("train.tsv", "dev.tsv valid.tsv", "test.tsv")
 
 
 @dataclass(frozen=True)
@@ -47,7 +57,7 @@ class LabelledTask:
         label: name of the label's column; of CoNLL files its number from 0 (-1 the last), as text.
         labels: the label set in the official order; empty for regression; None: those of the training file, sorted.
         metrics: the official metrics; empty: `DEFAULT_METRICS` of the kind.
-        format: one of `FORMATS`. A folder of `pos` and `neg` documents is found by itself (see `folders.py`).
+        format: one of `FORMATS`. A folder of `pos` and `neg` documents is found by itself.
         files: split -> names of its file, the first that is there counts; `.gz` is tried for each.
         headerless: the columns of files that have no header line.
         aliases: other ways in which files write a label.
@@ -100,181 +110,111 @@ DEFAULT_METRICS = {
 _ZERO_ONE, _ENTAILS = ("0", "1"), ("entailment", "not_entailment")
 _PAIR = ("sentence1", "sentence2")
 _F1 = ("accuracy_f1", "accuracy", "f1")
-_MNLI_FILES = {
-    "train": ("train.tsv",),
-    "valid": ("dev_matched.tsv",),
-    "valid1": ("dev_mismatched.tsv",),
-    "test": ("test_matched.tsv",),
-    "test1": ("test_mismatched.tsv",),
-}
-_MNLI_SPLITS = {
-    "valid": "validation_matched",
-    "valid1": "validation_mismatched",
-    "test": "test_matched",
-    "test1": "test_mismatched",
-}
+_ENTITIES = ("f1", "precision", "recall")
 _PREMISE = {"sentence1": "premise", "sentence2": "hypothesis", "gold_label": "label"}
+_MRPC = {"#1 String": "sentence1", "#2 String": "sentence2", "Quality": "label"}
+_MATCHED = {"valid": "validation_matched", "test": "test_matched"}
+_MISMATCHED = {"valid1": "validation_mismatched", "test1": "test_mismatched"}
+_MISMATCHED_FILES = {"valid1": "dev_mismatched.tsv", "test1": "test_mismatched.tsv"}
+_CONLLU = _files("train.conllu *-ud-train.conllu", "dev.conllu *-ud-dev.conllu", "test.conllu *-ud-test.conllu")
+_SWAG = ("startphrase", "ending0", "ending1", "ending2", "ending3")
+_WORDS = ("tokens",)
 #: universal part-of-speech tags, in the alphabetical order of universaldependencies.org
 UPOS = (
-    "ADJ", "ADP", "ADV", "AUX", "CCONJ", "DET", "INTJ", "NOUN", "NUM",
-    "PART", "PRON", "PROPN", "PUNCT", "SCONJ", "SYM", "VERB", "X",
-)  # fmt: skip
-_CONLLU_FILES = {
-    "train": ("train.conllu", "*-ud-train.conllu"),
-    "valid": ("dev.conllu", "*-ud-dev.conllu"),
-    "test": ("test.conllu", "*-ud-test.conllu"),
-}
+    *("ADJ", "ADP", "ADV", "AUX", "CCONJ", "DET", "INTJ", "NOUN", "NUM"),
+    *("PART", "PRON", "PROPN", "PUNCT", "SCONJ", "SYM", "VERB", "X"),
+)
 
 
 def bio(*types: str) -> tuple[str, ...]:
-    """The label set of entity types: O, and B- and I- of each."""
+    """Make the label set of entity types: O, and B- and I- of each."""
     return ("O", *(f"{place}-{kind}" for kind in types for place in "BI"))
 
 
-def _glue(name: str, text: tuple[str, ...], label: str, labels: tuple[str, ...], **more: object) -> LabelledTask:
-    """A row of GLUE; the hub calls a label `label`."""
+def _glue(
+    name: str, text: tuple[str, ...], label: str, labels: tuple[str, ...], metrics: tuple[str, ...] = (), **more: object
+) -> LabelledTask:
+    """Make a row of GLUE; the hub calls a label `label`."""
     hub = more.pop("hub", None) or Hub("nyu-mll/glue", name, {label: "label"})
-    return LabelledTask(name, more.pop("kind", CLASSIFICATION), text, label, labels, hub=hub, **more)
+    return LabelledTask(name, more.pop("kind", CLASSIFICATION), text, label, labels, metrics, hub=hub, **more)
 
 
 _ROWS = (
     _glue(
-        "cola",
-        ("sentence",),
-        "label",
-        _ZERO_ONE,
-        metrics=("mcc", "accuracy"),
+        *("cola", ("sentence",), "label", _ZERO_ONE, ("mcc", "accuracy")),
         headerless=("source", "label", "mark", "sentence"),
     ),
     _glue("sst2", ("sentence",), "label", _ZERO_ONE),
     _glue(
-        "mrpc",
-        ("#1 String", "#2 String"),
-        "Quality",
-        _ZERO_ONE,
-        metrics=_F1,
-        files={
-            "train": ("train.tsv", "msr_paraphrase_train.txt"),
-            "valid": ("dev.tsv",),
-            "test": ("test.tsv", "msr_paraphrase_test.txt"),
-        },
-        hub=Hub("nyu-mll/glue", "mrpc", {"#1 String": "sentence1", "#2 String": "sentence2", "Quality": "label"}),
+        *("mrpc", ("#1 String", "#2 String"), "Quality", _ZERO_ONE, _F1),
+        files=_files("train.tsv msr_paraphrase_train.txt", "dev.tsv", "test.tsv msr_paraphrase_test.txt"),
+        hub=Hub("nyu-mll/glue", "mrpc", _MRPC),
     ),
-    _glue("qqp", ("question1", "question2"), "is_duplicate", _ZERO_ONE, metrics=_F1, skip_broken=True),
+    _glue("qqp", ("question1", "question2"), "is_duplicate", _ZERO_ONE, _F1, skip_broken=True),
     _glue("stsb", _PAIR, "score", (), kind=REGRESSION, bounds=(0.0, 5.0)),
     _glue(
-        "mnli",
-        _PAIR,
-        "gold_label",
-        ("entailment", "neutral", "contradiction"),
-        files=_MNLI_FILES,
+        *("mnli", _PAIR, "gold_label", ("entailment", "neutral", "contradiction")),
+        files=_files("train.tsv", "dev_matched.tsv", "test_matched.tsv", **_MISMATCHED_FILES),
         more_valid={"valid1": "mismatched"},
-        hub=Hub("nyu-mll/glue", "mnli", _PREMISE, _MNLI_SPLITS),
+        hub=Hub("nyu-mll/glue", "mnli", _PREMISE, _MATCHED | _MISMATCHED),
     ),
     _glue("qnli", ("question", "sentence"), "label", _ENTAILS),
     _glue("rte", _PAIR, "label", _ENTAILS),
     _glue("wnli", _PAIR, "label", _ZERO_ONE),
     LabelledTask(
-        "hans",
-        CLASSIFICATION,
-        _PAIR,
-        "gold_label",
-        ("entailment", "non-entailment"),
+        *("hans", CLASSIFICATION, _PAIR, "gold_label", ("entailment", "non-entailment")),
         files={"train": ("heuristics_train_set.txt",), "test": ("heuristics_evaluation_set.txt",)},
         groups=("heuristic", "subcase"),
         hub=Hub("jhu-clsp/hans", None, _PREMISE, {"test": "validation"}),
     ),
     LabelledTask(
-        "paws-x",
-        CLASSIFICATION,
-        _PAIR,
-        "label",
-        _ZERO_ONE,
-        ("accuracy", "f1"),
-        files={
-            "train": ("train.tsv", "translated_train.tsv"),
-            "valid": ("dev_2k.tsv", "dev.tsv"),
-            "test": ("test_2k.tsv", "test.tsv"),
-        },
+        *("paws-x", CLASSIFICATION, _PAIR, "label", _ZERO_ONE, ("accuracy", "f1")),
+        files=_files("train.tsv translated_train.tsv", "dev_2k.tsv dev.tsv", "test_2k.tsv test.tsv"),
         hub=Hub("google-research-datasets/paws-x", "en"),
     ),
     LabelledTask(
-        "imdb",
-        CLASSIFICATION,
-        ("text",),
-        "label",
-        ("neg", "pos"),
+        *("imdb", CLASSIFICATION, ("text",), "label", ("neg", "pos")),
         aliases={"0": "neg", "1": "pos"},
         hub=Hub("stanfordnlp/imdb", splits={"valid": "test"}),
         valid_is_test=True,
     ),
     LabelledTask(
-        "swag",
-        MULTIPLE_CHOICE,
-        ("startphrase", "ending0", "ending1", "ending2", "ending3"),
-        "label",
-        ("0", "1", "2", "3"),
+        *("swag", MULTIPLE_CHOICE, _SWAG, "label", ("0", "1", "2", "3")),
         format="csv",
-        files={"train": ("train.csv",), "valid": ("val.csv", "valid.csv"), "test": ("test.csv",)},
+        files=_files("train.csv", "val.csv valid.csv", "test.csv"),
         hub=Hub("allenai/swag", "regular"),
     ),
     LabelledTask(
-        "wnut17",
-        TAGGING,
-        ("tokens",),
-        "-1",
+        *("wnut17", TAGGING, _WORDS, "-1"),
         bio("corporation", "creative-work", "group", "location", "person", "product"),
-        ("f1", "precision", "recall"),
+        _ENTITIES,
         format="conll",
         fields=2,
-        files={
-            "train": ("wnut17train.conll", "train.conll"),
-            "valid": ("emerging.dev.conll", "dev.conll"),
-            "test": ("emerging.test.annotated", "test.conll"),
-        },
+        files=_files(
+            "wnut17train.conll train.conll", "emerging.dev.conll dev.conll", "emerging.test.annotated test.conll"
+        ),
         hub=Hub("leondz/wnut_17", None, {"-1": "ner_tags"}),
     ),
     LabelledTask(
-        "conll2003",
-        TAGGING,
-        ("tokens",),
-        "3",
-        bio("PER", "ORG", "LOC", "MISC"),
-        ("f1", "precision", "recall"),
+        *("conll2003", TAGGING, _WORDS, "3", bio("PER", "ORG", "LOC", "MISC"), _ENTITIES),
         format="conll",
         fields=4,
-        files={
-            "train": ("eng.train", "train.txt"),
-            "valid": ("eng.testa", "valid.txt"),
-            "test": ("eng.testb", "test.txt"),
-        },
+        files=_files("eng.train train.txt", "eng.testa valid.txt", "eng.testb test.txt"),
         hub=Hub("lhoestq/conll2003", None, {"3": "ner_tags"}),
     ),
     LabelledTask(
-        "upos",
-        TAGGING,
-        ("tokens",),
-        "3",
-        UPOS,
+        *("upos", TAGGING, _WORDS, "3", UPOS),
         format="conllu",
-        files=_CONLLU_FILES,
+        files=_CONLLU,
         hub=Hub("universal-dependencies/universal_dependencies", "en_ewt", {"3": "upos"}),
     ),
     # of the user's own licensed files: the word and its tag are the first two columns, whatever follows
     LabelledTask(
-        "ptb",
-        TAGGING,
-        ("tokens",),
-        "1",
-        None,
+        *("ptb", TAGGING, _WORDS, "1", None),
         format="conll",
-        files={
-            "train": ("train.conll", "train.txt"),
-            "valid": ("valid.conll", "dev.conll", "valid.txt", "dev.txt"),
-            "test": ("test.conll", "test.txt"),
-        },
+        files=_files("train.conll train.txt", "valid.conll dev.conll valid.txt dev.txt", "test.conll test.txt"),
     ),
-    LabelledTask("xpos", TAGGING, ("tokens",), "4", None, format="conllu", files=_CONLLU_FILES),
+    LabelledTask("xpos", TAGGING, _WORDS, "4", None, format="conllu", files=_CONLLU),
 )
 
 #: name -> task
@@ -301,7 +241,7 @@ def plain_task(
     metrics: tuple[str, ...] = (),
     fields: int | None = None,
 ) -> LabelledTask:
-    """A task of the user's own: files `train`, `valid` (or `dev`) and `test` with the format's suffix.
+    """Make a task of the user's own: files `train`, `valid` (or `dev`) and `test` with the format's suffix.
 
     Args:
         kind, text, label, metrics, format, fields: as in `LabelledTask`.
@@ -323,8 +263,59 @@ def plain_task(
             raise ValueError(
                 f"{kind} needs a label for each of its {len(text) - 1} endings, not {len(labels)} ({', '.join(labels)})"
             )
-    files = {
-        split: tuple(f"{name}.{format}" for name in names)
-        for split, names in {"train": ("train",), "valid": ("valid", "dev"), "test": ("test",)}.items()
-    }
+    files = _files(f"train.{format}", f"valid.{format} dev.{format}", f"test.{format}")
     return LabelledTask("plain", kind, text, label, labels, metrics, format, files, fields=fields)
+
+
+def own_task(
+    kind: str,
+    text_columns: str = "",
+    label_column: str = "",
+    labels: str = "",
+    file_format: str = "",
+    file_fields: int = 0,
+    metrics: str = "",
+    data: str | Path = "",
+) -> LabelledTask:
+    """Make a task of the user's own of flags; lists are written with commas.
+
+    Args:
+        kind: one of `KINDS`.
+        text_columns: of the text, of both texts, or of a beginning and its endings; not needed for tagging.
+        label_column: by default `label`; of CoNLL files its number, by default the last.
+        labels: the label set; by default that of the training file.
+        file_format: one of `FORMATS`; by default that of the training file in `data`.
+        file_fields: fields of a CoNLL line; 0: as many as the first line has.
+        metrics: the first is the one to choose checkpoints by; by default `DEFAULT_METRICS`.
+        data: the folder with `train`, `valid` (or `dev`) and `test`, such as `train.csv`.
+
+    Raises:
+        ValueError: flags that say too little or contradict each other.
+    """
+    text, label_set, wanted = (
+        tuple(part.strip() for part in flag.split(",")) if flag else () for flag in (text_columns, labels, metrics)
+    )
+    tagging = kind == TAGGING
+    if not text and not tagging:
+        raise ValueError("--text-columns is missing: the columns of the texts, separated by commas")
+    if not file_format:
+        names = [f"train.{name}{end}" for name in FORMATS for end in ("", ".gz")]
+        found = next((name for name in names if data and (Path(data) / name).is_file()), "train.conll" * tagging)
+        if not found:
+            raise ValueError(f"{data or '--data'} has no training file; it must be one of {', '.join(names[::2])}")
+        file_format = found.split(".")[1]
+    if tagging != file_format.startswith("conll"):
+        raise ValueError(f"--file-format {file_format} is not for {kind.replace('_', ' ')}")
+    label = label_column or ("-1" if tagging else "label")
+    return plain_task(kind, text or _WORDS, label, label_set or None, file_format, wanted, file_fields or None)
+
+
+def flags_of(task: LabelledTask) -> dict[str, str | bool]:
+    """Give the flags of `fairseq-train` that describe a task: its name, or those of a task of the user's own."""
+    if task.name in TASKS:
+        return {"labelled": task.name}
+    found: dict[str, str | bool] = {"label-column": task.label, "file-format": task.format}
+    found |= {"text-columns": ",".join(task.text), "metrics": ",".join(task.metrics)}
+    found |= {"labels": ",".join(task.labels)} if task.labels else {}
+    found |= {"file-fields": str(task.fields)} if task.fields else {}
+    return found | ({"regression": True} if task.kind == REGRESSION else {})

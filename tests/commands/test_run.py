@@ -18,9 +18,9 @@ from attn_reg_plugin.corpora.phrasebook import splits
 from attn_reg_plugin.experiments.methods import select_methods
 from attn_reg_plugin.experiments.opus_mt_start import OpusMTStart, convert_once
 from attn_reg_plugin.experiments.steps import plan
-from attn_reg_plugin.opus_mt.random_marian import make_marian
 from tests.experiments.toy_corpus import empty_corpus
 from tests.models.hf_folders import make_encoder, make_rte
+from tests.opus_mt.random_marian import make_marian
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 DEMO, WMT16, OPUS_MT, GLUE = (EXAMPLES / name / f"{name}.yaml" for name in ("demo", "wmt16", "opus_mt", "glue"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from attn_reg_plugin.corpora.preparation_options import Wmt16Options
+from attn_reg_plugin.corpora.options import Wmt16Options
 
 ENGLISH = [a + b for a in ("ri", "ho", "wa", "blu", "gre", "ci", "old") for b in ("ver", "use", "lks", "nty")]
 ROMANIAN = [a + b for a in ("râ", "că", "me", "ver", "şa", "ora", "pod") for b in ("ul", "sa", "țe", "rge")]
@@ -17,9 +17,11 @@ def corpus(count: int, seed: int) -> list[tuple[str, str]]:
     return [(" ".join(ENGLISH[i] for i in pick), " ".join(ROMANIAN[i] for i in pick)) for pick in picks]
 
 
-def write_split(folder: Path, name: str, pairs: list[tuple[str, str]]) -> None:
+def write_split(
+    folder: Path, name: str, pairs: list[tuple[str, str]], languages: tuple[str, str] = ("en", "ro")
+) -> None:
     folder.mkdir(exist_ok=True, parents=True)
-    for side, language in enumerate(("en", "ro")):
+    for side, language in enumerate(languages):
         (folder / f"{name}.{language}").write_text("".join(p[side] + "\n" for p in pairs), encoding="utf-8")
 
 
@@ -33,6 +35,10 @@ def write_corpus(folder: Path, train: list[tuple[str, str]] | None = None) -> Pa
 
 def lines(path: Path) -> list[str]:
     return path.read_text(encoding="utf-8").splitlines()
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
 def wanted(source: object, out: Path, **options: object) -> Wmt16Options:

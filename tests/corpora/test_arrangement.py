@@ -8,14 +8,11 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("sentencepiece")
-
-from attn_reg_plugin.corpora import binarize
 from attn_reg_plugin.corpora.arrangement import Arrangement, Split
 from attn_reg_plugin.corpora.parallel import Pair
 from attn_reg_plugin.corpora.preparation import prepare
 from attn_reg_plugin.corpora.sources import FolderSource
-from tests.corpora.small_corpus import lines, wanted, write_corpus
+from tests.corpora.small_corpus import lines, wanted
 
 
 def split(name: str, pairs: list[tuple[str, str]]) -> Split:
@@ -72,11 +69,9 @@ def test_pairs_are_set_aside_and_their_likes_left_out() -> None:
     ]
 
 
-def test_everything_at_once_in_the_manifest_and_in_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a folder: set aside first, then exchanged; a preparation without any of it is recorded as before."""
-    monkeypatch.setattr(binarize, "preprocess", lambda folder, destination, *rest: destination.mkdir())
-    monkeypatch.setattr(binarize, "check_counts", lambda *rest: None)
-    source = write_corpus(tmp_path / "c")
+@pytest.mark.usefixtures("ran")
+def test_everything_at_once_in_the_manifest_and_in_the_files(source: Path, tmp_path: Path) -> None:
+    """Of a folder: set aside first, then exchanged."""
     plain = FolderSource(source, ("en", "ro")).describe()
     assert list(plain) == ["kind", "files"]
     how = {"set_aside": 20, "noise": 0.5, "seed": 3, "split_valid": True}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import json
 import tracemalloc
@@ -11,26 +12,15 @@ import datasets
 import pytest
 
 from attn_reg_plugin.cli import main
-from attn_reg_plugin.corpora import binarize, stages
+from attn_reg_plugin.corpora import preparation
 from attn_reg_plugin.corpora.manifest import sha256
-from attn_reg_plugin.corpora.pieces import PieceModel
-from attn_reg_plugin.corpora.preparation import prepare
-from attn_reg_plugin.corpora.preparation_options import PhrasebookOptions
-from tests.corpora.small_corpus import corpus, lines, wanted, write_corpus
+from attn_reg_plugin.corpora.options import PhrasebookOptions
+from attn_reg_plugin.corpora.pieces import PieceModel, train_model
+from attn_reg_plugin.corpora.preparation import count_sequences, prepare
+from attn_reg_plugin.corpora.sources import FolderSource
+from tests.corpora.small_corpus import corpus, lines, wanted, write_corpus, write_split
 
 REAL = Path(__file__).resolve().parents[3] / "shared" / "data" / "wmt16-en-ro"
-
-
-@pytest.fixture
-def no_fairseq(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The binarization stands still: what is tested comes before it."""
-
-    def preprocess(folder: Path, destination: Path, *rest: object) -> None:
-        destination.mkdir()
-        (destination / "nothing").write_text("")
-
-    monkeypatch.setattr(binarize, "preprocess", preprocess)
-    monkeypatch.setattr(binarize, "check_counts", lambda *arguments: None)
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +94,7 @@ def test_the_manifest_says_what_was_done(prepared: Path) -> None:
     assert str(prepared.parent) not in text
 
 
-@pytest.mark.usefixtures("no_fairseq")
+@pytest.mark.usefixtures("ran")
 def test_long_pairs_are_left_out_or_cut_on_both_sides(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Of the training set alone; what is cut is the beginning of the same pieces."""
     source, found = write_corpus(tmp_path / "c"), {}
@@ -114,7 +104,7 @@ def test_long_pairs_are_left_out_or_cut_on_both_sides(tmp_path: Path, capsys: py
         whole = prepare(wanted(source, tmp_path / "whole"))["splits"]
         found[long_pairs] = data["splits"]["train"]
         assert data["splits"]["valid"] == whole["valid"] and data["splits"]["test"] == whole["test"]
-        assert ("long_pairs" in data["request"]) == (long_pairs == "truncate"), "as earlier versions recorded it"
+        assert data["request"]["long_pairs"] == long_pairs
     cut, left = found["truncate"], found["drop"]
     assert (cut["kept"], cut["dropped"]["too_long"]) == (160, 0) and cut["truncated"] == left["dropped"]["too_long"] > 9
     assert f"train (train): 160 pairs, {cut['truncated']} truncated" in capsys.readouterr().out
@@ -125,31 +115,54 @@ def test_long_pairs_are_left_out_or_cut_on_both_sides(tmp_path: Path, capsys: py
         ]
 
 
-@pytest.mark.usefixtures("no_fairseq")
+@pytest.mark.usefixtures("ran")
 def test_the_same_request_gives_the_same_manifest_anywhere(tmp_path: Path) -> None:
     for name in ("one", "two"):
         prepare(wanted(write_corpus(tmp_path / name), tmp_path / f"{name}-out"))
     assert (tmp_path / "one-out/manifest.json").read_bytes() == (tmp_path / "two-out/manifest.json").read_bytes()
 
 
-@pytest.mark.usefixtures("no_fairseq")
-def test_no_diacritics_reaches_the_references(tmp_path: Path) -> None:
-    source = write_corpus(tmp_path / "c")
-    manifest = prepare(wanted(source, tmp_path / "out", romanian="no-diacritics", vocab_size=60))
-    assert manifest["references"] == "no-diacritics"
+@pytest.mark.usefixtures("ran")
+@pytest.mark.parametrize(
+    ("options", "letters", "references"),
+    [
+        ({"romanian": "no-diacritics", "vocab_size": 60}, "şșâăă", "no-diacritics"),
+        ({"pair": "ro-en"}, "ş", "unchanged"),
+    ],
+)
+def test_letters_that_are_left_nowhere(
+    source: Path, tmp_path: Path, options: dict[str, str], letters: str, references: str
+) -> None:
+    """Without diacritics the references have none either; Romanian as the source is normalized everywhere."""
+    assert prepare(wanted(source, tmp_path / "out", **options))["references"] == references
     for split in ("train", "valid", "test"):
-        assert not set("şșâăă") & set((tmp_path / "out/raw" / f"{split}.ro").read_text(encoding="utf-8"))
+        assert not set(letters) & set((tmp_path / "out/raw" / f"{split}.ro").read_text(encoding="utf-8"))
 
 
-@pytest.mark.usefixtures("no_fairseq")
-def test_romanian_as_the_source_is_normalized_everywhere(tmp_path: Path) -> None:
-    prepare(wanted(write_corpus(tmp_path / "c"), tmp_path / "out", pair="ro-en"))
-    for split in ("train", "valid", "test"):
-        text = (tmp_path / "out/raw" / f"{split}.ro").read_text(encoding="utf-8")
-        assert "ș" in text and "ş" not in text
+@pytest.mark.parametrize("languages", [("en", "fr"), ("pt_BR", "zh")])
+def test_any_two_languages_from_files_of_ones_own(tmp_path: Path, languages: tuple[str, str]) -> None:
+    """`train`, `valid`, `test` and further test sets; then fairseq's own binaries."""
+    for name, count in {"train": 160, "valid": 9, "test": 8, "test1": 7, "test10": 5, "test2": 6}.items():
+        write_split(tmp_path / "mine", name, corpus(count, count), languages)
+    pair = "-".join(languages)
+    words = ["--pair", pair, "--source", str(tmp_path / "mine"), "--out", str(tmp_path / "out"), "--vocab-size", "70"]
+    assert main(["prepare", "text", *words]) == 0
+    manifest = json.loads((tmp_path / "out/manifest.json").read_text(encoding="utf-8"))
+    assert manifest["names"] == {
+        **{name: name for name in ("train", "valid", "test", "test1", "test2")},
+        "test3": "test10",
+    }
+    assert manifest["request"]["romanian"] == "none" and manifest["request"]["corpus"] == "text"
+    for language in languages:
+        counts = [
+            count_sequences(tmp_path / "out/bin" / f"{split}.{pair}.{language}.idx")
+            for split in ("train", "valid", "test3")
+        ]
+        assert counts == [160, 9, 5]
+        assert lines(tmp_path / "out/raw" / f"train.{language}") == lines(tmp_path / "mine" / f"train.{language}")
 
 
-@pytest.mark.usefixtures("no_fairseq")
+@pytest.mark.usefixtures("ran")
 def test_models_are_reused_joint_and_separate(tmp_path: Path) -> None:
     source = write_corpus(tmp_path / "c")
     prepare(wanted(source, tmp_path / "two", spm="separate", vocab_size=40))
@@ -167,7 +180,7 @@ def test_models_are_reused_joint_and_separate(tmp_path: Path) -> None:
         prepare(wanted(source, tmp_path / "fourth", **misfit))
 
 
-@pytest.mark.usefixtures("no_fairseq")
+@pytest.mark.usefixtures("ran")
 def test_the_hub_is_prepared_like_a_folder(tmp_path: Path) -> None:
     splits = {"train": corpus(160, 1), "validation": corpus(12, 2), "test": corpus(9, 3)}
 
@@ -189,7 +202,7 @@ def test_the_hub_is_prepared_like_a_folder(tmp_path: Path) -> None:
         assert (tmp_path / "hub" / name).read_bytes() == (tmp_path / "folder" / name).read_bytes()
 
 
-@pytest.mark.usefixtures("no_fairseq")
+@pytest.mark.usefixtures("ran")
 def test_a_phrasebook_with_noise(tmp_path: Path) -> None:
     """Only training targets are exchanged, and the manifest says how many."""
     sizes = {"train": 100, "valid": 8, "test": 5, "seed": 7}
@@ -198,7 +211,7 @@ def test_a_phrasebook_with_noise(tmp_path: Path) -> None:
         options = PhrasebookOptions(pair="ro-en", out=tmp_path / name, **sizes, vocab_size=120, noise=noise)
         manifests[name] = prepare(options)
     source = {"kind": "phrasebook", **sizes}
-    assert manifests["clean"]["request"]["source"] == source, "as it was before there was noise"
+    assert manifests["clean"]["request"]["source"] == source
     assert manifests["noisy"]["request"]["source"] == source | {"noise": 0.25, "exchanged": 25}
     counts = {name: split["kept"] for name, split in manifests["noisy"]["splits"].items()}
     assert counts == {"train": 100, "valid": 8, "test": 5}
@@ -211,7 +224,7 @@ def test_a_phrasebook_with_noise(tmp_path: Path) -> None:
     assert sorted(clean) == sorted(noisy)
 
 
-@pytest.mark.usefixtures("no_fairseq")
+@pytest.mark.usefixtures("ran")
 def test_the_real_phrasebook_with_the_default_vocabulary(tmp_path: Path) -> None:
     arguments = ["prepare", "phrasebook", "--pair", "en-tr", "--out", str(tmp_path / "out"), "--train", "1000"]
     assert main(arguments) == 0
@@ -222,29 +235,22 @@ def test_the_real_phrasebook_with_the_default_vocabulary(tmp_path: Path) -> None
 
 
 def test_memory_does_not_grow_with_the_corpus(tmp_path: Path) -> None:
-    source = write_corpus(tmp_path / "small")
     peaks = []
     for count in (5_000, 20_000):
         folder, out = tmp_path / f"c{count}", tmp_path / f"o{count}"
         write_corpus(folder, corpus(160, 1) * (count // 160))
-        options = wanted(folder, out)
         out.mkdir()
-        for name in ("raw", "pieces"):
-            (out / f"tmp-{name}").mkdir()
-        stages.pieces.train_model(iter(lines(source / "train.en")), out / "spm.model", 40)
-        from attn_reg_plugin.corpora.sources import FolderSource
-
-        work = stages.Work(options, FolderSource(folder, ("en", "ro")), out, out / "tmp-raw", {})
+        train_model(iter(lines(folder / "train.en")[:160]), out / "spm.model", 40)
+        work = preparation.Work(wanted(folder, out), FolderSource(folder, ("en", "ro")), {})
         tracemalloc.start()
-        facts = stages.raw(work)
-        (out / "tmp-raw" / "raw").rename(out / "raw")
-        stages.encode(stages.Work(options, work.source, out, out / "tmp-pieces", facts["splits"]))
+        facts = preparation.raw(work)
+        preparation.encode(dataclasses.replace(work, splits=facts["splits"]))
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] < 1.2 * peaks[0]
 
 
-@pytest.mark.usefixtures("no_fairseq")
+@pytest.mark.usefixtures("ran")
 @pytest.mark.skipif(not REAL.is_dir(), reason="the real corpus is not beside the repository")
 def test_two_thousand_real_pairs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["wmt16", "--pair", "en-ro", "--source", REAL, "--out", tmp_path / "out", "--limit", 2000]
@@ -262,10 +268,13 @@ def test_a_fairseq_that_fails_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "fairseq_cli" / "__init__.py").write_text("")
     (tmp_path / "fairseq_cli" / "preprocess.py").write_text("print('not fairseq')\n")
     with pytest.raises(ValueError, match=r"fairseq_cli\.preprocess failed with status \d+: .*dict"):
-        binarize.preprocess(tmp_path, tmp_path / "bin", ("en", "ro"), ["test"], ("dict.txt", "dict.txt"))
+        preparation.preprocess(tmp_path, ("en", "ro"), ["test"], ("dict.txt", "dict.txt"))
 
 
-def test_a_short_binary_is_noticed(prepared: Path) -> None:
-    binarize.check_counts(prepared / "bin", ("en", "ro"), {"valid": 12})
+def test_a_short_binary_is_noticed(prepared: Path, tmp_path: Path) -> None:
+    preparation.check_counts(prepared / "bin", ("en", "ro"), {"valid": 12})
     with pytest.raises(ValueError, match=r"wrote 12 sequences to valid\.en-ro\.en\.idx, but valid has 13 pairs"):
-        binarize.check_counts(prepared / "bin", ("en", "ro"), {"valid": 13})
+        preparation.check_counts(prepared / "bin", ("en", "ro"), {"valid": 13})
+    (tmp_path / "a.idx").write_bytes(b"TNTIDX\x00\x00" + bytes(40))
+    with pytest.raises(ValueError, match=r"a\.idx is not an index"):
+        count_sequences(tmp_path / "a.idx")

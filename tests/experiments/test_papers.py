@@ -19,12 +19,12 @@ from attn_reg_plugin.commands.run import COMMAND_STEPS
 from attn_reg_plugin.experiments.each import EACH
 from attn_reg_plugin.experiments.fine_tuning import FineTuning
 from attn_reg_plugin.experiments.steps import plan
-from attn_reg_plugin.experiments.sweep_settings import Sweep
+from attn_reg_plugin.experiments.sweep.settings import Sweep
 from attn_reg_plugin.experiments.toy import toy_of
 from attn_reg_plugin.labelled import TASKS, find_task, read_split, with_labels
-from attn_reg_plugin.labelled.made_up import make_task
 from tests import test_readme
 from tests.experiments.toy_corpus import empty_corpus
+from tests.labelled.made_up import make_task
 
 PAPERS = Path(__file__).resolve().parents[2] / "examples" / "papers"
 FILES = sorted(path.stem for path in PAPERS.glob("*.yaml"))

@@ -28,7 +28,7 @@ BROKEN = {
         ),
         (f"{RTE}0\ta\tb\tentailment\n1\ta b\tentailment\n", r"line 3: 3 fields, but the file's columns are 4 \(index"),
         (f"{RTE}0\ta\tb\tentailment\textra\n", r"line 2: 5 fields, but the file's columns are 4"),
-        (f"{RTE}0\ta\tb\tentailment\n\n2\ta\tb\tentailment\n", r"line 3: 1 field, but the file's columns are 4"),
+        (f"{RTE}0\ta\tb\tentailment\n\n2\ta\tb\tentailment\n", r"line 3: 0 fields, but the file's columns are 4"),
         (RTE.encode() + "0\té\tb\tentailment\n".encode("latin-1"), r"line 2: not UTF-8 \(byte 0xe9 at position 3"),
         (RTE.encode("utf-16"), r"line 1: not UTF-8"),
     ],

@@ -16,7 +16,7 @@ from attn_reg_plugin.labelled import (
     read_split,
     sample_of,
 )
-from attn_reg_plugin.labelled.columns import read_records
+from attn_reg_plugin.labelled.tables import read_records
 from tests.labelled.files import RTE, SWAG_HEADER, write
 
 MNLI_HEADER = "index\tpromptID\tpairID\tgenre\tsentence1\tsentence2\tlabel1\tgold_label"

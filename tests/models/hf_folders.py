@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
-from attn_reg_plugin.labelled.made_up import SHAPE, SPECIAL, WORDS, make_encoder, make_text, tokenizer
+from tests.labelled.made_up import SHAPE, SPECIAL, WORDS, make_encoder, make_text, tokenizer
 
 __all__ = ["SHAPE", "SPECIAL", "WORDS", "make_encoder", "make_text", "tokenizer"]
 SIZES = {"train": 48, "dev": 21}

@@ -6,11 +6,11 @@ import random
 from pathlib import Path
 
 import pytest
+from fairseq.data import Dictionary
 from sentencepiece import SentencePieceTrainer
 
 from attn_reg_plugin import dictionaries
 from attn_reg_plugin.corpora import pieces
-from attn_reg_plugin.corpora.binarize import count_sequences
 from attn_reg_plugin.corpora.pieces import PieceModel
 
 
@@ -103,18 +103,37 @@ def test_a_dictionary_may_have_more_than_the_model_but_not_less(model_path: Path
         pieces.check_fit(model, model_path, path)
 
 
-def test_what_is_no_dictionary_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "dict.txt").write_text("the 1\nhouse\n", encoding="utf-8")
-    with pytest.raises(ValueError, match=r"dict\.txt, line 2: 'house' is not '<symbol> <count>'"):
-        dictionaries.read_dictionary(tmp_path / "dict.txt")
-    (tmp_path / "dict.txt").write_bytes(b"\xff 1\n")
-    with pytest.raises(ValueError, match="not UTF-8"):
-        dictionaries.read_dictionary(tmp_path / "dict.txt")
-    with pytest.raises(FileNotFoundError, match=r"none\.txt: no such file"):
-        dictionaries.read_dictionary(tmp_path / "none.txt")
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"a 1\nb\n", "line 2: 'b' is not '<symbol> <count>'"),
+        (b"a 1\n\nb 1\n", "line 2: '' is not '<symbol> <count>'"),
+        (b"a 1\n b 1\n 1\n", "line 3: ' 1' is not '<symbol> <count>'"),
+        (b"a x\n", "line 1: 'a x' is not"),
+        (b"a -1\n", "line 1: 'a -1' is not"),
+        (b"a 1\nb 1\na 2\n", "line 3: 'a' is in an earlier line too"),
+        (b"<pad> 1\n", "line 1: '<pad>' is one of fairseq's own"),
+        (b"\xff 1\n", "it is not UTF-8 text"),
+    ],
+)
+def test_dictionaries_that_fairseq_would_not_read(content: bytes, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "dict.txt"
+    path.write_bytes(content)
+    with pytest.raises(ValueError) as caught:
+        dictionaries.read_dictionary(path)
+    assert said in str(caught.value) and str(path) in str(caught.value)
+    if b"-1" not in content and b"\n 1" not in content:  # fairseq takes these two
+        with pytest.raises(Exception):  # noqa: B017  it has several of its own
+            Dictionary.load(str(path))
 
 
-def test_an_index_of_another_format_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "a.idx").write_bytes(b"TNTIDX\x00\x00" + bytes(40))
-    with pytest.raises(ValueError, match=r"a\.idx is not an index"):
-        count_sequences(tmp_path / "a.idx")
+def test_dictionaries_that_fairseq_reads(tmp_path: Path) -> None:
+    path = tmp_path / "dict.txt"
+    path.write_text("a 1\nb c 2\nd 3 #fairseq:overwrite\n<unk> 1 #fairseq:overwrite\na 2 #fairseq:overwrite\n\ufeffx 1")
+    assert len(Dictionary.load(str(path))) - 4 >= len(set(dictionaries.read_dictionary(path)) - {"<unk>"}) == 4
+    path.write_text("")
+    assert dictionaries.read_dictionary(path) == [] and len(Dictionary.load(str(path))) == 4
+    with pytest.raises(FileNotFoundError, match=r"gone\.txt: no such file"):
+        dictionaries.read_dictionary(tmp_path / "gone.txt")
+    with pytest.raises(IsADirectoryError):
+        dictionaries.read_dictionary(tmp_path)

@@ -1,0 +1,176 @@
+"""`attn-reg prepare`: options, files, vocabularies and folders that are refused, each in one sentence."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from attn_reg_plugin.cli import main
+from tests.corpora.small_corpus import corpus, write_corpus, write_split
+
+#: of `prepare wmt16 --pair en-ro --source corpus`: options -> the sentence
+OPTIONS = {
+    "--pair en": "--pair en: it must be two different languages with a hyphen, source first, such as en-fr",
+    "--pair en-en": "--pair en-en: it must be two different languages",
+    "--pair en-zh-Hans": "--pair en-zh-Hans: it must be two different languages",
+    "--pair en-../x": "--pair en-../x: it must be two different languages",
+    "--pair en-pl --source hub": "--pair en-pl: it must be one of en-cs, cs-en, en-de",
+    "--pair en-de": "has no train.de (plain or .gz)",
+    "--limit 0": "--limit is 0, but must be at least 1",
+    "--noise 1.5": "--noise is 1.5, but must lie in [0, 1]",
+    "--set-aside -1": "--set-aside is -1, but must be at least 0",
+    "--set-aside 400": "--set-aside 400 leaves none of the 160 pairs",
+    "--spm both": "--spm is 'both', but must be one of joint, separate",
+    "--spm-model a,b,c": "--spm-model a,b,c: it must be one file, or two",
+    "--spm-model a,b --spm joint": "--spm-model a,b: it must be 1 with --spm joint",
+    "--spm-model a --vocab-size 9": "--vocab-size 9: it must be left out with --spm-model",
+    "--dictionary d": "--dictionary d: it must be given together with --spm-model",
+    "--dictionary d,e --spm-model m": "--dictionary d,e: it must be 1 with --spm joint",
+    "--vocab-size 4": "--vocab-size is 4, but must be above 4",
+    "--vocab-size 8000": "--vocab-size 8000 is too large",
+    "--character-coverage 0": "--character-coverage is 0.0, but must lie in (0, 1]",
+    "--max-pieces 0": "--max-pieces is 0, but must be at least 1",
+    "--max-pieces 1 --vocab-size 70": "no training pair is left: --max-pieces 1 and --max-ratio 9.0 drop all 160",
+    "--long-pairs cut": "--long-pairs is 'cut', but must be one of drop, truncate",
+    "--max-ratio 0.5": "--max-ratio is 0.5, but must be at least 1",
+    "--workers 0": "--workers is 0, but must be at least 1",
+    "--romanian all": "--romanian is 'all', but must be one of cedilla, no-diacritics, none",
+    "--pair en-tr --romanian cedilla": "--romanian cedilla: it must be 'none' for --pair en-tr",
+    "--source-prefix >>ron<<": "--source-prefix >>ron<<: it must be left out without --opus-mt",
+    "--opus-mt nowhere": "nowhere: no such folder",
+    "--source hub --origin a": "--origin a: it must be left out with --source hub",
+    "--source nowhere": "--source nowhere: no such folder",
+    "--spm-model gone.model": "gone.model: no such file",
+    "--spm-model corpus/train.en": "corpus/train.en is not a sentencepiece model",
+    "--origin a": "--origin needs corpus/train.origin, which is not there",
+    "--out corpus/train.en": "train.en is a file: it must be a folder",
+    "--out corpus/train.en/below": "must be a folder; ",
+}
+PHRASEBOOK = {
+    "--pair en-de": "--pair en-de: it must be two of en, ro, tr, such as en-ro",
+    "--test 0": "--test is 0, but must be at least 1",
+    "--train 20000": "The phrasebook has 10458 pairs for train",
+    "--noise 1.5": "--noise is 1.5, but must lie in [0, 1]",
+    "--noise 0.01 --train 100": "--noise 0.01: it exchanges 1 of 100 targets, and it takes at least 2",
+}
+
+
+def row(split: str, number: int, pair: tuple[str, str]) -> Callable[[Path], None]:
+    """Put a pair into a split of ten."""
+    pairs = corpus(10, 5)
+    pairs[number] = pair
+    return lambda folder: write_split(folder, split, pairs)
+
+
+def change(name: str, content: Callable[[bytes], bytes]) -> Callable[[Path], None]:
+    """Change the content of a file."""
+    return lambda folder: void((folder / name).write_bytes(content((folder / name).read_bytes())))
+
+
+def void(_: object) -> None:
+    """Give nothing back."""
+
+
+#: what is done to the corpus, options, the sentence
+FILES = {
+    "no source": (row("newsdev2016", 2, ("  ", "ceva")), "", "newsdev2016.en, line 3: empty"),
+    "no target": (row("newstest2017", 0, ("some", "")), "", "newstest2017.ro, line 1: empty"),
+    "nothing visible": (row("train", 4, ("some", "\u2028")), "--strict", "train.ro, line 5: empty"),
+    "no piece": (row("newsdev2016", 1, ("\u200b", "ceva")), "", "valid.en, line 2: sentencepiece leaves nothing"),
+    "a line more": (
+        change("newstest2016.en", lambda text: text + b"one more\n"),
+        "",
+        "newstest2016.ro, line 10 is missing: corpus/newstest2016.en has a line 10",
+    ),
+    "not UTF-8": (change("train.ro", lambda text: text + b"caf\xe9\n"), "", "train.ro, line 161: not UTF-8 (byte 0xe9"),
+    "a NUL byte": (
+        change("train.ro", lambda text: b"abcd\0\n" + text),
+        "",
+        "train.ro, line 1: not text (a NUL byte",
+    ),
+    "no pair": (lambda folder: void(write_corpus(folder, [])), "", "give no pair at all for train"),
+    "a single pair": (
+        lambda folder: write_split(folder, "newsdev2016", corpus(1, 2)),
+        "--split-valid",
+        "newsdev2016.en has 1 lines, too few to be split into valid and test",
+    ),
+    "no file": (
+        lambda folder: (folder / "train.en").unlink(),
+        "",
+        "corpus has no train.en (plain or .gz); it has: newsdev2016.en, newsdev2016.ro, newstest2016.en",
+    ),
+    "no validation": (lambda folder: (folder / "newsdev2016.ro").unlink(), "", "has no newsdev2016.ro (plain or .gz)"),
+    "half a test set": (lambda folder: (folder / "newstest2017.en").unlink(), "", "has no newstest2017.en"),
+    "two forms": (
+        lambda folder: void((folder / "train.en.gz").write_bytes(gzip.compress(b"a\n"))),
+        "",
+        "has both train.en and train.en.gz: remove one of them",
+    ),
+    "half a gzip file": (
+        lambda folder: void((folder / "train.en").rename(folder / "train.en.gz")),
+        "",
+        "train.en.gz, after line 0: not a whole gzip file",
+    ),
+    "an unknown origin": (
+        lambda folder: void((folder / "train.origin").write_text("x\ny\n")),
+        "--origin y,w",
+        "--origin 'w': corpus/train.origin has only x, y",
+    ),
+    "origins of another length": (
+        lambda folder: void((folder / "train.origin").write_text("x\n" * 159)),
+        "--origin x",
+        "train.origin, line 160 is missing: corpus/train.en has a line 160",
+    ),
+    "a line without an end": (
+        lambda folder: void((folder / "train.origin").write_text("x\n" * 161)),
+        "--origin x",
+        "train.en, line 161 is missing: corpus/train.origin has a line 161",
+    ),
+    "a foreign folder": (
+        lambda folder: (folder.parent / "out" / "raw").mkdir(parents=True),
+        "",
+        "out holds raw but no manifest.json, so something else wrote it",
+    ),
+    "a source that would go": (
+        lambda folder: void(write_corpus(folder.parent / "out" / "raw")),
+        "--source out/raw --overwrite",
+        "--source out/raw lies in what --out out replaces",
+    ),
+}
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """The sentence of a refused command: one line, exit status 2."""
+    assert main(["prepare", *words]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("attn-reg prepare: ") and error.count("\n") == 1
+    return error
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return write_corpus(Path("corpus"))
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_options(capsys: pytest.CaptureFixture[str], options: str) -> None:
+    base = ["wmt16", "--pair", "en-ro", "--source", "corpus", "--out", "out"]
+    assert OPTIONS[options] in refusal(capsys, *base, *options.split())
+
+
+@pytest.mark.parametrize("options", PHRASEBOOK)
+def test_options_of_the_phrasebook(capsys: pytest.CaptureFixture[str], options: str) -> None:
+    assert PHRASEBOOK[options] in refusal(capsys, "phrasebook", "--pair", "en-ro", "--out", "out", *options.split())
+    assert not Path("out").exists()
+
+
+@pytest.mark.parametrize("case", FILES)
+def test_files(capsys: pytest.CaptureFixture[str], here: Path, case: str) -> None:
+    spoil, options, message = FILES[case]
+    spoil(here)
+    base = ["text", "--pair", "en-ro", "--source", "corpus", "--out", "out", "--vocab-size", "60"]
+    assert message in refusal(capsys, *base, *options.split())
