@@ -10,13 +10,19 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from attn_reg_plugin.attention.sites import SiteSelector
-from attn_reg_plugin.experiments.report.drop_rates import Fit, Rates, fit_curve, read_rates
 from attn_reg_plugin.files import write_text
 from attn_reg_plugin.pictures import check_format, load_matplotlib, save
-from attn_reg_plugin.regularizers.scheduled_dropout import FILES, Schedule
 
+if TYPE_CHECKING:
+    from attn_reg_plugin.experiments.report.drop_rates import Fit, Rates
+
+EXAMPLES = (
+    "attn-reg report runs/demo",
+    "attn-reg report curves runs/demo/attend_out-seed1 --out learned.yaml --plot learned.png",
+)
+#: the word that asks for a schedule
 CURVES = "curves"
 
 
@@ -75,6 +81,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _curves(arguments: argparse.Namespace) -> int:
     """Fit a curve to each site's drop rates; write the schedule and the plot, and print what was found."""
+    from attn_reg_plugin.attention.sites import SiteSelector
+    from attn_reg_plugin.experiments.report.drop_rates import fit_curve, read_rates
+    from attn_reg_plugin.regularizers.scheduled_dropout import FILES, Schedule
+
     out, given = arguments.out, arguments.folders[1:]
     if len(given) != 1:
         raise ValueError(f"attn-reg report curves takes one RUN, given {len(given)}")
