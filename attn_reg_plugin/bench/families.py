@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from attn_reg_plugin.regularizers.objectives import label_logit, logits_of, token_log_likelihood
+from attn_reg_plugin.regularizers.ad_drop.objectives import label_logit, logits_of, token_log_likelihood
 
 PADDING = 1
 #: ids below are special in fairseq's dictionaries: beginning, padding, end, unknown
