@@ -21,8 +21,10 @@ RESULTS = Path(__file__).resolve().parents[1] / "examples" / "evidence"
 ATTRIBUTIONS = {"gradient": "ad_drop", "random": "random", "attention": "attention"}
 #: rows of the bench that act on the encoder -> those on all attention
 ON_ALL = {
-    **{"ad_drop": "all_sites", "ad_drop_cross_tuned": "all_sites_cross_tuned", "attend_out": "attend_out_all"},
-    **{"kept": "kept_all", "kept_use": "kept_all_use", "attention_layer_drop": "attention_layer_drop_all"},
+    "ad_drop": "all_sites",
+    "ad_drop_cross_tuned": "all_sites_cross_tuned",
+    "attend_out": "attend_out_all",
+    "attention_layer_drop": "attention_layer_drop_all",
 }
 #: experiment -> test set -> its title; others keep their name
 TEST_SETS = {
@@ -118,10 +120,7 @@ def benched(flags: Mapping[str, str]) -> str:
     name = flags.get("--attn-reg", "plain")
     if name == "ad_drop":
         every = flags.get("--ad-drop-cross-tuning") == "off"
-        if flags.get("--ad-drop-probe") == "kept":
-            name = "kept_use" if every else "kept"
-        else:
-            name = ATTRIBUTIONS[flags.get("--ad-drop-attribution", "gradient")] + ("" if every else "_cross_tuned")
+        name = ATTRIBUTIONS[flags.get("--ad-drop-attribution", "gradient")] + ("" if every else "_cross_tuned")
     return ON_ALL.get(name, name) if flags.get("--attn-sites") == "*" else name
 
 
