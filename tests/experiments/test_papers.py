@@ -143,7 +143,7 @@ def test_all_rivals_are_compared_under_the_same_rules() -> None:
         )
         assert "ad_drop+r_drop" in rows and None in rows and len(compared.seeds) == 5
     options = {method.name: method.options for method in translators.selected()}
-    assert (options["ad_drop"]["p"], options["ad_drop_kept"]["q"], options["r_drop_5"]["weight"]) == (0.6, 0.1, 5.0)
+    assert (options["ad_drop"]["p"], options["ad_drop"]["q"], options["r_drop_5"]["weight"]) == (0.6, 0.1, 5.0)
 
 
 # -- at toy size ------------------------------------------------------------------------------------------------------
