@@ -11,7 +11,7 @@ import pytest
 from fairseq.data import Dictionary
 from fairseq.data.encoders import build_bpe
 
-from attn_reg_plugin.models.opus_mt_bpe import OpusMTBPE
+from attn_reg_plugin.models.opus_mt import OpusMTBPE
 from attn_reg_plugin.opus_mt.tokenization import OpusMTTokenizer, Vocabulary, write_dictionaries
 from tests.opus_mt.folders import load_tokenizer, shared_lines, train_model, write_tokenizer
 
