@@ -24,7 +24,7 @@ class ClassificationCriterion(LabelledCriterion):
     kinds: ClassVar[tuple[str, ...]] = (CLASSIFICATION, MULTIPLE_CHOICE, REGRESSION)
 
     def losses(self, logits: Tensor, target: Tensor, label_smoothing: float = 0.0) -> Tensor:
-        """Of every example, (B,)."""
+        """Losses of the examples, (B,)."""
         if self.labelled.kind == REGRESSION:
             return F.mse_loss(logits.reshape(-1), target.float(), reduction="none")
         return F.cross_entropy(logits, target, reduction="none", label_smoothing=label_smoothing)

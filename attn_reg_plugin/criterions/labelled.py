@@ -1,4 +1,4 @@
-"""What the criterions of labelled data share; they differ in `losses` and `predictions`.
+"""Base of the criterions of labelled data, which differ in `losses` and `predictions`.
 
 Their task describes its data by one attribute, `labelled`: a `LabelledTask` with its label set. The model
 returns logits, in any form that `logits_of` knows. In training sums are logged; in validation the predictions, too,
@@ -81,11 +81,11 @@ class LabelledCriterion(FairseqCriterion):
         raise NotImplementedError
 
     def rows(self, logits: Tensor, target: Tensor) -> Tensor:
-        """What metrics are computed from, (N, 2); see `labelled/metrics.py`."""
+        """Rows that metrics are computed from, (N, 2); see `labelled/metrics.py`."""
         return self.predictions(logits, target)
 
     def example_outcomes(self, model: nn.Module, sample: dict[str, Any]) -> Outcome:
-        """Of each example the loss (the mean over its words), without label smoothing, and a score, both (B,).
+        """Loss of each example (the mean over its words), without label smoothing, and a score, both (B,).
 
         For AttendOut's rewards; nothing is logged, and the other ranks are not asked.
         """

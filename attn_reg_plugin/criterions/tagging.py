@@ -30,7 +30,7 @@ class TaggingCriterion(LabelledCriterion):
         self.codes = torch.tensor(tag_codes(self.labelled.labels))
 
     def losses(self, logits: Tensor, target: Tensor, label_smoothing: float = 0.0) -> Tensor:
-        """Of every word, (N,)."""
+        """Losses of the words, (N,)."""
         words = target != IGNORED
         return F.cross_entropy(logits[words], target[words], reduction="none", label_smoothing=label_smoothing)
 
@@ -48,7 +48,7 @@ class TaggingCriterion(LabelledCriterion):
         return torch.cat([pairs, ends], dim=1)[F.pad(words, (0, 1), value=True)]
 
     def example_outcomes(self, model: nn.Module, sample: dict[str, Any]) -> Outcome:
-        """Of each sentence the mean loss and the share of right words."""
+        """Mean loss and share of right words of each sentence."""
         target, logits = self.target_of(sample), self.logits(model, sample)
         words = target != IGNORED
         losses = F.cross_entropy(logits.transpose(1, 2), target, reduction="none", ignore_index=IGNORED)

@@ -155,7 +155,7 @@ def autocast_dtype(config: Any) -> torch.dtype | None:
     Raises:
         ValueError: neither of the two.
     """
-    name = getattr(config, "autocast", "off")  # checkpoints of earlier versions have none
+    name = config.autocast
     name = "off" if name in (False, "False") else name  # YAML reads a bare `off` as False
     if name not in AUTOCAST:
         raise ValueError(f"--autocast is {name!r}, but must be one of {', '.join(AUTOCAST)}")

@@ -17,6 +17,7 @@ Attention is fairseq's `MultiheadAttention`, so every regularizer finds it. `--b
 """
 
 # no `from __future__ import annotations`: fairseq makes flags of the types of a config's fields, not of their names
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +39,8 @@ from fairseq.models.transformer import (
 from torch import Tensor, nn
 
 from attn_reg_plugin.configuration import setting
+
+logger = logging.getLogger(__name__)
 
 #: the logit of what cannot come, as fairseq's `<s>`, which Marian does not have: no probability is left for it in any
 #: precision, and label smoothing, which sums over the vocabulary, stays finite
@@ -216,6 +219,16 @@ class OpusMTModel(TransformerModel):
             if getattr(args, name, None):
                 raise ValueError(f"--{name.replace('_', '-')} cannot be given with --arch opus_mt: Marian has no such")
         return super().build_model(args, task)
+
+    def prepare_for_inference_(self, cfg: Any) -> None:
+        """Get ready to translate; warn where nothing parts text into the model's pieces and joins them again."""
+        super().prepare_for_inference_(cfg)
+        bpe = getattr(getattr(cfg, "bpe", None), "_name", None)
+        if bpe not in ("opus_mt", "sentencepiece"):
+            logger.warning(
+                "--arch opus_mt translates pieces, not text: give --bpe opus_mt --opus-mt-folder DIR, the folder that "
+                "`attn-reg convert opus-mt` wrote, or raw text becomes unknown words"
+            )
 
     @classmethod
     def build_embedding(cls, args: Any, dictionary: Dictionary, embed_dim: int, path: str | None = None) -> nn.Module:

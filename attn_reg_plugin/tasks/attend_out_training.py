@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from attn_reg_plugin.backends.fairseq import padding_index
 from attn_reg_plugin.regularizers import Outcome, Tokens
-from attn_reg_plugin.regularizers.defender import Defender
-from attn_reg_plugin.regularizers.distributed import average, average_gradients
+from attn_reg_plugin.regularizers.attend_out.defender import Defender
+from attn_reg_plugin.regularizers.base.distributed import average, average_gradients
 from attn_reg_plugin.tasks.predictions import adaptive_log_probabilities
 
 #: reward examples in a forward: their logits are all there at once

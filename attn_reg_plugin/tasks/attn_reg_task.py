@@ -27,8 +27,8 @@ from fairseq.optim import AMPOptimizer
 from attn_reg_plugin.backends.fairseq import padding_index
 from attn_reg_plugin.checkpoints import ANEW, refuse_state
 from attn_reg_plugin.regularizers import Regularizer
-from attn_reg_plugin.regularizers.options import OptionError
-from attn_reg_plugin.regularizers.statistics import Shown, summary
+from attn_reg_plugin.regularizers.base.options import OptionError
+from attn_reg_plugin.regularizers.base.statistics import Shown, summary
 from attn_reg_plugin.tasks.attend_out_training import FairseqTraining
 from attn_reg_plugin.tasks.fairseq_fixes.resuming import ResumedTask, repair_last
 from attn_reg_plugin.tasks.fairseq_settings import fairseq_setting, total_epochs, total_updates

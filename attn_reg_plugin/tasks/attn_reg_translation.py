@@ -55,7 +55,6 @@ class AttnRegTranslationTask(AttnRegTask, TranslationTask):
                 f"--train-examples {self.sampling.examples} would be drawn of each part of the data {cfg.data}; give "
                 "--train-fraction, or data in one part"
             )
-        # checkpoints of earlier versions do not know the flag
         self.validation_chrf = ValidationChrF() if getattr(cfg, "eval_chrf", False) else None
 
     @classmethod

@@ -55,7 +55,7 @@ class TrainingExamplesConfig(TrainingPartConfig):
 
 
 def sampling_of(cfg: Any) -> Sampling:
-    """Which part of the training set the flags name; earlier checkpoints have fewer of them.
+    """The part of the training set that the flags name; tasks of translation have fewer of them.
 
     Raises:
         ValueError: a value out of its range, or two that contradict each other.
@@ -66,7 +66,7 @@ def sampling_of(cfg: Any) -> Sampling:
 
 
 def corruption_of(cfg: Any) -> Corruption:
-    """What the flags put into the training examples; earlier checkpoints have none of them.
+    """The flags' changes of the training examples.
 
     Raises:
         ValueError: see `Corruption`.

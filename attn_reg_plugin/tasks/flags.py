@@ -27,7 +27,7 @@ def with_attn_reg(config: type[FairseqDataclass]) -> type[FairseqDataclass]:
 
 
 def _fields() -> Iterator[tuple[str, Any, dataclasses.Field]]:
-    """Those of every registered method, the shared ones once, and what a task sees of fairseq's configuration."""
+    """Fields of every registered method, the shared ones once, and of what a task sees of fairseq's configuration."""
     text = f"attention regularizer; one of {', '.join(_methods())}; or several, joined by +"
     yield "attn_reg", str, dataclasses.field(default="none", metadata={"help": text})
     shared = _shared()

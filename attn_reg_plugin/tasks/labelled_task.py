@@ -34,7 +34,7 @@ from attn_reg_plugin.labelled import (
 )
 from attn_reg_plugin.labelled.dataset import LabelledDataset
 from attn_reg_plugin.models.hf_encoder import load_config
-from attn_reg_plugin.regularizers.distributed import rank
+from attn_reg_plugin.regularizers.base.distributed import rank
 from attn_reg_plugin.tasks.attn_reg_task import AttnRegTask, print_flags_if_asked, with_attn_reg
 from attn_reg_plugin.tasks.example_flags import TrainingExamples, TrainingExamplesConfig
 
@@ -158,7 +158,7 @@ class LabelledTextTask(FairseqTask):
         path, kept = cfg.hf_model, saved_encoder(getattr(cfg, "attn_save_dir", None))
         if Path(path).is_dir() or kept is None or not (kept / "config.json").exists():
             return path
-        if path.count("/") <= 1:  # a name on the hub comes first, whatever an earlier training left here
+        if path.count("/") <= 1:  # a name on the hub comes first, whatever a training before left here
             try:
                 load_config(path)
                 return path

@@ -85,7 +85,7 @@ class FairseqObjective:
         return self._masked(first, inputs) if "masked_tokens" in inputs else (outputs, inputs)
 
     def _masked(self, logits: Tensor, inputs: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
-        """Of a masked LM: (N, V) logits of masked tokens only, or (B, T, V) where none is masked."""
+        """Read a masked LM: (N, V) logits of masked tokens only, or (B, T, V) where none is masked."""
         masked, targets = inputs["masked_tokens"], inputs.get("targets")
         inputs = inputs | {"padding_label": self.padding}
         if masked is not None and logits.dim() == 2:
@@ -101,7 +101,7 @@ def _tokens(logits: Any) -> bool:
 
 
 def _targets_of_pair(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a sample that is a batch for each language pair: the targets of the one whose tokens the forward has."""
+    """Find the targets of the tokens that the forward has, in a sample that is a batch for each language pair."""
     sample, tokens = inputs.get("batch"), inputs.get("src_tokens")
     for batch in sample.values() if isinstance(sample, Mapping) and tokens is not None else ():
         net_input = batch.get("net_input") if isinstance(batch, Mapping) else None

@@ -12,7 +12,7 @@ from torch import nn
 
 from attn_reg_plugin.attention.sites import AttentionSite
 from attn_reg_plugin.regularizers import Regularizer
-from attn_reg_plugin.regularizers.distributed import world_size
+from attn_reg_plugin.regularizers.base.distributed import world_size
 from attn_reg_plugin.tasks.fairseq_settings import FAIRSEQ_SETTINGS, fairseq_setting
 from attn_reg_plugin.tasks.predictions import NEED_NO_PREDICTION, reads_predictions
 

@@ -16,7 +16,7 @@ from fairseq.tasks.sentence_ranking import SentenceRankingTask
 from torch import Tensor, nn
 
 from attn_reg_plugin.regularizers import Outcome
-from attn_reg_plugin.regularizers.objectives import logits_of
+from attn_reg_plugin.regularizers.ad_drop.objectives import logits_of
 from attn_reg_plugin.tasks.attn_reg_task import AttnRegTask, print_flags_if_asked, with_attn_reg
 from attn_reg_plugin.tasks.fairseq_settings import FAIRSEQ_SETTINGS
 from attn_reg_plugin.tasks.predictions import reads_predictions
@@ -29,7 +29,7 @@ class AttnRegSentencePredictionTask(AttnRegTask, SentencePredictionTask):
     """Classification and regression of sentences with an attention regularizer, chosen by `--attn-reg`."""
 
     def example_outcomes(self, model: nn.Module, sample: dict[str, Any]) -> Outcome:
-        """Of each example the loss and how right it is, both (B,), through the classification head."""
+        """Loss and score of each example, both (B,), through the classification head."""
         head = {"features_only": True, "classification_head_name": self.cfg.classification_head_name}
         logits = logits_of(model(**sample["net_input"], **head)).float()
         if self.cfg.regression_target:

@@ -56,8 +56,8 @@ ONE = "use another --attn-reg, such as ad_drop or scheduled_dropout"
         ({"attn_reg": "hidden_cut", "attn_sites": "*"}, r"^--attn-sites: "),
         ({"attn_reg": "ad_drop+hidden_cut", "attn_sites": "*"}, r"^--attn-sites: "),
         (
-            {"attn_reg": "attention_dropout", "attention_dropout_p_by_site": "decoder.self[9]: 0.1"},
-            r"^--attention-dropout-p-by-site: ",
+            {"attn_reg": "scheduled_dropout", "scheduled_dropout_schedule": "drop decoder.self[9]: 0:0.1"},
+            r"^--scheduled-dropout-schedule: ",
         ),
         ({"attn_tpu": "True"}, r"^--bf16 and --memory-efficient-bf16 .* torch_xla is not installed; use --amp"),
         ({"attn_fp16": "True", "attn_cpu": "True"}, r"^--fp16 with --cpu fails in fairseq"),

@@ -36,7 +36,7 @@ def keep_attributions(folder: Path, rank: int) -> None:
     setup = fairseq.tasks.setup_task
 
     def listening(*args: object, **kwargs: object) -> object:
-        from attn_reg_plugin.regularizers import ad_drop
+        from attn_reg_plugin.regularizers.ad_drop import ad_drop
 
         draw, count = ad_drop.sample_keep, [0]
 

@@ -1,4 +1,4 @@
-"""What fairseq loses when a training is resumed: its batches, how long `--patience` has waited, a half-made copy.
+"""Resuming as fairseq does not: with the batches and the patience of an undisturbed training, and a last checkpoint.
 
 fairseq draws the order of equally long sentences with `seed + epoch` when it first makes batches, and keeps these for
 all epochs; a resumed training would make others. `--patience` keeps the best value and the number of validations since
@@ -22,7 +22,7 @@ from fairseq.checkpoint_utils import save_checkpoint
 
 from attn_reg_plugin.checkpoints import is_damaged, load_weights
 from attn_reg_plugin.files import whole_file
-from attn_reg_plugin.regularizers.distributed import object_from_first_rank, rank
+from attn_reg_plugin.regularizers.base.distributed import object_from_first_rank, rank
 
 logger = logging.getLogger(__name__)
 
