@@ -14,14 +14,14 @@ import torch
 pytest.importorskip("fairseq")
 pytest.importorskip("transformers")
 
+from attn_reg_plugin.experiments.labelled_runs import LabelledRun
+from attn_reg_plugin.experiments.report_runs import read_experiments
+from attn_reg_plugin.experiments.sweep_objective import objective_of
 from fairseq import tasks
 
 from attn_reg_plugin.experiments import labelled_runs
-from attn_reg_plugin.experiments.labelled_runs import LabelledRun
 from attn_reg_plugin.experiments.methods import select_methods
 from attn_reg_plugin.experiments.predicted import file_of
-from attn_reg_plugin.experiments.report_runs import read_experiments
-from attn_reg_plugin.experiments.sweep_objective import objective_of
 from attn_reg_plugin.tasks.dry_run import parse_command
 from attn_reg_plugin.tasks.fairseq_settings import FAIRSEQ_SETTINGS
 from tests.commands.test_finetune import parsed, planned
