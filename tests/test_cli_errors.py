@@ -79,9 +79,7 @@ def test_a_name_that_is_just_short_enough(log: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        ["predict", "{}", "{}"],
         ["export", "{}", "out"],
-        ["evaluate", "{}", "--on", "hans", "--data", "{}"],
         ["report", "curves", "{}", "--out", "x.yaml"],
         ["compare", "{}", "--out", "runs"],
         ["finetune", "rte", "{}", "--out", "runs", "--model", "{}"],
