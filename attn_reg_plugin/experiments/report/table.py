@@ -191,7 +191,7 @@ def _marked(text: str, mark: str) -> str:
 
 
 def notes_of(rows: Sequence[Row], baseline: str = PLAIN) -> list[str]:
-    """What the figures of a table are: how they vary, what the differences are, which say little."""
+    """Explain the figures of a table: how they vary, how the differences are drawn, and which say little."""
     notes = ["± standard deviation over seeds"] if any(row.seeds > 1 for row in rows) else []
     found = [one for row in rows for by_metric in row.differences.values() for one in by_metric.values()]
     drawn = sorted({one.drawn for one in found if one.low is not None}, key=len, reverse=True)
