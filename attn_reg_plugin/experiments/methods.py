@@ -125,8 +125,8 @@ def select_methods(
         table: the methods there are, by default all.
 
     Raises:
-        ValueError: an unknown or repeated method or title, settings that it does not have, an override of another method,
-            or an open quote.
+        ValueError: an unknown or repeated method or title, settings that it does not have, an override of another
+            method, or an open quote.
     """
     table = known_methods() if table is None else table
     if isinstance(wanted, str):
