@@ -112,7 +112,7 @@ def test_tasks_criterions_and_models_are_in_the_generated_flags():
 
 def test_every_subcommand_is_in_the_generated_flags():
     text = hooks.flags_of_attn_reg()
-    for name in COMMANDS:
+    for name in [name for commands in COMMANDS.values() for name in commands]:
         assert f"### attn-reg {name}\n" in text
     assert "(default" not in "".join(re.findall(r"\| `--seeds` .*", text))
     assert "%(" not in text
