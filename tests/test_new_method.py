@@ -91,13 +91,13 @@ def test_the_pages_show_it(method: type[Regularizer]) -> None:
 def test_the_tests_of_all_methods_take_it_from_the_registry(method: type[Regularizer], tmp_path: Path) -> None:
     """None of their lists asks for it."""
     from tests import test_readme
-    from tests.regularizers import test_every_method
-    from tests.regularizers.registered import besides
+    from tests.regularizers import test_contract, trainings
 
-    options = {"sites": "*", "rate": 0.25} if method.presets else {}
-    assert besides(test_every_method.METHODS)[NAME] == options
-    test_every_method.test_evaluation_is_untouched_between_updates(NAME, None, options)
-    test_every_method.test_it_goes_on_exactly_from_a_checkpoint(NAME, None, options, tmp_path)
+    case = trainings.others()[NAME]
+    assert case.options == ({"sites": "*", "rate": 0.25} if method.presets else {})
+    test_contract.test_evaluation_and_forwards_without_gradients_are_plain_between_updates(case)
+    test_contract.test_detaching_leaves_the_model_as_it_was(case)
+    test_contract.test_it_goes_on_exactly_from_a_checkpoint(case, tmp_path)
     test_readme.test_its_methods_are_registered_ones()
     if method.presets:  # once is enough
         from tests.experiments import test_papers
