@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from attn_reg_plugin.experiments.differences import Difference
 from attn_reg_plugin.experiments.labelled_runs import HELD_OUT
 from attn_reg_plugin.experiments.predicted import ALL
-from attn_reg_plugin.experiments.report_folders import named
+from attn_reg_plugin.experiments.report.differences import Difference
+from attn_reg_plugin.experiments.report.results import named
+from attn_reg_plugin.experiments.report.table import Figure
 from attn_reg_plugin.experiments.run_settings import flags_of
-from attn_reg_plugin.experiments.table import Figure
 from attn_reg_plugin.files import read_json
 
 RESULTS = Path(__file__).resolve().parents[1] / "examples" / "evidence"

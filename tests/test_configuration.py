@@ -101,7 +101,11 @@ def test_a_file_without_sections(tmp_path: Path) -> None:
         (["x"], "lr: ${rate}", "{}: lr: Interpolation key 'rate' not found"),
         (["x"], "[1]", "{} holds no settings"),
         (["x"], "a: {", "{} cannot be read as YAML"),
-        (["x"], "lr: {a: 1}\ncompare: {layers: 1}", "{}: the mapping 'lr' above the sections has the name of a setting"),
+        (
+            ["x"],
+            "lr: {a: 1}\ncompare: {layers: 1}",
+            "{}: the mapping 'lr' above the sections has the name of a setting",
+        ),
         (["x"], "rate: 1\ncompare: {lr: 1}", "{}: unknown key 'rate': it is in no section"),
         (["x", "--names", "a,a"], None, "--names: a name comes twice: a,a"),
         (["x"], "names: a,a", "{}: names: a name comes twice: a,a"),

@@ -17,7 +17,7 @@ from torch import nn
 from attn_reg_plugin import ADDrop
 from attn_reg_plugin.attention import sites as sites_module
 from attn_reg_plugin.cli import COMMANDS
-from attn_reg_plugin.experiments.power_analysis import reported_scores
+from attn_reg_plugin.experiments.report.results import reported_scores
 from attn_reg_plugin.experiments.steps import plan
 from attn_reg_plugin.regularizers import REGISTRY, Regularizer, options_of
 

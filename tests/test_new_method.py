@@ -38,7 +38,9 @@ def method(request: pytest.FixtureRequest) -> Iterator[type[Regularizer]]:
 
         def before_forward(self, forward):
             for site in self.attached_sites:
-                site.ask(sampler=lambda call, shape, valid, device: torch.arange(shape[-1], device=device) < shape[-1] - 1)
+                site.ask(
+                    sampler=lambda call, shape, valid, device: torch.arange(shape[-1], device=device) < shape[-1] - 1
+                )
 
     if request.param:
         LastKeyDrop.presets = (Preset(NAME, "last key drop", {"sites": "*", "rate": 0.25}),)

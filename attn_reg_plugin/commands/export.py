@@ -7,7 +7,10 @@ from pathlib import Path
 
 from attn_reg_plugin.files import naming_writer, whole_folder
 
-EXAMPLES = ("attn-reg export runs/rte/ad_drop-seed1 exported", "attn-reg export checkpoints/checkpoint_best.pt exported")
+EXAMPLES = (
+    "attn-reg export runs/rte/ad_drop-seed1 exported",
+    "attn-reg export checkpoints/checkpoint_best.pt exported",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 from rich.console import Console
 
-from attn_reg_plugin.experiments.power_analysis import MOST, POOLED, Pilot, effect_shown, read_pilots, seeds_needed
-from attn_reg_plugin.experiments.table import markdown, terminal_table
+from attn_reg_plugin.experiments.report.power import MOST, POOLED, Pilot, effect_shown, read_pilots, seeds_needed
+from attn_reg_plugin.experiments.report.table import NOTHING, markdown, terminal_table
 from attn_reg_plugin.files import write_json, write_text
 from attn_reg_plugin.terminal import show
 
@@ -49,33 +49,30 @@ def run(arguments: argparse.Namespace) -> int:
         raise ValueError(f"--power is {arguments.power}, but must be above --level, {arguments.level}")
     if arguments.difference is not None and not 0 < arguments.difference < float("inf"):
         raise ValueError(f"--difference is {arguments.difference}, but must be above 0")
-    rows = [_row(pilot, arguments) for pilot in read_pilots(arguments.results)]
-    header, body = _cells(rows, several=len(arguments.results) > 1)
+    rows = [_row(pilot, arguments) for path in arguments.results for pilot in read_pilots(path)]
+    table = _cells(rows, several=len(arguments.results) > 1)
     notes = [
         f"two-sided paired t-test at {arguments.level:g}, power {arguments.power:g}; std: of the differences to plain "
         "of the same seed, [ ] its 95 % interval",
-        f"{POOLED}: the root of their mean variance; the mean of their differences; they share the plain runs, so "
-        "there is no interval",
-        "–: all differences are the same, so nothing is known of their deviation",
         "over seeds, on these evaluation examples: other examples add to the uncertainty, see the intervals of the "
         "comparison",
     ]
-    needless = [notes[1]] if not any(row["method"] == POOLED for row in rows) else []
-    needless += [notes[2]] if all(row["varies"] for row in rows) else []
-    notes = [note for note in notes if note not in needless]
-    show(Console(), terminal_table(header, body), notes)
+    if any(row["method"] == POOLED for row in rows):
+        notes.append(f"{POOLED}: the root of their mean variance; they share the plain runs, so there is no interval")
+    if not all(row["varies"] for row in rows):
+        notes.append(f"{NOTHING}: all differences are the same, so nothing is known of their deviation")
+    show(Console(), terminal_table(*table), notes)
     if arguments.out is not None and arguments.out.suffix == ".json":
         write_json(arguments.out, {"power": arguments.power, "level": arguments.level, "rows": rows})
     elif arguments.out is not None:
-        write_text(arguments.out, markdown(header, body, notes))
+        write_text(arguments.out, markdown(*table, notes))
     return 0
 
 
 def _row(pilot: Pilot, arguments: argparse.Namespace) -> dict[str, Any]:
-    """What is found for a method and a metric."""
-    power, level = arguments.power, arguments.level
+    """The figures of a method and a metric."""
+    power, level, varies = arguments.power, arguments.level, pilot.varies
     wanted = pilot.worth if arguments.difference is None else arguments.difference
-    varies = pilot.varies
     return {
         **asdict(pilot),
         "varies": varies,
@@ -93,17 +90,11 @@ def _cells(rows: list[dict[str, Any]], several: bool) -> tuple[list[str], list[l
     for row in rows:
         interval = "" if row["interval"] is None else " [{:.2f}, {:.2f}]".format(*row["interval"])
         metric = row["metric"] if row["subset"] in ("valid", "test") else f"{row['metric']} {row['subset']}"
-        shown, needed = "–", "–"
-        if row["difference_shown"] is not None:
+        shown = needed = NOTHING
+        if row["varies"]:
             shown = f"{row['difference_shown']:.2f}"
             needed = f"more than {MOST:,}" if row["seeds_needed"] is None else str(row["seeds_needed"])
-        line = [
-            row["method"],
-            metric,
-            str(row["seeds"]),
-            f"{round(row['mean'], 2) + 0.0:+.2f}",
-            f"{row['deviation']:.2f}{interval}",
-        ]
-        line += [f"{row['difference']:g}", needed, shown]
+        line = [row["method"], metric, str(row["seeds"]), f"{round(row['mean'], 9) + 0.0:+.2f}"]
+        line += [f"{row['deviation']:.2f}{interval}", f"{row['difference']:g}", needed, shown]
         body.append([row["source"]] * several + line)
     return [*header, "shown by these seeds"], body

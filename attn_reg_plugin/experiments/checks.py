@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import logging
 import threading
 import warnings
@@ -14,6 +15,8 @@ from attn_reg_plugin.experiments.runs import Run
 
 #: held while the process's streams are replaced: of two threads one would put back what the other has put in place
 _SILENT = threading.RLock()
+#: data and flags of a training -> its updates, which all seeds share
+_UPDATES: dict[tuple[str, str], int] = {}
 
 
 def check_runs(runs: Iterable[Run]) -> None:
@@ -42,6 +45,13 @@ def updates_of(one: Run) -> int:
     Raises:
         ValueError: the command cannot work.
     """
+    key = (one.settings["data"], json.dumps(one.flags, default=str))
+    if key not in _UPDATES:
+        _UPDATES[key] = _counted(one)
+    return _UPDATES[key]
+
+
+def _counted(one: Run) -> int:
     with _silence(io.StringIO()):
         from attn_reg_plugin.tasks.dry_run import count_updates
     return _tried(lambda: count_updates(one.train_command()), one.title)

@@ -63,7 +63,7 @@ def schedule_flags(course: str, warmup: int, updates: int | None) -> dict[str, A
             f"warmup is {warmup}, but must be below the {updates} updates of the training, with which lr_scheduler "
             f"{course} ends"
         )
-    flags = {"lr-scheduler": scheduler, "warmup-updates": max(warmup, course == "inverse_sqrt")}
+    flags = {"lr-scheduler": scheduler, "warmup-updates": max(warmup, 1 if course == "inverse_sqrt" else 0)}
     if end:
         total = updates or 0
         flags[end] = total if end == "total-num-update" else max(1, total - warmup)
@@ -176,12 +176,12 @@ class Comparison:
         """
         from rich.console import Console
 
-        from attn_reg_plugin.experiments.report.table import publish
-
         runs, console = self.plan(self.selected()), Console()
         gpus = [] if self.cpu or self.jobs == 1 or not has_gpu() else visible_gpus()
         if not carry_out(runs, console, self.longest, self.summary, self.jobs, gpus):
             return 130
+        from attn_reg_plugin.experiments.report.table import publish  # pandas
+
         with alone_in(self.out, RESULTS_LOCK):
             publish(self.out, runs, self.notes(runs), console)
         return 0

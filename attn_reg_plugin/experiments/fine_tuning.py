@@ -16,7 +16,7 @@ from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from attn_reg_plugin.configuration import refusing, setting
+from attn_reg_plugin.configuration import flag_of, refusing, setting
 from attn_reg_plugin.experiments.checks import updates_of
 from attn_reg_plugin.experiments.comparison import (
     CHOOSING,
@@ -177,11 +177,31 @@ class FineTuning(TrainingExamples, Comparison):
     GROUP: ClassVar[str] = TRAINING
     EXAMPLES: ClassVar[tuple[str, ...]] = (
         "attn-reg finetune rte hub --out runs/rte --methods plain,ad_drop --seeds 1,2,3",
-        "attn-reg finetune cola data/CoLA --model roberta-base --out runs/cola --held-out 0.1 -- --fp16",
+        "attn-reg finetune classification my_files --text-columns title,body --model roberta-base --out runs/mine",
     )
 
-    task: str = setting("a labelled task, see --list-tasks", metavar="TASK", positional=True)
-    data: str = setting("folder of the official files, or 'hub'", metavar="DATA", positional=True)
+    task: str = setting(
+        "a labelled task, see --list-tasks; or of files of your own classification, regression, tagging or "
+        "multiple_choice",
+        metavar="TASK",
+        positional=True,
+    )
+    data: str = setting(
+        "folder of the official files, or 'hub'; or of your own, such as train.csv and valid.csv",
+        metavar="DATA",
+        positional=True,
+    )
+    text_columns: str = setting(
+        "of your own files: the columns of the text, of both texts, or of a beginning and its endings, with commas",
+        "",
+        metavar="NAMES",
+        group=DATA,
+    )
+    label_column: str = setting("of your own files: the column of the label (default: label)", "", group=DATA)
+    labels: str = setting(
+        "of your own files: the label set, with commas (default: that of the training file)", "", group=DATA
+    )
+    file_format: str = setting("of your own files: tsv, csv, jsonl, conll or conllu", "", group=DATA)
     model: str | None = setting(f"folder or hub name of the encoder (default: the package {PACKAGED})", None)
     epochs: int = setting("at most so many", 10, within="[1, inf)")
     patience: int = setting("stop after so many epochs without a better one", 4, within="[1, inf)")
@@ -204,12 +224,11 @@ class FineTuning(TrainingExamples, Comparison):
 
     def __post_init__(self) -> None:
         """Check what depends on the task, and on several settings."""
-        from attn_reg_plugin.labelled import find_task
         from attn_reg_plugin.labelled.metrics import SCORES
 
         super().__post_init__()
         with refusing("task"):
-            task = find_task(self.task)
+            task = self.labelled_task()
         with refusing("metric"):
             if self.metric is not None and self.metric not in (*LOSSES, *SCORES[task.kind]):
                 known = ", ".join([*SCORES[task.kind], *LOSSES])
@@ -217,6 +236,24 @@ class FineTuning(TrainingExamples, Comparison):
             if task.labels is not None:
                 self._check_metric(task)
         self.check_examples(task)
+
+    def labelled_task(self) -> LabelledTask:
+        """The row of the task, or a task made of the settings about one's own files.
+
+        Raises:
+            ValueError: an unknown task; settings that say too little, or that the task does not take.
+        """
+        from attn_reg_plugin.labelled import KINDS, find_task, is_hub
+        from attn_reg_plugin.labelled.task_table import own_task
+
+        own = {name: getattr(self, name) for name in ("text_columns", "label_column", "labels", "file_format")}
+        if self.task not in KINDS:
+            if given := [name for name, value in own.items() if value]:
+                raise ValueError(f"{self.task} is a task with files of its own; leave {flag_of(given[0])} out")
+            return find_task(self.task)
+        if is_hub(self.data):
+            raise ValueError(f"{self.task} is for files of your own, but DATA is {self.data}")
+        return own_task(self.task, **own, data=self.data)
 
     def _check_metric(self, task: LabelledTask) -> None:
         from attn_reg_plugin.labelled.metrics import SCORES, check_scores
@@ -228,7 +265,8 @@ class FineTuning(TrainingExamples, Comparison):
         """Also task, model, metric; and the scheduler, where the setting stands for flags that no other one takes."""
         found = {**DECIDED, **CHOOSING, "labelled": "task", "task": "task", "autocast": "precision"}
         found |= {"lr-scheduler": "lr_scheduler"} if self.lr_scheduler in TO_THE_END else {}
-        return {**found, "arch": "model", "-a": "model", "hf-model": "model"}
+        own = {name.replace("_", "-"): name for name in ("text_columns", "label_column", "labels", "file_format")}
+        return {**found, "arch": "model", "-a": "model", "hf-model": "model", **own}
 
     @property
     def longest(self) -> int:
@@ -237,11 +275,11 @@ class FineTuning(TrainingExamples, Comparison):
 
     def plan(self, methods: Sequence[Method]) -> list[Run]:
         """The runs, with the flags of their trainings."""
-        from attn_reg_plugin.labelled import find_task, is_hub, read_split, with_labels
+        from attn_reg_plugin.labelled import is_hub, read_split, with_labels
 
         if not is_hub(self.data):
             refuse_split("DATA", self.data)
-        task = with_labels(find_task(self.task), self.data)
+        task = with_labels(self.labelled_task(), self.data)
         self._check_metric(task)
         model = self.model or packaged_model()
         examples = read_split(task, self.data, "train")
@@ -249,7 +287,7 @@ class FineTuning(TrainingExamples, Comparison):
         chosen = self.with_words(task, model, examples)
         folder = [path for pattern in _MODEL_FILES for path in Path(model).glob(pattern)]
         own = {"hf-model": digest_of(sorted(set(folder)))} if folder else {}
-        about = {"kind": LABELLED, "task": task.name, "task_kind": task.kind, "labels": list(task.labels or ())}
+        about = {"kind": LABELLED, "task": self._name(task), "task_kind": task.kind, "labels": list(task.labels or ())}
         about |= {**_data_of(task, self.data), "paths": {"data": self.data}}
         about["metrics"] = list(dict.fromkeys([self.metric or task.metrics[0], *task.metrics]))
         base = self._model_flags(task, model)
@@ -269,16 +307,22 @@ class FineTuning(TrainingExamples, Comparison):
 
         return self.each(methods, settings, LabelledRun)
 
+    def _name(self, task: LabelledTask) -> str:
+        """The name of the experiment: the task's; of own files that of their folder."""
+        return task.name if self.task == task.name else Path(self.data).resolve().name
+
     def _model_flags(self, task: LabelledTask, model: str) -> dict[str, Any]:
         """The flags of fairseq-train for the task, the model, and what checkpoints are chosen by."""
         from attn_reg_plugin.labelled import TAGGING
+        from attn_reg_plugin.labelled.task_table import flags_of
         from attn_reg_plugin.tasks.labelled_task import TASKS_OF_KINDS
 
         chief = self.metric or task.metrics[0]
         criterion = "attn_reg_tagging" if task.kind == TAGGING else "attn_reg_classification"
         official = tuple(dict.fromkeys(name for name in (chief, *task.metrics) if name not in LOSSES))
         return {
-            **named(task=TASKS_OF_KINDS[task.kind], labelled=task.name, arch="hf_encoder", hf_model=model),
+            **named(task=TASKS_OF_KINDS[task.kind], arch="hf_encoder", hf_model=model),
+            **flags_of(task),
             **named(criterion=criterion, best_checkpoint_metric=chief),
             **named(maximize_best_checkpoint_metric=chief not in LOSSES),
             **named(validation_metrics=None if official == task.metrics else ",".join(official)),
@@ -321,13 +365,13 @@ class FineTuning(TrainingExamples, Comparison):
 
     def notes(self, runs: Sequence[Run]) -> list[str]:
         """The task, the model, and how an epoch was chosen."""
-        from attn_reg_plugin.labelled import find_task, read_split
+        from attn_reg_plugin.labelled import read_split, with_labels
 
-        task, first = find_task(self.task), runs[0]
+        task, first = self.labelled_task(), runs[0]
         validation = "validation set" + (" (the test set, where there is no other)" if task.valid_is_test else "")
         on_held_out = " on the held-out examples" if first.held_out else ""
         notes = [
-            f"{task.name}, {validation}, {_title(first.flags['hf-model'])}, seeds "
+            f"{self._name(task)}, {validation}, {_title(first.flags['hf-model'])}, seeds "
             + ", ".join(map(str, sorted(self.seeds))),
             f"each run at its epoch with the best {first.metric[0]}{on_held_out}; epochs: how many were trained until "
             "patience ended",
@@ -335,13 +379,8 @@ class FineTuning(TrainingExamples, Comparison):
         further = [name for subset, name in task.more_valid.items() if subset in first.scores]
         notes += [f"{name}: a further validation set, by which nothing is chosen" for name in further]
         notes += [] if self.precision == "float32" else [f"the encoder ran in {self.precision} (autocast)"]
-        there = len(read_split(with_labels_of(task, first), self.data, "train")) if self.train_examples else None
+        there = len(read_split(with_labels(task, self.data), self.data, "train")) if self.train_examples else None
         return notes + self.example_notes(first.flags, there)
-
-
-def with_labels_of(task: LabelledTask, run: Run) -> LabelledTask:
-    """The task with the label set of a run, which may come from the training file."""
-    return dataclasses.replace(task, labels=tuple(run.settings["labels"]) or None)
 
 
 def _data_of(task: LabelledTask, source: str) -> dict[str, Any]:

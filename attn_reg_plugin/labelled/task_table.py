@@ -8,7 +8,7 @@ A task of the user's own is in no row: `own_task` makes it of flags.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -310,13 +310,12 @@ def own_task(
     return plain_task(kind, text or _WORDS, label, label_set or None, file_format, wanted, file_fields or None)
 
 
-def flags_of(task: LabelledTask) -> list[str]:
-    """Write the flags of `fairseq-train` that describe a task: its name, or those of a task of the user's own."""
+def flags_of(task: LabelledTask) -> dict[str, str | bool]:
+    """Give the flags of `fairseq-train` that describe a task: its name, or those of a task of the user's own."""
     if task.name in TASKS:
-        return ["--labelled", task.name]
-    lists: dict[str, Sequence[str]] = {"text-columns": task.text, "metrics": task.metrics}
-    lists |= {"labels": task.labels} if task.labels else {}
-    flags = ["--label-column", task.label, "--file-format", task.format]
-    flags += [word for name, values in lists.items() for word in (f"--{name}", ",".join(values))]
-    flags += ["--file-fields", str(task.fields)] if task.fields else []
-    return [*flags, "--regression"] if task.kind == REGRESSION else flags
+        return {"labelled": task.name}
+    found: dict[str, str | bool] = {"label-column": task.label, "file-format": task.format}
+    found |= {"text-columns": ",".join(task.text), "metrics": ",".join(task.metrics)}
+    found |= {"labels": ",".join(task.labels)} if task.labels else {}
+    found |= {"file-fields": str(task.fields)} if task.fields else {}
+    return found | ({"regression": True} if task.kind == REGRESSION else {})

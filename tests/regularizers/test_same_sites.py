@@ -164,7 +164,12 @@ def test_hidden_cut_looks_at_the_map_that_is_left(translator, batch):
         def before_forward(forward):
             act(forward)
             site = cut.attached_sites[0]
-            site.ask(look=lambda call, weights, valid, look=site.request.look: (shown.append(weights), look(call, weights, valid)))
+            site.ask(
+                look=lambda call, weights, valid, look=site.request.look: (
+                    shown.append(weights),
+                    look(call, weights, valid),
+                )
+            )
 
         cut.before_forward = before_forward
         both.loss(lambda b: loss_of(translator(*b), b[1]), batch)

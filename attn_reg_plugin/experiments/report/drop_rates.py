@@ -14,10 +14,7 @@ from attn_reg_plugin.experiments.training_log import finite, record_of
 from attn_reg_plugin.files import read_json
 from attn_reg_plugin.regularizers.scheduled_dropout import Curve
 
-#: knots -> (sum of squared errors, values at the knots)
-Solve = Callable[[list[int]], tuple[float, np.ndarray]]
-
-_RATE = re.compile(r"(train_|)drop_((?:encoder|decoder)\.(?:self|cross)\[\d+\](?:@[\w.]+)*)")
+_RATE = re.compile(r"(?:train_|)drop_((?:encoder|decoder)\.(?:self|cross)\[\d+\](?:@[\w.]+)*)")
 #: the file in which Trainer keeps its log
 TRAINER_STATE = "trainer_state.json"
 #: what holds drop rates
@@ -28,6 +25,9 @@ STRETCHES = 300
 SAMPLES, CANDIDATES = 16, 16
 #: variance of a rate that was rounded to four digits, below which a better fit is rounding
 ROUNDING = 1e-8
+
+#: knots -> (sum of squared errors, values at the knots)
+Solve = Callable[[list[int]], tuple[float, np.ndarray]]
 
 
 @dataclass(frozen=True)
@@ -59,21 +59,11 @@ class Rates:
         )
 
 
-@dataclass(frozen=True)
-class Fit:
-    """A curve of the drop probability, and how far (root mean square) it is from the logged drop rates."""
-
-    curve: Curve
-    error: float
+# -- reading ----------------------------------------------------------------------------------------------------------
 
 
 def read_rates(run: Path) -> dict[str, Rates]:
     """The drop rates by site that a training logged, from the log file `run` or the one in the folder `run`.
-
-    The log is fairseq's with `--log-format json`, standard output or `--log-file`, or Trainer's `trainer_state.json`;
-    where its output folder has none, that of its last checkpoint. Of the lines that come every few updates and those
-    that close an epoch, the more numerous are read. Updates that come twice, as in a resumed run, count once: the last
-    line holds.
 
     Raises:
         FileNotFoundError: there is no such file or folder.
@@ -82,19 +72,18 @@ def read_rates(run: Path) -> dict[str, Rates]:
     if not run.exists():
         raise FileNotFoundError(f"there is no run {run}")
     if run.is_file():
-        rates = rates_of_log(run)
-        if not rates:
-            raise ValueError(f"{run} holds no drop rates; it must be {_LOGS}")
-        return rates
-    logs = {path: rates for path in sorted(run.iterdir()) if path.is_file() and (rates := rates_of_log(path))}
+        if rates := rates_of_log(run):
+            return rates
+        raise ValueError(f"{run} holds no drop rates; it must be {_LOGS}")
+    states = [state] if (state := newest_trainer_state(run)) else []
+    paths = dict.fromkeys([*sorted(path for path in run.iterdir() if path.is_file()), *states])
+    logs = {path: rates for path in paths if (rates := rates_of_log(path))}
     if len(logs) > 1:
         names = ", ".join(path.name for path in logs)
         raise ValueError(f"{run} holds several logs with drop rates ({names}); give one of them")
-    state = newest_trainer_state(run)
-    rates = next(iter(logs.values()), None) or (rates_of_log(state) if state else {})
-    if not rates:
+    if not logs:
         raise ValueError(f"no file in {run} holds drop rates; one must be {_LOGS}")
-    return rates
+    return next(iter(logs.values()))
 
 
 def newest_trainer_state(folder: Path) -> Path | None:
@@ -106,68 +95,42 @@ def newest_trainer_state(folder: Path) -> Path | None:
 
 
 def rates_of_log(path: Path) -> dict[str, Rates]:
-    """The drop rates by site in one file, in the order of their sites; empty if it holds none."""
-    if path.name == TRAINER_STATE:
-        return rates_of_records(_trainer_records(path))
-    with path.open(encoding="utf-8", errors="replace") as lines:
-        return rates_of_lines(lines)
+    """The drop rates by site in one file, in the order of their sites; empty if it holds none.
 
-
-def rates_of_lines(lines: Iterable[str]) -> dict[str, Rates]:
-    """The same of the lines of a log of fairseq's."""
-    return rates_of_records(_records(lines))
-
-
-def rates_of_records(logged: Iterable[tuple[str, int, Mapping[str, object]]]) -> dict[str, Rates]:
-    """The drop rates by site, in the order of their sites.
-
-    Args:
-        logged: (kind of record, number of updates, figures by name, of which `drop_SITE` count), in the order of the
-            log. Of several kinds the one with the most records counts, of records at the same update the last.
+    Of the records that come every few updates and those that close an epoch, the more numerous count; of records at the
+    same update, as a resumed run has them, the last.
     """
     found: dict[str, dict[int, dict[str, float]]] = {}
-    for kind, updates, record in logged:
+    for kind, updates, record in _records(path):
         names = {key: _RATE.fullmatch(key) for key in record}
-        rates = {name[2]: rate for key, name in names.items() if name and (rate := finite(record[key])) is not None}
+        # fairseq logs `null` for a site that nothing was dropped from since the last line; that says nothing
+        rates = {name[1]: rate for key, name in names.items() if name and (rate := finite(record[key])) is not None}
         if rates and updates:
-            found.setdefault(kind, {})[updates] = rates
+            found.setdefault(kind, {})[int(updates)] = rates
     records = max(found.values(), key=len, default={})
-    series: dict[str, list[tuple[int, int, float]]] = {}
+    ends, series = sorted(records), {}
     # the first stretch is as long as the second if the log starts in the middle of a run
-    ends = sorted(records)
     start = max(0, 2 * ends[0] - ends[1]) if len(ends) > 1 else 0
     for end in ends:
         for site, rate in records[end].items():
             series.setdefault(site, []).append((start, end, rate))
         start = end
-    return {
-        site: Rates(*(np.array(column) for column in zip(*series[site], strict=True)))
-        for site in sorted(series, key=_order)
-    }
+    return {site: Rates(*np.array(series[site]).T) for site in sorted(series, key=_order)}
 
 
-def _records(lines: Iterable[str]) -> Iterator[tuple[str, int, dict[str, object]]]:
-    """(`train_` for an epoch's line or nothing, number of updates, the figures) of each line of fairseq's that has
-    drop rates.
-
-    fairseq logs `null` for a site that nothing was dropped from since the last line; that says nothing.
-    """
-    for line in lines:
-        record = record_of(line) if "drop_" in line else None
-        if record is None:
-            continue
-        prefix = "train_" if "train_num_updates" in record else ""
-        updates = finite(record.get(f"{prefix}num_updates"))
-        if updates:
-            yield prefix, int(updates), record
-
-
-def _trainer_records(path: Path) -> Iterator[tuple[str, int, dict[str, object]]]:
-    """The same of Trainer's `trainer_state.json`."""
-    history = read_json(path).get("log_history")
-    for record in history if isinstance(history, list) else ():
-        if isinstance(record, dict) and (updates := finite(record.get("step"))):
-            yield "", int(updates), record
+def _records(path: Path) -> Iterator[tuple[str, float | None, Mapping[str, object]]]:
+    """Kind, number of updates and figures of each record in fairseq's log or Trainer's state."""
+    if path.name == TRAINER_STATE:
+        history = read_json(path).get("log_history")
+        for record in history if isinstance(history, list) else ():
+            if isinstance(record, dict):
+                yield "", finite(record.get("step")), record
+        return
+    with path.open(encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            if "drop_" in line and (record := record_of(line)) is not None:
+                kind = "train_" if "train_num_updates" in record else ""
+                yield kind, finite(record.get(f"{kind}num_updates")), record
 
 
 def _order(site: str) -> tuple[bool, bool, str, int]:
@@ -175,6 +138,17 @@ def _order(site: str) -> tuple[bool, bool, str, int]:
     name, _, rest = site.partition("[")
     layer, _, tower = rest.partition("]")
     return not name.startswith("encoder"), not name.endswith("self"), tower, int(layer)
+
+
+# -- fitting ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A curve of the drop probability, and how far (root mean square) it is from the logged drop rates."""
+
+    curve: Curve
+    error: float
 
 
 def fit_curve(rates: Rates, knots: int = 5) -> Fit:
@@ -192,8 +166,7 @@ def fit_curve(rates: Rates, knots: int = 5) -> Fit:
     first, last, n = int(rates.starts[0]), int(rates.ends[-1]) - 1, len(rates.drops)
     if n == 1 or last <= first:
         return Fit(Curve(((first, _probability(rates.drops.mean())),)), float(np.std(rates.drops)))
-    within = np.linspace(0, 1, SAMPLES)
-    positions = rates.starts[:, None] + (rates.ends - 1 - rates.starts)[:, None] * within
+    positions = rates.starts[:, None] + (rates.ends - 1 - rates.starts)[:, None] * np.linspace(0, 1, SAMPLES)
     weights = np.sqrt((rates.ends - rates.starts) / (rates.ends - rates.starts).mean())
 
     def solve(at: list[int]) -> tuple[float, np.ndarray]:
@@ -201,14 +174,11 @@ def fit_curve(rates: Rates, knots: int = 5) -> Fit:
         values, *_ = np.linalg.lstsq(basis * weights[:, None], rates.drops * weights, rcond=None)
         return float((((basis @ values - rates.drops) * weights) ** 2).sum()), values
 
-    best, chosen = math.inf, [first, last]
-    for at in _knots(solve, first, last, min(knots, n)):
-        squares = solve(at)[0]
-        criterion = n * math.log(max(squares / n, ROUNDING)) + 2 * len(at) * math.log(n)
-        if criterion < best:
-            best, chosen = criterion, at
-    values = solve(chosen)[1]
-    curve = Curve(tuple((x, _probability(y)) for x, y in zip(chosen, values, strict=True)))
+    def criterion(at: list[int]) -> float:
+        return n * math.log(max(solve(at)[0] / n, ROUNDING)) + 2 * len(at) * math.log(n)
+
+    chosen = min(_knots(solve, first, last, min(knots, n)), key=criterion)
+    curve = Curve(tuple((x, _probability(y)) for x, y in zip(chosen, solve(chosen)[1], strict=True)))
     distance = [curve(middle) - drop for middle, drop in zip(all_rates.middles, all_rates.drops, strict=True)]
     return Fit(curve, float(np.sqrt(np.mean(np.square(distance)))))
 
@@ -222,21 +192,20 @@ def _knots(solve: Solve, first: int, last: int, most: int) -> Iterator[list[int]
         at = min((sorted([*at, x]) for x in free), key=lambda tried: solve(tried)[0])
         step = (last - first) // CANDIDATES
         while step >= 1:
-            at, moved = _moved(solve, at, step)
-            step = step if moved else step // 2
+            better = min(_neighbours(at, step), key=lambda tried: solve(tried)[0], default=at)
+            if solve(better)[0] < solve(at)[0] * (1 - 1e-6) - 1e-15:
+                at = better
+            else:
+                step //= 2
         yield at
 
 
-def _moved(solve: Solve, at: list[int], step: int) -> tuple[list[int], bool]:
-    """The interior knots, each moved by `step` to one side if that makes the fit better; and whether any was."""
-    squares, moved = solve(at)[0], False
+def _neighbours(at: list[int], step: int) -> Iterable[list[int]]:
+    """The knots with an interior one moved by `step`."""
     for i in range(1, len(at) - 1):
         for to in (at[i] - step, at[i] + step):
             if at[i - 1] < to < at[i + 1]:
-                tried = [*at[:i], to, *at[i + 1 :]]
-                if (better := solve(tried)[0]) < squares * (1 - 1e-6) - 1e-15:
-                    at, squares, moved = tried, better, True
-    return at, moved
+                yield [*at[:i], to, *at[i + 1 :]]
 
 
 def _probability(value: float) -> float:

@@ -1,4 +1,4 @@
-"""How many seeds show a difference, and which difference the present seeds can show.
+"""The number of seeds that show a difference, and the difference that the present seeds can show.
 
 From the paired differences of a finished comparison, method against plain training, seed by seed: their standard
 deviation s, and the power of the two-sided paired t-test. With n seeds and a true difference d, t follows a
@@ -9,13 +9,15 @@ for the Behavioral Sciences, 2nd edition, 2.3). The evaluation set is taken as i
 from __future__ import annotations
 
 import math
-import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from attn_reg_plugin.experiments.differences import PLAIN
+import numpy as np
+
+from attn_reg_plugin.experiments.report.differences import PLAIN
+from attn_reg_plugin.experiments.report.results import lower_is_better, named, reported_scores
 from attn_reg_plugin.files import read_json
 
 #: a difference worth showing, by metric, in points of percent or of BLEU and chrF; `OTHERS` of all other metrics
@@ -63,9 +65,8 @@ class Pilot:
         """A 95 % interval of the standard deviation, of normally distributed differences: few seeds know little."""
         from scipy.stats import chi2
 
-        square = self.freedom * self.deviation**2
-        low, high = (math.sqrt(square / float(chi2.ppf(end, self.freedom))) for end in (0.975, 0.025))
-        return low, high
+        low, high = np.sqrt(self.freedom * self.deviation**2 / chi2.ppf([0.975, 0.025], self.freedom))
+        return float(low), float(high)
 
 
 def power_of(seeds: int, effect: float, level: float = 0.05) -> float:
@@ -89,17 +90,12 @@ def seeds_needed(effect: float, power: float = 0.8, level: float = 0.05) -> int 
     """The least number of seeds with this power; None where it is beyond `MOST`.
 
     Args:
-        effect: see `power_of`; infinity where the differences do not vary.
+        effect: see `power_of`.
     """
-    low, high = 1, 2
-    while power_of(high, effect, level) < power:
-        if high == MOST:
-            return None
-        low, high = high, min(2 * high, MOST)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if power_of(middle, effect, level) < power else (low, middle)
-    return high
+    from bisect import bisect_left
+
+    found = bisect_left(range(2, MOST + 1), power, key=lambda seeds: power_of(seeds, effect, level)) + 2
+    return found if found <= MOST else None
 
 
 def effect_shown(seeds: int, power: float = 0.8, level: float = 0.05) -> float:
@@ -112,52 +108,52 @@ def effect_shown(seeds: int, power: float = 0.8, level: float = 0.05) -> float:
     return float(brentq(lambda effect: power_of(seeds, effect, level) - power, 0.0, high, xtol=1e-9))
 
 
-# -- differences of finished comparisons ------------------------------------------------------------------------------
-
-
-def read_pilots(paths: Iterable[Path]) -> list[Pilot]:
-    """The paired differences of comparisons, by metric; of several methods also pooled.
+def read_pilots(path: Path) -> list[Pilot]:
+    """The paired differences of a comparison, by metric; of several methods also pooled.
 
     Args:
-        paths: of `results.json`, or of the folders that hold it.
+        path: of its `results.json`, or of the folder that holds it.
 
     Raises:
-        ValueError: a file is of something else, or has no method with two seeds beside plain training.
+        ValueError: the file is of something else, or has no method with two seeds beside plain training.
         FileNotFoundError: there is no such file.
     """
-    found = []
-    for path in paths:
-        file = path / "results.json" if path.is_dir() else path
-        content = read_json(file, "give the results.json of attn-reg compare or finetune")
-        if not isinstance(content.get("runs"), Mapping):
-            raise ValueError(f"{file} holds no runs, so it isn't the results.json of attn-reg compare or finetune")
-        own = _pilots(content, file.resolve().parent.name)
-        if not own:
-            raise ValueError(f"{file} has no method with two seeds that {PLAIN} has, too; their differences are needed")
-        found += own
+    file = path / "results.json" if path.is_dir() else path
+    content = read_json(file, "give the results.json of attn-reg compare or finetune")
+    if not isinstance(content.get("runs"), Mapping):
+        raise ValueError(f"{file} holds no runs, so it isn't the results.json of attn-reg compare or finetune")
+    found = _pilots(content, file.resolve().parent.name)
+    if not found:
+        raise ValueError(f"{file} has no method with two seeds that {PLAIN} has, too; their differences are needed")
     return found
 
 
 def _pilots(content: Mapping[str, Any], source: str) -> list[Pilot]:
-    runs: dict[str, dict[str, dict[tuple[str, str], float]]] = {}
-    for name, entry in content["runs"].items():
-        method, _, seed = str(name).rpartition("-seed")
-        runs.setdefault(method, {})[seed] = reported_scores(entry)
-    plain = runs.pop(PLAIN, {})
+    import pandas as pd
+
     titles = {str(row.get("method")): str(row.get("title")) for row in content.get("methods", ())}
-    found: dict[tuple[str, str], list[Pilot]] = {}
-    for method, of_method in runs.items():
-        seeds = [seed for seed in of_method if seed in plain]
-        for subset, metric in next(iter(of_method.values())):
-            key = (subset, metric)
-            values = [
-                of_method[seed][key] - plain[seed][key] for seed in seeds if key in of_method[seed].keys() & plain[seed]
-            ]
-            if len(values) > 1:
-                about = (source, titles.get(method, method), subset, metric, len(values))
-                own = Pilot(*about, statistics.fmean(values), statistics.stdev(values), len(values) - 1)
-                found.setdefault(key, []).append(own)
-    return [one for own in found.values() for one in (*own, *_pooled(own))]
+    entries = [
+        (*named(name), *key, value)
+        for name, entry in content["runs"].items()
+        for key, value in reported_scores(entry).items()
+        if not lower_is_better(key[1])
+    ]
+    columns = ["subset", "metric", "method", "seed"]
+    scores = pd.DataFrame(entries, columns=["method", "seed", "subset", "metric", "value"]).set_index(columns)["value"]
+    if PLAIN not in scores.index.get_level_values("method"):
+        return []
+    plain = scores.xs(PLAIN, level="method")
+    found = []
+    for key, by_key in (scores - plain.reindex(scores.index.droplevel("method")).to_numpy()).groupby(
+        ["subset", "metric"], sort=False
+    ):
+        own = []
+        for method, values in by_key.dropna().groupby("method", sort=False):
+            if method != PLAIN and len(values) > 1:
+                about = (source, titles.get(method, method), *key, len(values))
+                own.append(Pilot(*about, float(values.mean()), float(values.std()), len(values) - 1))
+        found += [*own, *_pooled(own)]
+    return found
 
 
 def _pooled(pilots: Sequence[Pilot]) -> list[Pilot]:
@@ -166,19 +162,6 @@ def _pooled(pilots: Sequence[Pilot]) -> list[Pilot]:
         return []
     freedom = sum(one.freedom for one in pilots)
     deviation = math.sqrt(sum(one.freedom * one.deviation**2 for one in pilots) / freedom)
-    first, seeds = pilots[0], round(statistics.fmean(one.seeds for one in pilots))
-    mean = statistics.fmean(one.mean for one in pilots)
+    first, seeds = pilots[0], round(np.mean([one.seeds for one in pilots]))
+    mean = float(np.mean([one.mean for one in pilots]))
     return [Pilot(first.source, POOLED, first.subset, first.metric, seeds, mean, deviation, freedom)]
-
-
-def reported_scores(entry: Mapping[str, Any]) -> dict[tuple[str, str], float]:
-    """What a run reports, by subset and metric: a translation's test sets, or an encoder's validation sets.
-
-    Args:
-        entry: of a run, as results.json has it.
-    """
-    if "translation" in entry:
-        scores = entry["translation"]["scores"]
-        return {(subset, name): one[name] for subset, one in scores.items() for name in ("bleu", "chrf")}
-    by_subset = entry.get("reported", {}).get("scores") or {"valid": entry.get("training", {}).get("scores", {})}
-    return {(subset, name): float(one[name]) for subset, one in by_subset.items() for name in one if name != "loss"}

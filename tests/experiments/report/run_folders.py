@@ -33,7 +33,7 @@ def fairseq_log(epochs: int, loss: float, drop: float | None = None, updates: in
 
 
 def make_run(folder: Path, settings: Mapping[str, Any], result: Mapping[str, Any], log: str) -> None:
-    """The folder of one run."""
+    """The folder of a run."""
     folder.mkdir(parents=True)
     for name, content in (("run.json", settings), ("result.json", result)):
         if content:
@@ -47,33 +47,38 @@ def make_comparison(
     """Translation: methods and their BLEU, which is a little higher for each further seed."""
     for method, bleu in methods.items():
         for seed in seeds:
-            scores = {"test": {"bleu": bleu + seed / 10, "chrf": 2 * bleu, "bleu_signature": "tok:13a"}}
-            training = {"epochs": 6, "best_valid_loss": 100 / bleu, "loss": "nll_loss", "best_epoch": 5}
-            result = {
-                "training": {**training, "seconds_per_epoch": 4.0 + 2 * (method != "plain")},
-                "translation": {"flags": "--beam 5", "scores": scores},
-            }
-            flags = f"--lr 0.001 --adam-betas '(0.9, 0.98)' --seed {seed} --attn-reg {method}"
-            settings = {"data": "abc", "task": "attn_reg_translation", "seed": seed, "flags": flags}
+            flags = {"lr": 0.001, "adam-betas": "(0.9, 0.98)", "attn-reg": method.replace("plain", "none")}
+            settings = {"kind": "translation", "task": "en-ro", "data": "abc", "method": method, "seed": seed}
+            seconds = 4.0 + 2 * (method != "plain")
+            training = {"epochs": 6, "best_epoch": 5, "seconds_per_epoch": seconds, "figures": {}}
+            scores = {"test": {"bleu": bleu + seed / 10, "chrf": 2 * bleu}, "valid": {"nll_loss": 100 / bleu}}
+            result = {"training": training, "scores": scores, "constant": [], "signatures": {"bleu": "tok:13a"}}
             log = fairseq_log(6, 100 / bleu, None if method == "plain" else drop)
-            make_run(root / f"{method}-seed{seed}", settings, result, log)
-    rows = [{"method": method, "title": method.replace("_", " ").upper()} for method in methods]
-    content = {"pair": ["en", "ro"], "signatures": {"bleu": "tok:13a"}, "methods": rows, "runs": {}}
+            make_run(root / f"{method}-seed{seed}", {**settings, "flags": flags}, result, log)
+    rows = [{"method": method, "title": method} for method in methods]
+    content = {"task": "en-ro", "signatures": {"bleu": "tok:13a"}, "methods": rows, "runs": {}}
     (root / "results.json").write_text(json.dumps(content), encoding="utf-8")
     return root
 
 
-def make_fine_tuning(
-    root: Path, methods: Mapping[str, float], seeds: tuple[int, ...] = (1, 2), task: str = "rte"
-) -> Path:
-    """A labelled task: methods and their accuracy."""
-    for method, accuracy in methods.items():
-        for seed in seeds:
-            training = {"epochs": 3, "best_epoch": 3, "scores": {"accuracy": accuracy + seed}}
-            settings = {"data": "def", "task": task, "model": "m", "seed": seed, "flags": f"--attn-reg {method}"}
-            log = fairseq_log(3, 1.0, accuracy=accuracy)
-            result = {"training": {**training, "seconds_per_epoch": None}}
-            make_run(root / f"{method}-seed{seed}", settings, result, log)
+def make_fine_tuning(root: Path, right: Mapping[str, tuple[int, ...]], kind: str = "classification") -> Path:
+    """A labelled task: methods and how many of 20 examples each of their seeds has right."""
+    labels = ["entailment", "not_entailment"] if kind == "classification" else ["NN", "VB"]
+    for method, counts in right.items():
+        for seed, count in enumerate(counts, start=1):
+            settings = {"kind": "labelled", "task": "rte", "data": "def", "method": method, "seed": seed, "flags": {}}
+            settings |= {"task_kind": kind, "labels": labels}
+            training = {"epochs": 3, "best_epoch": 3, "seconds_per_epoch": 2.0, "figures": {}}
+            scores = {"valid": {"accuracy": 5.0 * count}}
+            folder = root / f"{method}-seed{seed}"
+            constant = ["valid"] * (count == 20)
+            result = {"training": training, "scores": scores, "constant": constant}
+            make_run(folder, settings, result, fairseq_log(3, 1.0, accuracy=5.0 * count))
+            lines = "".join(
+                f"{labels[place >= count]}\t{labels[0]}\n" + "\n" * (kind == "tagging") for place in range(20)
+            )
+            (folder / "predictions").mkdir()
+            (folder / "predictions" / "valid.tsv").write_text(f"prediction\tgold\n{lines}", encoding="utf-8")
     return root
 
 
@@ -88,12 +93,7 @@ def make_trainer(folder: Path, loss: float = 0.5, drop: float | None = None, fin
     if finished:
         history.append({"epoch": 2.0, "step": 4, "train_runtime": 6.0, "train_loss": loss})
     state = {"epoch": 2.0, "global_step": 4, "log_history": history, "num_train_epochs": 2, "train_batch_size": 8}
-    checkpoint = folder / "checkpoint-4"
-    checkpoint.mkdir(parents=True)
-    (checkpoint / "config.json").write_text('{"model_type": "bert", "num_hidden_layers": 2}', encoding="utf-8")
-    (folder / "checkpoint-2").mkdir()
-    for where, content in ((checkpoint, state), (folder / "checkpoint-2", {**state, "log_history": []})):
-        (where / "trainer_state.json").write_text(json.dumps(content), encoding="utf-8")
-    if drop is not None:
-        (checkpoint / "attn_reg_ad_drop.pt").touch()
+    for checkpoint, content in (("checkpoint-4", state), ("checkpoint-2", {**state, "log_history": []})):
+        (folder / checkpoint).mkdir(parents=True)
+        (folder / checkpoint / "trainer_state.json").write_text(json.dumps(content), encoding="utf-8")
     return folder

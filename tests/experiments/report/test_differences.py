@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attn_reg_plugin.experiments import differences as module
-from attn_reg_plugin.experiments.differences import Difference, differences, intervals
-from attn_reg_plugin.experiments.example_scores import Sums, of_predictions, of_translations
+from attn_reg_plugin.experiments.report import differences as module
+from attn_reg_plugin.experiments.report.differences import Difference, differences, intervals
+from attn_reg_plugin.experiments.report.examples import of_predictions, of_sums, of_translations
 from attn_reg_plugin.labelled import CLASSIFICATION, REGRESSION, TAGGING
 from attn_reg_plugin.labelled.metrics import SCORES, SENTENCE_END, tag_codes
 
@@ -69,7 +69,7 @@ def test_every_metric_of_a_draw_is_the_official_one(kind: str, both: tuple[np.nd
     names = [name for name in SCORES[kind] if two or name not in ("f1", "accuracy_f1")]
     found = of_predictions(kind, names, *both)
     assert set(found) == set(names)
-    size = len(found[names[0]])
+    size = found[names[0]].count
     weights = np.random.default_rng(7).multinomial(size, np.full(size, 1 / size), 12)
     weights[0] = 1
     for name in names:
@@ -125,10 +125,10 @@ def test_intervals_over_seeds_cover_what_they_promise(seeds: int, least: float) 
 def test_intervals_over_seeds_and_examples_cover_what_they_promise() -> None:
     """Of differences around 0 that depend on the seed, on the example and, the most, on both together."""
     random, covered = np.random.default_rng(4), []
-    nothing = Sums(np.zeros((100, 1)), lambda sums: sums[:, 0] / 100)
+    nothing = of_sums(np.zeros((100, 1)), mean := lambda sums: sums[:, 0] / 100)
     for _ in range(150):
         parts = random.normal(size=(3, 1)), random.normal(size=100), random.normal(size=(3, 100))
-        scores = [Sums(row[:, None], nothing.score) for row in 0.05 * parts[0] + 0.4 * parts[1] + 0.6 * parts[2]]
+        scores = [of_sums(row[:, None], mean) for row in 0.05 * parts[0] + 0.4 * parts[1] + 0.6 * parts[2]]
         [(low, high)] = intervals([[(one, nothing) for one in scores]])
         covered.append(low <= 0 <= high)
     assert 0.93 < np.mean(covered) < 1
@@ -136,29 +136,31 @@ def test_intervals_over_seeds_and_examples_cover_what_they_promise() -> None:
 
 def run(method: str, seed: int, value: float, examples: dict[str, Any] | None = None) -> Any:
     """A finished run, as far as differences look at it."""
-    return SimpleNamespace(
-        method=SimpleNamespace(name=method),
-        seed=seed,
-        figures=lambda: {"valid": {"accuracy": value, "loss": value / 10}},
-        examples=lambda: examples or {},
-    )
+    scores = {("valid", "accuracy"): value, ("valid", "loss"): value / 10}
+    by_key = {("valid", metric): one for metric, one in (examples or {}).items()}
+    return SimpleNamespace(method=method, seed=seed, scores=scores, examples=by_key)
 
 
-def test_runs_are_paired_by_seed_and_what_has_no_examples_draws_seeds() -> None:
+def test_runs_are_paired_by_seed_and_scores_without_examples_draw_seeds() -> None:
     runs = [run("plain", 1, 50.0), run("other", 2, 64.0), run("plain", 2, 60.0), run("other", 1, 52.0)]
     accuracy = differences([*runs, run("other", 3, 99.0)])["other"]["valid"]["accuracy"]
     ends = 3 - 2**0.5 * 12.706205 / 1.959964, 3 + 2**0.5 * 12.706205 / 1.959964  # those of the draws are 2 and 4
     assert dataclasses.astuple(accuracy) == (3.0, *(pytest.approx(end, abs=1e-4) for end in ends), 2, "seeds")
     assert accuracy.text(2) == "+3.00 [-6.17, +12.17]"
-    assert Difference(-0.001, -0.004, 0.5, 3, "seeds").text(2) == "+0.00 [+0.00, +0.50]"
     assert differences(runs[:2]) == {} == differences(runs[1:2])
+    assert differences(runs, "other")["plain"]["valid"]["accuracy"].mean == -3.0
     alone = differences([runs[0], runs[3]])["other"]["valid"]["loss"]
     assert dataclasses.astuple(alone) == (pytest.approx(0.2), None, None, 1, "nothing") and alone.text(1) == "+0.2"
 
 
+def test_a_lower_end_that_is_negative_says_so_and_rounding_errors_of_a_tie_do_not() -> None:
+    assert Difference(-0.001, -0.004, 0.5, 3, "seeds").text(2) == "-0.00 [-0.00, +0.50]"
+    assert Difference(0.0, -1e-15, 0.001, 3, "seeds").text(2) == "+0.00 [+0.00, +0.00]"
+
+
 def test_examples_that_only_some_runs_have_are_not_drawn() -> None:
     both = [classes(2, 20, seed) for seed in (1, 2)]
-    scores = [{"valid": of_predictions(CLASSIFICATION, ["accuracy"], *one)} for one in both]
+    scores = [of_predictions(CLASSIFICATION, ["accuracy"], *one) for one in both]
     figures = [SCORES[CLASSIFICATION]["accuracy"](*one) for one in both]
     found = differences([run("plain", 1, figures[0], scores[0]), run("other", 1, figures[1], scores[1])])
     accuracy, loss = (found["other"]["valid"][name] for name in ("accuracy", "loss"))

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from attn_reg_plugin.commands.report import add_arguments, pattern_of, run
-from attn_reg_plugin.experiments.drop_rates import Rates, fit_curve, read_rates
+from attn_reg_plugin.experiments.report.drop_rates import Rates, fit_curve, read_rates
 from attn_reg_plugin.regularizers.scheduled_dropout import Curve, Schedule
 
 DROP = {
@@ -191,6 +191,8 @@ def test_what_cannot_be_reported_is_refused(tmp_path: Path, log_file: Path) -> N
         report("curves", tmp_path / "absent", "--out", out)
     with pytest.raises(ValueError, match=r"--out is .*schedule.txt, but its name must end in .yaml or .yml"):
         report("curves", log_file, "--out", tmp_path / "schedule.txt")
+    with pytest.raises(ValueError, match="attn-reg report curves takes one RUN, given 2"):
+        report("curves", log_file, log_file, "--out", out)
     with pytest.raises(ValueError, match="--knots is 1, but must be at least 2"):
         report("curves", log_file, "--out", out, "--knots", "1")
     empty = tmp_path / "empty"
