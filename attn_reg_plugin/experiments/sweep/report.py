@@ -12,9 +12,9 @@ import pandas as pd
 from optuna.study import StudyDirection
 from rich.console import Console
 
+from attn_reg_plugin.experiments.report.table import figure_of, markdown, shade, terminal_table
 from attn_reg_plugin.experiments.sweep.settings import PLAIN, Arm, text_of
 from attn_reg_plugin.experiments.sweep.trials import attempts
-from attn_reg_plugin.experiments.table import figure_of, markdown, shade, terminal_table
 from attn_reg_plugin.files import write_json, write_text
 from attn_reg_plugin.pictures import load_matplotlib, save
 from attn_reg_plugin.terminal import show
