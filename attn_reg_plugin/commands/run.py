@@ -17,8 +17,8 @@ EXAMPLES = (
     "attn-reg run examples/demo/demo.yaml --epochs 24 --out runs/longer",
     "attn-reg run examples/papers/ad_drop_table_1.yaml --task cola -h",
 )
-#: commands that may be steps
-COMMAND_STEPS = ("bench", "report")
+#: commands that may be steps, with their first word where they need it
+COMMAND_STEPS = ("bench", "export", "report", "report curves")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,7 +57,8 @@ def _command(
     Raises:
         ValueError: a setting that the command does not have, or a value that it does not take.
     """
-    module = importlib.import_module(f"{__package__}.{command}")
+    name, *first = command.split()
+    module = importlib.import_module(f"{__package__}.{name}")
     parser = argparse.ArgumentParser(prog=command, add_help=False)
     module.add_arguments(parser)
     actions = {action.dest: action for action in parser._actions}
@@ -75,7 +76,7 @@ def _command(
     try:
         with contextlib.redirect_stderr(said):
             words = [str(word) for value in places for word in (value if isinstance(value, list) else [value])]
-            return parser.parse_args([*words, *words_of(flags)]), module.run
+            return parser.parse_args([*first, *words, *words_of(flags)]), module.run
     except SystemExit:  # argparse has no other way to refuse
         reason = said.getvalue().strip().splitlines()[-1].partition("error: ")[2]
         raise ValueError(f"{command}: {reason}") from None
