@@ -89,9 +89,9 @@ def test_every_configuration_runs(name: str, words: list[str], tmp_path: Path) -
 
 def test_the_settings_of_ad_drop() -> None:
     (sweep,) = settings("ad_drop_table_1", "--task", "cola", "--model", "roberta-base")
-    space = {dimension.key: list(dimension.values) for dimension in sweep.dimensions}
+    space = {key: how["choices"] for key, (_, how) in sweep.choices.items()}
     assert space == {"lr": [1e-5, 2e-5, 3e-5], "batch_size": [16, 32, 64], "p": TENTHS, "q": TENTHS}
-    assert (sweep.base().lr_scheduler, sweep.base().patience) == ("fixed", 5)
+    assert (sweep.comparison().lr_scheduler, sweep.comparison().patience) == ("fixed", 5)
     (ner,) = settings("ad_drop_table_2_ner")
     assert ner.methods["ad_drop"] == {"p": 0.8, "q": 0.1} and "electra" in ner.model
     for pair, p, q in (("en-ro", 0.2, 0.2), ("tr-en", 0.6, 0.1)):
@@ -106,7 +106,7 @@ def test_the_settings_of_ad_drop() -> None:
     assert tests == {("hans", f"{out}/mnli"), ("paws-x", f"{out}/qqp")}, "all runs of each"
     for name, words in (("ad_drop_figure_4", []), ("ad_drop_figure_6", ["--task", "rte"])):
         (sweep,) = settings(name, *words)
-        space = {dimension.key: list(dimension.values) for dimension in sweep.dimensions}
+        space = {key: how["choices"] for key, (_, how) in sweep.choices.items()}
         assert space["p"] == space["q"] == TENTHS and not sweep.trials
         assert space.get("cross_tuning", ["epoch", "off"]) == ["epoch", "off"]
 
@@ -162,11 +162,11 @@ def test_a_fine_tuning_at_toy_size(tmp_path: Path) -> None:
 def test_a_sweep_at_toy_size(tmp_path: Path) -> None:
     base = {"task": "rte", "data": "hub", "lr": 1e-4}
     toy = toy_of(Sweep(out=tmp_path / "o", finetune=base, space={"p": TENTHS, "q": TENTHS, "lr": [0.1, 0.2]}))
-    assert [len(dimension.values) for dimension in toy.dimensions] == [2, 2, 1]
-    assert len(toy.arms[0].slots) == len(toy.arms[1].slots) == 4 and toy.base().cpu
+    assert [len(how["choices"]) for _, how in toy.choices.values()] == [2, 2, 1]
+    assert len(toy.arms[0].trials) == len(toy.arms[1].trials) == 4 and toy.comparison().cpu
     drawn = toy_of(Sweep(out=tmp_path / "o", finetune=base, space={"p": TENTHS}, trials=50))
-    assert len(drawn.arms[0].slots) == 2 and drawn.out == tmp_path / "o-toy"
-    assert drawn.base().out == tmp_path / "o-toy"
+    assert len(drawn.arms[0].trials) == 2 and drawn.out == tmp_path / "o-toy"
+    assert drawn.comparison().out == tmp_path / "o-toy"
 
 
 @pytest.mark.parametrize("name", TASKS)

@@ -103,15 +103,15 @@ def _translation(settings: Any) -> dict[str, Any]:
 
 
 def _sweep(settings: Any) -> dict[str, Any]:
-    from attn_reg_plugin.experiments.sweep_settings import DECIDED
+    from attn_reg_plugin.experiments.sweep.settings import DECIDED
 
-    base = toy_of(settings.base())
+    base = toy_of(settings.comparison())
     own = {entry.name: getattr(base, entry.name) for entry in dataclasses.fields(base)}
-    own = {name: value for name, value in own.items() if value != getattr(settings.base(), name)}
+    own = {name: value for name, value in own.items() if value != getattr(settings.comparison(), name)}
     own = {name: str(value) if isinstance(value, Path) else value for name, value in own.items()}
     own = {name: value for name, value in own.items() if name not in DECIDED}
     # the sweep's method isn't among those of its trainings
-    own["epochs"] = min(2, settings.base().epochs)
+    own["epochs"] = min(2, settings.comparison().epochs)
     values = {settings.section: {**getattr(settings, settings.section), **own}, "out": aside(settings.out)}
     values |= {"seeds": settings.seeds[:1], "trials": min(settings.trials, _TRIALS), "storage": None}
     return values if settings.trials else {**values, "space": _smaller(settings.space)}
@@ -165,7 +165,7 @@ def _make_labelled(settings: Any) -> None:
 
 
 def _make_swept(settings: Any) -> None:
-    make_files(settings.base())
+    make_files(settings.comparison())
 
 
 def _make_text(settings: Any) -> None:
