@@ -77,7 +77,8 @@ def overview() -> str:
 def build_parser(command: str) -> Parser:
     """The parser of a subcommand, whose module is imported."""
     text = next(commands[command] for commands in COMMANDS.values() if command in commands)
-    parser = Parser(prog=f"attn-reg {command}", description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    layout = argparse.RawDescriptionHelpFormatter
+    parser = Parser(prog=f"attn-reg {command}", description=text, formatter_class=layout, allow_abbrev=False)
     if command != "user-dir":
         module = importlib.import_module(f"attn_reg_plugin.commands.{command}")
         module.add_arguments(parser)

@@ -6,7 +6,7 @@ documentation without a change here. A page holds a marker where such a part goe
     <!-- methods -->  <!-- flags of the methods -->  <!-- flags of the fairseq face -->  <!-- flags of attn-reg -->
     <!-- api of the methods -->
 
-The READMEs of the examples, CONTRIBUTING.md and CHANGELOG.md become pages as they are.
+The README is the first page; the READMEs of the examples, CONTRIBUTING.md and CHANGELOG.md become pages as they are.
 """
 
 from __future__ import annotations
@@ -24,7 +24,13 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 #: pages outside of docs/, and what is shown beside them
-OUTSIDE = ("CONTRIBUTING.md", "CHANGELOG.md", "examples/*/README.md", "examples/*/*.png", "examples/*/*.yaml")
+OUTSIDE = (
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    *(f"examples/*/{name}" for name in ("README.md", "*.png", "*.yaml", "*.json")),
+)
+#: the first page, which is the README
+INDEX = "index.md"
 #: the packages of the fairseq face, whose modules register what has flags
 FAIRSEQ_FACE = ("tasks", "criterions", "models")
 #: how the help of a setting ends
@@ -251,9 +257,10 @@ def on_startup(**_: Any) -> None:
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Add the pages that stand outside of docs/."""
+    """Add the pages that stand outside of docs/, the README as the first one."""
     from mkdocs.structure.files import File
 
+    files.append(File.generated(config, INDEX, abs_src_path=str(ROOT / "README.md")))
     for pattern in OUTSIDE:
         for path in sorted(ROOT.glob(pattern)):
             address = path.relative_to(ROOT).as_posix()
@@ -264,8 +271,8 @@ def on_files(files: Any, config: Any) -> Any:
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     """Fill the markers; the site has the pages of docs/ beside those from outside of it."""
-    if (ROOT / page.file.src_uri).exists():
+    if page.file.src_uri == INDEX or (ROOT / page.file.src_uri).exists():
         markdown = re.sub(r"\]\(((?:\.\./)*)docs/", r"](\1", markdown)
     else:
-        markdown = markdown.replace("](../", "](")
+        markdown = markdown.replace("](../", "](").replace("](README.md", f"]({INDEX}")
     return filled(markdown)

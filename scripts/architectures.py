@@ -28,7 +28,7 @@ import torch
 from architecture_rows import ROWS, UNTRIED_MODELS, UNTRIED_TASKS, Row
 
 ROOT = Path(__file__).resolve().parents[1]
-RESULT, PAGE = ROOT / "docs" / "architectures.json", ROOT / "docs" / "architectures.md"
+RESULT, PAGE = ROOT / "docs" / "architectures.json", ROOT / "docs" / "models.md"
 BEGIN, END = "<!-- table of architectures -->", "<!-- end of the table -->"
 SHARED = "--cpu --num-workers 0 --disable-validation --no-save --log-format json --log-interval 1 --optimizer adam "
 SHARED += "--lr 0.001 --batch-size 8 --max-update 2 --required-batch-size-multiple 1"

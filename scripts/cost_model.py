@@ -28,7 +28,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from attn_reg_plugin import ADDrop, AttentionSite, regularized_attention
 from attn_reg_plugin.attention.masks import sample_keep
-from attn_reg_plugin.regularizers import Tokens
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "costs.md"
 BEGIN, END = "<!-- cost model -->", "<!-- end of the cost model -->"
@@ -115,11 +114,8 @@ def probe(shape: Shape) -> int:
 
 STEPS: dict[str, Callable[[Shape], int]] = {
     "plain": plain,
-    "AD-DROP, fresh": lambda shape: plain(shape) + probe(shape),
-    "fresh, cross-tuned": lambda shape: plain(shape) + probe(shape) // 2,
-    "kept, a plain step that is recorded": lambda shape: plain(shape) + attributions(shape),
-    "kept, a regularized step": plain,
-    "kept, cross-tuned": lambda shape: plain(shape) + attributions(shape) // 2,
+    "AD-DROP": lambda shape: plain(shape) + probe(shape),
+    "AD-DROP, cross-tuned": lambda shape: plain(shape) + probe(shape) // 2,
 }
 
 
@@ -153,7 +149,7 @@ def gathered(shape: Shape) -> float:
     return 2 * shape.weights * (shape.processes - 1) / shape.processes
 
 
-GATHERS = {"plain": (2, 1), "AD-DROP, fresh": (4, 1), "kept, a regularized step": (2, 1)}
+GATHERS = {"plain": (2, 1), "AD-DROP": (4, 1)}
 
 
 # -- counting ---------------------------------------------------------------------------------------------------------
@@ -207,21 +203,18 @@ def step_of(shape: Shape, name: str) -> Callable[[], None]:
     ids = torch.randint(shape.vocabulary, (shape.batch, shape.length))
     regularizer = None
     if name != "plain":
-        probing = "kept" if "kept" in name else "fresh"
-        regularizer = ADDrop(sites="*", probe=probing, store_gb=0.1 if probing == "kept" else 0.0)
+        regularizer = ADDrop(sites="*")
         regularizer.attach(model)
 
-    def step(epoch: int = 1 if "recorded" in name else 2) -> None:
+    def step(epoch: int = 2) -> None:
         if regularizer is not None:
-            told = Tokens(ids, torch.ones_like(ids).bool())
             regularizer.begin_epoch(epoch)
-            regularizer.supply(targets=ids, example_tokens={"encoder": told, "decoder": told})
         F.cross_entropy(model(ids).flatten(0, 1), ids.flatten()).backward()
         model.zero_grad()
         if regularizer is not None:
             regularizer.end_update()
 
-    step(1)  # what is rehearsed, and what a kept probe draws from
+    step(1)  # the probe is tried in the first plain forward
     return step
 
 
@@ -292,7 +285,6 @@ def tables(shape: Shape) -> str:
     for name, (gathers, scatters) in GATHERS.items():
         lines.append(f"| {name} | {gathers} | {gathers * gathered(shape) / 1e9:.0f} | {scatters} |")
     lines += ["", "| memory of a process, beyond plain | MiB | with checkpointing |", "|---|---|---|"]
-    one = replace(shape, layers=1)
     for title, size in (
         ("masks of all sites, as bits, from the probe to the end of the update", mask_bits),
         ("what the attentions save for their backward: the same bits", saved_bits),
@@ -300,9 +292,6 @@ def tables(shape: Shape) -> str:
         ("for a while: one site's mask is made, p = 0.3", lambda shape: RANKING * shape.map),
     ):
         lines.append(f"| {title} | {size(shape) / 2**20:,.0f} | {size(again) / 2**20:,.0f} |")
-    lines += ["", "| kept probe: what an example leaves in the store | MiB |", "|---|---|"]
-    for title, kept in (("all sites", shape), ("one site", one)):
-        lines.append(f"| {title} | {mask_bits(replace(kept, batch=1)) / 2**20:,.0f} |")
     return "\n".join(lines)
 
 
@@ -322,7 +311,7 @@ def main() -> None:
     parser.add_argument("--count", action="store_true", help="compare the formulas with counts in small models")
     if parser.parse_args().count:
         for shape in (SMALL, replace(SMALL, recomputes=True), replace(SMALL, length=256, heads=2, batch=1)):
-            for name in ("plain", "AD-DROP, fresh", *list(STEPS)[3:5]):
+            for name in ("plain", "AD-DROP"):
                 counted, told = count_operations(shape, name), STEPS[name](shape)
                 print(f"{name:38} formula {told:>13,} counted {counted:>13,} {told / counted:.4f}")
         for shape in (SMALL, replace(SMALL, recomputes=True), replace(SMALL, length=512, batch=1)):

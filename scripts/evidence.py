@@ -36,8 +36,6 @@ RATED = {
 }
 #: panels of a series in a row, at most
 ABREAST = 4
-#: methods that lose more are not drawn beside the others
-LOWEST_GAIN = -3.0
 
 
 def difference_of(row: Row) -> str:
@@ -157,7 +155,7 @@ def upwards(experiment: Experiment, height: float) -> tuple[Any, Any]:
 def plot_costs(experiment: Experiment, path: Path) -> None:
     """Gain against cost."""
     figure, panel = upwards(experiment, 4.2)
-    shown = [row for row in experiment.rows if row.difference and row.time and row.difference.mean >= LOWEST_GAIN]
+    shown = [row for row in experiment.rows if row.difference and row.time]
     for row in shown:
         panel.plot([row.time] * 2, [row.difference.low, row.difference.high], color="0.6", linewidth=1)
         panel.plot([row.time], [row.difference.mean], "o", color="black", markersize=5)

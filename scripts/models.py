@@ -90,7 +90,7 @@ def good(rows: Rows) -> Rows:
 
 def cell(text: str) -> str:
     """Text for a cell."""
-    return text.replace("|", "\\|").replace("<", "&lt;")
+    return text.replace("|", "\\|").replace("<", "&lt;").replace("[", "\\[")
 
 
 def answer(rows: Rows, part: str) -> str:
@@ -111,7 +111,7 @@ def remarks(rows: Rows) -> str:
     reasons = [
         f"{part}{made[part][2:]}"
         for _, made in rows
-        for part in ("kept", "checkpointing", "packed")
+        for part in ("checkpointing", "packed")
         if made.get(part, "").startswith("no")
     ]
     return cell("; ".join([*said, *dict.fromkeys(reasons)]))
@@ -120,15 +120,15 @@ def remarks(rows: Rows) -> str:
 def table_of_good(records: Records) -> str:
     """A row for each model type that works with a head at least."""
     lines = [
-        "| model type | heads | sites | kept probe | checkpointing | packed rows | remarks |",
-        "|---|---|---|---|---|---|---|",
+        "| model type | heads | sites | checkpointing | packed rows | remarks |",
+        "|---|---|---|---|---|---|",
     ]
     for kind, all_rows in by_type(records).items():
         rows = good(all_rows)
         if rows:
             heads = ", ".join(dict.fromkeys(HEADS[head] for head, _ in rows))
             sites = ", ".join(f"`{site}`" for site in dict.fromkeys(site for _, made in rows for site in made["sites"]))
-            parts = " | ".join(answer(rows, part) for part in ("kept", "checkpointing", "packed"))
+            parts = " | ".join(answer(rows, part) for part in ("checkpointing", "packed"))
             lines.append(f"| {kind} | {heads} | {sites} | {parts} | {remarks(rows)} |")
     return "\n".join(lines)
 

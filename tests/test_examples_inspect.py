@@ -21,6 +21,7 @@ from attn_reg_plugin.models.hf_encoder import HFEncoderConfig, HFEncoderModel
 from tests.models.hf_folders import make_encoder, tokenizer
 from tests.test_examples import EXAMPLES, example
 
+COLUMNS = ["sentence1", "sentence2", "label"]
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
@@ -38,7 +39,8 @@ def saved(folder: Path, root: Path, seed: int = 3, row: str = "rte") -> Path:
 def examples(tmp_path: Path) -> Path:
     """Pairs of made-up words, of different lengths."""
     texts = [" ".join(f"w{(3 * n + k) % 20}" for k in range(2 + n % 5)) for n in range(12)]
-    frame = pd.DataFrame({"text": texts, "text_pair": texts[::-1], "label": [n % 2 for n in range(12)]})
+    labels = ["entailment", "not_entailment"] * 6
+    frame = pd.DataFrame({"index": range(12), "sentence1": texts, "sentence2": texts[::-1], "label": labels})
     frame.to_csv(tmp_path / "examples.tsv", sep="\t", index=False)
     return tmp_path / "examples.tsv"
 
@@ -47,8 +49,8 @@ def test_the_limits_of_what_is_dropped_and_the_maps_are_the_models_own(examples:
     """p = 0 is plain evaluation, p = 1 is the same whatever comes first, and in between it isn't."""
     probe = example("inspect/probe.py")
     probe.RATIOS = (0.0, 0.5, 1.0)
-    model, words = probe.load(str(saved(tmp_path / "model", tmp_path)))
-    data = list(probe.batches(pd.read_csv(examples, sep="\t"), words, 5))
+    model, words = probe.load(probe.exported(saved(tmp_path / "model", tmp_path)))
+    data = list(probe.batches(probe.read(examples, COLUMNS, model.config.label2id), words, 5))
     found = probe.dropping(model, data, "*").set_index(["dropped", "p"])["loss"]
     with torch.no_grad():
         losses = [torch.nn.functional.cross_entropy(model.eval()(**x).logits, y, reduction="sum") for x, y in data]
@@ -67,7 +69,7 @@ def test_the_limits_of_what_is_dropped_and_the_maps_are_the_models_own(examples:
 
 def test_probe_writes_its_pictures(examples: Path, tmp_path: Path) -> None:
     folder, out = saved(tmp_path / "model", tmp_path), tmp_path / "out"
-    command = [sys.executable, EXAMPLES / "inspect" / "probe.py", folder, examples, "--out", out]
+    command = [sys.executable, EXAMPLES / "inspect" / "probe.py", folder, examples, "--out", out, "--columns", *COLUMNS]
     subprocess.run(command, check=True, capture_output=True, timeout=300)
     assert len(pd.read_csv(out / "probe.csv")) == 1 + 3 * 5
     for name in ("dropping.png", "maps.png"):
@@ -108,5 +110,6 @@ def test_pairs_are_read_with_numbers_for_labels(tmp_path: Path, monkeypatch: pyt
     frame = robustness.read_pairs(path)
     assert frame["sentence1"].tolist() == ['a "b', "d"] and frame["label"].tolist() == ["0", "1"]
     monkeypatch.setattr(robustness, "predict", lambda folder, examples: ["LABEL_0", "LABEL_0"])
+    monkeypatch.setattr(robustness, "exported", lambda run: run)
     found = robustness.accuracies([tmp_path / "plain-seed1"], frame, hans=False)
     assert found["accuracy"].tolist() == [50.0] and found["group"].tolist() == ["all"]

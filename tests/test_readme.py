@@ -1,4 +1,4 @@
-"""The README says what is there: its snippets, which are the guide's, run, and its tables are of what exists."""
+"""The README says what is there: its snippets and the guide's run, and its tables are of what exists."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from attn_reg_plugin.regularizers import REGISTRY, Regularizer, options_of
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 GUIDE = (ROOT / "docs" / "guide.md").read_text(encoding="utf-8")
-#: snippets of both are the same where they show the same; the guide's backend is run with the documentation's tests
-SNIPPETS = list(dict.fromkeys(re.findall(r"```python\n(.*?)```", README + GUIDE, re.DOTALL)))
+SNIPPETS = re.findall(r"```python\n(.*?)```", README + GUIDE, re.DOTALL)
 SHARED = {option.name for option in options_of(Regularizer)}
 
 
@@ -39,9 +38,9 @@ def test_help_shows_every_flag_of_the_task(monkeypatch, capsys):
 
 def test_it_is_short_and_begins_with_the_three_uses():
     lines = README.splitlines()
-    assert len(lines) <= 160
+    assert len(lines) <= 140
     uses = [next(i for i, line in enumerate(lines) if word in line) for word in ("--attn-reg", "Callback", "attach(")]
-    assert uses == sorted(uses) and uses[-1] < 80, "two screens"
+    assert uses == sorted(uses) and uses[-1] < 90, "two screens"
 
 
 def methods():
@@ -169,7 +168,7 @@ def test_another_task_is_made_a_regularized_one():
 
 
 def test_every_snippet_is_run_here():
-    known = ("regularizer.attach(model)", "AttnRegCallback", "MyAttention", "TheirBackend")
+    known = ("regularizer.attach(model)", "AttnRegCallback", "MyAttention")
     known += (
         "(AttnRegTask, MyTask)",
         "(AttnRegTask, SpeechToTextTask)",
@@ -177,6 +176,6 @@ def test_every_snippet_is_run_here():
         "Accelerator(",
         "train(epoch)",
     )
-    assert len(SNIPPETS) == len(known), "the README's are the guide's, to the letter"
+    assert len(SNIPPETS) == len(known), "each stands once"
     for snippet in SNIPPETS:
         assert any(name in snippet for name in known), snippet

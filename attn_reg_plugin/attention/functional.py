@@ -8,7 +8,7 @@ an empty row, so a dead row keeps its valid keys and loses its query instead: ze
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +21,19 @@ from attn_reg_plugin.attention.requests import Tape
 
 if TYPE_CHECKING:
     from attn_reg_plugin.attention.sites import AttentionSite
+
+
+class Inputs(NamedTuple):
+    """Inputs of an attention, by the arguments of `regularized_attention`."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    valid: Tensor | None = None
+    dropout_p: float = 0.0
+    scale: float | None = None
+    bias: Tensor | None = None
+    sink: Tensor | None = None
 
 
 def regularized_attention(
@@ -59,34 +72,28 @@ def regularized_attention(
     """
     check_mask("valid", valid)
     _check_bias(bias)
+    inputs = Inputs(query, key, value, valid, dropout_p, scale, bias, sink)
     if site is None or (not isinstance(site, AttentionCall) and site.idle()):
-        return _attend(query, key, value, valid, None, dropout_p, scale, bias, sink)
-    return _regularized(site, query, key, value, valid, dropout_p, scale, bias, sink)
+        return _attend(inputs)
+    return _regularized(site, inputs)
 
 
 @outside_graphs
-def _regularized(
-    site: AttentionSite | AttentionCall,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    valid: Tensor | None,
-    dropout_p: float,
-    scale: float | None,
-    bias: Tensor | None,
-    sink: Tensor | None,
-) -> Tensor:
-    """Attention with something asked of it."""
+def _regularized(site: AttentionSite | AttentionCall, inputs: Inputs) -> Tensor:
+    """Run an attention of which something is asked."""
     call = site if isinstance(site, AttentionCall) else site.enter()
     if call is None:
-        return _attend(query, key, value, valid, None, dropout_p, scale, bias, sink)
+        return _attend(inputs)
     if call.tape is not None:
-        return _record(call.tape, query, key, value, valid, dropout_p, scale, bias, sink)
+        return _record(call.tape, inputs)
+    keys, valid = inputs.key.size(-2), inputs.valid
     if call.uniform:
-        return call.scaled(uniform_attention(value, valid, query.size(-2)), key.size(-2), valid)
-    keep = _mask_of(call, query, key, valid, scale, bias, sink)
-    output = _attend(query, key, value, valid, keep, call.total_dropout(dropout_p), scale, bias, sink)
-    return call.scaled(output, key.size(-2), valid)
+        return call.scaled(uniform_attention(inputs.value, valid, inputs.query.size(-2)), keys, valid)
+    keep = call.keep_mask((*inputs.query.shape[:-1], keys), valid, inputs.query.device)
+    if call.request.look is not None:
+        with torch.no_grad():
+            call.request.look(call, _weights(inputs, keep), valid)
+    return call.scaled(_attend(inputs._replace(dropout_p=call.total_dropout(inputs.dropout_p)), keep), keys, valid)
 
 
 def _check_bias(bias: Tensor | None) -> None:
@@ -95,25 +102,6 @@ def _check_bias(bias: Tensor | None) -> None:
             f"bias is a tensor of {bias.dtype}, but must be floating-point: it is added to the scores; "
             "give a mask as valid, bool, True = attend"
         )
-
-
-def _mask_of(
-    call: AttentionCall,
-    query: Tensor,
-    key: Tensor,
-    valid: Tensor | None,
-    scale: float | None,
-    bias: Tensor | None,
-    sink: Tensor | None,
-) -> Tensor | None:
-    """Return the call's keep mask; a `look` is shown the map that it leaves."""
-    keep = call.keep_mask((*query.shape[:-1], key.size(-2)), valid, query.device)
-    look = call.request.look
-    if look is not None:
-        with torch.no_grad():
-            weights = attention_weights(query, key, valid=valid, keep=keep, scale=scale, bias=bias, sink=sink)
-        look(call, weights, valid)
-    return keep
 
 
 def uniform_attention(value: Tensor, valid: Tensor | None, queries: int) -> Tensor:
@@ -152,29 +140,45 @@ def attention_weights(
         (B, H, T, S) in the query's dtype, softmax in fp32. Rows without a valid key are zero; a sink's column is left
         out.
     """
-    keys = key.size(-2)
-    query, mask, dead, empty = _live(query, valid, keep)
-    if sink is not None:
-        key, _, mask, bias = _with_sink(query, key, key, mask, dead, bias, sink)
-    scores = (query @ key.transpose(-1, -2)) * (query.size(-1) ** -0.5 if scale is None else scale)
+    return _weights(Inputs(query, key, key, valid, scale=scale, bias=bias, sink=sink), keep)
+
+
+def _weights(inputs: Inputs, keep: Tensor | None = None) -> Tensor:
+    live = _live(inputs, keep)
+    query, key, bias = live.query, live.key, live.bias
+    scores = (query @ key.transpose(-1, -2)) * (query.size(-1) ** -0.5 if inputs.scale is None else inputs.scale)
     if bias is not None:
-        scores = scores + (bias if dead is None else bias.masked_fill(dead, 0.0))
-    if mask is not None:
-        scores = scores.masked_fill(~mask, float("-inf"))
-    weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)[..., :keys]
-    return weights if empty is None else weights.masked_fill(empty, 0.0)
+        scores = scores + (bias if live.dead is None else bias.masked_fill(live.dead, 0.0))
+    if live.mask is not None:
+        scores = scores.masked_fill(~live.mask, float("-inf"))
+    weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)[..., : inputs.key.size(-2)]
+    return weights if live.empty is None else weights.masked_fill(live.empty, 0.0)
 
 
-def _live(
-    query: Tensor, valid: Tensor | None, keep: Tensor | None
-) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    """A query and mask in which no row is empty; and the rows (B, H, T, 1) that are dead, and that were empty.
+class Live(NamedTuple):
+    """Inputs in which no row is empty: the query of dead rows is zero, and `mask` (or None) has a key in every row.
 
-    With live = valid & keep and dead = a row without any live key: the query of dead rows is zeroed and they attend
-    over their valid keys (a bias has to be zeroed there too); rows without valid keys attend over everything and are
-    zeroed afterwards.
+    Attributes:
+        query, key, value, bias: see `Inputs`; with a sink, keys, values and bias have a column more.
+        mask: bool, broadcastable to (B, H, T, S).
+        dead: rows (B, H, T, 1) that lost all their keys; None without a keep mask.
+        empty: rows (B, H, T, 1) without a valid key, to be zeroed afterwards; None without `valid`.
     """
-    valid = None if valid is None else torch.atleast_2d(valid)  # the fused kernel takes no vector of keys
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    bias: Tensor | None
+    mask: Tensor | None
+    dead: Tensor | None
+    empty: Tensor | None
+
+
+def _live(inputs: Inputs, keep: Tensor | None) -> Live:
+    """With live = valid & keep and dead = a row without any live key: the query of dead rows is zeroed and they attend
+    over their valid keys (a bias has to be zeroed there too); rows without valid keys attend over everything."""
+    query, bias = inputs.query, inputs.bias
+    valid = None if inputs.valid is None else torch.atleast_2d(inputs.valid)  # the fused kernel takes no vector of keys
     empty = None if valid is None else ~valid.any(-1, keepdim=True)
     mask = valid if empty is None else valid | empty
     dead = None
@@ -183,64 +187,37 @@ def _live(
         dead = ~live.any(-1, keepdim=True)
         mask = live | (dead if mask is None else dead & mask)
         query = query.masked_fill(dead, 0.0)
-    return query, mask, dead, empty
-
-
-def _with_sink(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    dead: Tensor | None,
-    bias: Tensor | None,
-    sink: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Keys, values, mask and bias with one more column: a key of score `sink` and value 0, not there for dead rows."""
-    shape = (*query.shape[:-1], key.size(-2))
-    score = sink.to(query.dtype).expand(*shape[:-1], 1)
+    if inputs.sink is None:
+        return Live(query, inputs.key, inputs.value, bias, mask, dead, empty)
+    # a key of score `sink` and value 0, which is not there for dead rows
+    shape = (*query.shape[:-1], inputs.key.size(-2))
+    score = inputs.sink.to(query.dtype).expand(*shape[:-1], 1)
     bias = torch.cat([query.new_zeros(shape) if bias is None else bias.to(query.dtype).expand(shape), score], -1)
     if mask is None:
         mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=query.device)
     there = torch.ones_like(score, dtype=torch.bool) if dead is None else ~dead.expand(*shape[:-1], 1)
     mask = torch.cat([mask.expand(shape), there], -1)
-    return F.pad(key, (0, 0, 0, 1)), F.pad(value, (0, 0, 0, 1)), mask, bias
+    return Live(query, F.pad(inputs.key, (0, 0, 0, 1)), F.pad(inputs.value, (0, 0, 0, 1)), bias, mask, dead, empty)
 
 
-def _attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    valid: Tensor | None,
-    keep: Tensor | None,
-    dropout_p: float,
-    scale: float | None,
-    bias: Tensor | None,
-    sink: Tensor | None = None,
-) -> Tensor:
+def _attend(inputs: Inputs, keep: Tensor | None = None) -> Tensor:
     """Attention over `valid & keep` by PyTorch's fused kernel."""
-    query, mask, dead, empty = _live(query, valid, keep)
-    if sink is not None:
-        key, value, mask, bias = _with_sink(query, key, value, mask, dead, bias, sink)
-    if dead is not None:
-        output = _attend_saving_bits(query, key, value, mask, dead, dropout_p, scale, bias)
+    live = _live(inputs, keep)
+    if live.dead is not None:
+        output = _attend_saving_bits(live, inputs.dropout_p, inputs.scale)
     else:
+        mask, bias = live.mask, live.bias
         if bias is not None:
             mask = bias if mask is None else bias.masked_fill(~mask, float("-inf"))
-        output = F.scaled_dot_product_attention(query, key, value, mask, dropout_p, scale=scale)
-    return output if empty is None else output.masked_fill(empty, 0.0)
+        output = F.scaled_dot_product_attention(
+            live.query, live.key, live.value, mask, inputs.dropout_p, scale=inputs.scale
+        )
+    return output if live.empty is None else output.masked_fill(live.empty, 0.0)
 
 
-def _attend_saving_bits(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor,
-    dead: Tensor,
-    dropout_p: float,
-    scale: float | None,
-    bias: Tensor | None,
-) -> Tensor:
+def _attend_saving_bits(live: Live, dropout_p: float, scale: float | None) -> Tensor:
     """Fused attention that keeps the mask's bits for its backward instead of the kernel's map of zeros and -inf."""
+    query, key, value, bias, mask, dead, _ = live
     if bias is not None and bias.requires_grad:
         scores = bias.masked_fill(dead, 0.0).masked_fill(~mask, float("-inf"))
         return F.scaled_dot_product_attention(query, key, value, scores, dropout_p, scale=scale)
@@ -289,35 +266,26 @@ def _outer_hooks() -> tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]:
     return (lambda tensor: tensor, lambda held: held) if outer is None else outer
 
 
-def _record(
-    tape: Tape,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    valid: Tensor | None,
-    dropout_p: float,
-    scale: float | None,
-    bias: Tensor | None,
-    sink: Tensor | None = None,
-) -> Tensor:
+def _record(tape: Tape, inputs: Inputs) -> Tensor:
     """The probe's attention: same output, but kept on the tape, at the start of the graph if nothing is below it."""
-    if not tape.needs_weights:
-        if query.dtype == torch.bfloat16 and query.device.type == "cpu":
-            # the CPU kernel's backward takes twice as long in bfloat16
-            with torch.autocast("cpu", enabled=False):
-                bias = None if bias is None else bias.float()
-                output = _attend(query.float(), key.float(), value.float(), valid, None, dropout_p, scale, bias, sink)
-        else:
-            output = _attend(query, key, value, valid, None, dropout_p, scale, bias, sink)
-    else:
+    value = inputs.value
+    if tape.needs_weights:
         if tape.weights is None:
-            tape.weights = attention_weights(query, key, valid=valid, scale=scale, bias=bias, sink=sink).detach()
+            tape.weights = _weights(inputs).detach()
         # drawn anew in every pass, from the same generator state: the same map after dropout
-        dropped = F.dropout(tape.weights, dropout_p)
+        dropped = F.dropout(tape.weights, inputs.dropout_p)
         if tape.dropped_weights is None:
             tape.dropped_weights = dropped
         output = (tape.factor * dropped) @ value
+    elif inputs.query.dtype == torch.bfloat16 and inputs.query.device.type == "cpu":
+        # the CPU kernel's backward takes twice as long in bfloat16
+        with torch.autocast("cpu", enabled=False):
+            bias = None if inputs.bias is None else inputs.bias.float()
+            query, key = inputs.query.float(), inputs.key.float()
+            output = _attend(inputs._replace(query=query, key=key, value=value.float(), bias=bias))
+    else:
+        output = _attend(inputs)
     if not output.requires_grad:
         output = output.detach().requires_grad_(torch.is_grad_enabled())
-    tape.keep(output, value.detach(), valid)
+    tape.keep(output, value.detach(), inputs.valid)
     return output.to(value.dtype)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from attn_reg_plugin.bench.own_transformer import Transformer
 from attn_reg_plugin.regularizers.ad_drop.objectives import label_logit, logits_of, token_log_likelihood
 
 PADDING = 1
@@ -20,10 +19,10 @@ FIRST_WORD = 4
 BEAM = 5
 #: sentences that generation translates
 TRANSLATED = 4
+CLASSES = 2
 
 
-@dataclass(frozen=True)
-class Size:
+class Size(NamedTuple):
     """A model and a batch: layers per stack, C, feed-forward size, H; and the defaults of the options."""
 
     layers: int
@@ -40,7 +39,6 @@ _TINY = Size(2, 32, 64, 2, vocabulary=50, batch=4, length=8)
 SIZES = {"base": Size(6, 512, 2048, 8, vocabulary=8000, batch=16, length=64), "tiny": _TINY}
 #: base: Devlin et al. 2019
 ENCODER_SIZES = {"base": Size(12, 768, 3072, 12, vocabulary=30522, batch=16, length=128), "tiny": _TINY}
-CLASSES = 2
 
 
 @dataclass(frozen=True)
@@ -50,13 +48,9 @@ class Settings:
     Attributes:
         family, size: keys of FAMILIES and SIZES.
         batch: sentence pairs, or sentences of an encoder, at least 1.
-        length: tokens of the longest source and target, at least 2.
-        shortest: tokens of the shortest ones, as a fraction of `length` in (0, 1]; 1 means no padding.
+        length: tokens of the longest source and target, at least 2; the shortest have this times `shortest`.
         vocabulary: V, at least 8.
-        dropout: of the model, in [0, 1).
-        device: `cpu` or `cuda`.
-        dtype: of parameters and computation, `float32` or `bfloat16`.
-        seed: of parameters and batch.
+        device, dtype: `cpu` or `cuda`; `float32` or `bfloat16`, of parameters and computation.
 
     Raises:
         ValueError: something is out of its range.
@@ -92,9 +86,8 @@ class Workload:
 
     Attributes:
         inputs: the forward's arguments by name.
-        targets: (B, T), padded with PADDING; of a classifier (B,).
+        targets: (B, T), padded with PADDING; of a classifier (B,) labels.
         stacks: the name of the argument with the token ids of each stack.
-        supplied: what a regularizer cannot see from the arguments, for `supply`.
         generate: translates a few sentences, or None where the family has no generation of its own.
         players: all that is trained, as (module, optimizer): the model, and what a method trains beside it.
     """
@@ -103,30 +96,32 @@ class Workload:
     inputs: Mapping[str, Tensor]
     targets: Tensor
     stacks: Mapping[str, str]
-    supplied: Mapping[str, Tensor] = field(default_factory=dict)
     generate: Callable[[], Any] | None = None
 
     def __post_init__(self) -> None:
-        """The optimizer, and training mode, which fairseq's generator leaves."""
+        """Make the optimizer, and turn on training mode, which fairseq's generator leaves."""
         self.model.train()
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-5)
         self.players: list[tuple[nn.Module, torch.optim.Optimizer]] = [(self.model, self.optimizer)]
 
     def objective(self, outputs: Any) -> Tensor:
-        """AD-DROP's F: log-likelihood of the pseudo labels."""
+        """AD-DROP's F of the pseudo labels: their log-likelihood, or the logits of a classifier."""
+        if self.targets.dim() == 1:
+            return label_logit(logits_of(outputs))
         return token_log_likelihood(logits_of(outputs), token_mask=self.targets.ne(PADDING))
 
     def loss(self, outputs: Any) -> Tensor:
-        """Label-smoothed cross entropy."""
-        logits = logits_of(outputs).float()
-        return nn.functional.cross_entropy(
-            logits.flatten(0, 1), self.targets.flatten(), ignore_index=PADDING, label_smoothing=0.1
-        )
+        """Cross entropy, of tokens label-smoothed."""
+        logits = logits_of(outputs).float().flatten(0, -2)
+        of_tokens = {"ignore_index": PADDING, "label_smoothing": 0.1} if self.targets.dim() > 1 else {}
+        return nn.functional.cross_entropy(logits, self.targets.flatten(), **of_tokens)
 
     def example_losses(self, outputs: Any, targets: Tensor) -> Tensor:
-        """The mean negative log-likelihood per token of each example, (B,)."""
-        logits = logits_of(outputs).float().transpose(1, 2)
-        losses = nn.functional.cross_entropy(logits, targets, ignore_index=PADDING, reduction="none")
+        """The mean negative log-likelihood per token, or label, of each example, (B,)."""
+        logits = logits_of(outputs).float()
+        if targets.dim() == 1:
+            return nn.functional.cross_entropy(logits, targets, reduction="none")
+        losses = nn.functional.cross_entropy(logits.transpose(1, 2), targets, ignore_index=PADDING, reduction="none")
         return losses.sum(-1) / targets.ne(PADDING).sum(-1).clamp(min=1)
 
     def loss_of(self, batch: Mapping[str, Tensor]) -> Tensor:
@@ -158,22 +153,6 @@ class Workload:
         return sum(storages.values())
 
 
-class Classification(Workload):
-    """An encoder classifier; `targets` (B,) are labels."""
-
-    def objective(self, outputs: Any) -> Tensor:
-        """AD-DROP's F: the logits of the pseudo labels."""
-        return label_logit(logits_of(outputs))
-
-    def loss(self, outputs: Any) -> Tensor:
-        """Cross entropy."""
-        return nn.functional.cross_entropy(logits_of(outputs).float(), self.targets)
-
-    def example_losses(self, outputs: Any, targets: Tensor) -> Tensor:
-        """The cross entropy of each example, (B,)."""
-        return nn.functional.cross_entropy(logits_of(outputs).float(), targets, reduction="none")
-
-
 def _batch(settings: Settings) -> tuple[Tensor, Tensor, Tensor]:
     """Source (padded on the left, as fairseq does), shifted target and target, each (B, length)."""
     size = (settings.batch, settings.length)
@@ -188,35 +167,12 @@ def _batch(settings: Settings) -> tuple[Tensor, Tensor, Tensor]:
     return tuple(tensor.to(settings.device) for tensor in (source, shifted, target))
 
 
-def _own(settings: Settings) -> Workload:
-    """A user's own model, with sites in its modules."""
-    size = SIZES[settings.size]
-    model = Transformer(
-        settings.vocabulary,
-        layers=size.layers,
-        width=size.width,
-        inner=size.inner,
-        heads=size.heads,
-        dropout=settings.dropout,
-        longest=settings.length,
-        padding=PADDING,
-    )
-    source, shifted, target = _batch(settings)
-    inputs, stacks = {"source": source, "target": shifted}, {"encoder": "source", "decoder": "target"}
-    return Workload(_placed(model, settings), inputs, target, stacks, {"token_mask": target.ne(PADDING)})
-
-
 def _fairseq(settings: Settings) -> Workload:
     """fairseq's Transformer, with its beam search."""
-    try:
-        from fairseq.data import Dictionary
-        from fairseq.models.transformer import TransformerModel
-        from fairseq.sequence_generator import SequenceGenerator
-    except ImportError:
-        raise ValueError(
-            "--family is fairseq, which is not installed; in the checkout of this package, "
-            "pip install '.[fairseq]' brings it"
-        ) from None
+    from fairseq.data import Dictionary
+    from fairseq.models.transformer import TransformerModel
+    from fairseq.sequence_generator import SequenceGenerator
+
     size, words = SIZES[settings.size], Dictionary()
     for word in range(settings.vocabulary - FIRST_WORD):
         words.add_symbol(str(word))
@@ -227,11 +183,7 @@ def _fairseq(settings: Settings) -> Workload:
     task = SimpleNamespace(source_dictionary=words, target_dictionary=words)
     model = _placed(TransformerModel.build_model(Namespace(**options), task), settings)
     source, shifted, target = _batch(settings)
-    inputs = {
-        "src_tokens": source,
-        "src_lengths": source.ne(PADDING).sum(-1),
-        "prev_output_tokens": shifted,
-    }
+    inputs = {"src_tokens": source, "src_lengths": source.ne(PADDING).sum(-1), "prev_output_tokens": shifted}
     search = SequenceGenerator([model], words, beam_size=BEAM, max_len_b=max(4, settings.length // 2))
     some = {"net_input": {name: tensor[:TRANSLATED] for name, tensor in inputs.items()}}
     stacks = {"encoder": "src_tokens", "decoder": "prev_output_tokens"}
@@ -240,10 +192,8 @@ def _fairseq(settings: Settings) -> Workload:
 
 def _bert(settings: Settings) -> Workload:
     """Hugging Face's BERT with a classification head; padded on the right, as its tokenizer does."""
-    try:
-        from transformers import BertConfig, BertForSequenceClassification
-    except ImportError:
-        raise ValueError("--family is bert, but transformers is not installed: pip install transformers") from None
+    from transformers import BertConfig, BertForSequenceClassification
+
     size = ENCODER_SIZES[settings.size]
     config = BertConfig(
         vocab_size=settings.vocabulary,
@@ -261,7 +211,7 @@ def _bert(settings: Settings) -> Workload:
     tokens = _batch(settings)[0].flip(1)
     labels = torch.randint(CLASSES, (settings.batch,)).to(settings.device)
     inputs = {"input_ids": tokens, "attention_mask": tokens.ne(PADDING).long()}
-    return Classification(model, inputs, labels, {"encoder": "input_ids"})
+    return Workload(model, inputs, labels, {"encoder": "input_ids"})
 
 
 def _placed(model: nn.Module, settings: Settings) -> nn.Module:
@@ -270,25 +220,20 @@ def _placed(model: nn.Module, settings: Settings) -> nn.Module:
 
 @dataclass(frozen=True)
 class Family:
-    """What builds a workload, what it is, and its sizes by name."""
+    """A model in words, what builds its workload, and its sizes by name."""
 
-    build: Callable[[Settings], Workload]
     what: str
-    sizes: Mapping[str, Size] = field(default_factory=lambda: SIZES)
+    build: Callable[[Settings], Workload]
+    sizes: Mapping[str, Size]
 
 
 FAMILIES: dict[str, Family] = {
-    "fairseq": Family(_fairseq, "fairseq's Transformer"),
-    "torch": Family(_own, "a Transformer in plain PyTorch that holds its sites"),
-    "bert": Family(_bert, "Hugging Face's BERT as a classifier", ENCODER_SIZES),
+    "fairseq": Family("fairseq's Transformer", _fairseq, SIZES),
+    "bert": Family("Hugging Face's BERT as a classifier", _bert, ENCODER_SIZES),
 }
 
 
 def build_workload(settings: Settings) -> Workload:
-    """The model, batch and optimizer of `settings`; the same for the same seed.
-
-    Raises:
-        ValueError: the family's package is not installed.
-    """
+    """The model, batch and optimizer of `settings`; the same for the same seed."""
     torch.manual_seed(settings.seed)
     return FAMILIES[settings.family].build(settings)

@@ -1,4 +1,4 @@
-"""Measuring steps: seconds in interleaved repeats, peak memory, and the ratios of both.
+"""Measuring steps: seconds in interleaved repeats, and peak memory.
 
 Peak memory is the most that was allocated at once during a step, what stays between steps (parameters, optimizer
 state, batch) included. On CUDA the allocator counts it. On CPU the profiler reports every allocation and release of
@@ -9,43 +9,64 @@ from __future__ import annotations
 
 import gc
 import os
-import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import NamedTuple
 
 import torch
+from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
-from attn_reg_plugin.bench.families import Workload
+from attn_reg_plugin.bench.families import PADDING, Workload
 from attn_reg_plugin.bench.naive_ad_drop import naive_forward
-from attn_reg_plugin.bench.rounds import BenchTraining, playing
 from attn_reg_plugin.bench.rows import Row
+from attn_reg_plugin.regularizers import Outcome, Tokens
 from attn_reg_plugin.regularizers.base import Regularizer, build
 
-#: what seconds are: elapsed time, or the process's own CPU time, which hardly depends on other load
+#: elapsed time, or the process's own CPU time, which hardly depends on other load
 CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
-
 #: updates of the training that a measured step is the beginning of, for schedules that stretch over it
 _LONG = 1_000_000
 #: seconds by repeat
 Seconds = dict[int, float]
-#: runs a step, and gives the seconds per update of its parts if it times them
-Step = Callable[[], Mapping[str, float] | None]
-#: called before a step is measured, with the row and which repeat it is (None: warm-up or memory)
-Progress = Callable[[Row, int | None], None]
+#: what is done next is said by it
+Say = Callable[[str], object]
+#: a step, ready to be run; attached to the model in a context
+Step = Callable[[], None]
 
 
-@contextmanager
-def quick_collection() -> Iterator[None]:
-    """While open, collecting garbage skips what is there now: the imported modules, a fifth of a second each time."""
-    gc.collect()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
+class BenchTraining:
+    """The bench's training, on one batch, as much of a method's `Training` and `Problem` as a step needs."""
+
+    clip_norm, folder, vocabulary = 0.0, None, ""
+
+    def __init__(self, work: Workload) -> None:
+        self.work, self.optimizer = work, work.optimizer
+
+    def problem(self, subset: str) -> tuple[BenchTraining, int]:
+        """See `Training`."""
+        return self, self.work.targets.size(0)
+
+    def loss(self, model: nn.Module, inputs: Mapping[str, Tensor]) -> Outcome:
+        """The loss of an update, or in evaluation of each example."""
+        outputs = model(**{name: inputs[name] for name in self.work.inputs})
+        if model.training:
+            return Outcome(self.work.loss(outputs))
+        return Outcome(self.work.example_losses(outputs, inputs["targets"]))
+
+    def tokens(self, inputs: Mapping[str, Tensor]) -> dict[str, Tokens]:
+        """Token ids and padding of each stack."""
+        found = {stack: inputs[name] for stack, name in self.work.stacks.items()}
+        return {stack: Tokens(ids, ids.ne(PADDING)) for stack, ids in found.items()}
+
+    def validation(self, n: int) -> Iterable[dict[str, Tensor]]:
+        """n examples of the batch, drawn at random, as one batch."""
+        chosen = torch.randint(self.work.targets.size(0), (n,), device=self.work.targets.device)
+        yield {name: tensor[chosen] for name, tensor in {**self.work.inputs, "targets": self.work.targets}.items()}
+
+
+# -- steps ------------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -56,7 +77,6 @@ def _attached(row: Row, work: Workload, light: bool) -> Iterator[Regularizer | N
         return
     regularizer = build(row.method, **{**row.options, **(row.memory_options if light else {})})
     with regularizer.attach(work.model):
-        regularizer.supply(**work.supplied)
         regularizer.bind(BenchTraining(work))
         regularizer.begin_training(_LONG)
         if row.primed is not None:
@@ -69,7 +89,7 @@ def _attached(row: Row, work: Workload, light: bool) -> Iterator[Regularizer | N
 
 
 @contextmanager
-def _training(row: Row, work: Workload, light: bool, clock: Callable[[], float]) -> Iterator[Step]:
+def _training(row: Row, work: Workload, light: bool) -> Iterator[Step]:
     """Forward, loss, backward, Adam; as often as the row says."""
     with _attached(row, work, light) as regularizer:
         work.model.train()
@@ -86,87 +106,93 @@ def _training(row: Row, work: Workload, light: bool, clock: Callable[[], float])
 
 
 @contextmanager
-def _naive(row: Row, work: Workload, light: bool, clock: Callable[[], float]) -> Iterator[Step]:
-    """The same, with the paper's form of AD-DROP."""
+def _round(row: Row, work: Workload, light: bool) -> Iterator[Step]:
+    """A round of AttendOut: updates of both players, and its end; generator and defender are made before."""
+    training = BenchTraining(work)
+    options = {**row.options, **(row.memory_options if light else {})}
+    regularizer = build(row.method, **options, problem=training, optimizer=work.optimizer)
+    with regularizer.attach(work.model):
+        work.model.train()
+        game = regularizer.start(work.model)
+        players = (game.defender.model, game.defender.optimizer), (game.generator, game.generator_optimizer)
+        work.players += players
+
+        def step() -> None:
+            for _ in range(regularizer.steps):
+                work.update(work.model(**work.inputs))
+                regularizer.end_update()
+
+        try:
+            if light:  # the generator's optimizer state is made at the first round's end
+                step()
+            yield step
+        finally:
+            del work.players[-len(players) :]
+
+
+@contextmanager
+def _naive(row: Row, work: Workload, light: bool) -> Iterator[Step]:
+    """A step of the paper's form of AD-DROP."""
     work.model.train()
     yield lambda: work.update(naive_forward(work.model, work.inputs, work.objective))
 
 
 @contextmanager
-def _generation(row: Row, work: Workload, light: bool, clock: Callable[[], float]) -> Iterator[Step]:
+def _generation(row: Row, work: Workload, light: bool) -> Iterator[Step]:
     """Translating a few sentences in evaluation mode."""
     with _attached(row, work, light), torch.no_grad():
         work.model.eval()
-
-        def step() -> None:
-            work.generate()
-
-        yield step
+        yield work.generate
         work.model.train()
 
 
-#: kind of row -> a context in which a step of it can be run; whether it is light, and the clock for its parts
-STEPS: dict[str, Callable[[Row, Workload, bool, Callable[[], float]], AbstractContextManager[Step]]] = {
+#: kind of row -> a context in which a step of it can be run; whether it is light, for its memory
+STEPS: dict[str, Callable[[Row, Workload, bool], AbstractContextManager[Step]]] = {
     "training": _training,
-    "round": playing,
+    "round": _round,
     "naive": _naive,
     "generation": _generation,
 }
 
-
-def rotated(rows: Sequence[Row], repeat: int) -> list[Row]:
-    """The rows in the order of a repeat: each repeat starts with another one, so that none is always last."""
-    start = repeat % len(rows)
-    return [*rows[start:], *rows[:start]]
+# -- seconds ----------------------------------------------------------------------------------------------------------
 
 
 def measure_seconds(
-    rows: Sequence[Row],
-    work: Workload,
-    *,
-    repeats: int,
-    warmup: int,
-    clock: str = "wall",
-    progress: Progress = lambda row, repeat: None,
+    rows: Sequence[Row], work: Workload, *, repeats: int, warmup: int, clock: str = "wall", say: Say = print
 ) -> dict[str, Seconds]:
     """Seconds per update of every row, by its name and the repeat; rows of kind `mean` have none.
 
-    Parts that a step times are rows of their own, `ROW_PART`.
-
     Args:
-        rows: in each repeat all of them are run once, in rotating order; rare ones in repeat 0 only.
+        rows: in each repeat each is run once, rare ones in repeat 0 only; each repeat begins with another row.
         work: what is trained; it goes on learning.
         repeats: at least 1.
-        warmup: rounds before, not counted and without the rare rows, at least 0.
+        warmup: repeats before, not counted and without the rare rows, at least 0.
         clock: a key of CLOCKS.
-        progress: told what comes next.
+        say: told what comes next.
     """
     measured = [row for row in rows if row.kind in STEPS]
     seconds: dict[str, Seconds] = {row.name: {} for row in measured}
     for repeat in range(-warmup, repeats):
-        for row in rotated(measured, repeat):
+        first = repeat % len(measured)
+        for row in (*measured[first:], *measured[:first]):
             if row.rare and repeat != 0:
                 continue
-            progress(row, repeat if repeat >= 0 else None)
+            say(f"{row.title.strip()}: {f'repeat {repeat + 1} of {repeats}' if repeat >= 0 else 'warming up'}")
             took = _seconds_of_step(row, work, CLOCKS[clock])
-            for name, value in took.items() if repeat >= 0 else ():
-                seconds.setdefault(name, {})[repeat] = value
+            if repeat >= 0:
+                seconds[row.name][repeat] = took
     return seconds
 
 
-def _seconds_of_step(row: Row, work: Workload, clock: Callable[[], float]) -> dict[str, float]:
-    """One step and its parts; building and attaching the regularizer is not counted, garbage is collected before."""
-
-    def now() -> float:
-        _synchronize()
-        return clock()
-
-    with STEPS[row.kind](row, work, False, now) as step:
+def _seconds_of_step(row: Row, work: Workload, clock: Callable[[], float]) -> float:
+    """Seconds of a step per update; attaching the regularizer is not counted, garbage is collected before."""
+    with STEPS[row.kind](row, work, False) as step:
         gc.collect()
-        start = now()
-        parts = step() or {}
-        took = {row.name: (now() - start) / row.updates}
-    return took | {f"{row.name}_{part}": seconds for part, seconds in parts.items()}
+        _synchronize()
+        start = clock()
+        step()
+        _synchronize()
+        return (clock() - start) / row.updates
 
 
 def _synchronize() -> None:
@@ -174,42 +200,36 @@ def _synchronize() -> None:
         torch.cuda.synchronize()
 
 
-@dataclass(frozen=True)
-class Peak:
+# -- memory -----------------------------------------------------------------------------------------------------------
+
+
+class Peak(NamedTuple):
     """Bytes: `total` is the most allocated at once, `step` what of it was allocated during the step."""
 
     total: int
     step: int
 
 
-def measure_peaks(
-    rows: Sequence[Row], work: Workload, progress: Progress = lambda row, repeat: None
-) -> dict[str, Peak]:
-    """Peak memory of a step of every row, by its name; rows of kind `mean` and `part` have none."""
+def measure_peaks(rows: Sequence[Row], work: Workload, say: Say = print) -> dict[str, Peak]:
+    """Peak memory of a step of every row, by its name; rows of kind `mean` have none."""
     peaks = {}
-    for row in rows:
-        if row.kind not in STEPS:
-            continue
-        progress(row, None)
-        with ExitStack() as stack:
-            step = stack.enter_context(STEPS[row.kind](row, work, True, time.perf_counter))
+    for row in (row for row in rows if row.kind in STEPS):
+        say(f"{row.title.strip()}: memory")
+        with STEPS[row.kind](row, work, True) as step:
             gc.collect()
-            on_cuda = next(work.model.parameters()).is_cuda
-            peaks[row.name] = _peak_on_cuda(step) if on_cuda else _peak_on_cpu(step, work)
+            peaks[row.name] = _peak(step, work)
     return peaks
 
 
-def _peak_on_cuda(step: Step) -> Peak:
-    _synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    step()
-    _synchronize()
-    total = torch.cuda.max_memory_allocated()
-    return Peak(total, total - before)
-
-
-def _peak_on_cpu(step: Step, work: Workload) -> Peak:
+def _peak(step: Step, work: Workload) -> Peak:
+    if next(work.model.parameters()).is_cuda:
+        _synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        step()
+        _synchronize()
+        total = torch.cuda.max_memory_allocated()
+        return Peak(total, total - before)
     resident = work.resident_bytes()
     with _silent_stderr(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         step()
@@ -232,89 +252,3 @@ def _silent_stderr() -> Iterator[None]:
         os.dup2(kept, 2)
         os.close(kept)
         os.close(nowhere)
-
-
-@dataclass(frozen=True)
-class Result:
-    """A row of the table.
-
-    Attributes:
-        row: what was measured.
-        seconds: per update, by repeat.
-        ratios: of the time to the reference's of the same repeat.
-        peak, reference_peak: bytes, of this row and of the one it is relative to; a part of a step has none.
-    """
-
-    row: Row
-    seconds: Seconds
-    ratios: list[float]
-    peak: Peak | None = None
-    reference_peak: Peak | None = None
-
-    @property
-    def memory_ratio(self) -> float | None:
-        """Peak memory over the reference's."""
-        return self.peak.total / self.reference_peak.total if self.peak and self.reference_peak else None
-
-    @property
-    def step_memory_ratio(self) -> float | None:
-        """The same without what stays between steps."""
-        return self.peak.step / self.reference_peak.step if self.peak and self.reference_peak else None
-
-    @property
-    def median(self) -> float:
-        """Median seconds."""
-        return statistics.median(self.seconds.values())
-
-    @property
-    def ratio(self) -> float:
-        """Median of the ratios of time."""
-        return statistics.median(self.ratios)
-
-    @property
-    def within_budget(self) -> bool | None:
-        """Whether time is within its budget; None where there is none."""
-        return None if self.row.budget is None else self.ratio <= self.row.budget
-
-    @property
-    def within_memory_budget(self) -> bool | None:
-        """Whether peak memory is."""
-        if self.row.memory_budget is None or self.memory_ratio is None:
-            return None
-        return self.memory_ratio <= self.row.memory_budget
-
-
-def ratios(seconds: Seconds, reference: Seconds) -> list[float]:
-    """Time over the reference's of the same repeat, for the repeats that both have.
-
-    Raises:
-        ValueError: they have none in common.
-    """
-    common = [repeat for repeat in seconds if repeat in reference]
-    if not common:
-        raise ValueError("a row and its reference have no repeat in common")
-    return [seconds[repeat] / reference[repeat] for repeat in common]
-
-
-def mean_of(one: Seconds, other: Seconds) -> Seconds:
-    """Mean time of two rows, repeat by repeat: what alternating steps or epochs cost on average."""
-    return {repeat: (one[repeat] + other[repeat]) / 2 for repeat in one if repeat in other}
-
-
-def results(rows: Sequence[Row], seconds: Mapping[str, Seconds], peaks: Mapping[str, Peak]) -> list[Result]:
-    """The table's rows from what was measured; a mean takes the larger of the two peaks."""
-    times, highest = dict(seconds), dict(peaks)
-    for row in rows:
-        if row.pair:
-            times[row.name] = mean_of(*(times[name] for name in row.pair))
-            highest[row.name] = max((highest[name] for name in row.pair), key=lambda peak: peak.total)
-    return [
-        Result(
-            row=row,
-            seconds=times[row.name],
-            ratios=ratios(times[row.name], times[row.reference]),
-            peak=highest.get(row.name),
-            reference_peak=highest.get(row.reference),
-        )
-        for row in rows
-    ]

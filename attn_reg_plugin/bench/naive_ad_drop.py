@@ -33,22 +33,19 @@ class MaterializedAttention(TorchFunctionMode):
     It takes the place of the fused kernel that the sites call; all other attention runs as usual.
 
     Attributes:
-        maps: A (B, H, T, S) by the site's name, in the autograd graph, after dropout; filled while `recorded`.
-        valid: bool (B, H, T, S) by the site's name, True = the key exists.
+        maps, valid: A in the autograd graph, after dropout, and bool, True = the key exists, both (B, H, T, S), by the
+            site's name; filled while `recorded`.
         keep: bool (B, H, T, S) by the site's name, True = attend; set it to mask a forward.
     """
 
     def __init__(self, sites: Sequence[AttentionSite]) -> None:
         super().__init__()
-        self.sites = sites
-        self.maps: dict[str, Tensor] = {}
-        self.valid: dict[str, Tensor] = {}
-        self.keep: dict[str, Tensor] = {}
-        self.recorded = True
+        self.sites, self.recorded = sites, True
+        self.maps, self.valid, self.keep = ({} for _ in range(3))
         self._next: str | None = None
 
     def __enter__(self) -> MaterializedAttention:
-        """Make the sites' modules say when they attend."""
+        """Make the sites' modules say when they attend: a site asks for its mask right before its attention."""
         for site in self.sites:
             site.backend.open(site)
             site.sampler = partial(self._announce, site.name)
@@ -62,7 +59,6 @@ class MaterializedAttention(TorchFunctionMode):
             site.backend.close(site)
 
     def _announce(self, name: str, *_: Any) -> None:
-        """Called by a site for its mask, right before its attention: there is none, but the name is known now."""
         self._next = name
 
     def __torch_function__(self, function: Callable, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -78,10 +74,10 @@ class MaterializedAttention(TorchFunctionMode):
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        mask: Tensor | None = None,
+        mask: Any = None,
         dropout_p: float = 0.0,
         *,
-        scale: float | None = None,
+        scale=None,
     ) -> Tensor:
         """(B, H, T, D), (B, H, S, D) and (B, H, S, D) give (B, H, T, D); `mask` as the fused kernel takes it."""
         scores = query @ key.transpose(-1, -2) * (query.size(-1) ** -0.5 if scale is None else scale)
@@ -91,14 +87,10 @@ class MaterializedAttention(TorchFunctionMode):
         elif mask is not None:
             scores, valid = scores.masked_fill(~mask, float("-inf")), valid & mask
         keep = self.keep.get(name)
-        if keep is None:
-            weights = scores.softmax(-1)
-        else:
-            # a row that lost every key is uniform over those that exist
+        if keep is not None:  # a row that lost every key is uniform over those that exist
             dead = ~keep.any(-1, keepdim=True)
             scores = scores.masked_fill(~(keep | dead), float("-inf")).masked_fill(dead & valid, 0.0)
-            weights = scores.softmax(-1)
-        weights = F.dropout(weights, dropout_p)
+        weights = F.dropout(scores.softmax(-1), dropout_p)
         if self.recorded:
             self.maps[name], self.valid[name] = weights, valid
         return weights @ value
@@ -132,10 +124,9 @@ def naive_masks(
     p: float = 0.3,
     q: float = 0.3,
 ) -> Iterator[dict[str, Tensor]]:
-    """Probe and attribute; while open, the model's forward attends with the masks.
+    """Probe and attribute a model in training mode; while open, its forward attends with the masks.
 
     Args:
-        model: in training mode.
         inputs: the forward's arguments by name.
         objective: F, a scalar of the model's outputs.
         select: a `SiteSelector` pattern.
@@ -144,17 +135,15 @@ def naive_masks(
     Yields:
         The keep masks, bool (B, H, T, S), by the site's name.
     """
-    sites = find_sites(model, select)
-    with MaterializedAttention(sites) as attention:
+    with MaterializedAttention(find_sites(model, select)) as attention:
         scalar = objective(model(**inputs))
         keep = {}
-        for site in sites:
-            (attribution,) = torch.autograd.grad(scalar, attention.maps[site.name], retain_graph=True)
-            valid = attention.valid[site.name]
-            candidates = naive_candidates(attribution, valid, p)
+        for name, weights in attention.maps.items():
+            (attribution,) = torch.autograd.grad(scalar, weights, retain_graph=True)
+            candidates = naive_candidates(attribution, attention.valid[name], p)
             dropped = candidates & (torch.rand(candidates.shape, device=candidates.device) < q)
-            keep[site.name] = valid & ~dropped
-        del scalar, attribution
+            keep[name] = attention.valid[name] & ~dropped
+        del scalar, attribution, weights
         attention.maps.clear()
         attention.valid.clear()
         attention.recorded, attention.keep = False, keep

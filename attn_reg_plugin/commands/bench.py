@@ -8,11 +8,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from attn_reg_plugin.bench.benchmark import NOTES, as_json, benchmark, render
+from attn_reg_plugin.bench.benchmark import NOTES, benchmark, render
 from attn_reg_plugin.bench.families import FAMILIES, SIZES, Settings
 from attn_reg_plugin.bench.measure import CLOCKS
 from attn_reg_plugin.bench.rows import all_rows, select_rows
-from attn_reg_plugin.commands import bench_agreement
 from attn_reg_plugin.files import write_json
 from attn_reg_plugin.terminal import show
 
@@ -52,10 +51,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     names = ", ".join(row.name for row in all_rows())
     parser.add_argument("--methods", help=f"which, with commas (default: all): {names}")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything measured to FILE as well")
-    parser.usage = "attn-reg bench [options] | attn-reg bench agreement TASK DATA [options]"
-    parts = parser.add_subparsers(dest="part", metavar="agreement", prog="attn-reg bench")
-    what = "the overlap of AD-DROP's kept and fresh candidates during a training"
-    bench_agreement.add_arguments(parts.add_parser("agreement", help=f"instead: {what}", description=what))
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -64,21 +59,19 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         ValueError: an option is out of its range, or an unknown method.
     """
-    if arguments.part == "agreement":
-        return bench_agreement.run(arguments)
     settings = _settings(arguments)
     names = None if arguments.methods is None else [name for name in arguments.methods.split(",") if name]
     rows = select_rows(names, settings.family, settings.dtype)
     how = {"repeats": arguments.repeats, "warmup": arguments.warmup, "clock": arguments.clock}
-    table, machine = benchmark(rows, settings, arguments.threads, **how)
+    figures, machine = benchmark(rows, settings, arguments.threads, **how)
     described = {**asdict(settings), **how}
     lines = [
         "machine: " + ", ".join(f"{key} {value}" for key, value in machine.items()),
         "settings: " + ", ".join(f"{key} {value}" for key, value in described.items()),
     ]
-    show(Console(), render(table), [*lines, *NOTES])
+    show(Console(), render(rows, figures), [*lines, *NOTES])
     if arguments.json is not None:
-        write_json(arguments.json, {"machine": machine, "settings": described, "rows": as_json(table)})
+        write_json(arguments.json, {"machine": machine, "settings": described, "rows": figures})
     return 0
 
 

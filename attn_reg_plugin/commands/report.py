@@ -10,13 +10,19 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from attn_reg_plugin.attention.sites import SiteSelector
-from attn_reg_plugin.experiments.report.drop_rates import Fit, Rates, fit_curve, read_rates
 from attn_reg_plugin.files import write_text
 from attn_reg_plugin.pictures import check_format, load_matplotlib, save
-from attn_reg_plugin.regularizers.scheduled_dropout import FILES, Schedule
 
+if TYPE_CHECKING:
+    from attn_reg_plugin.experiments.report.drop_rates import Fit, Rates
+
+EXAMPLES = (
+    "attn-reg report runs/demo",
+    "attn-reg report curves runs/demo/attend_out-seed1 --out learned.yaml --plot learned.png",
+)
+#: the word that asks for a schedule
 CURVES = "curves"
 
 
@@ -27,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "attn-reg report curves RUN --out FILE.yaml [--plot FILE.png]"
     )
     parser.add_argument(
-        "folders",
+        "runs",
         type=Path,
         nargs="+",
         metavar="OUT",
@@ -54,15 +60,15 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         ValueError, FileNotFoundError: bad input, in one sentence.
     """
-    if str(arguments.folders[0]) == CURVES:
+    if str(arguments.runs[0]) == CURVES:
         return _curves(arguments)
     from attn_reg_plugin.experiments.report.page import page, read_experiment
 
-    out = arguments.out or arguments.folders[0] / "report.html"
+    out = arguments.out or arguments.runs[0] / "report.html"
     if out.suffix not in (".html", ".htm"):
         raise ValueError(f"--out is {out}, but its name must end in .html or .htm")
     load_matplotlib("a report")
-    experiments = [read_experiment(folder, arguments.baseline) for folder in arguments.folders]
+    experiments = [read_experiment(folder, arguments.baseline) for folder in arguments.runs]
     out.parent.mkdir(parents=True, exist_ok=True)
     write_text(out, page(experiments, arguments.title))
     for one in experiments:
@@ -75,7 +81,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _curves(arguments: argparse.Namespace) -> int:
     """Fit a curve to each site's drop rates; write the schedule and the plot, and print what was found."""
-    out, given = arguments.out, arguments.folders[1:]
+    from attn_reg_plugin.attention.sites import SiteSelector
+    from attn_reg_plugin.experiments.report.drop_rates import fit_curve, read_rates
+    from attn_reg_plugin.regularizers.scheduled_dropout import FILES, Schedule
+
+    out, given = arguments.out, arguments.runs[1:]
     if len(given) != 1:
         raise ValueError(f"attn-reg report curves takes one RUN, given {len(given)}")
     if out is None or out.suffix not in FILES:

@@ -63,6 +63,7 @@ class Method:
         of which no sites are said. Flags of a preset that mean something together go where `common` has any of them.
         """
         defaults = completed({"attn-reg": self.regularizer or ""})
+        del defaults["attn-reg"]
         gone = self.together if self.together & set(common) and not self.asked & self.together else frozenset()
         own = {
             flag: value

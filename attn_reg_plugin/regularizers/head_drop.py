@@ -20,8 +20,7 @@ from attn_reg_plugin.attention.requests import MaskSampler
 from attn_reg_plugin.attention.sites import AttentionSite
 from attn_reg_plugin.regularizers.base import Preset, option, register
 from attn_reg_plugin.regularizers.base.forward import Forward
-from attn_reg_plugin.regularizers.base.timing import STARTS, UNITS, Timed
-from attn_reg_plugin.regularizers.scheduled_dropout import Curve
+from attn_reg_plugin.regularizers.scheduled_dropout import STARTS, UNITS, Curve, Timed
 
 
 @register("head_drop")

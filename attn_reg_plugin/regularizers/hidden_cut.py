@@ -22,10 +22,10 @@ from torch import Tensor, nn
 from attn_reg_plugin.attention.calls import AttentionCall, derived, graph_task
 from attn_reg_plugin.attention.sites import AttentionSite, all_sites
 from attn_reg_plugin.regularizers.base import Preset, option, register
+from attn_reg_plugin.regularizers.base.attachment import StandIn
 from attn_reg_plugin.regularizers.base.forward import Forward
 from attn_reg_plugin.regularizers.base.options import OptionError
 from attn_reg_plugin.regularizers.base.repeated_batch import SeveralPasses
-from attn_reg_plugin.regularizers.base.stand_in import StandIn
 from attn_reg_plugin.regularizers.base.statistics import Quantity, Statistics
 
 #: how a module calls the linear map that an adapter is added to, as PEFT's do

@@ -19,9 +19,8 @@ from attn_reg_plugin.attention.calls import AttentionCall, derived, graph_task, 
 from attn_reg_plugin.attention.requests import LayerPlan
 from attn_reg_plugin.attention.sites import AttentionSite, all_sites
 from attn_reg_plugin.regularizers.base import Preset, Regularizer, option, register
-from attn_reg_plugin.regularizers.base.attachment import attachments_of
+from attn_reg_plugin.regularizers.base.attachment import StandIn, attachments_of
 from attn_reg_plugin.regularizers.base.forward import Forward, same_randomness
-from attn_reg_plugin.regularizers.base.stand_in import StandIn
 
 
 @register("layer_drop")

@@ -1,16 +1,20 @@
 """Drop what a trained classifier attends to, by attribution, and draw its attention and attribution of a text:
 
-    python probe.py MODEL EXAMPLES.tsv --out probe
+    python probe.py runs/rte/plain-seed1 data/RTE/dev.tsv --columns sentence1 sentence2 label --out probe
 
-MODEL is a folder for `from_pretrained`, as Trainer and `attn-reg export` write it. EXAMPLES.tsv has the columns `text`,
-maybe `text_pair`, and `label` (a number). `dropping.png` is AD-DROP's prior experiment (Yang et al. 2022, figure 2):
-in each attention row the share p with the highest attributions, with the lowest, or a random one is dropped, and loss
-and accuracy are measured. `maps.png` is its figure 1: the attention and the attribution of one text, layer by layer.
+The model is a run of `attn-reg finetune`, or a folder for `from_pretrained`. The examples are a table with tabs; its
+columns are a text, maybe a second one, and the label, a number or a name in the model's configuration. `dropping.png`
+is AD-DROP's prior experiment (Yang et al. 2022, figure 2): in each attention row the share p with the highest
+attributions, with the lowest, or a random one is dropped, and loss and accuracy are measured. `maps.png` is its
+figure 1: the attention and the attribution of one text, layer by layer.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -32,7 +36,16 @@ WHICH = {
 RATIOS = (0.1, 0.3, 0.5, 0.7, 0.9)
 
 
-def load(folder: str) -> tuple[Any, Any]:
+def exported(run: Path) -> Path:
+    """The folder for `from_pretrained` of a run; one of `attn-reg finetune` is exported into it first."""
+    if (run / "config.json").is_file():
+        return run
+    if not (run / "exported").is_dir():
+        subprocess.run([sys.executable, "-m", "attn_reg_plugin.cli", "export", run, run / "exported"], check=True)
+    return run / "exported"
+
+
+def load(folder: Path) -> tuple[Any, Any]:
     """A model without dropout, since masks act in training mode only, and its tokenizer."""
     config = AutoConfig.from_pretrained(folder)
     for name, value in config.to_dict().items():
@@ -42,9 +55,11 @@ def load(folder: str) -> tuple[Any, Any]:
     return model.train(), AutoTokenizer.from_pretrained(folder)
 
 
-def texts_of(examples: pd.DataFrame) -> list[list[str]]:
-    """The arguments of the tokenizer: texts, and pairs if there are any."""
-    return [examples[name].astype(str).tolist() for name in ("text", "text_pair") if name in examples]
+def read(path: Path, columns: list[str], label2id: dict[str, int]) -> pd.DataFrame:
+    """The examples: columns of texts, and `label` with the number of the class."""
+    found = pd.read_csv(path, sep="\t", quoting=csv.QUOTE_NONE, dtype=str)[columns]
+    labels = [label2id[name] if name in label2id else int(name) for name in found[columns[-1]]]
+    return found[columns[:-1]].assign(label=labels)
 
 
 def batches(
@@ -53,7 +68,8 @@ def batches(
     """Inputs and labels."""
     for start in range(0, len(examples), size):
         part = examples.iloc[start : start + size]
-        inputs = tokenizer(*texts_of(part), padding=True, truncation=True, return_tensors="pt")
+        texts = [part[name].tolist() for name in part.columns[:-1]]
+        inputs = tokenizer(*texts, padding=True, truncation=True, return_tensors="pt")
         yield inputs, torch.tensor(part["label"].tolist())
 
 
@@ -123,20 +139,22 @@ def plot_maps(tokens: list[str], attentions: list[torch.Tensor], attributions: l
 def main() -> None:
     """Measure, draw, and write probe.csv."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model")
-    parser.add_argument("examples")
+    parser.add_argument("model", type=Path)
+    parser.add_argument("examples", type=Path)
+    parser.add_argument("--columns", nargs="+", default=["text", "label"], help="of the texts, and of the label")
+    parser.add_argument("--count", type=int, default=200, help="the first so many examples")
     parser.add_argument("--out", type=Path, default=Path("probe"))
     parser.add_argument("--sites", default="encoder.self", help="which attention, such as 'encoder.self[0,5]'")
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--row", type=int, default=0, help="the example whose maps are drawn")
     arguments = parser.parse_args()
-    model, tokenizer = load(arguments.model)
-    examples = pd.read_csv(arguments.examples, sep="\t")
+    model, tokenizer = load(exported(arguments.model))
+    examples = read(arguments.examples, arguments.columns, model.config.label2id)[: arguments.count]
     arguments.out.mkdir(parents=True, exist_ok=True)
     found = dropping(model, list(batches(examples, tokenizer, arguments.batch_size)), arguments.sites)
     found.to_csv(arguments.out / "probe.csv", index=False)
     plot_dropping(found, arguments.out / "dropping.png")
-    texts = [column[arguments.row] for column in texts_of(examples)]
+    texts = examples.iloc[arguments.row, :-1].tolist()
     plot_maps(*maps(model, tokenizer, texts), arguments.out / "maps.png")
     print(found.to_string(index=False))
 

@@ -1,25 +1,35 @@
 """Measure trained classifiers on data of another distribution, and compare methods over their seeds:
 
-    for run in runs/mnli/*-seed*; do attn-reg export "$run" "exported/$(basename "$run")"; done
-    python robustness.py exported --hans heuristics_evaluation_set.txt --out robustness
-    python robustness.py exported --pairs test_2k.tsv --out robustness
+    python robustness.py runs/mnli --hans heuristics_evaluation_set.txt --out robustness
+    python robustness.py runs/qqp --pairs test_2k.tsv --out robustness
 
-The folder has models as METHOD-seedN, each a folder for `from_pretrained`. HANS (McCoy, Pavlick & Linzen, ACL 2019)
-tests models of MNLI or RTE: what is not entailment counts as non-entailment, and the accuracy is also that of each
-heuristic and label, since a model that always says entailment is right on half. `--pairs` takes the columns
-`sentence1`, `sentence2` and `label` (a number), such as PAWS-X for a model of QQP or MRPC.
+The folder has models as METHOD-seedN, runs of `attn-reg finetune` or folders for `from_pretrained`. HANS (McCoy, Pavlick
+& Linzen, ACL 2019) tests models of MNLI or RTE: what is not entailment counts as non-entailment, and the accuracy is
+also that of each heuristic and label, since a model that always says entailment is right on half. `--pairs` takes the
+columns `sentence1`, `sentence2` and `label` (a number), such as PAWS-X for a model of QQP or MRPC.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import subprocess
+import sys
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 import pandas as pd
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+
+def exported(run: Path) -> Path:
+    """The folder for `from_pretrained` of a run; one of `attn-reg finetune` is exported into it first."""
+    if (run / "config.json").is_file():
+        return run
+    if not (run / "exported").is_dir():
+        subprocess.run([sys.executable, "-m", "attn_reg_plugin.cli", "export", run, run / "exported"], check=True)
+    return run / "exported"
 
 
 @torch.no_grad()
@@ -53,7 +63,7 @@ def accuracies(folders: list[Path], examples: pd.DataFrame, hans: bool) -> pd.Da
     rows = []
     for folder in folders:
         method, _, seed = folder.name.rpartition("-seed")
-        said = pd.Series(predict(folder, examples), index=examples.index)
+        said = pd.Series(predict(exported(folder), examples), index=examples.index)
         if hans:
             said = said.where(said == "entailment", "non-entailment")
         right = 100.0 * (said.str.removeprefix("LABEL_") == examples["label"])
@@ -85,7 +95,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("robustness"))
     arguments = parser.parse_args()
     examples = read_hans(arguments.hans) if arguments.hans else read_pairs(arguments.pairs)
-    folders = sorted(path for path in arguments.models.glob("*-seed*") if (path / "config.json").is_file())
+    folders = sorted(path for path in arguments.models.glob("*-seed*") if path.is_dir())
     found = accuracies(folders, examples, bool(arguments.hans))
     table = found.groupby(["method", "group"])["accuracy"].agg(["mean", "std", "count"]).round(2).reset_index()
     arguments.out.mkdir(parents=True, exist_ok=True)

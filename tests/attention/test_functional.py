@@ -6,11 +6,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from attn_reg_plugin import AttentionSite, regularized_attention
+from attn_reg_plugin import regularized_attention
 from attn_reg_plugin.attention.functional import attention_weights, uniform_attention
 from attn_reg_plugin.attention.masks import candidate_region, drop_candidates
-from attn_reg_plugin.attention.sites import Tape
+from attn_reg_plugin.attention.requests import Recording
 from tests.attention.literal import causal, loop_attention, loop_weights, padding
+from tests.attention.tiny_model import asked_site
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -47,13 +48,6 @@ def keep_mask(seed=0, rate=0.5):
     return keep
 
 
-def site(**wanted):
-    made = AttentionSite("encoder", "self", 0)
-    for name, value in wanted.items():
-        setattr(made, name, value)
-    return made
-
-
 def assert_close(actual, expected, dtype):
     torch.testing.assert_close(actual.double(), expected.double(), rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
 
@@ -65,7 +59,7 @@ def test_output_and_gradients_are_the_literal_ones(mask, dropped, dtype):
     valid, keep = VALID[mask], keep_mask() if dropped else None
     ours = inputs(dtype)
     exact = [tensor.detach().double().requires_grad_() for tensor in ours]
-    output = regularized_attention(*ours, valid=valid, site=site(keep=keep))
+    output = regularized_attention(*ours, valid=valid, site=asked_site(keep=keep))
     expected = loop_attention(*exact, valid=valid, keep=keep)
     assert output.dtype == dtype
     assert output.shape == (B, H, T, D)
@@ -84,7 +78,7 @@ def test_scores_dropout_is_minus_infinity_before_the_softmax():
     keep[..., 0] = True  # no row is empty, so that -inf alone says everything
     scores = query @ key.mT / D**0.5
     expected = scores.masked_fill(~(keep & valid), float("-inf")).softmax(-1) @ value
-    actual = regularized_attention(query, key, value, valid=valid, site=site(keep=keep))
+    actual = regularized_attention(query, key, value, valid=valid, site=asked_site(keep=keep))
     torch.testing.assert_close(actual, expected)
 
 
@@ -93,7 +87,7 @@ def test_dead_rows_are_the_mean_of_the_valid_values(dtype):
     query, key, value = inputs(dtype)
     valid = padding([5, 3, 0], S)
     nothing = torch.zeros(SHAPE, dtype=torch.bool)
-    output = regularized_attention(query, key, value, valid=valid, site=site(keep=nothing))
+    output = regularized_attention(query, key, value, valid=valid, site=asked_site(keep=nothing))
     for b, n in enumerate([5, 3]):
         mean = value[b, :, :n].double().mean(1, keepdim=True).expand(H, T, D)
         assert_close(output[b], mean, dtype)
@@ -110,7 +104,7 @@ def test_never_nan_at_the_edge_of_the_dtype(dtype):
     large = torch.finfo(dtype).max ** 0.5 / 32
     for scale in (large, 1e-4):
         query, key, value = [(tensor.detach() * scale).requires_grad_() for tensor in inputs(dtype)]
-        output = regularized_attention(query, key, value, valid=VALID["both"], site=site(keep=keep_mask()))
+        output = regularized_attention(query, key, value, valid=VALID["both"], site=asked_site(keep=keep_mask()))
         assert output.isfinite().all()
         assert all(gradient.isfinite().all() for gradient in torch.autograd.grad(output.sum(), (query, key, value)))
 
@@ -118,7 +112,7 @@ def test_never_nan_at_the_edge_of_the_dtype(dtype):
 def test_query_of_a_dead_row_gets_no_gradient():
     query, key, value = inputs()
     keep = keep_mask()
-    output = regularized_attention(query, key, value, site=site(keep=keep), valid=VALID["padding"])
+    output = regularized_attention(query, key, value, site=asked_site(keep=keep), valid=VALID["padding"])
     (gradient,) = torch.autograd.grad(output.square().sum(), query)
     live = (keep & VALID["padding"]).any(-1)
     assert gradient[~live].eq(0).all()
@@ -138,7 +132,7 @@ def test_padded_keys_and_values_never_matter(dropped):
             key, value = (
                 t.detach().masked_fill(~exists[:, None, :, None], junk).requires_grad_() for t in (key, value)
             )
-        output = regularized_attention(query, key, value, valid=valid, site=site(keep=keep))
+        output = regularized_attention(query, key, value, valid=valid, site=asked_site(keep=keep))
         gradients = torch.autograd.grad(output.square().sum(), (query, key, value))
         results.append((output, *gradients))
         for gradient in gradients[1:]:
@@ -155,7 +149,7 @@ def test_bias_and_scale(biased, mask, dropped):
     bias = torch.randn(biased, generator=torch.Generator().manual_seed(3), dtype=torch.float64).requires_grad_()
     options = {"valid": VALID[mask], "bias": bias, "scale": 0.3}
     keep = keep_mask() if dropped else None
-    output = regularized_attention(query, key, value, site=site(keep=keep), **options)
+    output = regularized_attention(query, key, value, site=asked_site(keep=keep), **options)
     expected = loop_attention(query, key, value, keep=keep, **options)
     torch.testing.assert_close(output, expected)
     everything = (query, key, value, bias)
@@ -176,7 +170,7 @@ def test_attention_dropout_draws_like_dropout_of_the_softmax(mask, dropped):
     torch.manual_seed(1)
     expected = F.dropout(weights, 0.4) @ value
     torch.manual_seed(1)
-    actual = regularized_attention(query, key, value, valid=VALID[mask], site=site(keep=keep), dropout_p=0.4)
+    actual = regularized_attention(query, key, value, valid=VALID[mask], site=asked_site(keep=keep), dropout_p=0.4)
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
     assert not torch.allclose(actual, weights @ value)
 
@@ -196,7 +190,7 @@ def test_attention_weights(mask, dropped, biased):
 @pytest.mark.parametrize("mask", VALID)
 def test_uniform_site(mask, dtype):
     query, key, value = inputs(dtype)
-    output = regularized_attention(query, key, value, valid=VALID[mask], site=site(uniform=True))
+    output = regularized_attention(query, key, value, valid=VALID[mask], site=asked_site(uniform=lambda call: True))
     expected = loop_attention(
         query.double(), key.double(), value.double(), valid=VALID[mask], keep=torch.zeros(SHAPE, dtype=torch.bool)
     )
@@ -214,13 +208,13 @@ def test_uniform_attention_needs_no_query():
     torch.testing.assert_close(uniform_attention(value, None, 1)[:, :, 0], value.mean(2))
 
 
-class InEvaluation:
-    training = False
-
-
-@pytest.mark.parametrize("made", [None, site(), site(keep=keep_mask(), module=InEvaluation())])
+@pytest.mark.parametrize("which", ["none", "nothing is asked", "in evaluation mode"])
 @pytest.mark.parametrize("dtype", TOLERANCE)
-def test_inactive_site_is_plain_attention_bit_for_bit(made, dtype):
+def test_inactive_site_is_plain_attention_bit_for_bit(which, dtype):
+    made = None if which == "none" else asked_site()
+    if which == "in evaluation mode":
+        made = asked_site(keep=keep_mask())
+        made.module = torch.nn.Module().eval()
     query, key, value = inputs(dtype)
     valid = padding([5, 3, 2], S)
     for dropout_p in (0.0, 0.3):
@@ -238,7 +232,7 @@ def test_keep_everything_is_plain_attention():
     for valid in (None, padding([5, 3, 2], S)):
         plain = regularized_attention(query, key, value, valid=valid)
         torch.testing.assert_close(
-            regularized_attention(query, key, value, valid=valid, site=site(keep=everything)), plain
+            regularized_attention(query, key, value, valid=valid, site=asked_site(keep=everything)), plain
         )
 
 
@@ -246,16 +240,16 @@ def test_batch_of_one_with_one_query_and_one_key():
     query, key, value = (torch.randn(1, 1, 1, D, requires_grad=True) for _ in range(3))
     one = torch.ones(1, 1, 1, 1, dtype=torch.bool)
     for keep in (one, ~one):
-        output = regularized_attention(query, key, value, valid=one, site=site(keep=keep))
+        output = regularized_attention(query, key, value, valid=one, site=asked_site(keep=keep))
         torch.testing.assert_close(output, value)
-    assert regularized_attention(query, key, value, valid=~one, site=site(keep=one)).eq(0).all()
+    assert regularized_attention(query, key, value, valid=~one, site=asked_site(keep=one)).eq(0).all()
 
 
 def test_keep_outside_valid_changes_nothing():
     query, key, value = inputs()
     keep, valid = keep_mask(), VALID["both"]
-    inside = regularized_attention(query, key, value, valid=valid, site=site(keep=keep & valid))
-    assert regularized_attention(query, key, value, valid=valid, site=site(keep=keep)).equal(inside)
+    inside = regularized_attention(query, key, value, valid=valid, site=asked_site(keep=keep & valid))
+    assert regularized_attention(query, key, value, valid=valid, site=asked_site(keep=keep)).equal(inside)
 
 
 @pytest.mark.parametrize("learned", [False, True])
@@ -267,10 +261,10 @@ def test_a_mask_for_all_heads_beside_a_bias_for_each(learned):
     shared[:, :, 1] = False
     valid = padding([5, 3, 4], S)
     found = regularized_attention(
-        query, key, value, valid=valid, site=site(keep=shared), bias=bias.clone().requires_grad_(learned)
+        query, key, value, valid=valid, site=asked_site(keep=shared), bias=bias.clone().requires_grad_(learned)
     )
     each = shared.expand(SHAPE)
-    expected = regularized_attention(query, key, value, valid=valid, site=site(keep=each), bias=bias)
+    expected = regularized_attention(query, key, value, valid=valid, site=asked_site(keep=each), bias=bias)
     assert_close(found, expected, torch.float64)
     assert_close(found[:, :, 1], uniform_attention(value, valid, T)[:, :, 1], torch.float64)
 
@@ -279,14 +273,14 @@ def test_a_bfloat16_probe_with_a_bias():
     query, key, value = inputs(torch.bfloat16)
     bias = torch.randn(1, H, T, S, generator=torch.Generator().manual_seed(3)).bfloat16()
     plain = regularized_attention(query, key, value, bias=bias)
-    probed = regularized_attention(query, key, value, bias=bias, site=site(tape=Tape()))
+    probed = regularized_attention(query, key, value, bias=bias, site=asked_site(recording=Recording()))
     assert_close(probed, plain, torch.bfloat16)
 
 
 @pytest.mark.parametrize("active", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.uint8])
 def test_a_mask_of_numbers_is_refused_by_name(active, dtype):
-    states, site = torch.randn(1, 1, 3, 2), AttentionSite("encoder", "self", 0, uniform=active)
+    states, site = torch.randn(1, 1, 3, 2), asked_site(**({"uniform": lambda call: True} if active else {}))
     valid = torch.ones(1, 1, 1, 3, dtype=dtype)
     with pytest.raises(
         TypeError, match=rf"^valid is a tensor of {dtype}, but must be a tensor of torch.bool, True = attend$"
@@ -303,6 +297,6 @@ def test_a_mask_of_numbers_is_refused_by_name(active, dtype):
 def test_a_bias_that_is_a_mask_is_refused(dtype):
     """Idle it would be one, active its 0 and 1 would be added to the scores."""
     states, bias = torch.randn(1, 1, 3, 2), torch.ones(3, 3, dtype=dtype)
-    for site in (None, AttentionSite("encoder", "self", 0, keep=torch.ones(1, 1, 3, 3, dtype=torch.bool))):
+    for site in (None, asked_site(keep=torch.ones(1, 1, 3, 3, dtype=torch.bool))):
         with pytest.raises(TypeError, match=rf"^bias is a tensor of {dtype}, but must be floating-point.* as valid"):
             regularized_attention(states, states, states, site=site, bias=bias)

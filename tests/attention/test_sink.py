@@ -10,6 +10,7 @@ from attn_reg_plugin.attention.attribution import gradient_attribution, integrat
 from attn_reg_plugin.attention.calls import recording
 from attn_reg_plugin.attention.functional import attention_weights, regularized_attention
 from attn_reg_plugin.attention.sites import AttentionSite
+from tests.attention.tiny_model import asked_site
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SHAPE = (2, 3, 4, 5)  # B, H, T, S
@@ -42,7 +43,7 @@ def test_masked_attention(case: dict[str, Tensor], biased: bool, each_query: boo
     """Output and gradients, the sink's too; a row that lost all its keys is the mean of the valid values."""
     query, value, bias = case["q"].requires_grad_(), case["v"], case["bias"] if biased else None
     sink = (case["sink"] * torch.ones(2, 3, 4, 1) if each_query else case["sink"]).clone().requires_grad_()
-    site = AttentionSite("encoder", "self", 0, keep=case["keep"])
+    site = asked_site(keep=case["keep"])
     options = {"valid": case["valid"], "bias": bias, "sink": sink}
     output = regularized_attention(query, case["k"], value, site=site, **options)
     scores = query @ case["k"].transpose(-1, -2) * 6**-0.5 + (0.0 if bias is None else bias)
@@ -63,7 +64,7 @@ def test_without_a_mask_and_without_valid_keys(case: dict[str, Tensor]) -> None:
     expected = written_out(q @ k.transpose(-1, -2) * 6**-0.5, sink, everything) @ v
     torch.testing.assert_close(regularized_attention(q, k, v, sink=sink), expected)
     nothing = torch.zeros(2, 1, 1, 5, dtype=torch.bool)
-    site = AttentionSite("encoder", "self", 0, keep=case["keep"])
+    site = asked_site(keep=case["keep"])
     for used in (None, site):
         assert (regularized_attention(q, k, v, valid=nothing, sink=sink, site=used) == 0).all()
 

@@ -9,10 +9,11 @@ import tracemalloc
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from attn_reg_plugin import AttentionSite, find_sites, recording, regularized_attention
 from attn_reg_plugin.attention.sites import SiteSelector, all_sites
-from tests.attention.tiny_model import TinyTranslator, attentions
+from tests.attention.tiny_model import TinyTranslator, asked_site, attentions
 
 SITES = [
     *(AttentionSite("encoder", "self", layer) for layer in range(4)),
@@ -149,8 +150,8 @@ def test_a_site_acts_in_the_training_mode_of_its_module_only(translator):
     assert not site.active
     translator.train()
     site.clear()
-    for name, wanted in (("uniform", True), ("sampler", lambda *_: None), ("keep", torch.ones(1).bool())):
-        setattr(site, name, wanted)
+    for name, wanted in (("uniform", bool), ("sampler", lambda *_: None), ("weights_dropout", 0.1)):
+        site.ask(**{name: wanted})
         assert site.active
         site.clear()
         assert not site.active
@@ -160,8 +161,7 @@ def test_a_site_acts_in_the_training_mode_of_its_module_only(translator):
 
 
 def test_a_mask_of_another_shape_is_refused():
-    site = AttentionSite("encoder", "self", 1)
-    site.ask(keep=torch.ones(2, 1, 3, 3, dtype=torch.bool))
+    site = asked_site(layer=1, keep=torch.ones(2, 1, 3, 3, dtype=torch.bool))
     states = torch.randn(2, 1, 4, 2)
     with pytest.raises(RuntimeError) as refused:
         regularized_attention(states, states, states, site=site)
@@ -175,16 +175,17 @@ def test_a_sampler_is_given_the_map_and_asked_at_every_call():
     calls = []
     valid = torch.tensor([True, True, False])
 
-    def sampler(shape, valid, device):
-        calls.append((shape, valid, device))
+    def sampler(call, shape, valid, device):
+        calls.append((call.index, shape, valid, device))
         return torch.ones(shape, dtype=torch.bool).triu()
 
-    site = AttentionSite("decoder", "self", 0, sampler=sampler)
+    site = asked_site(sampler=sampler)
     states = torch.randn(2, 1, 3, 2)
     output = regularized_attention(states, states, states, valid=valid, site=site)
-    assert calls == [((2, 1, 3, 3), valid, torch.device("cpu"))]
-    upper = AttentionSite("decoder", "self", 0, keep=torch.ones(2, 1, 3, 3, dtype=torch.bool).triu())
+    upper = asked_site(keep=torch.ones(2, 1, 3, 3, dtype=torch.bool).triu())
     assert output.equal(regularized_attention(states, states, states, valid=valid, site=upper))
+    regularized_attention(states, states, states, valid=valid, site=site)
+    assert calls == [(index, (2, 1, 3, 3), valid, torch.device("cpu")) for index in (0, 1)]
 
 
 @pytest.mark.parametrize(
@@ -205,25 +206,37 @@ def test_a_site_that_no_pattern_selects_is_refused(place, named):
 def test_recording_clears_before_and_after(translator, batch):
     sites = find_sites(translator, "*")
     sites[0].ask(uniform=lambda call: True)
-    with recording(sites) as tapes:
-        assert not sites[0].uniform
-        assert [site.tapes[0] for site in sites] == tapes
+    with recording(sites):
+        assert sites[0].request.uniform is None and not any(site.tapes for site in sites)
         translator(*batch)
+        tapes = [tape for site in sites for tape in site.tapes]
+        assert len(tapes) == len(sites)
         assert all(tape.output.shape == (3, 2, tape.output.size(2), 4) for tape in tapes)
         assert all(not tape.value.requires_grad for tape in tapes)
         assert tapes[0].valid.equal(batch[0].ne(0)[:, None, None, :])
     assert not any(site.active for site in sites)
 
 
-def test_a_tape_keeps_the_first_call():
-    """Activation checkpointing calls a site a second time, to recompute."""
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_a_tape_keeps_its_first_run(checkpointed):
+    """Activation checkpointing runs a call a second time, to recompute; another call has a tape of its own."""
     recorded = AttentionSite("encoder", "self", 0)
-    with recording([recorded]) as (tape,):
-        first, second = torch.randn(2, 1, 1, 3, 2)
-        output = regularized_attention(first, first, first, site=recorded)
-        regularized_attention(second, second, second, site=recorded)
-        assert tape.output is output
-        assert tape.value.equal(first)
+    states = torch.randn(1, 1, 3, 2, requires_grad=True)
+
+    def attend(given):
+        return regularized_attention(given, given, given, site=recorded).square()
+
+    with recording([recorded]):
+        if checkpointed:
+            checkpoint(attend, states, use_reentrant=False).sum().backward()
+            (tape,) = recorded.tapes
+            tape_before = regularized_attention(states, states, states)
+        else:
+            tape_before = regularized_attention(states, states, states, site=recorded)
+            regularized_attention(2 * states, 2 * states, 2 * states, site=recorded)
+            tape, other = recorded.tapes
+            assert tape.output is tape_before and other.value.equal(2 * states)
+        assert tape.output.equal(tape_before) and tape.value.equal(states)
 
 
 def test_recording_clears_on_an_exception(translator, batch):
@@ -232,7 +245,7 @@ def test_recording_clears_on_an_exception(translator, batch):
         translator(*batch)
         raise ZeroDivisionError
     assert not any(site.active for site in sites)
-    assert all(site.tape is None for site in sites)
+    assert not any(site.tapes for site in sites)
 
 
 @pytest.mark.parametrize("needs_weights", [False, True])

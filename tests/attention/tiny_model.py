@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from attn_reg_plugin import AttentionSite, regularized_attention
+from attn_reg_plugin.attention.calls import AttentionCall
 
 VOCABULARY, SIZE, HEADS, PAD = 13, 8, 2, 0
 
@@ -113,6 +115,18 @@ class TinyClassifier(nn.Module):
     def forward(self, tokens: Tensor, labels: Tensor | None = None) -> Tensor:
         """(B, S) token ids to (B, number of classes)."""
         return self.output(self.encoder(tokens, tokens.ne(PAD)[:, None, None, :])[:, 0])
+
+
+def asked_site(stack: str = "encoder", kind: str = "self", layer: int = 0, **asked: Any) -> AttentionSite:
+    """A site of no model, of which a forward asks something."""
+    site = AttentionSite(stack, kind, layer)
+    site.ask(**asked)
+    return site
+
+
+def drawn(sampler: Callable[..., Tensor], shape: Iterable[int], valid: Tensor | None = None) -> Tensor:
+    """What a site's sampler or factor gives its first call, whose map has this shape."""
+    return sampler(AttentionCall(None), tuple(shape), valid, torch.device("cpu"))
 
 
 def attentions(model: nn.Module) -> dict[str, TinyAttention]:

@@ -12,15 +12,15 @@ pytest.importorskip("fairseq")
 pytest.importorskip("transformers")
 pytest.importorskip("optuna")
 
+from attn_reg_plugin.experiments.each import EACH
+from attn_reg_plugin.experiments.toy import toy_of
 from omegaconf import OmegaConf
 
 from attn_reg_plugin.cli import main
 from attn_reg_plugin.commands.run import COMMAND_STEPS
-from attn_reg_plugin.experiments.each import EACH
 from attn_reg_plugin.experiments.fine_tuning import FineTuning
 from attn_reg_plugin.experiments.steps import plan
 from attn_reg_plugin.experiments.sweep.settings import Sweep
-from attn_reg_plugin.experiments.toy import toy_of
 from attn_reg_plugin.labelled import TASKS, find_task, read_split, with_labels
 from tests import test_readme
 from tests.experiments.toy_corpus import empty_corpus
@@ -143,7 +143,7 @@ def test_all_rivals_are_compared_under_the_same_rules() -> None:
         )
         assert "ad_drop+r_drop" in rows and None in rows and len(compared.seeds) == 5
     options = {method.name: method.options for method in translators.selected()}
-    assert (options["ad_drop"]["p"], options["ad_drop_kept"]["q"], options["r_drop_5"]["weight"]) == (0.6, 0.1, 5.0)
+    assert (options["ad_drop"]["p"], options["ad_drop"]["q"], options["r_drop_5"]["weight"]) == (0.6, 0.1, 5.0)
 
 
 # -- at toy size ------------------------------------------------------------------------------------------------------

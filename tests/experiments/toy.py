@@ -1,16 +1,23 @@
-"""`--toy`: a configuration at toy size. A tiny random model, 50 made-up examples, one epoch, one seed, few trials.
+"""A configuration at toy size: a tiny random model, 50 made-up examples, one epoch, one seed, few trials.
 
-It shows that every part of a configuration works, on a CPU, without a network, in seconds; its figures mean nothing.
-Methods and their settings stay as they are. Everything is written beside the folder that the configuration names, in
-one whose name ends in `-toy`.
+It shows that every part of a configuration works, on a CPU, without a network, in seconds. Methods and their settings
+stay as they are. Everything is written beside the folder that the configuration names, in a folder `...-toy`.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
+
+from omegaconf import OmegaConf
+
+from attn_reg_plugin.commands.run import steps
+from attn_reg_plugin.experiments.comparison import TO_THE_END
+from attn_reg_plugin.experiments.steps import EACH, Step, plan
+from tests.experiments.starting import quick_starts
 
 T = TypeVar("T")
 ENDING = "-toy"
@@ -23,6 +30,34 @@ _PIECES_FROM = 300
 _BATCH, _BATCH_OF_ROUNDS = 16, 4
 _TRIALS = 2
 _EVERY_UPDATE = "--log-interval 1"
+
+
+def toy_steps(path: Path, *words: str) -> list[Step]:
+    """The steps of a file at toy size, of each name in `each` the first value that is not among the flags."""
+    content = OmegaConf.to_container(OmegaConf.load(path))
+    names = {name: values[0] for name, values in content.get(EACH, {}).items() if f"--{name}" not in words}
+    flags = [word for name, value in names.items() for word in (f"--{name}", str(value))]
+    if "out" in content and "--out" not in words:
+        flags += ["--out", f"{content['out']}{ENDING}"]
+    found = []
+    for step in plan(path, [*words, *flags], steps()):
+        own = content[step.section].get(EACH, {})
+        if all(step.values[name] == values[0] for name, values in own.items()):
+            found.append(step)
+            if isinstance(step.settings, Namespace) and step.section == "bench":
+                vars(step.settings).update(size="tiny", device="cpu", repeats=1, warmup=0, threads=1)
+            elif dataclasses.is_dataclass(step.settings):
+                step.settings = toy_of(step.settings)
+    return found
+
+
+def run_toy(path: Path, *words: str) -> None:
+    """Carry a file out at toy size."""
+    with quick_starts():
+        for step in toy_steps(path, *words):
+            if dataclasses.is_dataclass(step.settings):
+                make_files(step.settings)
+            assert step.carry_out() == 0
 
 
 def aside(path: Path) -> Path:
@@ -68,7 +103,7 @@ def _comparison(settings: Any) -> dict[str, Any]:
     """Of `compare` and `finetune`."""
     methods = settings.selected()
     # AD-DROP's first epoch is plain, so it needs a second one to do anything
-    epochs = 2 if any(method.options.get("cross_tuning") == "epoch" for method in methods) else 1
+    epochs = 2 if any(method.flags.get("ad-drop-cross-tuning") == "epoch" for method in methods) else 1
     rounds = any(method.regularizer == "attend_out" for method in methods)
     batch = min(settings.batch_size or _BATCH, _BATCH_OF_ROUNDS if rounds else _BATCH)
     shared = {"out": aside(settings.out), "seeds": settings.seeds[:1], "cpu": True}
@@ -97,7 +132,10 @@ def _translation(settings: Any) -> dict[str, Any]:
     values = _comparison(settings)
     values |= {"embed_dim": 16, "ffn_dim": 24, "heads": 2, "max_tokens": min(settings.max_tokens, 1024), "beam": 2}
     # few updates: where they are counted, a warm-up would be all of them
-    values |= {"warmup": 0 if settings.counts_updates else min(settings.warmup, 4), "data": aside(settings.data)}
+    values |= {
+        "warmup": 0 if settings.lr_scheduler in TO_THE_END else min(settings.warmup, 4),
+        "data": aside(settings.data),
+    }
     values |= {"generate_flags": f"{settings.generate_flags} --max-len-a 0 --max-len-b 10".strip()}
     return values | {"opus_mt": None if settings.opus_mt is None else aside(settings.opus_mt)}
 
@@ -105,13 +143,14 @@ def _translation(settings: Any) -> dict[str, Any]:
 def _sweep(settings: Any) -> dict[str, Any]:
     from attn_reg_plugin.experiments.sweep.settings import DECIDED
 
-    base = toy_of(settings.comparison())
+    searched = settings.comparison()
+    base = toy_of(searched)
     own = {entry.name: getattr(base, entry.name) for entry in dataclasses.fields(base)}
-    own = {name: value for name, value in own.items() if value != getattr(settings.comparison(), name)}
+    own = {name: value for name, value in own.items() if value != getattr(searched, name)}
     own = {name: str(value) if isinstance(value, Path) else value for name, value in own.items()}
     own = {name: value for name, value in own.items() if name not in DECIDED}
     # the sweep's method isn't among those of its trainings
-    own["epochs"] = min(2, settings.comparison().epochs)
+    own["epochs"] = min(2, searched.epochs)
     values = {settings.section: {**getattr(settings, settings.section), **own}, "out": aside(settings.out)}
     values |= {"seeds": settings.seeds[:1], "trials": min(settings.trials, _TRIALS), "storage": None}
     return values if settings.trials else {**values, "space": _smaller(settings.space)}

@@ -37,6 +37,7 @@ class Case:
         parts: micro-batches of an update; all but the last reduce no gradients.
         low: whether parameters are gathered in bfloat16, and gradients reduced in float32.
         dropout: of the model.
+        updates: number of updates.
     """
 
     family: str
@@ -49,11 +50,7 @@ class Case:
     parts: int = 1
     low: bool = False
     dropout: float = 0.0
-
-    @property
-    def updates(self) -> int:
-        """What is kept in the first is used in the second; in the third it is missing in one process."""
-        return 3 if self.options.get("probe") == "kept" else 2
+    updates: int = 2
 
 
 def layers(model: nn.Module) -> list[nn.Module]:
@@ -68,8 +65,8 @@ def texts(lengths: list[int], seed: int) -> tuple[Tensor, Tensor]:
 
 
 def share(case: Case, update: int, part: int, rank: int) -> dict[str, Tensor]:
-    """A process's examples: always the same, but in the third update the second process has new ones."""
-    seed = 10 * part + 2 * rank + (100 if rank == 1 and update == 2 else 0)
+    """A process's examples of an update."""
+    seed = 10 * part + 2 * rank + 100 * update
     ids, mask = texts([7, 4 + rank], seed)
     inputs = {"input_ids": ids, "attention_mask": mask}
     if case.family == "bert":
@@ -192,7 +189,7 @@ class Resumable(Run):
         set_state_dict(self.model, self.optimizer, **parts)
 
     def result(self) -> dict[str, Any]:
-        """Its weights, and what was found of what is kept."""
+        """The whole weights, and the number of updates."""
         weights = {name: whole(one.detach()) for name, one in self.model.named_parameters()}
         return {"weights": weights, "updates": self.regularizer.updates}
 

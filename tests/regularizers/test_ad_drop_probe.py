@@ -13,7 +13,7 @@ from torch import nn
 
 from attn_reg_plugin import ADDrop
 from attn_reg_plugin.attention.attribution import output_gradients
-from tests.attention.tiny_model import PAD, attentions, loss_of, tokens
+from tests.attention.tiny_model import PAD, attentions, drawn, loss_of, tokens
 
 EVERY = ["encoder.self[0]", "encoder.self[1]", *(f"decoder.{k}[{i}]" for i in range(2) for k in ("self", "cross"))]
 ATTRIBUTIONS = ["gradient", "integrated", "attention", "random"]
@@ -156,7 +156,7 @@ def test_random_attribution_draws_a_region_of_the_right_size(translator, batch):
         for site in regularizer.attached_sites:
             valid = valid_of(batch)[site.name]
             shape = (3, 2, 6 if site.stack == "encoder" else 5, valid.size(-1))
-            draws = [site.request.sampler(shape, valid, torch.device("cpu")) for _ in range(2)]
+            draws = [drawn(site.request.sampler, shape, valid) for _ in range(2)]
             assert draws[0].equal(draws[1]), "recomputation must see the same mask"
             valid = valid.expand(shape)
             for exists, kept in zip(valid.sum(-1).flatten().tolist(), draws[0].sum(-1).flatten().tolist(), strict=True):

@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 
 from attn_reg_plugin import AttendOut
-from attn_reg_plugin.regularizers import Outcome, Tokens, game, policy
+from attn_reg_plugin.regularizers import Outcome, Tokens
+from attn_reg_plugin.regularizers.attend_out import game, policy
 from attn_reg_plugin.regularizers.attend_out.game import Game
 from attn_reg_plugin.regularizers.attend_out.generator import sample_masks
 from attn_reg_plugin.regularizers.attend_out.policy import PolicyGradient, policy_gradient, policy_objective

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from attn_reg_plugin import ADDrop
-from attn_reg_plugin.regularizers.base.attachment import attachments_of
 from attn_reg_plugin.regularizers.attend_out.generator import sample_masks
+from attn_reg_plugin.regularizers.base.attachment import attachments_of
 from tests.regularizers.test_attend_out import BATCHES, begin, update
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from attn_reg_plugin.regularizers import build
 from attn_reg_plugin.regularizers.attention_dropout import AttentionDropout
 from attn_reg_plugin.regularizers.base.options import OptionError
-from tests.attention.tiny_model import PAD, attentions
+from tests.attention.tiny_model import PAD, attentions, drawn
 
 BY_SITE = "encoder.self[1]: 0; decoder.cross: 0.5"
 
@@ -60,7 +60,7 @@ def test_scores_are_dropped_before_the_softmax(translator, batch):
     def attend(name, scores, valid):
         keep = valid.expand(scores.shape)
         if samplers[name] is not None:
-            keep = keeps[name] = samplers[name](tuple(scores.shape), valid, scores.device)
+            keep = keeps[name] = drawn(samplers[name], scores.shape, valid)
         dead = ~keep.any(-1, keepdim=True)
         return scores.masked_fill(dead, 0).masked_fill(~(keep | dead & valid), -math.inf).softmax(-1)
 

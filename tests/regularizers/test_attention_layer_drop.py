@@ -39,7 +39,7 @@ def test_the_model_runs_with_the_mean_of_values_where_a_site_is_dropped(translat
     torch.manual_seed(4)
     with regularizer.attach(translator):
         output = translator(*batch)
-        dropped = {site.name for site in regularizer.attached_sites if site.uniform}
+        dropped = {site.name for site in regularizer.attached_sites if site.calls.made[0].uniform}
     assert 0 < len(dropped) < 6
 
     def attend(name, query, key, value, valid, dropout_p):
@@ -92,7 +92,7 @@ def test_a_run_that_is_resumed_draws_the_same(translator, batch):
         with regularizer.attach(translator):
             for _ in range(n):
                 translator(*batch)
-                yield [site.uniform for site in regularizer.attached_sites]
+                yield [call.uniform for site in regularizer.attached_sites for call in site.calls.made]
                 regularizer.end_update()
 
     torch.manual_seed(2)

@@ -54,7 +54,7 @@ def test_attributions_are_fp32_under_autocast(grad):
 
 
 def test_the_fresh_probe_under_autocast_ranks_fp32_attributions(classifier, monkeypatch):
-    from attn_reg_plugin.regularizers import ad_drop
+    from attn_reg_plugin.regularizers.ad_drop import ad_drop
 
     seen, draw = [], ad_drop.sample_keep
     monkeypatch.setattr(ad_drop, "sample_keep", lambda a, *rest, **more: (seen.append(a), draw(a, *rest, **more))[1])

@@ -13,15 +13,14 @@ pytest.importorskip("transformers")
 pytest.importorskip("deepspeed")
 
 from tests.huggingface.processes import check, run_in_processes
-from tests.regularizers.sharded_trainings import AD_DROP, Case, Run, loss_of, share
+from tests.regularizers.sharded_trainings import Case, Run, loss_of, share
 
 pytestmark = pytest.mark.clients
-KEPT = {**AD_DROP, "probe": "kept"}
 CASES = {
     "1": Case("bert"),
-    "1, kept": Case("bert", options=KEPT, attached=True),
+    "1, attached before": Case("bert", attached=True),
     "2": Case("marian", checkpointing="model"),
-    "2, kept": Case("llama", options=KEPT, checkpointing="model"),
+    "2, llama": Case("llama", checkpointing="model"),
 }
 
 

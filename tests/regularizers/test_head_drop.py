@@ -10,7 +10,7 @@ import torch
 
 from attn_reg_plugin.regularizers import build
 from attn_reg_plugin.regularizers.head_drop import HeadDrop, heads_kept, rescaled
-from tests.attention.tiny_model import PAD, attentions
+from tests.attention.tiny_model import PAD, attentions, drawn
 
 
 def test_survivors_are_multiplied_by_heads_over_survivors(translator, batch):
@@ -24,7 +24,7 @@ def test_survivors_are_multiplied_by_heads_over_survivors(translator, batch):
     def attend(name, query, key, value, valid, dropout_p):
         scores = query @ key.transpose(-1, -2) / math.sqrt(query.size(-1))
         heads = scores.masked_fill(~valid, -math.inf).softmax(-1) @ value
-        kept = factors[name]((*query.shape[:-1], key.size(-2)), valid, query.device) > 0
+        kept = drawn(factors[name], (*query.shape[:-1], key.size(-2)), valid) > 0
         for example, outputs in zip(kept, heads, strict=True):
             alive = int(example.sum())
             for head in range(len(outputs)):

@@ -31,18 +31,16 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 UPDATES = 2
 #: the first word of a row's name -> what it may wait for; a method that has to wait declares it here
 EXPECTED: dict[str, set[str]] = {
-    # examples are told apart by their token ids, and what is kept of them is copied to the device
-    "kept": {"Tensor.cpu", "Tensor.tolist", "Tensor.to", "_local_scalar_dense"},
     # of (B, T, V) logits only the real tokens' are compared
     **{name: {"index", "index_put"} for name in ("r", "hidden")},
 }
-FAMILIES = ["torch", "fairseq", "bert"]
+FAMILIES = ["fairseq", "bert"]
 
 
 def measured(family: str) -> dict[str, Row]:
-    """The bench's rows, of which there is one for every registered method; outside `torch` one a method."""
+    """The bench's rows, of which there is one for every registered method; outside `fairseq` one a method."""
     rows = [row for row in select_rows(None, family, "float32") if row.kind in ("training", "round") and row.method]
-    if family != "torch":
+    if family != "fairseq":
         first = {row.method: row.name for row in reversed(rows) if row.name != "inactive"}
         rows = [row for row in rows if row.name in {*first.values(), "random"}]
     return {row.name: row for row in rows}
@@ -170,7 +168,7 @@ def waits_of(row: Row, family: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Co
     few = {"steps": UPDATES} if row.kind == "round" else row.memory_options
     row, work = replace(row, updates=UPDATES, memory_options=few), workload(family)
     waits, at_the_end, end_round = Waits(), Waits(), Game.end_round
-    with counting_forwards(work.model) as forwards, STEPS[row.kind](row, work, True, lambda: 0.0) as step:
+    with counting_forwards(work.model) as forwards, STEPS[row.kind](row, work, True) as step:
 
         def apart(game: Game) -> dict[str, float]:
             counted = len(forwards)

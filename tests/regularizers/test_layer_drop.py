@@ -11,8 +11,7 @@ from torch import nn
 
 from attn_reg_plugin.attention.functional import regularized_attention
 from attn_reg_plugin.attention.sites import AttentionSite
-from attn_reg_plugin.regularizers.layer_drop import LayerDrop
-from attn_reg_plugin.regularizers.layer_drop import Layer
+from attn_reg_plugin.regularizers.layer_drop import Layer, LayerDrop
 from tests.attention.tiny_model import SIZE, loss_of, training_step
 
 

@@ -12,8 +12,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from attn_reg_plugin.bench.own_transformer import Transformer
 from attn_reg_plugin.regularizers import build
+from tests.own_transformer import Transformer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 BATCH, HEADS, LENGTH = 2, 8, 32

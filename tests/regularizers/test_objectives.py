@@ -22,6 +22,7 @@ from attn_reg_plugin.regularizers.ad_drop.objectives import (
     token_log_likelihood,
 )
 from attn_reg_plugin.regularizers.base.context import Supplied
+from attn_reg_plugin.regularizers.base.outputs import NoObjective
 
 HALVES = [torch.float32, torch.float16, torch.bfloat16]
 
@@ -267,12 +268,21 @@ def test_logits_are_found(outputs):
     assert logits_of(outputs(logits)) is logits
 
 
-@pytest.mark.parametrize("outputs", [None, 3.0, "logits", {}, {"scores": numbers(2, 3)}, (), torch.ones(2, 3).long()])
+@pytest.mark.parametrize(
+    "outputs", [None, 3.0, "logits", {}, {"embeddings": numbers(2, 3)}, (), torch.ones(2, 3).long()]
+)
 def test_outputs_without_logits_are_refused(outputs):
-    message = f"cannot find logits in the model's output of type {type(outputs).__name__}; give an objective="
-    with pytest.raises(ValueError) as refused:
-        logits_of(outputs)
-    assert str(refused.value).startswith(message)
+    """The sentence names the way out, and the methods that need none."""
+    held = (
+        r" \(it has embeddings, but no logits, log_probs, scores or loss\)"
+        if isinstance(outputs, dict) and outputs
+        else ""
+    )
+    message = f"^cannot find logits in the model's output of type {type(outputs).__name__}{held}; give an objective="
+    with pytest.raises(
+        NoObjective, match=message + r".* or use a method that needs none: attention_dropout, attention"
+    ):
+        OfOutputs()(outputs, {})
 
 
 def test_what_no_objective_fits_is_refused():
@@ -283,12 +293,18 @@ def test_what_no_objective_fits_is_refused():
 
 
 @pytest.mark.parametrize(
-    "labels, logits", [("gold", numbers(2, 3)), ("gold", numbers(2, 3, 4)), ("pseudo", numbers(2))]
+    "logits", [numbers(2, 3), numbers(2, 3, 4), numbers(2), numbers(2, 1)], ids=["classes", "tokens", "(B,)", "(B, 1)"]
 )
-def test_missing_gold_labels_are_refused(labels, logits):
+def test_missing_gold_labels_are_refused(logits):
     for supplied in ({}, {"labels": None}):
         with pytest.raises(ValueError, match=r"needs gold labels: .* regularizer\.supply\(targets=\.\.\.\)"):
-            OfOutputs(labels)(logits, supplied)
+            OfOutputs("gold")(logits, supplied)
+
+
+@pytest.mark.parametrize("shape", [(4,), (4, 1)])
+def test_rewards_without_gold_values_are_summed(shape):
+    rewards = numbers(*shape)
+    assert OfOutputs()(rewards, {}).item() == pytest.approx(sum(rewards.flatten().tolist()))
 
 
 def test_answers_have_a_start_and_an_end():

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from attn_reg_plugin.regularizers import Supplied, build
-from attn_reg_plugin.regularizers.hidden_cut import drawn_spans, jensen_shannon
 from attn_reg_plugin.regularizers.base.repeated_batch import repeated, runs_on_repeated
+from attn_reg_plugin.regularizers.hidden_cut import drawn_spans, jensen_shannon
 from tests.attention.tiny_model import PAD, TinyClassifier, attentions, loss_of, tokens, training_step
 
 pytestmark = pytest.mark.usefixtures("one_thread")

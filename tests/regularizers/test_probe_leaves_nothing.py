@@ -141,7 +141,8 @@ def test_attend_outs_defender_learns_from_what_the_attacker_was_given():
 
 def test_what_the_probe_needs_is_said_in_the_first_plain_epoch():
     model = TinyClassifier(classes=1).train()
-    for regularizer in (ADDrop(), ADDrop(cross_tuning="update:5"), ADDrop(attribution="integrated")):
+    for options in ({}, {"cross_tuning": "update:5"}, {"attribution": "integrated"}):
+        regularizer = ADDrop(labels="gold", **options)
         regularizer.begin_epoch(1)
         with regularizer.attach(model), pytest.raises(ValueError, match=r"^the objective needs gold labels"):
             model(IDS)

@@ -10,11 +10,11 @@ import torch
 
 from attn_reg_plugin import ADDrop, AttentionLayerDrop, ScheduledDropout
 from attn_reg_plugin.attention.sites import SiteSelector
-from attn_reg_plugin.regularizers import Combination, Regularizer, Tokens, build
+from attn_reg_plugin.regularizers import Combination, Regularizer, build
 from attn_reg_plugin.regularizers.base.repeated_batch import repeated
 from attn_reg_plugin.regularizers.base.statistics import summary
-from tests.attention.literal import check_region, loop_attention
-from tests.attention.tiny_model import PAD, assert_recomputed, attentions, loss_of, same_step
+from tests.attention.literal import loop_attention
+from tests.attention.tiny_model import PAD, assert_recomputed, attentions, drawn, loss_of, same_step
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SITES = "encoder.self decoder.self"
@@ -90,7 +90,7 @@ def test_the_output_is_the_literal_product(translator, batch):
         output = translator(*batch)
         assert all(site.attached == 3 for site in both.attached_sites)
         keep = {site.name: site.keep for site in both.attached_sites}
-        uniform = {site.name: site.uniform for site in both.attached_sites}
+        uniform = {site.name: site.calls.made[0].uniform for site in both.attached_sites}
         factor = {site.name: site.request.factor for site in both.attached_sites}
     assert [keep[name].equal(mask) for name, mask in zip(keep, alone, strict=True)] == [True] * 4
     for name, options in (("head_drop", {"p": 0.5}), ("attention_layer_drop", {"p": 0.5})):
@@ -100,10 +100,9 @@ def test_the_output_is_the_literal_product(translator, batch):
             for site in single.attached_sites:
                 if name == "head_drop":
                     shape = (3, 2, 5, 5) if site.stack == "decoder" else (3, 2, 6, 6)
-                    given = shape, None, torch.device("cpu")
-                    assert site.request.factor(*given).equal(factor[site.name](*given))
+                    assert drawn(site.request.factor, shape).equal(drawn(factor[site.name], shape))
                 else:
-                    assert site.uniform == uniform[site.name]
+                    assert site.calls.made[0].uniform == uniform[site.name]
     assert len(set(uniform.values())) == 2
 
     def attend(name, query, key, value, valid, dropout_p):
@@ -111,7 +110,7 @@ def test_the_output_is_the_literal_product(translator, batch):
             return loop_attention(query, key, value, valid=valid)
         mask = torch.zeros_like(keep[name]) if uniform[name] else keep[name]
         rows = loop_attention(query, key, value, valid=valid, keep=mask)
-        return rows * factor[name]((*query.shape[:-1], key.size(-2)), valid, query.device)
+        return rows * drawn(factor[name], (*query.shape[:-1], key.size(-2)), valid)
 
     for module in attentions(literal).values():
         module.attend = attend
@@ -164,12 +163,8 @@ def test_hidden_cut_looks_at_the_map_that_is_left(translator, batch):
         def before_forward(forward):
             act(forward)
             site = cut.attached_sites[0]
-            site.ask(
-                look=lambda call, weights, valid, look=site.request.look: (
-                    shown.append(weights),
-                    look(call, weights, valid),
-                )
-            )
+            look = site.request.look
+            site.ask(look=lambda call, weights, valid: (shown.append(weights), look(call, weights, valid)))
 
         cut.before_forward = before_forward
         both.loss(lambda b: loss_of(translator(*b), b[1]), batch)
@@ -234,53 +229,10 @@ def test_a_probe_sees_nothing_of_who_is_attached_beside_it(translator, batch):
         beside.before_forward = lambda forward: (act(forward), torch.manual_seed(4))
         translator(*batch)
         assert all(site.keep.equal(mask) for site, mask in zip(ours.attached_sites, expected, strict=True))
-        assert all(site.uniform for site in beside.attached_sites)
+        assert all(site.calls.made[0].uniform for site in beside.attached_sites)
     said = r"encoder.self\[0\] is regularized already; detach that regularizer first"
     with ours.attach(translator), pytest.raises(ValueError, match=said):
         build("head_drop").attach(translator)
-
-
-# -- kept regions -----------------------------------------------------------------------------------------------------
-
-
-def test_kept_regions_do_not_see_dropped_heads(translator, batch):
-    """B is of the gradient after the factor: a dropped head has attributions like the others."""
-    literal, p = copy.deepcopy(translator), 0.4
-    kept = {"p": p, "q": 1.0, "probe": "kept", "on_miss": "plain", "cross_tuning": "epoch"}
-    both = together("ad_drop", "head_drop", ad_drop=kept, head_drop={"p": 0.5})
-    real = {stack: ids.ne(PAD) for stack, ids in zip(("encoder", "decoder"), batch, strict=True)}
-    tokens = {stack: Tokens(ids, real[stack]) for stack, ids in zip(real, batch, strict=True)}
-    with both.attach(translator):
-        both.begin_epoch(1)
-        both.supply(example_tokens=tokens)
-        loss_of(translator(*batch), batch[1]).backward()
-        factor = {site.name: site.request.factor for site in both.attached_sites}
-        both.end_update()
-        both.begin_epoch(2)
-        both.supply(example_tokens=tokens)
-        loss_of(translator(*batch), batch[1]).backward()
-        length = {"encoder": 6, "decoder": 5}
-        shapes = {site: (3, 2, length[site.stack], length[site.stack]) for site in both.attached_sites}
-        drawn = {site.name: site.request.sampler(shape, None, torch.device("cpu")) for site, shape in shapes.items()}
-    seen = {}
-
-    def attend(name, query, key, value, valid, dropout_p):
-        rows = loop_attention(query, key, value, valid=valid)
-        if name in factor:
-            rows = rows * factor[name]((*query.shape[:-1], key.size(-2)), valid, query.device)
-            rows.retain_grad()
-            seen[name] = rows, value.detach(), valid.expand(*query.shape[:-1], key.size(-2))
-        return rows
-
-    for module in attentions(literal).values():
-        module.attend = attend
-    loss_of(literal(*batch), batch[1]).backward()
-    for name, (rows, value, valid) in seen.items():
-        inside = real[name.partition(".")[0]][:, None, :, None] & valid
-        attribution = -(rows.grad @ value.transpose(-1, -2))
-        region = ~drawn[name]
-        assert (rows == 0).all(-1).all(-1).any() and region.any()
-        check_region(region & inside, attribution, inside, p)
 
 
 # -- what is refused --------------------------------------------------------------------------------------------------
@@ -303,7 +255,7 @@ def test_refusals_give_the_reason(translator):
             "sites of their own"
         )
     assert not any(module.site.attached for module in attentions(translator).values())
-    with pytest.raises(ValueError, match="act on the same attention, of which untold doesn't tell by its `slots`"):
+    with pytest.raises(ValueError, match="the same attention, of which untold doesn't say in `uses` what it fills"):
         Combination([ADDrop(), Untold()])
     Combination([ADDrop(), Untold(sites="decoder")])
 

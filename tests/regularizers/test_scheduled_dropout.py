@@ -8,9 +8,17 @@ import math
 import pytest
 import torch
 
-from attn_reg_plugin.attention.calls import AttentionCall
 from attn_reg_plugin.regularizers import ScheduledDropout
-from tests.attention.tiny_model import PAD, assert_recomputed, attentions, loss_of, same_step, tokens, training_step
+from tests.attention.tiny_model import (
+    PAD,
+    assert_recomputed,
+    attentions,
+    drawn,
+    loss_of,
+    same_step,
+    tokens,
+    training_step,
+)
 
 SITES = ["encoder.self[0]", "encoder.self[1]"]
 
@@ -69,20 +77,20 @@ def test_updates_count_from_zero_and_epochs_from_one(classifier):
 
 def masks_of(regularizer, model, batch):
     """The keep masks that the sites draw in a forward of `model`, by name."""
-    drawn = {}
+    masks = {}
     for name, module in attentions(model).items():
 
         def attend(name, query, key, value, valid, dropout_p):
-            site = attentions(model)[name].site
-            shape = (*query.shape[:-1], key.size(-2))
-            drawn.setdefault(name, []).append((AttentionCall(site).keep_mask(shape, valid, query.device), valid))
+            call, shape = attentions(model)[name].site.enter(), (*query.shape[:-1], key.size(-2))
+            keep = None if call is None else call.keep_mask(shape, valid, query.device)
+            masks.setdefault(name, []).append((keep, valid))
             return value[..., :1, :].expand(*shape[:-1], value.size(-1))
 
         assert module.site.name == name
         module.attend = attend
     with regularizer.attach(model):
         model(*batch)
-    return {name: calls[0] for name, calls in drawn.items()}
+    return {name: calls[0] for name, calls in masks.items()}
 
 
 def test_masks_have_the_rate_of_their_curve_independently_of_place(translator):
@@ -127,7 +135,7 @@ def test_the_scores_are_masked_before_the_softmax(translator, batch):
 
     def attend(name, query, key, value, valid, dropout_p):
         scores = query @ key.transpose(-1, -2) / math.sqrt(query.size(-1))
-        keep = masks[name](tuple(scores.shape), valid, scores.device)
+        keep = drawn(masks[name], scores.shape, valid)
         dead = ~keep.any(-1, keepdim=True)
         scores = scores.masked_fill(dead, 0.0).masked_fill(~(keep | dead & valid), -math.inf)
         return scores.softmax(-1) @ value

@@ -1,5 +1,5 @@
 """Every method in two data-parallel processes, one after the other: gradients are the mean of what each process's own
-share gives, weights stay equal, and what is drawn differs between processes unless it acts on weights."""
+share gives, weights stay equal, and what is drawn differs between processes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.regularizers.registered import besides
 
 UPDATES, DROPOUT = 3, 0.1
 AD_DROP: dict[str, Any] = {"p": 0.5, "q": 0.5, "cross_tuning": "off"}
-SHARED, OWN, NOTHING, UNSAID = "equal on both", "another one on each", "nothing is drawn", "anything"
+OWN, NOTHING, UNSAID = "another one on each", "nothing is drawn", "anything"
 #: the methods, their options, and what they draw; attend_out's two processes are tested by themselves
 METHODS: dict[str, tuple[str, dict[str, Any], str]] = {
     "ad_drop": ("ad_drop", AD_DROP, OWN),
@@ -33,11 +33,8 @@ METHODS: dict[str, tuple[str, dict[str, Any], str]] = {
     "layer_drop": ("layer_drop", {"p": 0.5}, OWN),
     "hidden_cut": ("hidden_cut", {"cut": 0.4, "weight": 2.0}, OWN),
     "r_drop": ("r_drop", {"weight": 2.0}, NOTHING),
-    "mixout": ("mixout", {"p": 0.5}, SHARED),
-    "child_tuning, free": ("child_tuning", {"p": 0.5}, SHARED),
-    "child_tuning, driven": ("child_tuning", {"p": 0.5, "mode": "driven"}, SHARED),
     "several": (
-        "ad_drop+head_drop+layer_drop+mixout+r_drop",
+        "ad_drop+head_drop+layer_drop+r_drop",
         {"ad_drop": AD_DROP, "head_drop": {"p": 0.5}, "layer_drop": {"p": 0.3}},
         OWN,
     ),
@@ -74,8 +71,6 @@ def train(name: str, dropout: float) -> dict[str, list[Any]]:
     with regularizer.attach(model):
         wrapped = DistributedDataParallel(model, find_unused_parameters=regularizer.leaves_unused())
         optimizer = torch.optim.SGD(model.parameters(), 0.3)
-        if "driven" in name:
-            regularizer.estimate(lambda b: F.cross_entropy(model(b[0]), b[1]), [share(1, rank)])
         for update in range(UPDATES):
             kept["weights"].append(copy.deepcopy(model.state_dict()))
             kept["state"].append(copy.deepcopy(regularizer.state_dict()))
@@ -121,7 +116,7 @@ def test_the_gradient_is_the_mean_of_what_each_share_gives(processes: Any, name:
         for first, second in zip(ours["weights"], theirs["weights"], strict=True):
             assert all(value.equal(second[key]) for key, value in first.items()), "both have the same model"
         assert any(not value.equal(ours["weights"][0][key]) for key, value in ours["weights"][-1].items())
-        for update in range(1, UPDATES):  # the first one draws the seeds that both share
+        for update in range(1, UPDATES):
             expected: dict[str, Any] = {}
             for rank, process in enumerate((ours, theirs)):
                 model, regularizer = model_of(dropout), build(method, **options)
@@ -141,15 +136,11 @@ def test_the_gradient_is_the_mean_of_what_each_share_gives(processes: Any, name:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_what_is_drawn_on_the_same_batch(processes: Any, name: str) -> None:
-    """Without dropout the loss of the same examples differs if masks do; seeds that are shared are equal."""
+    """Without dropout the loss of the same examples differs if masks do."""
     ours, theirs = (process[name, 0.0] for process in processes)
     drawn = METHODS[name][2]
     same = ours["loss"][0].equal(theirs["loss"][0])
     assert drawn == UNSAID or same == (drawn != OWN)
-    if drawn == SHARED:
-        state, other = (process["state"][-1] for process in (ours, theirs))
-        assert state["seed"] == other["seed"] and (state["seed"] is not None or state["masks"])
-        assert all(mask.equal(other["masks"][key]) for key, mask in state.get("masks", {}).items())
 
 
 @pytest.mark.parametrize("name", METHODS)

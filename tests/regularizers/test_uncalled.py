@@ -10,8 +10,8 @@ from torch import nn
 
 from attn_reg_plugin import ADDrop, AttentionSite
 from attn_reg_plugin.regularizers import build
-from attn_reg_plugin.regularizers.base.unreached import PATIENCE
 from attn_reg_plugin.regularizers.base.statistics import summary
+from attn_reg_plugin.regularizers.base.unreached import PATIENCE
 from tests.attention.tiny_model import PAD, TinyClassifier, TinyTranslator, tokens
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -21,7 +21,6 @@ METHODS = {
     "integrated": ("ad_drop", {"attribution": "integrated", "integrated_steps": 2, "cross_tuning": "off"}),
     "attention": ("ad_drop", {"attribution": "attention", "cross_tuning": "off"}),
     "random": ("ad_drop", {"attribution": "random", "cross_tuning": "off"}),
-    "kept": ("ad_drop", {"probe": "kept", "on_miss": "plain", "cross_tuning": "off"}),
     "scores": ("attention_dropout", {"p": 0.5, "where": "scores"}),
     "weights": ("attention_dropout", {"p": 0.5}),
     "heads": ("head_drop", {"p": 0.5}),

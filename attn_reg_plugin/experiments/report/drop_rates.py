@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -192,20 +192,14 @@ def _knots(solve: Solve, first: int, last: int, most: int) -> Iterator[list[int]
         at = min((sorted([*at, x]) for x in free), key=lambda tried: solve(tried)[0])
         step = (last - first) // CANDIDATES
         while step >= 1:
-            better = min(_neighbours(at, step), key=lambda tried: solve(tried)[0], default=at)
+            moved = [sorted([*at[:i], at[i] + to, *at[i + 1 :]]) for i in range(1, len(at) - 1) for to in (-step, step)]
+            inside = [one for one in moved if first in one and last in one and len(set(one)) == len(at)]
+            better = min(inside, key=lambda tried: solve(tried)[0], default=at)
             if solve(better)[0] < solve(at)[0] * (1 - 1e-6) - 1e-15:
                 at = better
             else:
                 step //= 2
         yield at
-
-
-def _neighbours(at: list[int], step: int) -> Iterable[list[int]]:
-    """The knots with an interior one moved by `step`."""
-    for i in range(1, len(at) - 1):
-        for to in (at[i] - step, at[i] + step):
-            if at[i - 1] < to < at[i + 1]:
-                yield [*at[:i], to, *at[i + 1 :]]
 
 
 def _probability(value: float) -> float:

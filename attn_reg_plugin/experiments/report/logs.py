@@ -51,17 +51,17 @@ def read_logged(folder: Path) -> Logged:
 
 def _of_fairseq(path: Path) -> Logged:
     """The curves have the last validation of each epoch; the score is the lowest validation loss."""
-    log, curves = read_log(path), {}
-    for (epoch, _), figures in sorted(log.validations.items()):
-        for name, value in figures.items():
-            if name not in _OF_THE_MACHINE and not name.startswith("best_") and math.isfinite(value):
-                curves.setdefault(f"{VALID} {name}", {})[epoch] = value
-    for epoch, figures in sorted(log.trainings.items()):
-        name = "nll_loss" if "nll_loss" in figures else "loss"
-        if math.isfinite(figures.get(name, math.nan)):
-            curves.setdefault(f"{TRAIN} {name}", {})[epoch] = figures[name]
-    if f"{VALID} nll_loss" in curves:  # with label smoothing, `loss` is another function for some methods
-        curves.pop(f"{VALID} loss", None)
+    log = read_log(path)
+    history = log.history().replace([math.inf, -math.inf], math.nan)
+    nll = "valid_nll_loss" in history  # with label smoothing, `loss` is another function for some methods
+    curves = {}
+    for name in (name for name in history if name.startswith("valid_")):
+        known = name[6:] in _OF_THE_MACHINE or name.startswith("valid_best_") or (nll and name == "valid_loss")
+        if not known and (curve := history[name].dropna().to_dict()):
+            curves[f"{VALID} {name[6:]}"] = curve
+    loss = next((name for name in ("train_nll_loss", "train_loss") if name in history), None)
+    if loss and (curve := history[loss].dropna().to_dict()):
+        curves[f"{TRAIN} {loss[6:]}"] = curve
     try:
         name, best = log.best_validation()
         scores = {("valid", name): best}

@@ -4,21 +4,26 @@ From the paired differences of a finished comparison, method against plain train
 deviation s, and the power of the two-sided paired t-test. With n seeds and a true difference d, t follows a
 noncentral t distribution with n − 1 degrees of freedom and noncentrality √n d / s (Cohen, Statistical Power Analysis
 for the Behavioral Sciences, 2nd edition, 2.3). The evaluation set is taken as it is: nothing is said of other examples.
+
+`python -m attn_reg_plugin.experiments.report.power OUT` prints the table of a page for a folder with results.json.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import sys
+from bisect import bisect_left
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from attn_reg_plugin.experiments.report.differences import PLAIN
 from attn_reg_plugin.experiments.report.results import lower_is_better, named, reported_scores
 from attn_reg_plugin.files import read_json
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 #: a difference worth showing, by metric, in points of percent or of BLEU and chrF; `OTHERS` of all other metrics
 WORTH = {"bleu": 0.3, "chrf": 0.3}
@@ -27,46 +32,7 @@ OTHERS = 0.5
 MOST = 100_000
 #: row of the table that has the differences of all methods together
 POOLED = "all methods"
-
-
-@dataclass(frozen=True)
-class Pilot:
-    """Paired differences of a method to plain training.
-
-    Attributes:
-        source: the comparison they come from.
-        method, subset, metric: what they are of.
-        seeds: n, how many pairs there are; of `POOLED` those of a method, on average.
-        mean: of the differences.
-        deviation: s, their standard deviation (n − 1).
-        freedom: of s, degrees of freedom.
-    """
-
-    source: str
-    method: str
-    subset: str
-    metric: str
-    seeds: int
-    mean: float
-    deviation: float
-    freedom: int
-
-    @property
-    def varies(self) -> bool:
-        """Whether the differences do, by more than rounding."""
-        return self.deviation > 1e-9 * max(1.0, abs(self.mean))
-
-    @property
-    def worth(self) -> float:
-        """The difference that is to be shown by default."""
-        return WORTH.get(self.metric, OTHERS)
-
-    def interval(self) -> tuple[float, float]:
-        """A 95 % interval of the standard deviation, of normally distributed differences: few seeds know little."""
-        from scipy.stats import chi2
-
-        low, high = np.sqrt(self.freedom * self.deviation**2 / chi2.ppf([0.975, 0.025], self.freedom))
-        return float(low), float(high)
+COLUMNS = ("method", "seed", "subset", "metric", "value")
 
 
 def power_of(seeds: int, effect: float, level: float = 0.05) -> float:
@@ -92,8 +58,6 @@ def seeds_needed(effect: float, power: float = 0.8, level: float = 0.05) -> int 
     Args:
         effect: see `power_of`.
     """
-    from bisect import bisect_left
-
     found = bisect_left(range(2, MOST + 1), power, key=lambda seeds: power_of(seeds, effect, level)) + 2
     return found if found <= MOST else None
 
@@ -108,60 +72,77 @@ def effect_shown(seeds: int, power: float = 0.8, level: float = 0.05) -> float:
     return float(brentq(lambda effect: power_of(seeds, effect, level) - power, 0.0, high, xtol=1e-9))
 
 
-def read_pilots(path: Path) -> list[Pilot]:
-    """The paired differences of a comparison, by metric; of several methods also pooled.
+def deviations(scores: pd.DataFrame, baseline: str = PLAIN) -> pd.DataFrame:
+    """The paired differences to the baseline, of methods with two seeds or more; of several methods also pooled.
 
     Args:
-        path: of its `results.json`, or of the folder that holds it.
+        scores: `COLUMNS`, a row for each score of each run, see `long_frame`.
+
+    Returns:
+        a row by subset, metric and method: `seeds` (n; of `POOLED` those of a method, on average), `mean` and `std` of
+        the differences, its degrees of `freedom`, and the ends `low` and `high` of its 95 % interval, of normally
+        distributed differences. Pooled is the root of the mean variance; it has no interval, since methods share the
+        plain runs.
+    """
+    import pandas as pd
+    from scipy.stats import chi2
+
+    values = scores[[not lower_is_better(metric) for metric in scores["metric"]]]
+    values = values.pivot_table(index=["subset", "metric", "seed"], columns="method", values="value", sort=False)
+    if baseline not in values:
+        return pd.DataFrame(columns=["seeds", "mean", "std", "freedom", "low", "high"])
+    differences = values.drop(columns=baseline).sub(values[baseline], axis=0).stack().dropna()
+    found = differences.groupby(["subset", "metric", "method"], sort=False).agg(["count", "mean", "std"])
+    found = found[found["count"] > 1].rename(columns={"count": "seeds"}).assign(freedom=lambda rows: rows["seeds"] - 1)
+    for name, end in (("low", 0.975), ("high", 0.025)):
+        found[name] = np.sqrt(found["freedom"] * found["std"] ** 2 / chi2.ppf(end, found["freedom"]))
+    pooled = []
+    for (subset, metric), rows in found.groupby(["subset", "metric"], sort=False):
+        std = np.sqrt((rows["freedom"] * rows["std"] ** 2).sum() / rows["freedom"].sum())
+        about = {"seeds": round(rows["seeds"].mean()), "mean": rows["mean"].mean(), "freedom": rows["freedom"].sum()}
+        own = pd.DataFrame([{**about, "std": std}], index=[(subset, metric, POOLED)])
+        pooled.append(pd.concat([rows, own] if len(rows) > 1 else [rows]))
+    return pd.concat(pooled) if pooled else found
+
+
+def cells(scores: pd.DataFrame, baseline: str = PLAIN) -> tuple[list[str], list[list[str]]]:
+    """The header and the rows of the table as texts; no row where no method has two seeds of the baseline.
+
+    A difference of `WORTH` is to be shown with a power of 0.8 at the level 0.05.
+    """
+    header = ["method", "score", "seeds", "difference", "std [95 %]", "shown by these seeds", "to show", "seeds for it"]
+    body = []
+    for (subset, metric, method), row in deviations(scores, baseline).iterrows():
+        std, worth = row["std"], WORTH.get(metric, OTHERS)
+        interval = "" if math.isnan(row["low"]) else f" [{row['low']:.2f}, {row['high']:.2f}]"
+        shown = needed = "–"
+        if std > 1e-9 * max(1.0, abs(row["mean"])):  # by more than rounding; else nothing is known of the deviation
+            shown = f"{effect_shown(int(row['seeds'])) * std:.2f}"
+            needed = str(seeds_needed(worth / std) or f"more than {MOST:,}")
+        score = metric if subset in ("valid", "test") else f"{metric} {subset}"
+        line = [method, score, f"{row['seeds']:.0f}", f"{round(row['mean'], 9) + 0.0:+.2f}", f"{std:.2f}{interval}"]
+        body.append([*line, shown, f"{worth:g}", needed])
+    return header, body
+
+
+def read_scores(path: Path) -> pd.DataFrame:
+    """The scores in the results.json of a comparison, as `deviations` takes them.
 
     Raises:
-        ValueError: the file is of something else, or has no method with two seeds beside plain training.
+        ValueError: the file is of something else.
         FileNotFoundError: there is no such file.
     """
-    file = path / "results.json" if path.is_dir() else path
-    content = read_json(file, "give the results.json of attn-reg compare or finetune")
-    if not isinstance(content.get("runs"), Mapping):
-        raise ValueError(f"{file} holds no runs, so it isn't the results.json of attn-reg compare or finetune")
-    found = _pilots(content, file.resolve().parent.name)
-    if not found:
-        raise ValueError(f"{file} has no method with two seeds that {PLAIN} has, too; their differences are needed")
-    return found
-
-
-def _pilots(content: Mapping[str, Any], source: str) -> list[Pilot]:
     import pandas as pd
 
-    titles = {str(row.get("method")): str(row.get("title")) for row in content.get("methods", ())}
-    entries = [
-        (*named(name), *key, value)
-        for name, entry in content["runs"].items()
-        for key, value in reported_scores(entry).items()
-        if not lower_is_better(key[1])
-    ]
-    columns = ["subset", "metric", "method", "seed"]
-    scores = pd.DataFrame(entries, columns=["method", "seed", "subset", "metric", "value"]).set_index(columns)["value"]
-    if PLAIN not in scores.index.get_level_values("method"):
-        return []
-    plain = scores.xs(PLAIN, level="method")
-    found = []
-    for key, by_key in (scores - plain.reindex(scores.index.droplevel("method")).to_numpy()).groupby(
-        ["subset", "metric"], sort=False
-    ):
-        own = []
-        for method, values in by_key.dropna().groupby("method", sort=False):
-            if method != PLAIN and len(values) > 1:
-                about = (source, titles.get(method, method), *key, len(values))
-                own.append(Pilot(*about, float(values.mean()), float(values.std()), len(values) - 1))
-        found += [*own, *_pooled(own)]
-    return found
+    content = read_json(path, "give the results.json of attn-reg compare or finetune")
+    if not isinstance(content.get("runs"), dict):
+        raise ValueError(f"{path} holds no runs, so it isn't the results.json of attn-reg compare or finetune")
+    entries = {named(name): reported_scores(entry) for name, entry in content["runs"].items()}
+    rows = [(*name, *key, value) for name, scores in entries.items() for key, value in scores.items()]
+    return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
-def _pooled(pilots: Sequence[Pilot]) -> list[Pilot]:
-    """The differences of several methods together: the root of their mean variance."""
-    if len(pilots) < 2:
-        return []
-    freedom = sum(one.freedom for one in pilots)
-    deviation = math.sqrt(sum(one.freedom * one.deviation**2 for one in pilots) / freedom)
-    first, seeds = pilots[0], round(np.mean([one.seeds for one in pilots]))
-    mean = float(np.mean([one.mean for one in pilots]))
-    return [Pilot(first.source, POOLED, first.subset, first.metric, seeds, mean, deviation, freedom)]
+if __name__ == "__main__":
+    from attn_reg_plugin.experiments.report.table import markdown
+
+    print(markdown(*cells(read_scores(Path(sys.argv[1]) / "results.json")), []))

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from attn_reg_plugin.experiments.data_folder import raw_lines
@@ -79,11 +78,10 @@ class RunResult:
             if text.is_file():
                 found[subset] = of_translations(raw_lines(text), raw_lines(path))
         if self.settings.get("kind") == LABELLED:
-            kind, labels = self.settings["task_kind"], self.settings.get("labels")
-            task: Any = SimpleNamespace(kind=kind, labels=labels and tuple(labels))
+            kind, labels = self.settings["task_kind"], self.settings.get("labels") or ()
             for path in sorted((self.folder / "predictions").glob("*.tsv")):
                 metrics = [metric for subset, metric in self.scores if subset == path.stem]
-                found[path.stem] = of_predictions(kind, metrics, *read_predictions(path, task))
+                found[path.stem] = of_predictions(kind, metrics, *read_predictions(path, kind, labels))
         return {(subset, metric): one for subset, by_metric in found.items() for metric, one in by_metric.items()}
 
 

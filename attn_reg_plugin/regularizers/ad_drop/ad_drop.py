@@ -28,7 +28,6 @@ from attn_reg_plugin.regularizers.ad_drop.objectives import (
     Objective,
     OfOutputs,
     PseudoLabels,
-    negative_loss,
     scale_against_underflow,
 )
 from attn_reg_plugin.regularizers.base import Preset, option, register
@@ -43,8 +42,6 @@ from attn_reg_plugin.regularizers.base.outputs import logits_dtype
 from attn_reg_plugin.regularizers.base.statistics import Quantity
 
 ATTRIBUTIONS = ("gradient", "integrated", "attention", "random")
-#: what F is: by the shape of the outputs, or minus the training loss
-OBJECTIVES = ("prediction", "loss")
 BASE = {"p": 0.3, "q": 0.3, "sites": "encoder.self", "cross_tuning": "epoch"}
 
 #: AD-DROP as the commands compare it: as it is, and the paper's ablations, each of which changes one thing
@@ -80,8 +77,7 @@ class ADDrop(CrossTuned):
         integrated_steps, integrated_nodes, integrated_path: see `integrated_attribution`.
         integrated_labels: `frozen` attributes the pseudo labels of the first, unscaled pass on the whole path (the
             paper's c; completeness holds), `renewed` takes each pass's own, as the authors' code does.
-        objective: F. `prediction` is the paper's, chosen from the shape of the outputs and `labels`; `loss` is minus
-            the loss, that of the outputs or that of the gold labels; or a function(outputs, inputs) -> scalar.
+        objective: F as a function(outputs, inputs) -> scalar; by default chosen from the outputs' shape and `labels`.
 
     Raises:
         TypeError: an option is of another type.
@@ -116,24 +112,19 @@ class ADDrop(CrossTuned):
         "integrated gradients: the first pass's pseudo labels for all, or each pass's own as in the authors' code",
         choices=("frozen", "renewed"),
     )
-    objective: str = option(
-        "prediction", "attribute the prediction, as in the paper, or the training loss", choices=OBJECTIVES
-    )
+    objective: Objective | None = None
 
     def __post_init__(self) -> None:
         """Check the options."""
-        given: Objective | str = self.objective
-        self.objective = "prediction" if callable(given) else given
         super().__post_init__()
         self.schedule = CrossTuning(self.cross_tuning)
-        #: whether the objective needs gold labels
-        self.reads_gold = self.labels == "gold"
-        if callable(given):
-            self.objective = given
-        elif self.objective == "loss":
-            self.objective, self.reads_gold = negative_loss, True
-        else:
+        if self.objective is None:
             self.objective = OfOutputs(self.labels)
+
+    @property
+    def reads_gold(self) -> bool:
+        """Whether the objective needs gold labels."""
+        return self.labels == "gold"
 
     def acts_at_all(self) -> bool:
         """Whether anything can be dropped at all."""

@@ -187,34 +187,6 @@ def prediction(labels: str, outputs: Any, inputs: Mapping[str, Any]) -> Tensor:
     raise NoObjective(f"no objective for outputs of shape {shape}; give objective=function", f"logits of shape {shape}")
 
 
-def negative_loss(outputs: Any, inputs: Mapping[str, Any]) -> Tensor:
-    """Minus the training loss: that which the outputs hold, else the gold labels'.
-
-    Classes and tokens have Σ log P(gold), regression minus the squared error.
-
-    Raises:
-        NoObjective: there is neither a loss nor gold labels.
-    """
-    loss = loss_of(outputs)
-    if loss is not None:
-        return -loss.float()
-    try:
-        logits = logits_of(outputs)
-    except NoObjective:
-        logits = None
-    classes = logits is not None and logits.dim() == 2 and logits.size(-1) > 1 and not inputs.get("regression")
-    if not classes:
-        return prediction("gold", outputs, inputs)
-    gold = gold_of(inputs)
-    if gold is None:
-        raise NoObjective(_NO_GOLD, "there are no gold labels")
-    _check_gold(logits, gold)
-    if gold.is_floating_point():  # several classes may hold
-        chances = torch.nn.functional.logsigmoid
-        return (gold * chances(logits.float()) + (1 - gold) * chances(-logits.float())).sum()
-    return token_log_likelihood(logits, gold.reshape(-1))
-
-
 def _is_regression(logits: Tensor, inputs: Mapping[str, Any]) -> bool:
     return logits.dim() < 2 or (logits.dim() == 2 and (logits.size(-1) == 1 or inputs.get("regression", False)))
 

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import json
 import math
-import statistics
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy.stats import ttest_rel
 
-from attn_reg_plugin.cli import main
-from attn_reg_plugin.experiments.report.power import Pilot, effect_shown, power_of, read_pilots, seeds_needed
+from attn_reg_plugin.experiments.report.power import (
+    COLUMNS,
+    cells,
+    deviations,
+    effect_shown,
+    power_of,
+    read_scores,
+    seeds_needed,
+)
 
 
 @pytest.mark.parametrize(
@@ -49,104 +56,51 @@ def test_limits() -> None:
     assert seeds_needed(0.01) == pytest.approx(78_490, abs=2), "more than the last power of 2 below the most"
 
 
+def frame(scores: dict[str, list[float]], metric: str = "accuracy") -> pd.DataFrame:
+    """The scores of methods, by seed."""
+    rows = [(name, seed, "valid", metric, one) for name, own in scores.items() for seed, one in enumerate(own, start=1)]
+    return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def test_paired_differences_and_all_methods_together() -> None:
+    """Differences of `a` are 1, 2, 3, of `b` 0, 4; the last seed is plain training's alone."""
+    scores = frame({"plain": [50, 60, 70, 1], "a": [51, 62, 73], "b": [50, 64], "c": [9]})
+    found = deviations(pd.concat([scores, frame({"plain": [1.0, 2.0], "a": [2.0, 3.0]}, "loss")]))
+    assert [method for *_, method in found.index] == ["a", "b", "all methods"]
+    first, second, both = (row for _, row in found.iterrows())
+    assert (first["seeds"], first["mean"], first["std"]) == (3, 2.0, 1.0)
+    assert (second["seeds"], second["mean"]) == (2, 2.0) and second["std"] == pytest.approx(8**0.5)
+    assert both["std"] == pytest.approx(((2 * 1 + 1 * 8) / 3) ** 0.5), "variances, weighted by degrees of freedom"
+    assert (first["low"], first["high"]) == (pytest.approx(0.5207, abs=1e-4), pytest.approx(6.2847, abs=1e-4))
+    _, (line, *_) = cells(scores)
+    assert line == ["a", "accuracy", "3", "+2.00", "1.00 [0.52, 6.28]", f"{effect_shown(3):.2f}", "0.5", "34"]
+    assert seeds_needed(0.5) == 34 and not cells(scores, "other")[1] and not cells(frame({"plain": [1, 2]}))[1]
+
+
 def test_differences_that_vary_by_rounding_only_do_not_vary() -> None:
     """Four of 277 examples more with every seed."""
     right = [(150, 154), (160, 164), (171, 175)]
-    values = [100 * after / 277 - 100 * before / 277 for before, after in right]
-    pilot = Pilot("", "a", "valid", "accuracy", 3, statistics.fmean(values), statistics.stdev(values), 2)
-    assert pilot.deviation > 0 and not pilot.varies
+    plain, other = ([100 * one / 277 for one in column] for column in zip(*right, strict=True))
+    scores = frame({"plain": plain, "a": other})
+    assert 0 < deviations(scores)["std"].item() < 1e-9 and cells(scores)[1][0][5:] == ["–", "0.5", "–"]
 
 
-def results(folder: Path, runs: dict[str, Any], title: str = "{}") -> Path:
-    folder.mkdir()
-    rows = [{"method": name, "title": title.format(name.upper())} for name in ("plain", "a", "b")]
-    (folder / "results.json").write_text(json.dumps({"methods": rows, "runs": runs}), encoding="utf-8")
-    return folder
+def test_results_of_this_and_of_earlier_versions_are_read(tmp_path: Path) -> None:
+    def read(runs: list[dict[str, Any]]) -> tuple[Any, ...]:
+        named = dict(zip(("plain-seed1", "plain-seed2", "a-seed1", "a-seed2"), runs, strict=True))
+        (tmp_path / "results.json").write_text(json.dumps({"methods": [], "runs": named}), encoding="utf-8")
+        (entry,) = deviations(read_scores(tmp_path / "results.json")).iterrows()
+        return (*entry[0], entry[1]["mean"])
 
-
-def encoder(score: float, **more: Any) -> dict[str, Any]:
-    return {"scores": {"valid": {"accuracy": score, "loss": 1.0}}, **more}
-
-
-@pytest.fixture
-def three(tmp_path: Path) -> Path:
-    """Differences of `a` 1, 2, 3, of `b` 0, 4; seed 9 is plain training's alone."""
-    scores = {"plain": [50, 60, 70], "a": [51, 62, 73], "b": [50, 64]}
-    runs = {f"{name}-seed{n}": encoder(score) for name, own in scores.items() for n, score in enumerate(own, start=1)}
-    return results(tmp_path / "three", {**runs, "plain-seed9": encoder(1.0)})
-
-
-def test_what_is_read_are_paired_differences(three: Path) -> None:
-    first, second, both = read_pilots(three / "results.json")
-    assert (first.method, first.metric, first.seeds, first.mean, first.deviation) == ("A", "accuracy", 3, 2.0, 1.0)
-    assert (second.method, second.seeds, second.mean) == ("B", 2, 2.0) and second.deviation == pytest.approx(8**0.5)
-    assert both.deviation == pytest.approx(((2 * 1 + 1 * 8) / 3) ** 0.5), "variances, weighted by degrees of freedom"
-    low, high = first.interval()
-    assert low < 1.0 < high and (low, high) == (pytest.approx(0.5207, abs=1e-4), pytest.approx(6.2847, abs=1e-4))
-
-
-def test_results_of_earlier_versions_are_read(tmp_path: Path) -> None:
-    def run(chosen: float, reported: float) -> dict[str, Any]:
-        chosen_by = {"training": {"scores": {"accuracy": chosen}}}
-        return {**chosen_by, "reported": {"scores": {"valid": {"accuracy": reported}}}}
-
-    runs = {"plain-seed1": run(9, 50), "plain-seed2": run(9, 50), "a-seed1": run(99, 51), "a-seed2": run(0, 53)}
-    (only,) = read_pilots(results(tmp_path / "held", runs))
-    assert (only.mean, only.subset) == (2.0, "valid"), "what is reported counts, and not what was chosen by"
+    reported = [(9, 50), (9, 50), (99, 51), (0, 53)]
+    chosen = [{"training": {"scores": {"accuracy": one}}} for one, _ in reported]
+    held_out = [{"reported": {"scores": {"valid": {"accuracy": one}}}} for _, one in reported]
+    both = [{**one, **other} for one, other in zip(chosen, held_out, strict=True)]
+    assert read(both) == ("valid", "accuracy", "a", 2.0), "what is reported counts, and not what was chosen by"
     bleu = [{"translation": {"scores": {"test": {"bleu": 20.0 + n, "bleu_signature": "x"}}}} for n in (0, 0, 1, 3)]
-    (only,) = read_pilots(results(tmp_path / "mt", dict(zip(runs, bleu, strict=True))))
-    assert (only.mean, only.metric) == (2.0, "bleu")
-
-
-def test_translations_have_bleu_and_chrf(tmp_path: Path) -> None:
-    runs = {
-        f"{name}-seed{n}": {"scores": {"test": {"bleu": 20 + n * k, "chrf": 40.0}, "valid": {"nll_loss": 2.0 * n}}}
-        for k, name in enumerate(("plain", "a"), start=1)
-        for n in (1, 2)
-    }
-    bleu, chrf = read_pilots(results(tmp_path / "mt", runs))
-    assert (bleu.metric, bleu.worth, bleu.mean) == ("bleu", 0.3, 1.5) and (chrf.metric, chrf.deviation) == ("chrf", 0.0)
-    assert main(["power", str(tmp_path / "mt"), "--out", str(tmp_path / "power.md")]) == 0
-    table = (tmp_path / "power.md").read_text(encoding="utf-8")
-    line = next(" ".join(line.split()) for line in table.splitlines() if "| chrf" in line)
-    assert line == "| A | chrf | 2 | +0.00 | 0.00 | 0.3 | – | – |" and "nothing is known of their deviation" in table
-
-
-def test_the_command(three: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "power.md"
-    assert main(["power", str(three), "--difference", "1", "--out", str(out)]) == 0
-    assert "all methods" in capsys.readouterr().out
-    table = out.read_text(encoding="utf-8")
-    line = f"| A | accuracy | 3 | +2.00 | 1.00 [0.52, 6.28] | 1 | {seeds_needed(1.0)} | {effect_shown(3):.2f} |"
-    assert line in " ".join(table.split())
-    assert main(["power", str(three), "--out", str(tmp_path / "power.json")]) == 0
-    content = json.loads((tmp_path / "power.json").read_text(encoding="utf-8"))
-    assert content["rows"][0]["seeds_needed"] == seeds_needed(0.5) == 34
-
-
-def test_no_figure_of_a_wide_table_is_cut_off(three: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    title = "the method {} with its options " + "and so on " * 15
-    runs = json.loads((three / "results.json").read_text(encoding="utf-8"))["runs"]
-    assert main(["power", str(three), str(results(tmp_path / "long", runs, title))]) == 0
-    table = capsys.readouterr().out
-    assert "…" not in table and title.format("A").strip() in table and table.count("1.00 [0.52, 6.28]") == 2
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["{three}", "--power", "1"], r"--power is 1.0, but must lie in (0, 1)"),
-        (["{three}", "--power", "0.01"], "--power is 0.01, but must be above --level, 0.05"),
-        (["{three}", "--difference", "0"], "--difference is 0.0, but must be above 0"),
-        (["{nowhere}"], "nowhere"),
-        (["{other}"], "holds no runs, so it isn't the results.json"),
-        (["{single}"], "has no method with two seeds that plain has, too"),
-    ],
-)
-def test_refusals(three: Path, tmp_path: Path, words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "other.json").write_text("{}", encoding="utf-8")
-    single = results(tmp_path / "single", {"plain-seed1": encoder(1.0), "a-seed1": encoder(2.0)})
-    paths = {"three": three, "nowhere": tmp_path / "nowhere.json", "other": tmp_path / "other.json", "single": single}
-    assert main(["power", *(word.format(**paths) for word in words)]) == 2
-    error = capsys.readouterr().err
-    assert said in error and error.startswith("attn-reg power: ") and error.count("\n") == 1
+    assert read(bleu) == ("test", "bleu", "a", 2.0)
+    now = [{"scores": {"valid": {"accuracy": one, "loss": 1.0}}} for _, one in reported]
+    assert read(now) == ("valid", "accuracy", "a", 2.0)
+    (tmp_path / "results.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"holds no runs, so it isn't the results\.json"):
+        read_scores(tmp_path / "results.json")
