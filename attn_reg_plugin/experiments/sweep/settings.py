@@ -35,7 +35,7 @@ DECIDED, FIXED = ("out", "methods", "seeds", "jobs", "method_flags"), ("task", "
 #: ranges in a file, `{log: [low, high]}`
 RANGES = ("log", "uniform", "int")
 #: trials of the method, and values of a key
-MOST = 10_000
+MOST = 5_000
 
 
 #: name of the arm that the method is compared with
@@ -106,9 +106,9 @@ class Sweep:
             raise ValueError(f"method is {self.method!r}, but must be a name, or {{like: NAME, option: value, ...}}")
         self.comparison()  # refuse what is wrong in it, before anything is blamed on the space
         self._check_size()
-        for shared in (True, False) if not self.trials else ():  # what depends on several keys
-            keys = [key for key in self.space if (key in self.shared) == shared]
-            for values in _grid({key: self.choices[key] for key in keys}):
+        space = self.choices
+        for shared in (True, False) if not self.trials else ():  # each value is possible, and so must be what all are
+            for values in _grid({key: space[key] for key in space if (key in self.shared) == shared}):
                 self.comparison(values)
 
     # -- method and training ------------------------------------------------------------------------------------------
