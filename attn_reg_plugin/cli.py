@@ -28,7 +28,6 @@ COMMANDS: dict[str, dict[str, str]] = {
         "sweep": "search the settings of a method, beside as many plain trainings",
         "run": "all steps of a configuration file: prepare, compare, finetune ...",
         "report": "runs as an HTML page, or their drop rates as a schedule",
-        "power": "how many seeds show a difference, from those of a finished comparison",
     },
     "other": {
         "export": "a trained encoder as a folder for from_pretrained",

@@ -135,6 +135,11 @@ def states(shape: Shape, bytes_each: int = 2) -> int:
     return 0 if shape.recomputes else 2 * shape.layers * shape.tokens * shape.width * bytes_each
 
 
+def valid_keys(shape: Shape) -> int:
+    """Bytes of the probe's map of valid keys, which all masks refer to; the tables leave it out."""
+    return shape.length**2
+
+
 def saved_bits(shape: Shape) -> int:
     """Bytes of the masks that the attentions save for their backward, beside those of `mask_bits`."""
     return 0 if shape.recomputes else mask_bits(shape)
@@ -165,11 +170,10 @@ class Layer(nn.Module):
         self.qkv, self.out = linear(shape.width, 3 * shape.width), linear(shape.width, shape.width)
         self.gate_up, self.down = linear(shape.width, 2 * shape.inner), linear(shape.inner, shape.width)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, T, C) to the same."""
+    def forward(self, x: Tensor, valid: Tensor) -> Tensor:
+        """(B, T, C) to the same; valid is bool (T, T)."""
         q, k, v = (h.unflatten(-1, (self.heads, -1)).transpose(1, 2) for h in self.qkv(x).chunk(3, -1))
         if self.site.active:
-            valid = torch.ones(x.size(1), x.size(1), dtype=torch.bool, device=x.device).tril()
             attended = regularized_attention(q, k, v, valid=valid, site=self.site)
         else:  # as frameworks do, without a mask
             attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -191,8 +195,9 @@ class Decoder(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         """(B, T) to logits (B, T, V)."""
         x = self.embed(ids)
+        valid = torch.ones(ids.size(1), ids.size(1), dtype=torch.bool, device=ids.device).tril()
         for layer in self.layers:
-            x = checkpoint(layer, x, use_reentrant=False) if self.recomputes else layer(x)
+            x = checkpoint(layer, x, valid, use_reentrant=False) if self.recomputes else layer(x, valid)
         return self.head(x)
 
 
@@ -316,7 +321,7 @@ def main() -> None:
                 print(f"{name:38} formula {told:>13,} counted {counted:>13,} {told / counted:.4f}")
         for shape in (SMALL, replace(SMALL, recomputes=True), replace(SMALL, length=512, batch=1)):
             counted = count_kept(shape, True) - count_kept(shape, False)
-            told = mask_bits(shape) + saved_bits(shape) + states(shape, 4)
+            told = mask_bits(shape) + saved_bits(shape) + states(shape, 4) + valid_keys(shape)
             print(f"kept for the backward: formula {told:,} counted {counted:,} bytes {told / counted:.3f}")
         for length in (256, 1024):
             print(f"ranking, length {length}: {count_ranking(Shape(heads=4, length=length)):.2f} bytes a position")

@@ -106,7 +106,7 @@ def test_tasks_criterions_and_models_are_in_the_generated_flags():
     text = hooks.flags_of_fairseq_face()
     for value in ("--task attn_reg_translation", "--criterion attn_reg_tagging", "--arch opus_mt", "--bpe opus_mt"):
         assert f"### {value}\n" in text
-    assert "`--hf-model`" in text and "`--r-drop-alpha`" in text and "`--renormalize-search`" in text
+    assert "`--hf-model`" in text and "`--label-smoothing`" in text and "`--renormalize-search`" in text
     assert "`--arch`" not in text and "`--ad-drop-p`" not in text
 
 

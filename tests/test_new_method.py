@@ -67,7 +67,7 @@ def test_fairseq_has_its_flags(method: type[Regularizer]) -> None:
     from fairseq.dataclass import FairseqDataclass
     from fairseq.dataclass.utils import gen_parser_from_dataclass
 
-    from attn_reg_plugin.tasks.attn_reg_task import regularizer_from, with_attn_reg
+    from attn_reg_plugin.tasks.flags import regularizer_from, with_attn_reg
 
     parser = argparse.ArgumentParser()
     gen_parser_from_dataclass(parser, with_attn_reg(FairseqDataclass)())

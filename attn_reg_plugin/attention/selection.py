@@ -56,14 +56,6 @@ class SiteSelector:
             raise ValueError("the site pattern is empty; write for example 'encoder.self' or '*'")
         return terms
 
-    def meets(self, other: SiteSelector) -> bool:
-        """Whether both are sure to select some site alike, in any model in which neither is refused.
-
-        That is so where a term has all that a term of the other has, which must match something.
-        """
-        ours, theirs = self._terms(), other._terms()
-        return any(_within(a, b) or _within(b, a) for a in ours for b in theirs)
-
     def select(self, sites: Iterable[AttentionSite]) -> list[AttentionSite]:
         """Select the sites that the pattern names, in the model's order.
 
@@ -96,15 +88,6 @@ def check_place(stack: str, kind: str, layer: int) -> None:
             raise ValueError(f"an AttentionSite's {name} is {given!r}, but must be {' or '.join(known)}")
     if not isinstance(layer, Integral) or isinstance(layer, bool) or layer < 0:
         raise ValueError(f"an AttentionSite's layer is {layer!r}, but must be a whole number from 0")
-
-
-def _within(inner: _Term, outer: _Term) -> bool:
-    """Whether all that `inner` matches is matched by `outer`; every layer that is named has to exist."""
-    (text, stack, kind, layers), (around, other_stack, other_kind, others) = inner, outer
-    towers = set(around.split("@")[1:]) <= set(text.split("@")[1:])
-    same = other_stack in ("*", stack) and other_kind in ("*", kind)
-    meet = others is None or any(a <= d and c <= b for a, b in layers or [] for c, d in others)
-    return towers and same and meet
 
 
 def _stands_in(site: AttentionSite, term: str) -> bool:

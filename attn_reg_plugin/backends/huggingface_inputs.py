@@ -11,8 +11,8 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attn_reg_plugin.regularizers.attend_out.generator import Tokens
 from attn_reg_plugin.regularizers.ad_drop.objectives import IGNORED
+from attn_reg_plugin.regularizers.attend_out.generator import Tokens
 
 #: what a model takes in place of token ids
 SOURCES = ("inputs_embeds", "input_features", "input_values", "pixel_values")

@@ -48,7 +48,7 @@ class MaterializedAttention(TorchFunctionMode):
         """Make the sites' modules say when they attend: a site asks for its mask right before its attention."""
         for site in self.sites:
             site.backend.open(site)
-            site.sampler = partial(self._announce, site.name)
+            site.ask(sampler=partial(self._announce, site.name))
         return super().__enter__()
 
     def __exit__(self, *error: Any) -> None:

@@ -382,11 +382,7 @@ def binarize(work: Work) -> dict[str, Any]:
 
 
 def preprocess(
-    folder: Path,
-    languages: tuple[str, str],
-    splits: Sequence[str],
-    dictionaries: tuple[str, str],
-    workers: int = 1,
+    folder: Path, languages: tuple[str, str], splits: Sequence[str], dictionaries: tuple[str, str], workers: int = 1
 ) -> None:
     """Run `fairseq_cli.preprocess` from `pieces/SPLIT.LANGUAGE` to `bin/` of a folder, in a process of its own.
 

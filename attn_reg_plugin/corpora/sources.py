@@ -21,11 +21,7 @@ from attn_reg_plugin.files import find_text, one_line, read_lines
 
 #: the data set on the Hugging Face hub; its splits, their names for fairseq, and their titles
 WMT16 = "wmt/wmt16"
-_HUB_SPLITS = (
-    ("train", "train", "train"),
-    ("validation", "valid", "newsdev2016"),
-    ("test", "test", "newstest2016"),
-)
+_HUB_SPLITS = (("train", "train", "train"), ("validation", "valid", "newsdev2016"), ("test", "test", "newstest2016"))
 _VALID_NAMES = ("newsdev2016", "valid", "dev")
 
 

@@ -1,7 +1,6 @@
-"""`--criterion attn_reg_classification`: classification, multiple choice and regression, and the same with R-Drop.
+"""`--criterion attn_reg_classification`: classification, multiple choice and regression.
 
-Classes and choices have the cross-entropy, regressions the squared error. Where there is no distribution, in a
-regression, R-Drop's divergence is the squared difference of both predictions.
+Classes and choices have the cross-entropy, regressions the squared error.
 """
 
 from __future__ import annotations
@@ -13,8 +12,7 @@ import torch.nn.functional as F
 from fairseq.criterions import register_criterion
 from torch import Tensor, nn
 
-from attn_reg_plugin.criterions.doubled import symmetric_divergence
-from attn_reg_plugin.criterions.labelled import LabelledConfig, LabelledCriterion, RDrop, RDropConfig
+from attn_reg_plugin.criterions.labelled import LabelledConfig, LabelledCriterion
 from attn_reg_plugin.labelled.task_table import CLASSIFICATION, MULTIPLE_CHOICE, REGRESSION
 from attn_reg_plugin.regularizers.base.context import Outcome
 
@@ -26,7 +24,7 @@ class ClassificationCriterion(LabelledCriterion):
     kinds: ClassVar[tuple[str, ...]] = (CLASSIFICATION, MULTIPLE_CHOICE, REGRESSION)
 
     def losses(self, logits: Tensor, target: Tensor, label_smoothing: float = 0.0) -> Tensor:
-        """Of every example, (B,)."""
+        """Losses of the examples, (B,)."""
         if self.labelled.kind == REGRESSION:
             return F.mse_loss(logits.reshape(-1), target.float(), reduction="none")
         return F.cross_entropy(logits, target, reduction="none", label_smoothing=label_smoothing)
@@ -36,19 +34,8 @@ class ClassificationCriterion(LabelledCriterion):
         predicted = logits.reshape(-1) if self.labelled.kind == REGRESSION else logits.argmax(-1)
         return torch.stack([predicted.double(), target.double()], dim=-1)
 
-    def divergences(self, first: Tensor, second: Tensor, target: Tensor) -> Tensor:
-        """Of every example, (B,)."""
-        if self.labelled.kind == REGRESSION:
-            return F.mse_loss(first.reshape(-1), second.reshape(-1), reduction="none")
-        return symmetric_divergence(first, second)
-
     def example_outcomes(self, model: nn.Module, sample: dict[str, Any]) -> Outcome:
         """Loss, and whether the class is right (of a regression: minus the loss)."""
         target, logits = self.target_of(sample), self.logits(model, sample)
         losses = self.losses(logits, target)
         return Outcome(losses, -losses if self.labelled.kind == REGRESSION else (logits.argmax(-1) == target).float())
-
-
-@register_criterion("attn_reg_classification_with_r_drop", dataclass=RDropConfig)
-class ClassificationWithRDropCriterion(RDrop, ClassificationCriterion):
-    """The same with R-Drop in training."""

@@ -53,7 +53,7 @@ def unpacked(slots: Tensor) -> Tensor:
 
 
 def collected(rows: Tensor, kind: str, names: Sequence[str]) -> dict[str, Any]:
-    """What a criterion adds to its logging output in validation.
+    """Rows and metrics for a criterion's logging output in validation.
 
     Args:
         rows: see `packed`.

@@ -1,4 +1,4 @@
-"""What the criterions of labelled data share; they differ in `losses` and `predictions`.
+"""Base of the criterions of labelled data, which differ in `losses` and `predictions`.
 
 Their task describes its data by one attribute, `labelled`: a `LabelledTask` with its label set. The model
 returns logits, in any form that `logits_of` knows. In training sums are logged; in validation the predictions, too,
@@ -10,7 +10,7 @@ from which the official metrics are computed over the whole set and all ranks:
 # no `from __future__ import annotations`: fairseq reads a flag's type from its field
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from fairseq.criterions import FairseqCriterion
@@ -18,8 +18,8 @@ from fairseq.dataclass import FairseqDataclass
 from fairseq.logging import metrics
 from torch import Tensor, nn
 
+from attn_reg_plugin.configuration import setting
 from attn_reg_plugin.criterions.collecting import collected, log_collected
-from attn_reg_plugin.criterions.doubled import check_alpha, repeated, supplied
 from attn_reg_plugin.labelled.metrics import check_scores
 from attn_reg_plugin.labelled.task_table import REGRESSION, LabelledTask
 from attn_reg_plugin.regularizers.ad_drop.objectives import logits_of
@@ -30,20 +30,10 @@ from attn_reg_plugin.regularizers.base.context import Outcome
 class LabelledConfig(FairseqDataclass):
     """The flags of every criterion of labelled data."""
 
-    label_smoothing: float = field(
-        default=0.0, metadata={"help": "share of the target spread over all labels, in [0, 1)"}
+    label_smoothing: float = setting("share of the target spread over all labels, in [0, 1)", 0.0)
+    validation_metrics: str = setting(
+        "metrics computed in validation, separated by commas; default: the task's official", ""
     )
-    validation_metrics: str = field(
-        default="",
-        metadata={"help": "metrics computed in validation, separated by commas; default: the task's official"},
-    )
-
-
-@dataclass
-class RDropConfig(LabelledConfig):
-    """The same, and R-Drop's."""
-
-    r_drop_alpha: float = field(default=1.0, metadata={"help": "weight of R-Drop's divergence, at least 0"})
 
 
 class LabelledCriterion(FairseqCriterion):
@@ -91,15 +81,11 @@ class LabelledCriterion(FairseqCriterion):
         raise NotImplementedError
 
     def rows(self, logits: Tensor, target: Tensor) -> Tensor:
-        """What metrics are computed from, (N, 2); see `labelled/metrics.py`."""
+        """Rows that metrics are computed from, (N, 2); see `labelled/metrics.py`."""
         return self.predictions(logits, target)
 
-    def divergences(self, first: Tensor, second: Tensor, target: Tensor) -> Tensor:
-        """R-Drop's divergence of every item with a label, between the logits of two passes."""
-        raise NotImplementedError
-
     def example_outcomes(self, model: nn.Module, sample: dict[str, Any]) -> Outcome:
-        """Of each example the loss (the mean over its words), without label smoothing, and a score, both (B,).
+        """Loss of each example (the mean over its words), without label smoothing, and a score, both (B,).
 
         For AttendOut's rewards; nothing is logged, and the other ranks are not asked.
         """
@@ -162,7 +148,7 @@ class LabelledCriterion(FairseqCriterion):
         """Log the loss (in base 2, as fairseq does; of a regression the squared error), accuracy and the metrics."""
         sums = {
             key: sum(float(log[key]) for log in logging_outputs if key in log)
-            for key in ("loss", "nll_loss", "divergence", "n_correct", "sample_size")
+            for key in ("loss", "nll_loss", "n_correct", "sample_size")
         }
         items = sums["sample_size"]
         if not items:
@@ -172,8 +158,6 @@ class LabelledCriterion(FairseqCriterion):
         metrics.log_scalar("loss", sums["loss"] / items / base, items, round=4)
         if sums["nll_loss"] != sums["loss"]:
             metrics.log_scalar("nll_loss", sums["nll_loss"] / items / base, items, round=4)
-        if any("divergence" in log for log in logging_outputs):
-            metrics.log_scalar("r_drop", sums["divergence"] / items / base, items, round=4)
         if classes:
             metrics.log_scalar("accuracy", 100 * sums["n_correct"] / items, items)
         log_collected(logging_outputs)
@@ -182,40 +166,3 @@ class LabelledCriterion(FairseqCriterion):
     def logging_outputs_can_be_summed() -> bool:
         """Yes: predictions come in slots, see `collecting.py`."""
         return True
-
-
-class RDrop:
-    """Mixin for a `LabelledCriterion`: R-Drop in training; evaluation is the plain criterion's, exactly.
-
-    The sample size is that of the plain criterion, so the loss of an item is the paper's equation 4. The logged
-    `nll_loss` is the mean of both passes, to compare with plain training, and `r_drop` the divergence.
-
-    Args:
-        r_drop_alpha: α, at least 0.
-    """
-
-    def __init__(
-        self, task: Any, label_smoothing: float = 0.0, validation_metrics: str = "", r_drop_alpha: float = 1.0
-    ) -> None:
-        super().__init__(task, label_smoothing, validation_metrics)
-        check_alpha(r_drop_alpha, task)
-        self.alpha = r_drop_alpha
-
-    def forward(
-        self, model: nn.Module, sample: dict[str, Any], reduce: bool = True
-    ) -> tuple[Tensor, int, dict[str, Any]]:
-        """As `LabelledCriterion.forward`; in training with two passes in one forward."""
-        if not model.training:
-            return super().forward(model, sample, reduce)
-        self.target_of(sample)
-        doubled = repeated(sample)
-        with supplied(self.task, doubled):
-            logits = self.logits(model, doubled)
-        target = doubled["target"].chunk(2)[0]
-        first, second = logits.chunk(2)
-        losses = self.losses(logits, doubled["target"], self.label_smoothing)
-        divergence = self.divergences(first, second, target).sum()
-        loss, items = losses.sum() + self.alpha * divergence, losses.numel() // 2
-        log = self._log(loss, items, sample, first, target)
-        log["nll_loss"] = self.losses(logits.detach(), doubled["target"]).sum() / 2
-        return loss, items, {**log, "divergence": divergence.detach()}

@@ -1,4 +1,4 @@
-"""`--criterion attn_reg_tagging`: a label for every word, and the same with R-Drop."""
+"""`--criterion attn_reg_tagging`: a label for every word."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from fairseq.criterions import register_criterion
 from torch import Tensor, nn
 
-from attn_reg_plugin.criterions.doubled import symmetric_divergence
-from attn_reg_plugin.criterions.labelled import LabelledConfig, LabelledCriterion, RDrop, RDropConfig
+from attn_reg_plugin.criterions.labelled import LabelledConfig, LabelledCriterion
 from attn_reg_plugin.labelled.encoding import IGNORED
 from attn_reg_plugin.labelled.metrics import SENTENCE_END, tag_codes
 from attn_reg_plugin.labelled.task_table import TAGGING
@@ -31,7 +30,7 @@ class TaggingCriterion(LabelledCriterion):
         self.codes = torch.tensor(tag_codes(self.labelled.labels))
 
     def losses(self, logits: Tensor, target: Tensor, label_smoothing: float = 0.0) -> Tensor:
-        """Of every word, (N,)."""
+        """Losses of the words, (N,)."""
         words = target != IGNORED
         return F.cross_entropy(logits[words], target[words], reduction="none", label_smoothing=label_smoothing)
 
@@ -48,20 +47,10 @@ class TaggingCriterion(LabelledCriterion):
         ends = pairs.new_full((len(pairs), 1, 2), SENTENCE_END)
         return torch.cat([pairs, ends], dim=1)[F.pad(words, (0, 1), value=True)]
 
-    def divergences(self, first: Tensor, second: Tensor, target: Tensor) -> Tensor:
-        """Of every word, (N,)."""
-        words = target != IGNORED
-        return symmetric_divergence(first[words], second[words])
-
     def example_outcomes(self, model: nn.Module, sample: dict[str, Any]) -> Outcome:
-        """Of each sentence the mean loss and the share of right words."""
+        """Mean loss and share of right words of each sentence."""
         target, logits = self.target_of(sample), self.logits(model, sample)
         words = target != IGNORED
         losses = F.cross_entropy(logits.transpose(1, 2), target, reduction="none", ignore_index=IGNORED)
         count = words.sum(-1).clamp(min=1)
         return Outcome(losses.sum(-1) / count, ((logits.argmax(-1) == target) & words).sum(-1) / count)
-
-
-@register_criterion("attn_reg_tagging_with_r_drop", dataclass=RDropConfig)
-class TaggingWithRDropCriterion(RDrop, TaggingCriterion):
-    """The same with R-Drop in training."""

@@ -20,8 +20,8 @@ from transformers import Trainer
 from attn_reg_plugin.backends.huggingface_inputs import described, transformers_model
 from attn_reg_plugin.huggingface.step_loss import untouched
 from attn_reg_plugin.regularizers import Outcome, Tokens
-from attn_reg_plugin.regularizers.attend_out.defender import Defender
 from attn_reg_plugin.regularizers.ad_drop.objectives import IGNORED, logits_of
+from attn_reg_plugin.regularizers.attend_out.defender import Defender
 from attn_reg_plugin.regularizers.base.forward import in_evaluation, same_randomness
 
 #: keys of a dictionary of evaluation sets that `valid` means

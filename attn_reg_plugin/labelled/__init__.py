@@ -10,6 +10,7 @@ Importing this needs numpy, and transformers or datasets only once they are used
 here, makes a fairseq dataset of the rows.
 """
 
+# ruff: noqa: F401  the names are the room's
 from attn_reg_plugin.labelled.corruption import AT_EVALUATION, Corruption
 from attn_reg_plugin.labelled.encoding import IGNORED, Encoded, encode, load_tokenizer, longest_input
 from attn_reg_plugin.labelled.examples import ChoiceExample, Example, TaggedSentence, TextExample
@@ -35,35 +36,3 @@ from attn_reg_plugin.labelled.task_table import (
     find_task,
     plain_task,
 )
-
-__all__ = [
-    "AT_EVALUATION",
-    "CLASSIFICATION",
-    "IGNORED",
-    "KINDS",
-    "MULTIPLE_CHOICE",
-    "REGRESSION",
-    "TAGGING",
-    "TASKS",
-    "ChoiceExample",
-    "Corruption",
-    "Encoded",
-    "Example",
-    "Hub",
-    "LabelledTask",
-    "Sampling",
-    "TaggedSentence",
-    "TextExample",
-    "encode",
-    "find_split",
-    "find_task",
-    "is_hub",
-    "labels_needed",
-    "load_tokenizer",
-    "longest_input",
-    "plain_task",
-    "read_file",
-    "read_split",
-    "sample_of",
-    "with_labels",
-]

@@ -24,21 +24,8 @@ logger = logging.getLogger(__name__)
 _CHUNK = 1000
 #: families whose first position is the padding index + 1, so that many positions fewer hold tokens
 _OFFSET_POSITIONS = (
-    "camembert",
-    "data2vec-text",
-    "esm",
-    "ibert",
-    "layoutlmv3",
-    "lilt",
-    "longformer",
-    "luke",
-    "markuplm",
-    "mpnet",
-    "roberta",
-    "roberta-prelayernorm",
-    "xlm-roberta",
-    "xlm-roberta-xl",
-    "xmod",
+    *("camembert", "data2vec-text", "esm", "ibert", "layoutlmv3", "lilt", "longformer", "luke", "markuplm", "mpnet"),
+    *("roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"),
 )
 #: tokenizers that know no limit say a number beyond this one
 _NO_LIMIT = 10**9
@@ -60,7 +47,7 @@ class Encoded:
 
 
 def load_tokenizer(path: str, task: LabelledTask) -> Any:
-    """The fast tokenizer of a model, fit for the task.
+    """Load the fast tokenizer of a model, fit for the task.
 
     Args:
         path: a folder or a hub name.
@@ -83,7 +70,7 @@ def load_tokenizer(path: str, task: LabelledTask) -> Any:
 
 
 def _byte_levels(state: Any) -> Iterator[dict[str, Any]]:
-    """The byte-level steps in the state of a pre-tokenizer that may be a sequence of others."""
+    """Find the byte-level steps in the state of a pre-tokenizer that may be a sequence of others."""
     if state is not None and state["type"] == "ByteLevel":
         yield state
     for part in (state or {}).get("pretokenizers", ()):
@@ -91,7 +78,7 @@ def _byte_levels(state: Any) -> Iterator[dict[str, Any]]:
 
 
 def _splitting(tokenizer: Any) -> Any:
-    """The state of the tokenizer's pre-tokenizer; None where it has none."""
+    """Get the state of the tokenizer's pre-tokenizer; None where it has none."""
     before = tokenizer.backend_tokenizer.pre_tokenizer
     return None if before is None else json.loads(before.__getstate__())
 
@@ -111,7 +98,7 @@ def _part_words(tokenizer: Any) -> None:
 
 
 def longest_input(tokenizer: Any, config: Any, wanted: int | None = None) -> int:
-    """How many tokens the model takes, special ones included.
+    """Find how many tokens the model takes, special ones included.
 
     Args:
         tokenizer: its `model_max_length` counts, where it says one.
@@ -141,7 +128,7 @@ def longest_input(tokenizer: Any, config: Any, wanted: int | None = None) -> int
 def encode(
     examples: Sequence[Example], task: LabelledTask, tokenizer: Any, longest: int, title: str = ""
 ) -> list[Encoded]:
-    """The examples as ids, truncated to `longest` tokens; logs once how many were.
+    """Turn examples into ids, truncated to `longest` tokens; logs once how many were.
 
     Args:
         examples: of the task's kind.
@@ -175,7 +162,7 @@ def _check_fast(tokenizer: Any) -> None:
 
 
 def _columns(batch: Any) -> tuple[list[np.ndarray], list[np.ndarray] | list[None], list[bool]]:
-    """Ids, token types (or Nones) and whether anything was cut off, of each input."""
+    """Get ids, token types (or Nones) and whether anything was cut off, of each input."""
     ids = [np.asarray(row, dtype=np.int32) for row in batch["input_ids"]]
     types = [np.asarray(row, dtype=np.int32) for row in batch["token_type_ids"]] if "token_type_ids" in batch else []
     return ids, types or [None] * len(ids), [bool(encoding.overflowing) for encoding in batch.encodings]
@@ -227,14 +214,14 @@ def _tokenize_words(words: list[list[str]], tokenizer: Any, longest: int) -> Any
 
 
 def _wordless(batch: Any, row: int, count: int) -> list[int]:
-    """The words of a sentence that tokenized to nothing; those behind the place of truncation count as tokenized."""
+    """Find the words of a sentence that tokenized to nothing; those that truncation took count as tokenized."""
     encoding = batch.encodings[row]
     found = {word for part in (encoding, *encoding.overflowing) for word in part.word_ids if word is not None}
     return [word for word in range(count) if word not in found]
 
 
 def _first_pieces(word_of: Sequence[int | None], labels: Sequence[int] | None) -> np.ndarray | None:
-    """Labels (T,): each word's at its first sub-token, -100 elsewhere."""
+    """Align labels (T,): each word's at its first sub-token, -100 elsewhere."""
     if labels is None:
         return None
     aligned = np.full(len(word_of), IGNORED, dtype=np.int32)

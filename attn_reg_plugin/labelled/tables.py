@@ -195,7 +195,8 @@ def read_table(
         label = None if written is None or labels_ignored else labels.read(written, f"{path}, line {line}")
         yield example_of(task, line, row, label)
     if not count:
-        raise ValueError(f"{path}, line 2: the file has a header but no example")
+        end = "line 1: the file has" if task.format == "jsonl" else "line 2: the file has a header but"
+        raise ValueError(f"{path}, {end} no example")
 
 
 def label_of(path: Path, line: int, task: LabelledTask, row: Mapping[str, str]) -> str:

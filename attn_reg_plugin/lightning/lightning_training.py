@@ -14,10 +14,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from attn_reg_plugin.regularizers import Regularizer
-from attn_reg_plugin.regularizers.base.attachment import attachments_of
 from attn_reg_plugin.regularizers.attend_out.defender import Defender
-from attn_reg_plugin.regularizers.base.distributed import waits_for_gradients
+from attn_reg_plugin.regularizers.base.attachment import attachments_of
 from attn_reg_plugin.regularizers.base.context import Problem
+from attn_reg_plugin.regularizers.base.distributed import waits_for_gradients
 
 #: strategies, by the name of their class or of one they derive from, that keep a part of the model in each process
 SHARDED = {"FSDPStrategy": "FSDP", "ModelParallelStrategy": "ModelParallel (FSDP2)", "DeepSpeedStrategy": "DeepSpeed"}

@@ -5,11 +5,12 @@ regression), token classification or multiple choice, as the task's kind of labe
 model's configuration in its `cfg.model.hf_config`, so reading one needs no pretrained weights.
 """
 
-# no `from __future__ import annotations`: fairseq reads a flag's type from its field
+# no `from __future__ import annotations`: fairseq reads a flag's type from its field, and knows `Optional` only
+# ruff: noqa: UP045
 import inspect
 import json
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional
 
@@ -18,6 +19,7 @@ from fairseq.dataclass import FairseqDataclass
 from fairseq.models import BaseFairseqModel, register_model
 from torch import Tensor
 
+from attn_reg_plugin.configuration import setting
 from attn_reg_plugin.labelled.task_table import CLASSIFICATION, MULTIPLE_CHOICE, REGRESSION, TAGGING, LabelledTask
 from attn_reg_plugin.regularizers.ad_drop.objectives import logits_of
 
@@ -47,28 +49,15 @@ DROPOUTS = {
 class HFEncoderConfig(FairseqDataclass):
     """The flags of the architecture; `--hf-model` is the task's, whose tokenizer comes from there too."""
 
-    hf_from_config: bool = field(
-        default=False, metadata={"help": "random weights of the shape that --hf-model has, not the pretrained ones"}
+    hf_from_config: bool = setting("random weights of the shape that --hf-model has, not the pretrained ones", False)
+    dropout: Optional[float] = setting("dropout of the hidden states, in [0, 1); default: the model's", None)
+    attention_dropout: Optional[float] = setting(
+        "dropout of the attention weights, in [0, 1); default: the model's", None
     )
-    dropout: Optional[float] = field(  # noqa: UP045  fairseq knows this form only
-        default=None, metadata={"help": "dropout of the hidden states, in [0, 1); default: the model's"}
-    )
-    attention_dropout: Optional[float] = field(  # noqa: UP045
-        default=None, metadata={"help": "dropout of the attention weights, in [0, 1); default: the model's"}
-    )
-    classifier_dropout: Optional[float] = field(  # noqa: UP045
-        default=None, metadata={"help": "dropout before the head, in [0, 1); default: the model's"}
-    )
-    checkpoint_activations: bool = field(
-        default=False, metadata={"help": "compute activations again in the backward pass, to save memory"}
-    )
-    autocast: str = field(
-        default="off",
-        metadata={"help": "bfloat16: matrix products in bf16, weights and loss in fp32; off: all in fp32"},
-    )
-    hf_config: Optional[str] = field(  # noqa: UP045
-        default=None, metadata={"help": "not to be given: where a checkpoint keeps the model's configuration"}
-    )
+    classifier_dropout: Optional[float] = setting("dropout before the head, in [0, 1); default: the model's", None)
+    checkpoint_activations: bool = setting("compute activations again in the backward pass, to save memory", False)
+    autocast: str = setting("bfloat16: matrix products in bf16, weights and loss in fp32; off: all in fp32", "off")
+    hf_config: Optional[str] = setting("not to be given: where a checkpoint keeps the model's configuration", None)
 
 
 @register_model("hf_encoder", dataclass=HFEncoderConfig)
@@ -166,7 +155,7 @@ def autocast_dtype(config: Any) -> torch.dtype | None:
     Raises:
         ValueError: neither of the two.
     """
-    name = getattr(config, "autocast", "off")  # checkpoints of earlier versions have none
+    name = config.autocast
     name = "off" if name in (False, "False") else name  # YAML reads a bare `off` as False
     if name not in AUTOCAST:
         raise ValueError(f"--autocast is {name!r}, but must be one of {', '.join(AUTOCAST)}")

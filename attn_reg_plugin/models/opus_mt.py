@@ -12,16 +12,21 @@ Published models score padding, whose row and bias are zero, with a logit of 0, 
 `--renormalize-search` search leaves it no probability *before* the softmax, as Hugging Face does where the folder's
 generation settings say `renormalize_logits`; fairseq itself takes it out after the softmax, and its share is then lost.
 
-Attention is fairseq's `MultiheadAttention`, so every regularizer finds it.
+Attention is fairseq's `MultiheadAttention`, so every regularizer finds it. `--bpe opus_mt` is OPUS-MT's tokenization in
+`fairseq-generate` and `fairseq-interactive`, so that raw text goes in and comes out.
 """
 
-from __future__ import annotations
-
+# no `from __future__ import annotations`: fairseq makes flags of the types of a config's fields, not of their names
+import logging
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from fairseq.data import Dictionary
+from fairseq.data.encoders import register_bpe
+from fairseq.dataclass import FairseqDataclass
 from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.models import register_model, register_model_architecture
 from fairseq.models.transformer import (
@@ -32,6 +37,10 @@ from fairseq.models.transformer import (
     base_architecture,
 )
 from torch import Tensor, nn
+
+from attn_reg_plugin.configuration import setting
+
+logger = logging.getLogger(__name__)
 
 #: the logit of what cannot come, as fairseq's `<s>`, which Marian does not have: no probability is left for it in any
 #: precision, and label smoothing, which sums over the vocabulary, stays finite
@@ -199,7 +208,7 @@ class OpusMTModel(TransformerModel):
         )
 
     @classmethod
-    def build_model(cls, args: Any, task: Any) -> OpusMTModel:
+    def build_model(cls, args: Any, task: Any) -> "OpusMTModel":
         """The model.
 
         Raises:
@@ -210,6 +219,16 @@ class OpusMTModel(TransformerModel):
             if getattr(args, name, None):
                 raise ValueError(f"--{name.replace('_', '-')} cannot be given with --arch opus_mt: Marian has no such")
         return super().build_model(args, task)
+
+    def prepare_for_inference_(self, cfg: Any) -> None:
+        """Get ready to translate; warn where nothing parts text into the model's pieces and joins them again."""
+        super().prepare_for_inference_(cfg)
+        bpe = getattr(getattr(cfg, "bpe", None), "_name", None)
+        if bpe not in ("opus_mt", "sentencepiece"):
+            logger.warning(
+                "--arch opus_mt translates pieces, not text: give --bpe opus_mt --opus-mt-folder DIR, the folder that "
+                "`attn-reg convert opus-mt` wrote, or raw text becomes unknown words"
+            )
 
     @classmethod
     def build_embedding(cls, args: Any, dictionary: Dictionary, embed_dim: int, path: str | None = None) -> nn.Module:
@@ -236,3 +255,36 @@ def opus_mt(args: Any) -> None:
     args.positions_over_padding = getattr(args, "positions_over_padding", False)
     args.renormalize_search = getattr(args, "renormalize_search", False)
     base_architecture(args)
+
+
+# -- the tokenization -------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class OpusMTBPEConfig(FairseqDataclass):
+    """The flag of `--bpe opus_mt`."""
+
+    opus_mt_folder: str = setting("folder that `attn-reg convert opus-mt` or `attn-reg prepare --opus-mt` wrote", "???")
+
+
+@register_bpe("opus_mt", dataclass=OpusMTBPEConfig)
+class OpusMTBPE:
+    """Source text to symbols of the dictionary, and symbols of the target to text, as `MarianTokenizer` does it."""
+
+    def __init__(self, cfg: OpusMTBPEConfig) -> None:
+        # imported only when it is asked for: fairseq loads this file with every --user-dir, sentencepiece or not
+        from attn_reg_plugin.opus_mt.tokenization import OpusMTTokenizer
+
+        self.tokenizer = OpusMTTokenizer(Path(cfg.opus_mt_folder))
+
+    def encode(self, x: str) -> str:
+        """A source sentence as symbols with spaces between; the end of sentence is fairseq's to add."""
+        return " ".join(self.tokenizer.source.encode(x))
+
+    def decode(self, x: str) -> str:
+        """The text of symbols with spaces between."""
+        return self.tokenizer.decode(x.split(" "))
+
+    def is_beginning_of_word(self, x: str) -> bool:
+        """Whether a symbol begins a word."""
+        return x.startswith(("▁", "<", ">>"))

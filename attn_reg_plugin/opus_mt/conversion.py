@@ -18,7 +18,7 @@ from attn_reg_plugin.checkpoints import find_checkpoint, load_checkpoint
 from attn_reg_plugin.files import naming_writer, whole_folder, write_json, write_text
 from attn_reg_plugin.opus_mt import marian_folder as marian
 from attn_reg_plugin.opus_mt import tokenization as text
-from attn_reg_plugin.opus_mt.marian_folder import BIAS, MarianFolder, MarianShape
+from attn_reg_plugin.opus_mt.marian_folder import BIAS, MarianFolder
 from attn_reg_plugin.opus_mt.tokenization import CONFIG, OpusMTTokenizer, Vocabulary, copy_files, write_dictionaries
 
 ARCHITECTURE = "opus_mt"
@@ -34,46 +34,50 @@ _ROWS = {
 _BEST_FIRST = ("checkpoint_best.pt", "checkpoint_last.pt", CHECKPOINT)
 
 
-def architecture(shape: MarianShape) -> dict[str, Any]:
-    """The model's flags of fairseq-train without their dashes → values; True for a switch that is on."""
+def architecture(path: Path) -> dict[str, Any]:
+    """Map the model's flags of fairseq-train without their dashes → values; True for a switch that is on.
+
+    Args:
+        path: of a Marian model's `config.json`.
+    """
+    config = marian.read_config(path)
     flags: dict[str, Any] = {}
-    for number, stack in enumerate(("encoder", "decoder")):
+    for stack in ("encoder", "decoder"):
         flags |= {
-            f"{stack}-layers": shape.layers[number],
-            f"{stack}-embed-dim": shape.width,
-            f"{stack}-ffn-embed-dim": shape.feed_forward[number],
-            f"{stack}-attention-heads": shape.heads[number],
-            f"{stack}-layerdrop": shape.layerdrop[number],
+            f"{stack}-layers": getattr(config, f"{stack}_layers"),
+            f"{stack}-embed-dim": config.d_model,
+            f"{stack}-ffn-embed-dim": getattr(config, f"{stack}_ffn_dim"),
+            f"{stack}-attention-heads": getattr(config, f"{stack}_attention_heads"),
+            f"{stack}-layerdrop": getattr(config, f"{stack}_layerdrop"),
         }
-    flags["share-all-embeddings" if shape.shared else "share-decoder-input-output-embed"] = True
+    shared = config.share_encoder_decoder_embeddings
+    flags["share-all-embeddings" if shared else "share-decoder-input-output-embed"] = True
     for name in ("dropout", "attention_dropout", "activation_dropout"):
-        flags[name.replace("_", "-")] = getattr(shape, name)
-    positions = max(shape.positions, MIN_POSITIONS)
+        flags[name.replace("_", "-")] = getattr(config, name)
+    positions = max(config.max_position_embeddings, MIN_POSITIONS)
     flags |= {"max-source-positions": positions, "max-target-positions": positions}
-    if not shape.scaled:
-        flags["no-scale-embedding"] = True
-    if shape.renormalizes:
-        flags["renormalize-search"] = True
-    if shape.activation != "swish":  # the default of the architecture, which fairseq's parser does not know
-        flags["activation-fn"] = shape.activation
-    return flags
+    activation = marian.ACTIVATIONS[config.activation_function]
+    flags |= {} if config.scale_embedding else {"no-scale-embedding": True}
+    flags |= {"renormalize-search": True} if marian.renormalizes(path) else {}
+    # swish is the default of the architecture, and fairseq's parser does not know it
+    return flags if activation == "swish" else flags | {"activation-fn": activation}
 
 
-def flags_text(shape: MarianShape) -> str:
-    """The flags of fairseq-train that build the model of a checkpoint, in one line."""
+def flags_text(path: Path) -> str:
+    """Write the flags of fairseq-train that build the model of a checkpoint, in one line."""
     words = ["--arch", ARCHITECTURE]
-    for name, value in architecture(shape).items():
+    for name, value in architecture(path).items():
         words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
     return shlex.join(words)
 
 
 def _vocabulary_of(name: str, tokenizer: OpusMTTokenizer) -> Vocabulary:
-    """The vocabulary whose order the rows of a tensor have."""
+    """Choose the vocabulary whose order the rows of a tensor have."""
     return (tokenizer.source if name in (marian.SHARED, marian.ENCODER) else tokenizer.target).vocabulary
 
 
 def fairseq_state(folder: MarianFolder) -> dict[str, Tensor]:
-    """The state of the fairseq model: fairseq's name → tensor."""
+    """Make the state of the fairseq model: fairseq's name → tensor."""
     state = {f"{stack}.version": torch.tensor([3.0]) for stack in ("encoder", "decoder")}
     for name, tensor in folder.tensors.items():
         if name not in _ROWS:
@@ -86,8 +90,8 @@ def fairseq_state(folder: MarianFolder) -> dict[str, Tensor]:
     return state
 
 
-def marian_tensors(path: Path, state: dict[str, Tensor], shape: MarianShape, tokenizer: OpusMTTokenizer) -> dict:
-    """What `fairseq_state` made, turned back: Hugging Face's name → tensor.
+def marian_tensors(path: Path, state: dict[str, Tensor], config: Any, tokenizer: OpusMTTokenizer) -> dict[str, Tensor]:
+    """Turn back what `fairseq_state` made: Hugging Face's name → tensor.
 
     Args:
         path: the checkpoint, for messages.
@@ -96,9 +100,9 @@ def marian_tensors(path: Path, state: dict[str, Tensor], shape: MarianShape, tok
         ValueError: the state is not of the model that the configuration describes, or its embeddings have come apart.
     """
     tensors = {}
-    for name, size in shape.expected():
+    for name, size in marian.expected(config).items():
         names = _ROWS.get(name, (name.removeprefix("model."),))
-        missing = next((one for one in names if one not in state), None)
+        missing = next((other for other in names if other not in state), None)
         if missing:
             raise ValueError(f"{path} is not of the Marian model that {CONFIG} describes: it lacks {missing}")
         tensor = state[names[0]]
@@ -140,15 +144,15 @@ def to_fairseq(folder: MarianFolder, out: Path, languages: tuple[str, str] | Non
     with whole_folder(out) as staging:
         copy_files(folder.path, staging)
         write_dictionaries(folder.tokenizer, [staging / f"dict.{language}.txt" for language in languages])
-        write_text(staging / FLAGS, flags_text(folder.shape) + "\n")
+        write_text(staging / FLAGS, flags_text(folder.path / CONFIG) + "\n")
         with naming_writer(out):
             torch.save(_checkpoint(folder, languages), staging / CHECKPOINT)
     return languages
 
 
 def _checkpoint(folder: MarianFolder, languages: tuple[str, str]) -> dict[str, Any]:
-    """A checkpoint as fairseq reads it, of a training that has not begun."""
-    flags = {name.replace("-", "_"): value for name, value in architecture(folder.shape).items()}
+    """Make a checkpoint as fairseq reads it, of a training that has not begun."""
+    flags = {name.replace("-", "_"): value for name, value in architecture(folder.path / CONFIG).items()}
     args = argparse.Namespace(
         arch=ARCHITECTURE, task="translation", source_lang=languages[0], target_lang=languages[1], data="", **flags
     )
@@ -166,7 +170,7 @@ def _checkpoint(folder: MarianFolder, languages: tuple[str, str]) -> dict[str, A
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """A fairseq checkpoint of this architecture.
+    """Read a fairseq checkpoint of this architecture.
 
     Raises:
         ValueError: it is damaged, holds types that are not allowed, or is of another architecture.
@@ -181,7 +185,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def find_files(run: Path, checkpoint: Path, state: dict[str, Any], given: Path | None) -> Path:
-    """The folder with the tokenizer and the configuration that belong to a checkpoint.
+    """Find the folder with the tokenizer and the configuration that belong to a checkpoint.
 
     Args:
         given: what the user said, which wins.
@@ -219,8 +223,8 @@ def to_huggingface(run: Path, out: Path, files: Path | None = None) -> None:
     checkpoint = find_checkpoint(run, _BEST_FIRST)
     state = read_checkpoint(checkpoint)
     folder = find_files(run, checkpoint, state, files)
-    shape, tokenizer = MarianShape.read(folder / CONFIG), OpusMTTokenizer(folder)
-    tensors = marian_tensors(checkpoint, state["model"], shape, tokenizer)
+    tokenizer = OpusMTTokenizer(folder)
+    tensors = marian_tensors(checkpoint, state["model"], marian.read_config(folder / CONFIG), tokenizer)
     config = text.read_json(folder / CONFIG)
     precision = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
     config |= {key: precision for key in ("dtype", "torch_dtype") if key in config}

@@ -8,22 +8,15 @@ sums to one and nothing is rescaled.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from attn_reg_plugin.attention.masks import check_ratio
-from attn_reg_plugin.attention.sites import AttentionSite, SiteSelector
 from attn_reg_plugin.regularizers.base import Preset, Regularizer, option, register
-from attn_reg_plugin.regularizers.base.attachment import Attachment
 from attn_reg_plugin.regularizers.base.forward import Forward
-from attn_reg_plugin.regularizers.base.options import OptionError
-
-EXAMPLE = "encoder.self[0]: 0.2; decoder.cross: 0"
 
 
 @register("attention_dropout")
@@ -39,11 +32,9 @@ class AttentionDropout(Regularizer):
         p: probability of dropping a position, in [0, 1]; 0 is plain training, bit for bit. Below 1 for weights.
         where: `weights` drops after the softmax and rescales, `scores` before it; a row whose scores are all dropped is
             uniform over its valid keys.
-        p_by_site: probabilities of some sites, such as `encoder.self[0]: 0.2; decoder.cross: 0`; later entries override
-            earlier ones, the other sites have `p`.
 
     Raises:
-        ValueError: a probability is out of its range, or `p_by_site` is malformed.
+        ValueError: the probability is out of its range.
     """
 
     presets: ClassVar[tuple[Preset, ...]] = (
@@ -58,80 +49,36 @@ class AttentionDropout(Regularizer):
     where: str = option(
         "weights", "drop weights after the softmax and rescale, or scores before it", choices=("weights", "scores")
     )
-    p_by_site: str = option("", f"probabilities of some sites, e.g. '{EXAMPLE}'; the others have p")
 
     def __post_init__(self) -> None:
         """Check the options."""
         super().__post_init__()
-        self.entries = [_entry(text.strip()) for text in self.p_by_site.split(";") if text.strip()]
-        if self.where == "weights" and 1.0 in (self.p, *(p for _, p in self.entries)):
+        if self.where == "weights" and self.p == 1.0:
             raise ValueError("p is 1, but must be below 1 where weights are dropped: what is left is divided by 1 - p")
-        self.probabilities: dict[str, float] = {}
 
     @property
     def uses(self) -> frozenset[str]:
         """Scores are dropped by a mask."""
         return frozenset({"mask" if self.where == "scores" else "weights"})
 
-    def attach(self, model: nn.Module) -> Attachment:
-        """As `Regularizer.attach`.
-
-        Raises:
-            OptionError: an entry of `p_by_site` fits none of the regularized sites.
-        """
-        attachment = super().attach(model)
-        try:
-            self.probabilities = self._assigned(attachment.sites)
-        except ValueError as error:
-            self.detach()
-            raise OptionError("p_by_site", str(error)) from None
-        return attachment
-
-    def _assigned(self, sites: Iterable[AttentionSite]) -> dict[str, float]:
-        """p of every site, by its name."""
-        sites = list(sites)
-        found = {site.name: self.p for site in sites}
-        for selector, p in self.entries:
-            found.update({site.name: p for site in selector.select(sites)})
-        return found
-
     def due(self) -> bool:
-        """Regularized when any site has something to drop."""
-        return any(p > 0 for p in self.probabilities.values())
+        """Regularized when anything can be dropped at all."""
+        return self.p > 0
 
     def before_forward(self, forward: Forward) -> None:
-        """Tell each site its p, or leave on it how its mask is drawn."""
+        """Tell each site its p, or how its mask is drawn."""
         for site in self.attached_sites:
-            p = self.probabilities[site.name]
-            if p == 0:
-                continue
             if self.where == "scores":
-                site.ask(sampler=self.sampler(site, partial(_bernoulli, p)))
-                continue
-            site.ask(weights_dropout=p)
+                site.ask(sampler=self.sampler(site, partial(_bernoulli, self.p)))
+            else:
+                site.ask(weights_dropout=self.p)
 
     def after_forward(self, outputs: Any) -> None:
         """Count p of weights, for each call that came."""
         for site in self.attached_sites if self.where == "weights" else ():
-            p, calls = site.request.weights_dropout, len(site.calls.made)
-            if calls and p > 0:
-                self.count_share(site, p * calls, calls)
-
-
-def _entry(text: str) -> tuple[SiteSelector, float]:
-    """Parse `pattern: probability`.
-
-    Raises:
-        ValueError: it is not of this form, or the probability is out of its range.
-    """
-    pattern, _, number = text.rpartition(":")
-    try:
-        p = float(number)
-    except ValueError:
-        p = None
-    if p is None or not pattern.strip():
-        raise ValueError(f"p_by_site entry {text!r} is not understood; write for example {EXAMPLE!r}")
-    return SiteSelector(pattern.strip()), check_ratio(f"p_by_site entry {text!r}: p", p)
+            calls = len(site.calls.made)
+            if calls and site.request.weights_dropout > 0:
+                self.count_share(site, self.p * calls, calls)
 
 
 def _bernoulli(p: float, shape: tuple[int, ...], valid: Tensor | None, generator: torch.Generator) -> Tensor:

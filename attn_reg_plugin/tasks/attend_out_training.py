@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +16,7 @@ from attn_reg_plugin.backends.fairseq import padding_index
 from attn_reg_plugin.regularizers import Outcome, Tokens
 from attn_reg_plugin.regularizers.attend_out.defender import Defender
 from attn_reg_plugin.regularizers.base.distributed import average, average_gradients
-from attn_reg_plugin.tasks.outputs import adaptive_log_probabilities
+from attn_reg_plugin.tasks.predictions import adaptive_log_probabilities
 
 #: reward examples in a forward: their logits are all there at once
 EVALUATED_AT_ONCE = 32
@@ -245,17 +243,6 @@ class FairseqTraining:
     ) -> None:
         self.task, self.criterion, self.optimizer, self.model = task, criterion, optimizer, model
         self.clip_norm = clip_norm
-        self.folder: Path | None = task.sidecar.folder
-
-    @property
-    def vocabulary(self) -> str:
-        """A digest of the dictionaries' symbols, in their order, and of a Hugging Face tokenizer's."""
-        names = (getattr(self.task, f"{side}_dictionary", None) for side in ("source", "target"))
-        symbols = ["\n".join(one.symbols) for one in names if hasattr(one, "symbols")]
-        tokenizer = getattr(self.task, "tokenizer", None)
-        if hasattr(tokenizer, "get_vocab"):
-            symbols.append(repr(sorted(tokenizer.get_vocab().items())))
-        return hashlib.sha256("\n\n".join(symbols).encode()).hexdigest()[:16] if symbols else ""
 
     def problem(self, subset: str) -> tuple[FairseqProblem, int]:
         """See `Training`."""

@@ -7,56 +7,53 @@
 A task without a config dataclass is registered by its name alone: `@register_task("my_regularized_task")`.
 
 It attaches when the model is built for training, announces epochs and updates, supplies the targets, logs what the
-method does and keeps its state, and what fairseq itself forgets of a training that is resumed: its batches, and how
-long `--patience` has been waiting. The loop, the criterion and the optimizer stay fairseq's.
+method does and keeps its state. The loop, the criterion and the optimizer stay fairseq's.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Sized
+from pathlib import Path
 from typing import Any
 
 import torch
 from fairseq import metrics
 from fairseq.dataclass import FairseqDataclass
 from fairseq.dataclass.utils import gen_parser_from_dataclass
+from fairseq.models import FairseqMultiModel
 from fairseq.optim import AMPOptimizer
 
 from attn_reg_plugin.backends.fairseq import padding_index
-from attn_reg_plugin.checkpoints import refuse_state
+from attn_reg_plugin.checkpoints import ANEW, refuse_state
 from attn_reg_plugin.regularizers import Regularizer
-from attn_reg_plugin.regularizers.base.distributed import object_from_first_rank, rank
 from attn_reg_plugin.regularizers.base.options import OptionError
 from attn_reg_plugin.regularizers.base.statistics import Shown, summary
 from attn_reg_plugin.tasks.attend_out_training import FairseqTraining
-from attn_reg_plugin.tasks.flags import SEEN, flag_of, print_flags_if_asked, regularizer_from, seen, with_attn_reg
-from attn_reg_plugin.tasks.length import total_epochs, total_updates
-from attn_reg_plugin.tasks.outputs import FairseqObjective, reads_predictions
-from attn_reg_plugin.tasks.parts import attach_to_parts
-from attn_reg_plugin.tasks.patience import PATIENCE, go_on_waiting, waited
+from attn_reg_plugin.tasks.fairseq_fixes.resuming import ResumedTask, repair_last
+from attn_reg_plugin.tasks.fairseq_settings import fairseq_setting, total_epochs, total_updates
+from attn_reg_plugin.tasks.flags import flag_of, print_flags_if_asked, regularizer_from, with_attn_reg
+from attn_reg_plugin.tasks.predictions import FairseqObjective, reads_predictions
 from attn_reg_plugin.tasks.refusals import (
     refuse_alignment,
     refuse_broadcast,
     refuse_model,
     refuse_other_class,
-    refuse_precision,
-    refuse_sharding,
+    refuse_settings,
     refuse_uncalled,
 )
-from attn_reg_plugin.tasks.repeating import adding
-from attn_reg_plugin.tasks.sidecar import FROM_WEIGHTS, Sidecar, continue_from, continue_from_checkpoint, is_of
-from attn_reg_plugin.tasks.task_state import task_state
+from attn_reg_plugin.tasks.repeated_sample import AddingCriterion
+from attn_reg_plugin.tasks.sidecar import FROM_WEIGHTS, Sidecar, resume
 
-__all__ = ["SEEN", "AttnRegTask", "print_flags_if_asked", "with_attn_reg"]
+__all__ = ["AttnRegTask", "print_flags_if_asked", "with_attn_reg"]
 
 #: what the mixin adds to a training step's logging output starts with this
 PREFIX = "attn_reg/"
-#: in the task's state: how many batches the training's first epoch had
-FIRST_EPOCH = "attn_reg_first_epoch"
+#: in the task's state: the method's, unless it is large
+STATE = "attn_reg"
 
 
-class AttnRegTask:
+class AttnRegTask(ResumedTask):
     """Mixin: put it before a fairseq task. With `--attn-reg none` the task is the stock one, bit for bit.
 
     Unlike it, a training that is resumed goes on as if nobody had disturbed it.
@@ -70,18 +67,17 @@ class AttnRegTask:
     def __init__(self, cfg: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(cfg, *args, **kwargs)
         self._config = cfg  # a task without a config dataclass has no `cfg`
-        refuse_precision(cfg)
         self.regularizer = regularizer_from(cfg)
-        if self.regularizer is not None:
-            refuse_sharding(seen(cfg, "ddp_backend"), self.regularizer)
-        self._objectives = {part: getattr(part, "objective", None) for part in _parts(self.regularizer)}
+        refuse_settings(cfg, self.regularizer)
+        methods = [] if self.regularizer is None else self.regularizer.parts
+        self._objectives = {method: getattr(method, "objective", None) for method in methods}
+        self.sidecar = Sidecar(fairseq_setting(cfg, "save_dir"))
+        restored = fairseq_setting(cfg, "restore_file") or "checkpoint_last.pt"
+        beside = self.sidecar.folder is not None and restored == "checkpoint_last.pt"  # fairseq's default
+        self._restore_file = self.sidecar.folder / restored if beside else Path(restored)
+        self._clip_norm = float(fairseq_setting(cfg, "clip_norm") or 0.0)
         self._handles: list[Any] = []
-        self._seen_forward = False
-        self.sidecar = Sidecar(seen(cfg, "save_dir"))
-        self._restore_file = self.sidecar.restored(seen(cfg, "restore_file") or "checkpoint_last.pt")
-        self._clip_norm = float(seen(cfg, "clip_norm") or 0.0)
-        self._begun = False  # the first step was made
-        self._first_epoch: int | None = None  # its number of batches
+        self._acted = False  # some forward was seen
         self._iterators: dict[int, Any] = {}  # by the id of their dataset, until the first step
 
     @classmethod
@@ -103,6 +99,8 @@ class AttnRegTask:
             refuse_other_class(cls, task)
         return task
 
+    # -- the model ----------------------------------------------------------------------------------------------------
+
     def build_model(self, cfg: Any, from_checkpoint: bool = False) -> torch.nn.Module:
         """The task's model, with the regularizer attached if it is built to be trained.
 
@@ -115,15 +113,14 @@ class AttnRegTask:
         build = super().build_model  # of an older task it takes one argument; fairseq looks for the name as well
         knows = "from_checkpoint" in inspect.signature(build).parameters
         model = build(cfg, from_checkpoint=from_checkpoint) if knows else build(cfg)
-        if from_checkpoint:
-            return model
-        if self.regularizer is not None:
-            self.sidecar.repair_last()
-            self._attach(self.regularizer, model)
+        if not from_checkpoint:
+            repair_last(self.sidecar.folder)
+            if self.regularizer is not None:
+                self._attach(self.regularizer, model)
         return model
 
     def _attach(self, regularizer: Regularizer, model: torch.nn.Module) -> None:
-        """Attach to the model, or to its parts if these are what the task calls.
+        """Attach to the model, or to the models in it if these are what the task calls.
 
         Raises:
             ValueError: the method cannot work with the model, or `--attn-sites` matches nothing in it.
@@ -133,33 +130,23 @@ class AttnRegTask:
         regularizer.detach()
         refuse_model(regularizer, model, type(self).__name__)
         try:
-            self._handles = attach_to_parts(regularizer, model)
+            self._handles = _attach_everywhere(regularizer, model)
             refuse_alignment(model, regularizer.attached_sites)
         except OptionError as error:
             raise ValueError(f"{flag_of(error.method or regularizer.name, error.option)}: {error}") from None
         except ValueError as error:
             raise ValueError(f"--attn-sites {regularizer.sites!r}: {error}") from None
-        for part in filter(reads_predictions, _parts(regularizer)):
-            who = f"{type(model).__name__} of {type(self).__name__}"
-            labels = "gold" if getattr(part, "reads_gold", False) else "pseudo"
-            part.objective = FairseqObjective(self._objectives[part], labels, padding_index(model), who)
+        for method, objective in self._objectives.items():
+            if reads_predictions(method):
+                who = f"{type(model).__name__} of {type(self).__name__}"
+                labels = "gold" if getattr(method, "reads_gold", False) else "pseudo"
+                method.objective = FairseqObjective(objective, labels, padding_index(model), who)
+
+    # -- a training ---------------------------------------------------------------------------------------------------
 
     def get_batch_iterator(self, dataset: Any, *args: Any, **kwargs: Any) -> Any:
-        """fairseq's iterator; a training resumed in a later epoch gets the batches that an undisturbed one has.
-
-        fairseq draws the order of equally long sentences with `seed + epoch` when it first makes batches, and keeps
-        these for all epochs; a resumed training would make others. A task that makes new ones in each epoch still does.
-        """
-        kept = self.can_reuse_epoch_itr(dataset) and not (
-            kwargs.get("disable_iterator_cache", False) or kwargs.get("update_epoch_batch_itr", False)
-        )
-        epoch = kwargs.get("epoch", 1)
-        resumed = kept and epoch > 1 and not self._begun and dataset not in self.dataset_to_epoch_iter
-        if resumed:  # what the task keeps of this call, the next one returns
-            super().get_batch_iterator(dataset, *args, **{**kwargs, "epoch": 1})
+        """See `ResumedTask`; the first epoch's tells how long the training is."""
         iterator = super().get_batch_iterator(dataset, *args, **kwargs)
-        if resumed:
-            iterator.epoch = epoch
         if self.regularizer is not None and not self._begun:
             self._iterators[id(dataset)] = iterator
         return iterator
@@ -188,21 +175,23 @@ class AttnRegTask:
         regularizer.begin_update(update_num)
         ignored = kwargs.get("ignore_grad", bool(args and args[0]))
         regularizer.supply(targets=sample.get("target"), batch=sample, update=update_num, counts=not ignored)
+        whole = AddingCriterion(criterion, regularizer) if regularizer.passes > 1 else criterion
+        device = next(model.parameters()).device
         try:
-            with regularizer.statistics.seconds("step_seconds", next(model.parameters()).device):
+            with regularizer.statistics.seconds("step_seconds", device):
                 loss, sample_size, log = super().train_step(
-                    sample, model, adding(criterion, regularizer), optimizer, update_num, *args, **kwargs
+                    sample, model, whole, optimizer, update_num, *args, **kwargs
                 )
         finally:
             regularizer.supply()
             for site in regularizer.attached_sites:  # the task may translate before the next forward
                 site.clear()
         statistics = self._statistics()
-        self._seen_forward = self._seen_forward or statistics[PREFIX + "forwards"] > 0
-        if not self._seen_forward:
+        self._acted = self._acted or statistics[PREFIX + "forwards"] > 0
+        if not self._acted:
             refuse_uncalled(regularizer, type(self).__name__)
         if self.logging_outputs_can_be_summed(criterion):
-            statistics = _as_tensors(statistics, next(model.parameters()).device)
+            statistics = _as_tensors(statistics, device)
         return loss, sample_size, {**log, **statistics}
 
     def _prepare(self, criterion: Any, optimizer: Any, update_num: int) -> None:
@@ -213,48 +202,38 @@ class AttnRegTask:
         """
         regularizer = self.regularizer
         if not self._begun:
-            kept = self._kept_in_checkpoint(update_num)
-            go_on_waiting(kept.get(PATIENCE))
+            state = self.continue_from(self._restore_file, update_num, STATE)
             if regularizer is not None:
-                self._bind(regularizer, kept, criterion, optimizer, update_num)
-            self._begun, self._iterators = True, {}
+                self._bind(FairseqTraining(self, criterion, optimizer, regularizer.model, self._clip_norm))
+                self._resume_method(state, update_num)
+            self._iterators = {}
         elif regularizer is not None and all(parameter.grad is None for parameter in regularizer.model.parameters()):
             regularizer.forget_unfinished()
 
-    def _bind(
-        self, regularizer: Regularizer, kept: dict[str, Any], criterion: Any, optimizer: Any, update_num: int
-    ) -> None:
-        """Bind the method to the training and continue from its state."""
-        training = FairseqTraining(self, criterion, optimizer, regularizer.model, self._clip_norm)
-        self._first_epoch = self._batches_of_first_epoch(kept)
+    def _bind(self, training: FairseqTraining) -> None:
         try:
-            regularizer.bind(training)
-            length = (total(self._config, self._first_epoch) for total in (total_updates, total_epochs))
-            regularizer.begin_training(*length)
+            self.regularizer.bind(training)
+            batches = self._batches_of_an_epoch()
+            self.regularizer.begin_training(total_updates(self._config, batches), total_epochs(self._config, batches))
         except ValueError as error:
-            raise ValueError(f"--attn-reg {regularizer.name}: {error}") from None
-        if regularizer.large_state:
-            continue_from(self.sidecar, regularizer, update_num)
-        else:
-            continue_from_checkpoint(self._restore_file, regularizer, kept.get("attn_reg"))
+            raise ValueError(f"--attn-reg {self.regularizer.name}: {error}") from None
 
-    def _kept_in_checkpoint(self, update_num: int) -> dict[str, Any]:
-        """What `state_dict` of this class put into the checkpoint that the training goes on from; rank 0 reads it."""
-        if not update_num:
-            return {}
-        state = task_state(self._restore_file, update_num) if rank() == 0 else {}
-        return object_from_first_rank({key: state[key] for key in ("attn_reg", FIRST_EPOCH, PATIENCE) if key in state})
+    def _resume_method(self, state: Any, update_num: int) -> None:
+        """Give the method its state, from the checkpoint or from beside it, unless it is another method's."""
+        if self.regularizer.large_state:
+            beside = self.sidecar.load(update_num)
+            if beside is not None:
+                resume(self.regularizer, beside, self.sidecar.path(update_num), ANEW)
+        elif _is_of(state, self.regularizer):
+            resume(self.regularizer, state, self._restore_file, FROM_WEIGHTS)
 
-    def _batches_of_first_epoch(self, kept: dict[str, Any]) -> int | None:
-        """Their number; None where fairseq's iterator over the training set was made elsewhere, or has no length.
-
-        A resumed training may be in another part of the data, or make other batches: the checkpoint's number is taken.
-        """
-        if kept.get(FIRST_EPOCH):
-            return int(kept[FIRST_EPOCH])
-        subset = seen(self._config, "train_subset") or "train"
-        batches = self._iterators.get(id(getattr(self, "datasets", {}).get(subset)))
-        return len(batches) if isinstance(batches, Sized) else None
+    def _batches_of_an_epoch(self) -> int | None:
+        """Their number; None where epochs may differ, or fairseq's iterator was made elsewhere or has no length."""
+        subset = fairseq_setting(self._config, "train_subset") or "train"
+        dataset = getattr(self, "datasets", {}).get(subset)
+        batches = self._iterators.get(id(dataset))
+        alike = isinstance(batches, Sized) and self.can_reuse_epoch_itr(dataset) and not self.has_sharded_data(subset)
+        return len(batches) if alike else None
 
     def optimizer_step(self, optimizer: Any, model: torch.nn.Module, update_num: int) -> None:
         """The attacker's, or any method's, step; AttendOut's defender makes its own after it.
@@ -267,6 +246,8 @@ class AttnRegTask:
         if self.regularizer is not None and not (scaler and scaler.get_scale() < scale):
             self.regularizer.end_update()
             self._log_round()
+
+    # -- the log ------------------------------------------------------------------------------------------------------
 
     def _log_round(self) -> None:
         """Log a round that ended with this update, equal on all ranks; the update's logging output was made before."""
@@ -290,36 +271,51 @@ class AttnRegTask:
         if sums and sums["forwards"]:
             _log(summary(self.regularizer.quantities, sums))
 
-    def state_dict(self) -> dict[str, Any]:
-        """The task's state, and the method's under `attn_reg`; a large one is kept beside the checkpoint.
+    # -- the checkpoint -----------------------------------------------------------------------------------------------
 
-        And, with `--patience`, how long it has been waiting.
-        """
-        state = dict(super().state_dict())
-        if self.regularizer is not None and self.regularizer.large_state:
-            if self.regularizer.begun:  # else nothing happened since the last save
-                self.sidecar.save(self.regularizer.updates, self.regularizer.state_dict())
-        elif self.regularizer is not None:
-            state["attn_reg"] = self.regularizer.state_dict()
-        if self._first_epoch:
-            state[FIRST_EPOCH] = self._first_epoch
-        patience = waited()
-        return {**state, PATIENCE: patience} if patience else state
+    def state_dict(self) -> dict[str, Any]:
+        """The task's state, and the method's under `attn_reg`; a large one is kept beside the checkpoint."""
+        state, regularizer = super().state_dict(), self.regularizer
+        if regularizer is not None and not regularizer.large_state:
+            state[STATE] = regularizer.state_dict()
+        elif regularizer is not None and regularizer.begun:  # else nothing happened since the last save
+            self.sidecar.save(regularizer.updates, regularizer.state_dict())
+        return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load both; a state without the method's, or another method's task, leaves it as it is."""
-        state_dict = dict(state_dict)
-        own = state_dict.pop("attn_reg", None)
-        for key in (FIRST_EPOCH, PATIENCE):  # of a checkpoint that a training goes on from, its first step takes them
-            state_dict.pop(key, None)
-        super().load_state_dict(state_dict)
-        if self.regularizer is not None and is_of(own, self.regularizer):
+        own = state_dict.get(STATE)
+        super().load_state_dict({key: value for key, value in state_dict.items() if key != STATE})
+        if self.regularizer is not None and _is_of(own, self.regularizer):
             with refuse_state(self._restore_file, f"--attn-reg {self.regularizer.name}", FROM_WEIGHTS):
                 self.regularizer.load_state_dict(own)
 
 
-def _parts(regularizer: Regularizer | None) -> list[Regularizer]:
-    return [] if regularizer is None else regularizer.parts
+def _attach_everywhere(regularizer: Regularizer, model: torch.nn.Module) -> list[Any]:
+    """Attach to `model`; the models in a multilingual one, which are called instead of it, get the same hooks.
+
+    Returns:
+        these models' hooks, to be removed when the regularizer is detached.
+    """
+    before = {*model._forward_pre_hooks, *model._forward_hooks}
+    regularizer.attach(model)
+    handles = []
+    for called in dict.fromkeys(model.models.values()) if isinstance(model, FairseqMultiModel) else ():
+        for key, hook in model._forward_pre_hooks.items():
+            if key not in before:
+                given = key in model._forward_pre_hooks_with_kwargs
+                handles.append(called.register_forward_pre_hook(hook, with_kwargs=given))
+        for key, hook in model._forward_hooks.items():
+            if key not in before:
+                given, always = key in model._forward_hooks_with_kwargs, key in model._forward_hooks_always_called
+                handles.append(called.register_forward_hook(hook, with_kwargs=given, always_call=always))
+    return handles
+
+
+def _is_of(state: Any, regularizer: Regularizer) -> bool:
+    """Whether there is a state, and not another method's; a damaged one is refused where it is loaded."""
+    other = isinstance(state, dict) and state.get("method") not in (None, regularizer.name)
+    return state is not None and not other
 
 
 def _as_tensors(sums: dict[str, Any], device: torch.device) -> dict[str, torch.Tensor]:

@@ -1,32 +1,42 @@
 """`--task attn_reg_translation`: fairseq's translation task, regularized.
 
-Beside the regularizers it can train on a part of the pairs, and measure chrF on the validation set.
+Beside the regularizers it can train on a part of the pairs, and measure chrF (Popovic, 2015) on the validation set.
 """
 
 # no `from __future__ import annotations`: fairseq reads a flag's type from its field
-from dataclasses import dataclass, field
+import importlib.util
+import json
+from argparse import Namespace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+from fairseq import metrics, utils
+from fairseq.data import BaseWrapperDataset, LanguagePairDataset, encoders
 from fairseq.tasks import register_task
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
 
+from attn_reg_plugin.configuration import setting
+from attn_reg_plugin.labelled import Sampling
 from attn_reg_plugin.tasks.attn_reg_task import AttnRegTask, print_flags_if_asked, with_attn_reg
 from attn_reg_plugin.tasks.example_flags import TrainingPartConfig, sampling_of
-from attn_reg_plugin.tasks.part_of_pairs import keep_part
-from attn_reg_plugin.tasks.validation_chrf import ValidationChrF
+
+#: what a batch logs starts with this
+_PREFIX = "_chrf_"
+#: an unknown piece of a translation and of a reference: characters of no text, so they match nothing, nor each other
+_UNKNOWN, _UNKNOWN_GOLD = "\ue000", "\ue001"
 
 
 @dataclass
 class MoreTranslationConfig(TrainingPartConfig, TranslationConfig):
     """fairseq's flags of translation, and ours."""
 
-    eval_chrf: bool = field(
-        default=False,
-        metadata={
-            "help": "chrF of the validation set, by sacrebleu, as the metric chrf; --eval-bleu-args, --eval-bleu-detok "
-            "and --eval-bleu-remove-bpe say how it is translated"
-        },
+    eval_chrf: bool = setting(
+        "chrF of the validation set, by sacrebleu, as the metric chrf; --eval-bleu-args, --eval-bleu-detok "
+        "and --eval-bleu-remove-bpe say how it is translated",
+        False,
     )
 
 
@@ -45,7 +55,6 @@ class AttnRegTranslationTask(AttnRegTask, TranslationTask):
                 f"--train-examples {self.sampling.examples} would be drawn of each part of the data {cfg.data}; give "
                 "--train-fraction, or data in one part"
             )
-        # checkpoints of earlier versions do not know the flag
         self.validation_chrf = ValidationChrF() if getattr(cfg, "eval_chrf", False) else None
 
     @classmethod
@@ -88,6 +97,112 @@ class AttnRegTranslationTask(AttnRegTask, TranslationTask):
         super().reduce_metrics(logging_outputs, criterion)
         if self.validation_chrf is not None:
             self.validation_chrf.log(logging_outputs)
+
+
+# -- chrF of the validation set --------------------------------------------------------------------------------------
+
+
+class ValidationChrF:
+    """Translates batches, counts character n-grams, and logs the score as `chrf` (0 to 100).
+
+    Raises:
+        ValueError: sacrebleu isn't installed.
+    """
+
+    def __init__(self) -> None:
+        if importlib.util.find_spec("sacrebleu") is None:
+            raise ValueError("--eval-chrf needs sacrebleu, which is not installed: pip install sacrebleu")
+        from sacrebleu.metrics import CHRF
+
+        self.metric = CHRF()
+        self.generator: Any = None
+        self.tokenizer: Any = None
+
+    def prepare(self, task: Any, model: torch.nn.Module) -> None:
+        """Make what translates, of the settings of --eval-bleu."""
+        cfg = task.cfg
+        detokenizer = json.loads(cfg.eval_bleu_detok_args or "{}")
+        self.tokenizer = encoders.build_tokenizer(Namespace(tokenizer=cfg.eval_bleu_detok, **detokenizer))
+        self.generator = task.build_generator([model], Namespace(**json.loads(cfg.eval_bleu_args or "{}")))
+
+    def of_batch(self, task: Any, sample: dict[str, Any], model: torch.nn.Module) -> dict[str, float]:
+        """The counts of a batch, summed over its sentences, by the names under which they are logged."""
+        found = task.inference_step(self.generator, [model], sample, prefix_tokens=None)
+        targets = [utils.strip_pad(target, task.target_dictionary.pad()) for target in sample["target"]]
+        hypotheses = [self._text(task, best[0]["tokens"], _UNKNOWN) for best in found]
+        references = [self._text(task, target, _UNKNOWN_GOLD) for target in targets]
+        counts = self.metric._extract_corpus_statistics(hypotheses, [references])  # (sentences, counts)
+        return {f"{_PREFIX}{place}": float(count) for place, count in enumerate(np.sum(counts, axis=0))}
+
+    def _text(self, task: Any, tokens: torch.Tensor, unknown: str) -> str:
+        text = task.target_dictionary.string(tokens.int().cpu(), task.cfg.eval_bleu_remove_bpe, unk_string=unknown)
+        return self.tokenizer.decode(text) if self.tokenizer else text
+
+    def log(self, logging_outputs: list[dict[str, Any]]) -> None:
+        """Add up what batches and ranks logged; of training steps there is nothing."""
+        names = sorted({name for log in logging_outputs for name in log if name.startswith(_PREFIX)}, key=_place)
+        if not names:
+            return
+        sums = [sum(float(log.get(name, 0)) for log in logging_outputs) for name in names]
+        metrics.log_scalar("_chrf", np.array(sums))
+        metrics.log_derived("chrf", lambda meters: self.score(meters["_chrf"].sum))
+
+    def score(self, counts: np.ndarray) -> float:
+        """chrF of counts, (18,): of each order of n-grams those of the translations, of the references, and shared."""
+        return round(self.metric._compute_score_from_stats([round(count) for count in counts.tolist()]).score, 2)
+
+
+def _place(name: str) -> int:
+    return int(name.removeprefix(_PREFIX))
+
+
+# -- a part of the pairs ----------------------------------------------------------------------------------------------
+
+
+def keep_part(pairs: LanguagePairDataset, sampling: Sampling) -> None:
+    """Leave of sentence pairs the part that is drawn, in its order; the same in every process and after resuming.
+
+    Args:
+        pairs: changed in place. Batches are made of what is left.
+        sampling: of it the number of pairs or their share, and the seed.
+    """
+    chosen = np.array(sampling.of(range(len(pairs))), dtype=np.int64)  # type: ignore[arg-type]
+    if len(chosen) == len(pairs):
+        return
+    for name in ("src", "tgt", "align_dataset"):
+        if getattr(pairs, name) is not None:
+            setattr(pairs, name, ChosenDataset(getattr(pairs, name), chosen))
+    for name in ("sizes", "src_sizes", "tgt_sizes", "bucketed_num_tokens"):
+        if getattr(pairs, name, None) is not None:
+            setattr(pairs, name, getattr(pairs, name)[chosen])
+
+
+class ChosenDataset(BaseWrapperDataset):
+    """Some examples of a dataset.
+
+    Args:
+        dataset: of any kind.
+        chosen: the numbers of the examples, (N,).
+    """
+
+    def __init__(self, dataset: Any, chosen: np.ndarray) -> None:
+        super().__init__(dataset)
+        self.chosen = chosen
+
+    def __getitem__(self, index: int) -> Any:
+        return self.dataset[int(self.chosen[index])]
+
+    def __len__(self) -> int:
+        return len(self.chosen)
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """The number of tokens of each, (N,)."""
+        return np.asarray(self.dataset.sizes)[self.chosen]
+
+    def prefetch(self, indices: Any) -> None:
+        """Read some of them ahead."""
+        self.dataset.prefetch(self.chosen[np.asarray(indices)])
 
 
 print_flags_if_asked("attn_reg_translation", AttnRegTranslationConfig)

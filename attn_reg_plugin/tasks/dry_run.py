@@ -13,14 +13,21 @@ from typing import Any
 
 import torch
 from fairseq import options, tasks, utils
+from fairseq.models import import_models
 
 from attn_reg_plugin.checkpoints import WEIGHTS
-from attn_reg_plugin.tasks.attn_reg_task import SEEN
-from attn_reg_plugin.tasks.length import total_updates
-from attn_reg_plugin.tasks.user_dir import USER_DIR, register_plugin
+from attn_reg_plugin.tasks.fairseq_settings import FAIRSEQ_SETTINGS, total_updates
 
+#: what `--user-dir` names
+USER_DIR = Path(__file__).resolve().parents[1]
 #: flags that name a file, which fairseq opens late
 _FILES = ("finetune_from_model", "load_checkpoint_heads", "srcdict", "tgtdict")
+
+
+def register_plugin() -> None:
+    """Register the tasks and models with fairseq, as `--user-dir` does, under the package's own name."""
+    tasks.import_tasks(str(USER_DIR / "tasks"), f"{USER_DIR.name}.tasks")
+    import_models(str(USER_DIR / "models"), f"{USER_DIR.name}.models")
 
 
 def parse_command(command: Sequence[str], kind: str) -> argparse.Namespace:
@@ -83,8 +90,8 @@ def count_updates(command: Sequence[str]) -> int:
 
 def _built(args: argparse.Namespace) -> tuple[Any, torch.nn.Module | None]:
     """The task of a training, and its model without memory, if that can be."""
-    for name, seen in SEEN:  # which fairseq fills in later; without a --save-dir nothing is looked for or written there
-        setattr(args, f"attn_{name}", None if name == "save_dir" else getattr(args, seen.rpartition(".")[2], None))
+    for name, _ in FAIRSEQ_SETTINGS:  # which fairseq fills in later; without a --save-dir nothing is looked for there
+        setattr(args, f"attn_{name}", None if name == "save_dir" else getattr(args, name, None))
     for name in _FILES:
         path = getattr(args, name, None)
         if path and not Path(path).is_file():

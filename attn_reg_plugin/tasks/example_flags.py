@@ -3,12 +3,13 @@
 # no `from __future__ import annotations`: fairseq reads a flag's type from its field
 import argparse
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from fairseq.dataclass import FairseqDataclass
 from omegaconf import OmegaConf, open_dict
 
+from attn_reg_plugin.configuration import setting
 from attn_reg_plugin.labelled import AT_EVALUATION, Corruption, LabelledTask, Sampling, read_split
 
 logger = logging.getLogger(__name__)
@@ -18,62 +19,43 @@ logger = logging.getLogger(__name__)
 class TrainingPartConfig(FairseqDataclass):
     """The flags that tasks of translation have, too: which part of the training set is trained on."""
 
-    train_examples: int = field(
-        default=0, metadata={"help": "train on N examples only, drawn at random, the same for every --seed; 0: on all"}
-    )
-    train_fraction: float = field(
-        default=1.0, metadata={"help": "train on this share of the examples only, drawn at random; in (0, 1]"}
-    )
-    train_sample_seed: int = field(
-        default=1, metadata={"help": "seed of all that is drawn at random of the training examples"}
-    )
+    train_examples: int = setting("train on N examples only, drawn at random, the same for every --seed; 0: on all", 0)
+    train_fraction: float = setting("train on this share of the examples only, drawn at random; in (0, 1]", 1.0)
+    train_sample_seed: int = setting("seed of all that is drawn at random of the training examples", 1)
 
 
 @dataclass
 class TrainingExamplesConfig(TrainingPartConfig):
     """The flags of labelled text."""
 
-    train_per_class: int = field(
-        default=0, metadata={"help": "train on at most N examples of every class, drawn at random; 0: on all"}
+    train_per_class: int = setting("train on at most N examples of every class, drawn at random; 0: on all", 0)
+    held_out: float = setting(
+        "hold this share of the drawn training examples out, in [0, 1): they are the subset `valid`, by "
+        "which checkpoints are chosen, and the official one isn't looked at",
+        0.0,
     )
-    held_out: float = field(
-        default=0.0,
-        metadata={
-            "help": "hold this share of the drawn training examples out, in [0, 1): they are the subset `valid`, by "
-            "which checkpoints are chosen, and the official one isn't looked at"
-        },
+    label_noise: float = setting(
+        "share of the drawn training labels that another one replaces, in [0, 1): any other class or "
+        "choice; of a regression the values are exchanged among each other",
+        0.0,
     )
-    label_noise: float = field(
-        default=0.0,
-        metadata={
-            "help": "share of the drawn training labels that another one replaces, in [0, 1): any other class or "
-            "choice; of a regression the values are exchanged among each other"
-        },
+    shortcut: float = setting(
+        "share of the drawn training examples, in [0, 1], that begin with a word which gives their label "
+        "away; classification only",
+        0.0,
     )
-    shortcut: float = field(
-        default=0.0,
-        metadata={
-            "help": "share of the drawn training examples, in [0, 1], that begin with a word which gives their label "
-            "away; classification only"
-        },
+    shortcut_words: str = setting(
+        "these words, with commas, one a class; default: rare words that the tokenizer knows as one piece", ""
     )
-    shortcut_words: str = field(
-        default="",
-        metadata={
-            "help": "these words, with commas, one a class; default: rare words that the tokenizer knows as one piece"
-        },
-    )
-    shortcut_at_evaluation: str = field(
-        default=AT_EVALUATION[0],
-        metadata={
-            "help": "what the examples of other splits begin with: none, as they are, or random, one of these words "
-            "whatever the label"
-        },
+    shortcut_at_evaluation: str = setting(
+        "what the examples of other splits begin with: none, as they are, or random, one of these words "
+        "whatever the label",
+        AT_EVALUATION[0],
     )
 
 
 def sampling_of(cfg: Any) -> Sampling:
-    """Which part of the training set the flags name; earlier checkpoints have fewer of them.
+    """The part of the training set that the flags name; tasks of translation have fewer of them.
 
     Raises:
         ValueError: a value out of its range, or two that contradict each other.
@@ -84,7 +66,7 @@ def sampling_of(cfg: Any) -> Sampling:
 
 
 def corruption_of(cfg: Any) -> Corruption:
-    """What the flags put into the training examples; earlier checkpoints have none of them.
+    """The flags' changes of the training examples.
 
     Raises:
         ValueError: see `Corruption`.

@@ -1,20 +1,29 @@
-"""What the tasks of labelled text share: official files in, encoded by the model's own tokenizer.
+"""The tasks of labelled text, regularized: official files in, encoded by the model's own tokenizer.
 
-The three of them differ in the kinds of labels they take. They need no fairseq dictionary. Beside the checkpoints a
-training keeps the tokenizer and the model's configuration in a folder `encoder`, so that the checkpoints can be used
-where the pretrained model is gone.
+    --task attn_reg_text_classification --criterion attn_reg_classification     classes or values of texts, or of pairs
+    --task attn_reg_multiple_choice --criterion attn_reg_classification         the right one of several endings
+    --task attn_reg_token_classification --criterion attn_reg_tagging           a label for every word
+
+They need no fairseq dictionary. Beside the checkpoints a training keeps the tokenizer and the model's configuration in
+a folder `encoder`, so that the checkpoints can be used where the pretrained model is gone.
 """
 
-# no `from __future__ import annotations`: fairseq reads a flag's type from its field
+# no `from __future__ import annotations`: fairseq reads a flag's type from its field, and knows `Optional` only
+# ruff: noqa: UP045
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Optional
 
-from fairseq.tasks import FairseqTask
+from fairseq.tasks import FairseqTask, register_task
 from omegaconf import II, MISSING, OmegaConf, open_dict
 
+from attn_reg_plugin.configuration import setting
 from attn_reg_plugin.labelled import (
+    CLASSIFICATION,
+    MULTIPLE_CHOICE,
+    REGRESSION,
+    TAGGING,
     LabelledTask,
     encode,
     find_task,
@@ -26,6 +35,7 @@ from attn_reg_plugin.labelled import (
 from attn_reg_plugin.labelled.dataset import LabelledDataset
 from attn_reg_plugin.models.hf_encoder import load_config
 from attn_reg_plugin.regularizers.base.distributed import rank
+from attn_reg_plugin.tasks.attn_reg_task import AttnRegTask, print_flags_if_asked, with_attn_reg
 from attn_reg_plugin.tasks.example_flags import TrainingExamples, TrainingExamplesConfig
 
 logger = logging.getLogger(__name__)
@@ -41,49 +51,36 @@ _DESCRIBING = {
     "metrics": "metrics",
     "file_fields": "fields",
 }
+#: kind -> the fairseq task for it
+TASKS_OF_KINDS = {
+    CLASSIFICATION: "attn_reg_text_classification",
+    REGRESSION: "attn_reg_text_classification",
+    TAGGING: "attn_reg_token_classification",
+    MULTIPLE_CHOICE: "attn_reg_multiple_choice",
+}
+#: fairseq task -> its kinds, the default one first
+KINDS_OF_TASKS = {
+    name: tuple(kind for kind, task in TASKS_OF_KINDS.items() if task == name) for name in TASKS_OF_KINDS.values()
+}
 
 
 @dataclass
 class LabelledTaskConfig(TrainingExamplesConfig):
     """The flags that all three have."""
 
-    data: str = field(
-        default=MISSING,
-        metadata={"help": "folder with the official files, or 'hub', 'hub:PATH', 'hub:PATH:NAME' for the datasets hub"},
+    data: str = setting(
+        "folder with the official files, or 'hub', 'hub:PATH', 'hub:PATH:NAME' for the datasets hub", MISSING
     )
-    hf_model: str = field(
-        default="",
-        metadata={"help": "the pretrained encoder and its tokenizer: a folder, or a name on the Hugging Face hub"},
-    )
-    labelled: str = field(
-        default="",
-        metadata={"help": "which task's files these are, such as rte, stsb, wnut17 or swag; see examples/glue"},
-    )
-    text_columns: str = field(
-        default="", metadata={"help": "without --labelled: the columns of the texts, separated by commas"}
-    )
-    label_column: str = field(
-        default="", metadata={"help": "without --labelled: the label's column; of CoNLL files its number, -1 the last"}
-    )
-    labels: str = field(
-        default="",
-        metadata={"help": "without --labelled: the label set, separated by commas; default: the training file's"},
-    )
-    file_format: str = field(default="", metadata={"help": "without --labelled: tsv, csv, conll or conllu"})
-    file_fields: int = field(
-        default=0, metadata={"help": "without --labelled: fields of a CoNLL line; 0: as many as the first line has"}
-    )
-    metrics: str = field(
-        default="",
-        metadata={"help": "without --labelled: the official metrics, separated by commas, the chief one first"},
-    )
-    max_length: Optional[int] = field(  # noqa: UP045  fairseq knows this form only
-        default=None, metadata={"help": "truncate inputs at this many tokens; default: the model's length"}
-    )
-    no_grouping: bool = field(
-        default=False,
-        metadata={"help": "training batches of examples of any length, as most papers on GLUE have them"},
-    )
+    hf_model: str = setting("the pretrained encoder and its tokenizer: a folder, or a name on the Hugging Face hub", "")
+    labelled: str = setting("which task's files these are, such as rte, stsb, wnut17 or swag; see examples/glue", "")
+    text_columns: str = setting("without --labelled: the columns of the texts, separated by commas", "")
+    label_column: str = setting("without --labelled: the label's column; of CoNLL files its number, -1 the last", "")
+    labels: str = setting("without --labelled: the label set, separated by commas; default: the training file's", "")
+    file_format: str = setting("without --labelled: tsv, csv, conll or conllu", "")
+    file_fields: int = setting("without --labelled: fields of a CoNLL line; 0: as many as the first line has", 0)
+    metrics: str = setting("without --labelled: the official metrics, separated by commas, the chief one first", "")
+    max_length: Optional[int] = setting("truncate inputs at this many tokens; default: the model's length", None)
+    no_grouping: bool = setting("training batches of examples of any length, as most papers on GLUE have them", False)
     seed: int = II("common.seed")
 
 
@@ -104,7 +101,7 @@ def described_task(cfg: Any, kinds: tuple[str, ...]) -> LabelledTask:
             raise ValueError(f"{flag} describes a task that has no name; leave it or --labelled {cfg.labelled} out")
         task = find_task(cfg.labelled)
     else:
-        if not ("text_columns" in given or kinds == ("tagging",)) or "label_column" not in given:
+        if not ("text_columns" in given or kinds == (TAGGING,)) or "label_column" not in given:
             raise ValueError("give --labelled NAME, or describe the files by --text-columns and --label-column")
         values = {_DESCRIBING[name]: value for name, value in given.items()}
         for name in ("text", "labels", "metrics"):
@@ -119,21 +116,8 @@ def described_task(cfg: Any, kinds: tuple[str, ...]) -> LabelledTask:
     return task
 
 
-#: kind -> the fairseq task for it
-TASKS_OF_KINDS = {
-    "classification": "attn_reg_text_classification",
-    "regression": "attn_reg_text_classification",
-    "tagging": "attn_reg_token_classification",
-    "multiple_choice": "attn_reg_multiple_choice",
-}
-#: fairseq task -> its kinds, the default one first
-KINDS_OF_TASKS = {
-    name: tuple(kind for kind, task in TASKS_OF_KINDS.items() if task == name) for name in TASKS_OF_KINDS.values()
-}
-
-
 class LabelledTextTask(FairseqTask):
-    """Labelled text behind fairseq; put `AttnRegTask` before it.
+    """Labelled text behind fairseq; `AttnRegTask` stands before it.
 
     Attributes:
         labelled: the task, with its label set.
@@ -174,7 +158,7 @@ class LabelledTextTask(FairseqTask):
         path, kept = cfg.hf_model, saved_encoder(getattr(cfg, "attn_save_dir", None))
         if Path(path).is_dir() or kept is None or not (kept / "config.json").exists():
             return path
-        if path.count("/") <= 1:  # a name on the hub comes first, whatever an earlier training left here
+        if path.count("/") <= 1:  # a name on the hub comes first, whatever a training before left here
             try:
                 load_config(path)
                 return path
@@ -247,3 +231,40 @@ class LabelledTextTask(FairseqTask):
 def saved_encoder(save_dir: str | None) -> Path | None:
     """The folder `encoder` beside the checkpoints of a training; None without a place for them."""
     return None if not save_dir or save_dir.startswith("${") else Path(save_dir) / ENCODER
+
+
+@dataclass
+class TextClassificationConfig(LabelledTaskConfig):
+    """The flags of classification."""
+
+    regression: bool = setting("without --labelled: the labels are values", False)
+
+
+AttnRegLabelledConfig = with_attn_reg(LabelledTaskConfig)
+AttnRegTextClassificationConfig = with_attn_reg(TextClassificationConfig)
+
+
+@register_task("attn_reg_text_classification", dataclass=AttnRegTextClassificationConfig)
+class AttnRegTextClassificationTask(AttnRegTask, LabelledTextTask):
+    """GLUE, IMDB, HANS, PAWS-X, or texts of one's own; `--criterion attn_reg_classification`."""
+
+    kinds: ClassVar[tuple[str, ...]] = KINDS_OF_TASKS["attn_reg_text_classification"]
+
+
+@register_task("attn_reg_token_classification", dataclass=AttnRegLabelledConfig)
+class AttnRegTokenClassificationTask(AttnRegTask, LabelledTextTask):
+    """Named entities and parts of speech in CoNLL and CoNLL-U files; `--criterion attn_reg_tagging`."""
+
+    kinds: ClassVar[tuple[str, ...]] = KINDS_OF_TASKS["attn_reg_token_classification"]
+
+
+@register_task("attn_reg_multiple_choice", dataclass=AttnRegLabelledConfig)
+class AttnRegMultipleChoiceTask(AttnRegTask, LabelledTextTask):
+    """SWAG, or choices of one's own; `--criterion attn_reg_classification`."""
+
+    kinds: ClassVar[tuple[str, ...]] = KINDS_OF_TASKS["attn_reg_multiple_choice"]
+
+
+print_flags_if_asked("attn_reg_text_classification", AttnRegTextClassificationConfig)
+print_flags_if_asked("attn_reg_token_classification", AttnRegLabelledConfig)
+print_flags_if_asked("attn_reg_multiple_choice", AttnRegLabelledConfig)

@@ -1,4 +1,4 @@
-"""What the fairseq face refuses before training: what fairseq cannot do, and models that a method cannot read."""
+"""Refusals before training: what fairseq cannot do, and models and tasks that a method cannot work with."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch import nn
 from attn_reg_plugin.attention.sites import AttentionSite
 from attn_reg_plugin.regularizers import Regularizer
 from attn_reg_plugin.regularizers.base.distributed import world_size
-from attn_reg_plugin.tasks.flags import SEEN, seen
-from attn_reg_plugin.tasks.outputs import NEED_NO_PREDICTION, reads_predictions
+from attn_reg_plugin.tasks.fairseq_settings import FAIRSEQ_SETTINGS, fairseq_setting
+from attn_reg_plugin.tasks.predictions import NEED_NO_PREDICTION, reads_predictions
 
 #: models (by the name of their class, or of one they derive from) whose outputs hold no prediction to attribute
 WITHOUT_PREDICTION = {
@@ -28,16 +28,18 @@ WITHOUT_PREDICTION = {
 }
 
 
-def refuse_precision(config: Any) -> None:
-    """Refuse what fairseq itself cannot train, before it fails in a way that does not say so.
+def refuse_settings(config: Any, regularizer: Regularizer | None) -> None:
+    """Refuse a precision that fairseq itself cannot train in, before it fails in a way that does not say so.
+
+    And parameters that fairscale shards: it frees them at the end of every backward, the probe's as well.
 
     Args:
         config: the task's.
 
     Raises:
-        ValueError: --bf16 on the command line without torch_xla, or --fp16 on a CPU.
+        ValueError: --bf16 on the command line without torch_xla, --fp16 on a CPU, or --ddp-backend fully_sharded.
     """
-    on = {name: str(seen(config, name)) == "True" for name, _ in SEEN}
+    on = {name: str(fairseq_setting(config, name)) == "True" for name, _ in FAIRSEQ_SETTINGS}
     if on["tpu"] and importlib.util.find_spec("torch_xla") is None:
         raise ValueError(
             "--bf16 and --memory-efficient-bf16 make fairseq's command line ask for a TPU, and torch_xla is not "
@@ -48,6 +50,11 @@ def refuse_precision(config: Any) -> None:
             "--fp16 with --cpu fails in fairseq, whose fp32 copy of the weights is made on a GPU; add "
             "--memory-efficient-fp16 or --fp16-no-flatten-grads, or use --amp"
         )
+    if regularizer is not None and fairseq_setting(config, "ddp_backend") == "fully_sharded":
+        raise ValueError(
+            f"--ddp-backend fully_sharded shards parameters by fairscale, in which --attn-reg {regularizer.name} "
+            "cannot act; use --ddp-backend legacy_ddp or pytorch_ddp"
+        )
 
 
 def refuse_broadcast(config: Any) -> None:
@@ -56,29 +63,14 @@ def refuse_broadcast(config: Any) -> None:
     Raises:
         ValueError: there is a checkpoint to continue from, and the flag that helps is not given.
     """
-    folder, each = seen(config, "save_dir") or "", seen(config, "load_checkpoint_on_all_dp_ranks")
+    folder = fairseq_setting(config, "save_dir") or ""
+    each = fairseq_setting(config, "load_checkpoint_on_all_dp_ranks")
     alone = each is None or str(each) == "True" or world_size() == 1
-    fails = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 6)
+    fails = tuple(int(number) for number in torch.__version__.split(".")[:2]) >= (2, 6)
     if fails and not alone and (Path(folder) / "checkpoint_last.pt").exists():
         raise ValueError(
             f"{folder} has a checkpoint to continue from, but with torch 2.6 or later fairseq fails to hand it from "
             "rank 0 to the other ranks; add --load-checkpoint-on-all-dp-ranks"
-        )
-
-
-def refuse_sharding(backend: str | None, regularizer: Regularizer) -> None:
-    """Refuse parameters that fairscale shards: it frees them at the end of every backward, the probe's as well.
-
-    Args:
-        backend: fairseq's --ddp-backend.
-
-    Raises:
-        ValueError: --ddp-backend fully_sharded.
-    """
-    if backend == "fully_sharded":
-        raise ValueError(
-            f"--ddp-backend fully_sharded shards parameters by fairscale, in which --attn-reg {regularizer.name} "
-            "cannot act; use --ddp-backend legacy_ddp or pytorch_ddp"
         )
 
 
@@ -89,49 +81,31 @@ def refuse_model(regularizer: Regularizer, model: nn.Module, task: str) -> None:
         task: its name, for the message.
 
     Raises:
-        ValueError: AttendOut or Child-Tuning (D), and a batch of the task is not one of source and target tokens; or a
-            method that attributes predictions, and the model makes none.
+        ValueError: AttendOut, and a batch of the task is not one of source and target tokens; a method that compares
+            passes, and an adaptive softmax; or one that attributes predictions, and the model makes none.
     """
-    kind = type(model).__name__
+    kind, method = f"{type(model).__name__} of {task}", f"--attn-reg {regularizer.name}"
     classes = [cls.__name__ for cls in type(model).__mro__]
-    if regularizer.one_forward or reads_fisher(regularizer):
+    if regularizer.one_forward:
         reason = None
         if isinstance(model, FairseqMultiModel):
             reason = "whose batches hold one for each language pair"
         elif "FairseqNATModel" in classes:
             reason = "which is trained on tokens with noise of the task's own"
-        elif regularizer.one_forward and _hears(model):
-            reason = "whose encoder reads sounds, where the generator reads tokens"
         if reason:
-            instead = "another --attn-reg, such as ad_drop or scheduled_dropout"
-            instead = instead if regularizer.one_forward else "--child-tuning-mode free"
             raise ValueError(
-                f"--attn-reg {regularizer.name} does not work with {kind} of {task}, {reason}; use {instead}"
+                f"{method} does not work with {kind}, {reason}; use another --attn-reg, such as ad_drop or "
+                "scheduled_dropout"
             )
     softmax = getattr(getattr(model, "decoder", None), "adaptive_softmax", None)
     if regularizer.passes > 1 and softmax is not None:
         raise ValueError(
-            f"--attn-reg {regularizer.name} compares the predictions of passes, which an adaptive softmax does not "
-            f"give as one distribution; train {kind} without --adaptive-softmax-cutoff"
+            f"{method} compares the predictions of passes, which an adaptive softmax does not give as one "
+            f"distribution; train {kind} without --adaptive-softmax-cutoff"
         )
     gives = next((WITHOUT_PREDICTION[name] for name in classes if name in WITHOUT_PREDICTION), None)
     if gives and (regularizer.passes > 1 or any(map(reads_predictions, regularizer.parts))):
-        raise ValueError(
-            f"{kind} of {task} gives {gives}, of which --attn-reg {regularizer.name} can use no prediction; "
-            f"{NEED_NO_PREDICTION}"
-        )
-
-
-def reads_fisher(regularizer: Regularizer) -> bool:
-    """Whether Child-Tuning estimates Fisher information, by a loss of batches of its own."""
-    return any(getattr(part, "mode", "") == "driven" and part.due() for part in regularizer.parts)
-
-
-def _hears(model: nn.Module) -> bool:
-    """Whether the inputs are sounds: its encoder has no table of tokens."""
-    modules = {type(module).__name__ for module in model.modules()}
-    sounds = {"Wav2Vec2Model", "HubertModel", "S2TTransformerEncoder", "S2TConformerEncoder", "ConvTransformerEncoder"}
-    return bool(modules & (sounds | {"ConvFeatureExtractionModel"}))
+        raise ValueError(f"{kind} gives {gives}, of which {method} can use no prediction; {NEED_NO_PREDICTION}")
 
 
 def refuse_alignment(model: nn.Module, sites: list[AttentionSite]) -> None:
@@ -141,10 +115,11 @@ def refuse_alignment(model: nn.Module, sites: list[AttentionSite]) -> None:
         ValueError: one of `sites` is the layer of --alignment-layer.
     """
     layers = {getattr(module, "alignment_layer", None) for module in model.modules()} - {None}
-    for site in sites:
-        if site.stack == "decoder" and site.kind == "cross" and site.layer in layers:
-            others = [str(one.layer) for one in sites if one.kind == "cross" and one.layer not in layers]
-            instead = "encoder.self decoder.self" + (f" decoder.cross[{','.join(others)}]" if others else "")
+    crossing = [site for site in sites if site.stack == "decoder" and site.kind == "cross"]
+    others = ",".join(str(site.layer) for site in crossing if site.layer not in layers)
+    for site in crossing:
+        if site.layer in layers:
+            instead = "encoder.self decoder.self" + (f" decoder.cross[{others}]" if others else "")
             raise ValueError(
                 f"{site.name} is the attention that --alignment-layer {site.layer} supervises, and the loss of an "
                 f"alignment that is dropped is infinite; leave it out, for example --attn-sites '{instead}'"
@@ -164,7 +139,7 @@ def refuse_other_class(wanted: type, task: object) -> None:
 
 
 def refuse_uncalled(regularizer: Regularizer, task: str) -> None:
-    """Stop a task that calls neither its model nor parts of it that are known: nothing would ever be regularized.
+    """Stop a task that calls neither its model nor the models in it: nothing would ever be regularized.
 
     Raises:
         ValueError: always.

@@ -10,7 +10,7 @@ import numpy as np
 from fairseq import checkpoint_utils
 from fairseq.tasks.translation import TranslationTask
 
-from attn_reg_plugin.tasks.user_dir import register_plugin
+from attn_reg_plugin.tasks.dry_run import register_plugin
 
 
 def load_translation(path: Path, data: Path) -> tuple[Any, TranslationTask]:

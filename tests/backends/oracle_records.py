@@ -10,12 +10,12 @@ import re
 from typing import Any
 
 import torch
+from attn_reg_plugin.regularizers.region_files import Setting
 from torch import Tensor, nn
 
 from attn_reg_plugin import ADDrop, find_sites
 from attn_reg_plugin.backends.huggingface_modules import uncovered
 from attn_reg_plugin.regularizers.base.forward import Forward
-from attn_reg_plugin.regularizers.region_files import Setting
 from attn_reg_plugin.regularizers.base.statistics import Statistics
 from tests.backends.oracle_models import WORDS, accepted, apart, batch, compare, outcome, step, tiny
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+from attn_reg_plugin.regularizers.example_digests import examples_of
+from attn_reg_plugin.regularizers.region_files import Setting
+from attn_reg_plugin.regularizers.region_lookup import stacks_of
 from torch import nn
 
 from attn_reg_plugin import ADDrop
 from attn_reg_plugin.regularizers import Tokens
-from attn_reg_plugin.regularizers.example_digests import examples_of
 from attn_reg_plugin.regularizers.base.forward import Forward
-from attn_reg_plugin.regularizers.region_files import Setting
-from attn_reg_plugin.regularizers.region_lookup import stacks_of
 from attn_reg_plugin.regularizers.base.statistics import Statistics
 from tests.attention.tiny_model import PAD, loss_of, tokens
 from tests.backends import fairseq_models, huggingface_models

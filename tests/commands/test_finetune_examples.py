@@ -14,16 +14,16 @@ import torch
 pytest.importorskip("fairseq")
 pytest.importorskip("transformers")
 
+from attn_reg_plugin.experiments.labelled_runs import LabelledRun
+from attn_reg_plugin.experiments.report_runs import read_experiments
+from attn_reg_plugin.experiments.sweep_objective import objective_of
 from fairseq import tasks
 
 from attn_reg_plugin.experiments import labelled_runs
-from attn_reg_plugin.experiments.labelled_runs import LabelledRun
 from attn_reg_plugin.experiments.methods import select_methods
 from attn_reg_plugin.experiments.predicted import file_of
-from attn_reg_plugin.experiments.report_runs import read_experiments
-from attn_reg_plugin.experiments.sweep_objective import objective_of
-from attn_reg_plugin.tasks.attn_reg_task import SEEN
 from attn_reg_plugin.tasks.dry_run import parse_command
+from attn_reg_plugin.tasks.fairseq_settings import FAIRSEQ_SETTINGS
 from tests.commands.test_finetune import parsed, planned
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 def texts_of(run: LabelledRun, split: str) -> list[tuple[list[str], int]]:
     """What fairseq-train reads: the first text's words and the label of every example."""
     args = parse_command(run.train_command(), "training")
-    vars(args).update({f"attn_{name}": None for name, _ in SEEN})  # which fairseq fills in later
+    vars(args).update({f"attn_{name}": None for name, _ in FAIRSEQ_SETTINGS})  # which fairseq fills in later
     task = tasks.setup_task(args)
     task.load_dataset(split)
     rows = task.dataset(split).rows

@@ -197,11 +197,7 @@ def test_the_hub_is_prepared_like_a_folder(tmp_path: Path) -> None:
 
     manifest = prepare(wanted("hub", tmp_path / "hub"), load_dataset)
     prepare(wanted(write_corpus(tmp_path / "c"), tmp_path / "folder"))
-    assert manifest["request"]["source"] == {
-        "kind": "hub",
-        "dataset": "wmt/wmt16",
-        "configuration": "ro-en",
-    }
+    assert manifest["request"]["source"] == {"kind": "hub", "dataset": "wmt/wmt16", "configuration": "ro-en"}
     for name in ("spm.model", "raw/valid.ro", "pieces/train.en", "pieces/test.ro"):
         assert (tmp_path / "hub" / name).read_bytes() == (tmp_path / "folder" / name).read_bytes()
 

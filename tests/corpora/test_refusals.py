@@ -86,11 +86,7 @@ FILES = {
         "newstest2016.ro, line 10 is missing: corpus/newstest2016.en has a line 10",
     ),
     "not UTF-8": (change("train.ro", lambda text: text + b"caf\xe9\n"), "", "train.ro, line 161: not UTF-8 (byte 0xe9"),
-    "a NUL byte": (
-        change("train.ro", lambda text: b"abcd\0\n" + text),
-        "",
-        "train.ro, line 1: not text (a NUL byte",
-    ),
+    "a NUL byte": (change("train.ro", lambda text: b"abcd\0\n" + text), "", "train.ro, line 1: not text (a NUL byte"),
     "no pair": (lambda folder: void(write_corpus(folder, [])), "", "give no pair at all for train"),
     "a single pair": (
         lambda folder: write_split(folder, "newsdev2016", corpus(1, 2)),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -15,15 +17,49 @@ from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 pytest.importorskip("fairseq")
 
 from fairseq.logging import metrics
+from torch import Tensor, nn
 
 from attn_reg_plugin.criterions.classification import ClassificationCriterion
 from attn_reg_plugin.criterions.collecting import packed, unpacked
 from attn_reg_plugin.criterions.tagging import TaggingCriterion
-from attn_reg_plugin.labelled import find_task
-from tests.criterions.criterion_problems import NER, Fixed, sample_of, task_for, validate
+from attn_reg_plugin.labelled import LabelledTask, find_task
 
+NER = find_task("wnut17")
 SIZES = [7, 1, 20, 12]
 COUNT = sum(SIZES)
+
+
+def task_for(row: LabelledTask | str) -> SimpleNamespace:
+    """A task as far as a criterion looks at it."""
+    return SimpleNamespace(labelled=find_task(row) if isinstance(row, str) else row)
+
+
+class Fixed(nn.Module):
+    """Returns given logits."""
+
+    def __init__(self, logits: Tensor) -> None:
+        super().__init__()
+        self.weight, self.table = nn.Parameter(torch.ones(())), logits
+
+    def forward(self, rows: Tensor) -> dict[str, Tensor]:
+        return {"logits": self.table[rows] * self.weight}
+
+
+def sample_of(rows: Tensor, target: Tensor | None) -> dict[str, Any]:
+    """A batch: the numbers of the rows of logits, and their labels."""
+    counts = {"ntokens": 3 * len(rows), "nsentences": len(rows)}
+    return {"id": rows, "net_input": {"rows": rows}, "target": target, **counts}
+
+
+def validate(criterion: Any, model: nn.Module, target: Tensor, sizes: list[int]) -> dict[str, float]:
+    """The logged values of a validation in batches of these sizes."""
+    model.eval()
+    with metrics.aggregate(new_root=True) as aggregator, torch.no_grad():
+        for rows in torch.arange(sum(sizes)).split(sizes):
+            _, _, log = criterion(model, sample_of(rows, target[rows]))
+            with metrics.aggregate():
+                type(criterion).reduce_metrics([log])
+        return aggregator.get_smoothed_values()
 
 
 @pytest.fixture(autouse=True)
@@ -196,37 +232,17 @@ def test_example_outcomes() -> None:
 @pytest.mark.parametrize(
     ("criterion", "task", "options", "message"),
     [
-        (
-            ClassificationCriterion,
-            task_for(NER),
-            {},
-            "is for tasks of classification, .* but the task is one of tagging",
-        ),
-        (TaggingCriterion, task_for("rte"), {}, "for tasks of tagging, but the task is one of classification"),
-        (TaggingCriterion, object(), {}, "for tasks of tagging, but the task is object"),
-        (
-            ClassificationCriterion,
-            task_for("rte"),
-            {"label_smoothing": 1.0},
-            r"--label-smoothing is 1\.0, .* in \[0, 1\)",
-        ),
-        (
-            ClassificationCriterion,
-            task_for("stsb"),
-            {"label_smoothing": 0.1},
-            r"is 0\.1, but must be 0, for a regression",
-        ),
-        (
-            ClassificationCriterion,
-            task_for("rte"),
-            {"validation_metrics": "f2"},
-            "unknown metric 'f2' of classification",
-        ),
+        (ClassificationCriterion, NER, {}, "is for tasks of classification, .* but the task is one of tagging"),
+        (TaggingCriterion, "rte", {}, "for tasks of tagging, but the task is one of classification"),
+        (TaggingCriterion, 3, {}, "for tasks of tagging, but the task is SimpleNamespace"),
+        (ClassificationCriterion, "rte", {"label_smoothing": 1.0}, r"--label-smoothing is 1\.0, .* in \[0, 1\)"),
+        (ClassificationCriterion, "stsb", {"label_smoothing": 0.1}, r"is 0\.1, but must be 0, for a regression"),
+        (ClassificationCriterion, "rte", {"validation_metrics": "f2"}, "unknown metric 'f2' of classification"),
     ],
 )
-def test_refusals(criterion: type, task: object, options: dict, message: str) -> None:
+def test_refusals(criterion: type, task: Any, options: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        criterion(task, **options)
+        criterion(task_for(task), **options)
 
 
 def test_a_split_without_labels_is_refused() -> None:

@@ -24,8 +24,8 @@ from attn_reg_plugin.experiments.data_folder import raw_lines
 from attn_reg_plugin.experiments.flags import words_of
 from attn_reg_plugin.experiments.methods import select_methods
 from attn_reg_plugin.experiments.translation import TranslationComparison
-from attn_reg_plugin.tasks.attn_reg_task import SEEN
 from attn_reg_plugin.tasks.dry_run import parse_command
+from attn_reg_plugin.tasks.fairseq_settings import FAIRSEQ_SETTINGS
 from tests.experiments.toy_corpus import SIZES, empty_corpus, make_corpus
 
 SIZE_FLAGS = {"layers": 1, "embed-dim": 16, "ffn-dim": 32, "heads": 2, "epochs": 2, "max-tokens": 200, "warmup": 10}
@@ -155,7 +155,7 @@ def test_a_warm_up_as_long_as_the_training_is_refused(corpus: Path) -> None:
 def set_up(run: runs.Run) -> Any:
     """The task of a run's training, and its model."""
     args = parse_command(run.train_command(), "training")
-    vars(args).update({f"attn_{name}": None for name, _ in SEEN})  # which fairseq fills in later
+    vars(args).update({f"attn_{name}": None for name, _ in FAIRSEQ_SETTINGS})  # which fairseq fills in later
     task = tasks.setup_task(args)
     return task, task.build_model(args)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from attn_reg_plugin.labelled import find_task, read_file, read_split, with_labels
+from attn_reg_plugin.labelled import find_task, plain_task, read_file, read_split, with_labels
 from tests.labelled.files import CONLLU, RTE, SWAG_HEADER, write
 
 #: task -> contents, and what is said of them
@@ -57,9 +57,7 @@ BROKEN = {
         ("a\tO\n\nb\tB-animal\n", r"line 3: the label is 'B-animal', but must be one of O, B-corporation"),
         (b"a\tO\n\xe9\tO\n", r"line 2: not UTF-8 \(byte 0xe9"),
     ],
-    "conll2003": [
-        ("EU NNP I-NP I-ORG\nrejects VBZ O\n", r"line 2: 3 fields, but each word's line must have 4"),
-    ],
+    "conll2003": [("EU NNP I-NP I-ORG\nrejects VBZ O\n", r"line 2: 3 fields, but each word's line must have 4")],
     "upos": [
         ("# only a comment\n", r"line 1: the file has no words$"),
         (CONLLU + "2\tgo\tgo\tVERB\n", r"line 2: 4 fields, but a line of CoNLL-U must have 10"),
@@ -69,6 +67,25 @@ BROKEN = {
         (CONLLU.replace("1", "x"), r"line 1: the word's number is 'x', but must be 1"),
     ],
 }
+
+
+#: lines of JSON, and what is said of them
+JSON = [
+    ('{"text": "a", "label": "x"}\n[1]\n', "line 2: not a JSON object; each line must hold one"),
+    ('{"text": "a"\n', "line 1: not a JSON object"),
+    ('{"text": ["a"], "label": "x"}\n', "line 1: 'text' is list, but must be text"),
+    ('{"text": null, "label": "x"}\n', "line 1: no column 'text' for task plain; the columns are: label"),
+    ('{"text": "a", "label": "x"}\n{"text": "a"}\n', "line 2: no column 'label' with the labels of task plain"),
+    ('{"text": "a", "label": "y"}\n', "line 1: the label is 'y', but must be one of x, z"),
+    ("", "line 1: the file has no example"),
+]
+
+
+@pytest.mark.parametrize(("content", "message"), JSON)
+def test_broken_lines_of_json(tmp_path: Path, content: str, message: str) -> None:
+    path = write(tmp_path / "train.jsonl", content)
+    with pytest.raises(ValueError, match=rf"train\.jsonl, {message}"):
+        list(read_file(plain_task("classification", ("text",), labels=("x", "z"), format="jsonl"), path))
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 
 import pytest
+
+pytest.importorskip("fairseq")
 
 from attn_reg_plugin.labelled import (
     CLASSIFICATION,
@@ -12,6 +15,7 @@ from attn_reg_plugin.labelled import (
     REGRESSION,
     TAGGING,
     TASKS,
+    ChoiceExample,
     LabelledTask,
     TaggedSentence,
     TextExample,
@@ -20,6 +24,8 @@ from attn_reg_plugin.labelled import (
     read_split,
     with_labels,
 )
+from attn_reg_plugin.labelled.task_table import flags_of, own_task
+from attn_reg_plugin.tasks.labelled_task import LabelledTaskConfig, described_task
 
 
 def write(path: Path, content: str) -> None:
@@ -31,7 +37,7 @@ def test_unknown_task_lists_those_there_are() -> None:
         find_task("rt")
 
 
-@pytest.mark.parametrize(("option", "value"), [("kind", "ranking"), ("format", "json")])
+@pytest.mark.parametrize(("option", "value"), [("kind", "ranking"), ("format", "yaml")])
 def test_a_row_of_an_unknown_kind_or_format_is_refused(option: str, value: str) -> None:
     options = {"kind": CLASSIFICATION, "format": "tsv", option: value}
     with pytest.raises(ValueError, match=rf"task x: the {option} is '{value}', but must be one of"):
@@ -52,33 +58,6 @@ def test_plain_tables_with_columns_by_name_and_labels_of_the_training_file(tmp_p
     assert task.labels == ("2", "10")
     assert [example.label for example in read_split(task, tmp_path, "train")] == [1, 0, 1]
     assert read_split(task, tmp_path, "valid") == [TextExample(2, "dull", None, 0)]
-
-
-def test_plain_tagging_takes_the_labels_of_the_training_file(tmp_path: Path) -> None:
-    write(tmp_path / "train.conll", "a X N\nb Y V\n\n")
-    write(tmp_path / "dev.conll", "b Y V\n")
-    task = with_labels(plain_task(TAGGING, ("words",), "1", format="conll"), tmp_path)
-    assert task.labels == ("X", "Y")
-    assert read_split(task, tmp_path, "valid") == [TaggedSentence(1, ("b",), (1,))]
-
-
-def test_plain_regression_takes_any_finite_value(tmp_path: Path) -> None:
-    write(tmp_path / "train.tsv", "a\ty\nx\t-7e3\n")
-    task = with_labels(plain_task(REGRESSION, ("a",), "y"), tmp_path)
-    assert read_split(task, tmp_path, "train") == [TextExample(2, "x", None, -7000.0)]
-
-
-@pytest.mark.parametrize(
-    ("kind", "columns", "said"),
-    [
-        (CLASSIFICATION, ("a", "b", "c"), "1 or 2 text columns, not 3"),
-        (MULTIPLE_CHOICE, ("a", "b"), "3 or more text columns, not 2"),
-        (TAGGING, ("a", "b"), "1 text columns, not 2"),
-    ],
-)
-def test_the_wrong_number_of_text_columns_is_refused(kind: str, columns: tuple[str, ...], said: str) -> None:
-    with pytest.raises(ValueError, match=f"{kind} has {said}"):
-        plain_task(kind, columns)
 
 
 def test_labels_of_endings_are_their_places(tmp_path: Path) -> None:
@@ -134,17 +113,72 @@ def test_a_label_column_that_is_not_there_is_refused(tmp_path: Path, column: str
         with_labels(plain_task(TAGGING, ("words",), column, format="conll"), tmp_path)
 
 
-def test_flags_describe_a_task_of_ones_own(tmp_path: Path) -> None:
-    pytest.importorskip("fairseq")
-    from attn_reg_plugin.tasks.labelled_task import LabelledTaskConfig, described_task
+#: file, its content, the flags that describe it, the examples
+OWN = [
+    (
+        "train.csv",
+        'stars,review\n10,good\n2,"bad, bad"\n',
+        {"kind": CLASSIFICATION, "text_columns": "review", "label_column": "stars"},
+        [TextExample(2, "good", None, 1), TextExample(3, "bad, bad", None, 0)],
+    ),
+    (
+        "train.jsonl.gz",
+        '{"a": "x", "b": "\\u00e9\\n", "y": -1}\n\n{"b": "z", "a": "y", "c": null, "y": 0.5}\n',
+        {"kind": REGRESSION, "text_columns": "a, b", "label_column": "y"},
+        [TextExample(1, "x", "é\n", -1.0), TextExample(3, "y", "z", 0.5)],
+    ),
+    (
+        "train.jsonl",
+        '{"text": "x", "label": true}\n{"text": "y", "label": 3}\n',
+        {"kind": CLASSIFICATION, "text_columns": "text", "labels": "true,3"},
+        [TextExample(1, "x", None, 0), TextExample(2, "y", None, 1)],
+    ),
+    (
+        "train.tsv",
+        "q\ta\tb\tlabel\nQ\tA\tB\ty\n",
+        {"kind": MULTIPLE_CHOICE, "text_columns": "q,a,b", "labels": "x,y"},
+        [ChoiceExample(2, "Q", ("A", "B"), 1)],
+    ),
+    ("train.conll", "a X N\nb Y V\n", {"kind": TAGGING}, [TaggedSentence(1, ("a", "b"), (0, 1))]),
+]
 
-    described = {"label_column": "1", "labels": "X, Y", "file_format": "conll", "file_fields": 3, "metrics": "accuracy"}
-    task = described_task(LabelledTaskConfig(**described), (TAGGING,))
-    options = {"labels": ("X", "Y"), "format": "conll", "metrics": ("accuracy",), "fields": 3}
-    assert task == plain_task(TAGGING, ("tokens",), "1", **options)
-    write(tmp_path / "train.conll", "a X\nb Y\n")
-    with pytest.raises(ValueError, match=r"line 1: 2 fields, but each word's line must have 3"):
-        read_split(task, tmp_path, "train")
+
+@pytest.mark.parametrize(("file", "content", "flags", "examples"), OWN)
+def test_a_task_of_flags(tmp_path: Path, file: str, content: str, flags: dict, examples: list) -> None:
+    """The format is that of the training file; fairseq's task reads the flags as the same task."""
+    data = tmp_path / file
+    data.write_bytes(gzip.compress(content.encode()) if file.endswith(".gz") else content.encode())
+    task = own_task(**flags, data=tmp_path)
+    assert read_split(with_labels(task, tmp_path), tmp_path, "train") == examples
+    config = {name.replace("-", "_"): value for name, value in flags_of(task).items()}
+    described = LabelledTaskConfig(**{name: value for name, value in config.items() if name != "regression"})
+    described.regression = config.get("regression", False)
+    assert described_task(described, ("classification", task.kind) if described.regression else (task.kind,)) == task
+    assert flags_of(find_task("rte")) == {"labelled": "rte"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({"kind": CLASSIFICATION}, "--text-columns is missing: the columns of the texts, separated by commas"),
+        (
+            {"kind": CLASSIFICATION, "text_columns": "a"},
+            r"has no training file; it must be one of train\.tsv",
+        ),
+        ({"kind": "ranking", "text_columns": "a", "file_format": "csv"}, "the kind is 'ranking', but must be one of"),
+        (
+            {"kind": REGRESSION, "text_columns": "a", "file_format": "conll"},
+            "--file-format conll is not for reg",
+        ),
+        ({"kind": TAGGING, "file_format": "csv"}, "--file-format csv is not for tagging"),
+        ({"kind": CLASSIFICATION, "text_columns": "a,b,c", "file_format": "csv"}, "1 or 2 text columns, not 3"),
+        ({"kind": MULTIPLE_CHOICE, "text_columns": "a,b", "file_format": "csv"}, "3 or more text columns, not 2"),
+        ({"kind": TAGGING, "text_columns": "a,b"}, "1 text columns, not 2"),
+    ],
+)
+def test_flags_that_describe_no_task(tmp_path: Path, flags: dict, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        own_task(**flags, data=tmp_path)
 
 
 def test_every_row_of_the_table_has_metrics_and_distinct_labels() -> None:

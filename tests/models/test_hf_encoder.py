@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -72,6 +73,7 @@ def test_autocast_is_that_of_torch(folder: Path, row: str) -> None:
     """Logits equal transformers' model under `torch.autocast`; weights, logits and gradients stay in fp32."""
     model, inputs = build(folder, row, autocast="bfloat16").eval(), batch(row)
     logits = model(**inputs)["logits"]
+    assert build(folder, row, autocast=False).autocast is None, "what YAML makes of a bare `off`"
     with torch.autocast("cpu", torch.bfloat16):
         wanted = model.model(**inputs).logits
     full = model.model(**inputs).logits
@@ -105,16 +107,6 @@ def test_autocast_keeps_no_weights_from_one_forward_to_the_next(folder: Path) ->
             model.model.classifier.weight.zero_()
             model.model.classifier.bias.zero_()
         assert not model(**inputs)["logits"].any()
-
-
-def test_what_autocast_refuses(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="--autocast is 'float16', but must be one of off, bfloat16"):
-        build(folder, autocast="float16")
-    with pytest.raises(ValueError, match="give either --autocast or --fp16"):
-        build(folder, autocast="bfloat16").half()
-    with pytest.raises(ValueError, match="DeBERTa of version 1 does not run in autocast"):
-        build(make_encoder(tmp_path, "Deberta"), autocast="bfloat16")
-    assert build(folder, autocast=False).autocast is None, "what YAML makes of a bare `off`"
 
 
 def test_labels_stand_in_the_configuration(folder: Path) -> None:
@@ -241,42 +233,50 @@ def test_the_kinds_of_every_fairseq_task() -> None:
 # -- refusals ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("path", "said"),
-    [
-        ("", "needs --hf-model"),
-        ("/no/such/folder", "there is no folder /no/such/folder"),
-        ("EMPTY", "neither a folder of a model"),
-    ],
-)
-def test_a_model_that_is_not_there(path: str, said: str, tmp_path: Path) -> None:
+def family(path: Path, name: str, **shape: Any) -> HFEncoderModel:
+    """A model of a family, made anew."""
+    return build(make_encoder(path, name, **shape), "swag" if name == "T5" else "mnli")
+
+
+T5 = {"d_model": 16, "d_kv": 4, "d_ff": 16, "num_layers": 1, "num_heads": 2, "initializer_factor": 1.0}
+REFUSED: dict[str, tuple[Callable[[Path, Path], Any], str]] = {
+    "no model": (lambda folder, path: load_config(""), "needs --hf-model"),
+    "no folder": (lambda folder, path: load_config("/no/such/folder"), "there is no folder /no/such/folder"),
+    "an empty folder": (lambda folder, path: load_config(str(path)), "neither a folder of a model"),
+    "a dropout": (lambda folder, path: build(folder, dropout=1.0), r"--dropout is 1.0, but must be in \[0, 1\)"),
+    "another": (lambda folder, path: build(folder, attention_dropout=-0.1), r"--attention-dropout is -0.1"),
+    "no such head": (lambda folder, path: family(path, "T5", **T5), "no multiple choice head for t5 models"),
+    "no labels": (
+        lambda folder, path: HFEncoderModel.build_model(HFEncoderConfig(), SimpleNamespace()),
+        "is for tasks of labelled text such as attn_reg_text_classification",
+    ),
+    "no sites": (
+        lambda folder, path: ADDrop().attach(family(path, "Nystromformer", type_vocab_size=1)),
+        r"^NystromformerFor\w+'s attention .* use a model whose attention does, such as",
+    ),
+    "autocast": (lambda folder, path: build(folder, autocast="float16"), "'float16', but must be one of off, bfloat16"),
+    "autocast and fp16": (
+        lambda folder, path: build(folder, autocast="bfloat16").half(),
+        "give either --autocast or --fp16",
+    ),
+    "autocast of deberta": (
+        lambda folder, path: build(make_encoder(path, "Deberta"), autocast="bfloat16"),
+        "DeBERTa of version 1 does not run in autocast",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_work_is_named(case: str, folder: Path, tmp_path: Path) -> None:
+    make, said = REFUSED[case]
     with pytest.raises(ValueError, match=said):
-        load_config(str(tmp_path) if path == "EMPTY" else path)
+        make(folder, tmp_path)
 
 
 def test_weights_that_are_not_there(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text((folder / "config.json").read_text())
     with pytest.raises(ValueError, match=r"its weights cannot be read .* --hf-from-config"):
         build(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        ({"dropout": 1.0}, r"--dropout is 1.0, but must be in \[0, 1\)"),
-        ({"attention_dropout": -0.1}, r"--attention-dropout is -0.1"),
-    ],
-)
-def test_dropouts_out_of_range(folder: Path, flags: dict[str, float], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        build(folder, **flags)
-
-
-def test_a_head_that_does_not_exist(tmp_path: Path) -> None:
-    t5 = {"d_model": 16, "d_kv": 4, "d_ff": 16, "num_layers": 1, "num_heads": 2, "initializer_factor": 1.0}
-    make_encoder(tmp_path, "T5", **t5)
-    with pytest.raises(ValueError, match="transformers has no multiple choice head for t5 models"):
-        build(tmp_path, "swag")
 
 
 def test_other_families_stay_unread(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -286,20 +286,6 @@ def test_other_families_stay_unread(folder: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(mapping, "keys", lambda self: listed.append(self) or [transformers.BertConfig])
     build(folder)
     assert not listed
-
-
-def test_a_task_without_labels(folder: Path) -> None:
-    with pytest.raises(ValueError, match="is for tasks of labelled text such as attn_reg_text_classification"):
-        HFEncoderModel.build_model(HFEncoderConfig(), SimpleNamespace())
-
-
-def test_a_model_without_sites_is_refused_by_a_regularizer_only(tmp_path: Path) -> None:
-    model = build(make_encoder(tmp_path, "Nystromformer", type_vocab_size=1))
-    assert model(**batch())["logits"].shape == (3, 3)
-    with pytest.raises(
-        ValueError, match=r"^NystromformerFor\w+'s attention .* use a model whose attention does, such as"
-    ):
-        ADDrop().attach(model)
 
 
 def test_deberta_is_regularized(tmp_path: Path) -> None:

@@ -111,7 +111,7 @@ def test_masks_do_not_act_in_evaluation(kind: str) -> None:
     stock = stock_attention(kind, dropout=0.3).eval()
     ours = adopted(stock)
     given = arguments(kind, True)
-    ours.attn_site.keep = torch.zeros(B, H, T, given["key"].size(0), dtype=torch.bool)
+    ours.attn_site.ask(keep=torch.zeros(B, H, T, given["key"].size(0), dtype=torch.bool))
     assert torch.equal(ours(**given)[0], stock(**given)[0])
 
 
@@ -120,7 +120,7 @@ def test_incremental_decoding_takes_fairseqs_path(kind: str) -> None:
     stock = stock_attention(kind).eval()
     ours = adopted(stock)
     given = arguments(kind, True)
-    ours.attn_site.keep = torch.zeros(B, H, 1, 1, dtype=torch.bool)
+    ours.attn_site.ask(keep=torch.zeros(B, H, 1, 1, dtype=torch.bool))
     with torch.no_grad():
         outputs = []
         for module in (stock, ours):
@@ -153,7 +153,7 @@ def test_keeping_everything_is_stock_attention(case: tuple[str, bool], weights: 
     for module in (stock, ours):
         given = arguments(kind, padding)
         keys = given["key"].size(0)
-        ours.attn_site.keep = torch.ones(B, H, T, keys, dtype=torch.bool)
+        ours.attn_site.ask(keep=torch.ones(B, H, T, keys, dtype=torch.bool))
         # static_kv sends fairseq down the path that knows need_head_weights; the other one averages them away
         chosen = {**given, "static_kv": True} if weights == "heads" else given
         output, maps = module(**chosen, **wanted)
@@ -175,7 +175,7 @@ def test_returned_weights_carry_gradients_to_queries_and_keys(case: tuple[str, b
     results = []
     for module in (stock, ours):
         given = arguments(*case)
-        ours.attn_site.keep = torch.ones(B, H, T, given["key"].size(0), dtype=torch.bool)
+        ours.attn_site.ask(keep=torch.ones(B, H, T, given["key"].size(0), dtype=torch.bool))
         _, maps = module(**{**given, "static_kv": True}, need_head_weights=True)
         results.append(gradients(module, given, maps))
     assert results[1][0].abs().max() > 1e-3
@@ -190,7 +190,7 @@ def test_masked_attention_is_the_equation(case: tuple[str, bool]) -> None:
     keys = given["key"].size(0)
     keep = torch.rand(B, H, T, keys, generator=torch.Generator().manual_seed(5)) < 0.6
     keep[:, 1, 2] = False
-    ours.attn_site.keep = keep
+    ours.attn_site.ask(keep=keep)
     output, maps = ours(**given, need_head_weights=True)
     valid = torch.ones(B, H, T, keys, dtype=torch.bool)
     if "key_padding_mask" in given:
@@ -229,7 +229,7 @@ MASKS = {
 def test_every_form_of_attention_mask_means_what_it_means_to_fairseq(name: str) -> None:
     stock = stock_attention("self")
     ours = adopted(stock)
-    ours.attn_site.keep = torch.ones(B, H, T, T, dtype=torch.bool)
+    ours.attn_site.ask(keep=torch.ones(B, H, T, T, dtype=torch.bool))
     given = {**arguments("self", False), "attn_mask": MASKS[name]()}
     torch.testing.assert_close(ours(**given)[0], stock(**given)[0], atol=1e-6, rtol=0)
 
@@ -238,13 +238,13 @@ def test_every_form_of_attention_mask_means_what_it_means_to_fairseq(name: str) 
 def test_a_uniform_site_needs_neither_queries_nor_keys(padding: bool) -> None:
     ours = adopted(stock_attention("cross"))
     given = arguments("cross", padding)
-    ours.attn_site.keep = torch.zeros(B, H, T, S, dtype=torch.bool)
+    ours.attn_site.ask(keep=torch.zeros(B, H, T, S, dtype=torch.bool))
     expected, _ = ours(**given)
     called: list[str] = []
     for name in ("q_proj", "k_proj"):
         getattr(ours, name).register_forward_hook(lambda *_, name=name: called.append(name))
     ours.attn_site.clear()
-    ours.attn_site.uniform = True
+    ours.attn_site.ask(uniform=lambda call: True)
     output, maps = ours(**given, need_weights=False)
     torch.testing.assert_close(output, expected, atol=1e-6, rtol=0)
     assert maps is None and called == []
@@ -262,7 +262,7 @@ def test_attention_with_extra_keys_is_refused(options: dict[str, bool], named: s
 
 def test_a_mask_of_another_shape_is_refused() -> None:
     ours = adopted(stock_attention("self"))
-    ours.attn_site.keep = torch.ones(B, H, T, T + 1, dtype=torch.bool)
+    ours.attn_site.ask(keep=torch.ones(B, H, T, T + 1, dtype=torch.bool))
     with pytest.raises(RuntimeError, match="saw different inputs"):
         ours(**arguments("self", False))
 
@@ -271,7 +271,7 @@ def test_a_mask_of_another_shape_is_refused() -> None:
 def test_a_dead_row_is_finite_in_half_precision(dtype: torch.dtype) -> None:
     ours = adopted(stock_attention("self")).to(dtype)
     given = {key: value.to(dtype) if value.is_floating_point() else value for key, value in _halves().items()}
-    ours.attn_site.keep = torch.zeros(B, H, T, T, dtype=torch.bool)
+    ours.attn_site.ask(keep=torch.zeros(B, H, T, T, dtype=torch.bool))
     output, maps = ours(**given, need_head_weights=True)
     assert output.dtype == dtype and output.isfinite().all() and maps.isfinite().all()
     assert (maps[:, 0, :, -2:] == 0).all(), "padding has no weight"

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import sys
 from collections.abc import Iterable, Sequence
 from importlib.machinery import ModuleSpec
-from itertools import islice
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,7 +21,6 @@ except (ImportError, OSError):  # none, or a build for another torch, which tran
 
 from transformers import MarianConfig, MarianMTModel, MarianTokenizer
 
-SHARED_DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 TINY = {
     "d_model": 32,
     "encoder_layers": 2,
@@ -33,24 +30,6 @@ TINY = {
     "encoder_ffn_dim": 48,
     "decoder_ffn_dim": 64,
 }
-REAL = {
-    "d_model": 512,
-    "encoder_layers": 6,
-    "decoder_layers": 6,
-    "encoder_attention_heads": 8,
-    "decoder_attention_heads": 8,
-    "encoder_ffn_dim": 2048,
-    "decoder_ffn_dim": 2048,
-}
-
-
-def shared_lines(pair: str, language: str, count: int) -> list[str]:
-    """The first training lines of a shared corpus; empty where there is none."""
-    for path in (SHARED_DATA / f"wmt16-{pair}" / f"train.{language}{end}" for end in ("", ".gz")):
-        if path.is_file():
-            with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8", newline="\n") as file:
-                return [line.removesuffix("\n") for line in islice(file, count)]
-    return []
 
 
 def train_model(lines: Iterable[str], path: Path, size: int, **options: Any) -> Path:

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from attn_reg_plugin.cli import main
 from attn_reg_plugin.opus_mt.conversion import CHECKPOINT, to_huggingface
 from attn_reg_plugin.opus_mt.marian_folder import MarianFolder
-from tests.opus_mt.folders import assert_same_tensors, copy, edit
+from tests.opus_mt.folders import copy, edit
 
 
 def _unlink(name: str) -> Callable[[Path], None]:
@@ -155,60 +155,3 @@ def test_a_run_that_cannot_be_turned_back(breaking: Callable, sentence: str, con
     with pytest.raises((ValueError, FileNotFoundError), match=sentence):
         to_huggingface(converted, tmp_path / "back")
     assert not (tmp_path / "back").exists()
-
-
-@pytest.fixture
-def sharded(marian: tuple, tmp_path: Path) -> Path:
-    """The folder with its weights in several files and an index, as transformers writes large models."""
-    folder = copy(marian[1], tmp_path / "sharded")
-    (folder / "model.safetensors").unlink()
-    marian[0].save_pretrained(folder, max_shard_size="40KB")
-    assert len(list(folder.glob("model-0*.safetensors"))) > 2 and not (folder / "model.safetensors").exists()
-    return folder
-
-
-def _into_bins(folder: Path) -> None:
-    for path in folder.glob("model-0*.safetensors"):
-        torch.save(
-            load_file(path), folder / path.name.replace("model-", "pytorch_model-").replace("safetensors", "bin")
-        )
-        path.unlink()
-    index = (folder / "model.safetensors.index.json").read_text(encoding="utf-8")
-    (folder / "model.safetensors.index.json").unlink()
-    index = index.replace("model-", "pytorch_model-").replace(".safetensors", ".bin")
-    (folder / "pytorch_model.bin.index.json").write_text(index, encoding="utf-8")
-
-
-@pytest.mark.parametrize("bins", [False, True])
-def test_weights_in_several_files(bins: bool, sharded: Path, marian: tuple) -> None:
-    if bins:
-        _into_bins(sharded)
-    assert_same_tensors(MarianFolder.open(sharded).tensors, MarianFolder.open(marian[1]).tensors)
-
-
-def _remap(folder: Path, name: str) -> None:
-    path = folder / "model.safetensors.index.json"
-    content = json.loads(path.read_text(encoding="utf-8"))
-    content["weight_map"]["final_logits_bias"] = name
-    path.write_text(json.dumps(content), encoding="utf-8")
-
-
-@pytest.mark.parametrize(
-    ("breaking", "sentence"),
-    [
-        (
-            lambda f: _remap(f, "../other.safetensors"),
-            "names '../other.safetensors', which isn't a weight file in its own",
-        ),
-        (lambda f: _remap(f, "/etc/passwd"), "names '/etc/passwd', which isn't a weight file in its own"),
-        (lambda f: _remap(f, "model-9.safetensors"), "has no model-9.safetensors, which model.safetensors.index.json"),
-        (lambda f: _remap(f, 3), "holds no 'weight_map' of tensors to files"),
-        (lambda f: edit(f / "model.safetensors.index.json", weight_map=None), "holds no 'weight_map'"),
-        (lambda f: _remap(f, max(path.name for path in f.glob("model-0*"))), "lacks final_logits_bias, which"),
-    ],
-)
-def test_an_index_that_does_not_fit(breaking: Callable, sentence: str, sharded: Path) -> None:
-    breaking(sharded)
-    with pytest.raises((ValueError, FileNotFoundError)) as caught:
-        MarianFolder.open(sharded)
-    assert sentence in str(caught.value)

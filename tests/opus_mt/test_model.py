@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -9,10 +11,9 @@ import torch
 from fairseq.models.transformer import TransformerModel
 
 from attn_reg_plugin import find_sites
-from attn_reg_plugin.models.opus_mt import NEVER, MarianPositions
-from attn_reg_plugin.opus_mt.conversion import to_fairseq
-from attn_reg_plugin.opus_mt.marian_folder import MarianFolder
-from tests.opus_mt.folders import REAL, TINY, load_tokenizer, make_folder, shared_lines, train_model
+from attn_reg_plugin.models.opus_mt import NEVER, MarianPositions, OpusMTModel
+from attn_reg_plugin.opus_mt.tokenization import OpusMTTokenizer
+from tests.opus_mt.folders import TINY, load_tokenizer, make_folder
 from tests.opus_mt.sides import Sides
 
 #: as the issue of the conversion asks; what is measured is about 2e-6
@@ -218,35 +219,24 @@ def test_sinusoids_are_their_formula() -> None:
         MarianPositions(7, padding_idx=1)
 
 
-@pytest.mark.slow
-def test_the_published_shape_on_real_text(real: Sides) -> None:
-    """512 wide, 6 + 6 layers; 50 real sentences."""
-    few = {"batch": 32, "share": 0.92, "lengths": 1, "distinct": 3}  # deep random decoders end alike
-    assert compare_translations(real, real.tokenizer, real.texts, 0.6, 2, **few) >= 50
+def test_a_notebook_translates_text(converted: Path, marian: tuple, texts: list[str]) -> None:
+    """As the example's README has it: text in, text out, in the tokenizer's numbers."""
+    folder = str(converted)
+    model = OpusMTModel.from_pretrained(
+        folder, data_name_or_path=".", checkpoint_file="checkpoint.pt", bpe="opus_mt", opus_mt_folder=folder
+    )
+    order = OpusMTTokenizer(converted).source.vocabulary.order
+    for text in texts[:5]:
+        assert [order[number - 1] for number in model.encode(text).tolist()] == marian[2](text)["input_ids"]
+    assert isinstance(model.translate(texts[0], beam=2, max_len_b=10), str)
 
 
-@pytest.mark.slow
-def test_states_and_logits_of_the_published_shape(real: Sides) -> None:
-    rows = real.sources([*real.texts[:5], "", " ".join(real.texts)])
-    rows[-1] = rows[-1][-512:]
-    assert [len(rows[-1]), len(rows[-2])] == [512, 1]
-    expected = real.encoded(real.batch(rows, left=False))[1]
-    for number, (row, ours) in enumerate(zip(rows, real.encoded(real.batch(rows, left=True))[0], strict=True)):
-        torch.testing.assert_close(ours[-len(row) :], expected[number, : len(row)], atol=CLOSE, rtol=0)
-        torch.testing.assert_close(*real.logits(row[None], row[None]), atol=CLOSE, rtol=0)
-
-
-@pytest.fixture(scope="module")
-def real(tmp_path_factory: pytest.TempPathFactory) -> Sides:
-    lines = {language: shared_lines("en-ro", language, 3000) for language in ("en", "ro")}
-    if not lines["en"]:
-        pytest.skip("needs the shared WMT16 data")
-    folder = tmp_path_factory.mktemp("real")
-    models = [train_model(text, folder / f"{name}.spm", 4000) for name, text in lines.items()]
-    model = make_folder(
-        folder / "hf", models, REAL, scale=1.5
-    )  # as sharp as the tiny ones, depth would add up round-off
-    to_fairseq(MarianFolder.open(folder / "hf"), folder / "out")
-    made = Sides(model, folder / "hf", folder / "out", length=12)
-    made.tokenizer, made.texts = load_tokenizer(folder / "hf"), lines["en"][:64]
-    return made
+@pytest.mark.parametrize(
+    ("bpe", "warned"), [(None, True), ("gpt2", True), ("opus_mt", False), ("sentencepiece", False)]
+)
+def test_text_that_nothing_parts_into_pieces(
+    bpe: str | None, warned: bool, sides: Sides, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = copy.deepcopy(sides.model)
+    model.prepare_for_inference_(Namespace(generation=Namespace(), bpe=bpe and Namespace(_name=bpe)))
+    assert ("give --bpe opus_mt --opus-mt-folder DIR" in caplog.text) == warned

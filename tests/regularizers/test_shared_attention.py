@@ -10,8 +10,7 @@ from torch import nn
 
 from attn_reg_plugin.attention.sites import AttentionSite
 from attn_reg_plugin.regularizers import Tokens
-from attn_reg_plugin.regularizers.attend_out.generator import Embeddings, Generator, valid_pairs
-from attn_reg_plugin.regularizers.attend_out.generator import SharedAttention
+from attn_reg_plugin.regularizers.attend_out.generator import Embeddings, Generator, SharedAttention, valid_pairs
 from tests.attention.tiny_model import tokens
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -269,3 +269,10 @@ def trained_state(path: Path) -> dict[str, Any]:
         "optimizer": checkpoint["last_optimizer_state"],
         "updates": checkpoint["optimizer_history"][-1]["num_updates"],
     }
+
+
+def plain_and_defender(folder: Path) -> list[dict[str, torch.Tensor]]:
+    """The weights of a plain training and of a game's defender after four updates; fairseq writes fp32."""
+    plain = read_checkpoint(folder / "plain" / "checkpoint_last.pt")["model"]
+    defender = torch.load(folder / "game" / "attn_reg_state_4.pt", weights_only=True)["defender"]["model"]
+    return [{name: value.float() for name, value in model.items()} for model in (plain, defender)]

@@ -65,20 +65,6 @@ def die_while_copying(which: int) -> None:
     shutil.copyfile = copy_half
 
 
-def die_while_keeping(which: int) -> None:
-    """In the training's process: the power goes when the `which`-th example is half written to the kept regions."""
-    write, count = os.pwrite, [0]
-
-    def write_half(descriptor: int, data: Any, at: int) -> int:
-        count[0] += 1
-        if count[0] == which:
-            write(descriptor, bytes(data)[: len(data) // 2], at)
-            os.kill(os.getpid(), signal.SIGKILL)
-        return write(descriptor, data, at)
-
-    os.pwrite = write_half
-
-
 def everything(folder: Path) -> dict[str, Any]:
     """Weights, optimizer and number of updates; the state of a method that keeps one beside the checkpoint."""
     state = trained_state(folder / "checkpoint_last.pt")

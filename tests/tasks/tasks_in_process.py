@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion
-from fairseq.tasks.fairseq_task import FairseqTask
+from fairseq.tasks import FairseqTask, LegacyFairseqTask
 from fairseq.tasks.multilingual_translation import MultilingualTranslationTask
 from torch import Tensor, nn
 
@@ -25,7 +25,7 @@ def sample(seed: int = 2, rows: int = 3) -> dict[str, Any]:
     source = torch.randint(4, WORDS, (rows, 7), generator=generator)
     target = torch.randint(4, WORDS, (rows, 6), generator=generator)
     source[0, 5:] = target[1, 4:] = 1
-    previous = torch.cat([torch.full((rows, 1), 2), target[:, :-1]], 1)
+    previous = torch.cat([torch.full((rows, 1), 2), target[:, :-1]], 1).masked_fill(target.eq(1), 1)
     net_input = {"src_tokens": source, "src_lengths": source.ne(1).sum(1), "prev_output_tokens": previous}
     ntokens = int(target.ne(1).sum())
     return {"net_input": net_input, "target": target, "ntokens": ntokens, "nsentences": rows}
@@ -72,6 +72,20 @@ class Experts(GivenModel):
 
 class RegularizedExperts(AttnRegTask, Experts):
     """Nothing of its model that can be heard is called."""
+
+
+class Older(LegacyFairseqTask):
+    """fairseq's own kind of task without a config dataclass: its `cfg` is None, all flags are in `args`."""
+
+    source_dictionary = target_dictionary = property(lambda self: words())
+
+    def build_model(self, args: Namespace, from_checkpoint: bool = False) -> nn.Module:
+        """`args.model`."""
+        return args.model
+
+
+class RegularizedOlder(AttnRegTask, Older):
+    """Regularized."""
 
 
 def options(**flags: Any) -> Namespace:

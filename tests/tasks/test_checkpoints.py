@@ -44,24 +44,17 @@ def test_an_ad_drop_checkpoint_is_a_plain_one(regularized: Trained, stock: Train
 def test_the_task_state_holds_the_methods_and_nothing_else(regularized: Trained, stock: Trained) -> None:
     state = read_checkpoint(regularized.checkpoint)["task_state"]
     assert state.pop("attn_reg") == {"method": "ad_drop", "epoch": 2, "updates": 8}
-    assert state.pop("attn_reg_first_epoch") == 6, "its batches, for schedules over progress"
     assert state == read_checkpoint(stock.checkpoint)["task_state"]
 
 
-def test_fine_tuning_a_stock_model(stock: Trained, corpus: Path, tmp_path: Path) -> None:
-    flags = [*AD_DROP, "--finetune-from-model", str(stock.checkpoint), *STAND_STILL]
+@pytest.mark.parametrize(("how", "updates"), [("--finetune-from-model", "1"), ("--restore-file", "9")])
+def test_starting_from_a_stock_model(how: str, updates: str, stock: Trained, corpus: Path, tmp_path: Path) -> None:
+    reset = RESET if how == "--restore-file" else []
+    flags = [*AD_DROP, how, str(stock.checkpoint), *reset, *STAND_STILL, "--max-update", updates, "--max-epoch", "1"]
     finished = train(corpus, tmp_path, *flags).check()
-    assert [line["regularized"] for line in finished.lines()] == ["1"]
+    assert {(line["regularized"], line["epoch"]) for line in finished.lines()} == {("1", 1)}
     assert differing(model_of(tmp_path / "checkpoint_last.pt"), model_of(stock.checkpoint)) == []
     assert float(finished.losses()[0]) < float(stock.finished.losses()[0]) - 0.5
-
-
-def test_restoring_a_stock_model_and_resetting_the_rest(stock: Trained, corpus: Path, tmp_path: Path) -> None:
-    flags = [*AD_DROP, "--restore-file", str(stock.checkpoint), *RESET, *STAND_STILL, "--max-update", "9"]
-    finished = train(corpus, tmp_path, *flags, "--max-epoch", "1").check()
-    assert {line["regularized"] for line in finished.lines()} == {"1"}
-    assert {line["epoch"] for line in finished.lines()} == {1}
-    assert differing(model_of(tmp_path / "checkpoint_last.pt"), model_of(stock.checkpoint)) == []
 
 
 def test_there_and_back(stock: Trained, corpus: Path, tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from tests.tasks.tasks_in_process import attached, criterion, sample, step
 
 METHODS = {
     "ad_drop": {},
-    "kept": {"ad_drop_probe": "kept"},
     "scheduled_dropout": {
         "attn_reg": "scheduled_dropout",
         "scheduled_dropout_schedule": "drop encoder.self: 0:0.3",

@@ -18,7 +18,6 @@ LIGHTCONV = shlex.split(
     "--decoder-ffn-embed-dim 32 --encoder-attention-heads 2 --decoder-attention-heads 2 --decoder-conv-dim 16 "
     "--encoder-conv-dim 16 --encoder-conv-type lightweight --decoder-conv-type lightweight --weight-softmax True"
 )
-FCONV = shlex.split("--arch fconv --encoder-embed-dim 16 --encoder-layers [(16,3)] --decoder-layers [(16,3)]")
 
 
 def assert_trained(finished: Finished, updates: int) -> None:
@@ -73,23 +72,10 @@ def test_layerdrop_may_leave_out_any_layer(attribution: str, sites: str, corpus:
         assert len(hypotheses(generate(corpus, tmp_path / "checkpoint_last.pt"))) == 12
 
 
-def test_modest_layerdrop(corpus: Path, tmp_path: Path) -> None:
-    flags = shlex.split("--encoder-layerdrop 0.2 --max-update 12")
-    finished = train(corpus, tmp_path, *AD_DROP, *flags).check()
-    assert len(finished.lines()) == 12
-    rates = [line.get("drop_encoder.self[0]") for line in finished.lines()]
-    assert sum(rate not in (None, "0") for rate in rates) >= 5
-
-
-def test_activation_checkpointing_changes_no_loss(plain_run: Finished, corpus: Path, tmp_path: Path) -> None:
-    finished = train(corpus, tmp_path, *AD_DROP, "--checkpoint-activations", "--max-update", "4")
-    assert_trained(finished, 4)
-    assert finished.losses() == plain_run.losses()
-
-
-def test_amp_on_a_cpu_is_single_precision(plain_run: Finished, corpus: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("flag", ["--checkpoint-activations", "--amp"])
+def test_what_changes_no_loss(flag: str, plain_run: Finished, corpus: Path, tmp_path: Path) -> None:
     """fairseq's AMP is CUDA's autocast, which does nothing on a CPU."""
-    finished = train(corpus, tmp_path, *AD_DROP, "--amp", "--max-update", "4")
+    finished = train(corpus, tmp_path, *AD_DROP, flag, "--max-update", "4")
     assert_trained(finished, 4)
     assert finished.losses() == plain_run.losses()
 
@@ -99,15 +85,6 @@ def test_update_freq_counts_forwards(corpus: Path, tmp_path: Path) -> None:
     flags = ["--max-tokens", "60", "--update-freq", "4", "--ad-drop-cross-tuning", "update:1", "--max-update", "4"]
     finished = train(corpus, tmp_path, *AD_DROP, *flags).check()
     assert [line["regularized"] for line in finished.lines()] == ["0", "1", "0", "1"]
-
-
-@pytest.mark.parametrize("flag", ["--fp16", "--bf16", "--memory-efficient-bf16"])
-def test_what_fairseq_cannot_do_on_a_cpu_is_said(flag: str, corpus: Path, tmp_path: Path) -> None:
-    """`--fp16` flattens its gradients on the CUDA device, `--bf16` on the command line implies a TPU."""
-    finished = train(corpus, tmp_path, *AD_DROP, flag, "--max-update", "4")
-    assert finished.status != 0 and finished.lines() == []
-    last = finished.output.strip().splitlines()[-1]
-    assert last.startswith("ValueError: ") and flag in last, last
 
 
 def test_another_criterion(corpus: Path, tmp_path: Path) -> None:
@@ -126,15 +103,10 @@ def test_alignments_are_learnt_beside_ad_drop(corpus: Path, tmp_path: Path) -> N
     assert 0.1 < losses[-1] < losses[0]
 
 
-@pytest.mark.parametrize("model", [LIGHTCONV, FCONV], ids=["lightconv", "fconv"])
-def test_a_model_without_such_attention_is_refused(model: list[str], corpus: Path, tmp_path: Path) -> None:
-    """fconv has no multi-head attention, lightconv only in the decoder, towards the source."""
-    finished = train(corpus, tmp_path, *AD_DROP, "--max-update", "2", model=model)
+def test_a_model_with_other_layers(corpus: Path, tmp_path: Path) -> None:
+    """lightconv has such attention in the decoder only, towards the source."""
+    finished = train(corpus, tmp_path, *AD_DROP, "--max-update", "2", model=LIGHTCONV)
     assert finished.status == 1
-    last = finished.output.strip().splitlines()[-1]
-    if "fconv" in model:
-        assert "no attention site found in FConvModel" in last
-    else:
-        assert "its sites are: decoder.cross[0] decoder.cross[1]" in last
-        crossing = [*AD_DROP, "--attn-sites", "decoder.cross", "--max-update", "2"]
-        assert_trained(train(corpus, tmp_path / "cross", *crossing, model=model), 2)
+    assert "its sites are: decoder.cross[0] decoder.cross[1]" in finished.output.strip().splitlines()[-1]
+    crossing = [*AD_DROP, "--attn-sites", "decoder.cross", "--max-update", "2"]
+    assert_trained(train(corpus, tmp_path / "cross", *crossing, model=LIGHTCONV), 2)

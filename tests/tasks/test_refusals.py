@@ -4,82 +4,234 @@ from __future__ import annotations
 
 import re
 from argparse import Namespace
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from fairseq.models.hubert import HubertModel
+from fairseq.models.nat import CMLMNATransformerModel
+from fairseq.models.transformer_align import TransformerAlignModel
+from torch import nn
 
+from attn_reg_plugin.tasks.attn_reg_task import AttnRegTask
 from attn_reg_plugin.tasks.attn_reg_translation import AttnRegTranslationTask
-from tests.backends.fairseq_models import words
+from attn_reg_plugin.tasks.sentence_tasks import AttnRegSentenceRankingTask
+from tests.backends.fairseq_models import transformer, words
 from tests.tasks.fairseq_runs import AD_DROP, Trained, make_corpus, train
-from tests.tasks.tasks_in_process import options
-
-pytestmark = pytest.mark.slow
+from tests.tasks.tasks_in_process import (
+    GivenModel,
+    Regularized,
+    RegularizedExperts,
+    RegularizedOlder,
+    attached,
+    multilingual,
+    options,
+    sample,
+    step,
+)
 
 SITES = re.escape("encoder.self[0] encoder.self[1] decoder.self[0] decoder.cross[0] decoder.self[1] decoder.cross[1]")
+ONE = "use another --attn-reg, such as ad_drop or scheduled_dropout"
 
 
 @pytest.mark.parametrize(
-    ("flag", "value", "said"),
+    ("flags", "said"),
     [
-        ("--ad-drop-p", "1.5", r"p is 1\.5, but must lie in \[0, 1\]"),
-        ("--ad-drop-q", "nan", r"q is nan, but must lie in \[0, 1\]"),
-        ("--attn-sites", "encoder.cross", r"'encoder\.cross' matches nothing in this model; its sites are: " + SITES),
-        ("--attn-sites", "decoder.self[0,5]", r"'decoder\.self\[0,5\]' matches nothing in this model.*" + SITES),
-        ("--attn-sites", "self", r"'self' is not understood; write for example 'encoder\.self'"),
-        ("--attn-sites", " ", r"site pattern is empty; write for example"),
-        ("--attn-reg", "dropblock", r"'dropblock', but must be one of none, ad_drop"),
-        ("--ad-drop-cross-tuning", "weekly", r"'weekly', but must be epoch, off, or update:N"),
-        ("--ad-drop-cross-tuning", "update:0", r"'update:0', but must be epoch, off, or update:N with N of at least 1"),
-        ("--ad-drop-attribution", "lime", r"'lime', but must be one of gradient, integrated, attention, random"),
-        ("--ad-drop-labels", "silver", r"'silver', but must be one of pseudo, gold"),
-        ("--ad-drop-direction", "up", r"'up', but must be one of high, low"),
-        ("--ad-drop-probe-dropout", "maybe", r"--ad-drop-probe-dropout is 'maybe', but must be true or false"),
-        ("--ad-drop-probe-dtype", "int8", r"'int8', but must be one of same, bfloat16"),
-        ("--ad-drop-integrated-steps", "0", r"integrated_steps is 0, but must be at least 1"),
+        ({"ad_drop_p": 1.5}, r"p is 1\.5, but must lie in \[0, 1\]"),
+        ({"ad_drop_q": float("nan")}, r"q is nan, but must lie in \[0, 1\]"),
+        ({"attn_sites": "encoder.cross"}, r"'encoder\.cross' matches nothing in this model; its sites are: " + SITES),
+        ({"attn_sites": "decoder.self[0,5]"}, r"'decoder\.self\[0,5\]' matches nothing in this model.*" + SITES),
+        ({"attn_sites": "self"}, r"'self' is not understood; write for example 'encoder\.self'"),
+        ({"attn_sites": " "}, r"site pattern is empty; write for example"),
+        ({"attn_reg": "dropblock"}, r"'dropblock', but must be one of none, ad_drop"),
+        ({"attn_reg": "ad_drop+x"}, r"'ad_drop\+x', but must be one of none, .*; several are joined by \+"),
+        ({"ad_drop_cross_tuning": "weekly"}, r"'weekly', but must be epoch, off, or update:N"),
+        ({"ad_drop_cross_tuning": "update:0"}, r"'update:0', but must be epoch, off, or update:N with N of at least 1"),
+        ({"ad_drop_attribution": "lime"}, r"'lime', but must be one of gradient, integrated, attention, random"),
+        ({"ad_drop_labels": "silver"}, r"'silver', but must be one of pseudo, gold"),
+        ({"ad_drop_probe_dropout": "maybe"}, r"--ad-drop-probe-dropout is 'maybe', but must be true or false"),
+        ({"ad_drop_integrated_steps": 0}, r"integrated_steps is 0, but must be at least 1"),
+        ({"attn_reg": "hidden_cut", "attn_sites": "*"}, r"^--attn-sites: "),
+        ({"attn_reg": "ad_drop+hidden_cut", "attn_sites": "*"}, r"^--attn-sites: "),
+        (
+            {"attn_reg": "scheduled_dropout", "scheduled_dropout_schedule": "drop decoder.self[9]: 0:0.1"},
+            r"^--scheduled-dropout-schedule: ",
+        ),
+        ({"attn_tpu": "True"}, r"^--bf16 and --memory-efficient-bf16 .* torch_xla is not installed; use --amp"),
+        ({"attn_fp16": "True", "attn_cpu": "True"}, r"^--fp16 with --cpu fails in fairseq"),
+        ({"attn_ddp_backend": "fully_sharded"}, r"^--ddp-backend fully_sharded .* --attn-reg ad_drop cannot act"),
     ],
+    ids=str,
 )
-def test_a_bad_value_is_named(flag: str, value: str, said: str, corpus: Path, tmp_path: Path) -> None:
-    finished = train(corpus, tmp_path, *AD_DROP, f"{flag}={value}", "--max-update", "1")
+def test_a_bad_value_is_named(flags: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        attached(transformer(), **flags)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"attn_fp16": "True", "attn_cpu": "True", "attn_memory_efficient_fp16": "True"},
+        {"attn_reg": "none", "attn_ddp_backend": "fully_sharded"},
+    ],
+    ids=str,
+)
+def test_what_is_allowed_is_not_refused(flags: dict[str, Any]) -> None:
+    attached(transformer(), **flags)
+
+
+# -- models and tasks -------------------------------------------------------------------------------------------------
+
+
+class MakesAnother(GivenModel):
+    """As fairseq's sentence ranking: its `setup_task` makes a class that it names."""
+
+    @classmethod
+    def setup_task(cls, cfg: Namespace, **_: Any) -> MakesAnother:
+        """Always the same class."""
+        return MakesAnother(cfg)
+
+
+class Lost(AttnRegTask, MakesAnother):
+    """Would never be made."""
+
+
+def bare(kind: type[nn.Module]) -> nn.Module:
+    """A model of a class, with nothing in it."""
+    model = kind.__new__(kind)
+    nn.Module.__init__(model)
+    return model
+
+
+def aligning(layer: int, sites: str) -> AttnRegTask:
+    """A task whose model learns alignments in a layer, attached to sites."""
+    names = Namespace(alignment_heads=1, alignment_layer=layer, full_context_alignment=False)
+    inner = transformer()
+    return attached(TransformerAlignModel(inner.encoder, inner.decoder, names), attn_sites=sites)
+
+
+def trained(kind: type = Regularized, batch: dict[str, Any] | None = None, **flags: Any) -> None:
+    """A step of a task."""
+    task = attached(transformer(), kind, **flags)
+    step(task, task.regularizer.model, batch or sample())
+
+
+ALIGNED = {**sample(), "alignments": torch.zeros(4, 2).long(), "align_weights": torch.ones(4)}
+PROGRESS = {"attn_reg": "head_drop", "head_drop_unit": "progress", "head_drop_turn": 0.5, "head_drop_end": 1.0}
+REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+    "a batch for each pair": (
+        lambda: multilingual(attn_reg="attend_out"),
+        rf"attend_out does not work with Multilingual\w+ of RegularizedMultilingual.*{ONE}",
+    ),
+    "noise of the task's own": (
+        lambda: attached(bare(CMLMNATransformerModel), attn_reg="attend_out"),
+        rf"does not work with CMLMNATransformerModel of Regularized.*{ONE}",
+    ),
+    "no predictions": (
+        lambda: attached(bare(HubertModel)),
+        r"HubertModel of Regularized gives .*use --attn-reg attention_layer_drop",
+    ),
+    "no predictions of passes": (lambda: attached(bare(HubertModel), attn_reg="r_drop"), r"HubertModel of .* r_drop"),
+    "the alignment layer": (
+        lambda: aligning(1, "*"),
+        r"decoder\.cross\[1\] is the attention that --alignment-layer 1 .*'encoder.self decoder.self decoder.cross\[0",
+    ),
+    "the only site": (lambda: aligning(0, "decoder.cross[0]"), r"--alignment-layer 0 .* 'encoder.self decoder.self'"),
+    "alignments of passes": (
+        lambda: trained(batch=ALIGNED, attn_reg="r_drop"),
+        r"^--attn-reg r_drop repeats the batch, and alignments .*--load-alignments",
+    ),
+    "another class": (
+        lambda: Lost.setup_task(options()),
+        r"MakesAnother instead of a Lost, so --attn-reg would have no effect; give Lost",
+    ),
+    "nothing is called": (
+        lambda: trained(RegularizedExperts, attn_reg="attention_layer_drop"),
+        r"RegularizedExperts made an update without .* --attn-reg attention_layer_drop never acted",
+    ),
+    "a forward per choice": (
+        lambda: AttnRegSentenceRankingTask(options(attn_reg="attend_out"), words()),
+        r"attend_out needs one forward per update, and sentence ranking makes one per choice; use --task",
+    ),
+    "no end": (lambda: trained(**PROGRESS), r"^--attn-reg head_drop: unit='progress' needs the number of updates"),
+    "examples of data in parts": (
+        lambda: AttnRegTranslationTask(options(attn_reg="none", data="a:b", train_examples=5), words(), words()),
+        r"^--train-examples 5 would be drawn of each part of the data a:b; give --train-fraction",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_work_is_named(case: str) -> None:
+    build, said = REFUSED[case]
+    with pytest.raises(ValueError, match=said):
+        build()
+
+
+def test_what_works_is_not_refused() -> None:
+    assert len(aligning(1, "encoder.self decoder.cross[0]").regularizer.attached_sites) == 3
+    assert type(Lost.setup_task(options(attn_reg="none"))) is MakesAnother
+    assert type(Regularized.setup_task(options())) is Regularized
+    for allowed in ({"data": "a", "train_examples": 5}, {"data": "a:b", "train_fraction": 0.5}):
+        AttnRegTranslationTask(options(attn_reg="none", **allowed), words(), words())
+
+
+@pytest.mark.parametrize("method", ["ad_drop", "none"])
+@pytest.mark.parametrize("prefix", ["", "attn_"], ids=["older", "with a dataclass"])
+def test_only_a_training_needs_the_checkpoint_on_all_ranks(
+    prefix: str, method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On two ranks; a task that only validates or translates is made as before, and builds from the checkpoint."""
+    monkeypatch.setattr("attn_reg_plugin.tasks.refusals.world_size", lambda: 2)
+    monkeypatch.setattr("attn_reg_plugin.tasks.refusals.torch", Namespace(__version__="2.6.0"))
+    flags = {f"{prefix}save_dir": str(tmp_path), f"{prefix}load_checkpoint_on_all_dp_ranks": False}
+    torch.save({"model": {}}, tmp_path / "checkpoint_last.pt")
+    cfg = options(model=transformer(), attn_reg=method, **flags)
+    task = (Regularized if prefix else RegularizedOlder)(cfg)
+    assert task.build_model(cfg, from_checkpoint=True) is cfg.model
+    with pytest.raises(ValueError, match=r"has a checkpoint to continue from, .* add --load-checkpoint-on-all-dp-r"):
+        task.build_model(cfg)
+    RegularizedOlder(options(**{**vars(cfg), f"{prefix}load_checkpoint_on_all_dp_ranks": True})).build_model(cfg)
+
+
+# -- commands ---------------------------------------------------------------------------------------------------------
+
+GAME = ["--attn-reg", "attend_out", "--attend-out-steps", "21"]
+FCONV = ["--arch", "fconv", "--encoder-embed-dim", "16", "--encoder-layers", "[(16,3)]", "--decoder-layers", "[(16,3)]"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("data", "flags", "said"),
+    [
+        ("", [*AD_DROP, "--ad-drop-p", "7"], r"p is 7\.0, but must lie in \[0, 1\]$"),
+        ("", [*AD_DROP, "--attn-sites=x"], r"^ValueError: --attn-sites: |'x' is not understood"),
+        ("", [*AD_DROP, "--finetune-from-model", "gone.pt"], r"gone\.pt does not exist"),
+        ("", [*AD_DROP, "--fp16"], r"^ValueError: --fp16 with --cpu fails in fairseq"),
+        ("", [*AD_DROP, "--bf16"], r"^ValueError: --bf16 and --memory-efficient-bf16 make fairseq's command line ask"),
+        ("", [*AD_DROP, *FCONV], r"no attention site found in FConvModel"),
+        ("", GAME, r"each of the 21 updates of a round .* 'valid' has 20"),
+        ("nowhere", AD_DROP, r"--source-lang|nowhere"),
+        (
+            "nowhere",
+            [*AD_DROP, "-s", "en", "-t", "ro"],
+            r"the data folder \S*nowhere does not exist; give the",
+        ),
+    ],
+    ids=str,
+)
+def test_a_command_ends_in_one_sentence(data: str, flags: list[str], said: str, corpus: Path, tmp_path: Path) -> None:
+    model = {"model": []} if "fconv" in flags else {}
+    finished = train(tmp_path / data if data else corpus, tmp_path, *flags, "--max-update", "1", **model)
     assert finished.status == 1
     last = finished.output.strip().splitlines()[-1]
-    assert last.startswith("ValueError: ") and re.search(said, last), last
-    assert finished.lines() == [] and not list(tmp_path.glob("*.pt"))
+    assert re.search(said, last), last
+    assert finished.lines() == [] and not list(tmp_path.glob("checkpoint*.pt"))
 
 
-def test_missing_data_is_named(tmp_path: Path) -> None:
-    finished = train(tmp_path / "nowhere", tmp_path, *AD_DROP)
-    assert finished.status == 1
-    last = finished.output.strip().splitlines()[-1]
-    assert "--source-lang" in last or "nowhere" in last, last
-
-
-def test_missing_data_is_named_where_the_languages_are(tmp_path: Path) -> None:
-    finished = train(tmp_path / "nowhere", tmp_path, *AD_DROP, "--source-lang", "en", "--target-lang", "ro")
-    assert finished.status == 1
-    assert "nowhere" in finished.output.strip().splitlines()[-1]
-
-
-def test_a_number_of_examples_of_data_in_parts_is_refused() -> None:
-    cfg = options(attn_reg="none", data="a:b", train_examples=5)
-    with pytest.raises(ValueError, match=r"^--train-examples 5 would be drawn of each part of the data a:b; give --tr"):
-        AttnRegTranslationTask(cfg, words(), words())
-    for allowed in ({"data": "a"}, {"train_examples": 0, "train_fraction": 0.5}):
-        AttnRegTranslationTask(Namespace(**{**vars(cfg), **allowed}), words(), words())
-
-
-def test_parameters_sharded_by_fairscale_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"^--ddp-backend fully_sharded .* --attn-reg ad_drop cannot act; use --ddp-b"):
-        AttnRegTranslationTask(options(attn_reg="ad_drop", attn_ddp_backend="fully_sharded"), words(), words())
-    for allowed in ({"attn_reg": "none", "attn_ddp_backend": "fully_sharded"}, {"attn_reg": "ad_drop"}):
-        AttnRegTranslationTask(options(**allowed), words(), words())
-
-
-def test_a_missing_model_is_named(corpus: Path, tmp_path: Path) -> None:
-    finished = train(corpus, tmp_path, *AD_DROP, "--finetune-from-model", str(tmp_path / "gone.pt"))
-    assert finished.status == 1
-    assert re.search(r"gone\.pt does not exist", finished.output.strip().splitlines()[-1])
-
-
+@pytest.mark.slow
 def test_a_vocabulary_that_does_not_fit_the_embedding(stock: Trained, tmp_path: Path) -> None:
     other = make_corpus(tmp_path / "other", words=31)
     finished = train(other, tmp_path / "save", *AD_DROP, "--finetune-from-model", str(stock.checkpoint))

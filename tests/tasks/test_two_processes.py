@@ -36,7 +36,7 @@ def keep_attributions(folder: Path, rank: int) -> None:
     setup = fairseq.tasks.setup_task
 
     def listening(*args: object, **kwargs: object) -> object:
-        from attn_reg_plugin.regularizers import ad_drop
+        from attn_reg_plugin.regularizers.ad_drop import ad_drop
 
         draw, count = ad_drop.sample_keep, [0]
 
@@ -155,11 +155,8 @@ def encoder_processes(row: str, folder: Path, name: str, ranks: int, *flags: str
 
 @pytest.mark.parametrize("row", ["rte", "wnut17"])
 def test_two_processes_are_one_with_twice_the_batch(row: str, tmp_path: Path) -> None:
-    """Words are counted over both, and so is the metric of the validation set, whose last batch is one's alone.
-
-    Mixout and Child-Tuning draw the same masks in both, and in all batches of an update.
-    """
-    flags = [*STILL_ENCODER, *ENCODER_AD_DROP, "--attn-reg", "mixout+child_tuning+ad_drop", "--max-epoch", "2"]
+    """Words are counted over both, and so is the metric of the validation set, whose last batch is one's alone."""
+    flags = [*STILL_ENCODER, *ENCODER_AD_DROP, "--max-epoch", "2"]
     two = encoder_processes(row, tmp_path, "two", 2, *flags)
     one = encoder_processes(row, tmp_path, "one", 1, *flags, "--update-freq", "2")
     assert len(two.lines()) == len(one.lines()) == 6
@@ -182,7 +179,7 @@ def test_attend_out_in_two_processes(row: str, tmp_path: Path) -> None:
     assert differing(dict(state["defender"]["model"]), weights(tmp_path / "plain")) == []
     assert differing(weights(tmp_path / "game"), weights(tmp_path / "plain")), "the attacker is another"
     finished = encoder_processes(row, tmp_path, "rounds", 2, *flags, *game, "2", "--max-update", "6")
-    rounds = [line for line in finished.lines() if line.get("attacker_won") is not None]
+    rounds = [line for line in finished.lines() if "attacker_won" in line]
     assert [line["num_updates"] for line in rounds] == ["2", "4", "6"]
     assert {float(line["attacker_won"]) for line in rounds} <= {0.0, 1.0}
     state = torch.load(tmp_path / "rounds" / "save" / "attn_reg_state_6.pt", weights_only=True)

@@ -134,18 +134,18 @@ class Attachment:
         self.reach.training_forward(due)
         if due or self.state is State.NEW:
             with self.shards.without_reduction():
-                self._prepare(due, args, kwargs)
+                self._prepare(due, model, args, kwargs)
             args, kwargs = self.shards.gathered(args, kwargs)
         self.regularizer.statistics.add("forwards", 1.0)
         self.regularizer.statistics.add("regularized", float(due))
         return args, kwargs
 
-    def _prepare(self, due: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Let the regularizer put its requests on the sites, or rehearse."""
+    def _prepare(self, due: bool, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Let the regularizer put its requests on the sites, or rehearse; `model` is called, itself or a part of it."""
         self.state = State.PREPARING
         try:
-            read = described(self.backends, self.model, args, kwargs)
-            forward = Forward(self.model, args, kwargs, self.regularizer.supplied, read)
+            read = described(self.backends, model, args, kwargs)
+            forward = Forward(model, args, kwargs, self.regularizer.supplied, read)
             with self._without_others():
                 if due:
                     self.regularizer.before_forward(forward)

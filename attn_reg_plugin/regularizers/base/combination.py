@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
-from attn_reg_plugin.attention.sites import AttentionSite, SiteSelector
-from attn_reg_plugin.regularizers.base.compatibility import clash
+from attn_reg_plugin.attention.sites import AttentionSite
 from attn_reg_plugin.regularizers.base.context import Supplied, Training
 from attn_reg_plugin.regularizers.base.options import OptionError
 from attn_reg_plugin.regularizers.base.registry import build
@@ -32,8 +30,8 @@ class Combination(Regularizer):
         methods: at least two, not attached.
 
     Raises:
-        ValueError: two that cannot act together: the same method twice; one that acts alone; two that use the same of
-            an attention, or that both run the batch several times.
+        ValueError: two that cannot act together: the same method twice; one that acts alone; two that both run the
+            batch several times. Two that fill the same part of a site's request are refused on attaching.
     """
 
     def __init__(self, methods: Sequence[Regularizer]) -> None:
@@ -232,12 +230,6 @@ def check_together(methods: Sequence[Regularizer]) -> None:
     running = [method.name for method in methods if method.passes > 1]
     if len(running) > 1:
         raise ValueError(f"{name}: {' and '.join(running)} each run the batch several times and compare the passes")
-    acting = [method for method in methods if method.needs_sites]
-    for first, second in itertools.combinations(acting, 2):
-        reason = clash(first, second)
-        if reason and SiteSelector(first.sites).meets(SiteSelector(second.sites)):
-            sites = " and ".join(dict.fromkeys(repr(method.sites) for method in (first, second)))
-            raise ValueError(f"{name}: {reason}, at {sites}; give them sites of their own")
 
 
 def build_combination(name: str, options: Mapping[str, Mapping[str, Any]]) -> Combination:

@@ -184,11 +184,10 @@ def _fields_of(value: Any) -> dict[str, Any]:
 
 
 def runs_on_repeated(arguments: Iterator[Tensor], whole: list[Tensor], times: int) -> bool:
-    """Whether a forward can be one of the repeated batch.
+    """Return whether a forward can be one of the repeated batch.
 
-    It is not where no argument has as many rows as that, or a multiple, as several texts an example have, and one has
-    the rows of the batch before, or is a tensor of it. A part of the repeated batch may have as many rows: then each
-    such argument consists of equal parts.
+    It is not where no argument has as many rows as that, or a multiple, as several texts per example have, and an
+    argument has the rows of the batch before, or is a tensor of it.
 
     Args:
         arguments: the tensors among the forward's arguments; without any it can be.
@@ -197,15 +196,7 @@ def runs_on_repeated(arguments: Iterator[Tensor], whole: list[Tensor], times: in
     rows, given = len(whole[0]), list(arguments)
     if not rows or any(len(one) and len(one) % (times * rows) == 0 for one in given):
         return True
-    alike = [one for one in given if len(one) == rows or any(one is held for held in whole)]
-    return all(_in_equal_parts(one, times, times * rows) for one in alike)
-
-
-def _in_equal_parts(tensor: Tensor, times: int, size: int) -> bool:
-    """Whether a tensor repeats itself along its first dimension, or along one of `size`, as time-first tokens do."""
-    along = [d for d in range(tensor.dim()) if (d == 0 or tensor.size(d) == size) and tensor.size(d) % times == 0]
-    split = (tensor.chunk(times, d) for d in along if tensor.size(d))
-    return any(all(part.equal(parts[0]) for part in parts[1:]) for parts in split)
+    return not any(len(one) == rows or any(one is held for held in whole) for one in given)
 
 
 def compared(outputs: Any, inputs: Mapping[str, Any], times: int) -> tuple[list[Tensor], bool]:

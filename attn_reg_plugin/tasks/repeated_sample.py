@@ -1,4 +1,4 @@
-"""A criterion whose loss a method adds to: it gets the repeated sample, and what it counts is that of one pass."""
+"""A criterion whose loss a method adds to: it gets the repeated sample, and logs what one pass of it comes to."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ COUNTS = ("ntokens", "nsentences")
 
 
 class AddingCriterion:
-    """Stands in for a criterion in a training step; what it hasn't itself it takes from the criterion.
+    """Stands in for a criterion in a training step, and takes what it hasn't itself from the criterion.
 
     The sample size and all that is logged are of one pass, the mean over all of them; but for `loss`, which is the
     whole loss.
@@ -60,18 +60,13 @@ class AddingCriterion:
             return loss / passes
 
         loss = regularizer.loss(compute, sample, share=lambda total, count: total)
-        log = {name: _share(value, passes) for name, value in log.items()}
+        log = {name: _of_one_pass(value, passes) for name, value in log.items()}
         whole = {"loss": loss.detach()} if "loss" in log else {}
-        return loss, _share(size, passes), {**log, **whole}
+        return loss, _of_one_pass(size, passes), {**log, **whole}
 
 
-def adding(criterion: Any, regularizer: Regularizer) -> Any:
-    """The criterion of a training step: itself, unless the method adds to its loss."""
-    return AddingCriterion(criterion, regularizer) if regularizer.passes > 1 else criterion
-
-
-def _share(value: Any, passes: int) -> Any:
-    """What of a sum over all passes is one pass's; whole numbers stay whole where they can."""
-    if isinstance(value, int) and not isinstance(value, bool) and value % passes == 0:
-        return value // passes
-    return value / passes if isinstance(value, int | float | Tensor) and not isinstance(value, bool) else value
+def _of_one_pass(value: Any, passes: int) -> Any:
+    """A sum over all passes, divided by their number; whole numbers stay whole where they can."""
+    if isinstance(value, bool) or not isinstance(value, int | float | Tensor):
+        return value
+    return value // passes if isinstance(value, int) and value % passes == 0 else value / passes

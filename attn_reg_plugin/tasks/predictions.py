@@ -1,7 +1,7 @@
-"""What fairseq's models give, in the form that objectives read: logits, real tokens and targets.
+"""fairseq's outputs in the form that objectives read: logits, real tokens and targets.
 
-Most give (logits, extra) and need nothing of this. The others are put into that form, and what has no logits is refused
-in the words of the command line.
+Most models give (logits, extra) and need nothing of this. The others are put into that form, and outputs without logits
+are refused in the words of the command line.
 """
 
 from __future__ import annotations
@@ -53,27 +53,21 @@ class FairseqObjective:
         logits, inputs = self._readable(outputs, dict(inputs))
         targets = inputs.get("targets")
         if self.labels == "gold" and isinstance(targets, Tensor) and targets.is_floating_point() and _tokens(logits):
-            return self._of_shares(logits, targets, inputs["token_mask"])
+            shares = (torch.log_softmax(logits.float(), -1) * targets).sum(-1)  # of each label, (B, T, V)
+            return (shares * inputs["token_mask"]).sum()
         try:
             objective = self.objective(logits, inputs)
         except ValueError as error:
-            raise ValueError(f"{self.who}: {error} (on the command line, {self._advice(inputs)})") from error
+            missing = self.labels == "gold" and targets is None
+            advice = "--ad-drop-labels pseudo" if missing else NEED_NO_PREDICTION
+            raise ValueError(f"{self.who}: {error} (on the command line, {advice})") from error
         # the method reads the precision of its own scaling off outputs that have logits in the usual place
         unread = isinstance(outputs, Mapping) and isinstance(logits, Tensor)
         return scale_against_underflow(objective, logits.dtype) if unread else objective
 
-    def _advice(self, inputs: Mapping[str, Any]) -> str:
-        if self.labels == "gold" and inputs.get("targets") is None:
-            return "--ad-drop-labels pseudo"
-        return NEED_NO_PREDICTION
-
-    def _of_shares(self, logits: Tensor, shares: Tensor, mask: Tensor) -> Tensor:
-        """Σ of the log-probabilities by the shares (B, T, V) that the targets give each label."""
-        return ((torch.log_softmax(logits.float(), -1) * shares).sum(-1) * mask).sum()
-
     def _readable(self, outputs: Any, inputs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         if "targets" not in inputs:
-            inputs |= _targets_of_part(inputs)
+            inputs |= _targets_of_pair(inputs)
         if isinstance(outputs, Mapping) and "word_ins" in outputs:
             words = outputs["word_ins"]
             return words["out"], inputs | {"targets": words["tgt"], "token_mask": words["mask"]}
@@ -88,12 +82,10 @@ class FairseqObjective:
         first = outputs[0]
         if inputs.get("adaptive_softmax") is not None and first.dim() == 3:
             return adaptive_log_probabilities(inputs["adaptive_softmax"], first), inputs
-        if "masked_tokens" in inputs:
-            return self._masked(first, inputs)
-        return outputs, inputs
+        return self._masked(first, inputs) if "masked_tokens" in inputs else (outputs, inputs)
 
     def _masked(self, logits: Tensor, inputs: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
-        """Of a masked LM: (N, V) logits of masked tokens only, or (B, T, V) where none is masked."""
+        """Read a masked LM: (N, V) logits of masked tokens only, or (B, T, V) where none is masked."""
         masked, targets = inputs["masked_tokens"], inputs.get("targets")
         inputs = inputs | {"padding_label": self.padding}
         if masked is not None and logits.dim() == 2:
@@ -108,14 +100,13 @@ def _tokens(logits: Any) -> bool:
     return isinstance(logits, Tensor) and logits.dim() == 3
 
 
-def _targets_of_part(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a sample that is a batch for each language pair: the targets of the one whose tokens the forward has."""
+def _targets_of_pair(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Find the targets of the tokens that the forward has, in a sample that is a batch for each language pair."""
     sample, tokens = inputs.get("batch"), inputs.get("src_tokens")
-    parts = sample.values() if isinstance(sample, Mapping) else ()
-    for part in parts:
-        net_input = part.get("net_input") if isinstance(part, Mapping) else None
-        if isinstance(net_input, Mapping) and net_input.get("src_tokens") is tokens and tokens is not None:
-            return {"targets": part.get("target")}
+    for batch in sample.values() if isinstance(sample, Mapping) and tokens is not None else ():
+        net_input = batch.get("net_input") if isinstance(batch, Mapping) else None
+        if isinstance(net_input, Mapping) and net_input.get("src_tokens") is tokens:
+            return {"targets": batch.get("target")}
     return {}
 
 
@@ -127,7 +118,7 @@ def adaptive_log_probabilities(softmax: nn.Module, features: Tensor) -> Tensor:
     rows = features.reshape(-1, features.size(-1))
     head = torch.log_softmax(softmax.head(rows).float(), -1)
     first = softmax.cutoff[0]
-    parts = [head[:, :first]]
+    clusters = [head[:, :first]]
     for i, tail in enumerate(softmax.tail):
-        parts.append(torch.log_softmax(tail(rows).float(), -1) + head[:, first + i : first + i + 1])
-    return torch.cat(parts, -1).view(*features.shape[:-1], -1)
+        clusters.append(torch.log_softmax(tail(rows).float(), -1) + head[:, first + i : first + i + 1])
+    return torch.cat(clusters, -1).view(*features.shape[:-1], -1)

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from attn_reg_plugin.regularizers.ad_drop.objectives import OfOutputs
 from attn_reg_plugin.tasks.attend_out_training import FairseqProblem
-from attn_reg_plugin.tasks.outputs import FairseqObjective, adaptive_log_probabilities
+from attn_reg_plugin.tasks.predictions import FairseqObjective, adaptive_log_probabilities
 from tests.backends.fairseq_models import SIZES, words
 from tests.tasks.tasks_in_process import attached, sample, step
 
@@ -109,7 +109,6 @@ def test_log_probabilities_of_an_adaptive_softmax_are_fairseqs(tied: bool) -> No
 
 
 def test_the_loss_by_an_adaptive_softmax_has_gradients() -> None:
-    """Child-Tuning (D) squares them."""
     flags = {"adaptive_softmax_cutoff": "8,20", "tokens_per_sample": 16, "max_target_positions": 16}
     model = build(TransformerLanguageModel, base_lm_architecture, **flags).eval()
     batch = sample()

@@ -1,4 +1,4 @@
-"""How many updates a fairseq training will make in all, as far as its flags and its first epoch say."""
+"""The rest of fairseq's configuration, as far as a task looks at it, and how long a training is by it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,33 @@ from typing import Any
 
 from omegaconf import ListConfig
 
-from attn_reg_plugin.tasks.flags import seen
+#: a name, and where fairseq's configuration has it; as fields of a task's config they are no flags (text: fairseq's
+#: parser takes an interpolated bool for True)
+FAIRSEQ_SETTINGS = (
+    ("save_dir", "checkpoint.save_dir"),
+    ("restore_file", "checkpoint.restore_file"),
+    ("clip_norm", "optimization.clip_norm"),
+    ("cpu", "common.cpu"),
+    ("tpu", "common.tpu"),
+    ("fp16", "common.fp16"),
+    ("memory_efficient_fp16", "common.memory_efficient_fp16"),
+    ("fp16_no_flatten_grads", "common.fp16_no_flatten_grads"),
+    ("load_checkpoint_on_all_dp_ranks", "checkpoint.load_checkpoint_on_all_dp_ranks"),
+    ("max_update", "optimization.max_update"),
+    ("max_epoch", "optimization.max_epoch"),
+    ("update_freq", "optimization.update_freq"),
+    ("skip_remainder_batch", "optimization.skip_remainder_batch"),
+    ("train_subset", "dataset.train_subset"),
+    ("ddp_backend", "distributed_training.ddp_backend"),
+)
+#: those of them that are lists, which a text cannot take
+LISTS = ("update_freq",)
+
+
+def fairseq_setting(config: Any, name: str) -> Any:
+    """One of `FAIRSEQ_SETTINGS`; a task without a config dataclass has all of fairseq's configuration itself."""
+    value = getattr(config, f"attn_{name}", None)
+    return getattr(config, name, None) if value is None or str(value).startswith("${") else value
 
 
 def total_updates(config: Any, batches: int | None) -> int | None:
@@ -30,11 +56,7 @@ def total_updates(config: Any, batches: int | None) -> int | None:
 
 
 def total_epochs(config: Any, batches: int | None) -> int | None:
-    """`--max-epoch`, or 1 where `--max-update` comes first; None where neither says it.
-
-    Args:
-        config, batches: as in `total_updates`.
-    """
+    """`--max-epoch`, or 1 where `--max-update` comes first; None where neither says it; arguments as before."""
     most, epochs = (int(_numbers(config, name)[0]) for name in ("max_update", "max_epoch"))
     return 1 if most > 0 and batches and most <= _by_epoch(config, batches)[0] else epochs or None
 
@@ -44,15 +66,15 @@ def _by_epoch(config: Any, batches: int) -> list[int]:
 
     With --skip-remainder-batch fairseq leaves out the last batch, and then the last update if that lacks batches.
     """
-    skips = seen(config, "skip_remainder_batch") in (True, "True")
+    skips = fairseq_setting(config, "skip_remainder_batch") in (True, "True")
     frequencies = _numbers(config, "update_freq", 1)
     return [math.floor((batches - 1) / freq) if skips else math.ceil(batches / freq) for freq in frequencies]
 
 
 def _numbers(config: Any, name: str, default: float = 0) -> list[float]:
     """A value that is a number, or several; as numbers or as text."""
-    value = seen(config, name)
+    value = fairseq_setting(config, name)
     if isinstance(value, str):
         value = ast.literal_eval(value)
     several = list(value) if isinstance(value, list | tuple | ListConfig) else [value]
-    return [default if one is None else float(one) for one in several] or [default]
+    return [default if number is None else float(number) for number in several] or [default]

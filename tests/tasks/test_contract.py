@@ -1,0 +1,260 @@
+"""What holds for every method under fairseq: nothing to do is stock training, evaluation is stock, detaching restores,
+and a training that is killed ends bit for bit where one that nobody disturbed does."""
+
+from __future__ import annotations
+
+import random
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.backends.fairseq_models import transformer
+from tests.models.hf_folders import TOYS, make_encoder
+from tests.regularizers.registered import besides
+from tests.tasks.encoder_runs import encoder_arguments
+from tests.tasks.fairseq_runs import (
+    AD_DROP,
+    UPDATES,
+    Finished,
+    Job,
+    Trained,
+    differing,
+    generate,
+    hypotheses,
+    train,
+    train_arguments,
+    trained_state,
+)
+from tests.tasks.kills import die_while_copying, die_while_saving, everything, kill_after, kill_while
+from tests.tasks.tasks_in_process import attached, criterion, sample, step
+
+pytestmark = pytest.mark.slow
+
+#: of methods, options that leave it nothing to do, and others; those that are not here have their first preset's.
+#: AttendOut has no option that leaves it nothing, and needs a training
+METHODS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "ad_drop": ({"q": 0.0, "cross_tuning": "off"}, {"q": 0.9, "cross_tuning": "off"}),
+    "attention_dropout": ({"p": 0.0}, {"p": 0.5}),
+    "attention_layer_drop": ({"p": 0.0}, {"p": 1.0}),
+    "head_drop": ({"p": 0.0}, {"p": 0.7}),
+    "hidden_cut": ({"cut": 0.0}, {"cut": 0.5}),
+    "layer_drop": ({"p": 0.0}, {"p": 0.9}),
+    "r_drop": ({"weight": 0.0}, {"weight": 1.0}),
+    "scheduled_dropout": ({"schedule": "drop *: 0:0"}, {"schedule": "drop *: 0:0.5 4:0.1"}),
+}
+EVERY = {name: at_work for name, (_, at_work) in METHODS.items()} | besides([*METHODS, "attend_out"])
+
+
+def task_with(method: str, options: dict[str, Any]) -> Any:
+    """A task with the method on a Transformer with dropout."""
+    flags = {f"{'attn' if name == 'sites' else method}_{name}": value for name, value in options.items()}
+    return attached(transformer(dropout=0.1), attn_reg=method, **flags)
+
+
+def stepped(task: Any) -> list[Any]:
+    """The loss of a training step, and the gradients."""
+    model = task._config.model
+    loss, _ = step(task, model, sample())
+    return [loss, *(parameter.grad for parameter in model.parameters())]
+
+
+def evaluated(task: Any) -> list[Any]:
+    """The loss of a validation step, and what is logged."""
+    model = task._config.model
+    torch.manual_seed(3)
+    loss, size, log = task.valid_step(sample(), model.eval(), criterion())
+    return [loss, size, *log.values(), torch.rand(())]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_nothing_to_do_is_a_stock_step(method: str) -> None:
+    off, at_work = METHODS[method]
+    plain = stepped(task_with("none", {}))
+    assert differing(stepped(task_with(method, off)), plain) == []
+    assert differing(stepped(task_with(method, at_work)), plain)
+
+
+@pytest.mark.parametrize("method", EVERY)
+def test_evaluation_is_stock_and_so_is_the_model_once_detached(method: str) -> None:
+    plain, task = task_with("none", {}), task_with(method, EVERY[method])
+    expected, model = evaluated(plain), task._config.model
+    stepped(task)
+    assert differing(evaluated(task), expected) == []
+    task.regularizer.detach()
+    stock = transformer(dropout=0.1)
+    assert [type(part) for part in model.modules()] == [type(part) for part in stock.modules()]
+    assert not any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
+    assert list(model.state_dict()) == list(stock.state_dict())
+    task.regularizer = None
+    assert differing(stepped(task), stepped(plain)) == []
+
+
+# -- stock commands ---------------------------------------------------------------------------------------------------
+
+
+def logged(finished: Finished) -> list[list[str]]:
+    """Loss and gradient norm of every update, and the losses of every validation."""
+    updates = [[line["loss"], line["gnorm"]] for line in finished.lines()]
+    return [*updates, *([line["valid_loss"]] for line in finished.lines("valid"))]
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--attn-reg none --ad-drop-p 1 --ad-drop-q 1 --attn-sites *",
+        "--attn-reg ad_drop --ad-drop-p 0 --ad-drop-q 0.5 --ad-drop-cross-tuning off --attn-sites *",
+        "--attn-reg ad_drop --ad-drop-p 0.5 --ad-drop-q 0.5 --ad-drop-cross-tuning update:8 --attn-sites *",
+    ],
+)
+def test_training_without_effect_is_stock_training(flags: str, stock: Trained, corpus: Path, tmp_path: Path) -> None:
+    finished = train(corpus, tmp_path, *shlex.split(flags), *UPDATES, without=["--disable-validation"]).check()
+    assert len(finished.losses()) == 8 and len(finished.lines("valid")) == 2
+    assert logged(finished) == logged(stock.finished)
+    ours = tmp_path / "checkpoint_last.pt"
+    assert differing(trained_state(ours), trained_state(stock.checkpoint)) == []
+    assert hypotheses(generate(corpus, ours)) == hypotheses(generate(corpus, stock.checkpoint))
+
+
+def test_the_comparison_can_fail(stock: Trained, regularized: Trained) -> None:
+    """AD-DROP at work shows in every loss and in every weight."""
+    ours, theirs = logged(regularized.finished), logged(stock.finished)
+    assert all(a != b for a, b in zip(ours, theirs, strict=True))
+    state = trained_state(stock.checkpoint)
+    differences = differing(trained_state(regularized.checkpoint), state)
+    assert {f"/model/{name}" for name in state["model"] if "weight" in name} <= set(differences)
+
+
+@pytest.mark.parametrize(("cross_tuning", "plain"), [("epoch", 6), ("update:2", 2)])
+def test_cross_tuning_leaves_the_plain_part_alone(
+    cross_tuning: str, plain: int, stock: Trained, corpus: Path, tmp_path: Path
+) -> None:
+    finished = train(corpus, tmp_path, *AD_DROP, "--ad-drop-cross-tuning", cross_tuning, *UPDATES).check()
+    shares = ["0"] * 6 + ["1"] * 2 if cross_tuning == "epoch" else ["0", "0", "1", "1"] * 2
+    assert [line["regularized"] for line in finished.lines()] == shares
+    assert finished.losses()[:plain] == stock.finished.losses()[:plain]
+    assert finished.losses()[plain] != stock.finished.losses()[plain]
+
+
+def test_translating_is_stock_whatever_the_task(regularized: Trained, corpus: Path) -> None:
+    expected = hypotheses(generate(corpus, regularized.checkpoint))
+    assert len(expected) == 12
+    ours = generate(corpus, regularized.checkpoint, *AD_DROP, "--attn-sites", "*", task="attn_reg_translation")
+    assert hypotheses(ours) == expected and "DEBUG" not in ours.output
+
+
+# -- kills ------------------------------------------------------------------------------------------------------------
+
+#: a checkpoint within epochs too, only the newest kept; batches are made by a worker process
+SAVING = shlex.split("--save-interval-updates 4 --keep-interval-updates 1 --num-workers 1")
+ROUND = 3
+GAME = shlex.split(f"--attn-reg attend_out --attend-out-steps {ROUND} --attn-sites *")
+#: an epoch has 16 or 17 updates, or half of them: most checkpoints stand inside an epoch, and inside a round
+TRANSLATIONS = {
+    "ad_drop": [*AD_DROP, *shlex.split("--attn-sites * --ad-drop-cross-tuning epoch --max-update 44")],
+    "ad_drop by updates": [*AD_DROP, *shlex.split("--attn-sites * --ad-drop-cross-tuning update:5 --max-update 44")],
+    "attend_out": [*GAME, "--max-update", "34"],
+    "attend_out accumulated": [
+        *GAME,
+        *shlex.split(
+            "--update-freq 2 --clip-norm 0.5 --lr-scheduler inverse_sqrt --warmup-updates 9 --attend-out-normalize "
+            "--attend-out-embedding shared --attend-out-credit round --attend-out-reward-examples 7 --max-update 34"
+        ),
+    ],
+}
+
+
+def check_game(state: dict[str, Any], updates: int) -> None:
+    """It ends inside a round, whose batches are kept."""
+    game = state["beside"]
+    assert game["rounds"] == updates // ROUND and game["in_round"] == updates % ROUND
+    assert {batch["update"] for batch in game["cache"]} == set(range(updates % ROUND))
+
+
+@pytest.mark.parametrize("case", TRANSLATIONS)
+def test_kills_change_nothing(case: str, corpus: Path, tmp_path: Path) -> None:
+    """Two at random moments, and one while each kind of file is written: state, checkpoint and its copy."""
+    flags, whole, parts = [*TRANSLATIONS[case], *SAVING, "--max-tokens", "60"], tmp_path / "whole", tmp_path / "parts"
+    updates, generator, within_a_round = int(flags[flags.index("--max-update") + 1]), random.Random(case), 0
+    undisturbed = train(corpus, whole, *flags).check().lines()
+    assert len(undisturbed) == updates and undisturbed[-1]["epoch"] >= 2
+    arguments, logs = train_arguments(corpus, parts, *flags), (tmp_path / f"{number}.log" for number in range(9))
+    kills = [(die_while_saving, 2), (die_while_copying, 1)]
+    if "attend_out" in case:
+        assert sum("attacker_won" in line for line in undisturbed) == updates // ROUND
+        kills = [(die_while_saving, 3), (die_while_saving, 2), (die_while_copying, 1)]  # each save: state, checkpoint
+    else:
+        assert {line["regularized"] for line in undisturbed} == {"0", "1"}
+        assert all(("drop_encoder.self[0]" in line) == (line["regularized"] == "1") for line in undisturbed)
+    within_an_epoch = 0
+    for _ in range(2):
+        printed = kill_after(Job("train", arguments, next(logs)), generator.randint(5, 9), generator)
+        within_an_epoch += printed.rfind("begin training epoch") > printed.rfind("end of epoch")
+        states = [int(path.stem.rpartition("_")[2]) for path in parts.glob("attn_reg_state_*.pt")]
+        within_a_round += max(states, default=0) % ROUND > 0
+    assert within_an_epoch
+    for how, which in kills:
+        kill_while(how, which, arguments, next(logs))
+    finished = train(corpus, parts, *flags).check()
+    assert len(finished.lines()) < updates and "starts anew" not in finished.output, "it went on"
+    assert differing(everything(parts), everything(whole)) == []
+    if "attend_out" in case:
+        assert within_a_round
+        check_game(everything(parts), updates)
+
+
+ENCODERS = {
+    "ad_drop": [*AD_DROP, "--ad-drop-cross-tuning", "epoch"],
+    "attend_out": GAME,
+    "several": ["--attn-reg", "r_drop+ad_drop+head_drop+layer_drop+attention_dropout"],
+}
+
+
+@pytest.mark.parametrize(
+    ("row", "method"),
+    [("rte", "ad_drop"), ("rte", "attend_out"), ("rte", "several"), ("wnut17", "ad_drop"), ("wnut17", "attend_out")],
+)
+def test_a_kill_changes_nothing_of_an_encoder(row: str, method: str, tmp_path: Path) -> None:
+    """An epoch has 6 updates."""
+    data, encoder = TOYS[row][0](tmp_path / "data"), make_encoder(tmp_path / "encoder")
+    flags = [*ENCODERS[method], *SAVING, "--max-update", "22"]
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    undisturbed = Job("train", encoder_arguments(row, data, encoder, whole, *flags), whole / "log").wait().check()
+    assert len(undisturbed.lines()) == 22 and undisturbed.lines()[-1]["epoch"] == 4
+    arguments, generator = encoder_arguments(row, data, encoder, parts, *flags), random.Random(f"{row} {method}")
+    kill_after(Job("train", arguments, parts / "killed.log"), generator.randint(7, 14), generator)
+    finished = Job("train", arguments, parts / "log").wait().check()
+    assert len(finished.lines()) < 22 and "starts anew" not in finished.output
+    assert (everything(whole)["beside"] is not None) == (method == "attend_out")
+    assert differing(everything(parts), everything(whole)) == []
+
+
+def test_a_killed_training_goes_on_waiting(tmp_path: Path) -> None:
+    """Nothing gets better, so it stops after the first validation and three more; its folder may be moved."""
+    data, encoder = TOYS["rte"][0](tmp_path / "data"), make_encoder(tmp_path / "encoder")
+    flags = shlex.split("--lr 1e-30 --weight-decay 0 --patience 3 --max-epoch 20")
+    save = tmp_path / "save"
+    kill_after(Job("train", encoder_arguments("rte", data, encoder, save, *flags), save / "log"), 14, random.Random(1))
+    save = save.rename(tmp_path / "moved")
+    finished = Job("train", encoder_arguments("rte", data, encoder, save, *flags), save / "log").wait().check()
+    assert "hasn't improved for last 3 runs" in finished.output
+    assert trained_state(save / "checkpoint_last.pt")["updates"] == 4 * 6
+    other, start = tmp_path / "other", ["--restore-file", str(save / "checkpoint_best.pt")]
+    start += [f"--reset-{part}" for part in ("optimizer", "dataloader", "lr-scheduler", "meters")]
+    anew = Job("train", encoder_arguments("rte", data, encoder, other, *flags, *start), other / "log").wait().check()
+    assert len(anew.lines("valid")) == 4, "a training that starts from another's weights waits anew"
+
+
+def test_only_resuming_costs_space(corpus: Path, tmp_path: Path) -> None:
+    """With validation: the best and the last checkpoint are as large as a plain training's, states are few."""
+    plain, ours = tmp_path / "plain", tmp_path / "ours"
+    short = [*GAME, *SAVING, "--max-tokens", "60", "--max-update", "14"]
+    train(corpus, plain, *short, "--attn-reg", "none", without=["--disable-validation"]).check()
+    train(corpus, ours, *short, without=["--disable-validation"]).check()
+    for name in ("checkpoint_best.pt", "checkpoint_last.pt"):
+        sizes = [(folder / name).stat().st_size for folder in (ours, plain)]
+        assert abs(sizes[0] - sizes[1]) < 0.02 * sizes[1], f"{name}: {sizes}"
+    assert {path.name for path in ours.glob("attn_reg_state_*")} == {"attn_reg_state_12.pt", "attn_reg_state_14.pt"}
+    assert not list(plain.glob("attn_reg_state_*"))

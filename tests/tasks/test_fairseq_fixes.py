@@ -1,0 +1,290 @@
+"""Repairs of fairseq: a resumed training's batches and patience, a half-made last checkpoint, numpy 2, the log."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from fairseq.checkpoint_utils import save_checkpoint
+from fairseq.data import FairseqDataset, LanguagePairDataset, ListDataset, TokenBlockDataset, data_utils
+from fairseq.logging import metrics
+from fairseq.modules.dynamic_crf_layer import DynamicCRF
+from fairseq_cli.train import should_stop_early
+
+from attn_reg_plugin.tasks.attn_reg_task import AttnRegTask
+from attn_reg_plugin.tasks.fairseq_fixes.resuming import repair_last
+from tests.backends.fairseq_models import transformer, words
+from tests.tasks.tasks_in_process import GivenModel, Optimizer, Regularized, attached, criterion, sample
+
+METHODS = pytest.mark.parametrize("method", ["none", "ad_drop"])
+
+
+class Numbers(FairseqDataset):
+    """40 equally long examples, whose order fairseq draws; a batch is the indices in it."""
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+    def size(self, index: int) -> int:
+        """One token."""
+        return 1
+
+    num_tokens = size
+
+    def ordered_indices(self) -> Any:
+        """At random."""
+        return data_utils.np.random.permutation(len(self))
+
+    def collater(self, samples: list[int]) -> torch.Tensor:
+        """The indices."""
+        return torch.tensor(samples)
+
+
+class Anew(GivenModel):
+    """A task that makes batches anew in every epoch, as those of fairseq's with an iterator of their own do."""
+
+    def get_batch_iterator(self, dataset: Any, *args: Any, **kwargs: Any) -> Any:
+        """Not the kept ones."""
+        return super().get_batch_iterator(dataset, *args, **{**kwargs, "disable_iterator_cache": True})
+
+
+class RegularizedAnew(AttnRegTask, Anew):
+    """Regularized."""
+
+
+def started(kind: type, method: str, epoch: int) -> tuple[Any, Any]:
+    """A task, its training set, and its iterator as the trainer first asks for it."""
+    task = attached(transformer(), kind, attn_reg=method) if method else kind(None)
+    task.datasets = {"train": Numbers()}
+    return task, iterator_of(task, epoch)
+
+
+def iterator_of(task: Any, epoch: int) -> Any:
+    """As `Trainer.get_train_iterator` makes it."""
+    return task.get_batch_iterator(task.datasets["train"], max_sentences=4, seed=1, epoch=epoch)
+
+
+def batches(kind: type, method: str, resumed: int | None) -> list[list[list[int]]]:
+    """Of epochs 2 and 3; resumed before a batch of epoch 2, or undisturbed."""
+    task, iterator = started(kind, method, 1 if resumed is None else 2)
+    if resumed is None:
+        list(iterator.next_epoch_itr())
+        if method:
+            update(task, 0)
+        iterator = iterator_of(task, 2)
+    else:
+        iterator.load_state_dict({"version": 2, "epoch": 2, "iterations_in_epoch": resumed, "shuffle": True})
+    second = [batch.tolist() for batch in iterator.next_epoch_itr()]
+    if method:
+        update(task, 9)
+    return [second, [batch.tolist() for batch in iterator_of(task, 3).next_epoch_itr()]]
+
+
+def update(task: AttnRegTask, number: int) -> None:
+    """The task's training step."""
+    model = task._config.model
+    task.train_step(sample(), model.train(), criterion(), Optimizer(), number)
+
+
+@METHODS
+@pytest.mark.parametrize("kind", [Regularized, RegularizedAnew])
+def test_a_resumed_training_has_the_batches_of_an_undisturbed_one(kind: type, method: str) -> None:
+    """The stock task's, whether it keeps them for all epochs or makes them anew."""
+    expected = batches(GivenModel if kind is Regularized else Anew, "", None)
+    assert batches(kind, method, None) == expected
+    for done in (0, 3):
+        assert batches(kind, method, done) == [expected[0][done:], expected[1]]
+
+
+def test_stock_fairseq_makes_others() -> None:
+    assert batches(GivenModel, "", 0) != batches(GivenModel, "", None)
+    assert batches(Anew, "", 0) == batches(Anew, "", None)
+
+
+@pytest.fixture
+def waiting(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """fairseq's function of `--patience`, in a process that has validated nothing so far."""
+    for function in (should_stop_early, save_checkpoint):
+        monkeypatch.setattr(function, "__dict__", {})
+    return should_stop_early
+
+
+@METHODS
+@pytest.mark.parametrize(
+    ("updates", "restores", "expected"), [(7, True, (3.5, 2)), (7, False, None), (8, True, None), (0, True, None)]
+)
+def test_patience_goes_on_waiting(
+    updates: int, restores: bool, expected: Any, method: str, waiting: Any, tmp_path: Path
+) -> None:
+    """In any task; not where fairseq resets its own best value, or where the checkpoint is another one."""
+    flags = {"attn_reg": method, "attn_save_dir": str(tmp_path)}
+    first = attached(transformer(), **flags)
+    assert "patience" not in first.state_dict()
+    waiting.best, waiting.num_runs = 3.5, 2
+    state = first.state_dict()
+    assert state["patience"] == {"best": 3.5, "num_runs": 2}
+    kept = {"task_state": state, "optimizer_history": [{"num_updates": 7}]}
+    torch.save(kept, tmp_path / "checkpoint_last.pt")
+    del waiting.best, waiting.num_runs
+    if restores:
+        save_checkpoint.best = 3.5  # from the checkpoint, unless the optimizer or the meters are reset
+    second = attached(transformer(), **flags)
+    second.load_state_dict(state)
+    update(second, updates)
+    assert (getattr(waiting, "best", None), getattr(waiting, "num_runs", None)) == (expected or (None, None))
+    if expected:
+        waiting.best, waiting.num_runs = 3.0, 0  # a better one: the checkpoint is read once
+        update(second, updates)
+        assert waiting.num_runs == 0
+
+
+# -- the last checkpoint ----------------------------------------------------------------------------------------------
+
+STATE = {"epoch": 1, "updates": 4, "model": {"w": torch.arange(4000.0)}}
+
+
+def written(path: Path, old: bool = False, age: int = 0, **more: Any) -> bytes:
+    """A checkpoint, in torch's older format or the present one; what is in it."""
+    torch.save({**STATE, **more}, path, _use_new_zipfile_serialization=not old)
+    os.utime(path, (1e9 - age, 1e9 - age))
+    return path.read_bytes()
+
+
+class Foreign:
+    """What nobody allows in a checkpoint."""
+
+
+# -- checkpoint_last.pt -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["older format", "zip", "other types", "older format, other types"])
+def test_a_whole_checkpoint_is_left_alone(kind: str, tmp_path: Path) -> None:
+    written(tmp_path / "checkpoint_best.pt")
+    more = {"foreign": Foreign()} if "types" in kind else {}
+    last = written(tmp_path / "checkpoint_last.pt", old="older" in kind, age=50, **more)
+    repair_last(tmp_path)
+    assert (tmp_path / "checkpoint_last.pt").read_bytes() == last
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize("old", [False, True])
+@pytest.mark.parametrize("kept", [0, 1, 5000])
+def test_a_torn_copy_is_made_anew_and_kept(
+    kept: int, old: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    last = tmp_path / "checkpoint_last.pt"
+    torn = written(last, old=old)[:kept]
+    last.write_bytes(torn)
+    newest = written(tmp_path / "checkpoint2.pt", old=old, age=5)
+    written(tmp_path / "checkpoint1.pt", age=9)
+    (tmp_path / "checkpoint_best.pt").write_bytes(torn)  # newer, and no help
+    repair_last(tmp_path)
+    assert last.read_bytes() == newest
+    assert (tmp_path / "checkpoint_last.pt.damaged").read_bytes() == torn
+    assert "made anew from checkpoint2.pt; the damaged one is kept as checkpoint_last.pt.damaged" in caplog.text
+    last.write_bytes(torn)
+    repair_last(tmp_path)
+    assert (tmp_path / "checkpoint_last.pt.damaged.1").read_bytes() == torn, "one that was kept is not overwritten"
+    assert not list(tmp_path.glob("*.tmp*"))
+
+
+@pytest.mark.parametrize(
+    "hindrance",
+    [
+        PermissionError(13, "Permission denied"),
+        OSError(5, "Input/output error"),
+        MemoryError(),
+        RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 9 bytes."),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_read_now_is_not_taken_for_damaged(
+    hindrance: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    last = written(tmp_path / "checkpoint_last.pt")
+    written(tmp_path / "checkpoint_best.pt", age=9)
+    load = torch.load
+
+    def hindered(path: Path, *args: Any, **options: Any) -> Any:
+        if path.name == "checkpoint_last.pt":
+            raise hindrance
+        return load(path, *args, **options)
+
+    monkeypatch.setattr(torch, "load", hindered)
+    repair_last(tmp_path)
+    assert (tmp_path / "checkpoint_last.pt").read_bytes() == last and len(list(tmp_path.iterdir())) == 2
+
+
+def test_nothing_to_repair_from(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "checkpoint_last.pt").write_bytes(b"torn")
+    repair_last(tmp_path)
+    assert (tmp_path / "checkpoint_last.pt").read_bytes() == b"torn" and "no other checkpoint" in caplog.text
+
+
+def test_a_disk_that_is_full_is_said_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written(tmp_path / "checkpoint_best.pt")
+    (tmp_path / "checkpoint_last.pt").write_bytes(b"torn")
+
+    def full(_: Path, target: Path) -> None:
+        target.write_bytes(b"half")
+        raise OSError(28, "No space left on device", str(target))
+
+    monkeypatch.setattr("attn_reg_plugin.tasks.fairseq_fixes.resuming.shutil.copyfile", full)
+    with pytest.raises(ValueError, match=r"checkpoint_last\.pt is damaged and cannot be made anew: .*No space left"):
+        repair_last(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"checkpoint_best.pt", "checkpoint_last.pt"}
+
+
+@METHODS
+def test_a_task_repairs_it_when_it_builds_a_model_to_train(method: str, tmp_path: Path) -> None:
+    best = written(tmp_path / "checkpoint_best.pt")
+    (tmp_path / "checkpoint_last.pt").write_bytes(b"torn")
+    attached(transformer(), attn_reg=method, attn_save_dir=str(tmp_path))
+    assert (tmp_path / "checkpoint_last.pt").read_bytes() == best
+
+
+# -- numpy 2 ----------------------------------------------------------------------------------------------------------
+
+SENTENCES = [torch.tensor([4, 5, 2]), torch.tensor([6, 2]), torch.tensor([7, 8, 9, 4, 2])]
+SIZES = np.array([len(sentence) for sentence in SENTENCES])
+
+
+def test_sentences_as_blocks() -> None:
+    dataset = TokenBlockDataset(ListDataset(SENTENCES, SIZES), SIZES, None, pad=1, eos=2, break_mode="eos")
+    assert [block.tolist() for block in dataset] == [sentence.tolist() for sentence in SENTENCES]
+
+
+def test_batches_in_buckets() -> None:
+    assert data_utils.get_buckets(SIZES, 2).tolist() == [3, 5]
+    data = ListDataset(SENTENCES, SIZES)
+    dataset = LanguagePairDataset(data, SIZES, words(), data, SIZES, words(), num_buckets=2)
+    assert dataset.bucketed_num_tokens.tolist() == [3, 3, 5]
+
+
+def test_nat_with_a_crf() -> None:
+    layer = DynamicCRF(12, low_rank=2, beam_size=3)
+    likelihood = layer(torch.randn(2, 4, 12), torch.randint(12, (2, 4)), torch.ones(2, 4).bool())
+    assert likelihood.shape == (2,) and likelihood.isfinite().all()
+
+
+def test_numpy_itself_stays_as_it_is() -> None:
+    assert data_utils.np.float64 is np.float64 and (hasattr(np, "compat") == hasattr(np, "int"))
+
+
+# -- the log ----------------------------------------------------------------------------------------------------------
+
+
+def test_averages_of_nothing_are_left_out() -> None:
+    with metrics.aggregate(new_root=True) as meters:
+        metrics.log_scalar("sometimes", 3.0, 2)
+        metrics.log_scalar_sum("sum", 1.0)
+        assert meters.get_smoothed_values() == {"sometimes": 3.0, "sum": 1.0}
+        meters.reset()
+        assert meters.get_smoothed_values() == {"sum": 0.0}

@@ -1,0 +1,117 @@
+"""What tasks, older ones too, see of the rest of fairseq's configuration: how long a training is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from attn_reg_plugin.tasks.fairseq_settings import total_epochs, total_updates
+from tests.backends.fairseq_models import transformer
+from tests.tasks.tasks_in_process import GivenModel, Regularized, RegularizedOlder, attached, sample, step
+
+
+@pytest.mark.parametrize(
+    ("flags", "batches", "updates"),
+    [
+        ({}, 7, None),
+        ({"max_update": "20"}, None, 20),
+        ({"max_epoch": "3"}, 7, 21),
+        ({"max_epoch": "3"}, None, None),
+        ({"max_epoch": 3, "max_update": 20}, 7, 20),
+        ({"max_epoch": 3, "max_update": 200, "update_freq": [2]}, 7, 12),
+        ({"max_epoch": 3, "update_freq": [2], "skip_remainder_batch": "True"}, 7, 9),
+        ({"max_epoch": 2, "update_freq": [1, 4], "skip_remainder_batch": "True"}, 8, 7 + 1),
+        ({"max_epoch": 4, "update_freq": "[4, 1]"}, 7, 2 + 7 + 7 + 7),
+        ({"max_epoch": 1, "update_freq": [4, 1]}, 7, 2),
+        ({"max_epoch": "${optimization.max_epoch}"}, 7, None),
+    ],
+)
+def test_what_comes_first_ends_it(flags: dict[str, Any], batches: int | None, updates: int | None) -> None:
+    """A task with a config dataclass sees them as `attn_NAME`, another one as they are."""
+    config = SimpleNamespace(**{f"attn_{name}": value for name, value in flags.items()})
+    assert total_updates(config, batches) == updates
+    epochs = flags.get("max_epoch")
+    assert total_epochs(config, batches) == (None if "$" in str(epochs or "$") else int(epochs))
+    if "$" not in str(flags):
+        assert total_updates(SimpleNamespace(**flags), batches) == updates
+
+
+@pytest.mark.parametrize(
+    ("flags", "batches", "epochs"),
+    [
+        ({"max_update": 7}, 7, 1),
+        ({"max_update": 8}, 7, None),
+        ({"max_update": 7}, None, None),
+        ({"max_update": 3, "max_epoch": 5}, 7, 1),
+        ({"max_update": 7, "max_epoch": 5, "update_freq": [2]}, 7, 5),
+    ],
+)
+def test_a_training_that_ends_in_its_first_epoch_has_one(
+    flags: dict[str, Any], batches: int | None, epochs: int | None
+) -> None:
+    assert total_epochs(SimpleNamespace(**flags), batches) == epochs
+
+
+#: a probability that falls from the middle of the training to its end
+PROGRESS = {
+    "attn_reg": "head_drop",
+    "head_drop_unit": "progress",
+    "head_drop_p": 0.4,
+    "head_drop_turn": 0.5,
+    "head_drop_end": 1.0,
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "flags"),
+    [(Regularized, {"attn_max_update": 8}), (RegularizedOlder, {"max_update": 8, "max_epoch": 0, "update_freq": [1]})],
+)
+def test_the_task_announces_it(kind: type, flags: dict[str, Any]) -> None:
+    task = attached(transformer(), kind, **PROGRESS, **flags)
+    step(task, task.regularizer.model, sample())
+    task.regularizer.begin_update(2)
+    assert task.regularizer.drop_probability() == pytest.approx(0.2)
+
+
+class Batches(list):
+    """A dataset whose batches are the same in every epoch."""
+
+    can_reuse_epoch_itr_across_epochs = True
+
+
+class Listed(GivenModel):
+    """A task whose training set is its iterator."""
+
+    def get_batch_iterator(self, dataset: list, *args: Any, **kwargs: Any) -> list:
+        """The dataset."""
+        return dataset
+
+
+class RegularizedListed(Regularized, Listed):
+    """Regularized."""
+
+
+@pytest.mark.parametrize(("data", "known"), [("a", True), ("a:b", False)])
+def test_the_first_epoch_tells_it_where_all_are_alike(data: str, known: bool) -> None:
+    """With data in several parts, --max-update has to."""
+    for flags in ({"attn_max_epoch": 4}, {"attn_max_epoch": 4, "attn_max_update": 28}):
+        task = attached(transformer(), RegularizedListed, **PROGRESS, data=data, **flags)
+        task.datasets = {"train": Batches([None] * 7)}
+        task.get_batch_iterator(task.datasets["train"])
+        if not known and "attn_max_update" not in flags:
+            with pytest.raises(ValueError, match="unit='progress' needs the number of updates"):
+                step(task, task.regularizer.model, sample())
+            continue
+        step(task, task.regularizer.model, sample())
+        task.regularizer.begin_update(7)
+        assert task.regularizer.drop_probability() == pytest.approx(0.2) and not task._iterators
+
+
+def test_an_older_task_sees_all_of_it(tmp_path: Path) -> None:
+    flags = {"save_dir": str(tmp_path), "restore_file": "checkpoint_last.pt", "clip_norm": 0.25}
+    task = attached(transformer(), RegularizedOlder, **flags)
+    assert task.cfg is None and task.sidecar.folder == tmp_path and task._clip_norm == 0.25
+    assert task._restore_file == tmp_path / "checkpoint_last.pt"
