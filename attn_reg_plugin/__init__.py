@@ -4,24 +4,34 @@ Importing it needs torch only. It also allows the few types that fairseq checkpo
 `torch.load(weights_only=True)`, PyTorch's default: nothing else in a pickle is run.
 """
 
-from typing import Any
+import os
+import sys
+from typing import TYPE_CHECKING, Any
 
-from attn_reg_plugin import backends as _backends
-from attn_reg_plugin.attention import (
-    AttentionSite,
-    candidate_region,
-    drop_candidates,
-    find_sites,
-    gradient_attribution,
-    recording,
-    regularized_attention,
-)
-from attn_reg_plugin.attention.sites import register_backend
-from attn_reg_plugin.checkpoints import allow_checkpoint_types
-from attn_reg_plugin.regularizers import ADDrop, AttendOut, AttentionLayerDrop, ScheduledDropout, build
 
-allow_checkpoint_types()
-del _backends
+def _is_command_line() -> bool:
+    """Whether this process is `attn-reg`: its help answers without torch, which `cli` imports once a command runs."""
+    name = os.path.basename(sys.argv[0]) if sys.argv else ""
+    return name == "attn-reg" or (name == "-m" and "attn_reg_plugin.cli" in sys.orig_argv)
+
+
+if TYPE_CHECKING or not _is_command_line():
+    from attn_reg_plugin import backends as _backends
+    from attn_reg_plugin.attention import (
+        AttentionSite,
+        candidate_region,
+        drop_candidates,
+        find_sites,
+        gradient_attribution,
+        recording,
+        regularized_attention,
+    )
+    from attn_reg_plugin.attention.sites import register_backend
+    from attn_reg_plugin.checkpoints import allow_checkpoint_types
+    from attn_reg_plugin.regularizers import ADDrop, AttendOut, AttentionLayerDrop, ScheduledDropout, build
+
+    allow_checkpoint_types()
+    del _backends
 
 __all__ = [
     "ADDrop",

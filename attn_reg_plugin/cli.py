@@ -1,58 +1,63 @@
-"""The console script `attn-reg`: one subcommand a module, imported only when it is called."""
+# PYTHON_ARGCOMPLETE_OK
+"""The console script `attn-reg`: a module per subcommand, imported only when it is called; help needs no torch."""
 
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib
 import logging
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from attn_reg_plugin.files import explain
 
-#: subcommand -> (module with `add_arguments(parser)` and `run(arguments) -> int`, help)
-COMMANDS: dict[str, tuple[str, str]] = {
-    "prepare": (
-        "attn_reg_plugin.commands.prepare",
-        "a corpus for fairseq: your own text, wmt16, phrasebook",
-    ),
-    "convert": ("attn_reg_plugin.commands.convert", "OPUS-MT models into fairseq, and back"),
-    "compare": (
-        "attn_reg_plugin.commands.compare",
-        "train, translate and score several methods; one table",
-    ),
-    "finetune": (
-        "attn_reg_plugin.commands.finetune",
-        "fine-tune an encoder on labelled text with several methods; one table",
-    ),
-    "sweep": (
-        "attn_reg_plugin.commands.sweep",
-        "search the settings of a method, by a grid or by Optuna, beside as many plain trainings",
-    ),
-    "predict": ("attn_reg_plugin.commands.predict", "predictions of a trained encoder, as GLUE takes them"),
-    "evaluate": ("attn_reg_plugin.commands.evaluate", "a trained classifier on HANS or PAWS-X"),
-    "probe": (
-        "attn_reg_plugin.commands.probe",
-        "what a trained model's attention leans on: maps, and positions dropped",
-    ),
-    "export": ("attn_reg_plugin.commands.export", "a trained encoder as a folder for from_pretrained"),
-    "average": ("attn_reg_plugin.commands.average", "the mean of a fairseq run's last checkpoints"),
-    "bench": ("attn_reg_plugin.commands.bench", "time and memory of a training step, method by method"),
-    "run": ("attn_reg_plugin.commands.run", "all steps of a configuration file: prepare, compare, finetune ..."),
-    "power": (
-        "attn_reg_plugin.commands.power",
-        "how many seeds show a difference, from those of a finished comparison",
-    ),
-    "report": ("attn_reg_plugin.commands.report", "what runs say: an HTML page, or drop rates as a schedule"),
+#: heading -> subcommand -> help; its module in `commands` has `add_arguments(parser)`, `run(arguments) -> int` and
+#: maybe `EXAMPLES`
+COMMANDS: dict[str, dict[str, str]] = {
+    "data": {
+        "prepare": "a corpus for fairseq: your own text, wmt16, phrasebook",
+        "convert": "OPUS-MT models into fairseq, and back",
+    },
+    "experiments": {
+        "compare": "train, translate and score several methods; one table",
+        "finetune": "fine-tune an encoder on labelled text with several methods; one table",
+        "sweep": "search the settings of a method, beside as many plain trainings",
+        "run": "all steps of a configuration file: prepare, compare, finetune ...",
+        "report": "runs as an HTML page, or their drop rates as a schedule",
+    },
+    "other": {
+        "export": "a trained encoder as a folder for from_pretrained",
+        "bench": "time and memory of a training step, method by method",
+        "user-dir": "print the folder to give to fairseq's --user-dir",
+    },
 }
+#: those that take flags of fairseq-train behind `--`
+_WITH_REST = ("compare", "finetune", "run")
 #: what a command may lack -> the extra of setup.py that brings it
 EXTRAS = {"fairseq": "fairseq", "seqeval": "fairseq", "sklearn": "fairseq", "transformers": "hf", "accelerate": "hf"}
 EXTRAS |= dict.fromkeys(
-    ["numpy", "sacrebleu", "sentencepiece", "datasets", "rich", "matplotlib", "omegaconf", "optuna", "scipy"],
+    ["numpy", "pandas", "sacrebleu", "sentencepiece", "datasets", "rich", "matplotlib", "omegaconf", "optuna", "scipy"],
     "experiments",
 )
+
+
+class Parser(argparse.ArgumentParser):
+    """Names the nearest flag where one is mistyped."""
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong and stop."""
+        unknown = message.removeprefix("unrecognized arguments: ").split()[0].partition("=")[0]
+        flags = [flag for action in self._actions for flag in action.option_strings]
+        super().error(message + _nearest(unknown, flags) if message.startswith("unrecognized") else message)
+
+
+def _nearest(name: str, names: Sequence[str]) -> str:
+    found = difflib.get_close_matches(name, names, 1)
+    return f"; did you mean {found[0]}?" if found else ""
 
 
 def user_dir() -> Path:
@@ -60,28 +65,45 @@ def user_dir() -> Path:
     return Path(__file__).resolve().parent
 
 
-def build_parser(command: str | None = None) -> argparse.ArgumentParser:
-    """The parser, with the arguments of `command` (of no other: their modules stay unimported)."""
-    parser = argparse.ArgumentParser(prog="attn-reg", description="Attention regularizers for Transformers.")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    commands.add_parser("user-dir", help="print the folder to give to fairseq's --user-dir")
-    for name, (module, description) in COMMANDS.items():
-        subparser = commands.add_parser(name, help=description, description=description)
-        if name == command:
-            loaded = importlib.import_module(module)
-            loaded.add_arguments(subparser)
-            subparser.set_defaults(run=loaded.run)
+def overview() -> str:
+    """The help of `attn-reg` itself."""
+    lines = ["usage: attn-reg COMMAND ...", "", "Attention regularizers for Transformers."]
+    for title, commands in COMMANDS.items():
+        lines += ["", f"{title}:", *(f"  {name:10}{text}" for name, text in commands.items())]
+    return "\n".join([*lines, "", "`attn-reg COMMAND --help` lists the options of a command and has two examples."])
+
+
+def build_parser(command: str) -> Parser:
+    """The parser of a subcommand, whose module is imported."""
+    text = next(commands[command] for commands in COMMANDS.values() if command in commands)
+    layout = argparse.RawDescriptionHelpFormatter
+    parser = Parser(prog=f"attn-reg {command}", description=text, formatter_class=layout, allow_abbrev=False)
+    if command != "user-dir":
+        module = importlib.import_module(f"attn_reg_plugin.commands.{command}")
+        module.add_arguments(parser)
+        parser.set_defaults(run=module.run)
+        examples = getattr(module, "EXAMPLES", ())
+        parser.epilog = "\n".join(["examples:", *(f"  {one}" for one in examples)]) if examples else None
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `attn-reg`; bad input ends in one sentence and exit status 2, without a traceback."""
     argv = list(sys.argv[1:] if argv is None else argv)
+    if "_ARGCOMPLETE" in os.environ:
+        _complete()
     if not logging.root.handlers and logging.lastResort is not None:
         # one of fairseq's models asks for everybody's debug messages at its import, unless logging is set up
         logging.root.addHandler(logging.lastResort)
+    names = [name for commands in COMMANDS.values() for name in commands]
+    if not argv or argv[0] in ("-h", "--help"):
+        print(overview())
+        return 0 if argv else 2
+    if argv[0] not in names:
+        print(f"attn-reg: unknown command {argv[0]!r}{_nearest(argv[0], names)}\n\n{overview()}", file=sys.stderr)
+        return 2
     try:
-        return _run(argv)
+        return _run(*argv)
     except ModuleNotFoundError as error:
         if error.name not in EXTRAS:  # a part of a package, or another's
             raise
@@ -93,38 +115,65 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
 
 
-def _run(argv: Sequence[str]) -> int:
-    """As `main`, but for a package that is not installed."""
-    parser = build_parser(argv[0] if argv else None)
-    if zero := _with_zero_byte(argv):
+def _parsed(command: str, words: Sequence[str]) -> argparse.Namespace:
+    """The arguments of a command; `rest` are those behind `--`."""
+    parser = build_parser(command)
+    if zero := _with_zero_byte(words):
         parser.error(f"{zero} holds a NUL byte, which no path and no flag can hold")
-    arguments = parser.parse_args(argv)
-    if arguments.command == "user-dir":
+    place = list(words).index("--") if "--" in words else len(words)
+    greedy = any(action.nargs in (argparse.PARSER, argparse.REMAINDER) for action in parser._actions)
+    parse = parser.parse_args if greedy else parser.parse_intermixed_args
+    arguments = parse(list(words[:place]), argparse.Namespace(command=command))
+    arguments.rest = list(words[place + 1 :])
+    if arguments.rest and command not in _WITH_REST:
+        parser.error(f"{command} takes nothing behind --")
+    return arguments
+
+
+def _run(command: str, *words: str) -> int:
+    """As `main`, but for a package that is not installed."""
+    arguments = _parsed(command, words)
+    if command == "user-dir":
         print(user_dir())
         return 0
+    from attn_reg_plugin import backends  # noqa: F401 (which the package leaves out on the command line, for its help)
+    from attn_reg_plugin.checkpoints import allow_checkpoint_types
+
+    allow_checkpoint_types()
     try:
         return arguments.run(arguments)
     except BrokenPipeError:  # whoever read standard output, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except OSError as error:
-        out = getattr(arguments, "out", None)
-        print(f"attn-reg {arguments.command}: {explain(error, out)}", file=sys.stderr)
+        print(f"attn-reg {command}: {explain(error, getattr(arguments, 'out', None))}", file=sys.stderr)
         return 2
     except ValueError as error:
-        print(f"attn-reg {arguments.command}: {error}", file=sys.stderr)
+        print(f"attn-reg {command}: {error}", file=sys.stderr)
         return 2
 
 
-def _with_zero_byte(argv: Sequence[str]) -> str:
+def _with_zero_byte(words: Sequence[str]) -> str:
     """The flag whose value holds a NUL byte, or what stands there in its place; empty where none does."""
-    for place, word in enumerate(argv):
+    for place, word in enumerate(words):
         if "\0" in word:
-            name, before = word.partition("=")[0], argv[place - 1] if place else ""
+            name, before = word.partition("=")[0], words[place - 1] if place else ""
             if name.startswith("--") and "\0" not in name:
                 return name
             return before if before.startswith("--") else repr(word)
     return ""
+
+
+def _complete() -> None:
+    """Complete a line in a shell, after `eval "$(register-python-argcomplete attn-reg)"`."""
+    import argcomplete
+
+    parser = argparse.ArgumentParser()
+    commands = parser.add_subparsers()
+    for name in (name for commands in COMMANDS.values() for name in commands):
+        own = build_parser(name) if name in os.environ.get("COMP_LINE", "").split() else None
+        commands.add_parser(name, parents=[own] if own else [], add_help=False)
+    argcomplete.autocomplete(parser)
 
 
 if __name__ == "__main__":

@@ -26,14 +26,12 @@ import re
 import shlex
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-
-from attn_reg_plugin.regularizers.base.options import check_value
 
 T = TypeVar("T")
 #: how a setting may stand on the command line, see `setting`
@@ -50,6 +48,7 @@ def setting(
     choices: tuple[str, ...] | None = None,
     within: str | None = None,
     metavar: str | None = None,
+    group: str = "",
     **ways: bool,
 ) -> Any:
     """A documented field of a command's settings.
@@ -60,11 +59,12 @@ def setting(
         choices: the values that a text may have.
         within: the range of a number, see `Interval`.
         metavar: how the value is called in the help.
+        group: heading in the help; by default `GROUP` of the class.
         **ways: `positional=True`, an argument without a flag; `repeated=True`, a list whose flag is given once per
             entry (other lists are written with commas); `rest=True`, a text that takes what follows `--` as well;
             `unflagged=True`, a key of a file and no flag.
     """
-    metadata = {"help": help, "choices": choices, "within": within, "metavar": metavar}
+    metadata = {"help": help, "choices": choices, "within": within, "metavar": metavar, "group": group}
     return dataclasses.field(default=default, metadata={**metadata, **dict.fromkeys(WAYS, False), **ways})
 
 
@@ -108,61 +108,46 @@ def flag_of(name: str) -> str:
 
 
 def add_arguments(parser: argparse.ArgumentParser, settings: type) -> None:
-    """Add `--config` and an argument for each setting; what is not given is not there after parsing."""
-    parser.allow_abbrev = False
-    parser.add_argument("--config", type=Path, metavar="FILE", help="YAML file with these settings; flags win over it")
-    add_flags(parser, settings, positional=True)
-    if any(entry.metadata["rest"] or entry.metadata["positional"] for entry in dataclasses.fields(settings)):
-        _parse_freely(parser, [entry.name for entry in dataclasses.fields(settings) if entry.metadata["positional"]])
+    """Add an argument for each setting, in groups, and `--config`; what is not given is not there after parsing.
 
-
-def _parse_freely(parser: argparse.ArgumentParser, places: Sequence[str]) -> None:
-    """Let positional arguments stand anywhere before `--`; whatever follows that becomes `rest`.
-
-    Args:
-        places: the names of the positional arguments. A YAML file that comes first of them becomes `config`.
+    The positional settings are one list of words, `words`, see `from_arguments`: a file of settings may come first.
     """
-
-    def parse(args: Sequence[str], namespace: argparse.Namespace | None = None) -> tuple[argparse.Namespace, list[str]]:
-        words = list(args)
-        place = words.index("--") if "--" in words else len(words)
-        del parser.parse_known_args  # argparse's own, which the next line uses
-        try:
-            namespace, unknown = parser.parse_known_intermixed_args(words[:place], namespace)
-        finally:
-            parser.parse_known_args = parse  # type: ignore[method-assign]
-        namespace.rest = words[place + 1 :]
-        found = [getattr(namespace, name) for name in places if hasattr(namespace, name)]
-        if found and namespace.config is None and found[0].endswith(FILES) and not os.path.isdir(found[0]):
-            namespace.config = Path(found[0])
-            found = [*found[1:], *(word for word in unknown if not word.startswith("-"))]
-            for name in places:
-                vars(namespace).pop(name, None)
-            vars(namespace).update(zip(places, found, strict=False))
-            unknown = [word for word in unknown if word.startswith("-")] + found[len(places) :]
-        return namespace, unknown
-
-    parser.parse_known_args = parse  # type: ignore[method-assign]
+    places = [entry for entry in dataclasses.fields(settings) if entry.metadata["positional"]]
+    if places:
+        metavar = " ".join(["CONFIG |", *(entry.metadata["metavar"] for entry in places)])
+        said = "; ".join(f"{entry.metadata['metavar']}: {_help(entry)}" for entry in places)
+        parser.add_argument("words", nargs="*", metavar=metavar, help=f"a YAML file with these settings; or {said}")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="YAML file with these settings; flags win over it")
+    add_flags(parser, settings, positional=bool(places))
 
 
 def add_flags(parser: argparse.ArgumentParser, settings: type, positional: bool = False) -> None:
-    """Add a flag for each setting that has none yet; with `positional`, those declared so become arguments."""
+    """Add a flag for each setting that has none yet; with `positional`, those declared so are arguments already."""
     known = {action.dest for action in parser._actions}
+    groups: dict[str, Any] = {group.title: group for group in parser._action_groups}
     for entry in dataclasses.fields(settings):
-        if entry.name in known or entry.metadata["unflagged"]:
-            continue
         meta, kind = entry.metadata, _kind(settings, entry.name)
-        how: dict[str, Any] = {"help": _help(entry), "default": argparse.SUPPRESS}
-        if positional and meta["positional"]:
-            parser.add_argument(entry.name, nargs="?", metavar=meta["metavar"], **how)
-        elif kind is bool:
-            parser.add_argument(flag_of(entry.name), dest=entry.name, action=argparse.BooleanOptionalAction, **how)
+        if entry.name in known or meta["unflagged"] or (positional and meta["positional"]):
+            continue
+        title = meta["group"] or _owner(settings, entry.name)
+        group = groups.get(title) or groups.setdefault(title, parser.add_argument_group(title) if title else parser)
+        how: dict[str, Any] = {"dest": entry.name, "help": _help(entry), "default": argparse.SUPPRESS}
+        if kind is bool:
+            how["action"] = argparse.BooleanOptionalAction
         else:
-            how |= {
-                "action": "append" if meta["repeated"] else "store",
-                "metavar": meta["metavar"] or entry.name.upper(),
-            }
-            parser.add_argument(flag_of(entry.name), dest=entry.name, **how)
+            how["action"] = "append" if meta["repeated"] else "store"
+            how["metavar"] = meta["metavar"] or entry.name.upper()
+        group.add_argument(flag_of(entry.name), **how)
+
+
+def flagged(settings: type) -> list[str]:
+    """The names of the settings that have a flag."""
+    return [entry.name for entry in dataclasses.fields(settings) if not entry.metadata["unflagged"]]
+
+
+def _owner(settings: type, name: str) -> str:
+    """The group of the class that declares a setting."""
+    return next(vars(one).get("GROUP", "") for one in settings.__mro__ if name in vars(one).get("__annotations__", ()))
 
 
 def from_arguments(settings: type[T], arguments: argparse.Namespace, section: str = "") -> T:
@@ -175,9 +160,17 @@ def from_arguments(settings: type[T], arguments: argparse.Namespace, section: st
         ValueError: an unknown key, a value that isn't allowed, or a setting that is missing.
         OSError: the file cannot be read.
     """
-    names = [entry.name for entry in dataclasses.fields(settings)]  # type: ignore[arg-type]
-    given = {name: value for name, value in vars(arguments).items() if name in names}
-    found = read(settings, load(arguments.config), section or arguments.command, given, arguments.config)
+    entries = dataclasses.fields(settings)  # type: ignore[arg-type]
+    given = {entry.name: vars(arguments)[entry.name] for entry in entries if entry.name in arguments}
+    words, config = list(getattr(arguments, "words", [])), arguments.config
+    if words and config is None and words[0].endswith(FILES) and not os.path.isdir(words[0]):
+        config = Path(words.pop(0))
+    places = [entry.name for entry in entries if entry.metadata["positional"]]
+    if len(words) > len(places):
+        raise ValueError(f"unrecognized arguments: {' '.join(words[len(places) :])}")
+    given |= dict(zip(places, words, strict=False))
+    arguments.config = config
+    found = read(settings, load(config), section or arguments.command, given, config)
     return with_rest(found, getattr(arguments, "rest", []))
 
 
@@ -226,7 +219,7 @@ def read(settings: type[T], content: DictConfig, section: str, given: Mapping[st
     content = content.copy()
     part = content[section] if isinstance(content.get(section), DictConfig) else content
     if part is not content:
-        _check_values(content, path)
+        check_values(content, path, flagged(settings))
         content.update({name: value for name, value in given.items() if name in values_of(content)})
     fields = {entry.name: entry for entry in dataclasses.fields(settings)}  # type: ignore[arg-type]
     unknown = [str(key) for key in part if key not in fields]
@@ -268,13 +261,25 @@ def values_of(content: DictConfig) -> list[str]:
     return [str(name) for name in content if not OmegaConf.is_config(content._get_node(name))]
 
 
-def _check_values(content: DictConfig, path: Path | None) -> None:
-    """Refuse values above the sections that no section refers to: they would do nothing."""
+def check_values(content: DictConfig, path: Path | None, settings: Collection[str]) -> None:
+    """Refuse what stands above the sections and would do nothing.
+
+    Args:
+        settings: names of the sections' settings, which flags change.
+
+    Raises:
+        ValueError: a value that no section refers to; or a mapping with the name of a setting, whose flag would not
+            reach the values in it.
+    """
     text = OmegaConf.to_yaml(content)
-    unknown = [name for name in values_of(content) if not refers_to(text, name)]
-    if unknown:
-        name = unknown[0]
-        raise ValueError(f"{path}: unknown key {name!r}: it is in no section, and none refers to ${{{name}}}")
+    for name in map(str, content):
+        if name in values_of(content) and not refers_to(text, name):
+            raise ValueError(f"{path}: unknown key {name!r}: it is in no section, and none refers to ${{{name}}}")
+        if name in settings and name not in values_of(content):
+            raise ValueError(
+                f"{path}: the mapping {name!r} above the sections has the name of a setting, and {flag_of(name)} would "
+                "not reach it; give it another name"
+            )
 
 
 def refers_to(text: str, name: str) -> bool:
@@ -305,6 +310,8 @@ def _structured(settings: type) -> DictConfig:
 
 def _converted(settings: type, entry: dataclasses.Field, value: Any, where: Mapping[str, str]) -> Any:
     """A value of the field's type, of what a file or a flag holds; a list may be written with commas."""
+    from attn_reg_plugin.regularizers.base.options import check_value  # torch, which help does without
+
     kind = _kind(settings, entry.name)
     listed = typing.get_origin(kind) is tuple
     if listed and not isinstance(value, list):

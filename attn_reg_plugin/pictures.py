@@ -14,7 +14,7 @@ def load_matplotlib(wanted_for: str) -> ModuleType:
     """matplotlib.
 
     Args:
-        wanted_for: what the message names.
+        wanted_for: the picture that the message names.
 
     Raises:
         ValueError: it is not installed.
@@ -27,6 +27,11 @@ def load_matplotlib(wanted_for: str) -> ModuleType:
             f"{wanted_for} needs matplotlib, which is not installed; `pip install matplotlib` brings it"
         ) from None
     return matplotlib
+
+
+def plain_text(text: str) -> str:
+    """A text of a user's as matplotlib shows it: dollars begin no formula."""
+    return text.replace("$", r"\$")
 
 
 def check_format(path: Path, flag: str) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 
 from evidence_results import RESULTS, Experiment, Row, Series, experiments
 
-from attn_reg_plugin.experiments.table import ENOUGH, difference_text
+from attn_reg_plugin.experiments.report.table import ENOUGH, NOTHING, shade
 from attn_reg_plugin.files import read_json, write_text
 from attn_reg_plugin.pictures import load_matplotlib, save
 
@@ -40,7 +40,7 @@ ABREAST = 4
 
 def difference_of(row: Row) -> str:
     """The difference to plain training with its interval."""
-    return difference_text({"": {"": row.difference}} if row.difference else {}, "", "", 2)
+    return shade(row.difference.text(2), row.difference.seeds) if row.difference else NOTHING
 
 
 def time_of(row: Row) -> str:

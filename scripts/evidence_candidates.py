@@ -15,12 +15,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
-from attn_reg_plugin.attention.masks import candidate_region
-from attn_reg_plugin.experiments.probe_lens import AttentionMap, looking
-from attn_reg_plugin.experiments.probe_subjects import Wanted, load_subject
-from attn_reg_plugin.experiments.run_settings import flags_of
-from attn_reg_plugin.files import read_json
+from attn_reg_plugin import candidate_region
+from attn_reg_plugin.experiments.runs import read_run
+from attn_reg_plugin.experiments.trained import load_trained
 from attn_reg_plugin.labelled import find_task, read_split
 
 EXAMPLES, RATIO = 100, 0.3
@@ -30,18 +29,17 @@ KINDS = {"planted": 1, "first": 0, "last": -1}
 FIGURES = ("candidates", "weighted_candidates", "attention")
 
 
-def planted_words(run: Path) -> list[str]:
-    """The words of a run, in the order of the label set."""
-    return flags_of(read_json(run / "run.json")["flags"])["--shortcut-words"].split(",")
+def of_map(attention: Tensor, attribution: Tensor) -> Iterator[tuple[str, list[float]]]:
+    """Of each kind of position, over rows: how often it is a candidate by ∂F/∂A and by A ⊙ ∂F/∂A, and its attention.
 
-
-def of_map(found: AttentionMap) -> Iterator[tuple[str, list[float]]]:
-    """Of each kind of position, over rows: how often it is a candidate by ∂F/∂A and by A ⊙ ∂F/∂A, and its attention."""
-    rows = found.attribution[0].flatten(0, 1).abs().sum(-1) > 0
+    Args:
+        attention, attribution: (1, H, T, T).
+    """
+    rows = attribution[0].flatten(0, 1).abs().sum(-1) > 0
     maps = [
-        candidate_region(found.attribution, found.valid, RATIO, "high"),
-        candidate_region(found.attention * found.attribution, found.valid, RATIO, "high"),
-        found.attention,
+        candidate_region(attribution, None, RATIO, "high"),
+        candidate_region(attention * attribution, None, RATIO, "high"),
+        attention,
     ]
     chosen = [one[0].flatten(0, 1)[rows].double() for one in maps]
     for kind, place in KINDS.items():
@@ -50,16 +48,18 @@ def of_map(found: AttentionMap) -> Iterator[tuple[str, list[float]]]:
 
 
 def measure(run: Path, data: str) -> dict[str, list[dict[str, float]]]:
-    """By kind of position, a row for each layer."""
-    subject = load_subject(run, Wanted(data, examples=0, cpu=True))
-    task, words = find_task("sst2"), planted_words(run)
+    """By kind of position, a row for each layer; the attribution is of the logit of the predicted class."""
+    trained = load_trained(run)
+    model, words = trained.model.model, str(read_run(run).flags["shortcut-words"]).split(",")
+    model.set_attn_implementation("eager")  # which has the attention in its graph
     found: dict[str, dict[int, list[list[float]]]] = {}
-    with looking(subject.model) as lens:
-        for example in read_split(task, data, "valid")[:EXAMPLES]:
-            sample = subject.sentence([f"{words[int(example.label)]} {example.first}"])
-            for seen in lens.look(subject, sample):
-                for kind, figures in of_map(seen):
-                    found.setdefault(kind, {}).setdefault(seen.site.layer, []).append(figures)
+    for example in read_split(find_task("sst2"), data, "valid")[:EXAMPLES]:
+        inputs = trained.tokenizer(f"{words[int(example.label)]} {example.first}", return_tensors="pt")
+        outputs = model(**inputs, output_attentions=True)
+        attributions = torch.autograd.grad(outputs.logits.max(), outputs.attentions)
+        for layer, (attention, attribution) in enumerate(zip(outputs.attentions, attributions, strict=True)):
+            for kind, figures in of_map(attention.detach(), attribution):
+                found.setdefault(kind, {}).setdefault(layer, []).append(figures)
     means = {
         kind: [torch.tensor(layers[layer]).mean(0).tolist() for layer in sorted(layers)]
         for kind, layers in found.items()

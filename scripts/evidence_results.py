@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from attn_reg_plugin.experiments.differences import Difference
-from attn_reg_plugin.experiments.labelled_runs import HELD_OUT
-from attn_reg_plugin.experiments.predicted import ALL
-from attn_reg_plugin.experiments.report_folders import named
-from attn_reg_plugin.experiments.run_settings import flags_of
-from attn_reg_plugin.experiments.table import Figure
+from attn_reg_plugin.experiments.flags import completed, parsed
+from attn_reg_plugin.experiments.report.differences import Difference
+from attn_reg_plugin.experiments.report.results import named
+from attn_reg_plugin.experiments.report.table import HELD_OUT, Figure
 from attn_reg_plugin.files import read_json
 
+#: all examples of a test of another distribution, beside those of its groups
+ALL = "test"
 RESULTS = Path(__file__).resolve().parents[1] / "examples" / "evidence"
 #: how the probe attributes -> its row in the bench
 ATTRIBUTIONS = {"gradient": "ad_drop", "random": "random", "attention": "attention"}
@@ -74,7 +74,7 @@ def read_experiments(folder: Path) -> list[Experiment]:
     content = read_json(folder / "results.json")
     methods: Sequence[Mapping[str, Any]] = content["methods"]
     measured = costs(translation="bleu" in methods[0])
-    flags = {named(name)[0]: flags_of(run["flags"]) for name, run in content["runs"].items()}
+    flags = {named(name)[0]: flags_of(run) for name, run in content["runs"].items()}
     found = []
     for subset, metric in scores_of(methods[0]):
         rows = []
@@ -91,12 +91,22 @@ def scores_of(row: Mapping[str, Any]) -> dict[tuple[str, str], Mapping[str, Any]
     """The chief figure of a row of a results.json, by test set and metric."""
     if "bleu" in row:
         by_subset = {subset: {"bleu": figure} for subset, figure in row["bleu"].items()}
-    elif "figures" in row:  # of attn-reg evaluate
+    elif ALL in row.get("figures", {}) and "bleu" not in row["figures"][ALL]:
         by_subset = {ALL: row["figures"][ALL]}
+    elif "figures" in row:
+        by_subset = row["figures"]
     else:
         by_subset = {"valid": row["scores"], **row["further"]}
     metric = next(iter(next(iter(by_subset.values()))))
-    return {(subset, metric): figures[metric] for subset, figures in by_subset.items() if subset != HELD_OUT}
+    tests = {subset: figures for subset, figures in by_subset.items() if subset != HELD_OUT and metric in figures}
+    return {(subset, metric): figures[metric] for subset, figures in tests.items()}
+
+
+def flags_of(run: Mapping[str, Any]) -> dict[str, str]:
+    """The flags of a run in a results.json; earlier versions have them in a text."""
+    flags = run["flags"]
+    found = parsed("flags", flags) if isinstance(flags, str) else completed(flags)
+    return {f"--{name}": str(value) for name, value in found.items()}
 
 
 def costs(translation: bool) -> dict[str, float]:

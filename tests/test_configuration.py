@@ -43,8 +43,9 @@ def parse(*words: str, config: str | None = None, folder: Path | None = None) ->
     if config is not None:
         (folder / "c.yaml").write_text(config, encoding="utf-8")
         words = ("--config", str(folder / "c.yaml"), *words)
-    arguments = parser.parse_args(words)
-    arguments.command = "compare"
+    place = words.index("--") if "--" in words else len(words)
+    arguments = parser.parse_intermixed_args(words[:place])
+    arguments.command, arguments.rest = "compare", words[place + 1 :]
     return from_arguments(Settings, arguments)
 
 
@@ -100,6 +101,11 @@ def test_a_file_without_sections(tmp_path: Path) -> None:
         (["x"], "lr: ${rate}", "{}: lr: Interpolation key 'rate' not found"),
         (["x"], "[1]", "{} holds no settings"),
         (["x"], "a: {", "{} cannot be read as YAML"),
+        (
+            ["x"],
+            "lr: {a: 1}\ncompare: {layers: 1}",
+            "{}: the mapping 'lr' above the sections has the name of a setting",
+        ),
         (["x"], "rate: 1\ncompare: {lr: 1}", "{}: unknown key 'rate': it is in no section"),
         (["x", "--names", "a,a"], None, "--names: a name comes twice: a,a"),
         (["x"], "names: a,a", "{}: names: a name comes twice: a,a"),
@@ -123,7 +129,7 @@ def test_a_file_may_be_the_first_argument(tmp_path: Path) -> None:
     assert parse(str(tmp_path / "folder.yaml")).data == tmp_path / "folder.yaml"
     with pytest.raises(OSError, match=r"gone\.yaml"):
         parse("gone.yaml")
-    with pytest.raises(SystemExit):
+    with pytest.raises(ValueError, match="unrecognized arguments: y"):
         parse(str(tmp_path / "c.yml"), "x", "y")
 
 

@@ -5,28 +5,28 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from rich.console import Console
-
-from attn_reg_plugin.bench.benchmark import NOTES, benchmark, render
-from attn_reg_plugin.bench.families import FAMILIES, SIZES, Settings
-from attn_reg_plugin.bench.measure import CLOCKS
-from attn_reg_plugin.bench.rows import all_rows, select_rows
+from attn_reg_plugin.commands.comparing import Listing
 from attn_reg_plugin.files import write_json
-from attn_reg_plugin.terminal import show
+
+if TYPE_CHECKING:
+    from attn_reg_plugin.bench.families import Settings
+
+EXAMPLES = (
+    "attn-reg bench --family bert --methods plain,ad_drop,attend_out --repeats 5",
+    "attn-reg bench --device cuda --dtype bfloat16 --json costs.json",
+)
+#: as the bench has them, which needs torch
+FAMILIES, SIZES, CLOCKS = ("fairseq", "bert"), ("base", "tiny"), ("wall", "cpu")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `attn-reg bench`."""
-    families = "; ".join(f"{name}: {family.what}" for name, family in FAMILIES.items())
-    parser.add_argument("--family", choices=FAMILIES, default="fairseq", help=f"{families} (default: %(default)s)")
+    families = "fairseq's Transformer, or Hugging Face's BERT as a classifier (default: %(default)s)"
+    parser.add_argument("--family", choices=FAMILIES, default="fairseq", help=families)
     parser.add_argument("--size", choices=SIZES, default="base", help="of the model (default: %(default)s)")
-    sizes = "; ".join(
-        f"{family} {name}: {size.batch}, {size.length}, {size.vocabulary}"
-        for family, of_family in FAMILIES.items()
-        for name, size in of_family.sizes.items()
-    )
-    parser.add_argument("--batch", type=int, help=f"sentences or pairs (batch, length and vocabulary of {sizes})")
+    parser.add_argument("--batch", type=int, help="sentences or pairs (default, as of the next two: of the size)")
     parser.add_argument("--length", type=int, help="tokens of the longest source and target")
     parser.add_argument("--vocabulary", type=int, help="words of the vocabulary")
     parser.add_argument(
@@ -48,9 +48,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--repeats", type=int, default=7, help="measured steps per method (default: %(default)s)")
     parser.add_argument("--warmup", type=int, default=1, help="steps before, not counted (default: %(default)s)")
-    names = ", ".join(row.name for row in all_rows())
-    parser.add_argument("--methods", help=f"which, with commas (default: all): {names}")
+    parser.add_argument("--methods", metavar="NAMES", help="which, with commas (default: all), see --list-methods")
+    parser.add_argument("--list-methods", action=Listing, lines=_methods, help="list the methods and stop")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything measured to FILE as well")
+
+
+def _methods() -> list[str]:
+    from attn_reg_plugin.bench.rows import all_rows
+
+    return [row.name for row in all_rows()]
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -59,6 +65,12 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         ValueError: an option is out of its range, or an unknown method.
     """
+    from rich.console import Console
+
+    from attn_reg_plugin.bench.benchmark import NOTES, benchmark, render
+    from attn_reg_plugin.bench.rows import select_rows
+    from attn_reg_plugin.terminal import show
+
     settings = _settings(arguments)
     names = None if arguments.methods is None else [name for name in arguments.methods.split(",") if name]
     rows = select_rows(names, settings.family, settings.dtype)
@@ -77,13 +89,15 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _settings(arguments: argparse.Namespace) -> Settings:
     """What is measured; refuses what is out of its range."""
-    size = FAMILIES[arguments.family].sizes[arguments.size]
+    from attn_reg_plugin.bench import families
+
+    size = families.FAMILIES[arguments.family].sizes[arguments.size]
     chosen = {
         name: getattr(size, name) if getattr(arguments, name) is None else getattr(arguments, name)
         for name in ("batch", "length", "vocabulary")
     }
     same = {name: getattr(arguments, name) for name in ("family", "size", "shortest", "dropout", "device", "dtype")}
-    settings = Settings(**chosen, **same)
+    settings = families.Settings(**chosen, **same)
     for name, least in (("repeats", 1), ("warmup", 0), ("threads", 1)):
         value = getattr(arguments, name)
         if value is not None and value < least:

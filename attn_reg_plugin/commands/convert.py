@@ -10,9 +10,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from attn_reg_plugin.opus_mt import conversion as convert
-from attn_reg_plugin.opus_mt.download import download
-from attn_reg_plugin.opus_mt.marian_folder import MarianFolder
+EXAMPLES = (
+    "attn-reg convert opus-mt --hf-model Helsinki-NLP/opus-mt-en-ro models/en-ro",
+    "attn-reg convert opus-mt --to-hf runs/en-ro/ad_drop-seed1 exported",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,6 +48,10 @@ def run(arguments: argparse.Namespace) -> int:
         ValueError: arguments that do not go together, or a model that cannot be converted.
         FileNotFoundError: something is missing.
     """
+    from attn_reg_plugin.opus_mt import conversion as convert
+    from attn_reg_plugin.opus_mt.download import download
+    from attn_reg_plugin.opus_mt.marian_folder import MarianFolder
+
     if arguments.to_hf and arguments.hf_model:
         raise ValueError("--to-hf and --hf-model cannot be given together")
     if arguments.opus_mt and not arguments.to_hf:

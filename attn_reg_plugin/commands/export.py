@@ -5,14 +5,18 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from attn_reg_plugin.commands.trained_arguments import add_run_arguments
-from attn_reg_plugin.experiments.trained import load_trained
 from attn_reg_plugin.files import naming_writer, whole_folder
+
+EXAMPLES = (
+    "attn-reg export runs/rte/ad_drop-seed1 exported",
+    "attn-reg export checkpoints/checkpoint_best.pt exported",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `attn-reg export`."""
-    add_run_arguments(parser)
+    text = "folder of a training with --arch hf_encoder (its best checkpoint is taken), or a checkpoint in it"
+    parser.add_argument("run_folder", type=Path, metavar="RUN", help=text)
     parser.add_argument("out", type=Path, metavar="OUT", help="folder to write; must be empty or not there yet")
 
 
@@ -24,6 +28,8 @@ def run(arguments: argparse.Namespace) -> int:
         FileNotFoundError: RUN has no checkpoint.
         OSError: OUT cannot be written; nothing is left there.
     """
+    from attn_reg_plugin.experiments.trained import load_trained
+
     out = arguments.out
     with whole_folder(out) as folder:
         trained = load_trained(arguments.run_folder)

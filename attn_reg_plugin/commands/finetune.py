@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import argparse
 
-from attn_reg_plugin import configuration
+from attn_reg_plugin.commands.comparing import Listing, arguments_of, carry_out
 from attn_reg_plugin.experiments.fine_tuning import FineTuning
-from attn_reg_plugin.experiments.steps import add_toy, compared
+
+EXAMPLES = FineTuning.EXAMPLES
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `attn-reg finetune`; whatever follows `--` goes to every fairseq-train."""
     parser.usage = "attn-reg finetune [CONFIG | TASK DATA] --out FOLDER [options] [-- flags of fairseq-train]"
-    configuration.add_arguments(parser, FineTuning)
-    add_toy(parser)
+    arguments_of(parser, FineTuning)
+    parser.add_argument("--list-tasks", action=Listing, lines=_tasks, help="list the labelled tasks and stop")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Carry out the comparison: 0, or 130 when interrupted from the keyboard."""
-    settings = configuration.from_arguments(FineTuning, arguments)
-    return compared(arguments.config, settings, arguments.toy)
+    return carry_out(arguments, FineTuning)
+
+
+def _tasks() -> list[str]:
+    from attn_reg_plugin.labelled import TASKS
+
+    return [f"{name:14}{task.kind.replace('_', ' ')}, {', '.join(task.metrics)}" for name, task in TASKS.items()]

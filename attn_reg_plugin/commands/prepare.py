@@ -6,7 +6,11 @@ import argparse
 
 from attn_reg_plugin import configuration
 from attn_reg_plugin.corpora.options import CORPORA
-from attn_reg_plugin.corpora.preparation import prepare
+
+EXAMPLES = (
+    "attn-reg prepare text --pair en-fr --source my_text --out data/en-fr",
+    "attn-reg prepare wmt16 --pair en-ro --source hub --out data/en-ro",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,6 +22,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Prepare the corpus: 0 once that is done."""
+    from attn_reg_plugin.corpora.preparation import prepare
+
     options, _ = CORPORA[arguments.corpus]
     prepare(configuration.from_arguments(options, arguments, f"prepare {arguments.corpus}"))
     return 0

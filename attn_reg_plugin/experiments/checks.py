@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import logging
 import threading
 import warnings
@@ -14,6 +15,8 @@ from attn_reg_plugin.experiments.runs import Run
 
 #: held while the process's streams are replaced: of two threads one would put back what the other has put in place
 _SILENT = threading.RLock()
+#: data and flags of a training -> its updates, which all seeds share
+_UPDATES: dict[tuple[str, str], int] = {}
 
 
 def check_runs(runs: Iterable[Run]) -> None:
@@ -24,17 +27,16 @@ def check_runs(runs: Iterable[Run]) -> None:
     """
     with _silence(io.StringIO()):  # fairseq opens the log as it is imported
         from attn_reg_plugin.tasks.dry_run import parse_command, try_training
-    tried = set()
+    tried: list[tuple[str, object]] = []
     for one in runs:
-        key = (one.method.name, one.train_flags)
+        key = (one.method, one.flags)
         if key in tried or one.finished():
             continue
-        tried.add(key)
+        tried.append(key)
         if "training" not in one.result():
-            _tried(lambda one=one: try_training(one.train_command()), one.method.title)
-        if one.subsets:
-            command = one.generate_command(one.subsets[0])
-            _tried(lambda command=command: parse_command(command, "generation"), one.method.title)
+            _tried(lambda one=one: try_training(one.train_command()), one.title)
+        for command, kind in one.further_commands() if one.measured else ():
+            _tried(lambda command=command, kind=kind: parse_command(command, kind), one.title)
 
 
 def updates_of(one: Run) -> int:
@@ -43,9 +45,16 @@ def updates_of(one: Run) -> int:
     Raises:
         ValueError: the command cannot work.
     """
+    key = (one.settings["data"], json.dumps(one.flags, default=str))
+    if key not in _UPDATES:
+        _UPDATES[key] = _counted(one)
+    return _UPDATES[key]
+
+
+def _counted(one: Run) -> int:
     with _silence(io.StringIO()):
         from attn_reg_plugin.tasks.dry_run import count_updates
-    return _tried(lambda: count_updates(one.train_command()), one.method.title)
+    return _tried(lambda: count_updates(one.train_command()), one.title)
 
 
 def _tried(function: Callable[[], Any], title: str) -> Any:

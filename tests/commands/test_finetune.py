@@ -1,4 +1,4 @@
-"""`attn-reg finetune`: its plan, what it refuses, the predictions that it keeps, its table."""
+"""`attn-reg finetune`: its plan, what it refuses, what a run is known by, the predictions that it keeps."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,52 +17,48 @@ import numpy as np
 import torch
 from fairseq import tasks
 
-from attn_reg_plugin import configuration
-from attn_reg_plugin.cli import build_parser, main
+from attn_reg_plugin.cli import main
 from attn_reg_plugin.experiments import trained as trained_module
 from attn_reg_plugin.experiments.checks import check_runs
-from attn_reg_plugin.experiments.differences import differences
-from attn_reg_plugin.experiments.fine_tuning import FineTuning, cells, summarize
-from attn_reg_plugin.experiments.labelled_runs import LabelledData, LabelledRun, best_figures
-from attn_reg_plugin.experiments.methods import Method, known_methods, select_methods
+from attn_reg_plugin.experiments.fine_tuning import FineTuning
+from attn_reg_plugin.experiments.methods import known_methods, select_methods
 from attn_reg_plugin.experiments.predicted import file_of, read_predictions, write_predictions
+from attn_reg_plugin.experiments.runs import Run
 from attn_reg_plugin.experiments.trained import Trained
-from attn_reg_plugin.experiments.training_log import TrainingLog
-from attn_reg_plugin.files import write_json
-from attn_reg_plugin.labelled import REGRESSION, TAGGING, LabelledTask, find_task, read_split
-from attn_reg_plugin.labelled.encoding import IGNORED
-from attn_reg_plugin.labelled.metrics import SCORES, SENTENCE_END, tag_codes
+from attn_reg_plugin.labelled import IGNORED, REGRESSION, TAGGING, LabelledTask, read_split
+from attn_reg_plugin.labelled.metrics import SENTENCE_END, tag_codes
 from attn_reg_plugin.tasks.dry_run import parse_command
 from attn_reg_plugin.tasks.fairseq_settings import FAIRSEQ_SETTINGS
-from tests.models.hf_folders import SIZES, TOYS, make_mnli
+from tests.commands.conftest import fine_tuning_of as parsed
+from tests.models.hf_folders import TOYS, make_encoder, make_mnli
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def parsed(*words: str) -> FineTuning:
-    arguments = build_parser("finetune").parse_args(["finetune", *words])
-    return configuration.from_arguments(FineTuning, arguments)
-
-
-def planned(*words: str, methods: str = "plain") -> list[LabelledRun]:
+def planned(*words: str, methods: str = "plain") -> list[Run]:
     return parsed(*words).plan(select_methods(methods))
+
+
+def said(run: Run) -> str:
+    """The command of a run's training, on a line."""
+    return " ".join(run.train_command())
 
 
 def test_the_plan(rte: list[str]) -> None:
     words = [*rte, "--seeds", "1,2", "--batch-size", "10", "--epochs", "2", "--", "--no-grouping"]
     runs = parsed(*words).plan(select_methods("plain,ad_drop", ["ad_drop=--ad-drop-p 0.1"]))
     assert [one.folder.name for one in runs] == ["plain-seed1", "ad_drop-seed1", "plain-seed2", "ad_drop-seed2"]
-    command = runs[1].train_command()
-    said = " ".join(command)
-    assert "--task attn_reg_text_classification --labelled rte --arch hf_encoder" in said
-    assert "--best-checkpoint-metric accuracy --maximize-best-checkpoint-metric" in said
-    assert "--total-num-update 10 " in said and " --no-grouping --attn-reg ad_drop " in said
-    assert said.endswith("--ad-drop-p 0.1")
-    assert runs[0].settings() != runs[2].settings() and str(rte[1]) not in json.dumps(runs[0].settings())
+    assert "--task attn_reg_text_classification --arch hf_encoder" in said(runs[1]) and "--labelled rte" in said(
+        runs[1]
+    )
+    assert "--best-checkpoint-metric accuracy --maximize-best-checkpoint-metric" in said(runs[1])
+    assert "--total-num-update 10 " in said(runs[1]) and " --no-grouping --attn-reg ad_drop " in said(runs[1])
+    assert runs[1].flags["ad-drop-p"] == "0.1" and runs[1].settings["labels"] == ["entailment", "not_entailment"]
+    assert (runs[0].method, runs[0].title, runs[0].metric) == ("plain", "plain", ("accuracy", True))
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "expected"),
     [
         ([], "--lr-scheduler polynomial_decay --warmup-updates 2 --total-num-update 30 "),
         (["--lr-scheduler", "fixed", "--warmup", "0"], "--lr-scheduler fixed --warmup-updates 0 --batch-size"),
@@ -73,7 +68,7 @@ def test_the_plan(rte: list[str]) -> None:
             ["--metric", "mcc"],
             "--best-checkpoint-metric mcc --maximize-best-checkpoint-metric --validation-metrics mcc,",
         ),
-        (["--metric", "loss"], "--best-checkpoint-metric loss --save-dir"),
+        (["--metric", "loss"], "--best-checkpoint-metric loss --optimizer"),
         (["--train-examples", "5"], "--total-num-update 10 .*--train-examples 5 --cpu"),
         (["--train-fraction", "0.25"], "--total-num-update 10 .*--train-fraction 0.25 --train-sample-seed 2"),
         (["--train-per-class", "9"], "--total-num-update 20 .*--train-per-class 9 --train-sample-seed 2"),
@@ -91,19 +86,39 @@ def test_the_plan(rte: list[str]) -> None:
         ),
     ],
 )
-def test_settings_become_flags_that_fairseq_takes(rte: list[str], words: list[str], said: str) -> None:
+def test_settings_become_flags_that_fairseq_takes(rte: list[str], words: list[str], expected: str) -> None:
     (run,) = planned(*rte, "--max-length", "40", "--seeds", "2", *words)
-    assert re.search(said, " ".join(run.train_command()))
+    assert re.search(expected, said(run))
     check_runs([run])
+
+
+def test_files_of_ones_own_are_described_by_flags(rte: list[str], tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    for name in ("train.csv", "valid.csv"):
+        rows = [f'"w{n} w1","w2, w3",{"yes" if n % 2 else "no"}' for n in range(6)]
+        (folder / name).write_text("\n".join(["title,body,answer", *rows]) + "\n", encoding="utf-8")
+    columns = ["--text-columns", "title,body", "--label-column", "answer"]
+    words = ["classification", str(folder), *rte[2:], "--max-length", "40", *columns]
+    (run,) = planned(*words)
+    assert "--text-columns title,body" in said(run) and "--labelled" not in said(run)
+    assert (run.settings["task"], run.settings["labels"]) == ("mine", ["no", "yes"])
+    check_runs([run])
+    for words, reason in (
+        ([*rte, *columns], "--: rte is a task with files of its own; leave --text-columns out"),
+        (["classification", "hub", *rte[2:], *columns], "classification is for files of your own, but DATA is hub"),
+        (["classification", str(folder), *rte[2:]], "--text-columns is missing"),
+        (["tagging", str(folder), *rte[2:]], "--file-format|has no training file|csv is not for tagging"),
+    ):
+        with pytest.raises(ValueError, match=reason.removeprefix("--: ")):
+            planned(*words)
 
 
 def test_every_seed_trains_on_examples_of_its_own(rte: list[str]) -> None:
     """As fairseq-train reads them: so many of every class, the same for every method."""
-    runs = parsed(*rte, "--max-length", "40", "--seeds", "1,2", "--train-per-class", "9").plan(
-        select_methods("plain,ad_drop")
-    )
     found = []
-    for run in runs:
+    words = [*rte, "--max-length", "40", "--seeds", "1,2", "--train-per-class", "9"]
+    for run in planned(*words, methods="plain,ad_drop"):
         args = parse_command(run.train_command(), "training")
         vars(args).update({f"attn_{name}": None for name, _ in FAIRSEQ_SETTINGS})  # which fairseq fills in later
         task = tasks.setup_task(args)
@@ -114,33 +129,25 @@ def test_every_seed_trains_on_examples_of_its_own(rte: list[str]) -> None:
     assert found[0] == found[1] != found[2] == found[3]
 
 
-def test_what_a_metric_chooses_is_a_setting_of_the_run(rte: list[str]) -> None:
-    (plain,), (same,), (other,) = (planned(*rte, *more) for more in ([], ["--metric", "accuracy"], ["--metric", "mcc"]))
-    assert plain.settings() == same.settings() and other.settings() == plain.settings() | {"metric": "mcc"}
-    assert (plain.metrics, other.metrics) == (("accuracy",), ("mcc", "accuracy"))
-
-
-@pytest.mark.parametrize(("devices", "said"), [(1, False), (2, True)])
+@pytest.mark.parametrize(("devices", "alone"), [(1, False), (2, True)])
 def test_updates_are_counted_for_one_process(
-    rte: list[str], devices: int, said: bool, monkeypatch: pytest.MonkeyPatch
+    rte: list[str], devices: int, alone: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: devices)
-    for words, expected in ((rte, False), ([word for word in rte if word != "--cpu"], said)):
+    for words, expected in ((rte, False), ([word for word in rte if word != "--cpu"], alone)):
         (run,) = planned(*words)
-        assert ("--distributed-world-size 1" in " ".join(run.train_command())) == expected
+        assert ("--distributed-world-size 1" in said(run)) == expected
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "reason"),
     [
-        (["--patience", "0"], "--patience is 0, but must be at least 1"),
         (["--patience", "few"], "--patience is 'few', but must be a whole number"),
-        (["--warmup", "1"], r"--warmup is 1.0, but must lie in \[0, 1\)"),
         *((["--lr", value], f"--lr is {value}, but must be above 0") for value in ("nan", "inf")),
-        *((["--weight-decay", value], f"--weight-decay is {value}, but must be") for value in ("nan", "inf")),
-        *((["--warmup", value], f"--warmup is {value}, but must lie") for value in ("nan", "inf")),
+        *((["--warmup", value], f"--warmup is {value}, but must lie") for value in ("nan", "1.0")),
         (["--methods", "magic"], "unknown method 'magic'; the methods are: plain, own_attention_dropout"),
+        (["--methods", "untuned"], "unknown method 'untuned'"),
         (["--seeds", "x"], "--seeds is .x., but must be a whole number, or several with commas"),
         (["--metric", "bleu"], "--metric: unknown metric 'bleu' of rte; the metrics are: accuracy, f1"),
         (["--held-out", "1"], r"--held-out is 1.0, but must lie in \[0, 1\)"),
@@ -149,59 +156,52 @@ def test_updates_are_counted_for_one_process(
         (["--", "--held-out=0.1"], "--train-flags has --held-out, which the setting held_out decides; give that"),
         (["--", "--best-checkpoint-metric", "loss"], "has --best-checkpoint-metric, which the setting metric decides"),
         *((["--", flag, "wnli"], f"has {flag}, which the setting task decides") for flag in ("--labelled", "--task")),
-        *((["--", flag, "x"], f"has {flag}, which the setting model decides") for flag in ("--hf-model", "--arch")),
+        *((["--", flag, "x"], f"has {flag}, which the setting model decides") for flag in ("--hf-model", "-a")),
         (["--", "--lr-scheduler", "cosine"], "has --lr-scheduler, which the setting lr_scheduler decides; give that"),
         (
             ["--method-flags", "plain=--shortcut 0.5"],
             "--method-flags: plain has --shortcut, which the setting shortcut decides; give that",
         ),
-        (["--label-noise", "-0.1"], r"--label-noise is -0.1, but must lie in \[0, 1\)"),
         (
             ["--shortcut", "0.5", "--shortcut-words", "w1"],
             "--shortcut-words has 1, but must have one for each of the 2",
         ),
-        (["--lr-scheduler", "steps"], "--lr-scheduler is 'steps', but must be one of linear, fixed, cosine, inverse"),
-        (["--train-fraction", "0"], r"--train-fraction is 0.0, but must lie in \(0, 1\]"),
         (
             ["--train-fraction", "0.5", "--train-per-class", "2"],
             "--train-fraction and --train-per-class cannot be given together",
         ),
     ],
 )
-def test_finetune_refuses(rte: list[str], words: list[str], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_finetune_refuses(rte: list[str], words: list[str], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
         parsed(*rte, *words).carry_out()
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "reason"),
     [
-        (
-            ["--max-length", "900"],
-            "inputs of 900 tokens were asked for, but the length must be at least 4 and at most 40",
-        ),
-        (["--max-length", "0"], "--max-length is 0, but must be at least 1"),
+        (["--max-length", "900"], "inputs of 900 tokens were asked for, but the length must be at least 4 and at most"),
         (["--model", "/nowhere/at/all"], "--hf-model: there is no folder /nowhere/at/all"),
         (["--shortcut", "0.5", "--shortcut-words", "w1,fishy"], "'fishy', which the model's tokenizer does not know"),
         (["--model", "{data}"], "neither a folder of a model nor a name"),
         (["--", "--nonsense"], "plain: unrecognized arguments: --nonsense"),
-        (["--", "--attn-sites", "encoder.self[9]"], "AD-DROP: --attn-sites 'encoder.self[9]'"),
-        (["--method-flags", "ad_drop=--ad-drop-q x"], "AD-DROP: argument --ad-drop-q: invalid"),
+        (["--", "--attn-sites", "encoder.self[9]"], "ad_drop: --attn-sites 'encoder.self[9]'"),
+        (["--method-flags", "ad_drop=--ad-drop-q x"], "ad_drop: argument --ad-drop-q: invalid"),
         (["--", "--dropout", "3"], "plain: --dropout is 3.0, but must be in [0, 1)"),
     ],
 )
 def test_what_cannot_work_is_said_before_anything_is_written(
-    rte: list[str], words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    rte: list[str], words: list[str], reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = [word.format(data=tmp_path / "data") for word in words]
     assert main(["finetune", *rte, "--max-length", "40", *words]) == 2
     error = capsys.readouterr().err
-    assert said in error and error.startswith("attn-reg finetune: ") and error.count("\n") == 1
+    assert reason in error and error.startswith("attn-reg finetune: ") and error.count("\n") == 1
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
-    ("break_it", "said"),
+    ("break_it", "reason"),
     [
         (lambda folder: (folder / "encoder" / "model.safetensors").unlink(), "encoder has no weights"),
         (lambda folder: (folder / "encoder" / "config.json").write_text("{"), "neither a folder of a model nor a name"),
@@ -210,79 +210,119 @@ def test_what_cannot_work_is_said_before_anything_is_written(
     ],
 )
 def test_a_folder_that_cannot_work_is_said_too(
-    rte: list[str], break_it: Any, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    rte: list[str], break_it: Any, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     break_it(tmp_path)
     assert main(["finetune", *rte, "--max-length", "40"]) == 2
-    assert said in capsys.readouterr().err and not (tmp_path / "out").exists()
+    assert reason in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 
 def test_what_can_work_is_let_through(rte: list[str]) -> None:
     check_runs(planned(*rte, "--max-length", "40", methods=",".join(known_methods(FineTuning.without))))
 
 
-def test_the_best_validation_is_that_of_the_chief_metric() -> None:
-    log = TrainingLog()
-    for epoch, (both, only) in enumerate([(70.0, 60.0), (75.0, 58.0), (75.0, 59.0), (74.0, 66.0)], start=1):
-        record = {
-            "epoch": epoch,
-            "valid_accuracy_f1": str(both),
-            "valid_accuracy": str(only),
-            "valid_loss": str(abs(only - 58) + 0.5),
-            "valid_num_updates": epoch,
-        }
-        log.add(f"x | valid | {json.dumps(record)}")
-    assert best_figures(log, ("loss", "accuracy")) == (2, {"loss": 0.5, "accuracy": 58.0})
-    assert best_figures(log, ("accuracy_f1", "accuracy")) == (3, {"accuracy_f1": 75.0, "accuracy": 59.0})
-    with pytest.raises(ValueError, match='no validation with "mcc"'):
-        best_figures(log, ("mcc",))
+# -- what a run is known by -------------------------------------------------------------------------------------------
 
 
-REST = {"epochs": 4, "best_epoch": 1, "seconds_per_epoch": None}
+def test_a_run_is_of_its_data_and_its_model(rte: list[str], tmp_path: Path) -> None:
+    (before,) = planned(*rte)
+    assert planned(*rte)[0].settings == before.settings
+    with (tmp_path / "data" / "dev.tsv").open("a", encoding="utf-8") as file:
+        file.write("21\tw1\tw2\tentailment\n")
+    (changed,) = planned(*rte)
+    make_encoder(tmp_path / "encoder", seed=2)
+    (again,) = planned(*rte)
+    assert before.settings["data"] != changed.settings["data"] == again.settings["data"]
+    models = [one.settings["files"]["hf-model"] for one in (before, changed, again)]
+    (tmp_path / "encoder" / "vocab.txt").write_text("other\n", encoding="utf-8")
+    models.append(planned(*rte)[0].settings["files"]["hf-model"])
+    assert models[0] == models[1] and len(set(models)) == 3
 
 
-def _run(method: Method, score: float, seconds: float | None, other: float | None = None) -> Any:
-    training = {"scores": {"accuracy": score}, "epochs": 4, "seconds_per_epoch": seconds}
-    result, figures = {"training": training}, {"valid": training["scores"]}
-    figures |= {} if other is None else {"valid1": {"accuracy": other}}
-    how = {"metrics": ("accuracy",), "figures": lambda: figures, "examples": dict}
-    return SimpleNamespace(method=method, seed=1, result=lambda: result, **how)
+def test_a_run_is_of_its_further_validation_set(rte: list[str], tmp_path: Path) -> None:
+    make_mnli(tmp_path / "mnli")
+    words = ["mnli", str(tmp_path / "mnli"), *rte[2:]]
+    (tmp_path / "mnli" / "dev_mismatched.tsv").rename(tmp_path / "further.tsv")
+    settings = [planned(*words)[0].settings]
+    text = (tmp_path / "further.tsv").read_text()
+    for content in (text, text.replace("w1", "w2")):
+        (tmp_path / "mnli" / "dev_mismatched.tsv").write_text(content)
+        settings.append(planned(*words)[0].settings)
+    assert [one["subsets"] for one in settings] == [["valid"], *[["valid", "valid1"]] * 2]
+    assert "further" not in settings[0] and settings[1]["further"] != settings[2]["further"]
 
 
-def test_the_table() -> None:
-    plain, other = Method("plain", "plain", ()), Method("ad_drop", "AD-DROP", ())
-    runs = [_run(plain, 60.0, 10.0), _run(other, 61.0, 15.0), _run(plain, 64.0, 14.0), _run(other, 67.0, 18.0)]
-    header, body = cells(summarize([plain, other], runs))
-    assert header == ["method", "accuracy", "epochs", "s/epoch", "time × plain", "seeds"]
-    assert body[0] == ["plain", "62.00 ± 2.83", "4.0", "12.0 ± 2.8", "1.00", "2"]
-    assert body[1][1:2] + body[1][4:] == ["64.00 ± 4.24", "1.38", "2"]
+def test_a_run_is_of_its_documents_labels(rte: list[str], tmp_path: Path) -> None:
+    """In a folder of documents their names say these."""
+    for part in ("train", "test"):
+        for name in ("neg/0.txt", "neg/1.txt", "pos/2.txt"):
+            (tmp_path / part / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / part / name).write_text(f"text {name}\n")
+    words = ["imdb", str(tmp_path), *rte[2:]]
+    before = planned(*words)[0].settings["data"]
+    (tmp_path / "train" / "neg" / "1.txt").rename(tmp_path / "train" / "pos" / "1.txt")
+    assert planned(*words)[0].settings["data"] != before
+
+
+def test_the_notes_say_how_many_examples_there_were(rte: list[str]) -> None:
+    settings = parsed(*rte, "--train-examples", "60")
+    assert settings.part_notes(48) == ["trained on all 48 examples; 60 were asked for"]
+    assert settings.part_notes(61) == settings.part_notes() == ["trained on 60 examples, drawn at random"]
+    assert parsed(*rte).part_notes(48) == []
+
+
+def test_updates_are_counted_with_the_flags_that_change_them(rte: list[str]) -> None:
+    """Of 48 examples in batches of 16, 10 epochs."""
+
+    def updates(*words: str) -> str:
+        return str(planned(*rte, *words)[0].flags["total-num-update"])
+
+    assert updates() == "30" and updates("--", "--update-freq", "2") == "20"
+    assert updates("--", "--max-sentences=8", "--max-epoch", "3") == "18" and updates("--", "--max-update", "7") == "7"
+    assert updates("--", "--max-epoch", "0", "--max-update", "70") == "70"
+    skipped = updates("--max-length", "40", "--", "--skip-remainder-batch")
+    assert skipped == "20", "fairseq leaves out the last batch of an epoch"
+    fives = ("--max-length", "5", "--", "--max-tokens", "20")  # four of these inputs
+    assert updates(*fives) == updates(*fives, "--batch-size=64") == "120"
+    assert updates(*fives, "--max-epoch", "0", "--max-update", "70") == "70"
+    for wrong in (["--update-freq", "2,2"], ["--batch-size", "0"], ["--max-epoch", "0"]):
+        with pytest.raises(ValueError, match=f"^{wrong[0]} is '?{wrong[1]}"):
+            updates("--", *wrong)
+
+
+def test_batches_are_counted_once_for_all_seeds(rte: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr("attn_reg_plugin.experiments.checks._counted", lambda one: asked.append(one.method) or 7)
+    runs = planned(*rte, "--seeds", "1,2", "--", "--max-tokens", "40", methods="plain,ad_drop")
+    assert asked == ["plain", "ad_drop"] and {one.flags["total-num-update"] for one in runs} == {7}
+
+
+def test_a_folder_that_fairseq_splits_is_refused(rte: list[str], tmp_path: Path) -> None:
+    (tmp_path / "data").rename(tmp_path / "da:ta")
+    with pytest.raises(ValueError, match=r"^DATA .*da:ta has ':', at which fairseq splits paths; give another folder$"):
+        planned(*(word.replace(str(tmp_path / "data"), str(tmp_path / "da:ta")) for word in rte))
+
+
+# -- predictions ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("trained", ["mnli", "stsb", "wnut17", "swag"], indirect=True)
 def test_predictions_are_kept_example_by_example(
     trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is read back are the logits' decisions, and gives their metrics."""
+    """They are the logits' decisions."""
     task = trained.labelled
     data = make_mnli(tmp_path / "data") if task.name == "mnli" else TOYS[task.name][0](tmp_path / "data")
     monkeypatch.setattr(trained_module, "load_trained", lambda run, cpu: trained)
-    source = LabelledData(str(data), task)
-    assert source.validations() == (("valid", "valid1") if task.name == "mnli" else ("valid",))
-    write_predictions(tmp_path, str(data), source.validations(), cpu=True)
-    run = LabelledRun(Method("plain", "plain", ()), 1, tmp_path, source, (), ())  # type: ignore[arg-type]
-    write_json(tmp_path / "result.json", {"training": {"scores": dict.fromkeys(task.metrics, 1.0), **REST}})
-    for subset, by_name in run.examples().items():
+    subsets = ["valid", "valid1"] if task.name == "mnli" else ["valid"]
+    write_predictions(tmp_path, str(data), subsets, cpu=True)
+    for subset in subsets:
         rows = trained.encode(read_split(task, data, subset))
-        both = decided(task, rows, trained.logits(rows))
-        assert [part.tolist() for part in read_predictions(file_of(tmp_path, subset), task)] == both
-        for name in task.metrics:
-            score = SCORES[task.kind][name](*map(np.array, both))
-            assert by_name[name].scores(np.ones((1, len(rows)), dtype=int)) == pytest.approx([score], abs=1e-6)
-            assert run.figures()[subset][name] == (1.0 if subset == "valid" else score)
-    assert run.finished()
+        found = read_predictions(file_of(tmp_path, subset), task.kind, task.labels or ())
+        assert [part.tolist() for part in found] == decided(task, rows, trained.logits(rows))
     file_of(tmp_path, "valid").write_text("prediction\tgold\nx\ty\n", encoding="utf-8")
     with pytest.raises(ValueError, match=r"valid\.tsv, line 2: 'x\\ty' isn't a prediction and its gold label"):
-        run.examples()
+        read_predictions(file_of(tmp_path, "valid"), task.kind, task.labels or ())
 
 
 def decided(task: LabelledTask, rows: Sequence[Any], logits: Sequence[torch.Tensor]) -> list[list[float]]:
@@ -299,30 +339,20 @@ def decided(task: LabelledTask, rows: Sequence[Any], logits: Sequence[torch.Tens
     return list(found)
 
 
-def test_mnli_has_both_validation_sets_in_its_table() -> None:
-    plain, other = Method("plain", "plain", ()), Method("ad_drop", "AD-DROP", ())
-    runs = [_run(plain, 60.0, 10.0, 55.0), _run(other, 61.0, 15.0, 57.0)]
-    header, body = cells(summarize([plain, other], runs, differences(runs)), find_task("mnli").more_valid)
-    assert header[1:5] == ["accuracy", "accuracy − plain", "accuracy mismatched", "accuracy mismatched − plain"]
-    assert body[1][1:5] == ["61.00", "+1.00", "57.00", "+2.00"]
-
-
 @pytest.mark.slow
 def test_a_comparison_from_beginning_to_end(rte: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     words = [*rte, "--methods", "plain,ad_drop", "--epochs", "2", "--lr", "0.003", "--max-length", "40"]
     assert parsed(*words).carry_out() == 0
+    assert "the same command goes on where it ended" in capsys.readouterr().out, "resuming is said at the start"
     first = (tmp_path / "out" / "results.md").read_text(encoding="utf-8")
-    assert "| plain |" in first and "| AD-DROP |" in first
-    assert {path.name for path in (tmp_path / "out" / "plain-seed1" / "checkpoints").glob("*.pt")} == {
-        "checkpoint_best.pt"
-    }
+    assert re.search(r"\| plain +\|", first) and re.search(r"\| ad_drop +\|", first), "as they were typed"
+    checkpoints = (tmp_path / "out" / "plain-seed1" / "checkpoints").glob("*.pt")
+    assert {path.name for path in checkpoints} == {"checkpoint_best.pt"}
     content = json.loads((tmp_path / "out" / "results.json").read_text(encoding="utf-8"))
     assert content["methods"][1]["differences"]["valid"]["accuracy"]["drawn"] == "examples"
     for run in parsed(*words).plan(select_methods("plain,ad_drop")):
-        ones = np.ones((1, SIZES["dev"]), dtype=int)
-        (score,) = run.examples()["valid"]["accuracy"].scores(ones)
-        assert score == pytest.approx(run.figures()["valid"]["accuracy"], abs=0.01), "as the training measured it"
-    capsys.readouterr()
+        predicted, gold = read_predictions(file_of(run.folder, "valid"), "classification", run.settings["labels"])
+        assert run.scores["valid"]["accuracy"] == pytest.approx(100 * (predicted == gold).mean(), abs=0.01)
     assert parsed(*words).carry_out() == 0
     assert capsys.readouterr().out.count("(was done)") == 2
     assert (tmp_path / "out" / "results.md").read_text(encoding="utf-8") == first

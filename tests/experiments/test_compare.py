@@ -17,11 +17,12 @@ from fairseq.criterions.cross_entropy import CrossEntropyCriterion
 from sacrebleu.metrics import CHRF
 
 from attn_reg_plugin import configuration
-from attn_reg_plugin.cli import build_parser, main
+from attn_reg_plugin.cli import _parsed, main
 from attn_reg_plugin.experiments import runs
 from attn_reg_plugin.experiments.checks import check_runs
+from attn_reg_plugin.experiments.data_folder import raw_lines
+from attn_reg_plugin.experiments.flags import words_of
 from attn_reg_plugin.experiments.methods import select_methods
-from attn_reg_plugin.experiments.recipe import Recipe
 from attn_reg_plugin.experiments.translation import TranslationComparison
 from attn_reg_plugin.tasks.dry_run import parse_command
 from attn_reg_plugin.tasks.fairseq_settings import FAIRSEQ_SETTINGS
@@ -37,22 +38,21 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def parsed(*words: str) -> TranslationComparison:
-    arguments = build_parser("compare").parse_args(["compare", *words])
-    return configuration.from_arguments(TranslationComparison, arguments)
+    return configuration.from_arguments(TranslationComparison, _parsed("compare", words))
 
 
 def test_flags_after_the_dashes_go_to_fairseq() -> None:
     settings = parsed("--out", "runs", "data", "--lr", "0.1", "--", "--lr", "0.2", "--fp16")
-    assert settings.lr == 0.1 and settings.own_flags == ["--lr", "0.2", "--fp16"]
+    assert settings.lr == 0.1 and settings.own_flags == {"lr": "0.2", "fp16": True}
     assert (settings.data, settings.out) == (Path("data"), Path("runs"))
-    assert parsed("data", "--out", "runs").own_flags == []
+    assert parsed("data", "--out", "runs").own_flags == {}
 
 
 def test_an_unknown_flag_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    for word in ("--nonsense", "--epoch"):
+    for word, nearest in (("--nonsense", ""), ("--epoch", "; did you mean --epochs?")):
         with pytest.raises(SystemExit):
             main(["compare", "data", "--out", "runs", word])
-        assert word in capsys.readouterr().err
+        assert f"unrecognized arguments: {word}{nearest}\n" in capsys.readouterr().err
 
 
 def test_seeds() -> None:
@@ -88,12 +88,9 @@ def test_a_bad_recipe_is_refused(words: list[str], said: str) -> None:
         parsed("data", "--out", "runs", *words)
 
 
-def test_the_default_course_of_the_learning_rate_is_as_ever() -> None:
-    said = " ".join(Recipe().optimization(pairs=100))
+def test_the_default_course_of_the_learning_rate() -> None:
+    said = " ".join(words_of(parsed("data", "--out", "runs")._optimization(None)))
     assert "--lr 0.0005 --lr-scheduler inverse_sqrt --warmup-updates 4000 --warmup-init-lr 1e-07 --max-tokens" in said
-    said = " ".join(Recipe(lr_scheduler="polynomial_decay", batch_size=16, epochs=3, warmup=5).optimization(pairs=33))
-    assert "--lr-scheduler polynomial_decay --warmup-updates 5 --max-tokens 4096" in said
-    assert said.endswith("--batch-size 16 --total-num-update 9 --distributed-world-size 1")
 
 
 def planned(corpus: Path, *words: str, methods: str = "plain") -> list[runs.Run]:
@@ -151,7 +148,8 @@ def test_a_warm_up_as_long_as_the_training_is_refused(corpus: Path) -> None:
     start = corpus.parent / "start.pt"
     start.touch()
     (untuned,) = planned(corpus, *linear, "--finetune-from-model", str(start), methods="untuned")
-    assert "--total-num-update 14 " in " ".join(untuned.train_flags), "its single update is no length of a training"
+    assert untuned.flags["total-num-update"] == 14, "its single update is no length of a training"
+    assert (untuned.flags["lr"], untuned.flags["max-update"]) == (0, 1)
 
 
 def set_up(run: runs.Run) -> Any:
@@ -185,7 +183,7 @@ def test_every_seed_trains_on_pairs_of_its_own(corpus: Path) -> None:
         assert len(task.dataset("valid")) == SIZES["valid"]
     assert found[0] == found[1] == found[2] == found[3] != found[4] == found[5] == found[6] == found[7]
     (fixed,), (other,) = (planned(corpus, "--seeds", seed, "--train-examples", "9") for seed in "12")
-    assert fixed.train_flags == other.train_flags, "so many are the same for every seed"
+    assert fixed.flags == other.flags, "so many are the same for every seed"
 
 
 def test_chrf_of_a_validation_set_is_sacrebleus(corpus: Path) -> None:
@@ -216,8 +214,43 @@ def test_chrf_of_a_validation_set_is_sacrebleus(corpus: Path) -> None:
 
 
 def test_embeddings_are_shared_as_the_dictionary_allows() -> None:
-    assert "--share-all-embeddings" in Recipe().sizes(joint_dictionary=True)
-    assert "--share-all-embeddings" not in Recipe().sizes(joint_dictionary=False)
+    settings = parsed("data", "--out", "runs")
+    assert "share-all-embeddings" in settings._sizes(joint_dictionary=True)
+    assert "share-all-embeddings" not in settings._sizes(joint_dictionary=False)
+
+
+@pytest.mark.parametrize(
+    ("data", "out", "said"), [("data", "my:runs", "--out my:runs"), ("da:ta", "runs", "DATA da:ta")]
+)
+def test_paths_that_fairseq_splits_are_refused(
+    data: str, out: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    empty_corpus(Path(data))
+    assert main(["compare", data, "--out", out]) == 2
+    assert f"{said} has ':', at which fairseq splits paths; give" in capsys.readouterr().err
+    assert not Path(out).exists()
+
+
+def test_pieces_that_would_not_be_joined_are_refused(tmp_path: Path) -> None:
+    """sentencepiece's way of joining takes the spaces out of other pieces, and BLEU is 0."""
+    dictionary = empty_corpus(tmp_path / "data") / "bin" / "dict.ro.txt"
+    dictionary.write_text("pi@@ 3\nsica 2\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=f"{dictionary} has none of sentencepiece's pieces"):
+        planned(tmp_path / "data")
+    (run,) = planned(tmp_path / "data", "--generate-flags=--post-process subword_nmt")
+    assert run.settings["generate"]["post-process"] == "subword_nmt"
+    (chosen,) = planned(tmp_path / "data", "--metric", "bleu", "--generate-flags=--remove-bpe")
+    assert chosen.flags["eval-bleu-remove-bpe"] == "subword_nmt", "checkpoints are chosen by words, too"
+
+
+def test_lines_are_split_at_newlines_only(tmp_path: Path) -> None:
+    """sacrebleu and fairseq count lines so; `splitlines` would give more."""
+    path = tmp_path / "text"
+    texts = {"a\u2028b\n\nc\x0bd\n": ["a\u2028b", "", "c\x0bd"], "a\n\n": ["a", ""], "": []}
+    for text, lines in texts.items():
+        path.write_text(text, encoding="utf-8", newline="\n")
+        assert raw_lines(path) == lines
 
 
 @pytest.mark.parametrize(
@@ -266,12 +299,12 @@ def test_an_interruption_is_said_without_a_traceback(
         (["--", "--update-freq", "x"], "plain: argument --update-freq: invalid"),
         (["--arch", "nothing"], "plain: argument --arch/-a: invalid choice: 'nothing'"),
         (["--generate-flags=--nonsense"], "plain: unrecognized arguments: --nonsense"),
-        (["--method-flags", "ad_drop=--ad-drop-p 2"], "AD-DROP: --attn-reg ad_drop: p is 2.0"),
-        (["--method-flags", "ad_drop=--attn-sites encoder.self[7]"], "AD-DROP: --attn-sites 'encoder.self[7]'"),
-        (["--method-flags", "ad_drop=--attn-reg magic"], "AD-DROP: --attn-reg is 'magic', but must be one of none"),
+        (["--method-flags", "ad_drop=--ad-drop-p 2"], "ad_drop: --attn-reg ad_drop: p is 2.0"),
+        (["--method-flags", "ad_drop=--attn-sites encoder.self[7]"], "ad_drop: --attn-sites 'encoder.self[7]'"),
+        (["--method-flags", "ad_drop=--attn-reg magic"], "ad_drop: --attn-reg is 'magic', but must be one of none"),
         (
             ["--method-flags", "ad_drop=--attn-reg scheduled_dropout --scheduled-dropout-schedule gone.yaml"],
-            "AD-DROP: --scheduled-dropout-schedule: the schedule file gone.yaml cannot be read",
+            "ad_drop: --scheduled-dropout-schedule: the schedule file gone.yaml cannot be read",
         ),
         (
             ["--", "--finetune-from-model", "gone.pt"],
@@ -298,17 +331,16 @@ def test_a_comparison_from_end_to_end(
     line += ["--jobs", "2", "--metric", "bleu", "--generate-flags", "--max-len-b 5", "--", "--lr", "0.01"]
     assert main(line) == 0
     printed = capsys.readouterr().out
-    assert "own attention dropout" in printed and "tok:13a" in printed
-    assert f"table: {out / 'results.md'}" in printed and f"learning curves: {out / 'curves.png'}" in printed
-    assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert "own_attention_dropout" in printed and "tok:13a" in printed and f"table: {out / 'results.md'}" in printed
+    assert "the same command goes on where it ended" in printed, "resuming is said at the start"
     content = json.loads((out / "results.json").read_text(encoding="utf-8"))
     assert [row["method"] for row in content["methods"]] == ["plain", "own_attention_dropout"]
-    assert content["methods"][0]["relative_time"] == 1.0 and content["loss"] == "nll_loss"
-    plain, other = (content["runs"][f"{name}-seed1"]["training"] for name in ("plain", "own_attention_dropout"))
-    assert plain["epochs"] == 2 and plain["seconds_per_epoch"] > 0
-    assert plain["best_valid_loss"] != other["best_valid_loss"], "the method's flags had no effect"
+    assert content["methods"][0]["relative_time"] == 1.0
+    plain, other = (content["runs"][f"{name}-seed1"] for name in ("plain", "own_attention_dropout"))
+    assert plain["training"]["epochs"] == 2 and plain["training"]["seconds_per_epoch"] > 0
+    assert plain["scores"]["valid"]["nll_loss"] != other["scores"]["valid"]["nll_loss"], "the flags had no effect"
     table = (out / "results.md").read_text(encoding="utf-8")
-    assert "| own attention dropout |" in table and "checkpoints chosen by the best bleu" in table
+    assert "| own_attention_dropout |" in table and "checkpoints chosen by the best bleu" in table
     assert set(content["methods"][1]["differences"]["test"]) == {"bleu", "chrf"}
     log = (out / "plain-seed1" / "train.log").read_text(encoding="utf-8")
     assert '"valid_bleu"' in log and "best_checkpoint_metric': 'bleu'" in log

@@ -15,14 +15,13 @@ pytest.importorskip("optuna")
 from omegaconf import OmegaConf
 
 from attn_reg_plugin.cli import main
-from attn_reg_plugin.commands.run import COMMAND_STEPS
-from attn_reg_plugin.experiments.each import EACH
+from attn_reg_plugin.commands.run import steps
 from attn_reg_plugin.experiments.fine_tuning import FineTuning
-from attn_reg_plugin.experiments.steps import plan
-from attn_reg_plugin.experiments.sweep_settings import Sweep
-from attn_reg_plugin.experiments.toy import toy_of
+from attn_reg_plugin.experiments.steps import EACH, plan
+from attn_reg_plugin.experiments.sweep.settings import Sweep
 from attn_reg_plugin.labelled import TASKS, find_task, read_split, with_labels
 from tests import test_readme
+from tests.experiments.toy import run_toy, toy_of, toy_steps
 from tests.experiments.toy_corpus import empty_corpus
 from tests.labelled.made_up import make_task
 
@@ -41,7 +40,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 def settings(name: str, *words: str) -> list[Any]:
     """The settings of each step."""
-    return [step.args[1] for step in plan(PAPERS / f"{name}.yaml", words, COMMAND_STEPS)]
+    return [step.settings for step in plan(PAPERS / f"{name}.yaml", words, steps())]
 
 
 def each_value(name: str) -> list[list[str]]:
@@ -56,8 +55,8 @@ def each_value(name: str) -> list[list[str]]:
 
 def run(name: str, tmp_path: Path, *words: str) -> None:
     """A configuration at toy size."""
-    out = ["--out", str(tmp_path / "runs")] if "out" in OmegaConf.load(PAPERS / f"{name}.yaml") else []
-    assert main(["run", str(PAPERS / f"{name}.yaml"), "--toy", *out, *words]) == 0
+    out = ["--out", str(tmp_path / "runs-toy")] if "out" in OmegaConf.load(PAPERS / f"{name}.yaml") else []
+    run_toy(PAPERS / f"{name}.yaml", *out, *words)
     assert not (tmp_path / "runs").exists(), "it stays aside"
 
 
@@ -89,9 +88,9 @@ def test_every_configuration_runs(name: str, words: list[str], tmp_path: Path) -
 
 def test_the_settings_of_ad_drop() -> None:
     (sweep,) = settings("ad_drop_table_1", "--task", "cola", "--model", "roberta-base")
-    space = {dimension.key: list(dimension.values) for dimension in sweep.dimensions}
+    space = {key: how["choices"] for key, (_, how) in sweep.choices.items()}
     assert space == {"lr": [1e-5, 2e-5, 3e-5], "batch_size": [16, 32, 64], "p": TENTHS, "q": TENTHS}
-    assert (sweep.base().lr_scheduler, sweep.base().patience) == ("fixed", 5)
+    assert (sweep.comparison().lr_scheduler, sweep.comparison().patience) == ("fixed", 5)
     (ner,) = settings("ad_drop_table_2_ner")
     assert ner.methods["ad_drop"] == {"p": 0.8, "q": 0.1} and "electra" in ner.model
     for pair, p, q in (("en-ro", 0.2, 0.2), ("tr-en", 0.6, 0.1)):
@@ -101,20 +100,11 @@ def test_the_settings_of_ad_drop() -> None:
         assert (compared.metric, compared.epochs, compared.lr, compared.lr_scheduler) == ("bleu", 5, 2e-5, "linear")
     assert all(one.seeds == (1, 2, 3, 4, 5) for one in settings("ad_drop_table_3"))
     assert {one.train_per_class for one in settings("ad_drop_table_5")} == {16, 64, 256}
-    tests = {(step.on, *map(str, step.run_folder)) for step in settings_of_commands("ad_drop_table_6")}
-    out = "runs/papers/ad_drop_table_6"
-    assert tests == {("hans", f"{out}/mnli"), ("paws-x", f"{out}/qqp")}, "all runs of each"
     for name, words in (("ad_drop_figure_4", []), ("ad_drop_figure_6", ["--task", "rte"])):
         (sweep,) = settings(name, *words)
-        space = {dimension.key: list(dimension.values) for dimension in sweep.dimensions}
+        space = {key: how["choices"] for key, (_, how) in sweep.choices.items()}
         assert space["p"] == space["q"] == TENTHS and not sweep.trials
         assert space.get("cross_tuning", ["epoch", "off"]) == ["epoch", "off"]
-
-
-def settings_of_commands(name: str) -> list[Any]:
-    """The arguments of the steps that are commands."""
-    steps = plan(PAPERS / f"{name}.yaml", [], COMMAND_STEPS)
-    return [step.args[1] for step in steps if hasattr(step.args[1], "on")]
 
 
 def test_the_settings_of_attend_out() -> None:
@@ -125,8 +115,8 @@ def test_the_settings_of_attend_out() -> None:
     for one in all_of:
         assert {method.name for method in one.selected()} == wanted
         assert one.max_length == (512 if one.task == "imdb" else 128)
-        by_name = {method.name: method.options for method in one.selected()}
-        assert by_name["layer_drop"]["p"] == by_name["attention_layer_drop"]["p"] == 0.2
+        by_name = {method.name: method for method in one.selected()}
+        assert by_name["layer_drop"].value("p") == by_name["attention_layer_drop"].value("p") == 0.2
     assert [one.task for one in settings("attend_out_scheduler")] == ["cola", "qnli", "swag"]
     (stand_in,) = settings("attend_out_tagging", "--task", "xpos")
     assert stand_in.data == "data/UD_English-EWT"
@@ -142,8 +132,8 @@ def test_all_rivals_are_compared_under_the_same_rules() -> None:
             "examples/papers/rivals*.yaml and README's table have the same methods"
         )
         assert "ad_drop+r_drop" in rows and None in rows and len(compared.seeds) == 5
-    options = {method.name: method.options for method in translators.selected()}
-    assert (options["ad_drop"]["p"], options["ad_drop"]["q"], options["r_drop_5"]["weight"]) == (0.6, 0.1, 5.0)
+    found = {method.name: method for method in translators.selected()}
+    assert (found["ad_drop"].value("p"), found["r_drop_5"].value("weight")) == (0.6, 5.0)
 
 
 # -- at toy size ------------------------------------------------------------------------------------------------------
@@ -162,11 +152,9 @@ def test_a_fine_tuning_at_toy_size(tmp_path: Path) -> None:
 def test_a_sweep_at_toy_size(tmp_path: Path) -> None:
     base = {"task": "rte", "data": "hub", "lr": 1e-4}
     toy = toy_of(Sweep(out=tmp_path / "o", finetune=base, space={"p": TENTHS, "q": TENTHS, "lr": [0.1, 0.2]}))
-    assert [len(dimension.values) for dimension in toy.dimensions] == [2, 2, 1]
-    assert len(toy.arms[0].slots) == len(toy.arms[1].slots) == 4 and toy.base().cpu
+    assert [len(how["choices"]) for _, how in toy.choices.values()] == [2, 2, 1] and toy.comparison().cpu
     drawn = toy_of(Sweep(out=tmp_path / "o", finetune=base, space={"p": TENTHS}, trials=50))
-    assert len(drawn.arms[0].slots) == 2 and drawn.out == tmp_path / "o-toy"
-    assert drawn.base().out == tmp_path / "o-toy"
+    assert drawn.trials == 2 and drawn.out == drawn.comparison().out == tmp_path / "o-toy"
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -182,25 +170,27 @@ def test_made_up_files_are_in_the_official_format(name: str, tmp_path: Path) -> 
         assert len(read_split(task, tmp_path, split)) == 20
 
 
-# -- each, and commands as steps --------------------------------------------------------------------------------------
+# -- each, commands and scripts as steps -------------------------------------------------------------------------------
 
 
 def test_each_is_every_combination(tmp_path: Path) -> None:
     empty_corpus(tmp_path / "d")
+    (tmp_path / "say.py").write_text("import sys; print(*sys.argv[1:]); sys.exit(len(sys.argv))")
     path = tmp_path / "c.yaml"
     path.write_text(
         "each: {a: [1, 2], b: [x, y]}\nout: o\n"
         "compare: {data: d, out: '${out}/${a}${b}'}\n"
-        "evaluate: {each: {seed: [1, 2]}, run_folder: '${out}/r-${b}-${seed}', on: hans, data: hub}\n"
+        "script say.py: {each: {seed: [1, 2]}, words: ['${out}/r-${b}-${seed}'], on: hans, fast: true}\n"
     )
-    found = [step.args[1] for step in plan(path, [], COMMAND_STEPS)]
+    found = [step.settings for step in plan(path, [], steps())]
     assert [str(one.out) for one in found[::3]] == ["o/1x", "o/1y", "o/2x", "o/2y"]
-    assert [str(*one.run_folder) for one in found[1:3] + found[4:6]] == ["o/r-x-1", "o/r-x-2", "o/r-y-1", "o/r-y-2"]
-    chosen = plan(path, ["--a", "2,7", "--b", "y"], COMMAND_STEPS)
-    assert [str(step.args[1].out) for step in chosen[::3]] == ["o/2y", "o/7y"]
-    toy = plan(path, ["--toy"], COMMAND_STEPS)
-    assert [type(step.args[1]).__name__ for step in toy] == ["TranslationComparison", "Namespace"]
-    assert str(toy[0].args[1].out) == "o-toy/1x" and toy[1].args[1].cpu
+    assert [one[1] for one in found[1:3] + found[4:6]] == ["o/r-x-1", "o/r-x-2", "o/r-y-1", "o/r-y-2"]
+    chosen = plan(path, ["--a", "2,7", "--b", "y"], steps())
+    assert [str(step.settings.out) for step in chosen[::3]] == ["o/2y", "o/7y"]
+    assert found[1] == [str(tmp_path / "say.py"), "o/r-x-1", "--on", "hans", "--fast"]
+    assert chosen[1].carry_out() == 5, "its exit status"
+    assert [step.section for step in toy_steps(path)] == ["compare", "script say.py"]
+    assert str(toy_steps(path)[0].settings.out) == "o-toy/1x"
 
 
 @pytest.mark.parametrize(
@@ -209,21 +199,16 @@ def test_each_is_every_combination(tmp_path: Path) -> None:
         ("each: {a: 1}\ncompare: {data: d, out: o}", "each is {'a': 1}, but must be a mapping of names to lists"),
         ("each: {a: []}\ncompare: {data: d, out: o}", "each is {'a': []}, but must be a mapping"),
         ("each: {a: [1]}\ncompare: {data: d, out: o}", "unknown key 'a': it is in no section"),
-        (
-            "evaluate: {run_folder: r, on: hans, dat: d}",
-            "evaluate: unknown setting 'dat'; the settings are: run_folder",
-        ),
-        ("evaluate: {run_folder: r, on: snli, data: d}", "evaluate: argument --on: invalid choice: 'snli'"),
-        ("evaluate: {run_folder: r, on: hans, data: d}", "evaluate: data: the data folder d does not exist"),
-        ("evaluate: {run_folder: r, on: hans, data: hub, batch_size: 0}", "argument --batch-size: it is '0', but must"),
-        (
-            "finetune: {task: rte, data: d, out: o}\nevaluate: {run_folder: o, on: paws-x, data: hub}",
-            "evaluate: on: the model's label 'entailment' means nothing in paws-x",
-        ),
-        ("evaluate: {on: hans, data: d}", "evaluate: the following arguments are required: RUN"),
+        ("report: {folder: r}", "report: unknown setting 'folder'; the settings are: "),
+        ("report curves: {knots: x}", "report curves: argument --knots: invalid int value: 'x'"),
+        ("report: {out: o}", "report: the following arguments are required: "),
+        ("export: {run_folder: '${gone}'}", "Interpolation key 'gone' not found"),
         ("bench: 5", "bench is 5, but must be a mapping of settings"),
-        ("report curves: {run_log: r}", "report curves: the following arguments are required: --out"),
-        ("probe: {run_folder: '${gone}'}", "Interpolation key 'gone' not found"),
+        ("script gone.py: {a: 1}", "script gone.py: there is no file"),
+        (
+            "lr: {a: 1}\ncompare: {data: d, out: o, lr: '${lr.a}'}",
+            "the mapping 'lr' above the sections has the name of",
+        ),
     ],
 )
 def test_refusals(content: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

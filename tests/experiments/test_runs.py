@@ -1,40 +1,37 @@
-"""Folders of runs: their settings, what is refused, how commands fail."""
+"""Folders of runs: their settings, what is refused, how commands fail, and how they are read."""
 
 from __future__ import annotations
 
 import fcntl
+import json
 import sys
-from contextlib import AbstractContextManager
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
+from threading import Event
+from typing import Any
 
 import pytest
 
 from attn_reg_plugin.experiments import runs
-from attn_reg_plugin.experiments.executing import RunError
-from attn_reg_plugin.experiments.methods import TASK, Method, known_methods, select_methods
-from attn_reg_plugin.experiments.runs import Run
+from attn_reg_plugin.experiments.comparison import digests_of_files
+from attn_reg_plugin.experiments.executing import RunError, at_a_time, execute
+from attn_reg_plugin.experiments.flags import named, parsed, words_of
+from attn_reg_plugin.experiments.runs import Run, frame, hold, read_run, read_runs
 from attn_reg_plugin.experiments.training_log import TrainingLog
+from attn_reg_plugin.experiments.translation import TranslationRun, read_hypotheses, score
 from attn_reg_plugin.files import lock_folder, write_json
+from tests.experiments.toy_corpus import empty_corpus
 
-TRAINING = {"epochs": 1, "best_valid_loss": 1.0, "loss": "loss", "best_epoch": 1, "seconds_per_epoch": None}
-
-
-class Data(SimpleNamespace):
-    """Stands for a DataFolder."""
-
-    def digest(self) -> str:
-        return self.content
-
-    def digest_of_references(self) -> str:
-        return f"references of {self.content}"
+TRAINING = {"epochs": 1, "best_epoch": 1, "seconds_per_epoch": None, "figures": {"loss": 1.0}}
 
 
-def run_in(folder: Path, *flags: str, seed: int = 1, content: str = "abc") -> Run:
-    data = Data(content=content, bin=Path("data/bin"), source="en", target="ro", subsets=("test",))
-    (method,) = select_methods(["plain"])
-    return Run(method, seed, folder, data, tuple(flags), ("--beam", "5"))  # type: ignore[arg-type]
+def run_in(folder: Path, flags: str = "", method: str = "plain", **settings: Any) -> TranslationRun:
+    found = parsed("--train-flags", flags)
+    about = {"kind": "translation", "task": "en-ro", "data": "abc", "method": method, "seed": 1, "subsets": ["test"]}
+    about |= {"generate": {"beam": 5}, "paths": {"data": "data/bin"}, "files": digests_of_files(found)}
+    return TranslationRun(folder, {**about, "flags": found, **settings})
 
 
 def begin(folder: Path) -> None:
@@ -43,103 +40,119 @@ def begin(folder: Path) -> None:
     (folder / "checkpoints" / "checkpoint_last.pt").touch()
 
 
-def test_the_same_settings_may_go_on(tmp_path: Path) -> None:
-    run_in(tmp_path / "r", "--lr", "0.1").claim()
-    before = {path.name: path.read_bytes() for path in (tmp_path / "r").iterdir()}
-    run_in(tmp_path / "r", "--lr", "0.1").claim()
-    assert before and before == {path.name: path.read_bytes() for path in (tmp_path / "r").iterdir()}
+# -- flags ------------------------------------------------------------------------------------------------------------
+
+
+def test_texts_become_flags_and_flags_words() -> None:
+    text = "--lr=0.1 --adam-betas '(0.9, 0.98)' --fp16 -a small --lr 0.2 --langs en ro"
+    found = parsed("--train-flags", text)
+    assert found == {"lr": "0.2", "adam-betas": "(0.9, 0.98)", "fp16": True, "-a": "small", "langs": ["en", "ro"]}
+    words = ["--lr", "0.2", "--adam-betas", "(0.9, 0.98)", "--fp16", "-a", "small", "--langs", "en", "ro"]
+    assert words_of(found) == words
+    assert words_of(named(max_epoch=3, cpu=True, fp16=False, seed=None, lr=5e-05)) == words_of(
+        {"max-epoch": 3, "cpu": True, "lr": "5e-05"}
+    )
+    for text, said in {
+        "--x 'y": "a quote is not closed",
+        "a\\": "it ends in a backslash",
+        "x": "'x' follows no flag",
+    }.items():
+        with pytest.raises(ValueError, match=f"--train-flags .*: {said}"):
+            parsed("--train-flags", text)
+
+
+# -- claims -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "other",
     [
-        "--attn-reg ad_drop --lr 0.1",
+        "--lr 0.1 --attn-reg ad_drop --ad-drop-p 0.3",
+        "--attn-reg ad_drop --ad-drop-p=0.3 --lr 0.1",
         "--lr 0.1 --attn-reg ad_drop --ad-drop-p 0.3 --attn-sites encoder.self",
         "--lr 0.2 --attn-reg ad_drop --ad-drop-p 0.7 --ad-drop-p 0.3 --lr 0.1",
     ],
 )
 def test_flags_that_mean_the_same_are_the_same_settings(tmp_path: Path, other: str) -> None:
-    """Their order, a flag given twice and a method's defaults make no difference."""
-    run_in(tmp_path / "r", "--lr", "0.1", "--attn-reg", "ad_drop", "--ad-drop-p", "0.3").claim()
-    begin(tmp_path / "r")
-    run_in(tmp_path / "r", *other.split()).claim()
+    """Their order, a flag given twice and a method's defaults make no difference; nor does where data and run lie."""
+    run_in(tmp_path / "a", "--lr 0.1 --attn-reg ad_drop --ad-drop-p 0.3").claim()
+    folder = (tmp_path / "a").rename(tmp_path / "r")
+    begin(folder)
+    before = (folder / "run.json").read_bytes()
+    run_in(folder, other, title="another", paths={"data": "elsewhere/bin"}).claim()
+    assert (folder / "run.json").read_bytes() == before
     with pytest.raises(RunError, match=r"--ad-drop-q: 0\.3 there, 0\.4 asked for"):
-        run_in(tmp_path / "r", *other.split(), "--ad-drop-q", "0.4").claim()
+        run_in(folder, f"{other} --ad-drop-q 0.4").claim()
 
 
 @pytest.mark.parametrize(
     ("other", "said"),
     [
-        ({"flags": ["--lr", "0.2", "--fp16"]}, r"--lr: 0\.1 there, 0\.2 asked for; --fp16: absent there, given"),
-        ({"flags": ["--lr", "0.1"], "content": "xyz"}, "data: abc there, xyz asked for"),
-        ({"flags": ["--lr", "0.1"], "seed": 2}, "seed: 1 there, 2 asked for"),
+        ({"flags": "--lr 0.2 --fp16"}, r"--lr: 0\.1 there, 0\.2 asked for; --fp16: absent there, true asked for"),
+        ({"flags": "--lr 0.1", "data": "xyz"}, "data: abc there, xyz asked for"),
+        ({"flags": "--lr 0.1", "seed": 2}, "seed: 1 there, 2 asked for"),
     ],
 )
 def test_other_settings_are_refused_by_name(tmp_path: Path, other: dict, said: str) -> None:
-    run_in(tmp_path / "r", "--lr", "0.1").claim()
+    run_in(tmp_path / "r", "--lr 0.1").claim()
     begin(tmp_path / "r")
     with pytest.raises(RunError, match=said) as caught:
-        run_in(tmp_path / "r", *other["flags"], **{name: other[name] for name in other if name != "flags"}).claim()
+        run_in(tmp_path / "r", **other).claim()
     assert "give another --out, or delete that folder" in str(caught.value)
 
 
 def test_a_failed_start_gives_way_to_the_corrected_command(tmp_path: Path) -> None:
     """Its log is kept aside, so that no figure of it is taken for one of the new training."""
-    run_in(tmp_path / "r", "--lr", "0.1", "--nonsense").claim()
+    run_in(tmp_path / "r", "--lr 0.1 --nonsense").claim()
     (tmp_path / "r" / "checkpoints").mkdir()
     (tmp_path / "r" / "train.log").write_text("unrecognized arguments: --nonsense")
-    corrected = run_in(tmp_path / "r", "--lr", "0.1")
+    corrected = run_in(tmp_path / "r", "--lr 0.1")
+    with lock_folder(tmp_path / "r"), pytest.raises(RunError, match=r"still working in .*r \(process \d+ on .*\)"):
+        corrected.claim()
     corrected.claim()
-    assert runs.read_json(tmp_path / "r" / "run.json") == corrected.settings()
+    assert json.loads((tmp_path / "r" / "run.json").read_text()) == corrected.settings
     assert not (tmp_path / "r" / "train.log").exists() and (tmp_path / "r" / "train.failed.log").exists()
 
 
-def test_a_folder_of_an_earlier_name_goes_on_under_the_present_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """If its settings are the same: the row that earlier versions called `attention_dropout` sets fairseq's flag."""
-    (own,) = select_methods({"own_attention_dropout": {"flags": "--attention-dropout 0.15"}})
-    (method,) = select_methods(["attention_dropout"])
-    data = run_in(tmp_path).data
-
-    def run_of(one: Method, folder: str = "") -> Run:
-        return Run(one, 1, tmp_path / (folder or f"{one.name}-seed1"), data, one.flags, ())
-
-    earlier = "--attn-reg none --attention-dropout 0.3 --attention-dropout 0.15"
-    Run(own, 1, tmp_path / "attention_dropout-seed1", data, tuple(earlier.split()), ()).claim()
-    begin(tmp_path / "attention_dropout-seed1")
-    with pytest.raises(RunError, match=r"earlier versions called attention_dropout is own_attention_dropout\); give"):
-        run_of(method).claim()
-    with lock_folder(tmp_path / "attention_dropout-seed1"), pytest.raises(RunError, match="still working in"):
-        run_of(own, "own_attention_dropout-seed1").claim()
-    (other,) = select_methods(["own_attention_dropout"])
-    run_of(other, "trial-001").claim()
-    assert (tmp_path / "attention_dropout-seed1").is_dir(), "neither other settings nor another kind of folder"
-    with monkeypatch.context() as patch:  # another process renames the folder when this one has read it
-        hold, before = runs.hold, tmp_path / "attention_dropout-seed1"
-
-        def renamed(folder: Path) -> AbstractContextManager[int]:
-            if folder == before and before.exists():
-                before.rename(run_of(own).folder)
-            return hold(folder)
-
-        patch.setattr(runs, "hold", renamed)
-        run_of(own).claim()
-    assert (run_of(own).folder / "checkpoints").is_dir()
-    run_of(own).folder.rename(before)
-    run_of(own).claim()
-    assert not (tmp_path / "attention_dropout-seed1").exists()
-    assert (tmp_path / "own_attention_dropout-seed1" / "checkpoints" / "checkpoint_last.pt").is_file()
-    run_of(method).claim()
-    run_of(own).claim()
-    assert {path.name for path in tmp_path.glob("*seed1")} == {f"{one.name}-seed1" for one in (own, method)}
+@pytest.mark.parametrize("flag", ["--finetune-from-model", "--restore-file"])
+def test_another_model_to_start_from_is_another_setting(tmp_path: Path, flag: str) -> None:
+    """Wherever it lies; where it is gone, its path is compared."""
+    start, folder = tmp_path / "base.pt", tmp_path / "r"
+    start.write_text("a")
+    run_in(folder, f"{flag} {start}").claim()
+    begin(folder)
+    start.write_text("longer")
+    with pytest.raises(RunError, match=rf"{flag}: [0-9a-f]{{16}} there, [0-9a-f]{{16}} asked for"):
+        run_in(folder, f"{flag} {start}").claim()
+    start.write_text("a")
+    moved = start.rename(tmp_path / "moved.pt")
+    run_in(folder, f"{flag} {moved}").claim()
+    run_in(folder, f"{flag} {start}").claim()
+    with pytest.raises(RunError, match=rf"{flag}: .*base.pt there, .*gone.pt asked for"):
+        run_in(folder, f"{flag} {tmp_path / 'gone.pt'}").claim()
+    other = {"--finetune-from-model": "--restore-file", "--restore-file": "--finetune-from-model"}[flag]
+    with pytest.raises(RunError, match=f"{flag}: .*base.pt there, absent asked for"):
+        run_in(folder, f"{other} {moved}").claim()
 
 
-def test_a_start_that_another_process_is_making_does_not_give_way(tmp_path: Path) -> None:
-    run_in(tmp_path / "r", "--lr", "0.1").claim()
-    with lock_folder(tmp_path / "r"), pytest.raises(RunError, match=r"still working in .*r \(process \d+ on .*\)"):
-        run_in(tmp_path / "r", "--lr", "0.2").claim()
-    assert "0.1" in (tmp_path / "r" / "run.json").read_text()
+def test_another_schedule_in_the_same_file_is_another_setting(tmp_path: Path) -> None:
+    """Comments and places make no difference."""
+    file, folder = tmp_path / "learned.yaml", tmp_path / "r"
+    regularized = "--attn-reg scheduled_dropout --scheduled-dropout-schedule"
+    file.write_text("drop encoder.self: {0: 0.6, 1000: 0.1}\n")
+    run_in(folder, f"{regularized} {file}").claim()
+    begin(folder)
+    file.write_text("drop encoder.self: {0: 0.0, 1000: 0.1}\n")
+    with pytest.raises(RunError, match=r"schedule: drop .*: \{0: 0\.6, 1000: 0\.1\} there, drop .*: \{0: 0, 1000"):
+        run_in(folder, f"{regularized} {file}").claim()
+    with pytest.raises(RunError, match=r"--scheduled-dropout-schedule: .*yaml there, drop decoder: 0:0\.1 asked for"):
+        run_in(folder, f"{regularized} 'drop decoder: 0:0.1'").claim()
+    moved = file.rename(tmp_path / "moved.yaml")
+    moved.write_text("# slower\ndrop encoder.self: {0: 0.6, 1000: 0.1}\n")
+    run_in(folder, f"{regularized} {moved}").claim()
+    assert not digests_of_files({"attn-reg": "none", "scheduled-dropout-schedule": str(moved)})
+    moved.write_text("nonsense")
+    assert not run_in(folder, f"{regularized} {moved}").settings["files"], "the try of the command refuses it"
 
 
 @pytest.mark.parametrize("name", ["run.json", "result.json"])
@@ -169,142 +182,212 @@ def test_files_of_a_run_that_are_none_are_named(tmp_path: Path, name: str, conte
     assert content is None or (tmp_path / name).read_bytes() == content.encode(errors="surrogateescape")
 
 
-def test_flags_that_nobody_wrote_are_shown_as_they_are(tmp_path: Path) -> None:
-    write_json(tmp_path / "run.json", {"flags": "--lr '0.1"})
-    begin(tmp_path)
-    with pytest.raises(RunError, match=r"--lr: '0\.1 there, 0\.2 asked for"):
-        run_in(tmp_path, "--lr", "0.2").claim()
+# -- carrying out -----------------------------------------------------------------------------------------------------
 
 
-def test_moving_the_folders_changes_nothing(tmp_path: Path) -> None:
-    first, second = run_in(tmp_path / "a"), run_in(tmp_path / "b")
-    second.data.bin = Path("elsewhere/bin")  # type: ignore[misc]
-    assert first.settings() == second.settings()
-
-
-def test_a_run_is_finished_when_trained_and_translated_with_these_flags(tmp_path: Path) -> None:
+def test_a_run_is_finished_when_trained_and_translated_with_these_flags(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "execute", lambda *_, **__: pytest.fail("a finished run starts no command"))
     run = run_in(tmp_path)
     assert not run.finished()
     write_json(tmp_path / "result.json", {"training": TRAINING})
-    assert not run.finished()
-    write_json(tmp_path / "result.json", {"training": TRAINING, "translation": {"flags": "--beam 5", "scores": {}}})
+    assert not run.finished() and replace(run, measured=False).finished(), "of a trial no test set is looked at"
+    write_json(tmp_path / "result.json", {"training": TRAINING, "scores": {}, "generation": {"beam": 5}})
     assert run.finished()
-    assert not replace(run, generate_flags=("--beam", "4")).finished()
-    flags = "--bpe opus_mt --opus-mt-folder a/opus_mt --min-len 0"
-    write_json(tmp_path / "result.json", {"training": TRAINING, "translation": {"flags": flags, "scores": {}}})
-    assert replace(run, generate_flags=tuple(flags.replace(" a/", " b/").split())).finished(), "the data were moved"
+    run.carry_out(lambda log: None)
+    moved = {"beam": 5, "opus-mt-folder": "the data were moved"}
+    assert replace(run, settings={**run.settings, "generate": moved}).finished()
+    assert not replace(run, settings={**run.settings, "generate": {"beam": 4}}).finished()
 
 
-def test_a_finished_run_starts_no_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_a_training_that_ended_is_not_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interrupted: bool
+) -> None:
+    """It may have been patience that ended it: killed before its result is written, it would train on."""
+    (tmp_path / "checkpoints").mkdir()
+    for name in ("last", "best"):
+        (tmp_path / "checkpoints" / f"checkpoint_{name}.pt").touch()
+    records = [{"epoch": 1, "valid_loss": "0.5", "valid_num_updates": 7}, {"epoch": 1, "train_train_wall": "3"}]
+    lines = [*map(json.dumps, records), "INFO:fairseq_cli.train:done training in 9.5 seconds"]
+    lines += [json.dumps({"epoch": 2, "update": 1.5})] * interrupted
+    (tmp_path / "train.log").write_text("".join(f"x | {line}\n" for line in lines), encoding="utf-8")
     started = []
-    monkeypatch.setattr(runs, "execute", lambda command, *_: started.append(command))
-    write_json(tmp_path / "result.json", {"training": TRAINING, "translation": {"flags": "--beam 5", "scores": {}}})
-    run_in(tmp_path).carry_out(lambda log: None)
-    assert started == []
+    monkeypatch.setattr(runs, "execute", lambda command, *rest: started.append(command))
+    run = replace(run_in(tmp_path), measured=False)
+    run.carry_out(lambda log: None)
+    assert run.result()["training"]["figures"]["loss"] == 0.5 and len(started) == interrupted
 
 
-def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
-    with (tmp_path / "lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        with pytest.raises(RunError, match="another process is still working in"):
-            run_in(tmp_path).carry_out(lambda log: None)
+def test_every_test_set_is_translated_and_scored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = empty_corpus(tmp_path / "data")
+    for subset in ("test", "test1"):
+        (data / "raw" / f"{subset}.ro").write_text("test x y z\nb c d e\n")
+
+    def translate(command: list[str], path: Path, *_: object) -> None:
+        folder = Path(command[command.index("--results-path") + 1])
+        folder.mkdir(exist_ok=True)
+        subset = command[command.index("--gen-subset") + 1]
+        second = "b c d e" if subset == "test" else "test1 x y z"
+        (folder / f"generate-{subset}.txt").write_text(f"D-1\t0\t{second}\nD-0\t0\t{subset} x y z\n", "utf-8")
+
+    monkeypatch.setattr(runs, "execute", translate)
+    flags = {"source-lang": "en", "target-lang": "ro"}
+    run = run_in(tmp_path / "r", flags=words_of_text(flags), subsets=["test", "test1"], paths={"data": f"{data}/bin"})
+    run.claim()
+    (run.folder / "train.log").write_text(json.dumps({"epoch": 1, "valid_num_updates": "3", "valid_loss": "2.5"}))
+    found = run.measure(0)
+    assert found["scores"]["test"]["bleu"] == pytest.approx(100) and found["scores"]["test1"]["bleu"] < 90
+    assert found["scores"]["valid"] == {"loss": 2.5} and found["constant"] == ["test1"], "one sentence for all"
+    texts = {path.name: path.read_text() for path in (run.folder / "translations").glob("test1.*")}
+    assert texts == {"test1.ro": "test1 x y z\n" * 2, "test1.references.ro": "test x y z\nb c d e\n"}
 
 
-def _execute(tmp_path: Path, code: str, seen: list[float]) -> None:
-    with runs.hold(tmp_path) as lock:
-        command = [sys.executable, "-c", code]
-        runs.execute(command, tmp_path / "log", "training of x", lock, lambda log: seen.append(log.position))
+def words_of_text(flags: dict[str, str]) -> str:
+    return " ".join(words_of(flags))
+
+
+def test_the_commands(tmp_path: Path) -> None:
+    run = run_in(tmp_path, "--lr 0.1 --source-lang en --target-lang ro --required-batch-size-multiple 1", seed=7)
+    train, (generate, kind) = run.train_command(), run.further_commands()[0]
+    for command in (train, generate):
+        assert command[command.index("--user-dir") + 1] == str(runs.USER_DIR) and command[3] == "data/bin"
+        assert command[command.index("--required-batch-size-multiple") + 1] == "1"
+    assert train[train.index("--seed") + 1] == "7" and train[train.index("--lr") + 1] == "0.1"
+    assert generate[generate.index("--gen-subset") + 1] == "test" and generate[-2:] == ["--beam", "5"]
+    assert kind == "generation"
+
+
+OUTPUT = (
+    "2026-01-01 00:00:00 | INFO | fairseq_cli.generate | loading model(s)\n"
+    "S-2\tthe rain\nT-2\tploaia\nH-2\t-0.5\t▁ploa ia\nD-2\t-0.5\tploaia\nP-2\t-0.1 -0.9\n"
+    "H-0\t-inf\t\nD-0\t-inf\t\nP-0\t-inf\n"
+    "D-1\t-0.2\ta\u2028b c\nD-1\t-0.9\tsecond best\n"
+    "Generate test with beam=5: BLEU4 = 0.00\n"
+)
+
+
+def test_hypotheses_come_in_the_order_of_the_corpus(tmp_path: Path) -> None:
+    """Ids out of order, an empty translation, a line separator within one, an n-best list; all, and no more."""
+    path = tmp_path / "generate-test.txt"
+    path.write_text(OUTPUT, encoding="utf-8", newline="\n")
+    assert read_hypotheses(path, 3) == ["", "a\u2028b c", "ploaia"]
+    with pytest.raises(ValueError, match=r"holds 3 translations of 5; the first missing is 3"):
+        read_hypotheses(path, 5)
+    with pytest.raises(ValueError, match=r"holds 3 translations, but there are 2 references"):
+        read_hypotheses(path, 2)
+
+
+def test_scores_are_those_of_sacrebleu_with_signatures() -> None:
+    references = ["the cat sat on the mat .", "a dog barked at the old tree"]
+    same, signatures = score(references, references)
+    assert same == {"bleu": pytest.approx(100), "chrf": pytest.approx(100)}
+    assert "BLEU " in signatures[0] and "tok:13a" in signatures[0] and "nc:6" in signatures[1]
+    swapped, _ = score(references[::-1], references)
+    assert swapped["bleu"] < 10 and swapped["chrf"] < 50
+    with pytest.raises(ValueError, match="1 translations cannot be scored on 2 references"):
+        score(["a"], ["a", "b"])
+
+
+def _execute(folder: Path, code: str, seen: list[float], **how: Any) -> None:
+    with hold(folder) as lock:
+        watch = lambda log: seen.append(log.position)  # noqa: E731
+        execute([sys.executable, "-c", code], folder / "log", "training of x", lock, watch, **how)
 
 
 def test_a_failing_command_gives_its_last_lines(tmp_path: Path) -> None:
     code = "import sys; [print(f'line {n}') for n in range(50)]; print('the reason', file=sys.stderr); sys.exit(3)"
     with pytest.raises(RunError, match="the training of x ended with exit status 3; its log is") as caught:
         _execute(tmp_path, code, [])
-    assert "the reason" in caught.value.tail and "line 49" in caught.value.tail
-    assert "line 5\n" not in caught.value.tail
+    assert "the reason" in caught.value.tail and "line 49" in caught.value.tail and "line 5\n" not in caught.value.tail
 
 
 def test_a_growing_log_is_followed_and_kept(tmp_path: Path) -> None:
-    """What an earlier process wrote stays in the file, and is not taken for the position of this one."""
+    """The lines of an earlier process stay in the file, and are not taken for the position of this one."""
     (tmp_path / "log").write_text('old {"epoch": 9, "update": 8.5}\n', encoding="utf-8")
     seen: list[float] = []
     _execute(tmp_path, "print('no record')", seen)
     assert seen[-1] == 0
     _execute(tmp_path, """print('new {"epoch": 1, "update": 0.5}')""", seen)
-    assert seen[-1] == 0.5
-    assert (tmp_path / "log").read_text(encoding="utf-8").startswith("old")
+    assert seen[-1] == 0.5 and (tmp_path / "log").read_text(encoding="utf-8").startswith("old")
 
 
-def test_an_interrupted_comparison_ends_its_command(tmp_path: Path) -> None:
+def test_an_interruption_and_a_stop_end_the_command(tmp_path: Path) -> None:
+    """After which it holds the lock no longer."""
+
     def interrupt(log: TrainingLog) -> None:
         raise KeyboardInterrupt
 
-    code = "import time; print('{}', flush=True); time.sleep(60)"
-    with runs.hold(tmp_path) as lock, pytest.raises(KeyboardInterrupt):
-        runs.execute([sys.executable, "-c", code], tmp_path / "log", "x", lock, interrupt)
-    with runs.hold(tmp_path):
-        pass  # the command holds the lock no longer
+    sleeping = "import os, time; print(os.environ['OMP_NUM_THREADS'], flush=True); time.sleep(60)"
+    with hold(tmp_path) as lock, pytest.raises(KeyboardInterrupt):
+        execute([sys.executable, "-c", sleeping], tmp_path / "log", "x", lock, interrupt, threads=3)
+    stop = Event()
+    threading.Timer(1.0, stop.set).start()
+    with pytest.raises(RunError, match="the training of x was stopped; the same command continues it"):
+        _execute(tmp_path, sleeping, [], stop=stop, threads=3)
+    assert (tmp_path / "log").read_text(encoding="utf-8") == "3\n3\n"
+    with (tmp_path / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(RunError, match="another process is still working in"):
+            run_in(tmp_path).carry_out(lambda log: None)
 
 
-def test_every_test_set_is_translated_and_scored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def translate(command: list[str], path: Path, what: str, lock: int, **_: object) -> None:
-        folder = Path(command[command.index("--results-path") + 1])
-        folder.mkdir(exist_ok=True)
-        subset = command[command.index("--gen-subset") + 1]
-        (folder / f"generate-{subset}.txt").write_text(f"D-1\t0\tb c d e\nD-0\t0\t{subset} x y z\n", "utf-8")
+@pytest.mark.parametrize("jobs", [1, 2, 5])
+def test_every_task_is_called_and_no_more_than_jobs_at_a_time(jobs: int) -> None:
+    running, most, done = [], [], []
 
-    monkeypatch.setattr(runs, "execute", translate)
-    run = run_in(tmp_path)
-    run.data.subsets = ("test", "test1")  # type: ignore[misc]
-    run.data.references = lambda subset: ["test x y z", "b c d e"]  # type: ignore[misc]
-    scores = run._translate(0)["scores"]
-    assert scores["test"]["bleu"] == pytest.approx(100) and scores["test1"]["bleu"] < 90
-    assert (tmp_path / "translations" / "test1.ro").read_text(encoding="utf-8") == "test1 x y z\nb c d e\n"
+    def work(number: int) -> None:
+        running.append(number)
+        most.append(len(running))
+        time.sleep(0.02)
+        running.remove(number)
+        done.append(number)
 
-
-def test_the_commands(tmp_path: Path) -> None:
-    run = run_in(tmp_path, "--lr", "0.1", seed=7)
-    train, generate = run.train_command(), run.generate_command("test1")
-    for command in (train, generate):
-        assert command[command.index("--user-dir") + 1] == str(runs.USER_DIR)
-        assert command[command.index("--required-batch-size-multiple") + 1] == "1"
-    assert train[train.index("--seed") + 1] == "7" and train[-2:] == ["--lr", "0.1"]
-    assert generate[generate.index("--gen-subset") + 1] == "test1"
+    at_a_time([lambda stop, number=number: work(number) for number in range(4)], jobs)
+    assert sorted(done) == [0, 1, 2, 3] and max(most) == min(jobs, 4)
 
 
-def test_methods_and_their_overrides() -> None:
-    plain, other = select_methods(["plain", "ad_drop"], ["ad_drop=--ad-drop-p 0.1 --attn-sites 'a b'"])
-    assert plain.flags == ("--attn-reg", "none")
-    assert other.flags[-4:] == ("--ad-drop-p", "0.1", "--attn-sites", "a b")
-    assert other.title == known_methods()["ad_drop"].title
+def test_the_first_failure_stops_the_others_and_is_raised() -> None:
+    stopped, late = [], []
+
+    def fail(stop: Event) -> None:
+        raise ValueError("the reason")
+
+    def wait(stop: Event) -> None:
+        stopped.append(stop.wait(10))
+        raise RuntimeError("stopped")
+
+    with pytest.raises(ValueError, match="the reason"):
+        at_a_time([wait, fail, lambda stop: late.append(stop.wait(0.2))], 2)
+    assert stopped == [True] and late in ([], [True])
 
 
-@pytest.mark.parametrize("name", known_methods())
-def test_the_flags_of_every_method_are_flags_of_fairseq_train(name: str) -> None:
-    options = pytest.importorskip("fairseq.options")
-    from attn_reg_plugin.tasks import attn_reg_translation  # noqa: F401 (brings the flags)
-    from attn_reg_plugin.tasks.flags import regularizer_from
-
-    (method,) = select_methods([name])
-    line = ["data", "--task", TASK, "--arch", "transformer", *method.flags]
-    regularizer = regularizer_from(options.parse_args_and_arch(options.get_training_parser(), line))
-    assert (regularizer.name if regularizer else "none") == method.flags[method.flags.index("--attn-reg") + 1]
+# -- reading ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("names", "overrides", "said"),
-    [
-        (
-            ["plain", "drop"],
-            [],
-            "unknown method 'drop'; the methods are: untuned, plain, own_attention_dropout, own_attention_dropout_0.1",
-        ),
-        (["plain", "plain"], [], "names a method twice"),
-        ([], [], "--methods is empty"),
-        (["plain"], ["ad_drop=--x"], "which is not among --methods plain"),
-        (["plain"], ["plain"], "wants NAME=FLAGS, given 'plain'"),
-    ],
-)
-def test_bad_methods_are_refused(names: list[str], overrides: list[str], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        select_methods(names, overrides)
+def test_runs_are_read_from_their_folders(tmp_path: Path) -> None:
+    for method, seed, accuracy in (("plain", 1, 60.0), ("plain", 2, 62.0), ("ad_drop", 1, 65.0)):
+        run = run_in(tmp_path / "out" / f"{method}-seed{seed}", "--lr 0.1", method, seed=seed)
+        run.claim()
+        scores = {"valid": {"accuracy": accuracy}}
+        write_json(run.folder / "result.json", {"training": TRAINING, "scores": scores})
+    found = read_runs([tmp_path])
+    names = [(one.method, one.title, one.seed) for one in found]
+    assert names == [("ad_drop", "ad_drop", 1), ("plain", "plain", 1), ("plain", "plain", 2)]
+    table = frame(found)
+    assert table.groupby("method")["scores.valid.accuracy"].mean().to_dict() == {"plain": 61.0, "ad_drop": 65.0}
+    assert set(table["flags.lr"]) == {"0.1"} and set(table["training.epochs"]) == {1}
+    assert found[0].metric == ("loss", False) and found[0].history().empty
+    lines = [{"epoch": 1, "valid_num_updates": "3", "valid_loss": "2.5"}, {"epoch": 1, "train_train_wall": "3"}]
+    (found[0].folder / "train.log").write_text("\n".join(map(json.dumps, lines)))
+    assert found[0].history().loc[1, "valid_loss"] == 2.5
+    write_json(tmp_path / "run.json", {"task": "x"})
+    with pytest.raises(RunError, match=r"holds no run: its run\.json has no 'flags'"):
+        read_run(tmp_path)
+
+
+def test_a_run_says_how_its_checkpoints_are_chosen(tmp_path: Path) -> None:
+    flags = "--best-checkpoint-metric bleu --maximize-best-checkpoint-metric --held-out 0.1"
+    assert Run(tmp_path, run_in(tmp_path, flags).settings).metric == ("bleu", True)
+    assert run_in(tmp_path, flags).held_out and not run_in(tmp_path).held_out

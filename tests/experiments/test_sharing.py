@@ -11,19 +11,17 @@ import signal
 import sys
 import threading
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from attn_reg_plugin.experiments import checks, comparison, runs
-from attn_reg_plugin.experiments.jobs import Slots, visible_gpus
-from attn_reg_plugin.experiments.methods import select_methods
+from attn_reg_plugin.experiments import checks, executing, runs
+from attn_reg_plugin.experiments.executing import Slots, visible_gpus
 from attn_reg_plugin.experiments.runs import Run
+from attn_reg_plugin.experiments.translation import TranslationComparison
 from attn_reg_plugin.files import FolderInUse, alone_in, lock_folder, write_json
 
 #: says in a file of its own when it begins and ends; the end may have to wait
@@ -39,20 +37,15 @@ say("end")
 """
 
 
-@dataclass(frozen=True)
 class ShortRun(Run):
     """A run whose training does nothing but say so."""
-
-    def settings(self) -> dict[str, Any]:
-        """Nothing."""
-        return {"seed": self.seed, "flags": ""}
 
     def carry_out(self, watch: Any, stop: Event | None = None) -> None:
         """Train, unless that is done."""
         with runs.hold(self.folder) as lock:
             if not self.result():
                 command = [sys.executable, "-S", "-c", WORK, str(self.folder / "trace")]
-                runs.execute(command, self.folder / "train.log", "x", lock, watch, stop, **self._placed())
+                self.execute(command, "train.log", "x", lock, stop, watch)
                 write_json(self.folder / "result.json", {"done": True})
 
     def finished(self) -> bool:
@@ -63,17 +56,19 @@ class ShortRun(Run):
 @pytest.fixture
 def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[ShortRun]:
     monkeypatch.setattr(checks, "check_runs", lambda all: None)
-    monkeypatch.setattr(comparison, "WAIT", 0.05)
-    monkeypatch.setattr(runs, "POLL", 0.05)
-    methods = select_methods("plain,ad_drop")
-    data: Any = SimpleNamespace()
-    return [ShortRun(m, seed, tmp_path / f"{m.name}-seed{seed}", data, (), ()) for seed in (1, 2) for m in methods]
+    monkeypatch.setattr(executing, "WAIT", 0.05)
+    monkeypatch.setattr(executing, "POLL", 0.05)
+    names = [(method, seed) for seed in (1, 2) for method in ("plain", "ad_drop")]
+    return [
+        ShortRun(tmp_path / f"{method}-seed{seed}", {"method": method, "seed": seed, "flags": {}})
+        for method, seed in names
+    ]
 
 
 def carry_out(all: list[ShortRun], **how: Any) -> str:
     """What is said while the runs are done."""
     said = io.StringIO()
-    assert comparison.carry_out(all, Console(file=said, width=200), 1, lambda one: "well", **how)
+    assert executing.carry_out(all, Console(file=said, width=200), 1, lambda one: "well", **how)
     return said.getvalue()
 
 
@@ -98,7 +93,7 @@ def test_a_run_of_another_process_comes_last(planned: list[ShortRun]) -> None:
         elsewhere.enter_context(runs.hold(planned[0].folder))
         threading.Timer(1.0, elsewhere.close).start()
         said = carry_out(planned).splitlines()
-    assert "plain, seed 1: another process is still working in" in said[1]
+    assert "plain, seed 1: another process is still working in" in said[2]
     assert said[-1] == "plain, seed 1: well [4 of 4 runs]" and traces(planned) == [["begin", "end"]] * 4
 
 
@@ -139,15 +134,14 @@ def test_gpus_are_lent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-4, 7")
     assert visible_gpus() == ["GPU-4", "7"]
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    for jobs, flags in ((1, []), (2, ["--distributed-world-size", "1"])):
-        assert comparison.Comparison(out=Path("o"), jobs=jobs)._one_gpu() == flags
-    assert comparison.Comparison(out=Path("o"), jobs=2, cpu=True)._one_gpu() == []
+    for how, flags in (({}, {}), ({"jobs": 2}, {"distributed-world-size": 1}), ({"jobs": 2, "cpu": True}, {})):
+        assert TranslationComparison(data=Path("d"), out=Path("o"), **how)._one_gpu() == flags
 
 
 def test_a_terminal_has_a_bar_over_all_runs(planned: list[ShortRun]) -> None:
     said = io.StringIO()
     console = Console(file=said, force_terminal=True, width=120)
-    assert comparison.carry_out(planned, console, 1, lambda one: "well", 4)
+    assert executing.carry_out(planned, console, 1, lambda one: "well", 4)
     assert "all runs" in said.getvalue() and "4 of 4 runs" in said.getvalue()
     assert "plain, seed 1: well" in said.getvalue(), "a finished run's bar gives way to a line"
 

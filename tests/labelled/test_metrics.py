@@ -11,7 +11,7 @@ from scipy.stats import rankdata
 
 pytest.importorskip("fairseq")
 
-from attn_reg_plugin.experiments.example_scores import of_predictions
+from attn_reg_plugin.experiments.report.examples import of_predictions
 from attn_reg_plugin.labelled import CLASSIFICATION, MULTIPLE_CHOICE, REGRESSION, TAGGING, find_task
 from attn_reg_plugin.labelled.metrics import SCORES, SENTENCE_END, check_scores, is_entity_tag, tag_codes, tag_sequences
 

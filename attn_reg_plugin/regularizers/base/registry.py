@@ -20,7 +20,6 @@ class Preset:
         name: as `--methods` names it.
         title: as tables name it.
         options: of the method; the others have their defaults.
-        earlier: names of earlier versions; finished runs and configurations of theirs are still understood.
         together: options that mean something together: where a configuration gives one of them, the others are the
             method's defaults and not the preset's.
     """
@@ -28,7 +27,6 @@ class Preset:
     name: str
     title: str
     options: Mapping[str, Any] = field(default_factory=dict)
-    earlier: tuple[str, ...] = ()
     together: tuple[str, ...] = ()
 
 

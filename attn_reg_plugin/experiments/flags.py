@@ -1,0 +1,118 @@
+"""Flags of fairseq's commands as data: a mapping of names, without the dashes, to values.
+
+    {"lr": 0.001, "arch": "transformer", "cpu": True}     is     --lr 0.001 --arch transformer --cpu
+
+Texts become such mappings where a user gives them, and mappings become texts where a command is started; in between
+nothing is parsed.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+#: the model that a training starts from; the method that does not train: an update with a learning rate of zero, which
+#: changes no bit of that model, and validates and keeps it like the others
+START, UNTUNED = "finetune-from-model", "untuned"
+#: name -> value; True is a switch, and what is None or False is not given
+Flags = Mapping[str, Any]
+_FLAG = re.compile(r"--?[A-Za-z]")
+_REASONS = {"No closing quotation": "a quote is not closed", "No escaped character": "it ends in a backslash"}
+
+
+def named(**values: Any) -> dict[str, Any]:
+    """Flags from keyword arguments: `named(max_epoch=3)` is `{"max-epoch": 3}`; None and False are left out."""
+    return {name.replace("_", "-"): value for name, value in values.items() if value is not None and value is not False}
+
+
+def words_of(flags: Flags) -> list[str]:
+    """The words of a command line."""
+    words = []
+    for name, value in flags.items():
+        if value is None or value is False:
+            continue
+        words.append(name if name.startswith("-") else f"--{name}")
+        words += [] if value is True else [str(part) for part in (value if isinstance(value, list) else [value])]
+    return words
+
+
+def parsed(flag: str, text: str) -> dict[str, Any]:
+    """The flags in a text that a user gave; of a flag that comes twice, the last one.
+
+    Args:
+        flag: that the text is the value of, for messages.
+
+    Raises:
+        ValueError: a quote is not closed, nothing follows a backslash, or the text does not begin with a flag.
+    """
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise ValueError(f"{flag} {text!r}: {_REASONS.get(str(error), str(error))}") from None
+    found: dict[str, Any] = {}
+    name = ""
+    for word in words:
+        if _FLAG.match(word):
+            name, given, value = word.removeprefix("--").partition("=")
+            found[name] = value if given else True
+        elif not name:
+            raise ValueError(f"{flag} {text!r}: {word!r} follows no flag")
+        else:
+            before = found[name]
+            found[name] = word if before is True else [*(before if isinstance(before, list) else [before]), word]
+    return found
+
+
+def option_flag(method: str, option: str) -> str:
+    """The flag of a method's option: `attn-OPTION` where all methods share it, else `METHOD-OPTION`."""
+    from attn_reg_plugin.regularizers import Regularizer, options_of
+
+    shared = {one.name for one in options_of(Regularizer)}
+    return f"{'attn' if option in shared else method}-{option}".replace("_", "-")
+
+
+def completed(flags: Flags) -> dict[str, str]:
+    """The flags as texts, with the defaults of the options of the methods in `attn-reg`."""
+    from attn_reg_plugin.regularizers import REGISTRY, options_of
+
+    found = {}
+    for method in str(flags.get("attn-reg", "")).split("+"):
+        for option in options_of(REGISTRY[method]) if method in REGISTRY else ():
+            if option.default is not False:
+                found[option_flag(method, option.name)] = _text(option.default)
+    return found | {name: _text(value) for name, value in flags.items() if value is not None and value is not False}
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def differing(
+    one: Mapping[str, Any], other: Mapping[str, Any], ignored: Iterable[str] = ()
+) -> dict[str, tuple[str | None, str | None]]:
+    """The settings in which two runs differ, and both values; None where a run does not have one.
+
+    Of a flag that names a file, the digests in `files` are compared where both runs have one, and else the paths. The
+    order of flags and the defaults of a method make no difference.
+
+    Args:
+        one, other: settings, as `run.json` has them.
+        ignored: names that are passed over.
+    """
+    before, now = _flat(one), _flat(other)
+    for name in one.get("files", {}).keys() & other.get("files", {}).keys():
+        before[f"--{name}"], now[f"--{name}"] = one["files"][name], other["files"][name]
+    names = [name for name in dict.fromkeys([*before, *now]) if name not in ignored]
+    return {name: (before.get(name), now.get(name)) for name in names if before.get(name) != now.get(name)}
+
+
+def _flat(settings: Mapping[str, Any]) -> dict[str, str]:
+    """The settings that shape a run, by name; of flags with their dashes."""
+    left_out = ("flags", "files", "paths", "method", "title")
+    flags = completed(settings.get("flags", {}))
+    own = {name: _text(value) for name, value in settings.items() if name not in left_out}
+    return own | {name if name.startswith("-") else f"--{name}": value for name, value in flags.items()}

@@ -1,0 +1,199 @@
+"""The plots of an experiment: curves over training, a line a method or layer; and estimates, a row a method.
+
+Lines differ in dashes, marks and lightness, so that they can be told apart in grey.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from attn_reg_plugin.experiments.report.drop_rates import Rates
+from attn_reg_plugin.experiments.report.logs import VALID
+from attn_reg_plugin.experiments.report.results import RunResult, lower_is_better
+from attn_reg_plugin.experiments.report.table import ENOUGH
+from attn_reg_plugin.pictures import load_matplotlib, plain_text
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+DASHES = ("-", "--", "-.", ":")
+MARKS = ("o", "s", "^", "D", "v", "X", "P")
+#: inches and points: a column of 370 pixels shows the text in 13 pixels
+WIDTH, SIZE = 4.6, 12
+#: characters of a name in a line, and in half of one
+LINE, HALF = 44, 18
+_LOOK = {"font.size": SIZE, "axes.spines.top": False, "axes.spines.right": False}
+
+#: a value by epoch, or by update
+Curve = Mapping[float, float]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Curves in one pair of axes.
+
+    Attributes:
+        across, up: what the axes are.
+        lines: the curves of each line's runs, by its name.
+        title: above it.
+        limits: of the axis upwards; None: all is seen.
+        lower: whether the lowest point of a line is its best, which is marked, or the highest; None marks none.
+    """
+
+    across: str
+    up: str
+    lines: Mapping[str, Sequence[Curve]]
+    title: str = ""
+    limits: tuple[float, float] | None = None
+    lower: bool | None = None
+
+
+def mean_curve(curves: Sequence[Curve]) -> pd.DataFrame:
+    """Mean and standard deviation over runs (columns), at the places that all of them have (rows)."""
+    import pandas as pd
+
+    runs = pd.DataFrame([dict(curve) for curve in curves]).dropna(axis="columns").sort_index(axis="columns")
+    return pd.DataFrame({"mean": runs.mean(), "std": runs.std().fillna(0.0)})
+
+
+def limits(curves: Sequence[Sequence[float]]) -> tuple[float, float]:
+    """Where the axis of losses begins and ends: above the ends of all curves, and near enough to see how they differ.
+
+    Args:
+        curves: the values of each, in their order.
+    """
+    losses = [value for curve in curves for value in curve if math.isfinite(value)]
+    last = [curve[-1] for curve in curves if math.isfinite(curve[-1])]
+    low, high = min(losses), max(last, default=max(losses))
+    top = min(max(losses), high + max(high - low, 0.1 * abs(high)))
+    margin = 0.05 * ((top - low) or abs(low) or 1.0)
+    return low - margin, top + margin
+
+
+def validation_panel(runs: Sequence[RunResult], name: str) -> Panel:
+    """The panel of a curve in the logs of runs, a line a method.
+
+    Args:
+        name: such as `validation nll_loss`.
+    """
+    lines: dict[str, list[Curve]] = {}
+    for run in runs:
+        if curve := run.logged.curves.get(name):
+            lines.setdefault(run.title, []).append(curve)
+    lower, means = lower_is_better(name), [mean_curve(curves)["mean"].tolist() for curves in lines.values()]
+    return Panel("epoch", name, lines, limits=limits(means) if lower and name.startswith(VALID) else None, lower=lower)
+
+
+def rate_panels(rates: Mapping[str, Rates]) -> list[Panel]:
+    """The drop rate of every layer over training, a panel for each kind of attention, as in AttendOut's figure 3."""
+    panels = []
+    for kind in dict.fromkeys(site.partition("[")[0] for site in rates):
+        series = {site.partition("[")[2].replace("]", ""): one for site, one in rates.items() if site.startswith(kind)}
+        lines = {
+            f"layer {layer}": [dict(zip(one.middles.tolist(), one.drops.tolist(), strict=True))]
+            for layer, found in series.items()
+            for one in [found.thinned(60)]
+        }
+        panels.append(Panel("updates", "drop rate", lines, kind.replace(".", " "), (-0.02, 1.02)))
+    return panels
+
+
+def draw_curves(panels: Sequence[Panel]) -> Any:
+    """A figure with a panel below the other: a line is the mean over runs, in a band of ± one standard deviation.
+
+    Raises:
+        ValueError: matplotlib is missing.
+    """
+    matplotlib = load_matplotlib("a plot")
+    columns = 2 if all(len(name) <= HALF for panel in panels for name in panel.lines) else 1
+    rows = [math.ceil(len(panel.lines) / columns) for panel in panels]
+    with matplotlib.rc_context(_LOOK):
+        figure = matplotlib.figure.Figure(figsize=(WIDTH, sum(3.0 + 0.24 * count for count in rows)))
+        figure.set_layout_engine("constrained")
+        for axes, panel in zip(figure.subplots(len(panels), 1, squeeze=False)[:, 0], panels, strict=True):
+            for number, (name, curves) in enumerate(panel.lines.items()):
+                color = matplotlib.colormaps["viridis"](0.8 * number / max(1, len(panel.lines) - 1))
+                _line(axes, panel, plain_text(textwrap.fill(name, LINE)), mean_curve(curves), color, number)
+            axes.set(xlabel=panel.across, ylabel=plain_text(panel.up), title=panel.title, ylim=panel.limits)
+            axes.xaxis.get_major_locator().set_params(integer=True, nbins=6)
+            axes.grid(alpha=0.3)
+            axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=columns, frameon=False)
+    return figure
+
+
+def _line(axes: Any, panel: Panel, name: str, found: pd.DataFrame, color: Any, number: int) -> None:
+    """A line with its band, and a mark at the best point, else every few points."""
+    mean, std = found["mean"], found["std"]
+    if panel.lower is None:
+        marked = list(range(0, len(mean), max(1, len(mean) // 6)))
+    else:
+        marked = [int(mean.argmin() if panel.lower else mean.argmax())]
+    look = {"linestyle": DASHES[number % len(DASHES)], "marker": MARKS[number % len(MARKS)], "color": color}
+    axes.plot(mean.index, mean, markevery=marked, markersize=6, linewidth=1.7, label=name, **look)
+    if std.any():
+        axes.fill_between(mean.index, mean - std, mean + std, color=color, alpha=0.15, linewidth=0)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A row of a plot of estimates: a mean, the ends of a line around it, and a text.
+
+    Attributes:
+        seeds: runs behind it; below `ENOUGH` the mark is hollow.
+    """
+
+    name: str
+    mean: float
+    low: float
+    high: float
+    seeds: int
+    text: str
+
+
+def draw_estimates(estimates: Sequence[Estimate], across: str, reference: float) -> Any:
+    """A figure with a row for each estimate: its name, a mark, a line from end to end, and its text.
+
+    Args:
+        across: what the axis is.
+        reference: where the vertical line is.
+
+    Raises:
+        ValueError: matplotlib is missing.
+    """
+    matplotlib = load_matplotlib("a plot")
+    between = ("   " if len(one.name) + len(one.text) < LINE else "\n" for one in estimates)
+    texts = [f"{one.name}{gap}{one.text}" for one, gap in zip(estimates, between, strict=True)]
+    with matplotlib.rc_context(_LOOK):
+        figure = matplotlib.figure.Figure(figsize=(WIDTH, 0.9 + 0.6 * len(texts)), layout="constrained")
+        axes = figure.subplots()
+        axes.axvline(reference, color="black", linewidth=1)
+        for place, (one, text) in enumerate(zip(estimates, texts, strict=True)):
+            axes.plot([one.low, one.high], [place, place], "|-", color="#31688e", markersize=9, linewidth=1.8)
+            fill = "#31688e" if one.seeds >= ENOUGH else "white"
+            axes.plot(one.mean, place, "o", color="#31688e", markerfacecolor=fill, markersize=8)
+            paper = {"facecolor": "white", "edgecolor": "none", "pad": 1}  # over the lines of the grid
+            where = {"transform": axes.get_yaxis_transform(), "va": "bottom", "bbox": paper}
+            axes.text(0, place - 0.24, plain_text(text), fontsize=SIZE - 1, **where)
+        axes.set(ylim=(len(texts) - 0.5, -0.9), xlabel=plain_text(across))
+        axes.yaxis.set_visible(False)
+        axes.spines["left"].set_visible(False)
+        axes.xaxis.get_major_locator().set_params(nbins=5)
+        axes.grid(axis="x", alpha=0.3)
+    return figure
+
+
+def svg(figure: Any) -> str:
+    """A figure as SVG, the same for the same data.
+
+    Raises:
+        ValueError: matplotlib is missing.
+    """
+    content = io.StringIO()
+    with load_matplotlib("a plot").rc_context({"svg.hashsalt": "attn_reg"}):
+        figure.savefig(content, format="svg", metadata={"Date": None, "Creator": None})
+    return content.getvalue()

@@ -1,0 +1,172 @@
+"""Scores of a run as functions of its examples, so that they can be computed again of examples drawn at random.
+
+Nearly every score is a function of sums over the examples: BLEU of matched n-grams, accuracy and F1 of counts,
+Pearson's correlation of products. Such scores of many draws are one product of matrices. Spearman's correlation ranks
+anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from attn_reg_plugin.labelled.metrics import SENTENCE_END, tag_sequences
+from attn_reg_plugin.labelled.task_table import REGRESSION, TAGGING
+
+#: from sums over examples (R, K) to scores (R,)
+Score = Callable[[np.ndarray], np.ndarray]
+
+
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """A score of a run as a function of its examples.
+
+    Attributes:
+        count: N, the number of examples (sentences, of taggers and of translations).
+        scores: the score of every draw, (R,), from how often each example is in each draw, whole numbers (R, N).
+    """
+
+    count: int
+    scores: Callable[[np.ndarray], np.ndarray]
+
+
+def of_sums(statistics: np.ndarray, score: Score) -> Examples:
+    """A score that is a function of the sums of statistics, (N, K), over examples."""
+    return Examples(len(statistics), lambda weights: score(weights @ statistics))
+
+
+def of_translations(hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, Examples]:
+    """BLEU and chrF of a test set, of the statistics that sacrebleu's own bootstrap adds up."""
+    from sacrebleu.metrics import BLEU, CHRF
+
+    def of(metric: Any) -> Examples:
+        statistics = metric._extract_corpus_statistics(list(hypotheses), [list(references)])
+        return of_sums(
+            np.array(statistics, dtype=np.float64),
+            lambda sums: np.array([metric._compute_score_from_stats(row.tolist()).score for row in sums]),
+        )
+
+    return {"bleu": of(BLEU()), "chrf": of(CHRF())}
+
+
+def of_predictions(kind: str, names: Sequence[str], predicted: np.ndarray, gold: np.ndarray) -> dict[str, Examples]:
+    """Official metrics, see `labelled/metrics.py`, by name; a name that is in no table here is left out.
+
+    Args:
+        kind: of the task.
+        predicted, gold: (N,) each: classes, values, or codes of tags with `SENTENCE_END` after every sentence.
+    """
+    if kind == REGRESSION:
+        pearson, spearman = _pearson(predicted, gold), Examples(len(gold), _spearman(predicted, gold))
+        both = Examples(len(gold), lambda weights: (pearson.scores(weights) + spearman.scores(weights)) / 2)
+        known = {"pearson": pearson, "spearman": spearman, "pearson_spearman": both}
+        return {name: known[name] for name in names if name in known}
+    statistics = _of_sentences(predicted, gold) if kind == TAGGING else _of_classes(predicted, gold)
+    scores: Mapping[str, Score] = _TAGGING if kind == TAGGING else _CLASSES
+    return {name: of_sums(statistics, scores[name]) for name in names if name in scores}
+
+
+# -- classes: what is predicted, what is gold and what is right, of every class ---------------------------------------
+
+
+def _of_classes(predicted: np.ndarray, gold: np.ndarray) -> np.ndarray:
+    columns = np.eye(int(max(predicted.max(), gold.max(), 1)) + 1)
+    predictions, golds = columns[predicted.astype(int)], columns[gold.astype(int)]
+    return np.concatenate([predictions, golds, predictions * golds], axis=1)
+
+
+def _accuracy(sums: np.ndarray) -> np.ndarray:
+    _, gold, right = np.split(sums, 3, axis=1)
+    return 100 * _ratio(right.sum(1), gold.sum(1))
+
+
+def _f1(sums: np.ndarray) -> np.ndarray:
+    predicted, gold, right = np.split(sums, 3, axis=1)
+    return 100 * _ratio(2 * right[:, 1], predicted[:, 1] + gold[:, 1])
+
+
+def _macro_f1(sums: np.ndarray) -> np.ndarray:
+    predicted, gold, right = np.split(sums, 3, axis=1)
+    found = _ratio(2 * right, predicted + gold)  # classes that are not in a draw at all do not count
+    return 100 * _ratio(found.sum(1), (predicted + gold > 0).sum(1))
+
+
+def _mcc(sums: np.ndarray) -> np.ndarray:
+    predicted, gold, right = np.split(sums, 3, axis=1)
+    total = gold.sum(1)
+    shared = right.sum(1) * total - (predicted * gold).sum(1)
+    spread = (total**2 - (predicted**2).sum(1)) * (total**2 - (gold**2).sum(1))
+    return 100 * _ratio(shared, np.sqrt(spread))
+
+
+_CLASSES: dict[str, Score] = {
+    "accuracy": _accuracy,
+    "f1": _f1,
+    "macro_f1": _macro_f1,
+    "mcc": _mcc,
+    "accuracy_f1": lambda sums: (_accuracy(sums) + _f1(sums)) / 2,
+}
+
+# -- tags: entities and words of every sentence -----------------------------------------------------------------------
+
+
+def _of_sentences(predicted: np.ndarray, gold: np.ndarray) -> np.ndarray:
+    """(sentences, 5): entities predicted, gold and right; words and right words."""
+    from seqeval.metrics.sequence_labeling import get_entities
+
+    ends = np.flatnonzero(gold == SENTENCE_END)
+    rows = []
+    for start, end in zip([0, *(ends[:-1] + 1)], ends, strict=True):
+        tags = [
+            [tag for sentence in tag_sequences(codes[start:end]) for tag in sentence] for codes in (predicted, gold)
+        ]
+        found, wanted = (set(get_entities(some)) for some in tags)
+        right = int((predicted[start:end] == gold[start:end]).sum())
+        rows.append((len(found), len(wanted), len(found & wanted), end - start, right))
+    return np.array(rows, dtype=np.float64)
+
+
+_TAGGING: dict[str, Score] = {
+    "accuracy": lambda sums: 100 * _ratio(sums[:, 4], sums[:, 3]),
+    "f1": lambda sums: 100 * _ratio(2 * sums[:, 2], sums[:, 0] + sums[:, 1]),
+    "precision": lambda sums: 100 * _ratio(sums[:, 2], sums[:, 0]),
+    "recall": lambda sums: 100 * _ratio(sums[:, 2], sums[:, 1]),
+}
+
+# -- values -----------------------------------------------------------------------------------------------------------
+
+
+def _pearson(predicted: np.ndarray, gold: np.ndarray) -> Examples:
+    x, y = predicted - predicted.mean(), gold - gold.mean()  # so that no difference of large sums is taken
+
+    def score(sums: np.ndarray) -> np.ndarray:
+        count, x, y, xx, yy, xy = sums.T
+        spread = np.maximum(xx - x * x / count, 0) * np.maximum(yy - y * y / count, 0)
+        return 100 * _ratio(xy - x * y / count, np.sqrt(spread))
+
+    return of_sums(np.stack([np.ones_like(x), x, y, x * x, y * y, x * y], axis=1), score)
+
+
+def _spearman(predicted: np.ndarray, gold: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
+    """Spearman's correlation of draws, whose values are ranked anew."""
+    from scipy.stats import rankdata
+
+    def score(weights: np.ndarray) -> np.ndarray:
+        drawn = (np.repeat(np.stack([predicted, gold]), row, axis=1) for row in weights.astype(np.int64))
+        ranks = (rankdata(one, axis=1) for one in drawn)
+        return np.array([100 * _correlation(*(row - row.mean() for row in one)) for one in ranks])
+
+    return score
+
+
+def _correlation(x: np.ndarray, y: np.ndarray) -> float:
+    spread = float(np.sqrt((x @ x) * (y @ y)))
+    return float(x @ y) / spread if spread > 0 else 0.0
+
+
+def _ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
+    """The quotient; 0 where it isn't defined, as in `labelled/metrics.py`."""
+    return np.divide(above, below, out=np.zeros_like(above, dtype=np.float64), where=below > 0)

@@ -1,0 +1,142 @@
+"""The runs of an experiment as a table and a page look at them: scores, examples, time.
+
+An experiment is a folder, and the folders in it are runs: of `attn-reg compare` or `finetune`, or those called
+`METHOD-seedN` of Trainer (`trainer_state.json`, its own or that of a checkpoint) and of fairseq-train with a json log.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from attn_reg_plugin.experiments.data_folder import raw_lines
+from attn_reg_plugin.experiments.predicted import read_predictions
+from attn_reg_plugin.experiments.report.differences import Key
+from attn_reg_plugin.experiments.report.examples import Examples, of_predictions, of_translations
+from attn_reg_plugin.experiments.report.logs import Logged, read_logged
+from attn_reg_plugin.experiments.runs import LABELLED, Run, read_runs
+
+#: words in the names of scores of which the lower is the better
+_ERRORS = frozenset(["loss", "perplexity", "wer", "cer", "ter", "mer", "mse", "rmse", "mae", "error", "err", "ppl"])
+_SEED = re.compile(r"(.+?)[-_.]?seed[-_]?(\d+)")
+
+
+def lower_is_better(metric: str) -> bool:
+    """Whether a score is a loss or counts errors, as its name says."""
+    return not _ERRORS.isdisjoint(re.split(r"[^a-z]+", metric.lower()))
+
+
+def named(name: str) -> tuple[str, int | None]:
+    """The method and the seed in the name of a run's folder."""
+    match = _SEED.fullmatch(name)
+    return (match[1], int(match[2])) if match else (name, None)
+
+
+@dataclass(frozen=True, eq=False)
+class RunResult:
+    """A run and its figures.
+
+    Attributes:
+        method, title: of the row.
+        seed: of the training.
+        folder: where it is.
+        scores: by subset and metric, the chief one first.
+        seconds: elapsed, of an epoch; None where it is unknown, as of a method that doesn't train.
+        epochs: that were trained.
+        constant: whether it predicts one class (or value) for every example, or translates each into one sentence.
+        finished: whether its training is over; folders of others do not say that it isn't.
+        settings: as `run.json` has them.
+    """
+
+    method: str
+    title: str
+    seed: int
+    folder: Path
+    scores: Mapping[Key, float]
+    seconds: float | None = None
+    epochs: float | None = None
+    constant: bool = False
+    finished: bool = True
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def logged(self) -> Logged:
+        """The content of its log."""
+        return read_logged(self.folder)
+
+    @cached_property
+    def examples(self) -> dict[Key, Examples]:
+        """The scores as functions of the examples, of those subsets whose predictions are in the folder."""
+        found: dict[str, dict[str, Examples]] = {}
+        for path in sorted((self.folder / "translations").glob("*.references.*")):
+            subset, _, language = path.name.split(".")
+            text = path.with_name(f"{subset}.{language}")
+            if text.is_file():
+                found[subset] = of_translations(raw_lines(text), raw_lines(path))
+        if self.settings.get("kind") == LABELLED:
+            kind, labels = self.settings["task_kind"], self.settings.get("labels") or ()
+            for path in sorted((self.folder / "predictions").glob("*.tsv")):
+                metrics = [metric for subset, metric in self.scores if subset == path.stem]
+                found[path.stem] = of_predictions(kind, metrics, *read_predictions(path, kind, labels))
+        return {(subset, metric): one for subset, by_metric in found.items() for metric, one in by_metric.items()}
+
+
+def result_of(run: Run) -> RunResult:
+    """The figures of a run of `attn-reg compare` or `finetune`."""
+    result = run.result()
+    training = result.get("training", {})
+    return RunResult(
+        method=run.method,
+        title=run.title,
+        seed=run.seed,
+        folder=run.folder,
+        scores={(subset, name): value for subset, scores in run.scores.items() for name, value in scores.items()},
+        seconds=training.get("seconds_per_epoch"),
+        epochs=training.get("epochs"),
+        constant=bool(result.get("constant")),
+        finished="scores" in result,
+        settings=run.settings,
+    )
+
+
+def read_results(folder: Path) -> list[RunResult]:
+    """The runs in a folder, method by method.
+
+    Raises:
+        FileNotFoundError: there is no such folder.
+        ValueError: there is no run in it, or the files of one cannot be read.
+    """
+    if not folder.is_dir():
+        raise FileNotFoundError(f"there is no folder {folder}")
+    if runs := read_runs([folder], depth=1):
+        return [result_of(run) for run in runs]
+    names = {path: named(path.name) for path in sorted(folder.iterdir()) if path.is_dir()}
+    logs = {path: log for path, (_, seed) in names.items() if seed is not None and (log := read_logged(path)).curves}
+    if not logs:
+        raise ValueError(
+            f"{folder} has no runs in it: neither of attn-reg compare or finetune, nor folders METHOD-seedN with "
+            "Trainer's trainer_state.json or a json log of fairseq-train"
+        )
+    return [
+        RunResult(names[path][0], names[path][0], int(names[path][1] or 0), path, log.scores, log.seconds, log.epochs)
+        for path, log in logs.items()
+    ]
+
+
+def reported_scores(entry: Mapping[str, Any]) -> dict[Key, float]:
+    """The scores of a run that a results.json has, by subset and metric; those of earlier versions, too."""
+    scores = (
+        entry.get("scores") or entry.get("translation", {}).get("scores") or entry.get("reported", {}).get("scores")
+    )
+    scores = scores or {"valid": entry.get("training", {}).get("scores", {})}
+    pairs = ((subset, name, value) for subset, found in scores.items() for name, value in found.items())
+    return {(subset, name): float(value) for subset, name, value in pairs if not isinstance(value, str)}
+
+
+def seeds_of(runs: Sequence[RunResult]) -> str:
+    """The seeds, for notes."""
+    return ", ".join(map(str, sorted({run.seed for run in runs})))

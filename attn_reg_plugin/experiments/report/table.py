@@ -1,0 +1,265 @@
+"""The table of an experiment: a row a method, means over seeds; for json, Markdown, the terminal and HTML."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from attn_reg_plugin.experiments.report.differences import PLAIN, Difference, differences
+from attn_reg_plugin.experiments.report.logs import VALID
+from attn_reg_plugin.experiments.report.results import RunResult, lower_is_better, result_of
+from attn_reg_plugin.experiments.runs import Run
+from attn_reg_plugin.files import write_json, write_text
+from attn_reg_plugin.labelled import TASKS
+from attn_reg_plugin.terminal import say, show
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+#: seeds below which a figure is in italics, in a terminal dim
+ENOUGH = 3
+#: mark of a figure of runs with one output for every example
+CONSTANT = "†"
+NOTHING = "–"
+#: the picture of the learning curves in the folder of an experiment
+CURVES = "curves.png"
+#: the subset of examples that are held out of training, to choose by
+HELD_OUT = "held_out"
+#: metric -> its name in a header, where it has another
+TITLES = {"bleu": "BLEU", "chrf": "chrF"}
+
+
+class Few(str):
+    """The text of a figure that too few seeds stand behind."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A mean over seeds and the sample standard deviation; `std` is None for a single seed."""
+
+    mean: float
+    std: float | None
+    seeds: int = 1
+
+    def text(self, digits: int) -> str:
+        """`27.31 ± 0.22`, or `27.31` for a single seed; see `Few`."""
+        text = f"{self.mean:.{digits}f}"
+        return shade(text if self.std is None else f"{text} ± {self.std:.{digits}f}", self.seeds)
+
+
+def shade(text: str, seeds: int) -> str:
+    """The text of a figure, in italics unless enough seeds stand behind it."""
+    return text if seeds >= ENOUGH else Few(text)
+
+
+def figure_of(values: Iterable[float]) -> Figure:
+    """Mean and sample standard deviation."""
+    import pandas as pd
+
+    series = pd.Series(list(values), dtype=float)
+    return Figure(float(series.mean()), float(series.std()) if len(series) > 1 else None, len(series))
+
+
+@dataclass(frozen=True)
+class Row:
+    """A method.
+
+    Attributes:
+        seeds: how many runs.
+        figures: by subset and metric, the chief one first.
+        seconds_per_epoch: elapsed; None where it is unknown, as of a method that doesn't train.
+        relative_time: that over the baseline's.
+        differences: to the baseline, by subset and metric.
+        constant: seeds of the runs that predict one class, or translate into one sentence.
+    """
+
+    method: str
+    title: str
+    seeds: int
+    figures: dict[str, dict[str, Figure]]
+    epochs: Figure | None = None
+    seconds_per_epoch: Figure | None = None
+    relative_time: float | None = None
+    differences: dict[str, dict[str, Difference]] = field(default_factory=dict)
+    constant: list[int] = field(default_factory=list)
+
+
+def long_frame(runs: Sequence[RunResult]) -> pd.DataFrame:
+    """Every figure of every run: method, seed, subset, metric, value; `seconds` and `epochs` have the subset ''."""
+    import pandas as pd
+
+    found = []
+    for run in runs:
+        figures = {**run.scores, ("", "epochs"): run.epochs, ("", "seconds"): run.seconds}
+        found += [(run.method, run.seed, *key, value) for key, value in figures.items() if value is not None]
+    return pd.DataFrame(found, columns=["method", "seed", "subset", "metric", "value"])
+
+
+def summarize(runs: Sequence[RunResult], baseline: str = PLAIN) -> list[Row]:
+    """A row a method, in the order of the runs.
+
+    Args:
+        runs: finished ones.
+        baseline: the method that the others are compared with.
+    """
+    groups = long_frame(runs).groupby(["method", "subset", "metric"], sort=False)["value"]
+    found: dict[str, dict[str, dict[str, Figure]]] = {}
+    for (method, subset, metric), values in groups:
+        found.setdefault(method, {}).setdefault(subset, {})[metric] = figure_of(values)
+    times = {method: by_subset.get("", {}).get("seconds") for method, by_subset in found.items()}
+    plain, compared = times.get(baseline), differences(runs, baseline)
+    rows = []
+    for method, figures in found.items():
+        own, time = [run for run in runs if run.method == method], times[method]
+        rows.append(
+            Row(
+                method=method,
+                title=own[0].title,
+                seeds=len(own),
+                epochs=figures.pop("", {}).get("epochs"),
+                figures=figures,
+                seconds_per_epoch=time,
+                relative_time=time.mean / plain.mean if time and plain and plain.mean > 0 else None,
+                differences=compared.get(method, {}),
+                constant=[run.seed for run in own if run.constant],
+            )
+        )
+    return rows
+
+
+def names_of_subsets(runs: Sequence[RunResult]) -> dict[str, str]:
+    """The names of subsets beside their metrics in a table; the only test set, or the validation set, has none."""
+    tests = {subset for run in runs for subset, metric in run.scores if metric in TITLES}
+    task = TASKS.get(str(runs[0].settings.get("task")))
+    more = task.more_valid if task else {}
+    found = {HELD_OUT: "held out", **more}
+    return {**found, **({test: test for test in tests} if len(tests) > 1 else {})}
+
+
+def cells(
+    rows: Sequence[Row], subsets: Mapping[str, str] | None = None, baseline: str = PLAIN
+) -> tuple[list[str], list[list[str]]]:
+    """The header and the rows of the table as texts; the chief metric of each subset has a column of its difference.
+
+    Args:
+        subsets: what subsets are called beside the metric; the others have no name.
+    """
+    keys = list(dict.fromkeys((s, metric) for row in rows for s, metrics in row.figures.items() for metric in metrics))
+    chief = next(metric for subset, metric in keys if subset != HELD_OUT)
+    compared = [key for key in keys if key[1] == chief and any(row.differences for row in rows)]
+    header = ["method"]
+    for subset, metric in keys:
+        title = column(subset, metric, subsets or {})
+        header += [title, *([f"{title} − {baseline}"] if (subset, metric) in compared else [])]
+    epochs = len({row.epochs.mean if row.epochs else None for row in rows}) > 1  # where patience ended some earlier
+    header += ["epochs"] * epochs + ["elapsed s/epoch", f"elapsed × {baseline}", "seeds"]
+    return header, [_line(row, keys, compared, epochs) for row in rows]
+
+
+def column(subset: str, metric: str, subsets: Mapping[str, str]) -> str:
+    """The head of a score's column."""
+    name = TITLES.get(metric, f"best valid {metric}" if metric.endswith("loss") else metric)
+    return " ".join(filter(None, [name, subsets.get(subset, "")]))
+
+
+def _line(row: Row, keys: Sequence[tuple[str, str]], compared: Sequence[tuple[str, str]], epochs: bool) -> list[str]:
+    line = [row.title]
+    for subset, metric in keys:
+        figure, found = row.figures.get(subset, {}).get(metric), row.differences.get(subset, {}).get(metric)
+        digits = 3 if lower_is_better(metric) else 2
+        mark = f" {CONSTANT}" if row.constant and not metric.endswith("loss") else ""
+        line.append(_marked(figure.text(digits), mark) if figure else NOTHING)
+        if (subset, metric) in compared:
+            line.append(_marked(shade(found.text(digits), found.seeds), mark) if found else NOTHING)
+    time = row.seconds_per_epoch
+    line += [shade(f"{row.epochs.mean:.3g}", row.epochs.seeds) if row.epochs else NOTHING] * epochs
+    line.append(time.text(2) if time else NOTHING)
+    line.append(shade(f"{row.relative_time:.2f}", time.seeds) if time and row.relative_time else NOTHING)
+    return [*line, str(row.seeds)]
+
+
+def _marked(text: str, mark: str) -> str:
+    return type(text)(text + mark)
+
+
+def notes_of(rows: Sequence[Row], baseline: str = PLAIN) -> list[str]:
+    """Explain the figures of a table: how they vary, how the differences are drawn, and which say little."""
+    notes = ["± standard deviation over seeds"] if any(row.seeds > 1 for row in rows) else []
+    found = [one for row in rows for by_metric in row.differences.values() for one in by_metric.values()]
+    drawn = sorted({one.drawn for one in found if one.low is not None}, key=len, reverse=True)
+    if found:
+        how = f" [95 % interval: bootstrap over {', of some figures over '.join(drawn)}]" if drawn else ""
+        notes.append(f"− {baseline}: mean difference to the run of the same seed{how}; of all figures in results.json")
+    for row in rows:
+        if row.constant:
+            notes.append(
+                f"{CONSTANT} {row.title}, seeds {', '.join(map(str, row.constant))}: one output for every example (one "
+                "class, value or sentence), so a difference says nothing of the method"
+            )
+    notes.append("elapsed: wall-clock seconds in updates, which other work on the machine lengthens")
+    few = any(row.seeds < ENOUGH for row in rows)
+    return notes + ([f"in italics, in a terminal dim: fewer than {ENOUGH} seeds"] if few else [])
+
+
+def publish(out: Path, runs: Sequence[Run], notes: Sequence[str], console: Console) -> None:
+    """Write results.json, results.md and, where matplotlib is, curves.png of finished runs, and print the table.
+
+    Args:
+        out: the folder of the experiment.
+        runs: of `attn-reg compare` or `finetune`, in the order of the rows.
+        notes: what the experiment is; what the figures are comes from here.
+    """
+    results = [result_of(run) for run in runs]
+    rows, subsets = summarize(results), names_of_subsets(results)
+    table, notes = cells(rows, subsets), [*notes, *notes_of(rows)]
+    content = {
+        "task": runs[0].settings["task"],
+        "signatures": runs[0].result().get("signatures", {}),
+        "methods": [asdict(row) for row in rows],
+        "runs": {f"{run.method}-seed{run.seed}": {**run.settings, **run.result()} for run in runs},
+    }
+    write_json(out / "results.json", content)
+    write_text(out / "results.md", markdown(*table, notes))
+    show(console, terminal_table(*table), [*notes, f"table: {out / 'results.md'}; a page: attn-reg report {out}"])
+    _draw_curves(results, out / CURVES, console)
+
+
+def _draw_curves(results: Sequence[RunResult], path: Path, console: Console) -> None:
+    """Draw the figure that is validated first, by epoch, where there are logs and matplotlib."""
+    from attn_reg_plugin.experiments.report.curves import draw_curves, validation_panel
+    from attn_reg_plugin.pictures import save
+
+    names = [name for run in results for name in run.logged.curves if name.startswith(VALID)]
+    if names:
+        try:
+            save(draw_curves([validation_panel(results, names[0])]), path)
+            say(console, f"learning curves: {path}")
+        except ValueError as error:
+            say(console, f"no picture of the learning curves: {error}")
+
+
+def markdown(header: Sequence[str], body: Sequence[Sequence[str]], notes: Sequence[str]) -> str:
+    """A Markdown table with a list of notes below."""
+    import pandas as pd
+
+    shown = [[f"*{cell}*" if isinstance(cell, Few) else cell.replace("|", r"\|") for cell in line] for line in body]
+    table = pd.DataFrame(shown, columns=list(header)).to_markdown(index=False, disable_numparse=True)
+    return "\n".join([table, "", *(f"- {note}" for note in notes), ""])
+
+
+def terminal_table(header: Sequence[str], body: Sequence[Sequence[str]]) -> Table:
+    """The table for a terminal; brackets are no markup."""
+    table = Table()
+    for number, name in enumerate(header):
+        table.add_column(Text(name), justify="left" if number == 0 else "right", no_wrap=True)
+    for line in body:
+        table.add_row(*(Text(cell, style="dim" if isinstance(cell, Few) else "") for cell in line))
+    return table

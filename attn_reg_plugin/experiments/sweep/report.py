@@ -1,0 +1,124 @@
+"""The result of a sweep: best against best and mean against mean, from equal numbers of trials, and its pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pandas as pd
+from optuna.study import StudyDirection
+from rich.console import Console
+
+from attn_reg_plugin.experiments.report.table import figure_of, markdown, shade, terminal_table
+from attn_reg_plugin.experiments.sweep.settings import PLAIN, Arm, text_of
+from attn_reg_plugin.experiments.sweep.trials import attempts
+from attn_reg_plugin.files import write_json, write_text
+from attn_reg_plugin.pictures import load_matplotlib, save
+from attn_reg_plugin.terminal import show
+
+HEADER = ["", "trials", "best", "which", "mean ± std of all", "pruned", "failed"]
+
+
+def frame_of(study: optuna.Study, arm: Arm) -> pd.DataFrame:
+    """The trials of an arm, a row per trial, the best first; a pruned trial has the best value that it had reached."""
+    best = max if study.direction == StudyDirection.MAXIMIZE else min
+    rows = []
+    for number, (trial, *_) in attempts(study).items():
+        reached = best(trial.intermediate_values.values(), default=None)
+        value = reached if trial.state.name == "PRUNED" else trial.value
+        about = {key: trial.user_attrs.get(key) for key in ("seed", "folder", "error")}
+        about |= {"state": trial.state.name.lower(), "epochs": trial.last_step}
+        rows.append({"arm": arm.name, "trial": number, "value": value, **trial.params, **about})
+    return pd.DataFrame(rows).astype({"value": float}).sort_values("value", ascending=best is min)
+
+
+def gain(method: pd.Series, plain: pd.Series) -> dict[str, Any]:
+    """By how much the values of the method are higher, with a 95 % interval of the means (Welch 1947)."""
+    from scipy.stats import t
+
+    mean, parts = method.mean() - plain.mean(), [(len(one) - 1, one.sem() ** 2) for one in (method, plain)]
+    interval = None
+    if min(freedom for freedom, _ in parts) > 1:
+        error = sum(part for _, part in parts)
+        freedom = error**2 / sum(part**2 / freedom for freedom, part in parts) if error else 1.0
+        half = float(t.ppf(0.975, freedom)) * error**0.5
+        interval = [mean - half, mean + half]
+    return {"best": method.max() - plain.max(), "mean": mean, "interval": interval}
+
+
+def publish(out: Path, studies: Sequence[optuna.Study], arms: Sequence[Arm], metric: str, console: Console) -> bool:
+    """Write results.json, results.md and the pictures, and print the table; False where a trial failed.
+
+    Raises:
+        ValueError: all trials of an arm failed.
+    """
+    frames = [frame_of(study, arm) for study, arm in zip(studies, arms, strict=True)]
+    sign, body, found = (1 if studies[0].direction == StudyDirection.MAXIMIZE else -1), [], None
+    for arm, own in zip(arms, frames, strict=True):
+        if own["value"].isna().all():
+            raise ValueError(f"every trial of {arm.name} failed: {own['error'].iloc[0]}")
+        best, ended = own.iloc[0], own["state"].value_counts()
+        cells = [shade(f"{best['value']:.3f}", len(own)), text_of({key: best[key] for key in [*arm.space, "seed"]})]
+        cells.append(figure_of(list(own["value"].dropna())).text(3))
+        body.insert(0, [arm.name, str(len(own)), *cells, *(str(ended.get(one, 0)) for one in ("pruned", "fail"))])
+    if len(arms) > 1:
+        found = gain(*(sign * own["value"].dropna() for own in frames))
+        ends = " [{:+.3f}, {:+.3f}]".format(*found["interval"]) if found["interval"] else ""
+        body.append([f"gain over {PLAIN}", "", f"{found['best']:+.3f}", "", f"{found['mean']:+.3f}{ends}", "", ""])
+    trials = pd.concat(frames, ignore_index=True)
+    records = trials.astype(object).where(trials.notna(), None).to_dict("records")
+    write_json(out / "results.json", {"metric": metric, "maximize": sign > 0, "gain": found, "trials": records})
+    notes = _notes(frames, metric, sign > 0)
+    every = trials.drop(columns="trial").astype(object).fillna("").to_markdown(index=False)
+    write_text(out / "results.md", markdown(HEADER, body, notes) + "\n" + every + "\n")
+    said = [f"{one.folder or one.arm} failed: {one.error}" for one in trials[trials["state"] == "fail"].itertuples()]
+    try:
+        pictures = draw(out, studies, arms, metric, frames[-1]["value"].mean())
+        said += [f"picture: {path}" for path in pictures]
+    except ValueError as error:
+        said.append(f"no pictures: {error}")
+    show(console, terminal_table(HEADER, body), [*notes, *said, f"table: {out / 'results.md'}"])
+    return not (trials["state"] == "fail").any()
+
+
+def _notes(frames: Sequence[pd.DataFrame], metric: str, maximize: bool) -> list[str]:
+    notes = [
+        f"{metric} on the examples that checkpoints are chosen by, {'higher' if maximize else 'lower'} is better; each "
+        "trial at its best epoch, a pruned trial at the best that it had reached",
+        "the best of many tries is high by luck too, so it is compared with that of as many seeds of plain training",
+        "[ ]: 95 % interval of the difference of the means (Welch)",
+    ]
+    if len(frames) > 1 and len(seeds := sorted(set(frames[0]["seed"]))) < 3:
+        seeds = ", ".join(map(str, seeds))
+        notes.append(f"the method has only the seeds {seeds}, whose luck the interval does not know; give more `seeds`")
+    return notes
+
+
+def draw(out: Path, studies: Sequence[optuna.Study], arms: Sequence[Arm], metric: str, plain: float) -> list[Path]:
+    """Draw the complete trials by Optuna's plots.
+
+    These are the distribution of each arm; the values of the method by each key, such as with and without cross-tuning
+    (AD-DROP, figure 4); and the gain over the mean of plain training by p and q, else the first two keys (figure 6).
+
+    Raises:
+        ValueError: matplotlib is missing.
+    """
+    load_matplotlib("the picture")
+    from matplotlib import pyplot
+    from optuna.visualization import matplotlib as plots
+
+    sign = 1 if studies[0].direction == StudyDirection.MAXIMIZE else -1
+    keys = sorted(arms[0].space, key=lambda key: key not in ("p", "q"))[:2]
+    target = {"target": lambda trial: round(sign * (trial.value - plain), 6), "target_name": f"gain in {metric}"}
+    drawn = {"distribution": partial(plots.plot_edf, studies, target_name=metric)}
+    drawn |= {"values": partial(plots.plot_slice, studies[0], target_name=metric)} if keys else {}
+    drawn |= {"gain": partial(plots.plot_contour, studies[0], keys, **target)} if len(keys) == len(arms) == 2 else {}
+    for name, plot in drawn.items():
+        with pyplot.style.context("default"):  # Optuna sets a style of its own
+            plot()
+            save(pyplot.gcf(), out / f"{name}.png")
+            pyplot.close()
+    return [out / f"{name}.png" for name in drawn]

@@ -1,0 +1,250 @@
+"""`attn-reg sweep`: search the settings of a method, beside plain training with the same budget.
+
+The trials of the method are the combinations of a grid, or are drawn by Optuna. Plain training gets as many, each with
+a seed of its own; the keys that both have, such as the learning rate, vary in it alike. Each trial is a run in a folder
+under `out`, as those of `attn-reg compare` and `finetune` are.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from omegaconf import OmegaConf
+
+from attn_reg_plugin.configuration import read, setting
+
+if TYPE_CHECKING:
+    from attn_reg_plugin.experiments.comparison import Comparison
+    from attn_reg_plugin.experiments.runs import Run
+
+#: section of the file -> (module, dataclass) of the comparison whose runs are the trials
+BASES = {
+    "finetune": ("attn_reg_plugin.experiments.fine_tuning", "FineTuning"),
+    "compare": ("attn_reg_plugin.experiments.translation", "TranslationComparison"),
+}
+#: settings of a comparison that the sweep decides, and those that say what is searched on
+DECIDED, FIXED = ("out", "methods", "seeds", "jobs", "method_flags"), ("task", "data", "cpu")
+#: ranges in a file, `{log: [low, high]}`
+RANGES = ("log", "uniform", "int")
+#: trials of the method, and values of a key
+MOST = 5_000
+
+
+#: name of the arm that the method is compared with
+PLAIN = "plain"
+#: suggestion of Optuna's, such as `float` of `suggest_float`, and its arguments
+Choice = tuple[str, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A side of a sweep, the method or plain training.
+
+    Attributes:
+        name: in tables.
+        space: the keys that vary, with what their values are drawn from.
+        trials: seed and values of each trial; without values they are drawn.
+    """
+
+    name: str
+    space: Mapping[str, Choice]
+    trials: Sequence[tuple[int, dict[str, Any]]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """The settings of `attn-reg sweep`.
+
+    Raises:
+        ValueError: a key or a value that is not allowed; the sentence names the key.
+    """
+
+    GROUP: ClassVar[str] = "running"
+
+    out: Path = setting("folder of the trials", metavar="FOLDER")
+    finetune: Any = setting("what is searched on: settings of `attn-reg finetune`", None, unflagged=True)
+    compare: Any = setting("or settings of `attn-reg compare`", None, unflagged=True)
+    method: Any = setting("what is searched: a name, in a file also `{like: NAME, option: value, ...}`", "ad_drop")
+    space: Any = setting(
+        "options of the method and settings of the training: `key: [values]`, or a range, `key: {log: [low, high]}`",
+        None,
+        unflagged=True,
+    )
+    trials: int = setting("trials, drawn by Optuna; 0: the whole grid", 0, within=f"[0, {MOST}]", metavar="N")
+    seeds: tuple[int, ...] = setting("seeds of the method: of a grid all for each combination, else in turn", (1,))
+    pruner: str = setting("end hopeless trials early", "none", choices=("none", "median"))
+    pruner_trials: int = setting("trials that must be complete before one is pruned", 5, within="[1, inf)")
+    pruner_epochs: int = setting("epochs in which none is pruned", 1, within="[0, inf)")
+    storage: str | None = setting(
+        "URL of Optuna's storage, such as postgresql://...; the same for several machines (default: SQLite in --out)",
+        None,
+        metavar="URL",
+    )
+    name: str | None = setting("of the sweep in a storage that several sweeps share (default: that of --out)", None)
+    jobs: int = setting("trials at a time; above 1 each of them has one thread", 1, within="[1, inf)", metavar="N")
+
+    def __post_init__(self) -> None:
+        """Check keys and values; data and models are looked at later."""
+        given = [section for section in BASES if getattr(self, section) is not None]
+        if len(given) != 1:
+            raise ValueError(f"give one of the sections {' and '.join(BASES)}, given {len(given)}")
+        if not isinstance(self._base, Mapping):
+            raise ValueError(f"{self.section} is {self._base!r}, but must be a mapping of settings")
+        if wrong := [key for key in DECIDED if key in self._base]:
+            raise ValueError(f"{self.section}: {wrong[0]} is decided by the sweep; leave it out")
+        if not self.seeds or min(self.seeds) < 0 or len(set(self.seeds)) != len(self.seeds):
+            raise ValueError(f"seeds is {','.join(map(str, self.seeds))}, but must be distinct whole numbers")
+        if not isinstance(self.method, str) and not (isinstance(self.method, Mapping) and "like" in self.method):
+            raise ValueError(f"method is {self.method!r}, but must be a name, or {{like: NAME, option: value, ...}}")
+        self.comparison()  # refuse what is wrong in it, before anything is blamed on the space
+        self._check_size()
+        space = self.choices
+        for shared in (True, False) if not self.trials else ():  # each value is possible, and so must be what all are
+            for values in _grid({key: space[key] for key in space if (key in self.shared) == shared}):
+                self.comparison(values)
+
+    # -- method and training ------------------------------------------------------------------------------------------
+
+    @property
+    def section(self) -> str:
+        """The section of `BASES` that is given."""
+        return next(section for section in BASES if getattr(self, section) is not None)
+
+    @property
+    def _base(self) -> Any:
+        return getattr(self, self.section)
+
+    @property
+    def _kind(self) -> type[Comparison]:
+        module, name = BASES[self.section]
+        return getattr(importlib.import_module(module), name)
+
+    @property
+    def _method(self) -> dict[str, Any]:
+        return {"like": self.method} if isinstance(self.method, str) else dict(self.method)
+
+    def comparison(
+        self, values: Mapping[str, Any] | None = None, name: str = "method", row: Mapping[str, Any] | None = None
+    ) -> Comparison:
+        """The comparison of the method, or of another row, alone, with some values of the space."""
+        values, part = values or {}, "space" if values else self.section
+        options = {key: value for key, value in values.items() if key not in self.shared}
+        settings = {key: value for key, value in values.items() if key in self.shared}
+        methods = {name: {**self._method, **options} if row is None else row}
+        content = {**self._base, "out": str(self.out), "jobs": self.jobs, **settings, "methods": methods}
+        try:
+            return read(self._kind, OmegaConf.create({self.section: content}), self.section, {}, Path(part))
+        except ValueError as error:
+            reason = str(error).removeprefix(f"{part}: ")
+            part = "method" if reason.startswith("methods: ") and not values else part
+            raise ValueError(f"{part}: {reason.removeprefix('methods: ').removeprefix(f'{name}: ')}") from None
+
+    # -- the space ----------------------------------------------------------------------------------------------------
+
+    def _check_size(self) -> None:
+        """Refuse what would take too long to look at, let alone to train."""
+        if not isinstance(self.space, Mapping) or not self.space:
+            raise ValueError(f"space is {self.space!r}, but must be a mapping, such as {{p: [0.1, 0.3, 0.5]}}")
+        counts = [len(given) for given in self.space.values() if isinstance(given, list)]
+        count = sum(counts) if self.trials else math.prod(counts) * len(self.seeds)
+        if count > MOST:
+            what = "values" if self.trials else "trials in its grid"
+            advice = "take fewer values" + ("" if self.trials else ", or say by `trials` how many are drawn")
+            raise ValueError(f"space has {count:,} {what}, but at most {MOST:,} are possible; {advice}")
+
+    @functools.cached_property
+    def shared(self) -> tuple[str, ...]:
+        """The keys of the space that plain training has too, such as the learning rate."""
+        options = self.comparison().selected()[0].settings
+        return tuple(str(key) for key in self.space if key not in options)
+
+    @functools.cached_property
+    def choices(self) -> dict[str, Choice]:
+        """The keys that vary and what their values are drawn from, as method and training take them."""
+        settings = [entry.name for entry in dataclasses.fields(self._kind)]
+        settings = [name for name in settings if name not in (*DECIDED, *FIXED)]
+        for key in self.shared:
+            if key not in settings:
+                options = ", ".join(self.comparison().selected()[0].settings)
+                known = [f"{options} of {self._method['like']}"] * bool(options)
+                known += [f"{', '.join(settings)} of {self.section}"]
+                raise ValueError(f"space: unknown key {key!r}; the keys are: {'; '.join(known)}")
+        return {str(key): self._choice(str(key), given) for key, given in self.space.items()}
+
+    def _choice(self, key: str, given: Any) -> Choice:
+        kind, values = next(iter(given.items()), ("", ())) if isinstance(given, Mapping) else ("", given)
+        ranged = isinstance(given, Mapping) and len(given) == 1 and kind in RANGES
+        if not isinstance(values, list) or not values or (kind and not ranged):
+            forms = " or ".join(f"{{{kind}: [low, high]}}" for kind in RANGES)
+            raise ValueError(f"space: {key} is {given!r}, but must be a list of values, or {forms}")
+        taken = [self._taken(key, value) for value in values]
+        if not ranged:
+            if len(set(taken)) != len(taken):
+                raise ValueError(f"space: {key} is {given!r}, but must not have a value twice")
+            return "categorical", {"choices": taken}
+        if not self.trials:
+            raise ValueError(f"trials is 0, but must say how many, since {key} has a range in space")
+        if len(taken) != 2 or isinstance(taken[0], str) or taken[0] >= taken[1] or (kind == "log" and taken[0] <= 0):
+            above = " above 0" * (kind == "log")
+            raise ValueError(f"space: {key}: {kind} is {values!r}, but must be two numbers{above}, the lower first")
+        ends = dict(zip(("low", "high"), taken, strict=True))
+        return ("int", ends) if kind == "int" else ("float", {**ends, "log": kind == "log"})
+
+    def _taken(self, key: str, value: Any) -> Any:
+        """A value as method or training take it; refused where they don't."""
+        found = self.comparison({key: value})
+        taken = getattr(found, key) if key in self.shared else found.selected()[0].value(key)
+        return taken if isinstance(taken, bool | int | float | str) else str(taken)
+
+    # -- the trials ---------------------------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def arms(self) -> list[Arm]:
+        """The method, and plain training with the same budget; plain training alone if that is what is searched."""
+        trials = [(self.seeds[number % len(self.seeds)], {}) for number in range(self.trials)]
+        trials = trials or [(seed, values) for values in _grid(self.choices) for seed in self.seeds]
+        own = itertools.chain(self.seeds, itertools.count(max(self.seeds) + 1))
+        shared = [{key: value for key, value in values.items() if key in self.shared} for _, values in trials]
+        choices = {key: self.choices[key] for key in self.shared}
+        plain = Arm(PLAIN, choices, list(zip(own, shared, strict=False)))
+        name = str(self._method.get("title", self._method["like"]))
+        return [plain] if self._method["like"] == PLAIN else [Arm(name, self.choices, trials), plain]
+
+    def run_of(self, arm: Arm, number: int, seed: int, values: Mapping[str, Any]) -> Run:
+        """The run of a trial, as `attn-reg compare` or `finetune` makes it."""
+        title, plain = {"title": f"{arm.name} {text_of(values)}".strip()}, arm.name == PLAIN
+        own = {} if plain else self._method | {key: values[key] for key in values if key not in self.shared}
+        found = self.comparison(values, PLAIN if plain else f"trial-{number:03d}", {**own, **title})
+        (run,) = dataclasses.replace(found, seeds=(seed,)).plan(found.selected())
+        return dataclasses.replace(run, measured=False)
+
+    def carry_out(self) -> int:
+        """Do all trials that no other process does, and show the result: 0, 1 if any failed, 130 when interrupted.
+
+        Raises:
+            ValueError: bad input, or nothing but failures, in one sentence.
+            FileNotFoundError: data that is missing.
+        """
+        from attn_reg_plugin.experiments.sweep.search import search
+
+        return search(self)
+
+
+def _grid(space: Mapping[str, Choice]) -> list[dict[str, Any]]:
+    """All combinations of the values; the last key varies fastest. Without keys it is one empty combination."""
+    products = itertools.product(*(how["choices"] for _, how in space.values()))
+    return [dict(zip(space, values, strict=True)) for values in products]
+
+
+def text_of(values: Mapping[str, Any]) -> str:
+    """Values for titles: `p 0.1, q 0.3`."""
+    shown = {key: f"{value:.4g}" if isinstance(value, float) else value for key, value in values.items()}
+    return ", ".join(f"{key} {value}" for key, value in shown.items())

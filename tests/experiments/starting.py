@@ -1,0 +1,64 @@
+"""Commands of runs, forked from the tests' server: at toy size a training takes less time than its imports."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import runpy
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import pytest
+
+from tests.processes import start
+
+
+class Forked:
+    """A command that was forked, with what a run needs of `subprocess.Popen`."""
+
+    def __init__(self, process: BaseProcess) -> None:
+        self.process = process
+
+    @property
+    def returncode(self) -> int | None:
+        """The exit status, or minus the signal that ended it; None while it runs."""
+        return self.process.exitcode
+
+    def poll(self) -> int | None:
+        """The same."""
+        return self.process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        """Wait for its end."""
+        self.process.join(timeout)
+        if self.process.exitcode is None:
+            raise subprocess.TimeoutExpired(self.process.name, timeout or 0.0)
+        return self.process.exitcode
+
+    def terminate(self) -> None:
+        """End it."""
+        self.process.terminate()
+
+
+def start_forked(command: Sequence[str], log: Path, environment: dict[str, str], lock: int) -> Forked:
+    """Fork a command `python -m MODULE ...` whose output is appended to a file; it has the server's environment."""
+    return Forked(start(_carry_out, list(command[2:]), str(log)))
+
+
+def _carry_out(words: list[str], log: str) -> None:
+    target = os.open(log, os.O_WRONLY | os.O_APPEND)
+    os.dup2(target, 1), os.dup2(target, 2)
+    sys.modules.pop(words[0], None)
+    sys.argv = words
+    runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+
+
+@contextlib.contextmanager
+def quick_starts() -> Iterator[None]:
+    """Within it, the commands of runs are forked."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("attn_reg_plugin.experiments.executing.start", start_forked)
+        yield

@@ -1,0 +1,233 @@
+"""A configuration at toy size: a tiny random model, 50 made-up examples, one epoch, one seed, few trials.
+
+It shows that every part of a configuration works, on a CPU, without a network, in seconds. Methods and their settings
+stay as they are. Everything is written beside the folder that the configuration names, in a folder `...-toy`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from argparse import Namespace
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from omegaconf import OmegaConf
+
+from attn_reg_plugin.commands.run import steps
+from attn_reg_plugin.experiments.comparison import TO_THE_END
+from attn_reg_plugin.experiments.steps import EACH, Step, plan
+from tests.experiments.starting import quick_starts
+
+T = TypeVar("T")
+ENDING = "-toy"
+#: the folder of made-up files beside a step's own
+MADE_UP = "made-up"
+PAIRS = {"train": 50, "valid": 20, "test": 20}
+#: pairs that the pieces of a made-up OPUS-MT model come from
+_PIECES_FROM = 300
+#: AttendOut's round takes T updates, so a toy epoch has more of them
+_BATCH, _BATCH_OF_ROUNDS = 16, 4
+_TRIALS = 2
+_EVERY_UPDATE = "--log-interval 1"
+
+
+def toy_steps(path: Path, *words: str) -> list[Step]:
+    """The steps of a file at toy size, of each name in `each` the first value that is not among the flags."""
+    content = OmegaConf.to_container(OmegaConf.load(path))
+    names = {name: values[0] for name, values in content.get(EACH, {}).items() if f"--{name}" not in words}
+    flags = [word for name, value in names.items() for word in (f"--{name}", str(value))]
+    if "out" in content and "--out" not in words:
+        flags += ["--out", f"{content['out']}{ENDING}"]
+    found = []
+    for step in plan(path, [*words, *flags], steps()):
+        own = content[step.section].get(EACH, {})
+        if all(step.values[name] == values[0] for name, values in own.items()):
+            found.append(step)
+            if isinstance(step.settings, Namespace) and step.section == "bench":
+                vars(step.settings).update(size="tiny", device="cpu", repeats=1, warmup=0, threads=1)
+            elif dataclasses.is_dataclass(step.settings):
+                step.settings = toy_of(step.settings)
+    return found
+
+
+def run_toy(path: Path, *words: str) -> None:
+    """Carry a file out at toy size."""
+    with quick_starts():
+        for step in toy_steps(path, *words):
+            if dataclasses.is_dataclass(step.settings):
+                make_files(step.settings)
+            assert step.carry_out() == 0
+
+
+def aside(path: Path) -> Path:
+    """A folder's place at toy size; one that is in such a place stays there."""
+    if any(part.endswith(ENDING) for part in path.parts):
+        return path
+    return path.with_name(path.name + ENDING)
+
+
+def toy_of(settings: T) -> T:
+    """The settings of a step at toy size.
+
+    Args:
+        settings: of a step of `attn-reg run`; not changed.
+    """
+    values = _VALUES[type(settings).__name__](settings)
+    return dataclasses.replace(settings, **values)  # type: ignore[type-var]
+
+
+def make_files(settings: Any) -> None:
+    """Write the made-up files that a step at toy size reads, unless they are there.
+
+    Args:
+        settings: what `toy_of` gave.
+    """
+    maker = _MAKERS.get(type(settings).__name__)
+    if maker is not None:
+        maker(settings)
+
+
+def make_task_files(folder: Path) -> None:
+    """Write made-up files of the task that a folder is called by, unless they are there."""
+    from tests.labelled.made_up import make_task
+
+    if not folder.is_dir():
+        make_task(folder, folder.name)
+
+
+# -- the values of each step ------------------------------------------------------------------------------------------
+
+
+def _comparison(settings: Any) -> dict[str, Any]:
+    """Of `compare` and `finetune`."""
+    methods = settings.selected()
+    # AD-DROP's first epoch is plain, so it needs a second one to do anything
+    epochs = 2 if any(method.flags.get("ad-drop-cross-tuning") == "epoch" for method in methods) else 1
+    rounds = any(method.regularizer == "attend_out" for method in methods)
+    batch = min(settings.batch_size or _BATCH, _BATCH_OF_ROUNDS if rounds else _BATCH)
+    shared = {"out": aside(settings.out), "seeds": settings.seeds[:1], "cpu": True}
+    if _EVERY_UPDATE not in settings.train_flags:  # few updates: curves need each of them
+        shared["train_flags"] = f"{settings.train_flags} {_EVERY_UPDATE}".strip()
+    return {**shared, "epochs": min(epochs, settings.epochs), "batch_size": batch}
+
+
+def _fine_tuning(settings: Any) -> dict[str, Any]:
+    from tests.labelled.made_up import PAPER_SHAPE, family_of
+
+    out, longest = aside(settings.out), PAPER_SHAPE["max_position_embeddings"]
+    values = _comparison(settings)
+    values |= {"data": str(out / MADE_UP / settings.task), "max_length": min(settings.max_length, longest - 8)}
+    values |= {"model": str(out / MADE_UP / family_of(settings.model or "").lower())}
+    if settings.train_fraction < 1:  # of few examples, so that some are left where a part of them is held out
+        values |= {"train_fraction": max(settings.train_fraction, 0.4)}
+    if settings.train_examples:
+        values |= {"train_examples": max(settings.train_examples, 20)}
+    shares = ("label_noise", "shortcut")
+    values |= {name: max(getattr(settings, name), 0.4) for name in shares if getattr(settings, name)}
+    return values | {"train_per_class": min(settings.train_per_class, 4), "shortcut_words": ()}
+
+
+def _translation(settings: Any) -> dict[str, Any]:
+    values = _comparison(settings)
+    values |= {"embed_dim": 16, "ffn_dim": 24, "heads": 2, "max_tokens": min(settings.max_tokens, 1024), "beam": 2}
+    # few updates: where they are counted, a warm-up would be all of them
+    values |= {
+        "warmup": 0 if settings.lr_scheduler in TO_THE_END else min(settings.warmup, 4),
+        "data": aside(settings.data),
+    }
+    values |= {"generate_flags": f"{settings.generate_flags} --max-len-a 0 --max-len-b 10".strip()}
+    return values | {"opus_mt": None if settings.opus_mt is None else aside(settings.opus_mt)}
+
+
+def _sweep(settings: Any) -> dict[str, Any]:
+    from attn_reg_plugin.experiments.sweep.settings import DECIDED
+
+    searched = settings.comparison()
+    base = toy_of(searched)
+    own = {entry.name: getattr(base, entry.name) for entry in dataclasses.fields(base)}
+    own = {name: value for name, value in own.items() if value != getattr(searched, name)}
+    own = {name: str(value) if isinstance(value, Path) else value for name, value in own.items()}
+    own = {name: value for name, value in own.items() if name not in DECIDED}
+    # the sweep's method isn't among those of its trainings
+    own["epochs"] = min(2, searched.epochs)
+    values = {settings.section: {**getattr(settings, settings.section), **own}, "out": aside(settings.out)}
+    values |= {"seeds": settings.seeds[:1], "trials": min(settings.trials, _TRIALS), "storage": None}
+    return values if settings.trials else {**values, "space": _smaller(settings.space)}
+
+
+def _smaller(space: Mapping[str, Any]) -> dict[str, Any]:
+    """The first two values of the first two keys, and the first value of the others."""
+    return {key: list(given)[: 2 if place < 2 else 1] for place, (key, given) in enumerate(space.items())}
+
+
+def _phrasebook(settings: Any) -> dict[str, Any]:
+    return {**PAIRS, "out": aside(settings.out), "vocab_size": min(settings.vocab_size or 150, 150)}
+
+
+def _wmt16(settings: Any) -> dict[str, Any]:
+    out = aside(settings.out)
+    values: dict[str, Any] = {"out": out, "source": str(out.parent / MADE_UP / "text"), "limit": PAIRS["train"]}
+    values |= {"origin": (), "set_aside": min(settings.set_aside, 10)}
+    values |= {"noise": max(settings.noise, 0.1) if settings.noise else 0.0}
+    if settings.opus_mt is None:
+        return values | {"vocab_size": min(settings.vocab_size or 150, 150), "spm_model": (), "dictionary": ()}
+    # what was filled in for it isn't given again
+    return values | {"opus_mt": aside(settings.opus_mt), "spm": None, "vocab_size": None}
+
+
+def _opus_mt(settings: Any) -> dict[str, Any]:
+    out = aside(settings.out)
+    return {"out": out, "model": str(out.parent / MADE_UP / "marian")}
+
+
+_VALUES = {
+    "FineTuning": _fine_tuning,
+    "TranslationComparison": _translation,
+    "Sweep": _sweep,
+    "PhrasebookOptions": _phrasebook,
+    "Wmt16Options": _wmt16,
+    "OpusMTStart": _opus_mt,
+}
+
+
+# -- the files --------------------------------------------------------------------------------------------------------
+
+
+def _make_labelled(settings: Any) -> None:
+    from tests.labelled.made_up import PAPER_SHAPE, family_of, make_encoder
+
+    make_task_files(Path(settings.data))
+    folder = Path(settings.model)
+    if not folder.is_dir():
+        make_encoder(folder, family_of(folder.name), **PAPER_SHAPE)
+
+
+def _make_swept(settings: Any) -> None:
+    make_files(settings.comparison())
+
+
+def _make_text(settings: Any) -> None:
+    from attn_reg_plugin.corpora.phrasebook import write_phrasebook
+
+    write_phrasebook(settings.source, **PAIRS)
+
+
+def _make_marian(settings: Any) -> None:
+    from attn_reg_plugin.corpora.phrasebook import splits
+    from tests.opus_mt.random_marian import make_marian
+
+    if Path(settings.model).is_dir():
+        return
+    source, _, target = settings.languages.partition("-")
+    phrases = splits(_PIECES_FROM, 1, 1)["train"]
+    texts = [[getattr(phrase, language) for phrase in phrases] for language in (source, target)]
+    make_marian(Path(settings.model), (source, target), texts)
+
+
+_MAKERS = {
+    "FineTuning": _make_labelled,
+    "Sweep": _make_swept,
+    "Wmt16Options": _make_text,
+    "OpusMTStart": _make_marian,
+}

@@ -1,0 +1,102 @@
+"""The console script itself: help without torch, names that are mistyped, lists."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from attn_reg_plugin.cli import COMMANDS, main, user_dir
+
+NAMES = [name for commands in COMMANDS.values() for name in commands]
+#: runs a command as the console script does, and prints what it has imported
+HELP = """
+import sys
+sys.argv = ["attn-reg", *sys.argv[1:]]
+from attn_reg_plugin.cli import main
+try:
+    main()
+finally:
+    print(*({"torch", "numpy", "pandas", "fairseq", "transformers"} & set(sys.modules)), file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize("words", [["--help"], ["user-dir"], *([name, "--help"] for name in NAMES)], ids=" ".join)
+def test_help_needs_no_framework_and_has_two_examples(words: list[str]) -> None:
+    pytest.importorskip("omegaconf")
+    done = subprocess.run([sys.executable, "-c", HELP, *words], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.strip()) == (0, ""), "which takes seconds to import"
+    if words[-1] == "--help" and words[0] in NAMES[:-1]:
+        _, _, examples = done.stdout.partition("examples:\n")
+        assert examples.count(f"  attn-reg {words[0]} ") == 2
+    if words[0] in ("compare", "finetune"):
+        groups = [line for line in done.stdout.splitlines() if line in ("data:", "methods:", "training:", "running:")]
+        assert sorted(groups) == ["data:", "methods:", "running:", "training:"]
+
+
+def test_a_command_reads_checkpoints_without_the_packages_names(tmp_path: Path) -> None:
+    """The package leaves its names out on the command line only; a command that runs has what it needs."""
+    pytest.importorskip("fairseq")
+    done = subprocess.run([sys.executable, "-c", HELP, "export", tmp_path, "out"], capture_output=True, text=True)
+    assert "has no checkpoint" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["comprae"], "attn-reg: unknown command 'comprae'; did you mean compare?"),
+        (["nonsense"], "attn-reg: unknown command 'nonsense'\n"),
+        (["export", "a", "b", "--", "--fp16"], "export takes nothing behind --"),
+        (["compare", "d", "--metods", "plain"], "unrecognized arguments: --metods plain; did you mean --methods?"),
+    ],
+)
+def test_what_is_mistyped(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("omegaconf")
+    try:
+        code = main(words)
+    except SystemExit as error:
+        code = error.code
+    assert code == 2 and said in capsys.readouterr().err
+
+
+def test_the_choices_of_the_bench_are_those_that_there_are() -> None:
+    """Its help has them without torch."""
+    pytest.importorskip("rich")
+    from attn_reg_plugin.bench import families, measure
+    from attn_reg_plugin.commands import bench
+
+    assert (set(bench.FAMILIES), set(bench.SIZES)) == (set(families.FAMILIES), set(families.SIZES))
+    assert set(bench.CLOCKS) == set(measure.CLOCKS)
+
+
+def test_the_folder_for_fairseq(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["user-dir"]) == 0 and capsys.readouterr().out == f"{user_dir()}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["compare", "--list-methods"], "ad_drop_low  .*--attn-reg ad_drop .*--ad-drop-direction low"),
+        (["finetune", "--list-methods"], "attend_out  .*--attn-reg attend_out"),
+        (["finetune", "--list-tasks"], "cola  .*classification, mcc, accuracy"),
+    ],
+)
+def test_lists(words: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    import re
+
+    pytest.importorskip("omegaconf")
+    with pytest.raises(SystemExit, match="0"):
+        main(words)
+    printed = capsys.readouterr().out
+    assert re.search(line, printed) and ("untuned" in printed) == (words[0] == "compare")
+
+
+def test_a_shell_completes_commands_and_flags() -> None:
+    pytest.importorskip("argcomplete")
+    environment = {"_ARGCOMPLETE": "1", "COMP_LINE": "attn-reg finetune --held", "COMP_POINT": "24"}
+    environment |= {"_ARGCOMPLETE_STDOUT_FILENAME": "/dev/stdout", "PATH": "/usr/bin", "_ARGCOMPLETE_IFS": "\n"}
+    code = HELP.partition("try:")[0] + "main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
+    assert done.stdout.split() == ["--held-out"]
