@@ -30,6 +30,7 @@ FOREIGN = {"--help", "--no-build-isolation", "--config-dir", "--config-name"}
 FOREIGN |= {f"--{name}" for name in ("nproc_per_node", "nnodes", "node_rank", "master_addr", "master_port")}
 FOREIGN |= {f"--{name}" for name in ("rdzv_id", "rdzv_backend", "rdzv_endpoint")}
 FOREIGN |= {f"--{name}" for name in ("nodes", "ntasks-per-node", "gpus-per-node")}
+FOREIGN |= {"--p", "--q"}  # values of the papers' configurations
 SHARED = {option.name for option in options_of(Regularizer)}
 
 

@@ -84,7 +84,6 @@ def test_the_bench_measures_it(method: type[Regularizer], one_thread: None) -> N
 def test_the_pages_show_it(method: type[Regularizer]) -> None:
     assert f"| `{NAME}` | `LastKeyDrop` | Drop the last key, sometimes. |" in hooks.methods_table()
     assert "| `--last-key-drop-rate` | `0.5` | probability of dropping the last key" in hooks.flags_of_methods()
-    assert NAME in hooks.flags_of_attn_reg()
 
 
 @pytest.mark.usefixtures("one_thread")

@@ -12,6 +12,7 @@ what it needs.
 from __future__ import annotations
 
 import io
+import itertools
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
@@ -85,11 +86,15 @@ def describe(options: PrepareOptions) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: a file is missing.
-        ValueError: a file of an OPUS-MT model cannot be used, or the prefix isn't a piece.
+        ValueError: a file is no model, a dictionary does not fit its model, or the prefix isn't a piece.
     """
     for path in (*options.spm_model, *options.dictionary):
         if not path.is_file():
             raise FileNotFoundError(f"{path}: no such file")
+    for path, dictionary in itertools.zip_longest(options.spm_model, options.dictionary):
+        model = PieceModel(path)
+        if dictionary is not None:
+            check_fit(model, path, dictionary)
     found: dict[str, Any] = {
         "spm_model": [sha256(path) for path in options.spm_model],
         "dictionary": [sha256(path) for path in options.dictionary],
@@ -118,8 +123,7 @@ def write_models(options: PrepareOptions, folder: Path) -> dict[str, Any]:
         folder: has the training text in `raw/`.
 
     Raises:
-        ValueError: a vocabulary size that does not suit the text, a file that is not a model, or a dictionary that does
-            not fit its model.
+        ValueError: a vocabulary size that does not suit the text, or a file of an OPUS-MT model that cannot be used.
     """
     if options.opus_mt is not None:
         return _write_opus_mt(options, options.opus_mt, folder)
@@ -127,7 +131,6 @@ def write_models(options: PrepareOptions, folder: Path) -> dict[str, Any]:
     for number, (name, dictionary) in enumerate(options.models.items()):
         path, target = folder / name, folder / dictionary
         if options.spm_model:
-            PieceModel(options.spm_model[number])  # so that a refusal names the file that was given
             shutil.copyfile(options.spm_model[number], path)
         else:
             assert options.vocab_size is not None
@@ -135,7 +138,6 @@ def write_models(options: PrepareOptions, folder: Path) -> dict[str, Any]:
             train_model(_text(options, folder, languages), path, options.vocab_size, options.character_coverage)
         model = PieceModel(path)
         if options.dictionary:
-            check_fit(model, options.spm_model[number], options.dictionary[number])
             shutil.copyfile(options.dictionary[number], target)
         else:
             write_dictionary(model.symbols, target)

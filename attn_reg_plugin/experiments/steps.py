@@ -73,14 +73,15 @@ class Step:
 
     section: str
     settings: Any
-    function: Callable[[Any], int | None]
+    function: Callable[[Any], Any]
     path: Path
     values: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def carry_out(self) -> int:
         """Do it; the exit status."""
         with said_of(self.path, but=RunError):
-            return self.function(self.settings) or 0
+            status = self.function(self.settings)
+            return status if isinstance(status, int) else 0  # `prepare` gives a manifest
 
 
 def plan(path: Path, words: Sequence[str], commands: Mapping[str, Command] = MappingProxyType({})) -> list[Step]:

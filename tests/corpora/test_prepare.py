@@ -178,6 +178,10 @@ def test_models_are_reused_joint_and_separate(tmp_path: Path) -> None:
     misfit = {"spm_model": joint["spm_model"], "dictionary": (tmp_path / "two/dict.en.txt",)}
     with pytest.raises(ValueError, match=r"dict\.en\.txt does not fit the sentencepiece model .*one.spm\.model"):
         prepare(wanted(source, tmp_path / "fourth", **misfit))
+    no_model = {"spm_model": (tmp_path / "one/dict.txt",)}
+    with pytest.raises(ValueError, match=r"one.dict\.txt is not a sentencepiece model"):
+        prepare(wanted(source, tmp_path / "fourth", **no_model))
+    assert not (tmp_path / "fourth").exists(), "refused before anything is written"
 
 
 @pytest.mark.usefixtures("ran")

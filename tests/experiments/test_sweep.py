@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -13,12 +14,15 @@ pytest.importorskip("fairseq")
 pytest.importorskip("optuna")
 
 import optuna
+import pandas
+from scipy.stats import ttest_ind
 
 from attn_reg_plugin import cli, configuration
 from attn_reg_plugin.cli import main
 from attn_reg_plugin.experiments import runs
 from attn_reg_plugin.experiments.executing import RunError
 from attn_reg_plugin.experiments.steps import plan
+from attn_reg_plugin.experiments.sweep.report import gain
 from attn_reg_plugin.experiments.sweep.settings import Sweep
 from attn_reg_plugin.experiments.training_log import read_log
 from tests.models.hf_folders import make_encoder, make_rte
@@ -65,68 +69,58 @@ def test_drawn_trials_take_the_seeds_in_turn(tmp_path: Path) -> None:
     method, plain = sweep(tmp_path, text, "--trials", "5").arms
     assert method.trials == [(seed, {}) for seed in (1, 2, 1, 2, 1)]
     assert list(plain.space) == ["lr", "batch_size"] and plain.trials == [(seed, {}) for seed in (1, 2, 3, 4, 5)]
-    assert not sweep(tmp_path, of_space("{p: {uniform: [0.1, 0.9]}}", "trials: 3")).arms[1].space
-
-
-def test_plain_training_alone(tmp_path: Path) -> None:
-    (plain,) = sweep(tmp_path, of_space("{lr: [1e-5, 3e-5]}", "method: plain")).arms
-    assert plain.trials == [(1, {"lr": 1e-5}), (2, {"lr": 3e-5})]
+    (alone,) = sweep(tmp_path, of_space("{lr: [1e-5, 3e-5]}", "method: plain")).arms
+    assert alone.trials == [(1, {"lr": 1e-5}), (2, {"lr": 3e-5})]
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("space", "said"),
     [
-        (of_space("{p: [0.1, 1.5]}"), "space: p is 1.5, but must lie in [0, 1]"),
-        (of_space("{lr: [0.1, -1]}"), "space: lr is -1.0, but must be above 0"),
-        (of_space("{lr: {log: [0.1, inf]}}", "trials: 2"), "space: lr is inf, but must"),
-        (of_space("{batch_size: [8, many]}"), "space: batch_size is 'many', but must be a whole number"),
-        (of_space("{batch_size: {uniform: [1.5, 2]}}", "trials: 2"), "space: batch_size is 1.5, but must be a whole"),
-        (of_space("{attribution: [gradient, magic]}"), "space: attribution is 'magic', but must be one of"),
-        (of_space("{magic: [1]}"), "space: unknown key 'magic'; the keys are: sites, p, q, cross_tuning"),
-        (of_space("{task: [rte, cola]}"), "space: unknown key 'task'; the keys are: "),
-        (of_space("{p: 0.3}"), "space: p is 0.3, but must be a list of values, or {log: [low, high]}"),
-        (of_space("{p: []}"), "space: p is [], but must be a list of values"),
-        (of_space("{p: [0.1, 0.10]}"), "space: p is [0.1, 0.1], but must not have a value twice"),
-        (of_space("{p: {normal: [0, 1]}}"), "space: p is {'normal': [0, 1]}, but must be a list of values"),
-        (of_space("{p: {uniform: [0.9, 0.1]}}", "trials: 2"), "space: p: uniform is [0.9, 0.1], but must be two num"),
-        (of_space("{p: {uniform: [0.1]}}", "trials: 2"), "space: p: uniform is [0.1], but must be two numbers"),
-        (
-            of_space("{p: {uniform: 0.1}}", "trials: 2"),
-            "space: p is {'uniform': 0.1}, but must be a list of values, or",
-        ),
-        (of_space("{p: {uniform: [0, 1], log: [0, 1]}}", "trials: 2"), "but must be a list of values, or {log: [low"),
-        (
-            of_space("{sites: {uniform: ['*', '*']}}", "trials: 2"),
-            "space: sites: uniform is ['*', '*'], but must be two",
-        ),
-        (of_space("{weight_decay: {log: [0, 1]}}", "trials: 2"), "space: weight_decay: log is [0, 1], but must be two"),
-        (of_space("{batch_size: {int: [1.5, 3]}}", "trials: 2"), "space: batch_size is 1.5, but must be a whole"),
-        (
-            of_space(HUGE),
-            "space has 27,000,000 trials in its grid, but at most 10,000 are possible; take fewer values,",
-        ),
-        (of_space("{p: [0.1]}", "trials: 100000"), "trials is 100000, but must lie in [0, 10000]"),
-        (of_space("{p: {uniform: [0, 1]}}"), "trials is 0, but must say how many, since p has a range in space"),
-        (of_space("{}"), "space is {}, but must be a mapping"),
-        (of_space("{p: [0.1]}", "method: magic"), "method: unknown method 'magic'; the methods are: "),
-        (of_space("{p: [0.1]}", "method: {p: 0.3}"), "method is {'p': 0.3}, but must be a name, or {like: NAME"),
-        (of_space("{p: [0.1]}", "method: {like: ad_drop, r: 1}"), "method: unknown setting 'r'; the settings are"),
-        (of_space("{p: [0.1]}", "seeds: 1,1"), "seeds is 1,1, but must be distinct whole numbers"),
-        (of_space("{p: [0.1]}", "pruner: magic"), "pruner is 'magic', but must be one of none, median"),
-        (of_space("{p: [0.1]}", "magic: 1"), "unknown setting 'magic'; the settings are: out, finetune"),
-        ("out: o\nspace: {p: [0.1]}", "give one of the sections finetune and compare, given 0"),
-        ("out: o\nfinetune: 5\nspace: {p: [0.1]}", "finetune is 5, but must be a mapping of settings"),
-        ("out: o\nfinetune: {task: rte}\nspace: {p: [0.1]}", "finetune: DATA is missing"),
-        ("out: o\nfinetune: {task: rte, data: d, epoch: 1}\nspace: {p: [0.1]}", "finetune: unknown setting 'epoch'"),
-        ("out: o\nfinetune: {task: rte, data: d, seeds: 1}\nspace: {p: [0.1]}", "finetune: seeds is decided by the s"),
-        ("out: o\ncompare: {data: d}\nspace: {heads: [8, 3]}", "space: --heads 3 does not divide --embed-dim 512"),
+        ("{p: [0.1, 1.5]}", "space: p is 1.5, but must lie in [0, 1]"),
+        ("{lr: [0.1, -1]}", "space: lr is -1.0, but must be above 0"),
+        ("{lr: {log: [0.1, inf]}}\ntrials: 2", "space: lr is inf, but must"),
+        ("{batch_size: [8, many]}", "space: batch_size is 'many', but must be a whole number"),
+        ("{batch_size: {int: [1.5, 3]}}\ntrials: 2", "space: batch_size is 1.5, but must be a whole number"),
+        ("{attribution: [gradient, magic]}", "space: attribution is 'magic', but must be one of"),
+        ("{magic: [1]}", "space: unknown key 'magic'; the keys are: sites, p, q, cross_tuning"),
+        ("{task: [rte, cola]}", "space: unknown key 'task'; the keys are: "),
+        ("{p: 0.3}", "space: p is 0.3, but must be a list of values, or {log: [low, high]}"),
+        ("{p: []}", "space: p is [], but must be a list of values"),
+        ("{p: [[0.1]]}", "space: p is [0.1], but must be a number"),
+        ("{p: [0.1, 0.10]}", "space: p is [0.1, 0.1], but must not have a value twice"),
+        ("{p: {normal: [0, 1]}}", "space: p is {'normal': [0, 1]}, but must be a list of values"),
+        ("{p: {uniform: [0, 1], log: [0, 1]}}\ntrials: 2", "but must be a list of values, or {log: [low"),
+        ("{p: {uniform: 0.1}}\ntrials: 2", "space: p is {'uniform': 0.1}, but must be a list of values"),
+        ("{p: {uniform: [0.9, 0.1]}}\ntrials: 2", "space: p: uniform is [0.9, 0.1], but must be two numbers"),
+        ("{p: {uniform: [0.1]}}\ntrials: 2", "space: p: uniform is [0.1], but must be two numbers"),
+        ("{sites: {uniform: ['*', '*']}}\ntrials: 2", "space: sites: uniform is ['*', '*'], but must be two numbers"),
+        ("{weight_decay: {log: [0, 1]}}\ntrials: 2", "weight_decay: log is [0, 1], but must be two numbers above 0"),
+        ("{p: {uniform: [0, 1]}}", "trials is 0, but must say how many, since p has a range in space"),
+        (HUGE, "space has 27,000,000 trials in its grid, but at most 5,000 are possible; take fewer values, or say"),
+        (f"{HUGE}\ntrials: 100000", "trials is 100000, but must lie in [0, 5000]"),
+        ("{}", "space is {}, but must be a mapping"),
+        ("[p, q]", "space is ['p', 'q'], but must be a mapping"),
+        ("{p: [0.1]}\nmethod: magic", "method: unknown method 'magic'; the methods are: "),
+        ("{p: [0.1]}\nmethod: {p: 0.3}", "method is {'p': 0.3}, but must be a name, or {like: NAME"),
+        ("{p: [0.1]}\nmethod: 3", "method is 3, but must be a name, or {like: NAME"),
+        ("{p: [0.1]}\nmethod: {like: ad_drop, r: 1}", "method: unknown setting 'r'; the settings are"),
+        ("{p: [0.1]}\nseeds: 1,1", "seeds is 1,1, but must be distinct whole numbers"),
+        ("{p: [0.1]}\npruner: magic", "pruner is 'magic', but must be one of none, median"),
+        ("{p: [0.1]}\nmagic: 1", "unknown setting 'magic'; the settings are: out, finetune"),
+        ("{p: [0.1]}\ncompare: {data: d}", "give one of the sections finetune and compare, given 2"),
+        ("{p: [0.1]}\nfinetune: 5", "finetune is 5, but must be a mapping of settings"),
+        ("{p: [0.1]}\nfinetune: {task: rte}", "finetune: DATA is missing"),
+        ("{p: [0.1]}\nfinetune: {task: rte, data: d, epoch: 1}", "finetune: unknown setting 'epoch'"),
+        ("{p: [0.1]}\nfinetune: {task: rte, data: d, seeds: 1}", "finetune: seeds is decided by the sweep"),
+        ("{heads: [8, 3]}\nfinetune:\ncompare: {data: d}", "space: --heads 3 does not divide --embed-dim 512"),
     ],
 )
 def test_refusals_name_the_file_and_the_key(
-    text: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    space: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "s.yaml").write_text(text, encoding="utf-8")
+    base = "" if "\nfinetune:" in space else f"finetune: {BASE}\n"
+    (tmp_path / "s.yaml").write_text(f"out: out\n{base}space: {space}\n", encoding="utf-8")
     assert main(["sweep", "s.yaml"]) == 2
     error = capsys.readouterr().err
     assert error.startswith("attn-reg sweep: s.yaml: ") and said in error
@@ -139,9 +133,8 @@ def test_it_is_a_step_and_its_keys_are_no_flags(tmp_path: Path) -> None:
     (tmp_path / "s.yaml").write_text(text)
     (step,) = plan(tmp_path / "s.yaml", ["--task", "cola", "--jobs", "2"])
     found = step.settings
-    assert (found.finetune["task"], found.out, found.jobs) == ("cola", Path("o/cola"), 2)
-    assert found.comparison().jobs == 2
-    assert sweep(tmp_path, text).out == Path("o/rte")
+    assert (found.finetune["task"], found.out, found.comparison().jobs) == ("cola", Path("o/cola"), 2)
+    assert dataclasses.replace(step, function=lambda _: {"complete": True}).carry_out() == 0, "steps before it go on"
     with pytest.raises(SystemExit):
         main(["sweep", str(tmp_path / "s.yaml"), "--space", "{}"])
 
@@ -217,7 +210,8 @@ def test_a_sweep_from_end_to_end(
     assert main(["sweep", "s.yaml", "--out", "moved"]) == 0 and len(told) == 9, "a sweep may be moved"
     (rte / "s.yaml").write_text(of_space("{p: [0.1, 0.9], q: [0.1, 0.3]}").replace("epochs: 2", "epochs: 3"))
     assert main(["sweep", "s.yaml", "--out", "moved"]) == 2
-    assert "other settings (--max-epoch: 2 there, 3 asked for); give another --out, " in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "other settings (" in error and "--max-epoch: 2 there, 3 asked for); give another --out, " in error
 
 
 def test_a_trial_goes_on_where_it_was_with_all_its_epochs(rte: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,10 +243,7 @@ def test_what_only_a_try_shows_and_a_bad_storage_leave_nothing_behind(
 ) -> None:
     there = sorted(rte.rglob("*"))
     for text, said in (
-        (
-            of_space('{p: [0.1], sites: ["encoder.self", "encoder.self[7]"]}'),
-            "sites encoder.self[7]: --attn-sites 'enc",
-        ),
+        (of_space("{p: [0.1], sites: ['*', 'encoder.self[7]']}"), "sites encoder.self[7]: --attn-sites 'enc"),
         (of_space("{p: [0.1]}").replace("data: data", "data: gone"), "gone"),
         (of_space("{p: [0.1]}", "storage: sweep.db"), "--storage cannot be opened: "),
         (of_space("{p: [0.1]}", "storage: 'mysql://me:secret@localhost:1/x'"), "--storage cannot be opened: "),
@@ -264,3 +255,11 @@ def test_what_only_a_try_shows_and_a_bad_storage_leave_nothing_behind(
         assert said in error and "secret" not in error and error.count("\n") == 1
         (rte / "s.yaml").unlink()
         assert sorted(rte.rglob("*")) == there
+
+
+def test_the_interval_is_that_of_scipy_and_of_equal_values_it_has_no_width() -> None:
+    values, others = [3.0, 4.0, 5.0, 4.5], [1.0, 2.0, 1.5]
+    found = gain(pandas.Series(values), pandas.Series(others))
+    assert found["interval"] == pytest.approx(list(ttest_ind(values, others, equal_var=False).confidence_interval()))
+    assert gain(pandas.Series([1.0] * 3), pandas.Series([0.5] * 4))["interval"] == [0.5, 0.5]
+    assert gain(pandas.Series([1.0, 2.0]), pandas.Series(others))["interval"] is None

@@ -88,10 +88,13 @@ def open_studies(sweep: Sweep, run: Run) -> list[optuna.Study]:
     own = {"searched": sweep.method, "space": sweep.space, "seeds": list(sweep.seeds), "drawn": bool(sweep.trials)}
     settings = {**run.settings, **own, "seed": None}
     for study in studies:
-        for key, (there, asked) in differing(study.user_attrs.get("settings", settings), settings).items():
+        if found := differing(study.user_attrs.get("settings", settings), settings):
+            said = [
+                f"{key}: {there or 'absent'} there, {now or 'absent'} asked for" for key, (there, now) in found.items()
+            ]
             raise ValueError(
-                f"the study {study.study_name!r} is of a sweep with other settings ({key}: {there or 'absent'} there, "
-                f"{asked or 'absent'} asked for); give another --out, and in a storage of several sweeps another --name"
+                f"the study {study.study_name!r} is of a sweep with other settings ({'; '.join(said[:3])}); give "
+                "another --out, and in a storage of several sweeps another --name"
             )
         study.set_user_attr("settings", settings)
     return studies
@@ -115,6 +118,7 @@ def trained(run: Run, trial: optuna.Trial, reporter: Reporter, epochs: int, stop
                 reported.add(epoch)
                 trial.report(value, epoch)
                 if trial.should_prune():
+                    progress.finish("pruned")
                     raise optuna.TrialPruned
 
     trial.set_user_attr("folder", run.folder.name)
@@ -131,9 +135,6 @@ def trained(run: Run, trial: optuna.Trial, reporter: Reporter, epochs: int, stop
         watch(run.log())
     except RunError as error:
         progress.set_aside(f"failed: {error}\n{error.tail}".strip())
-        raise
-    except optuna.TrialPruned:
-        progress.finish("pruned")
         raise
     value = run.result()["training"]["figures"][metric]
     progress.finish(f"{metric} {value:.3f}")

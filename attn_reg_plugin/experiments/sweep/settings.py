@@ -35,7 +35,7 @@ DECIDED, FIXED = ("out", "methods", "seeds", "jobs", "method_flags"), ("task", "
 #: ranges in a file, `{log: [low, high]}`
 RANGES = ("log", "uniform", "int")
 #: trials of the method, and values of a key
-MOST = 10_000
+MOST = 5_000
 
 
 #: name of the arm that the method is compared with
@@ -96,18 +96,19 @@ class Sweep:
         given = [section for section in BASES if getattr(self, section) is not None]
         if len(given) != 1:
             raise ValueError(f"give one of the sections {' and '.join(BASES)}, given {len(given)}")
-        if not isinstance(self._given, Mapping):
-            raise ValueError(f"{self.section} is {self._given!r}, but must be a mapping of settings")
-        for key in DECIDED:
-            if key in self._given:
-                raise ValueError(f"{self.section}: {key} is decided by the sweep; leave it out")
+        if not isinstance(self._base, Mapping):
+            raise ValueError(f"{self.section} is {self._base!r}, but must be a mapping of settings")
+        if wrong := [key for key in DECIDED if key in self._base]:
+            raise ValueError(f"{self.section}: {wrong[0]} is decided by the sweep; leave it out")
         if not self.seeds or min(self.seeds) < 0 or len(set(self.seeds)) != len(self.seeds):
             raise ValueError(f"seeds is {','.join(map(str, self.seeds))}, but must be distinct whole numbers")
+        if not isinstance(self.method, str) and not (isinstance(self.method, Mapping) and "like" in self.method):
+            raise ValueError(f"method is {self.method!r}, but must be a name, or {{like: NAME, option: value, ...}}")
         self.comparison()  # refuse what is wrong in it, before anything is blamed on the space
         self._check_size()
-        for shared in (True, False) if not self.trials else ():  # what depends on several keys
-            keys = [key for key in self.space if (key in self.shared) == shared]
-            for values in _grid({key: self.choices[key] for key in keys}):
+        space = self.choices
+        for shared in (True, False) if not self.trials else ():  # each value is possible, and so must be what all are
+            for values in _grid({key: space[key] for key in space if (key in self.shared) == shared}):
                 self.comparison(values)
 
     # -- method and training ------------------------------------------------------------------------------------------
@@ -118,7 +119,7 @@ class Sweep:
         return next(section for section in BASES if getattr(self, section) is not None)
 
     @property
-    def _given(self) -> Any:
+    def _base(self) -> Any:
         return getattr(self, self.section)
 
     @property
@@ -127,25 +128,18 @@ class Sweep:
         return getattr(importlib.import_module(module), name)
 
     @property
-    def _method(self) -> Mapping[str, Any]:
-        given = {"like": self.method} if isinstance(self.method, str) else self.method
-        if not isinstance(given, Mapping) or "like" not in given:
-            raise ValueError(f"method is {given!r}, but must be a name, or {{like: NAME, option: value, ...}}")
-        return given
+    def _method(self) -> dict[str, Any]:
+        return {"like": self.method} if isinstance(self.method, str) else dict(self.method)
 
     def comparison(
         self, values: Mapping[str, Any] | None = None, name: str = "method", row: Mapping[str, Any] | None = None
     ) -> Comparison:
-        """The comparison whose only method is searched, with some values of the space.
-
-        Args:
-            name, row: of the method in the comparison, by default of the one that is searched.
-        """
+        """The comparison of the method, or of another row, alone, with some values of the space."""
         values, part = values or {}, "space" if values else self.section
         options = {key: value for key, value in values.items() if key not in self.shared}
         settings = {key: value for key, value in values.items() if key in self.shared}
         methods = {name: {**self._method, **options} if row is None else row}
-        content = {**self._given, "out": str(self.out), "jobs": self.jobs, **settings, "methods": methods}
+        content = {**self._base, "out": str(self.out), "jobs": self.jobs, **settings, "methods": methods}
         try:
             return read(self._kind, OmegaConf.create({self.section: content}), self.section, {}, Path(part))
         except ValueError as error:
@@ -160,9 +154,9 @@ class Sweep:
         if not isinstance(self.space, Mapping) or not self.space:
             raise ValueError(f"space is {self.space!r}, but must be a mapping, such as {{p: [0.1, 0.3, 0.5]}}")
         counts = [len(given) for given in self.space.values() if isinstance(given, list)]
-        count = max(counts, default=0) if self.trials else math.prod(counts) * len(self.seeds)
+        count = sum(counts) if self.trials else math.prod(counts) * len(self.seeds)
         if count > MOST:
-            what = "values of a key" if self.trials else "trials in its grid"
+            what = "values" if self.trials else "trials in its grid"
             advice = "take fewer values" + ("" if self.trials else ", or say by `trials` how many are drawn")
             raise ValueError(f"space has {count:,} {what}, but at most {MOST:,} are possible; {advice}")
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -23,6 +24,7 @@ import optuna
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
+from sqlalchemy.exc import IntegrityError
 
 from attn_reg_plugin.experiments.sweep.settings import Arm
 from attn_reg_plugin.files import alone_in
@@ -54,7 +56,8 @@ def open_storage(url: str) -> RDBStorage:
     try:
         return RDBStorage(url, options, heartbeat_interval=BEAT, grace_period=GRACE)
     except Exception as error:  # of SQLAlchemy, of a driver, of Optuna
-        if "already exists" in str(error):  # another process makes the tables
+        if isinstance(error, IntegrityError) or "already exists" in str(error):  # another process makes the tables
+            time.sleep(0.1)
             return open_storage(url)
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ValueError(f"--storage cannot be opened: {reason}") from None
