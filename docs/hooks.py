@@ -222,11 +222,10 @@ def flags_of_attn_reg() -> str:
     """Every subcommand of `attn-reg`."""
     from attn_reg_plugin.cli import COMMANDS, build_parser
 
-    parts = ["### attn-reg user-dir", "print the folder to give to fairseq's --user-dir"]
-    for name in COMMANDS:
-        commands = next(a for a in build_parser(name)._actions if isinstance(a, argparse._SubParsersAction))
-        text = next(choice.help for choice in commands._choices_actions if choice.dest == name)
-        parts += flags_of_command(commands.choices[name], f"### attn-reg {name}", text)
+    parts = []
+    for commands in COMMANDS.values():
+        for name, text in commands.items():
+            parts += flags_of_command(build_parser(name), f"### attn-reg {name}", text)
     return "\n\n".join(parts)
 
 

@@ -79,9 +79,7 @@ def test_a_name_that_is_just_short_enough(log: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        ["predict", "{}", "{}"],
         ["export", "{}", "out"],
-        ["evaluate", "{}", "--on", "hans", "--data", "{}"],
         ["report", "curves", "{}", "--out", "x.yaml"],
         ["compare", "{}", "--out", "runs"],
         ["finetune", "rte", "{}", "--out", "runs", "--model", "{}"],
@@ -198,13 +196,13 @@ class WithoutRich:
             raise ModuleNotFoundError("No module named 'rich'", name=name)
 
 sys.meta_path.insert(0, WithoutRich())
-sys.exit(main(["power", "x"]))
+sys.exit(main(["compare", "x", "--out", "y"]))
 """
 
 
 def test_a_package_that_is_not_installed() -> None:
     done = subprocess.run([sys.executable, "-c", WITHOUT_RICH], capture_output=True, text=True, check=False)
-    said = "attn-reg power: rich is not installed; in the checkout of this package, pip install '.[experiments]'"
+    said = "attn-reg compare: rich is not installed; in the checkout of this package, pip install '.[experiments]'"
     assert (done.returncode, done.stderr) == (2, f"{said} brings it\n")
 
 

@@ -67,11 +67,13 @@ def test_the_core_imports_torch_and_the_standard_library_only(room: str) -> None
 
 
 def test_a_backend_imports_the_framework_that_its_name_begins_with() -> None:
-    """`huggingface_NAME.py` transformers, `fairseq_NAME.py` fairseq, any other file the package it is called after."""
+    """A file in `huggingface/` transformers, `fairseq_NAME.py` fairseq, another file the package it is called after."""
     found = {}
-    for path in (PACKAGE / "backends").glob("*.py"):
-        framework = FRAMEWORKS.get(path.stem.split("_")[0], path.stem).split(".")[0]
+    for path in (PACKAGE / "backends").rglob("*.py"):
+        name = str(path.relative_to(PACKAGE / "backends"))
+        top = name.removesuffix(".py").split("/")[0]
+        framework = FRAMEWORKS.get(top.split("_")[0], top).split(".")[0]
         below = ("attn_reg_plugin.backends", *(["attn_reg_plugin.modules"] if framework == "fairseq" else []))
-        found[path.name] = others(path.read_text(encoding="utf-8"), framework, *CORE, *below)
-    assert "fairseq.py" in found
+        found[name] = others(path.read_text(encoding="utf-8"), framework, *CORE, *below)
+    assert {"fairseq.py", "huggingface/mpnet.py"} <= found.keys()
     assert {name: modules for name, modules in found.items() if modules} == {}

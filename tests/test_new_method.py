@@ -14,7 +14,7 @@ pytest.importorskip("fairseq")
 from attn_reg_plugin.bench.benchmark import benchmark
 from attn_reg_plugin.bench.families import Settings
 from attn_reg_plugin.bench.rows import select_rows
-from attn_reg_plugin.cli import build_parser
+from attn_reg_plugin.cli import main
 from attn_reg_plugin.experiments.fine_tuning import FineTuning
 from attn_reg_plugin.experiments.methods import known_methods, select_methods
 from attn_reg_plugin.experiments.translation import TranslationComparison
@@ -48,17 +48,17 @@ def method(request: pytest.FixtureRequest) -> Iterator[type[Regularizer]]:
     del REGISTRY[NAME]
 
 
-def test_the_comparisons_have_it(method: type[Regularizer]) -> None:
+def test_the_comparisons_have_it(method: type[Regularizer], capsys: pytest.CaptureFixture[str]) -> None:
     for settings in (TranslationComparison, FineTuning):
         (found,) = select_methods(NAME, (), known_methods(settings.without))
-        assert found.title == "last key drop"
-        preset = ("--attn-sites", "*", "--last-key-drop-rate", "0.25") if method.presets else ()
-        assert found.flags == ("--attn-reg", NAME, *preset)
+        preset = {"attn-sites": "*", "last-key-drop-rate": 0.25} if method.presets else {}
+        assert found.title == NAME and found.flags == {"attn-reg": NAME, **preset}
     (own,) = select_methods({"mine": {"like": NAME, "rate": 1}})
-    assert (own.name, own.title, own.flags[-2:]) == ("mine", "mine", ("--last-key-drop-rate", "1"))
+    assert (own.name, own.title, own.flags["last-key-drop-rate"]) == ("mine", "mine", 1)
     for command in ("compare", "finetune", "bench"):
-        commands = next(action for action in build_parser(command)._actions if action.dest == "command")
-        assert NAME in next(a.help for a in commands.choices[command]._actions if a.dest == "methods")
+        with pytest.raises(SystemExit):
+            main([command, "--list-methods"])
+        assert f"\n{NAME}" in capsys.readouterr().out
 
 
 def test_fairseq_has_its_flags(method: type[Regularizer]) -> None:
@@ -84,20 +84,19 @@ def test_the_bench_measures_it(method: type[Regularizer], one_thread: None) -> N
 def test_the_pages_show_it(method: type[Regularizer]) -> None:
     assert f"| `{NAME}` | `LastKeyDrop` | Drop the last key, sometimes. |" in hooks.methods_table()
     assert "| `--last-key-drop-rate` | `0.5` | probability of dropping the last key" in hooks.flags_of_methods()
-    assert NAME in hooks.flags_of_attn_reg()
 
 
 @pytest.mark.usefixtures("one_thread")
 def test_the_tests_of_all_methods_take_it_from_the_registry(method: type[Regularizer], tmp_path: Path) -> None:
     """None of their lists asks for it."""
     from tests import test_readme
-    from tests.regularizers import test_every_method
-    from tests.regularizers.registered import besides
+    from tests.regularizers import test_contract, trainings
 
-    options = {"sites": "*", "rate": 0.25} if method.presets else {}
-    assert besides(test_every_method.METHODS)[NAME] == options
-    test_every_method.test_evaluation_is_untouched_between_updates(NAME, None, options)
-    test_every_method.test_it_goes_on_exactly_from_a_checkpoint(NAME, None, options, tmp_path)
+    case = trainings.others()[NAME]
+    assert case.options == ({"sites": "*", "rate": 0.25} if method.presets else {})
+    test_contract.test_evaluation_and_forwards_without_gradients_are_plain_between_updates(case)
+    test_contract.test_detaching_leaves_the_model_as_it_was(case)
+    test_contract.test_it_goes_on_exactly_from_a_checkpoint(case, tmp_path)
     test_readme.test_its_methods_are_registered_ones()
     if method.presets:  # once is enough
         from tests.experiments import test_papers

@@ -3,8 +3,8 @@
 fairseq's models, transformers' models (whatever calls the attention interface), and models of PyTorch's own attention
 layers. Modules that hold an `AttentionSite` themselves need no backend.
 
-Every file of this folder is looked at once its framework is imported: the one that FRAMEWORKS has for the first word of
-its name, else the package of the file's name. `BACKEND`, if the file has one, is the class of a backend.
+Every file and folder of this folder is looked at once its framework is imported: the one that FRAMEWORKS has for the
+first word of its name, else the package of that name. `BACKEND`, if it has one, is the class of a backend.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from functools import partial
 
 from attn_reg_plugin.attention.sites import Backend, register_backend
 
-#: first word of a file's name -> the module that is imported before the file is
+#: first word of a file's or folder's name -> the module that is imported before it is
 FRAMEWORKS = {
     "fairseq": "fairseq",
     # transformers loads its parts when they are used: without this one there is no model yet
@@ -25,7 +25,7 @@ FRAMEWORKS = {
 
 
 def backend_in(file: str) -> Backend | None:
-    """The backend that a file of this folder has, if it has one."""
+    """The backend that a file or folder of this folder has, if it has one."""
     backend = getattr(importlib.import_module(f"{__name__}.{file}"), "BACKEND", None)
     return None if backend is None else backend()
 

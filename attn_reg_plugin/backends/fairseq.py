@@ -14,7 +14,6 @@ from torch.utils.checkpoint import checkpoint
 
 from attn_reg_plugin.attention.sites import AttentionSite
 from attn_reg_plugin.modules.multihead_attention import RegularizedMultiheadAttention
-from attn_reg_plugin.regularizers.attend_out.generator import Tokens
 
 
 class FairseqBackend:
@@ -59,9 +58,8 @@ class FairseqBackend:
         """What the forward's arguments show: `token_mask` (B, T), True where the output is a real token.
 
         A decoder's output at t belongs to its input at t, so both are padded alike, and it predicts a piece of the
-        vocabulary, of which padding is never meant: `padding_label`. `example_tokens` are the ids of both stacks,
-        which in a model of one are the same; `adaptive_softmax` is the decoder's, if it gives the features of one
-        instead of logits.
+        vocabulary, of which padding is never meant: `padding_label`. `adaptive_softmax` is the decoder's, if it gives
+        the features of one instead of logits.
         """
         named = dict(zip(("src_tokens", "src_lengths", "prev_output_tokens"), args, strict=False)) | kwargs
         written = named.get("prev_output_tokens")
@@ -71,11 +69,6 @@ class FairseqBackend:
         described = {} if softmax is None else {"adaptive_softmax": softmax}
         if tokens is None or padding is None:
             return described
-        source = named.get("src_tokens", tokens)
-        stacks = {"encoder": source, "decoder": tokens}
-        described["example_tokens"] = {
-            stack: Tokens(ids, None if ids.is_floating_point() else ids.ne(padding)) for stack, ids in stacks.items()
-        }
         described["token_mask"] = tokens.ne(padding)
         return described | ({} if written is None else {"padding_label": padding})
 

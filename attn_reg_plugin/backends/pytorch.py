@@ -1,8 +1,16 @@
-"""Sites in models of PyTorch's own layers: every `torch.nn.MultiheadAttention`, alone or in `torch.nn.Transformer*`."""
+"""Sites in models of PyTorch's own layers: every `torch.nn.MultiheadAttention`, alone or in `torch.nn.Transformer*`.
+
+While the site of a module is open, one of its methods is replaced, in the module alone (`replace`): the module's own
+code runs until the site has something to do, so an idle site changes no bit. No hook is used: PyTorch's encoder layer
+leaves its fast path in evaluation for modules with hooks.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,173 +28,182 @@ LAYER = re.compile(r"(?:^|\.)(\d+)(?:\.|$)")
 DECODER_LAYER = {"self_attn": "self", "multihead_attn": "cross"}
 #: packages whose models are other backends' affair
 OTHERS = ("transformers.", "fairseq.")
+#: additive masks from here down mean "masked": a dtype's minimum, or -1e4 for -inf in older ones
+MASKED = -(10.0**4)
+_ATTRIBUTE = "attn_reg_site"
 
-#: additive masks from here down mean "masked"
-_MASKED = -(10.0**4)
 
-
-class RegularizedMultiheadAttention(nn.MultiheadAttention):
-    """Takes the place of a `torch.nn.MultiheadAttention`: same parameters, same outputs when inactive.
-
-    `adopt` changes a module in place and `release` changes it back. No hook is used: PyTorch's encoder layer leaves
-    its fast path in evaluation for modules with hooks. While the site is inactive PyTorch's own forward runs. A
-    subclass, as of a parametrized module, gets a class of its own, of both.
+@dataclass(frozen=True)
+class Computation:
+    """How the attention of a class of modules is computed while its site has something to do.
 
     Attributes:
-        attn_site: the site.
-        adopted: the class of the module before.
+        compute: is called as `method` is, with the module and the call before its arguments; returns what it returns.
+        method: the method that is replaced.
+        refusal: why a module of the class cannot be a site, as the end of a sentence, or None; None for every module.
+        time_first: whether states around the module are (T, B, C) and not (B, T, C).
     """
 
-    attn_site: AttentionSite
-    adopted: type[nn.MultiheadAttention] = nn.MultiheadAttention
+    compute: Callable[..., Any]
+    method: str = "forward"
+    refusal: Callable[[nn.Module], str | None] | None = None
+    time_first: bool = False
 
-    @classmethod
-    def adopt(cls, module: nn.MultiheadAttention, site: AttentionSite) -> None:
-        """Put `site` into `module`."""
-        module.__class__ = cls.over(type(module))
-        module.attn_site = site
 
-    @classmethod
-    def over(cls, adopted: type[nn.MultiheadAttention]) -> type[RegularizedMultiheadAttention]:
-        """The class of a module that had the class `adopted`."""
-        if adopted is cls.adopted:
-            return cls
-        own = {"__module__": cls.__module__, "__doc__": cls.__doc__, "__reduce_ex__": _reduced, "adopted": adopted}
-        return type(f"Regularized{adopted.__name__}", (cls, adopted), own)
+def replaced_site(module: nn.Module) -> AttentionSite | None:
+    """The open site of a module with a replaced method."""
+    return vars(module).get(_ATTRIBUTE)
 
-    def release(self) -> None:
-        """Have the former class again."""
-        del self.attn_site
-        self.__class__ = _without_ours(type(self))
 
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        key_padding_mask: Tensor | None = None,
-        need_weights: bool = True,
-        attn_mask: Tensor | None = None,
-        average_attn_weights: bool = True,
-        is_causal: bool = False,
-    ) -> tuple[Tensor, Tensor | None]:
-        """As PyTorch's: query (T, B, C), (B, T, C) with `batch_first`, or (T, C); True in a bool mask = masked.
+def replace(site: AttentionSite, how: Computation) -> None:
+    """Put the site and a method that asks it into the module.
 
-        `is_causal` is only a hint about `attn_mask`, which has to be there. `bias_k` and the zero of `add_zero_attn`
-        are keys like the others, at the end.
+    Raises:
+        ValueError: the module is of a kind that cannot be regularized.
+    """
+    module = site.module
+    reason = None if how.refusal is None else how.refusal(module)
+    if reason is not None:
+        raise ValueError(f"{site.name} ({site.path}) {reason}")
+    setattr(module, _ATTRIBUTE, site)
+    # not a closure: a copy of an attached model runs the copy's module, and a model is pickled with it
+    vars(module)[how.method] = partial(_run, module, how, vars(module).get(how.method))
 
-        Returns:
-            output, shaped as the query; and with `need_weights` the weights before dropout: (B, T, S), (B, H, T, S)
-            without `average_attn_weights`, without B for a query without it.
-        """
-        call = None if is_causal and attn_mask is None else self.attn_site.enter()
-        if call is None:
-            return super().forward(
-                query,
-                key,
-                value,
-                key_padding_mask=key_padding_mask,
-                need_weights=need_weights,
-                attn_mask=attn_mask,
-                average_attn_weights=average_attn_weights,
-                is_causal=is_causal,
-            )
-        batched = query.dim() == 3
-        query, key, value = (self._batch_first(states, batched) for states in (query, key, value))
-        q, k, v = self._projected(query, key, value, bare=call.uniform)
-        valid, bias = self._masks(key_padding_mask, attn_mask, q)
-        dropout_p = self.dropout if self.training else 0.0
-        output = regularized_attention(q, k, v, valid=valid, site=call, dropout_p=dropout_p, bias=bias)
-        output = self.out_proj(output.transpose(1, 2).flatten(2))
-        weights = self._weights(call, q, k, valid, bias) if need_weights else None
-        if weights is not None and average_attn_weights:
-            weights = weights.mean(1)
-        if not batched:
-            return output.squeeze(0), None if weights is None else weights.squeeze(0)
-        return output if self.batch_first else output.transpose(0, 1), weights
 
-    def _weights(
-        self, call: AttentionCall, query: Tensor, key: Tensor, valid: Tensor | None, bias: Tensor | None
-    ) -> Tensor:
-        """The weights of a call, before dropout, (B, H, T, S)."""
-        keep = None
-        if call.uniform:
-            keep = torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=query.device)
-        elif call.tape is None:
-            keep = call.keep_mask((*query.shape[:-1], key.size(-2)), valid, query.device)
-        return attention_weights(query, key, valid=valid, keep=keep, bias=bias)
+def restore(site: AttentionSite, how: Computation) -> None:
+    """Take them out again; a wrapper that somebody put around our method meanwhile stays, and runs the model's own."""
+    module = site.module
+    delattr(module, _ATTRIBUTE)
+    ours = vars(module).get(how.method)
+    if isinstance(ours, partial) and ours.func is _run:
+        del vars(module)[how.method]
+        if ours.args[2] is not None:
+            vars(module)[how.method] = ours.args[2]
 
-    def _batch_first(self, states: Tensor, batched: bool) -> Tensor:
-        """(B, T, C), whatever the module takes."""
-        if not batched:
-            return states.unsqueeze(0)
-        return states if self.batch_first else states.transpose(0, 1)
 
-    def _projected(self, query: Tensor, key: Tensor, value: Tensor, bare: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries (B, H, T, D), keys and values (B, H, S, D); with `bare` the first two only have the shape."""
-        if self._qkv_same_embed_dim:
-            w_q, w_k, w_v = self.in_proj_weight.chunk(3)
-        else:
-            w_q, w_k, w_v = self.q_proj_weight, self.k_proj_weight, self.v_proj_weight
-        b_q, b_k, b_v = (None,) * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
-        v = self._heads(self._extended(F.linear(value, w_v, b_v), self.bias_v))
-        if bare:
-            return v.new_zeros(*v.shape[:2], query.size(1), self.head_dim), v.detach(), v
-        k = self._heads(self._extended(F.linear(key, w_k, b_k), self.bias_k))
-        return self._heads(F.linear(query, w_q, b_q)), k, v
+def _run(module: nn.Module, how: Computation, before: Callable[..., Any] | None, *args: Any, **kwargs: Any) -> Any:
+    """In place of a module's method: the model's own computation, unless the site has something to do in this call."""
+    site = replaced_site(module)
+    call = None if site is None else site.enter()
+    if call is None:
+        return (before or partial(getattr(type(module), how.method), module))(*args, **kwargs)
+    return how.compute(module, call, *args, **kwargs)
 
-    def _extended(self, projected: Tensor, learned: Tensor | None) -> Tensor:
-        """Keys or values (B, S, C) with the learned one and the zero one at the end, if the module has them."""
+
+def split_mask(
+    mask: Tensor | None, query: Tensor, bias: Tensor | None, masked: float = MASKED
+) -> tuple[Tensor | None, Tensor | None]:
+    """A mask, bool (True = attend) or additive, as `valid`, and `bias` with the finite part of an additive mask.
+
+    Args:
+        query: has the dtype of the bias.
+        masked: additive masks from here down mean "masked".
+    """
+    if mask is None or mask.dtype == torch.bool:
+        return mask, bias
+    valid = mask > masked
+    finite = mask.masked_fill(~valid, 0.0).to(query.dtype)
+    return valid, finite if bias is None else bias + finite
+
+
+def weights_of(call: AttentionCall, query: Tensor, key: Tensor, **shared: Any) -> Tensor:
+    """The weights of a call as its mask leaves them, (B, H, T, S), before dropout; `shared` as `attention_weights`'."""
+    keep = None
+    if call.uniform:
+        keep = torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=query.device)
+    elif call.tape is None:
+        keep = call.keep_mask((*query.shape[:-1], key.size(-2)), shared["valid"], query.device)
+    return attention_weights(query, key, keep=keep, **shared)
+
+
+def multihead_attention(
+    module: nn.MultiheadAttention,
+    call: AttentionCall,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_padding_mask: Tensor | None = None,
+    need_weights: bool = True,
+    attn_mask: Tensor | None = None,
+    average_attn_weights: bool = True,
+    is_causal: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """As PyTorch's: query (T, B, C), (B, T, C) with `batch_first`, or (T, C); True in a bool mask = masked.
+
+    `is_causal` is only a hint about `attn_mask`. `bias_k` and the zero of `add_zero_attn` are keys like the others, at
+    the end.
+
+    Returns:
+        output, shaped as the query; and with `need_weights` the weights before dropout: (B, T, S), (B, H, T, S)
+        without `average_attn_weights`, without B for a query without it.
+
+    Raises:
+        RuntimeError: `is_causal` without a mask, as PyTorch's.
+    """
+    if is_causal and attn_mask is None:
+        raise RuntimeError("Need attn_mask if specifying the is_causal hint.")
+    batched, first = query.dim() == 3, module.batch_first
+    query, key, value = (
+        x.unsqueeze(0) if not batched else x if first else x.transpose(0, 1) for x in (query, key, value)
+    )
+    q, k, v = _projected(module, query, key, value, bare=call.uniform)
+    valid, bias = _masks(module, key_padding_mask, attn_mask, q)
+    dropout_p = module.dropout if module.training else 0.0
+    output = regularized_attention(q, k, v, valid=valid, site=call, dropout_p=dropout_p, bias=bias)
+    output = module.out_proj(output.transpose(1, 2).flatten(2))
+    weights = weights_of(call, q, k, valid=valid, bias=bias) if need_weights else None
+    if weights is not None and average_attn_weights:
+        weights = weights.mean(1)
+    if not batched:
+        return output.squeeze(0), None if weights is None else weights.squeeze(0)
+    return output if first else output.transpose(0, 1), weights
+
+
+def _projected(
+    module: nn.MultiheadAttention, query: Tensor, key: Tensor, value: Tensor, bare: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries (B, H, T, D), keys and values (B, H, S, D); with `bare` the first two only have the shape."""
+
+    def heads(projected: Tensor) -> Tensor:
+        return projected.unflatten(-1, (module.num_heads, module.head_dim)).transpose(1, 2)
+
+    def extended(projected: Tensor, learned: Tensor | None) -> Tensor:
         if learned is not None:
             learned = learned.to(projected.dtype).expand(projected.size(0), 1, -1)
             projected = torch.cat([projected, learned], 1)
-        return F.pad(projected, (0, 0, 0, 1)) if self.add_zero_attn else projected
+        return heads(F.pad(projected, (0, 0, 0, 1)) if module.add_zero_attn else projected)
 
-    def _heads(self, projected: Tensor) -> Tensor:
-        """(B, S, C) to (B, H, S, D)."""
-        return projected.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
-
-    def _masks(
-        self, key_padding_mask: Tensor | None, attn_mask: Tensor | None, query: Tensor
-    ) -> tuple[Tensor | None, Tensor | None]:
-        """PyTorch's masks as `valid` (True = the key exists), and as a bias what of them is finite."""
-        valid = bias = None
-        if key_padding_mask is not None:
-            key_padding_mask = key_padding_mask.view(-1, 1, 1, key_padding_mask.size(-1))
-        if attn_mask is not None and attn_mask.dim() == 3:
-            attn_mask = attn_mask.view(-1, self.num_heads, *attn_mask.shape[1:])
-        for mask in (key_padding_mask, attn_mask):
-            if mask is None:
-                continue
-            seen = mask > _MASKED if mask.is_floating_point() else ~mask
-            extra = (self.bias_k is not None) + self.add_zero_attn
-            if mask.is_floating_point():
-                finite = F.pad(mask.masked_fill(~seen, 0.0).to(query.dtype), (0, extra))
-                bias = finite if bias is None else bias + finite
-            seen = F.pad(seen, (0, extra), value=True)
-            valid = seen if valid is None else valid & seen
-        return valid, bias
+    if module._qkv_same_embed_dim:
+        w_q, w_k, w_v = module.in_proj_weight.chunk(3)
+    else:
+        w_q, w_k, w_v = module.q_proj_weight, module.k_proj_weight, module.v_proj_weight
+    b_q, b_k, b_v = (None,) * 3 if module.in_proj_bias is None else module.in_proj_bias.chunk(3)
+    v = extended(F.linear(value, w_v, b_v), module.bias_v)
+    if bare:
+        return v.new_zeros(*v.shape[:2], query.size(1), module.head_dim), v.detach(), v
+    return heads(F.linear(query, w_q, b_q)), extended(F.linear(key, w_k, b_k), module.bias_k), v
 
 
-def _without_ours(kind: type[nn.MultiheadAttention]) -> type[nn.MultiheadAttention]:
-    """The class without ours, which a parametrization may have put one of its own on meanwhile."""
-    if not issubclass(kind, RegularizedMultiheadAttention):
-        return kind
-    if "adopted" in vars(kind):
-        return kind.adopted
-    members = {name: value for name, value in vars(kind).items() if name not in ("__dict__", "__weakref__")}
-    name = kind.__name__.replace("Regularized", "")
-    return type(name, tuple(_without_ours(base) for base in kind.__bases__), members)
+def _masks(
+    module: nn.MultiheadAttention, key_padding_mask: Tensor | None, attn_mask: Tensor | None, query: Tensor
+) -> tuple[Tensor | None, Tensor | None]:
+    """PyTorch's masks as `valid` (True = the key exists), and as a bias what of them is finite."""
+    valid = bias = None
+    if key_padding_mask is not None:
+        key_padding_mask = key_padding_mask.view(-1, 1, 1, key_padding_mask.size(-1))
+    if attn_mask is not None and attn_mask.dim() == 3:
+        attn_mask = attn_mask.view(-1, module.num_heads, *attn_mask.shape[1:])
+    extra = (module.bias_k is not None) + module.add_zero_attn
+    for mask in (key_padding_mask, attn_mask):
+        if mask is None:
+            continue
+        mask = F.pad(mask, (0, extra)) if mask.is_floating_point() else F.pad(~mask, (0, extra), value=True)
+        seen, bias = split_mask(mask, query, bias)
+        valid = seen if valid is None else valid & seen
+    return valid, bias
 
 
-def _reduced(module: RegularizedMultiheadAttention, protocol: int) -> tuple[Any, ...]:
-    """For pickles: the class is made anew. A parametrized module refuses."""
-    return _made_anew, (module.adopted,), module.__getstate__()
-
-
-def _made_anew(adopted: type[nn.MultiheadAttention]) -> RegularizedMultiheadAttention:
-    kind = RegularizedMultiheadAttention.over(adopted)
-    return kind.__new__(kind)
+MULTIHEAD = Computation(multihead_attention)
 
 
 class PyTorchBackend:
@@ -205,12 +222,10 @@ class PyTorchBackend:
         if type(model).__module__.startswith(OTHERS):
             return []
         for path, module in modules.items():
-            if isinstance(module, RegularizedMultiheadAttention):
-                sites.append(module.attn_site)
-                continue
             own = getattr(type(module), "forward", None) is nn.MultiheadAttention.forward
             if own and not path.startswith(others):
-                sites.append(self._site(path, module, modules.get(path.rpartition(".")[0])))
+                parent = modules.get(path.rpartition(".")[0])
+                sites.append(replaced_site(module) or self._site(path, module, parent))
         return sites
 
     def _site(self, path: str, module: nn.Module, parent: nn.Module | None) -> AttentionSite:
@@ -230,11 +245,11 @@ class PyTorchBackend:
 
     def open(self, site: AttentionSite) -> None:
         """Put the site into its module."""
-        RegularizedMultiheadAttention.adopt(site.module, site)
+        replace(site, MULTIHEAD)
 
     def close(self, site: AttentionSite) -> None:
         """Take it out again."""
-        site.module.release()
+        restore(site, MULTIHEAD)
 
     def time_first(self, site: AttentionSite) -> bool:
         """Whether states around it are (T, B, C), as its module says."""

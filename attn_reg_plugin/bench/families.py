@@ -195,19 +195,11 @@ def _bert(settings: Settings) -> Workload:
     from transformers import BertConfig, BertForSequenceClassification
 
     size = ENCODER_SIZES[settings.size]
-    config = BertConfig(
-        vocab_size=settings.vocabulary,
-        hidden_size=size.width,
-        num_hidden_layers=size.layers,
-        num_attention_heads=size.heads,
-        intermediate_size=size.inner,
-        hidden_dropout_prob=settings.dropout,
-        attention_probs_dropout_prob=settings.dropout,
-        max_position_embeddings=max(512, settings.length),
-        pad_token_id=PADDING,
-        num_labels=CLASSES,
-    )
-    model = _placed(BertForSequenceClassification(config), settings)
+    shape = {"hidden_size": size.width, "num_hidden_layers": size.layers, "num_attention_heads": size.heads}
+    shape |= {"intermediate_size": size.inner, "max_position_embeddings": max(512, settings.length)}
+    shape |= {"vocab_size": settings.vocabulary, "pad_token_id": PADDING, "num_labels": CLASSES}
+    dropout = {"hidden_dropout_prob": settings.dropout, "attention_probs_dropout_prob": settings.dropout}
+    model = _placed(BertForSequenceClassification(BertConfig(**shape, **dropout)), settings)
     tokens = _batch(settings)[0].flip(1)
     labels = torch.randint(CLASSES, (settings.batch,)).to(settings.device)
     inputs = {"input_ids": tokens, "attention_mask": tokens.ne(PADDING).long()}
@@ -218,8 +210,7 @@ def _placed(model: nn.Module, settings: Settings) -> nn.Module:
     return model.to(device=settings.device, dtype=getattr(torch, settings.dtype))
 
 
-@dataclass(frozen=True)
-class Family:
+class Family(NamedTuple):
     """A model in words, what builds its workload, and its sizes by name."""
 
     what: str

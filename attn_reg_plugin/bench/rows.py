@@ -16,17 +16,14 @@ class Row:
 
     Attributes:
         name, title: as `--methods` and as the table name it.
-        kind: a key of `bench.measure.STEPS` (`training`, `round`, `naive`, `generation`), or `mean` of two other rows.
+        kind: a key of `bench.measure.STEPS`, or `mean` of two other rows.
         method, options: the registered regularizer and its options; none for plain training.
         epoch: the epoch it is announced, for cross-tuning.
-        primed: an epoch in which one update is made first, unmeasured: what a method does once, such as trying its
-            probe.
+        primed: an epoch in which one update is made first, unmeasured, so that what a method does once is done.
         memory_options: put over `options` when memory is measured: less work with the same peak.
         updates: of the optimizer in a step; seconds are divided by it.
-        of: with kind `mean`, the row averaged with `reference`.
-        reference: the row that ratios are relative to.
-        budget, memory_budget: the largest ratios allowed, of time and of peak memory; None where there is none.
-        published: the published ratio of time.
+        of, reference: the row that a `mean` averages with its reference; the row that ratios are relative to.
+        budget, memory_budget, published: the largest ratios allowed, and the published ratio of time.
         rare: so slow that it is measured in the first repeat only, without warm-up.
         families, dtypes: where it exists, and means anything; all if empty.
     """
@@ -97,10 +94,8 @@ def _ad_drop() -> Iterator[Row]:
     """Rows of AD-DROP, and each one's mean with the plain step: half of the epochs of cross-tuning are plain."""
     for name, (title, sites, options, budget, tuned, published) in _AD_DROP.items():
         both: dict[str, Any] = {"memory_budget": None if "attribution" in options else 1.05}
-        both |= {
-            "families": _TWO_STACKS if sites == _ALL else (),
-            "dtypes": ("float32",) if _BF16.items() <= options.items() else (),
-        }
+        both["families"] = _TWO_STACKS if sites == _ALL else ()
+        both["dtypes"] = ("float32",) if _BF16.items() <= options.items() else ()
         slow = {"memory_options": {"integrated_steps": 2}, "rare": True} if "integrated_steps" in options else {}
         chosen = {"sites": sites, "cross_tuning": "off", **options}
         yield Row(name, f"AD-DROP ({title}), {sites}", method="ad_drop", options=chosen, budget=budget, **both, **slow)
@@ -111,11 +106,9 @@ def _attend_out() -> Iterator[Row]:
     """Rows of AttendOut: a step is a whole round, whose end is counted with its share."""
     shared: dict[str, Any] = {"updates": ROUND, "budget": 2.3, "memory_budget": 2.3, "published": "2"}
     for name, (title, sites, options) in _ATTEND_OUT.items():
-        shared |= {
-            "options": {"sites": sites, "steps": ROUND, **options},
-            "families": _TWO_STACKS if sites == _ALL else (),
-        }
-        yield Row(name, f"AttendOut, {sites}{title}", "round", "attend_out", **shared)
+        there = _TWO_STACKS if sites == _ALL else ()
+        chosen = {"sites": sites, "steps": ROUND, **options}
+        yield Row(name, f"AttendOut, {sites}{title}", "round", "attend_out", chosen, families=there, **shared)
 
 
 def _attention_layer_drop(name: str, sites: str) -> Row:

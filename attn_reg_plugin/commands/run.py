@@ -62,7 +62,8 @@ def _command(
     parser = argparse.ArgumentParser(prog=command, add_help=False)
     module.add_arguments(parser)
     actions = {action.dest: action for action in parser._actions}
-    if unknown := [name for name in settings if name not in actions]:
+    settings = {setting: value for setting, value in settings.items() if value is not None}
+    if unknown := [setting for setting in settings if setting not in actions]:
         raise ValueError(f"{command}: unknown setting {unknown[0]!r}; the settings are: {', '.join(actions)}")
     places = [settings[name] for name in settings if not actions[name].option_strings]
     flags = {

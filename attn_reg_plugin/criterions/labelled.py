@@ -126,7 +126,7 @@ class LabelledCriterion(FairseqCriterion):
         """
         target = sample.get("target")
         if target is None:
-            raise ValueError(f"a split of task {self.labelled.name} without labels has no loss; use attn-reg predict")
+            raise ValueError(f"a split of task {self.labelled.name} without labels has no loss; use attn-reg export")
         return target
 
     def _log(self, loss: Tensor, items: int, sample: dict[str, Any], logits: Tensor, target: Tensor) -> dict[str, Any]:

@@ -265,7 +265,7 @@ class Reporter:
         self.console = console
         self._runs, self._done, self._lock = runs, 0, Lock()
         self._bars = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             TextColumn("{task.fields[detail]}"),
             TimeElapsedColumn(),

@@ -125,8 +125,8 @@ def select_methods(
         table: the methods there are, by default all.
 
     Raises:
-        ValueError: an unknown or repeated method, settings that it does not have, an override of a method not selected,
-            or an open quote.
+        ValueError: an unknown or repeated method or title, settings that it does not have, an override of another
+            method, or an open quote.
     """
     table = known_methods() if table is None else table
     if isinstance(wanted, str):
@@ -139,6 +139,10 @@ def select_methods(
     if not wanted:
         raise ValueError(f"--methods is empty; the methods are: {', '.join(table)}")
     chosen = {str(name): _configured(str(name), settings, table) for name, settings in wanted.items()}
+    titled: dict[str, str] = {}
+    for name, method in chosen.items():
+        if titled.setdefault(method.title, name) != name:
+            raise ValueError(f"methods: {titled[method.title]} and {name} have the same title, {method.title!r}")
     for override in overrides:
         name, separator, text = override.partition("=")
         if not separator:

@@ -9,21 +9,22 @@ what the method does to the log, and detaches at the end, also when an exception
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from accelerate.utils import send_to_device
 from torch import Tensor
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from attn_reg_plugin.backends.huggingface import as_unattached
-from attn_reg_plugin.backends.huggingface_inputs import described
+from attn_reg_plugin.backends.huggingface.inputs import described
 from attn_reg_plugin.checkpoints import allow_checkpoint_types, load_state, refuse_state, save_state
-from attn_reg_plugin.huggingface.adding import added_loss
-from attn_reg_plugin.huggingface.attend_out_trainer import TrainerTraining
+from attn_reg_plugin.huggingface.attend_out import TrainerTraining
 from attn_reg_plugin.huggingface.running import Interception, calling_trainer, refuse, refuse_unused_parameters
-from attn_reg_plugin.huggingface.step_loss import step_loss
 from attn_reg_plugin.regularizers import Regularizer
 from attn_reg_plugin.regularizers.base.distributed import object_from_first_rank, rank
 from attn_reg_plugin.regularizers.base.statistics import quantities
@@ -91,18 +92,15 @@ class AttnRegCallback(TrainerCallback):
         self.regularizer.statistics.take()  # what an earlier training did not log
 
     def _refuse_twin(self, trainer: Trainer) -> None:
-        """Refuse a second callback whose state and files would have the names of this one's.
+        """Refuse a second callback whose large state would be written to this one's file.
 
         Raises:
             ValueError: there is one.
         """
-        others = [one for one in trainer.callback_handler.callbacks if isinstance(one, AttnRegCallback)]
-        named = [one for one in others if one.regularizer.name == self.regularizer.name]
-        if len(named) > 1 and any(one.regularizer.large_state for one in named):
-            raise ValueError(
-                f"{len(named)} callbacks have {self.regularizer.name} with a state of its own, and would write it to "
-                "one place; use one, with the sites of all"
-            )
+        callbacks = [one for one in trainer.callback_handler.callbacks if isinstance(one, AttnRegCallback)]
+        twins = sum(one.regularizer.name == self.regularizer.name for one in callbacks)
+        if twins > 1 and self.regularizer.large_state:
+            raise ValueError(f"{twins} callbacks have {self.regularizer.name}; use one, with the sites of all")
 
     def on_epoch_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -189,8 +187,7 @@ class AttnRegCallback(TrainerCallback):
         self.regularizer.supply(batch=batch, num_items=items, read_off=True, **told)
 
     def _compute_loss(self, original: Any, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """The trainer's loss; in a step of training, where it can be probed, with what the method adds to it."""
-        items = kwargs.get("num_items_in_batch")
+        """The trainer's loss; in a step of training, with what the method adds to it."""
         supplied = self.regularizer.supplied
         ours = model is self.trainer.model_wrapped or model is self.regularizer.model
         if not model.training or not ours or supplied.batch is None:
@@ -198,12 +195,8 @@ class AttnRegCallback(TrainerCallback):
         if not isinstance(supplied.batch, dict) and isinstance(inputs, Mapping):
             self._supply(inputs, supplied.num_items)  # the trainer has made it of what it was given
         if self.regularizer.passes == 1 or args or kwargs.keys() - {"num_items_in_batch"}:
-
-            def compute(batch: Any) -> Any:
-                return original(model, batch, *args, **kwargs)
-
-            return step_loss(self.trainer, self.regularizer, compute, model, inputs)
-        return added_loss(self.trainer, self.regularizer, original, model, inputs, items)
+            return original(model, inputs, *args, **kwargs)
+        return added_loss(self.trainer, self.regularizer, partial(original, model), inputs, **kwargs)
 
     def _log(self, original: Any, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Add the method's quantities to each line of the training log."""
@@ -245,10 +238,7 @@ class AttnRegCallback(TrainerCallback):
             try:
                 state = load_state(path)
             except ValueError as refused:
-                if self.regularizer.dispensable_state:
-                    logger.warning(f"{refused}; it is left out, and what it held is made anew")
-                else:
-                    error = str(refused)
+                error = str(refused)
         state, error = object_from_first_rank((state, error))
         if error:
             raise ValueError(error)
@@ -259,3 +249,57 @@ class AttnRegCallback(TrainerCallback):
             logger.warning(
                 f"no {path.name} in {checkpoint}: {self.regularizer.name} starts anew from the checkpoint's weights"
             )
+
+
+def added_loss(
+    trainer: Trainer,
+    regularizer: Regularizer,
+    compute_loss: Callable[..., Tensor],
+    inputs: dict[str, Any],
+    num_items_in_batch: Tensor | int | None = None,
+) -> Tensor:
+    """The loss of a training step with what a method adds to it: the trainer's own loss on the repeated batch.
+
+    The trainer's losses are means, over the items of the batch or, where a model or `compute_loss_func` does so, over
+    those of all accumulated batches; the method's share is a mean over the same items.
+
+    Args:
+        compute_loss: the trainer's own, of a batch.
+        num_items_in_batch: labels in all accumulated batches, if the trainer counts them.
+
+    Raises:
+        ValueError: the batch has no labels, so the trainer pairs its rows in a way of its own.
+    """
+    names = trainer.label_names or ["labels"]
+    if not any(name in inputs for name in names):
+        raise ValueError(
+            f"{regularizer.name} repeats the batch and compares what the model says of each copy, but the batch has no "
+            f"{' or '.join(names)}, so {type(trainer).__name__} reads it in a way of its own; use another method"
+        )
+    times, args, items = regularizer.passes, trainer.args, num_items_in_batch
+    divisor: Tensor | None = None
+
+    def compute(batch: dict[str, Any]) -> Tensor:
+        nonlocal divisor
+        told = regularizer.supplied
+        regularizer.supply(replace(told, batch=batch, read_off=True, **described(regularizer.model, batch)))
+        count = None if items is None else torch.as_tensor(items, device=args.device).float() * times
+        count = None if count is None else count.requires_grad_()
+        try:
+            loss = compute_loss(dict(batch), num_items_in_batch=count)
+        finally:
+            regularizer.supply(told)
+        # a loss that depends on the count was divided by it
+        if count is not None and torch.autograd.grad(loss, count, retain_graph=True, allow_unused=True)[0] is not None:
+            divisor = count.detach() / times
+        return loss
+
+    # the trainer multiplies what it divided by a count over all processes, and for some models what it did not
+    counts = trainer.model_accepts_loss_kwargs or trainer.compute_loss_func
+    spread = args.average_tokens_across_devices and items is not None and counts
+    scale = float(trainer.accelerator.num_processes) if spread else 1.0
+
+    def share(total: Tensor, count: int) -> Tensor:
+        return scale * total / (max(count, 1) if divisor is None else divisor)
+
+    return regularizer.loss(compute, inputs, share)

@@ -121,12 +121,16 @@ def maps(model: Any, tokenizer: Any, texts: list[str]) -> tuple[list[str], list[
     return tokens, [one[0].detach() for one in outputs.attentions], [one[0] for one in attributions]
 
 
-def plot_maps(tokens: list[str], attentions: list[torch.Tensor], attributions: list[torch.Tensor], path: Path) -> None:
+def plot_maps(
+    tokens: list[str], attentions: list[torch.Tensor], attributions: list[torch.Tensor], layers: list[int], path: Path
+) -> None:
     """A pair of maps a layer, averaged over heads."""
-    rows, cell = len(attentions), 0.22 * len(tokens) + 1.4
+    layers = layers or list(range(len(attentions)))
+    rows, cell = len(layers), 0.22 * len(tokens) + 1.4
     figure, panels = plt.subplots(rows, 2, figsize=(2 * cell, rows * cell), layout="constrained", squeeze=False)
-    for layer, both in enumerate(zip(attentions, attributions, strict=True)):
-        for panel, found, name in zip(panels[layer], both, ("attention A", "attribution ∂F/∂A"), strict=True):
+    for row, layer in zip(panels, layers, strict=True):
+        both = attentions[layer], attributions[layer]
+        for panel, found, name in zip(row, both, ("attention A", "attribution ∂F/∂A"), strict=True):
             image = panel.imshow(found.mean(0), cmap="Greys" if name == "attention A" else "viridis")
             panel.set_title(f"layer {layer}: {name}", fontsize=9)
             shown = [token.replace("$", r"\$") for token in tokens]
@@ -147,6 +151,7 @@ def main() -> None:
     parser.add_argument("--sites", default="encoder.self", help="which attention, such as 'encoder.self[0,5]'")
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--row", type=int, default=0, help="the example whose maps are drawn")
+    parser.add_argument("--layers", type=int, nargs="*", default=[], help="of the maps (default: all)")
     arguments = parser.parse_args()
     model, tokenizer = load(exported(arguments.model))
     examples = read(arguments.examples, arguments.columns, model.config.label2id)[: arguments.count]
@@ -155,7 +160,7 @@ def main() -> None:
     found.to_csv(arguments.out / "probe.csv", index=False)
     plot_dropping(found, arguments.out / "dropping.png")
     texts = examples.iloc[arguments.row, :-1].tolist()
-    plot_maps(*maps(model, tokenizer, texts), arguments.out / "maps.png")
+    plot_maps(*maps(model, tokenizer, texts), arguments.layers, arguments.out / "maps.png")
     print(found.to_string(index=False))
 
 

@@ -3,7 +3,7 @@
     python robustness.py runs/mnli --hans heuristics_evaluation_set.txt --out robustness
     python robustness.py runs/qqp --pairs test_2k.tsv --out robustness
 
-The folder has models as METHOD-seedN, runs of `attn-reg finetune` or folders for `from_pretrained`. HANS (McCoy, Pavlick
+The folder has METHOD-seedN, runs of `attn-reg finetune` or folders for `from_pretrained`. HANS (McCoy, Pavlick
 & Linzen, ACL 2019) tests models of MNLI or RTE: what is not entailment counts as non-entailment, and the accuracy is
 also that of each heuristic and label, since a model that always says entailment is right on half. `--pairs` takes the
 columns `sentence1`, `sentence2` and `label` (a number), such as PAWS-X for a model of QQP or MRPC.

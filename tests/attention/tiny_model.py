@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -170,17 +169,3 @@ def same_step(first: tuple, second: tuple) -> bool:
     pairs = zip(gradients, other_gradients, strict=True)
     same = all(a is b or (a is not None and b is not None and a.equal(b)) for a, b in pairs)
     return loss.equal(other_loss) and same and state.equal(other_state)
-
-
-def assert_recomputed(model: nn.Module, batch: tuple[Tensor, Tensor], seed: int, attach: Callable) -> None:
-    """Activation checkpointing runs the forward again in the backward: the same loss, and close gradients."""
-    results = []
-    for checkpointed in (False, True):
-        one = copy.deepcopy(model)
-        one.encoder.checkpointed = one.decoder.checkpointed = checkpointed
-        with attach(one):
-            results.append(training_step(one, batch, seed))
-    (loss, gradients, _), (other_loss, other_gradients, _) = results
-    assert loss.equal(other_loss)
-    for a, b in zip(gradients, other_gradients, strict=True):
-        torch.testing.assert_close(a, b)

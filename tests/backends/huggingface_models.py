@@ -58,7 +58,7 @@ class Family:
         options: of the configuration.
         dropouts: the names of its dropout options.
         stacks: `encoder`, `decoder` or `both`.
-        checkpointing: whether transformers can checkpoint it.
+        checkpointing: whether transformers can checkpoint it, and its attention runs once in a forward.
         interface: whether its attention calls transformers' attention interface, else it is an ordinary module.
     """
 
@@ -217,6 +217,7 @@ FAMILIES = {
         "LongformerConfig",
         {**_ENCODER, "attention_window": 4, "sep_token_id": 2},
         _DROPOUT_ENCODER,
+        checkpointing=False,
         interface=False,
     ),
 }

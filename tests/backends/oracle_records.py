@@ -10,18 +10,13 @@ import re
 from typing import Any
 
 import torch
-from attn_reg_plugin.regularizers.region_files import Setting
 from torch import Tensor, nn
 
 from attn_reg_plugin import ADDrop, find_sites
-from attn_reg_plugin.backends.huggingface_modules import uncovered
-from attn_reg_plugin.regularizers.base.forward import Forward
-from attn_reg_plugin.regularizers.base.statistics import Statistics
+from attn_reg_plugin.backends.huggingface.modules import uncovered
 from tests.backends.oracle_models import WORDS, accepted, apart, batch, compare, outcome, step, tiny
 
 YES = "yes"
-#: the share of kept candidates that a fresh probe has to find: beyond rounding they are the same
-SAME = 0.98
 #: how far apart steps may be that are the same but for rounding
 FAR = 1e-3
 #: how a stock model says that it doesn't do something
@@ -33,8 +28,8 @@ def record(head: str, kind: str, name: str) -> dict[str, Any]:
 
     Returns:
         `outcome`, see `oracle_models.outcome`, without a reason; `reason` unless it is `same`; and of those that are:
-        `sites`, their kinds; `without`, the classes of attention that have none; `kept`, `checkpointing` and, of
-        causal models, `packed`: `yes`, `no` with a reason, or absent where the model itself doesn't do it.
+        `sites`, their kinds; `without`, the classes of attention that have none; `checkpointing` and, of causal
+        models, `packed`: `yes`, `no` with a reason, or absent where the model itself doesn't do it.
     """
     found, _, reason = outcome(head, kind, name).partition(": ")
     if found != "same":
@@ -46,7 +41,7 @@ def record(head: str, kind: str, name: str) -> dict[str, Any]:
     made: dict[str, Any] = {"outcome": found, "sites": sorted(kinds)}
     if without := sorted(uncovered(model, {site.path for site in sites})):
         made["without"] = without
-    for part, tried in (("kept", kept), ("checkpointing", checkpointed), ("packed", packed)):
+    for part, tried in (("checkpointing", checkpointed), ("packed", packed)):
         if part == "packed" and head != "causal":
             continue
         try:
@@ -64,33 +59,6 @@ def shortened(reason: str) -> str:
     reason = re.sub(r"^\S+ \(\S+\):? ", "", reason)
     reason = re.sub(r"^\w+ masks keys", "it masks keys", reason)
     return re.sub(r"^\w+'s attention", "its attention", reason)[:160]
-
-
-def kept(model: nn.Module, inputs: dict[str, Tensor]) -> str:
-    """Whether the kept probe has the candidates that a fresh probe of the loss finds."""
-    loss = {"objective": lambda outputs, _: -outputs.loss}
-    fresh = ADDrop(p=0.5, q=1.0, sites="*", cross_tuning="off", **loss)
-    with fresh.attach(model):
-        torch.manual_seed(3)
-        model(**inputs)
-        masks = [[call.keep.unpacked() for call in site.calls] for site in fresh.attached_sites]
-    ours = ADDrop(p=0.5, q=0.5, sites="*", probe="kept", on_miss="plain")
-    with ours.attach(model):
-        ours.begin_epoch(1)
-        step(model, inputs)
-        ours.end_update()
-        forward = Forward(model, (), inputs, ours.supplied, ours._attachment._described(model, (), inputs))
-        found = ours.kept.find(forward, Setting(0.5, "high"), Statistics())
-        if found.missing:
-            return f"no: {len(found.missing)} of {len(found.kept)} examples are not recognized"
-        shared = total = 0
-        for index, (site, calls) in enumerate(zip(ours.attached_sites, masks, strict=True)):
-            for call, keep in enumerate(calls):
-                region = found.region(site, (index, call), tuple(keep.shape), keep.device)
-                shared, total = shared + int((region & ~keep).sum()), total + int(region.sum())
-    if not total:
-        return "no: nothing is kept"
-    return YES if shared >= SAME * total else f"no: {100 * shared / total:.0f} % of the candidates are a fresh probe's"
 
 
 def checkpointed(model: nn.Module, inputs: dict[str, Tensor]) -> str | None:

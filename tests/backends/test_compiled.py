@@ -91,7 +91,7 @@ class Training:
     ("name", "way", "layers", "options"),
     [
         ("llama", "blocks", 2, {}),
-        ("bert", "blocks", 1, {"probe": "kept", "on_miss": "plain"}),
+        ("bert", "blocks", 1, {}),
         ("bert", "model", 1, {"cross_tuning": "off"}),
     ],
 )

@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, DataCollatorWithFlatt
 
 from attn_reg_plugin import ADDrop, find_sites, gradient_attribution, recording
 from attn_reg_plugin.regularizers.ad_drop.objectives import OfOutputs
-from attn_reg_plugin.regularizers.base.forward import Forward
+from attn_reg_plugin.regularizers.base.forward import Forward, described
 from tests.backends.huggingface_models import opened
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -121,14 +121,15 @@ def test_attributions_and_masks_are_those_of_each_text_alone(kind: str, way: str
     inputs, places = arranged(model, way)
     ours = ADDrop(p=0.5, q=1.0, sites="decoder.self", cross_tuning="off")
     with ours.attach(model):
-        told = ours._attachment._described(model, (), inputs)
+        told = described(ours._attachment.backends, model, (), inputs)
         model(**inputs)
         masks = [site.keep for site in ours.attached_sites]
     inputs, _ = arranged(model, way)  # the cache is full
-    with opened(find_sites(model, "decoder.self")) as sites, recording(sites) as tapes:
+    with opened(find_sites(model, "decoder.self")) as sites, recording(sites):
         forward = Forward(model, (), inputs, described=told)
         objective = OfOutputs()(forward.run(), forward.inputs)
         found = gradient_attribution(objective, sites)
+        tapes = [site.tapes[0] for site in sites]
     assert len(found) == len(masks) == LAYERS
     compared = 0
     for layer, (row, here), expected, attended in blocks(kind, places):

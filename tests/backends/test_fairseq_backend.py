@@ -22,7 +22,7 @@ from attn_reg_plugin import ADDrop, AttentionLayerDrop, find_sites, gradient_att
 from attn_reg_plugin.attention.attribution import integrated_attribution
 from attn_reg_plugin.backends.fairseq import FairseqBackend, padding_index
 from attn_reg_plugin.modules import RegularizedMultiheadAttention
-from attn_reg_plugin.regularizers import ad_drop
+from attn_reg_plugin.regularizers.ad_drop import ad_drop
 from attn_reg_plugin.regularizers.ad_drop.objectives import token_log_likelihood
 from tests.backends.fairseq_models import LAYERS, batch, transformer
 

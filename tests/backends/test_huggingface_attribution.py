@@ -73,8 +73,9 @@ class Materialized:
 
 def recorded(model: nn.Module, name: str, inputs: dict[str, Tensor]) -> tuple[Tensor, dict, dict, dict]:
     """Logits, attributions, valid positions and outputs of every site, by its name."""
-    with opened(find_sites(model, "*")) as sites, recording(sites) as tapes:
+    with opened(find_sites(model, "*")) as sites, recording(sites):
         logits = model(**inputs).logits
+        tapes = [site.tapes[0] for site in sites]
         gradients = output_gradients(objective(name, inputs, logits), tapes)  # Longformer's further calls are left out
         attributions = [map_gradient(gradient, tape.value) for gradient, tape in zip(gradients, tapes, strict=True)]
         names = [site.name for site in sites]
@@ -130,8 +131,9 @@ def test_the_maps_that_are_materialized_are_the_models(name: str) -> None:
     with Materialized(reference) as materialized:
         expected = reference(**inputs).logits
     model = build(name)
-    with opened(find_sites(model, "*")) as sites, recording(sites, needs_weights=True) as tapes:
+    with opened(find_sites(model, "*")) as sites, recording(sites, needs_weights=True):
         logits = model(**inputs).logits
+        tapes = [site.tapes[0] for site in sites]
     counted = token_mask(name, inputs) if logits.dim() == 3 else ...
     torch.testing.assert_close(logits[counted], expected[counted], atol=1e-5, rtol=1e-5)
     for site, tape in zip(sites, tapes, strict=True):
@@ -232,7 +234,7 @@ def test_a_lost_mask_would_be_seen(name: str, monkeypatch: pytest.MonkeyPatch) -
     counted = counted if expected.dim() == 3 else ...
     with opened(find_sites(model, "*")) as sites:
         for site in sites:
-            site.keep = torch.ones(1, 1, 1, 1, dtype=torch.bool)
+            site.ask(keep=torch.ones(1, 1, 1, 1, dtype=torch.bool))
         torch.testing.assert_close(model(**inputs).logits[counted], expected[counted], atol=1e-5, rtol=1e-5)
         monkeypatch.delitem(AttentionMaskInterface._global_mapping, "attn_reg_fused")
         assert not model(**inputs).logits[counted].allclose(expected[counted], atol=1e-3)
@@ -274,6 +276,35 @@ def test_a_mask_of_the_users_own(name: str, kind: torch.dtype) -> None:
     expected = model(**inputs)[0 if "labels" not in inputs else 1]
     with opened(find_sites(model, "*")) as sites:
         for site in sites:
-            site.keep = torch.ones(1, 1, 1, 1, dtype=torch.bool)
+            site.ask(keep=torch.ones(1, 1, 1, 1, dtype=torch.bool))
         found = model(**inputs)[0 if "labels" not in inputs else 1]
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "modernbert", "bert", "bart"])
+def test_rows_without_a_valid_key_are_the_models_own(name: str, attention: str) -> None:
+    """Of padded queries, from which the first token behind left padding is predicted: `eager` has the mean of all."""
+    model, inputs = build(name, attention=attention), batch(name, left=True)
+    plain = model(**inputs)
+    with ADDrop(p=1.0, q=1e-30, sites="*", cross_tuning="off").attach(model):
+        found = model(**inputs)
+    torch.testing.assert_close(found.logits, plain.logits, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(found.loss, plain.loss, atol=1e-6, rtol=1e-6)
+    if name == "llama" and attention == "eager":
+        model.config.output_attentions = True
+        maps = model(**inputs).attentions
+        with ADDrop(p=1.0, q=1e-30, sites="*", cross_tuning="off").attach(model):
+            assert all(torch.allclose(x, y, atol=1e-6) for x, y in zip(model(**inputs).attentions, maps, strict=True))
+
+
+def test_a_bool_mask_that_eager_adds_as_numbers_is_refused() -> None:
+    model, inputs = build("bert", attention="eager"), batch("bert")
+    inputs["attention_mask"] = torch.ones(3, 1, 7, 7, dtype=torch.bool)
+    with ADDrop(p=0.5, q=0.5, cross_tuning="off").attach(model):
+        model(**inputs)
+        inputs["attention_mask"][..., -1] = False
+        with pytest.raises(
+            RuntimeError, match=r"^encoder\.self\[0\] .* is given a bool mask, .* attn_implementation='sdpa'$"
+        ):
+            model(**inputs)

@@ -13,7 +13,7 @@ pytest.importorskip("transformers")
 import transformers
 
 from attn_reg_plugin import ADDrop
-from attn_reg_plugin.backends.huggingface_inputs import described
+from attn_reg_plugin.backends.huggingface.inputs import described
 from tests.backends.huggingface_models import Around, batch, build
 from tests.backends.oracle_models import accepted, tiny
 from tests.backends.oracle_models import batch as tiny_batch
@@ -124,3 +124,16 @@ def test_labels_are_shifted_where_the_loss_shifts_them(shifts: bool) -> None:
         logits = model(input_ids=labels.clamp(min=1)).logits
         stock = model(input_ids=labels.clamp(min=1), labels=labels).loss
         torch.testing.assert_close(stock, torch.nn.functional.cross_entropy(logits.flatten(0, 1), expected.flatten()))
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [("t5gemma", "T5GemmaForTokenClassification"), ("umt5", "UMT5ForTokenClassification")]
+)
+def test_a_taggers_class_may_have_the_number_of_padding(kind: str, name: str) -> None:
+    """Of an encoder-decoder that writes nothing: its labels are classes, of which one is 0 as padding is."""
+    model = tiny("token", kind, name)
+    inputs = accepted(model, tiny_batch("token", model))
+    inputs["labels"] = torch.full_like(inputs["labels"], model.config.pad_token_id)
+    inputs["labels"][:, -1] = -100
+    told = described(model, inputs)
+    assert torch.equal(told["token_mask"], inputs["labels"] != -100) and "padding_label" not in told

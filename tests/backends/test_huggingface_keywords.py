@@ -14,7 +14,7 @@ from transformers import Gemma4ForCausalLM, Gemma4TextConfig, StaticCache, SwinC
 from transformers.models.bert import modeling_bert
 
 from attn_reg_plugin import ADDrop
-from attn_reg_plugin.backends.huggingface_attention import COMPUTED, HARMLESS, soft_capped
+from attn_reg_plugin.backends.huggingface.attention import COMPUTED, HARMLESS, soft_capped
 from tests.backends.huggingface_models import batch, build
 from tests.backends.oracle_models import batch as tiny_batch
 from tests.backends.oracle_models import outcome, tiny

@@ -118,7 +118,7 @@ def test_both_streams_of_xlnet(monkeypatch: pytest.MonkeyPatch) -> None:
         torch.testing.assert_close(one * seen, gradient * seen, atol=1e-4, rtol=1e-4)
     with ADDrop(p=0.5, q=0.5, cross_tuning="off").attach(model) as regularizer:
         assert not model(**inputs).logits.allclose(expected)
-        assert all(len(site.calls) == 2 for site in regularizer.attached_sites)
+        assert all(len(site.calls.made) == 2 for site in regularizer.attached_sites)
 
 
 def test_a_row_without_keys_is_xlnets_own() -> None:
@@ -144,8 +144,18 @@ def test_attention_layer_drop_drops_both_calls_of_longformer_or_neither() -> Non
     with Combination([left_out, AttentionDropout(p=0.1)]).attach(model):
         for _ in range(12):
             model(**inputs)
-            seen += [[call.uniform for call in site.calls] for site in left_out.attached_sites]
+            seen += [[call.uniform for call in site.calls.made] for site in left_out.attached_sites]
     assert sorted(map(tuple, {tuple(calls) for calls in seen})) == [(False, False), (True,)]
+
+
+def test_longformer_under_checkpointing_is_refused_where_its_attention_runs_twice() -> None:
+    model = build("longformer", use_cache=False)
+    model.activation_checkpointing_enable({"use_reentrant": False})
+    with (
+        ADDrop(p=0.5, q=0.5, cross_tuning="off").attach(model),
+        pytest.raises(RuntimeError, match="ran 2 times in one forward, and activation checkpointing runs it again"),
+    ):
+        model(**batch("longformer")).loss.backward()
 
 
 def test_a_method_that_was_replaced_before_is_back_afterwards() -> None:

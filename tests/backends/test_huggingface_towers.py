@@ -12,7 +12,7 @@ from torch import nn
 
 from attn_reg_plugin import ADDrop, AttentionSite, find_sites
 from attn_reg_plugin.attention.sites import SiteSelector, name_towers
-from attn_reg_plugin.backends import huggingface_modules
+from attn_reg_plugin.backends.huggingface import modules
 from tests.backends.huggingface_models import batch, build
 from tests.backends.oracle_models import tiny
 
@@ -136,15 +136,15 @@ def test_a_plain_model_keeps_its_names_in_a_wrapper() -> None:
 def test_attention_that_no_site_stands_for_is_named_once(
     head: str, kind: str, name: str, left_out: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(huggingface_modules, "_WARNED", set())
+    monkeypatch.setattr(modules, "_WARNED", set())
     model = tiny(head, kind, name)
-    with caplog.at_level(logging.WARNING, huggingface_modules.__name__):
+    with caplog.at_level(logging.WARNING, modules.__name__):
         for _ in range(2):
             find_sites(model, "*")
-    (told,) = [record.getMessage() for record in caplog.records if record.name == huggingface_modules.__name__]
+    (told,) = [record.getMessage() for record in caplog.records if record.name == modules.__name__]
     uncovered, path = left_out.split(": ")
     assert uncovered in told and path in told and "is not regularized" in told
-    with caplog.at_level(logging.WARNING, huggingface_modules.__name__):
+    with caplog.at_level(logging.WARNING, modules.__name__):
         caplog.clear()
         find_sites(build("bert"), "*")
         assert not caplog.records

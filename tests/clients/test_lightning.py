@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 import attn_reg_plugin
 from attn_reg_plugin import ADDrop, AttendOut
-from attn_reg_plugin.regularizers import Outcome, Regularizer, Tokens
+from attn_reg_plugin.regularizers import Regularizer
 from attn_reg_plugin.regularizers import build as method
 from tests.backends.huggingface_models import build
 from tests.huggingface.processes import check, run_in_processes
@@ -148,8 +148,8 @@ def test_epochs_and_updates_are_counted(tmp_path: Path, one_thread: None) -> Non
 def test_a_checkpoint_continues_and_loads_in_stock_code(tmp_path: Path, one_thread: None) -> None:
     """Nothing is drawn, so that both trainings are the same; killed within the second epoch, whose updates drop."""
 
-    def still(**more: Any) -> ADDrop:
-        return ad_drop(**{"q": 1.0, "cross_tuning": "epoch", "probe": "kept", **more})
+    def still() -> ADDrop:
+        return ad_drop(q=1.0, cross_tuning="epoch")
 
     options = {"model": Classifier(0.0), "max_epochs": 3, "max_steps": -1, "enable_checkpointing": True}
     saving = pl.callbacks.ModelCheckpoint(tmp_path, "{step}", every_n_epochs=1, save_top_k=-1)
@@ -162,49 +162,14 @@ def test_a_checkpoint_continues_and_loads_in_stock_code(tmp_path: Path, one_thre
     named = {key: value for key, value in checkpoint["state_dict"].items() if key != "weight"}
     stock = build("bert", 0.0)
     stock.load_state_dict({key.removeprefix("model."): value for key, value in named.items()})
-    with pytest.raises(ValueError, match=r"step=12.ckpt: the state of the method does not fit ad_drop .*fit without"):
-        fit(tmp_path, still(sites="encoder.self[0]"), **{**options, "model": Classifier(0.0), "resume": path})
 
 
-class Problem:
-    """How the wrapped model is trained, for AttendOut."""
-
-    def loss(self, model: nn.Module, inputs: dict[str, Any]) -> Outcome:
-        batch = {key: inputs[key] for key in ("input_ids", "attention_mask", "labels")}
-        logits = model(**batch).logits
-        losses = nn.functional.cross_entropy(logits, batch["labels"], reduction="none")
-        return Outcome(losses.mean() if model.training else losses)
-
-    def tokens(self, inputs: dict[str, Any]) -> dict[str, Tokens]:
-        return {"encoder": Tokens(inputs["input_ids"], inputs["attention_mask"].bool())}
-
-    def validation(self, n: int) -> list[dict[str, Any]]:
-        return [collate(examples("bert", n, seed=5))]
-
-
-@pytest.mark.parametrize("name", ["r_drop", "attend_out", "mixout+ad_drop", "head_drop"])
+@pytest.mark.parametrize("name", ["r_drop", "hidden_cut+ad_drop", "head_drop"])
 def test_methods_that_ask_more_of_a_training(name: str, tmp_path: Path, one_thread: None) -> None:
-    """R-Drop the repeated batch, AttendOut the optimizer, a schedule the number of updates."""
-    options = {"attend_out": {"steps": 2, "problem": Problem()}, "head_drop": {"unit": "progress", "sites": "*"}}
+    """R-Drop the repeated batch, a schedule the number of updates."""
+    options = {"head_drop": {"unit": "progress", "sites": "*"}}
     fit(tmp_path, regularizer := method(name, **options.get(name, {})), max_steps=6, log_every_n_steps=2)
     assert regularizer.updates == 6 and not regularizer.attached_sites
-
-
-def test_the_defender_makes_the_attackers_steps(tmp_path: Path, one_thread: None) -> None:
-    """Where no attention is dropped; of six batches an epoch the last update has two."""
-    attend_out = method("attend_out", steps=50, problem=Problem(), initial_keep=1 - 1e-6)
-    moved: list[Tensor] = []
-
-    class See(pl.Callback):
-        def on_train_batch_end(self, trainer: Any, module: Any, *args: Any) -> None:
-            ours, theirs = module.model.parameters(), attend_out.game.defender.model.parameters()
-            moved.append(max((a - b).abs().max() for a, b in zip(ours, theirs, strict=True)).detach())
-
-    options = {"max_steps": 4, "accumulate_grad_batches": 4, "precision": "bf16-mixed", "gradient_clip_val": 0.5}
-    model = Classifier(0.0)
-    before = weights(model)
-    fit(tmp_path, attend_out, model, callbacks=[See()], **options)
-    assert len(moved) == 12 and max(moved) < 1e-5 < (weights(model) - before).abs().max()
 
 
 def test_the_part_that_is_called(tmp_path: Path, one_thread: None) -> None:
@@ -258,7 +223,7 @@ def test_other_refusals(tmp_path: Path, one_thread: None) -> None:
         LightningCallback("ad_drop")
     with pytest.raises(ValueError, match="its sites are: encoder"):
         fit(tmp_path, ad_drop(sites="decoder.cross"), max_steps=2)
-    with pytest.raises(ValueError, match=r"give AttendOut a Problem, AttendOut\(problem="):
+    with pytest.raises(ValueError, match="attend_out trains a second model beside yours"):
         fit(tmp_path, AttendOut(), max_steps=2)
 
 

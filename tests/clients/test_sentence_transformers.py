@@ -13,7 +13,7 @@ from datasets import Dataset
 
 from attn_reg_plugin.huggingface import AttnRegCallback
 from attn_reg_plugin.regularizers import ADDrop, AttendOut, build
-from tests.clients.tiny import QUIET, check_client, check_saved, folder_of, sentences, trained
+from tests.clients.tiny import QUIET, check_client, check_saved, folder_of, sentences, trained, weights
 
 st = pytest.importorskip("sentence_transformers")
 cross = pytest.importorskip("sentence_transformers.cross_encoder")
@@ -23,8 +23,8 @@ pytestmark = pytest.mark.clients
 
 FIRST, SECOND = sentences(40), sentences(40, 2)
 PAIRS = {"anchor": FIRST, "positive": SECOND}
-STEP, SCORES = "the whole step, by a probe of it: the outputs have no logits", "the outputs' scores"
-ONE = "by a probe of it: the outputs are one number an example, which has no pseudo label"
+#: outputs without an F: the sentence names what to do
+NO_F = r"objective=.*attention_dropout, attention_layer_drop, head_drop, layer_drop"
 
 
 def ranking(model: Any) -> Any:
@@ -40,14 +40,17 @@ def cached(model: Any) -> Any:
     return losses.CachedMultipleNegativesRankingLoss(model, mini_batch_size=2)
 
 
-#: of each client: its model, the loss, the labels beside the texts, and what the log says
-CLIENTS: dict[str, tuple[str, Any, list[Any] | None, str]] = {
-    "ranking": ("bert", ranking, None, STEP),
-    "nested": ("bert", nested, None, STEP),
-    "similarity": ("bert", losses.CosineSimilarityLoss, [i % 5 / 4 for i in range(40)], STEP),
-    "pairs": ("pairs", cross_losses.BinaryCrossEntropyLoss, [float(i % 2) for i in range(40)], ONE),
+SCORES = "the outputs' scores"
+#: of each client: its model, the loss, the labels beside the texts, and what the log says; None where there is no F
+CLIENTS: dict[str, tuple[str, Any, list[Any] | None, str | None]] = {
+    "ranking": ("bert", ranking, None, None),
+    "nested": ("bert", nested, None, None),
+    "cached": ("bert", cached, None, None),
+    "similarity": ("bert", losses.CosineSimilarityLoss, [i % 5 / 4 for i in range(40)], None),
+    "pairs": ("pairs", cross_losses.BinaryCrossEntropyLoss, [float(i % 2) for i in range(40)], SCORES),
     "classes": ("classes", cross_losses.CrossEntropyLoss, [i % 3 for i in range(40)], SCORES),
 }
+EMBEDDING = [name for name, client in CLIENTS.items() if client[3] is None]
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +62,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def make(folder: Path, client: str, callbacks: list[Any], options: dict[str, Any], loss: Any = None) -> Any:
+def make(folder: Path, client: str, callbacks: list[Any], options: dict[str, Any]) -> Any:
     kind, chosen, labels, _ = CLIENTS[client]
     embeds = kind == "bert"
     if embeds:
@@ -72,48 +75,33 @@ def make(folder: Path, client: str, callbacks: list[Any], options: dict[str, Any
         model=model,
         args=arguments(output_dir=str(folder / "out"), **{**QUIET, **options}),
         train_dataset=Dataset.from_dict(PAIRS | ({} if labels is None else {"label": labels})),
-        loss=(loss or chosen)(model),
+        loss=chosen(model),
         callbacks=callbacks,
     )
 
 
-@pytest.mark.parametrize("client", CLIENTS)
-def test_a_trainer_of_sentence_transformers(folder: Path, tmp_path: Path, client: str, caplog: Any) -> None:
+@pytest.mark.parametrize("client", ["pairs", "classes"])
+def test_a_cross_encoder(folder: Path, tmp_path: Path, client: str, caplog: Any) -> None:
     ours = check_client(partial(make, folder, client), "encoder.self", CLIENTS[client][3], caplog)
     ours.save_model(str(tmp_path))
     check_saved(tmp_path, ours.model, type(ours.model)(str(tmp_path), device="cpu"))
 
 
-def test_checkpointing_of_activations_changes_nothing(folder: Path) -> None:
-    found = []
-    for options in ({}, {"gradient_checkpointing": True}):
-        ours = trained(partial(make, folder, "ranking"), ADDrop(p=0.5, q=0.5, cross_tuning="update:2"), **options)
-        found.append(ours.state.log_history[0]["loss"])
-    assert found[0] == pytest.approx(found[1], rel=1e-5)
+@pytest.mark.parametrize("client", [name for name in EMBEDDING if name != "cached"])
+def test_losses_of_embeddings_with_methods_that_draw_at_random(folder: Path, client: str) -> None:
+    for name, options in (("attention_dropout", {"p": 0.4}), ("head_drop", {"p": 0.5}), ("layer_drop", {"p": 0.5})):
+        few = {"max_steps": 4, "logging_steps": 4}
+        log = trained(partial(make, folder, client), build(name, **options), **few).state.log_history[0]
+        rates = [value for key, value in log.items() if key.startswith("drop_")]
+        assert log["loss"] > 0 and len(rates) == 2 and 0.1 < sum(rates) / 2 < 0.9, (name, log)
 
 
-def test_other_methods_act_in_every_forward(folder: Path) -> None:
-    for method in (build("attention_dropout", p=0.4), build("ad_drop+mixout", mixout={"p": 0.3})):
-        log = trained(partial(make, folder, "ranking"), method, max_steps=4, logging_steps=4).state.log_history[0]
-        assert log["loss"] > 0 and (method.name != "attention_dropout" or log["drop_encoder.self[0]"] > 0.2)
-
-
-def test_kept_regions_of_each_forward(folder: Path) -> None:
-    """They need no objective, unless what is missing is to be probed."""
-    kept = trained(partial(make, folder, "ranking"), ADDrop(probe="kept", on_miss="plain"), logging_steps=10)
-    plain, regularized = kept.state.log_history[:2]
-    assert plain["regularized"] == 0 and regularized["regularized"] == regularized["kept_hit_rate"] == 1
-    assert 0 < regularized["drop_encoder.self[0]"] < 0.3
-    with pytest.raises(ValueError, match=r"type dict; .*; or use on_miss='plain', which needs no objective$"):
-        trained(partial(make, folder, "ranking"), ADDrop(probe="kept"))
-
-
-def test_a_loss_with_cached_gradients_and_an_embedding_without_a_loss_are_refused(folder: Path) -> None:
-    with pytest.raises(ValueError, match="SentenceTransformer runs again inside a backward, as with losses"):
-        trained(partial(make, folder, "ranking", loss=cached), ADDrop(cross_tuning="update:1"))
-    model = st.SentenceTransformer(str(folder / "bert"), device="cpu").train()
-    with ADDrop(cross_tuning="off").attach(model), pytest.raises(ValueError, match="what embeddings are for is known"):
-        model(model.preprocess(FIRST[:3]))
+@pytest.mark.parametrize("client", EMBEDDING)
+def test_ad_drop_is_refused_where_outputs_hold_no_f(folder: Path, client: str) -> None:
+    trainer = make(folder, client, [AttnRegCallback(ADDrop())], {})
+    with pytest.raises(ValueError, match=NO_F):
+        trainer.train()
+    assert trainer.state.global_step == 0
 
 
 def test_an_attacker_without_tokens_is_refused_at_the_start(folder: Path) -> None:
@@ -134,8 +122,29 @@ def test_setfit(folder: Path, tmp_path: Path, caplog: Any) -> None:
         return setfit.Trainer(model=model, args=args, train_dataset=data, callbacks=callbacks)
 
     with caplog.at_level(logging.ERROR, "setfit"):
-        ours = check_client(make_setfit, "encoder.self", STEP, caplog, lambda trainer: trainer.model.model_body)
+        ours = trained(make_setfit, build("attention_dropout", p=0.4))
+        with pytest.raises(ValueError, match=NO_F):
+            trained(make_setfit, ADDrop())
     ours.model.save_pretrained(str(tmp_path))
     loaded = setfit.SetFitModel.from_pretrained(str(tmp_path), device="cpu")
     check_saved(tmp_path, ours.model.model_body, loaded.model_body)
     assert torch.equal(loaded.predict(FIRST[:5]), ours.model.predict(FIRST[:5]))
+
+
+def test_setfits_head(folder: Path) -> None:
+    """Trained end to end: F is what the head makes of an embedding."""
+    setfit = pytest.importorskip("setfit")
+    shared = {"device": "cpu", "use_differentiable_head": True, "head_params": {"out_features": 2}}
+    model = setfit.SetFitModel.from_pretrained(str(folder / "bert"), **shared)
+
+    def objective(outputs: Any, inputs: Any) -> torch.Tensor:
+        return model.model_head(outputs["sentence_embedding"])[0].max(-1).values.sum()
+
+    before = weights(model.model_body)
+    with ADDrop(p=0.5, q=0.5, cross_tuning="off", objective=objective).attach(model.model_body) as regularizer:
+        rates = {"body_learning_rate": 1e-3, "head_learning_rate": 1e-2}
+        model.fit(FIRST[:24], [i % 2 for i in range(24)], num_epochs=1, batch_size=8, end_to_end=True, **rates)
+        counted = regularizer.statistics.take()
+    assert counted["regularized"] == counted["forwards"] == 3
+    assert 0.1 < float(counted["dropped/encoder.self[0]"] / counted["valid/encoder.self[0]"]) < 0.4
+    assert not torch.equal(weights(model.model_body), before)

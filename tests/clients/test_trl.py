@@ -26,7 +26,12 @@ CLIENTS: dict[str, tuple[str, dict[str, list[str]], dict[str, Any], str]] = {
     "packed": ("SFT", {"text": TEXT}, {"max_length": 20, "packing": True}, LIKELIHOODS),
     "completion": ("SFT", {"prompt": TEXT, "completion": CHOSEN}, {"max_length": 30}, LIKELIHOODS),
     "dpo": ("DPO", {"prompt": TEXT, "chosen": CHOSEN, "rejected": REJECTED}, {"max_length": 30}, LIKELIHOODS),
-    "reward": ("Reward", {"chosen": CHOSEN, "rejected": REJECTED}, {"max_length": 30}, "whole step, by a probe of it"),
+    "reward": (
+        "Reward",
+        {"chosen": CHOSEN, "rejected": REJECTED},
+        {"max_length": 30},
+        "the predicted values: outputs of shape",
+    ),
     "grpo": ("GRPO", {"prompt": TEXT}, {"num_generations": 2, "max_completion_length": 6}, LIKELIHOODS),
 }
 

@@ -27,8 +27,8 @@ from attn_reg_plugin.experiments.runs import Run
 from attn_reg_plugin.experiments.trained import Trained
 from attn_reg_plugin.labelled import IGNORED, REGRESSION, TAGGING, LabelledTask, read_split
 from attn_reg_plugin.labelled.metrics import SENTENCE_END, tag_codes
-from attn_reg_plugin.tasks.attn_reg_task import SEEN
 from attn_reg_plugin.tasks.dry_run import parse_command
+from attn_reg_plugin.tasks.fairseq_settings import FAIRSEQ_SETTINGS
 from tests.commands.conftest import fine_tuning_of as parsed
 from tests.models.hf_folders import TOYS, make_encoder, make_mnli
 
@@ -120,7 +120,7 @@ def test_every_seed_trains_on_examples_of_its_own(rte: list[str]) -> None:
     words = [*rte, "--max-length", "40", "--seeds", "1,2", "--train-per-class", "9"]
     for run in planned(*words, methods="plain,ad_drop"):
         args = parse_command(run.train_command(), "training")
-        vars(args).update({f"attn_{name}": None for name, _ in SEEN})  # which fairseq fills in later
+        vars(args).update({f"attn_{name}": None for name, _ in FAIRSEQ_SETTINGS})  # which fairseq fills in later
         task = tasks.setup_task(args)
         task.load_dataset("train")
         rows = task.dataset("train").rows

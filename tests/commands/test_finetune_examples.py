@@ -9,27 +9,28 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 pytest.importorskip("fairseq")
 pytest.importorskip("transformers")
 
-from attn_reg_plugin.experiments.labelled_runs import LabelledRun
-from attn_reg_plugin.experiments.report_runs import read_experiments
-from attn_reg_plugin.experiments.sweep_objective import objective_of
 from fairseq import tasks
 
-from attn_reg_plugin.experiments import labelled_runs
+from attn_reg_plugin.experiments import runs as runs_module
 from attn_reg_plugin.experiments.methods import select_methods
 from attn_reg_plugin.experiments.predicted import file_of
+from attn_reg_plugin.experiments.runs import Run
 from attn_reg_plugin.tasks.dry_run import parse_command
 from attn_reg_plugin.tasks.fairseq_settings import FAIRSEQ_SETTINGS
-from tests.commands.test_finetune import parsed, planned
+from tests.commands.conftest import fine_tuning_of as parsed
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def texts_of(run: LabelledRun, split: str) -> list[tuple[list[str], int]]:
+def planned(*words: str) -> list[Run]:
+    return parsed(*words).plan(select_methods("plain"))
+
+
+def texts_of(run: Run, split: str) -> list[tuple[list[str], int]]:
     """What fairseq-train reads: the first text's words and the label of every example."""
     args = parse_command(run.train_command(), "training")
     vars(args).update({f"attn_{name}": None for name, _ in FAIRSEQ_SETTINGS})  # which fairseq fills in later
@@ -96,12 +97,6 @@ class Stand:
         file_of(folder, "valid").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def figures_in(folder: Path) -> dict[str, float]:
-    """The scores that `attn-reg report` shows of a run."""
-    ((group,),) = [one.groups for one in read_experiments([folder])]
-    return group.runs[0].figures.scores
-
-
 def test_a_run_with_held_out_examples_reports_the_official_set(
     rte: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,58 +105,34 @@ def test_a_run_with_held_out_examples_reports_the_official_set(
         select_methods("plain,ad_drop")
     )
     stand = Stand()
-    monkeypatch.setattr(labelled_runs, "execute", stand)
-    trial = replace(runs[0], folder=tmp_path / "trial").for_search()
+    monkeypatch.setattr(runs_module, "execute", stand)
+    trial = replace(runs[0], folder=tmp_path / "trial", measured=False)
     trial.claim()
     trial.carry_out(lambda log: None)
     assert len(stand.commands) == 1 and trial.finished(), "a trial of a sweep doesn't look at the validation set"
-    assert set(figures_in(trial.folder)) == {"accuracy held out"}, "in a report, too"
+    assert trial.result()["training"]["figures"]["accuracy"] == 51.0 and not trial.scores
     stand.commands.clear()
     for run in runs:
         run.claim()
         run.carry_out(lambda log: None)
     assert len(stand.commands) == 8 and all(run.finished() for run in runs)
-    assert runs[0].result()["training"]["best_epoch"] == 3 and json.loads(
-        (runs[0].folder / "result.json").read_text(encoding="utf-8")
-    )["reported"] == {"scores": {"valid": {"accuracy": pytest.approx(100 * 14 / 21)}}}
-    assert runs[1].figures() == {"valid": {"accuracy": pytest.approx(100 * 17 / 21)}, "held_out": {"accuracy": 51.0}}
-    objective = objective_of(runs[0], None)
-    assert (objective.of_run(runs[0]), objective.measured_on) == (51.0, "held-out training examples")
+    assert runs[0].result()["training"]["best_epoch"] == 3 and runs[0].result()["constant"] == ["valid"], "one class"
+    assert runs[0].scores == {"valid": {"accuracy": pytest.approx(100 * 14 / 21)}, "held_out": {"accuracy": 51.0}}
+    assert runs[1].scores["valid"] == {"accuracy": pytest.approx(100 * 17 / 21)}
     parsed(*rte, "--held-out", "0.25", "--shortcut", "0.5", "--seeds", "1,2", "--methods", "plain,ad_drop").carry_out()
     table = (tmp_path / "out" / "results.md").read_text(encoding="utf-8")
-    assert "| method | accuracy | accuracy − plain | accuracy held out |" in table
+    assert re.search(r"\| method +\| accuracy +\| accuracy − plain +\| accuracy held out +\|", table)
     assert "each run at its epoch with the best accuracy on the held-out examples" in table
     assert "held out: 0.25 of these training examples, not trained on" in table
     assert re.search(
         r"0\.5 of the training examples, the held-out ones included, begin with a word .*\(w\d+, w\d+\)", table
     )
-    assert set(figures_in(runs[0].folder)) == {"accuracy", "accuracy held out"}
     content = json.loads((tmp_path / "out" / "results.json").read_text(encoding="utf-8"))
     assert content["methods"][1]["differences"]["valid"]["accuracy"]["drawn"] == "seeds and examples"
     assert len(stand.commands) == 8, "what is done is not done again"
-    file_of(runs[0].folder, "valid").unlink()
-    assert runs[0].figures()["valid"] == {"accuracy": pytest.approx(100 * 14 / 21)}, "of result.json alone"
-
-
-@pytest.mark.parametrize("interrupted", [False, True])
-def test_a_training_that_ended_is_not_started_again(
-    rte: list[str], monkeypatch: pytest.MonkeyPatch, interrupted: bool
-) -> None:
-    """It may have been patience that ended it: killed before its result is written, it would train on."""
-    (run,) = planned(*rte, "--max-length", "40")
-    (run.folder / "checkpoints").mkdir(parents=True)
-    for name in ("last", "best"):
-        torch.save({}, run.folder / "checkpoints" / f"checkpoint_{name}.pt")
-    records = [{"epoch": 1, "valid_accuracy": "62", "valid_num_updates": 7}, {"epoch": 1, "train_train_wall": "3"}]
-    lines = [*map(json.dumps, records), "INFO:fairseq_cli.train:done training in 9.5 seconds"]
-    lines += [json.dumps({"epoch": 2, "update": 1.5})] * interrupted
-    (run.folder / "train.log").write_text("".join(f"x | {line}\n" for line in lines), encoding="utf-8")
-    started = []
-    monkeypatch.setattr(labelled_runs, "execute", lambda command, *rest, **named: started.append(command))
-    assert run._train(lambda log: None, 0)["scores"] == {"accuracy": 62.0}
-    assert len(started) == interrupted
-    for name in ("checkpoint_1_5.pt", "attn_reg_state_5.pt", "attn_reg_state_7.pt", "average_last_1.pt"):
-        (run.folder / "checkpoints" / name).touch()
-    run.carry_out(lambda log: None)
-    left = {"checkpoint_best.pt", "checkpoint_1_5.pt", "attn_reg_state_5.pt", "average_last_1.pt"}
-    assert {path.name for path in (run.folder / "checkpoints").iterdir()} == left, "what was asked for stays"
+    checkpoints = runs[0].folder / "checkpoints"
+    kept = ["checkpoint_1_5.pt", "attn_reg_state_5.pt", "average_last_1.pt"]
+    for name in [*kept, "checkpoint_last.pt", "attn_reg_state_7.pt"]:
+        (checkpoints / name).touch()
+    runs[0].tidy()
+    assert {path.name for path in checkpoints.iterdir()} == {*kept, "checkpoint_best.pt"}, "what was asked for stays"

@@ -15,9 +15,10 @@ pytest.importorskip("fairseq")
 from attn_reg_plugin.cli import main
 from attn_reg_plugin.commands import run
 from attn_reg_plugin.corpora.phrasebook import splits
+from attn_reg_plugin.experiments import translation
 from attn_reg_plugin.experiments.methods import select_methods
 from attn_reg_plugin.experiments.opus_mt_start import OpusMTStart, convert_once
-from attn_reg_plugin.experiments.steps import plan
+from attn_reg_plugin.experiments.steps import Step, plan
 from tests.experiments.toy_corpus import empty_corpus
 from tests.models.hf_folders import make_encoder, make_rte
 from tests.opus_mt.random_marian import make_marian
@@ -28,7 +29,7 @@ DEMO, WMT16, OPUS_MT, GLUE = (EXAMPLES / name / f"{name}.yaml" for name in ("dem
 
 def settings(path: Path, *words: str) -> list[Any]:
     """The settings of each step."""
-    return [step.args[1] if hasattr(step, "args") else step.__self__ for step in plan(path, words)]
+    return [step.settings for step in plan(path, words)]
 
 
 def test_the_demo() -> None:
@@ -53,7 +54,7 @@ def test_wmt16_gives_each_step_its_flags() -> None:
     corpus, comparison = settings(WMT16, *line, "--", "--fp16")
     assert (corpus.pair, corpus.limit, corpus.source, corpus.vocab_size) == ("tr-en", 9, "a b", 50)
     assert corpus.out == comparison.data == Path("runs/wmt16-tr-en/data")
-    assert (comparison.layers, comparison.cpu, comparison.own_flags) == (2, True, ["--fp16"])
+    assert (comparison.layers, comparison.cpu, comparison.own_flags) == (2, True, {"fp16": True})
 
 
 def test_glue() -> None:
@@ -64,7 +65,9 @@ def test_glue() -> None:
 
 
 @pytest.mark.parametrize(("pair", "p", "q"), [("en-ro", "0.2", "0.2"), ("tr-en", "0.6", "0.1")])
-def test_opus_mt_has_the_authors_settings(pair: str, p: str, q: str, tmp_path: Path) -> None:
+def test_opus_mt_has_the_authors_settings(
+    pair: str, p: str, q: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = tmp_path / "o"
     empty_corpus(out / "data")
     (out / "data" / "manifest.json").write_text(json.dumps({"splits": {"train": {"kept": 33}}}))
@@ -74,21 +77,29 @@ def test_opus_mt_has_the_authors_settings(pair: str, p: str, q: str, tmp_path: P
     start, corpus, comparison = settings(OPUS_MT, *line)
     assert (start.model, start.languages, start.out) == ("mine", pair, out / "model")
     assert (corpus.max_pieces, corpus.limit, corpus.opus_mt, corpus.source) == (128, 9, out / "model", "hub")
+    monkeypatch.setattr(translation, "updates_of", lambda one: 15)  # of a corpus that is not there
     untuned, plain, ad_drop = comparison.plan(select_methods(comparison.methods))
     command = " ".join(ad_drop.train_command())
     for part in (
         f"--arch opus_mt --encoder-layers 2 --finetune-from-model {out}/model/checkpoint.pt",
         "--load-checkpoint-on-all-dp-ranks",
-        "--lr 2e-05 --lr-scheduler polynomial_decay --warmup-updates 0",
-        "--max-epoch 5 --batch-size 16 --total-num-update 15 --distributed-world-size 1",
+        "--lr 2e-05 --lr-scheduler polynomial_decay --warmup-updates 0 --total-num-update 15",
+        "--max-epoch 5 --batch-size 16 --distributed-world-size 1",
         "--cpu",
-        "--adam-betas (0.9, 0.999) --fp16",
+        "--adam-betas (0.9, 0.999)",
+        "--fp16",
         f"--ad-drop-p {p} --ad-drop-q {q}",
     ):
         assert part in command
-    assert untuned.train_flags[-2:] == ("--lr", "0") and "--max-update" not in plain.train_flags
-    text = f"--bpe opus_mt --opus-mt-folder {out}/data/opus_mt --min-len 0 --max-len-b 510"
-    assert text in " ".join(plain.generate_command("test")) and "--beam 4" in " ".join(plain.generate_flags)
+    assert untuned.flags["lr"] == 0 and "max-update" not in plain.flags
+    generate = {
+        "bpe": "opus_mt",
+        "opus-mt-folder": f"{out}/data/opus_mt",
+        "min-len": "0",
+        "max-len-b": "510",
+        "beam": 4,
+    }
+    assert generate.items() <= plain.settings["generate"].items()
 
 
 @pytest.mark.parametrize(
@@ -131,33 +142,27 @@ def test_a_model_is_converted_once_and_a_folder_belongs_to_one(tmp_path: Path) -
     convert_once(start)
     assert checkpoint.stat().st_mtime_ns == written, "it was done"
     for other, said in (
-        ({"model": "other"}, "was converted from .*first, not from other; give another --out"),
-        ({"languages": "ro-en"}, "was converted with the languages en-ro, not ro-en; give another --out"),
+        ({"model": "other"}, "was converted with model .*first, not other; give another --out"),
+        ({"languages": "ro-en"}, "was converted with languages en-ro, not ro-en; give another --out"),
     ):
         with pytest.raises(ValueError, match=said):
             convert_once(replace(start, **other))
     config = tmp_path / "first" / "config.json"
     config.write_text(config.read_text() + "\n")
-    with pytest.raises(ValueError, match=r"was converted from other files of .*first; give another --out"):
+    with pytest.raises(ValueError, match=r"was converted with files \w+, not \w+; give another --out"):
         convert_once(start)
     record = tmp_path / "model.name"
-    record.write_text(f"{start.model}\n")  # as earlier versions left it
-    convert_once(start)
+    config.write_text(config.read_text().rstrip("\n") + "\n")
     record.unlink()
     with pytest.raises(
         ValueError, match=r"isn't empty, and no model\.name says what was converted there; give another"
     ):
         convert_once(start)
-    record.write_text(f"{start.model}\n")
-    checkpoint.unlink()
-    with pytest.raises(ValueError, match="model exists already: give a folder that does not, or an empty one"):
-        convert_once(start)
 
 
 def test_a_setting_of_a_command_that_is_null_is_left_out() -> None:
-    given = {"run_folder": "r", "on": "hans", "data": "hub", "out": None, "batch_size": None}
-    parsed = run.COMMAND_STEPS["evaluate"](given, False).args[1]  # type: ignore[attr-defined]
-    assert parsed.out is None and parsed.batch_size > 1
+    parsed, _ = run.steps()["report"]({"runs": ["a", "b"], "out": None, "title": "t"})
+    assert (parsed.runs, parsed.out, parsed.title) == ([Path("a"), Path("b")], None, "t")
 
 
 @pytest.mark.parametrize(
@@ -260,6 +265,7 @@ def test_what_only_fairseq_knows_names_the_file_too(tmp_path: Path, capsys: pyte
 
 def test_the_first_step_that_ends_otherwise_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     done = []
-    steps = [lambda: done.append(1) or 0, lambda: done.append(2) or 130, lambda: done.append(3) or 0]
-    monkeypatch.setattr(run, "plan", lambda *_: steps)
+    codes = {1: 0, 2: 130, 3: 0}
+    steps = [Step("x", number, lambda number: done.append(number) or codes[number], Path("c")) for number in codes]
+    monkeypatch.setattr("attn_reg_plugin.experiments.steps.plan", lambda *_: steps)
     assert main(["run", "x.yaml", "--a", "b"]) == 130 and done == [1, 2]

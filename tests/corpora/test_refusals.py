@@ -70,7 +70,7 @@ def change(name: str, content: Callable[[bytes], bytes]) -> Callable[[Path], Non
     return lambda folder: void((folder / name).write_bytes(content((folder / name).read_bytes())))
 
 
-def void(_: object) -> None:
+def void(*_: object) -> None:
     """Give nothing back."""
 
 
@@ -109,6 +109,14 @@ FILES = {
         lambda folder: void((folder / "train.en").rename(folder / "train.en.gz")),
         "",
         "train.en.gz, after line 0: not a whole gzip file",
+    ),
+    "a gzip file cut off": (
+        lambda folder: void(
+            (folder / "newstest2016.ro").unlink(),
+            (folder / "newstest2016.ro.gz").write_bytes(gzip.compress(b"unu\n" * 9)[:-12]),
+        ),
+        "",
+        "newstest2016.ro.gz, after line",
     ),
     "an unknown origin": (
         lambda folder: void((folder / "train.origin").write_text("x\ny\n")),

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import inspect
-import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,7 +12,7 @@ import pytest
 from attn_reg_plugin.corpora.parallel import RULES, Pair, normalize, read_pairs
 from attn_reg_plugin.corpora.preparation import _progress
 from attn_reg_plugin.corpora.sources import FolderSource, HubSource, Split
-from attn_reg_plugin.files import find_text, read_lines
+from attn_reg_plugin.files import read_lines
 
 LANGUAGES = ("en", "ro")
 
@@ -53,51 +51,9 @@ def test_only_newlines_end_a_line(tmp_path: Path) -> None:
     assert all(len(line.splitlines()) == 1 for line in lines)
 
 
-def test_not_utf8_is_refused_with_file_and_line(tmp_path: Path) -> None:
-    (tmp_path / "a.en").write_bytes(b"fine\nab\xffc\n")
-    with pytest.raises(ValueError, match=r"a\.en, line 2: not UTF-8 \(byte 0xff at position 3"):
-        list(read_lines(tmp_path / "a.en"))
-
-
-@pytest.mark.parametrize("content", [b"not gzip at all", gzip.compress(b"one\ntwo\n" * 100, mtime=0)[:-12]])
-def test_broken_gzip_is_refused(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "a.gz").write_bytes(content)
-    with pytest.raises(ValueError, match=r"a\.gz, after line \d+: not a whole gzip file"):
-        list(read_lines(tmp_path / "a.gz"))
-
-
-@pytest.mark.parametrize(("left", "right", "short"), [(2, 3, "left"), (3, 2, "right")])
-def test_unequal_lengths_are_refused(tmp_path: Path, left: int, right: int, short: str) -> None:
-    paths = [write(tmp_path / name, *"abc"[:n]) for name, n in (("left", left), ("right", right))]
-    with pytest.raises(ValueError, match=rf"{short}, line 3 is missing: .* has a line 3"):
-        list(read_pairs(*paths))
-
-
 def test_pairs_are_numbered_from_one(tmp_path: Path) -> None:
     left, right = write(tmp_path / "l", "a", "b"), write(tmp_path / "r", "c", "d")
     assert list(read_pairs(left, right)) == [Pair(1, "a", "c"), Pair(2, "b", "d")]
-
-
-def test_two_forms_of_one_file_are_refused(tmp_path: Path) -> None:
-    assert find_text(tmp_path, "train.en") is None
-    write(tmp_path / "train.en", "a")
-    assert find_text(tmp_path, "train.en") == tmp_path / "train.en"
-    (tmp_path / "train.en.gz").write_bytes(gzip.compress(b"a\n", mtime=0))
-    with pytest.raises(ValueError, match=r"both train\.en and train\.en\.gz"):
-        find_text(tmp_path, "train.en")
-
-
-def test_reading_takes_the_same_memory_for_four_times_the_lines(tmp_path: Path) -> None:
-    assert inspect.isgeneratorfunction(read_lines) and inspect.isgeneratorfunction(read_pairs)
-    peaks = []
-    for count in (20_000, 80_000):
-        path = write(tmp_path / str(count), *(f"sentence number {n} of a file" for n in range(count)))
-        tracemalloc.start()
-        assert sum(1 for _ in read_pairs(path, path)) == count
-        peaks.append(tracemalloc.get_traced_memory()[1])
-        tracemalloc.stop()
-    assert peaks[1] < 1.2 * peaks[0]
-    assert peaks[1] < 1_000_000  # bytes
 
 
 def test_cedilla_becomes_comma_below() -> None:
@@ -167,15 +123,6 @@ def test_origin_keeps_the_lines_of_some_corpora(tmp_path: Path) -> None:
     assert [pair.line for pair in splits[0].pairs()] == [1, 3, 4]
     with pytest.raises(ValueError, match=r"--origin 'w': .*train\.origin has only x, y, z"):
         FolderSource(folder, LANGUAGES, origins=["w", "x"])
-
-
-@pytest.mark.parametrize(("count", "message"), [(2, r"origin, line 3 is missing"), (4, r"en, line 4 is missing")])
-def test_origin_of_another_length_is_refused(tmp_path: Path, count: int, message: str) -> None:
-    folder = write_folder(tmp_path / "c", train=3, newsdev2016=2)
-    write(folder / "train.origin", *["x"] * count)
-    splits, _ = FolderSource(folder, LANGUAGES, origins=["x"]).splits()
-    with pytest.raises(ValueError, match=message):
-        list(splits[0].pairs())
 
 
 def test_a_folder_describes_its_files_without_their_place(tmp_path: Path) -> None:

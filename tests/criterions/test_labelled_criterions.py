@@ -246,5 +246,5 @@ def test_refusals(criterion: type, task: Any, options: dict, message: str) -> No
 
 
 def test_a_split_without_labels_is_refused() -> None:
-    with pytest.raises(ValueError, match="a split of task rte without labels has no loss; use attn-reg predict"):
+    with pytest.raises(ValueError, match="a split of task rte without labels has no loss; use attn-reg export"):
         ClassificationCriterion(task_for("rte"))(Fixed(torch.randn(2, 2)), sample_of(torch.arange(2), None))

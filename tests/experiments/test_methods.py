@@ -143,6 +143,11 @@ def test_a_mapping_gives_each_its_settings() -> None:
         ({}, [], "--methods is empty"),
         (None, [], "--methods is empty"),
         (["plain", "plain"], [], "names a method twice"),
+        (
+            {"a": {"like": "plain", "title": "b"}, "b": {"like": "plain"}},
+            [],
+            "methods: a and b have the same title, 'b'",
+        ),
         (["plain"], ["ad_drop=--x"], "which is not among --methods plain"),
         (["plain"], ["plain"], "wants NAME=FLAGS, given 'plain'"),
         ("ad_drop+attend_out", [], "attend_out combines with no other method: it trains two copies of the model"),

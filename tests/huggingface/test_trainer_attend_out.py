@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from attn_reg_plugin.huggingface.attend_out_trainer import TrainerProblem, example_losses, reward_data, shifted
+from attn_reg_plugin.huggingface.attend_out import TrainerProblem, example_losses, reward_data, shifted
 from attn_reg_plugin.regularizers import AttendOut, Outcome
 from tests.backends.huggingface_models import Around, batch, build
 from tests.huggingface.trainers import AtStepEnd, collate, examples, trainer_of, weights

@@ -1,11 +1,11 @@
-"""One method, three faces: fairseq, Trainer and a loop of one's own draw the same masks and have the same loss."""
+"""One method, three faces: fairseq, Trainer and a loop of one's own have the same masks, loss and gradients."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -14,82 +14,116 @@ from transformers import TrainerCallback
 
 from attn_reg_plugin.regularizers import AttendOut, Outcome, Regularizer, Tokens
 from attn_reg_plugin.regularizers import build as make
+from attn_reg_plugin.regularizers.r_drop import RDrop
 from tests.backends.huggingface_models import build
 from tests.huggingface.trainers import collate, examples, trainer_of, translating
 
 SEED = 11
-#: methods that draw, by what the comparison calls them
-DRAWING: dict[str, tuple[str, dict[str, Any]]] = {
-    "weights": ("attention_dropout", {"p": 0.4, "where": "weights"}),
-    "scores": ("attention_dropout", {"p": 0.4, "where": "scores", "p_by_site": "*[0]: 0.2"}),
-    "heads": ("head_drop", {"p": 0.5}),
-    "layers": ("layer_drop", {"p": 0.5}),
-    "attentions": ("attention_layer_drop", {"p": 0.5}),
-    "schedule": ("scheduled_dropout", {"schedule": "drop *: 0:0.5"}),
+AD_DROP = {"p": 0.5, "q": 0.5, "cross_tuning": "off", "sites": "*"}
+#: method and options, by what the comparison calls them
+METHODS: dict[str, tuple[str, dict[str, Any]]] = {
+    "pseudo labels": ("ad_drop", {**AD_DROP, "labels": "pseudo"}),
+    "gold labels": ("ad_drop", {**AD_DROP, "labels": "gold"}),
+    "weights": ("attention_dropout", {"p": 0.4, "where": "weights", "sites": "*"}),
+    "scores": ("attention_dropout", {"p": 0.4, "where": "scores", "sites": "*"}),
+    "heads": ("head_drop", {"p": 0.5, "sites": "*"}),
+    "layers": ("layer_drop", {"p": 0.5, "sites": "*"}),
+    "attentions": ("attention_layer_drop", {"p": 0.5, "sites": "*"}),
+    "schedule": ("scheduled_dropout", {"schedule": "drop *: 0:0.5", "sites": "*"}),
+    "r_drop": ("r_drop", {"weight": 2.0}),
+    "hidden_cut": ("hidden_cut", {"cut": 0.3, "weight": 2.0}),
+    "several": (
+        "ad_drop+head_drop+layer_drop+hidden_cut",
+        {"ad_drop": AD_DROP, "head_drop": {"p": 0.5}, "layer_drop": {"p": 0.3}, "hidden_cut": {"cut": 0.3}},
+    ),
 }
 
 
-def ad_drop(**options: Any) -> tuple[str, dict[str, Any]]:
-    return "ad_drop", {"p": 0.5, "q": 0.5, "cross_tuning": "off", **options}
+class Step(NamedTuple):
+    """A training step: keep masks of the sites, loss, and the gradient norm of every parameter."""
+
+    masks: list[Tensor]
+    loss: float
+    norms: Tensor
 
 
 def masks_of(regularizer: Regularizer) -> list[Tensor]:
     return [site.keep.clone() for site in regularizer.attached_sites if site.keep is not None]
 
 
+def norms_of(model: nn.Module) -> Tensor:
+    return torch.stack([p.grad.norm() if p.grad is not None else torch.zeros(()) for p in model.parameters()])
+
+
+def assert_same(first: Step, second: Step) -> None:
+    assert len(first.masks) == len(second.masks)
+    assert all(torch.equal(x, y) for x, y in zip(first.masks, second.masks, strict=True))
+    assert first.loss == pytest.approx(second.loss, abs=1e-4)
+    torch.testing.assert_close(first.norms, second.norms, rtol=1e-3, atol=1e-5)
+
+
 class Seen(TrainerCallback):
-    """Seeds each step, and keeps the masks that were on the sites in it."""
+    """Seeds each step, and keeps its masks and gradients."""
 
     def __init__(self, regularizer: Any) -> None:
-        self.regularizer, self.masks = regularizer, []
+        self.regularizer = regularizer
 
     def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
         torch.manual_seed(SEED)
 
     def on_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-        self.masks = masks_of(self.regularizer)
+        self.masks, self.norms = masks_of(self.regularizer), norms_of(kwargs["model"])
 
 
-def under_trainer(folder: Path, name: str, method: str, options: dict[str, Any]) -> tuple[list[Tensor], float]:
-    regularizer = make(method, sites="*", **options)
+def under_trainer(folder: Path, name: str, method: str, options: dict[str, Any], **arguments: Any) -> Step:
+    regularizer, own = make(method, **options), {"train_dataset": examples(name, 4)}
     seen = Seen(regularizer)
-    own = {"train_dataset": examples(name, 4)}
-    arguments = {"max_steps": 1, "logging_steps": 1, "train_sampling_strategy": "sequential"}
-    trainer = trainer_of(folder, name, regularizer, callbacks=(seen,), own=own, **arguments)
+    arguments = {"max_steps": 1, "logging_steps": 1, "train_sampling_strategy": "sequential", **arguments}
+    trainer = trainer_of(folder, name, regularizer, callbacks=(seen,), own=own, max_grad_norm=0.0, **arguments)
     trainer.train()
-    return seen.masks, trainer.state.log_history[0]["loss"]
+    return Step(seen.masks, trainer.state.log_history[0]["loss"], seen.norms)
 
 
-def in_a_loop(name: str, method: str, options: dict[str, Any]) -> tuple[list[Tensor], float]:
-    model, regularizer = build(name, dropout=0.1), make(method, sites="*", **options)
+def in_a_loop(
+    name: str, method: str, options: dict[str, Any], tell: Callable[[Any], None] = lambda regularizer: None
+) -> Step:
+    model, regularizer = build(name, dropout=0.1), make(method, **options)
     batch = (translating(model) if name == "marian" else collate)(examples(name, 4))
     with regularizer.attach(model):
+        tell(regularizer)
         torch.manual_seed(SEED)
-        loss = model(**batch).loss
-        return masks_of(regularizer), loss.item()
+        loss = regularizer.loss(lambda b: model(**b).loss, batch)
+        masks = masks_of(regularizer)
+        loss.backward()
+        return Step(masks, loss.item(), norms_of(model))
+
+
+class Data(list):
+    """Examples as much of a dataset of fairseq's as a method needs."""
+
+    def collater(self, rows: list[Any]) -> dict[str, Any]:
+        batch = collate(rows)
+        return {"net_input": batch, "target": batch.pop("labels"), "ntokens": len(rows), "nsentences": len(rows)}
 
 
 class Backward:
     """As much of an optimizer as a training step needs."""
-
-    masks: list[Tensor]
 
     def __init__(self, regularizer: Any) -> None:
         self.regularizer = regularizer
 
     def backward(self, loss: Tensor) -> None:
         self.masks = masks_of(self.regularizer)
-        loss.backward()
+        (loss / 4).backward()  # of the four examples' sum
 
 
-def fairseq_step(
-    method: str, options: dict[str, Any], tell: Callable[[Any], None] = lambda regularizer: None
-) -> tuple[Any, Backward, float]:
+def under_fairseq(method: str, options: dict[str, Any], tell: Callable[[Any], None] = lambda regularizer: None) -> Step:
     """A classifier behind fairseq: the task's training step with the criterion of labelled data.
 
     Args:
         tell: is given the regularizer once it is attached.
     """
+    from fairseq.data import BaseWrapperDataset
     from fairseq.tasks import FairseqTask
 
     from attn_reg_plugin.criterions.classification import ClassificationCriterion
@@ -106,52 +140,40 @@ def fairseq_step(
     class Regularized(AttnRegTask, Stock):
         pass
 
-    flags = {f"{method}_{name}": value for name, value in options.items()}
+    given = options if "+" in method else {method: options}
+    flags = {f"{part}_{name}": value for part, of in given.items() for name, value in of.items() if name != "sites"}
     task = Regularized(argparse.Namespace(attn_reg=method, attn_sites="*", **flags))
-    model = task.build_model(None)
+    model = task.build_model(None).train()
     task.regularizer.begin_epoch(1)
     tell(task.regularizer)
-    batch = collate(examples("bert", 4))
-    sample = {"net_input": batch, "target": batch.pop("labels"), "ntokens": 4, "nsentences": 4}
+    task.datasets["train"] = data = BaseWrapperDataset(Data(examples("bert", 4)))
+    optimizer, sample = Backward(task.regularizer), data.collater(data.dataset)
     torch.manual_seed(SEED)
-    optimizer = Backward(task.regularizer)
-    loss, size, _ = task.train_step(sample, model, ClassificationCriterion(task), optimizer, 0)
-    return task, optimizer, loss.item() / size
+    loss, size, log = task.train_step(sample, model, ClassificationCriterion(task), optimizer, 0)
+    assert size == 4 and log["sample_size"] == 4 and log["ntokens"] == 4
+    return Step(optimizer.masks, loss.item() / size, norms_of(model))
 
 
-def under_fairseq(method: str, options: dict[str, Any]) -> tuple[list[Tensor], float]:
-    _, optimizer, loss = fairseq_step(method, options)
-    return optimizer.masks, loss
-
-
-@pytest.mark.parametrize("name", ["bert", "marian"])
-@pytest.mark.parametrize("labels", ["pseudo", "gold"])
-def test_trainer_and_a_loop_agree(tmp_path: Path, name: str, labels: str) -> None:
-    masks, loss = under_trainer(tmp_path, name, *ad_drop(labels=labels))
-    again, loop_loss = in_a_loop(name, *ad_drop(labels=labels))
-    assert all(torch.equal(x, y) for x, y in zip(masks, again, strict=True))
-    assert all(not mask.all() for mask in masks)
-    assert loss == pytest.approx(loop_loss, abs=1e-5)
-
-
-@pytest.mark.parametrize("labels", ["pseudo", "gold"])
-def test_fairseq_agrees(tmp_path: Path, labels: str) -> None:
-    pytest.importorskip("fairseq")
-    masks, loss = under_trainer(tmp_path, "bert", *ad_drop(labels=labels))
-    theirs, fairseq_loss = under_fairseq(*ad_drop(labels=labels))
-    assert len(masks) == 2 and all(torch.equal(x, y) for x, y in zip(masks, theirs, strict=True))
-    assert loss == pytest.approx(fairseq_loss, abs=1e-5)
-
-
-@pytest.mark.parametrize("drawing", DRAWING)
-def test_what_is_drawn_is_the_same_in_all_three(tmp_path: Path, drawing: str) -> None:
-    pytest.importorskip("fairseq")
-    losses = [in_a_loop("bert", *DRAWING[drawing])[1], under_fairseq(*DRAWING[drawing])[1]]
-    losses.append(under_trainer(tmp_path, "bert", *DRAWING[drawing])[1])
-    assert losses == pytest.approx(losses[:1] * 3, abs=1e-5)
-    plain = build("bert", dropout=0.1)
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", ["bert", "marian", "llama"])
+def test_trainer_and_a_loop_agree(tmp_path: Path, name: str, method: str) -> None:
+    if name == "llama" and method in ("hidden_cut", "several"):
+        pytest.skip("its attention is the decoder's")
+    step = under_trainer(tmp_path, name, *METHODS[method])
+    assert_same(step, in_a_loop(name, *METHODS[method]))
+    assert all(not mask.all() for mask in step.masks) and (step.masks or "labels" not in method)
+    plain = build(name, dropout=0.1)
     torch.manual_seed(SEED)
-    assert abs(losses[0] - plain(**collate(examples("bert", 4))).loss.item()) > 1e-3
+    assert abs(step.loss - plain(**collate(examples(name, 4))).loss.item()) > 1e-4
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_fairseq_agrees(tmp_path: Path, method: str) -> None:
+    pytest.importorskip("fairseq")
+    name, options = METHODS[method]
+    if "+" in name:  # fairseq has one flag for the sites of all
+        options = {part: {**given, "sites": "*"} if part != "hidden_cut" else given for part, given in options.items()}
+    assert_same(under_fairseq(name, options), under_trainer(tmp_path, "bert", name, options))
 
 
 class Named:
@@ -170,19 +192,43 @@ def test_attend_out_proposes_the_same_in_all_three(tmp_path: Path) -> None:
     """The generator is made in the first forward: from the same random numbers it is the same one."""
     pytest.importorskip("fairseq")
 
-    def told(regularizer: Any) -> None:
-        model = regularizer.model
-        regularizer.problem, regularizer.optimizer = Named(), torch.optim.SGD(model.parameters(), 0.1)
+    def told(regularizer: AttendOut) -> None:
+        regularizer.problem, regularizer.optimizer = Named(), torch.optim.SGD(regularizer.model.parameters(), 0.1)
         regularizer.bind = lambda training: None  # fairseq's optimizer and data are not there
 
-    _, optimizer, fairseq_loss = fairseq_step("attend_out", {}, told)
-    found = [(optimizer.masks, fairseq_loss), under_trainer(tmp_path, "bert", "attend_out", {})]
-    model, regularizer = build("bert", dropout=0.1), AttendOut(sites="*")
-    with regularizer.attach(model):
-        told(regularizer)
-        torch.manual_seed(SEED)
-        loss = model(**collate(examples("bert", 4))).loss
-        found.append((masks_of(regularizer), loss.item()))
-    for masks, loss in found[:2]:
-        assert len(masks) == 2 and all(torch.equal(x, y) for x, y in zip(masks, found[2][0], strict=True))
-        assert loss == pytest.approx(found[2][1], abs=1e-5)
+    expected = in_a_loop("bert", "attend_out", {"sites": "*"}, told)
+    assert len(expected.masks) == 2
+    assert_same(under_fairseq("attend_out", {}, told), expected)
+    assert_same(under_trainer(tmp_path, "bert", "attend_out", {"sites": "*"}), expected)
+
+
+# -- what is added to the loss ----------------------------------------------------------------------------------------
+
+
+def losses(folder: Path, name: str, *methods: Regularizer | None) -> list[float]:
+    """Of one update with two accumulated batches, without dropout."""
+    found = []
+    for method in methods:
+        options = {"max_steps": 1, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
+        own = {"train_dataset": examples(name, 4)}
+        trainer = trainer_of(folder, name, method, dropout=0.0, own=own, logging_steps=1, **options)
+        trainer.train()
+        found.append(trainer.state.log_history[0]["loss"])
+    return found
+
+
+@pytest.mark.parametrize("name", ["bert", "llama"])
+def test_two_accumulated_batches_are_one(tmp_path: Path, name: str) -> None:
+    """Llama divides by the labels of both batches, bert gives a mean for each; there is no dropout, so no divergence,
+    and two passes are twice the loss of one."""
+    one, two = losses(tmp_path, name, None, make("r_drop", weight=3.0))
+    assert two == pytest.approx(2 * one, rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["bert", "llama"])
+def test_the_divergence_is_divided_as_the_loss_is(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a divergence of 1 for each item and no dropout, what is added to the loss is the weight."""
+    monkeypatch.setattr(RDrop, "divergence", lambda self, passes, regression: torch.ones(len(passes[0])))
+    low, high = losses(tmp_path, name, make("r_drop", weight=1.0), make("r_drop", weight=3.0))
+    # of both batches together, or of each: bert's losses Trainer doesn't divide by the number of batches
+    assert high - low == pytest.approx({"bert": 2 * 2.0, "llama": 2.0}[name], rel=1e-3)

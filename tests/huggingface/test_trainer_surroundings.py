@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -14,83 +12,14 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import Trainer, TrainerCallback
 
 import attn_reg_plugin
-from attn_reg_plugin.backends.huggingface_inputs import described
+from attn_reg_plugin.backends.huggingface.inputs import described
 from attn_reg_plugin.huggingface import AttnRegCallback
 from attn_reg_plugin.huggingface.running import Interception, refuse_unused_parameters
-from attn_reg_plugin.regularizers import ADDrop, AttendOut, AttentionLayerDrop, Regularizer, Supplied
+from attn_reg_plugin.regularizers import ADDrop, AttendOut, AttentionLayerDrop, Regularizer
 from attn_reg_plugin.regularizers import build as make
 from attn_reg_plugin.regularizers.base.attachment import attachments_of
 from tests.backends.huggingface_models import batch, build
 from tests.huggingface.trainers import ad_drop, examples, print_of, trainer_of, weights
-
-
-class Broken(Exception):
-    """Raised in the middle of things."""
-
-
-def fail(*args: Any, **kwargs: Any) -> None:
-    raise Broken
-
-
-class Failing(TrainerCallback):
-    """Fails in one event, in the second update."""
-
-    def __init__(self, event: str) -> None:
-        setattr(self, event, lambda args, state, *rest, **kwargs: fail() if state.global_step else None)
-
-
-class Interrupted(ADDrop):
-    """Stopped while the masks of the second update are made."""
-
-    def before_forward(self, forward: Any) -> None:
-        super().before_forward(forward)
-        if self.updates:
-            raise KeyboardInterrupt
-
-
-def failing_data(size: int = 24) -> list[Any]:
-    class Data(list):
-        def __getitem__(self, i: int) -> Any:
-            return fail() if i >= 20 else super().__getitem__(i)
-
-    return Data(examples("bert", size))
-
-
-METHODS = {
-    "ad_drop": lambda: ad_drop(),
-    "attend_out": lambda: AttendOut(steps=2, sites="*"),
-    "interrupted": lambda: Interrupted(p=0.5, q=0.5, cross_tuning="off"),
-}
-#: what fails: the method, and what makes a trainer fail
-FAILURES: dict[str, tuple[str, dict[str, Any]]] = {
-    "mask": ("interrupted", {}),
-    "step_end": ("ad_drop", {"callbacks": (Failing("on_step_end"),)}),
-    "epoch_begin": ("ad_drop", {"callbacks": (Failing("on_epoch_begin"),)}),
-    "before_optimizer": ("attend_out", {"callbacks": (Failing("on_pre_optimizer_step"),)}),
-    "data": ("attend_out", {"own": {"train_dataset": failing_data()}}),
-    "metrics": ("ad_drop", {"own": {"compute_metrics": fail}, "eval_strategy": "steps", "eval_steps": 2}),
-    "start": ("ad_drop", {"own": {"compute_metrics": fail}, "eval_on_start": True}),
-}
-
-
-@pytest.mark.parametrize("failure", FAILURES)
-def test_an_exception_leaves_nothing_behind(tmp_path: Path, failure: str) -> None:
-    method, options = FAILURES[failure]
-    regularizer = METHODS[method]()
-    trainer = trainer_of(tmp_path, "bert", regularizer, **options)
-    before = print_of(trainer.model)
-    with pytest.raises((Broken, KeyboardInterrupt)):
-        trainer.train()
-    assert print_of(trainer.model) == before
-    assert not regularizer.attached_sites and regularizer.supplied == Supplied()
-    left = [name for owner in (trainer, trainer.callback_handler) for name in vars(owner)]
-    assert not {"training_step", "log", "save_model", "call_event", "_run_epoch"} & set(left)
-    if isinstance(regularizer, AttendOut):
-        assert regularizer.problem is None and regularizer.optimizer is None
-        assert "defender_class" not in vars(regularizer)
-        assert not trainer.optimizer.optimizer._optimizer_step_pre_hooks
-    with regularizer.attach(trainer.model):
-        assert regularizer.attached_sites
 
 
 def test_an_error_that_the_trainer_survives_does_not_detach(tmp_path: Path) -> None:
@@ -98,8 +27,8 @@ def test_an_error_that_the_trainer_survives_does_not_detach(tmp_path: Path) -> N
         def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
             try:
                 if self.state.global_step == 1:
-                    fail()
-            except Broken:
+                    raise KeyError
+            except KeyError:
                 return torch.tensor(0.0)
             return super().training_step(*args, **kwargs)
 
@@ -122,8 +51,7 @@ def test_two_callbacks_share_a_trainer(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("first", "second", "said"),
     [
-        (ad_drop(probe="kept", sites="decoder.self"), ad_drop(probe="kept"), "2 callbacks have ad_drop with a state"),
-        (ad_drop(sites="decoder.self"), ad_drop(probe="kept"), "2 callbacks have ad_drop with a state of its own"),
+        (AttendOut(sites="decoder.self"), AttendOut(), "2 callbacks have attend_out; use one, with the sites of all"),
         (make("r_drop"), make("hidden_cut"), "r_drop and hidden_cut each run the batch several times"),
     ],
 )
@@ -166,25 +94,6 @@ def test_interceptions_end_in_any_order() -> None:
             made[index].undo()
             assert owner.double(5) == 10 + left
         assert not vars(owner)
-
-
-def test_copies_of_a_detached_model(tmp_path: Path) -> None:
-    trainer = trainer_of(tmp_path, "bert", ad_drop(), max_steps=2)
-    trainer.train()
-    model, inputs = trainer.model.eval(), batch("bert")
-    expected = model(**inputs).logits
-    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert torch.equal(copied(**inputs).logits, expected)
-    assert torch.equal(torch.compile(model, backend="eager", fullgraph=True)(**inputs).logits, expected)
-
-
-def test_copies_of_an_attached_model() -> None:
-    model, inputs = build("bert"), batch("bert")
-    with ad_drop(q=1.0).attach(model):
-        expected = model(**inputs).loss
-        for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-            assert torch.equal(copied(**inputs).loss, expected)
-        assert torch.equal(model(**inputs).loss, expected)
 
 
 REFUSALS: list[tuple[Any, dict[str, Any], str]] = [

@@ -35,7 +35,7 @@ def source(phrases: dict, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def prepare(source: Path, out: Path, converted: Path, *words: str) -> int:
-    common = ["prepare", "wmt16", "--pair", "en-ro", "--source", str(source), "--out", str(out)]
+    common = ["prepare", "text", "--pair", "en-ro", "--source", str(source), "--out", str(out)]
     return main([*common, "--opus-mt", str(converted), *words])
 
 
@@ -99,14 +99,6 @@ def test_options_that_do_not_go_together(
         assert f"{words}: it must be left out with --opus-mt" in capsys.readouterr().err
     assert prepare(source, tmp_path / "data", converted, "--source-prefix", ">>deu<<") == 2
     assert "the source prefix '>>deu<<' is not in" in capsys.readouterr().err
-
-
-def test_a_prefix_without_a_model(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    words = ["prepare", "wmt16", "--pair", "en-ro", "--source", str(source), "--out", str(tmp_path / "data")]
-    assert main([*words, "--source-prefix", ">>ron<<"]) == 2
-    assert "--source-prefix >>ron<<: it must be left out without --opus-mt" in capsys.readouterr().err
-    assert main([*words, "--opus-mt", str(tmp_path / "nowhere")]) == 2
-    assert "nowhere: no such folder" in capsys.readouterr().err
 
 
 def test_a_model_that_would_be_replaced(converted: Path, source: Path, tmp_path: Path) -> None:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 import math
 
 import pytest
 import torch
 from torch import nn
 
-from attn_reg_plugin.regularizers import AttentionLayerDrop, build
-from tests.attention.tiny_model import PAD, SIZE, assert_recomputed, attentions, same_step, training_step
+from attn_reg_plugin.regularizers import AttentionLayerDrop
+from tests.attention.tiny_model import SIZE
 
 
 def test_each_site_is_dropped_with_probability_p_independently(translator, batch):
@@ -33,26 +32,6 @@ def test_each_site_is_dropped_with_probability_p_independently(translator, batch
         assert sums[f"dropped/{name}"] == drawn[:, i].sum()
 
 
-def test_the_model_runs_with_the_mean_of_values_where_a_site_is_dropped(translator, batch):
-    literal = copy.deepcopy(translator)
-    regularizer = AttentionLayerDrop(p=0.5, sites="*")
-    torch.manual_seed(4)
-    with regularizer.attach(translator):
-        output = translator(*batch)
-        dropped = {site.name for site in regularizer.attached_sites if site.calls.made[0].uniform}
-    assert 0 < len(dropped) < 6
-
-    def attend(name, query, key, value, valid, dropout_p):
-        scores = query @ key.transpose(-1, -2) / math.sqrt(query.size(-1))
-        scores = torch.zeros_like(scores) if name in dropped else scores
-        return scores.masked_fill(~valid, -math.inf).softmax(-1) @ value
-
-    for module in attentions(literal).values():
-        module.attend = attend
-    real = batch[1].ne(PAD)
-    torch.testing.assert_close(output[real], literal(*batch)[real])
-
-
 def test_what_is_padded_never_matters(translator, batch):
     source, target = batch
     regularizer = AttentionLayerDrop(p=1.0, sites="*")
@@ -60,60 +39,6 @@ def test_what_is_padded_never_matters(translator, batch):
         wide = translator(source, target)[2:]
         narrow = translator(source[2:, :2], target[2:, :1])
     torch.testing.assert_close(wide[:, :1], narrow)
-
-
-@pytest.mark.parametrize("checkpointed", [False, True])
-def test_p_of_zero_changes_no_bit_and_draws_nothing(dropping_translator, batch, checkpointed):
-    model = dropping_translator
-    model.encoder.checkpointed = checkpointed
-    expected = training_step(model, batch)
-    with AttentionLayerDrop(p=0.0, sites="*").attach(model) as regularizer:
-        assert same_step(expected, training_step(model, batch))
-        assert regularizer.statistics.take() == {"forwards": 1.0, "regularized": 0.0}
-    assert same_step(expected, training_step(model, batch))
-
-
-def test_evaluation_is_untouched(dropping_translator, batch):
-    model = dropping_translator.eval()
-    expected = model(*batch)
-    with AttentionLayerDrop(p=1.0, sites="*").attach(model):
-        assert model(*batch).equal(expected)
-        model.train()(*batch)
-        assert model.eval()(*batch).equal(expected)
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_recomputation_drops_the_same(translator, batch, seed):
-    assert_recomputed(translator, batch, seed, lambda model: AttentionLayerDrop(p=0.5, sites="*").attach(model))
-
-
-def test_a_run_that_is_resumed_draws_the_same(translator, batch):
-    def draws(regularizer, n):
-        with regularizer.attach(translator):
-            for _ in range(n):
-                translator(*batch)
-                yield [call.uniform for site in regularizer.attached_sites for call in site.calls.made]
-                regularizer.end_update()
-
-    torch.manual_seed(2)
-    whole = list(draws(AttentionLayerDrop(p=0.5, sites="*"), 6))
-    torch.manual_seed(2)
-    first = AttentionLayerDrop(p=0.5, sites="*")
-    parts = list(draws(first, 2))
-    second = AttentionLayerDrop(p=0.5, sites="*")
-    second.load_state_dict(first.state_dict())
-    assert second.updates == 2
-    assert parts + list(draws(second, 4)) == whole
-
-
-@pytest.mark.parametrize("p", [-0.1, 1.5, float("nan")])
-def test_p_out_of_range_is_refused(p):
-    with pytest.raises(ValueError, match=r"^p is .*, but must lie in \[0, 1\]$"):
-        AttentionLayerDrop(p=p)
-
-
-def test_it_is_registered():
-    assert isinstance(build("attention_layer_drop", p=0.2, sites="*"), AttentionLayerDrop)
 
 
 class Layers(nn.Module):

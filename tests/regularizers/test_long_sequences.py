@@ -1,9 +1,11 @@
-"""What a long sequence costs in memory: nothing as large as an attention map outlives its site, whatever a method does.
+"""Memory: nothing as large as an attention map outlives its site, and nothing grows from update to update.
 
 Of each site only the packed bits of its mask stay, an eighth of a bool map and a 32nd of one in fp32.
 """
 
 from __future__ import annotations
+
+import gc
 
 import pytest
 import torch
@@ -13,7 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from attn_reg_plugin.regularizers import build
+from tests.attention.tiny_model import TinyClassifier, tokens
 from tests.own_transformer import Transformer
+from tests.regularizers.attend_out.playing import begin, update
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 BATCH, HEADS, LENGTH = 2, 8, 32
@@ -67,3 +71,53 @@ def test_plain_training_has_none_of_them() -> None:
 def test_no_map_outlives_its_site(attribution: str) -> None:
     few, many = (most_maps(layers, "ad_drop", attribution=attribution, p=0.5, q=0.5) for layers in (1, 4))
     assert 0 < many == few
+
+
+# -- over many updates
+
+
+def tensors_alive():
+    """How many tensors there are, and how many numbers they hold."""
+    gc.collect()
+    alive = [each for each in gc.get_objects() if type(each) in (torch.Tensor, nn.Parameter)]
+    return len(alive), sum(tensor.numel() for tensor in alive)
+
+
+def grown(update_once, updates):
+    """Whether there is more after `updates` than after the first two."""
+    for _ in range(2):
+        update_once()
+    begun = tensors_alive()
+    for _ in range(updates - 2):
+        update_once()
+    return tensors_alive() != begun
+
+
+@pytest.mark.parametrize("path", ["site", "joint"])
+def test_integrated_gradients_keep_no_memory(path):
+    model = TinyClassifier().train()
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    options = {"attribution": "integrated", "integrated_steps": 1, "integrated_path": path}
+    regularizer = build("ad_drop", cross_tuning="off", **options)
+
+    def update_once():
+        model(tokens([5, 3], 5)).logsumexp(-1).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        regularizer.end_update()
+
+    with regularizer.attach(model):
+        assert not grown(update_once, 30)
+
+
+def test_attend_out_keeps_no_memory():
+    """Measured at the ends of rounds, when the cache is empty; a round is three updates."""
+    model, optimizer, regularizer = begin()
+
+    def play_a_round():
+        for number in range(3):
+            update(model, optimizer, regularizer, number)
+
+    with regularizer.attach(model):
+        assert not grown(play_a_round, 10)
+    assert regularizer.state_dict()["rounds"] == 10

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import copy
 import math
+import sys
+from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
 
-from attn_reg_plugin.regularizers import ScheduledDropout
+from attn_reg_plugin import find_sites
+from attn_reg_plugin.attention.sites import AttentionSite
+from attn_reg_plugin.regularizers import ScheduledDropout, build
+from attn_reg_plugin.regularizers.scheduled_dropout import PAPER, Curve, Schedule
 from tests.attention.tiny_model import (
     PAD,
-    assert_recomputed,
     attentions,
-    drawn,
-    loss_of,
-    same_step,
     tokens,
-    training_step,
 )
 
 SITES = ["encoder.self[0]", "encoder.self[1]"]
@@ -123,77 +123,6 @@ def test_masks_have_the_rate_of_their_curve_independently_of_place(translator):
     assert abs(float(torch.corrcoef(pair)[0, 1])) < 5 / math.sqrt(pair.size(1)), "layers draw for themselves"
 
 
-def test_the_scores_are_masked_before_the_softmax(translator, batch):
-    plain = copy.deepcopy(translator)
-    regularizer = ScheduledDropout(schedule="drop *: 0:0.6", sites="*")
-    masks = {}
-    with regularizer.attach(translator):
-        torch.manual_seed(3)
-        output = translator(*batch)
-        for site in regularizer.attached_sites:
-            masks[site.name] = site.request.sampler
-
-    def attend(name, query, key, value, valid, dropout_p):
-        scores = query @ key.transpose(-1, -2) / math.sqrt(query.size(-1))
-        keep = drawn(masks[name], scores.shape, valid)
-        dead = ~keep.any(-1, keepdim=True)
-        scores = scores.masked_fill(dead, 0.0).masked_fill(~(keep | dead & valid), -math.inf)
-        return scores.softmax(-1) @ value
-
-    for module in attentions(plain).values():
-        module.attend = attend
-    real = batch[1].ne(PAD)
-    torch.testing.assert_close(output[real], plain(*batch)[real])
-
-
-def test_drop_of_one_is_the_uniform_row(translator, batch):
-    literal = copy.deepcopy(translator)
-    for module in attentions(literal).values():
-        module.attend = lambda name, q, k, v, valid, p: (
-            (valid.float() / valid.sum(-1, keepdim=True)).expand(*v.shape[:2], -1, -1) @ v
-        ).expand(*q.shape)
-    with ScheduledDropout(schedule="drop *: 0:1", sites="*").attach(translator):
-        torch.testing.assert_close(translator(*batch), literal(*batch))
-
-
-@pytest.mark.parametrize("schedule", ["drop *: 0:0", "drop *: 0:0.5 9:0", "keep encoder.self[0]: 0:1"])
-def test_drop_of_zero_changes_no_bit_and_draws_nothing(dropping_translator, batch, schedule):
-    model = dropping_translator
-    expected = training_step(model, batch)
-    regularizer = ScheduledDropout(schedule=schedule, sites="*")
-    regularizer.begin_update(9)
-    with regularizer.attach(model):
-        assert same_step(expected, training_step(model, batch))
-        assert regularizer.statistics.take() == {"forwards": 1.0, "regularized": 0.0}
-
-
-def test_evaluation_is_untouched(dropping_translator, batch):
-    model = dropping_translator.eval()
-    expected = model(*batch)
-    with ScheduledDropout(schedule="drop *: 0:0.8", sites="*").attach(model):
-        assert model(*batch).equal(expected)
-        model.train()(*batch)
-        assert model.eval()(*batch).equal(expected)
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_recomputation_draws_the_same_masks(dropping_translator, batch, seed):
-    schedule = "drop *: 0:0.5"
-    assert_recomputed(
-        dropping_translator, batch, seed, lambda model: ScheduledDropout(schedule=schedule, sites="*").attach(model)
-    )
-
-
-def test_every_forward_draws_anew_from_the_global_generator(translator, batch):
-    with ScheduledDropout(schedule="drop *: 0:0.5", sites="*").attach(translator):
-        torch.manual_seed(1)
-        first, second = translator(*batch), translator(*batch)
-        torch.manual_seed(1)
-        again = translator(*batch)
-    assert not first.equal(second)
-    assert first.equal(again)
-
-
 def test_what_is_padded_and_what_comes_later_never_matters(translator, batch):
     source, target = batch
     real = batch[1].ne(PAD)
@@ -209,27 +138,190 @@ def test_what_is_padded_and_what_comes_later_never_matters(translator, batch):
     torch.testing.assert_close(*outputs)
 
 
-def test_a_run_that_is_resumed_continues_exactly(translator, batch):
-    def train(model, regularizer, n):
-        optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        with regularizer.attach(model):
-            for _ in range(n):
-                loss_of(model(*batch), batch[1]).backward()
-                optimizer.step()
-                optimizer.zero_grad()
-                regularizer.end_update()
-        return model
+#: layers of each stack
+SIZES = {"encoder": 12, "decoder": 3}
+QNLI = Path(__file__).parents[2] / "examples" / "scheduled_dropout" / "qnli.yaml"
 
-    def make():
-        return ScheduledDropout(schedule="drop encoder.self: 0:0.8 6:0.1; drop decoder: 3:0 5:0.7", sites="*")
 
-    whole, parts = copy.deepcopy(translator), copy.deepcopy(translator)
-    torch.manual_seed(2)
-    train(whole, make(), 7)
-    torch.manual_seed(2)
-    first, second = make(), make()
-    train(parts, first, 3)
-    second.load_state_dict(first.state_dict())
-    train(parts, second, 4)
-    pairs = zip(whole.parameters(), parts.parameters(), strict=True)
-    assert all(a.equal(b) for a, b in pairs)
+def literal(points, position):
+    """The interpolation, segment by segment."""
+    if position <= points[0][0]:
+        return points[0][1]
+    for (x0, y0), (x1, y1) in pairwise(points):
+        if x0 <= position <= x1:
+            return y0 * (x1 - position) / (x1 - x0) + y1 * (position - x0) / (x1 - x0)
+    return points[-1][1]
+
+
+@pytest.mark.parametrize(
+    "points", [[(0, 0.6), (1000, 0.9)], [(10, 0.2), (20, 1.0), (25.5, 0.0), (100, 0.4)], [(7, 0.3)]], ids=str
+)
+def test_a_curve_is_linear_between_its_points_and_constant_outside(points):
+    curve = Curve(tuple(points))
+    for position in [0, 5, 7, 10, 11, 15, 20, 23, 25.5, 60, 100, 500, 999, 1000, 10**6]:
+        assert curve(position) == pytest.approx(literal(points, position), abs=1e-12)
+    for position, keep in points:
+        assert curve(position) == keep
+
+
+def test_a_constant_curve_is_exact():
+    curve = Curve(((0, 1.0), (7, 1.0), (10, 0.3)))
+    assert all(curve(t) == 1.0 for t in range(8))
+
+
+SAME = [
+    "drop encoder.self: 0:0.6 1000:0.1; drop decoder.cross[0,2-3]: 5:1",
+    "drop encoder.self:0:0.6 1000:0.1;drop   decoder.cross[0,2-3]:5:1;",
+    "\n        drop encoder.self: 0:0.6 1e3:0.10  # a comment\n        drop decoder.cross[0,2-3]: 5:1.0\n        ",
+    "keep encoder.self: 0:0.4 1000:0.9; drop decoder.cross[0,2-3]: 5:1",
+    "# a comment\ndrop encoder.self: {0: 0.6, 1000: 0.1}  # another\n\ndrop decoder.cross[0,2-3]: {5: 1}\n",
+]
+SAME_FILES = [
+    SAME[-1],
+    "---\ndrop encoder.self:\n  0: 0.6\n\n  # between\n  1000: 0.1\n'drop decoder.cross[0,2-3]':\n  5: 1\n",
+    'drop encoder.self: \'0:0.6 1000:0.1\'\n"drop decoder.cross[0,2-3]": "5:1"',
+    "drop encoder.self: 0:0.6 1000:0.1\r\ndrop decoder.cross[0,2-3]: 5:1\r\n",
+]
+
+
+@pytest.mark.parametrize("file", [False, True])
+@pytest.mark.parametrize("number", range(max(len(SAME), len(SAME_FILES))))
+def test_every_way_to_write_a_schedule_means_the_same(number, file, tmp_path):
+    texts = SAME_FILES if file else SAME
+    source = texts[number % len(texts)]
+    if file:
+        path = tmp_path / "schedule.yaml"
+        path.write_bytes(source.encode())
+        source = str(path)
+    entries = Schedule.read(source).entries
+    assert [selector.pattern for selector, _ in entries] == ["encoder.self", "decoder.cross[0,2-3]"]
+    assert [curve.points for _, curve in entries] == [((0, 0.6), (1000, 0.1)), ((5, 1),)]
+
+
+def test_a_schedule_is_written_as_yaml():
+    yaml = pytest.importorskip("yaml")
+    schedule = Schedule.parse("drop *: 0:0.25 7:1; drop encoder.self[1]: 3:0.125")
+    expected = [(f"drop {selector.pattern}", dict(curve.points)) for selector, curve in schedule.entries]
+    assert list(yaml.safe_load(schedule.to_yaml()).items()) == expected
+    assert Schedule.parse(schedule.to_yaml()) == schedule
+
+
+def test_without_a_reader_of_yaml_a_text_is_enough(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    assert Schedule.parse(SAME[0]).entries
+    path = tmp_path / "schedule.yaml"
+    path.write_text(SAME_FILES[0])
+    with pytest.raises(ValueError, match=f"^{path}: reading YAML needs PyYAML"):
+        Schedule.read(str(path))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "",
+            "the schedule is empty; write for example 'drop encoder.self: 0:0.6 1000:0.1', or the path of a .yaml file",
+        ),
+        (" ;\n# nothing\n", "the schedule is empty"),
+        ("drop encoder.self", "schedule entry 'drop encoder.self' is not understood; write for example"),
+        ("drop encoder.self: ", "schedule entry 'drop encoder.self:' is not understood"),
+        ("drop encoder.self: 0.6", "schedule entry 'drop encoder.self: 0.6' is not understood"),
+        ("drop encoder.self: 0:0.6 x:0.9", "is not understood"),
+        ("drop encoder.self: 0:0.6:0.9", "is not understood"),
+        ("drop encoder.self: {0: 0.6", "the schedule is not understood .*line 1"),
+        ("[{0: 0.6}]", "is not understood"),
+        *(
+            (f"drop encoder.self: {points}", "is not understood")
+            for points in (
+                "{0: [0.6]}",
+                "0: 0.6}",
+                "{",
+                "{{0: 0.6}}",
+                "'0:0.6",
+                "'0:0.6\"",
+                "0:0.1..0.2..0.3",
+                "0:0.1..",
+            )
+        ),
+        ("'drop encoder.self: 0:0.6", "is not understood"),
+        ("drop encoder.self[0: 0:0.6", "site pattern .* is not understood"),
+        ("drop encoder.self: 0:1.6", r"entry 'drop encoder.self: 0:1.6': drop probability is 1.6, but must lie in \[0"),
+        ("keep encoder.self: 0:1.6", r"entry 'keep encoder.self: 0:1.6': keep probability is 1.6, but must lie in \[0"),
+        ("drop encoder.self: 0:-0.1", r"drop probability is -0.1, but must lie in \[0, 1\]"),
+        ("keep encoder.self: 0:nan", r"keep probability is nan, but must lie in \[0, 1\]"),
+        ("drop encoder.self: -1:0.5", "position is -1, but must be a number from 0"),
+        ("drop encoder.self: nan:0.5", "position is nan, but must be a number from 0"),
+        ("drop encoder.self: 10:0.5 10:0.6", "position 10 follows 10, but positions must increase"),
+        ("drop encoder.self: 10:0.5 9:0.6", "position 9 follows 10, but positions must increase"),
+        ("drop encodr.self: 0:0.5", "site pattern 'encodr.self' is not understood"),
+        ("lose encoder.self: 0:0.5", "schedule entry 'lose encoder.self: 0:0.5' is not understood"),
+        ("encoder.self: 0:0.5", "schedule entry 'encoder.self: 0:0.5' is not understood"),
+        (": 0:0.5", "schedule entry ': 0:0.5' is not understood|site pattern is empty"),
+        ("drop: 0:0.5", "site pattern is empty"),
+        ("drop *: 0:0.1..1.2", "drop probability is 1.2, but must lie in"),
+    ],
+)
+def test_a_malformed_schedule_is_refused_in_a_sentence(text, message, tmp_path):
+    with pytest.raises(ValueError, match=message) as error:
+        ScheduledDropout(schedule=text)
+    assert "\n" not in str(error.value)
+    if text.strip():
+        path = tmp_path / "bad.yaml"
+        path.write_text(text)
+        with pytest.raises(ValueError, match=f"^{path}: .*"):
+            ScheduledDropout(schedule=str(path))
+
+
+def test_a_schedule_file_that_cannot_be_read_is_refused(tmp_path, translator):
+    """One that is not there as it is attached: a checkpoint is read without it."""
+    regularizer = ScheduledDropout(schedule=str(tmp_path / "absent.yaml"))
+    message = r"^the schedule file .*absent.yaml cannot be read \(No such file or directory"
+    with pytest.raises(ValueError, match=message):
+        regularizer.attach(translator)
+    assert not any(site.attached for site in find_sites(translator, "*"))
+    (tmp_path / "absent.yaml").write_text(
+        "\ufeffdrop encoder.self: {0: 0.5}\n", encoding="utf-8"
+    )  # with a byte order mark
+    with regularizer.attach(translator):
+        assert regularizer.drop_probabilities()["encoder.self[0]"] == 0.5
+    path = tmp_path / "latin.yml"
+    path.write_bytes(b"drop encoder.self: {0: 0.5} # \xe9t\xe9\n")
+    with pytest.raises(ValueError, match=r"^the schedule file .*latin.yml is not UTF-8 text$"):
+        ScheduledDropout(schedule=str(path))
+
+
+def test_an_unknown_unit_is_refused():
+    with pytest.raises(ValueError, match=r"^unit is 'steps', but must be one of update, epoch, progress$"):
+        build("scheduled_dropout", schedule="drop *: 0:0.5", unit="steps")
+    with pytest.raises(
+        ValueError, match=r"^the schedule has a point at 9, but unit is progress, which ends at 1, with"
+    ):
+        build("scheduled_dropout", schedule="drop *: 0:0.5 1:0.4; drop *: 9:0.5", unit="progress")
+
+
+def test_first_and_last_layer_name_the_others():
+    """The paper's row on twelve layers is qnli.yaml, update by update."""
+    sites = [AttentionSite(stack, "self", i, "", None, None) for stack, n in SIZES.items() for i in range(n)]
+    encoder = [site for site in sites if site.stack == "encoder"]
+    by_share, by_update = Schedule.parse(PAPER).assign(encoder), Schedule.read(str(QNLI)).assign(encoder)
+    for name in by_update:
+        for update in (0, 1000, 9822, 20000):
+            assert by_share[name](min(1, update / 9822)) == pytest.approx(by_update[name](update)), name
+    keeping = Schedule.parse("keep *: 0:1..0.4; drop decoder.self[2]: {0: 0.5}".replace("{0: 0.5}", "0:0.5"))
+    found = [curve(0) for curve in keeping.assign(sites).values()]
+    assert found[:12:11] == [0, 0.6] and found[12:] == pytest.approx([0, 0.3, 0.5]), "each stack by its own layers"
+    alone = Schedule.parse("drop *: 0:0.2..0.9").assign(encoder[5:6])
+    assert alone == {"encoder.self[5]": Curve(((0, 0.2),))}
+    assert Schedule.parse(keeping.to_yaml()) == keeping and "0..0.6" in keeping.to_yaml()
+
+
+def test_the_example_drops_as_the_paper_says():
+    """All layers start at 0.6, the first stays near 0.55, the fourth falls faster, lower layers drop more."""
+    schedule = Schedule.read(str(QNLI))
+    assert [selector.pattern for selector, _ in schedule.entries] == [f"encoder.self[{layer}]" for layer in range(12)]
+    curves = [curve for _, curve in schedule.entries]
+    assert all(curve(0) == 0.6 for curve in curves)
+    assert all(0.54 <= curves[0](t) <= 0.6 for t in range(0, 20_000, 100))
+    for t in (1000, 5000, 9822):
+        assert curves[0](t) - curves[3](t) > 0.01 * t / 1000
+        assert all(lower(t) > higher(t) for lower, higher in pairwise(curves))

@@ -164,7 +164,7 @@ def scored(task: LabelledTask, logits: list[torch.Tensor], examples: list) -> tu
 
 
 def test_a_trained_encoder_is_used(trained: tuple[str, Finished, Path], data: Path, tmp_path: Path) -> None:
-    """Its best validation, `fairseq-validate`, `attn-reg predict` and the exported model say the same."""
+    """Its best validation, `fairseq-validate`, and the exported model say the same."""
     row, finished, folder = trained
     task, metric = find_task(row), TOYS[row][3]
     values = [float(line[f"valid_{metric}"]) for line in finished.lines("valid")]
@@ -196,27 +196,6 @@ def test_a_trained_encoder_is_used(trained: tuple[str, Finished, Path], data: Pa
     (found,) = re.findall(rf'"valid_{metric}": "([^"]*)"', said)
     assert float(found) == pytest.approx(best, abs=1e-3), "of all 21 examples, which are no multiple of 8"
 
-    files = {"swag": "val.csv", "wnut17": "dev.conll"}
-    out = tmp_path / "predictions.tsv"
-    assert main(["predict", str(folder), str(data / row / files.get(row, "dev.tsv")), "--out", str(out)]) == 0
-    check_predictions(out.read_text(encoding="utf-8").splitlines(), task, examples, logits)
-
-
-def check_predictions(lines: list[str], task: LabelledTask, examples: list, logits: list[torch.Tensor]) -> None:
-    """The file of `attn-reg predict` says what the logits say."""
-    if task.kind == TAGGING:
-        names = [[task.labels[tag] for tag in one.argmax(-1)] for one in logits]
-        pairs = zip(examples, names, strict=True)
-        assert lines == [line for e, n in pairs for line in [*map("\t".join, zip(e.words, n, strict=True)), ""]]
-        return
-    assert lines[0] == "index\tprediction"
-    assert [line.split("\t")[0] for line in lines[1:]] == [str(index) for index in range(21)]
-    said, predicted = [line.split("\t")[1] for line in lines[1:]], scored(task, logits, examples)[0]
-    if task.kind == REGRESSION:
-        assert [float(value) for value in said] == pytest.approx([min(max(v, 0), 5) for v in predicted], abs=6e-4)
-    else:
-        assert said == [task.labels[index] for index in predicted]
-
 
 def test_q_zero_is_plain_and_a_moved_run_still_works(data: Path, encoder: Path, tmp_path: Path) -> None:
     """It knows the words that it planted, without the training set that they were chosen by."""
@@ -230,7 +209,7 @@ def test_q_zero_is_plain_and_a_moved_run_still_works(data: Path, encoder: Path, 
     assert f"--shortcut-words {','.join(words)}: chosen, since none were given" in output
     shutil.move(tmp_path / "zero", tmp_path / "moved")
     assert load_trained(tmp_path / "moved").corruption.words == words
-    assert main(["predict", str(tmp_path / "moved"), str(data / "rte" / "dev.tsv"), "--out", str(tmp_path / "p")]) == 0
+    assert main(["export", str(tmp_path / "moved"), str(tmp_path / "exported")]) == 0
 
 
 @pytest.mark.parametrize("flag", ["--amp", "--memory-efficient-fp16"])

@@ -166,7 +166,8 @@ def draw_estimates(estimates: Sequence[Estimate], across: str, reference: float)
         ValueError: matplotlib is missing.
     """
     matplotlib = load_matplotlib("a plot")
-    texts = [textwrap.fill(f"{one.name}   {one.text}", LINE, break_long_words=False) for one in estimates]
+    between = ("   " if len(one.name) + len(one.text) < LINE else "\n" for one in estimates)
+    texts = [f"{one.name}{gap}{one.text}" for one, gap in zip(estimates, between, strict=True)]
     with matplotlib.rc_context(_LOOK):
         figure = matplotlib.figure.Figure(figsize=(WIDTH, 0.9 + 0.6 * len(texts)), layout="constrained")
         axes = figure.subplots()

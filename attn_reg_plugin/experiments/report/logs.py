@@ -1,4 +1,4 @@
-"""What the log of a run says, in the same words for fairseq and Trainer: scores, curves, drop rates and time."""
+"""The content of a log, in the same words for fairseq and Trainer: scores, curves, drop rates and time."""
 
 from __future__ import annotations
 

@@ -159,8 +159,9 @@ def cells(
     for subset, metric in keys:
         title = column(subset, metric, subsets or {})
         header += [title, *([f"{title} − {baseline}"] if (subset, metric) in compared else [])]
-    header += ["epochs", "elapsed s/epoch", f"elapsed × {baseline}", "seeds"]
-    return header, [_line(row, keys, compared) for row in rows]
+    epochs = len({row.epochs.mean if row.epochs else None for row in rows}) > 1  # where patience ended some earlier
+    header += ["epochs"] * epochs + ["elapsed s/epoch", f"elapsed × {baseline}", "seeds"]
+    return header, [_line(row, keys, compared, epochs) for row in rows]
 
 
 def column(subset: str, metric: str, subsets: Mapping[str, str]) -> str:
@@ -169,7 +170,7 @@ def column(subset: str, metric: str, subsets: Mapping[str, str]) -> str:
     return " ".join(filter(None, [name, subsets.get(subset, "")]))
 
 
-def _line(row: Row, keys: Sequence[tuple[str, str]], compared: Sequence[tuple[str, str]]) -> list[str]:
+def _line(row: Row, keys: Sequence[tuple[str, str]], compared: Sequence[tuple[str, str]], epochs: bool) -> list[str]:
     line = [row.title]
     for subset, metric in keys:
         figure, found = row.figures.get(subset, {}).get(metric), row.differences.get(subset, {}).get(metric)
@@ -179,7 +180,7 @@ def _line(row: Row, keys: Sequence[tuple[str, str]], compared: Sequence[tuple[st
         if (subset, metric) in compared:
             line.append(_marked(shade(found.text(digits), found.seeds), mark) if found else NOTHING)
     time = row.seconds_per_epoch
-    line.append(shade(f"{row.epochs.mean:.3g}", row.epochs.seeds) if row.epochs else NOTHING)
+    line += [shade(f"{row.epochs.mean:.3g}", row.epochs.seeds) if row.epochs else NOTHING] * epochs
     line.append(time.text(2) if time else NOTHING)
     line.append(shade(f"{row.relative_time:.2f}", time.seeds) if time and row.relative_time else NOTHING)
     return [*line, str(row.seeds)]
@@ -190,7 +191,7 @@ def _marked(text: str, mark: str) -> str:
 
 
 def notes_of(rows: Sequence[Row], baseline: str = PLAIN) -> list[str]:
-    """What the figures of a table are: how they vary, what the differences are, which say little."""
+    """Explain the figures of a table: how they vary, how the differences are drawn, and which say little."""
     notes = ["± standard deviation over seeds"] if any(row.seeds > 1 for row in rows) else []
     found = [one for row in rows for by_metric in row.differences.values() for one in by_metric.values()]
     drawn = sorted({one.drawn for one in found if one.low is not None}, key=len, reverse=True)

@@ -153,6 +153,8 @@ class ADDrop(CrossTuned):
                 masks.setdefault(site, []).append((PackedMask(keep), tape.valid))
                 del attribution, keep  # before the next site's
         for site, calls in masks.items():
+            if len(calls) == 1 and not site.calls.several:  # nothing is compared, so `valid` is not kept
+                calls = [(keep, None) for keep, _ in calls]
             site.ask(masks=tuple(calls))
 
     def rehearse(self, forward: Forward) -> None:

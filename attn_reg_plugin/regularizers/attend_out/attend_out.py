@@ -23,11 +23,12 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from attn_reg_plugin.regularizers.attend_out.defender import Defender, check_copyable
+from attn_reg_plugin.regularizers.attend_out.defender import Defender
 from attn_reg_plugin.regularizers.attend_out.game import Game, on_cpu
 from attn_reg_plugin.regularizers.attend_out.generator import Generator, embeddings_of, valid_pairs
 from attn_reg_plugin.regularizers.base import Preset, Regularizer, option, register
 from attn_reg_plugin.regularizers.base.attachment import attachments_of
+from attn_reg_plugin.regularizers.base.compatibility import check_copyable
 from attn_reg_plugin.regularizers.base.context import Problem, Training
 from attn_reg_plugin.regularizers.base.forward import Forward
 from attn_reg_plugin.regularizers.base.statistics import Quantity
@@ -51,19 +52,14 @@ class AttendOut(Regularizer):
     out the round. A batch that is to count for nothing, such as the empty share of a data-parallel process, is
     announced by `supply(counts=False)`.
 
-    Attributes:
-        steps: T, updates per round.
+    Attributes, beside those that their help explains:
         reward: r_t from the two losses on example t: their difference (`loss`), its sign (`sign`), or the
             difference of the problem's metric (`metric`).
         reward_examples: validation examples per round, 0 = T (the paper's).
         credit: `example` pairs r_t with update t (the paper's), `round` gives every update the mean reward: the
             examples' own noise averages out, and `reward_examples` can be as large as evaluation allows.
         baseline: `moving` average (the paper's), or `leave_one_out`: the mean of the round's other rewards.
-        normalize: divide the advantages by a moving root mean square of theirs, so that their scale is 1.
-        baseline_momentum: of the moving averages, in [0, 1).
         winner: `draw` with P(attacker) = σ(score difference / winner_temperature), `best`, or `attacker`.
-        temperature: τ of the Gumbel noise.
-        embedding: the generator's own, initialized from the model's, or `shared` and frozen.
         generator_width: of the queries, keys and values in the generator; 0 = as wide as the embeddings, the paper's
             form. A narrow one is cheaper, and another function.
         problem, optimizer: what to train and how; see `Problem`.
@@ -94,11 +90,15 @@ class AttendOut(Regularizer):
     credit: str = option("example", "which updates a reward belongs to", choices=("example", "round"))
     baseline: str = option("moving", "baseline of the policy gradient", choices=("moving", "leave_one_out"))
     baseline_momentum: float = option(0.9, "momentum of the moving-average baseline, in [0, 1)", within="[0, 1)")
-    normalize: bool = option(False, "divide the advantages by a moving average of their size")
+    normalize: bool = option(False, "divide the advantages by their moving root mean square, so that their scale is 1")
     winner: str = option("draw", "which of the two is copied over the other", choices=("draw", "best", "attacker"))
     winner_temperature: float = option(0.01, "of the draw: smaller favours the better more, above 0", within="(0, inf)")
     temperature: float = option(1.0, "of the Gumbel noise, above 0", within="(0, inf)")
-    embedding: str = option("own", "the generator's embeddings", choices=("own", "shared"))
+    embedding: str = option(
+        "own",
+        "the generator's embeddings: its own, initialized from the model's, or shared and frozen",
+        choices=("own", "shared"),
+    )
     initial_keep: float = option(
         0.5, "P(keep) at a raw score of 0, in (0, 1); 0.5 is the paper's form", within="(0, 1)"
     )

@@ -6,8 +6,6 @@ import copy
 import inspect
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
-from types import FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -39,15 +37,15 @@ class Defender:
         self.model = copy.deepcopy(attacker)
         self.model.zero_grad(set_to_none=True)
         self.optimizer = twin_optimizer(optimizer, attacker, self.model)
-        self._settings = _settings(optimizer)
-        self._hook = optimizer.register_step_pre_hook(self._remember_settings)
+        self._hyperparameters = _hyperparameters(optimizer)
+        self._hook = optimizer.register_step_pre_hook(self._remember_hyperparameters)
 
-    def _remember_settings(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def _remember_hyperparameters(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """Learning rates and the like as the attacker's step uses them: a scheduler may move on before ours."""
         added = optimizer.param_groups[len(self.optimizer.param_groups) :]  # as gradual unfreezing adds them
         for group in twin_groups(added, self.attacker, self.model):
             self.optimizer.add_param_group(group)
-        self._settings = _settings(optimizer)
+        self._hyperparameters = _hyperparameters(optimizer)
 
     def learn(self, problem: Problem, inputs: Any) -> None:
         """Forward and backward on a batch that the attacker has trained on; gradients add up until `step`."""
@@ -73,7 +71,7 @@ class Defender:
 
     def step(self) -> None:
         """Make the optimizer step that the attacker has just made, on the defender's own gradients."""
-        for group, settings in zip(self.optimizer.param_groups, self._settings, strict=True):
+        for group, settings in zip(self.optimizer.param_groups, self._hyperparameters, strict=True):
             group.update(settings)
         for parameter in self.model.parameters() if self._batches > 1 else ():
             if parameter.grad is not None:
@@ -100,7 +98,7 @@ class Defender:
             ours.copy_(theirs)
         for ours, theirs in zip(loser.buffers(), winner.buffers(), strict=True):
             ours.copy_(theirs)
-        settings = _settings(losing)  # the attacker's scheduler may be a step ahead already
+        settings = _hyperparameters(losing)  # the attacker's scheduler may be a step ahead already
         losing.load_state_dict(_copied_state(winning))
         for group, own in zip(losing.param_groups, settings, strict=True):
             group.update(own)
@@ -120,53 +118,6 @@ class Defender:
         self.optimizer.load_state_dict(state["optimizer"])
         if self.scaler is not None and state.get("scaler") is not None:
             self.scaler.load_state_dict(state["scaler"])
-
-
-def check_copyable(model: nn.Module) -> None:
-    """Refuse a model whose copy would run parts of the model itself.
-
-    Trainers may replace a module's `forward` by a function that holds the module's own; in a copy of the module that
-    function is the same one.
-
-    Raises:
-        ValueError: the model has such a forward.
-    """
-    modules = set(model.modules())
-    for path, module in model.named_modules():
-        forward = vars(module).get("forward")
-        if forward is not None and _closes_over(forward, modules):
-            function = getattr(forward, "__qualname__", type(forward).__qualname__)
-            raise ValueError(
-                f"AttendOut trains a copy of the model, but the forward of {type(module).__name__} "
-                f"({path or 'the model itself'}) was replaced by {function} of "
-                f"{getattr(forward, '__module__', 'a module')}, as TRL's trainers do, and runs the model itself in the "
-                "copy, too; use another method, such as AD-DROP, or a trainer that leaves the forward as it is"
-            )
-
-
-def _closes_over(value: Any, modules: set[nn.Module], renewed: bool = True, depth: int = 8) -> bool:
-    """Whether a function has one of the modules, or a method of one, in its closure, where no copy replaces it.
-
-    Args:
-        renewed: whether a copy of the model has copies of what a method or a `partial` is bound to.
-    """
-    if isinstance(value, nn.Module):
-        return not renewed and value in modules
-    if depth == 0 or not callable(value):
-        return False
-    parts: list[tuple[Any, bool]] = []
-    if isinstance(value, MethodType):
-        parts += [(value.__self__, renewed), (value.__func__, renewed)]
-    elif isinstance(value, partial):
-        parts += [(held, renewed) for held in (value.func, *value.args, *value.keywords.values())]
-    elif not isinstance(value, FunctionType | type):  # an object that is called, such as accelerate's conversions
-        parts += [(held, renewed) for held in getattr(value, "__dict__", {}).values()]
-    for cell in getattr(value, "__closure__", None) or ():
-        try:
-            parts.append((cell.cell_contents, False))
-        except ValueError:  # it is empty
-            continue
-    return any(_closes_over(part, modules, again, depth - 1) for part, again in parts)
 
 
 def twin_optimizer(optimizer: Optimizer, model: nn.Module, twin: nn.Module) -> Optimizer:
@@ -201,5 +152,5 @@ def _copied_state(optimizer: Optimizer) -> dict[str, Any]:
     return copy.deepcopy(state, {id(tensor): tensor.detach().clone() for tensor in tensors})
 
 
-def _settings(optimizer: Optimizer) -> list[dict[str, Any]]:
+def _hyperparameters(optimizer: Optimizer) -> list[dict[str, Any]]:
     return [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]

@@ -9,19 +9,22 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from attn_reg_plugin.attention.masks import pack_bits, unpack_bits
 from attn_reg_plugin.regularizers.attend_out.defender import Defender
-from attn_reg_plugin.regularizers.attend_out.generator import Generator, Tokens, sample_masks
-from attn_reg_plugin.regularizers.attend_out.policy import (
-    CachedBatch,
+from attn_reg_plugin.regularizers.attend_out.generator import (
+    Generator,
     PolicyGradient,
+    Tokens,
     drawn_with_gradient,
     policy_gradient,
+    sample_masks,
 )
 from attn_reg_plugin.regularizers.base.context import Problem
 from attn_reg_plugin.regularizers.base.distributed import (
@@ -41,6 +44,56 @@ logger = logging.getLogger(__name__)
 OPTIMIZERS: dict[str, type[Optimizer]] = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
 #: of a round's gradients that are kept from drawing to learning; what is beyond it is worked through again
 KEPT_BYTES = 2**28
+
+
+@dataclass
+class CachedBatch:
+    """One forward of the attacker: its tokens, and the packed masks that were drawn for it.
+
+    Attributes:
+        update: which update of the round it belonged to, from 0.
+        tokens: by stack.
+        masks: packed bits by site, with the shapes to unpack them to.
+        gradient: of its objective, where it was kept; no state has it.
+    """
+
+    update: int
+    tokens: dict[str, Tokens]
+    masks: dict[str, tuple[Tensor, tuple[int, ...]]]
+    gradient: PolicyGradient | None = None
+
+    @classmethod
+    def of(
+        cls,
+        update: int,
+        tokens: Mapping[str, Tokens],
+        masks: Mapping[str, Tensor],
+        gradient: PolicyGradient | None = None,
+    ) -> CachedBatch:
+        """Pack what the round's end needs."""
+        packed = {name: (pack_bits(mask.reshape(-1)), tuple(mask.shape)) for name, mask in masks.items()}
+        return cls(update, dict(tokens), packed, gradient)
+
+    def unpacked(self) -> dict[str, Tensor]:
+        """Return the keep masks by site, bool (B, T, S)."""
+        masks = self.masks.items()
+        return {name: unpack_bits(bits, math.prod(shape)).view(shape) for name, (bits, shape) in masks}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain containers and tensors, on the CPU; `rank` is the process that keeps the batch."""
+        return {
+            "rank": rank(),
+            "update": self.update,
+            "tokens": {k: tuple(tensor.cpu() for tensor in v) for k, v in self.tokens.items()},
+            "masks": {k: (packed.cpu(), shape) for k, (packed, shape) in self.masks.items()},
+        }
+
+    @classmethod
+    def from_state_dict(cls, state: Mapping[str, Any], device: torch.device) -> CachedBatch:
+        """The batch that `state_dict` described, on `device`."""
+        tokens = {k: Tokens(*(tensor.to(device) for tensor in v)) for k, v in state["tokens"].items()}
+        masks = {k: (packed.to(device), tuple(shape)) for k, (packed, shape) in state["masks"].items()}
+        return cls(state["update"], tokens, masks)
 
 
 class Game:
@@ -218,7 +271,9 @@ class Game:
         sequences = float(average(torch.tensor(float(masks), device=advantages.device))) / self.method.steps
         self.generator_optimizer.zero_grad(set_to_none=True)
         for batch in self.cache:
-            gradient = batch.gradient or policy_gradient(self.generator, batch, self.method.temperature)
+            gradient = batch.gradient or policy_gradient(
+                self.generator, batch.tokens, batch.unpacked(), self.method.temperature
+            )
             gradient.descend(self.generator, batch.tokens, -advantages[batch.update] / sequences)
         average_gradients(self.generator)
         limit = self.method.generator_clip_norm or float("inf")

@@ -116,14 +116,14 @@ def test_of_several_seeds_it_draws_seeds_and_examples(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize(("seeds", "least"), [(2, 0.9), (3, 0.9), (5, 0.92)])
 def test_intervals_over_seeds_cover_what_they_promise(seeds: int, least: float) -> None:
-    """Of normal differences around 0; without the widening 50, 75 and 84 % would."""
+    """Normal differences around 0; without the widening 50, 75 and 84 % would."""
     drawn = np.random.default_rng(3).normal(size=(300, seeds))
     ends = [module._over_seeds(values) for values in drawn]
     assert least < np.mean([low <= 0 <= high for low, high in ends]) < 0.98
 
 
 def test_intervals_over_seeds_and_examples_cover_what_they_promise() -> None:
-    """Of differences around 0 that depend on the seed, on the example and, the most, on both together."""
+    """Differences around 0 that depend on the seed, on the example and, the most, on both together."""
     random, covered = np.random.default_rng(4), []
     nothing = of_sums(np.zeros((100, 1)), mean := lambda sums: sums[:, 0] / 100)
     for _ in range(150):

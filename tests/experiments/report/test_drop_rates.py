@@ -117,47 +117,36 @@ def test_the_curve_of_a_log_with_a_single_line_is_constant(tmp_path: Path) -> No
     assert fit_curve(read_rates(path)["encoder.self[0]"]).curve == Curve(((0, 0.75),))
 
 
-def test_epoch_lines_are_read_where_the_run_logged_no_others(tmp_path: Path) -> None:
-    path = tmp_path / "train.log"
-    records = [
-        line("train", {"epoch": e, "train_drop_encoder.self[0]": str(0.6 - e / 10), "train_num_updates": str(100 * e)})
-        for e in (1, 2, 3)
-    ]
-    path.write_text("".join(records), encoding="utf-8")
+HALF, QUARTER = ({"encoder.self[0]": Curve(((0, drop),))} for drop in (0.5, 0.25))
+EPOCHS = [
+    line("train", {"epoch": e, "train_drop_encoder.self[0]": str(0.6 - e / 10), "train_num_updates": str(100 * e)})
+    for e in (1, 2, 3)
+]
+BROKEN = line("train_inner", {"num_updates": "30", "drop_encoder.self[0]": "nan"})
+GAP = line("train_inner", {"num_updates": "20", "drop_encoder.self[0]": None, "drop_encoder.self[1]": "0.5"})
+
+
+@pytest.mark.parametrize(
+    ("lines", "starts", "ends", "drops"),
+    [
+        (EPOCHS, [0, 100, 200], [100, 200, 300], [0.5, 0.4, 0.3]),
+        (
+            [inner(10, 10, HALF), inner(20, 10, HALF), BROKEN, inner(20, 10, QUARTER), '{"drop_enc'],
+            [0, 10],
+            [10, 20],
+            [0.5, 0.25],
+        ),
+        ([inner(10, 10, HALF), GAP, inner(30, 10, HALF)], [0, 20], [10, 30], [0.5, 0.5]),
+        ([inner(510, 10, HALF), inner(520, 10, HALF)], [500, 510], [510, 520], [0.5, 0.5]),
+    ],
+    ids=["epochs alone", "repeated updates and broken lines", "a site without a rate", "a log from the middle"],
+)
+def test_stretches_of_logs(
+    tmp_path: Path, lines: list[str], starts: list[int], ends: list[int], drops: list[float]
+) -> None:
+    (path := tmp_path / "train.log").write_text("".join(lines), encoding="utf-8")
     rates = read_rates(path)["encoder.self[0]"]
-    assert rates.starts.tolist() == [0, 100, 200]
-    assert rates.ends.tolist() == [100, 200, 300]
-    curve = fit_curve(rates).curve
-    assert curve(49.5) == pytest.approx(0.5, abs=1e-3)
-    assert curve(249.5) == pytest.approx(0.3, abs=1e-3)
-
-
-def test_of_repeated_updates_the_last_holds_and_broken_lines_are_passed_over(tmp_path: Path) -> None:
-    path = tmp_path / "train.log"
-    half = {"encoder.self[0]": Curve(((0, 0.5),))}
-    quarter = {"encoder.self[0]": Curve(((0, 0.25),))}
-    broken = line("train_inner", {"num_updates": "30", "drop_encoder.self[0]": "nan"})
-    text = inner(10, 10, half) + inner(20, 10, half) + broken + inner(20, 10, quarter) + '{"drop_encoder.self[0]": "0.'
-    path.write_text(text, encoding="utf-8")
-    rates = read_rates(path)["encoder.self[0]"]
-    assert rates.ends.tolist() == [10, 20]
-    assert rates.drops.tolist() == [0.5, 0.25]
-
-
-def test_a_site_without_a_rate_leaves_the_others_theirs(tmp_path: Path) -> None:
-    path = tmp_path / "train.log"
-    gap = {"num_updates": "20", "drop_encoder.self[0]": None, "drop_encoder.self[1]": "0.5"}
-    path.write_text(inner(10, 10) + line("train_inner", gap) + inner(30, 10), encoding="utf-8")
-    rates = read_rates(path)
-    assert rates["encoder.self[1]"].ends.tolist() == [10, 20, 30]
-    assert rates["encoder.self[0]"].ends.tolist() == [10, 30]
-    assert rates["encoder.self[0]"].starts.tolist() == [0, 20]
-
-
-def test_a_log_that_starts_in_the_middle_of_a_run(tmp_path: Path) -> None:
-    path = tmp_path / "train.log"
-    path.write_text(inner(510, 10) + inner(520, 10), encoding="utf-8")
-    assert read_rates(path)["encoder.self[1]"].starts.tolist() == [500, 510]
+    assert rates.starts.tolist() == starts and rates.ends.tolist() == ends and rates.drops == pytest.approx(drops)
 
 
 def test_a_folder_stands_for_the_one_log_in_it(log_file: Path) -> None:
@@ -186,41 +175,36 @@ def test_of_an_output_folder_of_trainer_the_last_checkpoint_is_read(tmp_path: Pa
 
 
 def test_what_cannot_be_reported_is_refused(tmp_path: Path, log_file: Path) -> None:
-    out = tmp_path / "schedule.yaml"
-    with pytest.raises(FileNotFoundError, match=r"there is no run .*absent"):
-        report("curves", tmp_path / "absent", "--out", out)
-    with pytest.raises(ValueError, match=r"--out is .*schedule.txt, but its name must end in .yaml or .yml"):
-        report("curves", log_file, "--out", tmp_path / "schedule.txt")
+    out, empty = tmp_path / "schedule.yaml", tmp_path / "empty"
+    (empty / "inner").mkdir(parents=True)
+    (empty / "inner" / "train.log").write_text("nothing\n", encoding="utf-8")
+    for place, more, said in (
+        (tmp_path / "absent", [], r"there is no run .*absent"),
+        (log_file, ["--out", tmp_path / "s.txt"], r"--out is .*s.txt, but its name must end in .yaml or .yml"),
+        (log_file, ["--knots", "1"], "--knots is 1, but must be at least 2"),
+        (empty, [], r"no file in .*empty holds drop rates"),
+        (empty / "inner" / "train.log", [], r"train.log holds no drop rates; it must be the log of a fairseq"),
+    ):
+        with pytest.raises((ValueError, FileNotFoundError), match=said):
+            report("curves", place, "--out", out, *more)
     with pytest.raises(ValueError, match="attn-reg report curves takes one RUN, given 2"):
         report("curves", log_file, log_file, "--out", out)
-    with pytest.raises(ValueError, match="--knots is 1, but must be at least 2"):
-        report("curves", log_file, "--out", out, "--knots", "1")
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    with pytest.raises(ValueError, match=r"no file in .*empty holds drop rates"):
-        report("curves", empty, "--out", out)
-    (empty / "train.log").write_text("nothing\n", encoding="utf-8")
-    with pytest.raises(ValueError, match=r"train.log holds no drop rates; it must be the log of a fairseq"):
-        report("curves", empty / "train.log", "--out", out)
     assert not out.exists()
 
 
-def test_without_matplotlib_a_plot_is_refused_before_anything_is_written(
+def test_the_plot_needs_matplotlib_before_anything_is_written(
     tmp_path: Path, log_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("matplotlib", "matplotlib.figure"):
-        monkeypatch.setitem(sys.modules, name, None)
-    out = tmp_path / "schedule.yaml"
-    with pytest.raises(ValueError, match=r"^--plot needs matplotlib, which is not installed"):
-        report("curves", log_file, "--out", out, "--plot", tmp_path / "figure.png")
-    assert not out.exists()
-    assert report("curves", log_file, "--out", out) == 0
-
-
-def test_the_plot_is_an_image(tmp_path: Path, log_file: Path) -> None:
+    out, figure = tmp_path / "schedule.yaml", tmp_path / "figures" / "rates.png"
+    with monkeypatch.context() as patch:
+        for name in ("matplotlib", "matplotlib.figure"):
+            patch.setitem(sys.modules, name, None)
+        with pytest.raises(ValueError, match=r"^--plot needs matplotlib, which is not installed"):
+            report("curves", log_file, "--out", out, "--plot", figure)
+        assert not out.exists()
+        assert report("curves", log_file, "--out", out) == 0
     pytest.importorskip("matplotlib")
-    figure = tmp_path / "figures" / "rates.png"
-    assert report("curves", log_file, "--out", tmp_path / "schedule.yaml", "--plot", figure) == 0
+    assert report("curves", log_file, "--out", out, "--plot", figure) == 0
     assert figure.read_bytes().startswith(b"\x89PNG")
 
 

@@ -91,7 +91,7 @@ def test_trainings_of_trainer_and_bare_logs_are_read(tmp_path: Path) -> None:
 def test_the_time_of_an_epoch_is_that_of_the_session_of_trainer_that_measured_it(
     ended: dict[str, float], seconds: float, tmp_path: Path
 ) -> None:
-    """Of 4 steps in 2 epochs."""
+    """4 steps in 2 epochs."""
     state = make_trainer(tmp_path / "mine-seed1") / "checkpoint-4" / "trainer_state.json"
     content = json.loads(state.read_text(encoding="utf-8"))
     content["log_history"][-1] |= ended

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import statistics
@@ -57,11 +58,11 @@ def test_the_cells_of_a_single_seed_have_no_deviation() -> None:
     header, body = cells(summarize([run("plain", 1, 10), run("ad_drop", 1, 12.346, 3.0)]))
     assert header == [
         *("method", "BLEU", "BLEU − plain", "chrF", "best valid nll_loss"),
-        *("epochs", "elapsed s/epoch", "elapsed × plain", "seeds"),
+        *("elapsed s/epoch", "elapsed × plain", "seeds"),
     ]
     assert body == [
-        ["plain", "10.00", "–", "30.00", "3.100", "4", "2.00", "1.00", "1"],
-        ["ad_drop", "12.35", "+2.35", "32.35", "3.123", "4", "3.00", "1.50", "1"],
+        ["plain", "10.00", "–", "30.00", "3.100", "2.00", "1.00", "1"],
+        ["ad_drop", "12.35", "+2.35", "32.35", "3.123", "3.00", "1.50", "1"],
     ]
 
 
@@ -70,6 +71,9 @@ def test_several_test_sets_and_unknown_times() -> None:
     header, body = cells(summarize(runs), {"test": "test", "test1": "test1"})
     assert header[1:5] == ["BLEU test", "chrF test", "BLEU test1", "chrF test1"]
     assert body[0][1] == "13.00 ± 1.41" and body[0][-3:] == ["–", "–", "2"]
+    earlier = dataclasses.replace(runs[0], method="plain", epochs=2)
+    header, body = cells(summarize([*runs, earlier]))
+    assert [line[header.index("epochs")] for line in body] == ["4", "2"], "patience ended one earlier"
 
 
 def test_few_seeds_are_in_italics_and_dim_and_brackets_and_bars_are_text() -> None:
@@ -79,7 +83,7 @@ def test_few_seeds_are_in_italics_and_dim_and_brackets_and_bars_are_text() -> No
     header, body = cells(rows)
     plain, other = (" ".join(line.split()) for line in markdown(header, body, []).splitlines()[2:4])
     assert "*" not in plain, "three seeds are enough"
-    assert other == r"| [red] $p$ a\|b | *12.00 ± 0.00* | *+2.00 [-0.50, +4.00]* | – | – | – | 2 |"
+    assert other == r"| [red] $p$ a\|b | *12.00 ± 0.00* | *+2.00 [-0.50, +4.00]* | – | – | 2 |"
     console = Console(file=io.StringIO(), force_terminal=True, width=200)
     console.print(terminal_table(header, body))
     assert "\x1b[2m12.00 ± 0.00" in shown(console) and "\x1b[2m10.00" not in shown(console)

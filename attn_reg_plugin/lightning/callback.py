@@ -1,0 +1,331 @@
+"""`LightningCallback`: a stock Lightning Trainer trains with an attention regularizer.
+
+    Trainer(..., callbacks=[LightningCallback(ADDrop(p=0.3, q=0.3))])
+
+It attaches as training starts, announces epochs and updates, keeps the method's state in Lightning's checkpoints, adds
+what the method does to the log, and detaches at the end, also when an exception ends the training.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from functools import partial
+from typing import Any, NoReturn
+
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from attn_reg_plugin.checkpoints import refuse_state
+from attn_reg_plugin.regularizers import Regularizer
+from attn_reg_plugin.regularizers.base.attachment import attachments_of
+from attn_reg_plugin.regularizers.base.distributed import waits_for_gradients
+from attn_reg_plugin.regularizers.base.statistics import quantities
+
+PACKAGES = ("lightning.pytorch", "pytorch_lightning")
+FROM_WEIGHTS = "to start anew from the checkpoint's weights, load them into the model and fit without ckpt_path"
+#: strategies, by the name of their class or of a parent, that keep a part of the model in each process
+SHARDED = {"FSDPStrategy": "FSDP", "ModelParallelStrategy": "ModelParallel (FSDP2)", "DeepSpeedStrategy": "DeepSpeed"}
+
+
+def callback_class() -> type:
+    """Lightning's `Callback`, of the package that is imported or else installed; `object` where there is none."""
+    for name in PACKAGES:
+        if hasattr(sys.modules.get(name), "Callback"):
+            return sys.modules[name].Callback
+    for name in PACKAGES:
+        if importlib.util.find_spec(name.partition(".")[0]) is not None:
+            return importlib.import_module(name).Callback
+    return object
+
+
+class LightningCallback(callback_class()):  # type: ignore[misc]
+    """Give it to a Lightning `Trainer`; nothing else changes.
+
+    The regularizer is attached to the part of the LightningModule that `training_step` calls, while `fit()` runs. A
+    checkpoint keeps its state among those of the callbacks; the weights in it are as without us, and `fit(ckpt_path=)`
+    continues the method where it was. Lightning's checkpoints hold no random states, with or without this callback.
+
+    AttendOut is refused, since a `training_step` trains only its own model.
+
+    Args:
+        regularizer: the method, not attached.
+        module: the part of the LightningModule that `training_step` calls, such as `model`; by default its only child
+            with parameters, or the LightningModule itself where it has several.
+
+    Raises:
+        TypeError: it isn't a regularizer.
+        ValueError: as `fit` begins, a strategy or a method that cannot be combined with it, sites that match nothing,
+            a module that does not exist, or a checkpoint with another's state; after the first batch, a module that
+            was not called, or is in evaluation mode.
+    """
+
+    def __init__(self, regularizer: Regularizer, module: str | None = None) -> None:
+        if not isinstance(regularizer, Regularizer):
+            raise TypeError(
+                f"LightningCallback takes a regularizer, such as ADDrop(p=0.3, q=0.3), not {type(regularizer).__name__}"
+            )
+        self.regularizer, self.module = regularizer, module
+        self.step: Any = None  # the LightningModule whose training_step runs through ours, and what it had of its own
+        self.loaded: dict[str, Any] | None = None
+        self.steps = 0  # Lightning's count of the optimizers' steps, when updates were last announced
+        self.made = 0  # updates that were announced
+        self.scale = 0.0  # of fp16's loss before the batch
+        self._seconds: Any = None
+
+    # -- what Lightning calls ---------------------------------------------------------------------------------------
+
+    @property
+    def state_key(self) -> str:
+        """Under which a checkpoint has the state: another method's is not taken for it."""
+        return f"LightningCallback[{self.regularizer.name}]"
+
+    def setup(self, trainer: Any, pl_module: nn.Module, stage: str) -> None:
+        """Refuse what cannot be regularized before anything is set up."""
+        if stage == "fit":
+            self.end()
+            self.loaded = None
+            refuse(trainer, pl_module)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Keep the state of a checkpoint until the method is attached."""
+        self.loaded = state_dict
+
+    def state_dict(self) -> dict[str, Any]:
+        """The method's state, for a checkpoint."""
+        return self.regularizer.state_dict()
+
+    def on_train_start(self, trainer: Any, pl_module: nn.Module) -> None:
+        """Attach, and continue from the checkpoint's state if training does."""
+        module = module_to_attach(pl_module, self.module)
+        refuse(trainer, pl_module, module)
+        refuse_unused_parameters(trainer, self.regularizer)
+        self.regularizer.attach(module)
+        try:
+            self.step = pl_module, vars(pl_module).get("training_step")
+            vars(pl_module)["training_step"] = self._around(pl_module.training_step)
+            self.regularizer.bind(LightningTraining(self.regularizer))
+            self.regularizer.begin_training(self._length(trainer, pl_module), trainer.max_epochs)
+            resumed = self._resume(trainer.ckpt_path or "the checkpoint")
+        except BaseException:
+            self.end()
+            raise
+        if trainer.global_step != self.steps:  # else this fit goes on where the last one ended
+            self.made = self.steps = trainer.global_step
+        if resumed and not pl_module.automatic_optimization:
+            self.made = self.regularizer.updates
+        self.regularizer.begin_update(self.made)
+        if self.regularizer.epoch != trainer.current_epoch + 1:  # within an epoch, Lightning does not begin it again
+            self.regularizer.begin_epoch(trainer.current_epoch + 1)
+        self.regularizer.statistics.take()  # what an earlier training did not log
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: nn.Module) -> None:
+        """Announce the epoch; Lightning counts from 0."""
+        self.regularizer.begin_epoch(trainer.current_epoch + 1)
+
+    def on_train_batch_start(self, trainer: Any, pl_module: nn.Module, batch: Any, batch_idx: int) -> None:
+        """Announce the number of updates made so far, and the batch."""
+        self.regularizer.begin_update(self.made)
+        self.regularizer.supply(batch=batch)
+        self.scale = trainer.scaler.get_scale() if trainer.scaler is not None else 0.0
+        self._seconds = self.regularizer.statistics.seconds("step_seconds", pl_module.device)
+        self._seconds.__enter__()
+
+    def on_train_batch_end(self, trainer: Any, pl_module: nn.Module, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Announce the update that this batch ended, if it did; one that fp16 skipped is forgotten.
+
+        In manual optimization a batch may have several steps, of several optimizers: together they are one update.
+        """
+        if self._seconds is not None:
+            self._seconds.__exit__(None, None, None)
+            self._seconds = None
+        self.regularizer.supply()
+        if trainer.global_step == self.steps:
+            return
+        refuse_uncalled(self.regularizer.model, self.regularizer)
+        skipped = trainer.scaler is not None and trainer.scaler.get_scale() < self.scale
+        if skipped:
+            self.regularizer.forget_unfinished()
+        else:
+            self.regularizer.end_update()
+        self.made, self.steps = self.made + 1, trainer.global_step
+        self.regularizer.begin_update(self.made)
+        if trainer._logger_connector.should_update_logs:
+            logged = quantities(self.regularizer, pl_module.device)
+            pl_module.log_dict(logged, on_step=True, on_epoch=False, batch_size=1)  # a step of a loader says none
+
+    def on_exception(self, trainer: Any, pl_module: nn.Module, exception: BaseException) -> None:
+        """Detach also when training ends by an exception."""
+        self.end()
+
+    def teardown(self, trainer: Any, pl_module: nn.Module, stage: str) -> None:
+        """Detach, after the last checkpoint was written: the model is as it was before."""
+        self.end()
+
+    def end(self) -> None:
+        """Give the LightningModule back as it was; nothing happens if no training runs."""
+        if self.step is not None:
+            pl_module, own = self.step
+            vars(pl_module).pop("training_step", None)
+            if own is not None:
+                vars(pl_module)["training_step"] = own
+        self.step = self._seconds = None
+        self.regularizer.supply()
+        self.regularizer.detach()
+        self.regularizer.unbind()
+
+    # -- while training runs ----------------------------------------------------------------------------------------
+
+    def _around(self, original: Any) -> Any:
+        """`_training_step` of a step; Lightning gives it the arguments that `__wrapped__` takes."""
+        ours = partial(self._training_step, original)
+        ours.__wrapped__ = getattr(original, "__wrapped__", original)  # it looks under one decorator
+        return ours
+
+    def _training_step(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        """The step of the LightningModule; a method that adds to the loss has it run on the repeated batch.
+
+        Raises:
+            ValueError: a method adds to the loss, and the step gives none, as in manual optimization.
+        """
+        if self.regularizer.passes == 1:
+            return original(*args, **kwargs)
+        made: list[Any] = []
+
+        def compute(batch: Any) -> Tensor:
+            made.append(original(batch, *args[1:], **kwargs))
+            loss = made[-1].get("loss") if isinstance(made[-1], dict) else made[-1]
+            if not isinstance(loss, Tensor):
+                raise ValueError(
+                    f"{self.regularizer.name} adds to the loss, but training_step returned {type(made[-1]).__name__}; "
+                    "return the loss, and leave the optimization to Lightning"
+                )
+            return loss
+
+        loss = self.regularizer.loss(compute, args[0])
+        return {**made[-1], "loss": loss} if isinstance(made[-1], dict) else loss
+
+    @staticmethod
+    def _length(trainer: Any, pl_module: nn.Module) -> int | None:
+        """The updates of the training; None where they are not known, as in manual optimization."""
+        updates = trainer.estimated_stepping_batches if pl_module.automatic_optimization else float("inf")
+        return int(updates) if 0 < updates < float("inf") else None
+
+    def _resume(self, place: Any) -> bool:
+        """Continue from the state that the checkpoint at `place` had; whether it had any.
+
+        Raises:
+            ValueError: the state does not fit.
+        """
+        state, self.loaded = self.loaded, None
+        if state is not None:
+            with refuse_state(place, self.regularizer.name, FROM_WEIGHTS):
+                self.regularizer.resume(state)
+        return state is not None
+
+
+class LightningTraining:
+    """Refuses the methods that ask more of a training than its forwards: Lightning's trains its own model only.
+
+    Args:
+        regularizer: the method that asks.
+    """
+
+    def __init__(self, regularizer: Regularizer) -> None:
+        self.regularizer = regularizer
+
+    def _refuse(self, *_: Any) -> NoReturn:
+        raise ValueError(
+            f"{self.regularizer.name} trains a second model beside yours, and a LightningModule's training_step trains "
+            "its own only; use transformers' Trainer with AttnRegCallback, fairseq-train, or a loop of your own"
+        )
+
+    optimizer = clip_norm = copy_of = property(_refuse)
+    problem = _refuse
+
+
+def refuse(trainer: Any, pl_module: nn.Module, module: nn.Module | None = None) -> None:
+    """Refuse the ways of training in which the model's forward cannot be seen whole.
+
+    Args:
+        module: the part that is attached to, once that is known.
+
+    Raises:
+        ValueError: compiled models, sharded parameters, or a LightningModule that data parallel training calls.
+    """
+    for kind in type(trainer.strategy).__mro__:
+        if kind.__name__ in SHARDED:
+            raise ValueError(
+                f"the strategy {SHARDED[kind.__name__]} cannot be combined with LightningCallback: it was not "
+                "tried; use strategy='ddp', or a loop of your own"
+            )
+    compiled = getattr(pl_module, "_compiler_ctx", None) or any(hasattr(m, "_orig_mod") for m in pl_module.modules())
+    if compiled:
+        raise ValueError(
+            "torch.compile cannot be combined with LightningCallback: compiling the whole module was not tried; fit "
+            "the module that is not compiled, or compile its layers in place: layer.compile()"
+        )
+    if module is pl_module and isinstance(trainer.strategy.model, DistributedDataParallel):
+        raise ValueError(
+            f"data parallel training runs training_step through the forward of {type(pl_module).__name__}, so "
+            "LightningCallback cannot regularize that; put the model into one child, and name it: module='model'"
+        )
+
+
+def refuse_unused_parameters(trainer: Any, regularizer: Regularizer) -> None:
+    """Refuse attention LayerDrop where data parallel training waits for every gradient.
+
+    Raises:
+        ValueError: it does.
+    """
+    if waits_for_gradients(trainer.strategy.model) and regularizer.leaves_unused():
+        raise ValueError(
+            "a dropped attention gives its queries and keys no gradient, which data parallel training waits for; use "
+            "strategy='ddp_find_unused_parameters_true'"
+        )
+
+
+def module_to_attach(pl_module: nn.Module, path: str | None) -> nn.Module:
+    """The part of a LightningModule whose forward is regularized.
+
+    Args:
+        path: of the part; None: the only child with parameters, or the LightningModule itself if there are several.
+
+    Raises:
+        ValueError: there is no such part.
+    """
+    children = [child for _, child in pl_module.named_children() if any(True for _ in child.parameters())]
+    if path is None:
+        return children[0] if len(children) == 1 else pl_module
+    try:
+        return pl_module.get_submodule(path)
+    except AttributeError:
+        names = ", ".join(name for name, _ in pl_module.named_children()) or "none"
+        raise ValueError(
+            f"module is {path!r}, which {type(pl_module).__name__} does not have; its children are: {names}"
+        ) from None
+
+
+def refuse_uncalled(module: nn.Module, regularizer: Regularizer) -> None:
+    """Stop a training that does not call what is attached to, or calls it in evaluation mode, after an update.
+
+    Args:
+        module: what is attached to.
+
+    Raises:
+        ValueError: it was never called in training mode with gradients.
+    """
+    if any(attachment.reach.seen for attachment in attachments_of(module)):
+        return
+    name, method = type(module).__name__, regularizer.name
+    attention = [site.module for site in regularizer.attached_sites if site.module is not None]
+    if not module.training or (attention and not any(module.training for module in attention)):
+        raise ValueError(
+            f"{name} is in evaluation mode, so {method} never acted; Lightning leaves that as it is, and "
+            "from_pretrained gives models in evaluation mode: call its train() before fit()"
+        )
+    raise ValueError(
+        f"training_step made an update without calling the forward of {name}, so {method} never acted; name "
+        "the part of the LightningModule that it calls: LightningCallback(..., module='model')"
+    )

@@ -1,0 +1,449 @@
+"""Contract of the callback, method by method: nothing to do, acting, resuming, evaluation, two processes, detaching."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import math
+import pickle
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import Trainer, TrainerCallback
+
+from attn_reg_plugin.attention.sites import find_sites
+from attn_reg_plugin.regularizers import AttendOut, build
+from attn_reg_plugin.regularizers.ad_drop.ad_drop import ADDrop
+from attn_reg_plugin.regularizers.base.context import Supplied
+from tests.backends.huggingface_models import batch
+from tests.backends.huggingface_models import build as build_model
+from tests.huggingface.processes import check, kill_oneself, run_in_processes
+from tests.huggingface.trainers import AtStepEnd, ad_drop, examples, print_of, trainer_of, weights
+from tests.regularizers.registered import besides
+
+TIMES = ("runtime", "per_second")
+#: options of each method under which it has something to do, and under which it has nothing; None where it always has
+METHODS: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
+    "ad_drop": (
+        {"p": 0.5, "q": 0.5, "sites": "*", "cross_tuning": "update:3"},
+        {"p": 0.0, "sites": "*", "cross_tuning": "off"},
+    ),
+    "attend_out": ({"steps": 4, "sites": "*", "generator_lr": 0.05}, None),
+    "attention_dropout": ({"p": 0.4, "sites": "*"}, {"p": 0.0}),
+    "attention_layer_drop": ({"p": 0.5, "sites": "*"}, {"p": 0.0}),
+    "head_drop": ({"p": 0.5, "turn": 0.3, "end": 1, "unit": "progress", "sites": "*"}, {"p": 0.0}),
+    "hidden_cut": ({"cut": 0.3}, None),
+    "layer_drop": ({"p": 0.5, "sites": "*"}, {"p": 0.0}),
+    "r_drop": ({}, None),
+    "scheduled_dropout": ({"schedule": "drop *: 0:0.7 12:0", "sites": "*"}, {"schedule": "drop *: 0:0"}),
+    "ad_drop+head_drop+layer_drop+attention_dropout+r_drop": (
+        {"ad_drop": {"cross_tuning": "epoch"}, "head_drop": {"p": 0.5, "turn": 3, "end": 10}},
+        None,
+    ),
+}
+#: the others that are registered, such as a new method, have the options of their first presets
+METHODS |= {name: (options, None) for name, options in besides(name for name in METHODS if "+" not in name).items()}
+IDLE = {name: idle for name, (_, idle) in METHODS.items() if idle is not None}
+
+
+def history(trainer: Trainer) -> list[dict[str, Any]]:
+    """The log without times and without what the callback added."""
+    added = ("drop_", "probe_", "regularized")
+    left_out = [
+        key for entry in trainer.state.log_history for key in entry if key.startswith(added) or key.endswith(TIMES)
+    ]
+    return [{key: entry[key] for key in entry if key not in left_out} for entry in trainer.state.log_history]
+
+
+# -- nothing to do ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("method", "name", "options"),
+    [(method, "bert", {}) for method in IDLE if method != "ad_drop"]
+    + [("ad_drop", name, {}) for name in ("bert", "marian", "llama", "deberta_v3")]
+    + [("ad_drop", "marian", {"gradient_accumulation_steps": 2, "label_smoothing_factor": 0.1})],
+)
+def test_with_nothing_to_do_it_is_the_stock_trainer(
+    tmp_path: Path, method: str, name: str, options: dict[str, Any]
+) -> None:
+    """Weights, log, random numbers and the optimizer's state, bit for bit."""
+    runs = []
+    for regularizer in (None, build(method, **IDLE[method])):
+        trainer = trainer_of(tmp_path, name, regularizer, max_steps=8, **options)
+        before = weights(trainer.model)
+        trainer.train()
+        state = [value for values in trainer.optimizer.state_dict()["state"].values() for value in values.values()]
+        runs.append((weights(trainer.model), history(trainer), torch.get_rng_state(), state))
+        assert not torch.equal(before, runs[-1][0])
+    (stock, log, random, state), (ours, our_log, our_random, our_state) = runs
+    assert torch.equal(stock, ours) and log == our_log and torch.equal(random, our_random)
+    assert all(torch.equal(torch.as_tensor(x), torch.as_tensor(y)) for x, y in zip(state, our_state, strict=True))
+
+
+# -- acting -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("name", "options"), [("bert", {}), ("marian", {"bf16": True})], ids=["fp32", "bf16"])
+def test_every_method_trains_and_says_what_it_did(
+    tmp_path: Path, name: str, method: str, options: dict[str, Any]
+) -> None:
+    regularizer = build(method, **METHODS[method][0])
+    trainer = trainer_of(tmp_path, name, regularizer, max_steps=8, logging_steps=8, **options)
+    before = weights(trainer.model)
+    trainer.train()
+    log = trainer.state.log_history[0]
+    assert 0 < log["regularized"] <= 1 and all(math.isfinite(value) for value in log.values())
+    rates = [log[key] for key in (f"drop_{site.name}" for site in find_sites(trainer.model, "*")) if key in log]
+    assert all(0 <= rate <= 1 for rate in rates) and (not rates or 0 < sum(rates) / len(rates) < 0.9)
+    assert len(rates) == len(find_sites(trainer.model, "*")) or METHODS[method][0].get("sites") != "*"
+    if method == "ad_drop":
+        assert 0 < log["probe_share"] < 1 and log["probe_fallbacks"] == 0
+    if method == "attend_out":
+        assert regularizer.state_dict()["rounds"] == 2
+        assert 0 <= log["attacker_won"] <= 1 and log["attacker_score"] < 0
+    assert weights(trainer.model).isfinite().all() and not torch.equal(before, weights(trainer.model))
+
+
+# -- evaluation and what is saved -------------------------------------------------------------------------------------
+
+
+def accuracy(predicted: Any) -> dict[str, float]:
+    """Share of right classes, or of right first tokens of a generated translation."""
+    guesses = predicted.predictions
+    if guesses.dtype.kind == "f":
+        return {"accuracy": float((guesses.argmax(-1) == predicted.label_ids).mean())}
+    return {"first": float((guesses[:, 1] == predicted.label_ids[:, 0]).mean()), "ids": float(np.sum(guesses))}
+
+
+class Weights(TrainerCallback):
+    """The weights at every evaluation."""
+
+    def __init__(self) -> None:
+        self.states: list[dict[str, torch.Tensor]] = []
+
+    def on_evaluate(self, *args: Any, model: Any, **kwargs: Any) -> None:
+        self.states.append({key: value.clone() for key, value in model.state_dict().items()})
+
+
+@pytest.mark.parametrize(
+    ("name", "method"), [("marian", "ad_drop"), *(("bert", method) for method in METHODS if method != "ad_drop")]
+)
+def test_evaluation_and_generation_are_stock(tmp_path: Path, name: str, method: str) -> None:
+    options: dict[str, Any] = {"max_steps": 4, "eval_strategy": "steps", "eval_steps": 2, "logging_steps": 2}
+    if name == "marian":
+        options |= {"predict_with_generate": True, "generation_max_length": 6, "generation_num_beams": 2}
+    own, seen = {"compute_metrics": accuracy}, Weights()
+    regularizer = build(method, **METHODS[method][0])
+    trainer = trainer_of(tmp_path, name, regularizer, callbacks=(seen,), own=own, **options)
+    trainer.train()
+    evaluated = [entry for entry in history(trainer) if "eval_loss" in entry]
+    assert [entry["step"] for entry in evaluated] == [2, 4]
+    for entry, state in zip(evaluated, seen.states, strict=True):
+        stock = trainer_of(tmp_path, name, None, own=own, **options)
+        stock.model.load_state_dict(state)
+        metrics, measured = stock.evaluate(), {key for key in entry if key.startswith("eval_")}
+        assert len(measured) >= 2 and {key: entry[key] for key in measured} == {key: metrics[key] for key in measured}
+
+
+def test_what_is_saved_is_a_stock_model(tmp_path: Path) -> None:
+    configs = []
+    for regularizer in (None, ad_drop()):
+        folder = tmp_path / str(regularizer is None)
+        trainer = trainer_of(folder, "bert", regularizer, max_steps=2, save_strategy="steps", save_steps=2)
+        trainer.train()
+        trainer.model.save_pretrained(folder / "end")
+        assert trainer.model.config._attn_implementation == "sdpa"
+        saved = [json.loads((folder / part / "config.json").read_text()) for part in ("checkpoint-2", "end")]
+        files = {path.name for path in (folder / "checkpoint-2").iterdir()} - {"attn_reg_ad_drop.pt"}
+        configs.append((saved, files))
+    assert configs[0] == configs[1]
+
+
+def test_a_configuration_that_names_its_attention_is_saved(tmp_path: Path) -> None:
+    """With `output_attentions` a configuration is only saved if its attention is called eager."""
+    model = build_model("bert", attention="eager")
+    model.config.output_attentions = True
+    trainer = trainer_of(tmp_path, "bert", ad_drop(), model, max_steps=2, save_strategy="steps", save_steps=1)
+    names = []
+    trainer.add_callback(AtStepEnd(lambda: names.append(model.config._attn_implementation)))
+    trainer.train()
+    assert (tmp_path / "checkpoint-1" / "config.json").exists()
+    assert names == ["attn_reg_eager"] * 2, "and training went on with ours"
+
+
+# -- detaching --------------------------------------------------------------------------------------------------------
+
+
+class Broken(Exception):
+    """Raised in the middle of things."""
+
+
+def fail(*args: Any, **kwargs: Any) -> None:
+    """Stand for any mistake."""
+    raise Broken
+
+
+class Failing(TrainerCallback):
+    """Fails in one event, in the second update."""
+
+    def __init__(self, event: str) -> None:
+        setattr(self, event, lambda args, state, *rest, **kwargs: fail() if state.global_step else None)
+
+
+class Interrupted(ADDrop):
+    """Stopped while the masks of the second update are made."""
+
+    def before_forward(self, forward: Any) -> None:
+        super().before_forward(forward)
+        if self.updates:
+            raise KeyboardInterrupt
+
+
+class FailingData(list):
+    """Cannot give its last examples."""
+
+    def __getitem__(self, i: int) -> Any:
+        return fail() if i >= 20 else super().__getitem__(i)
+
+
+def game() -> AttendOut:
+    """AttendOut with short rounds."""
+    return AttendOut(steps=2, sites="*")
+
+
+#: what ends a training: nothing, or what makes a trainer fail
+ENDS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "well": (ad_drop, {}),
+    "mask": (lambda: Interrupted(p=0.5, q=0.5, cross_tuning="off"), {}),
+    "step_end": (ad_drop, {"callbacks": (Failing("on_step_end"),)}),
+    "epoch_begin": (ad_drop, {"callbacks": (Failing("on_epoch_begin"),)}),
+    "before_optimizer": (game, {"callbacks": (Failing("on_pre_optimizer_step"),)}),
+    "data": (game, {"own": {"train_dataset": FailingData(examples("bert", 24))}}),
+    "metrics": (ad_drop, {"own": {"compute_metrics": fail}, "eval_strategy": "steps", "eval_steps": 2}),
+    "start": (ad_drop, {"own": {"compute_metrics": fail}, "eval_on_start": True}),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_whatever_ends_a_training_leaves_nothing_behind(tmp_path: Path, end: str) -> None:
+    make, options = ENDS[end]
+    regularizer = make()
+    trainer = trainer_of(tmp_path, "bert", regularizer, **{"max_steps": 2 if end == "well" else 20, **options})
+    before = print_of(trainer.model)
+    own = [set(vars(owner)) for owner in (trainer, trainer.callback_handler)]
+    if end == "well":
+        trainer.train()
+    else:
+        with pytest.raises((Broken, KeyboardInterrupt)):
+            trainer.train()
+    assert print_of(trainer.model) == before
+    assert not regularizer.attached_sites and regularizer.supplied == Supplied()
+    for owner, names in zip((trainer, trainer.callback_handler), own, strict=True):
+        assert not [name for name in set(vars(owner)) - names if callable(vars(owner)[name])]
+    if isinstance(regularizer, AttendOut):
+        assert regularizer.problem is None and regularizer.optimizer is None
+        assert not trainer.optimizer.optimizer._optimizer_step_pre_hooks
+    with regularizer.attach(trainer.model):
+        assert regularizer.attached_sites
+
+
+@pytest.mark.parametrize("attached", [False, True])
+def test_copies_of_a_model(tmp_path: Path, attached: bool) -> None:
+    """Of one that is attached, and of one that was."""
+    inputs, model = batch("bert"), build_model("bert")
+    if attached:
+        ad_drop(q=1.0).attach(model)
+    else:
+        trainer_of(tmp_path, "bert", ad_drop(), model, max_steps=2).train()
+    expected = model(**inputs).logits
+    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(copied(**inputs).logits, expected)
+    if not attached:
+        assert torch.equal(torch.compile(model, backend="eager", fullgraph=True)(**inputs).logits, expected)
+        torch.compiler.reset()
+
+
+# -- resuming ---------------------------------------------------------------------------------------------------------
+
+#: an epoch is 6 updates (of one process), a round 4
+OPTIONS: dict[str, Any] = {"max_steps": 12, "save_strategy": "steps", "logging_steps": 3}
+TWO: dict[str, Any] = {"per_device_train_batch_size": 2, "ddp_backend": "gloo"}
+
+
+class Stopped(Exception):
+    """Instead of a kill."""
+
+
+class Stop(TrainerCallback):
+    """Ends the training at an update."""
+
+    def __init__(self, update: int, how: Any) -> None:
+        self.update, self.how = update, how
+
+    def on_step_end(self, args: Any, state: Any, *rest: Any, **kwargs: Any) -> None:
+        if state.global_step == self.update:
+            self.how()
+
+
+def stop() -> None:
+    """Stop as an exception does."""
+    raise Stopped
+
+
+def run(folder: Path, method: str, save: int, stopped: int = 0, how: Any = stop, **options: Any) -> tuple[Any, ...]:
+    """Train, or continue what is in `folder`; the weights, the random state, and the method's state."""
+    regularizer = build(method, **{**METHODS[method][0], **options.pop("with", {})})
+    callbacks = (Stop(stopped, how),) if stopped else ()
+    trainer = trainer_of(
+        folder, "marian", regularizer, callbacks=callbacks, **{"save_steps": save, **OPTIONS, **options}
+    )
+    resumed = any(folder.glob("checkpoint-*")) and not stopped
+    try:
+        trainer.train(resume_from_checkpoint=resumed or None)
+    except Stopped:
+        return ()
+    return weights(trainer.model), torch.get_rng_state(), regularizer.state_dict()
+
+
+def same(first: Any, second: Any) -> bool:
+    """Equal, down to the bits of tensors."""
+    if isinstance(first, torch.Tensor):
+        return torch.equal(first, second)
+    if isinstance(first, dict):
+        return set(first) == set(second) and all(same(first[key], second[key]) for key in first)
+    if isinstance(first, list | tuple):
+        return len(first) == len(second) and all(map(same, first, second))
+    return first == second
+
+
+BY_EPOCH = {"with": {"cross_tuning": "epoch"}}
+SMOOTHED = {"gradient_accumulation_steps": 2, "label_smoothing_factor": 0.1, "bf16": True}
+#: method, update that is saved, update that is stopped at, options: in an epoch, and between two
+CASES = [(method, 5, 8, {}) for method in METHODS]
+CASES += [
+    ("ad_drop", 5, 8, BY_EPOCH),
+    ("ad_drop", 6, 7, BY_EPOCH),
+    ("attend_out", 6, 7, {}),
+    ("attend_out", 5, 8, SMOOTHED),
+]
+
+
+@pytest.mark.parametrize(("method", "save", "stopped", "options"), CASES)
+def test_stopped_and_resumed(tmp_path: Path, method: str, save: int, stopped: int, options: dict[str, Any]) -> None:
+    undisturbed = run(tmp_path / "whole", method, save, **copy.deepcopy(options))
+    assert run(tmp_path / "parts", method, save, stopped, **copy.deepcopy(options)) == ()
+    assert (tmp_path / "parts" / f"checkpoint-{save}" / f"attn_reg_{method}.pt").exists()
+    assert same(run(tmp_path / "parts", method, save, **copy.deepcopy(options)), undisturbed)
+
+
+def test_checkpoints_of_fairseq_are_still_read_afterwards(tmp_path: Path) -> None:
+    """Trainer allows numpy's types while it continues, and then forgets that they were allowed before."""
+    run(tmp_path / "parts", "ad_drop", 5, 8)
+    run(tmp_path / "parts", "ad_drop", 5)
+    torch.save({"args": argparse.Namespace(lr=0.1), "meters": np.arange(3.0)}, tmp_path / "checkpoint.pt")
+    assert torch.load(tmp_path / "checkpoint.pt", weights_only=True)["args"].lr == 0.1
+
+
+def test_another_folder_and_a_missing_state(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run(tmp_path / "first", "attend_out", 5, 8)
+    regularizer = build("attend_out", **METHODS["attend_out"][0])
+    trainer = trainer_of(tmp_path / "second", "marian", regularizer, **OPTIONS)
+    trainer.train(resume_from_checkpoint=str(tmp_path / "first" / "checkpoint-5"))
+    assert regularizer.state_dict()["rounds"] == 3 and "starts anew" not in caplog.text
+    (tmp_path / "first" / "checkpoint-5" / "attn_reg_attend_out.pt").unlink()
+    trainer.train(resume_from_checkpoint=str(tmp_path / "first" / "checkpoint-5"))
+    assert "attend_out starts anew from the checkpoint's weights" in caplog.text
+    assert regularizer.state_dict()["rounds"] == 1 and regularizer.updates == 12
+
+
+def killed(folder: Path, method: str, save: int, update: int) -> None:
+    """A training that ends as by `kill -9`."""
+    run(folder, method, save, update, kill_oneself)
+
+
+def resumed(folder: Path, method: str, save: int) -> None:
+    """Its continuation."""
+    torch.save(run(folder, method, save), folder / "end.pt")
+
+
+@pytest.mark.parametrize("method", ["ad_drop", "attend_out"])
+def test_killed_and_resumed(tmp_path: Path, method: str) -> None:
+    assert run_in_processes(tmp_path, killed, tmp_path / "parts", method, 5, 8) == [-signal.SIGKILL]
+    check(tmp_path, run_in_processes(tmp_path, resumed, tmp_path / "parts", method, 5))
+    undisturbed = run(tmp_path / "whole", method, 5)
+    assert same(torch.load(tmp_path / "parts" / "end.pt"), undisturbed)
+
+
+# -- two processes ----------------------------------------------------------------------------------------------------
+
+
+def in_parts(folder: Path, method: str) -> None:
+    """One of two processes: the whole training, then the same one stopped and resumed."""
+    options = {**TWO, "ddp_find_unused_parameters": build(method, **METHODS[method][0]).leaves_unused() or None}
+    ends = [run(folder / "whole", method, 5, **options)]
+    run(folder / "parts", method, 5, 7, **options)
+    ends.append(run(folder / "parts", method, 5, **options))
+    torch.save(ends, folder / f"ends_{torch.distributed.get_rank()}.pt")
+
+
+@pytest.mark.parametrize("method", ["ad_drop", "attend_out", "layer_drop"])
+def test_two_processes_agree_and_resume(tmp_path: Path, method: str) -> None:
+    check(tmp_path, run_in_processes(tmp_path, in_parts, tmp_path, method, processes=2))
+    ends = [torch.load(tmp_path / f"ends_{rank}.pt") for rank in range(2)]
+    assert torch.equal(ends[0][0][0], ends[1][0][0]), "both processes have the same model"
+    for rank in range(2):
+        assert same(ends[rank][0][:2], ends[rank][1][:2]), f"process {rank} continued exactly"
+    if method == "attend_out":
+        players = [end[0][2] for end in ends]
+        assert players[0]["rounds"] == 3
+        assert same(players[0]["defender"]["model"], players[1]["defender"]["model"])
+        assert same(players[0]["generator"], players[1]["generator"])
+        assert same(ends[0][0][2], ends[0][1][2])
+
+
+def whole_batches(folder: Path, size: int) -> None:
+    """Every candidate dropped and no dropout: nothing is left to chance."""
+    options = {"max_steps": 4, "per_device_train_batch_size": size, "logging_steps": 2, "learning_rate": 0.05}
+    # Trainer multiplies the losses of models like BERT by the processes, unless it is told not to count tokens
+    options |= {"optim": "sgd", "max_grad_norm": 0.0, "average_tokens_across_devices": False}
+    trainer = trainer_of(folder, "bert", ad_drop(q=1.0, p=0.4), dropout=0.0, **options)
+    trainer.train()
+    if trainer.is_world_process_zero():
+        torch.save((weights(trainer.model), trainer.state.log_history), folder / f"batches_of_{size}.pt")
+
+
+def test_two_halves_are_one_whole(tmp_path: Path) -> None:
+    check(tmp_path, run_in_processes(tmp_path, whole_batches, tmp_path, 2, processes=2))
+    check(tmp_path, run_in_processes(tmp_path, whole_batches, tmp_path, 4))
+    (halves, log), (whole, expected) = (torch.load(tmp_path / f"batches_of_{size}.pt") for size in (2, 4))
+    torch.testing.assert_close(halves, whole, rtol=1e-5, atol=1e-6)
+    assert log[0]["loss"] == pytest.approx(expected[0]["loss"], abs=1e-5)
+    for key in ("drop_encoder.self[0]", "drop_encoder.self[1]"):  # rows of padding count, and a half is padded less
+        assert log[0][key] == pytest.approx(expected[0][key], abs=0.01)
+
+
+def defended(folder: Path) -> None:
+    """A lone trainer's model, and the defender beside an attacker, in one of two processes."""
+    options = {"max_steps": 4, "gradient_accumulation_steps": 2, **TWO}
+    regularizer = AttendOut(steps=8, sites="*")
+    trained = []
+    for method in (None, regularizer):
+        trainer = trainer_of(folder, "marian", method, dropout=0.0, **options)
+        trainer.train()
+        trained.append(trainer.model.state_dict())
+    torch.save(
+        (trained[0], regularizer.state_dict()["defender"]["model"]), folder / f"{torch.distributed.get_rank()}.pt"
+    )
+
+
+def test_the_defender_in_two_processes_is_a_lone_trainers(tmp_path: Path) -> None:
+    check(tmp_path, run_in_processes(tmp_path, defended, tmp_path, processes=2))
+    for rank in range(2):
+        torch.testing.assert_close(*torch.load(tmp_path / f"{rank}.pt"), rtol=1e-5, atol=1e-6)

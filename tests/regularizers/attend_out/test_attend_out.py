@@ -1,0 +1,251 @@
+"""AttendOut: equation 5 evaluated literally, the defender as a lone training, exact continuation."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+
+from attn_reg_plugin import AttendOut
+from attn_reg_plugin.regularizers.attend_out import game, generator
+from attn_reg_plugin.regularizers.attend_out.game import Game
+from attn_reg_plugin.regularizers.attend_out.generator import (
+    PolicyGradient,
+    policy_gradient,
+    policy_objective,
+    sample_masks,
+)
+from tests.attention.tiny_model import TinyClassifier
+from tests.regularizers.attend_out.playing import BATCHES, begin, update
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def test_a_rounds_gradient_is_equation_5_evaluated_literally():
+    model, optimizer, regularizer = begin(baseline_momentum=0.5, generator_clip_norm=0.0)
+    seen = {}
+
+    def literal(advantages):
+        """(1/m) Σ_k Σ_t (1/(n l²)) Σ log P(d) (r_t - b), a position at a time.
+
+        Sequence k of the m that were sampled is the k-th example's masks of the T updates, whose terms add up.
+        """
+        sequences = [0.0] * len(BATCHES[0][0])
+        for batch in regularizer.game.cache:
+            logits = regularizer.game.generator(batch.tokens)
+            valid = batch.tokens["encoder"].valid
+            for example in range(valid.size(0)):
+                terms = []
+                for site, scores in logits.items():
+                    for t in range(6):
+                        for s in range(6):
+                            if valid[example, t] and valid[example, s]:
+                                keep = 1 / (1 + torch.exp(-scores[example, t, s]))
+                                terms.append(torch.log(keep if batch.unpacked()[site][example, t, s] else 1 - keep))
+                sequences[example] = sequences[example] + sum(terms) / len(terms) * advantages[batch.update]
+        return sum(sequences) / len(sequences)
+
+    rewards = []
+
+    class Watched(Game):
+        def update_generator(self, advantages):
+            seen["advantages"] = advantages
+            expected = torch.autograd.grad(literal(advantages), list(self.generator.parameters()), allow_unused=True)
+            norm = super().update_generator(advantages)
+            for parameter, ascent in zip(self.generator.parameters(), expected, strict=True):
+                if ascent is not None:
+                    torch.testing.assert_close(parameter.grad, -ascent, rtol=1e-5, atol=1e-8)
+            return norm
+
+        def advantages(self, given):
+            rewards.append((given, self.moving_baseline))
+            return super().advantages(given)
+
+    regularizer.game_class = Watched
+    with regularizer.attach(model):
+        for number in range(6):
+            update(model, optimizer, regularizer, number)
+    (first, start), (second, baseline) = rewards
+    assert start == 0 and baseline == pytest.approx(0.5 * float(first.mean()), rel=1e-5)
+    torch.testing.assert_close(seen["advantages"], second - baseline)
+
+
+def test_unequal_batches_count_as_their_mean_number_of_sequences():
+    """m is the mean number of examples an update: (3 + 1 + 2) / 3 = 2 here."""
+    model, optimizer, regularizer = begin(generator_clip_norm=0.0)
+    norms, total = [], []
+
+    class Watched(Game):
+        def update_generator(self, advantages):
+            for batch in self.cache:
+                masks = batch.unpacked()
+                objective = policy_objective(self.generator, batch.tokens, self.generator(batch.tokens), masks)
+                (-objective * advantages[batch.update]).backward()
+            total.extend(p.grad.clone() for p in self.generator.parameters() if p.grad is not None)
+            norms.append(super().update_generator(advantages))
+            return norms[-1]
+
+    regularizer.game_class = Watched
+    with regularizer.attach(model):
+        for number, size in enumerate((3, 1, 2)):
+            update(model, optimizer, regularizer, number, examples=size)
+    assert norms[0] == pytest.approx(float(torch.stack([g.norm() for g in total]).norm()) / 2, rel=1e-4)
+
+
+@pytest.mark.parametrize("options", [{}, {"embedding": "shared"}, {"sites": "encoder.self[0]"}], ids=str)
+def test_the_gradient_kept_from_drawing_is_that_of_a_pass_of_its_own(options, monkeypatch):
+    """Bit for bit, and so is what the generator learns, with as many kept as there is room for."""
+    learnt, kept = [], []
+
+    class Watched(Game):
+        def update_generator(self, advantages):
+            kept.append(sum(batch.gradient is not None for batch in self.cache))
+            for batch in self.cache:
+                own = policy_gradient(self.generator, batch.tokens, batch.unpacked(), self.method.temperature)
+                for one, other in zip_equal(own, batch.gradient or own):
+                    assert torch.equal(one, other)
+            return super().update_generator(advantages)
+
+    for room in (3, 2, 0):
+        model, optimizer, regularizer = begin(**options)
+        regularizer.game_class = Watched
+        with regularizer.attach(model):
+            for number in range(6):
+                update(model, optimizer, regularizer, number)
+                if number == 0 and regularizer.game.cache[0].gradient:
+                    size = PolicyGradient.bytes_of(regularizer.game.generator, regularizer.game.cache[0].tokens)
+                    monkeypatch.setattr(game, "KEPT_BYTES", room * size)
+            learnt.append(copy.deepcopy(regularizer.game.generator.state_dict()))
+        monkeypatch.undo()
+    assert kept == ([0] * 6 if options.get("embedding") == "shared" else [3, 3, 2, 2, 1, 0])
+    assert all(torch.equal(value, other[name]) for name, value in learnt[0].items() for other in learnt[1:])
+
+
+def zip_equal(one, other):
+    """The tensors of two gradients side by side."""
+    assert one.rows.keys() == other.rows.keys()
+    pairs = [*zip(one.weights, other.weights, strict=True), *((v, other.rows[k]) for k, v in one.rows.items())]
+    return [(a, b) for a, b in pairs if a is not None or b is not None]
+
+
+@pytest.mark.parametrize("broken", ["weights", "gradient"])
+def test_a_generator_that_is_not_finite_is_said_once_and_nothing_is_learnt(broken, caplog, monkeypatch):
+    model, optimizer, regularizer = begin()
+    with regularizer.attach(model):
+        update(model, optimizer, regularizer, 0)
+        if broken == "weights":
+            with torch.no_grad():
+                regularizer.game.generator.attention["encoder_self"].query.weight.fill_(math.nan)
+        else:
+            judged = generator.policy_objective
+            monkeypatch.setattr(generator, "policy_objective", lambda *given: judged(*given) * math.inf)
+        before = copy.deepcopy(regularizer.game.generator.state_dict())
+        regularizer.statistics.take()
+        for number in range(1, 9):
+            update(model, optimizer, regularizer, number)
+        after, sums = regularizer.game.generator.state_dict(), regularizer.statistics.take()
+        assert all(torch.equal(old.nan_to_num(7.0), after[name].nan_to_num(7.0)) for name, old in before.items())
+        assert regularizer.game.rounds == 3 and "rounds" not in sums and "generator_gnorm" not in sums
+        if broken == "weights":  # nothing is dropped, rather than everything
+            assert sum(float(sums[f"dropped/{site.name}"]) for site in regularizer.attached_sites) == 0
+    said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(said) == 1 and "generator's gradient or weights are not finite in round 1" in said[0]
+    assert all(bool(parameter.isfinite().all()) for parameter in model.parameters())
+
+
+def test_within_a_round_the_defender_is_a_plain_training():
+    model, optimizer, regularizer = begin()
+    lone, lone_optimizer, _ = begin()
+    scheduler, lone_scheduler = (
+        torch.optim.lr_scheduler.LambdaLR(which, lambda step: (step + 1) / 10) for which in (optimizer, lone_optimizer)
+    )
+    with regularizer.attach(model):
+        for number in range(2):
+            update(model, optimizer, regularizer, number)
+            scheduler.step()
+            update(lone, lone_optimizer, None, number)
+            lone_scheduler.step()
+        pairs = list(zip(regularizer.game.defender.model.parameters(), lone.parameters(), strict=True))
+        assert all(torch.equal(ours, theirs) for ours, theirs in pairs)
+        attacker = list(zip(model.parameters(), lone.parameters(), strict=True))
+        assert not all(torch.equal(ours, theirs) for ours, theirs in attacker)
+
+
+@pytest.mark.parametrize("winner", ["draw", "best", "attacker"])
+def test_after_a_round_both_are_the_winner(winner):
+    model, optimizer, regularizer = begin(winner=winner)
+    with regularizer.attach(model):
+        for number in range(3):
+            update(model, optimizer, regularizer, number)
+        assert regularizer.game.rounds == 1 and not regularizer.game.cache
+        pairs = zip(model.parameters(), regularizer.game.defender.model.parameters(), strict=True)
+        assert all(torch.equal(ours, theirs) for ours, theirs in pairs)
+        scores = regularizer.game.last_round
+        if winner == "best":
+            assert scores["attacker_won"] == (scores["attacker_score"] > scores["defender_score"])
+        if winner == "attacker":
+            assert scores["attacker_won"] == 1
+
+
+@pytest.mark.parametrize("stop", [1, 3, 5])
+def test_a_continued_game_is_the_undisturbed_one(stop, tmp_path):
+    model, optimizer, regularizer = begin()
+    with regularizer.attach(model):
+        for number in range(stop):
+            update(model, optimizer, regularizer, number)
+        kept = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "game": regularizer.state_dict()}
+        torch.save(kept, tmp_path / "state.pt")
+        for number in range(stop, 8):
+            update(model, optimizer, regularizer, number)
+        expected, game = copy.deepcopy(model.state_dict()), copy.deepcopy(regularizer.state_dict())
+    kept = torch.load(tmp_path / "state.pt", weights_only=True)
+    other, other_optimizer, again = begin(seed=1)
+    other.load_state_dict(kept["model"])
+    other_optimizer.load_state_dict(kept["optimizer"])
+    again.load_state_dict(kept["game"])
+    with again.attach(other):
+        for number in range(stop, 8):
+            update(other, other_optimizer, again, number)
+        assert all(torch.equal(expected[name], value) for name, value in other.state_dict().items())
+        for name, value in again.state_dict()["generator"].items():
+            assert torch.equal(game["generator"][name], value), name
+        assert again.game.rounds == game["rounds"] and again.game.moving_baseline == game["moving_baseline"]
+
+
+def test_masks_are_drawn_with_the_probability_they_claim():
+    torch.manual_seed(0)
+    logits = torch.tensor([-3.0, -1.0, 0.0, 0.5, 2.0])
+    draws, temperature = 40_000, 1.7
+    kept = sample_masks({"site": logits.expand(draws, 1, 5)}, temperature)["site"].sum((0, 1)).double()
+    expected = torch.sigmoid(logits / temperature).double() * draws
+    chi_square = ((kept - expected) ** 2 / expected + (kept - expected) ** 2 / (draws - expected)).sum()
+    assert chi_square < 20.5  # 5 degrees of freedom, p = 0.001
+
+
+def test_the_generator_gets_no_gradient_of_the_task():
+    model, optimizer, regularizer = begin()
+    with regularizer.attach(model):
+        update(model, optimizer, regularizer, 0)
+        assert all(parameter.grad is None for parameter in regularizer.game.generator.parameters())
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"reward_examples": 5}, "pairs one example with each update: reward_examples must be 0 or 3"),
+        ({"temperature": 0.0}, "temperature is 0.0, but must be above 0"),
+        ({"winner": "defender"}, "winner is 'defender', but must be one of draw, best, attacker"),
+        ({"baseline": "leave_one_out", "credit": "round"}, "needs credit='example'"),
+    ],
+)
+def test_refusals(options, said):
+    with pytest.raises(ValueError, match=said):
+        begin(**options)
+
+
+def test_it_says_what_it_has_to_know():
+    model = TinyClassifier().train()
+    with AttendOut().attach(model), pytest.raises(ValueError, match="AttendOut needs to know the training"):
+        model(*BATCHES[0])

@@ -1,0 +1,126 @@
+"""Attaching and detaching: exceptions leave nothing, refusals change nothing, and masks act in training only."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from attn_reg_plugin import ADDrop
+from attn_reg_plugin.regularizers import REGISTRY, Regularizer, build
+from tests.attention.tiny_model import attentions, tokens
+from tests.regularizers.trainings import BATCH, equal, footprint, step
+from tests.regularizers.trainings import translator as a_translator
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+ALWAYS = {"p": 1.0, "q": 1.0, "sites": "*", "cross_tuning": "off"}
+
+
+class Broken(Exception):
+    pass
+
+
+def broken(*_):
+    raise Broken
+
+
+@pytest.mark.parametrize("attribution", ["gradient", "integrated", "attention"])
+@pytest.mark.parametrize("place", ["the objective", "the forward after the probe"])
+def test_an_exception_in_a_forward_leaves_nothing(place, attribution):
+    model = a_translator()
+    before, regularizer = footprint(model), ADDrop(attribution=attribution, probe_dropout=False, **ALWAYS)
+    regularizer.attach(model)
+    attached, usual, handles = footprint(model), regularizer.objective, []
+    for _ in range(2):
+        if place == "the objective":
+            regularizer.objective = broken
+        else:  # the method's own hooks have run by then
+            handles.append(model.register_forward_pre_hook(broken))
+        with pytest.raises(Broken):
+            model(*BATCH)
+        while handles:
+            handles.pop().remove()
+        assert footprint(model) == attached
+        assert place != "the objective" or not any(site.active for site in regularizer.attached_sites)
+    regularizer.objective = usual
+    step(model)
+    regularizer.detach()
+    model.zero_grad()
+    assert footprint(model) == before and equal(step(model), step(a_translator()))
+
+
+class Halfway(Regularizer):
+    """A method that fails when half of its sites are masked."""
+
+    def before_forward(self, forward):
+        self.attached_sites[0].ask(uniform=lambda call: True)
+        raise Broken
+
+
+def test_an_exception_of_a_method_leaves_no_masks(translator, batch):
+    with Halfway().attach(translator) as regularizer:
+        with pytest.raises(Broken):
+            translator(*batch)
+        assert not any(site.active for site in regularizer.attached_sites)
+
+
+def test_plain_epochs_are_plain_training_bit_for_bit():
+    model, plain = a_translator(), step(a_translator())
+    with ADDrop(sites="*", p=0.5, q=0.5).attach(model) as regularizer:
+        for epoch in (2, 3, 4, 5):
+            regularizer.begin_epoch(epoch)
+            assert equal(step(model), plain) == bool(epoch % 2)
+
+
+def test_masks_stay_until_the_next_forward_but_act_in_training_only(translator, batch):
+    expected, calls = translator.eval()(*batch), []
+    objective = lambda outputs, inputs: calls.append(1) or outputs.sum()  # noqa: E731
+    with ADDrop(objective=objective, **ALWAYS).attach(translator) as regularizer:
+        assert translator(*batch).equal(expected) and regularizer.statistics.take() == {} and not calls
+        assert not translator.train()(*batch).allclose(expected)
+        before = [site.keep for site in regularizer.attached_sites]
+        assert translator.eval()(*batch).equal(expected)
+        with torch.no_grad():
+            assert translator.train()(*batch).equal(expected)
+        assert all(site.keep is not None for site in regularizer.attached_sites), "a backward may still recompute"
+        assert len(calls) == 1
+        translator(*batch)
+        assert all(site.keep is not keep for site, keep in zip(regularizer.attached_sites, before, strict=True))
+
+
+def test_what_cannot_be_attached_is_refused_and_nothing_stays(translator):
+    before, regularizer = footprint(translator), ADDrop(sites="decoder.cross[7]")
+    for model, said in (
+        (translator, r"^site pattern 'decoder.cross\[7\]' matches nothing .*: encoder.self\[0\] "),
+        (torch.nn.Linear(2, 2), "no attention site found in Linear"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            regularizer.attach(model)
+    assert footprint(translator) == before
+    regularizer.sites = "decoder"
+    for _ in range(2):
+        assert len(regularizer.attach(translator).sites) == 4
+        with pytest.raises(ValueError, match=r"^ad_drop is attached already; detach\(\) it first$"):
+            regularizer.attach(translator)
+        regularizer.detach()
+    with pytest.raises(ValueError, match=f"^unknown method 'addrop'; the methods are: {', '.join(sorted(REGISTRY))}$"):
+        build("addrop")
+
+
+def test_a_module_left_in_evaluation_mode_is_left_alone(classifier):
+    ids = tokens([5, 3], 5)
+    plain = classifier(ids)
+    with ADDrop(**ALWAYS).attach(classifier) as regularizer:
+        frozen = attentions(classifier)["encoder.self[0]"].eval()
+        masked = classifier(ids)
+        assert frozen.site.keep is None and regularizer.attached_sites[1].keep is not None
+        assert not masked.allclose(plain)
+        classifier.encoder.eval()
+        assert classifier(ids).equal(plain)
+
+
+def test_a_wholly_frozen_model_is_still_probed(translator, batch):
+    translator.requires_grad_(False)
+    with ADDrop(**ALWAYS).attach(translator) as regularizer:
+        translator(*batch)
+        assert regularizer.statistics.take()["dropped/encoder.self[0]"] > 0
+    assert not any(p.requires_grad for p in translator.parameters())

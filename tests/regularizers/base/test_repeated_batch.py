@@ -1,0 +1,281 @@
+"""R-Drop and HiddenCut against literal evaluations of their losses; a batch of one's own, and what is refused."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from attn_reg_plugin.regularizers import Supplied, build
+from attn_reg_plugin.regularizers.base.repeated_batch import repeated, runs_on_repeated
+from attn_reg_plugin.regularizers.hidden_cut import drawn_spans, jensen_shannon
+from tests.attention.tiny_model import PAD, TinyClassifier, attentions, loss_of, tokens
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+IDS, LABELS = tokens([6, 3, 5], 6, seed=4), torch.tensor([2, 0, 1])
+
+
+def classifier(dropout=0.3, classes=3):
+    torch.manual_seed(5)
+    return TinyClassifier(dropout, classes).train()
+
+
+def divergence(name, first, second):
+    """Of two rows of logits, number by number."""
+    p, q = ([math.exp(x) / sum(math.exp(y) for y in row) for x in row.tolist()] for row in (first, second))
+    if name == "hidden_cut":
+        middle = [(a + b) / 2 for a, b in zip(p, q, strict=True)]
+        p, q = [(p, middle), (q, middle)], None
+        return sum(a * math.log(a / b) for one in p for a, b in zip(*one, strict=True)) / 2
+    return sum(a * math.log(a / b) + b * math.log(b / a) for a, b in zip(p, q, strict=True)) / 2
+
+
+class Kept(nn.Module):
+    """Calls a model and keeps its outputs."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model, self.outputs, self.calls = model, None, []
+
+    def forward(self, *args):
+        self.calls.append(args[0].shape)
+        self.outputs = self.model(*args)
+        return self.outputs
+
+
+@pytest.mark.parametrize("name", ["r_drop", "hidden_cut"])
+@pytest.mark.parametrize("weight", [0.5, 5.0])
+def test_the_loss_is_that_of_both_passes_and_their_divergence(name, weight):
+    model = Kept(classifier())
+    regularizer = build(name, weight=weight)
+    with regularizer.attach(model):
+        batch = {"ids": IDS, "labels": LABELS}
+        loss = regularizer.loss(lambda b: F.cross_entropy(model(b["ids"]), b["labels"]), batch)
+    first, second = model.outputs.detach().double().chunk(2)
+    assert model.calls == [(6, 6)] and not first.allclose(second)
+    likelihood = sum(F.cross_entropy(half, LABELS).item() for half in (first, second))
+    divergences = [divergence(name, a, b) for a, b in zip(first, second, strict=True)]
+    assert sum(divergences) > 1e-3
+    assert loss.item() == pytest.approx(likelihood + weight * sum(divergences) / 3, rel=1e-5)
+    assert float(regularizer.statistics.take()[f"{name}_divergence"]) == pytest.approx(sum(divergences), rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["r_drop", "hidden_cut"])
+def test_of_tokens_those_with_a_label_count(name, dropping_translator, batch):
+    model, regularizer = Kept(dropping_translator), build(name, weight=2.0)
+    with regularizer.attach(model):
+        regularizer.supply(targets=batch[1], token_mask=batch[1].ne(PAD))
+        loss = regularizer.loss(lambda b: loss_of(model(*b), b[1]), batch)
+        assert regularizer.supplied == Supplied(targets=batch[1], token_mask=regularizer.supplied.token_mask)
+    first, second = model.outputs.detach().double().chunk(2)
+    places = batch[1].ne(PAD).nonzero().tolist()
+    likelihood = sum(loss_of(half, batch[1]).item() for half in (first, second))
+    mean = sum(divergence(name, first[b, t], second[b, t]) for b, t in places) / len(places)
+    assert loss.item() == pytest.approx(likelihood + 2 * mean, rel=1e-5)
+
+
+@pytest.mark.parametrize("part", ["the model", "a part of it"])
+def test_methods_that_were_attached_by_themselves_hear_of_the_repeated_batch(part, dropping_translator, batch):
+    """AD-DROP beside R-Drop counts the tokens that it counts in their combination."""
+    seen = []
+
+    def objective(outputs, inputs):
+        seen.append((outputs.shape[:2], inputs["token_mask"]))
+        return outputs.sum()
+
+    beside, regularizer = build("ad_drop", cross_tuning="off", objective=objective), build("r_drop")
+    mask = batch[1].ne(PAD)
+    whole = dropping_translator if part == "the model" else Kept(dropping_translator)
+    with beside.attach(dropping_translator), regularizer.attach(whole):
+        for one in (beside, regularizer):
+            one.supply(token_mask=mask)
+        regularizer.loss(lambda b: loss_of(whole(*b), b[1]), batch)
+        assert beside.supplied.token_mask is mask and regularizer.supplied.token_mask is mask
+        with pytest.raises(ValueError, match="r_drop and hidden_cut each run the batch several times"):
+            build("hidden_cut").attach(whole)
+    [(shape, found)] = seen
+    assert found.shape == shape and found.equal(torch.cat([mask, mask]))
+
+
+@pytest.mark.parametrize("name", ["r_drop", "hidden_cut"])
+def test_a_regression_diverges_by_the_squared_difference(name):
+    model, gold, regularizer = Kept(classifier(classes=1)), torch.randn(3), build(name)
+    with regularizer.attach(model):
+        loss = regularizer.loss(lambda b: F.mse_loss(model(b[0]).squeeze(-1), b[1]), (IDS, gold))
+    first, second = model.outputs.detach().squeeze(-1).chunk(2)
+    expected = (first - gold) ** 2 + (second - gold) ** 2 + (first - second) ** 2
+    assert loss.item() == pytest.approx(expected.mean().item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["r_drop", "hidden_cut"])
+def test_a_loop_that_does_not_ask_for_the_loss_is_told_so(name):
+    model = classifier()
+    with build(name).attach(model):
+        with pytest.raises(RuntimeError, match=rf"^{name} adds to the loss of a batch: compute it by regularizer.loss"):
+            model(IDS)
+        model.eval()(IDS)
+        with torch.no_grad():
+            model.train()(IDS)
+    model(IDS)
+
+
+@pytest.mark.parametrize("name", ["r_drop", "hidden_cut"])
+def test_what_cannot_be_compared_is_refused(name):
+    model = classifier()
+    regularizer = build(name)
+    with regularizer.attach(model):
+        several = {"ids": IDS, "labels": torch.rand(3, 3)}
+        with pytest.raises(ValueError, match="labels of which several may hold cannot be compared"):
+            regularizer.loss(
+                lambda b: F.binary_cross_entropy_with_logits(model(b["ids"], b["labels"]), b["labels"]), several
+            )
+        with pytest.raises(RuntimeError, match="saw no forward of the attached model"):
+            regularizer.loss(lambda b: torch.zeros(()), IDS)
+        regularizer.loss(lambda b: model(b).logsumexp(-1).mean(), IDS).backward()
+
+
+def test_spans_are_refused_with_what_to_use_instead():
+    class Answering(TinyClassifier):
+        def forward(self, ids):
+            start = end = super().forward(ids)
+            return {"start_logits": start, "end_logits": end}
+
+    model, regularizer = Answering(0.1).train(), build("r_drop")
+    message = r"no logits of classes or tokens .*; use a method that asks nothing of them, such as attention_dropout"
+    with regularizer.attach(model), pytest.raises(ValueError, match=message):
+        regularizer.loss(lambda b: model(b)["start_logits"].sum(), IDS)
+
+
+def test_what_has_as_many_rows_as_the_first_tensor_is_repeated():
+    batch = {"n": 3, "ids": IDS, "more": [LABELS, (torch.eye(6), "text")], "scalar": torch.tensor(1.0)}
+    twice = repeated(batch, 2)
+    assert twice["ids"].equal(torch.cat([IDS, IDS])) and twice["more"][0].tolist() == [2, 0, 1] * 2
+    assert twice["more"][1][0].shape == (6, 6) and (twice["n"], twice["more"][1][1]) == (3, "text")
+    assert twice["scalar"] == 1 and batch["ids"] is IDS
+
+
+@dataclass(frozen=True)
+class Batch:
+    ids: torch.Tensor
+    labels: torch.Tensor
+    lengths: torch.Tensor = field(init=False)
+
+    def __post_init__(self):
+        object.__setattr__(self, "lengths", self.ids.ne(PAD).sum(-1))
+
+
+def test_a_dataclass_is_repeated():
+    batch = Batch(IDS, LABELS)
+    twice = repeated({"both": [batch]}, 2)["both"][0]
+    assert type(twice) is Batch and twice.ids.equal(torch.cat([IDS, IDS])) and batch.ids is IDS
+    assert twice.labels.tolist() == [2, 0, 1] * 2 and twice.lengths.tolist() == batch.lengths.tolist() * 2
+
+
+RUNS = {
+    "another batch": lambda model, batch: model(IDS[:2].repeat(2, 1)[:3]),
+    "the batch as it was": lambda model, batch: model(IDS),
+    "a table first": lambda model, batch: model(batch["ids"]),
+    "by keyword, nested": lambda model, batch: model.model(ids=[{"ids": IDS}][0]["ids"]),
+}
+
+
+@pytest.mark.parametrize("how", RUNS)
+@pytest.mark.parametrize("name", ["r_drop", "hidden_cut"])
+def test_a_forward_that_is_not_of_the_repeated_batch_is_refused(name, how):
+    """Its first and second half are unlike examples."""
+    model, regularizer = Kept(classifier()), build(name)
+    batch = {"table": torch.ones(50)} if how == "a table first" else {}
+    batch["ids"] = IDS
+    message = (
+        f"^{name} repeats the batch, but TinyClassifier runs on one that is not repeated: run the model on the batch"
+    )
+    with regularizer.attach(model.model):
+        with pytest.raises(ValueError, match=message):
+            regularizer.loss(lambda b: RUNS[how](model, b).logsumexp(-1).mean(), batch)
+        with pytest.raises(ValueError, match=f"{name} repeats the tensors of a batch, but finds none in this object"):
+            regularizer.loss(lambda b: model(IDS).logsumexp(-1).mean(), object())
+
+
+def test_parts_of_the_repeated_batch_are_not_refused():
+    """Texts of several choices, flattened; time-first tokens."""
+    choices = IDS.unsqueeze(1).expand(3, 4, 6)
+    model, regularizer = classifier(), build("r_drop")
+    with regularizer.attach(model):
+        regularizer.loss(lambda b: model(b.flatten(0, 1)).view(6, 4, 3).logsumexp(-1).mean(), choices)
+    assert regularizer.statistics.take()["r_drop_items"] == 12
+    time_first = [torch.randint(9, (4, 3)).repeat(1, 2), torch.ones(3, dtype=torch.long)]
+    assert runs_on_repeated(iter(time_first[:1]), [IDS], 2) and runs_on_repeated(iter([]), [IDS], 2)
+    assert not runs_on_repeated(iter(time_first), [IDS], 2)
+
+
+# -- HiddenCut's spans ------------------------------------------------------------------------------------------------
+
+
+def literal_spans(row, length, cut, top, draw):
+    """The authors' code, for an example without padding on its left: the span that begins at the drawn token."""
+    among = max(int(length * top), 1)
+    order = sorted(range(length), key=lambda i: -row[i])[:among]
+    start = order[int(draw * among)]
+    return set(range(start, min(start + max(int(length * cut), 1), length)))
+
+
+@pytest.mark.parametrize("cut, top", [(0.1, 0.4), (0.3, 0.5), (1.0, 1.0), (0.5, 0.0)])
+def test_a_span_begins_among_the_most_attended_tokens(cut, top):
+    lengths = [10, 7, 4, 1]
+    received = torch.rand(4, 10, generator=torch.Generator().manual_seed(2))
+    real = torch.arange(10) < torch.tensor(lengths).unsqueeze(-1)
+    for seed in range(5):
+        draws = torch.rand(4, generator=torch.Generator().manual_seed(seed)).tolist()
+        spans = drawn_spans(received, real, cut, top, torch.Generator().manual_seed(seed))
+        for span, row, length, draw in zip(spans, received.tolist(), lengths, draws, strict=True):
+            assert set(span.nonzero().flatten().tolist()) == literal_spans(row, length, cut, top, draw)
+
+
+def test_the_divergence_of_equal_and_of_certain_predictions():
+    logits = torch.randn(4, 3)
+    assert jensen_shannon(logits, logits).abs().max() < 1e-6
+    apart = jensen_shannon(torch.tensor([[100.0, 0.0]]), torch.tensor([[0.0, 100.0]]))
+    assert apart.item() == pytest.approx(math.log(2), rel=1e-5)
+
+
+def test_the_second_pass_loses_its_spans_in_every_layer():
+    """Of the feed-forward network's output, by the attention of that layer, which a forward of our own looks at."""
+    model, maps, outputs, inputs = classifier(0.0), {}, {}, {}
+    for name, attention in attentions(model).items():
+        project = attention.projections
+        project[0].register_forward_hook(lambda m, a, o, name=name: inputs.__setitem__(name, o))
+        project[1].register_forward_hook(lambda m, a, o, name=name: maps.__setitem__(name, (inputs[name], o)))
+    for i, layer in enumerate(model.encoder.layers):
+        layer.feed_forward.register_forward_hook(lambda m, a, o, i=i: outputs.__setitem__(i, o.detach()))
+    regularizer = build("hidden_cut", cut=0.4, top=0.5)
+    with regularizer.attach(model):
+        torch.manual_seed(3)
+        regularizer.loss(lambda b: model(b).logsumexp(-1).mean(), IDS).backward()
+        sums = regularizer.statistics.take()
+        seeds = [site.request.look.seed for site in regularizer.attached_sites]
+    assert all("forward" not in vars(module) for module in model.modules())
+    real = IDS.ne(PAD)
+    for i, seed in enumerate(seeds):
+        query, key = (x.unflatten(-1, (2, -1)).transpose(1, 2) for x in maps[f"encoder.self[{i}]"])
+        scores = (query @ key.transpose(-1, -2)) * query.size(-1) ** -0.5
+        real_twice = torch.cat([real, real])
+        weights = scores.masked_fill(~real_twice[:, None, None], -torch.inf).softmax(-1)
+        received = (weights * real_twice[:, None, :, None]).sum(2).mean(1)
+        draws = torch.rand(6, generator=torch.Generator().manual_seed(seed)).tolist()
+        for b in range(6):
+            zero = set((outputs[i][b] == 0).all(-1).nonzero().flatten().tolist())
+            length = int(real_twice[b].sum())
+            assert zero == (literal_spans(received[b].tolist(), length, 0.4, 0.5, draws[b]) if b > 2 else set())
+    cut = sum((outputs[i] == 0).all(-1).sum().item() for i in range(2))
+    assert sums["tokens_cut"] == cut and sums["tokens"] == 2 * real.sum()
+
+
+@pytest.mark.parametrize("sites, said", [("decoder.cross", "is no self-attention"), ("*", "is no self-attention")])
+def test_only_self_attentions_have_tokens_to_cut(sites, said, translator):
+    with pytest.raises(ValueError, match=said):
+        build("hidden_cut", sites=sites).attach(translator)
+    assert not any(site.site.attached for site in attentions(translator).values())

@@ -1,0 +1,333 @@
+"""An attention that runs several times in a forward: a tape, a mask and a draw for each of its calls."""
+
+from __future__ import annotations
+
+import copy
+from contextlib import ExitStack
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from attn_reg_plugin import (
+    ADDrop,
+    AttendOut,
+    AttentionLayerDrop,
+    ScheduledDropout,
+    find_sites,
+    gradient_attribution,
+    recording,
+)
+from attn_reg_plugin.regularizers import Combination, build
+from tests.attention.tiny_model import PAD, SIZE, VOCABULARY, TinyStack, attentions, sharpened, tokens
+from tests.regularizers.attend_out.playing import TokensOnly
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+SITES = ["encoder.self[0]", "encoder.self[1]"]
+EQUALLY_LONG = tokens([6, 3, 2], 6, seed=1), tokens([2, 6, 5], 6, seed=2)
+OF_THEIR_OWN = tokens([6, 3, 2], 6, seed=1), tokens([4, 1, 3], 4, seed=2)
+TEXTS = pytest.mark.parametrize("texts", [EQUALLY_LONG, OF_THEIR_OWN], ids=["equally long", "of their own lengths"])
+
+
+class Siamese(nn.Module):
+    """One encoder for two texts; `apart` gives the second text an equal encoder of its own."""
+
+    def __init__(self, dropout=0.0):
+        super().__init__()
+        self.encoder = TinyStack("encoder", 2, dropout)
+        self.output = nn.Linear(2 * SIZE, 3)
+        self.second = None
+
+    def apart(self):
+        twin = copy.deepcopy(self)
+        twin.second = copy.deepcopy(self.encoder)
+        return twin
+
+    def forward(self, first, second):
+        encoders = self.encoder, self.encoder if self.second is None else self.second
+        pairs = zip(encoders, (first, second), strict=True)
+        states = [encode(text, text.ne(PAD)[:, None, None, :])[:, 0] for encode, text in pairs]
+        return self.output(torch.cat(states, -1))
+
+
+class Recurrent(nn.Module):
+    """One `torch.nn` layer, used for three layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, SIZE)
+        self.encoder = nn.TransformerEncoderLayer(SIZE, 2, 16, dropout=0.0, batch_first=True)
+        self.output = nn.Linear(SIZE, 3)
+        self.checkpointed = False
+
+    def forward(self, first, second):
+        states = 3 * self.embedding(first)
+        for _ in range(3):
+            given = states, None, first.eq(PAD)
+            states = (
+                checkpoint(self.encoder, *given, use_reentrant=False) if self.checkpointed else self.encoder(*given)
+            )
+        return self.output(states[:, 0])
+
+
+def siamese(dropout=0.0, seed=4):
+    torch.manual_seed(seed)
+    return sharpened(Siamese(dropout)).train()
+
+
+def step(model, texts, seed=1):
+    """Loss and gradients of a training step."""
+    model.zero_grad()
+    torch.manual_seed(seed)
+    loss = model(*texts).float().square().sum()
+    loss.backward()
+    return loss.detach(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+@TEXTS
+@pytest.mark.parametrize("attribution", ["gradient", "integrated", "attention", "random"])
+def test_where_next_to_nothing_is_dropped_it_is_plain_training(texts, attribution):
+    """The first text's mask would hide real tokens of the second, by its padding alone."""
+    model = siamese()
+    plain = step(model, texts)
+    options = {"attribution": attribution, "integrated_steps": 2}
+    with ADDrop(p=1.0, q=1e-30, cross_tuning="off", **options).attach(model) as regularizer:
+        torch.testing.assert_close(step(model, texts), plain)
+        counted = regularizer.statistics.take()
+    real = 2 * sum(int(text.size(1) * text.ne(PAD).sum()) for text in texts)  # two heads; every query row
+    for site in SITES:
+        assert counted[f"valid/{site}"] == real, "both calls count"
+        assert counted[f"dropped/{site}"] == 0
+
+
+@TEXTS
+@pytest.mark.parametrize(
+    "method",
+    [
+        ADDrop(p=1.0, q=1.0, cross_tuning="off"),
+        ADDrop(p=1.0, q=1.0, cross_tuning="off", attribution="random"),
+        AttentionLayerDrop(p=1.0),
+        ScheduledDropout(schedule="keep *: 0:0"),
+    ],
+    ids=["ad_drop", "at random", "attention_layer_drop", "scheduled_dropout"],
+)
+def test_where_everything_is_dropped_each_text_is_uniform_over_its_own_tokens(texts, method):
+    model = siamese()
+    uniform = copy.deepcopy(model)
+    with torch.no_grad():
+        for attention in attentions(uniform).values():
+            for part in (attention.projections[0].weight, attention.projections[0].bias):
+                part.zero_()
+    with method.attach(model):
+        torch.testing.assert_close(model(*texts), uniform(*texts))
+
+
+@TEXTS
+@pytest.mark.parametrize("attribution", ["gradient", "integrated", "attention"])
+def test_each_call_has_the_mask_that_an_encoder_of_its_own_would_have(texts, attribution):
+    """With q = 1 nothing is drawn: loss and gradients are those of two equal encoders, one for each text."""
+    model = siamese()
+    apart = model.apart()
+    options = {"attribution": attribution, "integrated_steps": 3, "integrated_path": "joint", "cross_tuning": "off"}
+    results = []
+    for each in (model, apart):
+        with ADDrop(p=0.4, q=1.0, **options).attach(each):
+            results.append(step(each, texts))
+    (loss, gradients), (expected, parts) = results
+    torch.testing.assert_close(loss, expected)
+    assert not loss.allclose(step(model, texts)[0])
+    for name, gradient in gradients.items():
+        other = parts.get(name.replace("encoder.", "second.", 1)) if name.startswith("encoder.") else None
+        torch.testing.assert_close(gradient, parts[name] if other is None else parts[name] + other)
+
+
+EVERY_METHOD = [
+    *(ADDrop(p=0.6, q=0.5, cross_tuning="off", attribution=attribution, integrated_steps=2)
+      for attribution in ("gradient", "integrated", "attention", "random")),
+    AttentionLayerDrop(p=0.5),
+    ScheduledDropout(schedule="drop *: 0:0.5"),
+    build("attention_dropout", p=0.5),
+    build("head_drop", p=0.5),
+    build("layer_drop", p=0.5),
+    build("ad_drop+layer_drop", ad_drop={"p": 0.6, "q": 0.5, "cross_tuning": "off"}, layer_drop={"p": 0.5}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("model", [siamese, lambda: Recurrent().train()], ids=["siamese", "torch.nn"])
+@pytest.mark.parametrize("method", EVERY_METHOD, ids=lambda method: getattr(method, "attribution", method.name))
+def test_recomputed_calls_cannot_be_told_apart_and_are_refused(method, model):
+    """Activation checkpointing runs the calls again in the backward, whatever they are of."""
+    torch.manual_seed(3)
+    model = model()
+    if isinstance(model, Recurrent) and "layer_drop" in method.name.split("+"):
+        pytest.skip("its layer is no numbered one")
+    part, times = (model.encoder, 2) if isinstance(model, Siamese) else (model, 3)
+    ran = rf"^encoder\.self\[\d\] \(encoder\S*\) ran {times} times in one forward"
+    again = "activation checkpointing runs it again in the backward, where it can't be told which mask is meant"
+    with method.attach(model):
+        step(model, OF_THEIR_OWN)
+        part.checkpointed = True
+        with pytest.raises(RuntimeError, match=f"{ran}, and {again}"):
+            step(model, OF_THEIR_OWN)
+        part.checkpointed = False
+        step(model, OF_THEIR_OWN)
+    part.checkpointed = True
+    step(model, OF_THEIR_OWN)
+
+
+@pytest.mark.parametrize("method", EVERY_METHOD[:-2], ids=lambda method: getattr(method, "attribution", method.name))
+def test_two_checkpointed_forwards_before_one_backward_are_refused(method, classifier):
+    """The first one's masks are gone with the second."""
+    classifier.encoder.checkpointed = True
+    first, second = EQUALLY_LONG
+    with method.attach(classifier):
+        for text in (first, second):
+            classifier(text).square().sum().backward()
+        both = classifier(first).square().sum() + classifier(second).square().sum()
+        with pytest.raises(RuntimeError, match=r"ran in several forwards before one backward, and activation check"):
+            both.backward()
+
+
+@TEXTS
+@pytest.mark.parametrize("method", ["layer_drop", "ad_drop+layer_drop"])
+def test_each_call_of_a_layer_is_left_out_for_itself(texts, method):
+    options = {"ad_drop": {"p": 0.6, "q": 0.5, "cross_tuning": "off"}, "layer_drop": {"p": 0.5}}
+    model, draws, regularizer = (
+        siamese(dropout=0.2),
+        set(),
+        build(method, **(options if "+" in method else options[method])),
+    )
+    with regularizer.attach(model):
+        for seed in range(12):
+            step(model, texts, seed)
+            draws.add(tuple(call.uniform for call in regularizer.parts[-1]._attachment.handles[-1].calls))
+    assert len(draws) == 4, "each of the two calls is left out or not"
+
+
+def test_each_call_of_an_attention_layer_drop_draws_for_itself():
+    model, draws = siamese(), set()
+    torch.manual_seed(0)
+    with AttentionLayerDrop(p=0.5).attach(model) as regularizer:
+        for _ in range(30):
+            model(*EQUALLY_LONG)
+            draws.add(tuple(call.uniform for call in regularizer.attached_sites[0].calls.made))
+        counted = regularizer.statistics.take()
+    assert len(draws) == 4
+    assert counted[f"valid/{SITES[0]}"] == 60 and 15 < counted[f"dropped/{SITES[0]}"] < 45
+
+
+class Crossing(TinyStack):
+    """Layers of two attentions each: the second one looks at the embedded text."""
+
+    def forward(self, tokens, valid):
+        return super().forward(tokens, valid, self.embedding(tokens), valid)
+
+
+class Twice(nn.Module):
+    """Runs an attention twice, as DiffLlama's layers do."""
+
+    def __init__(self, attention):
+        super().__init__()
+        self.attention = attention
+
+    def forward(self, x, *given):
+        return self.attention(x, *given) + self.attention(-x, *given)
+
+
+def siamese_of(layers):
+    model = siamese()
+    if layers == "crossing":
+        torch.manual_seed(4)
+        model.encoder = Crossing("decoder", 2, 0.0)
+        model = sharpened(model).train()
+    for layer in model.encoder.layers if layers == "twice" else ():
+        layer.attentions[0] = Twice(layer.attentions[0])
+    return model
+
+
+@pytest.mark.parametrize(
+    ("layers", "other", "sites"),
+    [
+        ("usual", "layer_drop", "*"),
+        ("twice", "layer_drop", "*"),
+        ("crossing", "layer_drop", "decoder.self"),
+        ("usual", "attention_layer_drop", "*"),
+        ("twice", "attention_layer_drop", "*"),
+    ],
+)
+def test_a_call_that_does_not_run_leaves_the_others_their_own_masks(layers, other, sites):
+    """Nothing tells the texts apart: they are equally long, without padding. With q = 1 no mask is drawn at random."""
+    texts, model = [tokens([6, 6, 6], 6, seed=seed) for seed in (1, 2)], siamese_of(layers)
+    ours = ADDrop(p=0.4, q=1.0, cross_tuning="off", sites="decoder.cross" if layers == "crossing" else "*")
+    with ours.attach(model):
+        model(*texts)
+        expected = {site.name: [call.keep.unpacked() for call in site.calls.made] for site in ours.attached_sites}
+    theirs, ran = build(other, p=0.5, sites=sites), {name: set() for name in expected}
+    with ExitStack() as stack:
+        for method in (theirs, ours) if layers == "crossing" else (Combination([theirs, ours]),):
+            stack.enter_context(method.attach(model))
+        for seed in range(15):
+            torch.manual_seed(seed)
+            model(*texts)
+            for site in ours.attached_sites:
+                calls = [call for call in site.calls.made if not call.uniform]
+                ran[site.name].add(tuple(call.index for call in calls))
+                for call in calls:
+                    assert call.keep.unpacked().equal(expected[site.name][call.index]), (site.name, call.index)
+    for name, masks in expected.items():
+        every = tuple(range(len(masks)))
+        half = len(every) // 2
+        assert not masks[0].equal(masks[half])
+        if other == "layer_drop":
+            assert ran[name] == {(), every, every[:half], every[half:]}, "layers are left out as a whole"
+        assert any(calls and calls[0] > 0 for calls in ran[name])
+
+
+def test_attend_out_refuses_a_second_call_by_name():
+    """Its masks are proposed from the batch's tokens: there is no second batch."""
+
+    model = siamese()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    refused = r"^encoder.self\[0\] \(\S+\) runs more than once in a forward: attend_out proposes one mask per site"
+    with (
+        AttendOut(problem=TokensOnly("first"), optimizer=optimizer).attach(model),
+        pytest.raises(RuntimeError, match=refused),
+    ):
+        model(*EQUALLY_LONG)
+
+
+def test_a_call_that_the_probe_left_out_does_not_get_its_neighbours_mask():
+    """As with LayerDrop: the probe skips the first text's layer, the forward does not."""
+    model = siamese()
+    plain = model(*EQUALLY_LONG)
+    runs = []
+
+    def skip_in_the_probe(module, args):
+        runs.append(module)
+        module.skip = {0, 1} if len(runs) % 4 == 1 else set()
+
+    model.encoder.register_forward_pre_hook(skip_in_the_probe)
+    with ADDrop(p=1.0, q=1.0, cross_tuning="off").attach(model) as regularizer:
+        for site in regularizer.attached_sites:
+            site.calls.several = True
+        torch.testing.assert_close(model(*EQUALLY_LONG), plain)
+
+
+def test_a_part_of_the_model_that_runs_by_itself_is_plain():
+    model = siamese()
+    there = EQUALLY_LONG[1].ne(PAD)[:, None, None, :]
+    plain = model.encoder(EQUALLY_LONG[1], there)
+    with ADDrop(p=1.0, q=1.0, cross_tuning="off").attach(model):
+        model(*EQUALLY_LONG)
+        assert model.encoder(EQUALLY_LONG[1], there).equal(plain)
+
+
+def test_one_attribution_for_several_calls_is_refused():
+    model = siamese()
+    sites = find_sites(model)
+    with recording(sites):
+        objective = model(*EQUALLY_LONG).sum()
+        assert [len(site.tapes) for site in sites] == [2, 2]
+        with pytest.raises(ValueError, match=r"^encoder.self\[0\] ran 2 times in the forward; give output_gradients"):
+            gradient_attribution(objective, sites)
