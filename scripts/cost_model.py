@@ -135,11 +135,6 @@ def states(shape: Shape, bytes_each: int = 2) -> int:
     return 0 if shape.recomputes else 2 * shape.layers * shape.tokens * shape.width * bytes_each
 
 
-def valid_keys(shape: Shape) -> int:
-    """Bytes of the probe's map of valid keys, which all masks refer to; the tables leave it out."""
-    return shape.length**2
-
-
 def saved_bits(shape: Shape) -> int:
     """Bytes of the masks that the attentions save for their backward, beside those of `mask_bits`."""
     return 0 if shape.recomputes else mask_bits(shape)
@@ -321,7 +316,7 @@ def main() -> None:
                 print(f"{name:38} formula {told:>13,} counted {counted:>13,} {told / counted:.4f}")
         for shape in (SMALL, replace(SMALL, recomputes=True), replace(SMALL, length=512, batch=1)):
             counted = count_kept(shape, True) - count_kept(shape, False)
-            told = mask_bits(shape) + saved_bits(shape) + states(shape, 4) + valid_keys(shape)
+            told = mask_bits(shape) + saved_bits(shape) + states(shape, 4)
             print(f"kept for the backward: formula {told:,} counted {counted:,} bytes {told / counted:.3f}")
         for length in (256, 1024):
             print(f"ranking, length {length}: {count_ranking(Shape(heads=4, length=length)):.2f} bytes a position")

@@ -1,4 +1,4 @@
-"""Gradient attribution against autograd on materialized attention maps."""
+"""Gradient attribution against autograd on materialized maps; integrated gradients against a literal path."""
 
 from __future__ import annotations
 

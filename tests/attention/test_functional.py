@@ -1,4 +1,4 @@
-"""regularized_attention against softmax written out in loops: outputs, gradients, and rows without a key."""
+"""regularized_attention against softmax written out in loops: outputs, gradients, rows without a key, and sinks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The candidate region of AD-DROP against a literal evaluation, row by row."""
+"""AD-DROP's candidates against a literal evaluation, row by row, and how they are dropped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scheduled dropout: which curve holds where, and the masks that are drawn from it."""
+"""Scheduled dropout: how a schedule is written, which curve holds where, and the masks that are drawn from it."""
 
 from __future__ import annotations
 
@@ -215,6 +215,9 @@ def test_without_a_reader_of_yaml_a_text_is_enough(tmp_path, monkeypatch):
         Schedule.read(str(path))
 
 
+BAD_POINTS = ["{0: [0.6]}", "0: 0.6}", "{", "{{0: 0.6}}", "'0:0.6", "'0:0.6\"", "0:0.1..0.2..0.3", "0:0.1.."]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -230,19 +233,7 @@ def test_without_a_reader_of_yaml_a_text_is_enough(tmp_path, monkeypatch):
         ("drop encoder.self: 0:0.6:0.9", "is not understood"),
         ("drop encoder.self: {0: 0.6", "the schedule is not understood .*line 1"),
         ("[{0: 0.6}]", "is not understood"),
-        *(
-            (f"drop encoder.self: {points}", "is not understood")
-            for points in (
-                "{0: [0.6]}",
-                "0: 0.6}",
-                "{",
-                "{{0: 0.6}}",
-                "'0:0.6",
-                "'0:0.6\"",
-                "0:0.1..0.2..0.3",
-                "0:0.1..",
-            )
-        ),
+        *((f"drop encoder.self: {points}", "is not understood") for points in BAD_POINTS),
         ("'drop encoder.self: 0:0.6", "is not understood"),
         ("drop encoder.self[0: 0:0.6", "site pattern .* is not understood"),
         ("drop encoder.self: 0:1.6", r"entry 'drop encoder.self: 0:1.6': drop probability is 1.6, but must lie in \[0"),

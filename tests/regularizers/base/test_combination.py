@@ -52,19 +52,6 @@ def test_the_probe_comes_before_what_is_drawn(translator, batch):
     assert together.updates == 2 and all(part.updates == 2 for part in together.parts)
 
 
-def test_two_mask_methods_on_sites_of_their_own(translator, batch):
-    together = Combination(
-        [ADDrop(**ALWAYS, sites="encoder.self"), ScheduledDropout(schedule="drop *: 0:0.5", sites="decoder.self")]
-    )
-    with together.attach(translator):
-        translator(*batch)
-        assert len(together.attached_sites) == 4
-    sums = together.statistics.take()
-    assert {key for key in sums if key.startswith("dropped/")} == {
-        f"dropped/{stack}.self[{layer}]" for stack in ("encoder", "decoder") for layer in range(2)
-    }
-
-
 @pytest.mark.parametrize(
     "name, options, said",
     [
