@@ -48,7 +48,7 @@ def number_of(arm: Arm, trial: Any, values: dict[str, Any], stop: Any) -> float:
 
 def fill_and_hang(folder: Path, place: int | None) -> None:
     """Fill a sweep as a process does; of its own trials one hangs."""
-    trials.BEAT, trials.GRACE, trials.WAIT = 1, 2, 0.1
+    trials.BEAT, trials.GRACE, trials.WAIT = 1, 8, 0.2
     begun: list[int] = []
 
     def train(arm: Arm, trial: Any, values: dict[str, Any], stop: Any) -> float:

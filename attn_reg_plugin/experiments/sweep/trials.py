@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
-from threading import Event
+from threading import Event, Timer
 from typing import Any
 
 import optuna
@@ -74,8 +74,8 @@ def attempts(study: optuna.Study) -> dict[int, list[FrozenTrial]]:
     return dict(sorted(found.items()))
 
 
-def enqueue(study: optuna.Study, arm: Arm, again: bool = False) -> None:
-    """Enqueue the trials that are neither done nor under way, with the values that were drawn for them.
+def enqueue(study: optuna.Study, arm: Arm, again: bool = False) -> int:
+    """Enqueue the trials that are neither done nor under way, with the values that were drawn for them; their number.
 
     Args:
         again: those whose training failed, too.
@@ -86,12 +86,14 @@ def enqueue(study: optuna.Study, arm: Arm, again: bool = False) -> None:
             with contextlib.suppress(ValueError, UpdateFinishedTrialError):
                 study.tell(trial.number, state=TrialState.FAIL)
     optuna.storages.fail_stale_trials(study)
-    known = attempts(study)
+    known, count = attempts(study), 0
     for number, (seed, values) in enumerate(arm.trials):
         tried = known.get(number, [])
         if not tried or (tried[0].state == TrialState.FAIL and (again or "error" not in tried[0].user_attrs)):
             drawn = next((one.params for one in tried if one.params.keys() == arm.space.keys()), values)
             study.enqueue_trial(drawn, user_attrs={"trial": number, "seed": seed})
+            count += 1
+    return count
 
 
 def fill(studies: Sequence[optuna.Study], arms: Sequence[Arm], folder: Path, train: Train, stop: Event) -> None:
@@ -106,28 +108,28 @@ def fill(studies: Sequence[optuna.Study], arms: Sequence[Arm], folder: Path, tra
     """
     studies = [copy.copy(study) for study in studies]
     while not stop.is_set():
-        with alone_in(folder, LOCK):
-            for study, arm in zip(studies, arms, strict=True):
-                enqueue(study, arm)
         known = [[tried[0] for tried in attempts(study).values()] for study in studies]
         counts = [Counter(trial.state for trial in trials) for trials in known]
-        errors = [trial.user_attrs["error"] for trials in known for trial in trials if trial.state == TrialState.FAIL]
+        failed = [trial.user_attrs for trials in known for trial in trials if trial.state == TrialState.FAIL]
+        errors = [attributes["error"] for attributes in failed if "error" in attributes]
         if len(errors) >= HOPELESS and not any(count[TrialState.COMPLETE] for count in counts):
             raise ValueError(errors[-1])
-        place = max(range(len(counts)), key=lambda place: counts[place][TrialState.WAITING])  # budgets stay equal
-        if counts[place][TrialState.WAITING]:
+        waiting = [count[TrialState.WAITING] for count in counts]
+        if any(waiting):
+            place = waiting.index(max(waiting))  # budgets stay equal
             objective = partial(_objective, arm=arms[place], train=train, stop=stop)
             with contextlib.suppress(ValueError, UpdateFinishedTrialError):  # another process took this one for dead
                 studies[place].optimize(objective, n_trials=1, catch=(Unfinished,))
-        elif any(count[TrialState.RUNNING] for count in counts):
-            stop.wait(WAIT)
-        else:
+            continue
+        with alone_in(folder, LOCK):
+            more = sum(enqueue(study, arm) for study, arm in zip(studies, arms, strict=True))
+        if not more and not any(count[TrialState.RUNNING] for count in counts):
             return
+        stop.wait(0 if more else WAIT)
 
 
 def _objective(trial: Trial, arm: Arm, train: Train, stop: Event) -> float:
     """Carry out a trial, unless another process has it."""
-    trial.set_user_attr("begun", True)
     number = trial.user_attrs.get("trial")
     # Optuna makes a trial of its own, without a number, where another process was faster
     if number is None or attempts(trial.study)[number][0].number != trial.number:
@@ -135,9 +137,14 @@ def _objective(trial: Trial, arm: Arm, train: Train, stop: Event) -> float:
     # draws depend on the trial and those before it, not on the process
     trial.study.sampler = optuna.samplers.TPESampler(seed=number, multivariate=False, constant_liar=True)
     values = {key: getattr(trial, f"suggest_{kind}")(key, **how) for key, (kind, how) in arm.space.items()}
+    # from then on heartbeats tell whether its process is there: the first of them has been written
+    begun = Timer(BEAT, trial.set_user_attr, ("begun", True))
+    begun.start()
     try:
         return train(arm, trial, values, stop)
     except ValueError as error:
         if not stop.is_set():
             trial.set_user_attr("error", str(error))
         raise Unfinished from error
+    finally:
+        begun.cancel()
