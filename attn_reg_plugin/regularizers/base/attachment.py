@@ -228,8 +228,9 @@ class Attachment:
         twin = memo[id(self)] = copy.copy(self)
         twin.regularizer = self.regularizer.copied()
         twin.regularizer._attachment = twin
-        for name in ("model", "sites", "reach", "shards", "handles"):
+        for name in ("model", "sites", "reach", "handles"):
             setattr(twin, name, copy.deepcopy(getattr(self, name), memo))
+        twin.shards = Shards(twin.regularizer, twin.model)
         return twin
 
     def __enter__(self) -> Regularizer:
