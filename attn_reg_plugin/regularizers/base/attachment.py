@@ -230,7 +230,7 @@ class Attachment:
         twin.regularizer._attachment = twin
         for name in ("model", "sites", "reach", "handles"):
             setattr(twin, name, copy.deepcopy(getattr(self, name), memo))
-        twin.shards = Shards(twin.regularizer, twin.model)
+        twin.shards = self.shards.of_copy(twin.regularizer, twin.model)
         return twin
 
     def __enter__(self) -> Regularizer:

@@ -7,6 +7,7 @@ and after the probe's backward the root's parameters are gathered once more for 
 
 from __future__ import annotations
 
+import copy
 import io
 import sys
 from collections.abc import Iterator, Mapping
@@ -97,6 +98,12 @@ class Shards:
         self._class: type | None = None
         self._sharded = False
         self._unused: list[tuple[Any, Any]] = []  # groups that expect parameters without a gradient, and did before
+
+    def of_copy(self, regularizer: Regularizer, model: nn.Module) -> Shards:
+        """Return the sharding of a copy of the model, which may be half made yet."""
+        twin = copy.copy(self)
+        twin.regularizer, twin.model, twin._unused = regularizer, model, []
+        return twin
 
     def look(self) -> None:
         """Look the sharding up, in a training forward; of methods that leave parameters unused, let FSDP2 expect it.
