@@ -124,27 +124,3 @@ def refuse_alignment(model: nn.Module, sites: list[AttentionSite]) -> None:
                 f"{site.name} is the attention that --alignment-layer {site.layer} supervises, and the loss of an "
                 f"alignment that is dropped is infinite; leave it out, for example --attn-sites '{instead}'"
             )
-
-
-def refuse_other_class(wanted: type, task: object) -> None:
-    """Refuse a task whose `setup_task` makes another class's: nothing would be regularized.
-
-    Raises:
-        ValueError: always.
-    """
-    raise ValueError(
-        f"{type(task).__name__}.setup_task makes a {type(task).__name__} instead of a {wanted.__name__}, so --attn-reg "
-        f"would have no effect; give {wanted.__name__} a setup_task of its own that ends in cls(...)"
-    )
-
-
-def refuse_uncalled(regularizer: Regularizer, task: str) -> None:
-    """Stop a task that calls neither its model nor the models in it: nothing would ever be regularized.
-
-    Raises:
-        ValueError: always.
-    """
-    raise ValueError(
-        f"{task} made an update without calling the model's forward (it calls its encoder and decoder, or other "
-        f"parts), so --attn-reg {regularizer.name} never acted; use --attn-reg none, or a task that calls the model"
-    )
