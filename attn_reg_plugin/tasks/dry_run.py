@@ -24,19 +24,14 @@ USER_DIR = Path(__file__).resolve().parents[1]
 _FILES = ("finetune_from_model", "load_checkpoint_heads", "srcdict", "tgtdict")
 
 
-def register_plugin() -> None:
-    """Register the tasks and models with fairseq, as `--user-dir` does, under the package's own name."""
-    tasks.import_tasks(str(USER_DIR / "tasks"), f"{USER_DIR.name}.tasks")
-    import_models(str(USER_DIR / "models"), f"{USER_DIR.name}.models")
-
-
 def parse_command(command: Sequence[str], kind: str) -> argparse.Namespace:
     """Read a command `python -m fairseq_cli.NAME ...` by fairseq's parser of this kind, `training` or `generation`."""
-    register_plugin()
     words = list(command[3:])
     place = words.index("--user-dir")
     assert words[place + 1] == str(USER_DIR)
-    del words[place : place + 2]  # it is imported already, under its own name
+    del words[place : place + 2]  # it is imported here, as the package that it is
+    tasks.import_tasks(str(USER_DIR / "tasks"), f"{USER_DIR.name}.tasks")
+    import_models(str(USER_DIR / "models"), f"{USER_DIR.name}.models")
     user = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     user.add_argument("--user-dir")
     utils.import_user_module(user.parse_known_args(words)[0])
