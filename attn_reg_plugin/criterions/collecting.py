@@ -7,7 +7,7 @@ needs a GPU and holds 16 KB a batch.) A meter joins the batches, and metrics are
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -25,13 +25,10 @@ _METER = "_predictions"
 
 
 def packed(rows: Tensor) -> Tensor:
-    """The rows of this rank in its slot; all ranks must call this together.
-
-    Args:
-        rows: (N, 2), a prediction and its gold value each; N may differ between ranks.
+    """Put rows (N, 2) of a prediction and its gold value into this rank's slot; all ranks must call this together.
 
     Returns:
-        float64 (ranks, 1 + the largest N, 2); a slot's first row holds its N.
+        float64 (ranks, 1 + the largest N, 2); a slot's first row holds its N, which may differ between ranks.
     """
     world, rank, longest = 1, 0, rows.size(0)
     if torch.distributed.is_available() and torch.distributed.is_initialized():
@@ -47,19 +44,13 @@ def packed(rows: Tensor) -> Tensor:
 
 
 def unpacked(slots: Tensor) -> Tensor:
-    """The rows of all slots, (N, 2) on the CPU."""
+    """Return the rows of all slots, (N, 2) on the CPU."""
     slots = slots.detach().cpu()
     return torch.cat([slot[1 : 1 + int(slot[0, 0])] for slot in slots])
 
 
 def collected(rows: Tensor, kind: str, names: Sequence[str]) -> dict[str, Any]:
-    """Rows and metrics for a criterion's logging output in validation.
-
-    Args:
-        rows: see `packed`.
-        kind: of the task.
-        names: the metrics to compute.
-    """
+    """Make a criterion's logging output in validation: rows (N, 2), and the metrics to compute for a kind of task."""
     return {ROWS: packed(rows), **{f"{WANTED}{kind}/{name}": 1 for name in names}}
 
 
@@ -70,16 +61,9 @@ def log_collected(logging_outputs: Sequence[Mapping[str, Any]]) -> None:
     if not rows:
         return
     metrics.log_concat_tensor(_METER, torch.cat(rows))
-    for kind, name in sorted(set(_wanted(logging_outputs))):
+    for key in sorted({key for log in logging_outputs for key in log if key.startswith(WANTED)}):
+        kind, name = key.removeprefix(WANTED).split("/")
         metrics.log_derived(name, partial(_score, kind, name))
-
-
-def _wanted(logging_outputs: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
-    for log in logging_outputs:
-        for key in log:
-            if key.startswith(WANTED):
-                kind, name = key.removeprefix(WANTED).split("/")
-                yield kind, name
 
 
 def _score(kind: str, name: str, meters: Mapping[str, Any]) -> float:

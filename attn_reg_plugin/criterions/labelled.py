@@ -37,18 +37,8 @@ class LabelledConfig(FairseqDataclass):
 
 
 class LabelledCriterion(FairseqCriterion):
-    """Base of the criterions of labelled data.
+    """Base of the criterions of labelled data; refuses a task without `labelled`, or of another kind than `kinds`."""
 
-    Args:
-        task: has `labelled`, see the top of this file.
-        label_smoothing, validation_metrics: see `LabelledConfig`.
-
-    Raises:
-        ValueError: the task is of another kind or not of labelled data; a metric it cannot have; a label smoothing
-            out of its range.
-    """
-
-    #: the kinds of tasks it is for
     kinds: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, task: Any, label_smoothing: float = 0.0, validation_metrics: str = "") -> None:
@@ -67,28 +57,19 @@ class LabelledCriterion(FairseqCriterion):
     # -- what a criterion implements --------------------------------------------------------------------------------
 
     def losses(self, logits: Tensor, target: Tensor, label_smoothing: float = 0.0) -> Tensor:
-        """The loss of every item (an example or a word) in fp32, those without a label left out.
-
-        Args:
-            logits: of the model, in fp32.
-            target: as in the sample.
-            label_smoothing: in [0, 1).
-        """
+        """Return the loss of every item (an example or a word) in fp32, those without a label left out."""
         raise NotImplementedError
 
     def predictions(self, logits: Tensor, target: Tensor) -> Tensor:
-        """Every item's prediction and gold value, (N, 2)."""
+        """Return every item's prediction and gold value, (N, 2)."""
         raise NotImplementedError
 
     def rows(self, logits: Tensor, target: Tensor) -> Tensor:
-        """Rows that metrics are computed from, (N, 2); see `labelled/metrics.py`."""
+        """Return the rows that metrics are computed from, (N, 2); see `labelled/metrics.py`."""
         return self.predictions(logits, target)
 
     def example_outcomes(self, model: nn.Module, sample: dict[str, Any]) -> Outcome:
-        """Loss of each example (the mean over its words), without label smoothing, and a score, both (B,).
-
-        For AttendOut's rewards; nothing is logged, and the other ranks are not asked.
-        """
+        """Return each example's loss (the mean over its words, not smoothed) and score for AttendOut, both (B,)."""
         raise NotImplementedError
 
     # -- fairseq's side ---------------------------------------------------------------------------------------------
@@ -96,60 +77,44 @@ class LabelledCriterion(FairseqCriterion):
     def forward(
         self, model: nn.Module, sample: dict[str, Any], reduce: bool = True
     ) -> tuple[Tensor, int, dict[str, Any]]:
-        """The loss, a sum over items; the number of items to divide it by; and what is logged.
-
-        Args:
-            model: called with the sample's `net_input`.
-            sample: a batch as `LabelledDataset` makes it; it stays as it is.
-            reduce: has no meaning here, the loss is always a sum.
-
-        Raises:
-            ValueError: the batch has no labels.
-        """
-        target = self.target_of(sample)
-        logits = self.logits(model, sample)
+        """Return the loss, always a sum over items; the number of items to divide it by; and what is logged."""
+        target, logits = self.target_of(sample), self.logits(model, sample)
         losses = self.losses(logits, target, self.label_smoothing)
-        log = self._log(losses.sum(), losses.numel(), sample, logits, target)
+        log = self._log(losses.sum(), losses.numel(), sample, logits.detach(), target)
         if not model.training:
-            log.update(collected(self.rows(logits.detach(), target), self.labelled.kind, self.names))
+            log |= collected(self.rows(logits.detach(), target), self.labelled.kind, self.names)
         return losses.sum(), losses.numel(), log
 
     def logits(self, model: nn.Module, sample: dict[str, Any]) -> Tensor:
-        """The model's logits in fp32."""
+        """Return the model's logits in fp32."""
         return logits_of(model(**sample["net_input"])).float()
 
     def target_of(self, sample: dict[str, Any]) -> Tensor:
-        """The labels of a batch.
-
-        Raises:
-            ValueError: there are none.
-        """
+        """Return the labels of a batch, or refuse a batch without labels."""
         target = sample.get("target")
         if target is None:
             raise ValueError(f"a split of task {self.labelled.name} without labels has no loss; use attn-reg export")
         return target
 
     def _log(self, loss: Tensor, items: int, sample: dict[str, Any], logits: Tensor, target: Tensor) -> dict[str, Any]:
-        """The sums that fairseq adds up over batches and ranks; the same keys in each."""
+        """Return sums, which fairseq adds up over batches and ranks; the same keys in each."""
         log = {
             "loss": loss.detach(),
-            "nll_loss": self.losses(logits.detach(), target).sum() if self.label_smoothing else loss.detach(),
+            "nll_loss": self.losses(logits, target).sum() if self.label_smoothing else loss.detach(),
             "ntokens": sample["ntokens"],
             "nsentences": sample["nsentences"],
             "sample_size": items,
         }
         if self.labelled.kind != REGRESSION:
-            predicted, gold = self.predictions(logits.detach(), target).unbind(-1)
+            predicted, gold = self.predictions(logits, target).unbind(-1)
             log["n_correct"] = (predicted == gold).sum()
         return log
 
     @classmethod
     def reduce_metrics(cls, logging_outputs: Sequence[dict[str, Any]]) -> None:
         """Log the loss (in base 2, as fairseq does; of a regression the squared error), accuracy and the metrics."""
-        sums = {
-            key: sum(float(log[key]) for log in logging_outputs if key in log)
-            for key in ("loss", "nll_loss", "n_correct", "sample_size")
-        }
+        keys = ("loss", "nll_loss", "n_correct", "sample_size")
+        sums = {key: sum(float(log[key]) for log in logging_outputs if key in log) for key in keys}
         items = sums["sample_size"]
         if not items:
             return

@@ -35,8 +35,6 @@ HEADS = {
 }
 #: how transformers calls the loss of a kind; the loss is our criterion's, but an exported model says what it is for
 PROBLEMS = {CLASSIFICATION: "single_label_classification", REGRESSION: "regression"}
-#: `--autocast` -> its dtype
-AUTOCAST = {"off": None, "bfloat16": torch.bfloat16}
 #: a flag, and what families call the same in their configurations
 DROPOUTS = {
     "dropout": ("hidden_dropout_prob", "dropout", "mlp_dropout", "embedding_dropout"),
@@ -79,18 +77,11 @@ class HFEncoderModel(BaseFairseqModel):
 
     @classmethod
     def build_model(cls, cfg: Any, task: Any) -> "HFEncoderModel":
-        """The model for a task with an attribute `labelled`, a `LabelledTask`, and `--hf-model` among its flags.
-
-        Raises:
-            ValueError: the task has no labels; no or an unknown `--hf-model`; no such head; a dropout out of range;
-                an unknown autocast.
-        """
+        """Build the model for a task with an attribute `labelled`, a `LabelledTask`, and `--hf-model` in its `cfg`."""
         labelled, autocast = getattr(task, "labelled", None), autocast_dtype(cfg)
         if not isinstance(labelled, LabelledTask):
-            raise ValueError(
-                f"--arch hf_encoder is for tasks of labelled text such as attn_reg_text_classification, not for "
-                f"{type(task).__name__}"
-            )
+            who = type(task).__name__
+            raise ValueError(f"--arch hf_encoder is for tasks such as attn_reg_text_classification, not for {who}")
         if cfg.hf_config:
             model = build_head(config_from_json(cfg.hf_config), labelled.kind)
         else:
@@ -126,48 +117,35 @@ class HFEncoderModel(BaseFairseqModel):
         return {"logits": logits.float() if self.autocast else logits}
 
     def half(self) -> "HFEncoderModel":
-        """The weights in fp16.
-
-        Raises:
-            ValueError: the forward runs in autocast, which wants them in fp32.
-        """
+        """Put the weights into fp16, but not under --autocast, which wants them in fp32."""
         if self.autocast:
             raise ValueError("--autocast bfloat16 keeps the weights in fp32: give either --autocast or --fp16")
         return super().half()
 
     def get_normalized_probs(self, net_output: Any, log_probs: bool, sample: Any = None) -> Tensor:
-        """(Log-)probabilities of the labels, in fp32."""
+        """Return (log-)probabilities of the labels, in fp32."""
         logits = logits_of(net_output).float()
         return logits.log_softmax(-1) if log_probs else logits.softmax(-1)
 
     def max_positions(self) -> None:
-        """No limit of its own: the task truncates at the model's length."""
-        return None
+        """Set no limit: the task truncates at the model's length."""
 
     def config_json(self) -> str:
-        """The transformers model's configuration."""
+        """Write the transformers model's configuration."""
         return self.model.config.to_json_string(use_diff=False)
 
 
 def autocast_dtype(config: Any) -> torch.dtype | None:
-    """The dtype that `--autocast` asks for in a model's configuration; None for `off`.
-
-    Raises:
-        ValueError: neither of the two.
-    """
-    name = config.autocast
-    name = "off" if name in (False, "False") else name  # YAML reads a bare `off` as False
-    if name not in AUTOCAST:
-        raise ValueError(f"--autocast is {name!r}, but must be one of {', '.join(AUTOCAST)}")
-    return AUTOCAST[name]
+    """Return the dtype that `--autocast` asks for in a model's configuration; None for `off`."""
+    if config.autocast in ("off", False, "False"):  # YAML reads a bare `off` as False
+        return None
+    if config.autocast != "bfloat16":
+        raise ValueError(f"--autocast is {config.autocast!r}, but must be one of off, bfloat16")
+    return torch.bfloat16
 
 
 def _transformers() -> Any:
-    """The package.
-
-    Raises:
-        ValueError: it isn't installed.
-    """
+    """Import the package, or refuse to go on without it."""
     try:
         import transformers
     except ImportError as error:
@@ -179,10 +157,7 @@ def _transformers() -> Any:
 
 
 def load_config(path: str) -> "PreTrainedConfig":
-    """The configuration of a pretrained model.
-
-    Args:
-        path: a folder or a name on the hub.
+    """Load the configuration of a pretrained model from a folder or by its name on the hub.
 
     Raises:
         ValueError: no path, no such model, or a model that transformers does not know.
@@ -195,15 +170,13 @@ def load_config(path: str) -> "PreTrainedConfig":
     try:
         return auto_config.from_pretrained(path)
     except (OSError, ValueError, KeyError) as error:
-        reason = (str(error).splitlines() or [""])[0]
         raise ValueError(
-            f"--hf-model {path}: neither a folder of a model nor a name that the hub gives ({type(error).__name__}: "
-            f"{reason})"
+            f"--hf-model {path}: neither a folder of a model nor a name that the hub gives ({_reason(error)})"
         ) from error
 
 
 def config_from_json(text: str) -> "PreTrainedConfig":
-    """The configuration that a checkpoint holds."""
+    """Make the configuration that a checkpoint holds."""
     values = json.loads(text)
     return _transformers().AutoConfig.for_model(values.pop("model_type"), **values)
 
@@ -219,11 +192,7 @@ def describe_labels(config: "PreTrainedConfig", task: LabelledTask) -> None:
 
 
 def set_dropout(config: "PreTrainedConfig", flag: str, value: float | None) -> None:
-    """Set a dropout under the names that the model's family has for it; None leaves the model's.
-
-    Raises:
-        ValueError: outside [0, 1), or the family has no such dropout.
-    """
+    """Set a dropout in [0, 1) under the names that the model's family has for it; None leaves the model's."""
     if value is None:
         return
     name = f"--{flag.replace('_', '-')}"
@@ -237,7 +206,7 @@ def set_dropout(config: "PreTrainedConfig", flag: str, value: float | None) -> N
 
 
 def build_head(config: "PreTrainedConfig", kind: str, weights: str | None = None) -> "PreTrainedModel":
-    """A model with the head for a kind of task, in fp32.
+    """Build a model with the head for a kind of task, in fp32.
 
     Args:
         config: of the model; says the number of labels.
@@ -255,8 +224,11 @@ def build_head(config: "PreTrainedConfig", kind: str, weights: str | None = None
     try:
         return head.from_pretrained(weights, config=config, dtype=torch.float32, ignore_mismatched_sizes=True)
     except (OSError, ValueError) as error:
-        reason = (str(error).splitlines() or [""])[0]
         raise ValueError(
-            f"--hf-model {weights}: its weights cannot be read ({type(error).__name__}: {reason}); --hf-from-config "
-            "would start from random ones"
+            f"--hf-model {weights}: its weights cannot be read ({_reason(error)}); --hf-from-config would start from "
+            "random ones"
         ) from error
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"

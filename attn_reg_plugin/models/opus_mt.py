@@ -8,9 +8,8 @@ Junczys-Dowmunt et al., "Marian: Fast Neural Machine Translation in C++", ACL 20
 - a constant `final_logits_bias` is added to the logits;
 - swish in the feed-forward layers.
 
-Published models score padding, whose row and bias are zero, with a logit of 0, often above every real piece. With
-`--renormalize-search` search leaves it no probability *before* the softmax, as Hugging Face does where the folder's
-generation settings say `renormalize_logits`; fairseq itself takes it out after the softmax, and its share is then lost.
+Published models score padding, whose row and bias are zero, with a logit of 0, often above every real piece. fairseq
+takes it out after the softmax, which loses its share; with `--renormalize-search` it goes before the softmax.
 
 Attention is fairseq's `MultiheadAttention`, so every regularizer finds it. `--bpe opus_mt` is OPUS-MT's tokenization in
 `fairseq-generate` and `fairseq-interactive`, so that raw text goes in and comes out.
@@ -56,11 +55,7 @@ class MarianPositions(nn.Module):
         dim: C, even.
         padding_idx: of the dictionary.
         over_padding: count positions over padding too, as Hugging Face's Marian does in a left-padded batch. Else the
-            first real token of a sentence has position 0 wherever it stands, so that a sentence is translated alike
-            in every batch.
-
-    Raises:
-        ValueError: C is odd.
+            first real token of a sentence has position 0 wherever it stands.
     """
 
     def __init__(self, dim: int, padding_idx: int, over_padding: bool = False, init_size: int = 1024) -> None:
@@ -74,13 +69,13 @@ class MarianPositions(nn.Module):
 
     @staticmethod
     def table(positions: int, dim: int) -> Tensor:
-        """The sinusoids of positions 0 … `positions` − 1, (positions, C), computed in double precision."""
+        """Compute the sinusoids of positions 0 … `positions` − 1, (positions, C), in double precision."""
         frequencies = 10000.0 ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
         angles = torch.arange(positions, dtype=torch.float64)[:, None] * frequencies
         return torch.cat([angles.sin(), angles.cos()], dim=1).float()
 
     def forward(self, tokens: Tensor, incremental_state: Any = None, **_: Any) -> Tensor:
-        """The sinusoids of tokens (B, T): (B, T, C), or (B, 1, C), the last ones, in incremental decoding."""
+        """Give tokens (B, T) their sinusoids (B, T, C), in incremental decoding the last ones, (B, 1, C)."""
         length = tokens.size(1)
         if length > self.weights.size(0):
             self.weights = self.table(2 * length, self.dim).to(self.weights)
@@ -124,7 +119,7 @@ class OpusMTEncoder(TransformerEncoderBase):
         self.embed_positions = _positions(cfg, cfg.encoder.embed_dim, dictionary, cfg.max_source_positions)
 
     def build_encoder_layer(self, cfg: TransformerConfig) -> nn.Module:
-        """A layer of fairseq's."""
+        """Build a layer of fairseq's."""
         return _activate(super().build_encoder_layer(cfg), cfg.activation_fn)
 
 
@@ -154,23 +149,20 @@ class OpusMTDecoder(TransformerDecoderBase):
         features_only: bool = False,
         **options: Any,
     ) -> tuple[Tensor, dict]:
-        """Logits (B, T, V) of outputs so far (B, T); in search, which is incremental, padding's may be `NEVER`."""
+        """Return logits (B, T, V) of outputs so far (B, T); in incremental search padding's may be `NEVER`."""
         logits, extra = super().forward(prev_output_tokens, encoder_out, incremental_state, features_only, **options)
         if self.renormalizes and incremental_state is not None and not features_only:
             logits[..., self.padding_idx] = NEVER
         return logits, extra
 
     def extract_features(self, prev_output_tokens: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, dict]:
-        """The features (B, T, C) of outputs so far (B, T).
-
-        Whatever stands first in a sentence (fairseq puts `</s>` there) is the start symbol.
-        """
+        """Return features (B, T, C) of outputs so far (B, T), whose first real token counts as the start symbol."""
         real = prev_output_tokens.ne(self.padding_idx)
         first = real & real.cumsum(1).eq(1)
         return super().extract_features(prev_output_tokens.masked_fill(first, self.start), *args, **kwargs)
 
     def output_layer(self, features: Tensor) -> Tensor:
-        """Features (B, T, C) to logits (B, T, V)."""
+        """Turn features (B, T, C) into logits (B, T, V)."""
         logits = self.output_projection(features)
         logits = logits + self.final_logits_bias.to(logits.dtype)
         logits[..., self.start] = NEVER
@@ -184,11 +176,6 @@ def _positions(cfg: TransformerConfig, dim: int, dictionary: Dictionary, size: i
 @register_model("opus_mt")
 class OpusMTModel(TransformerModel):
     """Marian's Transformer; the flags are those of fairseq's `transformer`, and two more."""
-
-    @classmethod
-    def hub_models(cls) -> dict[str, Any]:
-        """None: `attn-reg convert opus-mt` makes them."""
-        return {}
 
     @classmethod
     def add_args(cls, parser: Any) -> None:
@@ -209,11 +196,7 @@ class OpusMTModel(TransformerModel):
 
     @classmethod
     def build_model(cls, args: Any, task: Any) -> "OpusMTModel":
-        """The model.
-
-        Raises:
-            ValueError: an option of fairseq's Transformer that changes what Marian is made of.
-        """
+        """Build the model, but refuse options of fairseq's Transformer that change what Marian is made of."""
         opus_mt(args)
         for name in ("adaptive_softmax_cutoff", "adaptive_input", "encoder_learned_pos", "decoder_learned_pos"):
             if getattr(args, name, None):
@@ -284,7 +267,3 @@ class OpusMTBPE:
     def decode(self, x: str) -> str:
         """The text of symbols with spaces between."""
         return self.tokenizer.decode(x.split(" "))
-
-    def is_beginning_of_word(self, x: str) -> bool:
-        """Whether a symbol begins a word."""
-        return x.startswith(("▁", "<", ">>"))

@@ -37,14 +37,14 @@ class FairseqProblem:
         self.task, self.criterion, self.subset = task, criterion, subset
 
     def train_loss(self, model: nn.Module, inputs: dict[str, Any]) -> tuple[Tensor, Any]:
-        """The criterion's loss, a sum, and the sample size to divide it by."""
+        """Return the criterion's loss, a sum, and the sample size to divide it by."""
         loss, sample_size, _ = self.criterion(model, inputs["batch"])
         return loss, sample_size
 
     def loss(self, model: nn.Module, inputs: dict[str, Any]) -> Outcome:
-        """In evaluation, each example's loss and metric, by `example_outcomes` of the criterion or the task.
+        """Return in evaluation each example's loss and metric, by `example_outcomes` of the task or the criterion.
 
-        Where there is none, its mean negative log-likelihood per token, and its share of right tokens.
+        Where there is none: its mean negative log-likelihood per token, and its share of right tokens.
         """
         if model.training:
             loss, sample_size = self.train_loss(model, inputs)
@@ -68,7 +68,7 @@ class FairseqProblem:
         return Outcome(losses.reshape(rows).sum(1) / count, right.view(rows).sum(1) / count)
 
     def tokens(self, inputs: dict[str, Any]) -> dict[str, Tokens]:
-        """Source tokens of the encoder, target prefix of the decoder; choices as rows, as the model sees them."""
+        """Return the encoder's source and the decoder's prefix; choices as rows, as the model sees them."""
         net_input, padding = inputs["batch"]["net_input"], self.padding
         if "input_ids" in net_input:
             ids, mask = (net_input[name].flatten(0, -2) for name in ("input_ids", "attention_mask"))
@@ -96,7 +96,7 @@ class FairseqProblem:
             self.indices = np.sort(dataset.filter_indices_by_size(self.indices, limits)[0])
 
     def validation(self, n: int) -> Iterable[dict[str, Any]]:
-        """n examples of the reward subset, drawn at random by torch's generator, some at a time."""
+        """Draw n examples of the reward subset at random by torch's generator, some at a time."""
         dataset = self.task.dataset(self.subset)
         chosen = self.indices[torch.randperm(len(self.indices))[:n].numpy()].tolist()
         for start in range(0, len(chosen), EVALUATED_AT_ONCE):
@@ -156,7 +156,7 @@ class FairseqDefender(Defender):
         ours.zero_grad()  # which also takes over a changed loss scale
 
     def state_dict(self) -> dict[str, Any]:
-        """Model, optimizer, and the fp32 copies if there are any."""
+        """Return model, optimizer, and the fp32 copies if there are any."""
         return {**super().state_dict(), "masters": [master.detach() for master in _masters(self.optimizer)]}
 
     @torch.no_grad()
@@ -183,16 +183,14 @@ def lower_scale(ours: FairseqOptimizer, theirs: FairseqOptimizer) -> None:
 
 
 def _masters(optimizer: FairseqOptimizer) -> list[Tensor]:
-    """The fp32 copies that fairseq's fp16 optimizer keeps of half-precision weights."""
-    masters = getattr(optimizer, "fp32_params", None)
-    if masters is None:
-        return []
+    """List the fp32 copies that fairseq's fp16 optimizer keeps of half-precision weights."""
+    masters = getattr(optimizer, "fp32_params", [])
     masters = list(masters.values()) if isinstance(masters, dict) else masters
     return masters if isinstance(masters, list) else [masters]
 
 
 def twin_optimizer(optimizer: FairseqOptimizer, model: nn.Module) -> FairseqOptimizer:
-    """An optimizer of the same kind, settings and state for a copy of the model.
+    """Make an optimizer of the same kind, settings and state for a copy of the model.
 
     fairseq's wrappers for reduced precision do not keep the configuration that builds them, so they are copied, and
     what they wrap is made anew.
@@ -229,12 +227,7 @@ def _anew(optimizer: FairseqOptimizer, parameters: list[nn.Parameter]) -> Fairse
 
 
 class FairseqTraining:
-    """A task, a criterion and fairseq's optimizer as a method's `Training`.
-
-    Args:
-        task, criterion, optimizer: fairseq's.
-        clip_norm: of the optimization.
-    """
+    """A task, a criterion and fairseq's optimizer as a method's `Training`."""
 
     copy_of = staticmethod(FairseqDefender)
 

@@ -25,23 +25,16 @@ from fairseq.models import FairseqMultiModel
 from fairseq.optim import AMPOptimizer
 
 from attn_reg_plugin.backends.fairseq import padding_index
-from attn_reg_plugin.checkpoints import ANEW, refuse_state
+from attn_reg_plugin.checkpoints import ANEW
 from attn_reg_plugin.regularizers import Regularizer
 from attn_reg_plugin.regularizers.base.options import OptionError
 from attn_reg_plugin.regularizers.base.statistics import Shown, summary
 from attn_reg_plugin.tasks.attend_out_training import FairseqTraining
-from attn_reg_plugin.tasks.fairseq_fixes.resuming import ResumedTask, repair_last
+from attn_reg_plugin.tasks.fairseq_fixes.resuming import PATIENCE, ResumedTask, repair_last
 from attn_reg_plugin.tasks.fairseq_settings import fairseq_setting, total_epochs, total_updates
 from attn_reg_plugin.tasks.flags import flag_of, print_flags_if_asked, regularizer_from, with_attn_reg
 from attn_reg_plugin.tasks.predictions import FairseqObjective, reads_predictions
-from attn_reg_plugin.tasks.refusals import (
-    refuse_alignment,
-    refuse_broadcast,
-    refuse_model,
-    refuse_other_class,
-    refuse_settings,
-    refuse_uncalled,
-)
+from attn_reg_plugin.tasks.refusals import refuse_alignment, refuse_broadcast, refuse_model, refuse_settings
 from attn_reg_plugin.tasks.repeated_sample import AddingCriterion
 from attn_reg_plugin.tasks.sidecar import FROM_WEIGHTS, Sidecar, resume
 
@@ -78,7 +71,6 @@ class AttnRegTask(ResumedTask):
         self._clip_norm = float(fairseq_setting(cfg, "clip_norm") or 0.0)
         self._handles: list[Any] = []
         self._acted = False  # some forward was seen
-        self._iterators: dict[int, Any] = {}  # by the id of their dataset, until the first step
 
     @classmethod
     def add_args(cls, parser: Any) -> None:
@@ -89,24 +81,22 @@ class AttnRegTask(ResumedTask):
 
     @classmethod
     def setup_task(cls, cfg: Any, **kwargs: Any) -> Any:
-        """The task as fairseq's makes it.
-
-        Raises:
-            ValueError: fairseq's makes one of its own class, which would leave `--attn-reg` out without a word.
-        """
+        """Set up the task as fairseq's does, but refuse a `setup_task` that makes another class's task."""
         task = super().setup_task(cfg, **kwargs)
         if not isinstance(task, cls) and (getattr(cfg, "attn_reg", None) or "none") != "none":
-            refuse_other_class(cls, task)
+            raise ValueError(
+                f"{type(task).__name__}.setup_task makes a {type(task).__name__} instead of a {cls.__name__}, so "
+                f"--attn-reg would have no effect; give {cls.__name__} a setup_task of its own that ends in cls(...)"
+            )
         return task
 
     # -- the model ----------------------------------------------------------------------------------------------------
 
     def build_model(self, cfg: Any, from_checkpoint: bool = False) -> torch.nn.Module:
-        """The task's model, with the regularizer attached if it is built to be trained.
+        """Build the task's model, with the regularizer attached if it is built to be trained.
 
         Raises:
-            ValueError: `--attn-sites` matches nothing in the model, or an option of the method does not fit it; or
-                fairseq cannot hand the checkpoint to go on from to the other ranks.
+            ValueError: the model, `--attn-sites` and the method do not fit; or fairseq cannot continue on all ranks.
         """
         if not from_checkpoint:
             refuse_broadcast(self._config)
@@ -120,11 +110,7 @@ class AttnRegTask(ResumedTask):
         return model
 
     def _attach(self, regularizer: Regularizer, model: torch.nn.Module) -> None:
-        """Attach to the model, or to the models in it if these are what the task calls.
-
-        Raises:
-            ValueError: the method cannot work with the model, or `--attn-sites` matches nothing in it.
-        """
+        """Attach to the model, or to the models in it if these are what the task calls."""
         for handle in self._handles:
             handle.remove()
         regularizer.detach()
@@ -143,13 +129,6 @@ class AttnRegTask(ResumedTask):
                 method.objective = FairseqObjective(objective, labels, padding_index(model), who)
 
     # -- a training ---------------------------------------------------------------------------------------------------
-
-    def get_batch_iterator(self, dataset: Any, *args: Any, **kwargs: Any) -> Any:
-        """See `ResumedTask`; the first epoch's tells how long the training is."""
-        iterator = super().get_batch_iterator(dataset, *args, **kwargs)
-        if self.regularizer is not None and not self._begun:
-            self._iterators[id(dataset)] = iterator
-        return iterator
 
     def begin_epoch(self, epoch: int, model: torch.nn.Module) -> None:
         """Announce the epoch; fairseq counts from 1, as cross-tuning does."""
@@ -189,24 +168,23 @@ class AttnRegTask(ResumedTask):
         statistics = self._statistics()
         self._acted = self._acted or statistics[PREFIX + "forwards"] > 0
         if not self._acted:
-            refuse_uncalled(regularizer, type(self).__name__)
+            raise ValueError(
+                f"{type(self).__name__} made an update without calling the model's forward (it calls its encoder and "
+                f"decoder, or other parts), so --attn-reg {regularizer.name} never acted; use --attn-reg none, or a "
+                "task that calls the model"
+            )
         if self.logging_outputs_can_be_summed(criterion):
             statistics = _as_tensors(statistics, device)
         return loss, sample_size, {**log, **statistics}
 
     def _prepare(self, criterion: Any, optimizer: Any, update_num: int) -> None:
-        """Continue from the checkpoint, once.
-
-        Before an update's first batch, when no gradient is there yet, the method forgets what the last one left behind
-        if fairseq skipped its step.
-        """
+        """Continue from the checkpoint, once; forget what an update left behind whose step fairseq skipped."""
         regularizer = self.regularizer
         if not self._begun:
             state = self.continue_from(self._restore_file, update_num, STATE)
             if regularizer is not None:
                 self._bind(FairseqTraining(self, criterion, optimizer, regularizer.model, self._clip_norm))
                 self._resume_method(state, update_num)
-            self._iterators = {}
         elif regularizer is not None and all(parameter.grad is None for parameter in regularizer.model.parameters()):
             regularizer.forget_unfinished()
 
@@ -224,16 +202,16 @@ class AttnRegTask(ResumedTask):
             beside = self.sidecar.load(update_num)
             if beside is not None:
                 resume(self.regularizer, beside, self.sidecar.path(update_num), ANEW)
-        elif _is_of(state, self.regularizer):
-            resume(self.regularizer, state, self._restore_file, FROM_WEIGHTS)
+        elif state is not None:
+            theirs = state.get("method") if isinstance(state, dict) else None  # a damaged one is refused by `resume`
+            if theirs in (None, self.regularizer.name):
+                resume(self.regularizer, state, self._restore_file, FROM_WEIGHTS)
 
     def _batches_of_an_epoch(self) -> int | None:
-        """Their number; None where epochs may differ, or fairseq's iterator was made elsewhere or has no length."""
-        subset = fairseq_setting(self._config, "train_subset") or "train"
-        dataset = getattr(self, "datasets", {}).get(subset)
-        batches = self._iterators.get(id(dataset))
-        alike = isinstance(batches, Sized) and self.can_reuse_epoch_itr(dataset) and not self.has_sharded_data(subset)
-        return len(batches) if alike else None
+        """Count them; None where epochs may differ, for which fairseq keeps no iterator."""
+        dataset = self.datasets.get(fairseq_setting(self._config, "train_subset") or "train")
+        batches = self.dataset_to_epoch_iter.get(dataset)
+        return len(batches) if isinstance(batches, Sized) else None
 
     def optimizer_step(self, optimizer: Any, model: torch.nn.Module, update_num: int) -> None:
         """The attacker's, or any method's, step; AttendOut's defender makes its own after it.
@@ -283,12 +261,8 @@ class AttnRegTask(ResumedTask):
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load both; a state without the method's, or another method's task, leaves it as it is."""
-        own = state_dict.get(STATE)
-        super().load_state_dict({key: value for key, value in state_dict.items() if key != STATE})
-        if self.regularizer is not None and _is_of(own, self.regularizer):
-            with refuse_state(self._restore_file, f"--attn-reg {self.regularizer.name}", FROM_WEIGHTS):
-                self.regularizer.load_state_dict(own)
+        """Load the task's own state; a training gets the rest in its first step, translation needs none of it."""
+        super().load_state_dict({key: value for key, value in state_dict.items() if key not in (STATE, PATIENCE)})
 
 
 def _attach_everywhere(regularizer: Regularizer, model: torch.nn.Module) -> list[Any]:
@@ -312,24 +286,13 @@ def _attach_everywhere(regularizer: Regularizer, model: torch.nn.Module) -> list
     return handles
 
 
-def _is_of(state: Any, regularizer: Regularizer) -> bool:
-    """Whether there is a state, and not another method's; a damaged one is refused where it is loaded."""
-    other = isinstance(state, dict) and state.get("method") not in (None, regularizer.name)
-    return state is not None and not other
-
-
 def _as_tensors(sums: dict[str, Any], device: torch.device) -> dict[str, torch.Tensor]:
-    """The sums as float64 scalars on `device`, in which fairseq adds them up over ranks; nothing is read from it.
+    """Make sums float64 scalars on `device`, without reading from it.
 
-    It adds up numbers and tensors in a buffer each, so that on all ranks the same ones have to be tensors, also where
-    a layer left out on one rank has no sum there.
+    fairseq adds up numbers and tensors in a buffer each, and a layer left out on one rank has a number there.
     """
-    return {
-        key: value.to(device, torch.float64)
-        if isinstance(value, torch.Tensor)
-        else torch.full((), value, dtype=torch.float64, device=device)
-        for key, value in sums.items()
-    }
+    zero = torch.zeros((), dtype=torch.float64, device=device)
+    return {key: zero + value for key, value in sums.items()}
 
 
 def _log(shown: dict[str, Shown]) -> None:

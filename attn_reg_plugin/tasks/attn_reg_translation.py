@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from fairseq import metrics, utils
-from fairseq.data import BaseWrapperDataset, LanguagePairDataset, encoders
+from fairseq.data import BaseWrapperDataset, LanguagePairDataset, SubsampleDataset, encoders
 from fairseq.tasks import register_task
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
 
@@ -59,12 +59,7 @@ class AttnRegTranslationTask(AttnRegTask, TranslationTask):
 
     @classmethod
     def setup_task(cls, cfg: Any, **kwargs: Any) -> "AttnRegTranslationTask":
-        """The task, once it is clear that there is data for it.
-
-        Raises:
-            ValueError: the data folder does not exist, or holds no binarized language pair; a part of the training
-                set that cannot be, or a number of examples of data in several parts.
-        """
+        """Set the task up, once it is clear that there is data for it."""
         folder = Path(str(cfg.data).split(":")[0])
         if not folder.is_dir():
             raise ValueError(f"the data folder {folder} does not exist; give the one that fairseq-preprocess wrote")
@@ -73,20 +68,20 @@ class AttnRegTranslationTask(AttnRegTask, TranslationTask):
         return super().setup_task(cfg, **kwargs)
 
     def load_dataset(self, split: str, *args: Any, **kwargs: Any) -> None:
-        """fairseq's split; of the training set the part that the flags name."""
+        """Load fairseq's split; of the training set the part that the flags name."""
         super().load_dataset(split, *args, **kwargs)
         if split == self.cfg.train_subset:
             keep_part(self.datasets[split], self.sampling)
 
     def build_model(self, cfg: Any, from_checkpoint: bool = False) -> Any:
-        """The model, and what translates the validation set with it."""
+        """Build the model, and what translates the validation set with it."""
         model = super().build_model(cfg, from_checkpoint)
         if self.validation_chrf is not None:
             self.validation_chrf.prepare(self, model)
         return model
 
     def valid_step(self, sample: Any, model: Any, criterion: Any) -> Any:
-        """fairseq's step, and what chrF is computed from."""
+        """Make fairseq's step, and log what chrF is computed from."""
         loss, sample_size, log = super().valid_step(sample, model, criterion)
         if self.validation_chrf is not None:
             log = {**log, **self.validation_chrf.of_batch(self, sample, model)}
@@ -103,11 +98,7 @@ class AttnRegTranslationTask(AttnRegTask, TranslationTask):
 
 
 class ValidationChrF:
-    """Translates batches, counts character n-grams, and logs the score as `chrf` (0 to 100).
-
-    Raises:
-        ValueError: sacrebleu isn't installed.
-    """
+    """Translates batches, counts character n-grams, and logs the score as `chrf` (0 to 100)."""
 
     def __init__(self) -> None:
         if importlib.util.find_spec("sacrebleu") is None:
@@ -115,8 +106,6 @@ class ValidationChrF:
         from sacrebleu.metrics import CHRF
 
         self.metric = CHRF()
-        self.generator: Any = None
-        self.tokenizer: Any = None
 
     def prepare(self, task: Any, model: torch.nn.Module) -> None:
         """Make what translates, of the settings of --eval-bleu."""
@@ -126,7 +115,7 @@ class ValidationChrF:
         self.generator = task.build_generator([model], Namespace(**json.loads(cfg.eval_bleu_args or "{}")))
 
     def of_batch(self, task: Any, sample: dict[str, Any], model: torch.nn.Module) -> dict[str, float]:
-        """The counts of a batch, summed over its sentences, by the names under which they are logged."""
+        """Count n-grams of a batch, summed over its sentences, by the names under which they are logged."""
         found = task.inference_step(self.generator, [model], sample, prefix_tokens=None)
         targets = [utils.strip_pad(target, task.target_dictionary.pad()) for target in sample["target"]]
         hypotheses = [self._text(task, best[0]["tokens"], _UNKNOWN) for best in found]
@@ -148,7 +137,7 @@ class ValidationChrF:
         metrics.log_derived("chrf", lambda meters: self.score(meters["_chrf"].sum))
 
     def score(self, counts: np.ndarray) -> float:
-        """chrF of counts, (18,): of each order of n-grams those of the translations, of the references, and shared."""
+        """Compute chrF of counts, (18,): per order of n-grams those of translations, of references, and shared."""
         return round(self.metric._compute_score_from_stats([round(count) for count in counts.tolist()]).score, 2)
 
 
@@ -160,12 +149,7 @@ def _place(name: str) -> int:
 
 
 def keep_part(pairs: LanguagePairDataset, sampling: Sampling) -> None:
-    """Leave of sentence pairs the part that is drawn, in its order; the same in every process and after resuming.
-
-    Args:
-        pairs: changed in place. Batches are made of what is left.
-        sampling: of it the number of pairs or their share, and the seed.
-    """
+    """Leave of sentence pairs, in place, the part that is drawn; the same in every process and after resuming."""
     chosen = np.array(sampling.of(range(len(pairs))), dtype=np.int64)  # type: ignore[arg-type]
     if len(chosen) == len(pairs):
         return
@@ -177,32 +161,12 @@ def keep_part(pairs: LanguagePairDataset, sampling: Sampling) -> None:
             setattr(pairs, name, getattr(pairs, name)[chosen])
 
 
-class ChosenDataset(BaseWrapperDataset):
-    """Some examples of a dataset.
-
-    Args:
-        dataset: of any kind.
-        chosen: the numbers of the examples, (N,).
-    """
+class ChosenDataset(SubsampleDataset):
+    """The examples of a dataset with the numbers `chosen`, (N,), where fairseq's class draws them itself."""
 
     def __init__(self, dataset: Any, chosen: np.ndarray) -> None:
-        super().__init__(dataset)
-        self.chosen = chosen
-
-    def __getitem__(self, index: int) -> Any:
-        return self.dataset[int(self.chosen[index])]
-
-    def __len__(self) -> int:
-        return len(self.chosen)
-
-    @property
-    def sizes(self) -> np.ndarray:
-        """The number of tokens of each, (N,)."""
-        return np.asarray(self.dataset.sizes)[self.chosen]
-
-    def prefetch(self, indices: Any) -> None:
-        """Read some of them ahead."""
-        self.dataset.prefetch(self.chosen[np.asarray(indices)])
+        BaseWrapperDataset.__init__(self, dataset)
+        self.indices, self.actual_size = chosen, len(chosen)
 
 
 print_flags_if_asked("attn_reg_translation", AttnRegTranslationConfig)

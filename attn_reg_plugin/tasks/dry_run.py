@@ -24,24 +24,14 @@ USER_DIR = Path(__file__).resolve().parents[1]
 _FILES = ("finetune_from_model", "load_checkpoint_heads", "srcdict", "tgtdict")
 
 
-def register_plugin() -> None:
-    """Register the tasks and models with fairseq, as `--user-dir` does, under the package's own name."""
-    tasks.import_tasks(str(USER_DIR / "tasks"), f"{USER_DIR.name}.tasks")
-    import_models(str(USER_DIR / "models"), f"{USER_DIR.name}.models")
-
-
 def parse_command(command: Sequence[str], kind: str) -> argparse.Namespace:
-    """A command of fairseq's as its own parser reads it.
-
-    Args:
-        command: `python -m fairseq_cli.NAME ...`.
-        kind: `training` or `generation`.
-    """
-    register_plugin()
+    """Read a command `python -m fairseq_cli.NAME ...` by fairseq's parser of this kind, `training` or `generation`."""
     words = list(command[3:])
     place = words.index("--user-dir")
     assert words[place + 1] == str(USER_DIR)
-    del words[place : place + 2]  # it is imported already, under its own name
+    del words[place : place + 2]  # it is imported here, as the package that it is
+    tasks.import_tasks(str(USER_DIR / "tasks"), f"{USER_DIR.name}.tasks")
+    import_models(str(USER_DIR / "models"), f"{USER_DIR.name}.models")
     user = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     user.add_argument("--user-dir")
     utils.import_user_module(user.parse_known_args(words)[0])
@@ -59,13 +49,10 @@ def try_training(command: Sequence[str]) -> None:
 
 
 def count_updates(command: Sequence[str]) -> int:
-    """The updates of a command of fairseq-train in one process, to the end of its last epoch or to --max-update.
-
-    Its training set is read, and divided into batches as fairseq does it.
+    """Count the updates of a command of fairseq-train in one process; its training set is divided into batches.
 
     Raises:
-        ValueError: what the training would refuse in its first seconds, or there is no end to its epochs.
-        SystemExit: a flag that fairseq's parser refuses.
+        ValueError, SystemExit: as `try_training`, or there is no --max-epoch.
     """
     args = parse_command(command, "training")
     if not args.max_epoch:
@@ -89,7 +76,7 @@ def count_updates(command: Sequence[str]) -> int:
 
 
 def _built(args: argparse.Namespace) -> tuple[Any, torch.nn.Module | None]:
-    """The task of a training, and its model without memory, if that can be."""
+    """Build the task of a training, and its model without memory, if that can be."""
     for name, _ in FAIRSEQ_SETTINGS:  # which fairseq fills in later; without a --save-dir nothing is looked for there
         setattr(args, f"attn_{name}", None if name == "save_dir" else getattr(args, name, None))
     for name in _FILES:
@@ -97,10 +84,10 @@ def _built(args: argparse.Namespace) -> tuple[Any, torch.nn.Module | None]:
         if path and not Path(path).is_file():
             raise ValueError(f"--{name.replace('_', '-')} is {path}, but there is no such file")
     task = tasks.setup_task(args)
-    folder = Path(getattr(args, "hf_model", None) or "")
-    if getattr(args, "hf_model", None) and folder.is_dir() and not getattr(args, "hf_from_config", False):
-        if not any(path for pattern in WEIGHTS for path in folder.glob(pattern)):
-            raise ValueError(f"--hf-model {folder} has no weights ({' or '.join(WEIGHTS)})")
+    given = getattr(args, "hf_model", None)
+    if given and Path(given).is_dir() and not getattr(args, "hf_from_config", False):
+        if not any(path for pattern in WEIGHTS for path in Path(given).glob(pattern)):
+            raise ValueError(f"--hf-model {given} has no weights ({' or '.join(WEIGHTS)})")
         args.hf_from_config = True
     try:
         with torch.device("meta"):

@@ -1,8 +1,8 @@
 """Flags about the training examples: which are trained on and chosen by, and what is wrong with them."""
 
 # no `from __future__ import annotations`: fairseq reads a flag's type from its field
-import argparse
 import logging
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,40 +55,20 @@ class TrainingExamplesConfig(TrainingPartConfig):
 
 
 def sampling_of(cfg: Any) -> Sampling:
-    """The part of the training set that the flags name; tasks of translation have fewer of them.
-
-    Raises:
-        ValueError: a value out of its range, or two that contradict each other.
-    """
-    names = {"examples": "train_examples", "fraction": "train_fraction", "per_class": "train_per_class"}
-    names |= {"seed": "train_sample_seed", "held_out": "held_out"}
-    return Sampling(**{name: getattr(cfg, flag) for name, flag in names.items() if hasattr(cfg, flag)})
+    """Make the `Sampling` that the flags ask for; tasks of translation have fewer of them."""
+    names = {"train_examples": "examples", "train_fraction": "fraction", "train_per_class": "per_class"}
+    names |= {"train_sample_seed": "seed", "held_out": "held_out"}
+    return Sampling(**{name: getattr(cfg, flag) for flag, name in names.items() if hasattr(cfg, flag)})
 
 
 def corruption_of(cfg: Any) -> Corruption:
-    """The flags' changes of the training examples.
-
-    Raises:
-        ValueError: see `Corruption`.
-    """
-    names = {"label_noise": "label_noise", "shortcut": "shortcut", "at_evaluation": "shortcut_at_evaluation"}
-    names["seed"] = "train_sample_seed"
-    given = {name: getattr(cfg, flag) for name, flag in names.items() if hasattr(cfg, flag)}
-    words = tuple(word.strip() for word in (getattr(cfg, "shortcut_words", None) or "").split(",") if word.strip())
-    return Corruption(words=words, **given)
+    """Make the `Corruption` that the flags ask for."""
+    words = tuple(word.strip() for word in (cfg.shortcut_words or "").split(",") if word.strip())
+    return Corruption(cfg.label_noise, cfg.shortcut, words, cfg.shortcut_at_evaluation, cfg.train_sample_seed)
 
 
 class TrainingExamples:
-    """The examples of a task's splits as the flags ask for them.
-
-    Args:
-        cfg: the task's; the words that are planted are kept in it, so that the checkpoint says them.
-        task: with its label set.
-        tokenizer: the model's.
-
-    Raises:
-        ValueError: flags that contradict each other, or that the task cannot have.
-    """
+    """The examples of a task's splits as the flags ask for them; the words that are planted are kept in `cfg`."""
 
     def __init__(self, cfg: Any, task: LabelledTask, tokenizer: Any) -> None:
         self.source, self.task = cfg.data, task
@@ -103,7 +83,7 @@ class TrainingExamples:
             _keep_words(cfg, ",".join(self.corruption.words))
 
     def of(self, split: str) -> list[Any]:
-        """The examples of a split; with --held-out, `valid` are those that are held out of training."""
+        """Read the examples of a split; with --held-out, `valid` are those that are held out of training."""
         held_out = split == "valid" and self.sampling.held_out
         if split != "train" and not held_out:
             return self.corruption.of_evaluation(read_split(self.task, self.source, split), split)
@@ -112,14 +92,10 @@ class TrainingExamples:
 
 
 def _keep_words(cfg: Any, words: str) -> None:
-    """In the task's configuration, and in that of the training: the task has a copy, and checkpoints save the other."""
+    """Write the words into the task's configuration, and into the training's: the task has a copy of what is saved."""
     logger.info(f"--shortcut-words {words}: chosen, since none were given")
-    if isinstance(cfg, argparse.Namespace) or not OmegaConf.is_config(cfg):
-        cfg.shortcut_words = words
-        return
-    training = cfg._get_parent()
-    saved = None if training is None else training.get("task")
-    for one in (cfg, saved):
-        if OmegaConf.is_config(one):
-            with open_dict(one):
-                one.shortcut_words = words
+    training = cfg._get_parent() if OmegaConf.is_config(cfg) else None
+    for config in (cfg, None if training is None else training.get("task")):
+        if config is not None:
+            with open_dict(config) if OmegaConf.is_config(config) else nullcontext():
+                config.shortcut_words = words

@@ -32,13 +32,13 @@ LISTS = ("update_freq",)
 
 
 def fairseq_setting(config: Any, name: str) -> Any:
-    """One of `FAIRSEQ_SETTINGS`; a task without a config dataclass has all of fairseq's configuration itself."""
+    """Look one of `FAIRSEQ_SETTINGS` up; a task without a config dataclass has all of fairseq's configuration."""
     value = getattr(config, f"attn_{name}", None)
     return getattr(config, name, None) if value is None or str(value).startswith("${") else value
 
 
 def total_updates(config: Any, batches: int | None) -> int | None:
-    """The fewer of --max-update and of the updates in --max-epoch epochs; None where neither is given.
+    """Count updates to the first of --max-update and --max-epoch; None where neither is given.
 
     What ends a training early (patience, time, a small learning rate) is not foreseen, and with data in several parts
     every epoch is taken to be as long as the first.
@@ -62,10 +62,7 @@ def total_epochs(config: Any, batches: int | None) -> int | None:
 
 
 def _by_epoch(config: Any, batches: int) -> list[int]:
-    """The updates of the epochs that --update-freq names, each with so many batches.
-
-    With --skip-remainder-batch fairseq leaves out the last batch, and then the last update if that lacks batches.
-    """
+    """Count the updates of each epoch that --update-freq names; --skip-remainder-batch leaves the last batch out."""
     skips = fairseq_setting(config, "skip_remainder_batch") in (True, "True")
     frequencies = _numbers(config, "update_freq", 1)
     return [math.floor((batches - 1) / freq) if skips else math.ceil(batches / freq) for freq in frequencies]
@@ -74,7 +71,6 @@ def _by_epoch(config: Any, batches: int) -> list[int]:
 def _numbers(config: Any, name: str, default: float = 0) -> list[float]:
     """A value that is a number, or several; as numbers or as text."""
     value = fairseq_setting(config, name)
-    if isinstance(value, str):
-        value = ast.literal_eval(value)
-    several = list(value) if isinstance(value, list | tuple | ListConfig) else [value]
+    value = ast.literal_eval(value) if isinstance(value, str) else value
+    several = value if isinstance(value, list | tuple | ListConfig) else [value]
     return [default if number is None else float(number) for number in several] or [default]

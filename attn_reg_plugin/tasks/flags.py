@@ -18,17 +18,13 @@ from attn_reg_plugin.tasks.fairseq_settings import FAIRSEQ_SETTINGS, LISTS
 
 
 def with_attn_reg(config: type[FairseqDataclass]) -> type[FairseqDataclass]:
-    """A task's config with the regularizers' flags added; give it to `register_task`.
-
-    Args:
-        config: the config dataclass of a fairseq task.
-    """
+    """Add the regularizers' flags to the config dataclass of a fairseq task; give the result to `register_task`."""
     return dataclasses.make_dataclass(f"AttnReg{config.__name__}", list(_fields()), bases=(config,))
 
 
 def _fields() -> Iterator[tuple[str, Any, dataclasses.Field]]:
     """Fields of every registered method, the shared ones once, and of what a task sees of fairseq's configuration."""
-    text = f"attention regularizer; one of {', '.join(_methods())}; or several, joined by +"
+    text = f"attention regularizer; one of {_methods()}; or several, joined by +"
     yield "attn_reg", str, dataclasses.field(default="none", metadata={"help": text})
     shared = _shared()
     for option in shared.values():
@@ -56,22 +52,22 @@ def _field(method: str, option: dataclasses.Field, kind: Any) -> tuple[str, Any,
     return f"{method}_{option.name}", kind, dataclasses.field(default=default, metadata={"help": f"{method}: {text}"})
 
 
-def _methods() -> list[str]:
-    return ["none", *sorted(REGISTRY)]
+def _methods() -> str:
+    return ", ".join(["none", *sorted(REGISTRY)])
 
 
 def _shared() -> dict[str, dataclasses.Field]:
-    """The options that all methods have."""
+    """Collect the options that all methods have."""
     return {option.name: option for option in options_of(Regularizer)}
 
 
 def flag_of(method: str, option: str) -> str:
-    """The flag of one option; those that all methods share are named after none: `--attn-sites`."""
+    """Name the flag of an option; those that all methods share are named after none: `--attn-sites`."""
     return f"--{'attn' if option in _shared() else method}-{option}".replace("_", "-")
 
 
 def regularizer_from(config: Any) -> Regularizer | None:
-    """The regularizer that a fairseq config or namespace asks for; None for `none`.
+    """Build the regularizer that a fairseq config or namespace asks for; None for `none`.
 
     Raises:
         ValueError: an unknown method, or an option out of its range.
@@ -89,14 +85,10 @@ def regularizer_from(config: Any) -> Regularizer | None:
 
 
 def _built(config: Any, name: str, given: str) -> Regularizer:
-    """One method from its flags.
-
-    Args:
-        given: the whole value of --attn-reg.
-    """
+    """Build a method from its flags; `given` is the whole value of --attn-reg."""
     if name not in REGISTRY:
         joined = "; several are joined by +" if "+" in given else ""
-        raise ValueError(f"--attn-reg is {given!r}, but must be one of {', '.join(_methods())}{joined}")
+        raise ValueError(f"--attn-reg is {given!r}, but must be one of {_methods()}{joined}")
     hints, values = typing.get_type_hints(REGISTRY[name]), {}
     for option in options_of(REGISTRY[name]):
         flag = flag_of(name, option.name)

@@ -11,6 +11,7 @@ a folder `encoder`, so that the checkpoints can be used where the pretrained mod
 # no `from __future__ import annotations`: fairseq reads a flag's type from its field, and knows `Optional` only
 # ruff: noqa: UP045
 import logging
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Optional
@@ -29,10 +30,10 @@ from attn_reg_plugin.labelled import (
     find_task,
     load_tokenizer,
     longest_input,
-    plain_task,
     with_labels,
 )
 from attn_reg_plugin.labelled.dataset import LabelledDataset
+from attn_reg_plugin.labelled.task_table import own_task
 from attn_reg_plugin.models.hf_encoder import load_config
 from attn_reg_plugin.regularizers.base.distributed import rank
 from attn_reg_plugin.tasks.attn_reg_task import AttnRegTask, print_flags_if_asked, with_attn_reg
@@ -42,15 +43,8 @@ logger = logging.getLogger(__name__)
 
 #: the folder beside the checkpoints with the tokenizer and the model's configuration
 ENCODER = "encoder"
-#: flags that describe a task that is in no table, and the argument of `plain_task` that each one is
-_DESCRIBING = {
-    "text_columns": "text",
-    "label_column": "label",
-    "labels": "labels",
-    "file_format": "format",
-    "metrics": "metrics",
-    "file_fields": "fields",
-}
+#: flags that describe a task that is in no table, see `own_task`
+_DESCRIBING = ("text_columns", "label_column", "labels", "file_format", "file_fields", "metrics")
 #: kind -> the fairseq task for it
 TASKS_OF_KINDS = {
     CLASSIFICATION: "attn_reg_text_classification",
@@ -76,7 +70,7 @@ class LabelledTaskConfig(TrainingExamplesConfig):
     text_columns: str = setting("without --labelled: the columns of the texts, separated by commas", "")
     label_column: str = setting("without --labelled: the label's column; of CoNLL files its number, -1 the last", "")
     labels: str = setting("without --labelled: the label set, separated by commas; default: the training file's", "")
-    file_format: str = setting("without --labelled: tsv, csv, conll or conllu", "")
+    file_format: str = setting("without --labelled: one of tsv, csv, jsonl, conll, conllu; default: tsv or conll", "")
     file_fields: int = setting("without --labelled: fields of a CoNLL line; 0: as many as the first line has", 0)
     metrics: str = setting("without --labelled: the official metrics, separated by commas, the chief one first", "")
     max_length: Optional[int] = setting("truncate inputs at this many tokens; default: the model's length", None)
@@ -85,30 +79,22 @@ class LabelledTaskConfig(TrainingExamplesConfig):
 
 
 def described_task(cfg: Any, kinds: tuple[str, ...]) -> LabelledTask:
-    """The row of the table that the flags name, or a row made of them.
-
-    Args:
-        cfg: has the fields of `LabelledTaskConfig`, and `regression` where that is a choice.
-        kinds: what the fairseq task takes.
+    """Find the task of one of these kinds that the flags name, or make the one that they describe.
 
     Raises:
         ValueError: an unknown task or one of another kind; flags that contradict each other or say too little.
     """
-    given = {name: getattr(cfg, name, None) for name in _DESCRIBING if getattr(cfg, name, None)}
+    given = {name: value for name in _DESCRIBING if (value := getattr(cfg, name, None))}
     if cfg.labelled:
         if given:
             flag = f"--{next(iter(given)).replace('_', '-')}"
             raise ValueError(f"{flag} describes a task that has no name; leave it or --labelled {cfg.labelled} out")
         task = find_task(cfg.labelled)
     else:
-        if not ("text_columns" in given or kinds == (TAGGING,)) or "label_column" not in given:
+        if not given:
             raise ValueError("give --labelled NAME, or describe the files by --text-columns and --label-column")
-        values = {_DESCRIBING[name]: value for name, value in given.items()}
-        for name in ("text", "labels", "metrics"):
-            if name in values:
-                values[name] = tuple(part.strip() for part in values[name].split(","))
-        kind = kinds[-1] if getattr(cfg, "regression", False) else kinds[0]
-        task = plain_task(kind, **{"text": ("tokens",), **values})
+        kind = REGRESSION if getattr(cfg, "regression", False) else kinds[0]
+        task = own_task(kind, **{"file_format": "conll" if kind == TAGGING else "tsv", **given})
     if task.kind not in kinds:
         raise ValueError(
             f"--labelled {task.name} is a task of {task.kind.replace('_', ' ')}; use --task {TASKS_OF_KINDS[task.kind]}"
@@ -126,6 +112,7 @@ class LabelledTextTask(FairseqTask):
     """
 
     kinds: ClassVar[tuple[str, ...]] = ()
+    source_dictionary = target_dictionary = None  # the tokenizer has the vocabulary, `labelled` the labels
 
     def __init__(self, cfg: Any) -> None:
         super().__init__(cfg)
@@ -154,7 +141,7 @@ class LabelledTextTask(FairseqTask):
 
     @staticmethod
     def _encoder_path(cfg: Any) -> str:
-        """Where the tokenizer is: in --hf-model, or beside the checkpoints where that is gone."""
+        """Find the tokenizer: in --hf-model, or beside the checkpoints where that is gone."""
         path, kept = cfg.hf_model, saved_encoder(getattr(cfg, "attn_save_dir", None))
         if Path(path).is_dir() or kept is None or not (kept / "config.json").exists():
             return path
@@ -171,10 +158,7 @@ class LabelledTextTask(FairseqTask):
         """The model; of one that is to be trained, what its checkpoints need is kept."""
         model = super().build_model(cfg, from_checkpoint)
         if not from_checkpoint and hasattr(model, "config_json"):
-            if OmegaConf.is_config(cfg):
-                with open_dict(cfg):
-                    cfg.hf_config = model.config_json()
-            else:
+            with open_dict(cfg) if OmegaConf.is_config(cfg) else nullcontext():
                 cfg.hf_config = model.config_json()
             folder = saved_encoder(getattr(self.cfg, "attn_save_dir", None))
             if folder is not None and rank() == 0:
@@ -183,30 +167,17 @@ class LabelledTextTask(FairseqTask):
         return model
 
     def load_dataset(self, split: str, combine: bool = False, **kwargs: Any) -> None:
-        """Read and encode a split.
-
-        Raises:
-            ValueError: anything that is wrong with the data, in one sentence with file and line.
-        """
-        examples, training = self.examples.of(split), split == "train"
-        title = f"{self.labelled.name} {split}"
-        rows = encode(examples, self.labelled, self.tokenizer, self.longest, title)
+        """Read and encode a split; an error names file and line."""
+        training, title = split == "train", f"{self.labelled.name} {split}"
+        rows = encode(self.examples.of(split), self.labelled, self.tokenizer, self.longest, title)
         logger.info(f"{title}: {len(rows)} examples")
+        grouped = not (training and self.cfg.no_grouping)
         self.datasets[split] = LabelledDataset(
-            rows,
-            self.labelled.kind,
-            self.tokenizer,
-            shuffle=training,
-            seed=self.cfg.seed,
-            grouped=not (training and self.cfg.no_grouping),
+            rows, self.labelled.kind, self.tokenizer, shuffle=training, seed=self.cfg.seed, grouped=grouped
         )
 
     def get_batch_iterator(self, *args: Any, **kwargs: Any) -> Any:
-        """fairseq's iterator; no example is left out.
-
-        With its default, --required-batch-size-multiple 8, fairseq drops the rest of the last batch, from validation
-        sets too, so that metrics would not be of the whole set.
-        """
+        """Batches of all examples: by its default, 8, fairseq drops the rest of the last batch, of valid too."""
         return super().get_batch_iterator(*args, **{**kwargs, "required_batch_size_multiple": 1})
 
     def has_sharded_data(self, split: str) -> bool:
@@ -217,19 +188,9 @@ class LabelledTextTask(FairseqTask):
         """Tokens an input may have."""
         return self.longest
 
-    @property
-    def source_dictionary(self) -> None:
-        """None: the tokenizer has the vocabulary."""
-        return None
-
-    @property
-    def target_dictionary(self) -> None:
-        """None: `labelled` has the labels."""
-        return None
-
 
 def saved_encoder(save_dir: str | None) -> Path | None:
-    """The folder `encoder` beside the checkpoints of a training; None without a place for them."""
+    """Name the folder `encoder` beside the checkpoints of a training; None without a place for them."""
     return None if not save_dir or save_dir.startswith("${") else Path(save_dir) / ENCODER
 
 

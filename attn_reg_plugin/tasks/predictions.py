@@ -21,7 +21,7 @@ NEED_NO_PREDICTION = (
 
 
 def reads_predictions(regularizer: Regularizer) -> bool:
-    """Whether the method runs an objective on the model's outputs."""
+    """Tell whether the method runs an objective on the model's outputs."""
     return getattr(regularizer, "objective", None) is not None and getattr(regularizer, "attribution", "") != "random"
 
 
@@ -45,11 +45,7 @@ class FairseqObjective:
         self.objective, self.labels, self.padding, self.who = objective, labels, padding, who
 
     def __call__(self, outputs: Any, inputs: Mapping[str, Any]) -> Tensor:
-        """F, see `attn_reg_plugin.regularizers.ad_drop.objectives`.
-
-        Raises:
-            ValueError: there are no logits, or no gold labels that fit them; the flags that help are named.
-        """
+        """Return F, see `ad_drop.objectives`; refuse outputs without logits by the flags that help."""
         logits, inputs = self._readable(outputs, dict(inputs))
         targets = inputs.get("targets")
         if self.labels == "gold" and isinstance(targets, Tensor) and targets.is_floating_point() and _tokens(logits):
@@ -77,9 +73,9 @@ class FairseqObjective:
             for name in ("targets", "labels"):  # of the text, not of the frames
                 inputs.pop(name, None)
             return logits, inputs | {"token_mask": real}
-        if not isinstance(outputs, tuple | list) or not outputs or not isinstance(outputs[0], Tensor):
+        first = outputs[0] if isinstance(outputs, tuple | list) and outputs else None
+        if not isinstance(first, Tensor):
             return outputs, inputs
-        first = outputs[0]
         if inputs.get("adaptive_softmax") is not None and first.dim() == 3:
             return adaptive_log_probabilities(inputs["adaptive_softmax"], first), inputs
         return self._masked(first, inputs) if "masked_tokens" in inputs else (outputs, inputs)

@@ -6,7 +6,6 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
-import torch
 from fairseq.models import FairseqMultiModel
 from torch import nn
 
@@ -32,12 +31,6 @@ def refuse_settings(config: Any, regularizer: Regularizer | None) -> None:
     """Refuse a precision that fairseq itself cannot train in, before it fails in a way that does not say so.
 
     And parameters that fairscale shards: it frees them at the end of every backward, the probe's as well.
-
-    Args:
-        config: the task's.
-
-    Raises:
-        ValueError: --bf16 on the command line without torch_xla, --fp16 on a CPU, or --ddp-backend fully_sharded.
     """
     on = {name: str(fairseq_setting(config, name)) == "True" for name, _ in FAIRSEQ_SETTINGS}
     if on["tpu"] and importlib.util.find_spec("torch_xla") is None:
@@ -58,16 +51,11 @@ def refuse_settings(config: Any, regularizer: Regularizer | None) -> None:
 
 
 def refuse_broadcast(config: Any) -> None:
-    """Refuse to continue on several ranks where fairseq cannot broadcast the checkpoint.
-
-    Raises:
-        ValueError: there is a checkpoint to continue from, and the flag that helps is not given.
-    """
+    """Refuse to continue on several ranks from a checkpoint that fairseq cannot broadcast."""
     folder = fairseq_setting(config, "save_dir") or ""
     each = fairseq_setting(config, "load_checkpoint_on_all_dp_ranks")
     alone = each is None or str(each) == "True" or world_size() == 1
-    fails = tuple(int(number) for number in torch.__version__.split(".")[:2]) >= (2, 6)
-    if fails and not alone and (Path(folder) / "checkpoint_last.pt").exists():
+    if not alone and (Path(folder) / "checkpoint_last.pt").exists():
         raise ValueError(
             f"{folder} has a checkpoint to continue from, but with torch 2.6 or later fairseq fails to hand it from "
             "rank 0 to the other ranks; add --load-checkpoint-on-all-dp-ranks"
@@ -77,26 +65,18 @@ def refuse_broadcast(config: Any) -> None:
 def refuse_model(regularizer: Regularizer, model: nn.Module, task: str) -> None:
     """Refuse a model that the method cannot work with.
 
-    Args:
-        task: its name, for the message.
-
-    Raises:
-        ValueError: AttendOut, and a batch of the task is not one of source and target tokens; a method that compares
-            passes, and an adaptive softmax; or one that attributes predictions, and the model makes none.
+    AttendOut needs batches of source and target tokens, methods that compare passes a distribution, and those that
+    attribute predictions a model that makes some.
     """
     kind, method = f"{type(model).__name__} of {task}", f"--attn-reg {regularizer.name}"
     classes = [cls.__name__ for cls in type(model).__mro__]
-    if regularizer.one_forward:
-        reason = None
-        if isinstance(model, FairseqMultiModel):
-            reason = "whose batches hold one for each language pair"
-        elif "FairseqNATModel" in classes:
-            reason = "which is trained on tokens with noise of the task's own"
-        if reason:
-            raise ValueError(
-                f"{method} does not work with {kind}, {reason}; use another --attn-reg, such as ad_drop or "
-                "scheduled_dropout"
-            )
+    if regularizer.one_forward and (isinstance(model, FairseqMultiModel) or "FairseqNATModel" in classes):
+        pairs = isinstance(model, FairseqMultiModel)
+        reason = "batches hold one for each language pair" if pairs else "tokens have noise of the task's own"
+        raise ValueError(
+            f"{method} does not work with {kind}, whose {reason}; use another --attn-reg, such as ad_drop or "
+            "scheduled_dropout"
+        )
     softmax = getattr(getattr(model, "decoder", None), "adaptive_softmax", None)
     if regularizer.passes > 1 and softmax is not None:
         raise ValueError(
@@ -109,11 +89,7 @@ def refuse_model(regularizer: Regularizer, model: nn.Module, task: str) -> None:
 
 
 def refuse_alignment(model: nn.Module, sites: list[AttentionSite]) -> None:
-    """Refuse to drop where alignments are learnt: their loss is infinite where a position is dropped.
-
-    Raises:
-        ValueError: one of `sites` is the layer of --alignment-layer.
-    """
+    """Refuse to drop in the layer that --alignment-layer names: its loss is infinite where a position is dropped."""
     layers = {getattr(module, "alignment_layer", None) for module in model.modules()} - {None}
     crossing = [site for site in sites if site.stack == "decoder" and site.kind == "cross"]
     others = ",".join(str(site.layer) for site in crossing if site.layer not in layers)
@@ -124,27 +100,3 @@ def refuse_alignment(model: nn.Module, sites: list[AttentionSite]) -> None:
                 f"{site.name} is the attention that --alignment-layer {site.layer} supervises, and the loss of an "
                 f"alignment that is dropped is infinite; leave it out, for example --attn-sites '{instead}'"
             )
-
-
-def refuse_other_class(wanted: type, task: object) -> None:
-    """Refuse a task whose `setup_task` makes another class's: nothing would be regularized.
-
-    Raises:
-        ValueError: always.
-    """
-    raise ValueError(
-        f"{type(task).__name__}.setup_task makes a {type(task).__name__} instead of a {wanted.__name__}, so --attn-reg "
-        f"would have no effect; give {wanted.__name__} a setup_task of its own that ends in cls(...)"
-    )
-
-
-def refuse_uncalled(regularizer: Regularizer, task: str) -> None:
-    """Stop a task that calls neither its model nor the models in it: nothing would ever be regularized.
-
-    Raises:
-        ValueError: always.
-    """
-    raise ValueError(
-        f"{task} made an update without calling the model's forward (it calls its encoder and decoder, or other "
-        f"parts), so --attn-reg {regularizer.name} never acted; use --attn-reg none, or a task that calls the model"
-    )

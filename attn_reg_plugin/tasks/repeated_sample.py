@@ -14,14 +14,10 @@ COUNTS = ("ntokens", "nsentences")
 
 
 class AddingCriterion:
-    """Stands in for a criterion in a training step, and takes what it hasn't itself from the criterion.
+    """Stands in for fairseq's criterion in a training step of a method with several passes.
 
     The sample size and all that is logged are of one pass, the mean over all of them; but for `loss`, which is the
-    whole loss.
-
-    Args:
-        criterion: fairseq's; its loss is a sum, as fairseq has it.
-        regularizer: attached, with several passes.
+    whole loss, a sum.
     """
 
     def __init__(self, criterion: Any, regularizer: Regularizer) -> None:
@@ -33,11 +29,7 @@ class AddingCriterion:
     def __call__(
         self, model: nn.Module, sample: dict[str, Any], *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Any, dict[str, Any]]:
-        """Loss, sample size and what is logged.
-
-        Raises:
-            ValueError: the sample has alignments: pairs of positions in the whole batch, which cannot be repeated.
-        """
+        """Return loss, sample size and what is logged; alignments, of positions in the whole batch, are refused."""
         regularizer, passes = self.regularizer, self.regularizer.passes
         if sample.get("alignments") is not None:
             raise ValueError(
@@ -66,7 +58,7 @@ class AddingCriterion:
 
 
 def _of_one_pass(value: Any, passes: int) -> Any:
-    """A sum over all passes, divided by their number; whole numbers stay whole where they can."""
+    """Divide a sum over all passes by their number; whole numbers stay whole where they can."""
     if isinstance(value, bool) or not isinstance(value, int | float | Tensor):
         return value
     return value // passes if isinstance(value, int) and value % passes == 0 else value / passes

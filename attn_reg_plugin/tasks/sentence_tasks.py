@@ -29,7 +29,7 @@ class AttnRegSentencePredictionTask(AttnRegTask, SentencePredictionTask):
     """Classification and regression of sentences with an attention regularizer, chosen by `--attn-reg`."""
 
     def example_outcomes(self, model: nn.Module, sample: dict[str, Any]) -> Outcome:
-        """Loss and score of each example, both (B,), through the classification head."""
+        """Return loss and score of each example, both (B,), through the classification head."""
         head = {"features_only": True, "classification_head_name": self.cfg.classification_head_name}
         logits = logits_of(model(**sample["net_input"], **head)).float()
         if self.cfg.regression_target:
@@ -41,7 +41,7 @@ class AttnRegSentencePredictionTask(AttnRegTask, SentencePredictionTask):
 
 
 def score_of_choice(outputs: Any, inputs: Mapping[str, Any]) -> Tensor:
-    """The objective of ranking: Σ of the choices' scores."""
+    """Return the objective of ranking, Σ of the choices' scores."""
     return logits_of(outputs).float().sum()
 
 
@@ -61,16 +61,10 @@ class AttnRegSentenceRankingTask(AttnRegTask, SentenceRankingTask):
 
     @classmethod
     def setup_task(cls, args: argparse.Namespace, **kwargs: Any) -> AttnRegSentenceRankingTask:
-        """The task; fairseq's own would make its own class.
-
-        Raises:
-            ValueError: another criterion than sentence_ranking.
-        """
-        if args.criterion != "sentence_ranking":
-            raise ValueError(f"--criterion is {args.criterion}, but must be sentence_ranking for this task")
+        """Set up the task with the dictionary of fairseq's own task, which is of fairseq's class."""
         for name, _ in FAIRSEQ_SETTINGS:  # a task without a config dataclass sees all of the command line
             setattr(args, f"attn_{name}", getattr(args, name, None))
-        return cls(args, cls.load_dictionary(args, f"{args.data}/input0/dict.txt", source=True))
+        return cls(args, SentenceRankingTask.setup_task(args).dictionary)
 
 
 print_flags_if_asked("attn_reg_sentence_prediction", AttnRegSentencePredictionConfig)

@@ -9,7 +9,6 @@ writes), and those of interval checkpoints.
 from __future__ import annotations
 
 import logging
-import re
 from pathlib import Path
 from typing import Any
 
@@ -25,26 +24,18 @@ FROM_WEIGHTS = "use --finetune-from-model, and the method starts anew from its w
 
 
 class Sidecar:
-    """The states in one checkpoint folder.
-
-    Args:
-        folder: fairseq's --save-dir; None keeps nothing.
-    """
+    """The states in one checkpoint folder, fairseq's --save-dir; None keeps nothing."""
 
     def __init__(self, folder: str | None) -> None:
         self.folder = None if not folder or folder.startswith("${") else Path(folder)
         self.last: int | None = None  # the state that `checkpoint_last.pt` needs until the next one is written
 
     def path(self, updates: int) -> Path:
-        """The file that belongs to a checkpoint made after `updates` updates."""
+        """Name the file that belongs to a checkpoint made after `updates` updates."""
         return self.folder / f"attn_reg_state_{updates}.pt"
 
     def save(self, updates: int, state: dict[str, Any]) -> None:
-        """Write the state, and delete those that no checkpoint needs any more.
-
-        Raises:
-            OSError: it cannot be written; nothing half-written is left.
-        """
+        """Write the state whole or, with an OSError, not at all; delete those that no checkpoint needs any more."""
         if self.folder is None:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -62,13 +53,13 @@ class Sidecar:
 
     def _delete_but(self, *needed: int | None) -> None:
         """Delete the states but those of these updates and of interval checkpoints."""
-        names = (re.fullmatch(r"attn_reg_state_(\d+)\.pt", path.name) for path in self.folder.iterdir())
-        for updates in {int(match[1]) for match in names if match} - {*needed}:
+        numbers = (path.stem.removeprefix("attn_reg_state_") for path in self.folder.glob("attn_reg_state_*.pt"))
+        for updates in {int(number) for number in numbers if number.isdigit()} - {*needed}:
             if not list(self.folder.glob(f"checkpoint_*_{updates}.pt")):
                 self.path(updates).unlink()
 
     def load(self, updates: int) -> dict[str, Any] | None:
-        """The state after `updates` updates, on every rank; None at the start of a run, or if there is none.
+        """Read the state after `updates` updates, on every rank; None at the start of a run, or if there is none.
 
         Raises:
             ValueError: it is damaged, or no state; on every rank.
@@ -96,11 +87,7 @@ def resume(regularizer: Regularizer, state: dict[str, Any], file: Path, instead:
     Args:
         regularizer: attached and bound.
         state: rank 0's, on every rank.
-        file: that it is from, for the message.
-        instead: what to do if it cannot be used.
-
-    Raises:
-        ValueError: the state is damaged, or does not fit the model or its sites.
+        file, instead: where it is from and what to do if it is damaged or does not fit, for the message.
     """
     epoch = regularizer.epoch
     with refuse_state(file, f"--attn-reg {regularizer.name}", instead):

@@ -248,7 +248,7 @@ REFUSED: dict[str, tuple[Callable[[Path, Path], Any], str]] = {
     "no such head": (lambda folder, path: family(path, "T5", **T5), "no multiple choice head for t5 models"),
     "no labels": (
         lambda folder, path: HFEncoderModel.build_model(HFEncoderConfig(), SimpleNamespace()),
-        "is for tasks of labelled text such as attn_reg_text_classification",
+        "is for tasks such as attn_reg_text_classification",
     ),
     "no sites": (
         lambda folder, path: ADDrop().attach(family(path, "Nystromformer", type_vocab_size=1)),

@@ -185,7 +185,6 @@ def test_only_a_training_needs_the_checkpoint_on_all_ranks(
 ) -> None:
     """On two ranks; a task that only validates or translates is made as before, and builds from the checkpoint."""
     monkeypatch.setattr("attn_reg_plugin.tasks.refusals.world_size", lambda: 2)
-    monkeypatch.setattr("attn_reg_plugin.tasks.refusals.torch", Namespace(__version__="2.6.0"))
     flags = {f"{prefix}save_dir": str(tmp_path), f"{prefix}load_checkpoint_on_all_dp_ranks": False}
     torch.save({"model": {}}, tmp_path / "checkpoint_last.pt")
     cfg = options(model=transformer(), attn_reg=method, **flags)

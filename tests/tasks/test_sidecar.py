@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from pathlib import Path
 from typing import Any
@@ -108,14 +107,7 @@ def test_a_damaged_state_in_the_checkpoint_is_named(file: str, state: Any, tmp_p
     task = attached(transformer(), attn_restore_file=file, attn_save_dir=str(tmp_path))
     place = re.escape(str(tmp_path / file))
     with pytest.raises(ValueError, match=rf"{place}: the state of the method does not fit .*ad_drop"):
-        task.load_state_dict({"attn_reg": state})
-
-
-def test_a_whole_state_in_the_checkpoint_is_taken(caplog: pytest.LogCaptureFixture) -> None:
-    task = attached(transformer())
-    with caplog.at_level(logging.WARNING):
-        task.load_state_dict({"attn_reg": {**task.regularizer.state_dict(), "epoch": 3, "updates": 9}})
-    assert (task.regularizer.epoch, task.regularizer.updates, caplog.text) == (3, 9, "")
+        task._resume_method(state, 4)
 
 
 def test_the_parts_of_a_combination_stay_in_the_epoch_that_was_announced(tmp_path: Path) -> None:

@@ -74,10 +74,6 @@ class ResumedTask:
         state, patience = dict(super().state_dict()), waited()
         return {**state, PATIENCE: patience} if patience else state
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the task's state; a training that goes on from it calls `continue_from`."""
-        super().load_state_dict({key: value for key, value in state_dict.items() if key != PATIENCE})
-
 
 def task_state(checkpoint: Path, updates: int) -> dict[str, Any]:
     """The task's state in the checkpoint of so many updates, which fairseq gives no task back.
