@@ -65,8 +65,7 @@ class AttendOut(Regularizer):
         problem, optimizer: what to train and how; see `Problem`.
 
     Raises:
-        TypeError: an option is of another type.
-        ValueError: an option is out of its range.
+        TypeError, ValueError: an option is of another type, or out of its range.
     """
 
     presets: ClassVar[tuple[Preset, ...]] = (Preset("attend_out", "AttendOut", {"sites": "encoder.self"}),)

@@ -166,7 +166,7 @@ class Regularizer:
             self._attachment.end_update()
 
     def supply(self, supplied: Supplied | None = None, /, **fields: Any) -> None:
-        """Tell what the next forwards' arguments do not show, as `Supplied` or its fields; stays until the next call."""
+        """Tell what the next forwards' arguments do not show, as `Supplied` or its fields, until the next call."""
         self.supplied = Supplied(**fields) if supplied is None else supplied
 
     def loss(self, compute: Callable[[Any], Tensor], batch: Any, share: Share | None = None) -> Tensor:
