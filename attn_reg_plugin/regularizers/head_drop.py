@@ -74,11 +74,7 @@ class HeadDrop(Timed):
         self.curve = Curve(points)
 
     def drop_probability(self) -> float:
-        """p at the present place in the training.
-
-        Raises:
-            RuntimeError: what the schedule counts was not announced.
-        """
+        """p at the present place in the training; errors as in `position`."""
         return self.curve(self.position()) if self.turn else self.p
 
     def begin_training(self, updates: int | None, epochs: int | None = None) -> None:

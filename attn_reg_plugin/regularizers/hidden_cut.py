@@ -93,11 +93,7 @@ class HiddenCut(SeveralPasses):
             site.ask(look=Spans(self.cut, self.top, seed, self.times, self.statistics))
 
     def after_forward(self, outputs: Any) -> None:
-        """As `SeveralPasses.after_forward`; every layer whose spans were drawn has been cut.
-
-        Raises:
-            RuntimeError: one has not.
-        """
+        """As `SeveralPasses.after_forward`; a RuntimeError if a layer whose spans were drawn has not been cut."""
         super().after_forward(outputs)
         for site in self.attached_sites if outputs is not None else ():
             spans = site.request.look
@@ -165,12 +161,7 @@ class Spans:
     reached: set[int] = field(default_factory=set)
 
     def __call__(self, call: AttentionCall, weights: Tensor, valid: Tensor | None) -> None:
-        """Draw the spans of a call, once: activation checkpointing comes again.
-
-        Args:
-            weights: (B, H, T, S), the map.
-            valid: bool, broadcastable to it, or None.
-        """
+        """Draw the spans of a call from its map, (B, H, T, S), once: activation checkpointing comes again."""
         if call.index in self.drawn:
             return
         rows, _, _, keys = weights.shape
@@ -205,9 +196,8 @@ class Cutter(StandIn):
         if not isinstance(spans, Spans) or call is None:
             return outputs
         spans.reached.add(call.index)
-        if not self.module.training:
-            return outputs
-        if site.calls.over and graph_task() == -1:  # a part of the model runs by itself
+        alone = site.calls.over and graph_task() == -1  # a part of the model runs by itself
+        if alone or not self.module.training:
             return outputs
         cut = spans.drawn[call.index]
         first = getattr(site.backend, "time_first", None)
@@ -238,7 +228,9 @@ def feed_forward_of(model: nn.Module, site: AttentionSite, every: Iterable[Atten
         raise OptionError("sites", f"{site.name} is no self-attention: hidden_cut cuts tokens of a layer's own input")
     others = {s.path for s in every if (s.stack, s.kind) == (site.stack, site.kind)} - {site.path}
     attentions = tuple(f"{s.path}." for s in every)
-    width, path = _width(site.module), site.path
+    # the width of the attention's states is that of its first linear map
+    sizes = () if site.module is None else filter(None, map(_sizes, site.module.modules()))
+    width, path = next((wide for wide, _ in sizes), None), site.path
     while path:
         path = path.rpartition(".")[0]
         around = f"{path}." if path else ""
@@ -249,8 +241,7 @@ def feed_forward_of(model: nn.Module, site: AttentionSite, every: Iterable[Atten
         _refuse_experts(site, {name.removeprefix(around): part for name, part in parts.items()})
         maps = [name for name, part in parts.items() if _narrows(part, width) and not _is_added(name, inside)]
         order = list(inside)
-        behind = [name for name in maps if order.index(name) > order.index(site.path)]
-        maps = behind or maps  # Conformers have one ahead of the attention, too
+        maps = [n for n in maps if order.index(n) > order.index(site.path)] or maps  # Conformers have one ahead, too
         if len(maps) > 1:
             raise OptionError(
                 "sites",
@@ -266,14 +257,7 @@ def feed_forward_of(model: nn.Module, site: AttentionSite, every: Iterable[Atten
 
 
 def _refuse_experts(site: AttentionSite, modules: Mapping[str, nn.Module]) -> None:
-    """Refuse a layer whose tokens are routed to experts.
-
-    Args:
-        modules: of the layer, by their names in it.
-
-    Raises:
-        OptionError: one of them routes tokens, or is an expert.
-    """
+    """Refuse a layer whose `modules`, by their names in it, route tokens to experts, or are experts."""
     for name, module in modules.items():
         own, kind = name.rpartition(".")[2], type(module).__name__
         if own.startswith(("expert", "shared_expert")) or kind.endswith(("Experts", "MoE")):
@@ -288,16 +272,8 @@ def _sizes(module: nn.Module) -> tuple[int, int] | None:
     """From how many dimensions to how many a linear map goes; None of another module."""
     if isinstance(module, nn.Linear):
         return module.in_features, module.out_features
-    if type(module).__name__ == "Conv1D":  # GPT-2's linear map, whose weight is (in, out)
-        wide, narrow = module.weight.shape
-        return wide, narrow
-    return None
-
-
-def _width(attention: nn.Module | None) -> int | None:
-    """Return the width of an attention's states: that of its first linear map; None where it has none."""
-    sizes = () if attention is None else map(_sizes, attention.modules())
-    return next((size[0] for size in sizes if size is not None), None)
+    # GPT-2's linear map has a weight (in, out)
+    return tuple(module.weight.shape) if type(module).__name__ == "Conv1D" else None
 
 
 def _narrows(module: nn.Module, width: int | None) -> bool:

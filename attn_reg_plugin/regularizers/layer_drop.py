@@ -7,7 +7,9 @@ the residual path. Nothing is rescaled, and in evaluation every layer runs. fair
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar
@@ -55,21 +57,15 @@ class LayerDrop(Regularizer):
         Raises:
             ValueError: a site stands in no layer that could be left out.
         """
-        installed: list[Layer] = []
-        try:
-            installed += (layer.install() for layer in layers_of(model, sites))
-        except BaseException:
-            for layer in installed:
-                layer.remove()
-            raise
-        return installed
+        with ExitStack() as installed:
+            layers = layers_of(model, sites)
+            for layer in layers:
+                installed.callback(layer.install().remove)
+            installed.pop_all()
+        return layers
 
     def check_shards(self, modules: list[nn.Module]) -> None:
-        """Refuse layers in which modules are sharded by themselves: ranks that run them would wait for ever.
-
-        Raises:
-            ValueError: a layer holds such a module.
-        """
+        """Refuse layers in which modules are sharded by themselves: ranks that run them would wait for ever."""
         for layer in layers_of(self.model, self.attached_sites) if self.attached_sites else ():
             inner = [module for module in layer.module.modules() if module in modules and module is not layer.module]
             if inner:
@@ -103,12 +99,9 @@ class LayerDrop(Regularizer):
 
 @dataclass(eq=False)
 class LayerCall(AttentionCall):
-    """One call of a layer; `uniform` says that it is left out.
+    """One call of a layer; `uniform` says that it is left out."""
 
-    Attributes:
-        bare: type of its outputs and the number of those beside the states, if it is left out and does not run.
-    """
-
+    #: type of its outputs and the number of those beside the states, if it is left out and does not run
     bare: tuple[type, int] | None = None
 
 
@@ -226,13 +219,9 @@ class Layer(StandIn):
 
 
 def layers_of(model: nn.Module, sites: Iterable[AttentionSite]) -> list[Layer]:
-    """The layers that `sites` stand in, in order.
+    """The layers that `sites`, open ones of the attached model, stand in, in order.
 
     A site's layer is the outermost module around it that is called by a number and has no other attention of its kind.
-
-    Args:
-        model: the attached model.
-        sites: some of its open sites.
 
     Raises:
         ValueError: a site stands in no such layer, or shares its layer with one that isn't among `sites`.
@@ -255,10 +244,9 @@ def layers_of(model: nn.Module, sites: Iterable[AttentionSite]) -> list[Layer]:
 
 def _layer_path(site: AttentionSite, every: Iterable[AttentionSite]) -> str | None:
     """The path of the layer that `site` stands in."""
-    parts = site.path.split(".")
-    for i, part in enumerate(parts[:-1]):
-        path = ".".join(parts[: i + 1])
-        alike = (other for other in every if (other.stack, other.kind) == (site.stack, site.kind))
-        if part.isdigit() and {other.path for other in alike if other.path.startswith(f"{path}.")} == {site.path}:
+    alike = {other.path for other in every if (other.stack, other.kind) == (site.stack, site.kind)}
+    for number in re.finditer(r"(?<![^.])\d+(?=\.)", site.path):
+        path = site.path[: number.end()]
+        if {other for other in alike if other.startswith(f"{path}.")} == {site.path}:
             return path
     return None

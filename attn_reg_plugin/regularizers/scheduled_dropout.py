@@ -26,14 +26,9 @@ from attn_reg_plugin.regularizers.base.forward import Forward
 from attn_reg_plugin.regularizers.base.options import OptionError
 
 EXAMPLE = "drop encoder.self: 0:0.6 1000:0.1"
-#: the paper's, over a training of any length and a model of any depth: what its text says of QNLI is that all layers
-#: start at 0.6, the first stays near 0.55, the fourth falls faster, and lower layers drop more. Straight lines and the
-#: 0.11 of the last layer are chosen here, as in examples/scheduled_dropout
+#: the paper's, for QNLI: all layers start at 0.6, the first stays near 0.55, the fourth falls faster, lower layers drop
+#: more. Straight lines and the 0.11 of the last layer are chosen here, as in examples/scheduled_dropout
 PAPER = "drop encoder.self: 0:0.6 1:0.55..0.11"
-#: how the name of a schedule file ends
-FILES = (".yaml", ".yml")
-#: what an entry's numbers are the probability of; an entry begins with one of these words
-WORDS = ("drop", "keep")
 
 #: what a schedule may count -> where it begins
 STARTS = {"update": 0, "epoch": 1, "progress": 0}
@@ -60,8 +55,6 @@ class Curve:
         """Check the points."""
         if not self.points:
             raise ValueError(f"a curve needs at least one position:probability, as in {EXAMPLE!r}")
-        for drop in self.deepest:
-            _check_probability("drop", drop)
         last = -math.inf
         for position, drop in self.points:
             if not 0 <= position < math.inf:
@@ -70,6 +63,8 @@ class Curve:
                 raise ValueError(f"position {position:.15g} follows {last:.15g}, but positions must increase")
             _check_probability("drop", drop)
             last = position
+        for drop in self.deepest:
+            _check_probability("drop", drop)
 
     def __call__(self, position: float) -> float:
         """The drop probability at `position`."""
@@ -118,10 +113,10 @@ class Schedule:
     def read(cls, source: str) -> Schedule:
         """The schedule in the file `source` if that ends in .yaml or .yml, else in the text itself.
 
-        A file holds the entries as YAML: `drop pattern: {position: probability, ...}`. Reading it needs PyYAML.
+        A file holds the entries as YAML: `drop pattern: {position: probability, ...}`.
 
         Raises:
-            ValueError: it is malformed, or there is no such file.
+            ValueError: it is malformed, or there is no such file; or PyYAML is not installed.
         """
         path = file_of(source)
         if path is None:
@@ -173,7 +168,7 @@ def _depth(site: AttentionSite, sites: Iterable[AttentionSite]) -> float:
 
 def file_of(source: str) -> Path | None:
     """The file that a schedule is in; None if `source` is its text."""
-    return Path(source.strip()) if source.strip().endswith(FILES) else None
+    return Path(source.strip()) if source.strip().endswith((".yaml", ".yml")) else None
 
 
 def _check_probability(word: str, value: float) -> None:
@@ -183,11 +178,7 @@ def _check_probability(word: str, value: float) -> None:
 
 
 def _of_yaml(content: str) -> str:
-    """The entries of a YAML mapping in the form of a text, one per line.
-
-    Raises:
-        ValueError: it isn't YAML, or no mapping; or PyYAML is not installed.
-    """
+    """The entries of a YAML mapping in the form of a text, one per line."""
     try:
         import yaml  # here alone: a schedule in a text does without
     except ImportError:
@@ -217,7 +208,7 @@ def _entry(text: str) -> tuple[SiteSelector, Curve]:
         pairs = [(float(x), [float(y) for y in ys.split("..")]) for x, ys in (p.split(":") for p in points.split())]
     except ValueError:
         pairs = []
-    if word not in WORDS or not pairs or any(len(ys) > 2 for _, ys in pairs):
+    if word not in ("drop", "keep") or not pairs or any(len(ys) > 2 for _, ys in pairs):
         raise ValueError(f"schedule entry {text!r} is not understood; write for example {EXAMPLE!r}")
     selector = SiteSelector(pattern)
     try:
@@ -243,10 +234,10 @@ class Timed(Regularizer):
     _total: int | None = None
 
     def begin_training(self, updates: int | None, epochs: int | None = None) -> None:
-        """Announce a training of so many optimizer updates in all; None: their number is not known.
+        """As `Regularizer.begin_training`.
 
         Raises:
-            ValueError: the number is not at least 1; or it is not known, and the schedule counts progress.
+            ValueError: the number of updates is not at least 1; or it is not known, and the schedule counts progress.
         """
         if updates is None and self.unit == "progress":
             raise ValueError(
@@ -293,8 +284,7 @@ class ScheduledDropout(Timed):
 
     Attributes:
         schedule: drop probabilities over training, such as `drop encoder.self: 0:0.6 1000:0.1; drop encoder.self[0]:
-            0:0.5` (later entries override earlier ones), or the path of a .yaml file with such entries, `drop
-            encoder.self: {0: 0.6, 1000: 0.1}`; see `Schedule`. An entry has to say `drop`, or `keep`.
+            0:0.5`, or the path of a .yaml file with such entries; see `Schedule`.
         unit: what the curves count: `update`, the optimizer updates made so far, from 0; `epoch`, from 1; or
             `progress`, the share of the training, from 0 to 1.
 

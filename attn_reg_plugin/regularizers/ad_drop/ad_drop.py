@@ -8,7 +8,7 @@ runs with the mask. Cross-tuning alternates with plain epochs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -63,13 +63,9 @@ PRESETS: tuple[Preset, ...] = (
 class ADDrop(CrossTuned):
     """Drop the attention positions that the prediction leans on most.
 
-    Attributes:
-        p: ratio of candidate positions per row, in [0, 1].
-        q: probability of dropping a candidate, in [0, 1]; p = 0 or q = 0 is plain training, bit for bit.
-        cross_tuning: `epoch`, `update:N` or `off`, see `CrossTuning`.
+    Attributes, beside those that their help explains:
+        p, q: p = 0 or q = 0 is plain training, bit for bit.
         attribution: `gradient` (GA), `integrated` (IGA), `attention` (AA) or `random` (RD).
-        labels: what is attributed, `pseudo` labels or `gold`.
-        direction: `high` drops the largest attributions, `low` the smallest.
         probe_dropout: run the probe with the model's dropout, or without. The paper says only that no attention
             position is dropped in it; the authors' code has dropout for GA and none for IGA.
         probe_dtype: `same` as the model, or `bfloat16`: the probe runs under autocast. Where the model's own forward
@@ -80,8 +76,7 @@ class ADDrop(CrossTuned):
         objective: F as a function(outputs, inputs) -> scalar; by default chosen from the outputs' shape and `labels`.
 
     Raises:
-        TypeError: an option is of another type.
-        ValueError: an option is out of its range.
+        TypeError, ValueError: an option is of another type, or out of its range.
     """
 
     presets: ClassVar[tuple[Preset, ...]] = PRESETS
@@ -94,8 +89,7 @@ class ADDrop(CrossTuned):
     p: float = option(0.3, "ratio of candidate positions in each attention row, in [0, 1]", within="[0, 1]")
     q: float = option(0.3, "probability of dropping a candidate position, in [0, 1]", within="[0, 1]")
     cross_tuning: str = option(
-        "epoch",
-        "'epoch': plain on odd, regularized on even epochs; 'update:N': alternate every N updates; 'off'",
+        "epoch", "'epoch': plain on odd, regularized on even epochs; 'update:N': alternate every N updates; 'off'"
     )
     attribution: str = option("gradient", "how positions are attributed", choices=ATTRIBUTIONS)
     labels: str = option("pseudo", "attribute the model's own predictions or the gold labels", choices=LABELS)
@@ -108,9 +102,7 @@ class ADDrop(CrossTuned):
         "site", "integrated gradients: scale one attention at a time, or all together", choices=("site", "joint")
     )
     integrated_labels: str = option(
-        "frozen",
-        "integrated gradients: the first pass's pseudo labels for all, or each pass's own as in the authors' code",
-        choices=("frozen", "renewed"),
+        "frozen", "integrated gradients: the first pass's pseudo labels, or each its own", choices=("frozen", "renewed")
     )
     objective: Objective | None = None
 
@@ -224,7 +216,9 @@ class ADDrop(CrossTuned):
             draw_again()
             with precision():
                 outputs = forward.run()
-            dtype = _working_dtype(self.attached_sites, logits_dtype(outputs))
+            # gradients underflow in fp16, if any attention has computed in it
+            half = any(tape.value.dtype == torch.float16 for _, tape in self._recorded())
+            dtype = torch.float16 if half else logits_dtype(outputs)
             return scale_against_underflow(self.objective(outputs, inputs), dtype)
 
         with ExitStack() as stack:
@@ -239,9 +233,3 @@ class ADDrop(CrossTuned):
         finite = all_finite(tensors)
         self.statistics.add("fallbacks", 1.0 - finite.float())
         return finite
-
-
-def _working_dtype(sites: Sequence[AttentionSite], outside: torch.dtype) -> torch.dtype:
-    """Return fp16 if any attention has computed in it, else the dtype outside: gradients underflow in fp16."""
-    values = [tape.value for site in sites for tape in site.tapes]
-    return torch.float16 if any(value.dtype == torch.float16 for value in values) else outside

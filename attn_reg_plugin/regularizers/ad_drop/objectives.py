@@ -70,10 +70,7 @@ class PseudoLabels(dict[str, Tensor]):
 def first_pass_labels(inputs: Mapping[str, Any], what: str, choose: Callable[[], Tensor]) -> Tensor | None:
     """The pseudo labels of the first pass, chosen by `choose` in that pass; None where each pass takes its own.
 
-    Args:
-        inputs: an objective's; asked for `PseudoLabels`.
-        what: is labelled, such as `class`; an objective of several parts has a name for each.
-        choose: the labels of the present pass.
+    An objective of several parts has a name for `what` each labels.
     """
     kept = inputs.get("pseudo_labels")
     if not isinstance(kept, PseudoLabels):
@@ -165,16 +162,15 @@ def prediction(labels: str, outputs: Any, inputs: Mapping[str, Any]) -> Tensor:
     if spans is not None:
         return spans
     logits = logits_of(outputs)
-    if logits.dim() == 0 and _is_one_number(gold_of(inputs)):  # a regression's (B,), squeezed once too often
-        logits = logits.reshape(1)
-    regression = logits.dim() > 0 and _is_regression(logits, inputs)
-    gold = None
+    gold = gold_of(inputs)
+    if logits.dim() == 0 and isinstance(gold, Tensor) and gold.is_floating_point() and gold.numel() == 1:
+        logits = logits.reshape(1)  # a regression's (B,), squeezed once too often
+    gold = gold if labels == "gold" else None
     if labels == "gold":
-        gold = gold_of(inputs)
         if gold is None:
             raise NoObjective(_NO_GOLD, "there are no gold labels")
         _check_gold(logits, gold)
-    if regression:
+    if logits.dim() > 0 and _is_regression(logits, inputs):
         return negative_regression_loss(logits, gold) if labels == "gold" else logits.float().sum()
     padding = inputs.get("padding_label") if logits.dim() == 3 else None
     if gold is None:
@@ -191,21 +187,10 @@ def _is_regression(logits: Tensor, inputs: Mapping[str, Any]) -> bool:
     return logits.dim() < 2 or (logits.dim() == 2 and (logits.size(-1) == 1 or inputs.get("regression", False)))
 
 
-def _is_one_number(gold: Any) -> bool:
-    return isinstance(gold, Tensor) and gold.is_floating_point() and gold.numel() == 1
-
-
 def _check_gold(logits: Tensor, gold: Tensor) -> None:
-    """Refuse gold labels of a shape that the logits do not have.
-
-    Raises:
-        ValueError: they are of another.
-    """
-    if logits.dim() == 3:
-        fits = gold.shape == logits.shape[:-1]
-    else:
-        fits = gold.shape == logits.shape or gold.numel() == logits.size(0)
-    if logits.dim() < 4 and not fits:
+    """Refuse, by a ValueError, gold labels of a shape that does not fit the logits'."""
+    fits = gold.shape == logits.shape or gold.numel() == logits.size(0)
+    if logits.dim() < 4 and not (gold.shape == logits.shape[:-1] if logits.dim() == 3 else fits):
         raise ValueError(
             f"the gold labels have the shape {tuple(gold.shape)}, which does not fit the logits' {tuple(logits.shape)};"
             " give labels that do, labels='pseudo', or an objective= of your own"
@@ -222,9 +207,6 @@ class OfOutputs:
 
     The first of these that there is: the prediction by the `logits`, see `prediction`; by `log_probs`; by `scores`; and
     minus the loss that the forward returned.
-
-    Args:
-        labels: `pseudo` or `gold`.
     """
 
     def __init__(self, labels: str = "pseudo") -> None:
@@ -232,12 +214,7 @@ class OfOutputs:
         self.told: set[str] = set()
 
     def __call__(self, outputs: Any, inputs: Mapping[str, Any]) -> Tensor:
-        """F, a scalar in fp32.
-
-        Raises:
-            NoObjective: the outputs hold nothing that F can be, or gold labels are needed and were not supplied.
-            ValueError: gold labels of another shape than the outputs'.
-        """
+        """F, a scalar in fp32; errors as in `prediction`."""
         try:
             found, source, reason = *self._of_predictions(outputs, inputs), ""
         except NoObjective as missing:
@@ -246,7 +223,10 @@ class OfOutputs:
                 raise
             found, source = -loss.float(), "loss"
         if source not in self.told:
-            tell(self.told, source, reason=reason, reading=self._reading(outputs, inputs) if source == "logits" else "")
+            self.told.add(source)
+            reading = self._reading(outputs, inputs) if source == "logits" else ""
+            level = logging.INFO if source == "logits" else logging.WARNING  # where it isn't the usual
+            logger.log(level, f"ad_drop attributes {TAKEN[source].format(reading=reading, reason=reason)}")
         return found
 
     def _reading(self, outputs: Any, inputs: Mapping[str, Any]) -> str:
@@ -273,11 +253,3 @@ class OfOutputs:
         if of_classes or likelihoods.dim() == 3:
             return prediction(self.labels, likelihoods, inputs)
         return likelihoods.float().sum()
-
-
-def tell(told: set[str], source: str, **words: str) -> None:
-    """Say once where F comes from; loudly where it isn't the usual."""
-    if source not in told:
-        told.add(source)
-        level = logging.INFO if source == "logits" else logging.WARNING
-        logger.log(level, f"ad_drop attributes {TAKEN[source].format(**words)}")

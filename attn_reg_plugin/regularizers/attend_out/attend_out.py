@@ -65,8 +65,7 @@ class AttendOut(Regularizer):
         problem, optimizer: what to train and how; see `Problem`.
 
     Raises:
-        TypeError: an option is of another type.
-        ValueError: an option is out of its range.
+        TypeError, ValueError: an option is of another type, or out of its range.
     """
 
     presets: ClassVar[tuple[Preset, ...]] = (Preset("attend_out", "AttendOut", {"sites": "encoder.self"}),)
@@ -83,9 +82,7 @@ class AttendOut(Regularizer):
 
     steps: int = option(8, "T, updates in a round, at least 1", within="[1, inf)")
     reward: str = option("loss", "reward of an example", choices=("loss", "sign", "metric"))
-    reward_examples: int = option(
-        0, "validation examples per round, drawn at random; 0 = as many as updates", within="[0, inf)"
-    )
+    reward_examples: int = option(0, "validation examples per round, drawn at random; 0 = T", within="[0, inf)")
     reward_subset: str = option("valid", "the data that rewards are measured on: valid, train, or a subset's name")
     credit: str = option("example", "which updates a reward belongs to", choices=("example", "round"))
     baseline: str = option("moving", "baseline of the policy gradient", choices=("moving", "leave_one_out"))
@@ -95,17 +92,11 @@ class AttendOut(Regularizer):
     winner_temperature: float = option(0.01, "of the draw: smaller favours the better more, above 0", within="(0, inf)")
     temperature: float = option(1.0, "of the Gumbel noise, above 0", within="(0, inf)")
     embedding: str = option(
-        "own",
-        "the generator's embeddings: its own, initialized from the model's, or shared and frozen",
-        choices=("own", "shared"),
+        "own", "the generator's embeddings: own, from the model's, or shared and frozen", choices=("own", "shared")
     )
-    initial_keep: float = option(
-        0.5, "P(keep) at a raw score of 0, in (0, 1); 0.5 is the paper's form", within="(0, 1)"
-    )
+    initial_keep: float = option(0.5, "P(keep) at a raw score of 0, in (0, 1); the paper's is 0.5", within="(0, 1)")
     generator_width: int = option(
-        0,
-        "width of the queries, keys and values in the generator; 0 = the model's width, as in the paper",
-        within="[0, inf)",
+        0, "width of the generator's queries, keys and values; 0 = the model's, as in the paper", within="[0, inf)"
     )
     generator_lr: float = option(1e-3, "learning rate of the generator, above 0", within="(0, inf)")
     generator_optimizer: str = option("adam", "optimizer of the generator", choices=("adam", "sgd"))
@@ -151,11 +142,7 @@ class AttendOut(Regularizer):
         self._kept = {}
 
     def check_shards(self, modules: list[nn.Module]) -> None:
-        """Refuse FSDP2, which copies no model.
-
-        Raises:
-            ValueError: always.
-        """
+        """Refuse FSDP2, which copies no model."""
         raise ValueError(
             f"{self.name} cannot act on a model whose parameters are sharded by fully_shard: it trains a copy of the "
             "model beside it, and FSDP2 copies no model; use data parallel training, or another method such as ad_drop"
@@ -167,8 +154,7 @@ class AttendOut(Regularizer):
         """Take problem, optimizer and clipping from the training, where the user has not given them.
 
         Raises:
-            ValueError: the model cannot be copied; or the reward data cannot be used, or has too few examples for a
-                round.
+            ValueError: the model cannot be copied; or the reward data cannot be used, or has too few examples.
         """
         if self._attachment is not None:
             with self._attachment.suspended():
@@ -216,7 +202,7 @@ class AttendOut(Regularizer):
                 self.statistics.add(key, value)
 
     def forget_unfinished(self) -> None:
-        """Forget the forwards since the last update: the optimizer's step was skipped, as on an overflow."""
+        """As `Regularizer.forget_unfinished`: the defender makes no step either."""
         if self.game is not None:
             self.game.forget_unfinished()
 

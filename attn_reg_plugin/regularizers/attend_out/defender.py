@@ -94,10 +94,9 @@ class Defender:
         """Copy the winner over the loser, optimizer state included; learning rates and the like stay whose they are."""
         players = (self.attacker, self.attacker_optimizer), (self.model, self.optimizer)
         (winner, winning), (loser, losing) = players if attacker_won else players[::-1]
-        for ours, theirs in zip(loser.parameters(), winner.parameters(), strict=True):
-            ours.copy_(theirs)
-        for ours, theirs in zip(loser.buffers(), winner.buffers(), strict=True):
-            ours.copy_(theirs)
+        for held in (nn.Module.parameters, nn.Module.buffers):
+            for ours, theirs in zip(held(loser), held(winner), strict=True):
+                ours.copy_(theirs)
         settings = _hyperparameters(losing)  # the attacker's scheduler may be a step ahead already
         losing.load_state_dict(_copied_state(winning))
         for group, own in zip(losing.param_groups, settings, strict=True):
@@ -121,11 +120,7 @@ class Defender:
 
 
 def twin_optimizer(optimizer: Optimizer, model: nn.Module, twin: nn.Module) -> Optimizer:
-    """An optimizer of the same class, settings and state for the parameters of a copy of `model`.
-
-    Raises:
-        ValueError: the optimizer holds parameters that are not the model's.
-    """
+    """An optimizer of the same class, settings and state for the parameters of a copy of `model`; see `twin_groups`."""
     groups = twin_groups(optimizer.param_groups, model, twin)
     known = inspect.signature(type(optimizer)).parameters  # AdamW's defaults have one that it does not take
     copied = type(optimizer)(groups, **{name: value for name, value in optimizer.defaults.items() if name in known})

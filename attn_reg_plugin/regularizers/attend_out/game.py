@@ -22,7 +22,6 @@ from attn_reg_plugin.regularizers.attend_out.generator import (
     Generator,
     PolicyGradient,
     Tokens,
-    drawn_with_gradient,
     policy_gradient,
     sample_masks,
 )
@@ -62,18 +61,6 @@ class CachedBatch:
     masks: dict[str, tuple[Tensor, tuple[int, ...]]]
     gradient: PolicyGradient | None = None
 
-    @classmethod
-    def of(
-        cls,
-        update: int,
-        tokens: Mapping[str, Tokens],
-        masks: Mapping[str, Tensor],
-        gradient: PolicyGradient | None = None,
-    ) -> CachedBatch:
-        """Pack what the round's end needs."""
-        packed = {name: (pack_bits(mask.reshape(-1)), tuple(mask.shape)) for name, mask in masks.items()}
-        return cls(update, dict(tokens), packed, gradient)
-
     def unpacked(self) -> dict[str, Tensor]:
         """Return the keep masks by site, bool (B, T, S)."""
         masks = self.masks.items()
@@ -102,11 +89,9 @@ class Game:
     Args:
         method: whose options hold.
         problem: how the players are trained and evaluated.
-        generator: G-Net.
-        defender: D-Net, which knows the attacker.
+        generator, defender: G-Net, and D-Net, which knows the attacker.
 
     Attributes:
-        generator_optimizer: of the generator.
         rounds, in_round: finished rounds, and updates of the present one.
         cache: the present round's batches and masks on this rank.
         cache_elsewhere: those of the other ranks, kept by rank 0, which saves the state.
@@ -129,7 +114,7 @@ class Game:
 
     # -- an update --------------------------------------------------------------------------------------------------
 
-    def propose(self, inputs: Mapping[str, Any], counts: bool) -> tuple[dict[str, Tensor], dict[str, Tokens]]:
+    def propose(self, inputs: Mapping[str, Any], counts: bool) -> tuple[Mapping[str, Tensor], dict[str, Tokens]]:
         """Draw the attacker's masks for a batch, and keep both for the end of the update and of the round.
 
         Args:
@@ -144,10 +129,11 @@ class Game:
         masks, gradient = self._drawn(tokens, counts)
         self._pending.append(own_copy(inputs))  # the attacker's forward may change its arguments
         if counts:
-            self.cache.append(CachedBatch.of(self.in_round, tokens, masks, gradient))
+            packed = {name: (pack_bits(mask.reshape(-1)), tuple(mask.shape)) for name, mask in masks.items()}
+            self.cache.append(CachedBatch(self.in_round, tokens, packed, gradient))
         return masks, tokens
 
-    def _drawn(self, tokens: dict[str, Tokens], counts: bool) -> tuple[dict[str, Tensor], PolicyGradient | None]:
+    def _drawn(self, tokens: dict[str, Tokens], counts: bool) -> tuple[Mapping[str, Tensor], PolicyGradient | None]:
         """Masks, and the gradient of the pass that they are drawn from, as long as there is room for it.
 
         Shared tables change with the model before the round ends, and a training that goes on in the middle of a round
@@ -156,7 +142,7 @@ class Game:
         held = sum(batch.gradient.bytes for batch in self.cache if batch.gradient is not None)
         wanted = counts and not self.generator.shared
         if wanted and held + PolicyGradient.bytes_of(self.generator, tokens) <= KEPT_BYTES:
-            return drawn_with_gradient(self.generator, tokens, self.method.temperature)
+            return policy_gradient(self.generator, tokens, self.method.temperature)
         with torch.no_grad():
             return sample_masks(self.generator(tokens), self.method.temperature), None
 
@@ -172,7 +158,8 @@ class Game:
         for inputs in pending:
             self.defender.learn(self.problem, inputs)
         self.defender.step()
-        self.cache_elsewhere += gathered_on_first_rank(self._states_of(self.in_round))
+        ours = [b.state_dict() for b in self.cache if b.update == self.in_round] if world_size() > 1 else []
+        self.cache_elsewhere += gathered_on_first_rank(ours)
         self.in_round += 1
         return self.end_round() if self.in_round == self.method.steps else {}
 
@@ -180,9 +167,6 @@ class Game:
         """Forget the forwards since the last update: the optimizer's step was skipped, as on an overflow."""
         self._pending = []
         self.cache = [batch for batch in self.cache if batch.update < self.in_round]
-
-    def _states_of(self, update: int) -> list[dict[str, Any]]:
-        return [batch.state_dict() for batch in self.cache if batch.update == update] if world_size() > 1 else []
 
     # -- a round ----------------------------------------------------------------------------------------------------
 
@@ -205,22 +189,18 @@ class Game:
             "generator_gnorm": gradient_norm,
             "attacker_won": float(won),
         }
-        if not learnt:
-            self._say_not_learnt(finite)
-        return self.last_round if learnt else {}
-
-    def _say_not_learnt(self, finite: bool) -> None:
-        """Warn of a round that the generator does not learn from."""
-        name = self.method.name
         if not finite:
-            logger.warning(f"{name}: a loss of round {self.rounds} is not finite: nothing is learnt from it")
-        elif not self._said_not_finite:
+            logger.warning(
+                f"{self.method.name}: a loss of round {self.rounds} is not finite: nothing is learnt from it"
+            )
+        elif not learnt and not self._said_not_finite:
             self._said_not_finite = True
             logger.warning(
-                f"{name}: the generator's gradient or weights are not finite in round {self.rounds}: nothing is "
-                "learnt from this or any such round, and where its scores are NaN all attention is kept; a smaller "
-                "generator_lr may help (reported once)"
+                f"{self.method.name}: the generator's gradient or weights are not finite in round {self.rounds}: "
+                "nothing is learnt from this or any such round, and where its scores are NaN all attention is kept; a "
+                "smaller generator_lr may help (reported once)"
             )
+        return self.last_round if learnt else {}
 
     def evaluate(self) -> tuple[Tensor, Tensor]:
         """Scores of attacker and defender, higher is better, one per example: minus the loss, or the metric."""
@@ -271,9 +251,9 @@ class Game:
         sequences = float(average(torch.tensor(float(masks), device=advantages.device))) / self.method.steps
         self.generator_optimizer.zero_grad(set_to_none=True)
         for batch in self.cache:
-            gradient = batch.gradient or policy_gradient(
-                self.generator, batch.tokens, batch.unpacked(), self.method.temperature
-            )
+            gradient = batch.gradient
+            if gradient is None:
+                _, gradient = policy_gradient(self.generator, batch.tokens, self.method.temperature, batch.unpacked())
             gradient.descend(self.generator, batch.tokens, -advantages[batch.update] / sequences)
         average_gradients(self.generator)
         limit = self.method.generator_clip_norm or float("inf")

@@ -181,21 +181,20 @@ class Generator(nn.Module):
     @property
     def stacks(self) -> list[str]:
         """The stacks whose tokens it reads."""
-        kinds = {(stack, kind) for _, stack, kind, _ in self._needed()}
-        return sorted({stack for stack, _ in kinds} | ({"encoder"} if ("decoder", "cross") in kinds else set()))
+        read = ({stack, "encoder"} if kind == "cross" else {stack} for _, stack, kind, _ in self._needed())
+        return sorted(set().union(*read))
 
     def _needed(self) -> list[tuple[str, str, str, int]]:
         """The attentions that have to run, in order: (name, stack, kind, layer)."""
-        depth = {
-            stack: 1 + max((s[3] for s in self.sites if s[1] == stack), default=-1) for stack in ("encoder", "decoder")
-        }
-        cross = any(kind == "cross" for _, _, kind, _ in self.sites)
-        order = [(f"encoder.self[{layer}]", "encoder", "self", layer) for layer in range(depth["encoder"])]
-        for layer in range(depth["decoder"]):
-            order.append((f"decoder.self[{layer}]", "decoder", "self", layer))
-            if cross:
-                order.append((f"decoder.cross[{layer}]", "decoder", "cross", layer))
-        return order
+        kinds = {"encoder": ["self"], "decoder": ["self"]}
+        if any(kind == "cross" for _, _, kind, _ in self.sites):
+            kinds["decoder"].append("cross")
+        return [
+            (f"{stack}.{kind}[{layer}]", stack, kind, layer)
+            for stack, there in kinds.items()
+            for layer in range(1 + max((site[3] for site in self.sites if site[1] == stack), default=-1))
+            for kind in there
+        ]
 
     def rows(self, tokens: Mapping[str, Tokens]) -> dict[str, Tensor]:
         """Look up for a batch the rows of the tables of tokens and of learned positions, (B, T, C), by
@@ -244,7 +243,7 @@ class Generator(nn.Module):
             scores = layers.scores(states[stack], states["encoder"] if kind == "cross" else states[stack])
             if name in wanted:
                 logits[name] = scores + self.offset
-            if any(stack in _reads(*later) for later in needed[i + 1 :]):
+            if any(stack == of or (stack, later) == ("encoder", "cross") for _, of, later, _ in needed[i + 1 :]):
                 states[stack] = layers.attend(states[stack], scores, valid_pairs(stack, kind, tokens))
         return logits
 
@@ -252,11 +251,6 @@ class Generator(nn.Module):
 def _positions(tokens: Tokens) -> Tensor:
     """The number of each real token, from 0, int64 (B, T)."""
     return (tokens.valid.long().cumsum(-1) - 1).clamp(min=0)
-
-
-def _reads(name: str, stack: str, kind: str, layer: int) -> set[str]:
-    """The stacks whose states an attention reads."""
-    return {stack, "encoder"} if kind == "cross" else {stack}
 
 
 def valid_pairs(stack: str, kind: str, tokens: Mapping[str, Tokens]) -> Tensor:
@@ -315,17 +309,16 @@ def embeddings_of(model: nn.Module, stacks: set[str], sites: list[AttentionSite]
     for stack in sorted(stacks, reverse=True):
         other = "decoder" if stack == "encoder" else "encoder"
         mine = {p: m for p, m in tables.items() if stack in p} or {p: m for p, m in tables.items() if other not in p}
-        words = {p: m for p, m in mine.items() if "position" not in p}
+        words = [m for p, m in mine.items() if "position" not in p]
         if not words:
             raise ValueError(f"no embedding found for the {stack} of {type(model).__name__}")
-        width = max(words.values(), key=lambda m: m.num_embeddings).embedding_dim
-        positions = [positions_from_zero(m) for p, m in mine.items() if "position" in p and m.embedding_dim == width]
-        token_table = max(words.values(), key=lambda m: m.num_embeddings).weight
-        found[stack] = Embeddings(token_table, positions[0] if positions else None)
+        table = max(words, key=lambda m: m.num_embeddings)
+        learned = (m for p, m in mine.items() if "position" in p and m.embedding_dim == table.embedding_dim)
+        found[stack] = Embeddings(table.weight, next(map(_from_zero, learned), None))
     return found
 
 
-def positions_from_zero(table: nn.Embedding) -> Tensor:
+def _from_zero(table: nn.Embedding) -> Tensor:
     """The rows of a model's learned positions from position 0 on: some tables begin with rows for padding."""
     first = getattr(table, "offset", 0 if table.padding_idx is None else table.padding_idx + 1)
     return table.weight.detach()[first:]
@@ -358,11 +351,7 @@ class PolicyGradient:
         )
 
     def descend(self, generator: Generator, tokens: Mapping[str, Tokens], factor: Tensor) -> None:
-        """Add `factor` (a scalar) times this to the gradients of the generator.
-
-        Args:
-            tokens: those of the batch.
-        """
+        """Add `factor` (a scalar) times this to the gradients of the generator; `tokens` are the batch's."""
         for parameter, gradient in zip(generator.attention.parameters(), self.weights, strict=True):
             if gradient is None:
                 continue
@@ -374,44 +363,25 @@ class PolicyGradient:
             torch.autograd.backward([rows[name] for name in self.rows], [one * factor for one in self.rows.values()])
 
 
-def drawn_with_gradient(
-    generator: Generator, tokens: Mapping[str, Tokens], temperature: float
-) -> tuple[dict[str, Tensor], PolicyGradient]:
-    """Keep masks of a batch, as `sample_masks` draws them, and the gradient of their objective, in one pass."""
-    logits, rows = _pass(generator, tokens)
-    masks = sample_masks({name: logit.detach() for name, logit in logits.items()}, temperature)
-    return masks, _gradient(generator, tokens, logits, masks, rows, temperature)
-
-
 def policy_gradient(
-    generator: Generator, tokens: Mapping[str, Tokens], masks: Mapping[str, Tensor], temperature: float
-) -> PolicyGradient:
-    """Take the gradient of a cached batch's objective, in a pass of its own."""
-    logits, rows = _pass(generator, tokens)
-    return _gradient(generator, tokens, logits, masks, rows, temperature)
+    generator: Generator, tokens: Mapping[str, Tokens], temperature: float, masks: Mapping[str, Tensor] | None = None
+) -> tuple[Mapping[str, Tensor], PolicyGradient]:
+    """Take the gradient of a batch's objective in one pass: for `masks`, or for those that are drawn from this pass.
 
-
-def _pass(generator: Generator, tokens: Mapping[str, Tokens]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The logits, and the rows of the tables that they come from, as leaves of their graph."""
+    Returns:
+        The keep masks, bool (B, T, S) by site, and the gradient.
+    """
     with torch.enable_grad():
         rows = {name: one.detach().requires_grad_(one.requires_grad) for name, one in generator.rows(tokens).items()}
-        return generator(tokens, rows), rows
-
-
-def _gradient(
-    generator: Generator,
-    tokens: Mapping[str, Tokens],
-    logits: Mapping[str, Tensor],
-    masks: Mapping[str, Tensor],
-    rows: Mapping[str, Tensor],
-    temperature: float,
-) -> PolicyGradient:
-    weights, learnt = list(generator.attention.parameters()), {k: v for k, v in rows.items() if v.requires_grad}
-    with torch.enable_grad(), torch.autocast(next(iter(masks.values())).device.type, enabled=False):
-        objective = policy_objective(generator, tokens, logits, masks, temperature)
-        found = torch.autograd.grad(objective, [*weights, *learnt.values()], allow_unused=True)
-    of_rows = dict(zip(learnt, found[len(weights) :], strict=True))
-    return PolicyGradient(list(found[: len(weights)]), {k: v for k, v in of_rows.items() if v is not None})
+        logits = generator(tokens, rows)
+        if masks is None:
+            masks = sample_masks({name: logit.detach() for name, logit in logits.items()}, temperature)
+        weights, learnt = list(generator.attention.parameters()), {k: v for k, v in rows.items() if v.requires_grad}
+        with torch.autocast(next(iter(masks.values())).device.type, enabled=False):
+            objective = policy_objective(generator, tokens, logits, masks, temperature)
+            found = torch.autograd.grad(objective, [*weights, *learnt.values()], allow_unused=True)
+    of_rows = zip(learnt, found[len(weights) :], strict=True)
+    return masks, PolicyGradient(list(found[: len(weights)]), {k: v for k, v in of_rows if v is not None})
 
 
 def policy_objective(
@@ -426,7 +396,6 @@ def policy_objective(
     n l² counts the positions of an example's masks over all layers; only valid ones exist.
 
     Args:
-        tokens: by stack.
         logits: `generator(tokens)`, (B, T, S) by site.
         masks: keep masks drawn from them, bool (B, T, S) by site.
     """

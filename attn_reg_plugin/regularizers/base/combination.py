@@ -59,11 +59,7 @@ class Combination(Regularizer):
     # -- attaching --------------------------------------------------------------------------------------------------
 
     def attach(self, model: nn.Module) -> Combination:
-        """As `Regularizer.attach`, of all of them or, on an error, of none.
-
-        Raises:
-            ValueError: as any of them, or two use the same of an attention.
-        """
+        """As `Regularizer.attach`, of all of them or, on an error, of none: such as two that use the same of a site."""
         if any(method._attachment is not None for method in self.methods):
             raise ValueError(f"{self.name} is attached already; detach() it first")
         method = self.methods[0]
@@ -105,10 +101,6 @@ class Combination(Regularizer):
 
     # -- what each of them hears ------------------------------------------------------------------------------------
 
-    def begin_training(self, updates: int | None, epochs: int | None = None) -> None:
-        """Announce a training of so many updates and epochs."""
-        self._tell("begin_training", updates, epochs)
-
     def begin_epoch(self, epoch: int) -> None:
         """Announce an epoch, counted from 1."""
         super().begin_epoch(epoch)
@@ -133,8 +125,12 @@ class Combination(Regularizer):
         """Get to know the training."""
         self._tell("bind", training)
 
+    def begin_training(self, updates: int | None, epochs: int | None = None) -> None:
+        """Announce a training of so many updates and epochs."""
+        self._tell("begin_training", updates, epochs)
+
     def unbind(self) -> None:
-        """Release it."""
+        """Release the training."""
         self._tell("unbind")
 
     def forget_unfinished(self) -> None:
@@ -192,7 +188,7 @@ class Combination(Regularizer):
         return {**super().state_dict(), "parts": {method.name: method.state_dict() for method in self.methods}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """As `Regularizer.load_state_dict`, of each."""
+        """As `Regularizer.load_state_dict`, of each; a ValueError if the state lacks one of them."""
         self._load(state, "load_state_dict")
 
     def resume(self, state: Mapping[str, Any]) -> None:
@@ -200,11 +196,6 @@ class Combination(Regularizer):
         self._load(state, "resume")
 
     def _load(self, state: Mapping[str, Any], how: str) -> None:
-        """Continue each from its state.
-
-        Raises:
-            ValueError: there is none for one of them; or as each of them.
-        """
         super().load_state_dict(state)
         parts = state.get("parts", {})
         for method in self.methods:
@@ -219,8 +210,8 @@ def check_together(methods: Sequence[Regularizer]) -> None:
     Raises:
         ValueError: the reason, in one sentence.
     """
-    name = "+".join(method.name for method in methods)
     names = [method.name for method in methods]
+    name = "+".join(names)
     twice = next((one for one in names if names.count(one) > 1), None)
     if twice or len(names) < 2:
         raise ValueError(f"{name} names {twice or 'one method'}{' twice' if twice else ''}; combine different methods")
@@ -233,14 +224,7 @@ def check_together(methods: Sequence[Regularizer]) -> None:
 
 
 def build_combination(name: str, options: Mapping[str, Mapping[str, Any]]) -> Combination:
-    """The methods whose names `name` joins by `+`.
-
-    Args:
-        options: of each, by its name.
-
-    Raises:
-        ValueError, TypeError: as `build`; or methods that cannot act together.
-    """
+    """Build the methods whose names `name` joins by `+`; see `build`."""
     names = name.split("+")
     foreign = next((key for key in options if key not in names), None)
     if foreign is not None:

@@ -99,7 +99,7 @@ def _copied(value: Any, inside: bool, memo: dict[int, Any]) -> Any:
         return memo[id(value)]
     if isinstance(value, Tensor):
         made = value.detach().clone() if inside else value
-    elif isinstance(value, list | tuple | set) and type(value) in (list, tuple, set):
+    elif type(value) in (list, tuple, set):
         made = type(value)(_copied(held, inside, memo) for held in value)
     elif isinstance(value, tuple) and hasattr(value, "_fields"):
         made = type(value)(*(_copied(held, inside, memo) for held in value))
@@ -122,10 +122,8 @@ def _holds_tensors(value: Any, seen: set[int]) -> bool:
     seen.add(id(value))
     if isinstance(value, Tensor):
         return True
-    if isinstance(value, list | tuple | set):
-        return any(_holds_tensors(held, seen) for held in value)
-    if type(value) is dict:
-        return any(_holds_tensors(held, seen) for held in value.values())
+    if isinstance(value, list | tuple | set) or type(value) is dict:
+        return any(_holds_tensors(held, seen) for held in (value.values() if type(value) is dict else value))
     # mappings such as model outputs hold what they were given, as dicts do; only their tensors' owners change them
     if isinstance(value, nn.Module | type | Mapping) or inspect.isroutine(value):
         return False
@@ -174,11 +172,8 @@ def _can_be_written(buffer: Tensor) -> bool:
 
 
 def remember_randomness(device: torch.device) -> Callable[[], None]:
-    """Where PyTorch's, Python's and numpy's random numbers are, as a function that puts them back there.
-
-    Args:
-        device: where the model computes; of CUDA all devices count, for a model may be on several.
-    """
+    """Where PyTorch's (on CUDA, of all devices), Python's and numpy's random numbers are, as a function that puts them
+    back there."""
     numpy, cuda = sys.modules.get("numpy"), device.type == "cuda"
     state, python = torch.get_rng_state(), random.getstate()
     devices = torch.cuda.get_rng_state_all() if cuda else []
@@ -224,21 +219,17 @@ def without_dropout(model: nn.Module) -> Iterator[None]:
     Their `p` is zeroed as well as their mode changed: attention modules read it directly. So is every number that a
     module keeps as a dropout of its own, to give it to `torch.nn.functional.dropout`.
     """
-    dropouts = [(m, m.training, m.p) for m in model.modules() if "Dropout" in type(m).__name__ and hasattr(m, "p")]
-    numbers = [
-        (module, name, value)
-        for module in model.modules()
-        for name, value in vars(module).items()
-        if "dropout" in name and isinstance(value, float)
-    ]
-    for module, _, _ in dropouts:
-        module.training, module.p = False, 0.0
-    for module, name, _ in numbers:
-        setattr(module, name, 0.0)
+    zeroed = []
+    for module in model.modules():
+        if "Dropout" in type(module).__name__ and hasattr(module, "p"):
+            zeroed += [(module, "training", False), (module, "p", 0.0)]
+        numbers = [name for name, value in vars(module).items() if "dropout" in name and isinstance(value, float)]
+        zeroed += [(module, name, 0.0) for name in numbers]
+    before = [(module, name, getattr(module, name)) for module, name, _ in zeroed]
+    for module, name, value in zeroed:
+        setattr(module, name, value)
     try:
         yield
     finally:
-        for module, training, p in dropouts:
-            module.training, module.p = training, p
-        for module, name, value in numbers:
+        for module, name, value in before:
             setattr(module, name, value)

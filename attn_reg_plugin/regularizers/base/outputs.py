@@ -16,8 +16,7 @@ class NoObjective(ValueError):
     """Raised where the outputs of a forward hold nothing that can be attributed; something else may.
 
     Args:
-        message: for the user.
-        reason: the same in some words.
+        message: for the user; `reason` is the same in some words.
     """
 
     def __init__(self, message: str, reason: str) -> None:
@@ -39,8 +38,10 @@ def logits_of(outputs: Any) -> Tensor:
     if isinstance(logits, tuple | list) and logits:
         logits = next((one for one in logits if not isinstance(one, Tensor) or one.dim()), logits[0])
     if not isinstance(logits, Tensor) or not logits.is_floating_point():
+        held = ", ".join(map(str, outputs)) if isinstance(outputs, Mapping) else ""
+        held = f" (it has {held}, but no logits, log_probs, scores or loss)" if held else ""
         raise NoObjective(
-            f"cannot find logits in the model's output of type {type(outputs).__name__}{held_by(outputs)}; give an "
+            f"cannot find logits in the model's output of type {type(outputs).__name__}{held}; give an "
             "objective=function(outputs, inputs) that returns a scalar, or use a method that needs none: "
             "attention_dropout, attention_layer_drop, head_drop, layer_drop or scheduled_dropout",
             "the outputs have no logits",
@@ -48,21 +49,8 @@ def logits_of(outputs: Any) -> Tensor:
     return logits
 
 
-def held_by(outputs: Any) -> str:
-    """Say in words which outputs there are in place of logits."""
-    if not isinstance(outputs, Mapping) or not outputs:
-        return ""
-    return f" (it has {', '.join(map(str, outputs))}, but no logits, log_probs, scores or loss)"
-
-
 def as_read(logits: Tensor, labels: str, regression: bool) -> str:
-    """Say in words how F is read off logits of this shape.
-
-    Args:
-        logits: (B, C), (B, T, V), or of a regression (B,) or (B, C).
-        labels: `pseudo` or `gold`.
-        regression: whether they are predicted values.
-    """
+    """Say in words how F is read off logits (B, C), (B, T, V), or of a regression (B,) or (B, C)."""
     if regression:
         found, kind = "minus the squared error" if labels == "gold" else "the predicted values", "a regression"
     elif logits.dim() == 2:
@@ -113,8 +101,7 @@ def _fitting_mask(logits: Tensor, inputs: Mapping[str, Any]) -> Tensor | None:
     audio model's raw samples, or lacks prompt tuning's virtual tokens. One that was supplied has to fit.
 
     Raises:
-        TypeError: what was supplied is no bool tensor.
-        ValueError: or one of another shape.
+        TypeError, ValueError: what was supplied is no bool tensor, or of another shape.
     """
     mask, shape = inputs.get("token_mask"), logits.shape[:-1]
     if mask is not None and inputs.get("token_mask_supplied"):

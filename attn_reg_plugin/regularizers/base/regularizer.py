@@ -112,7 +112,6 @@ class Regularizer:
         return self._trained is not None and self._trained() is not model
 
     def _begin_anew_on(self, model: nn.Module) -> None:
-        """Begin anew if the counts and state are another model's."""
         if self._trained_another(model):
             if self.epoch is not None or self.updates:
                 logger.info(f"{self.name}: another model is attached, so epochs and updates are counted anew")
@@ -124,11 +123,7 @@ class Regularizer:
 
     @property
     def model(self) -> nn.Module:
-        """The attached model.
-
-        Raises:
-            ValueError: none is.
-        """
+        """The attached model; a ValueError if none is."""
         if self._attachment is None:
             raise ValueError(f"{self.name} is not attached to a model")
         return self._attachment.model
@@ -171,11 +166,7 @@ class Regularizer:
             self._attachment.end_update()
 
     def supply(self, supplied: Supplied | None = None, /, **fields: Any) -> None:
-        """Tell what the next forwards' arguments do not show, such as `targets`; stays until the next call.
-
-        Args:
-            supplied, fields: all of it, or those of `Supplied` that are known.
-        """
+        """Tell what the next forwards' arguments do not show, as `Supplied` or its fields, until the next call."""
         self.supplied = Supplied(**fields) if supplied is None else supplied
 
     def loss(self, compute: Callable[[Any], Tensor], batch: Any, share: Share | None = None) -> Tensor:
@@ -208,11 +199,7 @@ class Regularizer:
         self._trained = None if self._attachment is None else weakref.ref(self.model)
 
     def resume(self, state: Mapping[str, Any]) -> None:
-        """`load_state_dict` where training continues from it: what does not fit the attached model is reported here.
-
-        Raises:
-            ValueError: as `load_state_dict`, or the state is one of other sites.
-        """
+        """`load_state_dict` where training continues from it; a state of other sites is refused by a ValueError."""
         self.load_state_dict(state)
 
     # -- what a method implements, if it needs it -------------------------------------------------------------------
@@ -247,10 +234,7 @@ class Regularizer:
         return twin
 
     def hooks(self, model: nn.Module, sites: list[AttentionSite]) -> list[Any]:
-        """Put more than masks into `model`, once its sites are open; each part comes back with a `remove()`.
-
-        Detaching removes them. Those of a copy of the model are copies, made with it.
-        """
+        """Put more than masks into `model`, once its sites are open; detaching calls the `remove()` of each part."""
         return []
 
     def leaves_unused(self) -> bool:
@@ -258,11 +242,7 @@ class Regularizer:
         return False
 
     def check_shards(self, modules: list[nn.Module]) -> None:
-        """Refuse a model in which `fully_shard` (FSDP2) was called on these modules.
-
-        Raises:
-            ValueError: the method cannot act in it.
-        """
+        """Refuse, by a ValueError, a model in which `fully_shard` (FSDP2) was called on these modules."""
 
     # -- what a method implements -----------------------------------------------------------------------------------
 
@@ -293,23 +273,12 @@ class Regularizer:
     def sampler(self, site: AttentionSite, draw: Draw) -> MaskSampler:
         """Return a sampler of the keep masks of the site's calls in the next forward, by a seed that is drawn now.
 
-        A call's mask is the same whenever it is drawn, so that recomputation agrees; it counts once.
-
-        Args:
-            site: where the masks are for.
-            draw: the mask, bool and broadcastable to `shape`.
+        A call's mask, by `draw`, is the same whenever it is drawn, so that recomputation agrees; it counts once.
         """
         return partial(self._drawn, site, draw, int(torch.randint(2**62, ())))
 
     def _drawn(
-        self,
-        site: AttentionSite,
-        draw: Draw,
-        seed: int,
-        call: AttentionCall,
-        shape: tuple[int, ...],
-        valid: Tensor | None,
-        device: torch.device,
+        self, site: AttentionSite, draw: Draw, seed: int, call: AttentionCall, shape: Any, valid: Any, device: Any
     ) -> Tensor:
         keep = draw(shape, valid, torch.Generator(device).manual_seed(derived(seed, call.index)))
         if seed not in call.counted:
@@ -328,10 +297,7 @@ class Regularizer:
 
 
 def check_state(state: Mapping[str, Any], name: str) -> None:
-    """Refuse what is no state of a method; one made before states had their method's name is taken as it is.
-
-    Args:
-        name: of the method.
+    """Refuse what is no state of the method `name`.
 
     Raises:
         TypeError: it is no mapping.

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from attn_reg_plugin.regularizers.base.attachment import attachments_of
-from attn_reg_plugin.regularizers.base.context import Supplied
 from attn_reg_plugin.regularizers.base.forward import Forward
 from attn_reg_plugin.regularizers.base.outputs import NoObjective, logits_of, tokens_with_loss
 from attn_reg_plugin.regularizers.base.regularizer import Regularizer, Share
@@ -47,12 +46,7 @@ class SeveralPasses(Regularizer):
 
     @abstractmethod
     def divergence(self, passes: list[Tensor], regression: bool) -> Tensor:
-        """Return how much the passes differ per item, (N,) in fp32.
-
-        Args:
-            passes: the logits of each, (N, C) in fp32; of a regression the predictions, (N,).
-            regression: which of both.
-        """
+        """Return how much the passes' logits (N, C), or predictions (N,) of a regression, differ per item: (N,)."""
 
     # -- what it gets -----------------------------------------------------------------------------------------------
 
@@ -62,12 +56,7 @@ class SeveralPasses(Regularizer):
         return self.times if self.due() else 1
 
     def before_forward(self, forward: Forward) -> None:
-        """See that the batch is one that was repeated.
-
-        Raises:
-            RuntimeError: the loop does not ask for the loss.
-            ValueError: the model runs on another batch than the repeated one.
-        """
+        """Refuse a forward that no `loss` asked for (RuntimeError), or one of a batch not repeated (ValueError)."""
         if self._seen is None:
             raise RuntimeError(
                 f"{self.name} adds to the loss of a batch: compute it by "
@@ -106,7 +95,7 @@ class SeveralPasses(Regularizer):
             )
         self._seen, self._whole, told = [], whole, [(one, one.supplied) for one in self._beside()]
         for one, supplied in told:
-            one.supply(repeated_supply(supplied, times))
+            one.supply(replace(supplied, **{name: repeated(getattr(supplied, name), times) for name in _OF_A_BATCH}))
         try:
             loss = compute(repeated(batch, times))
             seen = self._seen
@@ -157,12 +146,6 @@ def repeated(batch: Any, times: int) -> Any:
     return again(batch)
 
 
-def repeated_supply(supplied: Supplied, times: int) -> Supplied:
-    """Repeat what was supplied for a batch."""
-    parts = {name: repeated(getattr(supplied, name), times) for name in _OF_A_BATCH}
-    return replace(supplied, **parts)
-
-
 def tensors_in(value: Any) -> Iterator[Tensor]:
     """The tensors of a batch, or of a forward's arguments, that have rows, in order."""
     if isinstance(value, Tensor):
@@ -179,7 +162,6 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 
 
 def _fields_of(value: Any) -> dict[str, Any]:
-    """The fields of a dataclass that have a value, by name."""
     return {one.name: getattr(value, one.name) for one in fields(value) if hasattr(value, one.name)}
 
 
@@ -191,7 +173,7 @@ def runs_on_repeated(arguments: Iterator[Tensor], whole: list[Tensor], times: in
     then each such argument consists of equal parts.
 
     Args:
-        arguments: the tensors among the forward's arguments; without any it can be.
+        arguments: the tensors among the forward's arguments.
         whole: those of the batch as it was; the first one's rows are the number of examples.
     """
     rows, given = len(whole[0]), list(arguments)

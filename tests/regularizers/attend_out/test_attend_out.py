@@ -103,7 +103,7 @@ def test_the_gradient_kept_from_drawing_is_that_of_a_pass_of_its_own(options, mo
         def update_generator(self, advantages):
             kept.append(sum(batch.gradient is not None for batch in self.cache))
             for batch in self.cache:
-                own = policy_gradient(self.generator, batch.tokens, batch.unpacked(), self.method.temperature)
+                _, own = policy_gradient(self.generator, batch.tokens, self.method.temperature, batch.unpacked())
                 for one, other in zip_equal(own, batch.gradient or own):
                     assert torch.equal(one, other)
             return super().update_generator(advantages)
