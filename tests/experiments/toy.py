@@ -29,6 +29,12 @@ _PIECES_FROM = 300
 #: AttendOut's round takes T updates, so a toy epoch has more of them
 _BATCH, _BATCH_OF_ROUNDS = 16, 4
 _TRIALS = 2
+#: made-up test sets of the scripts, by the flag that names them
+TEST_SETS = {
+    "--hans": "gold_label\tsentence1\tsentence2\theuristic\n"
+    + "entailment\tw1 w2\tw1\tsubsequence\nnon-entailment\tw1 w2\tw2 w1\tlexical_overlap\n" * 4,
+    "--pairs": "id\tsentence1\tsentence2\tlabel\n" + "1\tw1 w2\tw2 w1\t0\n2\tw1 w2\tw1 w2\t1\n" * 4,
+}
 _EVERY_UPDATE = "--log-interval 1"
 
 
@@ -39,16 +45,40 @@ def toy_steps(path: Path, *words: str) -> list[Step]:
     flags = [word for name, value in names.items() for word in (f"--{name}", str(value))]
     if "out" in content and "--out" not in words:
         flags += ["--out", f"{content['out']}{ENDING}"]
-    found = []
+    found, data = [], {}
     for step in plan(path, [*words, *flags], steps()):
         own = content[step.section].get(EACH, {})
         if all(step.values[name] == values[0] for name, values in own.items()):
             found.append(step)
             if isinstance(step.settings, Namespace) and step.section == "bench":
                 vars(step.settings).update(size="tiny", device="cpu", repeats=1, warmup=0, threads=1)
+            elif isinstance(step.settings, list):
+                step.settings = toy_words(step.settings, data)
             elif dataclasses.is_dataclass(step.settings):
-                step.settings = toy_of(step.settings)
+                given, step.settings = step.settings, toy_of(step.settings)
+                data[str(getattr(given, "data", None))] = str(getattr(step.settings, "data", None))
     return found
+
+
+def toy_words(words: list[str], data: Mapping[str, str]) -> list[str]:
+    """The words of a script, with made-up files where it reads others.
+
+    Args:
+        words: of the step.
+        data: the folders of made-up data, by those that the steps before name.
+    """
+    words = [next((w for w in _in_toy_folders(word, data)), word) for word in words]
+    for place, word in enumerate(words[:-1]):
+        if word in TEST_SETS and not Path(words[place + 1]).exists():
+            path = Path(words[words.index("--out") + 1]).parent / MADE_UP / Path(words[place + 1]).name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(TEST_SETS[word], encoding="utf-8")
+            words[place + 1] = str(path)
+    return words
+
+
+def _in_toy_folders(word: str, data: Mapping[str, str]) -> list[str]:
+    return [toy + word.removeprefix(folder) for folder, toy in data.items() if word.startswith(f"{folder}/")]
 
 
 def run_toy(path: Path, *words: str) -> None:
