@@ -64,11 +64,7 @@ class Tape:
 
 @dataclass(eq=False)
 class Recording:
-    """Tapes of a site's calls in the probe, one per call in order.
-
-    Attributes:
-        needs_weights: see `Tape`.
-    """
+    """Tapes of a site's calls in the probe, one per call in order."""
 
     needs_weights: bool = False
     tapes: list[Tape] = field(default_factory=list)
