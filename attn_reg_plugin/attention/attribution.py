@@ -116,7 +116,7 @@ def _integrals(
     for factor, weight in points:
         for site, tape in calls:
             site.calls.restart()
-            tape.rewind(factor)
+            tape.output, tape.factor = None, factor  # another pass over the same maps
         objective = run()
         if not any(tape.output.requires_grad for _, tape in calls):
             break

@@ -57,10 +57,6 @@ class Tape:
         keep = torch.ones(shape, dtype=torch.bool, device=self.value.device)
         return keep if self.valid is None else keep & self.valid
 
-    def rewind(self, factor: float) -> None:
-        """Make ready for another pass over the same maps, scaled by `factor`."""
-        self.output, self.factor = None, factor
-
 
 @dataclass(eq=False)
 class Recording:
