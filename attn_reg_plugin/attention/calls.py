@@ -37,6 +37,7 @@ class AttentionCall:
         several: whether the site runs more than once in a forward, as far as is known.
         keep: its mask, once it is chosen.
         chosen: whether the mask is chosen.
+        graded: whether it began with gradients.
         recomputed: the backward in which activation checkpointing computed it again; -1 for none.
         counted: whether its draws are in the statistics, by their seeds.
     """
@@ -49,6 +50,7 @@ class AttentionCall:
     several: bool = False
     keep: Tensor | PackedMask | None = None
     chosen: bool = False
+    graded: bool = field(default_factory=torch.is_grad_enabled)
     recomputed: int = -1
     counted: set[int] = field(default_factory=set)
 
@@ -111,6 +113,7 @@ class Calls:
         current: the last one.
         over: whether the forward that the request is for has ended.
         released: why no call can be computed again; empty where each can.
+        pending: whether an earlier forward may still wait for its backward.
         several: whether the attention ever ran more than once in a forward.
         asked: whether anything was ever asked of it.
         came: whether a call ever came while something was asked.
@@ -122,6 +125,7 @@ class Calls:
     current: AttentionCall | None = None
     over: bool = False
     released: str = ""
+    pending: bool = False
     several: bool = False
     asked: bool = False
     came: bool = False
@@ -130,6 +134,7 @@ class Calls:
 
     def restart(self) -> None:
         """Forget the calls so far: a forward begins."""
+        self.pending = self.pending or any(call.graded and call.recomputed < 0 for call in self.made)
         self.made, self.count, self.current, self.over = [], 0, None, False
         self._backward, self.released = graph_task(), ""
 
@@ -137,7 +142,7 @@ class Calls:
         """Forget the calls of forwards whose backwards are over; `reason` is raised where one is computed again."""
         reason = self.released or (reason if self.made else "")
         self.restart()
-        self.over, self.released = True, reason
+        self.over, self.released, self.pending = True, reason, False
 
     def repeats(self) -> bool:
         """Whether a call that begins is one that activation checkpointing computes again."""
@@ -154,16 +159,21 @@ def graph_task() -> int:
     return torch._C._current_graph_task_id()
 
 
-def recomputed(calls: list[Call]) -> Call | None:
+def recomputed(calls: list[Call], pending: bool = True) -> Call | None:
     """Return the call of a forward that activation checkpointing computes again; None if there was none.
 
+    Args:
+        calls: those of the last forward.
+        pending: whether an earlier forward may wait for its backward. Then a backward that asks twice means both;
+            else it is checkpointing inside of checkpointing.
+
     Raises:
-        RuntimeError: there are several, or a backward asks twice: several forwards went into it.
+        RuntimeError: there are several calls, or several forwards before one backward.
     """
     if not calls:
         return None
     call, now = calls[0], graph_task()
-    if len(calls) > 1 or call.recomputed == now:
+    if len(calls) > 1 or (pending and call.recomputed == now):
         times = f"{len(calls)} times in one forward" if len(calls) > 1 else "in several forwards before one backward"
         raise RuntimeError(
             f"{call.name} ({call.path}) ran {times}, and activation checkpointing runs it again in the backward, where "

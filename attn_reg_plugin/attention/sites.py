@@ -130,7 +130,7 @@ class AttentionSite:
         if calls.repeats():
             if calls.released:
                 raise RuntimeError(calls.released)
-            call = recomputed(calls.made)
+            call = recomputed(calls.made, calls.pending)
         elif calls.over:
             return None  # a part of the model runs by itself: no forward of the model that a mask was made for
         else:

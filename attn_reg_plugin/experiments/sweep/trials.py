@@ -96,6 +96,24 @@ def enqueue(study: optuna.Study, arm: Arm, again: bool = False) -> int:
     return count
 
 
+class _Shared(optuna.Study):
+    """A study that processes of a folder ask in turn: SQLite would give a waiting trial to two that ask at once."""
+
+    folder: Path
+
+    @classmethod
+    def of(cls, study: optuna.Study, folder: Path) -> optuna.Study:
+        """Return a copy of the study."""
+        shared = copy.copy(study)
+        shared.__class__, shared.folder = cls, folder
+        return shared
+
+    def ask(self, *args: Any, **kwargs: Any) -> Trial:
+        """Ask as `optuna.Study` does."""
+        with alone_in(self.folder, LOCK):
+            return super().ask(*args, **kwargs)
+
+
 def fill(studies: Sequence[optuna.Study], arms: Sequence[Arm], folder: Path, train: Train, stop: Event) -> None:
     """Carry out trials until all are done, here or elsewhere; several threads and processes may do so.
 
@@ -106,7 +124,7 @@ def fill(studies: Sequence[optuna.Study], arms: Sequence[Arm], folder: Path, tra
     Raises:
         ValueError: the first trials all failed.
     """
-    studies = [copy.copy(study) for study in studies]
+    studies = [_Shared.of(study, folder) for study in studies]
     while not stop.is_set():
         known = [[tried[0] for tried in attempts(study).values()] for study in studies]
         counts = [Counter(trial.state for trial in trials) for trials in known]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import nn
 
+from attn_reg_plugin.attention.calls import Calls
 from attn_reg_plugin.attention.graphs import outside_graphs
 from attn_reg_plugin.attention.sites import AttentionSite, Backend, all_sites, find_sites
 from attn_reg_plugin.regularizers.base.compatibility import (
@@ -86,7 +87,7 @@ class Attachment:
                 check_free(self.regularizer, site)
                 if not site.attached:
                     site.backend.open(site)
-                    site.calls.asked = site.calls.came = site.calls.idled = False
+                    site.calls = Calls()
                 site.attached += 1
                 opened.append(site)
             # every regularizer of the model clears its sites before any of them probes

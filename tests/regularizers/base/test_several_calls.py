@@ -20,7 +20,7 @@ from attn_reg_plugin import (
     recording,
 )
 from attn_reg_plugin.regularizers import Combination, build
-from tests.attention.tiny_model import PAD, SIZE, VOCABULARY, TinyStack, attentions, sharpened, tokens
+from tests.attention.tiny_model import PAD, SIZE, VOCABULARY, TinyClassifier, TinyStack, attentions, sharpened, tokens
 from tests.regularizers.attend_out.playing import TokensOnly
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -335,3 +335,33 @@ def test_one_attribution_for_several_calls_is_refused():
         assert [len(site.tapes) for site in sites] == [2, 2]
         with pytest.raises(ValueError, match=r"^encoder.self\[0\] ran 2 times in the forward; give output_gradients"):
             gradient_attribution(objective, sites)
+
+
+class Nested(TinyClassifier):
+    """Recomputes the whole encoder, whose layers recompute themselves, as Swin does."""
+
+    def forward(self, tokens):
+        there = tokens.ne(PAD)[:, None, None, :]
+        if not self.encoder.checkpointed:
+            return self.output(self.encoder(tokens, there)[:, 0])
+        return self.output(checkpoint(self.encoder, tokens, there, use_reentrant=False)[:, 0])
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        *(ADDrop(p=0.6, q=0.5, cross_tuning="off", attribution=a) for a in ("gradient", "attention", "random")),
+        build("head_drop", p=0.5),
+    ],
+    ids=["gradient", "attention", "random", "head_drop"],
+)
+def test_checkpointing_inside_of_checkpointing_recomputes_a_call_twice(method):
+    """That is no second forward: loss and gradients are those without checkpointing."""
+    torch.manual_seed(3)
+    model = sharpened(Nested(dropout=0.2)).train()
+    steps = {}
+    for checkpointed in (False, True):
+        model.encoder.checkpointed = checkpointed
+        with method.attach(model):
+            steps[checkpointed] = [step(model, EQUALLY_LONG[:1], seed) for seed in (1, 2, 3)]
+    torch.testing.assert_close(steps[True], steps[False])
