@@ -26,8 +26,8 @@ _NO_GRADIENTS = (
 
 
 def output_gradients(objective: Tensor, tapes: Sequence[Tape]) -> list[Tensor | None]:
-    """∂F/∂O of every tape by one backward; None where the objective does not depend on the call,
-    or the call ran without gradients.
+    """∂F/∂O (B, H, T, D) of every tape by one backward; None where F does not depend on the call, or that ran without
+    gradients.
 
     Only what lies between F and the sites is computed: no parameter's gradient is, and none is touched. (Parameters
     are not frozen for the probe all the same: PyTorch multiplies three-dimensional inputs by a frozen weight through
@@ -36,9 +36,6 @@ def output_gradients(objective: Tensor, tapes: Sequence[Tape]) -> list[Tensor | 
     Args:
         objective: F, a scalar in the probe's graph.
         tapes: recorded by the probe.
-
-    Returns:
-        One (B, H, T, D) tensor a tape, or None.
 
     Raises:
         ValueError: the objective is not a scalar, or depends on no site; or no site has gradients.
@@ -119,7 +116,7 @@ def _integrals(
     for factor, weight in points:
         for site, tape in calls:
             site.calls.restart()
-            tape.rewind(factor)
+            tape.output, tape.factor = None, factor  # another pass over the same maps
         objective = run()
         if not any(tape.output.requires_grad for _, tape in calls):
             break

@@ -201,10 +201,8 @@ def derived(seed: int, call: int) -> int:
 
 @contextmanager
 def without_gradients() -> Iterator[None]:
-    """Open `torch.no_grad()` within a training step: nothing stays of what the caller's autocast casts in it.
-
-    Earlier versions of torch would give such a cast, which has no graph, to the training's own forward.
-    """
+    """Open `torch.no_grad()` within a training step, and drop what the caller's autocast casts in it: earlier versions
+    of torch would give such a cast, which has no graph, to the training's own forward."""
     try:
         with torch.no_grad():
             yield
@@ -217,7 +215,6 @@ def recording(sites: Iterable[AttentionSite], needs_weights: bool = False) -> It
     """While open, each site records what attribution needs, see `AttentionSite.tapes`; afterwards the sites are clear.
 
     Args:
-        sites: the sites.
         needs_weights: materialize attention maps, see `Tape`.
     """
     sites = list(sites)

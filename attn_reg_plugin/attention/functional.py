@@ -71,7 +71,11 @@ def regularized_attention(
         TypeError: `valid` is not bool, or `bias` is not floating-point.
     """
     check_mask("valid", valid)
-    _check_bias(bias)
+    if bias is not None and not bias.is_floating_point():
+        raise TypeError(
+            f"bias is a tensor of {bias.dtype}, but must be floating-point: it is added to the scores; "
+            "give a mask as valid, bool, True = attend"
+        )
     inputs = Inputs(query, key, value, valid, dropout_p, scale, bias, sink)
     if site is None or (not isinstance(site, AttentionCall) and site.idle()):
         return _attend(inputs)
@@ -94,14 +98,6 @@ def _regularized(site: AttentionSite | AttentionCall, inputs: Inputs) -> Tensor:
         with torch.no_grad():
             call.request.look(call, _weights(inputs, keep), valid)
     return call.scaled(_attend(inputs._replace(dropout_p=call.total_dropout(inputs.dropout_p)), keep), keys, valid)
-
-
-def _check_bias(bias: Tensor | None) -> None:
-    if bias is not None and not bias.is_floating_point():
-        raise TypeError(
-            f"bias is a tensor of {bias.dtype}, but must be floating-point: it is added to the scores; "
-            "give a mask as valid, bool, True = attend"
-        )
 
 
 def uniform_attention(value: Tensor, valid: Tensor | None, queries: int) -> Tensor:

@@ -15,23 +15,14 @@ from torch import Tensor
 DIRECTIONS = ("high", "low")
 
 
-def check_ratio(name: str, value: float) -> float:
-    """Return `value` if it lies in [0, 1].
-
-    Raises:
-        ValueError: it does not (NaN included).
-    """
+def check_ratio(name: str, value: float) -> None:
+    """Refuse, by a ValueError, a `value` outside [0, 1], NaN included."""
     if not 0.0 <= value <= 1.0:
         raise ValueError(f"{name} is {value}, but must lie in [0, 1]")
-    return value
 
 
 def check_mask(name: str, mask: Tensor | None) -> None:
-    """Refuse a mask of numbers, which would mean something else wherever it is inverted or added.
-
-    Raises:
-        TypeError: it is not a bool tensor.
-    """
+    """Refuse, by a TypeError, a mask of numbers, which would mean something else wherever it is inverted or added."""
     if mask is None or (isinstance(mask, Tensor) and mask.dtype == torch.bool):
         return
     given = f"tensor of {mask.dtype}" if isinstance(mask, Tensor) else type(mask).__name__
@@ -144,7 +135,6 @@ def sample_keep(
 
     Args:
         enabled: bool scalar on the device; where it is False nothing is dropped.
-        generator: source of the random numbers, torch's global one by default.
     """
     check_ratio("q", q)
     indices, counted = _ranked(attribution, valid, p, direction)
@@ -157,14 +147,7 @@ def sample_keep(
 
 
 def pack_bits(mask: Tensor) -> Tensor:
-    """Eight positions a byte along the last dimension, which is filled up with False: (..., S) to (..., ⌈S/8⌉).
-
-    Args:
-        mask: bool.
-
-    Returns:
-        uint8; `unpack_bits` gives the mask back.
-    """
+    """Eight positions a byte along the last dimension, filled up with False: bool (..., S) to uint8 (..., ⌈S/8⌉)."""
     size = mask.size(-1)
     if size % 8:
         mask = torch.nn.functional.pad(mask, (0, -size % 8))
@@ -177,25 +160,14 @@ def pack_bits(mask: Tensor) -> Tensor:
 
 
 def unpack_bits(packed: Tensor, size: int) -> Tensor:
-    """Unpack what `pack_bits` packed: uint8 (..., ⌈S/8⌉) to bool (..., S).
-
-    Args:
-        size: S.
-    """
+    """Unpack what `pack_bits` packed: uint8 (..., ⌈S/8⌉) to bool (..., S), S = `size`."""
     shifts = torch.arange(8, dtype=torch.uint8, device=packed.device)
     bits = (packed.unsqueeze(-1) >> shifts).bitwise_and_(1).flatten(-2)
     return bits.view(torch.bool)[..., :size]
 
 
 class PackedMask:
-    """Hold a mask as packed bits, an eighth of its size, so that long sequences keep no map per site.
-
-    Args:
-        mask: bool (..., S).
-
-    Attributes:
-        shape: of the mask.
-    """
+    """Hold a mask, bool (..., S), as packed bits, an eighth of its size: long sequences keep no map per site."""
 
     def __init__(self, mask: Tensor) -> None:
         self.bits, self.shape = pack_bits(mask), mask.shape
@@ -206,14 +178,11 @@ class PackedMask:
 
 
 def dropped_fraction(keep: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Count the valid positions and the dropped ones among them, as scalar tensors.
+    """Count the dropped positions and the valid ones, as fp32 scalars on the device: no synchronization.
 
     Args:
         keep: bool (B, H, T, S), a subset of `valid`.
         valid: bool, broadcastable to (B, H, T, S); None means all.
-
-    Returns:
-        (dropped, valid), both fp32 scalars on the device of `keep`: no synchronization.
     """
     # filled there: a number that is copied to the device would wait for it
     total = torch.full((), float(keep.numel()), device=keep.device)

@@ -57,18 +57,10 @@ class Tape:
         keep = torch.ones(shape, dtype=torch.bool, device=self.value.device)
         return keep if self.valid is None else keep & self.valid
 
-    def rewind(self, factor: float) -> None:
-        """Make ready for another pass over the same maps, scaled by `factor`."""
-        self.output, self.factor = None, factor
-
 
 @dataclass(eq=False)
 class Recording:
-    """Tapes of a site's calls in the probe, one per call in order.
-
-    Attributes:
-        needs_weights: see `Tape`.
-    """
+    """Tapes of a site's calls in the probe, one per call in order."""
 
     needs_weights: bool = False
     tapes: list[Tape] = field(default_factory=list)

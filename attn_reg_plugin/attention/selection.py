@@ -78,11 +78,7 @@ class SiteSelector:
 
 
 def check_place(stack: str, kind: str, layer: int) -> None:
-    """Refuse a site that no pattern could select.
-
-    Raises:
-        ValueError: an unknown stack or kind, or a layer that is no whole number from 0.
-    """
+    """Refuse, by a ValueError, a site that no pattern could select."""
     for name, given, known in (("stack", stack, STACKS), ("kind", kind, KINDS)):
         if given not in known:
             raise ValueError(f"an AttentionSite's {name} is {given!r}, but must be {' or '.join(known)}")

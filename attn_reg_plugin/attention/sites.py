@@ -21,9 +21,9 @@ class AttentionSite:
     """One attention of a model: its place, and through it what is asked of it and the calls that came.
 
     Attributes:
-        stack: `encoder` or `decoder`; another is refused by a ValueError.
-        kind: `self` or `cross`; another is refused by a ValueError.
-        layer: index in its stack, a whole number from 0; anything else is refused by a ValueError.
+        stack: `encoder` or `decoder`.
+        kind: `self` or `cross`.
+        layer: index in its stack, a whole number from 0.
         path: the module's name in the model.
         tower: a part of the path that tells the site from others of the same stack, kind and layer; empty if there
             are none.
@@ -33,6 +33,9 @@ class AttentionSite:
         request: what is asked of the forward at hand.
         asked: whether that makes attention do anything but run as usual; a bool, since compiled graphs check it.
         calls: those of the forward.
+
+    Raises:
+        ValueError: another stack, kind or layer than these.
     """
 
     stack: str
@@ -78,7 +81,7 @@ class AttentionSite:
 
     def ask(self, **asked: Any) -> None:
         """Ask for more, by the fields of `Request`."""
-        self._set(self.request | Request(**asked))
+        self.add(Request(**asked))
 
     def add(self, request: Request) -> None:
         """Ask for `request` beside what is asked already."""

@@ -59,13 +59,10 @@ class RDrop(SeveralPasses):
 def symmetric_divergence(first: Tensor, second: Tensor) -> Tensor:
     """½ [KL(P1 ‖ P2) + KL(P2 ‖ P1)] of each position, in fp32.
 
-    Both sums together are Σ (P1 − P2)(log P1 − log P2).
+    Both sums together are Σ (P1 − P2)(log P1 − log P2), at least 0 up to round-off.
 
     Args:
         first, second: (..., C) logits or log-probabilities.
-
-    Returns:
-        (...), at least 0 up to round-off.
     """
     first, second = first.float().log_softmax(-1), second.float().log_softmax(-1)
     return ((first.exp() - second.exp()) * (first - second)).sum(-1) / 2

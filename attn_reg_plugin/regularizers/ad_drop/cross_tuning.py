@@ -32,17 +32,6 @@ class CrossTuning:
                 f"cross_tuning is {self.schedule!r}, but must be epoch, off, or update:N with N of at least 1"
             )
 
-    def warn_if_plain(self, epochs: int | None) -> bool:
-        """Warn where a training of so many epochs is plain from beginning to end; None: their number is not known.
-
-        Returns:
-            whether it is, as far as that is known.
-        """
-        plain = self.schedule == "epoch" and epochs == 1
-        if plain:
-            logger.warning(PLAIN.format("this training has one epoch: nothing is regularized"))
-        return plain
-
     def regularized(self, epoch: int | None, updates: int) -> bool:
         """Whether a forward in `epoch` (from 1), after `updates` updates, is regularized.
 
@@ -78,7 +67,8 @@ class CrossTuned(Regularizer):
 
     def begin_training(self, updates: int | None, epochs: int | None = None) -> None:
         """As `Regularizer.begin_training`; warns of a schedule that never comes to an epoch it regularizes."""
-        self.schedule.warn_if_plain(epochs)
+        if self.schedule.schedule == "epoch" and epochs == 1:
+            logger.warning(PLAIN.format("this training has one epoch: nothing is regularized"))
         known = epochs is not None and 0 < epochs < sys.maxsize
         self._length = None if known else updates or 0
 

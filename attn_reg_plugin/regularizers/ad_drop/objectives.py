@@ -153,10 +153,8 @@ def prediction(labels: str, outputs: Any, inputs: Mapping[str, Any]) -> Tensor:
             Of a regression, `pseudo` is the predicted value itself, such as a reward, `gold` minus the squared error.
 
     Raises:
-        NoObjective: there are no logits, or gold labels are needed and were not supplied, or the shape isn't one of
-            these.
-        ValueError: the gold labels or the supplied token mask are of another shape.
-        TypeError: the supplied token mask is no bool tensor.
+        NoObjective: there are no logits, or of another shape, or gold labels are needed and were not supplied.
+        TypeError, ValueError: the gold labels or the supplied token mask do not fit.
     """
     spans = span_logits(outputs, inputs, gold=labels == "gold")
     if spans is not None:

@@ -8,8 +8,7 @@ attacker does better, and one of the two, drawn with a probability that favours 
 As published, one validation example rewards one update; `credit="round"` with many `reward_examples` and small `steps`
 is offered as a less noisy estimator.
 
-This file holds the options and what the method does in an update; `game.py` plays the rounds, `generator.py` is G-Net
-and `defender.py` D-Net.
+`game.py` plays the rounds, `generator.py` is G-Net and `defender.py` D-Net.
 """
 
 from __future__ import annotations
@@ -258,11 +257,7 @@ class AttendOut(Regularizer):
             self._kept = state if self._continues else {}
 
     def resume(self, state: Mapping[str, Any]) -> None:
-        """Continue the game from a state, at once.
-
-        Raises:
-            ValueError: it lacks a part of a game, or is one of other sites.
-        """
+        """Continue the game from a state, at once; a ValueError if it lacks a part of a game."""
         self.load_state_dict(state)
         if "generator" not in state and state.get("rounds") == state.get("in_round") == 0:
             return  # saved before the first update

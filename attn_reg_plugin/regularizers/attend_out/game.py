@@ -147,11 +147,7 @@ class Game:
             return sample_masks(self.generator(tokens), self.method.temperature), None
 
     def end_update(self) -> dict[str, float]:
-        """The defender's step on the batches of this update.
-
-        Returns:
-            What the round came to if it ended with this update and the generator learnt from it, else nothing.
-        """
+        """Make the defender's step on the batches of this update; see `end_round`, which may be due."""
         if not self._pending:
             return {}
         pending, self._pending = self._pending, []
@@ -171,7 +167,11 @@ class Game:
     # -- a round ----------------------------------------------------------------------------------------------------
 
     def end_round(self) -> dict[str, float]:
-        """Evaluate both, reward the generator, settle who won; equal weights again. See `end_update`."""
+        """Evaluate both, reward the generator, settle who won; equal weights again.
+
+        Returns:
+            What the round came to if the generator learnt from it, else nothing.
+        """
         attacker, defender = self.evaluate()
         rewards = average((attacker - defender).sign() if self.method.reward == "sign" else attacker - defender)
         finite = bool(rewards.isfinite().all())  # of all ranks, so that each takes the same branch
@@ -217,11 +217,7 @@ class Game:
         return -torch.cat([outcome.loss.float().reshape(-1) for outcome in outcomes])
 
     def advantages(self, rewards: Tensor) -> Tensor:
-        """r_t - b for each update of the round, (T,), from one reward per example; the moving averages move on.
-
-        Raises:
-            ValueError: credit='example', and there are not T examples.
-        """
+        """r_t - b for each update of the round, (T,), from one reward per example; the moving averages move on."""
         if self.method.credit == "example" and rewards.numel() != self.method.steps:
             raise ValueError(
                 f"the problem's validation gave {rewards.numel()} examples for a round of {self.method.steps} updates; "

@@ -226,11 +226,7 @@ class Generator(nn.Module):
         return tables.tokens.detach(), None if tables.positions is None else tables.positions.detach()
 
     def forward(self, tokens: Mapping[str, Tokens], rows: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-        """The logits of P(keep) of each site, (B, T, S), by the site's name; fp32, under autocast too.
-
-        Args:
-            rows: what `rows` gives for the tokens, where that is at hand.
-        """
+        """The logits of P(keep) of each site, (B, T, S), by its name, from the tokens or their `rows`; in fp32."""
         with torch.autocast(next(iter(tokens.values())).ids.device.type, enabled=False):
             return self._logits(tokens, self.rows(tokens) if rows is None else rows)
 

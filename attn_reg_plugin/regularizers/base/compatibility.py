@@ -65,11 +65,7 @@ def drop_rates(method: Regularizer) -> list[Quantity]:
 
 
 def check_beside(method: Regularizer, others: Iterable[Regularizer]) -> None:
-    """Refuse what the others of a model, attached by themselves, make impossible, whatever their sites.
-
-    Raises:
-        ValueError: the reason, in one sentence.
-    """
+    """Refuse, by a ValueError, what the others of a model, attached by themselves, make impossible at any site."""
     for other in (other for other in others if other not in method.companions):
         if other.name == method.name and not method.needs_sites:
             raise ValueError(f"{method.name} acts on the model already; detach() the other one first")
@@ -80,11 +76,7 @@ def check_beside(method: Regularizer, others: Iterable[Regularizer]) -> None:
 
 
 def check_free(method: Regularizer, site: AttentionSite) -> None:
-    """Refuse a site that another method has, unless both are of one combination and fill other parts of the request.
-
-    Raises:
-        ValueError: the reason, in one sentence.
-    """
+    """Refuse, by a ValueError, a site of another method, unless both are of one combination and fill other parts."""
     if not site.attached:
         return
     beside = [other for other in method.companions if other is not method and site in other.attached_sites]
@@ -96,44 +88,29 @@ def check_free(method: Regularizer, site: AttentionSite) -> None:
 
 
 def refuse_several_devices(regularizer: Regularizer, model: nn.Module) -> None:
-    """Refuse `nn.DataParallel` over several devices: its replicas run in threads that share the sites of one model.
-
-    Raises:
-        ValueError: `model` is or holds one.
-    """
+    """Refuse `nn.DataParallel` over several devices: its replicas run in threads that share the sites of one model."""
     if any(isinstance(part, DataParallel) and len(part.device_ids) > 1 for part in model.modules()):
         raise ValueError(_REPLICAS.format(method=regularizer.name))
 
 
 def refuse_replica(regularizer: Regularizer, model: nn.Module) -> None:
-    """Refuse to train one of the replicas that `nn.DataParallel` made of an attached model.
-
-    Raises:
-        RuntimeError: `model` is one, in training mode and with gradients.
-    """
+    """Refuse to train one of the replicas that `nn.DataParallel` made of an attached model."""
     if vars(model).get("_is_replica") and model.training and torch.is_grad_enabled():
         raise RuntimeError(_REPLICAS.format(method=regularizer.name))
 
 
 def refuse_script(*_: Any) -> None:
-    """Refuse to be compiled by `torch.jit.script`, which asks an attached model for this first.
-
-    Raises:
-        RuntimeError: always.
-    """
+    """Refuse to be compiled by `torch.jit.script`, which asks an attached model for this first."""
     raise RuntimeError(
         "torch.jit.script cannot compile a model while a regularizer is attached to it; detach() the regularizer first"
     )
 
 
 def check_copyable(model: nn.Module) -> None:
-    """Refuse a model whose copy would run parts of the model itself.
+    """Refuse, by a ValueError, a model whose copy would run parts of the model itself.
 
     Trainers may replace a module's `forward` by a function that holds the module's own; in a copy of the module that
     function is the same one.
-
-    Raises:
-        ValueError: the model has such a forward.
     """
     modules = set(model.modules())
     for path, module in model.named_modules():

@@ -20,8 +20,7 @@ class Preset:
         name: as `--methods` names it.
         title: as tables name it.
         options: of the method; the others have their defaults.
-        together: options that mean something together: where a configuration gives one of them, the others are the
-            method's defaults and not the preset's.
+        together: options that mean something together: where a configuration gives one of them, the preset gives none.
     """
 
     name: str

@@ -84,10 +84,6 @@ def _groups(modules: list[Any]) -> list[Any]:
 class Shards:
     """Sharding of an attached model by `fully_shard`, which may come after attaching: it changes the model's class.
 
-    Args:
-        regularizer: attached to the model.
-        model: the model.
-
     Raises:
         ValueError: see `refuse_sharded`.
     """
@@ -106,11 +102,7 @@ class Shards:
         return twin
 
     def look(self) -> None:
-        """Look the sharding up, in a training forward; of methods that leave parameters unused, let FSDP2 expect it.
-
-        Raises:
-            ValueError: see `refuse_sharded`.
-        """
+        """Look the sharding up, in a training forward; of methods that leave parameters unused, let FSDP2 expect it."""
         if self._class is type(self.model):
             return
         self._class = type(self.model)

@@ -45,12 +45,7 @@ class Shown(NamedTuple):
 
 
 def summary(quantities: Iterable[Quantity], sums: Mapping[str, Any]) -> dict[str, Shown]:
-    """The quantities by title, from sums over updates and ranks; means of nothing are left out.
-
-    Args:
-        quantities: see `Regularizer.quantities`.
-        sums: as `Statistics.take` gives them, added up.
-    """
+    """The quantities by title, from sums that `Statistics.take` gave, added up; means of nothing are left out."""
     shown = {}
     for quantity in quantities:
         value, weight = float(sums.get(quantity.key, 0.0)), None

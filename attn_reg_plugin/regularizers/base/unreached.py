@@ -37,11 +37,6 @@ IN_BACKWARD = (
 class Reach:
     """Forwards and updates that came to an attached model, and a warning, once, where they did not.
 
-    Args:
-        method: name of the regularizer.
-        model: the attached model.
-        sites: the attached sites.
-
     Attributes:
         seen: whether a forward came that could be regularized: in training mode, with gradients.
     """
