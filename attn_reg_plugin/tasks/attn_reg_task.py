@@ -71,6 +71,7 @@ class AttnRegTask(ResumedTask):
         self._clip_norm = float(fairseq_setting(cfg, "clip_norm") or 0.0)
         self._handles: list[Any] = []
         self._acted = False  # some forward was seen
+        self._iterators: dict[int, Any] = {}  # by the id of their dataset, until the first step
 
     @classmethod
     def add_args(cls, parser: Any) -> None:
@@ -93,10 +94,11 @@ class AttnRegTask(ResumedTask):
     # -- the model ----------------------------------------------------------------------------------------------------
 
     def build_model(self, cfg: Any, from_checkpoint: bool = False) -> torch.nn.Module:
-        """Build the task's model, with the regularizer attached if it is built to be trained.
+        """The task's model, with the regularizer attached if it is built to be trained.
 
         Raises:
-            ValueError: the model, `--attn-sites` and the method do not fit; or fairseq cannot continue on all ranks.
+            ValueError: `--attn-sites` matches nothing in the model, or an option of the method does not fit it; or
+                fairseq cannot hand the checkpoint to go on from to the other ranks.
         """
         if not from_checkpoint:
             refuse_broadcast(self._config)
@@ -129,6 +131,13 @@ class AttnRegTask(ResumedTask):
                 method.objective = FairseqObjective(objective, labels, padding_index(model), who)
 
     # -- a training ---------------------------------------------------------------------------------------------------
+
+    def get_batch_iterator(self, dataset: Any, *args: Any, **kwargs: Any) -> Any:
+        """See `ResumedTask`; the first epoch's tells how long the training is."""
+        iterator = super().get_batch_iterator(dataset, *args, **kwargs)
+        if self.regularizer is not None and not self._begun:
+            self._iterators[id(dataset)] = iterator
+        return iterator
 
     def begin_epoch(self, epoch: int, model: torch.nn.Module) -> None:
         """Announce the epoch; fairseq counts from 1, as cross-tuning does."""
@@ -185,6 +194,7 @@ class AttnRegTask(ResumedTask):
             if regularizer is not None:
                 self._bind(FairseqTraining(self, criterion, optimizer, regularizer.model, self._clip_norm))
                 self._resume_method(state, update_num)
+            self._iterators = {}
         elif regularizer is not None and all(parameter.grad is None for parameter in regularizer.model.parameters()):
             regularizer.forget_unfinished()
 
@@ -208,10 +218,12 @@ class AttnRegTask(ResumedTask):
                 resume(self.regularizer, state, self._restore_file, FROM_WEIGHTS)
 
     def _batches_of_an_epoch(self) -> int | None:
-        """Count them; None where epochs may differ, for which fairseq keeps no iterator."""
-        dataset = self.datasets.get(fairseq_setting(self._config, "train_subset") or "train")
-        batches = self.dataset_to_epoch_iter.get(dataset)
-        return len(batches) if isinstance(batches, Sized) else None
+        """Their number; None where epochs may differ, or fairseq's iterator was made elsewhere or has no length."""
+        subset = fairseq_setting(self._config, "train_subset") or "train"
+        dataset = getattr(self, "datasets", {}).get(subset)
+        batches = self._iterators.get(id(dataset))
+        alike = isinstance(batches, Sized) and self.can_reuse_epoch_itr(dataset) and not self.has_sharded_data(subset)
+        return len(batches) if alike else None
 
     def optimizer_step(self, optimizer: Any, model: torch.nn.Module, update_num: int) -> None:
         """The attacker's, or any method's, step; AttendOut's defender makes its own after it.

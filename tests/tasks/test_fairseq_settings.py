@@ -7,12 +7,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
-from fairseq.data import LanguagePairDataset
 
 from attn_reg_plugin.tasks.fairseq_settings import total_epochs, total_updates
-from tests.backends.fairseq_models import transformer, words
-from tests.tasks.tasks_in_process import Regularized, RegularizedOlder, attached, sample, step
+from tests.backends.fairseq_models import transformer
+from tests.tasks.tasks_in_process import GivenModel, Regularized, RegularizedOlder, attached, sample, step
 
 
 @pytest.mark.parametrize(
@@ -78,22 +76,38 @@ def test_the_task_announces_it(kind: type, flags: dict[str, Any]) -> None:
     assert task.regularizer.drop_probability() == pytest.approx(0.2)
 
 
-@pytest.mark.parametrize("known", [True, False])
-def test_the_first_epoch_tells_it_where_all_are_alike(known: bool) -> None:
-    """With data in several parts fairseq keeps no iterator, and --max-update has to."""
-    tokens = [torch.tensor([4, 2])] * 7
-    pairs = LanguagePairDataset(tokens, [2] * 7, words(), tokens, [2] * 7, words())
+class Batches(list):
+    """A dataset whose batches are the same in every epoch."""
+
+    can_reuse_epoch_itr_across_epochs = True
+
+
+class Listed(GivenModel):
+    """A task whose training set is its iterator."""
+
+    def get_batch_iterator(self, dataset: list, *args: Any, **kwargs: Any) -> list:
+        """The dataset."""
+        return dataset
+
+
+class RegularizedListed(Regularized, Listed):
+    """Regularized."""
+
+
+@pytest.mark.parametrize(("data", "known"), [("a", True), ("a:b", False)])
+def test_the_first_epoch_tells_it_where_all_are_alike(data: str, known: bool) -> None:
+    """With data in several parts, --max-update has to."""
     for flags in ({"attn_max_epoch": 4}, {"attn_max_epoch": 4, "attn_max_update": 28}):
-        task = attached(transformer(), Regularized, **PROGRESS, **flags)
-        task.datasets = {"train": pairs}
-        task.get_batch_iterator(pairs, max_sentences=1, disable_iterator_cache=not known)
+        task = attached(transformer(), RegularizedListed, **PROGRESS, data=data, **flags)
+        task.datasets = {"train": Batches([None] * 7)}
+        task.get_batch_iterator(task.datasets["train"])
         if not known and "attn_max_update" not in flags:
             with pytest.raises(ValueError, match="unit='progress' needs the number of updates"):
                 step(task, task.regularizer.model, sample())
             continue
         step(task, task.regularizer.model, sample())
         task.regularizer.begin_update(7)
-        assert task.regularizer.drop_probability() == pytest.approx(0.2)
+        assert task.regularizer.drop_probability() == pytest.approx(0.2) and not task._iterators
 
 
 def test_an_older_task_sees_all_of_it(tmp_path: Path) -> None:
