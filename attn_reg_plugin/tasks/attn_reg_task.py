@@ -44,6 +44,8 @@ __all__ = ["AttnRegTask", "print_flags_if_asked", "with_attn_reg"]
 PREFIX = "attn_reg/"
 #: in the task's state: the method's, unless it is large
 STATE = "attn_reg"
+#: and there the number of batches in the first epoch, since those of later epochs may differ
+FIRST_EPOCH = "attn_reg_first_epoch"
 
 
 class AttnRegTask(ResumedTask):
@@ -71,6 +73,7 @@ class AttnRegTask(ResumedTask):
         self._clip_norm = float(fairseq_setting(cfg, "clip_norm") or 0.0)
         self._handles: list[Any] = []
         self._acted = False  # some forward was seen
+        self._first_epoch: int | None = None  # its number of batches
         self._iterators: dict[int, Any] = {}  # by the id of their dataset, until the first step
 
     @classmethod
@@ -190,7 +193,7 @@ class AttnRegTask(ResumedTask):
         """Continue from the checkpoint, once; forget what an update left behind whose step fairseq skipped."""
         regularizer = self.regularizer
         if not self._begun:
-            state = self.continue_from(self._restore_file, update_num, STATE)
+            state, self._first_epoch = self.continue_from(self._restore_file, update_num, STATE, FIRST_EPOCH)
             if regularizer is not None:
                 self._bind(FairseqTraining(self, criterion, optimizer, regularizer.model, self._clip_norm))
                 self._resume_method(state, update_num)
@@ -201,7 +204,7 @@ class AttnRegTask(ResumedTask):
     def _bind(self, training: FairseqTraining) -> None:
         try:
             self.regularizer.bind(training)
-            batches = self._batches_of_an_epoch()
+            batches = self._batches_of_first_epoch()
             self.regularizer.begin_training(total_updates(self._config, batches), total_epochs(self._config, batches))
         except ValueError as error:
             raise ValueError(f"--attn-reg {self.regularizer.name}: {error}") from None
@@ -217,13 +220,13 @@ class AttnRegTask(ResumedTask):
             if theirs in (None, self.regularizer.name):
                 resume(self.regularizer, state, self._restore_file, FROM_WEIGHTS)
 
-    def _batches_of_an_epoch(self) -> int | None:
-        """Their number; None where epochs may differ, or fairseq's iterator was made elsewhere or has no length."""
+    def _batches_of_first_epoch(self) -> int | None:
+        """Count them; a training that is resumed has them from its checkpoint, since epochs may differ."""
         subset = fairseq_setting(self._config, "train_subset") or "train"
-        dataset = getattr(self, "datasets", {}).get(subset)
-        batches = self._iterators.get(id(dataset))
-        alike = isinstance(batches, Sized) and self.can_reuse_epoch_itr(dataset) and not self.has_sharded_data(subset)
-        return len(batches) if alike else None
+        batches = self._iterators.get(id(getattr(self, "datasets", {}).get(subset)))
+        if not self._first_epoch and isinstance(batches, Sized):
+            self._first_epoch = len(batches)
+        return self._first_epoch
 
     def optimizer_step(self, optimizer: Any, model: torch.nn.Module, update_num: int) -> None:
         """The attacker's, or any method's, step; AttendOut's defender makes its own after it.
@@ -266,6 +269,8 @@ class AttnRegTask(ResumedTask):
     def state_dict(self) -> dict[str, Any]:
         """The task's state, and the method's under `attn_reg`; a large one is kept beside the checkpoint."""
         state, regularizer = super().state_dict(), self.regularizer
+        if self._first_epoch:
+            state[FIRST_EPOCH] = self._first_epoch
         if regularizer is not None and not regularizer.large_state:
             state[STATE] = regularizer.state_dict()
         elif regularizer is not None and regularizer.begun:  # else nothing happened since the last save
@@ -274,7 +279,9 @@ class AttnRegTask(ResumedTask):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the task's own state; a training gets the rest in its first step, translation needs none of it."""
-        super().load_state_dict({key: value for key, value in state_dict.items() if key not in (STATE, PATIENCE)})
+        super().load_state_dict(
+            {key: value for key, value in state_dict.items() if key not in (STATE, FIRST_EPOCH, PATIENCE)}
+        )
 
 
 def _attach_everywhere(regularizer: Regularizer, model: torch.nn.Module) -> list[Any]:

@@ -52,20 +52,20 @@ class ResumedTask:
             iterator.epoch = epoch
         return iterator
 
-    def continue_from(self, checkpoint: Path, updates: int, key: str) -> Any:
+    def continue_from(self, checkpoint: Path, updates: int, *keys: str) -> list[Any]:
         """Go on waiting where the checkpoint was that the training goes on from; before the first step, on every rank.
 
         Args:
             updates: made so far.
 
         Returns:
-            What the task's state in the checkpoint has as `key`.
+            What the task's state in the checkpoint has by the keys; None where it has none.
         """
         self._begun = True
         if not updates:
-            return None
+            return [None] * len(keys)
         state = task_state(checkpoint, updates) if rank() == 0 else {}
-        patience, own = object_from_first_rank((state.get(PATIENCE), state.get(key)))
+        patience, *own = object_from_first_rank([state.get(key) for key in (PATIENCE, *keys)])
         go_on_waiting(patience)
         return own
 
