@@ -33,6 +33,8 @@ PAPER = "drop encoder.self: 0:0.6 1:0.55..0.11"
 #: what a schedule may count -> where it begins
 STARTS = {"update": 0, "epoch": 1, "progress": 0}
 UNITS = tuple(STARTS)
+#: endings of the name of a schedule file
+FILES = (".yaml", ".yml")
 
 
 @dataclass(frozen=True)
@@ -168,7 +170,7 @@ def _depth(site: AttentionSite, sites: Iterable[AttentionSite]) -> float:
 
 def file_of(source: str) -> Path | None:
     """The file that a schedule is in; None if `source` is its text."""
-    return Path(source.strip()) if source.strip().endswith((".yaml", ".yml")) else None
+    return Path(source.strip()) if source.strip().endswith(FILES) else None
 
 
 def _check_probability(word: str, value: float) -> None:

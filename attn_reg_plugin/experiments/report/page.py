@@ -6,7 +6,7 @@ The page has no script and loads nothing. Pictures are SVG inside it; wide table
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
@@ -79,7 +79,7 @@ class Experiment:
     title: str
     runs: Sequence[RunResult]
     baseline: str
-    signatures: Mapping[str, str]
+    signatures: Sequence[str]
 
     @property
     def finished(self) -> list[RunResult]:
@@ -105,7 +105,7 @@ def read_experiment(folder: Path, baseline: str = PLAIN) -> Experiment:
     if not any(run.finished for run in runs):
         raise ValueError(f"{folder} has {len(runs)} runs, but none of them is finished")
     title = " ".join(filter(None, [str(runs[0].settings.get("task", "")), f"({folder})"]))
-    return Experiment(title, runs, baseline, content.get("signatures") or {})
+    return Experiment(title, runs, baseline, content.get("signatures") or [])
 
 
 def page(experiments: Sequence[Experiment], title: str) -> str:
@@ -235,11 +235,11 @@ def _configuration(experiment: Experiment) -> Iterator[str]:
         rows.append([runs[0].title, seeds_of(runs), "  ".join(own)])
     yield _table(["method", "seeds", "own flags"], rows, "settings")
     folders = [[run.title, str(run.seed), str(run.folder)] for run in experiment.runs]
-    signatures = [list(pair) for pair in experiment.signatures.items()]
+    signatures = [[text] for text in experiment.signatures]
     for summary, header, body in (
         ("Flags that all share", ["flag", "value"], [[f"--{name}", value] for name, value in sorted(shared.items())]),
         ("Folders of the runs", ["method", "seed", "folder"], folders),
-        ("Signatures of the scores", ["score", "signature"], signatures),
+        ("Signatures of the scores", ["signature"], signatures),
     ):
         if body:
             yield f"<details><summary>{summary} ({len(body)})</summary>{_table(header, body, 'settings')}</details>"

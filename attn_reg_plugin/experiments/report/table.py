@@ -222,7 +222,7 @@ def publish(out: Path, runs: Sequence[Run], notes: Sequence[str], console: Conso
     table, notes = cells(rows, subsets), [*notes, *notes_of(rows)]
     content = {
         "task": runs[0].settings["task"],
-        "signatures": runs[0].result().get("signatures", {}),
+        "signatures": runs[0].result().get("signatures", []),
         "methods": [asdict(row) for row in rows],
         "runs": {f"{run.method}-seed{run.seed}": {**run.settings, **run.result()} for run in runs},
     }

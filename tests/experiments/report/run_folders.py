@@ -52,11 +52,11 @@ def make_comparison(
             seconds = 4.0 + 2 * (method != "plain")
             training = {"epochs": 6, "best_epoch": 5, "seconds_per_epoch": seconds, "figures": {}}
             scores = {"test": {"bleu": bleu + seed / 10, "chrf": 2 * bleu}, "valid": {"nll_loss": 100 / bleu}}
-            result = {"training": training, "scores": scores, "constant": [], "signatures": {"bleu": "tok:13a"}}
+            result = {"training": training, "scores": scores, "constant": [], "signatures": ["BLEU tok:13a"]}
             log = fairseq_log(6, 100 / bleu, None if method == "plain" else drop)
             make_run(root / f"{method}-seed{seed}", {**settings, "flags": flags}, result, log)
     rows = [{"method": method, "title": method} for method in methods]
-    content = {"task": "en-ro", "signatures": {"bleu": "tok:13a"}, "methods": rows, "runs": {}}
+    content = {"task": "en-ro", "signatures": ["BLEU tok:13a"], "methods": rows, "runs": {}}
     (root / "results.json").write_text(json.dumps(content), encoding="utf-8")
     return root
 
