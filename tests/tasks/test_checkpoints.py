@@ -41,9 +41,10 @@ def test_an_ad_drop_checkpoint_is_a_plain_one(regularized: Trained, stock: Train
     assert len(hypotheses(generate(corpus, regularized.checkpoint, task="translation"))) == 12
 
 
-def test_the_task_state_holds_the_methods_and_nothing_else(regularized: Trained, stock: Trained) -> None:
+def test_the_task_state_holds_the_methods_and_the_first_epochs_length(regularized: Trained, stock: Trained) -> None:
     state = read_checkpoint(regularized.checkpoint)["task_state"]
     assert state.pop("attn_reg") == {"method": "ad_drop", "epoch": 2, "updates": 8}
+    assert state.pop("attn_reg_first_epoch") == 6  # batches
     assert state == read_checkpoint(stock.checkpoint)["task_state"]
 
 
