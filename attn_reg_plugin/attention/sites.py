@@ -103,7 +103,7 @@ class AttentionSite:
     @property
     def keep(self) -> Tensor | None:
         """The mask that is asked for, bool, unpacked: of every call, or of the first where each has its own."""
-        return self.request.masks[0][0].unpacked() if self.request.masks else self.request.keep
+        return self.request.masks[0].unpacked() if self.request.masks else self.request.keep
 
     # -- the calls --------------------------------------------------------------------------------------------------
 
@@ -145,11 +145,8 @@ class AttentionSite:
         call = AttentionCall(self, calls.count, request)
         calls.count += 1
         calls.came = True
-        if call.index:
-            if request.once:
-                raise RuntimeError(f"{self.name} ({self.path}) runs more than once in a forward: {request.once}")
-            calls.several = True
-        call.several = calls.several or len(request.masks) > 1
+        if call.index and request.once:
+            raise RuntimeError(f"{self.name} ({self.path}) runs more than once in a forward: {request.once}")
         if request.recording is not None:
             call.tape = request.recording.tape(call.index)
         elif request.uniform is not None:

@@ -133,7 +133,7 @@ class ADDrop(CrossTuned):
             for site in sites:
                 site.ask(sampler=self.sampler(site, self._sample_at_random))
             return
-        masks: dict[AttentionSite, list[tuple[PackedMask, Tensor | None]]] = {}
+        masks: dict[AttentionSite, list[PackedMask]] = {}
         weights = self.attribution != "gradient"
         with self.statistics.seconds("probe_seconds", forward.device), recording(sites, needs_weights=weights):
             for site, tape, attribution, finite in self.attributions(forward):
@@ -142,11 +142,9 @@ class ADDrop(CrossTuned):
                 else:  # a non-finite probe falls back to a plain update, without waiting for the device
                     keep = sample_keep(attribution, tape.valid, self.p, self.q, self.direction, enabled=finite)
                     self.count_dropped(site, keep, tape.valid)
-                masks.setdefault(site, []).append((PackedMask(keep), tape.valid))
+                masks.setdefault(site, []).append(PackedMask(keep))
                 del attribution, keep  # before the next site's
         for site, calls in masks.items():
-            if len(calls) == 1 and not site.calls.several:  # nothing is compared, so `valid` is not kept
-                calls = [(keep, None) for keep, _ in calls]
             site.ask(masks=tuple(calls))
 
     def rehearse(self, forward: Forward) -> None:

@@ -205,9 +205,9 @@ def compared(outputs: Any, inputs: Mapping[str, Any], times: int) -> tuple[list[
         raise ValueError("passes cannot be compared by an adaptive softmax, whose model gives features and no logits")
     try:
         logits = logits_of(outputs)
-    except NoObjective as error:
+    except NoObjective:
         raise ValueError(
-            f"the passes cannot be compared: the model's outputs have no logits of classes or tokens ({error.reason}); "
+            "the passes cannot be compared: the model's outputs have no logits of classes or tokens; "
             "use a method that asks nothing of them, such as attention_dropout, or AD-DROP with an objective"
         ) from None
     if logits.dim() == 1 or (logits.dim() == 2 and logits.size(-1) == 1):

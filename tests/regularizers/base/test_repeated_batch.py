@@ -145,7 +145,7 @@ def test_spans_are_refused_with_what_to_use_instead():
             return {"start_logits": start, "end_logits": end}
 
     model, regularizer = Answering(0.1).train(), build("r_drop")
-    message = r"no logits of classes or tokens .*; use a method that asks nothing of them, such as attention_dropout"
+    message = r"no logits of classes or tokens; use a method that asks nothing of them, such as attention_dropout"
     with regularizer.attach(model), pytest.raises(ValueError, match=message):
         regularizer.loss(lambda b: model(b)["start_logits"].sum(), IDS)
 
