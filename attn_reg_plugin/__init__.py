@@ -26,7 +26,7 @@ if TYPE_CHECKING or not _is_command_line():
         recording,
         regularized_attention,
     )
-    from attn_reg_plugin.attention.sites import register_backend
+    from attn_reg_plugin.attention.selection import register_backend
     from attn_reg_plugin.checkpoints import allow_checkpoint_types
     from attn_reg_plugin.regularizers import ADDrop, AttendOut, AttentionLayerDrop, ScheduledDropout, build
 

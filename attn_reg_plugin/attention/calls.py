@@ -83,8 +83,8 @@ class AttentionCall:
         masks = self.request.masks
         if 0 < len(masks) <= self.index:
             raise RuntimeError(
-                f"{self.site.name} ran more often in the forward than in the probe ({len(masks)}): AD-DROP and a model's own "
-                "LayerDrop do not go together where an attention runs several times in a forward; turn LayerDrop off"
+                f"{self.site.name} ran more often in the forward than in the probe ({len(masks)}): AD-DROP and a "
+                "model's own LayerDrop do not go together where an attention runs several times; turn LayerDrop off"
             )
         return masks[self.index] if self.index < len(masks) else self.request.keep
 

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from attn_reg_plugin.attention.calls import without_gradients
-from attn_reg_plugin.attention.sites import AttentionSite, SiteSelector
+from attn_reg_plugin.attention.selection import SiteSelector
+from attn_reg_plugin.attention.sites import AttentionSite
 from attn_reg_plugin.regularizers.base import Preset, Regularizer, option, register
 from attn_reg_plugin.regularizers.base.attachment import Attachment
 from attn_reg_plugin.regularizers.base.forward import Forward

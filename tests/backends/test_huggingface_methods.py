@@ -16,7 +16,7 @@ from attn_reg_plugin import ADDrop, AttendOut, AttentionLayerDrop, ScheduledDrop
 from attn_reg_plugin.regularizers import Outcome, Tokens
 from attn_reg_plugin.regularizers import build as method
 from attn_reg_plugin.regularizers.attend_out.generator import embeddings_of
-from attn_reg_plugin.regularizers.base.forward import without_dropout
+from attn_reg_plugin.regularizers.base.put_back import without_dropout
 from attn_reg_plugin.regularizers.layer_drop import Layer
 from tests.backends.huggingface_models import FAMILIES, PAD, WORDS, batch, build, objective
 

@@ -17,12 +17,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from attn_reg_plugin.attention.attribution import NODES, integrated_attribution, map_gradient, output_gradients
+from attn_reg_plugin.attention.attribution import map_gradient, output_gradients
 from attn_reg_plugin.attention.calls import recording, without_gradients
 from attn_reg_plugin.attention.masks import DIRECTIONS, PackedMask, all_finite, sample_keep
 from attn_reg_plugin.attention.requests import Tape
 from attn_reg_plugin.attention.sites import AttentionSite
 from attn_reg_plugin.regularizers.ad_drop.cross_tuning import CrossTuned, CrossTuning
+from attn_reg_plugin.regularizers.ad_drop.integrated import NODES, integrated_attribution
 from attn_reg_plugin.regularizers.ad_drop.objectives import (
     LABELS,
     Objective,
@@ -31,14 +32,9 @@ from attn_reg_plugin.regularizers.ad_drop.objectives import (
     scale_against_underflow,
 )
 from attn_reg_plugin.regularizers.base import Preset, option, register
-from attn_reg_plugin.regularizers.base.forward import (
-    Forward,
-    ready_for_probe,
-    remember_randomness,
-    unchanged,
-    without_dropout,
-)
+from attn_reg_plugin.regularizers.base.forward import Forward, ready_for_probe
 from attn_reg_plugin.regularizers.base.outputs import logits_dtype
+from attn_reg_plugin.regularizers.base.put_back import remember_randomness, unchanged, without_dropout
 from attn_reg_plugin.regularizers.base.statistics import Quantity
 
 ATTRIBUTIONS = ("gradient", "integrated", "attention", "random")

@@ -14,7 +14,8 @@ from torch import nn
 
 from attn_reg_plugin.attention.calls import Calls
 from attn_reg_plugin.attention.graphs import outside_graphs
-from attn_reg_plugin.attention.sites import AttentionSite, Backend, all_sites, find_sites
+from attn_reg_plugin.attention.selection import Backend, all_sites, find_sites
+from attn_reg_plugin.attention.sites import AttentionSite
 from attn_reg_plugin.regularizers.base.compatibility import (
     check_beside,
     check_free,
@@ -22,7 +23,8 @@ from attn_reg_plugin.regularizers.base.compatibility import (
     refuse_script,
     refuse_several_devices,
 )
-from attn_reg_plugin.regularizers.base.forward import Forward, described, same_randomness, unchanged
+from attn_reg_plugin.regularizers.base.forward import Forward, described
+from attn_reg_plugin.regularizers.base.put_back import same_randomness, unchanged
 from attn_reg_plugin.regularizers.base.sharding import Shards
 from attn_reg_plugin.regularizers.base.statistics import Statistics
 from attn_reg_plugin.regularizers.base.unreached import Reach

@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from attn_reg_plugin.attention.calls import AttentionCall, derived
 from attn_reg_plugin.attention.masks import dropped_fraction
 from attn_reg_plugin.attention.requests import MaskSampler
-from attn_reg_plugin.attention.sites import AttentionSite, SiteSelector
+from attn_reg_plugin.attention.selection import SiteSelector
+from attn_reg_plugin.attention.sites import AttentionSite
 from attn_reg_plugin.regularizers.base.attachment import Attachment
 from attn_reg_plugin.regularizers.base.compatibility import drop_rate, drop_rates
 from attn_reg_plugin.regularizers.base.context import Supplied, Training
