@@ -6,8 +6,9 @@ import re
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
+import torch
 from torch import nn
 
 from attn_reg_plugin.attention.sites import AttentionSite
@@ -187,12 +188,20 @@ def register_backend(framework: str, make: Callable[[], Backend | None]) -> None
 register_backend("", HeldSites)
 
 
+def check_model(model: Any) -> None:
+    """Refuse, by a TypeError, what is no model whose forwards a regularizer could reach."""
+    if not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule):
+        given = f"the class {model.__name__}" if isinstance(model, type) else f"of type {type(model).__name__}"
+        raise TypeError(f"model is {given}, but must be a torch.nn.Module that is not compiled by torch.jit")
+
+
 def all_sites(model: nn.Module) -> list[AttentionSite]:
     """Every attention site of `model` that a backend knows, each with a name of its own.
 
     Raises:
         ValueError: there is none.
     """
+    check_model(model)
     made = [make() for framework, make in _BACKENDS if framework == "" or framework in sys.modules]
     backends = [backend for backend in made if backend is not None]
     sites = [site for backend in backends for site in backend.find(model)]

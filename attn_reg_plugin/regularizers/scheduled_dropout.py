@@ -248,8 +248,7 @@ class Timed(Regularizer):
                 "--max-update or --max-epoch; Lightning: give max_epochs or max_steps, and leave the optimization to "
                 "it; a loop of your own: begin_training(updates)); or use unit='update' or 'epoch'"
             )
-        if updates is not None and updates < 1:
-            raise ValueError(f"a training has at least 1 update, not {updates}")
+        super().begin_training(updates, epochs)
         self._total = updates
 
     def begin_anew(self) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import ClassVar
 
@@ -33,7 +33,7 @@ from attn_reg_plugin.regularizers.ad_drop.objectives import (
 )
 from attn_reg_plugin.regularizers.base import Preset, option, register
 from attn_reg_plugin.regularizers.base.forward import Forward, ready_for_probe
-from attn_reg_plugin.regularizers.base.outputs import logits_dtype
+from attn_reg_plugin.regularizers.base.outputs import check_scalar, logits_dtype
 from attn_reg_plugin.regularizers.base.put_back import remember_randomness, unchanged, without_dropout
 from attn_reg_plugin.regularizers.base.statistics import Quantity
 
@@ -100,7 +100,7 @@ class ADDrop(CrossTuned):
     integrated_labels: str = option(
         "frozen", "integrated gradients: the first pass's pseudo labels, or each its own", choices=("frozen", "renewed")
     )
-    objective: Objective | None = None
+    objective: Objective | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         """Check the options."""
@@ -213,7 +213,8 @@ class ADDrop(CrossTuned):
             # gradients underflow in fp16, if any attention has computed in it
             half = any(tape.value.dtype == torch.float16 for _, tape in self._recorded())
             dtype = torch.float16 if half else logits_dtype(outputs)
-            return scale_against_underflow(self.objective(outputs, inputs), dtype)
+            objective = check_scalar("the objective", self.objective(outputs, inputs), graph=False)
+            return scale_against_underflow(objective, dtype)
 
         with ExitStack() as stack:
             put_back = stack.enter_context(unchanged(forward.model))

@@ -16,6 +16,22 @@ class NoObjective(ValueError):
     """Raised where the outputs of a forward hold nothing that can be attributed; something else may."""
 
 
+def check_scalar(what: str, value: Any, graph: bool = True) -> Tensor:
+    """Return `value` if it is a scalar that can be differentiated (with `graph`, where gradients are on).
+
+    Raises:
+        TypeError, ValueError: it is no floating-point tensor, no scalar, or has no graph.
+    """
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        given = f"a tensor of {value.dtype}" if isinstance(value, Tensor) else f"of type {type(value).__name__}"
+        raise TypeError(f"{what} is {given}, but must be a scalar floating-point tensor, such as outputs.loss")
+    if value.dim():
+        raise ValueError(f"{what} must be a scalar, but has the shape {tuple(value.shape)}; sum it, or take its mean")
+    if graph and torch.is_grad_enabled() and not value.requires_grad:
+        raise ValueError(f"{what} has no gradient: compute it from the model's outputs, without detach() or item()")
+    return value
+
+
 def logits_of(outputs: Any) -> Tensor:
     """The logits in a model's outputs: a tensor, `outputs.logits`, `outputs["logits"]` or the first of a tuple.
 

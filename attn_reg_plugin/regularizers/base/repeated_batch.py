@@ -18,7 +18,7 @@ from torch import Tensor
 
 from attn_reg_plugin.regularizers.base.attachment import attachments_of
 from attn_reg_plugin.regularizers.base.forward import Forward
-from attn_reg_plugin.regularizers.base.outputs import NoObjective, logits_of, tokens_with_loss
+from attn_reg_plugin.regularizers.base.outputs import NoObjective, check_scalar, logits_of, tokens_with_loss
 from attn_reg_plugin.regularizers.base.regularizer import Regularizer, Share
 
 #: the fields of `Supplied` that have a row for each example
@@ -86,7 +86,7 @@ class SeveralPasses(Regularizer):
         """
         times = self.passes
         if times == 1:
-            return compute(batch)
+            return super().loss(compute, batch)
         whole = list(tensors_in(batch))
         if not whole:
             raise ValueError(
@@ -97,7 +97,7 @@ class SeveralPasses(Regularizer):
         for one, supplied in told:
             one.supply(replace(supplied, **{name: repeated(getattr(supplied, name), times) for name in _OF_A_BATCH}))
         try:
-            loss = compute(repeated(batch, times))
+            loss = check_scalar("the loss", compute(repeated(batch, times)))
             seen = self._seen
         finally:
             self._seen, self._whole = None, []

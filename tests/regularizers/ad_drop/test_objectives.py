@@ -147,7 +147,6 @@ def test_a_token_mask_of_another_shape_is_left_out(shape):
         (torch.ones(3, 1, 1, 5).bool(), "has the shape (3, 1, 1, 5)"),
         (torch.ones(5, 3).bool(), "has the shape (5, 3)"),
         (torch.ones(3, 5), "is torch.float32"),
-        (torch.ones(3, 5).bool().tolist(), "is a list"),
     ],
 )
 def test_a_token_mask_of_the_loop_has_to_fit(mask, given, beside):

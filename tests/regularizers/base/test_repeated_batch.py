@@ -134,7 +134,7 @@ def test_what_cannot_be_compared_is_refused(name):
                 lambda b: F.binary_cross_entropy_with_logits(model(b["ids"], b["labels"]), b["labels"]), several
             )
         with pytest.raises(RuntimeError, match="saw no forward of the attached model"):
-            regularizer.loss(lambda b: torch.zeros(()), IDS)
+            regularizer.loss(lambda b: torch.zeros((), requires_grad=True), IDS)
         regularizer.loss(lambda b: model(b).logsumexp(-1).mean(), IDS).backward()
 
 
