@@ -20,6 +20,13 @@ NO_GRADIENTS = (
 )
 
 
+def check_objective(objective: Tensor) -> None:
+    if objective.dim() != 0:
+        raise ValueError(f"the objective must be a scalar, but has the shape {tuple(objective.shape)}")
+    if not objective.requires_grad:
+        raise ValueError("the objective depends on no selected attention site; compute it from the model's outputs")
+
+
 def output_gradients(objective: Tensor, tapes: Sequence[Tape]) -> list[Tensor | None]:
     """∂F/∂O (B, H, T, D) of every tape by one backward; None where F does not depend on the call, or that ran without
     gradients.
@@ -35,10 +42,7 @@ def output_gradients(objective: Tensor, tapes: Sequence[Tape]) -> list[Tensor | 
     Raises:
         ValueError: the objective is not a scalar, or depends on no site; or no site has gradients.
     """
-    if objective.dim() != 0:
-        raise ValueError(f"the objective must be a scalar, but has the shape {tuple(objective.shape)}")
-    if not objective.requires_grad:
-        raise ValueError("the objective depends on no selected attention site; compute it from the model's outputs")
+    check_objective(objective)
     outputs = [tape.output for tape in tapes if tape.output.requires_grad]
     if not outputs:
         raise ValueError(NO_GRADIENTS)

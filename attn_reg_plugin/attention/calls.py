@@ -7,7 +7,7 @@ one is known only where there is one, so with several it is refused.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
@@ -20,6 +20,7 @@ from attn_reg_plugin.attention.requests import NOTHING, Recording, Request, Tape
 
 if TYPE_CHECKING:
     from attn_reg_plugin.attention.sites import AttentionSite
+    from attn_reg_plugin.attention.tokens import TokenBias
 
 Call = TypeVar("Call", bound="AttentionCall")
 
@@ -196,15 +197,20 @@ def without_gradients() -> Iterator[None]:
 
 
 @contextmanager
-def recording(sites: Iterable[AttentionSite], needs_weights: bool = False) -> Iterator[None]:
+def recording(
+    sites: Iterable[AttentionSite],
+    needs_weights: bool = False,
+    tokens: Mapping[AttentionSite, TokenBias] | None = None,
+) -> Iterator[None]:
     """While open, each site records what attribution needs, see `AttentionSite.tapes`; afterwards the sites are clear.
 
     Args:
         needs_weights: materialize attention maps, see `Tape`.
+        tokens: β of the keys of each site, see `TokenBias`.
     """
     sites = list(sites)
     for site in sites:
-        site.put_on(Request(recording=Recording(needs_weights)))
+        site.put_on(Request(recording=Recording(needs_weights, tokens[site] if tokens else None)))
     try:
         yield
     finally:

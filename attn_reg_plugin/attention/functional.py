@@ -18,6 +18,7 @@ from attn_reg_plugin.attention.calls import AttentionCall
 from attn_reg_plugin.attention.graphs import outside_graphs
 from attn_reg_plugin.attention.masks import check_mask, pack_bits, unpack_bits
 from attn_reg_plugin.attention.requests import Tape
+from attn_reg_plugin.attention.tokens import with_bias
 
 if TYPE_CHECKING:
     from attn_reg_plugin.attention.sites import AttentionSite
@@ -276,6 +277,10 @@ def _outer_hooks() -> tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]:
 def _record(tape: Tape, inputs: Inputs) -> Tensor:
     """The probe's attention: same output, but kept on the tape, at the start of the graph if nothing is below it."""
     value = inputs.value
+    if tape.tokens is not None:
+        beta = tape.tokens.leaf(tape.index, inputs.key, inputs.valid)
+        query, key, scale = with_bias(inputs.query, inputs.key, inputs.scale, beta)
+        inputs = inputs._replace(query=query, key=key, scale=scale)
     if tape.needs_weights:
         if tape.weights is None:
             tape.weights = _weights(inputs).detach()

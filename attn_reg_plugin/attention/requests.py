@@ -14,6 +14,7 @@ from attn_reg_plugin.attention.masks import PackedMask
 if TYPE_CHECKING:
     from attn_reg_plugin.attention.calls import AttentionCall
     from attn_reg_plugin.attention.sites import AttentionSite
+    from attn_reg_plugin.attention.tokens import TokenBias
 
 #: draws a keep mask: (call, shape (B, H, T, S), valid, device) -> bool mask; the same mask whenever a call asks again
 MaskSampler = Callable[["AttentionCall", tuple[int, ...], Tensor | None, torch.device], Tensor]
@@ -32,6 +33,8 @@ class Tape:
     Attributes:
         needs_weights: materialize the attention map (integrated gradients and attention weights need it).
         factor: the map is scaled by it (integrated gradients' k/m).
+        tokens: adds its β to the scores, by the number of the call; or None.
+        index: number of the call in the forward, from 0.
         output: O (B, H, T, D), in the probe's graph.
         value: V (B, H, S, D), detached.
         valid: bool, broadcastable to (B, H, T, S), or None.
@@ -40,6 +43,8 @@ class Tape:
 
     needs_weights: bool = False
     factor: float = 1.0
+    tokens: TokenBias | None = None
+    index: int = 0
     output: Tensor | None = None
     value: Tensor | None = None
     valid: Tensor | None = None
@@ -63,12 +68,13 @@ class Recording:
     """Tapes of a site's calls in the probe, one per call in order."""
 
     needs_weights: bool = False
+    tokens: TokenBias | None = None
     tapes: list[Tape] = field(default_factory=list)
 
     def tape(self, index: int) -> Tape:
         """Return the tape of call number `index`, from 0."""
         while len(self.tapes) <= index:
-            self.tapes.append(Tape(self.needs_weights))
+            self.tapes.append(Tape(self.needs_weights, tokens=self.tokens, index=len(self.tapes)))
         return self.tapes[index]
 
 

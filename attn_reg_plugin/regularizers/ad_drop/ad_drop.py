@@ -31,13 +31,16 @@ from attn_reg_plugin.regularizers.ad_drop.objectives import (
     PseudoLabels,
     scale_against_underflow,
 )
+from attn_reg_plugin.regularizers.ad_drop.tokens import hide_tokens
 from attn_reg_plugin.regularizers.base import Preset, option, register
 from attn_reg_plugin.regularizers.base.forward import Forward, ready_for_probe
 from attn_reg_plugin.regularizers.base.outputs import check_scalar, logits_dtype
 from attn_reg_plugin.regularizers.base.put_back import remember_randomness, unchanged, without_dropout
 from attn_reg_plugin.regularizers.base.statistics import Quantity
 
+UNITS = ("position", "token")
 ATTRIBUTIONS = ("gradient", "integrated", "attention", "random")
+TOKENS = {"unit": "token", "p": 0.1, "q": 0.6, "sites": "encoder.self", "cross_tuning": "off"}
 BASE = {"p": 0.3, "q": 0.3, "sites": "encoder.self", "cross_tuning": "epoch"}
 
 #: AD-DROP as the commands compare it: as it is, and the paper's ablations, each of which changes one thing
@@ -50,6 +53,8 @@ PRESETS: tuple[Preset, ...] = (
     Preset("ad_drop_gold", "AD-DROP, gold labels", {**BASE, "labels": "gold"}),
     Preset("ad_drop_low", "AD-DROP, lowest attributions", {**BASE, "direction": "low"}),
     Preset("ad_drop_first_layer", "AD-DROP, first layer", {**BASE, "sites": "encoder.self[0]"}),
+    Preset("ad_drop_tokens", "AD-DROP, whole tokens", TOKENS),
+    Preset("ad_drop_random_tokens", "whole tokens at random", {**TOKENS, "attribution": "random"}),
     Preset("ad_drop_without_cross_tuning", "AD-DROP without cross-tuning", {**BASE, "cross_tuning": "off"}),
 )
 
@@ -60,6 +65,8 @@ class ADDrop(CrossTuned):
     """Drop the attention positions that the prediction leans on most.
 
     Attributes, beside those that their help explains:
+        unit: `position` is the paper's; `token` hides whole tokens in every selected attention and head, see `tokens`.
+            Special tokens are told by the model's ids, or `supply(special_ids=...)`.
         p, q: p = 0 or q = 0 is plain training, bit for bit.
         attribution: `gradient` (GA), `integrated` (IGA), `attention` (AA) or `random` (RD).
         probe_dropout: run the probe with the model's dropout, or without. The paper says only that no attention
@@ -82,8 +89,9 @@ class ADDrop(CrossTuned):
         Quantity("probe_seconds", "step_seconds", "probe_share"),
     )
 
-    p: float = option(0.3, "ratio of candidate positions in each attention row, in [0, 1]", within="[0, 1]")
-    q: float = option(0.3, "probability of dropping a candidate position, in [0, 1]", within="[0, 1]")
+    unit: str = option("position", "drop positions of each map, or whole tokens in all of them", choices=UNITS)
+    p: float = option(0.3, "ratio of candidates: of the positions in a row, or of tokens, in [0, 1]", within="[0, 1]")
+    q: float = option(0.3, "probability of dropping a candidate, in [0, 1]", within="[0, 1]")
     cross_tuning: str = option(
         "epoch", "'epoch': plain on odd, regularized on even epochs; 'update:N': alternate every N updates; 'off'"
     )
@@ -106,6 +114,10 @@ class ADDrop(CrossTuned):
         """Check the options."""
         super().__post_init__()
         self.schedule = CrossTuning(self.cross_tuning)
+        if self.unit == "token" and self.attribution not in ("gradient", "random"):
+            raise ValueError(
+                f"attribution is {self.attribution!r}, but must be gradient or random for whole tokens (unit='token')"
+            )
         if self.objective is None:
             self.objective = OfOutputs(self.labels)
 
@@ -125,6 +137,8 @@ class ADDrop(CrossTuned):
     def before_forward(self, forward: Forward) -> None:
         """Probe, attribute, and put the keep masks on the sites."""
         sites = self.attached_sites
+        if self.unit == "token":
+            return hide_tokens(self, forward)
         if self.attribution == "random":
             for site in sites:
                 site.ask(sampler=self.sampler(site, self._sample_at_random))
@@ -147,7 +161,9 @@ class ADDrop(CrossTuned):
         """Run the probe once, for its errors: a missing objective or label, a shape or keyword that doesn't fit."""
         if self.attribution == "random" or not self.acts_at_all():
             return
-        with recording(self.attached_sites, self.attribution != "gradient"), self._probe(forward) as run:
+        if self.unit == "token":
+            return hide_tokens(self, forward)
+        with recording(self.attached_sites, self.attribution != "gradient"), self.probe(forward) as run:
             objective, tapes = run(), [tape for _, tape in self._recorded()]
             if tapes and self.attribution != "attention":
                 output_gradients(objective, tapes)
@@ -157,30 +173,30 @@ class ADDrop(CrossTuned):
         return getattr(self, f"_{self.attribution}_attributions")(forward)
 
     def _gradient_attributions(self, forward: Forward) -> Iterator[tuple[AttentionSite, Tape, Tensor | None, Tensor]]:
-        with self._probe(forward) as run:
+        with self.probe(forward) as run:
             objective = run()
             recorded = self._recorded()
             if not recorded:
                 return
             gradients = output_gradients(objective, [tape for _, tape in recorded])
-        finite = self._check_finite(gradients)
+        finite = self.check_finite(gradients)
         for i, (site, tape) in enumerate(recorded):
             gradient, gradients[i] = gradients[i], None
             yield site, tape, None if gradient is None else map_gradient(gradient, tape.value), finite
 
     def _integrated_attributions(self, forward: Forward) -> Iterator[tuple[AttentionSite, Tape, Tensor | None, Tensor]]:
-        with self._probe(forward, same_draws=True) as run:
+        with self.probe(forward, same_draws=True) as run:
             how = {"steps": self.integrated_steps, "nodes": self.integrated_nodes, "path": self.integrated_path}
             attributions = list(integrated_attribution(run, self.attached_sites, **how))
-        finite = self._check_finite([attribution for _, attribution in attributions]) if attributions else None
+        finite = self.check_finite([attribution for _, attribution in attributions]) if attributions else None
         for (site, tape), (_, attribution) in zip(self._recorded(), attributions, strict=True):
             yield site, tape, attribution, finite
 
     def _attention_attributions(self, forward: Forward) -> Iterator[tuple[AttentionSite, Tape, Tensor | None, Tensor]]:
-        with without_gradients(), self._probe(forward) as run:
+        with without_gradients(), self.probe(forward) as run:
             run()
         recorded = self._recorded()
-        finite = self._check_finite([tape.weights for _, tape in recorded]) if recorded else None
+        finite = self.check_finite([tape.weights for _, tape in recorded]) if recorded else None
         for site, tape in recorded:
             yield site, tape, tape.weights, finite
 
@@ -196,7 +212,7 @@ class ADDrop(CrossTuned):
     # -- the probe --------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def _probe(self, forward: Forward, same_draws: bool = False) -> Iterator[Callable[[], Tensor]]:
+    def probe(self, forward: Forward, same_draws: bool = False) -> Iterator[Callable[[], Tensor]]:
         """A function that runs the probe and returns F; with `same_draws`, every run draws what the first does."""
         inputs = forward.inputs
         if same_draws and self.integrated_labels == "frozen":
@@ -223,7 +239,7 @@ class ADDrop(CrossTuned):
             stack.enter_context(ready_for_probe(self._attachment.backends, forward.model))
             yield run
 
-    def _check_finite(self, tensors: list[Tensor | None]) -> Tensor:
+    def check_finite(self, tensors: list[Tensor | None]) -> Tensor:
         """Whether all are finite, as a bool scalar on their device; counts the update if not."""
         finite = all_finite(tensors)
         self.statistics.add("fallbacks", 1.0 - finite.float())

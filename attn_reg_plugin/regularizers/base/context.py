@@ -24,6 +24,7 @@ class Supplied:
         read_off: True where a face read `token_mask` off the batch, which may not be that of the outputs: a mask that
             does not fit them is left out then, and refused otherwise.
         padding_label: the number of padding in a vocabulary, which isn't a pseudo label.
+        special_ids: the ids of special tokens (CLS, SEP, BOS, EOS, language codes), which are never hidden.
         regression: True where outputs (B, C) are C numbers an example, and no logits of classes.
         batch: the face's own batch, which its `Problem` reads: fairseq's sample, Trainer's inputs.
         num_items: what the loss of the batch is divided by, where the face divides it.
@@ -35,6 +36,7 @@ class Supplied:
     token_mask: Tensor | None = None
     read_off: bool = False
     padding_label: int | None = None
+    special_ids: frozenset[int] | None = None
     regression: bool = False
     batch: Any = None
     num_items: Tensor | int | None = None

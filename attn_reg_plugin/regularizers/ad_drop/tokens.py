@@ -1,0 +1,133 @@
+"""Whole tokens as the unit of AD-DROP: those that a prediction leans on are hidden in every head and layer at once.
+
+A position that is dropped is seen again in the next head, row and layer. Word dropout and token cutoff (Shen et al.
+2020, arXiv 2009.13818) hide whole tokens at random, from the input on; HiddenCut (Chen et al. 2021, arXiv 2106.00149)
+hides spans of a layer's states, by attention. Here a token is chosen by the gradient of the prediction, is hidden as a
+key of attention only, and keeps its own residual stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from attn_reg_plugin.attention.attribution import NO_GRADIENTS, check_objective
+from attn_reg_plugin.attention.calls import AttentionCall, derived, recording
+from attn_reg_plugin.attention.masks import PackedMask, dropped_fraction, sample_keep
+from attn_reg_plugin.attention.sites import AttentionSite
+from attn_reg_plugin.attention.tokens import TokenBias, existing_keys, token_attribution
+
+if TYPE_CHECKING:
+    from attn_reg_plugin.regularizers.ad_drop.ad_drop import ADDrop
+    from attn_reg_plugin.regularizers.base.forward import Forward
+
+
+def sequence_of(site: AttentionSite) -> tuple[str, str]:
+    """The sequence that a site's keys are: its tower, and `decoder` for a decoder's own tokens or `encoder`.
+
+    A cross attention reads what the encoder's own attention reads.
+    """
+    own = site.stack == "decoder" and site.kind == "self"
+    return site.tower if own or site.kind == "self" else "", "decoder" if own else "encoder"
+
+
+def candidate_tokens(valid: Tensor, stack: str, inputs: Mapping[str, Any]) -> Tensor:
+    """The tokens that may be hidden: those that exist and are not special, bool (B, S).
+
+    Args:
+        valid: bool (B, S), the keys that exist.
+        stack: `encoder` or `decoder`.
+        inputs: of the forward: `token_ids`, ids (B, S) by stack, and `special_ids`, those of special tokens. In an
+            example that has none of these, the first and the last token are taken for special ones.
+    """
+    places = valid.long().cumsum(-1)
+    inner = valid & (places > 1) & (places < places[:, -1:])
+    ids, special = inputs.get("token_ids", {}).get(stack), inputs.get("special_ids") or ()
+    if not isinstance(ids, Tensor) or ids.shape != valid.shape or not special:
+        return inner
+    among = torch.isin(ids, torch.tensor(sorted(special), dtype=ids.dtype, device=ids.device)) & valid
+    return torch.where(among.any(-1, keepdim=True), valid & ~among, inner)
+
+
+def hidden_tokens(
+    score: Tensor,
+    candidates: Tensor,
+    p: float,
+    q: float,
+    direction: str = "high",
+    *,
+    enabled: Tensor | None = None,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Hide each of the ⌈p·n⌉ tokens of the highest score, of n candidates of an example, with probability q.
+
+    Args:
+        score: (B, S), compared in fp32.
+        candidates: bool (B, S), see `candidate_tokens`.
+        p, q, direction, enabled, generator: as in `sample_keep`.
+
+    Returns:
+        The keep mask of keys, bool (B, 1, 1, S), True = attend: of all attentions over the sequence.
+    """
+    among = candidates[:, None, None, :]
+    keep = sample_keep(score[:, None, None, :], among, p, q, direction, enabled=enabled, generator=generator)
+    return keep | ~among
+
+
+def by_sequence(sites: Iterable[AttentionSite]) -> dict[tuple[str, str], list[AttentionSite]]:
+    """The sites over each sequence."""
+    found: dict[tuple[str, str], list[AttentionSite]] = {}
+    for site in sites:
+        found.setdefault(sequence_of(site), []).append(site)
+    return found
+
+
+def hide_tokens(method: ADDrop, forward: Forward) -> None:
+    """Attribute F to the tokens of each sequence, and hide the chosen ones from all attentions over it."""
+    inputs, sequences = forward.inputs, by_sequence(method.attached_sites)
+    if method.attribution == "random":
+        for (_, stack), sites in sequences.items():
+            seed = int(torch.randint(2**62, ()))
+            for site in sites:
+                site.ask(sampler=partial(_tokens_at_random, method, site, stack, inputs, seed))
+        return
+    biases = {sequence: TokenBias() for sequence in sequences}
+    tokens = {site: biases[sequence] for sequence, sites in sequences.items() for site in sites}
+    with method.statistics.seconds("probe_seconds", forward.device), recording(tokens, tokens=tokens):
+        with method.probe(forward) as run:
+            objective = run()
+            leaves = [leaf for bias in biases.values() for leaf in bias.leaves]
+            check_objective(objective)
+            if not all(leaf.requires_grad for leaf in leaves):
+                raise ValueError(NO_GRADIENTS)
+            scores = token_attribution(objective, leaves) if leaves else []
+        finite, given = method.check_finite(scores), iter(scores)
+        masks: dict[AttentionSite, list[PackedMask]] = {site: [] for site in tokens}
+        for (sequence, stack), sites in sequences.items():
+            for index, valid in enumerate(biases[sequence, stack].valid):
+                among = candidate_tokens(valid, stack, inputs)
+                keep = hidden_tokens(next(given), among, method.p, method.q, method.direction, enabled=finite)
+                for site in (site for site in sites if len(site.tapes) > index):
+                    masks[site].append(PackedMask(keep))
+                    method.count_share(site, *dropped_fraction(keep[:, 0, 0] & among, among))
+    for site, calls in masks.items():
+        site.ask(masks=tuple(calls))
+
+
+def _tokens_at_random(
+    method: ADDrop, site: AttentionSite, stack: str, inputs: dict[str, Any], seed: int, call: AttentionCall, *told: Any
+) -> Tensor:
+    """A keep mask (B, 1, 1, S) of tokens drawn at random: the same one at all sites of a sequence."""
+    (batch, *_, keys), valid, device = told
+    among = candidate_tokens(existing_keys(valid, (batch, keys), device), stack, inputs)
+    generator = torch.Generator(device).manual_seed(derived(seed, call.index))
+    score = torch.rand((batch, keys), generator=generator, device=device)
+    keep = hidden_tokens(score, among, method.p, method.q, generator=generator)
+    if seed not in call.counted:
+        call.counted.add(seed)
+        method.count_share(site, *dropped_fraction(keep[:, 0, 0] & among, among))
+    return keep
