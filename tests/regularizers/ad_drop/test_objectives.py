@@ -66,9 +66,9 @@ def literal(labels, outputs, inputs):
         for t, row in enumerate(example):
             columns = [column for column in range(len(row)) if column != inputs.get("padding_label")]
             label = max(columns, key=row.__getitem__) if labels == "pseudo" else int(gold[b, t])
-            known = gold is None or int(gold[b, t]) != -100
-            real = bool(mask[b, t]) if mask is not None and mask.shape == outputs.shape[:2] else known
-            if real and (known or labels == "pseudo"):
+            real = mask is None or mask.shape != outputs.shape[:2] or bool(mask[b, t])
+            known = inputs.get("targets") if labels == "pseudo" else gold
+            if real and (known is None or int(known[b, t]) != -100):
                 total += row[label] - max(row) - math.log(sum(math.exp(x - max(row)) for x in row))
     return total
 
@@ -80,7 +80,11 @@ CASES = [
     *(("gold", CLASSES, {"labels": GOLD.masked_fill(GOLD == 1, -100).view(shape)}) for shape in ((4,), (4, 1))),
     ("gold", CLASSES, {"targets": GOLD, "labels": torch.ones(4, dtype=torch.long)}),
     *((labels, TOKENS, {"targets": TARGETS}) for labels in ("pseudo", "gold")),
-    *((labels, TOKENS, {"labels": TARGETS, "token_mask": MASK}) for labels in ("pseudo", "gold")),
+    *(
+        (labels, TOKENS, {name: TARGETS, "token_mask": MASK})
+        for labels in ("pseudo", "gold")
+        for name in ("labels", "targets")
+    ),
     *(("pseudo", TOKENS, {"token_mask": mask}) for mask in (None, MASK)),
     # an audio model's raw samples; prompts that the mask does not know
     *(
