@@ -112,16 +112,6 @@ except pickle.UnpicklingError:
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "0.1\n"
 
 
-def test_regularizer_states_are_read(tmp_path):
-    regularizer = attn_reg_plugin.ADDrop()
-    regularizer.begin_epoch(3)
-    regularizer.end_update()
-    torch.save(regularizer.state_dict(), tmp_path / "state.pt")
-    other = attn_reg_plugin.ADDrop()
-    other.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
-    assert (other.epoch, other.updates) == (3, 1)
-
-
 @pytest.fixture
 def packaging_of(monkeypatch) -> dict:
     """What setup.py gives; the test works in its folder."""

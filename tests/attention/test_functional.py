@@ -168,15 +168,6 @@ def test_inactive_site_is_plain_attention_bit_for_bit(which, dtype):
         assert ours.equal(plain)
 
 
-def test_batch_of_one_with_one_query_and_one_key():
-    query, key, value = (torch.randn(1, 1, 1, D, requires_grad=True) for _ in range(3))
-    one = torch.ones(1, 1, 1, 1, dtype=torch.bool)
-    for keep in (one, ~one):
-        output = regularized_attention(query, key, value, valid=one, site=asked_site(keep=keep))
-        torch.testing.assert_close(output, value)
-    assert regularized_attention(query, key, value, valid=~one, site=asked_site(keep=one)).eq(0).all()
-
-
 def test_a_bfloat16_probe_with_a_bias():
     query, key, value = inputs(torch.bfloat16)
     bias = torch.randn(1, H, T, S, generator=torch.Generator().manual_seed(3)).bfloat16()

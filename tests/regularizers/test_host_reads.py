@@ -7,8 +7,7 @@ the host, as it would be under CUDA, and so is what is computed from such tensor
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import wraps
 from typing import Any
@@ -131,60 +130,50 @@ def workload(family: str) -> Workload:
     return work
 
 
-@contextmanager
-def counting_forwards(model: nn.Module) -> Iterator[list[bool]]:
-    """Grows by one at every forward of a model of this type, the probe's and the defender's included."""
-    counted: list[bool] = []
-    forward = type(model).forward
+def waits_of(row: Row, family: str) -> tuple[Counter[str], int, Counter[str]]:
+    """What UPDATES updates wait for, in how many forwards; and what the ends of rounds do.
+
+    The probe's and the defender's forwards count, too.
+    """
+    few = {"steps": UPDATES} if row.kind == "round" else row.memory_options
+    row, work = replace(row, updates=UPDATES, memory_options=few), workload(family)
+    waits, at_the_end, end_round, forward = Waits(), Waits(), Game.end_round, type(work.model).forward
+    forwards: list[bool] = []
 
     @wraps(forward)
     def counting(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        counted.append(self.training)
+        forwards.append(self.training)
         return forward(self, *args, **kwargs)
 
-    type(model).forward = counting
-    try:
-        yield counted
-    finally:
-        type(model).forward = forward
+    def apart(game: Game) -> dict[str, float]:
+        counted, waits.listening = len(forwards), False
+        with at_the_end:
+            ended = end_round(game)
+        waits.listening = True
+        del forwards[counted:]
+        return ended
 
-
-def waits_of(row: Row, family: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Counter[str], int, Counter[str]]:
-    """What UPDATES updates wait for, in how many forwards; and what the ends of rounds do."""
-    few = {"steps": UPDATES} if row.kind == "round" else row.memory_options
-    row, work = replace(row, updates=UPDATES, memory_options=few), workload(family)
-    waits, at_the_end, end_round = Waits(), Waits(), Game.end_round
-    with counting_forwards(work.model) as forwards, STEPS[row.kind](row, work, True) as step:
-
-        def apart(game: Game) -> dict[str, float]:
-            counted, waits.listening = len(forwards), False
-            with at_the_end:
-                ended = end_round(game)
-            waits.listening = True
-            del forwards[counted:]
-            return ended
-
-        monkeypatch.setattr(Game, "end_round", apart)
-        forwards.clear()
-        with waits:
-            step()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(work.model), "forward", counting)
+        patch.setattr(Game, "end_round", apart)
+        with STEPS[row.kind](row, work, True) as step:
+            forwards.clear()
+            with waits:
+                step()
     return waits.counted, len(forwards), at_the_end.counted
 
 
 @pytest.fixture(scope="module")
 def plain() -> dict[str, Counter[str]]:
     """What a forward of each family's model waits for itself."""
-    with pytest.MonkeyPatch.context() as patch:
-        counted = {family: waits_of(Row("plain", "plain"), family, patch)[0] for family in FAMILIES}
+    counted = {family: waits_of(Row("plain", "plain"), family)[0] for family in FAMILIES}
     return {family: Counter({name: n // UPDATES for name, n in waits.items()}) for family, waits in counted.items()}
 
 
 @pytest.mark.parametrize(("family", "name"), ROWS)
-def test_an_update_waits_for_nothing(
-    family: str, name: str, plain: dict[str, Counter[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_update_waits_for_nothing(family: str, name: str, plain: dict[str, Counter[str]]) -> None:
     row = ROWS[family, name]
-    waits, forwards, at_the_end = waits_of(row, family, monkeypatch)
+    waits, forwards, at_the_end = waits_of(row, family)
     models = Counter({which: n * forwards for which, n in plain[family].items()})
     for which in EXPECTED.get(name.split("_")[0], ()):
         waits.pop(which, None)

@@ -74,25 +74,17 @@ def test_a_layer_that_is_left_out_is_not_computed(dropping_translator, batch):
     assert made[0][0].equal(made[1][0]) and made[0][1].equal(made[1][1]) and made[0][0].requires_grad
 
 
-class Attention(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.site = AttentionSite("encoder", "self", 0)
-
-    def forward(self, states):
-        heads = states.unsqueeze(1)
-        return regularized_attention(heads, heads, heads, site=self.site)[:, 0]
-
-
 class Own(nn.Module):
     """A layer of one's own that gives its states with more; `squeezed` changes their size."""
 
     def __init__(self, squeezed):
         super().__init__()
-        self.attention, self.linear = Attention(), nn.Linear(SIZE, SIZE - squeezed)
+        self.attention, self.linear = nn.Identity(), nn.Linear(SIZE, SIZE - squeezed)
+        self.attention.site = AttentionSite("encoder", "self", 0)
 
     def forward(self, states):
-        return self.linear(self.attention(states)), states.sum()
+        heads = states.unsqueeze(1)
+        return self.linear(regularized_attention(heads, heads, heads, site=self.attention.site)[:, 0]), states.sum()
 
 
 class Model(nn.Module):

@@ -14,7 +14,6 @@ from attn_reg_plugin.regularizers.attend_out.game import Game
 from attn_reg_plugin.regularizers.attend_out.generator import (
     PolicyGradient,
     policy_gradient,
-    policy_objective,
     sample_masks,
 )
 from tests.attention.tiny_model import TinyClassifier
@@ -69,28 +68,6 @@ def test_a_rounds_gradient_is_equation_5_evaluated_literally():
     (first, start), (second, baseline) = rewards
     assert start == 0 and baseline == pytest.approx(0.5 * float(first.mean()), rel=1e-5)
     torch.testing.assert_close(seen["advantages"], second - baseline)
-
-
-def test_unequal_batches_count_as_their_mean_number_of_sequences():
-    """m is the mean number of examples an update: (3 + 1 + 2) / 3 = 2 here."""
-    model, optimizer, regularizer = begin(generator_clip_norm=0.0)
-    norms, total = [], []
-
-    class Watched(Game):
-        def update_generator(self, advantages):
-            for batch in self.cache:
-                masks = batch.unpacked()
-                objective = policy_objective(self.generator, batch.tokens, self.generator(batch.tokens), masks)
-                (-objective * advantages[batch.update]).backward()
-            total.extend(p.grad.clone() for p in self.generator.parameters() if p.grad is not None)
-            norms.append(super().update_generator(advantages))
-            return norms[-1]
-
-    regularizer.game_class = Watched
-    with regularizer.attach(model):
-        for number, size in enumerate((3, 1, 2)):
-            update(model, optimizer, regularizer, number, examples=size)
-    assert norms[0] == pytest.approx(float(torch.stack([g.norm() for g in total]).norm()) / 2, rel=1e-4)
 
 
 @pytest.mark.parametrize("options", [{}, {"embedding": "shared"}, {"sites": "encoder.self[0]"}], ids=str)

@@ -37,18 +37,6 @@ def test_ad_drop_masks_both_passes(name, translator, batch):
     assert together.statistics.take()["r_drop_items"] == batch[1].ne(PAD).sum()
 
 
-def test_the_probe_comes_before_what_is_drawn(translator, batch):
-    together = build("layer_drop+head_drop+ad_drop", ad_drop=ALWAYS)
-    with together.attach(translator):
-        for _ in range(2):
-            loss_of(translator(*batch), batch[1]).backward()
-            together.end_update()
-    assert [part.name for part in together.parts] == ["ad_drop", "layer_drop", "head_drop"]
-    sums = together.statistics.take()
-    assert sums["regularized"] == sums["forwards"] == 6
-    assert together.updates == 2 and all(part.updates == 2 for part in together.parts)
-
-
 def test_its_state_has_that_of_each():
     first, second = (build("head_drop+r_drop+ad_drop") for _ in range(2))
     first.begin_epoch(3)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from attn_reg_plugin import ADDrop, AttentionSite
+from attn_reg_plugin import ADDrop
 from attn_reg_plugin.regularizers import Combination, build
 from attn_reg_plugin.regularizers.base.statistics import summary
 from attn_reg_plugin.regularizers.base.unreached import PATIENCE, UNANNOUNCED
@@ -175,21 +175,6 @@ class EmbeddingOnly(TinyClassifier):
         return self.output(self.encoder.embedding(ids)[:, 0])
 
 
-class Elsewhere(nn.Module):
-    """Attention whose weights other code uses, or that has a site and does not give it on."""
-
-    def __init__(self, torchs):
-        super().__init__()
-        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
-        if not torchs:
-            self.attention, self.site = nn.Linear(4, 12), AttentionSite("encoder", "self", 0)
-
-    def forward(self, states):
-        weights = getattr(self.attention, "in_proj_weight", None)
-        projected = nn.functional.linear(states, self.attention.weight if weights is None else weights)
-        return nn.functional.scaled_dot_product_attention(*projected.chunk(3, -1))
-
-
 @EACH
 def test_attention_that_is_never_called_is_named_at_once(caplog, method, options):
     model = EmbeddingOnly().train()
@@ -202,14 +187,6 @@ def test_attention_that_is_never_called_is_named_at_once(caplog, method, options
         shown = summary(regularizer.quantities, regularizer.statistics.take())
     assert len(caplog.messages) == 1 and shown["regularized"].value == 1
     assert not [title for title in shown if title.startswith("drop_")]
-
-
-@pytest.mark.parametrize("torchs", [False, True])
-def test_weights_that_are_used_elsewhere(caplog, torchs):
-    model = Elsewhere(torchs).train()
-    with build("attention_dropout", p=0.5, sites="*").attach(model) as regularizer:
-        update(model, regularizer, torch.randn(2, 3, 4))
-    assert ["never called: encoder.self[0]; " in message for message in caplog.messages] == [True]
 
 
 @EACH
