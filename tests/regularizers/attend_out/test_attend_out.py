@@ -181,6 +181,7 @@ def test_a_continued_game_is_the_undisturbed_one(stop, tmp_path):
 
 
 def test_masks_are_drawn_with_the_probability_they_claim():
+    """Also where the model computes in bfloat16, whose numbers near 1 are far apart."""
     torch.manual_seed(0)
     logits = torch.tensor([-3.0, -1.0, 0.0, 0.5, 2.0])
     draws, temperature = 40_000, 1.7
@@ -188,6 +189,14 @@ def test_masks_are_drawn_with_the_probability_they_claim():
     expected = torch.sigmoid(logits / temperature).double() * draws
     chi_square = ((kept - expected) ** 2 / expected + (kept - expected) ** 2 / (draws - expected)).sum()
     assert chi_square < 20.5  # 5 degrees of freedom, p = 0.001
+    model, _, regularizer = begin()
+    with regularizer.attach(model), torch.autocast("cpu", dtype=torch.bfloat16):
+        regularizer.start(model)
+        found = regularizer.game.generator(regularizer.problem.tokens({"tokens": BATCHES[0][0]}))
+    assert {logit.dtype for logit in found.values()} == {torch.float32}
+    drawn = sample_masks({"site": torch.full((1, 1000, 2000), 8.0, dtype=torch.bfloat16)})["site"]
+    expected = 1 - torch.sigmoid(torch.tensor(8.0)).item()
+    assert abs((~drawn).float().mean().item() - expected) < 0.15 * expected
 
 
 @pytest.mark.parametrize(

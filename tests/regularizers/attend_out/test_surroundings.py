@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from attn_reg_plugin import ADDrop
-from attn_reg_plugin.regularizers.attend_out.generator import sample_masks
 from attn_reg_plugin.regularizers.base.attachment import attachments_of
 from tests.regularizers.attend_out.playing import BATCHES, begin, play, same, update
 
@@ -154,20 +153,6 @@ def test_after_detaching_no_player_is_held():
         expected = copy.deepcopy(regularizer.state_dict()["defender"]["model"])
     kept = regularizer.state_dict()["defender"]["model"]
     assert all(kept[name].equal(tensor) for name, tensor in expected.items()) and regularizer.game is None
-
-
-def test_under_autocast_masks_have_the_probability_they_claim():
-    model, _, regularizer = begin()
-    with regularizer.attach(model):
-        regularizer.start(model)
-        tokens = regularizer.problem.tokens({"tokens": BATCHES[0][0]})
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            logits = regularizer.game.generator(tokens)
-        assert {logit.dtype for logit in logits.values()} == {torch.float32}
-    torch.manual_seed(0)
-    drawn = sample_masks({"site": torch.full((1, 1000, 2000), 8.0, dtype=torch.bfloat16)})["site"]
-    expected = 1 - torch.sigmoid(torch.tensor(8.0)).item()
-    assert abs((~drawn).float().mean().item() - expected) < 0.15 * expected
 
 
 @pytest.mark.parametrize("divided_by", ["their number", "3", "nothing"])

@@ -134,11 +134,10 @@ def test_a_training_of_one_epoch_is_plain_with_cross_tuning(caplog, options, epo
 
 def test_an_attached_model_is_not_scripted():
     model, states = nn.TransformerEncoderLayer(4, 2, 4, 0.0, batch_first=True).train(), torch.randn(2, 3, 4)
-    before = set(vars(model))
-    refused = r"^torch.jit.script cannot compile a model while a regularizer is attached to it; detach\(\) "
+    before, said = set(vars(model)), r"^torch.jit.script cannot compile a model while a regularizer is attached to it; "
     with ADDrop(sites="*", **OFF).attach(model):
         for part in (model, nn.Sequential(model)):
-            with pytest.raises(RuntimeError, match=refused):
+            with pytest.raises(RuntimeError, match=said + r"detach\(\) "):
                 torch.jit.script(part)
     assert set(vars(model)) == before
     torch.testing.assert_close(torch.jit.script(model)(states), model(states))
@@ -151,18 +150,17 @@ def test_replicas_in_threads_are_refused_in_training():
     with regularizer.attach(parallel):
         pass
     parallel.device_ids = [0, 1]
-    named = r"ad_drop cannot act in the replicas of nn\.DataParallel.*DistributedDataParallel with a process for each"
+    said = r"ad_drop cannot act in the replicas of nn\.DataParallel.*DistributedDataParallel with a process for each"
     for whole in (parallel, Wrapper(parallel)):
-        with pytest.raises(ValueError, match=named):
+        with pytest.raises(ValueError, match=said):
             regularizer.attach(whole)
     with regularizer.attach(model):
         replica = model._replicate_for_data_parallel()  # without parameters, which come as attributes
-        with pytest.raises(RuntimeError, match=named):
+        with pytest.raises(RuntimeError, match=said):
             replica(IDS)
-        with torch.no_grad():
-            twin = model.eval()._replicate_for_data_parallel()
-            twin.forward = lambda ids: ids
-            assert twin(IDS) is IDS
+        twin = model.eval()._replicate_for_data_parallel()
+        twin.forward = lambda ids: ids
+        assert twin(IDS) is IDS
 
 
 # -- calls of the selected attention ----------------------------------------------------------------------------------
