@@ -29,7 +29,7 @@ def literal_step(model, arguments, mask, p, sites, loss):
     keep = {name: ~loop_candidates(attributions[name], valid[name], p) for name in sites}
     with Materialized(model, keep):
         value = loss(model(*arguments))
-    return value, torch.autograd.grad(value, list(model.parameters()), allow_unused=True, materialize_grads=True), keep
+    return value, torch.autograd.grad(value, list(model.parameters()), allow_unused=True, materialize_grads=True)
 
 
 def assert_same_step(ours, ours_gradients, expected, expected_gradients):
@@ -38,40 +38,35 @@ def assert_same_step(ours, ours_gradients, expected, expected_gradients):
         torch.testing.assert_close(actual, literal, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("build", ["translator", "dropping_translator"])
 @pytest.mark.parametrize("p", [0.3, 0.7, 1.0])
-@pytest.mark.parametrize("sites", ["*", "encoder.self", "decoder.cross[1] encoder.self[0]"])
-def test_one_step_of_translation(build, p, sites, batch, request):
-    model = request.getfixturevalue(build)
-    names = [site.name for site in find_sites(model, sites)]
-    mask = batch[1].ne(PAD)
+@pytest.mark.parametrize(
+    "build, sites",
+    [
+        *(
+            (build, sites)
+            for build in ("translator", "dropping_translator")
+            for sites in ("*", "encoder.self", "decoder.cross[1] encoder.self[0]")
+        ),
+        ("classifier", "encoder.self"),
+    ],
+)
+def test_one_step_is_the_literal_one(build, p, sites, batch, request):
+    model, gold = request.getfixturevalue(build), torch.tensor([0, 2, 1, 0])
+    names, mask = [site.name for site in find_sites(model, sites)], batch[1].ne(PAD)
+    inputs, loss_of_outputs = batch, lambda outputs: loss_of(outputs, batch[1])
+    if build == "classifier":
+        inputs, mask = (tokens([6, 4, 1, 3], 6),), torch.ones(4, dtype=torch.bool)
+        loss_of_outputs = lambda outputs: F.cross_entropy(outputs, gold)  # noqa: E731
     torch.manual_seed(1)
-    expected, gradients, _ = literal_step(model, batch, mask, p, names, lambda o: loss_of(o, batch[1]))
-    plain = loss_of(model(*batch), batch[1])
-    regularizer = ADDrop(p=p, q=1.0, sites=sites, cross_tuning="off")
-    with regularizer.attach(model):
-        regularizer.supply(token_mask=mask)
+    expected, gradients = literal_step(model, inputs, mask, p, names, loss_of_outputs)
+    plain = loss_of_outputs(model(*inputs))
+    with ADDrop(p=p, q=1.0, sites=sites, cross_tuning="off").attach(model) as regularizer:
+        regularizer.supply(**({} if build == "classifier" else {"token_mask": mask}))
         torch.manual_seed(1)
-        loss = loss_of(model(*batch), batch[1])
+        loss = loss_of_outputs(model(*inputs))
         loss.backward()
     assert_same_step(loss, [parameter.grad for parameter in model.parameters()], expected, gradients)
     assert not loss.allclose(plain)
-
-
-def test_one_step_of_classification(classifier):
-    ids, gold = tokens([6, 4, 1, 3], 6), torch.tensor([0, 2, 1, 0])
-    everyone = torch.ones(4, dtype=torch.bool)
-    expected, gradients, keep = literal_step(
-        classifier, (ids,), everyone, 0.4, EVERY[:2], lambda o: F.cross_entropy(o, gold)
-    )
-    with ADDrop(p=0.4, q=1.0, cross_tuning="off").attach(classifier) as regularizer:
-        loss = F.cross_entropy(classifier(ids), gold)
-        loss.backward()
-        real = ids.ne(PAD)
-        expected_keep = keep["encoder.self[0]"] & real[:, None, None, :]
-        ours = regularizer.attached_sites[0].keep
-        assert ours.transpose(1, 2)[real].equal(expected_keep.transpose(1, 2)[real])
-    assert_same_step(loss, [parameter.grad for parameter in classifier.parameters()], expected, gradients)
 
 
 def test_random_drops_are_candidates_and_the_loss_is_that_of_the_mask(translator, batch):

@@ -12,6 +12,7 @@ from torch import nn
 
 from attn_reg_plugin import ADDrop, AttendOut, ScheduledDropout, find_sites
 from attn_reg_plugin.attention.sites import HeldSites
+from attn_reg_plugin.regularizers.base.forward import own_copy
 from tests.attention.tiny_model import PAD, SIZE, TinyClassifier, TinyStack, attentions, loss_of, sharpened, tokens
 from tests.regularizers.attend_out.playing import TokensOnly
 from tests.regularizers.trainings import equal
@@ -88,6 +89,18 @@ def test_two_forwards_before_one_backward_keep_their_graphs():
     with ADDrop(**IDLE).attach(model):
         (model(IDS) + model(IDS)).sum().backward()
     assert model.output.weight.grad.isfinite().all() and model.output.weight.grad.any()
+
+
+def test_a_copy_of_arguments_shares_tensors_and_nothing_else():
+    ids, cache = torch.ones(2), Store(3)
+    given = {"ids": ids, "options": [ids, {"cache": cache}], "same": cache, "model": nn.Linear(1, 1), "kind": Store}
+    made = own_copy(given)
+    assert made is not given and made["ids"] is ids and made["options"][0] is ids
+    assert made["model"] is given["model"] and made["kind"] is Store
+    twin = made["same"]
+    assert twin is made["options"][1]["cache"] is twin.itself is not cache
+    twin.update(torch.ones(1, 1, 3))
+    assert cache.filled == 0 and not cache.rows.any() and not cache.layers[0]["seen"].any()
 
 
 def zero_half_and_double_the_rest(module, inputs):
