@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from fractions import Fraction
 from itertools import product
 
@@ -10,28 +9,21 @@ import torch
 from torch import Tensor
 
 
-@dataclass
-class Row:
-    """What AD-DROP says of one row: of `must` and `may` together exactly `count` are candidates."""
+def loop_row(scores: list[float], valid: list[bool], p: float, direction: str) -> tuple[set[int], set[int], int]:
+    """Sort the valid positions ascending; those at or above the element of index int(n(1 - p)) are candidates.
 
-    must: set[int]
-    may: set[int]
-    count: int
-
-
-def loop_row(scores: list[float], valid: list[bool], p: float, direction: str = "high") -> Row:
-    """Sort the valid positions ascending; those at or above the element of index int(n(1 - p)) are candidates."""
-    sign = 1 if direction == "high" else -1
-    scores = [sign * score for score in scores]
+    Returns:
+        Those above it, those tied with it, and the number of candidates among both.
+    """
+    scores = [score if direction == "high" else -score for score in scores]
     keys = [s for s, exists in enumerate(valid) if exists]
     ascending = sorted(keys, key=lambda s: scores[s])
     index = int(len(keys) * (1 - Fraction(str(p))))
     if index == len(keys):
-        return Row(set(), set(), 0)
+        return set(), set(), 0
     threshold = scores[ascending[index]]
-    above = {s for s in keys if scores[s] > threshold}
     ties = {s for s in keys if scores[s] == threshold}
-    return Row(above, ties, len(keys) - index)
+    return {s for s in keys if scores[s] > threshold}, ties, len(keys) - index
 
 
 def check_region(region: Tensor, attribution: Tensor, valid: Tensor | None, p: float, direction: str = "high") -> None:
@@ -39,23 +31,19 @@ def check_region(region: Tensor, attribution: Tensor, valid: Tensor | None, p: f
     assert region.dtype == torch.bool
     assert region.shape == attribution.shape
     exists = torch.ones_like(region) if valid is None else valid.expand(region.shape)
-    *rows, _ = attribution.shape
-    for at in product(*map(range, rows)):
-        row = loop_row(attribution[at].float().tolist(), exists[at].tolist(), p, direction)
-        chosen = {s for s, candidate in enumerate(region[at].tolist()) if candidate}
-        assert row.must <= chosen <= row.must | row.may, (at, row, chosen)
-        assert len(chosen) == row.count, (at, row, chosen)
+    for at in product(*map(range, region.shape[:-1])):
+        must, may, count = loop_row(attribution[at].float().tolist(), exists[at].tolist(), p, direction)
+        chosen = set(region[at].nonzero().flatten().tolist())
+        assert must <= chosen <= must | may and len(chosen) == count, (at, must, may, count, chosen)
 
 
 def loop_candidates(attribution: Tensor, valid: Tensor | None, p: float, direction: str = "high") -> Tensor:
     """The candidate region; of tied positions the first ones."""
     region = torch.zeros(attribution.shape, dtype=torch.bool)
     exists = torch.ones_like(region) if valid is None else valid.expand(region.shape)
-    *rows, _ = attribution.shape
-    for at in product(*map(range, rows)):
-        row = loop_row(attribution[at].tolist(), exists[at].tolist(), p, direction)
-        for s in (sorted(row.must) + sorted(row.may))[: row.count]:
-            region[(*at, s)] = True
+    for at in product(*map(range, region.shape[:-1])):
+        must, may, count = loop_row(attribution[at].tolist(), exists[at].tolist(), p, direction)
+        region[at][(sorted(must) + sorted(may))[:count]] = True
     return region
 
 
@@ -67,8 +55,12 @@ def loop_weights(
     keep: Tensor | None = None,
     scale: float | None = None,
     bias: Tensor | None = None,
+    sink: Tensor | None = None,
 ) -> Tensor:
-    """softmax(QKᵀ) over the kept keys; uniform over the valid ones if none is kept; zero if none is valid."""
+    """softmax(QKᵀ) over the kept keys; uniform over the valid ones if none is kept; zero if none is valid.
+
+    A sink takes its share of a row with kept keys, and is left out.
+    """
     batch, heads, queries, size = query.shape
     keys = key.size(-2)
     shape = (batch, heads, queries, keys)
@@ -76,6 +68,7 @@ def loop_weights(
     valid = everything if valid is None else valid.expand(shape)
     keep = everything if keep is None else keep.expand(shape)
     bias = None if bias is None else bias.expand(shape)
+    sink = None if sink is None else sink.expand(*shape[:-1], 1)
     scale = size**-0.5 if scale is None else scale
     rows = []
     for b, h, t in product(range(batch), range(heads), range(queries)):
@@ -87,7 +80,7 @@ def loop_weights(
             scores = scores if bias is None else {s: scores[s] + bias[b, h, t, s] for s in live}
             largest = max(float(score.detach()) for score in scores.values())
             exponentials = {s: (scores[s] - largest).exp() for s in live}
-            total = sum(exponentials.values())
+            total = sum(exponentials.values()) + (0.0 if sink is None else (sink[b, h, t, 0] - largest).exp())
             for s in live:
                 weights[s] = exponentials[s] / total
         else:

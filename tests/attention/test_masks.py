@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from attn_reg_plugin import candidate_region, drop_candidates
@@ -17,7 +17,6 @@ from tests.attention.literal import causal, check_region, loop_candidates, paddi
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 RATIOS = [i / 10 for i in range(11)]
-DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 LENGTHS = [9, 4, 1, 0]
 MASKS = {
     "none": None,
@@ -32,9 +31,9 @@ MASKS = {
 }
 
 
-def distinct(*shape: int, seed: int = 0) -> torch.Tensor:
+def distinct(*shape: int) -> torch.Tensor:
     """Random numbers of which no two in a row are equal, in any dtype."""
-    noise = torch.rand(shape, generator=torch.Generator().manual_seed(seed))
+    noise = torch.rand(shape, generator=torch.Generator().manual_seed(0))
     return noise.argsort(-1).float() - shape[-1] / 2
 
 
@@ -50,59 +49,30 @@ def test_region_is_the_literal_one(p, mask, direction):
     )
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_region_in_every_dtype(dtype):
-    generator = torch.Generator().manual_seed(2)
-    attribution = torch.randn(2, 2, 5, 12, generator=generator).to(dtype)
-    valid = padding([12, 7], 12)
-    for p in (0.1, 0.35, 0.5, 0.9):
-        check_region(candidate_region(attribution, valid, p), attribution, valid, p)
-
-
 @settings(max_examples=60, deadline=None, derandomize=True)
-@given(st.data())
-def test_region_of_any_row(data):
-    keys = data.draw(st.integers(1, 12))
-    scores = data.draw(st.lists(st.sampled_from([-1.0, -0.5, 0.0, 0.5, 2.0]), min_size=keys, max_size=keys))
-    valid = data.draw(st.lists(st.booleans(), min_size=keys, max_size=keys))
-    p = data.draw(st.integers(0, 1000)) / 1000
-    direction = data.draw(st.sampled_from(["high", "low"]))
-    attribution, exists = torch.tensor(scores).view(1, 1, 1, -1), torch.tensor(valid).view(1, 1, 1, -1)
-    region = candidate_region(attribution, exists, p, direction)
-    check_region(region, attribution, exists, p, direction)
-    keep = sample_keep(attribution, exists, p, 1.0, direction)
-    check_region(exists & ~keep, attribution, exists, p, direction)
-
-
-@pytest.mark.parametrize("valid", [None, torch.ones(1, 1, 1, 10, dtype=torch.bool)])
-@pytest.mark.parametrize("p", [0.1, 0.3, 0.9, 1.0])
-def test_constant_row_loses_only_what_the_rank_gives(p, valid):
-    region = candidate_region(torch.zeros(2, 2, 3, 10), valid, p)
-    assert (region.sum(-1) == round(10 * p)).all()
-
-
-@pytest.mark.parametrize("p", RATIOS)
-def test_one_key_and_no_key(p):
-    one = candidate_region(torch.randn(1, 1, 1, 1), None, p)
-    assert one.shape == (1, 1, 1, 1)
-    assert bool(one) == (p > 0)  # int(1 · (1 - p)) = 0 for every p > 0
-    padded = candidate_region(torch.randn(2, 1, 3, 4), padding([1, 0], 4), p)
-    assert padded[0, :, :, 0].eq(p > 0).all()
-    assert not padded[0, :, :, 1:].any()
-    assert not padded[1].any()
-    assert not sample_keep(torch.randn(2, 1, 3, 4), padding([1, 0], 4), p, 0.5)[1].any()
+@given(
+    st.lists(st.tuples(st.sampled_from([-1.0, -0.5, 0.0, 0.5, 2.0]), st.booleans()), min_size=1, max_size=12),
+    st.integers(0, 1000),
+    st.sampled_from(["high", "low"]),
+)
+@example([(0.0, True)] * 10, 300, "high")  # a constant row loses only what the rank gives
+@example([(0.5, True)], 0, "high")
+@example([(0.5, True)], 1, "high")  # int(1 · (1 - p)) = 0 for every p > 0
+@example([(0.5, False)], 1000, "low")
+def test_region_of_any_row(row, permille, direction):
+    scores, valid = (torch.tensor(values).view(1, 1, 1, -1) for values in zip(*row, strict=True))
+    region = candidate_region(scores, valid, permille / 1000, direction)
+    check_region(region, scores, valid, permille / 1000, direction)
+    keep = sample_keep(scores, valid, permille / 1000, 1.0, direction)
+    check_region(valid & ~keep, scores, valid, permille / 1000, direction)
 
 
 def test_counts_are_exact_for_every_length():
+    """Guarded against round-off: 10 · (1 - 0.9) is below 1."""
     for percent in range(101):
         p = percent / 100
         counts = candidate_counts(torch.arange(300), p).tolist()
         assert counts == [n - int(n * (1 - Fraction(str(p)))) for n in range(300)]
-
-
-def test_round_off_is_guarded():
-    assert 10 * (1 - 0.9) < 1  # what the guard is for
-    assert int(candidate_counts(torch.tensor(10), 0.9)) == 9
 
 
 def test_padding_never_matters():
@@ -115,24 +85,29 @@ def test_padding_never_matters():
     assert region[1:2, :, :4, :4].equal(shorter)
 
 
+ROWS = torch.randn(1, 1, 2, 2)
+
+
+@pytest.mark.parametrize(
+    "draw, said",
+    [
+        *(
+            (draw, rf"^{name} is {{}}, but must lie in \[0, 1\]$")
+            for name, draw in (
+                ("p", lambda value: candidate_region(ROWS, None, value)),
+                ("p", lambda value: sample_keep(ROWS, None, value, 0.5)),
+                ("q", lambda value: drop_candidates(ROWS > 0, None, value)),
+                ("q", lambda value: sample_keep(ROWS, None, 0.5, value)),
+            )
+        ),
+        (lambda value: candidate_region(ROWS, None, 0.5, str(value)), "^direction is '{}', but must be one of high"),
+        (lambda value: sample_keep(ROWS, None, 0.5, 0.5, str(value)), "^direction is '{}', but must be one of high"),
+    ],
+)
 @pytest.mark.parametrize("value", [-0.1, 1.1, float("nan"), float("inf"), float("-inf")])
-def test_ratios_outside_the_unit_interval_are_refused(value):
-    attribution = torch.randn(1, 1, 2, 2)
-    message = rf"^{{}} is {value}, but must lie in \[0, 1\]$"
-    with pytest.raises(ValueError, match=message.format("p")):
-        candidate_region(attribution, None, value)
-    with pytest.raises(ValueError, match=message.format("p")):
-        sample_keep(attribution, None, value, 0.5)
-    with pytest.raises(ValueError, match=message.format("q")):
-        drop_candidates(torch.ones(1, 1, 2, 2, dtype=torch.bool), None, value)
-    with pytest.raises(ValueError, match=message.format("q")):
-        sample_keep(attribution, None, 0.5, value)
-
-
-@pytest.mark.parametrize("draw", [candidate_region, lambda b, v, p, d: sample_keep(b, v, p, 0.5, d)])
-def test_unknown_directions_are_refused(draw):
-    with pytest.raises(ValueError, match="direction is 'up', but must be one of high, low"):
-        draw(torch.randn(1, 1, 2, 2), None, 0.5, "up")
+def test_ratios_outside_the_unit_interval_and_unknown_directions_are_refused(draw, said, value):
+    with pytest.raises(ValueError, match=said.format(value)):
+        draw(value)
 
 
 def test_dropped_fraction_counts_every_head_and_query():
@@ -159,98 +134,76 @@ def test_a_bit_of_a_position_stays_where_it_was():
     assert pack_bits(mask).tolist() == [0b1001, 0b10, 0b100]
 
 
-#: the quantile at 0.9999 of the chi-square distribution with 7 and with 15 degrees of freedom
-LIMITS = {7: 29.88, 15: 44.26}
+# -- what is drawn ----------------------------------------------------------------------------------------------------
 
 
 def composed(attribution, valid, p, q, **options):
     """The two public functions one after the other."""
-    return drop_candidates(candidate_region(attribution, valid, p, **options), valid, q)
+    return drop_candidates(candidate_region(attribution, valid, p), valid, q, **options)
+
+
+EACH_WAY = pytest.mark.parametrize("draw", [composed, sample_keep])
 
 
 def chi_square(outcomes: torch.Tensor, q: float) -> float:
     """Of N rows of K booleans (True = dropped), against K independent draws with probability q."""
     number, width = outcomes.shape
     codes = (outcomes.long() * 2 ** torch.arange(width)).sum(-1)
-    observed = codes.bincount(minlength=2**width).tolist()
     statistic = 0.0
-    for code, count in enumerate(observed):
+    for code, count in enumerate(codes.bincount(minlength=2**width).tolist()):
         ones = bin(code).count("1")
         expected = number * q**ones * (1 - q) ** (width - ones)
         statistic += (count - expected) ** 2 / expected
     return statistic
 
 
-@pytest.mark.parametrize("draw", [composed, sample_keep])
-@pytest.mark.parametrize("q", RATIOS)
-def test_rate_of_dropped_candidates(q, draw):
-    torch.manual_seed(int(100 * q))
-    attribution, valid = torch.rand(40, 2, 25, 10), padding([10, 5] * 20, 10)
-    region = candidate_region(attribution, valid, 0.4)
-    keep = draw(attribution, valid, 0.4, q)
-    exists = valid.expand(keep.shape)
-    assert not (keep & ~exists).any()
-    assert (keep | region | ~exists).all(), "only candidates may be dropped"
-    candidates, dropped = int(region.sum()), int((region & ~keep).sum())
-    assert candidates == 20 * 2 * 25 * (4 + 2)
-    deviation = (candidates * q * (1 - q)) ** 0.5
-    assert abs(dropped - candidates * q) <= 4 * deviation
-
-
-@pytest.mark.parametrize("draw", [composed, sample_keep])
-@pytest.mark.parametrize("q", [0.3, 0.7])
+@EACH_WAY
+@pytest.mark.parametrize("q", [0.1, 0.3, 0.7])
 @pytest.mark.parametrize("mask", [False, True])
-def test_candidates_are_dropped_independently(q, draw, mask):
+def test_candidates_are_dropped_independently_with_probability_q(q, draw, mask):
+    """Within a row, and over rows and heads; the quantiles are those of χ² at 0.9999."""
     torch.manual_seed(7)
     attribution = torch.tensor([0.0, 3.0, 1.0, 5.0, 4.0, 2.0]).expand(10_000, 1, 1, 6)
     valid = torch.ones(10_000, 1, 1, 6, dtype=torch.bool) if mask else None
     keep = draw(attribution, valid, 0.5, q)
     assert keep[..., [0, 2, 5]].all()
-    assert chi_square(~keep[:, 0, 0, [1, 3, 4]], q) < LIMITS[7]
+    assert chi_square(~keep[:, 0, 0, [1, 3, 4]], q) < 29.88  # 7 degrees of freedom
+    keep = draw(torch.zeros(10_000, 2, 2, 1), None, 1.0, q)
+    assert chi_square(~keep.view(-1, 4), q) < 44.26  # 15
 
 
-@pytest.mark.parametrize("draw", [composed, sample_keep])
-def test_rows_and_heads_are_drawn_apart(draw):
-    torch.manual_seed(8)
-    keep = draw(torch.zeros(10_000, 2, 2, 1), None, 1.0, 0.4)
-    assert chi_square(~keep.view(-1, 4), 0.4) < LIMITS[15]
-
-
-@pytest.mark.parametrize("draw", [composed, sample_keep])
-@pytest.mark.parametrize("p, q", [(0.0, 0.5), (0.0, 1.0), (0.5, 0.0), (0.5, 1.0), (1.0, 1.0)])
+@EACH_WAY
+@pytest.mark.parametrize("p, q", [(0.0, 0.5), (0.0, 1.0), (0.5, 0.0), (0.5, 0.5), (0.5, 1.0), (1.0, 1.0)])
 def test_limits(p, q, draw):
+    """Only candidates are dropped, and what is certain draws nothing."""
     attribution, valid = torch.randn(3, 2, 4, 6), padding([6, 3, 0], 6)
     state = torch.get_rng_state()
     keep = draw(attribution, valid, p, q)
-    exists = valid.expand(keep.shape)
-    if p == 0 or q == 0:
-        assert keep.equal(exists)
-    else:
-        assert keep.equal(exists & ~candidate_region(attribution, valid, p))
-    if q in (0.0, 1.0):
-        assert torch.get_rng_state().equal(state), "what is certain draws nothing"
+    least = valid & ~candidate_region(attribution, valid, p)
+    assert not (least & ~keep).any() and not (keep & ~valid).any()
+    if q in (0.0, 1.0) or p == 0:
+        assert keep.equal(least if q == 1 else valid.expand(keep.shape))
+        assert (p == 0 and q == 0.5) or torch.get_rng_state().equal(state)
 
 
-@pytest.mark.parametrize("draw", [composed, sample_keep])
-def test_drawn_from_the_global_generator(draw):
+@EACH_WAY
+def test_the_source_of_the_draws(draw):
+    """The global generator, or one that is given, which leaves that alone."""
     attribution = torch.randn(2, 2, 5, 8)
-    torch.manual_seed(11)
-    first, second = (draw(attribution, None, 0.5, 0.5) for _ in range(2))
-    torch.manual_seed(11)
-    again = draw(attribution, None, 0.5, 0.5)
-    assert first.equal(again)
-    assert not first.equal(second)
 
+    def drawn(seed, own=False):
+        generator = torch.Generator().manual_seed(seed) if own else None
+        if not own:
+            torch.manual_seed(seed)
+        return draw(attribution, None, 0.5, 0.5, generator=generator)
 
-def test_low_direction_drops_the_other_end():
-    attribution = torch.arange(10.0).view(1, 1, 1, 10)
-    high, low = (sample_keep(attribution, None, 0.3, 1.0, direction) for direction in ("high", "low"))
-    assert high.flatten().tolist() == [True] * 7 + [False] * 3
-    assert low.flatten().tolist() == [False] * 3 + [True] * 7
+    assert drawn(11).equal(first := drawn(11)) and not first.equal(drawn(12))
+    state = torch.get_rng_state()
+    assert drawn(1, own=True).equal(first := drawn(1, own=True)) and not first.equal(drawn(2, own=True))
+    assert torch.get_rng_state().equal(state)
 
 
 def test_enabled():
-    torch.manual_seed(12)
     attribution, valid = torch.randn(2, 2, 5, 8), padding([8, 3], 8)
     off = sample_keep(attribution, valid, 0.5, 0.5, enabled=torch.tensor(False))
     assert off.equal(valid.expand(off.shape))
@@ -259,17 +212,6 @@ def test_enabled():
     on = sample_keep(attribution, valid, 0.5, 0.5, enabled=torch.tensor(True))
     torch.manual_seed(13)
     assert on.equal(sample_keep(attribution, valid, 0.5, 0.5))
-
-
-def test_generator():
-    attribution = torch.randn(2, 2, 5, 8)
-    state = torch.get_rng_state()
-    one, same, other = (
-        sample_keep(attribution, None, 0.5, 0.5, generator=torch.Generator().manual_seed(seed)) for seed in (1, 1, 2)
-    )
-    assert one.equal(same)
-    assert not one.equal(other)
-    assert torch.get_rng_state().equal(state), "the global generator is left alone"
 
 
 def test_non_finite_attributions_keep_the_shape_of_a_mask():

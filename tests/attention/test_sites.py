@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
 import tracemalloc
 
 import pytest
@@ -13,7 +11,8 @@ from torch.utils.checkpoint import checkpoint
 
 from attn_reg_plugin import AttentionSite, find_sites, recording, regularized_attention
 from attn_reg_plugin.attention.selection import SiteSelector, all_sites
-from tests.attention.tiny_model import TinyTranslator, asked_site, attentions
+from tests.attention import tiny_model
+from tests.attention.tiny_model import asked_site, attentions
 
 SITES = [
     *(AttentionSite("encoder", "self", layer) for layer in range(4)),
@@ -52,61 +51,61 @@ def test_patterns(pattern, expected):
 
 MALFORMED = ["encoders", "self", "encoder.", "encoder.selff", "encoder,decoder", "ENCODER", "encoder.self[0"]
 LAYERS = ["", "a", "1-", "-1", "1-2-3", "3-1", "0,3-1", "0,", "0, 1", "٣", "²", f"0-{'9' * 5000}"]
-
-
-@pytest.mark.parametrize("pattern", [*MALFORMED, *(f"encoder.self[{layers}]" for layers in LAYERS)])
-def test_malformed_patterns_are_refused_before_any_model_is_seen(pattern):
-    with pytest.raises(ValueError, match="is not understood; write for example"):
-        SiteSelector(pattern)
-
-
-@pytest.mark.parametrize("pattern", ["", "  ", "\n"])
-def test_empty_patterns_are_refused(pattern):
-    with pytest.raises(ValueError, match="the site pattern is empty; write for example"):
-        SiteSelector(pattern)
-
-
 ABSENT = ["encoder.cross", "encoder.self[4]", "encoder.self[0-9]", "* decoder.self[0,2]", "*[3-4]"]
+
+
+@pytest.mark.parametrize(
+    "pattern, said",
+    [
+        *((pattern, "is not understood; write for example") for pattern in MALFORMED),
+        *((f"encoder.self[{layers}]", "is not understood; write for example") for layers in LAYERS),
+        *((pattern, "the site pattern is empty; write for example") for pattern in ("", "  ", "\n")),
+    ],
+)
+def test_malformed_patterns_are_refused_before_any_model_is_seen(pattern, said):
+    with pytest.raises(ValueError, match=said):
+        SiteSelector(pattern)
 
 
 @pytest.mark.parametrize("pattern", [*ABSENT, "encoder.self[0-999999999]"])
 def test_patterns_that_match_nothing_list_what_exists(pattern):
+    """A range is compared and never built: the last pattern once took all of the machine's memory."""
+    tracemalloc.start()
     with pytest.raises(ValueError) as refused:
         SiteSelector(pattern).select(SITES)
-    term = pattern.split()[-1]
-    assert str(refused.value) == (
-        f"site pattern {term!r} matches nothing in this model; its sites are: {' '.join(EVERY)}"
-    )
-
-
-def test_a_range_is_compared_and_never_built():
-    """As it was, this pattern took all of the machine's memory."""
-    tracemalloc.start()
-    with pytest.raises(ValueError, match="matches nothing"):
-        SiteSelector("encoder.self[0-99999999]").select(SITES)
     assert tracemalloc.get_traced_memory()[1] < 1e6
     tracemalloc.stop()
+    said = f"site pattern {pattern.split()[-1]!r} matches nothing in this model; its sites are: {' '.join(EVERY)}"
+    assert str(refused.value) == said
 
 
-def test_a_model_without_sites_is_refused():
+@pytest.mark.parametrize(
+    "place, named",
+    [
+        (("enc", "self", 0), "stack is 'enc', but must be encoder or decoder"),
+        (("encoder", "selfattn", 0), "kind is 'selfattn', but must be self or cross"),
+        *(
+            (("encoder", "self", layer), f"layer is {layer!r}, but must be a whole number from 0")
+            for layer in ("0", -1, True)
+        ),
+    ],
+)
+def test_a_site_that_no_pattern_selects_and_a_model_without_sites_are_refused(place, named):
+    with pytest.raises(ValueError, match=f"^an AttentionSite's {named}$"):
+        AttentionSite(*place)
     with pytest.raises(ValueError, match="no attention site found in Linear; give its attention modules"):
         find_sites(nn.Linear(2, 2))
 
 
 def test_sites_are_found_in_the_order_of_the_model(translator):
     sites = find_sites(translator, "*")
-    decoder = [f"decoder.{kind}[{layer}]" for layer in (0, 1) for kind in ("self", "cross")]
-    assert [site.name for site in sites] == ["encoder.self[0]", "encoder.self[1]", *decoder]
+    assert [site.name for site in sites] == tiny_model.EVERY
     modules = dict(translator.named_modules())
     for site in sites:
         assert modules[site.path] is site.module is attentions(translator)[site.name]
     assert find_sites(translator) == find_sites(translator, "encoder.self") == sites[:2]
     assert all_sites(translator) == sites
-
-
-def test_a_module_that_stands_twice_in_a_model_is_one_site(translator):
-    shared = nn.ModuleList([translator, translator])
-    assert len(find_sites(shared, "*")) == 6
+    assert len(find_sites(nn.ModuleList([translator, translator]), "*")) == 6, "a module that stands twice is one site"
 
 
 def test_a_site_acts_in_the_training_mode_of_its_module_only(translator):
@@ -156,21 +155,6 @@ def test_a_sampler_is_given_the_map_and_asked_at_every_call():
     assert calls == [(index, (2, 1, 3, 3), valid, torch.device("cpu")) for index in (0, 1)]
 
 
-@pytest.mark.parametrize(
-    "place, named",
-    [
-        (("enc", "self", 0), "stack is 'enc', but must be encoder or decoder"),
-        (("encoder", "selfattn", 0), "kind is 'selfattn', but must be self or cross"),
-        (("encoder", "self", "0"), "layer is '0', but must be a whole number from 0"),
-        (("encoder", "self", -1), "layer is -1, but must be a whole number from 0"),
-        (("encoder", "self", True), "layer is True, but must be a whole number from 0"),
-    ],
-)
-def test_a_site_that_no_pattern_selects_is_refused(place, named):
-    with pytest.raises(ValueError, match=f"^an AttentionSite's {named}$"):
-        AttentionSite(*place)
-
-
 def test_recording_clears_before_and_after(translator, batch):
     sites = find_sites(translator, "*")
     sites[0].ask(uniform=lambda call: True)
@@ -183,6 +167,10 @@ def test_recording_clears_before_and_after(translator, batch):
         assert all(not tape.value.requires_grad for tape in tapes)
         assert tapes[0].valid.equal(batch[0].ne(0)[:, None, None, :])
     assert not any(site.active for site in sites)
+    with pytest.raises(ZeroDivisionError), recording(sites, needs_weights=True):
+        translator(*batch)
+        raise ZeroDivisionError
+    assert not any(site.active or site.tapes for site in sites)
 
 
 @pytest.mark.parametrize("checkpointed", [False, True])
@@ -205,32 +193,3 @@ def test_a_tape_keeps_its_first_run(checkpointed):
             tape, other = recorded.tapes
             assert tape.output is tape_before and other.value.equal(2 * states)
         assert tape.output.equal(tape_before) and tape.value.equal(states)
-
-
-def test_recording_clears_on_an_exception(translator, batch):
-    sites = find_sites(translator, "*")
-    with pytest.raises(ZeroDivisionError), recording(sites, needs_weights=True):
-        translator(*batch)
-        raise ZeroDivisionError
-    assert not any(site.active for site in sites)
-    assert not any(site.tapes for site in sites)
-
-
-@pytest.mark.parametrize("needs_weights", [False, True])
-def test_recording_leaves_the_output_as_it_is(dropping_translator, batch, needs_weights):
-    torch.manual_seed(1)
-    plain = dropping_translator(*batch)
-    torch.manual_seed(1)
-    with recording(find_sites(dropping_translator, "*"), needs_weights):
-        recorded = dropping_translator(*batch)
-    torch.testing.assert_close(recorded, plain)
-
-
-def test_models_with_sites_can_be_copied_and_pickled(translator, batch):
-    expected = translator(*batch)
-    find_sites(translator, "*")
-    for twin in (copy.deepcopy(translator), pickle.loads(pickle.dumps(translator))):
-        assert twin(*batch).equal(expected)
-        for site in find_sites(twin, "*"):
-            assert dict(twin.named_modules())[site.path] is site.module
-    assert TinyTranslator().state_dict().keys() == translator.state_dict().keys()

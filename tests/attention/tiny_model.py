@@ -6,13 +6,17 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from attn_reg_plugin import AttentionSite, regularized_attention
 from attn_reg_plugin.attention.calls import AttentionCall
+from tests.attention.literal import loop_weights
 
 VOCABULARY, SIZE, HEADS, PAD = 13, 8, 2, 0
+#: the sites of the translator, in order
+EVERY = ["encoder.self[0]", "encoder.self[1]", *(f"decoder.{k}[{i}]" for i in range(2) for k in ("self", "cross"))]
 
 #: takes (site name, query, key, value, valid, dropout_p) and returns (B, H, T, D)
 Attend = Callable[[str, Tensor, Tensor, Tensor, Tensor, float], Tensor]
@@ -65,10 +69,10 @@ class TinyLayer(nn.Module):
 class TinyStack(nn.Module):
     """Embedding and layers; `skip` names layers to leave out, `checkpointed` recomputes them in the backward."""
 
-    def __init__(self, stack: str, layers: int, dropout: float) -> None:
+    def __init__(self, stack: str, layers: int, dropout: float, longest: int = 16) -> None:
         super().__init__()
         self.embedding = nn.Embedding(VOCABULARY, SIZE)
-        self.position = nn.Embedding(16, SIZE)
+        self.position = nn.Embedding(longest, SIZE)
         self.layers = nn.ModuleList(TinyLayer(stack, layer, dropout) for layer in range(layers))
         self.checkpointed = False
         self.skip: set[int] = set()
@@ -87,19 +91,22 @@ class TinyStack(nn.Module):
 
 
 class TinyTranslator(nn.Module):
-    """Two encoder and two decoder layers; sites encoder.self, decoder.self and decoder.cross."""
+    """Encoder and decoder of `layers` layers each; sites encoder.self, decoder.self and decoder.cross."""
 
-    def __init__(self, dropout: float = 0.0) -> None:
+    def __init__(self, dropout: float = 0.0, layers: int = 2, longest: int = 16) -> None:
         super().__init__()
-        self.encoder = TinyStack("encoder", 2, dropout)
-        self.decoder = TinyStack("decoder", 2, dropout)
+        self.encoder = TinyStack("encoder", layers, dropout, longest)
+        self.decoder = TinyStack("decoder", layers, dropout, longest)
         self.output = nn.Linear(SIZE, VOCABULARY)
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
         """(B, S) and (B, T) token ids to (B, T, V) logits."""
         there = source.ne(PAD)[:, None, None, :]
         memory = self.encoder(source, there)
-        past = target.ne(PAD)[:, None, None, :] & torch.ones(target.size(1), target.size(1)).tril().bool()
+        past = (
+            target.ne(PAD)[:, None, None, :]
+            & torch.ones(target.size(1), target.size(1), device=target.device).tril().bool()
+        )
         return self.output(self.decoder(target, past, memory, there))
 
 
@@ -114,6 +121,35 @@ class TinyClassifier(nn.Module):
     def forward(self, tokens: Tensor, labels: Tensor | None = None) -> Tensor:
         """(B, S) token ids to (B, number of classes)."""
         return self.output(self.encoder(tokens, tokens.ne(PAD)[:, None, None, :])[:, 0])
+
+
+class Materialized:
+    """While entered, a tiny model's attention maps stand in the autograd graph; notes them, after dropout, by site.
+
+    Args:
+        model: a tiny model; its own attention comes back on leaving.
+        keep: keep masks by site; the maps are over the positions that they leave.
+        given: maps by site that are used in place of those computed.
+    """
+
+    def __init__(self, model: nn.Module, keep: dict | None = None, given: dict | None = None) -> None:
+        self.model, self.keep, self.given = model, keep or {}, given or {}
+        self.maps: dict[str, Tensor] = {}
+        self.valid: dict[str, Tensor] = {}
+
+    def __call__(self, name: str, query: Tensor, key: Tensor, value: Tensor, valid: Tensor, dropout_p: float) -> Tensor:
+        weights = F.dropout(loop_weights(query, key, valid=valid, keep=self.keep.get(name)), dropout_p)
+        self.maps[name], self.valid[name] = weights, valid
+        return self.given.get(name, weights) @ value
+
+    def __enter__(self) -> Materialized:
+        for module in attentions(self.model).values():
+            module.attend = self
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for module in attentions(self.model).values():
+            module.attend = None
 
 
 def asked_site(stack: str = "encoder", kind: str = "self", layer: int = 0, **asked: Any) -> AttentionSite:
@@ -151,21 +187,4 @@ def tokens(lengths: list[int], size: int, seed: int = 0) -> Tensor:
 
 def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
     """Mean cross entropy over the tokens that are not padding."""
-    return nn.functional.cross_entropy(logits.flatten(0, -2).float(), targets.flatten(), ignore_index=PAD)
-
-
-def training_step(model: nn.Module, batch: tuple[Tensor, Tensor], seed: int = 1) -> tuple:
-    """Loss, gradients and the state of the random numbers after one training step of a translator."""
-    model.zero_grad()
-    torch.manual_seed(seed)
-    loss = loss_of(model(*batch), batch[1])
-    loss.backward()
-    return loss.detach(), [p.grad for p in model.parameters()], torch.get_rng_state()
-
-
-def same_step(first: tuple, second: tuple) -> bool:
-    """Whether two training steps are equal bit for bit."""
-    (loss, gradients, state), (other_loss, other_gradients, other_state) = first, second
-    pairs = zip(gradients, other_gradients, strict=True)
-    same = all(a is b or (a is not None and b is not None and a.equal(b)) for a, b in pairs)
-    return loss.equal(other_loss) and same and state.equal(other_state)
+    return F.cross_entropy(logits.flatten(0, -2).float(), targets.flatten(), ignore_index=PAD)

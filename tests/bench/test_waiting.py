@@ -8,7 +8,7 @@ import torch
 from attn_reg_plugin.bench.families import Workload
 from attn_reg_plugin.bench.measure import STEPS
 from attn_reg_plugin.bench.rows import all_rows
-from tests.own_transformer import Transformer
+from tests.attention.tiny_model import VOCABULARY, TinyTranslator
 
 #: passes that are compared read their real tokens
 READING = ("r_drop", "hidden_cut")
@@ -20,8 +20,8 @@ ROWS = [row for row in all_rows() if row.kind == "training" and row.method]
 @pytest.mark.parametrize("row", [row for row in ROWS if not row.name.startswith(READING)], ids=lambda row: row.name)
 def test_no_step_waits_for_the_device(row) -> None:
     """The models of fairseq and transformers ask for padding, and so wait themselves."""
-    model = Transformer(50, layers=2, width=32, inner=64, heads=2, longest=16).cuda()
-    tokens = torch.randint(4, 50, (4, 16), device="cuda")
+    model = TinyTranslator(0.1).cuda()
+    tokens = torch.randint(1, VOCABULARY, (4, 16), device="cuda")
     work = Workload(model, {"source": tokens, "target": tokens}, tokens, {"encoder": "source", "decoder": "target"})
     with STEPS[row.kind](row, work, False) as step:
         step()

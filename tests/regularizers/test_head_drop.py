@@ -1,4 +1,4 @@
-"""DropHead: the outputs of heads against the formula, never all heads, the V of its schedule."""
+"""DropHead: how many heads are kept, never none, and the V of its schedule."""
 
 from __future__ import annotations
 
@@ -33,44 +33,35 @@ def literal_v(p, start, turn, end, t):
     return p * min(1.0, (t - turn) / (end - turn))
 
 
-def test_the_schedule_is_a_v_over_updates():
-    regularizer = HeadDrop(p=0.4, turn=10, end=50)
-    for update in range(0, 61, 5):
-        regularizer.begin_update(update)
-        assert regularizer.drop_probability() == pytest.approx(literal_v(0.4, 0, 10, 50, update))
-        assert regularizer.due() == (update != 10)
-
-
-def test_the_schedule_counts_epochs_from_one():
-    regularizer = HeadDrop(p=0.4, turn=3, end=10, unit="epoch")
-    with pytest.raises(RuntimeError, match=r"^unit='epoch' counts epochs: call regularizer.begin_epoch"):
-        regularizer.due()
-    for epoch in range(1, 13):
-        regularizer.begin_epoch(epoch)
-        assert regularizer.drop_probability() == pytest.approx(literal_v(0.4, 1, 3, 10, epoch))
-
-
 @pytest.mark.parametrize("updates", [1, 10, 48])
-def test_over_progress_the_v_stretches_over_the_training(updates):
-    regularizer = HeadDrop(p=0.4, turn=0.25, end=1.0, unit="progress")
-    with pytest.raises(RuntimeError, match=r"^unit='progress' counts the share .*begin_training\(updates\), with"):
-        regularizer.due()
-    with pytest.raises(ValueError, match=r"^unit='progress' needs the number of updates .*--max-update or --max-epoch"):
+@pytest.mark.parametrize(("unit", "turn", "end"), [("update", 10, 50), ("epoch", 3, 10), ("progress", 0.25, 1.0)])
+def test_the_schedule_is_a_v_over_updates_epochs_from_one_or_the_training(unit, turn, end, updates):
+    regularizer, scale, start = HeadDrop(p=0.4, turn=turn, end=end, unit=unit), 1, int(unit == "epoch")
+    if unit != "update":
+        waits = r"begin_training\(updates\), with" if unit == "progress" else "call regularizer.begin_epoch"
+        with pytest.raises(RuntimeError, match=f"^unit='{unit}' counts .*{waits}"):
+            regularizer.due()
+    if unit == "progress":
+        for length, said in (
+            (None, "^unit='progress' needs the number of updates "),
+            (0, "^the number of updates is 0, but must be at least 1"),
+        ):
+            with pytest.raises(ValueError, match=said):
+                regularizer.begin_training(length)
+        regularizer.begin_training(updates)
+        scale = updates
+    else:
         regularizer.begin_training(None)
-    with pytest.raises(ValueError, match=r"^the number of updates is 0, but must be at least 1"):
-        regularizer.begin_training(0)
-    regularizer.begin_training(updates)
-    for update in range(updates + 2):
-        regularizer.begin_update(update)
-        expected = literal_v(0.4, 0, 0.25 * updates, updates, min(update, updates))
+    for count in range(start, 61):
+        (regularizer.begin_epoch if unit == "epoch" else regularizer.begin_update)(count)
+        reached = min(count, updates) if unit == "progress" else count
+        expected = literal_v(0.4, start, turn * scale, end * scale, reached)
         assert regularizer.drop_probability() == pytest.approx(expected)
-    with pytest.raises(ValueError, match=r"^end is 2, but progress ends at 1, with the training$"):
-        HeadDrop(turn=0.5, end=2, unit="progress")
+        assert regularizer.due() == (expected != 0)
 
 
-def test_other_units_do_without_the_length_and_parts_of_a_combination_hear_it():
-    for options in ({"unit": "progress"}, {"unit": "epoch", "turn": 3, "end": 10}):
-        build("head_drop", **options).begin_training(None)
+def test_parts_of_a_combination_hear_of_the_length_and_p_throughout_does_without():
+    HeadDrop(unit="progress").begin_training(None)
     together = build("head_drop+r_drop", head_drop={"turn": 0.5, "end": 1, "unit": "progress"})
     together.begin_training(8)
     together.begin_update(4)
@@ -79,15 +70,19 @@ def test_other_units_do_without_the_length_and_parts_of_a_combination_hear_it():
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("options", "said"),
     [
-        {"turn": 5},
-        {"end": 5},
-        {"turn": 5, "end": 5},
-        {"turn": 1, "end": 5, "unit": "epoch"},
-        {"turn": 5, "end": 1, "unit": "progress"},
+        ({"turn": 0.5, "end": 2, "unit": "progress"}, "end is 2, but progress ends at 1, with the training$"),
+        *(
+            (options, r"turn is \d and end is \d, but a V-shaped schedule that counts (up|ep|pr)")
+            for options in ({"turn": 5}, {"end": 5}, {"turn": 5, "end": 5}, {"turn": 1, "end": 5, "unit": "epoch"})
+        ),
+        (
+            {"turn": 5, "end": 1, "unit": "progress"},
+            r"turn is \d and end is \d, but a V-shaped schedule that counts pr",
+        ),
     ],
 )
-def test_a_v_that_does_not_turn_is_refused(options):
-    with pytest.raises(ValueError, match=r"^turn is \d and end is \d, but a V-shaped schedule that counts (up|ep|pr)"):
+def test_a_v_that_does_not_turn_is_refused(options, said):
+    with pytest.raises(ValueError, match=f"^{said}"):
         build("head_drop", **options)

@@ -73,18 +73,15 @@ def test_all_of_what_the_network_gives_is_cut(change: str) -> None:
     assert all("forward" not in vars(module) for module in model.modules())
 
 
-def wide(layer: nn.Module) -> None:
-    """Two networks that the layer may end with."""
-    layer.other = nn.Sequential(nn.Linear(SIZE, 16), nn.Linear(16, SIZE))
-
-
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (with_part("experts", nn.ModuleDict({"expert_0": nn.Linear(16, SIZE)})), r"mixture of experts \(experts\)"),
         (with_part("shared_expert", nn.Linear(16, SIZE)), r"mixture of experts \(shared_expert\)"),
         (with_part("mlp", type("TinyExperts", (nn.Module,), {})()), r"mixture of experts \(mlp\)"),
-        (wide, r"has several maps .* \(encoder.layers.0.feed_forward.3, encoder.layers.0.other.1\)"),
+        (
+            with_part("other", nn.Sequential(nn.Linear(SIZE, 16), nn.Linear(16, SIZE))),
+            r"has several maps .* \(encoder.layers.0.feed_forward.3, encoder.layers.0.other.1\)",
+        ),
         (lambda layer: layer.feed_forward.__setitem__(3, nn.Identity()), "has no feed-forward network"),
     ],
 )

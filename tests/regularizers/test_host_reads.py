@@ -7,8 +7,7 @@ the host, as it would be under CUDA, and so is what is computed from such tensor
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import wraps
 from typing import Any
@@ -49,41 +48,27 @@ def measured(family: str) -> dict[str, Row]:
 ROWS = {(family, name): row for family in FAMILIES for name, row in measured(family).items()}
 
 
-class Waits:
-    """While open, counts in `counted` what would wait for a device, by its name; not in `ignored` blocks."""
+class Waits(ExitStack):
+    """While open, counts in `counted` what would wait for a device, by its name, if `listening`."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.counted: Counter[str] = Counter()
         self.host = WeakIdKeyDictionary()
         self.listening = True
-        self._modes = _Calls(self), _Operations(self)
+
+    def __enter__(self) -> Waits:
+        for mode in (_Calls(self), _Operations(self)):
+            self.enter_context(mode)
+        return self
 
     def add(self, name: str) -> None:
         """Count one."""
-        if self.listening:
-            self.counted[name] += 1
+        self.counted[name] += self.listening
 
     def on_host(self, tensors: list[Tensor]) -> bool:
         """Whether all of them are there."""
         return all(tensor in self.host for tensor in tensors)
-
-    def __enter__(self) -> Waits:
-        for mode in self._modes:
-            mode.__enter__()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for mode in reversed(self._modes):
-            mode.__exit__(*error)
-
-    @contextmanager
-    def ignored(self) -> Iterator[None]:
-        """Nothing is counted inside."""
-        self.listening = False
-        try:
-            yield
-        finally:
-            self.listening = True
 
 
 def tensors_in(*values: Any) -> list[Tensor]:
@@ -145,59 +130,50 @@ def workload(family: str) -> Workload:
     return work
 
 
-@contextmanager
-def counting_forwards(model: nn.Module) -> Iterator[list[bool]]:
-    """Grows by one at every forward of a model of this type, the probe's and the defender's included."""
-    counted: list[bool] = []
-    forward = type(model).forward
+def waits_of(row: Row, family: str) -> tuple[Counter[str], int, Counter[str]]:
+    """What UPDATES updates wait for, in how many forwards; and what the ends of rounds do.
+
+    The probe's and the defender's forwards count, too.
+    """
+    few = {"steps": UPDATES} if row.kind == "round" else row.memory_options
+    row, work = replace(row, updates=UPDATES, memory_options=few), workload(family)
+    waits, at_the_end, end_round, forward = Waits(), Waits(), Game.end_round, type(work.model).forward
+    forwards: list[bool] = []
 
     @wraps(forward)
     def counting(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        counted.append(self.training)
+        forwards.append(self.training)
         return forward(self, *args, **kwargs)
 
-    type(model).forward = counting
-    try:
-        yield counted
-    finally:
-        type(model).forward = forward
+    def apart(game: Game) -> dict[str, float]:
+        counted, waits.listening = len(forwards), False
+        with at_the_end:
+            ended = end_round(game)
+        waits.listening = True
+        del forwards[counted:]
+        return ended
 
-
-def waits_of(row: Row, family: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Counter[str], int, Counter[str]]:
-    """What UPDATES updates wait for, in how many forwards; and what the ends of rounds do."""
-    few = {"steps": UPDATES} if row.kind == "round" else row.memory_options
-    row, work = replace(row, updates=UPDATES, memory_options=few), workload(family)
-    waits, at_the_end, end_round = Waits(), Waits(), Game.end_round
-    with counting_forwards(work.model) as forwards, STEPS[row.kind](row, work, True) as step:
-
-        def apart(game: Game) -> dict[str, float]:
-            counted = len(forwards)
-            with waits.ignored(), at_the_end:
-                ended = end_round(game)
-            del forwards[counted:]
-            return ended
-
-        monkeypatch.setattr(Game, "end_round", apart)
-        forwards.clear()
-        with waits:
-            step()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(work.model), "forward", counting)
+        patch.setattr(Game, "end_round", apart)
+        with STEPS[row.kind](row, work, True) as step:
+            forwards.clear()
+            with waits:
+                step()
     return waits.counted, len(forwards), at_the_end.counted
 
 
 @pytest.fixture(scope="module")
 def plain() -> dict[str, Counter[str]]:
     """What a forward of each family's model waits for itself."""
-    with pytest.MonkeyPatch.context() as patch:
-        counted = {family: waits_of(Row("plain", "plain"), family, patch)[0] for family in FAMILIES}
+    counted = {family: waits_of(Row("plain", "plain"), family)[0] for family in FAMILIES}
     return {family: Counter({name: n // UPDATES for name, n in waits.items()}) for family, waits in counted.items()}
 
 
 @pytest.mark.parametrize(("family", "name"), ROWS)
-def test_an_update_waits_for_nothing(
-    family: str, name: str, plain: dict[str, Counter[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_update_waits_for_nothing(family: str, name: str, plain: dict[str, Counter[str]]) -> None:
     row = ROWS[family, name]
-    waits, forwards, at_the_end = waits_of(row, family, monkeypatch)
+    waits, forwards, at_the_end = waits_of(row, family)
     models = Counter({which: n * forwards for which, n in plain[family].items()})
     for which in EXPECTED.get(name.split("_")[0], ()):
         waits.pop(which, None)
@@ -213,8 +189,7 @@ def test_every_method_is_among_them() -> None:
     assert {row.method for row in ROWS.values()} == set(REGISTRY)
 
 
-def test_what_waits_is_counted() -> None:
-    """Each of these reads from the device, or is copied to it."""
+def test_what_waits_is_counted_and_nothing_else() -> None:
     there, mask = torch.rand(3), torch.rand(3) > 0.5
     for name, act in {
         "_local_scalar_dense": lambda: float(there[0]),
@@ -231,15 +206,6 @@ def test_what_waits_is_counted() -> None:
         with Waits() as waits:
             act()
         assert waits.counted == {name: 1}
-    with Waits() as waits:
-        assert 1 if there.sum() > 0 else 0
-        with waits.ignored():
-            assert there.sum().item() > 0
-    assert waits.counted == {"_local_scalar_dense": 1}
-
-
-def test_what_does_not_wait_is_not() -> None:
-    there = torch.rand(3)
     with Waits() as waits:
         draws = torch.rand(2)
         (draws < 0.5).tolist()

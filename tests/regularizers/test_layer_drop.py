@@ -1,4 +1,4 @@
-"""LayerDrop: a layer that is left out isn't there, isn't computed, and is found from its attentions' paths."""
+"""LayerDrop and attention LayerDrop: how often layers are left out, what they give then, and what is not computed."""
 
 from __future__ import annotations
 
@@ -11,17 +11,33 @@ from torch import nn
 
 from attn_reg_plugin.attention.functional import regularized_attention
 from attn_reg_plugin.attention.sites import AttentionSite
-from attn_reg_plugin.regularizers.layer_drop import Layer, LayerDrop
-from tests.attention.tiny_model import SIZE, loss_of, training_step
+from attn_reg_plugin.regularizers import AttentionLayerDrop, build
+from attn_reg_plugin.regularizers.layer_drop import LayerDrop
+from tests.attention.tiny_model import SIZE
+from tests.regularizers.trainings import step
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def layers_in(regularizer):
-    return [handle for handle in regularizer._attachment.handles if isinstance(handle, Layer)]
+@pytest.mark.parametrize("method", ["layer_drop", "attention_layer_drop"])
+def test_each_is_left_out_with_probability_p_independently(method, translator, batch):
+    p, n, drawn = 0.3, 400, []
+    regularizer = build(method, p=p, sites="encoder.self decoder.cross")
+    torch.manual_seed(0)
+    with regularizer.attach(translator):
+        names = [site.name for site in regularizer.attached_sites]
+        for _ in range(n):
+            translator(*batch)
+            sums = regularizer.statistics.take()
+            assert all(sums[f"valid/{name}"] == 1 for name in names)
+            drawn.append([float(sums[f"dropped/{name}"]) for name in names])
+    drawn = torch.tensor(drawn, dtype=torch.float64)
+    # five standard deviations of the binomial distribution
+    assert ((drawn.sum(0) - n * p).abs() < 5 * math.sqrt(n * p * (1 - p))).all()
+    assert (torch.corrcoef(drawn.T) - torch.eye(4)).abs().max() < 5 / math.sqrt(n)
 
 
-def left_out(regularizer):
-    """The paths of the layers that the last forward left out."""
-    return {layer.path for layer in layers_in(regularizer) for call in layer.calls if call.uniform}
+# -- LayerDrop --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -29,11 +45,11 @@ def test_the_model_is_the_one_without_the_layers(translator, batch, seed):
     plain = copy.deepcopy(translator)
     regularizer = LayerDrop(p=0.5, sites="*")
     with regularizer.attach(translator):
-        loss, gradients, _ = training_step(translator, batch, seed)
-        dropped = left_out(regularizer)
+        loss, *gradients, _ = step(translator, regularizer, seed, batch)
+        sums = regularizer.statistics.take()
     for stack in ("encoder", "decoder"):
-        getattr(plain, stack).skip = {i for i in range(2) if f"{stack}.layers.{i}" in dropped}
-    expected, theirs, _ = training_step(plain, batch, seed)
+        getattr(plain, stack).skip = {i for i in range(2) if sums[f"dropped/{stack}.self[{i}]"]}
+    expected, *theirs, _ = step(plain, None, seed, batch)
     torch.testing.assert_close(loss, expected)
     for ours, their in zip(gradients, theirs, strict=True):
         assert (ours is None) == (their is None), "what is left out has no gradient"
@@ -41,58 +57,21 @@ def test_the_model_is_the_one_without_the_layers(translator, batch, seed):
             torch.testing.assert_close(ours, their)
 
 
-def test_layers_are_left_out_with_probability_p_independently(translator, batch):
-    p, n, drawn = 0.3, 400, []
-    regularizer = LayerDrop(p=p, sites="encoder.self decoder.cross")
-    torch.manual_seed(0)
-    with regularizer.attach(translator):
-        for _ in range(n):
-            translator(*batch)
-            gone = left_out(regularizer)
-            drawn.append([layer.path in gone for layer in layers_in(regularizer)])
-        sums = regularizer.statistics.take()
-    drawn = torch.tensor(drawn, dtype=torch.float64)
-    assert drawn.shape == (n, 4)
-    assert ((drawn.sum(0) - n * p).abs() < 5 * math.sqrt(n * p * (1 - p))).all()
-    assert (torch.corrcoef(drawn.T) - torch.eye(4)).abs().max() < 5 / math.sqrt(n)
-    for i, name in enumerate(["encoder.self[0]", "encoder.self[1]", "decoder.cross[0]", "decoder.cross[1]"]):
-        assert sums[f"valid/{name}"] == n and sums[f"dropped/{name}"] == drawn[:, i].sum()
-
-
-def test_a_layer_that_is_left_out_is_not_computed(translator, batch):
-    count = [0]
-    for stack in (translator.encoder, translator.decoder):
+def test_a_layer_that_is_left_out_is_not_computed(dropping_translator, batch):
+    """It is once, to see what it gives, and draws nothing: a resumed training, which sees it anew, has to agree."""
+    count, made = [0], []
+    for stack in (dropping_translator.encoder, dropping_translator.decoder):
         for layer in stack.layers:
             layer.feed_forward.register_forward_pre_hook(lambda *_: count.__setitem__(0, count[0] + 1))
-    with LayerDrop(p=0.0, sites="*").attach(translator):
-        translator(*batch)
+    with LayerDrop(p=0.0, sites="*").attach(dropping_translator):
+        dropping_translator(*batch)
     assert count == [4]
-    with LayerDrop(p=1.0, sites="*").attach(translator):
-        state = translator(*batch), torch.get_rng_state()
-        assert count == [8], "the first time, to see what it gives"
-        translator(*batch)
-        assert count == [8]
-    assert state[0].requires_grad
-
-
-def test_running_once_more_to_learn_draws_nothing(dropping_translator, batch):
-    """Else a resumed training, in which it is learned anew, would draw other numbers."""
-    model, states = dropping_translator, []
-    with LayerDrop(p=1.0, sites="*").attach(model):
+    with LayerDrop(p=1.0, sites="*").attach(dropping_translator):
         for _ in range(2):
             torch.manual_seed(1)
-            states.append((model(*batch), torch.get_rng_state()))
-    assert states[0][0].equal(states[1][0]) and states[0][1].equal(states[1][1])
-
-
-class Attention(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.site = AttentionSite("encoder", "self", 0)
-
-    def forward(self, states):
-        heads = states.unsqueeze(1)
-        return regularized_attention(heads, heads, heads, site=self.site)[:, 0]
+            made.append((dropping_translator(*batch), torch.get_rng_state()))
+            assert count == [8]
+    assert made[0][0].equal(made[1][0]) and made[0][1].equal(made[1][1]) and made[0][0].requires_grad
 
 
 class Own(nn.Module):
@@ -100,10 +79,12 @@ class Own(nn.Module):
 
     def __init__(self, squeezed):
         super().__init__()
-        self.attention, self.linear = Attention(), nn.Linear(SIZE, SIZE - squeezed)
+        self.attention, self.linear = nn.Identity(), nn.Linear(SIZE, SIZE - squeezed)
+        self.attention.site = AttentionSite("encoder", "self", 0)
 
     def forward(self, states):
-        return self.linear(self.attention(states)), states.sum()
+        heads = states.unsqueeze(1)
+        return self.linear(regularized_attention(heads, heads, heads, site=self.attention.site)[:, 0]), states.sum()
 
 
 class Model(nn.Module):
@@ -116,34 +97,24 @@ class Model(nn.Module):
         return output.sum() + extra
 
 
-def test_what_a_layer_gives_beside_its_states_stays(one_thread):
+def test_what_a_layer_gives_beside_its_states_stays_and_another_size_is_refused():
     model, states = Model().train(), torch.randn(2, 3, SIZE)
     with LayerDrop(p=1.0).attach(model):
         for _ in range(2):
             torch.testing.assert_close(model(states), 2 * states.sum())
+    model, said = Model(squeezed=1).train(), r"^the layer layers.0 of encoder.self\[0\] takes states"
+    with LayerDrop(p=0.5).attach(model), pytest.raises(RuntimeError, match=said):
+        model(states)
 
 
-def test_a_layer_that_changes_the_size_is_refused(one_thread):
-    model = Model(squeezed=1).train()
-    with (
-        LayerDrop(p=0.5).attach(model),
-        pytest.raises(RuntimeError, match=r"^the layer layers.0 of encoder.self\[0\] takes states"),
-    ):
-        model(torch.randn(2, 3, SIZE))
-
-
-def test_an_attention_in_no_layer_is_refused_and_nothing_stays(one_thread):
+def test_what_has_no_layer_of_its_own_is_refused_and_nothing_stays(translator):
     model = nn.Sequential(nn.MultiheadAttention(SIZE, 2))
     before = dict(vars(model[0]))
-    with pytest.raises(
-        ValueError, match=r"^encoder.self\[0\] \(0\) stands in no numbered layer that could be left out"
-    ):
+    said = r"^encoder.self\[0\] \(0\) stands in no numbered layer that could be left out"
+    with pytest.raises(ValueError, match=said):
         LayerDrop().attach(model)
     assert not model._forward_pre_hooks and vars(model[0]).keys() == before.keys()
     assert type(model[0]) is nn.MultiheadAttention
-
-
-def test_a_layer_is_left_out_by_one_regularizer(translator):
     before = {path: vars(module).keys() for path, module in translator.named_modules()}
     with LayerDrop(sites="decoder.self[1]").attach(translator):
         with pytest.raises(ValueError, match=r"^the layer decoder.layers.1 is left out by another regularizer already"):
@@ -152,7 +123,7 @@ def test_a_layer_is_left_out_by_one_regularizer(translator):
     assert {path: vars(module).keys() for path, module in translator.named_modules()} == before
 
 
-def test_torchs_own_layers_and_their_fast_path(one_thread):
+def test_torchs_own_layers_and_their_fast_path():
     """Evaluation is PyTorch's own, bit for bit; training is the model without the layer."""
     torch.manual_seed(2)
     layer = nn.TransformerEncoderLayer(SIZE, 2, 16, dropout=0.0, batch_first=True)
@@ -167,8 +138,44 @@ def test_torchs_own_layers_and_their_fast_path(one_thread):
     torch.testing.assert_close(ours, model.layers[0](states, src_key_padding_mask=padding))
 
 
-def test_gradients_reach_what_is_below(translator, batch):
-    with LayerDrop(p=1.0, sites="encoder.self").attach(translator):
-        loss_of(translator(*batch), batch[1]).backward()
-    assert translator.encoder.embedding.weight.grad.abs().sum() > 0
-    assert all(p.grad is None for p in translator.encoder.layers.parameters())
+# -- attention LayerDrop, in fairseq ----------------------------------------------------------------------------------
+
+
+class Layers(nn.Module):
+    """Two attentions of fairseq's, as an encoder and a decoder hold them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        from fairseq.modules import MultiheadAttention
+
+        self.encoder = nn.ModuleList([MultiheadAttention(SIZE, 2, self_attention=True)])
+        self.decoder = nn.ModuleList([MultiheadAttention(SIZE, 2, self_attention=True)])
+        for module in (*self.encoder, *self.decoder):
+            nn.init.normal_(module.out_proj.bias)
+
+    def forward(self, states, padding):
+        """(T, B, C) and padding (B, T), True = padding: what encoder and decoder attention give, (T, B, C) each."""
+        future = torch.full((len(states), len(states)), -math.inf).triu(1)
+        seen = self.encoder[0](states, states, states, key_padding_mask=padding)
+        return seen[0], self.decoder[0](states, states, states, key_padding_mask=padding, attn_mask=future)[0]
+
+
+def test_a_dropped_attention_is_the_projected_mean_of_the_valid_values_without_queries_and_keys():
+    pytest.importorskip("fairseq")
+    torch.manual_seed(7)
+    model, lengths, called = Layers().train(), [5, 3, 1], []
+    states, padding = torch.randn(5, 3, SIZE), torch.arange(5) >= torch.tensor(lengths).unsqueeze(-1)
+    for module in (*model.encoder, *model.decoder):
+        for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
+            getattr(module, name).register_forward_pre_hook(lambda *_, name=name: called.append(name))
+    with AttentionLayerDrop(p=1.0, sites="*").attach(model):
+        outputs = model(states, padding)
+    assert called == ["v_proj", "out_proj"] * 2
+    sum(output.sum() for output in outputs).backward()
+    assert model.encoder[0].q_proj.weight.grad is None and model.encoder[0].v_proj.weight.grad is not None
+    for module, output, causal in zip((model.encoder[0], model.decoder[0]), outputs, (False, True), strict=True):
+        values = states @ module.v_proj.weight.T + module.v_proj.bias
+        for b, length in enumerate(lengths):
+            for t in range(5):
+                mean = values[: min(length, t + 1) if causal else length, b].mean(0)
+                torch.testing.assert_close(output[t, b], mean @ module.out_proj.weight.T + module.out_proj.bias)

@@ -15,14 +15,20 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from attn_reg_plugin.regularizers import build
-from tests.attention.tiny_model import TinyClassifier, tokens
-from tests.own_transformer import Transformer
+from tests.attention import tiny_model
+from tests.attention.tiny_model import TinyClassifier, TinyTranslator, loss_of, tokens
 from tests.regularizers.attend_out.playing import begin, update
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 BATCH, HEADS, LENGTH = 2, 8, 32
 #: bytes of a bool map, which is the smallest of its size; everything else here is smaller
 MAP = BATCH * HEADS * LENGTH * LENGTH
+
+
+@pytest.fixture(autouse=True)
+def heads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So many that a map of all of them is larger than a mask in fp32."""
+    monkeypatch.setattr(tiny_model, "HEADS", HEADS)
 
 
 class Maps(TorchDispatchMode):
@@ -47,28 +53,21 @@ class Maps(TorchDispatchMode):
 def most_maps(layers: int, method: str | None, **options: object) -> int:
     """How many maps are alive at once during an update of an encoder-decoder, forward and backward."""
     torch.manual_seed(0)
-    model = Transformer(
-        20, layers=layers, width=16, inner=16, heads=HEADS, dropout=0.0, longest=LENGTH, padding=1
-    ).train()
-    source, target = torch.randint(4, 20, (2, BATCH, LENGTH))
-    source[0, :5], target[1, 20:] = 1, 1
+    model = TinyTranslator(layers=layers, longest=LENGTH).train()
+    source, target = tokens([LENGTH, 25], LENGTH), tokens([LENGTH, 20], LENGTH)
     regularizer = None if method is None else build(method, sites="*", **options)
     if regularizer is not None:
         regularizer.attach(model)
         regularizer.begin_epoch(2)
     with Maps() as maps:
-        nn.functional.cross_entropy(model(source, target).flatten(0, 1), target.flatten()).backward()
+        loss_of(model(source, target), target).backward()
     assert regularizer is None or float(regularizer.statistics.take()["regularized"]) == 1
     return maps.most
 
 
-def test_plain_training_has_none_of_them() -> None:
-    """The fused kernel keeps none, so that those of a method show."""
-    assert most_maps(3, None) == 0
-
-
 @pytest.mark.parametrize("attribution", ["gradient", "random"])
 def test_no_map_outlives_its_site(attribution: str) -> None:
+    assert most_maps(3, None) == 0, "the fused kernel keeps none, so that those of a method show"
     few, many = (most_maps(layers, "ad_drop", attribution=attribution, p=0.5, q=0.5) for layers in (1, 4))
     assert 0 < many == few
 
@@ -76,21 +75,20 @@ def test_no_map_outlives_its_site(attribution: str) -> None:
 # -- over many updates
 
 
-def tensors_alive():
+def alive():
     """How many tensors there are, and how many numbers they hold."""
     gc.collect()
-    alive = [each for each in gc.get_objects() if type(each) in (torch.Tensor, nn.Parameter)]
-    return len(alive), sum(tensor.numel() for tensor in alive)
+    tensors = [each for each in gc.get_objects() if type(each) in (torch.Tensor, nn.Parameter)]
+    return len(tensors), sum(tensor.numel() for tensor in tensors)
 
 
 def grown(update_once, updates):
     """Whether there is more after `updates` than after the first two."""
-    for _ in range(2):
+    seen = []
+    for _ in range(updates):
         update_once()
-    begun = tensors_alive()
-    for _ in range(updates - 2):
-        update_once()
-    return tensors_alive() != begun
+        seen.append(alive() if len(seen) in (1, updates - 1) else None)
+    return seen[1] != seen[-1]
 
 
 @pytest.mark.parametrize("path", ["site", "joint"])

@@ -14,31 +14,15 @@ from attn_reg_plugin import find_sites
 from attn_reg_plugin.attention.sites import AttentionSite
 from attn_reg_plugin.regularizers import ScheduledDropout, build
 from attn_reg_plugin.regularizers.scheduled_dropout import PAPER, Curve, Schedule
-from tests.attention.tiny_model import (
-    PAD,
-    attentions,
-    tokens,
-)
-
-SITES = ["encoder.self[0]", "encoder.self[1]"]
-
-
-# -- which curve holds where ------------------------------------------------------------------------------------------
+from tests.attention.tiny_model import attentions, tokens
 
 
 def test_later_entries_override_earlier_ones_and_sites_without_a_curve_are_plain(translator):
     schedule = "drop encoder.self: 0:0.5; keep decoder.self: 0:0.75; drop encoder.self[1]: 0:0.75"
-    regularizer = ScheduledDropout(schedule=schedule, sites="*")
-    with regularizer.attach(translator):
+    with ScheduledDropout(schedule=schedule, sites="*").attach(translator) as regularizer:
         drop = regularizer.drop_probabilities()
-    assert drop == {
-        "encoder.self[0]": 0.5,
-        "encoder.self[1]": 0.75,
-        "decoder.self[0]": 0.25,
-        "decoder.self[1]": 0.25,
-        "decoder.cross[0]": 0.0,
-        "decoder.cross[1]": 0.0,
-    }
+    expected = {"encoder.self[0]": 0.5, "encoder.self[1]": 0.75, "decoder.self[0]": 0.25, "decoder.self[1]": 0.25}
+    assert drop == {**expected, "decoder.cross[0]": 0.0, "decoder.cross[1]": 0.0}
 
 
 @pytest.mark.parametrize("pattern", ["decoder.cross", "encoder.self[2]"])
@@ -46,60 +30,51 @@ def test_an_entry_that_fits_no_regularized_site_is_refused_and_nothing_stays_att
     regularizer = ScheduledDropout(schedule=f"drop encoder.self: 0:0.5; drop {pattern}: 0:0.5")
     with pytest.raises(ValueError, match=r"does not fit the regularized sites, which are: encoder\.self\[0\]"):
         regularizer.attach(translator)
-    assert regularizer.attached_sites == []
-    assert not translator._forward_pre_hooks
-    regularizer.sites = "*"
-    if pattern == "decoder.cross":
-        regularizer.attach(translator).remove()
+    assert regularizer.attached_sites == [] and not translator._forward_pre_hooks
 
 
 def test_updates_count_from_zero_and_epochs_from_one(classifier):
-    regularizer = ScheduledDropout(schedule="drop *: 0:0.8 4:0.0")
-    with regularizer.attach(classifier):
+    with ScheduledDropout(schedule="drop *: 0:0.8 4:0.0").attach(classifier) as regularizer:
         for update in range(7):
-            assert regularizer.drop_probabilities()[SITES[0]] == pytest.approx(max(0.8 - 0.2 * update, 0))
+            assert list(regularizer.drop_probabilities().values()) == pytest.approx([max(0.8 - 0.2 * update, 0)] * 2)
             assert regularizer.due() == (update < 4)
             regularizer.end_update()
         regularizer.begin_update(1)
-        assert regularizer.drop_probabilities()[SITES[1]] == pytest.approx(0.6)
-    regularizer = ScheduledDropout(schedule="drop *: 1:0.2 3:0.6", unit="epoch")
-    with regularizer.attach(classifier):
+        assert regularizer.drop_probabilities()["encoder.self[1]"] == pytest.approx(0.6)
+    with ScheduledDropout(schedule="drop *: 1:0.2 3:0.6", unit="epoch").attach(classifier) as regularizer:
         with pytest.raises(RuntimeError, match="begin_epoch"):
             classifier(tokens([4, 3], 4))
         for epoch, drop in ((1, 0.2), (2, 0.4), (3, 0.6), (9, 0.6)):
             regularizer.begin_epoch(epoch)
             regularizer.end_update()
-            assert regularizer.drop_probabilities()[SITES[0]] == pytest.approx(drop)
+            assert regularizer.drop_probabilities()["encoder.self[0]"] == pytest.approx(drop)
 
 
 # -- masks ------------------------------------------------------------------------------------------------------------
 
 
 def masks_of(regularizer, model, batch):
-    """The keep masks that the sites draw in a forward of `model`, by name."""
+    """The keep masks that the sites draw in a forward of `model`, with the valid positions, by name."""
     masks = {}
-    for name, module in attentions(model).items():
 
-        def attend(name, query, key, value, valid, dropout_p):
-            call, shape = attentions(model)[name].site.enter(), (*query.shape[:-1], key.size(-2))
-            keep = None if call is None else call.keep_mask(shape, valid, query.device)
-            masks.setdefault(name, []).append((keep, valid))
-            return value[..., :1, :].expand(*shape[:-1], value.size(-1))
+    def attend(name, query, key, value, valid, dropout_p):
+        call, shape = attentions(model)[name].site.enter(), (*query.shape[:-1], key.size(-2))
+        masks[name] = None if call is None else call.keep_mask(shape, valid, query.device), valid
+        return value[..., :1, :].expand(*shape[:-1], value.size(-1))
 
-        assert module.site.name == name
+    for module in attentions(model).values():
         module.attend = attend
     with regularizer.attach(model):
         model(*batch)
-    return {name: calls[0] for name, calls in masks.items()}
+    return masks
 
 
 def test_masks_have_the_rate_of_their_curve_independently_of_place(translator):
     """χ² of how often each position is kept, over the examples of a batch; nothing on padding or the future."""
     batch = tokens([8] * 150 + [5] * 150, 8, seed=1), tokens([8] * 150 + [3] * 150, 8, seed=2)
     wanted = {"encoder.self[0]": 0.6, "encoder.self[1]": 0.75, "decoder.self[1]": 0.3, "decoder.cross[0]": 0.9}
-    schedule = "; ".join(f"keep {name}: 0:0.1 2:{2 * keep - 0.1}" for name, keep in wanted.items() if keep <= 0.5)
-    schedule += "; " + "; ".join(f"drop {name}: 1:{1 - keep}" for name, keep in wanted.items() if keep > 0.5)
-    regularizer = ScheduledDropout(schedule=schedule, sites="*")
+    schedule = "drop encoder.self[0]: 1:0.4; drop encoder.self[1]: 1:0.25; drop decoder.cross[0]: 1:0.1"
+    regularizer = ScheduledDropout(schedule=f"{schedule}; keep decoder.self[1]: 0:0.1 2:0.5", sites="*")
     regularizer.begin_update(1)
     torch.manual_seed(11)
     masks = masks_of(regularizer, translator, batch)
@@ -123,23 +98,9 @@ def test_masks_have_the_rate_of_their_curve_independently_of_place(translator):
     assert abs(float(torch.corrcoef(pair)[0, 1])) < 5 / math.sqrt(pair.size(1)), "layers draw for themselves"
 
 
-def test_what_is_padded_and_what_comes_later_never_matters(translator, batch):
-    source, target = batch
-    real = batch[1].ne(PAD)
-    outputs = []
-    for changed in (False, True):
-        with torch.no_grad():
-            translator.encoder.embedding.weight[PAD] += float(changed)
-        later = target.clone()
-        later[:, 2:] = torch.where(real[:, 2:] & torch.tensor(changed), 1 + later[:, 2:] % 12, later[:, 2:])
-        with ScheduledDropout(schedule="drop *: 0:0.6", sites="*").attach(translator):
-            torch.manual_seed(5)
-            outputs.append(translator(source, later)[:, :2][real[:, :2]])
-    torch.testing.assert_close(*outputs)
+# -- curves and how they are written ----------------------------------------------------------------------------------
 
-
-#: layers of each stack
-SIZES = {"encoder": 12, "decoder": 3}
+LAYERS = {"encoder": 12, "decoder": 3}
 QNLI = Path(__file__).parents[2] / "examples" / "scheduled_dropout" / "qnli.yaml"
 
 
@@ -161,12 +122,8 @@ def test_a_curve_is_linear_between_its_points_and_constant_outside(points):
     for position in [0, 5, 7, 10, 11, 15, 20, 23, 25.5, 60, 100, 500, 999, 1000, 10**6]:
         assert curve(position) == pytest.approx(literal(points, position), abs=1e-12)
     for position, keep in points:
-        assert curve(position) == keep
-
-
-def test_a_constant_curve_is_exact():
-    curve = Curve(((0, 1.0), (7, 1.0), (10, 0.3)))
-    assert all(curve(t) == 1.0 for t in range(8))
+        assert curve(position) == keep, "exactly"
+    assert all(Curve(((0, 1.0), (7, 1.0), (10, 0.3)))(t) == 1.0 for t in range(8))
 
 
 SAME = [
@@ -184,11 +141,8 @@ SAME_FILES = [
 ]
 
 
-@pytest.mark.parametrize("file", [False, True])
-@pytest.mark.parametrize("number", range(max(len(SAME), len(SAME_FILES))))
-def test_every_way_to_write_a_schedule_means_the_same(number, file, tmp_path):
-    texts = SAME_FILES if file else SAME
-    source = texts[number % len(texts)]
+@pytest.mark.parametrize("file, source", [*((False, text) for text in SAME), *((True, text) for text in SAME_FILES)])
+def test_every_way_to_write_a_schedule_means_the_same(file, source, tmp_path):
     if file:
         path = tmp_path / "schedule.yaml"
         path.write_bytes(source.encode())
@@ -206,31 +160,28 @@ def test_a_schedule_is_written_as_yaml():
     assert Schedule.parse(schedule.to_yaml()) == schedule
 
 
-def test_without_a_reader_of_yaml_a_text_is_enough(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "yaml", None)
-    assert Schedule.parse(SAME[0]).entries
-    path = tmp_path / "schedule.yaml"
-    path.write_text(SAME_FILES[0])
-    with pytest.raises(ValueError, match=f"^{path}: reading YAML needs PyYAML"):
-        Schedule.read(str(path))
-
-
-BAD_POINTS = ["{0: [0.6]}", "0: 0.6}", "{", "{{0: 0.6}}", "'0:0.6", "'0:0.6\"", "0:0.1..0.2..0.3", "0:0.1.."]
+BAD_POINTS = [
+    "",
+    "0.6",
+    "0:0.6 x:0.9",
+    "0:0.6:0.9",
+    "{0: [0.6]}",
+    "0: 0.6}",
+    "{",
+    "{{0: 0.6}}",
+    "'0:0.6",
+    "'0:0.6\"",
+    "0:0.1..0.2..0.3",
+    "0:0.1..",
+]
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (
-            "",
-            "the schedule is empty; write for example 'drop encoder.self: 0:0.6 1000:0.1', or the path of a .yaml file",
-        ),
+        ("", "the schedule is empty; write for example 'drop encoder.self: 0:0.6 1000:0.1', or the path of a .yaml"),
         (" ;\n# nothing\n", "the schedule is empty"),
         ("drop encoder.self", "schedule entry 'drop encoder.self' is not understood; write for example"),
-        ("drop encoder.self: ", "schedule entry 'drop encoder.self:' is not understood"),
-        ("drop encoder.self: 0.6", "schedule entry 'drop encoder.self: 0.6' is not understood"),
-        ("drop encoder.self: 0:0.6 x:0.9", "is not understood"),
-        ("drop encoder.self: 0:0.6:0.9", "is not understood"),
         ("drop encoder.self: {0: 0.6", "the schedule is not understood .*line 1"),
         ("[{0: 0.6}]", "is not understood"),
         *((f"drop encoder.self: {points}", "is not understood") for points in BAD_POINTS),
@@ -241,12 +192,9 @@ BAD_POINTS = ["{0: [0.6]}", "0: 0.6}", "{", "{{0: 0.6}}", "'0:0.6", "'0:0.6\"", 
         ("drop encoder.self: 0:-0.1", r"drop probability is -0.1, but must lie in \[0, 1\]"),
         ("keep encoder.self: 0:nan", r"keep probability is nan, but must lie in \[0, 1\]"),
         ("drop encoder.self: -1:0.5", "position is -1, but must be a number from 0"),
-        ("drop encoder.self: nan:0.5", "position is nan, but must be a number from 0"),
         ("drop encoder.self: 10:0.5 10:0.6", "position 10 follows 10, but positions must increase"),
-        ("drop encoder.self: 10:0.5 9:0.6", "position 9 follows 10, but positions must increase"),
         ("drop encodr.self: 0:0.5", "site pattern 'encodr.self' is not understood"),
         ("lose encoder.self: 0:0.5", "schedule entry 'lose encoder.self: 0:0.5' is not understood"),
-        ("encoder.self: 0:0.5", "schedule entry 'encoder.self: 0:0.5' is not understood"),
         (": 0:0.5", "schedule entry ': 0:0.5' is not understood|site pattern is empty"),
         ("drop: 0:0.5", "site pattern is empty"),
         ("drop *: 0:0.1..1.2", "drop probability is 1.2, but must lie in"),
@@ -263,54 +211,58 @@ def test_a_malformed_schedule_is_refused_in_a_sentence(text, message, tmp_path):
             ScheduledDropout(schedule=str(path))
 
 
-def test_a_schedule_file_that_cannot_be_read_is_refused(tmp_path, translator):
+def test_a_schedule_file_that_cannot_be_read_is_refused(tmp_path, translator, monkeypatch):
     """One that is not there as it is attached: a checkpoint is read without it."""
-    regularizer = ScheduledDropout(schedule=str(tmp_path / "absent.yaml"))
-    message = r"^the schedule file .*absent.yaml cannot be read \(No such file or directory"
-    with pytest.raises(ValueError, match=message):
+    path, latin = tmp_path / "absent.yaml", tmp_path / "latin.yml"
+    regularizer = ScheduledDropout(schedule=str(path))
+    with pytest.raises(
+        ValueError, match=r"^the schedule file .*absent.yaml cannot be read \(No such file or directory"
+    ):
         regularizer.attach(translator)
     assert not any(site.attached for site in find_sites(translator, "*"))
-    (tmp_path / "absent.yaml").write_text(
-        "\ufeffdrop encoder.self: {0: 0.5}\n", encoding="utf-8"
-    )  # with a byte order mark
+    path.write_text("\ufeffdrop encoder.self: {0: 0.5}\n", encoding="utf-8")  # with a byte order mark
     with regularizer.attach(translator):
         assert regularizer.drop_probabilities()["encoder.self[0]"] == 0.5
-    path = tmp_path / "latin.yml"
-    path.write_bytes(b"drop encoder.self: {0: 0.5} # \xe9t\xe9\n")
+    latin.write_bytes(b"drop encoder.self: {0: 0.5} # \xe9t\xe9\n")
     with pytest.raises(ValueError, match=r"^the schedule file .*latin.yml is not UTF-8 text$"):
-        ScheduledDropout(schedule=str(path))
+        ScheduledDropout(schedule=str(latin))
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    assert Schedule.parse(SAME[0]).entries, "a text is enough"
+    with pytest.raises(ValueError, match=f"^{path}: reading YAML needs PyYAML"):
+        Schedule.read(str(path))
 
 
-def test_an_unknown_unit_is_refused():
-    with pytest.raises(ValueError, match=r"^unit is 'steps', but must be one of update, epoch, progress$"):
-        build("scheduled_dropout", schedule="drop *: 0:0.5", unit="steps")
-    with pytest.raises(
-        ValueError, match=r"^the schedule has a point at 9, but unit is progress, which ends at 1, with"
-    ):
-        build("scheduled_dropout", schedule="drop *: 0:0.5 1:0.4; drop *: 9:0.5", unit="progress")
+@pytest.mark.parametrize(
+    ("unit", "said"),
+    [
+        ("steps", "unit is 'steps', but must be one of update, epoch, progress$"),
+        ("progress", "the schedule has a point at 9, but unit is progress, which ends at 1, with"),
+    ],
+)
+def test_a_unit_that_does_not_fit_is_refused(unit, said):
+    with pytest.raises(ValueError, match=f"^{said}"):
+        build("scheduled_dropout", schedule="drop *: 0:0.5 1:0.4; drop *: 9:0.5", unit=unit)
 
 
 def test_first_and_last_layer_name_the_others():
     """The paper's row on twelve layers is qnli.yaml, update by update."""
-    sites = [AttentionSite(stack, "self", i, "", None, None) for stack, n in SIZES.items() for i in range(n)]
-    encoder = [site for site in sites if site.stack == "encoder"]
+    encoder, decoder = ([AttentionSite(stack, "self", i) for i in range(n)] for stack, n in LAYERS.items())
     by_share, by_update = Schedule.parse(PAPER).assign(encoder), Schedule.read(str(QNLI)).assign(encoder)
     for name in by_update:
         for update in (0, 1000, 9822, 20000):
             assert by_share[name](min(1, update / 9822)) == pytest.approx(by_update[name](update)), name
-    keeping = Schedule.parse("keep *: 0:1..0.4; drop decoder.self[2]: {0: 0.5}".replace("{0: 0.5}", "0:0.5"))
-    found = [curve(0) for curve in keeping.assign(sites).values()]
+    keeping = Schedule.parse("keep *: 0:1..0.4; drop decoder.self[2]: 0:0.5")
+    found = [curve(0) for curve in keeping.assign(encoder + decoder).values()]
     assert found[:12:11] == [0, 0.6] and found[12:] == pytest.approx([0, 0.3, 0.5]), "each stack by its own layers"
-    alone = Schedule.parse("drop *: 0:0.2..0.9").assign(encoder[5:6])
-    assert alone == {"encoder.self[5]": Curve(((0, 0.2),))}
+    assert Schedule.parse("drop *: 0:0.2..0.9").assign(encoder[5:6]) == {"encoder.self[5]": Curve(((0, 0.2),))}
     assert Schedule.parse(keeping.to_yaml()) == keeping and "0..0.6" in keeping.to_yaml()
 
 
 def test_the_example_drops_as_the_paper_says():
     """All layers start at 0.6, the first stays near 0.55, the fourth falls faster, lower layers drop more."""
-    schedule = Schedule.read(str(QNLI))
-    assert [selector.pattern for selector, _ in schedule.entries] == [f"encoder.self[{layer}]" for layer in range(12)]
-    curves = [curve for _, curve in schedule.entries]
+    entries = Schedule.read(str(QNLI)).entries
+    assert [selector.pattern for selector, _ in entries] == [f"encoder.self[{layer}]" for layer in range(12)]
+    curves = [curve for _, curve in entries]
     assert all(curve(0) == 0.6 for curve in curves)
     assert all(0.54 <= curves[0](t) <= 0.6 for t in range(0, 20_000, 100))
     for t in (1000, 5000, 9822):

@@ -8,8 +8,16 @@ import torch
 from attn_reg_plugin import ADDrop, find_sites, recording
 from attn_reg_plugin.attention.tokens import TokenBias, token_attribution
 from attn_reg_plugin.regularizers.ad_drop.tokens import candidate_tokens, hidden_tokens, sequence_of
-from tests.attention.materialized import Materialized
-from tests.attention.tiny_model import PAD, TinyClassifier, TinyTranslator, attentions, loss_of, sharpened, tokens
+from tests.attention.tiny_model import (
+    PAD,
+    Materialized,
+    TinyClassifier,
+    TinyTranslator,
+    attentions,
+    loss_of,
+    sharpened,
+    tokens,
+)
 
 BATCH = tokens([6, 4, 5], 6), tokens([5, 5, 3], 5, seed=1)
 SEQUENCES = {("", "encoder"): BATCH[0], ("", "decoder"): BATCH[1]}

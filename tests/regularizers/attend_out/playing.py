@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -66,3 +67,14 @@ def update(model: nn.Module, optimizer: Optimizer, method: AttendOut | None, num
     optimizer.zero_grad()
     if method is not None:
         method.end_update()
+
+
+def play(model: nn.Module, optimizer: Optimizer, method: AttendOut | None, numbers: Iterable[int]) -> None:
+    """Several updates."""
+    for number in numbers:
+        update(model, optimizer, method, number)
+
+
+def same(first: nn.Module, second: nn.Module) -> bool:
+    """Whether two models have equal parameters."""
+    return all(one.equal(other) for one, other in zip(first.parameters(), second.parameters(), strict=True))

@@ -14,17 +14,16 @@ from attn_reg_plugin.regularizers.attend_out.game import Game
 from attn_reg_plugin.regularizers.attend_out.generator import (
     PolicyGradient,
     policy_gradient,
-    policy_objective,
     sample_masks,
 )
 from tests.attention.tiny_model import TinyClassifier
-from tests.regularizers.attend_out.playing import BATCHES, begin, update
+from tests.regularizers.attend_out.playing import BATCHES, begin, play, same, update
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def test_a_rounds_gradient_is_equation_5_evaluated_literally():
-    model, optimizer, regularizer = begin(baseline_momentum=0.5, generator_clip_norm=0.0)
+    model, optimizer, regularizer = begin(baseline_momentum=0.25, generator_clip_norm=0.0)
     seen = {}
 
     def literal(advantages):
@@ -65,33 +64,10 @@ def test_a_rounds_gradient_is_equation_5_evaluated_literally():
 
     regularizer.game_class = Watched
     with regularizer.attach(model):
-        for number in range(6):
-            update(model, optimizer, regularizer, number)
+        play(model, optimizer, regularizer, range(6))
     (first, start), (second, baseline) = rewards
-    assert start == 0 and baseline == pytest.approx(0.5 * float(first.mean()), rel=1e-5)
+    assert start == 0 and baseline == pytest.approx(0.75 * float(first.mean()), rel=1e-5)
     torch.testing.assert_close(seen["advantages"], second - baseline)
-
-
-def test_unequal_batches_count_as_their_mean_number_of_sequences():
-    """m is the mean number of examples an update: (3 + 1 + 2) / 3 = 2 here."""
-    model, optimizer, regularizer = begin(generator_clip_norm=0.0)
-    norms, total = [], []
-
-    class Watched(Game):
-        def update_generator(self, advantages):
-            for batch in self.cache:
-                masks = batch.unpacked()
-                objective = policy_objective(self.generator, batch.tokens, self.generator(batch.tokens), masks)
-                (-objective * advantages[batch.update]).backward()
-            total.extend(p.grad.clone() for p in self.generator.parameters() if p.grad is not None)
-            norms.append(super().update_generator(advantages))
-            return norms[-1]
-
-    regularizer.game_class = Watched
-    with regularizer.attach(model):
-        for number, size in enumerate((3, 1, 2)):
-            update(model, optimizer, regularizer, number, examples=size)
-    assert norms[0] == pytest.approx(float(torch.stack([g.norm() for g in total]).norm()) / 2, rel=1e-4)
 
 
 @pytest.mark.parametrize("options", [{}, {"embedding": "shared"}, {"sites": "encoder.self[0]"}], ids=str)
@@ -135,17 +111,17 @@ def test_a_generator_that_is_not_finite_is_said_once_and_nothing_is_learnt(broke
     model, optimizer, regularizer = begin()
     with regularizer.attach(model):
         update(model, optimizer, regularizer, 0)
+        made = regularizer.game.generator
         if broken == "weights":
             with torch.no_grad():
-                regularizer.game.generator.attention["encoder_self"].query.weight.fill_(math.nan)
+                made.attention["encoder_self"].query.weight.fill_(math.nan)
         else:
             judged = generator.policy_objective
             monkeypatch.setattr(generator, "policy_objective", lambda *given: judged(*given) * math.inf)
-        before = copy.deepcopy(regularizer.game.generator.state_dict())
+        before = copy.deepcopy(made.state_dict())
         regularizer.statistics.take()
-        for number in range(1, 9):
-            update(model, optimizer, regularizer, number)
-        after, sums = regularizer.game.generator.state_dict(), regularizer.statistics.take()
+        play(model, optimizer, regularizer, range(1, 9))
+        after, sums = made.state_dict(), regularizer.statistics.take()
         assert all(torch.equal(old.nan_to_num(7.0), after[name].nan_to_num(7.0)) for name, old in before.items())
         assert regularizer.game.rounds == 3 and "rounds" not in sums and "generator_gnorm" not in sums
         if broken == "weights":  # nothing is dropped, rather than everything
@@ -155,66 +131,57 @@ def test_a_generator_that_is_not_finite_is_said_once_and_nothing_is_learnt(broke
     assert all(bool(parameter.isfinite().all()) for parameter in model.parameters())
 
 
-def test_within_a_round_the_defender_is_a_plain_training():
+def test_within_a_round_the_defender_is_a_plain_training_and_the_generator_none():
     model, optimizer, regularizer = begin()
     lone, lone_optimizer, _ = begin()
-    scheduler, lone_scheduler = (
-        torch.optim.lr_scheduler.LambdaLR(which, lambda step: (step + 1) / 10) for which in (optimizer, lone_optimizer)
-    )
+    players = (model, optimizer, regularizer), (lone, lone_optimizer, None)
+    rates = [torch.optim.lr_scheduler.LambdaLR(player[1], lambda step: (step + 1) / 10) for player in players]
     with regularizer.attach(model):
         for number in range(2):
-            update(model, optimizer, regularizer, number)
-            scheduler.step()
-            update(lone, lone_optimizer, None, number)
-            lone_scheduler.step()
-        pairs = list(zip(regularizer.game.defender.model.parameters(), lone.parameters(), strict=True))
-        assert all(torch.equal(ours, theirs) for ours, theirs in pairs)
-        attacker = list(zip(model.parameters(), lone.parameters(), strict=True))
-        assert not all(torch.equal(ours, theirs) for ours, theirs in attacker)
+            for player, rate in zip(players, rates, strict=True):
+                update(*player, number)
+                rate.step()
+        assert same(regularizer.game.defender.model, lone) and not same(model, lone)
+        assert all(parameter.grad is None for parameter in regularizer.game.generator.parameters())
 
 
 @pytest.mark.parametrize("winner", ["draw", "best", "attacker"])
 def test_after_a_round_both_are_the_winner(winner):
     model, optimizer, regularizer = begin(winner=winner)
     with regularizer.attach(model):
-        for number in range(3):
-            update(model, optimizer, regularizer, number)
+        play(model, optimizer, regularizer, range(3))
         assert regularizer.game.rounds == 1 and not regularizer.game.cache
-        pairs = zip(model.parameters(), regularizer.game.defender.model.parameters(), strict=True)
-        assert all(torch.equal(ours, theirs) for ours, theirs in pairs)
+        assert same(model, regularizer.game.defender.model)
         scores = regularizer.game.last_round
-        if winner == "best":
-            assert scores["attacker_won"] == (scores["attacker_score"] > scores["defender_score"])
-        if winner == "attacker":
-            assert scores["attacker_won"] == 1
+    if winner == "best":
+        assert scores["attacker_won"] == (scores["attacker_score"] > scores["defender_score"])
+    assert winner != "attacker" or scores["attacker_won"] == 1
 
 
 @pytest.mark.parametrize("stop", [1, 3, 5])
 def test_a_continued_game_is_the_undisturbed_one(stop, tmp_path):
     model, optimizer, regularizer = begin()
     with regularizer.attach(model):
-        for number in range(stop):
-            update(model, optimizer, regularizer, number)
+        play(model, optimizer, regularizer, range(stop))
         kept = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "game": regularizer.state_dict()}
         torch.save(kept, tmp_path / "state.pt")
-        for number in range(stop, 8):
-            update(model, optimizer, regularizer, number)
-        expected, game = copy.deepcopy(model.state_dict()), copy.deepcopy(regularizer.state_dict())
+        play(model, optimizer, regularizer, range(stop, 8))
+        game = copy.deepcopy(regularizer.state_dict())
     kept = torch.load(tmp_path / "state.pt", weights_only=True)
     other, other_optimizer, again = begin(seed=1)
     other.load_state_dict(kept["model"])
     other_optimizer.load_state_dict(kept["optimizer"])
     again.load_state_dict(kept["game"])
     with again.attach(other):
-        for number in range(stop, 8):
-            update(other, other_optimizer, again, number)
-        assert all(torch.equal(expected[name], value) for name, value in other.state_dict().items())
+        play(other, other_optimizer, again, range(stop, 8))
+        assert same(model, other)
         for name, value in again.state_dict()["generator"].items():
             assert torch.equal(game["generator"][name], value), name
         assert again.game.rounds == game["rounds"] and again.game.moving_baseline == game["moving_baseline"]
 
 
 def test_masks_are_drawn_with_the_probability_they_claim():
+    """Also where the model computes in bfloat16, whose numbers near 1 are far apart."""
     torch.manual_seed(0)
     logits = torch.tensor([-3.0, -1.0, 0.0, 0.5, 2.0])
     draws, temperature = 40_000, 1.7
@@ -222,13 +189,14 @@ def test_masks_are_drawn_with_the_probability_they_claim():
     expected = torch.sigmoid(logits / temperature).double() * draws
     chi_square = ((kept - expected) ** 2 / expected + (kept - expected) ** 2 / (draws - expected)).sum()
     assert chi_square < 20.5  # 5 degrees of freedom, p = 0.001
-
-
-def test_the_generator_gets_no_gradient_of_the_task():
-    model, optimizer, regularizer = begin()
-    with regularizer.attach(model):
-        update(model, optimizer, regularizer, 0)
-        assert all(parameter.grad is None for parameter in regularizer.game.generator.parameters())
+    model, _, regularizer = begin()
+    with regularizer.attach(model), torch.autocast("cpu", dtype=torch.bfloat16):
+        regularizer.start(model)
+        found = regularizer.game.generator(regularizer.problem.tokens({"tokens": BATCHES[0][0]}))
+    assert {logit.dtype for logit in found.values()} == {torch.float32}
+    drawn = sample_masks({"site": torch.full((1, 1000, 2000), 8.0, dtype=torch.bfloat16)})["site"]
+    expected = 1 - torch.sigmoid(torch.tensor(8.0)).item()
+    assert abs((~drawn).float().mean().item() - expected) < 0.15 * expected
 
 
 @pytest.mark.parametrize(
@@ -243,9 +211,6 @@ def test_the_generator_gets_no_gradient_of_the_task():
 def test_refusals(options, said):
     with pytest.raises(ValueError, match=said):
         begin(**options)
-
-
-def test_it_says_what_it_has_to_know():
     model = TinyClassifier().train()
     with AttendOut().attach(model), pytest.raises(ValueError, match="AttendOut needs to know the training"):
         model(*BATCHES[0])

@@ -9,7 +9,7 @@ import torch
 
 from attn_reg_plugin.regularizers import Outcome
 from attn_reg_plugin.regularizers.attend_out.game import Game
-from tests.regularizers.attend_out.playing import Classification, begin, update
+from tests.regularizers.attend_out.playing import Classification, begin, play
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 #: losses and metrics of three examples: the attacker is better, much better, and a little worse
@@ -39,8 +39,7 @@ def started(**options):
     model, optimizer, regularizer = begin(**options)
     regularizer.problem = Known(model)
     regularizer.attach(model)
-    for number in range(2):
-        update(model, optimizer, regularizer, number)
+    play(model, optimizer, regularizer, range(2))
     return regularizer.game
 
 
@@ -52,12 +51,9 @@ def test_the_winner_is_drawn_in_favour_of_the_better():
         scores = torch.tensor([difference - 2.0, -2.0])
         won = sum(game.attacker_wins(scores) for _ in range(draws))
         assert won / draws == pytest.approx(probability, abs=4 * (probability * (1 - probability) / draws) ** 0.5)
-
-
-def test_by_default_a_clearly_better_player_wins():
-    game = started()
-    assert all(game.attacker_wins(torch.tensor([1.0, 0.0])) for _ in range(20))
-    assert not any(game.attacker_wins(torch.tensor([0.0, 1.0])) for _ in range(20))
+    game = started()  # by default a clearly better player wins
+    for scores, wins in (([1.0, 0.0], True), ([0.0, 1.0], False)):
+        assert {game.attacker_wins(torch.tensor(scores)) for _ in range(20)} == {wins}
 
 
 @pytest.mark.parametrize("reward", REWARDS)
@@ -126,8 +122,7 @@ def test_the_generators_gradient_is_clipped():
         model, optimizer, regularizer = begin(generator_clip_norm=limit)
         regularizer.game_class, regularizer.problem = Watched, Known(model)
         with regularizer.attach(model):
-            for number in range(3):
-                update(model, optimizer, regularizer, number)
+            play(model, optimizer, regularizer, range(3))
     (whole, logged), (clipped, before) = norms
     assert whole == pytest.approx(logged) and logged == pytest.approx(before)
     assert logged > 1e-3 and clipped == pytest.approx(1e-4, rel=1e-2)

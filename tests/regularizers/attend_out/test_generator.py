@@ -84,11 +84,3 @@ def test_logits_and_gradients_are_those_of_the_formula(width: int, decoder: int,
         assert (ours is None) == (theirs is None), name
         if ours is not None:
             torch.testing.assert_close(ours, theirs, msg=name)
-
-
-def test_a_narrow_generator_has_narrow_projections_only() -> None:
-    wide, narrow = ({name: tuple(p.shape) for name, p in generator(w).named_parameters()} for w in (0, 2))
-    assert wide["attention.decoder_cross.key.weight"] == (8, 8)
-    assert narrow["attention.decoder_cross.key.weight"] == (2, 8)
-    assert narrow["attention.decoder_cross.output.weight"] == (8, 2)
-    assert wide.keys() == narrow.keys() and wide["tokens.encoder"] == narrow["tokens.encoder"]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 
 import pytest
 import torch
 
 from attn_reg_plugin import ADDrop
-from attn_reg_plugin.regularizers.attend_out.generator import sample_masks
 from attn_reg_plugin.regularizers.base.attachment import attachments_of
-from tests.regularizers.attend_out.playing import BATCHES, begin, update
+from tests.regularizers.attend_out.playing import BATCHES, begin, play, same, update
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -21,8 +21,7 @@ def test_the_generators_size_is_logged_once(embedding, width, caplog):
     model, optimizer, regularizer = begin(embedding=embedding, generator_width=width % 8)
     caplog.set_level(logging.INFO, "attn_reg_plugin")
     with regularizer.attach(model):
-        for number in range(4):
-            update(model, optimizer, regularizer, number)
+        play(model, optimizer, regularizer, range(4))
         size = sum(parameter.numel() for parameter in regularizer.game.generator.parameters())
     share = 100 * size / sum(parameter.numel() for parameter in model.parameters())
     attention = 3 * (8 * width + width) + (width * 8 + 8) + 2 * 8  # Q, K, V, O and the norm
@@ -31,8 +30,9 @@ def test_the_generators_size_is_logged_once(embedding, width, caplog):
 
 
 def test_an_update_that_was_skipped_leaves_nothing():
-    first, second = begin(), begin()
-    for skips, (model, optimizer, regularizer) in ((False, first), (True, second)):
+    defenders = []
+    for skips in (False, True):
+        model, optimizer, regularizer = begin()
         with regularizer.attach(model):
             update(model, optimizer, regularizer, 0)
             if skips:
@@ -41,10 +41,8 @@ def test_an_update_that_was_skipped_leaves_nothing():
                 regularizer.forget_unfinished()
             update(model, optimizer, regularizer, 1)
             assert [batch.update for batch in regularizer.game.cache] == [0, 1]
-            kept = [parameter.clone() for parameter in regularizer.game.defender.model.parameters()]
-            if not skips:
-                expected = kept
-    assert all(torch.equal(ours, theirs) for ours, theirs in zip(kept, expected, strict=True))
+            defenders.append(copy.deepcopy(regularizer.game.defender.model))
+    assert same(*defenders)
 
 
 def test_a_copy_of_the_model_has_no_game():
@@ -78,15 +76,13 @@ def test_a_batch_that_counts_for_nothing():
         update(model, optimizer, regularizer, 0)
         update(lone, lone_optimizer, other, 0)
         assert len(regularizer.game.cache) == 1, "it has no mask to judge"
-        defenders = (each.game.defender.model.parameters() for each in (regularizer, other))
-        assert all(torch.equal(ours, theirs) for ours, theirs in zip(*defenders, strict=True))
+        assert same(regularizer.game.defender.model, other.game.defender.model)
 
 
 def test_a_round_that_has_become_too_short_begins_anew(caplog):
     model, optimizer, regularizer = begin()
     with regularizer.attach(model):
-        for number in range(2):
-            update(model, optimizer, regularizer, number)
+        play(model, optimizer, regularizer, range(2))
         state = regularizer.state_dict()
     other, other_optimizer, again = begin()
     again.steps = 2
@@ -104,47 +100,40 @@ def test_a_round_that_has_become_too_short_begins_anew(caplog):
 def test_a_loss_that_is_not_finite_teaches_nothing_and_loses(winner, broken, monkeypatch, caplog):
     model, optimizer, regularizer = begin(winner=winner, normalize=True)
     with regularizer.attach(model):
-        for number in range(regularizer.steps - 1):
-            update(model, optimizer, regularizer, number)
-        before = [parameter.clone() for parameter in regularizer.game.generator.parameters()]
-        fine, nan = torch.zeros(regularizer.steps), torch.full((regularizer.steps,), float("nan"))
-        scores = (nan, fine) if broken == "attacker" else (fine, nan)
-        monkeypatch.setattr(regularizer.game, "evaluate", lambda: scores)
-        update(model, optimizer, regularizer, regularizer.steps - 1)
-        assert regularizer.game.rounds == 1 and regularizer.game.moving_baseline == 0.0
-        assert regularizer.game.last_round["attacker_won"] == float(broken == "defender")
+        play(model, optimizer, regularizer, range(2))
+        game = regularizer.game
+        before, fine = copy.deepcopy(game.generator), torch.zeros(3)
+        monkeypatch.setattr(game, "evaluate", lambda: (fine * math.nan, fine)[:: 1 if broken == "attacker" else -1])
+        update(model, optimizer, regularizer, 2)
+        assert game.rounds == 1 and game.moving_baseline == 0.0
+        assert game.last_round["attacker_won"] == float(broken == "defender")
         assert "rounds" not in regularizer.statistics.take() and "not finite" in caplog.text
-        after = regularizer.game.generator.parameters()
-        assert all(torch.equal(ours, theirs) for ours, theirs in zip(before, after, strict=True))
-        advantages = regularizer.game.advantages(torch.tensor([0.1, -0.3, 0.4]))
+        assert same(before, game.generator)
+        advantages = game.advantages(torch.tensor([0.1, -0.3, 0.4]))
         assert advantages.square().mean().sqrt() == pytest.approx(1.0), "the next round is as a first one"
 
 
-def test_what_is_unfrozen_later_the_defender_trains_too():
-    model, optimizer, regularizer = begin()
-    model.encoder.requires_grad_(False)
-    before = model.encoder.layers[0].feed_forward[0].weight.detach().clone()
-    with regularizer.attach(model):
-        update(model, optimizer, regularizer, 0)
-        model.encoder.requires_grad_(True)
-        update(model, optimizer, regularizer, 1)
-        assert not regularizer.game.defender.model.encoder.layers[0].feed_forward[0].weight.equal(before)
-
-
-def test_a_group_that_is_added_to_the_optimizer_the_defender_has_too():
+@pytest.mark.parametrize("later", ["unfrozen", "a group of the optimizer's"])
+def test_what_is_trained_later_the_defender_trains_too(later):
     model, optimizer, regularizer = begin()
     held = list(model.encoder.layers[0].feed_forward.parameters())
-    optimizer.param_groups[0]["params"] = [p for p in model.parameters() if all(p is not other for other in held)]
+    if later == "unfrozen":
+        model.encoder.requires_grad_(False)
+    else:
+        optimizer.param_groups[0]["params"] = [p for p in model.parameters() if all(p is not other for other in held)]
     with regularizer.attach(model):
         update(model, optimizer, regularizer, 0)
         weight = regularizer.game.defender.model.encoder.layers[0].feed_forward[0].weight
         before = weight.detach().clone()
-        optimizer.add_param_group({"params": held, "lr": 0.5})
-        for number in (1, 2, 3, 4):  # beyond a round, whose winner is copied
-            update(model, optimizer, regularizer, number)
-            assert number > 1 or not weight.equal(before)
+        model.encoder.requires_grad_(True)
+        if later != "unfrozen":
+            optimizer.add_param_group({"params": held, "lr": 0.5})
+        update(model, optimizer, regularizer, 1)
+        assert not weight.equal(before)
+        play(model, optimizer, regularizer, (2, 3, 4))  # beyond a round, whose winner is copied
         assert regularizer.game.rounds == 1
-        assert regularizer.game.defender.optimizer.param_groups[1]["lr"] == 0.5
+        if later != "unfrozen":
+            assert regularizer.game.defender.optimizer.param_groups[1]["lr"] == 0.5
         optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(1))]})
         with pytest.raises(ValueError, match="parameters that are not the attached model's"):
             update(model, optimizer, regularizer, 5)
@@ -161,25 +150,9 @@ def test_after_detaching_no_player_is_held():
     model, optimizer, regularizer = begin()
     with regularizer.attach(model):
         update(model, optimizer, regularizer, 0)
-        expected = regularizer.state_dict()["defender"]["model"]
-        expected = {name: tensor.clone() for name, tensor in expected.items()}
-    kept = regularizer.state_dict()
-    assert all(torch.equal(kept["defender"]["model"][name], tensor) for name, tensor in expected.items())
-    assert regularizer.game is None
-
-
-def test_under_autocast_masks_have_the_probability_they_claim():
-    model, _, regularizer = begin()
-    with regularizer.attach(model):
-        regularizer.start(model)
-        tokens = regularizer.problem.tokens({"tokens": BATCHES[0][0]})
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            logits = regularizer.game.generator(tokens)
-        assert {logit.dtype for logit in logits.values()} == {torch.float32}
-    torch.manual_seed(0)
-    drawn = sample_masks({"site": torch.full((1, 1000, 2000), 8.0, dtype=torch.bfloat16)})["site"]
-    expected = 1 - torch.sigmoid(torch.tensor(8.0)).item()
-    assert abs((~drawn).float().mean().item() - expected) < 0.15 * expected
+        expected = copy.deepcopy(regularizer.state_dict()["defender"]["model"])
+    kept = regularizer.state_dict()["defender"]["model"]
+    assert all(kept[name].equal(tensor) for name, tensor in expected.items()) and regularizer.game is None
 
 
 @pytest.mark.parametrize("divided_by", ["their number", "3", "nothing"])

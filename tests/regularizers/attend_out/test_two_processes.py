@@ -44,7 +44,7 @@ def play(rank: int, folder: str) -> None:
     regularizer.game_class = Watched
     with regularizer.attach(model):
         for number in range(ROUNDS * STEPS):
-            lengths = [6, 4, 2][: 3 - 2 * rank]
+            lengths = [6, 4, 2][: 1 if rank else 3 - number % 2]
             ids = tokens(lengths, 6, seed=2 * number + rank)
             labels, empty = ids[:, 0] % 3, rank == 1 and number % 5 == 4
             regularizer.supply(counts=not empty)

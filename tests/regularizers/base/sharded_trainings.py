@@ -141,10 +141,8 @@ class Run:
         if gradients is not None:
             for (name, _), weight in zip(parameters, weights, strict=True):
                 weight.grad = gradients.get(name.replace("_checkpoint_wrapped_module.", ""))
-                if weight.grad is None and self.regularizer.leaves_unused():
-                    weight.grad = torch.zeros_like(
-                        weight
-                    )  # as FSDP2 makes it, whose ranks may differ in what they drop
+                if weight.grad is None and self.regularizer.leaves_unused():  # ranks may differ in what they drop
+                    weight.grad = torch.zeros_like(weight)  # as FSDP2 makes it
         self.optimizer.step()
         with torch.no_grad():
             for (_, parameter), weight in zip(parameters, weights, strict=True):
@@ -159,13 +157,10 @@ class Run:
         for update in range(self.case.updates):
             gradients.append(self.backward(update))
             self.step(None if self.sharded else gradients[-1])
-        sums = {key: float(value) for key, value in self.regularizer.statistics.take().items()}
         self.regularizer.detach()
-        return {"gradients": gradients, "masks": self.masks, "sums": sums}
+        return {"gradients": gradients, "masks": self.masks}
 
-
-class Resumable(Run):
-    """A training that `torch.distributed.checkpoint` keeps."""
+    # -- a training that `torch.distributed.checkpoint` keeps -------------------------------------------------------
 
     def _state(self) -> dict[str, Any]:
         model, optimizer = get_state_dict(self.model, self.optimizer)

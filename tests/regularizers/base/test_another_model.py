@@ -10,13 +10,13 @@ from tests.attention.tiny_model import TinyClassifier, tokens
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 IDS = tokens([6, 3, 5], 6, seed=4)
-SCHEDULE = "drop encoder.self: 0:0.6 1:0"
+PROGRESS = {"schedule": "drop encoder.self: 0:0.6 1:0", "unit": "progress"}
 METHODS = {
-    "scheduled_dropout": {"schedule": SCHEDULE, "unit": "progress"},
+    "scheduled_dropout": PROGRESS,
     "head_drop": {"p": 0.5, "turn": 0.5, "end": 0.9, "unit": "progress"},
     "ad_drop": {"cross_tuning": "update:3"},
     "ad_drop+r_drop": {"ad_drop": {"cross_tuning": "update:3"}},
-    "scheduled_dropout+head_drop": {"scheduled_dropout": {"schedule": SCHEDULE, "unit": "progress"}},
+    "scheduled_dropout+head_drop": {"scheduled_dropout": PROGRESS},
 }
 
 
@@ -41,14 +41,20 @@ def model() -> torch.nn.Module:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_its_schedule_begins_anew(name: str) -> None:
-    regularizer = build(name, **METHODS[name])
-    seen = []
+    """And so does the length of the training; on the same model it goes on, also where another is refused."""
+    regularizer, seen = build(name, **METHODS[name]), []
     for _ in range(2):
         with regularizer.attach(kept := model()):
             seen.append(outputs(regularizer, kept))
     assert torch.stack(seen[0]).equal(torch.stack(seen[1])) and len(set(map(float, seen[0]))) > 1
+    with pytest.raises(ValueError, match="no attention"):
+        regularizer.attach(torch.nn.Linear(3, 3))
     with regularizer.attach(kept):
-        assert regularizer.updates == 4, "on the same model it goes on"
+        assert all((part.updates, part.epoch) == (4, 1) for part in (regularizer, *regularizer.parts))
+    if name == "scheduled_dropout":
+        said = r"call regularizer\.begin_training"
+        with regularizer.attach(other := model()), pytest.raises(RuntimeError, match=said):
+            outputs(regularizer, other, announced=False)
 
 
 @pytest.mark.parametrize("name", ["ad_drop", "ad_drop+r_drop"])
@@ -59,36 +65,11 @@ def test_a_loaded_state_is_continued(name: str) -> None:
         state = regularizer.state_dict()
     regularizer.load_state_dict({**state, "updates": 7})
     with regularizer.attach(model()):
+        assert regularizer.attached_sites  # to look at a model's sites loses nothing
+    with regularizer.attach(model()):
         assert (regularizer.updates, regularizer.epoch) == (7, 1)
         regularizer.resume({**state, "updates": 8})
         assert regularizer.updates == 8
     with regularizer.attach(model()):
         assert (regularizer.updates, regularizer.epoch) == (0, None), "that state was of the model before"
         assert all((part.updates, part.epoch) == (0, None) for part in regularizer.parts)
-
-
-def test_to_look_at_the_sites_of_another_model_loses_nothing() -> None:
-    regularizer = build("ad_drop", **METHODS["ad_drop"])
-    regularizer.load_state_dict({"method": "ad_drop", "epoch": 2, "updates": 7})
-    with regularizer.attach(model()):
-        assert regularizer.attached_sites
-    with regularizer.attach(model()):
-        assert (regularizer.updates, regularizer.epoch) == (7, 2)
-
-
-def test_a_combination_that_cannot_be_attached_begins_nothing_anew() -> None:
-    regularizer = build("head_drop+ad_drop")
-    with regularizer.attach(first := model()):
-        outputs(regularizer, first)
-    with pytest.raises(ValueError, match="no attention"):
-        regularizer.attach(torch.nn.Linear(3, 3))
-    with regularizer.attach(first):
-        assert [(part.updates, part.epoch) for part in regularizer.parts] == [(4, 1)] * 2
-
-
-def test_the_length_of_a_training_is_not_the_next_ones() -> None:
-    regularizer = build("scheduled_dropout", **METHODS["scheduled_dropout"])
-    with regularizer.attach(first := model()):
-        outputs(regularizer, first)
-    with regularizer.attach(second := model()), pytest.raises(RuntimeError, match=r"call regularizer\.begin_training"):
-        outputs(regularizer, second, announced=False)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from attn_reg_plugin import ADDrop
-from attn_reg_plugin.regularizers import REGISTRY, Regularizer, build
+from attn_reg_plugin.regularizers import REGISTRY, build
 from tests.attention.tiny_model import attentions, tokens
 from tests.regularizers.trainings import BATCH, equal, footprint, step
 from tests.regularizers.trainings import translator as a_translator
@@ -24,43 +24,31 @@ def broken(*_):
 
 
 @pytest.mark.parametrize("attribution", ["gradient", "integrated", "attention"])
-@pytest.mark.parametrize("place", ["the objective", "the forward after the probe"])
+@pytest.mark.parametrize("place", ["the objective", "a method that has asked", "the forward after the probe"])
 def test_an_exception_in_a_forward_leaves_nothing(place, attribution):
     model = a_translator()
     before, regularizer = footprint(model), ADDrop(attribution=attribution, probe_dropout=False, **ALWAYS)
     regularizer.attach(model)
-    attached, usual, handles = footprint(model), regularizer.objective, []
-    for _ in range(2):
+    attached = footprint(model)
+    with pytest.MonkeyPatch.context() as patch:
         if place == "the objective":
-            regularizer.objective = broken
-        else:  # the method's own hooks have run by then
-            handles.append(model.register_forward_pre_hook(broken))
-        with pytest.raises(Broken):
-            model(*BATCH)
-        while handles:
-            handles.pop().remove()
-        assert footprint(model) == attached
-        assert place != "the objective" or not any(site.active for site in regularizer.attached_sites)
-    regularizer.objective = usual
+            patch.setattr(regularizer, "objective", broken)
+        elif place == "a method that has asked":
+            act = regularizer.before_forward
+            patch.setattr(regularizer, "before_forward", lambda forward: broken(act(forward)))
+        for _ in range(2):
+            # the method's own hooks have run when this one is called
+            last = model.register_forward_pre_hook(broken) if place == "the forward after the probe" else None
+            with pytest.raises(Broken):
+                model(*BATCH)
+            if last is not None:
+                last.remove()
+            assert footprint(model) == attached
+            assert last is not None or not any(site.active for site in regularizer.attached_sites)
     step(model)
     regularizer.detach()
     model.zero_grad()
     assert footprint(model) == before and equal(step(model), step(a_translator()))
-
-
-class Halfway(Regularizer):
-    """A method that fails when half of its sites are masked."""
-
-    def before_forward(self, forward):
-        self.attached_sites[0].ask(uniform=lambda call: True)
-        raise Broken
-
-
-def test_an_exception_of_a_method_leaves_no_masks(translator, batch):
-    with Halfway().attach(translator) as regularizer:
-        with pytest.raises(Broken):
-            translator(*batch)
-        assert not any(site.active for site in regularizer.attached_sites)
 
 
 def test_plain_epochs_are_plain_training_bit_for_bit():

@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from attn_reg_plugin import ADDrop, AttentionLayerDrop, ScheduledDropout
+from attn_reg_plugin import ADDrop, AttentionLayerDrop
 from attn_reg_plugin.regularizers import Combination, Regularizer, build
 from attn_reg_plugin.regularizers.base.repeated_batch import repeated
 from attn_reg_plugin.regularizers.base.statistics import summary
-from tests.attention.tiny_model import PAD, attentions, loss_of, same_step
+from attn_reg_plugin.regularizers.hidden_cut import Spans
+from tests.attention.tiny_model import PAD, attentions, loss_of
+from tests.regularizers.trainings import equal, step
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 ALWAYS = {"cross_tuning": "off", "p": 0.4, "q": 1.0}
@@ -18,67 +20,21 @@ ALWAYS = {"cross_tuning": "off", "p": 0.4, "q": 1.0}
 @pytest.mark.parametrize("name", ["ad_drop+r_drop", "r_drop+ad_drop"])
 def test_ad_drop_masks_both_passes(name, translator, batch):
     """No dropout but AD-DROP's, and every candidate is dropped: both passes are AD-DROP's forward."""
-    alone = ADDrop(**ALWAYS, sites="*")
+    targets = batch[1].masked_fill(batch[1] == PAD, -100)
+    alone, both = ADDrop(**ALWAYS, sites="*", labels="gold"), {**ALWAYS, "sites": "*", "labels": "gold"}
     with alone.attach(translator):
+        alone.supply(targets=targets)
         expected = loss_of(translator(*batch), batch[1])
         masks = [site.keep for site in alone.attached_sites]
-    together = build(name, ad_drop={**ALWAYS, "sites": "*"})
-    with together.attach(translator):
+    with build(name, ad_drop=both).attach(translator) as together:
+        together.supply(targets=targets)
         loss = together.loss(lambda b: loss_of(translator(*b), b[1]), batch)
+        assert all(part.supplied is together.supplied for part in together.parts)
         for site, mask in zip(together.attached_sites, masks, strict=True):
             assert site.keep.equal(torch.cat([mask, mask]))
     assert loss.item() == pytest.approx(2 * expected.item(), rel=1e-5)
-    assert together.name == name and together.quantities and together.statistics.take()["r_drop_items"] == 15
-
-
-def test_what_is_supplied_is_repeated_for_all_parts(dropping_translator, batch):
-    together = build("ad_drop+r_drop", ad_drop={**ALWAYS, "labels": "gold"})
-    with together.attach(dropping_translator):
-        together.supply(targets=batch[1].masked_fill(batch[1] == PAD, -100))
-        together.loss(lambda b: loss_of(dropping_translator(*b), b[1]), batch).backward()
-        assert all(part.supplied is together.supplied for part in together.parts)
+    assert together.name == name and together.quantities
     assert together.statistics.take()["r_drop_items"] == batch[1].ne(PAD).sum()
-
-
-def test_the_probe_comes_before_what_is_drawn(translator, batch):
-    together = build("layer_drop+head_drop+ad_drop", ad_drop=ALWAYS)
-    with together.attach(translator):
-        for _ in range(2):
-            loss_of(translator(*batch), batch[1]).backward()
-            together.end_update()
-    assert [part.name for part in together.parts] == ["ad_drop", "layer_drop", "head_drop"]
-    sums = together.statistics.take()
-    assert sums["regularized"] == sums["forwards"] == 6
-    assert together.updates == 2 and all(part.updates == 2 for part in together.parts)
-
-
-@pytest.mark.parametrize(
-    "name, options, said",
-    [
-        ("r_drop+hidden_cut", {}, "r_drop and hidden_cut each run the batch several times"),
-        ("attend_out+r_drop", {}, "attend_out combines with no other method: it trains two copies of the model"),
-        ("head_drop+head_drop", {}, "names head_drop twice"),
-        ("head_drop+nothing", {}, "unknown method 'nothing'; the methods are: "),
-        ("head_drop+r_drop", {"ad_drop": {}}, r"options of 'ad_drop', which is not among head_drop\+r_drop"),
-        ("head_drop+r_drop", {"head_drop": {"p": 2.0}}, r"p is 2.0, but must lie in \[0, 1\]"),
-    ],
-)
-def test_what_cannot_act_together_is_refused(name, options, said):
-    with pytest.raises(ValueError, match=said):
-        build(name, **options)
-
-
-def test_a_site_that_another_regularizer_has_is_refused(translator, batch):
-    together, before = build("ad_drop+head_drop", head_drop={"sites": "*"}), translator.eval()(*batch)
-    with ADDrop(sites="decoder.self").attach(translator):
-        for _ in range(2):
-            with pytest.raises(ValueError, match=r"decoder.self\[0\] is regularized already"):
-                together.attach(translator)
-        assert [name for name, a in attentions(translator).items() if a.site.attached] == [
-            "decoder.self[0]",
-            "decoder.self[1]",
-        ]
-    assert translator(*batch).equal(before) and not translator._forward_pre_hooks
 
 
 def test_its_state_has_that_of_each():
@@ -112,20 +68,9 @@ def together(*names, **options):
     return build("+".join(names), **{name: {"sites": SITES, **options.get(name, {})} for name in names})
 
 
-def step(model, batch, regularizer, seed=4, look=lambda masks: None):
-    """Loss, gradients and random state of a training step; `look` is given the masks."""
-    model.zero_grad()
-    with regularizer.attach(model):
-        torch.manual_seed(seed)
-        loss = regularizer.loss(lambda b: loss_of(model(*b), b[1]), batch)
-        loss.backward()
-        look([site.keep for site in regularizer.attached_sites])
-    return loss.detach(), [parameter.grad for parameter in model.parameters()], torch.get_rng_state()
-
-
-def masks_alone(model, batch, passes=1, seed=4):
+def masks_alone(model, batch, passes=1):
     with ADDrop(**AD_DROP, sites=SITES).attach(model) as alone:
-        torch.manual_seed(seed)
+        torch.manual_seed(1)
         model(*repeated(batch, passes))
         return [site.keep for site in alone.attached_sites]
 
@@ -134,9 +79,11 @@ def masks_alone(model, batch, passes=1, seed=4):
 def test_the_probe_sees_nothing_of_the_other(other, dropping_translator, batch):
     """From the same random numbers AD-DROP draws the masks that it draws alone, whoever is named first."""
     for names in (("ad_drop", other), (other, "ad_drop")):
-        both, seen = together(*names, ad_drop=AD_DROP, **{other: OTHERS[other][0]}), []
+        both = together(*names, ad_drop=AD_DROP, **{other: OTHERS[other][0]})
         expected = masks_alone(dropping_translator, batch, both.passes)
-        step(dropping_translator, batch, both, look=seen.extend)
+        with both.attach(dropping_translator):
+            step(dropping_translator, both, batch=batch)
+            seen = [site.keep for site in both.attached_sites]
         assert len(seen) == 4 and all(ours.equal(theirs) for ours, theirs in zip(seen, expected, strict=True))
 
 
@@ -147,26 +94,19 @@ def test_with_nothing_to_do_for_one_it_is_the_other_bit_for_bit(other, dropping_
         (AD_DROP, off, build("ad_drop", **AD_DROP, sites=SITES)),
         ({"p": 0.0, "cross_tuning": "off"}, on, build(other, **on, sites=SITES)),
     ):
-        both = together("ad_drop", other, ad_drop=ours, **{other: theirs})
-        expected = step(dropping_translator, batch, alone)
-        assert same_step(step(dropping_translator, batch, both), expected)
+        found = []
+        for regularizer in (together("ad_drop", other, ad_drop=ours, **{other: theirs}), alone):
+            with regularizer.attach(dropping_translator):
+                found.append(step(dropping_translator, regularizer, batch=batch))
+        assert equal(*found)
 
 
-def test_hidden_cut_looks_at_the_map_that_is_left(translator, batch):
+def test_hidden_cut_looks_at_the_map_that_is_left(translator, batch, monkeypatch):
     """AD-DROP drops everything: every row is uniform over its keys, so all tokens get the same but for the future."""
-    both = together("ad_drop", "hidden_cut", ad_drop={"p": 1.0, "q": 1.0, "cross_tuning": "off"})
-    shown = []
+    both, shown = together("ad_drop", "hidden_cut", ad_drop={"p": 1.0, "q": 1.0, "cross_tuning": "off"}), []
+    look = Spans.__call__
+    monkeypatch.setattr(Spans, "__call__", lambda *given: (shown.append(given[2]), look(*given)))
     with both.attach(translator):
-        cut = next(part for part in both.parts if part.name == "hidden_cut")
-        act = cut.before_forward
-
-        def before_forward(forward):
-            act(forward)
-            site = cut.attached_sites[0]
-            look = site.request.look
-            site.ask(look=lambda call, weights, valid: (shown.append(weights), look(call, weights, valid)))
-
-        cut.before_forward = before_forward
         both.loss(lambda b: loss_of(translator(*b), b[1]), batch)
     expected = batch[0].ne(PAD) / batch[0].ne(PAD).sum(-1, keepdim=True)
     torch.testing.assert_close(shown[0], expected.repeat(2, 1)[:, None, None, :].expand(6, 2, 6, 6))
@@ -178,24 +118,21 @@ def test_hidden_cut_looks_at_the_map_that_is_left(translator, batch):
 @pytest.mark.parametrize("first", ["ad_drop", "scheduled_dropout"])
 def test_each_has_drop_rates_of_its_own(first, translator, batch):
     options = {"ad_drop": AD_DROP, "scheduled_dropout": {"schedule": "drop *: 0:0.5"}, "head_drop": {"p": 0.6}}
-    both = together(first, "head_drop", **options)
-    sums = {}
-    for regularizer in (both, build(first, sites=SITES, **options[first]), build("head_drop", sites=SITES, p=0.6)):
+    both, alone = together(first, "head_drop", **options), build(first, sites=SITES, **options[first])
+    sums = []
+    for regularizer in (both, alone):
         with regularizer.attach(translator):
-            names = [quantity.title for quantity in regularizer.quantities if "_decoder.self[1]" in quantity.title]
+            titles = [quantity.title for quantity in regularizer.quantities if ".self[" in quantity.title]
             torch.manual_seed(4)
             translator(*batch)
-        sums[regularizer.name] = regularizer.statistics.take()
-    assert names == ["drop_decoder.self[1]"]
-    with both.attach(translator):
-        assert [quantity.title for quantity in both.quantities][-4:] == [
-            f"head_drop_{stack}.self[{layer}]" for stack in ("encoder", "decoder") for layer in range(2)
-        ]
-    ours, masks, heads = sums.values()
+        sums.append(regularizer.statistics.take())
+        if regularizer is both:
+            heads = [f"head_drop_{stack}.self[{layer}]" for stack in ("encoder", "decoder") for layer in range(2)]
+            assert titles == [*(name.removeprefix("head_") for name in heads), *heads]
+    ours, masks = sums
     site = "encoder.self[0]"
     assert float(ours[f"dropped/{site}"]) == float(masks[f"dropped/{site}"]) > 0
-    assert float(ours[f"valid/head_drop/{site}"]) == float(heads[f"valid/{site}"]) == 6, "once"
-    assert 0 < float(ours[f"dropped/head_drop/{site}"]) < 6
+    assert float(ours[f"valid/head_drop/{site}"]) == 6 and 0 < float(ours[f"dropped/head_drop/{site}"]) < 6, "once"
 
 
 def test_a_method_that_counts_no_drops_leaves_the_name_to_the_next(translator, batch):
@@ -222,11 +159,8 @@ def test_a_probe_sees_nothing_of_who_is_attached_beside_it(translator, batch):
     expected = masks_alone(translator, batch)
     beside, ours = AttentionLayerDrop(p=1.0, sites="decoder.cross"), ADDrop(**AD_DROP, sites=SITES)
     with beside.attach(translator), ours.attach(translator):
-        torch.manual_seed(4)
-        torch.rand(1)  # what the other one draws
-        torch.manual_seed(4)
         act = beside.before_forward
-        beside.before_forward = lambda forward: (act(forward), torch.manual_seed(4))
+        beside.before_forward = lambda forward: (act(forward), torch.manual_seed(1))  # as if it drew nothing
         translator(*batch)
         assert all(site.keep.equal(mask) for site, mask in zip(ours.attached_sites, expected, strict=True))
         assert all(site.calls.made[0].uniform for site in beside.attached_sites)
@@ -236,6 +170,33 @@ def test_a_probe_sees_nothing_of_who_is_attached_beside_it(translator, batch):
 
 
 # -- what is refused --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name, options, said",
+    [
+        ("r_drop+hidden_cut", {}, "r_drop and hidden_cut each run the batch several times"),
+        ("attend_out+r_drop", {}, "attend_out combines with no other method: it trains two copies of the model"),
+        ("head_drop+head_drop", {}, "names head_drop twice"),
+        ("head_drop+nothing", {}, "unknown method 'nothing'; the methods are: "),
+        ("head_drop+r_drop", {"ad_drop": {}}, r"options of 'ad_drop', which is not among head_drop\+r_drop"),
+        ("head_drop+r_drop", {"head_drop": {"p": 2.0}}, r"p is 2.0, but must lie in \[0, 1\]"),
+    ],
+)
+def test_what_cannot_act_together_is_refused(name, options, said):
+    with pytest.raises(ValueError, match=said):
+        build(name, **options)
+
+
+def test_a_site_that_another_regularizer_has_is_refused(translator, batch):
+    together, before = build("ad_drop+head_drop", head_drop={"sites": "*"}), translator.eval()(*batch)
+    with ADDrop(sites="decoder.self").attach(translator):
+        for _ in range(2):
+            with pytest.raises(ValueError, match=r"decoder.self\[0\] is regularized already"):
+                together.attach(translator)
+        attached = [name for name, attention in attentions(translator).items() if attention.site.attached]
+        assert attached == ["decoder.self[0]", "decoder.self[1]"]
+    assert translator(*batch).equal(before) and not translator._forward_pre_hooks
 
 
 class Untold(Regularizer):
@@ -249,37 +210,33 @@ class Untold(Regularizer):
     [
         (
             ADDrop(sites="encoder"),
-            ScheduledDropout(schedule="drop *: 0:0.5", sites="*.self"),
-            "ad_drop and scheduled_dropout both choose which positions are attended, at encoder.self[0]; give them "
-            "sites of their own",
+            build("scheduled_dropout", schedule="drop *: 0:0.5", sites="*.self"),
+            "ad_drop and scheduled_dropout both choose which positions are attended",
         ),
         (
             build("attention_dropout", where="scores"),
             ADDrop(),
-            "ad_drop and attention_dropout both choose which positions are attended, at encoder.self[0]; give them "
-            "sites of their own",
+            "ad_drop and attention_dropout both choose which positions are attended",
         ),
         (
             build("hidden_cut"),
             AttentionLayerDrop(),
             "hidden_cut and attention_layer_drop both need the attention map, to read it or to put another in its "
-            "place, at encoder.self[0]; give them sites of their own",
+            "place",
         ),
         (
             ADDrop(),
             Untold(),
-            "ad_drop and untold would act on the same attention, of which untold doesn't say in `uses` what it fills, "
-            "at encoder.self[0]; give them sites of their own",
+            "ad_drop and untold would act on the same attention, of which untold doesn't say in `uses` what it fills",
         ),
     ],
-    ids=lambda value: getattr(value, "name", ""),
 )
 def test_methods_that_ask_the_same_of_a_site_are_refused(first, second, reason, translator):
     together = Combination([first, second])
     for _ in range(2):
         with pytest.raises(ValueError) as refused:
             together.attach(translator)
-        assert str(refused.value) == reason
+        assert str(refused.value) == f"{reason}, at encoder.self[0]; give them sites of their own"
     assert not any(module.site.attached for module in attentions(translator).values())
     second.sites = "decoder.cross"
     if first.name != "hidden_cut":

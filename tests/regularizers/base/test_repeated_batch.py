@@ -12,10 +12,11 @@ from torch import nn
 
 from attn_reg_plugin.regularizers import Supplied, build
 from attn_reg_plugin.regularizers.base.repeated_batch import repeated, runs_on_repeated
-from attn_reg_plugin.regularizers.hidden_cut import drawn_spans, jensen_shannon
+from attn_reg_plugin.regularizers.hidden_cut import Spans, drawn_spans, jensen_shannon
 from tests.attention.tiny_model import PAD, TinyClassifier, attentions, loss_of, tokens
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+EACH = pytest.mark.parametrize("name", ["r_drop", "hidden_cut"])
 IDS, LABELS = tokens([6, 3, 5], 6, seed=4), torch.tensor([2, 0, 1])
 
 
@@ -25,13 +26,11 @@ def classifier(dropout=0.3, classes=3):
 
 
 def divergence(name, first, second):
-    """Of two rows of logits, number by number."""
+    """Of two rows of logits, number by number: both KL, or those to their middle, halved."""
     p, q = ([math.exp(x) / sum(math.exp(y) for y in row) for x in row.tolist()] for row in (first, second))
-    if name == "hidden_cut":
-        middle = [(a + b) / 2 for a, b in zip(p, q, strict=True)]
-        p, q = [(p, middle), (q, middle)], None
-        return sum(a * math.log(a / b) for one in p for a, b in zip(*one, strict=True)) / 2
-    return sum(a * math.log(a / b) + b * math.log(b / a) for a, b in zip(p, q, strict=True)) / 2
+    middle = [(a + b) / 2 for a, b in zip(p, q, strict=True)]
+    pairs = [(p, middle), (q, middle)] if name == "hidden_cut" else [(p, q), (q, p)]
+    return sum(a * math.log(a / b) for pair in pairs for a, b in zip(*pair, strict=True)) / 2
 
 
 class Kept(nn.Module):
@@ -47,7 +46,7 @@ class Kept(nn.Module):
         return self.outputs
 
 
-@pytest.mark.parametrize("name", ["r_drop", "hidden_cut"])
+@EACH
 @pytest.mark.parametrize("weight", [0.5, 5.0])
 def test_the_loss_is_that_of_both_passes_and_their_divergence(name, weight):
     model = Kept(classifier())
@@ -64,7 +63,7 @@ def test_the_loss_is_that_of_both_passes_and_their_divergence(name, weight):
     assert float(regularizer.statistics.take()[f"{name}_divergence"]) == pytest.approx(sum(divergences), rel=1e-4)
 
 
-@pytest.mark.parametrize("name", ["r_drop", "hidden_cut"])
+@EACH
 def test_of_tokens_those_with_a_label_count(name, dropping_translator, batch):
     model, regularizer = Kept(dropping_translator), build(name, weight=2.0)
     with regularizer.attach(model):
@@ -101,7 +100,7 @@ def test_methods_that_were_attached_by_themselves_hear_of_the_repeated_batch(par
     assert found.shape == shape and found.equal(torch.cat([mask, mask]))
 
 
-@pytest.mark.parametrize("name", ["r_drop", "hidden_cut"])
+@EACH
 def test_a_regression_diverges_by_the_squared_difference(name):
     model, gold, regularizer = Kept(classifier(classes=1)), torch.randn(3), build(name)
     with regularizer.attach(model):
@@ -111,51 +110,34 @@ def test_a_regression_diverges_by_the_squared_difference(name):
     assert loss.item() == pytest.approx(expected.mean().item(), rel=1e-5)
 
 
-@pytest.mark.parametrize("name", ["r_drop", "hidden_cut"])
-def test_a_loop_that_does_not_ask_for_the_loss_is_told_so(name):
-    model = classifier()
-    with build(name).attach(model):
+class Answering(TinyClassifier):
+    """Answers questions by a first and a last token."""
+
+    def forward(self, ids):
+        start = end = super().forward(ids)
+        return {"start_logits": start, "end_logits": end}
+
+
+@EACH
+def test_what_cannot_be_compared_is_refused(name):
+    """A loop that does not ask for the loss; labels of which several hold; a loss of nothing; spans."""
+    model, several = classifier(), {"ids": IDS, "labels": torch.rand(3, 3)}
+    with build(name).attach(model) as regularizer:
         with pytest.raises(RuntimeError, match=rf"^{name} adds to the loss of a batch: compute it by regularizer.loss"):
             model(IDS)
         model.eval()(IDS)
         with torch.no_grad():
             model.train()(IDS)
-    model(IDS)
-
-
-@pytest.mark.parametrize("name", ["r_drop", "hidden_cut"])
-def test_what_cannot_be_compared_is_refused(name):
-    model = classifier()
-    regularizer = build(name)
-    with regularizer.attach(model):
-        several = {"ids": IDS, "labels": torch.rand(3, 3)}
         with pytest.raises(ValueError, match="labels of which several may hold cannot be compared"):
-            regularizer.loss(
-                lambda b: F.binary_cross_entropy_with_logits(model(b["ids"], b["labels"]), b["labels"]), several
-            )
+            regularizer.loss(lambda b: model(b["ids"], b["labels"]).sum(), several)
         with pytest.raises(RuntimeError, match="saw no forward of the attached model"):
             regularizer.loss(lambda b: torch.zeros((), requires_grad=True), IDS)
         regularizer.loss(lambda b: model(b).logsumexp(-1).mean(), IDS).backward()
-
-
-def test_spans_are_refused_with_what_to_use_instead():
-    class Answering(TinyClassifier):
-        def forward(self, ids):
-            start = end = super().forward(ids)
-            return {"start_logits": start, "end_logits": end}
-
-    model, regularizer = Answering(0.1).train(), build("r_drop")
-    message = r"no logits of classes or tokens; use a method that asks nothing of them, such as attention_dropout"
-    with regularizer.attach(model), pytest.raises(ValueError, match=message):
-        regularizer.loss(lambda b: model(b)["start_logits"].sum(), IDS)
-
-
-def test_what_has_as_many_rows_as_the_first_tensor_is_repeated():
-    batch = {"n": 3, "ids": IDS, "more": [LABELS, (torch.eye(6), "text")], "scalar": torch.tensor(1.0)}
-    twice = repeated(batch, 2)
-    assert twice["ids"].equal(torch.cat([IDS, IDS])) and twice["more"][0].tolist() == [2, 0, 1] * 2
-    assert twice["more"][1][0].shape == (6, 6) and (twice["n"], twice["more"][1][1]) == (3, "text")
-    assert twice["scalar"] == 1 and batch["ids"] is IDS
+    model(IDS)
+    answering = Answering(0.1).train()
+    said = r"no logits of classes or tokens; use a method that asks nothing of them, such as attention_dropout"
+    with build(name).attach(answering) as regularizer, pytest.raises(ValueError, match=said):
+        regularizer.loss(lambda b: answering(b)["start_logits"].sum(), IDS)
 
 
 @dataclass(frozen=True)
@@ -168,11 +150,15 @@ class Batch:
         object.__setattr__(self, "lengths", self.ids.ne(PAD).sum(-1))
 
 
-def test_a_dataclass_is_repeated():
-    batch = Batch(IDS, LABELS)
-    twice = repeated({"both": [batch]}, 2)["both"][0]
-    assert type(twice) is Batch and twice.ids.equal(torch.cat([IDS, IDS])) and batch.ids is IDS
-    assert twice.labels.tolist() == [2, 0, 1] * 2 and twice.lengths.tolist() == batch.lengths.tolist() * 2
+def test_what_has_as_many_rows_as_the_first_tensor_is_repeated():
+    given = {"n": 3, "ids": IDS, "more": [LABELS, (torch.eye(6), "text")], "scalar": torch.tensor(1.0)}
+    twice = repeated({**given, "held": [Batch(IDS, LABELS)]}, 2)
+    assert twice["ids"].equal(torch.cat([IDS, IDS])) and twice["more"][0].tolist() == [2, 0, 1] * 2
+    assert twice["more"][1][0].shape == (6, 6) and (twice["n"], twice["more"][1][1]) == (3, "text")
+    assert twice["scalar"] == 1 and given["ids"] is IDS
+    held = twice["held"][0]
+    assert type(held) is Batch and held.ids.equal(twice["ids"]) and held.labels.tolist() == [2, 0, 1] * 2
+    assert held.lengths.tolist() == IDS.ne(PAD).sum(-1).tolist() * 2
 
 
 RUNS = {
@@ -184,17 +170,15 @@ RUNS = {
 
 
 @pytest.mark.parametrize("how", RUNS)
-@pytest.mark.parametrize("name", ["r_drop", "hidden_cut"])
+@EACH
 def test_a_forward_that_is_not_of_the_repeated_batch_is_refused(name, how):
     """Its first and second half are unlike examples."""
     model, regularizer = Kept(classifier()), build(name)
     batch = {"table": torch.ones(50)} if how == "a table first" else {}
     batch["ids"] = IDS
-    message = (
-        f"^{name} repeats the batch, but TinyClassifier runs on one that is not repeated: run the model on the batch"
-    )
+    said = f"^{name} repeats the batch, but TinyClassifier runs on one that is not repeated: run the model on the batch"
     with regularizer.attach(model.model):
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(ValueError, match=said):
             regularizer.loss(lambda b: RUNS[how](model, b).logsumexp(-1).mean(), batch)
         with pytest.raises(ValueError, match=f"{name} repeats the tensors of a batch, but finds none in this object"):
             regularizer.loss(lambda b: model(IDS).logsumexp(-1).mean(), object())
@@ -243,40 +227,31 @@ def test_the_divergence_of_equal_and_of_certain_predictions():
     assert apart.item() == pytest.approx(math.log(2), rel=1e-5)
 
 
-def test_the_second_pass_loses_its_spans_in_every_layer():
-    """Of the feed-forward network's output, by the attention of that layer, which a forward of our own looks at."""
-    model, maps, outputs, inputs = classifier(0.0), {}, {}, {}
-    for name, attention in attentions(model).items():
-        project = attention.projections
-        project[0].register_forward_hook(lambda m, a, o, name=name: inputs.__setitem__(name, o))
-        project[1].register_forward_hook(lambda m, a, o, name=name: maps.__setitem__(name, (inputs[name], o)))
-    for i, layer in enumerate(model.encoder.layers):
-        layer.feed_forward.register_forward_hook(lambda m, a, o, i=i: outputs.__setitem__(i, o.detach()))
+def test_the_second_pass_loses_its_spans_in_every_layer(monkeypatch):
+    """Of the feed-forward network's output, by the attention of that layer."""
+    model, maps, outputs, look = classifier(0.0), [], [], Spans.__call__
+    for layer in model.encoder.layers:
+        layer.feed_forward.register_forward_hook(lambda module, args, output: outputs.append(output.detach()))
+    monkeypatch.setattr(Spans, "__call__", lambda *given: (maps.append((given[0].seed, given[2])), look(*given)))
     regularizer = build("hidden_cut", cut=0.4, top=0.5)
     with regularizer.attach(model):
         torch.manual_seed(3)
         regularizer.loss(lambda b: model(b).logsumexp(-1).mean(), IDS).backward()
         sums = regularizer.statistics.take()
-        seeds = [site.request.look.seed for site in regularizer.attached_sites]
-    assert all("forward" not in vars(module) for module in model.modules())
-    real = IDS.ne(PAD)
-    for i, seed in enumerate(seeds):
-        query, key = (x.unflatten(-1, (2, -1)).transpose(1, 2) for x in maps[f"encoder.self[{i}]"])
-        scores = (query @ key.transpose(-1, -2)) * query.size(-1) ** -0.5
-        real_twice = torch.cat([real, real])
-        weights = scores.masked_fill(~real_twice[:, None, None], -torch.inf).softmax(-1)
-        received = (weights * real_twice[:, None, :, None]).sum(2).mean(1)
+    assert all("forward" not in vars(module) for module in model.modules()) and len(maps) == 2
+    real, cut = IDS.ne(PAD).repeat(2, 1), 0
+    for output, (seed, weights) in zip(outputs, maps, strict=True):
+        received = (weights * real[:, None, :, None]).sum(2).mean(1)
         draws = torch.rand(6, generator=torch.Generator().manual_seed(seed)).tolist()
         for b in range(6):
-            zero = set((outputs[i][b] == 0).all(-1).nonzero().flatten().tolist())
-            length = int(real_twice[b].sum())
+            zero = set((output[b] == 0).all(-1).nonzero().flatten().tolist())
+            length, cut = int(real[b].sum()), cut + len(zero)
             assert zero == (literal_spans(received[b].tolist(), length, 0.4, 0.5, draws[b]) if b > 2 else set())
-    cut = sum((outputs[i] == 0).all(-1).sum().item() for i in range(2))
-    assert sums["tokens_cut"] == cut and sums["tokens"] == 2 * real.sum()
+    assert sums["tokens_cut"] == cut and sums["tokens"] == real.sum()
 
 
-@pytest.mark.parametrize("sites, said", [("decoder.cross", "is no self-attention"), ("*", "is no self-attention")])
-def test_only_self_attentions_have_tokens_to_cut(sites, said, translator):
-    with pytest.raises(ValueError, match=said):
+@pytest.mark.parametrize("sites", ["decoder.cross", "*"])
+def test_only_self_attentions_have_tokens_to_cut(sites, translator):
+    with pytest.raises(ValueError, match="is no self-attention"):
         build("hidden_cut", sites=sites).attach(translator)
     assert not any(site.site.attached for site in attentions(translator).values())

@@ -10,24 +10,28 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from attn_reg_plugin import (
-    ADDrop,
-    AttendOut,
-    AttentionLayerDrop,
-    ScheduledDropout,
-    find_sites,
-    gradient_attribution,
-    recording,
-)
+from attn_reg_plugin import ADDrop, AttendOut, find_sites, gradient_attribution, recording
 from attn_reg_plugin.regularizers import Combination, build
-from tests.attention.tiny_model import PAD, SIZE, VOCABULARY, TinyClassifier, TinyStack, attentions, sharpened, tokens
+from tests.attention.tiny_model import PAD, SIZE, TinyClassifier, TinyStack, attentions, sharpened, tokens
 from tests.regularizers.attend_out.playing import TokensOnly
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-SITES = ["encoder.self[0]", "encoder.self[1]"]
 EQUALLY_LONG = tokens([6, 3, 2], 6, seed=1), tokens([2, 6, 5], 6, seed=2)
 OF_THEIR_OWN = tokens([6, 3, 2], 6, seed=1), tokens([4, 1, 3], 4, seed=2)
 TEXTS = pytest.mark.parametrize("texts", [EQUALLY_LONG, OF_THEIR_OWN], ids=["equally long", "of their own lengths"])
+AD_DROP = {"p": 0.6, "q": 0.5, "cross_tuning": "off"}
+METHODS = {
+    "gradient": ("ad_drop", AD_DROP),
+    "random": ("ad_drop", {**AD_DROP, "attribution": "random"}),
+    "attention_layer_drop": ("attention_layer_drop", {"p": 0.5}),
+    "scheduled_dropout": ("scheduled_dropout", {"schedule": "drop *: 0:0.5"}),
+    "attention_dropout": ("attention_dropout", {"p": 0.5}),
+    "head_drop": ("head_drop", {"p": 0.5}),
+}
+LEAVING_OUT = {
+    "layer_drop": ("layer_drop", {"p": 0.5}),
+    "both": ("ad_drop+layer_drop", {"ad_drop": AD_DROP, "layer_drop": {"p": 0.5}}),
+}
 
 
 class Siamese(nn.Module):
@@ -51,26 +55,6 @@ class Siamese(nn.Module):
         return self.output(torch.cat(states, -1))
 
 
-class Recurrent(nn.Module):
-    """One `torch.nn` layer, used for three layers."""
-
-    def __init__(self):
-        super().__init__()
-        self.embedding = nn.Embedding(VOCABULARY, SIZE)
-        self.encoder = nn.TransformerEncoderLayer(SIZE, 2, 16, dropout=0.0, batch_first=True)
-        self.output = nn.Linear(SIZE, 3)
-        self.checkpointed = False
-
-    def forward(self, first, second):
-        states = 3 * self.embedding(first)
-        for _ in range(3):
-            given = states, None, first.eq(PAD)
-            states = (
-                checkpoint(self.encoder, *given, use_reentrant=False) if self.checkpointed else self.encoder(*given)
-            )
-        return self.output(states[:, 0])
-
-
 def siamese(dropout=0.0, seed=4):
     torch.manual_seed(seed)
     return sharpened(Siamese(dropout)).train()
@@ -86,40 +70,23 @@ def step(model, texts, seed=1):
 
 
 @TEXTS
-@pytest.mark.parametrize("attribution", ["gradient", "integrated", "attention", "random"])
-def test_where_next_to_nothing_is_dropped_it_is_plain_training(texts, attribution):
-    """The first text's mask would hide real tokens of the second, by its padding alone."""
-    model = siamese()
-    plain = step(model, texts)
-    options = {"attribution": attribution, "integrated_steps": 2}
-    with ADDrop(p=1.0, q=1e-30, cross_tuning="off", **options).attach(model) as regularizer:
-        torch.testing.assert_close(step(model, texts), plain)
-        counted = regularizer.statistics.take()
-    real = 2 * sum(int(text.size(1) * text.ne(PAD).sum()) for text in texts)  # two heads; every query row
-    for site in SITES:
-        assert counted[f"valid/{site}"] == real, "both calls count"
-        assert counted[f"dropped/{site}"] == 0
-
-
-@TEXTS
 @pytest.mark.parametrize(
-    "method",
+    ("method", "options"),
     [
-        ADDrop(p=1.0, q=1.0, cross_tuning="off"),
-        ADDrop(p=1.0, q=1.0, cross_tuning="off", attribution="random"),
-        AttentionLayerDrop(p=1.0),
-        ScheduledDropout(schedule="keep *: 0:0"),
+        ("ad_drop", {"p": 1.0, "q": 1.0, "cross_tuning": "off"}),
+        ("ad_drop", {"p": 1.0, "q": 1.0, "cross_tuning": "off", "attribution": "random"}),
+        ("attention_layer_drop", {"p": 1.0}),
+        ("scheduled_dropout", {"schedule": "keep *: 0:0"}),
     ],
-    ids=["ad_drop", "at random", "attention_layer_drop", "scheduled_dropout"],
 )
-def test_where_everything_is_dropped_each_text_is_uniform_over_its_own_tokens(texts, method):
+def test_where_everything_is_dropped_each_text_is_uniform_over_its_own_tokens(texts, method, options):
     model = siamese()
     uniform = copy.deepcopy(model)
     with torch.no_grad():
         for attention in attentions(uniform).values():
             for part in (attention.projections[0].weight, attention.projections[0].bias):
                 part.zero_()
-    with method.attach(model):
+    with build(method, **options).attach(model):
         torch.testing.assert_close(model(*texts), uniform(*texts))
 
 
@@ -132,8 +99,11 @@ def test_each_call_has_the_mask_that_an_encoder_of_its_own_would_have(texts, att
     options = {"attribution": attribution, "integrated_steps": 3, "integrated_path": "joint", "cross_tuning": "off"}
     results = []
     for each in (model, apart):
-        with ADDrop(p=0.4, q=1.0, **options).attach(each):
+        with ADDrop(p=0.4, q=1.0, **options).attach(each) as regularizer:
             results.append(step(each, texts))
+            if each is model:
+                counted = regularizer.statistics.take()["valid/encoder.self[0]"]
+    assert counted == 2 * sum(int(text.size(1) * text.ne(PAD).sum()) for text in texts), "two heads, every query row"
     (loss, gradients), (expected, parts) = results
     torch.testing.assert_close(loss, expected)
     assert not loss.allclose(step(model, texts)[0])
@@ -142,50 +112,30 @@ def test_each_call_has_the_mask_that_an_encoder_of_its_own_would_have(texts, att
         torch.testing.assert_close(gradient, parts[name] if other is None else parts[name] + other)
 
 
-EVERY_METHOD = [
-    *(ADDrop(p=0.6, q=0.5, cross_tuning="off", attribution=attribution, integrated_steps=2)
-      for attribution in ("gradient", "integrated", "attention", "random")),
-    AttentionLayerDrop(p=0.5),
-    ScheduledDropout(schedule="drop *: 0:0.5"),
-    build("attention_dropout", p=0.5),
-    build("head_drop", p=0.5),
-    build("layer_drop", p=0.5),
-    build("ad_drop+layer_drop", ad_drop={"p": 0.6, "q": 0.5, "cross_tuning": "off"}, layer_drop={"p": 0.5}),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("method", "model"),
-    [
-        *((method, siamese) for method in EVERY_METHOD),
-        *((method, Recurrent) for method in EVERY_METHOD[:-2]),  # its layer is no numbered one
-    ],
-    ids=lambda value: getattr(value, "attribution", getattr(value, "name", getattr(value, "__name__", ""))),
-)
-def test_recomputed_calls_cannot_be_told_apart_and_are_refused(method, model):
-    """Activation checkpointing runs the calls again in the backward, whatever they are of."""
-    torch.manual_seed(3)
-    model = model().train()
-    part, times = (model.encoder, 2) if isinstance(model, Siamese) else (model, 3)
-    ran = rf"^encoder\.self\[\d\] \(encoder\S*\) ran {times} times in one forward"
+@pytest.mark.parametrize("name", [*METHODS, *LEAVING_OUT])
+def test_recomputed_calls_cannot_be_told_apart_and_are_refused(name):
+    """Activation checkpointing runs the calls again in the backward."""
+    (method, options), model = {**METHODS, **LEAVING_OUT}[name], siamese()
+    ran = r"^encoder\.self\[\d\] \(encoder\S*\) ran 2 times in one forward"
     again = "activation checkpointing runs it again in the backward, where it can't be told which mask is meant"
-    with method.attach(model):
+    with build(method, **options).attach(model):
         step(model, OF_THEIR_OWN)
-        part.checkpointed = True
+        model.encoder.checkpointed = True
         with pytest.raises(RuntimeError, match=f"{ran}, and {again}"):
             step(model, OF_THEIR_OWN)
-        part.checkpointed = False
+        model.encoder.checkpointed = False
         step(model, OF_THEIR_OWN)
-    part.checkpointed = True
+    model.encoder.checkpointed = True
     step(model, OF_THEIR_OWN)
 
 
-@pytest.mark.parametrize("method", EVERY_METHOD[:-2], ids=lambda method: getattr(method, "attribution", method.name))
-def test_two_checkpointed_forwards_before_one_backward_are_refused(method, classifier):
+@pytest.mark.parametrize("name", METHODS)
+def test_two_checkpointed_forwards_before_one_backward_are_refused(name, classifier):
     """The first one's masks are gone with the second."""
+    method, options = METHODS[name]
     classifier.encoder.checkpointed = True
     first, second = EQUALLY_LONG
-    with method.attach(classifier):
+    with build(method, **options).attach(classifier):
         for text in (first, second):
             classifier(text).square().sum().backward()
         both = classifier(first).square().sum() + classifier(second).square().sum()
@@ -193,32 +143,40 @@ def test_two_checkpointed_forwards_before_one_backward_are_refused(method, class
             both.backward()
 
 
+class Nested(TinyClassifier):
+    """Recomputes the whole encoder, whose layers recompute themselves, as Swin does."""
+
+    def forward(self, tokens):
+        there = tokens.ne(PAD)[:, None, None, :]
+        if not self.encoder.checkpointed:
+            return self.output(self.encoder(tokens, there)[:, 0])
+        return self.output(checkpoint(self.encoder, tokens, there, use_reentrant=False)[:, 0])
+
+
+@pytest.mark.parametrize("name", ["gradient", "random", "head_drop"])
+def test_checkpointing_inside_of_checkpointing_recomputes_a_call_twice(name):
+    """That is no second forward: loss and gradients are those without checkpointing."""
+    torch.manual_seed(3)
+    (method, options), model, steps = METHODS[name], sharpened(Nested(dropout=0.2)).train(), []
+    for checkpointed in (False, True):
+        model.encoder.checkpointed = checkpointed
+        with build(method, **options).attach(model):
+            steps.append([step(model, EQUALLY_LONG[:1], seed) for seed in (1, 2, 3)])
+    torch.testing.assert_close(*steps)
+
+
 @TEXTS
-@pytest.mark.parametrize("method", ["layer_drop", "ad_drop+layer_drop"])
-def test_each_call_of_a_layer_is_left_out_for_itself(texts, method):
-    options = {"ad_drop": {"p": 0.6, "q": 0.5, "cross_tuning": "off"}, "layer_drop": {"p": 0.5}}
-    model, draws, regularizer = (
-        siamese(dropout=0.2),
-        set(),
-        build(method, **(options if "+" in method else options[method])),
-    )
-    with regularizer.attach(model):
+@pytest.mark.parametrize("name", [*LEAVING_OUT, "attention_layer_drop"])
+def test_each_call_is_left_out_for_itself(texts, name):
+    method, options = {**METHODS, **LEAVING_OUT}[name]
+    model, dropped = siamese(dropout=0.2), set()
+    with build(method, **options).attach(model) as regularizer:
+        title = {"both": "layer_drop/"}.get(name, "") + "encoder.self[1]"
         for seed in range(12):
             step(model, texts, seed)
-            draws.add(tuple(call.uniform for call in regularizer.parts[-1]._attachment.handles[-1].calls))
-    assert len(draws) == 4, "each of the two calls is left out or not"
-
-
-def test_each_call_of_an_attention_layer_drop_draws_for_itself():
-    model, draws = siamese(), set()
-    torch.manual_seed(0)
-    with AttentionLayerDrop(p=0.5).attach(model) as regularizer:
-        for _ in range(30):
-            model(*EQUALLY_LONG)
-            draws.add(tuple(call.uniform for call in regularizer.attached_sites[0].calls.made))
-        counted = regularizer.statistics.take()
-    assert len(draws) == 4
-    assert counted[f"valid/{SITES[0]}"] == 60 and 15 < counted[f"dropped/{SITES[0]}"] < 45
+            sums = regularizer.statistics.take()
+            dropped.add((float(sums[f"dropped/{title}"]), float(sums[f"valid/{title}"])))
+    assert dropped == {(0, 2), (1, 2), (2, 2)}
 
 
 class Crossing(TinyStack):
@@ -290,14 +248,10 @@ def test_a_call_that_does_not_run_leaves_the_others_their_own_masks(layers, othe
 
 def test_attend_out_refuses_a_second_call_by_name():
     """Its masks are proposed from the batch's tokens: there is no second batch."""
-
     model = siamese()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    method = AttendOut(problem=TokensOnly("first"), optimizer=torch.optim.SGD(model.parameters(), 0.1))
     refused = r"^encoder.self\[0\] \(\S+\) runs more than once in a forward: attend_out proposes one mask per site"
-    with (
-        AttendOut(problem=TokensOnly("first"), optimizer=optimizer).attach(model),
-        pytest.raises(RuntimeError, match=refused),
-    ):
+    with method.attach(model), pytest.raises(RuntimeError, match=refused):
         model(*EQUALLY_LONG)
 
 
@@ -334,33 +288,3 @@ def test_one_attribution_for_several_calls_is_refused():
         assert [len(site.tapes) for site in sites] == [2, 2]
         with pytest.raises(ValueError, match=r"^encoder.self\[0\] ran 2 times in the forward; give output_gradients"):
             gradient_attribution(objective, sites)
-
-
-class Nested(TinyClassifier):
-    """Recomputes the whole encoder, whose layers recompute themselves, as Swin does."""
-
-    def forward(self, tokens):
-        there = tokens.ne(PAD)[:, None, None, :]
-        if not self.encoder.checkpointed:
-            return self.output(self.encoder(tokens, there)[:, 0])
-        return self.output(checkpoint(self.encoder, tokens, there, use_reentrant=False)[:, 0])
-
-
-@pytest.mark.parametrize(
-    "method",
-    [
-        *(ADDrop(p=0.6, q=0.5, cross_tuning="off", attribution=a) for a in ("gradient", "attention", "random")),
-        build("head_drop", p=0.5),
-    ],
-    ids=["gradient", "attention", "random", "head_drop"],
-)
-def test_checkpointing_inside_of_checkpointing_recomputes_a_call_twice(method):
-    """That is no second forward: loss and gradients are those without checkpointing."""
-    torch.manual_seed(3)
-    model = sharpened(Nested(dropout=0.2)).train()
-    steps = {}
-    for checkpointed in (False, True):
-        model.encoder.checkpointed = checkpointed
-        with method.attach(model):
-            steps[checkpointed] = [step(model, EQUALLY_LONG[:1], seed) for seed in (1, 2, 3)]
-    torch.testing.assert_close(steps[True], steps[False])

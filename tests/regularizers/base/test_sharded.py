@@ -15,7 +15,7 @@ pytest.importorskip("transformers")
 from attn_reg_plugin.regularizers import build
 from tests.backends import huggingface_models
 from tests.huggingface.processes import check, kill_oneself, run_in_processes
-from tests.regularizers.base.sharded_trainings import AD_DROP, Case, Resumable, Run, shard
+from tests.regularizers.base.sharded_trainings import AD_DROP, Case, Run, shard
 
 INTEGRATED = {**AD_DROP, "attribution": "integrated", "integrated_steps": 2}
 RANDOM = {**AD_DROP, "attribution": "random", "q": 0.5, "cross_tuning": "update:1"}
@@ -81,7 +81,7 @@ def all_cases(folder: Path) -> None:
     found["refused"] = refused()
     found["whole"] = {}
     for name, case in RESUMED.items():
-        run = Resumable(case, rank, sharded=True)
+        run = Run(case, rank, sharded=True)
         run.train(0, 1)
         run.save(folder / name)
         run.train(2, 4)
@@ -96,7 +96,7 @@ def resumed(folder: Path) -> None:
     dist.init_process_group("gloo")
     found = {}
     for name, case in RESUMED.items():
-        run = Resumable(case, dist.get_rank(), sharded=True)
+        run = Run(case, dist.get_rank(), sharded=True)
         run.load(folder / name)
         run.train(2, 4)
         found[name] = run.result()
@@ -106,21 +106,16 @@ def resumed(folder: Path) -> None:
 def refused() -> dict[str, str]:
     """What is said of what cannot act on a sharded model, or not where it is attached."""
     said = {}
-    model = huggingface_models.build("bert")
-    shard(Case("bert"), model)
-    with pytest.raises(ValueError) as error:
-        build("attend_out").attach(model)
-    said["attend_out"] = str(error.value)
-    model = huggingface_models.build("bert")
-    with build("attend_out").attach(model), pytest.raises(ValueError) as error:
-        shard(Case("bert"), model)
-        model(**huggingface_models.batch("bert"))
-    said["later"] = str(error.value)
-    model = huggingface_models.build("bert")
-    shard(Case("bert"), model)
-    with build("ad_drop", **AD_DROP).attach(model.bert), pytest.raises(ValueError) as error:
-        model(**huggingface_models.batch("bert"))
-    said["inside"] = str(error.value)
+    for what in ("attend_out", "later", "inside"):
+        model = huggingface_models.build("bert")
+        if what != "later":
+            shard(Case("bert"), model)
+        method = build("ad_drop", **AD_DROP) if what == "inside" else build("attend_out")
+        with pytest.raises(ValueError) as error, method.attach(model.bert if what == "inside" else model):
+            if what == "later":
+                shard(Case("bert"), model)
+            model(**huggingface_models.batch("bert"))
+        said[what] = str(error.value)
     return said
 
 
@@ -176,18 +171,14 @@ def test_what_cannot_act_is_refused_by_name(processes: Any) -> None:
     assert "attach to that module" in said["inside"] and "BertModel inside" in said["inside"]
 
 
-def test_zero_3_is_refused() -> None:
-    """DeepSpeed's own mark on parameters that it has sharded; beside that, see test_deepspeed.py."""
+def test_zero_3_and_fsdp1_are_refused() -> None:
+    """By the marks on parameters that DeepSpeed has sharded, and that FSDP1, which needs a GPU, has flattened."""
+    import torch.distributed.fsdp  # noqa: F401
+
     model = huggingface_models.build("bert")
     with build("ad_drop", **AD_DROP).attach(model), pytest.raises(ValueError, match=r"DeepSpeed ZeRO 3.*stage 1 or"):
         next(model.parameters()).ds_tensor = None
         model(**huggingface_models.batch("bert"))
-
-
-def test_fsdp1_is_refused() -> None:
-    """Its constructor needs an accelerator; this is how it marks the parameters that it has flattened."""
-    import torch.distributed.fsdp  # noqa: F401
-
     model = huggingface_models.build("bert")
     next(model.parameters())._fsdp_flattened = True
     with pytest.raises(ValueError, match=r"FSDP1.*fully_shard"):

@@ -110,7 +110,9 @@ def processes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[tuple[str, 
 @pytest.mark.parametrize("name", METHODS)
 def test_the_gradient_is_the_mean_of_what_each_share_gives(processes: Any, name: str, one_thread: None) -> None:
     """Each share's gradient is computed again, in this process alone, from the weights and the state of the update."""
-    method, options, _ = METHODS[name]
+    method, options, drawn = METHODS[name]
+    losses = [process[name, 0.0]["loss"][0] for process in processes]  # of the same examples, without dropout
+    assert drawn == UNSAID or losses[0].equal(losses[1]) == (drawn == NOTHING)
     for dropout in (0.0, DROPOUT):
         ours, theirs = (process[name, dropout] for process in processes)
         for first, second in zip(ours["weights"], theirs["weights"], strict=True):
@@ -132,15 +134,6 @@ def test_the_gradient_is_the_mean_of_what_each_share_gives(processes: Any, name:
             for key, gradient in expected.items():
                 for process in (ours, theirs):
                     torch.testing.assert_close(process["gradient"][update][key], gradient, rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_what_is_drawn_on_the_same_batch(processes: Any, name: str) -> None:
-    """Without dropout the loss of the same examples differs if masks do."""
-    ours, theirs = (process[name, 0.0] for process in processes)
-    drawn = METHODS[name][2]
-    same = ours["loss"][0].equal(theirs["loss"][0])
-    assert drawn == UNSAID or same == (drawn != OWN)
 
 
 @pytest.mark.parametrize("name", METHODS)
