@@ -18,11 +18,8 @@ from typing import NamedTuple, TypeVar
 
 Item = TypeVar("Item")
 
-TRAIN_PAIRS = 10_458
-"""How many sentences there are for train."""
-UNSEEN_PAIRS = 1_542
-"""How many sentences there are for valid and test together."""
-
+#: sentences for train, and for valid and test together
+TRAIN_PAIRS, UNSEEN_PAIRS = 10_458, 1_542
 _FILE = Path(__file__).with_name("phrasebook.tsv.gz")
 
 
@@ -95,25 +92,12 @@ def splits(train: int = 4000, valid: int = 500, test: int = 500, seed: int = 1) 
 
 
 def exchange(items: Sequence[Item], share: float, seed: int) -> list[Item]:
-    """The items, a share of them exchanged among each other.
+    """Exchange a share of the items, in [0, 1], among each other.
 
     The items at `round(share * len(items))` random positions move to one another's positions in one cycle, so that
     each of them changes its place.
-
-    Args:
-        items: such as the targets of a corpus.
-        share: in [0, 1].
-        seed: of the choice.
-
-    Raises:
-        ValueError: the share is outside its range, or chooses a single item, which cannot be exchanged.
     """
-    if not 0 <= share <= 1:
-        raise ValueError(f"The share of exchanged targets must lie in [0, 1], not {share}.")
-    number = round(share * len(items))
-    if number == 1:
-        raise ValueError(f"A share of {share} exchanges 1 of {len(items)} targets, and it takes at least 2.")
-    places = shuffled(range(len(items)), f"exchange:{seed}")[:number]
+    places = shuffled(range(len(items)), f"exchange:{seed}")[: round(share * len(items))]
     exchanged = list(items)
     for place, other in zip(places, places[1:] + places[:1], strict=True):
         exchanged[place] = items[other]

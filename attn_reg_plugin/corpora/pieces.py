@@ -12,7 +12,6 @@ what it needs.
 from __future__ import annotations
 
 import io
-import itertools
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,11 +20,9 @@ from typing import Any
 
 from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 
-from attn_reg_plugin.corpora.manifest import sha256
 from attn_reg_plugin.corpora.options import PrepareOptions
-from attn_reg_plugin.corpora.parallel import normalize
 from attn_reg_plugin.dictionaries import SPECIAL, UNKNOWN, read_dictionary, write_dictionary
-from attn_reg_plugin.files import read_lines, write_bytes
+from attn_reg_plugin.files import read_bytes, read_lines, write_bytes
 from attn_reg_plugin.opus_mt import tokenization
 from attn_reg_plugin.opus_mt.tokenization import OpusMTTokenizer, Side
 
@@ -52,10 +49,9 @@ class PieceModel:
     """
 
     def __init__(self, path: Path) -> None:
-        if not path.is_file():
-            raise FileNotFoundError(f"sentencepiece model {path}: no such file")
+        content, self._processor = read_bytes(path), SentencePieceProcessor()
         try:
-            self._processor = SentencePieceProcessor(model_file=str(path))
+            self._processor.LoadFromSerializedProto(content)
         except RuntimeError:
             raise ValueError(f"{path} is not a sentencepiece model (a file such as spm.model is)") from None
         processor = self._processor
@@ -81,55 +77,50 @@ class PieceModel:
         return self._processor.decode(list(pieces))
 
 
-def describe(options: PrepareOptions) -> dict[str, Any]:
-    """Describe the models and dictionaries that are reused, for the manifest: hashes, no path.
+def check_reused(options: PrepareOptions) -> list[Path]:
+    """Check the models and dictionaries that are reused; their files.
 
     Raises:
         FileNotFoundError: a file is missing.
         ValueError: a file is no model, a dictionary does not fit its model, or the prefix isn't a piece.
     """
-    for path in (*options.spm_model, *options.dictionary):
-        if not path.is_file():
-            raise FileNotFoundError(f"{path}: no such file")
-    for path, dictionary in itertools.zip_longest(options.spm_model, options.dictionary):
+    for number, path in enumerate(options.spm_model):
         model = PieceModel(path)
-        if dictionary is not None:
-            check_fit(model, path, dictionary)
-    found: dict[str, Any] = {
-        "spm_model": [sha256(path) for path in options.spm_model],
-        "dictionary": [sha256(path) for path in options.dictionary],
-    }
-    if options.opus_mt is not None:
-        OpusMTTokenizer(options.opus_mt, options.source_prefix)
-        files = [options.opus_mt / name for name in tokenization.TOKENIZER_FILES]
-        found["opus_mt"] = {path.name: sha256(path) for path in files if path.is_file()}
-        found["source_prefix"] = options.source_prefix
-    return found
+        if options.dictionary:
+            check_fit(model, path, options.dictionary[number])
+    if options.opus_mt is None:
+        return [*options.spm_model, *options.dictionary]
+    OpusMTTokenizer(options.opus_mt, options.source_prefix)
+    files = [options.opus_mt / name for name in tokenization.TOKENIZER_FILES]
+    return [path for path in files if path.is_file()]
 
 
-def encoders(options: PrepareOptions, out: Path) -> tuple[PieceModel, PieceModel] | tuple[Side, Side]:
-    """Load the models of a prepared folder that encode the source and the target."""
+def encoders(options: PrepareOptions, folder: Path) -> tuple[PieceModel, PieceModel] | tuple[Side, Side]:
+    """Load the models of a folder, written by `write_models`, that encode the source and the target."""
     if options.opus_mt is not None:
-        tokenizer = OpusMTTokenizer(out / OPUS_MT, options.source_prefix)
+        tokenizer = OpusMTTokenizer(folder / OPUS_MT, options.source_prefix)
         return tokenizer.source, tokenizer.target
-    models = [PieceModel(out / name) for name in options.models]
+    models = [PieceModel(folder / name) for name in options.models]
     return models[0], models[-1]
 
 
 def write_models(options: PrepareOptions, folder: Path) -> dict[str, Any]:
-    """Write the models and their fairseq dictionaries, trained or reused, into a folder; facts for the manifest.
+    """Write the models and their fairseq dictionaries, trained or reused, into a folder.
 
     Args:
         folder: has the training text in `raw/`.
+
+    Returns:
+        name of a model -> its dictionary, how many pieces, and whether it was trained here.
 
     Raises:
         ValueError: a vocabulary size that does not suit the text, or a file of an OPUS-MT model that cannot be used.
     """
     if options.opus_mt is not None:
         return _write_opus_mt(options, options.opus_mt, folder)
-    facts: dict[str, Any] = {"kind": options.spm, "models": {}}
+    found = {}
     for number, (name, dictionary) in enumerate(options.models.items()):
-        path, target = folder / name, folder / dictionary
+        path = folder / name
         if options.spm_model:
             shutil.copyfile(options.spm_model[number], path)
         else:
@@ -138,12 +129,12 @@ def write_models(options: PrepareOptions, folder: Path) -> dict[str, Any]:
             train_model(_text(options, folder, languages), path, options.vocab_size, options.character_coverage)
         model = PieceModel(path)
         if options.dictionary:
-            shutil.copyfile(options.dictionary[number], target)
+            shutil.copyfile(options.dictionary[number], folder / dictionary)
         else:
-            write_dictionary(model.symbols, target)
-        check_fit(model, path, target)
-        facts["models"][name] = _facts(dictionary, target, len(model.symbols), bool(options.spm_model))
-    return facts
+            write_dictionary(model.symbols, folder / dictionary)
+        check_fit(model, path, folder / dictionary)
+        found[name] = _facts(folder / dictionary, len(model.symbols), not options.spm_model)
+    return found
 
 
 def _write_opus_mt(options: PrepareOptions, model: Path, folder: Path) -> dict[str, Any]:
@@ -153,20 +144,19 @@ def _write_opus_mt(options: PrepareOptions, model: Path, folder: Path) -> dict[s
     paths = [folder / name for name in options.dictionaries]
     tokenization.write_dictionaries(tokenizer, paths)
     names = [f"{OPUS_MT}/{name}" for name in (tokenization.SOURCE_MODEL, tokenization.TARGET_MODEL)]
-    sizes = [len(side.vocabulary.ids) for side in (tokenizer.source, tokenizer.target)]
-    facts = [_facts(path.name, path, size, True) for path, size in zip(paths, sizes, strict=True)]
-    return {"kind": "opus-mt", "models": dict(zip(names, facts, strict=True))}
+    sides = zip(names, paths, (tokenizer.source, tokenizer.target), strict=True)
+    return {name: _facts(path, len(side.vocabulary.ids), False) for name, path, side in sides}
 
 
-def _facts(dictionary: str, path: Path, pieces: int, reused: bool) -> dict[str, Any]:
-    size = len(read_dictionary(path)) + len(SPECIAL)
-    return {"dictionary": dictionary, "dictionary_size": size, "pieces": pieces, "reused": reused}
+def _facts(dictionary: Path, pieces: int, trained: bool) -> dict[str, Any]:
+    size = len(read_dictionary(dictionary)) + len(SPECIAL)
+    return {"dictionary": dictionary.name, "dictionary_size": size, "pieces": pieces, "trained": trained}
 
 
 def _text(options: PrepareOptions, folder: Path, languages: Iterable[str]) -> Iterator[str]:
     for language in languages:
         for line in read_lines(folder / "raw" / f"train.{language}"):
-            yield normalize(line, options.rule(language))
+            yield options.letters(language, line)
 
 
 def train_model(lines: Iterable[str], path: Path, vocab_size: int, character_coverage: float = 1.0) -> None:

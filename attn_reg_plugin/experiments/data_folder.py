@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from attn_reg_plugin.corpora.manifest import sha256
+from attn_reg_plugin.files import sha256
 
 
 def raw_lines(path: Path) -> list[str]:
