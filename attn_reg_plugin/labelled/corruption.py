@@ -85,18 +85,6 @@ class Corruption:
                 f"{task.name}: {', '.join(labels)}"
             )
 
-    def check_count(self, count: int, task: LabelledTask) -> None:
-        """Refuse shares of so many examples that come to nothing.
-
-        Raises:
-            ValueError: a share rounds to no example; of a regression it takes two to exchange their values.
-        """
-        pair = 2 if task.kind == REGRESSION else 1
-        for flag, share, needed in (("--label-noise", self.label_noise, pair), ("--shortcut", self.shortcut, 1)):
-            if share and round(share * count) < needed:
-                what = f"{round(share * count)} of {count} training examples"
-                raise ValueError(f"{flag} {share:g} is {what}, but it takes at least {needed}")
-
     def of_training(self, examples: Sequence[Example], task: LabelledTask) -> list[Example]:
         """Corrupt the examples that are trained on; they stay in their order.
 
@@ -105,9 +93,14 @@ class Corruption:
             task: with its label set.
 
         Raises:
-            ValueError: see `check_count`.
+            ValueError: a share rounds to no example; of a regression it takes two to exchange their values.
         """
-        self.check_count(len(examples), task)
+        pair, count = 2 if task.kind == REGRESSION else 1, len(examples)
+        for flag, share, needed in (("--label-noise", self.label_noise, pair), ("--shortcut", self.shortcut, 1)):
+            if share and (number := round(share * count)) < needed:
+                raise ValueError(
+                    f"{flag} {share:g} is {number} of {count} training examples, but it takes at least {needed}"
+                )
         noisy: list[Any] = list(examples)
         if self.label_noise:
             self._add_noise(noisy, task)

@@ -100,8 +100,8 @@ class LabelledDataset(FairseqDataset):
         if not samples:
             return {}
         rows = [sample["row"] for sample in samples]
-        width = max(len(ids) for row in rows for ids in self._inputs(row.input_ids))
         inputs = [ids for row in rows for ids in self._inputs(row.input_ids)]
+        width = max(map(len, inputs))
         net_input = {
             "input_ids": self._stack(inputs, width, self.padding["input_ids"]),
             "attention_mask": self._stack([np.ones_like(ids) for ids in inputs], width, 0),
@@ -131,10 +131,7 @@ class LabelledDataset(FairseqDataset):
         # fairseq turns float32 of a batch into half precision, which would round the values
         return torch.tensor(labels, dtype=torch.float64 if self.kind == REGRESSION else torch.int64)
 
-    def _stack(self, rows: list[np.ndarray], width: int, filling: int) -> Tensor:
+    def _stack(self, rows: Sequence[np.ndarray], width: int, filling: int) -> Tensor:
         """Stack rows of unequal length, int64 (number of rows, width)."""
-        stacked = torch.full((len(rows), width), filling, dtype=torch.int64)
-        for number, row in enumerate(rows):
-            at = slice(width - len(row), width) if self.left else slice(0, len(row))
-            stacked[number, at] = torch.from_numpy(row.astype(np.int64))
-        return stacked
+        tensors = [torch.from_numpy(row.astype(np.int64)) for row in rows]
+        return data_utils.collate_tokens(tensors, filling, left_pad=self.left, pad_to_length=width)
