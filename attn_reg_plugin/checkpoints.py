@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from attn_reg_plugin.files import naming_writer, whole_file
+from attn_reg_plugin.files import naming_writer, open_file, whole_file
 
 #: how the files of weights are called that transformers reads from a folder
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
@@ -76,6 +76,8 @@ def load_weights(path: Path, mmap: bool = False) -> Any:
     Raises:
         ValueError: it isn't such a file, is damaged, or holds other types.
     """
+    if path.exists():
+        open_file(path).close()
     try:
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file

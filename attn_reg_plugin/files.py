@@ -189,8 +189,9 @@ def read_json(path: Path, advice: str = "") -> dict[str, Any]:
         ValueError: it is not JSON in UTF-8, or no object.
     """
     end = f"; {advice}" if advice else ""
+    text = read_bytes(path)
     try:
-        content = json.loads(read_bytes(path).decode("utf-8"))
+        content = json.loads(text.decode("utf-8"))
     except (ValueError, RecursionError):
         raise ValueError(f"{path} is not JSON in UTF-8{end}") from None
     if not isinstance(content, dict):

@@ -38,29 +38,21 @@ class PrepareOptions:
 
     pair: str = setting("the two languages, source first, as the files' names end: en-ro, fr-de ...", metavar="PAIR")
     out: Path = setting("folder to write; created if missing", metavar="DIR")
-    spm: str | None = setting(
-        "sentencepiece: 'joint' (one model and a joined dictionary, as --share-all-embeddings needs) or 'separate' "
-        "(one per language); default: joint, or separate where --spm-model names two",
-        None,
-        choices=("joint", "separate"),
-        metavar="KIND",
-    )
     vocab_size: int | None = setting(
-        "pieces a model is trained to have (default: 8000, of the phrasebook 800)", None, within="(4, inf)", metavar="N"
+        "pieces that the model for both languages is trained to have (default: 8000, of the phrasebook 800)",
+        None,
+        within="(4, inf)",
+        metavar="N",
     )
     character_coverage: float = setting(
         "share of the characters of the training text that get a piece; the rest is <unk>", 1.0, within="(0, 1]"
     )
-    spm_model: tuple[Path, ...] = setting(
-        "reuse a sentencepiece model instead of training one: FILE, or SOURCE,TARGET for one per language",
-        (),
-        metavar="FILE[,FILE]",
-    )
-    dictionary: tuple[Path, ...] = setting(
-        "reuse the fairseq dictionary that belongs to --spm-model (dict.txt of a model to fine-tune): FILE, or "
-        "SOURCE,TARGET; default: made from the model's pieces",
-        (),
-        metavar="FILE[,FILE]",
+    spm_model: Path | None = setting("reuse a sentencepiece model instead of training one", None, metavar="FILE")
+    dictionary: Path | None = setting(
+        "reuse the fairseq dictionary that belongs to --spm-model (dict.txt of a model to fine-tune); default: made of "
+        "the model's pieces",
+        None,
+        metavar="FILE",
     )
     opus_mt: Path | None = setting(
         "use the pieces and the vocabulary of an OPUS-MT model: the folder that `attn-reg convert opus-mt` wrote; in "
@@ -104,20 +96,14 @@ class PrepareOptions:
         # fairseq parts names of files at dots and hyphens
         two = re.fullmatch(r"\w+-\w+", self.pair, re.ASCII) and source != target
         self._allow("pair", bool(two), "two different languages with a hyphen, source first, such as en-fr")
-        models, opus_mt = len(self.spm_model), self.opus_mt is not None
-        self._allow("spm-model", models <= 2, "one file, or two, source and target")
+        reused, opus_mt = self.spm_model is not None, self.opus_mt is not None
         self._allow("source-prefix", not self.source_prefix or opus_mt, "left out without --opus-mt")
-        for name in ("spm-model", "dictionary", "vocab-size", "spm") if opus_mt else ():
+        for name in ("spm-model", "dictionary", "vocab-size") if opus_mt else ():
             self._allow(name, not self._value(name), "left out with --opus-mt")
-        if self.vocab_size is None and not models and not opus_mt:
+        if self.vocab_size is None and not reused and not opus_mt:
             self._fill("vocab_size", self.VOCAB_SIZE)
-        if self.spm is None:
-            self._fill("spm", "separate" if models == 2 or opus_mt else "joint")
-        wanted = 1 if self.spm == "joint" else 2
-        self._allow("spm-model", models in (0, wanted), f"{wanted} with --spm {self.spm}")
-        self._allow("dictionary", not self.dictionary or bool(models), "given together with --spm-model")
-        self._allow("dictionary", len(self.dictionary) in (0, wanted), f"{wanted} with --spm {self.spm}")
-        self._allow("vocab-size", self.vocab_size is None or not models, "left out with --spm-model")
+        self._allow("dictionary", self.dictionary is None or reused, "given together with --spm-model")
+        self._allow("vocab-size", self.vocab_size is None or not reused, "left out with --spm-model")
         has_romanian = "ro" in self.languages
         if self.romanian is None:
             # an OPUS-MT model has its own letters, and its tokenizer is to see the text as it is
@@ -134,7 +120,7 @@ class PrepareOptions:
         """Raise the one sentence for an option unless the condition holds."""
         if not condition:
             value = self._value(name)
-            given = ",".join(map(str, value)) if isinstance(value, tuple) else value
+            given = ",".join(value) if isinstance(value, tuple) else value
             raise ValueError(f"--{name} {given}: it must be {allowed}")
 
     @property
@@ -144,17 +130,10 @@ class PrepareOptions:
         return source, target
 
     @property
-    def models(self) -> dict[str, str]:
-        """The name of a model file in the output folder -> the name of its dictionary."""
-        if self.spm == "joint":
-            return {"spm.model": "dict.txt"}
-        return {f"spm.{language}.model": f"dict.{language}.txt" for language in self.languages}
-
-    @property
     def dictionaries(self) -> tuple[str, str]:
         """The names of the source's and the target's dictionary in the output folder."""
-        names = list(self.models.values())
-        return names[0], names[-1]
+        source, target = self.languages
+        return ("dict.txt", "dict.txt") if self.opus_mt is None else (f"dict.{source}.txt", f"dict.{target}.txt")
 
     def letters(self, language: str, text: str) -> str:
         """Write a text of a language in the letters that the model is to see, by `--romanian`."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 import io
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,8 @@ from attn_reg_plugin.files import read_bytes, read_lines, write_bytes
 from attn_reg_plugin.opus_mt import tokenization
 from attn_reg_plugin.opus_mt.tokenization import OpusMTTokenizer, Side
 
-#: the tokenizer of an OPUS-MT model in the output folder
-OPUS_MT = "opus_mt"
+#: in the output folder: the sentencepiece model, or the tokenizer of an OPUS-MT model
+MODEL, OPUS_MT = "spm.model", "opus_mt"
 #: sentences, drawn at random, that a model is trained on at most; it bounds the memory of training
 SAMPLE = 1_000_000
 #: part of the result, since sums of floats depend on it
@@ -72,10 +72,6 @@ class PieceModel:
         """Part a line into pieces, `<unk>` for what the model does not know; empty where nothing is left."""
         return [self._table[index] for index in self._processor.encode(text, out_type=int)]
 
-    def decode(self, pieces: Sequence[str]) -> str:
-        """Join pieces to text."""
-        return self._processor.decode(list(pieces))
-
 
 def check_reused(options: PrepareOptions) -> list[Path]:
     """Check the models and dictionaries that are reused; their files.
@@ -84,12 +80,12 @@ def check_reused(options: PrepareOptions) -> list[Path]:
         FileNotFoundError: a file is missing.
         ValueError: a file is no model, a dictionary does not fit its model, or the prefix isn't a piece.
     """
-    for number, path in enumerate(options.spm_model):
-        model = PieceModel(path)
-        if options.dictionary:
-            check_fit(model, path, options.dictionary[number])
+    if options.spm_model is not None:
+        model = PieceModel(options.spm_model)
+        if options.dictionary is not None:
+            check_fit(model, options.spm_model, options.dictionary)
     if options.opus_mt is None:
-        return [*options.spm_model, *options.dictionary]
+        return [path for path in (options.spm_model, options.dictionary) if path is not None]
     OpusMTTokenizer(options.opus_mt, options.source_prefix)
     files = [options.opus_mt / name for name in tokenization.TOKENIZER_FILES]
     return [path for path in files if path.is_file()]
@@ -100,8 +96,8 @@ def encoders(options: PrepareOptions, folder: Path) -> tuple[PieceModel, PieceMo
     if options.opus_mt is not None:
         tokenizer = OpusMTTokenizer(folder / OPUS_MT, options.source_prefix)
         return tokenizer.source, tokenizer.target
-    models = [PieceModel(folder / name) for name in options.models]
-    return models[0], models[-1]
+    model = PieceModel(folder / MODEL)
+    return model, model
 
 
 def write_models(options: PrepareOptions, folder: Path) -> dict[str, Any]:
@@ -111,30 +107,26 @@ def write_models(options: PrepareOptions, folder: Path) -> dict[str, Any]:
         folder: has the training text in `raw/`.
 
     Returns:
-        name of a model -> its dictionary, how many pieces, and whether it was trained here.
+        name of a model -> its dictionary, and how many pieces.
 
     Raises:
         ValueError: a vocabulary size that does not suit the text, or a file of an OPUS-MT model that cannot be used.
     """
     if options.opus_mt is not None:
         return _write_opus_mt(options, options.opus_mt, folder)
-    found = {}
-    for number, (name, dictionary) in enumerate(options.models.items()):
-        path = folder / name
-        if options.spm_model:
-            shutil.copyfile(options.spm_model[number], path)
-        else:
-            assert options.vocab_size is not None
-            languages = options.languages if options.spm == "joint" else options.languages[number : number + 1]
-            train_model(_text(options, folder, languages), path, options.vocab_size, options.character_coverage)
-        model = PieceModel(path)
-        if options.dictionary:
-            shutil.copyfile(options.dictionary[number], folder / dictionary)
-        else:
-            write_dictionary(model.symbols, folder / dictionary)
-        check_fit(model, path, folder / dictionary)
-        found[name] = _facts(folder / dictionary, len(model.symbols), not options.spm_model)
-    return found
+    path, dictionary = folder / MODEL, folder / options.dictionaries[0]
+    if options.spm_model is not None:
+        shutil.copyfile(options.spm_model, path)
+    else:
+        assert options.vocab_size is not None
+        train_model(_text(options, folder), path, options.vocab_size, options.character_coverage)
+    model = PieceModel(path)
+    if options.dictionary is not None:
+        shutil.copyfile(options.dictionary, dictionary)
+    else:
+        write_dictionary(model.symbols, dictionary)
+    check_fit(model, path, dictionary)
+    return {MODEL: _facts(dictionary, len(model.symbols))}
 
 
 def _write_opus_mt(options: PrepareOptions, model: Path, folder: Path) -> dict[str, Any]:
@@ -145,16 +137,16 @@ def _write_opus_mt(options: PrepareOptions, model: Path, folder: Path) -> dict[s
     tokenization.write_dictionaries(tokenizer, paths)
     names = [f"{OPUS_MT}/{name}" for name in (tokenization.SOURCE_MODEL, tokenization.TARGET_MODEL)]
     sides = zip(names, paths, (tokenizer.source, tokenizer.target), strict=True)
-    return {name: _facts(path, len(side.vocabulary.ids), False) for name, path, side in sides}
+    return {name: _facts(path, len(side.vocabulary.ids)) for name, path, side in sides}
 
 
-def _facts(dictionary: Path, pieces: int, trained: bool) -> dict[str, Any]:
+def _facts(dictionary: Path, pieces: int) -> dict[str, Any]:
     size = len(read_dictionary(dictionary)) + len(SPECIAL)
-    return {"dictionary": dictionary.name, "dictionary_size": size, "pieces": pieces, "trained": trained}
+    return {"dictionary": dictionary.name, "dictionary_size": size, "pieces": pieces}
 
 
-def _text(options: PrepareOptions, folder: Path, languages: Iterable[str]) -> Iterator[str]:
-    for language in languages:
+def _text(options: PrepareOptions, folder: Path) -> Iterator[str]:
+    for language in options.languages:
         for line in read_lines(folder / "raw" / f"train.{language}"):
             yield options.letters(language, line)
 

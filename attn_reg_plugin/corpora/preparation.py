@@ -8,11 +8,11 @@
 Afterwards DIR holds:
 
     raw/SPLIT.LANGUAGE      the text, one sentence per line: references to score against, and what was trained on
-    spm.model, dict.txt     sentencepiece model and fairseq dictionary (spm.en.model, dict.en.txt if separate)
-    opus_mt/                instead of spm.model, with --opus-mt: the tokenizer and the settings of that model
+    spm.model, dict.txt     sentencepiece model and fairseq dictionary, of both languages together
+    opus_mt/, dict.L.txt    instead, with --opus-mt: the tokenizer and the settings of that model, its dictionaries
     pieces/SPLIT.LANGUAGE   the encoded text
     bin/                    fairseq's binaries and dictionaries: the folder to give to fairseq-train
-    manifest.json           what was asked for, counts, versions and the hash of every file
+    manifest.json           what was asked for, counts, and the hash of every file read and written
 
 SPLIT is `train`, `valid`, `test`, `test1`, ...; the manifest says which test set each is. All of it is made in a folder
 inside DIR and put in its place at the end, so DIR holds the whole or nothing. The same request gives the same bytes,
@@ -29,14 +29,13 @@ import os
 import shutil
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from attn_reg_plugin.corpora.options import HUB, PhrasebookOptions, PrepareOptions, TextOptions, Wmt16Options
-from attn_reg_plugin.corpora.sources import Split, find_files, find_origins, is_whole, read_pairs, read_splits
+from attn_reg_plugin.corpora.sources import Pair, Split, find_files, find_origins, is_whole, read_pairs, read_splits
 from attn_reg_plugin.dictionaries import UNKNOWN, count_sequences
 from attn_reg_plugin.files import lock_folder, naming, read_json, sha256, write_json
 
@@ -44,7 +43,7 @@ __all__ = ["PhrasebookOptions", "TextOptions", "Wmt16Options", "prepare"]
 
 MANIFEST = "manifest.json"
 #: the names in the output folder that a preparation writes
-_OWNED = (MANIFEST, "raw", "opus_mt", "spm.model", "spm.*.model", "dict.txt", "dict.*.txt", "pieces", "bin")
+_OWNED = (MANIFEST, "raw", "opus_mt", "spm.model", "dict.txt", "dict.*.txt", "pieces", "bin")
 #: in the output folder while a process works there, and what it has written so far
 _LOCK, _UNFINISHED = ".lock", ".unfinished"
 #: options that do not change what is written, or whose files are recorded by their hashes
@@ -211,12 +210,19 @@ def _fill(wanted: PrepareOptions, request: dict[str, Any], folder: Path) -> dict
     for name in ("raw", "pieces"):
         (folder / name).mkdir()
     splits, notes = read_splits(wanted)
-    counts = {split.name: _write_raw(split, folder, wanted) for split in splits}
+    names = ("read", "kept", "truncated", "unknown", *_DROPPED)
+    counts: dict[str, dict[str, Any]] = {
+        split.name: {"title": split.title, **dict.fromkeys(names, 0)} for split in splits
+    }
+    for split in splits:
+        _write(folder / "raw", split, wanted, _raw(split, wanted, counts[split.name]), "reading")
     print("pieces ...", flush=True)
     models = write_models(wanted, folder)
     sides = encoders(wanted, folder)
     for split in splits:
-        counts[split.name] |= _write_pieces(split, folder, wanted, [side.encode for side in sides])
+        pairs = read_pairs(*(folder / "raw" / f"{split.name}.{language}" for language in wanted.languages))
+        pieces = _pieces(split, pairs, wanted, sides, counts[split.name])
+        _write(folder / "pieces", split, wanted, pieces, "encoding")
     print("binaries ...", flush=True)
     preprocess(folder, wanted.languages, list(counts), wanted.dictionaries, wanted.workers)
     for name, count in counts.items():
@@ -227,95 +233,87 @@ def _fill(wanted: PrepareOptions, request: dict[str, Any], folder: Path) -> dict
                     f"fairseq wrote {found} sequences to {index.name}, but {name} has {count['kept']} pairs"
                 )
     files = {path.relative_to(folder).as_posix(): sha256(path) for path in folder.rglob("*") if path.is_file()}
-    data = {"request": request, "notes": notes, "splits": counts, "models": models, "versions": _versions()}
+    data = {
+        "request": request,
+        "notes": notes,
+        "splits": counts,
+        "models": models,
+        "sentencepiece": importlib.metadata.version("sentencepiece"),
+    }
     write_json(folder / MANIFEST, data | {"files": files}, sort_keys=True)
     return data | {"files": files}
 
 
-def _versions() -> dict[str, str]:
-    """Find the versions of the packages that make the files."""
-    found = {}
-    for name in ("fairseq", "fairseq-fixed", "sentencepiece"):
-        with suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
-
-
-@contextmanager
-def _writers(folder: Path, split: str, languages: tuple[str, str]) -> Iterator[list[Any]]:
-    """Open the two text files of a split for writing."""
-    with ExitStack() as stack:
-        paths = (folder / f"{split}.{language}" for language in languages)
-        yield [stack.enter_context(path.open("w", encoding="utf-8", newline="\n")) for path in paths]
-
-
-def _progress(items: Iterable[Any], description: str) -> Iterable[Any]:
-    """Count items by a bar while standard error is a terminal."""
+def _write(folder: Path, split: Split, options: PrepareOptions, pairs: Iterable[Sequence[str]], doing: str) -> None:
+    """Write pairs of lines into the two files of a split, with a bar while standard error is a terminal."""
     from tqdm import tqdm
 
-    return tqdm(items, description, disable=None, leave=False, unit="")
+    with ExitStack() as stack:
+        paths = [folder / f"{split.name}.{language}" for language in options.languages]
+        files = [stack.enter_context(path.open("w", encoding="utf-8", newline="\n")) for path in paths]
+        for pair in tqdm(pairs, f"{doing} {split.title}", disable=None, leave=False, unit=""):
+            for file, line in zip(files, pair, strict=True):
+                file.write(line + "\n")
 
 
-def _write_raw(split: Split, folder: Path, options: PrepareOptions) -> dict[str, Any]:
-    """Write `raw/SPLIT.LANGUAGE`, the text without training pairs that lack a side; its counts.
+def _raw(split: Split, options: PrepareOptions, counts: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Give the text of a split, without training pairs that lack a side; count them.
 
     Raises:
         ValueError: an empty line of another split, or no pair at all.
     """
-    (source, target), training, read, empty = options.languages, split.name == "train", 0, 0
-    with _writers(folder / "raw", split.name, options.languages) as (source_file, target_file):
-        for pair in _progress(split.pairs, f"reading {split.title}"):
-            read += 1
-            if not is_whole(pair):
-                if not training:
-                    place = split.places[1 if pair.source.strip() else 0]
-                    raise ValueError(f"{place}, line {pair.line}: empty; every line must hold a sentence")
-                empty += 1
-                continue
-            source_file.write(options.letters(source, pair.source) + "\n")
+    (source, target), training = options.languages, split.name == "train"
+    for pair in split.pairs:
+        counts["read"] += 1
+        if is_whole(pair):
             # a reference stays as it was published
-            target_file.write((options.letters(target, pair.target) if training else pair.target) + "\n")
-    if read == empty:
+            yield (
+                options.letters(source, pair.source),
+                options.letters(target, pair.target) if training else pair.target,
+            )
+        elif training:
+            counts["empty"] += 1
+        else:
+            place = split.places[1 if pair.source.strip() else 0]
+            raise ValueError(f"{place}, line {pair.line}: empty; every line must hold a sentence")
+    if counts["read"] == counts["empty"]:
         raise ValueError(f"{split.places[0]} and {split.places[1]} give no pair at all for {split.name}")
-    return {"title": split.title, "read": read, "empty": empty}
 
 
-def _write_pieces(split: Split, folder: Path, options: PrepareOptions, encode_sides: Sequence[Any]) -> dict[str, Any]:
-    """Write `pieces/SPLIT.LANGUAGE`: pieces with spaces between; training pairs of a bad length are left out or cut.
+def _pieces(
+    split: Split, pairs: Iterable[Pair], options: PrepareOptions, sides: Sequence[Any], counts: dict[str, Any]
+) -> Iterator[list[str]]:
+    """Give the pieces of a split, with spaces between; training pairs of a bad length are left out or cut, and counted.
 
-    Returns:
-        The counts that are known now.
+    Args:
+        pairs: the text in `raw/`.
+        sides: encode the source and the target.
 
     Raises:
         ValueError: a validation or test line of which no piece is left, or no training pair that is.
     """
-    languages, most, training = options.languages, options.max_pieces, split.name == "train"
-    source, target = (folder / "raw" / f"{split.name}.{language}" for language in languages)
-    counts: Counter[str] = Counter()
-    with _writers(folder / "pieces", split.name, languages) as files:
-        for pair in _progress(read_pairs(source, target), f"encoding {split.title}"):
-            texts = map(options.letters, languages, pair[1:])
-            sides = [encode_side(text) for encode_side, text in zip(encode_sides, texts, strict=True)]
-            reason = _reason(*map(len, sides), options)
-            if training and reason:
-                counts[reason] += 1
-                continue
-            if reason == "no_pieces":
-                place, line = split.places[1 if sides[0] else 0], list(split.pairs)[pair.line - 1].line
-                raise ValueError(f"{place}, line {line}: sentencepiece leaves nothing of this line")
-            if training and max(map(len, sides)) > most:
-                counts["truncated"] += 1
-                sides = [side[:most] for side in sides]
-            counts["kept"] += 1
-            for file, pieces in zip(files, sides, strict=True):
-                file.write(" ".join(pieces) + "\n")
-                counts["unknown"] += pieces.count(UNKNOWN)
+    most, training = options.max_pieces, split.name == "train"
+    for pair in pairs:
+        texts = map(options.letters, options.languages, pair[1:])
+        pieces = [side.encode(text) for side, text in zip(sides, texts, strict=True)]
+        reason = _reason(*map(len, pieces), options)
+        if training and reason:
+            counts[reason] += 1
+            continue
+        if reason == "no_pieces":
+            place, line = split.places[1 if pieces[0] else 0], list(split.pairs)[pair.line - 1].line
+            raise ValueError(f"{place}, line {line}: sentencepiece leaves nothing of this line")
+        if training and max(map(len, pieces)) > most:
+            counts["truncated"] += 1
+            pieces = [some[:most] for some in pieces]
+        counts["kept"] += 1
+        counts["unknown"] += sum(some.count(UNKNOWN) for some in pieces)
+        yield [" ".join(some) for some in pieces]
     if not counts["kept"]:
         raise ValueError(
             f"no training pair is left: --max-pieces {most} and --max-ratio {options.max_ratio} drop all "
-            f"{counts.total()}"
+            f"{counts['read'] - counts['empty']}"
         )
-    return {name: counts[name] for name in ("kept", "truncated", "unknown", *_DROPPED[1:])}
 
 
 def _reason(source: int, target: int, options: PrepareOptions) -> str:
@@ -333,13 +331,7 @@ def preprocess(
 ) -> None:
     """Run `fairseq_cli.preprocess` from `pieces/SPLIT.LANGUAGE` to `bin/` of a folder, in a process of its own.
 
-    Args:
-        folder: holds `pieces/` and the dictionaries; paths given to fairseq are relative to it, because fairseq splits
-            lists of paths at commas.
-        languages: source and target.
-        splits: `train`, `valid`, `test`, `test1`, ... in any order.
-        dictionaries: the file of the source and of the target, relative to `folder` (twice the same if joined).
-        workers: how many processes.
+    Paths are relative to the folder, because fairseq splits lists of paths at commas.
 
     Raises:
         ValueError: fairseq failed; the sentence ends with its last line.

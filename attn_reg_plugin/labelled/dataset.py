@@ -30,8 +30,7 @@ class LabelledDataset(FairseqDataset):
         rows: the examples, see `encode`.
         kind: of the task.
         tokenizer: says what is padded with, and on which side.
-        shuffle: a new order every epoch; without, the order of the rows.
-        seed: of that order.
+        shuffle, seed: a new order every epoch, by this seed; without, the order of the rows.
         grouped: examples of like length come together (ties in random order); without, batches are drawn at random,
             as in most papers on GLUE, and padded more.
 
@@ -60,14 +59,12 @@ class LabelledDataset(FairseqDataset):
         self.sizes = np.array([max(map(len, self._inputs(row.input_ids))) for row in rows], dtype=np.int64)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """Get an example and its number."""
         return {"id": index, "row": self.rows[index]}
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def size(self, index: int) -> int:
-        """Count the tokens of the example, of its longest choice."""
         return int(self.sizes[index])
 
     def num_tokens(self, index: int) -> int:
@@ -75,7 +72,6 @@ class LabelledDataset(FairseqDataset):
         return int(self.sizes[index]) * self.choices
 
     def num_tokens_vec(self, indices: np.ndarray) -> np.ndarray:
-        """Count those of many examples."""
         return self.sizes[indices] * self.choices
 
     def set_epoch(self, epoch: int) -> None:

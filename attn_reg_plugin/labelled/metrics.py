@@ -14,10 +14,8 @@ import numpy as np
 from attn_reg_plugin.labelled.task_table import CLASSIFICATION, MULTIPLE_CHOICE, REGRESSION, TAGGING
 
 Score = Callable[[np.ndarray, np.ndarray], float]
-#: places of a word in an entity, in all the schemes there are (BIO, IOBES, BILOU)
-_PLACES = "BIESLU"
-#: the same as seqeval writes them, which does not know BILOU
-_WRITTEN = "BIESES"
+#: places of a word in an entity, in all the schemes there are, and as seqeval writes them, which does not know BILOU
+_PLACES, _WRITTEN = "BIESLU", "BIESES"
 #: stands between the sentences of collected tags
 SENTENCE_END = -1
 
@@ -123,13 +121,10 @@ def is_entity_tag(label: str) -> bool:
 
 def tag_sequences(codes: np.ndarray) -> list[list[str]]:
     """Turn codes into sentences of tags; a sentence ends with `SENTENCE_END`. Types are numbered."""
-    sentences: list[list[str]] = [[]]
-    for code in codes.astype(np.int64).tolist():
-        if code == SENTENCE_END:
-            sentences.append([])
-        else:
-            of_type, place = divmod(code, len(_PLACES))
-            sentences[-1].append("O" if code <= 0 else f"{_WRITTEN[place]}-{of_type}")
+    whole, sentences = codes.astype(np.int64), []
+    for sentence in np.split(whole, np.flatnonzero(whole == SENTENCE_END)):
+        pairs = [divmod(code, len(_PLACES)) for code in sentence[sentence != SENTENCE_END].tolist()]
+        sentences.append([f"{_WRITTEN[place]}-{kind}" if kind > 0 else "O" for kind, place in pairs])
     return [sentence for sentence in sentences if sentence]
 
 

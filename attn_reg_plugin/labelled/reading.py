@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -67,15 +66,6 @@ def read_file(task: LabelledTask, path: Path, needed: bool = True) -> list[Examp
     return list(_examples(read_rows(path, task, needed), task, f"{path}, line"))
 
 
-def sample_of(examples: Sequence[Example], count: int, seed: int = 1) -> list[Example]:
-    """Draw that many of the examples at random, in their order; all if there aren't more.
-
-    Files may be sorted by label or by genre, so the first ones would not represent all.
-    """
-    chosen = random.Random(seed).sample(range(len(examples)), min(count, len(examples)))
-    return [examples[index] for index in sorted(chosen)]
-
-
 def with_labels(task: LabelledTask, source: str | Path) -> LabelledTask:
     """Give the task its label set: its own, or else that of a folder's training file, sorted (numbers by value).
 
@@ -108,7 +98,7 @@ def _examples(rows: Iterable[Row], task: LabelledTask, place: str) -> Iterator[E
         if task.kind == MULTIPLE_CHOICE:
             yield ChoiceExample(row.line, first, tuple(rest), label)
         else:
-            yield TextExample(row.line, first, rest[0] if rest else None, label, row.groups)
+            yield TextExample(row.line, first, rest[0] if rest else None, label)
 
 
 def _label_reader(task: LabelledTask) -> Callable[[str, str], Any]:
@@ -215,7 +205,7 @@ def _hub_rows(task: LabelledTask, source: str, split: str) -> tuple[str, Iterato
         ) from error
     if split == "valid" and name == HUB_SPLITS["test"]:
         logger.info(f"{hub.path} has no validation set; as in the papers, {name} is taken for it")
-    text, groups = ([hub.columns.get(name, name) for name in names] for names in (task.text, task.groups))
+    text = [hub.columns.get(name, name) for name in task.text]
     label = hub.columns.get(task.label, task.label)
     there = list(data.column_names)
     for column in (*text, *([label] if labels_needed(split) else ())):
@@ -229,7 +219,6 @@ def _hub_rows(task: LabelledTask, source: str, split: str) -> tuple[str, Iterato
             tuple(row[text[0]]) if task.kind == TAGGING else tuple(row[name] for name in text),
             written(row.get(label), row[text[0]], f"{place}, row {number}"),
             [number] * (len(row[text[0]]) if task.kind == TAGGING else 1),
-            tuple(row.get(name, "") for name in groups),
         )
         for number, row in enumerate(data, start=1)
     )

@@ -40,14 +40,12 @@ class Row:
         texts: its texts, or the words of a sentence.
         labels: its label, or one a word; None where the file has none.
         lines: where each label stands.
-        groups: what results are broken down by.
     """
 
     line: int
     texts: tuple[str, ...]
     labels: tuple[str, ...] | None
     lines: Sequence[int]
-    groups: tuple[str, ...] = ()
 
 
 def read_rows(path: Path, task: LabelledTask, needed: bool = True) -> Iterator[Row]:
@@ -73,8 +71,8 @@ def _row(path: Path, line: int, task: LabelledTask, values: dict[str, str], need
     """Make a row of values by column name."""
     if needed:
         _check_columns(path, line, task, values, (task.label,))
-    texts, groups = (tuple(values.get(name, "") for name in names) for names in (task.text, task.groups))
-    return Row(line, texts, (values[task.label],) if task.label in values else None, (line,), groups)
+    label = (values[task.label],) if task.label in values else None
+    return Row(line, tuple(values[name] for name in task.text), label, (line,))
 
 
 def _check_columns(
@@ -127,7 +125,7 @@ def _table_rows(path: Path, task: LabelledTask, needed: bool) -> Iterator[Row]:
         columns, records = list(task.headerless), chain([first], records)
     _check_columns(path, 1, task, columns, (*task.text, task.label) if needed else task.text)
     for name in columns:
-        if columns.count(name) > 1 and name in (*task.text, task.label, *task.groups):
+        if columns.count(name) > 1 and name in (*task.text, task.label):
             raise ValueError(f"{path}, line 1: there are {columns.count(name)} columns {name!r}")
     skipped: list[int] = []
     number = 0

@@ -56,7 +56,6 @@ class LabelledTask:
         headerless: the columns of files that have no header line.
         aliases: other ways in which files write a label.
         bounds: smallest and largest value of a regression.
-        groups: columns that results are broken down by.
         fields: how many fields a CoNLL line has; None: as many as the file's first.
         hub: where the hub has it.
         skip_broken: leave out rows with the wrong number of fields, and say how many (QQP's official files have such
@@ -79,7 +78,6 @@ class LabelledTask:
     headerless: tuple[str, ...] = ()
     aliases: Mapping[str, str] = field(default_factory=dict)
     bounds: tuple[float, float] | None = None
-    groups: tuple[str, ...] = ()
     fields: int | None = None
     hub: Hub | None = None
     skip_broken: bool = False
@@ -158,7 +156,6 @@ _ROWS = (
     LabelledTask(
         *("hans", CLASSIFICATION, _PAIR, "gold_label", ("entailment", "non-entailment")),
         files={"train": ("heuristics_train_set.txt",), "test": ("heuristics_evaluation_set.txt",)},
-        groups=("heuristic", "subcase"),
         hub=Hub("jhu-clsp/hans", None, _PREMISE, {"test": "validation"}),
     ),
     LabelledTask(

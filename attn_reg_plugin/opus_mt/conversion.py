@@ -99,29 +99,25 @@ def marian_tensors(path: Path, state: dict[str, Tensor], config: Any, tokenizer:
     Raises:
         ValueError: the state is not of the model that the configuration describes, or its embeddings have come apart.
     """
+    rows = {name: others for name, others in _ROWS.items() if name == BIAS or name in marian.embeddings(config)}
     tensors = {}
-    for name, size in marian.expected(config).items():
-        names = _ROWS.get(name, (name.removeprefix("model."),))
-        missing = next((other for other in names if other not in state), None)
+    for name, (first, *others) in rows.items():
+        missing = next((other for other in (first, *others) if other not in state), None)
         if missing:
             raise ValueError(f"{path} is not of the Marian model that {CONFIG} describes: it lacks {missing}")
-        tensor = state[names[0]]
-        for other in names[1:]:
+        tensor, order = state[first], _vocabulary_of(name, tokenizer).order
+        for other in others:
             if not torch.equal(state[other], tensor):
                 raise ValueError(
-                    f"{path}: {other} differs from {names[0]}, but Marian shares them; train with the flags of {FLAGS}"
+                    f"{path}: {other} differs from {first}, but Marian shares them; train with the flags of {FLAGS}"
                 )
-        if name in _ROWS:
-            order = _vocabulary_of(name, tokenizer).order
-            if len(tensor) != len(order) + 1:
-                raise ValueError(f"{path}: {names[0]} has {len(tensor)} rows, but the vocabulary asks {len(order) + 1}")
-            rows = torch.empty_like(tensor[1:])
-            rows[order] = tensor[1:]
-            tensor = rows[None] if name == BIAS else rows
-        if tuple(tensor.shape) != size:
-            raise ValueError(f"{path}: {names[0]} has shape {tuple(tensor.shape)}, but {CONFIG} asks for {size}")
-        tensors[name] = tensor.contiguous()
-    return tensors
+        if len(tensor) != len(order) + 1:
+            raise ValueError(f"{path}: {first} has {len(tensor)} rows, but the vocabulary asks {len(order) + 1}")
+        tensors[name] = torch.empty_like(tensor[1:])
+        tensors[name][order] = tensor[1:]
+    tensors[BIAS] = tensors[BIAS][None]
+    tensors |= {f"model.{name}": tensor for name, tensor in state.items() if ".layers." in name}
+    return marian.checked(path, tensors, config)
 
 
 def to_fairseq(folder: MarianFolder, out: Path, languages: tuple[str, str] | None = None) -> tuple[str, str]:

@@ -19,7 +19,7 @@ from tests.processes import PATIENCE, start
 
 pytestmark = pytest.mark.usefixtures("quick")
 #: functions in the middle of each step
-STEPS = ["_write_raw", "_write_pieces", "preprocess", "write_json"]
+STEPS = ["_raw", "_pieces", "preprocess", "write_json"]
 
 
 def test_a_second_run_does_nothing(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -152,10 +152,10 @@ def test_overwrite_replaces_what_was_written_and_nothing_else(source: Path, tmp_
     (out / "pieces").rename(tmp_path / "elsewhere")
     (out / "pieces").symlink_to(mine)
     model = (out / "spm.model").read_bytes()
-    prepare(wanted(source, out, spm_model=(out / "spm.model",), overwrite=True))
+    prepare(wanted(source, out, spm_model=out / "spm.model", overwrite=True))
     assert (out / "spm.model").read_bytes() == model
-    prepare(wanted(source, out, spm="separate", vocab_size=40, overwrite=True))
-    prepare(wanted(source, tmp_path / "fresh", spm="separate", vocab_size=40))
+    prepare(wanted(source, out, vocab_size=40, overwrite=True))
+    prepare(wanted(source, tmp_path / "fresh", vocab_size=40))
     after = contents(out)
     assert after.pop("checkpoints/best.pt") == b"mine" and after == contents(tmp_path / "fresh")
     assert list(contents(mine)) == ["best.pt"]

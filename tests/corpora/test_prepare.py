@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import gzip
 import json
+import shutil
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
-import datasets
 import pytest
 
 from attn_reg_plugin.cli import main
@@ -16,11 +16,9 @@ from attn_reg_plugin.corpora import preparation
 from attn_reg_plugin.corpora.options import PhrasebookOptions
 from attn_reg_plugin.corpora.pieces import PieceModel
 from attn_reg_plugin.corpora.preparation import prepare
-from attn_reg_plugin.dictionaries import count_sequences
 from attn_reg_plugin.files import sha256
+from attn_reg_plugin.tasks.attn_reg_translation import AttnRegTranslationConfig, AttnRegTranslationTask
 from tests.corpora.small_corpus import corpus, lines, wanted, write_corpus, write_split
-
-REAL = Path(__file__).resolve().parents[3] / "shared" / "data" / "wmt16-en-ro"
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +54,7 @@ def test_the_binaries_load_and_decode_to_the_raw_text(prepared: Path) -> None:
                 symbols = dictionary.string(data[index]).split()
                 assert dictionary.unk() not in data[index]
                 expected = raw[index].replace("ş", "ș")
-                assert model.decode(symbols) == expected
+                assert model._processor.decode(symbols) == expected
                 assert dictionary.string(data[index], "sentencepiece") == expected
 
 
@@ -74,7 +72,6 @@ def test_the_manifest_says_what_was_done(prepared: Path) -> None:
     counts = {"read": 163, "kept": 160, "empty": 1, "no_pieces": 0, "too_long": 1, "ratio": 1, "truncated": 0}
     assert train == counts | {"title": "train", "unknown": 0}
     assert titles == {"train": "train", "valid": "newsdev2016", "test": "newstest2016", "test1": "newstest2017"}
-    assert set(manifest["versions"]) >= {"sentencepiece"}
     source, outputs = prepared.parent / "corpus", manifest["files"]
     assert manifest["request"]["source"] == {p.name: sha256(p) for p in source.iterdir()}
     there = {p.relative_to(prepared).as_posix() for p in prepared.rglob("*") if p.is_file()}
@@ -112,57 +109,28 @@ def test_the_same_request_gives_the_same_manifest_anywhere(tmp_path: Path) -> No
     assert (tmp_path / "one-out/manifest.json").read_bytes() == (tmp_path / "two-out/manifest.json").read_bytes()
 
 
-@pytest.mark.parametrize("languages", [("en", "fr"), ("pt_BR", "zh")])
-def test_any_two_languages_from_files_of_ones_own(tmp_path: Path, languages: tuple[str, str]) -> None:
-    """`train`, `valid`, `test` and further test sets; then fairseq's own binaries."""
+@pytest.mark.usefixtures("quick")
+def test_any_two_languages_from_files_of_ones_own(tmp_path: Path) -> None:
+    """`train`, `valid`, `test` and further test sets."""
     for name, count in {"train": 160, "valid": 9, "test": 8, "test1": 7, "test10": 5, "test2": 6}.items():
-        write_split(tmp_path / "mine", name, corpus(count, count), languages)
-    pair = "-".join(languages)
-    words = ["--pair", pair, "--source", str(tmp_path / "mine"), "--out", str(tmp_path / "out"), "--vocab-size", "70"]
-    assert main(["prepare", "text", *words]) == 0
+        write_split(tmp_path / "mine", name, corpus(count, count), ("pt_BR", "zh"))
+    words = ["--source", str(tmp_path / "mine"), "--out", str(tmp_path / "out"), "--vocab-size", "70"]
+    assert main(["prepare", "text", "--pair", "pt_BR-zh", *words]) == 0
     manifest = json.loads((tmp_path / "out/manifest.json").read_text(encoding="utf-8"))
     titles = {name: split["title"] for name, split in manifest["splits"].items()}
     assert titles == {**{name: name for name in ("train", "valid", "test", "test1", "test2")}, "test3": "test10"}
     assert manifest["request"]["romanian"] == "none" and manifest["request"]["corpus"] == "text"
-    for language in languages:
-        counts = [
-            count_sequences(tmp_path / "out/bin" / f"{split}.{pair}.{language}.idx")
-            for split in ("train", "valid", "test3")
-        ]
-        assert counts == [160, 9, 5]
+    for language in ("pt_BR", "zh"):
         assert lines(tmp_path / "out/raw" / f"train.{language}") == lines(tmp_path / "mine" / f"train.{language}")
 
 
 @pytest.mark.usefixtures("quick")
-def test_models_are_reused_joint_and_separate(tmp_path: Path) -> None:
-    source = write_corpus(tmp_path / "c")
-    prepare(wanted(source, tmp_path / "two", spm="separate", vocab_size=40))
-    models = tuple(tmp_path / "two" / f"spm.{language}.model" for language in ("en", "ro"))
-    assert {p.name for p in (tmp_path / "two").glob("dict*")} == {"dict.en.txt", "dict.ro.txt"}
-    assert prepare(wanted(source, tmp_path / "again", spm_model=models))["request"]["spm"] == "separate"
-    for name in ("spm.en.model", "pieces/test1.ro"):
-        assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+def test_models_are_reused(source: Path, tmp_path: Path) -> None:
     prepare(wanted(source, tmp_path / "one"))
-    joint = {"spm_model": (tmp_path / "one/spm.model",), "dictionary": (tmp_path / "one/dict.txt",)}
-    assert not prepare(wanted(source, tmp_path / "third", **joint))["models"]["spm.model"]["trained"]
-
-
-@pytest.mark.usefixtures("quick")
-def test_the_hub_is_prepared_like_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    splits = {"train": corpus(160, 1), "validation": corpus(12, 2), "test": corpus(9, 3)}
-
-    def load_dataset(name: str, configuration: str, streaming: bool) -> datasets.IterableDatasetDict:
-        assert (name, configuration, streaming) == ("wmt/wmt16", "ro-en", True)
-        rows = {key: [{"translation": {"en": e, "ro": r}} for e, r in value] for key, value in splits.items()}
-        return datasets.IterableDatasetDict(
-            {key: datasets.Dataset.from_list(value).to_iterable_dataset() for key, value in rows.items()}
-        )
-
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    assert "source" not in prepare(wanted("hub", tmp_path / "hub"))["request"]
-    prepare(wanted(write_corpus(tmp_path / "c"), tmp_path / "folder"))
-    for name in ("spm.model", "raw/valid.ro", "pieces/train.en", "pieces/test.ro"):
-        assert (tmp_path / "hub" / name).read_bytes() == (tmp_path / "folder" / name).read_bytes()
+    reused = {"spm_model": tmp_path / "one/spm.model", "dictionary": tmp_path / "one/dict.txt"}
+    assert len(prepare(wanted(source, tmp_path / "again", **reused))["request"]["reused"]) == 2
+    for name in ("spm.model", "dict.txt", "pieces/test1.ro"):
+        assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "one" / name).read_bytes()
 
 
 @pytest.mark.usefixtures("quick")
@@ -186,16 +154,6 @@ def test_a_phrasebook_with_noise(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-def test_the_real_phrasebook_with_the_default_vocabulary(tmp_path: Path) -> None:
-    arguments = ["prepare", "phrasebook", "--pair", "en-tr", "--out", str(tmp_path / "out"), "--train", "1000"]
-    assert main(arguments) == 0
-    manifest = json.loads((tmp_path / "out/manifest.json").read_text(encoding="utf-8"))
-    assert [manifest["splits"][name]["kept"] for name in ("train", "valid", "test")] == [1000, 500, 500]
-    assert manifest["models"]["spm.model"]["dictionary_size"] == 800
-    assert sum(split["unknown"] for split in manifest["splits"].values()) == 0
-
-
-@pytest.mark.usefixtures("quick")
 def test_memory_does_not_grow_with_the_corpus(tmp_path: Path) -> None:
     peaks = []
     for count in (1_600, 8_000):
@@ -205,19 +163,6 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path: Path) -> None:
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] < 1.2 * peaks[0]
-
-
-@pytest.mark.usefixtures("quick")
-@pytest.mark.skipif(not REAL.is_dir(), reason="the real corpus is not beside the repository")
-def test_two_thousand_real_pairs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["wmt16", "--pair", "en-ro", "--source", REAL, "--out", tmp_path / "out", "--limit", 2000]
-    assert main(["prepare", *map(str, arguments), "--vocab-size", "1000", "--origin", "ro-sts,tatoeba"]) == 0
-    manifest = json.loads((tmp_path / "out/manifest.json").read_text(encoding="utf-8"))
-    assert manifest["splits"]["train"]["read"] == 2000
-    assert manifest["splits"]["valid"]["kept"] + manifest["splits"]["test"]["kept"] == 1999
-    assert manifest["splits"]["train"]["unknown"] == 0
-    assert manifest["splits"]["test"]["title"] == "newsdev2016b"
-    assert "newsdev2016 is split" in capsys.readouterr().out
 
 
 def test_a_fairseq_that_fails_is_one_sentence(tmp_path: Path) -> None:
@@ -231,21 +176,31 @@ def test_a_fairseq_that_fails_is_one_sentence(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "damage", "said"),
     [
-        ("valid.en-ro.en.idx", lambda content: content[:-4], "valid.en-ro.en.idx is damaged"),
-        ("valid.en-ro.en.idx", lambda content: b"TNTIDX" + content[6:], "valid.en-ro.en.idx is damaged"),
-        ("valid.en-ro.en.idx", lambda content: b"", "valid.en-ro.en.idx is damaged"),
-        ("valid.en-ro.en.bin", lambda content: content[:-2], "valid.en-ro.en.bin is damaged: it has "),
+        ("train.en-ro.en.idx", lambda content: content[:-4], "is damaged, or is not an index"),
+        ("train.en-ro.en.idx", lambda content: b"garbage" + content, "is damaged, or is not an index"),
+        ("train.en-ro.en.idx", lambda content: b"", "is damaged, or is not an index"),
+        ("train.en-ro.ro.bin", lambda content: content[:-2], "is damaged: it has "),
+        ("train.en-ro.ro.bin", lambda content: b"", "is damaged: it has 0 bytes"),
+        ("dict.ro.txt", lambda content: content.replace(b" 1", b"", 1), ", line 1: "),
+        (
+            "dict.ro.txt",
+            lambda content: content[: content.index(b"\n") + 1],
+            "of other data: it has 5 symbols",
+        ),
+        ("dict.ro.txt", lambda content: b"", "of other data: it has 4 symbols, but train.en-ro.ro.bin has number 69"),
     ],
 )
-def test_damaged_binaries(
+def test_damaged_data_is_named(
     name: str, damage: Callable[[bytes], bytes], said: str, prepared: Path, tmp_path: Path
 ) -> None:
-    for path in (prepared / "bin").glob("valid*"):
-        content = path.read_bytes()
-        (tmp_path / path.name).write_bytes(damage(content) if path.name == name else content)
-    assert count_sequences(prepared / "bin" / "valid.en-ro.en.idx") == 12
-    with pytest.raises(ValueError, match=said):
-        count_sequences(tmp_path / "valid.en-ro.en.idx")
+    """In the task that trains on it."""
+    shutil.copytree(prepared / "bin", tmp_path / "bin")
+    path = tmp_path / "bin" / name
+    path.write_bytes(damage(path.read_bytes()))
+    config = AttnRegTranslationConfig(data=str(tmp_path / "bin"), source_lang="en", target_lang="ro")
+    with pytest.raises(ValueError) as caught:
+        AttnRegTranslationTask.setup_task(config).load_dataset("train")
+    assert str(caught.value).startswith(str(path)) and said in str(caught.value)
 
 
 @pytest.mark.usefixtures("quick")

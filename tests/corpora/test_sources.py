@@ -11,7 +11,7 @@ import datasets
 import pytest
 
 from attn_reg_plugin.corpora.options import TextOptions, with_commas
-from attn_reg_plugin.corpora.sources import Pair, Split, arrange, read_pairs, read_splits
+from attn_reg_plugin.corpora.sources import Pair, Split, arrange, read_splits
 from attn_reg_plugin.files import read_lines
 from tests.corpora.small_corpus import wanted
 
@@ -43,11 +43,6 @@ def test_lines_are_the_same_plain_and_gzipped_and_only_newlines_end_them(tmp_pat
     (tmp_path / "a").write_bytes(content)
     (tmp_path / "b.gz").write_bytes(gzip.compress(content))
     assert list(read_lines(tmp_path / "a")) == list(read_lines(tmp_path / "b.gz")) == ["a b c", "", "d e f"]
-
-
-def test_pairs_are_numbered_from_one(tmp_path: Path) -> None:
-    left, right = write(tmp_path / "l", "a", "b"), write(tmp_path / "r", "c", "d")
-    assert list(read_pairs(left, right)) == [Pair(1, "a", "c"), Pair(2, "b", "d")]
 
 
 @pytest.mark.parametrize(

@@ -40,17 +40,6 @@ def test_a_text_and_a_pair() -> None:
     assert pair.token_type_ids.tolist() == [0] * 4 + [1] * 5
 
 
-def test_without_token_types_and_without_labels() -> None:
-    tokenizer = bert_tokenizer(model_input_names=["input_ids", "attention_mask"])
-    (one,) = encode([TextExample(1, "a")], COLA, tokenizer, 16)
-    assert one.token_type_ids is None and one.label is None
-
-
-def test_a_value_stays_a_value() -> None:
-    (one,) = encode([TextExample(1, "a", "a", 2.75)], STSB, bert_tokenizer(), 16)
-    assert one.label == 2.75
-
-
 @pytest.mark.parametrize("count", [3, 2300])
 def test_truncation_is_said_once_for_the_whole_set(count: int, caplog: pytest.LogCaptureFixture) -> None:
     examples = [TextExample(line, "a cat " * (9 if line % 3 == 0 else 1), "a dog", 0) for line in range(count)]
@@ -61,12 +50,6 @@ def test_truncation_is_said_once_for_the_whole_set(count: int, caplog: pytest.Lo
     # of a pair, the longer text loses its end
     assert pieces(rows[0].input_ids) == "[CLS] a cat a [SEP] a dog [SEP]"
     assert max(len(row.input_ids) for row in rows) == 8
-
-
-def test_what_fits_exactly_is_not_truncated(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        encode([TextExample(1, "a cat", None, 0)], COLA, bert_tokenizer(), 4)
-    assert caplog.messages == []
 
 
 def test_labels_stand_at_the_first_piece_of_each_word() -> None:

@@ -12,10 +12,9 @@ from attn_reg_plugin.labelled import (
     TextExample,
     find_task,
     read_split,
-    sample_of,
 )
 from attn_reg_plugin.labelled.rows import read_records
-from tests.labelled.files import RTE, SWAG_HEADER, write
+from tests.labelled.files import SWAG_HEADER, write
 
 MNLI_HEADER = "index\tpromptID\tpairID\tgenre\tsentence1\tsentence2\tlabel1\tgold_label"
 HANS_HEADER = "gold_label\tsentence1_parse\tsentence1\tsentence2\tpairID\theuristic\tsubcase\ttemplate"
@@ -71,7 +70,7 @@ OFFICIAL = [
         "heuristics_evaluation_set.txt",
         f"{HANS_HEADER}\n"
         "non-entailment\t(S)\tThe cat saw the dog .\tThe dog saw the cat .\tex0\tlexical_overlap\tln\tt1\n",
-        [TextExample(2, "The cat saw the dog .", "The dog saw the cat .", 1, ("lexical_overlap", "ln"))],
+        [TextExample(2, "The cat saw the dog .", "The dog saw the cat .", 1)],
     ),
     (
         "paws-x",
@@ -161,18 +160,6 @@ def test_imdb_is_validated_on_its_test_set(tmp_path: Path, caplog: pytest.LogCap
     assert [example.first for example in read_split(find_task("imdb"), tmp_path, "valid")] == ["one", "its own"]
 
 
-def test_a_test_file_validates_imdb_only(tmp_path: Path) -> None:
-    write(tmp_path / "test.tsv", "text\tsentence\tlabel\nfine\tfine\t1\n")
-    assert read_split(find_task("imdb"), tmp_path, "valid") == [TextExample(2, "fine", None, 1)]
-    with pytest.raises(ValueError, match=r"has no dev\.tsv and no valid\.tsv .* for the split 'valid' of task sst2"):
-        read_split(find_task("sst2"), tmp_path, "valid")
-
-
-def test_empty_lines_at_the_end_are_no_examples(tmp_path: Path) -> None:
-    write(tmp_path / "train.tsv", f"{RTE}0\ta\tb\tentailment\n\n\n")
-    assert len(read_split(find_task("rte"), tmp_path, "train")) == 1
-
-
 def test_broken_rows_of_qqp_are_left_out_of_labelled_files_only(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -183,15 +170,6 @@ def test_broken_rows_of_qqp_are_left_out_of_labelled_files_only(
     write(tmp_path / "test.tsv", "id\tquestion1\tquestion2\n0\ta\tb\n1\ta\n")
     with pytest.raises(ValueError, match=r"test\.tsv, line 3: 2 fields, but the file's columns are 3"):
         read_split(find_task("qqp"), tmp_path, "test")
-
-
-def test_a_sample_stands_for_all_and_keeps_the_order() -> None:
-    examples = [TextExample(line, "a", None, int(line > 500)) for line in range(1, 1001)]
-    sample = sample_of(examples, 200)
-    assert len(sample) == 200 and sample == sorted(sample, key=lambda example: example.line)
-    assert 70 < sum(example.label for example in sample) < 130, "not the first ones, which all have one label"
-    assert sample == sample_of(examples, 200) != sample_of(examples, 200, seed=2)
-    assert sample_of(examples, 2000) == examples
 
 
 def test_a_quoted_field_may_hold_a_line_break_and_lines_count_on(tmp_path: Path) -> None:

@@ -32,18 +32,6 @@ def write(path: Path, content: str) -> None:
     path.write_text(content, encoding="utf-8")
 
 
-def test_unknown_task_lists_those_there_are() -> None:
-    with pytest.raises(ValueError, match=r"unknown labelled task 'rt'; the tasks are: cola, .*rte"):
-        find_task("rt")
-
-
-@pytest.mark.parametrize(("option", "value"), [("kind", "ranking"), ("format", "yaml")])
-def test_a_row_of_an_unknown_kind_or_format_is_refused(option: str, value: str) -> None:
-    options = {"kind": CLASSIFICATION, "format": "tsv", option: value}
-    with pytest.raises(ValueError, match=rf"task x: the {option} is '{value}', but must be one of"):
-        LabelledTask("x", text=("a",), label="b", labels=("0", "1"), **options)
-
-
 def test_a_new_task_is_one_row(tmp_path: Path) -> None:
     task = LabelledTask("boolq", CLASSIFICATION, ("question", "passage"), "answer", ("no", "yes"))
     write(tmp_path / "dev.tsv", "passage\tquestion\tanswer\nSnow is cold.\tIs it?\tyes\n")

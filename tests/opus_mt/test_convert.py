@@ -154,20 +154,6 @@ def test_an_output_that_is_there_is_kept(marian: tuple, converted: Path) -> None
     assert (converted / CHECKPOINT).read_bytes() == before
 
 
-def test_the_working_directory_may_be_the_output(
-    marian: tuple, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("fairseq", "hf"):
-        (tmp_path / name).mkdir()
-    monkeypatch.chdir(tmp_path / "fairseq")
-    assert main(["convert", "opus-mt", str(marian[1]), "."]) == 0
-    assert Path(CHECKPOINT).is_file() and Path(FLAGS).is_file()
-    monkeypatch.chdir(tmp_path / "hf")
-    assert main(["convert", "opus-mt", "--to-hf", "../fairseq", "."]) == 0
-    assert_same_tensors(load_file("model.safetensors"), load_file(Path(marian[1]) / "model.safetensors"))
-    assert {path.name for path in tmp_path.iterdir()} == {"fairseq", "hf"}, "nothing is left over"
-
-
 @pytest.mark.parametrize("weights", [False, True])
 @pytest.mark.parametrize("back", [False, True])
 def test_a_full_disk_leaves_nothing(

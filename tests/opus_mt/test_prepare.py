@@ -94,7 +94,7 @@ def test_a_prepared_folder_is_recognized_and_another_model_is_not(
 def test_options_that_do_not_go_together(
     converted: Path, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    for words in ("--vocab-size 100", "--spm joint", "--spm-model a"):
+    for words in ("--vocab-size 100", "--spm-model a", "--dictionary a"):
         assert prepare(source, tmp_path / "data", converted, *words.split()) == 2
         assert f"{words}: it must be left out with --opus-mt" in capsys.readouterr().err
     assert prepare(source, tmp_path / "data", converted, "--source-prefix", ">>deu<<") == 2
