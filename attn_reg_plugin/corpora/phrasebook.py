@@ -32,13 +32,7 @@ class Triple(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """A line of the file.
-
-    Attributes:
-        triple: the sentence.
-        held_out: whether it has a combination of words that train never shows.
-        words: its dictionary words, such as `Verb:open`.
-    """
+    """A sentence, whether it has a combination of words that train never shows, and its words, such as `Verb:open`."""
 
     triple: Triple
     held_out: bool
@@ -54,11 +48,7 @@ def entries() -> tuple[Entry, ...]:
 
 
 def check_sizes(train: int, valid: int, test: int) -> None:
-    """Refuse sizes that the file cannot give.
-
-    Raises:
-        ValueError: a size is not positive, or larger than what there is.
-    """
+    """Refuse sizes that are not positive or larger than what there is, by a ValueError."""
     if min(train, valid, test) < 1:
         raise ValueError(f"The sizes of the splits must be positive, not {train}, {valid} and {test}.")
     if train > TRAIN_PAIRS or valid + test > UNSEEN_PAIRS:
@@ -76,7 +66,7 @@ def splits(train: int = 4000, valid: int = 500, test: int = 500, seed: int = 1) 
     test of another share hardly any sentence.
 
     Raises:
-        ValueError: as in :func:`check_sizes`.
+        ValueError: as of `check_sizes`.
     """
     check_sizes(train, valid, test)
     known = [entry for entry in entries() if not entry.held_out]
@@ -114,16 +104,11 @@ def shuffled(items: Sequence[Item], seed: str) -> list[Item]:
 
 
 def write_phrasebook(folder: str | Path, train: int = 4000, valid: int = 500, test: int = 500, seed: int = 1) -> None:
-    """Write `train.en`, `train.ro`, `train.tr` and the same for valid and test into `folder`.
+    """Write `train.en`, `train.ro`, `train.tr` and the same for valid and test into a folder, which is made if missing.
 
-    One sentence per line, UTF-8 in normal form C. The folder is made if it is missing; the same arguments give the
-    same bytes on every machine.
-
-    Raises:
-        ValueError: as in :func:`splits`; nothing is written then.
+    The same arguments give the same bytes on every machine; errors as of `splits`.
     """
-    made = splits(train, valid, test, seed)
-    folder = Path(folder)
+    made, folder = splits(train, valid, test, seed), Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     for split, triples in made.items():
         for language in Triple._fields:

@@ -37,15 +37,12 @@ _THREADS = 4
 class PieceModel:
     """A sentencepiece model as fairseq needs it: text in, symbols of a fairseq dictionary out.
 
-    Args:
-        path: the model file.
-
     Attributes:
         symbols: the pieces that the dictionary needs, in the order of the model.
 
     Raises:
         ValueError: the file is not a sentencepiece model, or has a piece that no fairseq dictionary can hold.
-        FileNotFoundError: there is no such file.
+        OSError: it cannot be read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -54,11 +51,10 @@ class PieceModel:
             self._processor.LoadFromSerializedProto(content)
         except RuntimeError:
             raise ValueError(f"{path} is not a sentencepiece model (a file such as spm.model is)") from None
-        processor = self._processor
-        self._table: list[str] = []
-        for index in range(processor.get_piece_size()):
-            piece = processor.id_to_piece(index)
-            if processor.is_unknown(index) or processor.is_control(index) or processor.is_unused(index):
+        model, self._table = self._processor, list[str]()
+        for index in range(model.get_piece_size()):
+            piece = model.id_to_piece(index)
+            if model.is_unknown(index) or model.is_control(index) or model.is_unused(index):
                 piece = UNKNOWN
             elif piece in SPECIAL or piece.split() != [piece]:
                 raise ValueError(
@@ -101,13 +97,7 @@ def encoders(options: PrepareOptions, folder: Path) -> tuple[PieceModel, PieceMo
 
 
 def write_models(options: PrepareOptions, folder: Path) -> dict[str, Any]:
-    """Write the models and their fairseq dictionaries, trained or reused, into a folder.
-
-    Args:
-        folder: has the training text in `raw/`.
-
-    Returns:
-        name of a model -> its dictionary, and how many pieces.
+    """Write the model, trained on `raw/` or reused, and its dictionary into a folder; facts about it by its name.
 
     Raises:
         ValueError: a vocabulary size that does not suit the text, or a file of an OPUS-MT model that cannot be used.
@@ -152,10 +142,10 @@ def _text(options: PrepareOptions, folder: Path) -> Iterator[str]:
 
 
 def train_model(lines: Iterable[str], path: Path, vocab_size: int, character_coverage: float = 1.0) -> None:
-    """Train a unigram model and write it; the same lines always give the same file.
+    """Train a unigram model on `SAMPLE` of the lines, drawn at random; the same lines always give the same file.
 
     Args:
-        lines: text, read once as a stream; `SAMPLE` lines of it, drawn at random, are used.
+        lines: text, read once as a stream.
         path: where the model is written.
         vocab_size: pieces in all, the four special ones included.
         character_coverage: share of the characters, from the most frequent on, that get a piece; 0 to 1.

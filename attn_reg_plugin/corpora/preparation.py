@@ -54,19 +54,11 @@ _DROPPED = ("empty", "no_pieces", "too_long", "ratio")
 
 
 def prepare(wanted: PrepareOptions) -> dict[str, Any]:
-    """Prepare a corpus, unless that is done.
-
-    Args:
-        wanted: the options.
-
-    Returns:
-        The content of `manifest.json`.
+    """Prepare a corpus, unless that is done; the content of `manifest.json`.
 
     Raises:
-        ValueError: an option or a file that cannot be used; one sentence that says which, and where. Or another
-            process works in the folder. The folder stays as it was.
-        FileNotFoundError: a folder or file that is missing.
-        OSError: a path cannot be read or written.
+        ValueError: an option or a file that cannot be used, or another process works in the folder; it stays as it was.
+        OSError: a path is missing, or cannot be read or written.
     """
     for module, package in (("fairseq_cli", "fairseq-fixed"), ("sentencepiece", "sentencepiece")):
         if importlib.util.find_spec(module) is None:
@@ -284,10 +276,6 @@ def _pieces(
     split: Split, pairs: Iterable[Pair], options: PrepareOptions, sides: Sequence[Any], counts: dict[str, Any]
 ) -> Iterator[list[str]]:
     """Give the pieces of a split, with spaces between; training pairs of a bad length are left out or cut, and counted.
-
-    Args:
-        pairs: the text in `raw/`.
-        sides: encode the source and the target.
 
     Raises:
         ValueError: a validation or test line of which no piece is left, or no training pair that is.

@@ -10,6 +10,7 @@ import json
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -47,11 +48,7 @@ class Encoded:
 
 
 def load_tokenizer(path: str, task: LabelledTask) -> Any:
-    """Load the fast tokenizer of a model, fit for the task.
-
-    Args:
-        path: a folder or a hub name.
-        task: for tagging, a byte-level tokenizer has to put a space before every word.
+    """Load the fast tokenizer of a model, a folder or a hub name; of tagging one that parts words.
 
     Raises:
         ValueError: it cannot be loaded, or it is not a fast one.
@@ -87,12 +84,7 @@ def _part_words(tokenizer: Any) -> None:
 
 
 def longest_input(tokenizer: Any, config: Any, wanted: int | None = None) -> int:
-    """Find how many tokens the model takes, special ones included.
-
-    Args:
-        tokenizer: its `model_max_length` counts, where it says one.
-        config: the model's; its `max_position_embeddings` counts, less what RoBERTa's family leaves unused.
-        wanted: a smaller length asked for.
+    """Find how many tokens the model takes, special ones included: `wanted`, or what tokenizer and configuration allow.
 
     Raises:
         ValueError: neither says a limit and none was asked for; or more was asked for than the model takes, or less
@@ -117,14 +109,7 @@ def longest_input(tokenizer: Any, config: Any, wanted: int | None = None) -> int
 def encode(
     examples: Sequence[Example], task: LabelledTask, tokenizer: Any, longest: int, title: str = ""
 ) -> list[Encoded]:
-    """Turn examples into ids, truncated to `longest` tokens; logs once how many were.
-
-    Args:
-        examples: of the task's kind.
-        tokenizer: see `load_tokenizer`.
-        longest: see `longest_input`.
-        title: names the data set in the log, such as `rte train`.
-    """
+    """Turn examples into ids, truncated to `longest` tokens; the log says once how many were, with the data's title."""
     one = {TaggedSentence: _encode_tagged, ChoiceExample: _encode_choices, TextExample: _encode_texts}
     encoded: list[Encoded] = []
     truncated = 0
@@ -157,14 +142,12 @@ def _encode_texts(chunk: Sequence[TextExample], tokenizer: Any, longest: int) ->
 
 
 def _encode_choices(chunk: Sequence[ChoiceExample], tokenizer: Any, longest: int) -> Iterator[tuple[Encoded, bool]]:
-    choices = len(chunk[0].endings)
     contexts = [example.context for example in chunk for _ in example.endings]
     endings = [ending for example in chunk for ending in example.endings]
-    ids, types, too_long = _columns(tokenizer(contexts, endings, truncation=True, max_length=longest))
-    for number, example in enumerate(chunk):
-        of = slice(number * choices, (number + 1) * choices)
-        type_rows = None if types[0] is None else tuple(types[of])
-        yield Encoded(tuple(ids[of]), type_rows, example.label), any(too_long[of])
+    rows = zip(*_columns(tokenizer(contexts, endings, truncation=True, max_length=longest)), strict=True)
+    for example in chunk:
+        ids, types, too_long = zip(*islice(rows, len(example.endings)), strict=True)
+        yield Encoded(ids, None if types[0] is None else types, example.label), any(too_long)
 
 
 def _encode_tagged(chunk: Sequence[TaggedSentence], tokenizer: Any, longest: int) -> Iterator[tuple[Encoded, bool]]:

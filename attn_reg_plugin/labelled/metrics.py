@@ -97,12 +97,10 @@ SCORES: dict[str, dict[str, Score]] = {
 
 
 def tag_codes(labels: Sequence[str]) -> list[int]:
-    """Number tags by all that entity-level scores depend on: the place in an entity and the entity's type.
+    """Number tags by all that scores of entities depend on: the place in an entity and the entity's type.
 
-    Scores are computed where only numbers arrive (fairseq adds up what ranks log).
-
-    Args:
-        labels: `O`, or a place and a type such as `B-PER`; other tags are kept as they are and belong to no entity.
+    Scores are computed where only numbers arrive (fairseq adds up what ranks log). Tags that aren't `O` or a place and
+    a type, such as `B-PER`, belong to no entity.
     """
     types = sorted({label[2:] for label in labels if is_entity_tag(label)})
     codes = []
@@ -129,11 +127,7 @@ def tag_sequences(codes: np.ndarray) -> list[list[str]]:
 
 
 def check_scores(names: Sequence[str], kind: str, labels: Sequence[str]) -> None:
-    """Refuse metrics that a task cannot have.
-
-    Raises:
-        ValueError: an unknown metric; F1 of other than two classes; entities of tags that name none.
-    """
+    """Refuse metrics that a task cannot have, by a ValueError."""
     known = SCORES[kind]
     for name in names:
         if name not in known:

@@ -50,7 +50,7 @@ def read_split(task: LabelledTask, source: str | Path, split: str) -> list[Examp
     Args:
         task: its labels must be known, see `with_labels`.
         source: a folder of the official files, or `hub`, `hub:PATH`, `hub:PATH:NAME`.
-        split: fairseq's name, such as `train`, `valid`, `valid1`, `test`.
+        split: fairseq's name, such as `train`, `valid1`, `test`.
 
     Raises:
         ValueError: anything that is wrong with the source, in one sentence with file and line.
@@ -135,10 +135,6 @@ def _label_reader(task: LabelledTask) -> Callable[[str, str], Any]:
 
 def find_split(task: LabelledTask, folder: Path, split: str) -> Path:
     """Find the file of a split, or the folder of its documents.
-
-    Args:
-        folder: the task's folder.
-        split: fairseq's name, such as `train`, `valid`, `valid1`, `test`.
 
     Raises:
         ValueError: there is no such folder, or nothing of that split in it (lists what is there).

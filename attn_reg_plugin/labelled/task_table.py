@@ -213,11 +213,7 @@ TASKS: dict[str, LabelledTask] = {row.name: row for row in _ROWS}
 
 
 def find_task(name: str) -> LabelledTask:
-    """The row of a task.
-
-    Raises:
-        ValueError: no such row (lists those there are).
-    """
+    """The row of a task; a ValueError lists those there are."""
     if name not in TASKS:
         raise ValueError(f"unknown labelled task {name!r}; the tasks are: {', '.join(TASKS)}")
     return TASKS[name]

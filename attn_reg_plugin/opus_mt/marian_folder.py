@@ -60,8 +60,7 @@ def read_config(path: Path) -> MarianConfig:
 def renormalizes(path: Path) -> bool:
     """Tell whether `generate` bans padding and then makes the other pieces' probabilities sum to 1.
 
-    Args:
-        path: of `config.json`; older folders have no file of generation settings beside it, but have them in it.
+    Older folders have no file of generation settings beside `config.json`, but have them in it.
     """
     beside = path.with_name(GENERATION)
     settings, padding = read_json(beside if beside.is_file() else path), read_json(path).get("pad_token_id")
