@@ -76,9 +76,8 @@ def load_weights(path: Path, mmap: bool = False) -> Any:
     Raises:
         ValueError: it isn't such a file, is damaged, or holds other types.
     """
-    if path.exists():
-        open_file(path).close()
     try:
+        open_file(path).close()
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file
 

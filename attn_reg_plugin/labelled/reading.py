@@ -175,17 +175,17 @@ def _look_for(task: LabelledTask, folder: Path, split: str) -> Path | None:
 # -- the hub ----------------------------------------------------------------------------------------------------------
 
 
-def _hub_rows(task: LabelledTask, source: str, split: str) -> tuple[str, Iterator[Row]]:
+def _hub_rows(task: LabelledTask, source: str, split: str) -> tuple[str, list[Row]]:
     """Read a split through the `datasets` library: how messages name it, and its rows.
 
     Raises:
-        ValueError: the hub does not have the task, it cannot be loaded, or a column is missing.
+        ValueError: the hub does not have the task, it cannot be loaded, or a column or a label is missing.
     """
     path, _, name = source.removeprefix(HUB).removeprefix(":").partition(":")
     hub = dataclasses.replace(task.hub or Hub(path), path=path, name=name or None) if path else task.hub
     if hub is None:
         raise ValueError(f"task {task.name} is not read from the hub; give a folder")
-    name = hub.splits.get(split, HUB_SPLITS.get(split, split))
+    name, needed = hub.splits.get(split, HUB_SPLITS.get(split, split)), labels_needed(split)
     place = " ".join(part for part in (hub.path, hub.name, name) if part)
     try:
         import datasets
@@ -201,51 +201,39 @@ def _hub_rows(task: LabelledTask, source: str, split: str) -> tuple[str, Iterato
         ) from error
     if split == "valid" and name == HUB_SPLITS["test"]:
         logger.info(f"{hub.path} has no validation set; as in the papers, {name} is taken for it")
-    text = [hub.columns.get(name, name) for name in task.text]
-    label = hub.columns.get(task.label, task.label)
-    there = list(data.column_names)
-    for column in (*text, *([label] if labels_needed(split) else ())):
-        if column not in there:
-            raise ValueError(f"{place} has no column {column!r} for task {task.name}; it has: {', '.join(there)}")
+    *columns, label = (hub.columns.get(name, name) for name in (*task.text, task.label))
+    for column in (*columns, label) if needed else columns:
+        if column not in data.column_names:
+            there = ", ".join(data.column_names)
+            raise ValueError(f"{place} has no column {column!r} for task {task.name}; it has: {there}")
     feature = data.features.get(label)
-    written = _as_written(task, getattr(getattr(feature, "feature", feature), "names", None), labels_needed(split))
-    return place, (
-        Row(
-            number,
-            tuple(row[text[0]]) if task.kind == TAGGING else tuple(row[name] for name in text),
-            written(row.get(label), row[text[0]], f"{place}, row {number}"),
-            [number] * (len(row[text[0]]) if task.kind == TAGGING else 1),
-        )
-        for number, row in enumerate(data, start=1)
-    )
+    names = _names_of(task, getattr(getattr(feature, "feature", feature), "names", None))
+    rows = []
+    for number, row in enumerate(data, start=1):
+        where, given, texts = f"{place}, row {number}", row.get(label), tuple(row[name] for name in columns)
+        texts = tuple(texts[0]) if task.kind == TAGGING else texts
+        labels = None
+        if given not in (None, "") and (given != NO_LABEL or (task.kind == REGRESSION and needed)):
+            given = given if task.kind == TAGGING else [given]
+            labels = tuple(_as_written(one, task, names, where) for one in given)
+        elif needed:
+            raise ValueError(f"{where}: there is no label, and training and validation need one")
+        if labels is not None and task.kind == TAGGING and len(texts) != len(labels):
+            raise ValueError(f"{where}: {len(texts)} words, but {len(labels)} labels")
+        rows.append(Row(number, texts, labels, [number] * len(labels or ())))
+    return place, rows
 
 
-def _as_written(task: LabelledTask, names: Sequence[str] | None, needed: bool) -> Callable[..., tuple[str, ...] | None]:
-    """Make a function of a row's label, its text and its place: the label, or one a word, as a file has it.
-
-    Args:
-        names: of the data set's classes, which count where all are the task's; else numbers are in the official order.
-        needed: refuse a row without a label.
-    """
+def _names_of(task: LabelledTask, names: Sequence[str] | None) -> Sequence[str]:
+    """Choose what numbers mean: a data set's names of classes where all are the task's, else the official order."""
     known = {*(task.labels or ()), *task.aliases}
-    names = names if names and (task.kind == TAGGING or known.issuperset(names)) else task.labels or ()
+    return names if names and (task.kind == TAGGING or known.issuperset(names)) else task.labels or ()
 
-    def one(label: Any, place: str) -> str:
-        if task.kind == REGRESSION or isinstance(label, str):
-            return str(label)
-        if not 0 <= label < len(names):
-            raise ValueError(f"{place}: the label is {label}, but task {task.name} has {len(names)} labels")
-        return names[label]
 
-    def written(label: Any, text: Any, place: str) -> tuple[str, ...] | None:
-        if label is None or label == "" or (label == NO_LABEL and not (task.kind == REGRESSION and needed)):
-            if needed:
-                raise ValueError(f"{place}: there is no label, and training and validation need one")
-            return None
-        if task.kind != TAGGING:
-            return (one(label, place),)
-        if len(text) != len(label):
-            raise ValueError(f"{place}: {len(text)} words, but {len(label)} labels")
-        return tuple(one(tag, place) for tag in label)
-
-    return written
+def _as_written(label: Any, task: LabelledTask, names: Sequence[str], place: str) -> str:
+    """Give a label of the hub as a file has it."""
+    if task.kind == REGRESSION or isinstance(label, str):
+        return str(label)
+    if not 0 <= label < len(names):
+        raise ValueError(f"{place}: the label is {label}, but task {task.name} has {len(names)} labels")
+    return names[label]

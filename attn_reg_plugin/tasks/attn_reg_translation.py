@@ -71,11 +71,11 @@ class AttnRegTranslationTask(AttnRegTask, TranslationTask):
             read_dictionary(path)  # what is wrong with it is said with its name
         return super().setup_task(cfg, **kwargs)
 
-    def load_dataset(self, split: str, *args: Any, **kwargs: Any) -> None:
-        """Load fairseq's split; of the training set the part that the flags name."""
-        for folder in str(self.cfg.data).split(":"):
-            check_binaries(Path(folder), split)
-        super().load_dataset(split, *args, **kwargs)
+    def load_dataset(self, split: str, epoch: int = 1, *args: Any, **kwargs: Any) -> None:
+        """Load fairseq's split, unless it is damaged; of the training set the part that the flags name."""
+        folders = str(self.cfg.data).split(":")
+        check_binaries(Path(folders[(epoch - 1) % len(folders) if split == self.cfg.train_subset else 0]), split)
+        super().load_dataset(split, epoch, *args, **kwargs)
         if split == self.cfg.train_subset:
             keep_part(self.datasets[split], self.sampling)
 

@@ -76,12 +76,6 @@ def test_half_precision_does_not_round_values(precision: str) -> None:
     assert Trainer._fp_convert_sample(trainer, sample)["target"].item() == 4.533
 
 
-def test_without_labels_there_is_no_target_and_an_empty_batch_is_empty() -> None:
-    dataset = LabelledDataset([Encoded(ids(5), None, None)], CLASSIFICATION, bert_tokenizer())
-    assert batch(dataset, 0)["target"] is None
-    assert dataset.collater([]) == {}
-
-
 def test_grouped_batches_hold_like_lengths_and_keep_to_max_tokens() -> None:
     lengths = np.random.default_rng(0).integers(1, 40, 300).tolist()
     dataset = LabelledDataset(texts(lengths), CLASSIFICATION, bert_tokenizer(), shuffle=True)

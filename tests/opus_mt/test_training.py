@@ -140,13 +140,6 @@ def test_other_ways_to_train(flags: str, start: Start, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_attend_out(start: Start, tmp_path: Path) -> None:
-    finished = start.train(tmp_path / "run", *ATTEND_OUT, *SHORT).check()
-    assert any("attacker_won" in line for line in finished.lines()) and len(finished.lines()) == 6
-    to_huggingface(tmp_path / "run", tmp_path / "hf", start.converted)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("method", ["ad_drop", "attend_out"])
 def test_a_killed_training_ends_in_the_same_weights(method: str, start: Start, tmp_path: Path) -> None:
     flags = [*(AD_DROP if method == "ad_drop" else ATTEND_OUT), *SHORT]
