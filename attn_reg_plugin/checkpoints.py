@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from attn_reg_plugin.files import naming_writer, whole_file
+from attn_reg_plugin.files import naming_writer, open_file, whole_file
 
 #: how the files of weights are called that transformers reads from a folder
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
@@ -77,6 +77,7 @@ def load_weights(path: Path, mmap: bool = False) -> Any:
         ValueError: it isn't such a file, is damaged, or holds other types.
     """
     try:
+        open_file(path).close()
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file
 

@@ -33,6 +33,8 @@ from typing import Any, TypeVar
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from attn_reg_plugin.files import open_file
+
 T = TypeVar("T")
 #: how a setting may stand on the command line, see `setting`
 WAYS = ("positional", "repeated", "rest", "unflagged")
@@ -187,11 +189,12 @@ def load(path: Path | None) -> DictConfig:
     """A YAML file's content; without a file nothing.
 
     Raises:
-        ValueError: it isn't YAML, or isn't a mapping.
+        ValueError: it isn't YAML, isn't a mapping, or is a device or a pipe.
         OSError: it cannot be read.
     """
     if path is None:
         return OmegaConf.create()
+    open_file(path).close()
     try:
         content = OmegaConf.load(path)
     except OSError:

@@ -1,19 +1,24 @@
-"""fairseq's dictionaries: the special symbols, and reading and writing `dict.txt` without fairseq."""
+"""fairseq's data files without fairseq: `dict.txt` with its special symbols, and the binaries `*.idx` and `*.bin`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
-from attn_reg_plugin.files import write_text
+from attn_reg_plugin.files import open_file, read_bytes, write_text
 
 #: what fairseq puts before the entries of any dictionary
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
 UNKNOWN = "<unk>"
-
-
 #: ends a dictionary's line that may hold a symbol a second time
 _OVERWRITE = " #fairseq:overwrite"
+#: how an index of fairseq's mmap format begins; then a version (8 bytes), the code of a type and a count (8 bytes)
+_MAGIC = b"MMIDIDX\x00\x00"
+#: how its other formats begin
+_OTHERS = (b"TNTIDX\x00\x00", b"HUFFIDX\x00")
+#: fairseq's codes of whole numbers
+_TYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16", 9: "uint32", 10: "uint64"}
 
 
 def write_dictionary(symbols: Iterable[str], path: Path) -> None:
@@ -29,20 +34,72 @@ def read_dictionary(path: Path) -> list[str]:
             UTF-8.
         OSError: there is no such file, or it cannot be read.
     """
-    if not path.exists():
-        raise FileNotFoundError(f"dictionary {path}: no such file")
     try:
-        lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+        text = read_bytes(path).decode("utf-8").removesuffix("\n")
     except UnicodeDecodeError:
         raise ValueError(f"{path} is not a fairseq dictionary: it is not UTF-8 text") from None
     symbols: dict[str, None] = {}
-    for number, line in enumerate(lines if lines != [""] else [], start=1):
+    for number, line in enumerate(text.split("\n") if text else [], start=1):
         bare = line.rstrip().removesuffix(_OVERWRITE)
         symbol, _, count = bare.rpartition(" ")
         if not symbol or not count.isdecimal():
             raise ValueError(f"{path}, line {number}: {line!r} is not '<symbol> <count>'")
-        if (symbol in symbols or symbol in SPECIAL) and not line.rstrip().endswith(_OVERWRITE):
-            where = "is one of fairseq's own" if symbol in SPECIAL else "is in an earlier line too"
-            raise ValueError(f"{path}, line {number}: {symbol!r} {where}, and a dictionary has every symbol once")
+        if (symbol in symbols or symbol in SPECIAL) and bare == line.rstrip():
+            raise ValueError(f"{path}, line {number}: {symbol!r} a second time, or one of fairseq's own")
         symbols[symbol] = None
     return list(symbols)
+
+
+def count_sequences(index: Path) -> int:
+    """Count the sequences of fairseq's binaries in mmap format.
+
+    Args:
+        index: the file `*.idx`; `*.bin` is beside it.
+
+    Raises:
+        ValueError: one of the two is not whole, or no such file.
+        OSError: one of them is missing, or cannot be read.
+    """
+    return len(_sizes(index)[0])
+
+
+def check_binaries(folder: Path, split: str) -> None:
+    """Refuse a split of fairseq's data that is damaged or has more symbols than its dictionaries.
+
+    What is of another format than mmap is left to fairseq.
+
+    Raises:
+        ValueError: one sentence with the file.
+        OSError: a file is missing, or cannot be read.
+    """
+    import numpy as np
+
+    for index in sorted(folder.glob(f"{split}.*-*.*.idx")):
+        with open_file(index) as file:
+            if file.read(len(_OTHERS[0])) in _OTHERS:
+                continue
+        (sizes, kind), binary = _sizes(index), index.with_suffix(".bin")
+        dictionary = folder / f"dict.{index.name.split('.')[-2]}.txt"
+        known = len(SPECIAL) + len(read_dictionary(dictionary))
+        largest = int(np.memmap(binary, kind, "r").max()) if sizes.sum() else 0
+        if largest >= known:
+            raise ValueError(
+                f"{dictionary} is damaged or of other data: it has {known} symbols, but {binary.name} has number "
+                f"{largest}"
+            )
+
+
+def _sizes(index: Path) -> tuple[Any, str]:
+    """The length of each sequence, and numpy's name of the type of its numbers."""
+    import numpy as np
+
+    content, head = read_bytes(index), len(_MAGIC) + 17
+    count = int.from_bytes(content[head - 8 : head], "little")
+    kind = _TYPES.get(content[head - 9]) if len(content) >= head else None
+    if kind is None or not content.startswith(_MAGIC) or len(content) != head + 12 * count:
+        raise ValueError(f"{index} is damaged, or is not an index of fairseq's mmap format; make the data anew")
+    sizes, binary = np.frombuffer(content, np.int32, count, head), index.with_suffix(".bin")
+    wanted, found = int(sizes.sum(dtype=np.int64)) * np.dtype(kind).itemsize, binary.stat().st_size
+    if found != wanted:
+        raise ValueError(f"{binary} is damaged: it has {found} bytes, but {index.name} asks for {wanted}")
+    return sizes, kind

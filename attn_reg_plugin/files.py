@@ -10,11 +10,13 @@ import contextlib
 import errno
 import fcntl
 import gzip
+import hashlib
 import itertools
 import json
 import os
 import shutil
 import socket
+import stat
 import time
 import zlib
 from collections.abc import Iterator
@@ -187,8 +189,9 @@ def read_json(path: Path, advice: str = "") -> dict[str, Any]:
         ValueError: it is not JSON in UTF-8, or no object.
     """
     end = f"; {advice}" if advice else ""
+    text = read_bytes(path)
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(text.decode("utf-8"))
     except (ValueError, RecursionError):
         raise ValueError(f"{path} is not JSON in UTF-8{end}") from None
     if not isinstance(content, dict):
@@ -213,8 +216,29 @@ def find_text(folder: Path, name: str) -> Path | None:
     return found[0] if found else None
 
 
-def _open(path: Path) -> IO[bytes]:
-    return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
+def open_file(path: Path) -> IO[bytes]:
+    """A file, open for reading, that has an end.
+
+    Raises:
+        ValueError: it is a device, a pipe or a socket, which may have none.
+        OSError: there is no such file, or it is a folder or cannot be read.
+    """
+    mode = path.stat().st_mode
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise ValueError(f"{path} is not a regular file, but a device, a pipe or a socket; give a file")
+    return path.open("rb")
+
+
+def read_bytes(path: Path) -> bytes:
+    """The content of a file; errors as of `open_file`."""
+    with open_file(path) as file:
+        return file.read()
+
+
+def sha256(path: Path) -> str:
+    """The hash of a file's content, in hexadecimal; it is read a block at a time."""
+    with open_file(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_lines(path: Path) -> Iterator[str]:
@@ -227,7 +251,7 @@ def read_lines(path: Path) -> Iterator[str]:
         FileNotFoundError: there is no such file.
     """
     number = 0
-    with _open(path) as file:
+    with open_file(path) as plain, gzip.open(plain) if path.suffix == ".gz" else plain as file:
         try:
             for number, line in enumerate(file, start=1):
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8")

@@ -49,8 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
         FileNotFoundError: something is missing.
     """
     from attn_reg_plugin.opus_mt import conversion as convert
-    from attn_reg_plugin.opus_mt.download import download
-    from attn_reg_plugin.opus_mt.marian_folder import MarianFolder
+    from attn_reg_plugin.opus_mt.marian_folder import MarianFolder, download
 
     if arguments.to_hf and arguments.hf_model:
         raise ValueError("--to-hf and --hf-model cannot be given together")

@@ -5,22 +5,28 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from attn_reg_plugin.configuration import setting
 from attn_reg_plugin.corpora import phrasebook
-from attn_reg_plugin.corpora.parallel import RULES
 
-SPM = ("joint", "separate")
 #: a source that is not a folder, and the languages that WMT16 has beside English there
 HUB, HUB_LANGUAGES = "hub", ("cs", "de", "fi", "ro", "ru", "tr")
-#: fairseq parts names of files at dots and hyphens
-_LANGUAGE = r"\w+"
 #: the help of an option of several corpora
 NOISE = (
     "share of the training targets that are exchanged among each other, in [0, 1]: wrong translations, as a crawled "
     "corpus has them, which a model can only memorize"
 )
+_COMMAS = str.maketrans("şţŞŢ", "șțȘȚ")
+_COMBINING_COMMAS = str.maketrans("sStT", "șȘțȚ")
+
+
+def with_commas(text: str) -> str:
+    """Write Romanian ş and ţ with a comma below (U+0219, U+021B), as its spelling has them, in either case.
+
+    Much text has them with a cedilla, composed or combining, which is another letter to a model and to BLEU.
+    """
+    return re.sub("([sStT])\u0327", lambda match: match[1].translate(_COMBINING_COMMAS), text.translate(_COMMAS))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,29 +38,21 @@ class PrepareOptions:
 
     pair: str = setting("the two languages, source first, as the files' names end: en-ro, fr-de ...", metavar="PAIR")
     out: Path = setting("folder to write; created if missing", metavar="DIR")
-    spm: str | None = setting(
-        "sentencepiece: 'joint' (one model and a joined dictionary, as --share-all-embeddings needs) or 'separate' "
-        "(one per language); default: joint, or separate where --spm-model names two",
-        None,
-        choices=SPM,
-        metavar="KIND",
-    )
     vocab_size: int | None = setting(
-        "pieces a model is trained to have (default: 8000, of the phrasebook 800)", None, within="(4, inf)", metavar="N"
+        "pieces that the model for both languages is trained to have (default: 8000, of the phrasebook 800)",
+        None,
+        within="(4, inf)",
+        metavar="N",
     )
     character_coverage: float = setting(
         "share of the characters of the training text that get a piece; the rest is <unk>", 1.0, within="(0, 1]"
     )
-    spm_model: tuple[Path, ...] = setting(
-        "reuse a sentencepiece model instead of training one: FILE, or SOURCE,TARGET for one per language",
-        (),
-        metavar="FILE[,FILE]",
-    )
-    dictionary: tuple[Path, ...] = setting(
-        "reuse the fairseq dictionary that belongs to --spm-model (dict.txt of a model to fine-tune): FILE, or "
-        "SOURCE,TARGET; default: made from the model's pieces",
-        (),
-        metavar="FILE[,FILE]",
+    spm_model: Path | None = setting("reuse a sentencepiece model instead of training one", None, metavar="FILE")
+    dictionary: Path | None = setting(
+        "reuse the fairseq dictionary that belongs to --spm-model (dict.txt of a model to fine-tune); default: made of "
+        "the model's pieces",
+        None,
+        metavar="FILE",
     )
     opus_mt: Path | None = setting(
         "use the pieces and the vocabulary of an OPUS-MT model: the folder that `attn-reg convert opus-mt` wrote; in "
@@ -81,14 +79,12 @@ class PrepareOptions:
         within="[1, inf)",
         metavar="X",
     )
-    strict: bool = setting("refuse training pairs with an empty side instead of dropping them", False)
     romanian: str | None = setting(
         "Romanian letters: 'cedilla' (default) writes ş ţ as ș ț in all that is trained on, validated on and "
-        "translated, and leaves the Romanian references in raw/ as they were, so that scores stay comparable; "
-        "'no-diacritics' writes a i s t for ă â î ș ț as well, in the references too, since a system without "
-        "diacritics cannot be scored against a text with them; 'none', the default with --opus-mt, changes nothing",
+        "translated, and leaves the Romanian references in raw/ as they were, so that scores stay comparable; 'none', "
+        "the default with --opus-mt, changes nothing",
         None,
-        choices=RULES,
+        choices=("cedilla", "none"),
         metavar="RULE",
     )
     workers: int = setting("processes for fairseq's binarization", 1, within="[1, inf)", metavar="N")
@@ -97,38 +93,34 @@ class PrepareOptions:
     def __post_init__(self) -> None:
         """Check what depends on other options, and fill in what follows from them."""
         source, target = self.languages
-        two = re.fullmatch(f"{_LANGUAGE}-{_LANGUAGE}", self.pair, re.ASCII) and source != target
+        # fairseq parts names of files at dots and hyphens
+        two = re.fullmatch(r"\w+-\w+", self.pair, re.ASCII) and source != target
         self._allow("pair", bool(two), "two different languages with a hyphen, source first, such as en-fr")
-        models = len(self.spm_model)
-        self._allow("spm-model", models <= 2, "one file, or two, source and target")
-        self._allow("source-prefix", not self.source_prefix or self.opus_mt is not None, "left out without --opus-mt")
-        if self.opus_mt is not None:  # the model brings its own pieces and dictionaries
-            given = {"spm-model": models, "dictionary": len(self.dictionary), "vocab-size": self.vocab_size}
-            for name, value in {**given, "spm": self.spm}.items():
-                self._allow(name, not value, "left out with --opus-mt")
-        elif not models and self.vocab_size is None:
+        reused, opus_mt = self.spm_model is not None, self.opus_mt is not None
+        self._allow("source-prefix", not self.source_prefix or opus_mt, "left out without --opus-mt")
+        for name in ("spm-model", "dictionary", "vocab-size") if opus_mt else ():
+            self._allow(name, not self._value(name), "left out with --opus-mt")
+        if self.vocab_size is None and not reused and not opus_mt:
             self._fill("vocab_size", self.VOCAB_SIZE)
-        if self.spm is None:
-            self._fill("spm", "separate" if models == 2 or self.opus_mt is not None else "joint")
-        wanted = 1 if self.spm == "joint" else 2
-        self._allow("spm-model", models in (0, wanted), f"{wanted} with --spm {self.spm}")
-        self._allow("dictionary", not self.dictionary or bool(models), "given together with --spm-model")
-        self._allow("dictionary", len(self.dictionary) in (0, wanted), f"{wanted} with --spm {self.spm}")
-        self._allow("vocab-size", self.vocab_size is None or not models, "left out with --spm-model")
+        self._allow("dictionary", self.dictionary is None or reused, "given together with --spm-model")
+        self._allow("vocab-size", self.vocab_size is None or not reused, "left out with --spm-model")
         has_romanian = "ro" in self.languages
         if self.romanian is None:
             # an OPUS-MT model has its own letters, and its tokenizer is to see the text as it is
-            self._fill("romanian", "cedilla" if has_romanian and self.opus_mt is None else "none")
+            self._fill("romanian", "cedilla" if has_romanian and not opus_mt else "none")
         self._allow("romanian", has_romanian or self.romanian == "none", f"'none' for --pair {self.pair}")
 
     def _fill(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
 
+    def _value(self, name: str) -> Any:
+        return getattr(self, name.replace("-", "_"))
+
     def _allow(self, name: str, condition: bool, allowed: str) -> None:
         """Raise the one sentence for an option unless the condition holds."""
         if not condition:
-            value = getattr(self, name.replace("-", "_"))
-            given = ",".join(map(str, value)) if isinstance(value, tuple) else value
+            value = self._value(name)
+            given = ",".join(value) if isinstance(value, tuple) else value
             raise ValueError(f"--{name} {given}: it must be {allowed}")
 
     @property
@@ -138,21 +130,14 @@ class PrepareOptions:
         return source, target
 
     @property
-    def models(self) -> dict[str, str]:
-        """The name of a model file in the output folder -> the name of its dictionary."""
-        if self.spm == "joint":
-            return {"spm.model": "dict.txt"}
-        return {f"spm.{language}.model": f"dict.{language}.txt" for language in self.languages}
-
-    @property
     def dictionaries(self) -> tuple[str, str]:
         """The names of the source's and the target's dictionary in the output folder."""
-        names = list(self.models.values())
-        return names[0], names[-1]
+        source, target = self.languages
+        return ("dict.txt", "dict.txt") if self.opus_mt is None else (f"dict.{source}.txt", f"dict.{target}.txt")
 
-    def rule(self, language: str) -> str:
-        """The rule of `normalize` for text of a language."""
-        return self.romanian if language == "ro" and self.romanian else "none"
+    def letters(self, language: str, text: str) -> str:
+        """Write a text of a language in the letters that the model is to see, by `--romanian`."""
+        return with_commas(text) if language == "ro" and self.romanian == "cedilla" else text
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,11 +18,8 @@ from typing import NamedTuple, TypeVar
 
 Item = TypeVar("Item")
 
-TRAIN_PAIRS = 10_458
-"""How many sentences there are for train."""
-UNSEEN_PAIRS = 1_542
-"""How many sentences there are for valid and test together."""
-
+#: sentences for train, and for valid and test together
+TRAIN_PAIRS, UNSEEN_PAIRS = 10_458, 1_542
 _FILE = Path(__file__).with_name("phrasebook.tsv.gz")
 
 
@@ -35,13 +32,7 @@ class Triple(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """A line of the file.
-
-    Attributes:
-        triple: the sentence.
-        held_out: whether it has a combination of words that train never shows.
-        words: its dictionary words, such as `Verb:open`.
-    """
+    """A sentence, whether it has a combination of words that train never shows, and its words, such as `Verb:open`."""
 
     triple: Triple
     held_out: bool
@@ -57,11 +48,7 @@ def entries() -> tuple[Entry, ...]:
 
 
 def check_sizes(train: int, valid: int, test: int) -> None:
-    """Refuse sizes that the file cannot give.
-
-    Raises:
-        ValueError: a size is not positive, or larger than what there is.
-    """
+    """Refuse sizes that are not positive or larger than what there is, by a ValueError."""
     if min(train, valid, test) < 1:
         raise ValueError(f"The sizes of the splits must be positive, not {train}, {valid} and {test}.")
     if train > TRAIN_PAIRS or valid + test > UNSEEN_PAIRS:
@@ -79,7 +66,7 @@ def splits(train: int = 4000, valid: int = 500, test: int = 500, seed: int = 1) 
     test of another share hardly any sentence.
 
     Raises:
-        ValueError: as in :func:`check_sizes`.
+        ValueError: as of `check_sizes`.
     """
     check_sizes(train, valid, test)
     known = [entry for entry in entries() if not entry.held_out]
@@ -95,25 +82,12 @@ def splits(train: int = 4000, valid: int = 500, test: int = 500, seed: int = 1) 
 
 
 def exchange(items: Sequence[Item], share: float, seed: int) -> list[Item]:
-    """The items, a share of them exchanged among each other.
+    """Exchange a share of the items, in [0, 1], among each other.
 
     The items at `round(share * len(items))` random positions move to one another's positions in one cycle, so that
     each of them changes its place.
-
-    Args:
-        items: such as the targets of a corpus.
-        share: in [0, 1].
-        seed: of the choice.
-
-    Raises:
-        ValueError: the share is outside its range, or chooses a single item, which cannot be exchanged.
     """
-    if not 0 <= share <= 1:
-        raise ValueError(f"The share of exchanged targets must lie in [0, 1], not {share}.")
-    number = round(share * len(items))
-    if number == 1:
-        raise ValueError(f"A share of {share} exchanges 1 of {len(items)} targets, and it takes at least 2.")
-    places = shuffled(range(len(items)), f"exchange:{seed}")[:number]
+    places = shuffled(range(len(items)), f"exchange:{seed}")[: round(share * len(items))]
     exchanged = list(items)
     for place, other in zip(places, places[1:] + places[:1], strict=True):
         exchanged[place] = items[other]
@@ -130,16 +104,11 @@ def shuffled(items: Sequence[Item], seed: str) -> list[Item]:
 
 
 def write_phrasebook(folder: str | Path, train: int = 4000, valid: int = 500, test: int = 500, seed: int = 1) -> None:
-    """Write `train.en`, `train.ro`, `train.tr` and the same for valid and test into `folder`.
+    """Write `train.en`, `train.ro`, `train.tr` and the same for valid and test into a folder, which is made if missing.
 
-    One sentence per line, UTF-8 in normal form C. The folder is made if it is missing; the same arguments give the
-    same bytes on every machine.
-
-    Raises:
-        ValueError: as in :func:`splits`; nothing is written then.
+    The same arguments give the same bytes on every machine; errors as of `splits`.
     """
-    made = splits(train, valid, test, seed)
-    folder = Path(folder)
+    made, folder = splits(train, valid, test, seed), Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     for split, triples in made.items():
         for language in Triple._fields:

@@ -12,25 +12,22 @@ what it needs.
 from __future__ import annotations
 
 import io
-import itertools
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 
-from attn_reg_plugin.corpora.manifest import sha256
 from attn_reg_plugin.corpora.options import PrepareOptions
-from attn_reg_plugin.corpora.parallel import normalize
 from attn_reg_plugin.dictionaries import SPECIAL, UNKNOWN, read_dictionary, write_dictionary
-from attn_reg_plugin.files import read_lines, write_bytes
+from attn_reg_plugin.files import read_bytes, read_lines, write_bytes
 from attn_reg_plugin.opus_mt import tokenization
 from attn_reg_plugin.opus_mt.tokenization import OpusMTTokenizer, Side
 
-#: the tokenizer of an OPUS-MT model in the output folder
-OPUS_MT = "opus_mt"
+#: in the output folder: the sentencepiece model, or the tokenizer of an OPUS-MT model
+MODEL, OPUS_MT = "spm.model", "opus_mt"
 #: sentences, drawn at random, that a model is trained on at most; it bounds the memory of training
 SAMPLE = 1_000_000
 #: part of the result, since sums of floats depend on it
@@ -40,29 +37,24 @@ _THREADS = 4
 class PieceModel:
     """A sentencepiece model as fairseq needs it: text in, symbols of a fairseq dictionary out.
 
-    Args:
-        path: the model file.
-
     Attributes:
         symbols: the pieces that the dictionary needs, in the order of the model.
 
     Raises:
         ValueError: the file is not a sentencepiece model, or has a piece that no fairseq dictionary can hold.
-        FileNotFoundError: there is no such file.
+        OSError: it cannot be read.
     """
 
     def __init__(self, path: Path) -> None:
-        if not path.is_file():
-            raise FileNotFoundError(f"sentencepiece model {path}: no such file")
+        content, self._processor = read_bytes(path), SentencePieceProcessor()
         try:
-            self._processor = SentencePieceProcessor(model_file=str(path))
+            self._processor.LoadFromSerializedProto(content)
         except RuntimeError:
             raise ValueError(f"{path} is not a sentencepiece model (a file such as spm.model is)") from None
-        processor = self._processor
-        self._table: list[str] = []
-        for index in range(processor.get_piece_size()):
-            piece = processor.id_to_piece(index)
-            if processor.is_unknown(index) or processor.is_control(index) or processor.is_unused(index):
+        model, self._table = self._processor, list[str]()
+        for index in range(model.get_piece_size()):
+            piece = model.id_to_piece(index)
+            if model.is_unknown(index) or model.is_control(index) or model.is_unused(index):
                 piece = UNKNOWN
             elif piece in SPECIAL or piece.split() != [piece]:
                 raise ValueError(
@@ -76,74 +68,55 @@ class PieceModel:
         """Part a line into pieces, `<unk>` for what the model does not know; empty where nothing is left."""
         return [self._table[index] for index in self._processor.encode(text, out_type=int)]
 
-    def decode(self, pieces: Sequence[str]) -> str:
-        """Join pieces to text."""
-        return self._processor.decode(list(pieces))
 
-
-def describe(options: PrepareOptions) -> dict[str, Any]:
-    """Describe the models and dictionaries that are reused, for the manifest: hashes, no path.
+def check_reused(options: PrepareOptions) -> list[Path]:
+    """Check the models and dictionaries that are reused; their files.
 
     Raises:
         FileNotFoundError: a file is missing.
         ValueError: a file is no model, a dictionary does not fit its model, or the prefix isn't a piece.
     """
-    for path in (*options.spm_model, *options.dictionary):
-        if not path.is_file():
-            raise FileNotFoundError(f"{path}: no such file")
-    for path, dictionary in itertools.zip_longest(options.spm_model, options.dictionary):
-        model = PieceModel(path)
-        if dictionary is not None:
-            check_fit(model, path, dictionary)
-    found: dict[str, Any] = {
-        "spm_model": [sha256(path) for path in options.spm_model],
-        "dictionary": [sha256(path) for path in options.dictionary],
-    }
-    if options.opus_mt is not None:
-        OpusMTTokenizer(options.opus_mt, options.source_prefix)
-        files = [options.opus_mt / name for name in tokenization.TOKENIZER_FILES]
-        found["opus_mt"] = {path.name: sha256(path) for path in files if path.is_file()}
-        found["source_prefix"] = options.source_prefix
-    return found
+    if options.spm_model is not None:
+        model = PieceModel(options.spm_model)
+        if options.dictionary is not None:
+            check_fit(model, options.spm_model, options.dictionary)
+    if options.opus_mt is None:
+        return [path for path in (options.spm_model, options.dictionary) if path is not None]
+    OpusMTTokenizer(options.opus_mt, options.source_prefix)
+    files = [options.opus_mt / name for name in tokenization.TOKENIZER_FILES]
+    return [path for path in files if path.is_file()]
 
 
-def encoders(options: PrepareOptions, out: Path) -> tuple[PieceModel, PieceModel] | tuple[Side, Side]:
-    """Load the models of a prepared folder that encode the source and the target."""
+def encoders(options: PrepareOptions, folder: Path) -> tuple[PieceModel, PieceModel] | tuple[Side, Side]:
+    """Load the models of a folder, written by `write_models`, that encode the source and the target."""
     if options.opus_mt is not None:
-        tokenizer = OpusMTTokenizer(out / OPUS_MT, options.source_prefix)
+        tokenizer = OpusMTTokenizer(folder / OPUS_MT, options.source_prefix)
         return tokenizer.source, tokenizer.target
-    models = [PieceModel(out / name) for name in options.models]
-    return models[0], models[-1]
+    model = PieceModel(folder / MODEL)
+    return model, model
 
 
 def write_models(options: PrepareOptions, folder: Path) -> dict[str, Any]:
-    """Write the models and their fairseq dictionaries, trained or reused, into a folder; facts for the manifest.
-
-    Args:
-        folder: has the training text in `raw/`.
+    """Write the model, trained on `raw/` or reused, and its dictionary into a folder; facts about it by its name.
 
     Raises:
         ValueError: a vocabulary size that does not suit the text, or a file of an OPUS-MT model that cannot be used.
     """
     if options.opus_mt is not None:
         return _write_opus_mt(options, options.opus_mt, folder)
-    facts: dict[str, Any] = {"kind": options.spm, "models": {}}
-    for number, (name, dictionary) in enumerate(options.models.items()):
-        path, target = folder / name, folder / dictionary
-        if options.spm_model:
-            shutil.copyfile(options.spm_model[number], path)
-        else:
-            assert options.vocab_size is not None
-            languages = options.languages if options.spm == "joint" else options.languages[number : number + 1]
-            train_model(_text(options, folder, languages), path, options.vocab_size, options.character_coverage)
-        model = PieceModel(path)
-        if options.dictionary:
-            shutil.copyfile(options.dictionary[number], target)
-        else:
-            write_dictionary(model.symbols, target)
-        check_fit(model, path, target)
-        facts["models"][name] = _facts(dictionary, target, len(model.symbols), bool(options.spm_model))
-    return facts
+    path, dictionary = folder / MODEL, folder / options.dictionaries[0]
+    if options.spm_model is not None:
+        shutil.copyfile(options.spm_model, path)
+    else:
+        assert options.vocab_size is not None
+        train_model(_text(options, folder), path, options.vocab_size, options.character_coverage)
+    model = PieceModel(path)
+    if options.dictionary is not None:
+        shutil.copyfile(options.dictionary, dictionary)
+    else:
+        write_dictionary(model.symbols, dictionary)
+    check_fit(model, path, dictionary)
+    return {MODEL: _facts(dictionary, len(model.symbols))}
 
 
 def _write_opus_mt(options: PrepareOptions, model: Path, folder: Path) -> dict[str, Any]:
@@ -153,27 +126,26 @@ def _write_opus_mt(options: PrepareOptions, model: Path, folder: Path) -> dict[s
     paths = [folder / name for name in options.dictionaries]
     tokenization.write_dictionaries(tokenizer, paths)
     names = [f"{OPUS_MT}/{name}" for name in (tokenization.SOURCE_MODEL, tokenization.TARGET_MODEL)]
-    sizes = [len(side.vocabulary.ids) for side in (tokenizer.source, tokenizer.target)]
-    facts = [_facts(path.name, path, size, True) for path, size in zip(paths, sizes, strict=True)]
-    return {"kind": "opus-mt", "models": dict(zip(names, facts, strict=True))}
+    sides = zip(names, paths, (tokenizer.source, tokenizer.target), strict=True)
+    return {name: _facts(path, len(side.vocabulary.ids)) for name, path, side in sides}
 
 
-def _facts(dictionary: str, path: Path, pieces: int, reused: bool) -> dict[str, Any]:
-    size = len(read_dictionary(path)) + len(SPECIAL)
-    return {"dictionary": dictionary, "dictionary_size": size, "pieces": pieces, "reused": reused}
+def _facts(dictionary: Path, pieces: int) -> dict[str, Any]:
+    size = len(read_dictionary(dictionary)) + len(SPECIAL)
+    return {"dictionary": dictionary.name, "dictionary_size": size, "pieces": pieces}
 
 
-def _text(options: PrepareOptions, folder: Path, languages: Iterable[str]) -> Iterator[str]:
-    for language in languages:
+def _text(options: PrepareOptions, folder: Path) -> Iterator[str]:
+    for language in options.languages:
         for line in read_lines(folder / "raw" / f"train.{language}"):
-            yield normalize(line, options.rule(language))
+            yield options.letters(language, line)
 
 
 def train_model(lines: Iterable[str], path: Path, vocab_size: int, character_coverage: float = 1.0) -> None:
-    """Train a unigram model and write it; the same lines always give the same file.
+    """Train a unigram model on `SAMPLE` of the lines, drawn at random; the same lines always give the same file.
 
     Args:
-        lines: text, read once as a stream; `SAMPLE` lines of it, drawn at random, are used.
+        lines: text, read once as a stream.
         path: where the model is written.
         vocab_size: pieces in all, the four special ones included.
         character_coverage: share of the characters, from the most frequent on, that get a piece; 0 to 1.

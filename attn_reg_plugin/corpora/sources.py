@@ -1,240 +1,283 @@
 """Sources of parallel text: a folder of files, WMT16 through the `datasets` library, or the phrasebook.
 
-A source lists its splits, named as fairseq names them (`train`, `valid`, `test`, `test1`, ...). The pairs of a split
-are a stream that can be opened again and again.
+A source gives splits, named as fairseq names them (`train`, `valid`, `test`, `test1`, ...). Only the training pairs are
+a stream, so memory does not grow with the corpus, unless pairs are set aside or exchanged.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from itertools import islice
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import islice, zip_longest
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 from attn_reg_plugin.corpora import phrasebook
-from attn_reg_plugin.corpora.arrangement import Arrangement, Split
-from attn_reg_plugin.corpora.manifest import sha256
-from attn_reg_plugin.corpora.parallel import Pair, read_pairs
+from attn_reg_plugin.corpora.options import HUB, PhrasebookOptions, PrepareOptions, TextOptions
 from attn_reg_plugin.files import find_text, one_line, read_lines
 
 #: the data set on the Hugging Face hub; its splits, their names for fairseq, and their titles
 WMT16 = "wmt/wmt16"
 _HUB_SPLITS = (("train", "train", "train"), ("validation", "valid", "newsdev2016"), ("test", "test", "newstest2016"))
 _VALID_NAMES = ("newsdev2016", "valid", "dev")
+_ORIGINS = "train.origin"
 
 
-class Source(Protocol):
-    """All that a preparation needs to know of a source."""
+class Pair(NamedTuple):
+    """A sentence and its translation, each a line; `line` is their number in their files, counted from 1."""
 
-    def describe(self) -> dict[str, Any]:
-        """Tell this source from another, for the manifest: JSON values, no absolute paths."""
-        ...
-
-    def splits(self) -> tuple[list[Split], list[str]]:
-        """List the splits, training first, and sentences that the user should know."""
-        ...
-
-
-class FolderSource:
-    """Parallel files `train.*`, `valid.*` (`dev.*`, `newsdev2016.*`) and `test.*`, `test1.*`, ... (`newstest*.*`).
-
-    Args:
-        folder: where they are, each plain or `.gz`.
-        languages: source and target.
-        limit: read only the first training pairs.
-        origins: keep only the training pairs whose line of `train.origin` is one of these.
-        arrangement: how the splits are changed.
-
-    Raises:
-        FileNotFoundError: no such folder, or a file that is needed is not there (lists what is).
-        ValueError: an origin that `train.origin` does not have (lists those it has).
-    """
-
-    def __init__(
-        self,
-        folder: Path,
-        languages: tuple[str, str],
-        limit: int | None = None,
-        origins: Iterable[str] = (),
-        arrangement: Arrangement = Arrangement(),  # noqa: B008  it cannot change
-    ) -> None:
-        if not folder.is_dir():
-            raise FileNotFoundError(f"--source {folder}: no such folder; give a folder of parallel files")
-        self.folder, self.languages, self.limit, self.arrangement = folder, languages, limit, arrangement
-        self.origins = frozenset(origins)
-        self.train = self._pair("train")
-        names = (path.name.removesuffix(".gz").rpartition(".") for path in folder.iterdir())
-        stems = {stem for stem, _, language in names if language in languages}
-        self.valid_name = next((name for name in _VALID_NAMES if name in stems), "valid")
-        self.valid = self._pair(self.valid_name)
-        tests = [name for name in stems if name.startswith("newstest")]
-        tests = tests or [name for name in stems if re.fullmatch(r"test\d*", name)]
-        self.tests = {name: self._pair(name) for name in sorted(tests, key=lambda name: (len(name), name))}
-        self.origin_file = self._check_origins() if self.origins else None
-
-    def _pair(self, stem: str) -> tuple[Path, Path]:
-        found = [find_text(self.folder, f"{stem}.{language}") for language in self.languages]
-        if found[0] is None or found[1] is None:
-            missing = [f"{stem}.{name}" for name, path in zip(self.languages, found, strict=True) if path is None]
-            there = ", ".join(sorted(path.name for path in self.folder.iterdir())) or "nothing"
-            raise FileNotFoundError(f"{self.folder} has no {' and no '.join(missing)} (plain or .gz); it has: {there}")
-        return found[0], found[1]
-
-    def _check_origins(self) -> Path:
-        path = find_text(self.folder, "train.origin")
-        if path is None:
-            raise FileNotFoundError(f"--origin needs {self.folder / 'train.origin'}, which is not there")
-        known = set(read_lines(path))
-        for origin in sorted(self.origins - known):
-            raise ValueError(f"--origin {origin!r}: {path} has only {', '.join(sorted(known))}")
-        return path
-
-    def describe(self) -> dict[str, Any]:
-        """Name the files, with the hash of each."""
-        files = [*self.train, *self.valid, *(path for pair in self.tests.values() for path in pair)]
-        files += [self.origin_file] if self.origin_file else []
-        return {"kind": "folder", "files": {path.name: sha256(path) for path in files}, **self.arrangement.describe()}
-
-    def _train_pairs(self) -> Iterator[Pair]:
-        pairs = read_pairs(*self.train)
-        if self.origin_file is not None:
-            pairs = self._of_origins(pairs, self.origin_file)
-        return islice(pairs, self.limit)
-
-    def _of_origins(self, pairs: Iterator[Pair], path: Path) -> Iterator[Pair]:
-        origins, last = read_lines(path), 0
-        for pair in pairs:
-            origin = next(origins, None)
-            if origin is None:
-                raise ValueError(f"{path}, line {pair.line} is missing: {self.train[0]} has a line {pair.line}")
-            if origin in self.origins:
-                yield pair
-            last = pair.line
-        if next(origins, None) is not None:
-            raise ValueError(f"{self.train[0]}, line {last + 1} is missing: {path} has a line {last + 1}")
-
-    def splits(self) -> tuple[list[Split], list[str]]:
-        """List the splits; without a test set, the validation pairs are split in halves."""
-
-        def split(name: str, title: str, paths: tuple[Path, Path]) -> Split:
-            return Split(name, title, (str(paths[0]), str(paths[1])), lambda: read_pairs(*paths))
-
-        train = Split("train", "train", (str(self.train[0]), str(self.train[1])), self._train_pairs)
-        tests = [split("test", title, paths) for title, paths in self.tests.items()]
-        return self.arrangement.of(train, split("valid", self.valid_name, self.valid), tests)
-
-
-class HubSource:
-    """WMT16 through the `datasets` library, streamed.
-
-    Args:
-        languages: source and target; one is English.
-        limit: read only the first training pairs.
-        load_dataset: `datasets.load_dataset`, or a function in its place.
-        arrangement: how the splits are changed.
-    """
-
-    def __init__(
-        self,
-        languages: tuple[str, str],
-        limit: int | None = None,
-        load_dataset: Callable[..., Any] | None = None,
-        arrangement: Arrangement = Arrangement(),  # noqa: B008  it cannot change
-    ) -> None:
-        self.languages, self.limit, self._load_dataset = languages, limit, load_dataset
-        self.arrangement = arrangement
-        self.configuration = f"{languages[1] if languages[0] == 'en' else languages[0]}-en"
-
-    def describe(self) -> dict[str, Any]:
-        """Name the data set and its configuration."""
-        data = {"kind": "hub", "dataset": WMT16, "configuration": self.configuration}
-        return {**data, **self.arrangement.describe()}
-
-    def _load(self) -> Any:
-        load_dataset = self._load_dataset
-        if load_dataset is None:
-            try:
-                from datasets import load_dataset
-            except ImportError:
-                raise ValueError("--source hub needs the datasets library: pip install datasets") from None
-        try:
-            return load_dataset(WMT16, self.configuration, streaming=True)
-        except Exception as error:
-            raise self._failure(error) from error
-
-    def _failure(self, error: Exception) -> ValueError:
-        reason = (str(error).splitlines() or [""])[0]
-        return ValueError(
-            f"{WMT16} ({self.configuration}) could not be read through the datasets library "
-            f"({type(error).__name__}: {reason}): give --source a folder of parallel files instead"
-        )
-
-    def _pairs(self, rows: Iterable[Any], place: str) -> Iterator[Pair]:
-        stream, number = iter(rows), 0
-        while True:
-            try:
-                row = next(stream)
-            except StopIteration:
-                return
-            except Exception as error:
-                raise self._failure(error) from error
-            number += 1
-            try:
-                source, target = (one_line(row["translation"][language]) for language in self.languages)
-            except (KeyError, TypeError, AttributeError):
-                both = " and ".join(map(repr, self.languages))
-                raise ValueError(f"{place}, row {number}: no 'translation' with {both} in it") from None
-            yield Pair(number, source, target)
-
-    def splits(self) -> tuple[list[Split], list[str]]:
-        """List the splits; nothing is downloaded before their pairs are read."""
-        data = self._load()
-        missing = [key for key, _, _ in _HUB_SPLITS[:2] if key not in data]
-        if missing:
-            raise ValueError(f"{WMT16} ({self.configuration}) has no split {missing[0]!r}; it has: {', '.join(data)}")
-
-        def split(key: str, name: str, title: str) -> Split:
-            place = f"{WMT16} {self.configuration} {key}"
-            limit = self.limit if name == "train" else None
-            sides = (f"{place} ({self.languages[0]})", f"{place} ({self.languages[1]})")
-            return Split(name, title, sides, lambda: islice(self._pairs(data[key], place), limit))
-
-        train, valid, test = (split(*names) for names in _HUB_SPLITS)
-        return self.arrangement.of(train, valid, [test] if "test" in data else [])
+    line: int
+    source: str
+    target: str
 
 
 @dataclass(frozen=True)
-class PhrasebookSource:
-    """The phrasebook.
+class Split:
+    """A part of a corpus.
 
     Attributes:
-        languages: source and target.
-        sizes: how many pairs of train, valid and test.
-        seed: of the random choice of training pairs, and of those whose targets are exchanged.
-        noise: share of the training targets that are exchanged among each other, in [0, 1].
+        name: fairseq's name: `train`, `valid`, `test`, `test1`, ...
+        title: the corpus's own name, such as `newstest2016`.
+        places: the source and the target side, as messages name them.
+        pairs: the pairs; those of training may be read once only.
     """
 
-    languages: tuple[str, str]
-    sizes: Mapping[str, int]
-    seed: int
-    noise: float = 0.0
+    name: str
+    title: str
+    places: tuple[str, str]
+    pairs: Iterable[Pair]
 
-    def describe(self) -> dict[str, Any]:
-        """Give the sizes, the seed and, if there is any, the noise and how many targets it exchanges."""
-        noise = {"noise": self.noise, "exchanged": round(self.noise * self.sizes["train"])} if self.noise else {}
-        return {"kind": "phrasebook", **self.sizes, "seed": self.seed, **noise}
 
-    def splits(self) -> tuple[list[Split], list[str]]:
-        """List the three splits."""
-        made = phrasebook.splits(**self.sizes, seed=self.seed)
-        return [self._split(name, triples) for name, triples in made.items()], []
+def read_splits(options: PrepareOptions) -> tuple[list[Split], list[str]]:
+    """List the splits of a corpus, training first, and sentences that the user should know.
 
-    def _split(self, name: str, triples: list[phrasebook.Triple]) -> Split:
-        sources, targets = ([getattr(triple, language) for triple in triples] for language in self.languages)
+    Raises:
+        ValueError: a source that cannot be read, or too few pairs for what is asked.
+        FileNotFoundError: a file is missing.
+    """
+    if isinstance(options, PhrasebookOptions):
+        return _phrasebook(options), []
+    assert isinstance(options, TextOptions)
+    train, valid, *tests = _hub(options) if options.source == HUB else _folder(options)
+    return arrange(options, train, valid, tests)
+
+
+# -- a folder of files ------------------------------------------------------------------------------------------------
+
+
+def find_files(options: TextOptions) -> dict[str, tuple[Path, Path]]:
+    """Find the files of a folder, each plain or `.gz`: the title of a split -> its source and its target.
+
+    Training comes first, then the validation set, then the test sets in their order.
+
+    Raises:
+        FileNotFoundError: no such folder, or a file that is needed is not there (lists what is).
+    """
+    folder = Path(options.source)
+    if not folder.is_dir():
+        raise FileNotFoundError(f"--source {folder}: no such folder; give a folder of parallel files")
+    parts = (path.name.removesuffix(".gz").rpartition(".") for path in folder.iterdir())
+    stems = {stem for stem, _, language in parts if language in options.languages}
+    valid = next((name for name in _VALID_NAMES if name in stems), "valid")
+    tests = [name for name in stems if name.startswith("newstest")]
+    tests = tests or [name for name in stems if re.fullmatch(r"test\d*", name)]
+    found = {}
+    for stem in ("train", valid, *sorted(tests, key=lambda name: (len(name), name))):
+        names = [f"{stem}.{language}" for language in options.languages]
+        paths = [find_text(folder, name) for name in names]
+        if paths[0] is None or paths[1] is None:
+            missing = " and no ".join(name for name, path in zip(names, paths, strict=True) if path is None)
+            there = ", ".join(sorted(path.name for path in folder.iterdir())) or "nothing"
+            raise FileNotFoundError(f"{folder} has no {missing} (plain or .gz); it has: {there}")
+        found[stem] = paths[0], paths[1]
+    return found
+
+
+def find_origins(options: TextOptions) -> Path:
+    """Find the file with the corpus that each training pair is of.
+
+    Raises:
+        FileNotFoundError: it is not there.
+        ValueError: it lacks an origin that is asked for (lists those it has).
+    """
+    path = find_text(Path(options.source), _ORIGINS)
+    if path is None:
+        raise FileNotFoundError(f"--origin needs {Path(options.source) / _ORIGINS}, which is not there")
+    known = set(read_lines(path))
+    for origin in options.origin:
+        if origin not in known:
+            raise ValueError(f"--origin {origin!r}: {path} has only {', '.join(sorted(known))}")
+    return path
+
+
+def _folder(options: TextOptions) -> list[Split]:
+    (title, train), *rest = find_files(options).items()
+    if options.origin:
+        lines = read_aligned(*train, find_origins(options))
+        pairs = (Pair(number, *two) for number, (*two, origin) in enumerate(lines, 1) if origin in options.origin)
+    else:
+        pairs = read_pairs(*train)
+    splits = [Split("train", title, (str(train[0]), str(train[1])), islice(pairs, options.limit))]
+    for (title, paths), name in zip(rest, ("valid", *["test"] * (len(rest) - 1)), strict=True):
+        splits.append(Split(name, title, (str(paths[0]), str(paths[1])), list(read_pairs(*paths))))
+    return splits
+
+
+def read_aligned(*paths: Path) -> Iterator[tuple[str, ...]]:
+    """Read files that are aligned line by line, a line of each at a time.
+
+    Raises:
+        ValueError: the files have not equally many lines (names a shorter file and the first line it lacks), or one of
+            them cannot be read as UTF-8 text.
+        FileNotFoundError: one of the files is missing.
+    """
+    for number, lines in enumerate(zip_longest(*map(read_lines, paths)), start=1):
+        if None in lines:
+            long = next(path for path, line in zip(paths, lines, strict=True) if line is not None)
+            raise ValueError(
+                f"{paths[lines.index(None)]}, line {number} is missing: {long} has a line {number}, and parallel files "
+                "must have equally many lines"
+            )
+        yield lines
+
+
+def read_pairs(source: Path, target: Path) -> Iterator[Pair]:
+    """Read the pairs of two files, a pair at a time; errors as of `read_aligned`."""
+    return (Pair(number, *lines) for number, lines in enumerate(read_aligned(source, target), start=1))
+
+
+# -- the hub ----------------------------------------------------------------------------------------------------------
+
+
+def _hub(options: TextOptions) -> list[Split]:
+    """Read WMT16 through the `datasets` library; training is streamed."""
+    first, second = options.languages
+    configuration = f"{second if first == 'en' else first}-en"
+    try:
+        import datasets
+    except ImportError:
+        raise ValueError("--source hub needs the datasets library: pip install datasets") from None
+
+    def pairs(rows: Iterable[Any]) -> Iterator[Pair]:
+        with _refused(configuration):
+            for number, row in enumerate(rows, start=1):
+                yield Pair(number, *(one_line(row["translation"][language]) for language in options.languages))
+
+    with _refused(configuration):
+        data = datasets.load_dataset(WMT16, configuration, streaming=True)
+        there = [names for names in _HUB_SPLITS if names[0] in data or names[1] != "test"]
+        rows = [pairs(data[key]) for key, _, _ in there]
+    splits = []
+    for (key, name, title), found in zip(there, rows, strict=True):
+        places = (f"{WMT16} {configuration} {key} ({first})", f"{WMT16} {configuration} {key} ({second})")
+        splits.append(Split(name, title, places, islice(found, options.limit) if name == "train" else list(found)))
+    return splits
+
+
+@contextmanager
+def _refused(configuration: str) -> Iterator[None]:
+    """Make one sentence of whatever the library says."""
+    try:
+        yield
+    except Exception as error:
+        reason = (str(error).splitlines() or [""])[0]
+        raise ValueError(
+            f"{WMT16} ({configuration}) could not be read through the datasets library ({type(error).__name__}: "
+            f"{reason}): give --source a folder of parallel files instead"
+        ) from error
+
+
+# -- the phrasebook ---------------------------------------------------------------------------------------------------
+
+
+def _phrasebook(options: PhrasebookOptions) -> list[Split]:
+    splits = []
+    for name, triples in phrasebook.splits(options.train, options.valid, options.test, options.seed).items():
+        sources, targets = ([getattr(triple, language) for triple in triples] for language in options.languages)
         if name == "train":
-            targets = phrasebook.exchange(targets, self.noise, self.seed)
-        pairs = [Pair(line, *pair) for line, pair in enumerate(zip(sources, targets, strict=True), start=1)]
-        places = (f"phrasebook {name} ({self.languages[0]})", f"phrasebook {name} ({self.languages[1]})")
-        return Split(name, name, places, lambda: iter(pairs))
+            targets = phrasebook.exchange(targets, options.noise, options.seed)
+        places = (f"phrasebook {name} ({options.languages[0]})", f"phrasebook {name} ({options.languages[1]})")
+        splits.append(Split(name, name, places, list(map(Pair, range(1, len(triples) + 1), sources, targets))))
+    return splits
+
+
+# -- splits arranged anew ---------------------------------------------------------------------------------------------
+
+
+def arrange(options: TextOptions, train: Split, valid: Split, tests: Sequence[Split]) -> tuple[list[Split], list[str]]:
+    """Part the validation set, set training pairs aside and exchange targets, as asked; name the test sets.
+
+    Without a test set the validation set is parted in any case. Sentences say what the user should know.
+
+    Raises:
+        ValueError: too few pairs for what is asked.
+    """
+    notes = []
+    if options.split_valid or not tests:
+        valid, half, note = _halves(valid, bool(tests))
+        tests, notes = [half, *tests], [note]
+    if options.set_aside:
+        train, aside, note = _set_aside(options, train)
+        tests, notes = [*tests, aside], [*notes, note]
+    if options.noise:
+        train, note = _noisy(options, train)
+        notes.append(note)
+    return [train, valid, *(replace(test, name=f"test{number or ''}") for number, test in enumerate(tests))], notes
+
+
+def _halves(valid: Split, asked: bool) -> tuple[Split, Split, str]:
+    """Part the validation pairs into a validation and a test set; `asked` where there is a test set, too."""
+    pairs = list(valid.pairs)
+    half, total = len(pairs) // 2, len(pairs)
+    if half == 0:
+        reason = "" if asked else ", and there is no test set"
+        raise ValueError(f"{valid.places[0]} has {total} lines, too few to be split into valid and test{reason}")
+    first = replace(valid, title=f"{valid.title}a", pairs=pairs[:half])
+    second = replace(valid, title=f"{valid.title}b", pairs=pairs[half:])
+    what = f"{valid.title} is split" if asked else f"there is no test set, so {valid.title} is split"
+    ranges = f"lines 1 to {half} are valid ({first.title}), lines {half + 1} to {total} are test ({second.title})"
+    return first, second, f"{what}: {ranges}"
+
+
+def _set_aside(options: TextOptions, train: Split) -> tuple[Split, Split, str]:
+    """Draw pairs for a test set; what stays in training shares no side with any of them."""
+    pairs = list(train.pairs)
+    whole = [pair.line for pair in pairs if is_whole(pair)]
+    lines = set(phrasebook.shuffled(whole, f"aside:{options.seed}")[: options.set_aside])
+    chosen = [pair for pair in pairs if pair.line in lines]
+    left = [pair for pair in pairs if pair.line not in lines]
+    sources, targets = {_plain(pair.source) for pair in chosen}, {_plain(pair.target) for pair in chosen}
+    kept = [pair for pair in left if _plain(pair.source) not in sources and _plain(pair.target) not in targets]
+    if not any(map(is_whole, kept)):
+        raise ValueError(f"--set-aside {options.set_aside} leaves none of the {len(whole)} pairs of {train.places[0]}")
+    note, same = f"{len(chosen)} training pairs are set aside as a test set", len(left) - len(kept)
+    note += f", and {same} left out that share a side with one of them" if same else ""
+    return replace(train, pairs=kept), replace(train, title="set-aside", pairs=chosen), note
+
+
+def _noisy(options: TextOptions, train: Split) -> tuple[Split, str]:
+    """Exchange targets; pairs with an empty side have no part in it."""
+    pairs = list(train.pairs)
+    whole = [index for index, pair in enumerate(pairs) if is_whole(pair)]
+    number = round(options.noise * len(whole))
+    if number < 2:
+        raise ValueError(
+            f"--noise {options.noise} exchanges {number} of the {len(whole)} targets of {train.places[1]}, but must "
+            "exchange at least 2"
+        )
+    targets = phrasebook.exchange([pairs[index].target for index in whole], options.noise, options.seed)
+    for index, target in zip(whole, targets, strict=True):
+        pairs[index] = pairs[index]._replace(target=target)
+    return replace(train, pairs=pairs), f"{number} of {len(whole)} training targets are exchanged among each other"
+
+
+def is_whole(pair: Pair) -> bool:
+    """Tell whether a pair has both sides."""
+    return bool(pair.source.strip() and pair.target.strip())
+
+
+def _plain(text: str) -> str:
+    """Reduce a sentence to its letters and digits, small, to compare it by."""
+    return "".join(letter for letter in text.casefold() if letter.isalnum()) or text

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from attn_reg_plugin.corpora.manifest import sha256
+from attn_reg_plugin.files import read_bytes, sha256
 
 
 def raw_lines(path: Path) -> list[str]:
     """The lines of a UTF-8 file as they are: split at newlines only (a text may hold other line separators)."""
     try:
-        text = path.read_bytes().decode("utf-8")
+        text = read_bytes(path).decode("utf-8")
     except UnicodeDecodeError:
         raise ValueError(f"{path} is not UTF-8 text") from None
     return text.removesuffix("\n").split("\n") if text else []

@@ -29,8 +29,7 @@ def convert_once(start: OpusMTStart) -> None:
         ValueError: something else was converted there, or the model cannot be.
     """
     from attn_reg_plugin.opus_mt.conversion import CHECKPOINT, FLAGS, to_fairseq
-    from attn_reg_plugin.opus_mt.download import download
-    from attn_reg_plugin.opus_mt.marian_folder import MarianFolder
+    from attn_reg_plugin.opus_mt.marian_folder import MarianFolder, download
 
     given = Path(start.model)
     record, wanted = start.out.with_name(f"{start.out.name}.name"), {"model": start.model, "languages": start.languages}

@@ -224,9 +224,9 @@ class TranslationComparison(TrainingPart, Comparison):
 
 def _pairs(data: Path) -> int | None:
     """Training pairs, as `attn-reg prepare` counted them; None where it did not make the folder."""
-    from attn_reg_plugin.corpora.manifest import NAME
+    from attn_reg_plugin.corpora.preparation import MANIFEST
 
-    splits = read_json(data / NAME).get("splits", {}) if (data / NAME).is_file() else {}
+    splits = read_json(data / MANIFEST).get("splits", {}) if (data / MANIFEST).is_file() else {}
     return splits.get("train", {}).get("kept")
 
 

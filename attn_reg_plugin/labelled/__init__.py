@@ -14,16 +14,8 @@ here, makes a fairseq dataset of the rows.
 from attn_reg_plugin.labelled.corruption import AT_EVALUATION, Corruption
 from attn_reg_plugin.labelled.encoding import IGNORED, Encoded, encode, load_tokenizer, longest_input
 from attn_reg_plugin.labelled.examples import ChoiceExample, Example, TaggedSentence, TextExample
-from attn_reg_plugin.labelled.reading import (
-    find_split,
-    is_hub,
-    labels_needed,
-    read_file,
-    read_split,
-    sample_of,
-    with_labels,
-)
-from attn_reg_plugin.labelled.sampling import Sampling
+from attn_reg_plugin.labelled.reading import find_split, is_hub, read_file, read_split, with_labels
+from attn_reg_plugin.labelled.sampling import Sampling, sample_of
 from attn_reg_plugin.labelled.task_table import (
     CLASSIFICATION,
     KINDS,
@@ -34,5 +26,5 @@ from attn_reg_plugin.labelled.task_table import (
     Hub,
     LabelledTask,
     find_task,
-    plain_task,
+    own_task,
 )

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from attn_reg_plugin.labelled.examples import ChoiceExample, Example
+from attn_reg_plugin.labelled.examples import Example
 from attn_reg_plugin.labelled.task_table import CLASSIFICATION, REGRESSION, TAGGING, LabelledTask
 
 #: in front of the examples of evaluation: nothing, or a planted word drawn at random
@@ -47,62 +47,47 @@ class Corruption:
     seed: int = 1
 
     def __post_init__(self) -> None:
+        evaluations = " or ".join(AT_EVALUATION)
         different = all(map(str.strip, self.words)) and len(set(self.words)) == len(self.words)
         for flag, value, fits, allowed in (
             ("--label-noise", self.label_noise, 0 <= self.label_noise < 1, "lie in [0, 1)"),
             ("--shortcut", self.shortcut, 0 <= self.shortcut <= 1, "lie in [0, 1]"),
-            ("--shortcut-words", repr(",".join(self.words)), different, "be different words with commas"),
+            ("--shortcut-words", ",".join(self.words), different, "be different words with commas"),
+            ("--shortcut-at-evaluation", self.at_evaluation, self.at_evaluation in AT_EVALUATION, f"be {evaluations}"),
         ):
             if not fits:
                 raise ValueError(f"{flag} is {value}, but must {allowed}")
-        if self.at_evaluation not in AT_EVALUATION:
-            raise ValueError(
-                f"--shortcut-at-evaluation is {self.at_evaluation!r}, but must be one of {', '.join(AT_EVALUATION)}"
-            )
         unused = {"--shortcut-words": self.words, "--shortcut-at-evaluation": self.at_evaluation != AT_EVALUATION[0]}
-        if not self.shortcut and (name := next((name for name, given in unused.items() if given), None)):
-            raise ValueError(f"{name} says something about --shortcut, which is 0")
+        for name, given in unused.items():
+            if given and not self.shortcut:
+                raise ValueError(f"{name} says something about --shortcut, which is 0")
 
     def check(self, task: LabelledTask) -> None:
-        """Refuse what a task cannot have.
-
-        Raises:
-            ValueError: noise in the labels of tagging; planted words where there are no classes, or a wrong number.
-        """
-        kind, labels = task.kind.replace("_", " "), task.labels
+        """Refuse what a task cannot have, by a ValueError."""
+        labels, name, classes = task.labels, task.name, task.kind == CLASSIFICATION
         if self.label_noise and task.kind == TAGGING:
-            raise ValueError(
-                f"--label-noise is for classification, regression and multiple choice, but {task.name} is a task of "
-                f"{kind}"
-            )
-        if self.shortcut and task.kind != CLASSIFICATION:
-            raise ValueError(f"--shortcut is for classification, but {task.name} is a task of {kind}")
-        if self.label_noise and task.kind == CLASSIFICATION and labels is not None and len(labels) < 2:
-            raise ValueError(f"--label-noise needs a second class, but {task.name} has only {labels[0]!r}")
+            raise ValueError(f"--label-noise is not for tagging, which {name} is")
+        if self.shortcut and not classes:
+            raise ValueError(f"--shortcut is for classification, but {name} is a task of {task.kind.replace('_', ' ')}")
+        if self.label_noise and classes and labels is not None and len(labels) < 2:
+            raise ValueError(f"--label-noise needs a second class, but {name} has only {labels[0]!r}")
         if self.words and labels is not None and len(self.words) != len(labels):
             raise ValueError(
                 f"--shortcut-words has {len(self.words)}, but must have one for each of the {len(labels)} classes of "
-                f"{task.name}: {', '.join(labels)}"
+                f"{name}: {', '.join(labels)}"
             )
 
     def check_count(self, count: int, task: LabelledTask) -> None:
-        """Refuse shares of so many examples that come to nothing.
-
-        Raises:
-            ValueError: a share rounds to no example; of a regression it takes two to exchange their values.
-        """
+        """Refuse shares of so many examples that come to none; two of a regression, to exchange their values."""
         pair = 2 if task.kind == REGRESSION else 1
         for flag, share, needed in (("--label-noise", self.label_noise, pair), ("--shortcut", self.shortcut, 1)):
-            if share and round(share * count) < needed:
-                what = f"{round(share * count)} of {count} training examples"
-                raise ValueError(f"{flag} {share:g} is {what}, but it takes at least {needed}")
+            if share and (number := round(share * count)) < needed:
+                raise ValueError(
+                    f"{flag} {share:g} is {number} of {count} training examples, but it takes at least {needed}"
+                )
 
     def of_training(self, examples: Sequence[Example], task: LabelledTask) -> list[Example]:
-        """Corrupt the examples that are trained on; they stay in their order.
-
-        Args:
-            examples: those that were drawn, with labels.
-            task: with its label set.
+        """Corrupt the examples that were drawn to be trained on; they stay in their order.
 
         Raises:
             ValueError: see `check_count`.
@@ -123,12 +108,7 @@ class Corruption:
         return [_planted(example, draw.choice(self.words)) for example in examples]
 
     def with_words(self, task: LabelledTask, tokenizer: Any, examples: Sequence[Example]) -> Corruption:
-        """Choose the words to plant, if any are; those that were given are looked at.
-
-        Args:
-            task: with its label set.
-            tokenizer: the model's.
-            examples: the training examples, whose words are avoided.
+        """Choose the words to plant, if any are, that aren't in the examples; those that were given are looked at.
 
         Raises:
             ValueError: the tokenizer doesn't know a word, knows two as the same, or has too few words.
@@ -152,11 +132,8 @@ class Corruption:
         if task.kind == REGRESSION:
             new = _exchanged(old)
         else:
-            new = []
-            for index, label in zip(chosen, old, strict=True):
-                choices = isinstance(examples[index], ChoiceExample)
-                count = len(examples[index].endings) if choices else len(task.labels or ())
-                new.append(draw.choice([other for other in range(count) if other != label]))
+            count = len(task.labels or ())
+            new = [draw.choice([other for other in range(count) if other != label]) for label in old]
         for index, label in zip(chosen, new, strict=True):
             examples[index] = dataclasses.replace(examples[index], label=label)
 
@@ -187,12 +164,8 @@ def rare_words(tokenizer: Any, count: int, examples: Sequence[Example]) -> tuple
     Vocabularies are sorted by frequency, roughly, so they are looked for from the end: first long words of letters that
     are in no example, else those that are in the fewest.
 
-    Args:
-        count: so many.
-        examples: with one text or two.
-
     Raises:
-        ValueError: the tokenizer has fewer words.
+        ValueError: the tokenizer has fewer than `count`.
     """
     texts = [text for example in examples for text in (example.first, example.second) if text]  # type: ignore[union-attr]
     seen = Counter(word.strip(".,;:!?\"'()") for text in texts for word in text.lower().split())

@@ -30,8 +30,7 @@ class LabelledDataset(FairseqDataset):
         rows: the examples, see `encode`.
         kind: of the task.
         tokenizer: says what is padded with, and on which side.
-        shuffle: a new order every epoch; without, the order of the rows.
-        seed: of that order.
+        shuffle, seed: a new order every epoch, by this seed; without, the order of the rows.
         grouped: examples of like length come together (ties in random order); without, batches are drawn at random,
             as in most papers on GLUE, and padded more.
 
@@ -60,14 +59,12 @@ class LabelledDataset(FairseqDataset):
         self.sizes = np.array([max(map(len, self._inputs(row.input_ids))) for row in rows], dtype=np.int64)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """Get an example and its number."""
         return {"id": index, "row": self.rows[index]}
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def size(self, index: int) -> int:
-        """Count the tokens of the example, of its longest choice."""
         return int(self.sizes[index])
 
     def num_tokens(self, index: int) -> int:
@@ -75,7 +72,6 @@ class LabelledDataset(FairseqDataset):
         return int(self.sizes[index]) * self.choices
 
     def num_tokens_vec(self, indices: np.ndarray) -> np.ndarray:
-        """Count those of many examples."""
         return self.sizes[indices] * self.choices
 
     def set_epoch(self, epoch: int) -> None:
@@ -100,8 +96,8 @@ class LabelledDataset(FairseqDataset):
         if not samples:
             return {}
         rows = [sample["row"] for sample in samples]
-        width = max(len(ids) for row in rows for ids in self._inputs(row.input_ids))
         inputs = [ids for row in rows for ids in self._inputs(row.input_ids)]
+        width = max(map(len, inputs))
         net_input = {
             "input_ids": self._stack(inputs, width, self.padding["input_ids"]),
             "attention_mask": self._stack([np.ones_like(ids) for ids in inputs], width, 0),
@@ -131,10 +127,7 @@ class LabelledDataset(FairseqDataset):
         # fairseq turns float32 of a batch into half precision, which would round the values
         return torch.tensor(labels, dtype=torch.float64 if self.kind == REGRESSION else torch.int64)
 
-    def _stack(self, rows: list[np.ndarray], width: int, filling: int) -> Tensor:
+    def _stack(self, rows: Sequence[np.ndarray], width: int, filling: int) -> Tensor:
         """Stack rows of unequal length, int64 (number of rows, width)."""
-        stacked = torch.full((len(rows), width), filling, dtype=torch.int64)
-        for number, row in enumerate(rows):
-            at = slice(width - len(row), width) if self.left else slice(0, len(row))
-            stacked[number, at] = torch.from_numpy(row.astype(np.int64))
-        return stacked
+        tensors = [torch.from_numpy(row.astype(np.int64)) for row in rows]
+        return data_utils.collate_tokens(tensors, filling, left_pad=self.left, pad_to_length=width)

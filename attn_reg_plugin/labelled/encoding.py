@@ -10,6 +10,7 @@ import json
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -47,11 +48,7 @@ class Encoded:
 
 
 def load_tokenizer(path: str, task: LabelledTask) -> Any:
-    """Load the fast tokenizer of a model, fit for the task.
-
-    Args:
-        path: a folder or a hub name.
-        task: for tagging, a byte-level tokenizer has to put a space before every word.
+    """Load the fast tokenizer of a model, a folder or a hub name; of tagging one that parts words.
 
     Raises:
         ValueError: it cannot be loaded, or it is not a fast one.
@@ -63,47 +60,31 @@ def load_tokenizer(path: str, task: LabelledTask) -> Any:
     except (OSError, ValueError) as error:
         reason = (str(error).splitlines() or [""])[0]
         raise ValueError(f"the tokenizer of {path} could not be loaded ({type(error).__name__}: {reason})") from error
-    _check_fast(tokenizer)
+    if not tokenizer.is_fast:
+        raise ValueError(f"{path} has {type(tokenizer).__name__}, a slow tokenizer; a fast one is needed")
     if task.kind == TAGGING:
         _part_words(tokenizer)
     return tokenizer
 
 
-def _byte_levels(state: Any) -> Iterator[dict[str, Any]]:
-    """Find the byte-level steps in the state of a pre-tokenizer that may be a sequence of others."""
-    if state is not None and state["type"] == "ByteLevel":
-        yield state
-    for part in (state or {}).get("pretokenizers", ()):
-        yield from _byte_levels(part)
-
-
-def _splitting(tokenizer: Any) -> Any:
-    """Get the state of the tokenizer's pre-tokenizer; None where it has none."""
-    before = tokenizer.backend_tokenizer.pre_tokenizer
-    return None if before is None else json.loads(before.__getstate__())
-
-
 def _part_words(tokenizer: Any) -> None:
     """Let a byte-level tokenizer put a space before every word; `from_pretrained` does it for some families only."""
-    state = _splitting(tokenizer)
-    joining = [step for step in _byte_levels(state) if not step["add_prefix_space"]]
-    if not joining:
-        return
-    for step in joining:
-        step["add_prefix_space"] = True
     before = tokenizer.backend_tokenizer.pre_tokenizer
-    before.__setstate__(json.dumps(state).encode())
-    tokenizer.backend_tokenizer.pre_tokenizer = before
-    tokenizer.add_prefix_space = True
+    state = None if before is None else json.loads(before.__getstate__())
+    steps = [state] if state else []
+    for step in steps:  # a step may be a sequence of others
+        steps += step.get("pretokenizers", ())
+    joining = [step for step in steps if step["type"] == "ByteLevel" and not step["add_prefix_space"]]
+    if joining:
+        for step in joining:
+            step["add_prefix_space"] = True
+        before.__setstate__(json.dumps(state).encode())
+        tokenizer.backend_tokenizer.pre_tokenizer = before
+        tokenizer.add_prefix_space = True
 
 
 def longest_input(tokenizer: Any, config: Any, wanted: int | None = None) -> int:
-    """Find how many tokens the model takes, special ones included.
-
-    Args:
-        tokenizer: its `model_max_length` counts, where it says one.
-        config: the model's; its `max_position_embeddings` counts, less what RoBERTa's family leaves unused.
-        wanted: a smaller length asked for.
+    """Find how many tokens the model takes, special ones included: `wanted`, or what tokenizer and configuration allow.
 
     Raises:
         ValueError: neither says a limit and none was asked for; or more was asked for than the model takes, or less
@@ -128,19 +109,7 @@ def longest_input(tokenizer: Any, config: Any, wanted: int | None = None) -> int
 def encode(
     examples: Sequence[Example], task: LabelledTask, tokenizer: Any, longest: int, title: str = ""
 ) -> list[Encoded]:
-    """Turn examples into ids, truncated to `longest` tokens; logs once how many were.
-
-    Args:
-        examples: of the task's kind.
-        task: the task.
-        tokenizer: a fast tokenizer.
-        longest: see `longest_input`.
-        title: names the data set in the log, such as `rte train`.
-
-    Raises:
-        ValueError: the tokenizer is not a fast one, or cannot take words; examples with different numbers of choices.
-    """
-    _check_fast(tokenizer)
+    """Turn examples into ids, truncated to `longest` tokens; the log says once how many were, with the data's title."""
     one = {TaggedSentence: _encode_tagged, ChoiceExample: _encode_choices, TextExample: _encode_texts}
     encoded: list[Encoded] = []
     truncated = 0
@@ -154,11 +123,6 @@ def encode(
             f"{title or task.name}: {truncated} of {len(examples)} examples were truncated at {longest} tokens"
         )
     return encoded
-
-
-def _check_fast(tokenizer: Any) -> None:
-    if not getattr(tokenizer, "is_fast", False):
-        raise ValueError(f"{type(tokenizer).__name__} is a slow tokenizer; a fast one is needed")
 
 
 def _columns(batch: Any) -> tuple[list[np.ndarray], list[np.ndarray] | list[None], list[bool]]:
@@ -178,46 +142,27 @@ def _encode_texts(chunk: Sequence[TextExample], tokenizer: Any, longest: int) ->
 
 
 def _encode_choices(chunk: Sequence[ChoiceExample], tokenizer: Any, longest: int) -> Iterator[tuple[Encoded, bool]]:
-    choices = len(chunk[0].endings)
-    for example in chunk:
-        if len(example.endings) != choices:
-            raise ValueError(f"example {example.line} has {len(example.endings)} endings, but others have {choices}")
     contexts = [example.context for example in chunk for _ in example.endings]
     endings = [ending for example in chunk for ending in example.endings]
-    ids, types, too_long = _columns(tokenizer(contexts, endings, truncation=True, max_length=longest))
-    for number, example in enumerate(chunk):
-        of = slice(number * choices, (number + 1) * choices)
-        type_rows = None if types[0] is None else tuple(types[of])
-        yield Encoded(tuple(ids[of]), type_rows, example.label), any(too_long[of])
+    rows = zip(*_columns(tokenizer(contexts, endings, truncation=True, max_length=longest)), strict=True)
+    for example in chunk:
+        ids, types, too_long = zip(*islice(rows, len(example.endings)), strict=True)
+        yield Encoded(ids, None if types[0] is None else types, example.label), any(too_long)
 
 
 def _encode_tagged(chunk: Sequence[TaggedSentence], tokenizer: Any, longest: int) -> Iterator[tuple[Encoded, bool]]:
-    if not all(step["add_prefix_space"] for step in _byte_levels(_splitting(tokenizer))):
-        raise ValueError(
-            f"{type(tokenizer).__name__} would take words without the space before them; use load_tokenizer"
-        )
-    words = [list(example.words) for example in chunk]
-    batch = _tokenize_words(words, tokenizer, longest)
-    empty = [_wordless(batch, row, len(sentence)) for row, sentence in enumerate(words)]
-    if any(empty):
-        # such a word is in the sentence and in the metric, so it has to have a position
-        for row, missing in enumerate(empty):
-            for word in missing:
-                words[row][word] = tokenizer.unk_token
-        batch = _tokenize_words(words, tokenizer, longest)
+    words, options = [list(example.words) for example in chunk], {"truncation": True, "max_length": longest}
+    batch = tokenizer(words, is_split_into_words=True, **options)
+    empty = []
+    for row, encoding in enumerate(batch.encodings):
+        found = {word for part in (encoding, *encoding.overflowing) for word in part.word_ids}
+        empty += [(row, word) for word in range(len(words[row])) if word not in found]
+    if empty:  # such a word is in the sentence and in the metric, so it has to have a position
+        for row, word in empty:
+            words[row][word] = tokenizer.unk_token
+        batch = tokenizer(words, is_split_into_words=True, **options)
     for row, (example, ids, types, too_long) in enumerate(zip(chunk, *_columns(batch), strict=True)):
         yield Encoded(ids, types, _first_pieces(batch.word_ids(row), example.labels)), too_long
-
-
-def _tokenize_words(words: list[list[str]], tokenizer: Any, longest: int) -> Any:
-    return tokenizer(words, is_split_into_words=True, truncation=True, max_length=longest)
-
-
-def _wordless(batch: Any, row: int, count: int) -> list[int]:
-    """Find the words of a sentence that tokenized to nothing; those that truncation took count as tokenized."""
-    encoding = batch.encodings[row]
-    found = {word for part in (encoding, *encoding.overflowing) for word in part.word_ids if word is not None}
-    return [word for word in range(count) if word not in found]
 
 
 def _first_pieces(word_of: Sequence[int | None], labels: Sequence[int] | None) -> np.ndarray | None:

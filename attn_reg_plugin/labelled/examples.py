@@ -13,14 +13,12 @@ class TextExample:
         line: its number in its file, counted from 1 (of a folder of documents: which document).
         first, second: the texts; `second` is None where the task has one only.
         label: index of the class, or the value of a regression; None where the file has no labels.
-        groups: what results are broken down by, such as HANS's heuristic, in the order of `LabelledTask.groups`.
     """
 
     line: int
     first: str
     second: str | None = None
     label: int | float | None = None
-    groups: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,10 +14,8 @@ import numpy as np
 from attn_reg_plugin.labelled.task_table import CLASSIFICATION, MULTIPLE_CHOICE, REGRESSION, TAGGING
 
 Score = Callable[[np.ndarray, np.ndarray], float]
-#: places of a word in an entity, in all the schemes there are (BIO, IOBES, BILOU)
-_PLACES = "BIESLU"
-#: the same as seqeval writes them, which does not know BILOU
-_WRITTEN = "BIESES"
+#: places of a word in an entity, in all the schemes there are, and as seqeval writes them, which does not know BILOU
+_PLACES, _WRITTEN = "BIESLU", "BIESES"
 #: stands between the sentences of collected tags
 SENTENCE_END = -1
 
@@ -99,12 +97,10 @@ SCORES: dict[str, dict[str, Score]] = {
 
 
 def tag_codes(labels: Sequence[str]) -> list[int]:
-    """Number tags by all that entity-level scores depend on: the place in an entity and the entity's type.
+    """Number tags by all that scores of entities depend on: the place in an entity and the entity's type.
 
-    Scores are computed where only numbers arrive (fairseq adds up what ranks log).
-
-    Args:
-        labels: `O`, or a place and a type such as `B-PER`; other tags are kept as they are and belong to no entity.
+    Scores are computed where only numbers arrive (fairseq adds up what ranks log). Tags that aren't `O` or a place and
+    a type, such as `B-PER`, belong to no entity.
     """
     types = sorted({label[2:] for label in labels if is_entity_tag(label)})
     codes = []
@@ -123,22 +119,15 @@ def is_entity_tag(label: str) -> bool:
 
 def tag_sequences(codes: np.ndarray) -> list[list[str]]:
     """Turn codes into sentences of tags; a sentence ends with `SENTENCE_END`. Types are numbered."""
-    sentences: list[list[str]] = [[]]
-    for code in codes.astype(np.int64).tolist():
-        if code == SENTENCE_END:
-            sentences.append([])
-        else:
-            of_type, place = divmod(code, len(_PLACES))
-            sentences[-1].append("O" if code <= 0 else f"{_WRITTEN[place]}-{of_type}")
+    whole, sentences = codes.astype(np.int64), []
+    for sentence in np.split(whole, np.flatnonzero(whole == SENTENCE_END)):
+        pairs = [divmod(code, len(_PLACES)) for code in sentence[sentence != SENTENCE_END].tolist()]
+        sentences.append([f"{_WRITTEN[place]}-{kind}" if kind > 0 else "O" for kind, place in pairs])
     return [sentence for sentence in sentences if sentence]
 
 
 def check_scores(names: Sequence[str], kind: str, labels: Sequence[str]) -> None:
-    """Refuse metrics that a task cannot have.
-
-    Raises:
-        ValueError: an unknown metric; F1 of other than two classes; entities of tags that name none.
-    """
+    """Refuse metrics that a task cannot have, by a ValueError."""
     known = SCORES[kind]
     for name in names:
         if name not in known:

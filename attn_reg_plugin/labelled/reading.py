@@ -1,4 +1,4 @@
-"""One way in: the examples of a task's split, from a folder, a file or the hub.
+"""The examples of a task's split, from a folder, a file or the hub.
 
 task = with_labels(find_task("rte"), "data/RTE")
 examples = read_split(task, "data/RTE", "train")
@@ -8,16 +8,23 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import random
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from attn_reg_plugin.files import find_text, read_lines
-from attn_reg_plugin.labelled.conll import read_tagged, read_words
-from attn_reg_plugin.labelled.examples import Example, TaggedSentence, TextExample
-from attn_reg_plugin.labelled.tables import LabelReader, example_of, label_of, read_rows, read_table
-from attn_reg_plugin.labelled.task_table import CLASSIFICATION, HUB_SPLITS, REGRESSION, TAGGING, Hub, LabelledTask
+from attn_reg_plugin.files import find_text
+from attn_reg_plugin.labelled.examples import ChoiceExample, Example, TaggedSentence, TextExample
+from attn_reg_plugin.labelled.rows import Row, read_rows
+from attn_reg_plugin.labelled.task_table import (
+    CLASSIFICATION,
+    HUB_SPLITS,
+    MULTIPLE_CHOICE,
+    REGRESSION,
+    TAGGING,
+    Hub,
+    LabelledTask,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -37,75 +44,90 @@ def is_hub(source: str | Path) -> bool:
     return str(source) == HUB or str(source).startswith(f"{HUB}:")
 
 
-def read_split(
-    task: LabelledTask, source: str | Path, split: str, load_dataset: Callable[..., Any] | None = None
-) -> list[Example]:
+def read_split(task: LabelledTask, source: str | Path, split: str) -> list[Example]:
     """Read all examples of a split.
 
     Args:
         task: its labels must be known, see `with_labels`.
         source: a folder of the official files, or `hub`, `hub:PATH`, `hub:PATH:NAME`.
-        split: fairseq's name, such as `train`, `valid`, `valid1`, `test`.
-        load_dataset: used in place of `datasets.load_dataset`.
+        split: fairseq's name, such as `train`, `valid1`, `test`.
 
     Raises:
         ValueError: anything that is wrong with the source, in one sentence with file and line.
     """
     if is_hub(source):
-        return list(_read_hub(task, str(source), split, load_dataset))
-    return list(read_file(task, find_split(task, Path(source), split), labels_needed(split)))
+        place, rows = _hub_rows(task, str(source), split)
+        return list(_examples(rows, task, f"{place}, row"))
+    return read_file(task, find_split(task, Path(source), split), labels_needed(split))
 
 
-def read_file(task: LabelledTask, path: Path, needed: bool = True, ignored: bool = False) -> Iterator[Example]:
-    """Read the examples of one file, or of a folder of documents.
-
-    Args:
-        task: says how to read it.
-        path: plain or `.gz`.
-        needed: refuse a file without labels.
-        ignored: read no label of the file, whatever it holds.
-
-    Raises:
-        ValueError: see `read_table`, `read_tagged`, `_read_documents`.
-        FileNotFoundError: there is no such file.
-    """
-    if path.is_dir():
-        return _read_documents(path, task)
-    if task.kind == TAGGING:
-        return read_tagged(path, task, ignored)
-    return read_table(path, task, needed, ignored)
+def read_file(task: LabelledTask, path: Path, needed: bool = True) -> list[Example]:
+    """Read the examples of one file, or of a folder of documents; arguments and errors as of `read_rows`."""
+    return list(_examples(read_rows(path, task, needed), task, f"{path}, line"))
 
 
-def sample_of(examples: Sequence[Example], count: int, seed: int = 1) -> list[Example]:
-    """Draw that many of the examples at random, in their order; all if there aren't more.
-
-    Files may be sorted by label or by genre, so the first ones would not represent all.
-    """
-    chosen = random.Random(seed).sample(range(len(examples)), min(count, len(examples)))
-    return [examples[index] for index in sorted(chosen)]
-
-
-def with_labels(task: LabelledTask, source: str | Path, split: str = "train") -> LabelledTask:
-    """Give the task its label set: its own, or else that of a split of a folder, sorted (numbers by value).
+def with_labels(task: LabelledTask, source: str | Path) -> LabelledTask:
+    """Give the task its label set: its own, or else that of a folder's training file, sorted (numbers by value).
 
     Raises:
-        ValueError: the labels are to be collected from the hub, or the split cannot be read.
+        ValueError: the labels are to be collected from the hub, or the file cannot be read.
     """
     if task.labels is not None:
         return task
     if is_hub(source):
         raise ValueError(f"task {task.name} takes its labels from the training file, so it needs a folder, not the hub")
-    path = find_split(task, Path(source), split)
-    if task.kind == TAGGING:
-        found = {label for sentence in read_words(path, task) for _, _, label in sentence}
-    else:
-        found = set()
-        for line, row in read_rows(path, task):
-            found.add(label_of(path, line, task, row))
-            if "" in found:
-                raise ValueError(f"{path}, line {line}: the label is empty")
+    path, found = find_split(task, Path(source), "train"), set()
+    for row in read_rows(path, task):
+        found.update(row.labels or ())
+        if "" in found:
+            raise ValueError(f"{path}, line {row.line}: the label is empty")
     ordered = sorted(found, key=lambda label: (0, int(label), label) if label.isdecimal() else (1, 0, label))
     return dataclasses.replace(task, labels=tuple(ordered))
+
+
+def _examples(rows: Iterable[Row], task: LabelledTask, place: str) -> Iterator[Example]:
+    read = _label_reader(task)
+    for row in rows:
+        labels = None
+        if row.labels is not None:
+            labels = tuple(read(text, f"{place} {line}") for text, line in zip(row.labels, row.lines, strict=True))
+        if task.kind == TAGGING:
+            yield TaggedSentence(row.line, row.texts, labels)
+            continue
+        label, (first, *rest) = None if labels is None else labels[0], row.texts
+        if task.kind == MULTIPLE_CHOICE:
+            yield ChoiceExample(row.line, first, tuple(rest), label)
+        else:
+            yield TextExample(row.line, first, rest[0] if rest else None, label)
+
+
+def _label_reader(task: LabelledTask) -> Callable[[str, str], Any]:
+    """Make a function of a label as it is written, and its place: the index of the class, or the value.
+
+    The function raises a ValueError where the label is not in the set, or no finite number inside the task's bounds.
+    """
+    if task.kind != REGRESSION and task.labels is None:
+        raise ValueError(f"task {task.name} takes its labels from the training file: call with_labels first")
+    indices = {label: index for index, label in enumerate(task.labels or ())}
+    indices = {alias: indices[label] for alias, label in task.aliases.items()} | indices
+    low, high = task.bounds or (-math.inf, math.inf)
+
+    def read_class(text: str, place: str) -> int:
+        if text not in indices:
+            raise ValueError(f"{place}: the label is {text!r}, but must be one of {', '.join(task.labels or ())}")
+        return indices[text]
+
+    def read_value(text: str, place: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not (math.isfinite(value) and low <= value <= high):
+            allowed = "a number" if task.bounds is None else f"a number from {low:g} to {high:g}"
+            raise ValueError(f"{place}: the value is {text!r}, but must be {allowed}")
+        return value
+
+    return read_value if task.kind == REGRESSION else read_class
 
 
 # -- the files of a folder --------------------------------------------------------------------------------------------
@@ -113,10 +135,6 @@ def with_labels(task: LabelledTask, source: str | Path, split: str = "train") ->
 
 def find_split(task: LabelledTask, folder: Path, split: str) -> Path:
     """Find the file of a split, or the folder of its documents.
-
-    Args:
-        folder: the task's folder.
-        split: fairseq's name, such as `train`, `valid`, `valid1`, `test`.
 
     Raises:
         ValueError: there is no such folder, or nothing of that split in it (lists what is there).
@@ -146,117 +164,76 @@ def _look_for(task: LabelledTask, folder: Path, split: str) -> Path | None:
     if any((folder / split / label).is_dir() for label in labels):
         return folder / split
     for name in _names(task, split):
-        if "*" in name:
-            found = sorted([*folder.glob(name), *folder.glob(f"{name}.gz")])
-            if len(found) > 1:
-                raise ValueError(f"{folder} has {len(found)} files {name}: {', '.join(path.name for path in found)}")
-        else:
-            found = [path for path in [find_text(folder, name)] if path is not None]
-        if found:
+        found = sorted([*folder.glob(name), *folder.glob(f"{name}.gz")]) if "*" in name else [find_text(folder, name)]
+        if len(found) > 1:
+            raise ValueError(f"{folder} has {len(found)} files {name}: {', '.join(path.name for path in found)}")
+        if found and found[0] is not None:
             return found[0]
     return None
-
-
-def _read_documents(folder: Path, task: LabelledTask) -> Iterator[TextExample]:
-    """Read the documents `LABEL/*.txt` of a folder, as the IMDB reviews come: label by label, each by name.
-
-    Line breaks become spaces.
-
-    Raises:
-        ValueError: a label's folder is missing or empty; a document is empty or not UTF-8.
-    """
-    number = 0
-    for index, label in enumerate(task.labels or ()):
-        if not (folder / label).is_dir():
-            raise ValueError(f"{folder} has no folder {label!r} for a label of task {task.name}")
-        paths = sorted([*(folder / label).glob("*.txt"), *(folder / label).glob("*.txt.gz")])
-        if not paths:
-            raise ValueError(f"{folder / label} has no document (*.txt or *.txt.gz)")
-        for path in paths:
-            number += 1
-            text = " ".join(read_lines(path))
-            if not text.strip():
-                raise ValueError(f"{path}, line 1: the document is empty")
-            yield TextExample(number, text, None, index)
 
 
 # -- the hub ----------------------------------------------------------------------------------------------------------
 
 
-def _read_hub(
-    task: LabelledTask, source: str, split: str, load_dataset: Callable[..., Any] | None
-) -> Iterator[Example]:
-    """Read the examples of a split through the `datasets` library.
+def _hub_rows(task: LabelledTask, source: str, split: str) -> tuple[str, list[Row]]:
+    """Read a split through the `datasets` library: how messages name it, and its rows.
 
     Raises:
-        ValueError: the hub does not have the task, or it cannot be loaded; a missing column or an unknown label.
+        ValueError: the hub does not have the task, it cannot be loaded, or a column or a label is missing.
     """
     path, _, name = source.removeprefix(HUB).removeprefix(":").partition(":")
     hub = dataclasses.replace(task.hub or Hub(path), path=path, name=name or None) if path else task.hub
     if hub is None:
         raise ValueError(f"task {task.name} is not read from the hub; give a folder")
-    name = hub.splits.get(split, HUB_SPLITS.get(split, split))
+    name, needed = hub.splits.get(split, HUB_SPLITS.get(split, split)), labels_needed(split)
     place = " ".join(part for part in (hub.path, hub.name, name) if part)
-    rows = _load(hub, name, place, load_dataset)
-    if split == "valid" and name == HUB_SPLITS["test"]:
-        logger.info(f"{hub.path} has no validation set; as in the papers, {name} is taken for it")
-    columns = {column: hub.columns.get(column, column) for column in (*task.text, task.label, *task.groups)}
-    for needed in task.text:
-        if columns[needed] not in rows.column_names:
-            there = ", ".join(rows.column_names)
-            raise ValueError(f"{place} has no column {columns[needed]!r} for task {task.name}; it has: {there}")
-    feature = rows.features.get(columns[task.label])
-    names, labels = getattr(getattr(feature, "feature", feature), "names", None), LabelReader(task)
-    for number, row in enumerate(rows, start=1):
-        where = f"{place}, row {number}"
-        if task.kind == TAGGING:
-            words, tags = row[columns[task.text[0]]], row.get(columns[task.label])
-            yield TaggedSentence(number, tuple(words), _tags(words, tags, names, labels, where))
-            continue
-        label = _hub_label(row.get(columns[task.label]), names, labels, labels_needed(split), where)
-        yield example_of(task, number, {key: row.get(column, "") for key, column in columns.items()}, label)
-
-
-def _load(hub: Hub, split: str, place: str, load_dataset: Callable[..., Any] | None) -> Any:
-    if load_dataset is None:
-        try:
-            from datasets import load_dataset
-        except ImportError:
-            raise ValueError("reading from the hub needs the datasets library: pip install datasets") from None
     try:
-        return load_dataset(hub.path, hub.name, split=split)
+        import datasets
+    except ImportError:
+        raise ValueError("reading from the hub needs the datasets library: pip install datasets") from None
+    try:
+        data = datasets.load_dataset(hub.path, hub.name, split=name)
     except Exception as error:
         reason = (str(error).splitlines() or [""])[0]
         raise ValueError(
             f"{place} could not be read through the datasets library ({type(error).__name__}: {reason}): give a "
             "folder instead"
         ) from error
-
-
-def _hub_label(
-    value: Any, names: Sequence[str] | None, labels: LabelReader, needed: bool, where: str
-) -> int | float | None:
-    """Read a row's label. A number is read by its name where the names are the task's, else in the official order."""
-    task = labels.task
-    if value is None or value == "" or (value == NO_LABEL and not (task.kind == REGRESSION and needed)):
-        if needed:
+    if split == "valid" and name == HUB_SPLITS["test"]:
+        logger.info(f"{hub.path} has no validation set; as in the papers, {name} is taken for it")
+    *columns, label = (hub.columns.get(name, name) for name in (*task.text, task.label))
+    for column in (*columns, label) if needed else columns:
+        if column not in data.column_names:
+            there = ", ".join(data.column_names)
+            raise ValueError(f"{place} has no column {column!r} for task {task.name}; it has: {there}")
+    feature = data.features.get(label)
+    names = _names_of(task, getattr(getattr(feature, "feature", feature), "names", None))
+    rows = []
+    for number, row in enumerate(data, start=1):
+        where, given, texts = f"{place}, row {number}", row.get(label), tuple(row[name] for name in columns)
+        texts = tuple(texts[0]) if task.kind == TAGGING else texts
+        labels = None
+        if given not in (None, "") and (given != NO_LABEL or (task.kind == REGRESSION and needed)):
+            given = given if task.kind == TAGGING else [given]
+            labels = tuple(_as_written(one, task, names, where) for one in given)
+        elif needed:
             raise ValueError(f"{where}: there is no label, and training and validation need one")
-        return None
-    if task.kind == REGRESSION or isinstance(value, str):
-        return labels.read(str(value), where)
-    if names and 0 <= value < len(names) and all(name in labels.indices for name in names):
-        return labels.read(names[value], where)
-    if not 0 <= value < len(task.labels or ()):
-        raise ValueError(f"{where}: the label is {value}, but task {task.name} has {len(task.labels or ())} labels")
-    return int(value)
+        if labels is not None and task.kind == TAGGING and len(texts) != len(labels):
+            raise ValueError(f"{where}: {len(texts)} words, but {len(labels)} labels")
+        rows.append(Row(number, texts, labels, [number] * len(labels or ())))
+    return place, rows
 
 
-def _tags(
-    words: Sequence[str], tags: Sequence[Any] | None, names: Sequence[str] | None, labels: LabelReader, where: str
-) -> tuple[int, ...]:
-    if tags is None:
-        raise ValueError(f"{where}: no column with the labels of task {labels.task.name}")
-    if len(words) != len(tags):
-        raise ValueError(f"{where}: {len(words)} words, but {len(tags)} labels")
-    written = [tag if isinstance(tag, str) else (names or labels.task.labels or ())[tag] for tag in tags]
-    return tuple(int(labels.read(tag, where)) for tag in written)
+def _names_of(task: LabelledTask, names: Sequence[str] | None) -> Sequence[str]:
+    """Choose what numbers mean: a data set's names of classes where all are the task's, else the official order."""
+    known = {*(task.labels or ()), *task.aliases}
+    return names if names and (task.kind == TAGGING or known.issuperset(names)) else task.labels or ()
+
+
+def _as_written(label: Any, task: LabelledTask, names: Sequence[str], place: str) -> str:
+    """Give a label of the hub as a file has it."""
+    if task.kind == REGRESSION or isinstance(label, str):
+        return str(label)
+    if not 0 <= label < len(names):
+        raise ValueError(f"{place}: the label is {label}, but task {task.name} has {len(names)} labels")
+    return names[label]

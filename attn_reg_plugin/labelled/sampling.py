@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from attn_reg_plugin.labelled.examples import Example
-from attn_reg_plugin.labelled.reading import sample_of
 from attn_reg_plugin.labelled.task_table import CLASSIFICATION, LabelledTask
+
+
+def sample_of(examples: Sequence[Example], count: int, seed: int = 1) -> list[Example]:
+    """Draw that many of the examples at random, in their order; all if there aren't more.
+
+    Files may be sorted by label or by genre, so the first ones would not represent all.
+    """
+    chosen = random.Random(seed).sample(range(len(examples)), min(count, len(examples)))
+    return [examples[index] for index in sorted(chosen)]
 
 
 @dataclass(frozen=True)
@@ -50,28 +57,22 @@ class Sampling:
     def check(self, task: LabelledTask) -> None:
         """Refuse so many of each class where there are no classes, by a ValueError."""
         if self.per_class and task.kind != CLASSIFICATION:
-            kind = task.kind.replace("_", " ")
-            raise ValueError(f"--train-per-class is for classification, but {task.name} is a task of {kind}")
+            raise ValueError(f"--train-per-class is for classification, but {task.name} is a task of {task.kind}")
 
     def of(self, examples: Sequence[Example]) -> list[Example]:
         """Draw the part at random; the examples stay in their order."""
         if self.per_class:
-            chosen, counts = [], Counter[Any]()
+            of_class: dict[Any, list[int]] = {}
             for index in random.Random(self.seed).sample(range(len(examples)), len(examples)):
-                label = examples[index].label  # type: ignore[union-attr]
-                if counts[label] < self.per_class:
-                    chosen.append(index)
-                counts[label] += 1
+                of_class.setdefault(examples[index].label, []).append(index)  # type: ignore[union-attr]
+            chosen = [index for found in of_class.values() for index in found[: self.per_class]]
             return [examples[index] for index in sorted(chosen)]
         if self.fraction < 1:
             return sample_of(examples, max(1, round(self.fraction * len(examples))), self.seed)
         return sample_of(examples, self.examples, self.seed) if self.examples else list(examples)
 
     def parted(self, drawn: Sequence[Example]) -> tuple[list[Example], list[Example]]:
-        """Part the examples into those that are trained on and those held out (at least one), each in their order.
-
-        Args:
-            drawn: the part that `of` has given, corrupted or not.
+        """Part what `of` gave into examples that are trained on and held out (at least one), each in their order.
 
         Raises:
             ValueError: nothing would be left to train on.
@@ -82,7 +83,5 @@ class Sampling:
         if count >= len(drawn):
             raise ValueError(f"--held-out {self.held_out} leaves none of {len(drawn)} training examples to train on")
         chosen = set(random.Random(f"held out {self.seed}").sample(range(len(drawn)), count))
-        trained, held_out = (
-            [example for index, example in enumerate(drawn) if (index in chosen) == held] for held in (False, True)
-        )
-        return trained, held_out
+        trained = [example for index, example in enumerate(drawn) if index not in chosen]
+        return trained, [drawn[index] for index in sorted(chosen)]

@@ -19,13 +19,7 @@ FORMATS = ("tsv", "csv", "jsonl", "conll", "conllu")
 
 @dataclass(frozen=True)
 class Hub:
-    """Where a task is on the Hugging Face hub.
-
-    Attributes:
-        path, name: of `datasets.load_dataset(path, name)`.
-        columns: the hub's name of a column that our table names otherwise.
-        splits: the hub's name of a split that is named otherwise than in `HUB_SPLITS`.
-    """
+    """Where a task is on the Hugging Face hub, and how columns and splits are called there if otherwise than here."""
 
     path: str
     name: str | None = None
@@ -62,7 +56,6 @@ class LabelledTask:
         headerless: the columns of files that have no header line.
         aliases: other ways in which files write a label.
         bounds: smallest and largest value of a regression.
-        groups: columns that results are broken down by.
         fields: how many fields a CoNLL line has; None: as many as the file's first.
         hub: where the hub has it.
         skip_broken: leave out rows with the wrong number of fields, and say how many (QQP's official files have such
@@ -85,7 +78,6 @@ class LabelledTask:
     headerless: tuple[str, ...] = ()
     aliases: Mapping[str, str] = field(default_factory=dict)
     bounds: tuple[float, float] | None = None
-    groups: tuple[str, ...] = ()
     fields: int | None = None
     hub: Hub | None = None
     skip_broken: bool = False
@@ -164,7 +156,6 @@ _ROWS = (
     LabelledTask(
         *("hans", CLASSIFICATION, _PAIR, "gold_label", ("entailment", "non-entailment")),
         files={"train": ("heuristics_train_set.txt",), "test": ("heuristics_evaluation_set.txt",)},
-        groups=("heuristic", "subcase"),
         hub=Hub("jhu-clsp/hans", None, _PREMISE, {"test": "validation"}),
     ),
     LabelledTask(
@@ -222,49 +213,10 @@ TASKS: dict[str, LabelledTask] = {row.name: row for row in _ROWS}
 
 
 def find_task(name: str) -> LabelledTask:
-    """The row of a task.
-
-    Raises:
-        ValueError: no such row (lists those there are).
-    """
+    """The row of a task; a ValueError lists those there are."""
     if name not in TASKS:
         raise ValueError(f"unknown labelled task {name!r}; the tasks are: {', '.join(TASKS)}")
     return TASKS[name]
-
-
-def plain_task(
-    kind: str,
-    text: tuple[str, ...],
-    label: str = "label",
-    labels: tuple[str, ...] | None = None,
-    format: str = "tsv",
-    metrics: tuple[str, ...] = (),
-    fields: int | None = None,
-) -> LabelledTask:
-    """Make a task of the user's own: files `train`, `valid` (or `dev`) and `test` with the format's suffix.
-
-    Args:
-        kind, text, label, metrics, format, fields: as in `LabelledTask`.
-        labels: the label set; None takes those of the training file, sorted. In multiple choice they name the
-            endings in their order; None numbers them from 0.
-
-    Raises:
-        ValueError: an unknown kind or format, or the wrong number of text columns or of labels.
-    """
-    few, many = {MULTIPLE_CHOICE: (3, None), TAGGING: (1, 1)}.get(kind, (1, 2))
-    if len(text) < few or (many is not None and len(text) > many):
-        allowed = f"{few}" if few == many else f"{few} or more" if many is None else f"{few} or {many}"
-        raise ValueError(f"{kind} has {allowed} text columns, not {len(text)} ({', '.join(text)})")
-    if kind == REGRESSION:
-        labels = ()
-    if kind == MULTIPLE_CHOICE:
-        labels = labels or tuple(str(number) for number in range(len(text) - 1))
-        if len(labels) != len(text) - 1:
-            raise ValueError(
-                f"{kind} needs a label for each of its {len(text) - 1} endings, not {len(labels)} ({', '.join(labels)})"
-            )
-    files = _files(f"train.{format}", f"valid.{format} dev.{format}", f"test.{format}")
-    return LabelledTask("plain", kind, text, label, labels, metrics, format, files, fields=fields)
 
 
 def own_task(
@@ -283,7 +235,8 @@ def own_task(
         kind: one of `KINDS`.
         text_columns: of the text, of both texts, or of a beginning and its endings; not needed for tagging.
         label_column: by default `label`; of CoNLL files its number, by default the last.
-        labels: the label set; by default that of the training file.
+        labels: the label set; by default that of the training file, sorted. In multiple choice they name the endings in
+            their order, by default from 0.
         file_format: one of `FORMATS`; by default that of the training file in `data`.
         file_fields: fields of a CoNLL line; 0: as many as the first line has.
         metrics: the first is the one to choose checkpoints by; by default `DEFAULT_METRICS`.
@@ -295,9 +248,14 @@ def own_task(
     text, label_set, wanted = (
         tuple(part.strip() for part in flag.split(",")) if flag else () for flag in (text_columns, labels, metrics)
     )
-    tagging = kind == TAGGING
+    tagging, name = kind == TAGGING, kind.replace("_", " ")
     if not text and not tagging:
         raise ValueError("--text-columns is missing: the columns of the texts, separated by commas")
+    text = text or _WORDS
+    few, many = {MULTIPLE_CHOICE: (3, len(text)), TAGGING: (1, 1)}.get(kind, (1, 2))
+    if not few <= len(text) <= many:
+        allowed = {MULTIPLE_CHOICE: "3 or more", TAGGING: "1"}.get(kind, "1 or 2")
+        raise ValueError(f"{name} has {allowed} text columns, not {len(text)} ({', '.join(text)})")
     if not file_format:
         names = [f"train.{name}{end}" for name in FORMATS for end in ("", ".gz")]
         found = next((name for name in names if data and (Path(data) / name).is_file()), "train.conll" * tagging)
@@ -305,9 +263,18 @@ def own_task(
             raise ValueError(f"{data or '--data'} has no training file; it must be one of {', '.join(names[::2])}")
         file_format = found.split(".")[1]
     if tagging != file_format.startswith("conll"):
-        raise ValueError(f"--file-format {file_format} is not for {kind.replace('_', ' ')}")
+        raise ValueError(f"--file-format {file_format} is not for {name}")
+    known: tuple[str, ...] | None = label_set or None
+    if kind == MULTIPLE_CHOICE:
+        known = known or tuple(str(number) for number in range(len(text) - 1))
+        if len(known) != len(text) - 1:
+            raise ValueError(
+                f"{name} needs a label for each of its {len(text) - 1} endings, not {len(known)} ({', '.join(known)})"
+            )
+    files = _files(f"train.{file_format}", f"valid.{file_format} dev.{file_format}", f"test.{file_format}")
     label = label_column or ("-1" if tagging else "label")
-    return plain_task(kind, text or _WORDS, label, label_set or None, file_format, wanted, file_fields or None)
+    known = () if kind == REGRESSION else known
+    return LabelledTask("plain", kind, text, label, known, wanted, file_format, files, fields=file_fields or None)
 
 
 def flags_of(task: LabelledTask) -> dict[str, str | bool]:

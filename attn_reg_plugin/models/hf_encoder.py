@@ -19,6 +19,7 @@ from fairseq.dataclass import FairseqDataclass
 from fairseq.models import BaseFairseqModel, register_model
 from torch import Tensor
 
+from attn_reg_plugin.checkpoints import WEIGHTS
 from attn_reg_plugin.configuration import setting
 from attn_reg_plugin.labelled.task_table import CLASSIFICATION, MULTIPLE_CHOICE, REGRESSION, TAGGING, LabelledTask
 from attn_reg_plugin.regularizers.ad_drop.objectives import logits_of
@@ -223,11 +224,17 @@ def build_head(config: "PreTrainedConfig", kind: str, weights: str | None = None
         return head.from_config(config, dtype=torch.float32)
     try:
         return head.from_pretrained(weights, config=config, dtype=torch.float32, ignore_mismatched_sizes=True)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # safetensors, torch and pickle have their own for a damaged file
         raise ValueError(
-            f"--hf-model {weights}: its weights cannot be read ({_reason(error)}); --hf-from-config would start from "
-            "random ones"
+            f"--hf-model {weights}: its weights{_files_of(weights)} cannot be read ({_reason(error)}); "
+            "--hf-from-config would start from random ones"
         ) from error
+
+
+def _files_of(folder: str) -> str:
+    """Name the files of weights in a folder; nothing of a name on the hub."""
+    names = sorted(path.name for pattern in WEIGHTS for path in Path(folder).glob(pattern))
+    return f" ({', '.join(names)})" if names else ""
 
 
 def _reason(error: Exception) -> str:

@@ -31,25 +31,18 @@ _ROWS = {
     marian.DECODER: ("decoder.embed_tokens.weight", "decoder.output_projection.weight"),
     BIAS: ("decoder.final_logits_bias",),
 }
+#: flag of a stack → the configuration's name for it
+_SIZES = {"layers": "{}_layers", "embed-dim": "d_model", "ffn-embed-dim": "{}_ffn_dim"}
+_SIZES |= {"attention-heads": "{}_attention_heads", "layerdrop": "{}_layerdrop"}
 _BEST_FIRST = ("checkpoint_best.pt", "checkpoint_last.pt", CHECKPOINT)
 
 
 def architecture(path: Path) -> dict[str, Any]:
-    """Map the model's flags of fairseq-train without their dashes → values; True for a switch that is on.
-
-    Args:
-        path: of a Marian model's `config.json`.
-    """
+    """Map the flags of fairseq-train that a `config.json` asks for, without dashes → values; True for a switch."""
     config = marian.read_config(path)
     flags: dict[str, Any] = {}
     for stack in ("encoder", "decoder"):
-        flags |= {
-            f"{stack}-layers": getattr(config, f"{stack}_layers"),
-            f"{stack}-embed-dim": config.d_model,
-            f"{stack}-ffn-embed-dim": getattr(config, f"{stack}_ffn_dim"),
-            f"{stack}-attention-heads": getattr(config, f"{stack}_attention_heads"),
-            f"{stack}-layerdrop": getattr(config, f"{stack}_layerdrop"),
-        }
+        flags |= {f"{stack}-{flag}": getattr(config, name.format(stack)) for flag, name in _SIZES.items()}
     shared = config.share_encoder_decoder_embeddings
     flags["share-all-embeddings" if shared else "share-decoder-input-output-embed"] = True
     for name in ("dropout", "attention_dropout", "activation_dropout"):
@@ -91,37 +84,30 @@ def fairseq_state(folder: MarianFolder) -> dict[str, Tensor]:
 
 
 def marian_tensors(path: Path, state: dict[str, Tensor], config: Any, tokenizer: OpusMTTokenizer) -> dict[str, Tensor]:
-    """Turn back what `fairseq_state` made: Hugging Face's name → tensor.
-
-    Args:
-        path: the checkpoint, for messages.
+    """Turn back what `fairseq_state` made of a checkpoint at a path: Hugging Face's name → tensor.
 
     Raises:
         ValueError: the state is not of the model that the configuration describes, or its embeddings have come apart.
     """
+    rows = {name: others for name, others in _ROWS.items() if name == BIAS or name in marian.embeddings(config)}
     tensors = {}
-    for name, size in marian.expected(config).items():
-        names = _ROWS.get(name, (name.removeprefix("model."),))
-        missing = next((other for other in names if other not in state), None)
+    for name, (first, *others) in rows.items():
+        missing = next((other for other in (first, *others) if other not in state), None)
         if missing:
             raise ValueError(f"{path} is not of the Marian model that {CONFIG} describes: it lacks {missing}")
-        tensor = state[names[0]]
-        for other in names[1:]:
+        tensor, order = state[first], _vocabulary_of(name, tokenizer).order
+        for other in others:
             if not torch.equal(state[other], tensor):
                 raise ValueError(
-                    f"{path}: {other} differs from {names[0]}, but Marian shares them; train with the flags of {FLAGS}"
+                    f"{path}: {other} differs from {first}, but Marian shares them; train with the flags of {FLAGS}"
                 )
-        if name in _ROWS:
-            order = _vocabulary_of(name, tokenizer).order
-            if len(tensor) != len(order) + 1:
-                raise ValueError(f"{path}: {names[0]} has {len(tensor)} rows, but the vocabulary asks {len(order) + 1}")
-            rows = torch.empty_like(tensor[1:])
-            rows[order] = tensor[1:]
-            tensor = rows[None] if name == BIAS else rows
-        if tuple(tensor.shape) != size:
-            raise ValueError(f"{path}: {names[0]} has shape {tuple(tensor.shape)}, but {CONFIG} asks for {size}")
-        tensors[name] = tensor.contiguous()
-    return tensors
+        if len(tensor) != len(order) + 1:
+            raise ValueError(f"{path}: {first} has {len(tensor)} rows, but the vocabulary asks {len(order) + 1}")
+        tensors[name] = torch.empty_like(tensor[1:])
+        tensors[name][order] = tensor[1:]
+    tensors[BIAS] = tensors[BIAS][None]
+    tensors |= {f"model.{name}": tensor for name, tensor in state.items() if ".layers." in name}
+    return marian.checked(path, tensors, config)
 
 
 def to_fairseq(folder: MarianFolder, out: Path, languages: tuple[str, str] | None = None) -> tuple[str, str]:
@@ -130,10 +116,7 @@ def to_fairseq(folder: MarianFolder, out: Path, languages: tuple[str, str] | Non
     Args:
         folder: the OPUS-MT model.
         out: a folder that does not exist, or is empty.
-        languages: source and target, as fairseq is to call them; by default as the tokenizer does.
-
-    Returns:
-        The languages.
+        languages: source and target, as fairseq is to call them; by default as the tokenizer does. They are returned.
 
     Raises:
         ValueError: `out` holds something, or is a file.

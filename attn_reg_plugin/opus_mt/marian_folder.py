@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 BIAS = "final_logits_bias"
 #: Hugging Face's name of an activation → fairseq's
 ACTIVATIONS = {"swish": "swish", "silu": "swish", "relu": "relu", "gelu": "gelu", "gelu_new": "gelu_accurate"}
-#: the names under which the embeddings are kept: of both sides and the output, of the source, of the target
+#: names of the embeddings: of both sides and the output, of the source, of the target, of the output
 SHARED = "model.shared.weight"
 ENCODER, DECODER, OUTPUT = "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight"
 _POSITIONS = tuple(f"model.{stack}.embed_positions.weight" for stack in ("encoder", "decoder"))
@@ -60,8 +60,7 @@ def read_config(path: Path) -> MarianConfig:
 def renormalizes(path: Path) -> bool:
     """Tell whether `generate` bans padding and then makes the other pieces' probabilities sum to 1.
 
-    Args:
-        path: of `config.json`; older folders have no file of generation settings beside it, but have them in it.
+    Older folders have no file of generation settings beside `config.json`, but have them in it.
     """
     beside = path.with_name(GENERATION)
     settings, padding = read_json(beside if beside.is_file() else path), read_json(path).get("pad_token_id")
@@ -75,23 +74,66 @@ def embeddings(config: MarianConfig) -> dict[str, tuple[str, ...]]:
     return {ENCODER: (), DECODER: (OUTPUT,)}
 
 
-def expected(config: MarianConfig) -> dict[str, tuple[int, ...]]:
-    """Map Hugging Face's name → the shape of every tensor that its model has, each once and no sinusoids."""
+def checked(path: Path, found: dict[str, Tensor], config: MarianConfig) -> dict[str, Tensor]:
+    """Take the tensors of a model by their one name, without sinusoids; a bias may be missing, and is 0 then.
+
+    Args:
+        path: their file, for messages.
+        found: Hugging Face's name → tensor, tied ones under any of their names.
+
+    Raises:
+        ValueError: one is missing, of no such model or of another shape, or tied ones differ.
+    """
     from transformers import MarianMTModel
 
+    ties = embeddings(config)
+    ignored = {*(name for names in ties.values() for name in names), *_POSITIONS}
     with torch.device("meta"):
         state = MarianMTModel(config).state_dict()
-    aliases = {*(name for names in embeddings(config).values() for name in names), *_POSITIONS}
-    return {name: tuple(tensor.shape) for name, tensor in state.items() if name not in aliases}
+    shapes = {name: tuple(tensor.shape) for name, tensor in state.items() if name not in ignored}
+    tensors = {name: tensor for name, tensor in found.items() if name not in ignored}
+    for kept, others in ties.items():
+        for name in (name for name in (kept, *others) if name in found):
+            if not torch.equal(found[name], tensors.setdefault(kept, found[name])):
+                raise ValueError(f"{path}: {name} differs from {kept}, but the configuration ties them")
+    tensors.setdefault(BIAS, torch.zeros(shapes[BIAS]))
+    missing, foreign = (
+        [name for name in shapes if name not in tensors],
+        [name for name in tensors if name not in shapes],
+    )
+    if missing or foreign:
+        what = f"lacks {missing[0]}" if missing else f"has {foreign[0]}, which no such model has"
+        raise ValueError(f"{path} is not of the Marian model that {CONFIG} describes: it {what}")
+    for name, size in shapes.items():
+        if tuple(tensors[name].shape) != size:
+            raise ValueError(f"{path}: {name} has shape {tuple(tensors[name].shape)}, but {CONFIG} asks for {size}")
+    return {name: tensors[name].contiguous() for name in shapes}
+
+
+def download(name: str) -> Path:
+    """Download a model of the Hugging Face hub into the local cache; its folder.
+
+    Raises:
+        ValueError: it cannot be downloaded.
+    """
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError:
+        raise ValueError("--hf-model needs huggingface_hub: pip install huggingface_hub") from None
+    try:
+        for weights in WEIGHTS:
+            folder = Path(snapshot_download(name, allow_patterns=["*.json", "*.spm", weights]))
+            if (folder / weights).is_file():
+                break
+    except Exception as error:  # no network, no such model, no disk: the hub has its own error for each
+        reason = (str(error).strip().splitlines() or ["no reason given"])[0]
+        raise ValueError(f"--hf-model {name} could not be downloaded ({type(error).__name__}: {reason})") from None
+    return folder
 
 
 @dataclass(frozen=True)
 class MarianFolder:
-    """A whole OPUS-MT folder, checked.
-
-    Attributes:
-        tensors: Hugging Face's name → tensor, each once, in the file's own precision.
-    """
+    """A whole OPUS-MT folder, checked; `tensors` are by Hugging Face's names, each once, in the file's precision."""
 
     path: Path
     config: MarianConfig
@@ -108,13 +150,15 @@ class MarianFolder:
         """
         if not path.is_dir():
             raise FileNotFoundError(f"{path}: no such folder; give an OPUS-MT model as the Hugging Face hub has it")
-        config = read_config(path / CONFIG)
-        tokenizer = OpusMTTokenizer(path)
+        config, tokenizer = read_config(path / CONFIG), OpusMTTokenizer(path)
         _check_vocabularies(path, config, tokenizer)
         weights = next((path / name for name in WEIGHTS if (path / name).is_file()), None)
         if weights is None:
             raise FileNotFoundError(f"{path} has no weights in one file: neither {' nor '.join(WEIGHTS)}")
-        return cls(path, config, tokenizer, _checked(weights, load_weights(weights), config))
+        found = load_weights(weights)
+        if not isinstance(found, dict) or not all(isinstance(value, Tensor) for value in found.values()):
+            raise ValueError(f"{weights} holds no names with tensors")
+        return cls(path, config, tokenizer, checked(weights, found, config))
 
 
 def _check_vocabularies(path: Path, config: MarianConfig, tokenizer: OpusMTTokenizer) -> None:
@@ -133,27 +177,3 @@ def _check_vocabularies(path: Path, config: MarianConfig, tokenizer: OpusMTToken
                 f"{side.vocabulary.path} numbers {tokenizer.special['pad_token']!r} {side.vocabulary.order[0]}, but by "
                 f"{path / CONFIG} decoding starts from {config.decoder_start_token_id}, which must be the same"
             )
-
-
-def _checked(path: Path, found: Any, config: MarianConfig) -> dict[str, Tensor]:
-    """Take the tensors of a file by their one name, every one there and of its shape."""
-    if not isinstance(found, dict) or not all(isinstance(value, Tensor) for value in found.values()):
-        raise ValueError(f"{path} holds no names with tensors")
-    shapes = expected(config)
-    for kept, others in embeddings(config).items():
-        there = [name for name in (kept, *others) if name in found]
-        for name in there:
-            if not torch.equal(found[name], found[there[0]]):
-                raise ValueError(f"{path}: {name} differs from {there[0]}, but the configuration ties them")
-        found |= {kept: found[there[0]]} if there else {}
-    found.setdefault(BIAS, torch.zeros(shapes[BIAS]))
-    ignored = {*(name for names in embeddings(config).values() for name in names), *_POSITIONS}
-    missing = [name for name in shapes if name not in found]
-    foreign = [name for name in found if name not in shapes and name not in ignored]
-    if missing or foreign:
-        what = f"lacks {missing[0]}" if missing else f"has {foreign[0]}, which no such model has"
-        raise ValueError(f"{path} is not of the Marian model that {CONFIG} describes: it {what}")
-    for name, size in shapes.items():
-        if tuple(found[name].shape) != size:
-            raise ValueError(f"{path}: {name} has shape {tuple(found[name].shape)}, but {CONFIG} asks for {size}")
-    return {name: found[name] for name in shapes}

@@ -32,12 +32,7 @@ _ESCAPED = re.compile(r"<piece:\d+>")
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read the object in a JSON file.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: it is not JSON, or no object.
-    """
+    """Read the object in a JSON file of an OPUS-MT folder."""
     if not path.exists():
         raise FileNotFoundError(f"{path.parent} has no {path.name}, which every OPUS-MT folder has")
     return files.read_json(path)
@@ -58,7 +53,6 @@ class Vocabulary:
 
     Raises:
         ValueError: the numbers are not 0 … V − 1, or a special token is missing.
-        FileNotFoundError: there is no such file.
     """
 
     def __init__(self, path: Path, special: dict[str, str]) -> None:
@@ -162,11 +156,7 @@ class OpusMTTokenizer:
 
 
 def _load(folder: Path) -> Any:
-    """Load Hugging Face's tokenizer.
-
-    Raises:
-        ValueError: it cannot be loaded, in one sentence that names a file.
-    """
+    """Load Hugging Face's tokenizer; what cannot be read is a ValueError that names a file."""
     from sentencepiece import SentencePieceProcessor
     from transformers import MarianTokenizer
 

@@ -19,6 +19,7 @@ from fairseq.tasks import register_task
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
 
 from attn_reg_plugin.configuration import setting
+from attn_reg_plugin.dictionaries import check_binaries, read_dictionary
 from attn_reg_plugin.labelled import Sampling
 from attn_reg_plugin.tasks.attn_reg_task import AttnRegTask, print_flags_if_asked, with_attn_reg
 from attn_reg_plugin.tasks.example_flags import TrainingPartConfig, sampling_of
@@ -63,13 +64,18 @@ class AttnRegTranslationTask(AttnRegTask, TranslationTask):
         folder = Path(str(cfg.data).split(":")[0])
         if not folder.is_dir():
             raise ValueError(f"the data folder {folder} does not exist; give the one that fairseq-preprocess wrote")
-        if not any(folder.glob("dict.*.txt")):
+        dictionaries = sorted(folder.glob("dict.*.txt"))
+        if not dictionaries:
             raise ValueError(f"the data folder {folder} holds no dict.LANG.txt; give the one fairseq-preprocess wrote")
+        for path in dictionaries:
+            read_dictionary(path)  # what is wrong with it is said with its name
         return super().setup_task(cfg, **kwargs)
 
-    def load_dataset(self, split: str, *args: Any, **kwargs: Any) -> None:
-        """Load fairseq's split; of the training set the part that the flags name."""
-        super().load_dataset(split, *args, **kwargs)
+    def load_dataset(self, split: str, epoch: int = 1, *args: Any, **kwargs: Any) -> None:
+        """Load fairseq's split, unless it is damaged; of the training set the part that the flags name."""
+        folders = str(self.cfg.data).split(":")
+        check_binaries(Path(folders[(epoch - 1) % len(folders) if split == self.cfg.train_subset else 0]), split)
+        super().load_dataset(split, epoch, *args, **kwargs)
         if split == self.cfg.train_subset:
             keep_part(self.datasets[split], self.sampling)
 

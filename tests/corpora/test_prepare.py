@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gzip
 import json
+import shutil
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 
-import datasets
 import pytest
 
 from attn_reg_plugin.cli import main
 from attn_reg_plugin.corpora import preparation
-from attn_reg_plugin.corpora.manifest import sha256
 from attn_reg_plugin.corpora.options import PhrasebookOptions
-from attn_reg_plugin.corpora.pieces import PieceModel, train_model
-from attn_reg_plugin.corpora.preparation import count_sequences, prepare
-from attn_reg_plugin.corpora.sources import FolderSource
+from attn_reg_plugin.corpora.pieces import PieceModel
+from attn_reg_plugin.corpora.preparation import prepare
+from attn_reg_plugin.files import sha256
+from attn_reg_plugin.tasks.attn_reg_translation import AttnRegTranslationConfig, AttnRegTranslationTask
 from tests.corpora.small_corpus import corpus, lines, wanted, write_corpus, write_split
-
-REAL = Path(__file__).resolve().parents[3] / "shared" / "data" / "wmt16-en-ro"
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +41,8 @@ def test_the_binaries_load_and_decode_to_the_raw_text(prepared: Path) -> None:
 
     model = PieceModel(prepared / "spm.model")
     counts = {"train": 160, "valid": 12, "test": 9, "test1": 7}
+    dictionaries = [(prepared / name).read_bytes() for name in ("dict.txt", "bin/dict.en.txt", "bin/dict.ro.txt")]
+    assert len(set(dictionaries)) == 1
     for language in ("en", "ro"):
         dictionary = Dictionary.load(str(prepared / "bin" / f"dict.{language}.txt"))
         assert len(dictionary) == 70
@@ -54,13 +54,8 @@ def test_the_binaries_load_and_decode_to_the_raw_text(prepared: Path) -> None:
                 symbols = dictionary.string(data[index]).split()
                 assert dictionary.unk() not in data[index]
                 expected = raw[index].replace("ş", "ș")
-                assert model.decode(symbols) == expected
+                assert model._processor.decode(symbols) == expected
                 assert dictionary.string(data[index], "sentencepiece") == expected
-
-
-def test_a_joint_model_has_one_dictionary_for_both_languages(prepared: Path) -> None:
-    dictionaries = [(prepared / name).read_bytes() for name in ("dict.txt", "bin/dict.en.txt", "bin/dict.ro.txt")]
-    assert len(set(dictionaries)) == 1
 
 
 def test_references_stay_as_published_while_the_training_text_is_normalized(prepared: Path) -> None:
@@ -73,20 +68,12 @@ def test_references_stay_as_published_while_the_training_text_is_normalized(prep
 def test_the_manifest_says_what_was_done(prepared: Path) -> None:
     text = (prepared / "manifest.json").read_text(encoding="utf-8")
     manifest = json.loads(text)
-    train = manifest["splits"]["train"]
-    assert (train["read"], train["kept"]) == (163, 160)
-    assert train["dropped"] == {"empty": 1, "no_pieces": 0, "too_long": 1, "ratio": 1}
-    assert manifest["names"] == {
-        "train": "train",
-        "valid": "newsdev2016",
-        "test": "newstest2016",
-        "test1": "newstest2017",
-    }
-    assert manifest["complete"] and manifest["references"] == "unchanged"
-    assert set(manifest["versions"]) >= {"sentencepiece"}
-    source = prepared.parent / "corpus"
-    assert manifest["request"]["source"]["files"] == {p.name: sha256(p) for p in source.iterdir()}
-    outputs = {name: digest for stage in manifest["stages"].values() for name, digest in stage.items()}
+    train, titles = manifest["splits"]["train"], {name: split["title"] for name, split in manifest["splits"].items()}
+    counts = {"read": 163, "kept": 160, "empty": 1, "no_pieces": 0, "too_long": 1, "ratio": 1, "truncated": 0}
+    assert train == counts | {"title": "train", "unknown": 0}
+    assert titles == {"train": "train", "valid": "newsdev2016", "test": "newstest2016", "test1": "newstest2017"}
+    source, outputs = prepared.parent / "corpus", manifest["files"]
+    assert manifest["request"]["source"] == {p.name: sha256(p) for p in source.iterdir()}
     there = {p.relative_to(prepared).as_posix() for p in prepared.rglob("*") if p.is_file()}
     assert set(outputs) == there - {"manifest.json"}
     assert all(sha256(prepared / name) == digest for name, digest in outputs.items())
@@ -94,7 +81,7 @@ def test_the_manifest_says_what_was_done(prepared: Path) -> None:
     assert str(prepared.parent) not in text
 
 
-@pytest.mark.usefixtures("ran")
+@pytest.mark.usefixtures("quick")
 def test_long_pairs_are_left_out_or_cut_on_both_sides(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Of the training set alone; what is cut is the beginning of the same pieces."""
     source, found = write_corpus(tmp_path / "c"), {}
@@ -106,7 +93,7 @@ def test_long_pairs_are_left_out_or_cut_on_both_sides(tmp_path: Path, capsys: py
         assert data["splits"]["valid"] == whole["valid"] and data["splits"]["test"] == whole["test"]
         assert data["request"]["long_pairs"] == long_pairs
     cut, left = found["truncate"], found["drop"]
-    assert (cut["kept"], cut["dropped"]["too_long"]) == (160, 0) and cut["truncated"] == left["dropped"]["too_long"] > 9
+    assert (cut["kept"], cut["too_long"]) == (160, 0) and cut["truncated"] == left["too_long"] > 9
     assert f"train (train): 160 pairs, {cut['truncated']} truncated" in capsys.readouterr().out
     for language in ("en", "ro"):
         every = [line.split() for line in lines(tmp_path / "whole" / "pieces" / f"train.{language}")]
@@ -115,104 +102,46 @@ def test_long_pairs_are_left_out_or_cut_on_both_sides(tmp_path: Path, capsys: py
         ]
 
 
-@pytest.mark.usefixtures("ran")
+@pytest.mark.usefixtures("quick")
 def test_the_same_request_gives_the_same_manifest_anywhere(tmp_path: Path) -> None:
     for name in ("one", "two"):
         prepare(wanted(write_corpus(tmp_path / name), tmp_path / f"{name}-out"))
     assert (tmp_path / "one-out/manifest.json").read_bytes() == (tmp_path / "two-out/manifest.json").read_bytes()
 
 
-@pytest.mark.usefixtures("ran")
-@pytest.mark.parametrize(
-    ("options", "letters", "references"),
-    [
-        ({"romanian": "no-diacritics", "vocab_size": 60}, "şșâăă", "no-diacritics"),
-        ({"pair": "ro-en"}, "ş", "unchanged"),
-    ],
-)
-def test_letters_that_are_left_nowhere(
-    source: Path, tmp_path: Path, options: dict[str, str], letters: str, references: str
-) -> None:
-    """Without diacritics the references have none either; Romanian as the source is normalized everywhere."""
-    assert prepare(wanted(source, tmp_path / "out", **options))["references"] == references
-    for split in ("train", "valid", "test"):
-        assert not set(letters) & set((tmp_path / "out/raw" / f"{split}.ro").read_text(encoding="utf-8"))
-
-
-@pytest.mark.parametrize("languages", [("en", "fr"), ("pt_BR", "zh")])
-def test_any_two_languages_from_files_of_ones_own(tmp_path: Path, languages: tuple[str, str]) -> None:
-    """`train`, `valid`, `test` and further test sets; then fairseq's own binaries."""
+@pytest.mark.usefixtures("quick")
+def test_any_two_languages_from_files_of_ones_own(tmp_path: Path) -> None:
+    """`train`, `valid`, `test` and further test sets."""
     for name, count in {"train": 160, "valid": 9, "test": 8, "test1": 7, "test10": 5, "test2": 6}.items():
-        write_split(tmp_path / "mine", name, corpus(count, count), languages)
-    pair = "-".join(languages)
-    words = ["--pair", pair, "--source", str(tmp_path / "mine"), "--out", str(tmp_path / "out"), "--vocab-size", "70"]
-    assert main(["prepare", "text", *words]) == 0
+        write_split(tmp_path / "mine", name, corpus(count, count), ("pt_BR", "zh"))
+    words = ["--source", str(tmp_path / "mine"), "--out", str(tmp_path / "out"), "--vocab-size", "70"]
+    assert main(["prepare", "text", "--pair", "pt_BR-zh", *words]) == 0
     manifest = json.loads((tmp_path / "out/manifest.json").read_text(encoding="utf-8"))
-    assert manifest["names"] == {
-        **{name: name for name in ("train", "valid", "test", "test1", "test2")},
-        "test3": "test10",
-    }
+    titles = {name: split["title"] for name, split in manifest["splits"].items()}
+    assert titles == {**{name: name for name in ("train", "valid", "test", "test1", "test2")}, "test3": "test10"}
     assert manifest["request"]["romanian"] == "none" and manifest["request"]["corpus"] == "text"
-    for language in languages:
-        counts = [
-            count_sequences(tmp_path / "out/bin" / f"{split}.{pair}.{language}.idx")
-            for split in ("train", "valid", "test3")
-        ]
-        assert counts == [160, 9, 5]
+    for language in ("pt_BR", "zh"):
         assert lines(tmp_path / "out/raw" / f"train.{language}") == lines(tmp_path / "mine" / f"train.{language}")
 
 
-@pytest.mark.usefixtures("ran")
-def test_models_are_reused_joint_and_separate(tmp_path: Path) -> None:
-    source = write_corpus(tmp_path / "c")
-    prepare(wanted(source, tmp_path / "two", spm="separate", vocab_size=40))
-    models = tuple(tmp_path / "two" / f"spm.{language}.model" for language in ("en", "ro"))
-    assert {p.name for p in (tmp_path / "two").glob("dict*")} == {"dict.en.txt", "dict.ro.txt"}
-    reused = prepare(wanted(source, tmp_path / "again", spm_model=models))
-    assert reused["spm"]["kind"] == "separate"
-    for name in ("spm.en.model", "pieces/test1.ro"):
-        assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+@pytest.mark.usefixtures("quick")
+def test_models_are_reused(source: Path, tmp_path: Path) -> None:
     prepare(wanted(source, tmp_path / "one"))
-    joint = {"spm_model": (tmp_path / "one/spm.model",), "dictionary": (tmp_path / "one/dict.txt",)}
-    assert prepare(wanted(source, tmp_path / "third", **joint))["spm"]["models"]["spm.model"]["reused"]
-    misfit = {"spm_model": joint["spm_model"], "dictionary": (tmp_path / "two/dict.en.txt",)}
-    with pytest.raises(ValueError, match=r"dict\.en\.txt does not fit the sentencepiece model .*one.spm\.model"):
-        prepare(wanted(source, tmp_path / "fourth", **misfit))
-    no_model = {"spm_model": (tmp_path / "one/dict.txt",)}
-    with pytest.raises(ValueError, match=r"one.dict\.txt is not a sentencepiece model"):
-        prepare(wanted(source, tmp_path / "fourth", **no_model))
-    assert not (tmp_path / "fourth").exists(), "refused before anything is written"
+    reused = {"spm_model": tmp_path / "one/spm.model", "dictionary": tmp_path / "one/dict.txt"}
+    assert len(prepare(wanted(source, tmp_path / "again", **reused))["request"]["reused"]) == 2
+    for name in ("spm.model", "dict.txt", "pieces/test1.ro"):
+        assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "one" / name).read_bytes()
 
 
-@pytest.mark.usefixtures("ran")
-def test_the_hub_is_prepared_like_a_folder(tmp_path: Path) -> None:
-    splits = {"train": corpus(160, 1), "validation": corpus(12, 2), "test": corpus(9, 3)}
-
-    def load_dataset(name: str, configuration: str, streaming: bool) -> datasets.IterableDatasetDict:
-        assert (name, configuration, streaming) == ("wmt/wmt16", "ro-en", True)
-        rows = {key: [{"translation": {"en": e, "ro": r}} for e, r in value] for key, value in splits.items()}
-        return datasets.IterableDatasetDict(
-            {key: datasets.Dataset.from_list(value).to_iterable_dataset() for key, value in rows.items()}
-        )
-
-    manifest = prepare(wanted("hub", tmp_path / "hub"), load_dataset)
-    prepare(wanted(write_corpus(tmp_path / "c"), tmp_path / "folder"))
-    assert manifest["request"]["source"] == {"kind": "hub", "dataset": "wmt/wmt16", "configuration": "ro-en"}
-    for name in ("spm.model", "raw/valid.ro", "pieces/train.en", "pieces/test.ro"):
-        assert (tmp_path / "hub" / name).read_bytes() == (tmp_path / "folder" / name).read_bytes()
-
-
-@pytest.mark.usefixtures("ran")
+@pytest.mark.usefixtures("quick")
 def test_a_phrasebook_with_noise(tmp_path: Path) -> None:
-    """Only training targets are exchanged, and the manifest says how many."""
+    """Only training targets are exchanged."""
     sizes = {"train": 100, "valid": 8, "test": 5, "seed": 7}
     manifests = {}
     for name, noise in (("clean", 0.0), ("noisy", 0.25)):
         options = PhrasebookOptions(pair="ro-en", out=tmp_path / name, **sizes, vocab_size=120, noise=noise)
         manifests[name] = prepare(options)
-    source = {"kind": "phrasebook", **sizes}
-    assert manifests["clean"]["request"]["source"] == source
-    assert manifests["noisy"]["request"]["source"] == source | {"noise": 0.25, "exchanged": 25}
+    assert manifests["noisy"]["request"] == manifests["clean"]["request"] | {"noise": 0.25}
     counts = {name: split["kept"] for name, split in manifests["noisy"]["splits"].items()}
     assert counts == {"train": 100, "valid": 8, "test": 5}
     files = {p.name for p in (tmp_path / "noisy").iterdir()}
@@ -224,43 +153,16 @@ def test_a_phrasebook_with_noise(tmp_path: Path) -> None:
     assert sorted(clean) == sorted(noisy)
 
 
-@pytest.mark.usefixtures("ran")
-def test_the_real_phrasebook_with_the_default_vocabulary(tmp_path: Path) -> None:
-    arguments = ["prepare", "phrasebook", "--pair", "en-tr", "--out", str(tmp_path / "out"), "--train", "1000"]
-    assert main(arguments) == 0
-    manifest = json.loads((tmp_path / "out/manifest.json").read_text(encoding="utf-8"))
-    assert [manifest["splits"][name]["kept"] for name in ("train", "valid", "test")] == [1000, 500, 500]
-    assert manifest["spm"]["models"]["spm.model"]["dictionary_size"] == 800
-    assert sum(split["target_unknown"] for split in manifest["splits"].values()) == 0
-
-
+@pytest.mark.usefixtures("quick")
 def test_memory_does_not_grow_with_the_corpus(tmp_path: Path) -> None:
     peaks = []
-    for count in (5_000, 20_000):
-        folder, out = tmp_path / f"c{count}", tmp_path / f"o{count}"
-        write_corpus(folder, corpus(160, 1) * (count // 160))
-        out.mkdir()
-        train_model(iter(lines(folder / "train.en")[:160]), out / "spm.model", 40)
-        work = preparation.Work(wanted(folder, out), FolderSource(folder, ("en", "ro")), {})
+    for count in (1_600, 8_000):
+        source = write_corpus(tmp_path / f"c{count}", corpus(160, 1) * (count // 160))
         tracemalloc.start()
-        facts = preparation.raw(work)
-        preparation.encode(dataclasses.replace(work, splits=facts["splits"]))
+        prepare(wanted(source, tmp_path / f"o{count}", vocab_size=60))
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] < 1.2 * peaks[0]
-
-
-@pytest.mark.usefixtures("ran")
-@pytest.mark.skipif(not REAL.is_dir(), reason="the real corpus is not beside the repository")
-def test_two_thousand_real_pairs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["wmt16", "--pair", "en-ro", "--source", REAL, "--out", tmp_path / "out", "--limit", 2000]
-    assert main(["prepare", *map(str, arguments), "--vocab-size", "1000", "--origin", "ro-sts,tatoeba"]) == 0
-    manifest = json.loads((tmp_path / "out/manifest.json").read_text(encoding="utf-8"))
-    assert manifest["splits"]["train"]["read"] == 2000
-    assert manifest["splits"]["valid"]["kept"] + manifest["splits"]["test"]["kept"] == 1999
-    assert manifest["splits"]["train"]["source_unknown"] == 0
-    assert manifest["names"]["test"] == "newsdev2016b"
-    assert "newsdev2016 is split" in capsys.readouterr().out
 
 
 def test_a_fairseq_that_fails_is_one_sentence(tmp_path: Path) -> None:
@@ -271,10 +173,38 @@ def test_a_fairseq_that_fails_is_one_sentence(tmp_path: Path) -> None:
         preparation.preprocess(tmp_path, ("en", "ro"), ["test"], ("dict.txt", "dict.txt"))
 
 
-def test_a_short_binary_is_noticed(prepared: Path, tmp_path: Path) -> None:
-    preparation.check_counts(prepared / "bin", ("en", "ro"), {"valid": 12})
-    with pytest.raises(ValueError, match=r"wrote 12 sequences to valid\.en-ro\.en\.idx, but valid has 13 pairs"):
-        preparation.check_counts(prepared / "bin", ("en", "ro"), {"valid": 13})
-    (tmp_path / "a.idx").write_bytes(b"TNTIDX\x00\x00" + bytes(40))
-    with pytest.raises(ValueError, match=r"a\.idx is not an index"):
-        count_sequences(tmp_path / "a.idx")
+@pytest.mark.parametrize(
+    ("name", "damage", "said"),
+    [
+        ("train.en-ro.en.idx", lambda content: content[:-4], "is damaged, or is not an index"),
+        ("train.en-ro.en.idx", lambda content: b"garbage" + content, "is damaged, or is not an index"),
+        ("train.en-ro.en.idx", lambda content: b"", "is damaged, or is not an index"),
+        ("train.en-ro.ro.bin", lambda content: content[:-2], "is damaged: it has "),
+        ("train.en-ro.ro.bin", lambda content: b"", "is damaged: it has 0 bytes"),
+        ("dict.ro.txt", lambda content: content.replace(b" 1", b"", 1), ", line 1: "),
+        (
+            "dict.ro.txt",
+            lambda content: content[: content.index(b"\n") + 1],
+            "of other data: it has 5 symbols",
+        ),
+        ("dict.ro.txt", lambda content: b"", "of other data: it has 4 symbols, but train.en-ro.ro.bin has number 69"),
+    ],
+)
+def test_damaged_data_is_named(
+    name: str, damage: Callable[[bytes], bytes], said: str, prepared: Path, tmp_path: Path
+) -> None:
+    """In the task that trains on it."""
+    shutil.copytree(prepared / "bin", tmp_path / "bin")
+    path = tmp_path / "bin" / name
+    path.write_bytes(damage(path.read_bytes()))
+    config = AttnRegTranslationConfig(data=str(tmp_path / "bin"), source_lang="en", target_lang="ro")
+    with pytest.raises(ValueError) as caught:
+        AttnRegTranslationTask.setup_task(config).load_dataset("train")
+    assert str(caught.value).startswith(str(path)) and said in str(caught.value)
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_sequence_that_fairseq_lost_is_noticed(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preparation, "count_sequences", lambda index: 159)
+    with pytest.raises(ValueError, match=r"fairseq wrote 159 sequences to train\.en-ro\.en\.idx, but train has 160"):
+        prepare(wanted(source, tmp_path / "out"))

@@ -1,18 +1,19 @@
-"""Readers of parallel text, sources of splits and the Romanian rules."""
+"""Sources of splits, splits arranged anew, and Romanian letters."""
 
 from __future__ import annotations
 
 import gzip
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import datasets
 import pytest
 
-from attn_reg_plugin.corpora.parallel import RULES, Pair, normalize, read_pairs
-from attn_reg_plugin.corpora.preparation import _progress
-from attn_reg_plugin.corpora.sources import FolderSource, HubSource, Split
+from attn_reg_plugin.corpora.options import TextOptions, with_commas
+from attn_reg_plugin.corpora.sources import Pair, Split, arrange, read_splits
 from attn_reg_plugin.files import read_lines
+from tests.corpora.small_corpus import wanted
 
 LANGUAGES = ("en", "ro")
 
@@ -31,140 +32,83 @@ def write_folder(folder: Path, **splits: int) -> Path:
     return folder
 
 
-def texts(split: Split) -> list[str]:
-    return [pair.source for pair in split.pairs()]
+def found(source: object, **options: Any) -> tuple[dict[str, list[Pair]], list[str]]:
+    """The pairs of each split, by its name and title, and the notes."""
+    splits, notes = read_splits(wanted(source, Path("out"), **options))
+    return {f"{split.name} {split.title}": list(split.pairs) for split in splits}, notes
 
 
-def test_lines_are_the_same_plain_and_gzipped(tmp_path: Path) -> None:
-    content = b"unu\ndoi\n\ntrei"
+def test_lines_are_the_same_plain_and_gzipped_and_only_newlines_end_them(tmp_path: Path) -> None:
+    content = "\ufeffa\u2028b\rc\r\n\nd\x85e\x0bf".encode()
     (tmp_path / "a").write_bytes(content)
-    with gzip.open(tmp_path / "b.gz", "wb") as file:
-        file.write(content)
-    assert list(read_lines(tmp_path / "a")) == ["unu", "doi", "", "trei"]
-    assert list(read_lines(tmp_path / "b.gz")) == ["unu", "doi", "", "trei"]
+    (tmp_path / "b.gz").write_bytes(gzip.compress(content))
+    assert list(read_lines(tmp_path / "a")) == list(read_lines(tmp_path / "b.gz")) == ["a b c", "", "d e f"]
 
 
-def test_only_newlines_end_a_line(tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes("\ufeffa\u2028b\rc\r\nd\x85e\x0bf\n".encode())
-    lines = list(read_lines(tmp_path / "a"))
-    assert lines == ["a b c", "d e f"]
-    assert all(len(line.splitlines()) == 1 for line in lines)
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [("şi ţară Şi Ţară s\u0327i t\u0327ară", "și țară Și Țară și țară"), ("Çeşme façade", "Çeșme façade")],
+)
+def test_cedilla_becomes_comma_below(text: str, written: str) -> None:
+    assert with_commas(text) == with_commas(written) == written
 
 
-def test_pairs_are_numbered_from_one(tmp_path: Path) -> None:
-    left, right = write(tmp_path / "l", "a", "b"), write(tmp_path / "r", "c", "d")
-    assert list(read_pairs(left, right)) == [Pair(1, "a", "c"), Pair(2, "b", "d")]
-
-
-def test_cedilla_becomes_comma_below() -> None:
-    assert normalize("şi ţară Şi Ţară s\u0327i t\u0327ară", "cedilla") == "și țară Și Țară și țară"
-    assert normalize("Çeşme façade", "cedilla") == "Çeșme façade"
-    assert normalize("şi", "none") == "şi"
-
-
-def test_no_diacritics_strips_the_romanian_letters_only() -> None:
-    assert normalize("Şcoală în țară, pâine, Ă Â Î Ș Ț", "no-diacritics") == "Scoala in tara, paine, A A I S T"
-    assert normalize("a\u0306 a\u0302 i\u0302 s\u0326 t\u0326", "no-diacritics") == "a a i s t"
-    assert normalize("café über naïve", "no-diacritics") == "café über naïve"
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_a_romanian_rule_applied_twice_is_applied_once(rule: str) -> None:
-    once = normalize("Ţară şi s\u0327coală, a\u0306sta în", rule)
-    assert normalize(once, rule) == once
-
-
-def test_test_sets_are_named_in_order(tmp_path: Path) -> None:
-    folder = write_folder(tmp_path / "c", train=3, newsdev2016=2, newstest2018=1, newstest2016=1)
-    splits, notes = FolderSource(folder, LANGUAGES).splits()
-    assert [(split.name, split.title) for split in splits] == [
-        ("train", "train"),
-        ("valid", "newsdev2016"),
-        ("test", "newstest2016"),
-        ("test1", "newstest2018"),
-    ]
-    assert texts(splits[3]) == ["newstest2018 en 1"]
-    assert notes == []
-
-
-@pytest.mark.parametrize("valid", ["valid", "dev"])
-def test_other_names_of_valid_and_test(tmp_path: Path, valid: str) -> None:
-    folder = write_folder(tmp_path / "c", train=3, test=1, **{valid: 2})
-    splits, _ = FolderSource(folder, LANGUAGES).splits()
-    assert [split.title for split in splits] == ["train", valid, "test"]
+@pytest.mark.parametrize(
+    ("names", "titles"),
+    [
+        (
+            {"train": 3, "newsdev2016": 2, "newstest2018": 1, "newstest2016": 1},
+            ["train train", "valid newsdev2016", "test newstest2016", "test1 newstest2018"],
+        ),
+        ({"train": 3, "dev": 2, "test": 1}, ["train train", "valid dev", "test test"]),
+        ({"train": 3, "valid": 2, "test": 1}, ["train train", "valid valid", "test test"]),
+    ],
+)
+def test_names_of_files(tmp_path: Path, names: dict[str, int], titles: list[str]) -> None:
+    splits, notes = found(write_folder(tmp_path / "c", **names))
+    assert list(splits) == titles and notes == []
+    last = titles[-1].split()[1]
+    assert splits[titles[-1]] == [Pair(1, f"{last} en 1", f"{last} ro 1")]
 
 
 def test_without_a_test_set_newsdev_is_split_in_halves(tmp_path: Path) -> None:
-    folder = write_folder(tmp_path / "c", train=1, newsdev2016=5)
-    splits, notes = FolderSource(folder, LANGUAGES).splits()
-    assert [split.title for split in splits[1:]] == ["newsdev2016a", "newsdev2016b"]
-    assert texts(splits[1]) == ["newsdev2016 en 1", "newsdev2016 en 2"]
-    assert [pair.line for pair in splits[2].pairs()] == [3, 4, 5]
+    splits, notes = found(write_folder(tmp_path / "c", train=1, newsdev2016=5), pair="ro-en")
+    assert splits["train train"] == [Pair(1, "train ro 1", "train en 1")], "the other direction reads the same files"
+    assert [pair.line for pair in splits["valid newsdev2016a"]] == [1, 2]
+    assert [pair.line for pair in splits["test newsdev2016b"]] == [3, 4, 5]
     assert "lines 1 to 2 are valid (newsdev2016a), lines 3 to 5 are test (newsdev2016b)" in notes[0]
 
 
-def test_the_other_direction_reads_the_same_files(tmp_path: Path) -> None:
-    folder = write_folder(tmp_path / "c", train=1, newsdev2016=2)
-    splits, _ = FolderSource(folder, ("ro", "en")).splits()
-    assert list(splits[0].pairs()) == [Pair(1, "train ro 1", "train en 1")]
-
-
-def test_limit_reads_the_first_training_pairs_only(tmp_path: Path) -> None:
-    folder = write_folder(tmp_path / "c", train=5, newsdev2016=4)
-    splits, _ = FolderSource(folder, LANGUAGES, limit=2).splits()
-    assert texts(splits[0]) == ["train en 1", "train en 2"]
-    assert len(texts(splits[1])) == 2
-
-
-def test_origin_keeps_the_lines_of_some_corpora(tmp_path: Path) -> None:
-    folder = write_folder(tmp_path / "c", train=5, newsdev2016=2)
+def test_limit_and_origin_choose_training_pairs(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "c", train=5, newsdev2016=4, test=1)
     write(folder / "train.origin", "x", "y", "x", "z", "x")
-    splits, _ = FolderSource(folder, LANGUAGES, limit=3, origins=["x", "z"]).splits()
-    assert [pair.line for pair in splits[0].pairs()] == [1, 3, 4]
-    with pytest.raises(ValueError, match=r"--origin 'w': .*train\.origin has only x, y, z"):
-        FolderSource(folder, LANGUAGES, origins=["w", "x"])
+    splits, _ = found(folder, limit=3, origin=("x", "z"))
+    assert [pair.line for pair in splits["train train"]] == [1, 3, 4] and len(splits["valid newsdev2016"]) == 4
+    assert [pair.line for pair in found(folder, limit=2)[0]["train train"]] == [1, 2]
 
 
-def test_a_folder_describes_its_files_without_their_place(tmp_path: Path) -> None:
-    first = FolderSource(write_folder(tmp_path / "a", train=2, newsdev2016=2), LANGUAGES)
-    second = FolderSource(write_folder(tmp_path / "b", train=2, newsdev2016=2), LANGUAGES)
-    assert first.describe() == second.describe()
-    write(tmp_path / "b" / "train.ro", "changed", "too")
-    assert first.describe() != second.describe()
-    assert str(tmp_path) not in str(first.describe())
+# -- the hub ----------------------------------------------------------------------------------------------------------
 
 
-def hub_rows(count: int) -> list[dict[str, dict[str, str]]]:
+def rows(count: int) -> list[dict[str, dict[str, str]]]:
     return [{"translation": {"en": f"en {n}", "ro": f"ro\n{n}"}} for n in range(count)]
 
 
-def fake_hub(**splits: int) -> tuple[list[tuple], object]:
-    calls: list[tuple] = []
-
+def test_the_hub_is_streamed_and_asked_for_the_right_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
     def load_dataset(*arguments: object, **options: object) -> datasets.IterableDatasetDict:
-        calls.append((arguments, options))
-        made = {name: datasets.Dataset.from_list(hub_rows(count)) for name, count in splits.items()}
-        return datasets.IterableDatasetDict({name: dataset.to_iterable_dataset() for name, dataset in made.items()})
+        assert (arguments, options) == (("wmt/wmt16", "ro-en"), {"streaming": True})
+        made = {name: datasets.Dataset.from_list(rows(n)) for name, n in (("train", 5), ("validation", 2), ("test", 3))}
+        return datasets.IterableDatasetDict({name: data.to_iterable_dataset() for name, data in made.items()})
 
-    return calls, load_dataset
-
-
-def test_the_hub_is_streamed_and_asked_for_the_right_configuration(tmp_path: Path) -> None:
-    calls, load_dataset = fake_hub(train=5, validation=2, test=3)
-    splits, notes = HubSource(("ro", "en"), 4, load_dataset).splits()
-    assert calls == [(("wmt/wmt16", "ro-en"), {"streaming": True})]
-    assert [(s.name, s.title, len(texts(s))) for s in splits] == [
-        ("train", "train", 4),
-        ("valid", "newsdev2016", 2),
-        ("test", "newstest2016", 3),
-    ]
-    assert next(splits[0].pairs()) == Pair(1, "ro 0", "en 0")
-    assert notes == []
-    assert HubSource(("en", "tr")).configuration == "tr-en"
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    splits, notes = found("hub", pair="ro-en", limit=4)
+    counts = {"train train": 4, "valid newsdev2016": 2, "test newstest2016": 3}
+    assert {name: len(pairs) for name, pairs in splits.items()} == counts and notes == []
+    assert splits["train train"][0] == Pair(1, "ro 0", "en 0")
 
 
 def broken_rows() -> Iterator[dict]:
-    yield from hub_rows(1)
+    yield from rows(1)
     raise OSError("cut off")
 
 
@@ -177,23 +121,77 @@ def offline() -> None:
     [
         (offline, r"\(ConnectionError: no network\): give --source a folder"),
         (lambda: {"train": broken_rows(), "validation": [], "test": []}, "OSError: cut off"),
-        (
-            lambda: {"train": [*hub_rows(1), {"translation": {"en": "a"}}], "validation": [], "test": []},
-            r"ro-en train, row 2: no 'translation' with 'en' and 'ro'",
-        ),
-        (lambda: {"train": []}, "has no split 'validation'; it has: train"),
+        (lambda: {"train": [{"translation": {"en": "a"}}], "validation": [], "test": []}, "KeyError: 'ro'"),
+        (lambda: {"train": []}, "KeyError: 'validation'"),
     ],
 )
-def test_a_hub_that_fails_is_one_sentence(data: Callable[[], object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        list(HubSource(LANGUAGES, None, lambda *_, **__: data()).splits()[0][0].pairs())
-
-
-@pytest.mark.parametrize("terminal", [True, False])
-def test_the_bar_is_for_terminals_and_never_changes_the_items(
-    terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_hub_that_fails_is_one_sentence(
+    data: Callable[[], object], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr("sys.stderr.isatty", lambda: terminal)
-    assert list(_progress(iter(range(3)), "counting")) == [0, 1, 2]
-    assert ("counting" in capsys.readouterr().err) == terminal
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: data())
+    with pytest.raises(ValueError, match=rf"wmt/wmt16 \(ro-en\) could not be read .*{message}"):
+        list(found("hub"))
+
+
+# -- splits arranged anew ---------------------------------------------------------------------------------------------
+
+TRAIN = [(f"en {n}", f"ro {n}") for n in range(40)]
+
+
+def arranged(train: list[tuple[str, str]], **how: Any) -> tuple[dict[str, list[tuple[str, str]]], list[str]]:
+    """The pairs of each split, and the notes."""
+
+    def split(name: str, pairs: list[tuple[str, str]]) -> Split:
+        return Split(name, name, (f"{name}.en", f"{name}.ro"), [Pair(line, *two) for line, two in enumerate(pairs, 1)])
+
+    valid, test = (split(name, [(f"{name} {n}", f"{name} {n} ro") for n in range(6)]) for name in ("valid", "test"))
+    options = TextOptions(pair="en-ro", source="c", out=Path("out"), **how)
+    splits, notes = arrange(options, split("train", train), valid, [test])
+    return {one.name: [(pair.source, pair.target) for pair in one.pairs] for one in splits}, notes
+
+
+def test_the_validation_set_is_split_beside_a_test_set() -> None:
+    assert list(arranged(TRAIN)[0]) == ["train", "valid", "test"]
+    splits, notes = arranged(TRAIN, split_valid=True)
+    assert list(splits) == ["train", "valid", "test", "test1"] and splits["train"] == TRAIN
+    assert (splits["valid"][0][0], splits["test"][0][0], splits["test1"][0][0]) == ("valid 0", "valid 3", "test 0")
+    assert notes == ["valid is split: lines 1 to 3 are valid (valida), lines 4 to 6 are test (validb)"]
+
+
+@pytest.mark.parametrize("share", [0.25, 1.0])
+def test_targets_are_exchanged_among_training_pairs(share: float) -> None:
+    train = [*TRAIN, ("", "ro of nothing"), ("en of nothing", " ")]
+    splits, notes = arranged(train, noise=share)
+    found = splits["train"]
+    assert [source for source, _ in found] == [source for source, _ in train]
+    assert sorted(target for _, target in found) == sorted(target for _, target in train)
+    assert sum(one != other for one, other in zip(train, found, strict=True)) == share * 40
+    assert found[40:] == train[40:], "an incomplete pair, which is dropped later, stays what it is"
+    assert notes == [f"{share * 40:.0f} of 40 training targets are exchanged among each other"]
+    assert splits == arranged(train, noise=share)[0] != arranged(train, noise=share, seed=2)[0]
+    assert splits["valid"] == arranged(train)[0]["valid"]
+
+
+def test_pairs_are_set_aside_and_their_likes_left_out() -> None:
+    twins = [(source.upper() + "!", "else " + target) for source, target in TRAIN]
+    splits, notes = arranged([*TRAIN, *twins], set_aside=10)
+    aside = splits["test1"]
+    assert len(aside) == 10 and len(splits["train"]) < 70
+    assert not {source.strip("!").lower() for source, _ in aside} & {s.strip("!").lower() for s, _ in splits["train"]}
+    left_out = 80 - 10 - len(splits["train"])
+    assert notes == [
+        f"10 training pairs are set aside as a test set, and {left_out} left out that share a side with one of them"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ({"set_aside": 40}, r"--set-aside 40 leaves none of the 40 pairs of train\.en"),
+        ({"noise": 0.01}, r"--noise 0\.01 exchanges 0 of the 40 targets of train\.ro, but must exchange at least 2"),
+        ({"noise": 0.03}, "exchanges 1 of the 40 targets"),
+    ],
+)
+def test_too_few_pairs(how: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        arranged(TRAIN, **how)

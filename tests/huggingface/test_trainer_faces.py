@@ -127,12 +127,12 @@ def under_fairseq(method: str, options: dict[str, Any], tell: Callable[[Any], No
     from fairseq.tasks import FairseqTask
 
     from attn_reg_plugin.criterions.classification import ClassificationCriterion
-    from attn_reg_plugin.labelled import plain_task
+    from attn_reg_plugin.labelled import own_task
     from attn_reg_plugin.models.hf_encoder import HFEncoderModel
     from attn_reg_plugin.tasks.attn_reg_task import AttnRegTask
 
     class Stock(FairseqTask):
-        labelled = plain_task("classification", text=("text",), label="label", labels=("a", "b", "c"))
+        labelled = own_task("classification", "text", labels="a,b,c", file_format="tsv")
 
         def build_model(self, cfg: Any, from_checkpoint: bool = False) -> nn.Module:
             return HFEncoderModel(build("bert", dropout=0.1))

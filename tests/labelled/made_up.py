@@ -130,7 +130,7 @@ def _write(path: Path, lines: Iterable[str]) -> None:
 
 def _write_table(path: Path, task: LabelledTask, size: int, generator: random.Random) -> None:
     """A table of texts and labels; the first word of a text follows from the label."""
-    columns = list(task.headerless) or ["index", *task.groups, *task.text, task.label]
+    columns = list(task.headerless) or ["index", *task.text, task.label]
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8", newline="") as file:
         rows = csv.writer(file, delimiter="," if task.format == "csv" else "\t", lineterminator="\n")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from attn_reg_plugin.labelled import find_task, plain_task, read_file, read_split, with_labels
+from attn_reg_plugin.labelled import find_task, own_task, read_file, read_split, with_labels
 from tests.labelled.files import CONLLU, RTE, SWAG_HEADER, write
 
 #: task -> contents, and what is said of them
@@ -85,7 +85,7 @@ JSON = [
 def test_broken_lines_of_json(tmp_path: Path, content: str, message: str) -> None:
     path = write(tmp_path / "train.jsonl", content)
     with pytest.raises(ValueError, match=rf"train\.jsonl, {message}"):
-        list(read_file(plain_task("classification", ("text",), labels=("x", "z"), format="jsonl"), path))
+        list(read_file(own_task("classification", "text", labels="x,z", file_format="jsonl"), path))
 
 
 @pytest.mark.parametrize(

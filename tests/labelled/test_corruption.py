@@ -67,16 +67,6 @@ def test_planted_words_say_nothing_at_evaluation() -> None:
     assert [example.first.partition(" ")[2] for example in planted] == [example.first for example in TEXTS]
 
 
-@pytest.mark.parametrize("how", [{"label_noise": 0.3}, {"shortcut": 0.3, "words": WORDS}])
-def test_each_seed_draws_anew(how: dict[str, Any]) -> None:
-    first, again, other = (Corruption(**how, seed=seed).of_training(TEXTS, MNLI) for seed in (1, 1, 2))
-    assert first == again != other
-
-
-def test_by_default_nothing_is_changed() -> None:
-    assert Corruption().of_training(TEXTS, MNLI) == Corruption().of_evaluation(TEXTS, "valid") == TEXTS
-
-
 def test_words_are_chosen_that_are_one_piece_and_rare() -> None:
     bert = bert_tokenizer()  # a cat dog sleep ##s ##ing the un ##want ##ed . runs
     assert rare_words(bert, 2, [TextExample(1, "the cat sleeps")]) == ("runs", "sleep")
@@ -103,11 +93,15 @@ def test_the_words_of_a_corruption() -> None:
         ({"label_noise": 1.0}, "rte", r"--label-noise is 1.0, but must lie in \[0, 1\)"),
         ({"label_noise": float("nan")}, "rte", "--label-noise is nan"),
         ({"shortcut": 1.1}, "rte", r"--shortcut is 1.1, but must lie in \[0, 1\]"),
-        ({"shortcut": 0.5, "at_evaluation": "gold"}, "rte", "--shortcut-at-evaluation is 'gold', but must be one of"),
-        ({"shortcut": 0.5, "words": ("a", "a")}, "rte", "--shortcut-words is 'a,a', but must be different words"),
+        (
+            {"shortcut": 0.5, "at_evaluation": "gold"},
+            "rte",
+            "--shortcut-at-evaluation is gold, but must be none",
+        ),
+        ({"shortcut": 0.5, "words": ("a", "a")}, "rte", "--shortcut-words is a,a, but must be different words"),
         ({"words": ("a", "b")}, "rte", "--shortcut-words says something about --shortcut, which is 0"),
         ({"at_evaluation": "random"}, "rte", "--shortcut-at-evaluation says something about --shortcut, which is 0"),
-        ({"label_noise": 0.1}, "wnut17", "--label-noise is for .* but wnut17 is a task of tagging"),
+        ({"label_noise": 0.1}, "wnut17", "--label-noise is not for tagging, which wnut17 is"),
         ({"shortcut": 0.1}, "swag", "--shortcut is for classification, but swag is a task of multiple choice"),
         (
             {"shortcut": 0.1, "words": WORDS},

@@ -47,13 +47,6 @@ def test_a_batch_is_padded_to_its_own_longest() -> None:
     assert list(sample["net_input"]) == ["input_ids", "attention_mask", "token_type_ids"]
 
 
-def test_padding_on_the_left_and_no_token_types() -> None:
-    sample = batch(LabelledDataset(texts([2, 3]), CLASSIFICATION, bert_tokenizer(padding_side="left")), 0, 1)
-    assert sample["net_input"]["input_ids"].tolist() == [[0, 5, 6], [5, 6, 7]]
-    assert sample["net_input"]["attention_mask"].tolist() == [[0, 1, 1], [1, 1, 1]]
-    assert "token_type_ids" not in sample["net_input"]
-
-
 def test_values_tags_and_choices() -> None:
     values = LabelledDataset([Encoded(ids(5), None, 2.5)], REGRESSION, bert_tokenizer())
     assert batch(values, 0)["target"].tolist() == [2.5] and batch(values, 0)["target"].dtype == torch.float64
@@ -81,12 +74,6 @@ def test_half_precision_does_not_round_values(precision: str) -> None:
     trainer = SimpleNamespace(cfg=SimpleNamespace(common=common))
     sample = batch(LabelledDataset([Encoded(ids(5), None, 4.533)], REGRESSION, bert_tokenizer()), 0)
     assert Trainer._fp_convert_sample(trainer, sample)["target"].item() == 4.533
-
-
-def test_without_labels_there_is_no_target_and_an_empty_batch_is_empty() -> None:
-    dataset = LabelledDataset([Encoded(ids(5), None, None)], CLASSIFICATION, bert_tokenizer())
-    assert batch(dataset, 0)["target"] is None
-    assert dataset.collater([]) == {}
 
 
 def test_grouped_batches_hold_like_lengths_and_keep_to_max_tokens() -> None:
@@ -121,12 +108,6 @@ def test_without_shuffling_every_epoch_is_the_same() -> None:
     grouped = LabelledDataset(texts([3, 1, 2]), CLASSIFICATION, bert_tokenizer())
     assert grouped.ordered_indices().tolist() == [1, 2, 0] and len(grouped) == 3
     assert not LabelledDataset(texts([1]), CLASSIFICATION, bert_tokenizer(), True).can_reuse_epoch_itr_across_epochs
-
-
-def test_sizes_can_be_filtered() -> None:
-    dataset = LabelledDataset(texts([3, 1, 2]), CLASSIFICATION, bert_tokenizer())
-    kept, ignored = dataset.filter_indices_by_size(np.arange(3), 2)
-    assert kept.tolist() == [1, 2] and ignored == [0]
 
 
 def test_no_rows_and_no_padding_token_are_refused() -> None:

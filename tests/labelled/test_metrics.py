@@ -13,7 +13,7 @@ pytest.importorskip("fairseq")
 
 from attn_reg_plugin.experiments.report.examples import of_predictions
 from attn_reg_plugin.labelled import CLASSIFICATION, MULTIPLE_CHOICE, REGRESSION, TAGGING, find_task
-from attn_reg_plugin.labelled.metrics import SCORES, SENTENCE_END, check_scores, is_entity_tag, tag_codes, tag_sequences
+from attn_reg_plugin.labelled.metrics import SCORES, SENTENCE_END, check_scores, tag_codes
 
 CLASSES, VALUES, TAGS = SCORES[CLASSIFICATION], SCORES[REGRESSION], SCORES[TAGGING]
 
@@ -99,16 +99,6 @@ def test_entity_scores_count_whole_entities() -> None:
     assert TAGS["accuracy"](*rows) == pytest.approx(100 * 6 / 9)
 
 
-def test_codes_give_back_places_types_and_sentences() -> None:
-    labels = ["O", "B-creative-work", "I-creative-work", "S-per", "NOUN", "U-B-x"]
-    codes = tag_codes(labels)
-    assert len(set(codes)) == len(codes) and SENTENCE_END not in codes
-    rows = np.array([codes[1], codes[2], SENTENCE_END, SENTENCE_END, codes[3], codes[0], codes[4], codes[5]])
-    tags = tag_sequences(rows)
-    assert [[tag[0] for tag in sentence] for sentence in tags] == [["B", "I"], ["S", "O", "O", "S"]]
-    assert tags[0][0][2:] == tags[0][1][2:] and len({tags[0][0][2:], tags[1][0][2:], tags[1][3][2:]}) == 3
-
-
 @pytest.mark.parametrize(
     ("begin", "inside", "end", "single"), [("B-x", "I-x", "E-x", "S-x"), ("B-x", "I-x", "L-x", "U-x")]
 )
@@ -124,13 +114,6 @@ def test_adjacent_entities_of_one_type(begin: str, inside: str, end: str, single
         rows = [np.array([*(codes[tag] for tag in tags), SENTENCE_END], dtype=float) for tags in (predicted, gold)]
         assert [TAGS[name](*rows) for name in ("precision", "recall")] == [pytest.approx(100), pytest.approx(50)]
         assert of_predictions(TAGGING, ["f1"], *rows)["f1"].scores(np.ones((1, 1))) == pytest.approx([200 / 3])
-
-
-@pytest.mark.parametrize(
-    ("label", "is_one"), [("B-x", True), ("O", False), ("B-", False), ("X-y", False), ("B", False)]
-)
-def test_what_an_entitys_tag_is(label: str, is_one: bool) -> None:
-    assert is_entity_tag(label) == is_one
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from attn_reg_plugin.labelled import find_task, read_file, read_split
+from attn_reg_plugin.labelled import find_task, read_split
 
 DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 COUNTS = [
@@ -37,18 +37,3 @@ def test_counts(name: str, folder: str, counts: dict[str, int]) -> None:
         if task.labels and name != "wnut17":
             used = {label for e in examples for label in (e.labels if task.kind == "tagging" else [e.label])}
             assert used == set(range(len(task.labels)))
-
-
-def test_words_of_universal_dependencies() -> None:
-    if not (DATA / "ud-english-ewt").is_dir():
-        pytest.skip("no corpus")
-    sentences = read_split(find_task("upos"), DATA / "ud-english-ewt", "valid")
-    assert sum(len(sentence.words) for sentence in sentences) == 25147
-
-
-def test_swag_sample() -> None:
-    path = DATA / "swag" / "swag_subset.csv"
-    if not path.is_file():
-        pytest.skip("no corpus")
-    examples = list(read_file(find_task("swag"), path))
-    assert len(examples) == 1001 and {example.label for example in examples} == {0, 1, 2, 3}

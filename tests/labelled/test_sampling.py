@@ -6,17 +6,9 @@ from collections import Counter
 
 import pytest
 
-from attn_reg_plugin.labelled import Sampling, TextExample, find_task, sample_of
+from attn_reg_plugin.labelled import Sampling, TextExample, find_task
 
 EXAMPLES = [TextExample(line, "a", None, int(line > 700)) for line in range(1, 1001)]
-
-
-def test_everything_by_default() -> None:
-    assert Sampling().of(EXAMPLES) == Sampling(examples=5000).of(EXAMPLES) == EXAMPLES
-
-
-def test_a_number_is_the_sample_that_it_was() -> None:
-    assert Sampling(examples=200).of(EXAMPLES) == sample_of(EXAMPLES, 200)
 
 
 @pytest.mark.parametrize(("fraction", "count"), [(0.1, 100), (0.0004, 1), (0.9996, 1000)])
@@ -47,10 +39,6 @@ def test_what_is_held_out_is_not_trained_on(share: float, count: int) -> None:
     assert all(part == sorted(part, key=lambda example: example.line) for part in (trained, held_out))
     assert (trained, held_out) == Sampling(examples=200, held_out=share).parted(drawn), "drawn by the seed alone"
     assert held_out != Sampling(examples=200, held_out=share, seed=2).parted(drawn)[1]
-
-
-def test_nothing_is_held_out_by_default() -> None:
-    assert Sampling(examples=200).parted(EXAMPLES) == (EXAMPLES, [])
 
 
 def test_not_everything_can_be_held_out() -> None:

@@ -20,28 +20,16 @@ from attn_reg_plugin.labelled import (
     TaggedSentence,
     TextExample,
     find_task,
-    plain_task,
+    own_task,
     read_split,
     with_labels,
 )
-from attn_reg_plugin.labelled.task_table import flags_of, own_task
+from attn_reg_plugin.labelled.task_table import flags_of
 from attn_reg_plugin.tasks.labelled_task import LabelledTaskConfig, described_task
 
 
 def write(path: Path, content: str) -> None:
     path.write_text(content, encoding="utf-8")
-
-
-def test_unknown_task_lists_those_there_are() -> None:
-    with pytest.raises(ValueError, match=r"unknown labelled task 'rt'; the tasks are: cola, .*rte"):
-        find_task("rt")
-
-
-@pytest.mark.parametrize(("option", "value"), [("kind", "ranking"), ("format", "yaml")])
-def test_a_row_of_an_unknown_kind_or_format_is_refused(option: str, value: str) -> None:
-    options = {"kind": CLASSIFICATION, "format": "tsv", option: value}
-    with pytest.raises(ValueError, match=rf"task x: the {option} is '{value}', but must be one of"):
-        LabelledTask("x", text=("a",), label="b", labels=("0", "1"), **options)
 
 
 def test_a_new_task_is_one_row(tmp_path: Path) -> None:
@@ -51,37 +39,36 @@ def test_a_new_task_is_one_row(tmp_path: Path) -> None:
     assert task.metrics == ("accuracy",)
 
 
-def test_plain_tables_with_columns_by_name_and_labels_of_the_training_file(tmp_path: Path) -> None:
+def test_labels_of_the_training_file_hold_for_all(tmp_path: Path) -> None:
     write(tmp_path / "train.csv", 'stars,review\n10,good\n2,"bad, bad"\n10,fine\n')
     write(tmp_path / "valid.csv", "stars,review\n2,dull\n")
-    task = with_labels(plain_task(CLASSIFICATION, ("review",), "stars", format="csv"), tmp_path)
+    task = with_labels(own_task(CLASSIFICATION, "review", "stars", data=tmp_path), tmp_path)
     assert task.labels == ("2", "10")
-    assert [example.label for example in read_split(task, tmp_path, "train")] == [1, 0, 1]
     assert read_split(task, tmp_path, "valid") == [TextExample(2, "dull", None, 0)]
 
 
 def test_labels_of_endings_are_their_places(tmp_path: Path) -> None:
     """Whatever labels the training file happens to have."""
     write(tmp_path / "train.csv", "q,a,b,c,gold\nQ,A,B,C,2\nQ,A,B,C,0\n")
-    columns = ("q", "a", "b", "c")
-    task = with_labels(plain_task(MULTIPLE_CHOICE, columns, "gold", format="csv"), tmp_path)
+    task = own_task(MULTIPLE_CHOICE, "q,a,b,c", "gold", data=tmp_path)
     assert task.labels == ("0", "1", "2")
     assert [example.label for example in read_split(task, tmp_path, "train")] == [2, 0]
-    assert plain_task(MULTIPLE_CHOICE, columns, labels=("A", "B", "C")).labels == ("A", "B", "C")
-    with pytest.raises(ValueError, match=r"needs a label for each of its 3 endings, not 2 \(A, B\)"):
-        plain_task(MULTIPLE_CHOICE, columns, labels=("A", "B"))
 
 
-def test_an_empty_label_is_no_label(tmp_path: Path) -> None:
-    write(tmp_path / "train.tsv", "a\ty\nx\tgood\nz\t\n")
-    with pytest.raises(ValueError, match=r"train\.tsv, line 3: the label is empty"):
-        with_labels(plain_task(CLASSIFICATION, ("a",), "y"), tmp_path)
-
-
-def test_a_label_column_of_words_is_a_number(tmp_path: Path) -> None:
-    write(tmp_path / "train.conll", "a X\n")
-    with pytest.raises(ValueError, match="is 'upos', but in a file of words it must be a number"):
-        with_labels(plain_task(TAGGING, ("words",), "upos", format="conll"), tmp_path)
+@pytest.mark.parametrize(
+    ("name", "content", "flags", "said"),
+    [
+        ("tsv", "a\ty\nx\tgood\nz\t\n", {"text_columns": "a", "label_column": "y"}, "line 3: the label is empty"),
+        ("conll", "a X\n", {"label_column": "upos"}, "is 'upos', but in a file of words it must be a number"),
+        ("conll", "a X\n", {"label_column": "7"}, "line 1: no column 7 for the label"),
+        ("conll", "a X\n", {"label_column": "-5"}, "line 1: no column -5 for the label"),
+    ],
+)
+def test_labels_that_cannot_be_collected(tmp_path: Path, name: str, content: str, flags: dict, said: str) -> None:
+    write(tmp_path / f"train.{name}", content)
+    kind = TAGGING if name == "conll" else CLASSIFICATION
+    with pytest.raises(ValueError, match=said):
+        with_labels(own_task(kind, **flags, data=tmp_path), tmp_path)
 
 
 def test_labels_must_be_known_before_reading(tmp_path: Path) -> None:
@@ -104,13 +91,6 @@ def test_ones_own_files_of_the_penn_treebank(tmp_path: Path) -> None:
     write(tmp_path / "test.conll", "odd XX\n")
     with pytest.raises(ValueError, match=r"test\.conll, line 1: the label is 'XX', but must be one of ,, MD, NNP, VB"):
         read_split(task, tmp_path, "test")
-
-
-@pytest.mark.parametrize("column", ["7", "-5"])
-def test_a_label_column_that_is_not_there_is_refused(tmp_path: Path, column: str) -> None:
-    write(tmp_path / "train.conll", "a X\n")
-    with pytest.raises(ValueError, match=rf"train\.conll, line 1: no column {column} for the label"):
-        with_labels(plain_task(TAGGING, ("words",), column, format="conll"), tmp_path)
 
 
 #: file, its content, the flags that describe it, the examples
@@ -174,6 +154,10 @@ def test_a_task_of_flags(tmp_path: Path, file: str, content: str, flags: dict, e
         ({"kind": CLASSIFICATION, "text_columns": "a,b,c", "file_format": "csv"}, "1 or 2 text columns, not 3"),
         ({"kind": MULTIPLE_CHOICE, "text_columns": "a,b", "file_format": "csv"}, "3 or more text columns, not 2"),
         ({"kind": TAGGING, "text_columns": "a,b"}, "1 text columns, not 2"),
+        (
+            {"kind": MULTIPLE_CHOICE, "text_columns": "q,a,b,c", "labels": "A,B", "file_format": "csv"},
+            r"needs a label for each of its 3 endings, not 2 \(A, B\)",
+        ),
     ],
 )
 def test_flags_that_describe_no_task(tmp_path: Path, flags: dict, said: str) -> None:

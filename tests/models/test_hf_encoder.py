@@ -279,6 +279,18 @@ def test_weights_that_are_not_there(folder: Path, tmp_path: Path) -> None:
         build(tmp_path)
 
 
+@pytest.mark.parametrize("size", [0, 3000])
+def test_weights_that_are_cut_are_named(size: int, folder: Path, tmp_path: Path) -> None:
+    for path in folder.iterdir():
+        content = path.read_bytes()
+        (tmp_path / path.name).write_bytes(content[:size] if path.suffix == ".safetensors" else content)
+    with pytest.raises(
+        ValueError, match=r"its weights \(model\.safetensors\) cannot be read \(SafetensorError"
+    ) as caught:
+        build(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
 def test_other_families_stay_unread(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Listing the configurations that have a head would import that of every family."""
     mapping = type(transformers.AutoModelForSequenceClassification._model_mapping)

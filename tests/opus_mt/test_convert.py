@@ -12,7 +12,7 @@ from transformers import MarianMTModel
 
 from attn_reg_plugin.cli import main
 from attn_reg_plugin.opus_mt import conversion as opus_mt_convert
-from attn_reg_plugin.opus_mt.conversion import CHECKPOINT, FLAGS, to_fairseq, to_huggingface
+from attn_reg_plugin.opus_mt.conversion import CHECKPOINT, FLAGS, to_fairseq
 from attn_reg_plugin.opus_mt.marian_folder import MarianFolder
 from tests.opus_mt.folders import TINY, assert_same_tensors, copy, edit, load_tokenizer, make_folder
 
@@ -93,17 +93,6 @@ def test_search_renormalizes_where_the_folder_says_so(
     assert ("--renormalize-search" in (tmp_path / "out" / FLAGS).read_text(encoding="utf-8")) is expected
 
 
-def test_what_was_tuned_beside_the_conversion_goes_back(marian: tuple, tmp_path: Path) -> None:
-    to_fairseq(MarianFolder.open(marian[1]), tmp_path / "out")
-    state = torch.load(tmp_path / "out" / CHECKPOINT, weights_only=True)
-    state["model"]["decoder.layers.0.fc1.bias"] += 1
-    torch.save(state, tmp_path / "out" / "checkpoint_best.pt")
-    to_huggingface(tmp_path / "out", tmp_path / "back")
-    name = "model.decoder.layers.0.fc1.bias"
-    before, after = (load_file(path / "model.safetensors")[name] for path in (marian[1], tmp_path / "back"))
-    assert torch.equal(after, before + 1)
-
-
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
@@ -145,27 +134,6 @@ def test_a_model_is_downloaded(marian: tuple, tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, **_: str(marian[1]))
     assert main(["convert", "opus-mt", "--hf-model", "a/b", str(tmp_path / "out")]) == 0
     assert (tmp_path / "out" / CHECKPOINT).is_file() and (tmp_path / "out" / "dict.ro.txt").is_file()
-
-
-def test_an_output_that_is_there_is_kept(marian: tuple, converted: Path) -> None:
-    before = (converted / CHECKPOINT).read_bytes()
-    with pytest.raises(ValueError, match="exists already"):
-        to_fairseq(MarianFolder.open(marian[1]), converted)
-    assert (converted / CHECKPOINT).read_bytes() == before
-
-
-def test_the_working_directory_may_be_the_output(
-    marian: tuple, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("fairseq", "hf"):
-        (tmp_path / name).mkdir()
-    monkeypatch.chdir(tmp_path / "fairseq")
-    assert main(["convert", "opus-mt", str(marian[1]), "."]) == 0
-    assert Path(CHECKPOINT).is_file() and Path(FLAGS).is_file()
-    monkeypatch.chdir(tmp_path / "hf")
-    assert main(["convert", "opus-mt", "--to-hf", "../fairseq", "."]) == 0
-    assert_same_tensors(load_file("model.safetensors"), load_file(Path(marian[1]) / "model.safetensors"))
-    assert {path.name for path in tmp_path.iterdir()} == {"fairseq", "hf"}, "nothing is left over"
 
 
 @pytest.mark.parametrize("weights", [False, True])

@@ -82,6 +82,7 @@ BROKEN = {
     "config no JSON": (lambda f: (f / "config.json").write_text("{"), r"config\.json is not JSON"),
     "vocabulary no JSON": (lambda f: (f / "vocab.json").write_bytes(b"\xff"), r"vocab\.json is not JSON in UTF-8"),
     "model no model": (lambda f: (f / "source.spm").write_bytes(b"x"), r"source\.spm is not a sentencepiece model"),
+    "empty weights": (lambda f: (f / "model.safetensors").write_bytes(b""), r"model\.safetensors cannot be read"),
     "corrupt weights": (_truncated, r"model\.safetensors cannot be read: it is damaged"),
     "foreign pickle": (_pickled, r"pytorch_model\.bin holds other types"),
     "not a state": (_not_torch, r"pytorch_model\.bin cannot be read: it is damaged"),

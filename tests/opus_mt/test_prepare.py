@@ -60,7 +60,7 @@ def test_binaries_hold_the_numbers_of_the_tokenizer(
     assert dictionary.symbols[4:] == ours.target.vocabulary.symbols
     assert load_tokenizer(out / "opus_mt").get_vocab() == theirs.get_vocab()
     manifest = json.loads((out / "manifest.json").read_text(encoding="utf-8"))
-    assert manifest["request"]["source_prefix"] == prefix and manifest["spm"]["kind"] == "opus-mt"
+    assert manifest["request"]["source_prefix"] == prefix and next(iter(manifest["models"])) == "opus_mt/source.spm"
     assert str(converted) not in json.dumps(manifest)
 
 
@@ -88,20 +88,14 @@ def test_a_prepared_folder_is_recognized_and_another_model_is_not(
     vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
     (other / "vocab.json").write_text(json.dumps(vocabulary), encoding="utf-8")
     assert prepare(source, out, other) == 2
-    assert "was prepared with other options or from other files (opus_mt has changed)" in capsys.readouterr().err
+    assert "was prepared with other options or from other files (reused has changed)" in capsys.readouterr().err
 
 
 def test_options_that_do_not_go_together(
     converted: Path, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    for words in ("--vocab-size 100", "--spm joint", "--spm-model a"):
+    for words in ("--vocab-size 100", "--spm-model a", "--dictionary a"):
         assert prepare(source, tmp_path / "data", converted, *words.split()) == 2
         assert f"{words}: it must be left out with --opus-mt" in capsys.readouterr().err
     assert prepare(source, tmp_path / "data", converted, "--source-prefix", ">>deu<<") == 2
     assert "the source prefix '>>deu<<' is not in" in capsys.readouterr().err
-
-
-def test_a_model_that_would_be_replaced(converted: Path, source: Path, tmp_path: Path) -> None:
-    out = tmp_path / "data"
-    assert prepare(source, out, converted) == 0
-    assert prepare(source, out, out / "opus_mt", "--overwrite") == 2

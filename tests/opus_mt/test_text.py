@@ -13,7 +13,7 @@ from fairseq.data.encoders import build_bpe
 
 from attn_reg_plugin.models.opus_mt import OpusMTBPE
 from attn_reg_plugin.opus_mt.tokenization import OpusMTTokenizer, Vocabulary, write_dictionaries
-from tests.opus_mt.folders import load_tokenizer, train_model, write_tokenizer
+from tests.opus_mt.folders import copy, edit, load_tokenizer, train_model, write_tokenizer
 
 ODD = [
     *("", " ", "a", ".", "▁", "▁▁ ▁a", "☃", "😀", "\N{WOMAN}\u200d\N{WOMAN} 😀😀", "e\u0301 ê é", "ﬁ ① Ａ", "\u200b"),
@@ -50,6 +50,12 @@ class Both:
             for side in sides
             if self.numbers(text, side) != theirs[side](text)["input_ids"]
         ]
+
+
+def changed(folder: Path, destination: Path, **config: object) -> Path:
+    """A copy of a folder with other settings of the tokenizer."""
+    edit(copy(folder, destination) / "tokenizer_config.json", **config)
+    return destination
 
 
 @pytest.fixture(scope="module", params=["shared", "separate"])
@@ -94,13 +100,8 @@ def test_a_byte_fallback_model(tmp_path: Path, phrases: dict) -> None:
 
 @pytest.mark.parametrize("clean", [False, True])
 def test_text_is_made_as_theirs_is(both: Both, clean: bool, tmp_path: Path) -> None:
-    folder = Path(both.theirs.name_or_path)
-    for path in folder.iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
-    config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
-    config["clean_up_tokenization_spaces"] = clean
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
-    made, draw = Both(tmp_path), random.Random(4)
+    folder = changed(Path(both.theirs.name_or_path), tmp_path / "hf", clean_up_tokenization_spaces=clean)
+    made, draw = Both(folder), random.Random(4)
     vocabulary = made.ours.target.vocabulary
     for _ in range(300):
         ids = [draw.randrange(len(vocabulary.order)) for _ in range(draw.randint(0, 12))]
@@ -127,16 +128,6 @@ def test_a_prefix_comes_first(marian: tuple) -> None:
         OpusMTTokenizer(folder, ">>deu<<")
 
 
-def _folder(tmp_path: Path, source: Path, **config: object) -> Path:
-    folder = tmp_path / "changed"
-    folder.mkdir()
-    for path in source.iterdir():
-        (folder / path.name).write_bytes(path.read_bytes())
-    settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8")) | config
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
-    return folder
-
-
 @pytest.mark.parametrize(
     ("config", "sentence"),
     [
@@ -148,7 +139,7 @@ def _folder(tmp_path: Path, source: Path, **config: object) -> Path:
 )
 def test_settings_that_cannot_be_followed(config: dict, sentence: str, marian: tuple, tmp_path: Path) -> None:
     with pytest.raises((ValueError, FileNotFoundError), match=sentence):
-        OpusMTTokenizer(_folder(tmp_path, marian[1], **config))
+        OpusMTTokenizer(changed(marian[1], tmp_path / "hf", **config))
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import io
 import re
 import shlex
@@ -14,13 +13,11 @@ import pytest
 import torch
 from transformers import MarianMTModel
 
-from attn_reg_plugin import ADDrop
 from attn_reg_plugin.cli import main
 from attn_reg_plugin.opus_mt.conversion import CHECKPOINT, FLAGS, to_fairseq, to_huggingface
 from attn_reg_plugin.opus_mt.marian_folder import MarianFolder
 from attn_reg_plugin.opus_mt.tokenization import OpusMTTokenizer
 from tests.opus_mt.folders import load_tokenizer
-from tests.opus_mt.sides import Sides
 from tests.tasks.fairseq_runs import (
     PLUGIN,
     Finished,
@@ -92,29 +89,6 @@ def tuned(start: Start, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_masks_act_in_training_only(marian: tuple, phrases: dict, tmp_path: Path) -> None:
-    sides = Sides(*marian[:2], tmp_path / "out", length=20)
-    texts = [triple.en for triple in phrases["train"][:20]]
-    before = sides.translations(texts, 20, left=True, beam_size=4)
-    tokens = sides.batch(sides.sources(texts[:4]), left=True)
-    previous = torch.tensor([[2, 9, 8, 7]] * 4)
-    regularizer = ADDrop(p=0.5, q=1.0, sites="*", cross_tuning="off", probe_dropout=False)
-    sides.model.train()
-    for module in sides.model.modules():
-        if hasattr(module, "p") and type(module).__name__ == "FairseqDropout":
-            module.p = 0.0
-    plain = sides.model(tokens, None, previous)[0]
-    with regularizer.attach(sides.model):
-        regularizer.begin_epoch(1)
-        masked = sides.model(tokens, None, previous)[0]
-        regularizer.end_update()
-        assert (masked - plain).abs().max() > 1e-2
-        sides.model.eval()
-        assert sides.translations(texts, 20, left=True, beam_size=4) == before
-    sides.model.train()
-    assert torch.equal(sides.model(tokens, None, previous)[0], plain)
-
-
 @pytest.mark.slow
 def test_what_was_tuned_goes_back_and_says_the_same(start: Start, tuned: Path, tmp_path: Path) -> None:
     """The tokenizer and the configuration are found beside the data."""
@@ -166,13 +140,6 @@ def test_other_ways_to_train(flags: str, start: Start, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_attend_out(start: Start, tmp_path: Path) -> None:
-    finished = start.train(tmp_path / "run", *ATTEND_OUT, *SHORT).check()
-    assert any("attacker_won" in line for line in finished.lines()) and len(finished.lines()) == 6
-    to_huggingface(tmp_path / "run", tmp_path / "hf", start.converted)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("method", ["ad_drop", "attend_out"])
 def test_a_killed_training_ends_in_the_same_weights(method: str, start: Start, tmp_path: Path) -> None:
     flags = [*(AD_DROP if method == "ad_drop" else ATTEND_OUT), *SHORT]
@@ -221,33 +188,3 @@ def test_half_precision_on_a_gpu(flags: str, method: str, start: Start, tmp_path
     assert len(finished.lines()) == 6
     to_huggingface(tmp_path, tmp_path / "hf", start.converted)
     assert len(start.translate(tmp_path / "checkpoint_last.pt")) == 20
-
-
-def relative(values: torch.Tensor, expected: torch.Tensor) -> float:
-    """The mean absolute difference, in the mean absolute size of what is expected."""
-    return ((values - expected).abs().mean() / expected.abs().mean()).item()
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("precision", [torch.float16, torch.bfloat16])
-def test_half_precision_states_on_a_gpu(precision: torch.dtype, marian: tuple, phrases: dict, tmp_path: Path) -> None:
-    """It is as near to single precision as the stock model is, and trains with masks."""
-    stock = marian[0].eval().cuda()
-    sides = Sides(*marian[:2], tmp_path / "out")
-    tokens = sides.batch(sides.sources([triple.en for triple in phrases["train"][:8]]), left=True).cuda()
-    previous = torch.tensor([[2, 9, 8, 7]] * 8).cuda()
-    single = sides.model.cuda()(tokens, None, previous)[0]
-    half = sides.model.to(precision)
-    output = half(tokens, None, previous)[0]
-    assert output.dtype == precision and output.isfinite().all()
-    ids = torch.randint(4, 500, (8, 12), device="cuda")
-    logits, halved = (
-        model(input_ids=ids, decoder_input_ids=ids[:, :4]).logits.float()
-        for model in (stock, copy.deepcopy(stock).to(precision))
-    )
-    yardstick = relative(halved[..., :-1], logits[..., :-1])
-    assert relative(output.float()[..., 1:], single[..., 1:]) < 2 * yardstick + 0.02
-    with ADDrop(p=0.5, q=1.0, sites="*", cross_tuning="off").attach(half.train()):
-        half(tokens, None, previous)[0].float().logsumexp(-1).sum().backward()
-    assert all(parameter.grad.isfinite().all() for parameter in half.parameters() if parameter.grad is not None)
