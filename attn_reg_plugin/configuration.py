@@ -1,18 +1,15 @@
 """From a dataclass to flags and to YAML: the settings of a command, declared once.
 
-A field made by `setting` is a flag `--like-this` of the command and a key `like_this` of a file given by `--config`.
-Flags win over the file. Keys and values are held to what the dataclass declares (OmegaConf's structured configurations
-convert them), and what doesn't fit is refused with its name, and the file's, before anything runs.
+A field made by `setting` is a flag `--like-this` of the command and a key `like_this` of a file of settings. Flags win
+over the file. What doesn't fit the dataclass is refused with its name, and the file's, before anything runs.
 
-A file may also hold the settings of several commands, a section for each, with values above them that sections refer
-to as `${name}`:
+A file may hold the settings of several commands, a section for each, and values that these refer to as `${name}`:
 
     out: runs/demo
     prepare phrasebook: {pair: en-ro, out: "${out}/data"}
     compare: {data: "${out}/data", out: "${out}", methods: "plain,ad_drop"}
 
-`attn-reg compare FILE`, or `compare --config FILE`, then reads the section `compare`; `attn-reg run FILE` carries out
-all of them.
+`attn-reg compare FILE` then reads the section `compare`; `attn-reg run FILE` carries out all of them.
 """
 
 from __future__ import annotations
@@ -56,8 +53,7 @@ def setting(
     Args:
         help: one line, for `--help`; or a function that gives it when it's asked for.
         default: the value if none is given; without a default the setting is required.
-        choices: the values that a text may have.
-        within: the range of a number, see `Interval`.
+        choices, within: the values that a text may have; the range of a number, see `Interval`.
         metavar: how the value is called in the help.
         group: heading in the help; by default `GROUP` of the class.
         **ways: `positional=True`, an argument without a flag; `repeated=True`, a list whose flag is given once per
@@ -89,11 +85,7 @@ def refusing(name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def said_of(path: Path | None, but: type[ValueError]) -> Iterator[None]:
-    """Around what a file's settings are checked in later: a ValueError names the file, too.
-
-    Args:
-        but: an error that the settings have no part in.
-    """
+    """Around later checks of a file's settings: a ValueError names the file, unless they have no part in it, `but`."""
     try:
         yield
     except ValueError as error:
@@ -108,10 +100,7 @@ def flag_of(name: str) -> str:
 
 
 def add_arguments(parser: argparse.ArgumentParser, settings: type) -> None:
-    """Add an argument for each setting, in groups, and `--config`; what is not given is not there after parsing.
-
-    The positional settings are one list of words, `words`, see `from_arguments`: a file of settings may come first.
-    """
+    """Add an argument for each setting, and `--config`; the positional ones are a list, which a file may begin."""
     places = [entry for entry in dataclasses.fields(settings) if entry.metadata["positional"]]
     if places:
         metavar = " ".join(["CONFIG |", *(entry.metadata["metavar"] for entry in places)])
@@ -140,18 +129,13 @@ def add_flags(parser: argparse.ArgumentParser, settings: type, positional: bool 
         group.add_argument(flag_of(entry.name), **how)
 
 
-def flagged(settings: type) -> list[str]:
-    """The names of the settings that have a flag."""
-    return [entry.name for entry in dataclasses.fields(settings) if not entry.metadata["unflagged"]]
-
-
 def _owner(settings: type, name: str) -> str:
     """The group of the class that declares a setting."""
     return next(vars(one).get("GROUP", "") for one in settings.__mro__ if name in vars(one).get("__annotations__", ()))
 
 
 def from_arguments(settings: type[T], arguments: argparse.Namespace, section: str = "") -> T:
-    """The settings that a parsed command line gives, with those of its `--config` under them.
+    """The settings that a parsed command line gives, with those of its file under them.
 
     Args:
         section: of the file, see `read`; by default the command's name.
@@ -169,18 +153,8 @@ def from_arguments(settings: type[T], arguments: argparse.Namespace, section: st
     if len(words) > len(places):
         raise ValueError(f"unrecognized arguments: {' '.join(words[len(places) :])}")
     given |= dict(zip(places, words, strict=False))
-    arguments.config = config
-    found = read(settings, load(config), section or arguments.command, given, config)
-    return with_rest(found, getattr(arguments, "rest", []))
-
-
-def with_rest(settings: T, rest: Sequence[str]) -> T:
-    """The settings with what follows `--` added to the text that takes it."""
-    for entry in dataclasses.fields(settings):  # type: ignore[arg-type]
-        if entry.metadata["rest"] and rest:
-            text = f"{getattr(settings, entry.name)} {shlex.join(rest)}".strip()
-            settings = dataclasses.replace(settings, **{entry.name: text})  # type: ignore[type-var]
-    return settings
+    arguments.config, rest = config, getattr(arguments, "rest", ())
+    return read(settings, load(config), section or arguments.command, given, config, rest)
 
 
 def load(path: Path | None) -> DictConfig:
@@ -203,38 +177,41 @@ def load(path: Path | None) -> DictConfig:
     return content
 
 
-def read(settings: type[T], content: DictConfig, section: str, given: Mapping[str, Any], path: Path | None = None) -> T:
+def read(
+    settings: type[T],
+    content: DictConfig,
+    section: str,
+    given: Mapping[str, Any],
+    path: Path | None = None,
+    rest: Sequence[str] = (),
+) -> T:
     """The settings in a file's section, or in the whole file where it has none of that name, under those given.
 
     Args:
         settings: the dataclass.
-        content: of the file; not changed.
+        content: of the file, whose path is for messages; not changed.
         section: such as `compare`.
         given: name -> value, as flags have them.
-        path: of the file, for messages.
+        rest: what follows `--`.
 
     Raises:
         ValueError: an unknown key, a value that isn't allowed, or a setting that is missing.
     """
     content = content.copy()
     part = content[section] if isinstance(content.get(section), DictConfig) else content
-    if part is not content:
-        check_values(content, path, flagged(settings))
-        content.update({name: value for name, value in given.items() if name in values_of(content)})
     fields = {entry.name: entry for entry in dataclasses.fields(settings)}  # type: ignore[arg-type]
-    unknown = [str(key) for key in part if key not in fields]
-    if unknown:
+    if part is not content:
+        check_values(content, path, [name for name, entry in fields.items() if not entry.metadata["unflagged"]])
+        content.update({name: value for name, value in given.items() if name in values_of(content)})
+    if unknown := [str(key) for key in part if key not in fields]:
         raise ValueError(f"{path}: unknown setting {unknown[0]!r}; the settings are: {', '.join(fields)}")
+    for name in [name for name, entry in fields.items() if rest and entry.metadata["rest"]]:
+        given = {**given, name: f"{given.get(name, part.get(name) or '')} {shlex.join(rest)}".strip()}
     for name, value in given.items():
         part[name] = _picked(part.get(name), value)
     where = {name: flag_of(name) if name in given else f"{path}: {name}" for name in fields}
-    with refused(path):
-        plain = OmegaConf.to_container(part, resolve=True)
-    values = {
-        str(name): _converted(settings, fields[str(name)], value, where)
-        for name, value in plain.items()
-        if value != MISSING
-    }
+    plain = {name: value for name, value in resolved(part, path).items() if value != MISSING}
+    values = {name: _converted(settings, fields[name], value, where[name]) for name, value in plain.items()}
     for name, entry in fields.items():
         if name not in values and entry.default is dataclasses.MISSING:
             what = entry.metadata["metavar"] if entry.metadata["positional"] else flag_of(name)
@@ -262,14 +239,9 @@ def values_of(content: DictConfig) -> list[str]:
 
 
 def check_values(content: DictConfig, path: Path | None, settings: Collection[str]) -> None:
-    """Refuse what stands above the sections and would do nothing.
+    """Refuse what stands above the sections and would do nothing: a value that no section refers to.
 
-    Args:
-        settings: names of the sections' settings, which flags change.
-
-    Raises:
-        ValueError: a value that no section refers to; or a mapping with the name of a setting, whose flag would not
-            reach the values in it.
+    So is a mapping with the name of one of the sections' `settings`, whose flag would not reach the values in it.
     """
     text = OmegaConf.to_yaml(content)
     for name in map(str, content):
@@ -308,7 +280,7 @@ def _structured(settings: type) -> DictConfig:
     return OmegaConf.structured(settings)
 
 
-def _converted(settings: type, entry: dataclasses.Field, value: Any, where: Mapping[str, str]) -> Any:
+def _converted(settings: type, entry: dataclasses.Field, value: Any, where: str) -> Any:
     """A value of the field's type, of what a file or a flag holds; a list may be written with commas."""
     from attn_reg_plugin.regularizers.base.options import check_value  # torch, which help does without
 
@@ -322,7 +294,7 @@ def _converted(settings: type, entry: dataclasses.Field, value: Any, where: Mapp
     except OmegaConfBaseException:
         what = f"{_WORDS[typing.get_args(kind)[0]]}, or several with commas" if listed else _WORDS[kind]
         given = ",".join(map(str, value)) if isinstance(value, list) else value
-        raise ValueError(f"{where[entry.name]} is {given!r}, but must be {what}") from None
+        raise ValueError(f"{where} is {given!r}, but must be {what}") from None
     if OmegaConf.is_config(value):
         value = OmegaConf.to_container(value)
     value = tuple(value) if listed else value
@@ -330,7 +302,7 @@ def _converted(settings: type, entry: dataclasses.Field, value: Any, where: Mapp
         if value is not None:
             check_value(entry, value)
     except ValueError as error:
-        raise ValueError(where[entry.name] + str(error).removeprefix(entry.name)) from None
+        raise ValueError(where + str(error).removeprefix(entry.name)) from None
     return value
 
 
@@ -347,11 +319,10 @@ def _help(entry: dataclasses.Field) -> str:
     return text.replace("%", "%%")
 
 
-@contextlib.contextmanager
-def refused(path: Path | None) -> Iterator[None]:
-    """OmegaConf's error about a reference to something missing, in one sentence."""
+def resolved(content: DictConfig, path: Path | None) -> dict[str, Any]:
+    """A mapping's values, with what they refer to; a reference to something missing is refused."""
     try:
-        yield
+        return {str(name): value for name, value in OmegaConf.to_container(content, resolve=True).items()}
     except OmegaConfBaseException as error:
         key = f"{error.full_key}: " if getattr(error, "full_key", None) else ""
         raise ValueError(f"{path}: {key}{str(error).splitlines()[0]}") from None

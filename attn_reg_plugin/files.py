@@ -1,8 +1,4 @@
-"""Files: written whole or not at all, locks of folders, lines and JSON objects, and what an OSError means.
-
-A file is written beside its place under a temporary name and is moved there once it is complete. Whatever
-ends the writing, an error, a full disk or Ctrl-C, leaves the old file as it was and nothing beside it.
-"""
+"""Files: written whole or not at all, locks of folders, lines and JSON objects, and what an OSError means."""
 
 from __future__ import annotations
 
@@ -15,11 +11,10 @@ import json
 import os
 import shutil
 import socket
-import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 #: characters other than the newline at which some reader would break a line
 _LINE_BREAKS = str.maketrans(dict.fromkeys("\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029", " "))
@@ -43,8 +38,6 @@ _MEANINGS = {
     errno.EMFILE: "too many files are open; raise the limit (ulimit -n)",
     errno.EIO: "the device failed while reading or writing; give a path on another disk",
 }
-#: seconds until a folder that another process holds is tried again
-_AGAIN = 0.2
 _numbers = itertools.count()
 
 
@@ -80,12 +73,9 @@ def naming(path: Path, temporary: Path | None = None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def naming_writer(path: Path) -> Iterator[None]:
-    """Around a library's function that writes and does nothing else: what it raises names the path.
+    """Around a library's function that writes and does nothing else: what it raises is an OSError with the path.
 
-    torch and safetensors have errors of their own for a full disk, which aren't an OSError and name nothing.
-
-    Raises:
-        OSError: with `path`.
+    torch and safetensors have errors of their own for a full disk, which name nothing.
     """
     try:
         with naming(path):
@@ -111,12 +101,7 @@ def whole_file(path: Path) -> Iterator[Path]:
     """A temporary path to write to, which takes the place of `path` at the end; on any error it is deleted.
 
     A symbolic link is followed. What isn't a regular file, such as `/dev/stdout` or a pipe, is written to directly.
-
-    Args:
-        path: the file; the folder must be there.
-
-    Raises:
-        OSError: with `path`, where it cannot be written.
+    The folder must be there; an OSError names `path`.
     """
     with naming(path):
         final = Path(os.path.realpath(path))
@@ -135,44 +120,19 @@ def whole_file(path: Path) -> Iterator[Path]:
         unfinished.unlink(missing_ok=True)
 
 
-@contextlib.contextmanager
-def writing(path: Path) -> Iterator[IO[str]]:
-    """A UTF-8 text file, open for writing, that is there at the end as a whole; see `whole_file`."""
-    with whole_file(path) as unfinished, unfinished.open("w", encoding="utf-8", newline="\n") as file:
-        try:
-            yield file
-            file.flush()
-        except UnicodeEncodeError as error:
-            half = error.object[error.start]
-            raise ValueError(f"{path}: the text holds {half!r}, half a character, which UTF-8 cannot hold") from None
-
-
 def write_text(path: Path, text: str) -> None:
-    """Write a UTF-8 text file, whole or not at all.
-
-    Raises:
-        OSError: with `path`, where it cannot be written.
-    """
-    with writing(path) as file:
-        file.write(text)
-
-
-def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file, whole or not at all.
-
-    Raises:
-        OSError: with `path`, where it cannot be written.
-    """
-    with whole_file(path) as unfinished, unfinished.open("wb") as file:
-        file.write(content)
+    """Write a UTF-8 text file, whole or not at all; an OSError names `path`."""
+    try:
+        content = text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        half = error.object[error.start]
+        raise ValueError(f"{path}: the text holds {half!r}, half a character, which UTF-8 cannot hold") from None
+    with whole_file(path) as unfinished:
+        unfinished.write_bytes(content)
 
 
 def write_json(path: Path, content: Any, sort_keys: bool = False) -> None:
-    """Write a JSON file, indented, whole or not at all.
-
-    Raises:
-        OSError: with `path`, where it cannot be written.
-    """
+    """Write a JSON file, indented, whole or not at all; see `write_text`."""
     write_text(path, json.dumps(content, indent=2, ensure_ascii=False, sort_keys=sort_keys) + "\n")
 
 
@@ -180,11 +140,7 @@ def read_json(path: Path, advice: str = "") -> dict[str, Any]:
     """The object in a JSON file.
 
     Args:
-        advice: ends the sentence about a file that holds none.
-
-    Raises:
-        OSError: there is no such file, or it cannot be read.
-        ValueError: it is not JSON in UTF-8, or no object.
+        advice: ends the sentence of the ValueError about a file that holds none.
     """
     end = f"; {advice}" if advice else ""
     try:
@@ -202,19 +158,11 @@ def one_line(text: str) -> str:
 
 
 def find_text(folder: Path, name: str) -> Path | None:
-    """`name` or `name.gz` in a folder; None where there is neither.
-
-    Raises:
-        ValueError: both are there, so it is not clear which one is meant.
-    """
+    """`name` or `name.gz` in a folder, None where there is neither; both are refused."""
     found = [path for path in (folder / name, folder / f"{name}.gz") if path.is_file()]
     if len(found) == 2:
         raise ValueError(f"{folder} has both {name} and {name}.gz: remove one of them")
     return found[0] if found else None
-
-
-def _open(path: Path) -> IO[bytes]:
-    return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
 
 
 def read_lines(path: Path) -> Iterator[str]:
@@ -227,7 +175,7 @@ def read_lines(path: Path) -> Iterator[str]:
         FileNotFoundError: there is no such file.
     """
     number = 0
-    with _open(path) as file:
+    with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
         try:
             for number, line in enumerate(file, start=1):
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8")
@@ -249,11 +197,7 @@ def whole_folder(out: Path) -> Iterator[Path]:
     """A new folder beside `out`, to be filled, which takes its place at the end; on any error it is deleted.
 
     Args:
-        out: a folder that does not exist, or is empty; it may be the working directory.
-
-    Raises:
-        ValueError: `out` holds something, or is a file.
-        OSError: with `out`, where it cannot be made.
+        out: a folder that does not exist, or is empty; others are refused. It may be the working directory.
     """
     final = Path(os.path.realpath(out))  # "." has no name of its own
     with naming(out):
@@ -280,13 +224,14 @@ def whole_folder(out: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def lock_folder(folder: Path, name: str = "lock", kept: bool = False) -> Iterator[int]:
+def lock_folder(folder: Path, name: str = "lock", kept: bool = False, wait: bool = False) -> Iterator[int]:
     """Hold a folder: a second process is refused until the first, and every process it gave the lock to, has ended.
 
     Args:
         folder: must be there.
         name: of the lock file, in which the process that holds the folder is named.
         kept: leave the file there at the end.
+        wait: for the process that holds it.
 
     Yields:
         The descriptor, for processes that are to inherit the lock.
@@ -296,7 +241,7 @@ def lock_folder(folder: Path, name: str = "lock", kept: bool = False) -> Iterato
         OSError: the lock file cannot be made.
     """
     path = folder / name
-    descriptor = _locked(path, folder)
+    descriptor = _locked(path, wait)
     try:
         with contextlib.suppress(OSError):  # a full disk: the name is there for messages only
             os.ftruncate(descriptor, 0)
@@ -310,41 +255,26 @@ def lock_folder(folder: Path, name: str = "lock", kept: bool = False) -> Iterato
 
 @contextlib.contextmanager
 def alone_in(folder: Path, name: str) -> Iterator[None]:
-    """Hold a folder, which is made if it isn't there; wait while another process holds it.
-
-    Args:
-        name: of the lock file, see `lock_folder`.
-
-    Raises:
-        OSError: the folder or the lock file cannot be made.
-    """
+    """Hold a folder, which is made if it isn't there; wait while another process holds it."""
     folder.mkdir(parents=True, exist_ok=True)
-    with contextlib.ExitStack() as stack:
-        while True:
-            try:
-                stack.enter_context(lock_folder(folder, name))
-                break
-            except FolderInUse:
-                time.sleep(_AGAIN)
+    with lock_folder(folder, name, wait=True):
         yield
 
 
-def _locked(path: Path, folder: Path) -> int:
+def _locked(path: Path, wait: bool) -> int:
     """A descriptor of the lock file, which this process holds."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
             # the holder before may have deleted the file between the two calls
             if path.exists() and os.path.samestat(os.fstat(descriptor), path.stat()):
                 return descriptor
-        except BlockingIOError:
+        except BaseException as error:
             who = os.pread(descriptor, 200, 0).decode(errors="replace").strip()
             os.close(descriptor)
-            raise FolderInUse(
-                f"another process is still working in {folder}{f' ({who})' if who else ''}; wait for it or end it"
-            ) from None
-        except BaseException:
-            os.close(descriptor)
-            raise
+            if not isinstance(error, BlockingIOError):
+                raise
+            said = f"another process is still working in {path.parent}{f' ({who})' if who else ''}"
+            raise FolderInUse(f"{said}; wait for it or end it") from None
         os.close(descriptor)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from attn_reg_plugin.configuration import refusing, setting
-from attn_reg_plugin.experiments.executing import carry_out, has_gpu, visible_gpus
+from attn_reg_plugin.experiments.data_folder import sha256_of
+from attn_reg_plugin.experiments.executing import carry_out, visible_gpus
 from attn_reg_plugin.experiments.flags import START, Flags, named, parsed
 from attn_reg_plugin.experiments.runs import Run
 from attn_reg_plugin.files import alone_in
@@ -22,40 +23,35 @@ if TYPE_CHECKING:
 RESULTS_LOCK = "results.lock"
 #: headings of settings in the help
 DATA, METHODS, TRAINING, RUNNING = "data", "methods", "training", "running"
+#: settings that become flags of fairseq-train of the same name
+_NAMED = ("train_examples", "train_fraction", "train_per_class", "held_out", "label_noise", "shortcut")
+_NAMED += ("shortcut_words", "shortcut_at_evaluation")
 #: flags of fairseq-train that settings decide -> which setting: given beside them, a run would not be what these say
-DECIDED = {
-    **{"train-examples": "train_examples", "train-fraction": "train_fraction", "train-per-class": "train_per_class"},
-    **{"held-out": "held_out", "label-noise": "label_noise", "shortcut": "shortcut"},
-    **{"shortcut-words": "shortcut_words", "shortcut-at-evaluation": "shortcut_at_evaluation"},
-    **{"train-sample-seed": "seeds", "seed": "seeds", "save-dir": "out"},
-}
+DECIDED = {name.replace("_", "-"): name for name in _NAMED}
+DECIDED |= {"train-sample-seed": "seeds", "seed": "seeds", "save-dir": "out"}
 #: those by which a metric chooses checkpoints
 CHOOSING = {"best-checkpoint-metric": "metric", "maximize-best-checkpoint-metric": "metric"}
-
-
-# -- the course of the learning rate ----------------------------------------------------------------------------------
-
-#: course -> the scheduler of fairseq, and its flag that takes the number of updates, if it ends with the last
+#: flags that name a file, whose content makes a run another one
+_FILES = (START, "restore-file", "scheduled-dropout-schedule")
+#: course of the learning rate -> the scheduler of fairseq, and its flag that takes the number of updates, if it ends
+#: with the last
 SCHEDULERS = {
     "linear": ("polynomial_decay", "total-num-update"),
     "fixed": ("fixed", ""),
     "cosine": ("cosine", "lr-period-updates"),
     "inverse_sqrt": ("inverse_sqrt", ""),
 }
-#: those that end with the last update
+#: courses that end with the last update
 TO_THE_END = tuple(name for name, (_, end) in SCHEDULERS.items() if end)
 
 
 def schedule_flags(course: str, warmup: int, updates: int | None) -> dict[str, Any]:
-    """The flags of a learning rate's course.
+    """The flags of a learning rate's course; a training that would end in the warm-up is refused.
 
     Args:
         course: of `SCHEDULERS`.
         warmup: updates with a rising rate.
         updates: of the whole training; None where they are not counted yet.
-
-    Raises:
-        ValueError: the training would end in the warm-up.
     """
     scheduler, end = SCHEDULERS[course]
     if updates is not None and end and warmup >= updates:
@@ -68,9 +64,6 @@ def schedule_flags(course: str, warmup: int, updates: int | None) -> dict[str, A
         total = updates or 0
         flags[end] = total if end == "total-num-update" else max(1, total - warmup)
     return flags
-
-
-# -- settings ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +96,16 @@ class Comparison:
     train_flags: str = setting(
         "more flags of every fairseq-train, in one text; or behind --", "", rest=True, group=TRAINING
     )
+    train_examples: int = setting(
+        "train on N only, drawn at random, the same for every seed; 0: on all",
+        0,
+        within="[0, inf)",
+        metavar="N",
+        group=DATA,
+    )
+    train_fraction: float = setting(
+        "train on this share only, drawn anew for every seed, in (0, 1]", 1.0, within="(0, 1]", group=DATA
+    )
     jobs: int = setting(
         "trainings at a time; above 1 each of them has one thread, and a GPU of its own as long as there are enough",
         1,
@@ -127,6 +130,8 @@ class Comparison:
                 self._refuse_decided(method.name, set(method.flags) & method.asked)
         with refusing("train_flags"):
             self._refuse_decided("--train-flags", self.own_flags)
+        with refusing("train_fraction"):
+            self.sampling(1)
 
     def _refuse_decided(self, where: str, flags: Any) -> None:
         for flag in flags:
@@ -146,24 +151,15 @@ class Comparison:
         """The runs, see `each`."""
         raise NotImplementedError
 
-    @property
-    def longest(self) -> int:
-        """Epochs of a run, at most."""
-        raise NotImplementedError
-
     def notes(self, runs: Sequence[Run]) -> list[str]:
         """The lines below the table of the finished runs, which say how they were made."""
         raise NotImplementedError
 
-    def summary(self, one: Run) -> str:
-        """The line about a finished run: its scores, and what tells nothing."""
-        said = [
-            f"{metric} {value:.2f}" + ("" if subset in ("valid", "test") else f" {subset}")
-            for subset, scores in one.scores.items()
-            for metric, value in scores.items()
-        ]
-        same = [f"the same output for every example of {subset}" for subset in one.result().get("constant", ())]
-        return ", ".join([*said, *same])
+    def sampling(self, seed: int) -> Sampling:
+        """The part of the training set that a run has; more than one part asked for is refused."""
+        from attn_reg_plugin.labelled import Sampling
+
+        return Sampling(self.train_examples, self.train_fraction, seed=seed if self.train_fraction < 1 else 1)
 
     # -- what it gets -------------------------------------------------------------------------------------------------
 
@@ -177,8 +173,7 @@ class Comparison:
         from rich.console import Console
 
         runs, console = self.plan(self.selected()), Console()
-        gpus = [] if self.cpu or self.jobs == 1 or not has_gpu() else visible_gpus()
-        if not carry_out(runs, console, self.longest, self.summary, self.jobs, gpus):
+        if not carry_out(runs, console, self.epochs, _summary, self.jobs, self._gpus):
             return 130
         from attn_reg_plugin.experiments.report.table import publish  # pandas
 
@@ -187,11 +182,7 @@ class Comparison:
         return 0
 
     def selected(self, overridden: bool = True) -> list[Method]:
-        """The methods, with their settings and flags.
-
-        Raises:
-            ValueError: see `select_methods`.
-        """
+        """The methods, with their settings and flags; see `select_methods` for what is refused."""
         from attn_reg_plugin.experiments.methods import known_methods, select_methods
 
         return select_methods(self.methods, self.method_flags if overridden else (), known_methods(self.without))
@@ -203,13 +194,13 @@ class Comparison:
             settings: of a method and a seed, without what names them.
             kind: of runs, a subclass of `Run`.
         """
-        threads = 1 if self.jobs > 1 else None
         runs = []
         for seed in self.seeds:
             for one in methods:
-                about = {"method": one.name, "title": one.title, "seed": seed}
+                about = {"method": one.name, "title": one.title, "seed": seed, **settings(one, seed)}
+                about["files"] = {**about.get("files", {}), **digests_of_files(about["flags"])}
                 folder = self.out / f"{one.name}-seed{seed}"
-                runs.append(kind(folder, {**about, **settings(one, seed)}, threads=threads))
+                runs.append(kind(folder, about, threads=1 if self.jobs > 1 else None))
         return runs
 
     @property
@@ -218,33 +209,16 @@ class Comparison:
         return parsed("--train-flags", self.train_flags)
 
     @property
-    def device_flags(self) -> dict[str, Any]:
-        """The flags that keep fairseq off the GPU, where it should stay off or does not exist."""
-        return named(cpu=True, num_workers=0) if self.cpu or not has_gpu() else {}
+    def _gpus(self) -> list[str]:
+        return [] if self.cpu else visible_gpus()
 
+    def device_flags(self, alone: bool = False) -> dict[str, Any]:
+        """The flags that keep fairseq off the GPU, where it should stay off or there is none; or `alone`, on one.
 
-@dataclass(frozen=True, kw_only=True)
-class TrainingPart:
-    """The settings that say which part of the training set is trained on."""
-
-    GROUP: ClassVar[str] = DATA
-
-    train_examples: int = setting(
-        "train on N only, drawn at random, the same for every seed; 0: on all", 0, within="[0, inf)", metavar="N"
-    )
-    train_fraction: float = setting(
-        "train on this share only, drawn anew for every seed, in (0, 1]", 1.0, within="(0, 1]"
-    )
-
-    def sampling(self, seed: int) -> Sampling:
-        """The part of the training set that a run has.
-
-        Raises:
-            ValueError: more than one part is asked for.
+        They are settings of a run, so that a run begun on all GPUs isn't continued on one with other batches.
         """
-        from attn_reg_plugin.labelled import Sampling
-
-        return Sampling(self.train_examples, self.train_fraction, seed=seed if self.train_fraction < 1 else 1)
+        flags = {} if self._gpus else {"cpu": True, "num-workers": 0}
+        return {**flags, "distributed-world-size": 1} if alone and len(self._gpus) > 1 else flags
 
     def part_notes(self, there: int | None = None) -> list[str]:
         """The line about the training set below a table; none where all is trained on.
@@ -260,6 +234,17 @@ class TrainingPart:
         return [share] if self.train_fraction < 1 else []
 
 
+def _summary(one: Run) -> str:
+    """The line about a finished run: its scores, and what tells nothing."""
+    said = [
+        f"{metric} {value:.2f}" + ("" if subset in ("valid", "test") else f" {subset}")
+        for subset, scores in one.scores.items()
+        for metric, value in scores.items()
+    ]
+    same = [f"the same output for every example of {subset}" for subset in one.result().get("constant", ())]
+    return ", ".join([*said, *same])
+
+
 def sampling_flags(sampling: Sampling) -> dict[str, Any]:
     """The flags of fairseq-train for a part of the training set."""
     return named(
@@ -272,19 +257,6 @@ def sampling_flags(sampling: Sampling) -> dict[str, Any]:
 
 
 def digests_of_files(flags: Flags) -> dict[str, str]:
-    """What the files hold that flags name, by the flag; nothing of those that are not there or cannot be read.
-
-    Of a schedule of scheduled dropout the entries, of others a digest.
-    """
-    from attn_reg_plugin.experiments.data_folder import sha256_of
-    from attn_reg_plugin.regularizers.scheduled_dropout import Schedule, file_of
-
-    found = {}
-    for name in (START, "restore-file"):
-        if name in flags and Path(flags[name]).is_file():
-            found[name] = sha256_of(Path(flags[name]))[:16]
-    schedule = str(flags.get("scheduled-dropout-schedule", ""))
-    if file_of(schedule) and "scheduled_dropout" in str(flags.get("attn-reg", "")).split("+"):
-        with contextlib.suppress(ValueError):  # the command says what is wrong with it
-            found["scheduled-dropout-schedule"] = "; ".join(Schedule.read(schedule).to_yaml().splitlines())
-    return found
+    """Digests of the files that flags name, by the flag."""
+    files = {name: str(flags[name]) for name in _FILES if os.path.isfile(str(flags.get(name, "")))}
+    return {name: sha256_of(Path(file))[:16] for name, file in files.items()}

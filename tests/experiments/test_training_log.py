@@ -75,7 +75,7 @@ def test_a_log_without_validation_is_refused() -> None:
 def test_repeated_lines_count_once_and_the_last_holds() -> None:
     """A resumed run repeats an epoch."""
     log = _log(_train(1, 4), _train(2, 9), _train(2, 5), _valid(1, 10, loss=3), _valid(1, 10, loss=4))
-    assert log.train_wall == {1: 4.0, 2: 5.0}
+    assert {epoch: figures["train_wall"] for epoch, figures in log.trainings.items()} == {1: 4.0, 2: 5.0}
     assert log.best_validation() == ("loss", 4.0)
 
 
