@@ -35,6 +35,10 @@ T = TypeVar("T")
 WAYS = ("positional", "repeated", "rest", "unflagged")
 #: how the name of a file of settings ends
 FILES = (".yaml", ".yml")
+#: the sections that a file may have; also `script FILE.py`, and `each`, see `steps.py`
+SECTIONS = ("convert opus-mt", "prepare phrasebook", "prepare text", "prepare wmt16", "compare", "finetune", "sweep")
+SECTIONS += ("bench", "export", "report", "report curves")
+EACH, SCRIPT = "each", "script "
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", Path: "a path"}
 
 
@@ -62,25 +66,6 @@ def setting(
     """
     metadata = {"help": help, "choices": choices, "within": within, "metavar": metavar, "group": group}
     return dataclasses.field(default=default, metadata={**metadata, **dict.fromkeys(WAYS, False), **ways})
-
-
-class Refused(ValueError):
-    """A value of a setting that isn't allowed; `name` is the setting's."""
-
-    def __init__(self, name: str, message: str) -> None:
-        super().__init__(message)
-        self.name = name
-
-
-@contextlib.contextmanager
-def refusing(name: str) -> Iterator[None]:
-    """Around a check of a setting in `__post_init__`: a ValueError is said of it, with the file or the flag."""
-    try:
-        yield
-    except Refused:
-        raise
-    except ValueError as error:
-        raise Refused(name, str(error)) from None
 
 
 @contextlib.contextmanager
@@ -127,6 +112,11 @@ def add_flags(parser: argparse.ArgumentParser, settings: type, positional: bool 
             how["action"] = "append" if meta["repeated"] else "store"
             how["metavar"] = meta["metavar"] or entry.name.upper()
         group.add_argument(flag_of(entry.name), **how)
+
+
+def flagged(settings: type) -> list[str]:
+    """The names of the settings that have a flag."""
+    return [entry.name for entry in dataclasses.fields(settings) if not entry.metadata["unflagged"]]
 
 
 def _owner(settings: type, name: str) -> str:
@@ -201,14 +191,17 @@ def read(
     part = content[section] if isinstance(content.get(section), DictConfig) else content
     fields = {entry.name: entry for entry in dataclasses.fields(settings)}  # type: ignore[arg-type]
     if part is not content:
-        check_values(content, path, [name for name, entry in fields.items() if not entry.metadata["unflagged"]])
+        sections_of(content, path, flagged(settings))
         content.update({name: value for name, value in given.items() if name in values_of(content)})
     if unknown := [str(key) for key in part if key not in fields]:
         raise ValueError(f"{path}: unknown setting {unknown[0]!r}; the settings are: {', '.join(fields)}")
     for name in [name for name, entry in fields.items() if rest and entry.metadata["rest"]]:
         given = {**given, name: f"{given.get(name, part.get(name) or '')} {shlex.join(rest)}".strip()}
     for name, value in given.items():
-        part[name] = _picked(part.get(name), value)
+        there = part.get(name)
+        if isinstance(there, DictConfig):  # names with commas pick the entries of a file's mapping
+            value = {one.strip(): there.get(one.strip()) for one in value.split(",") if one.strip()}
+        part[name] = value
     where = {name: flag_of(name) if name in given else f"{path}: {name}" for name in fields}
     plain = {name: value for name, value in resolved(part, path).items() if value != MISSING}
     values = {name: _converted(settings, fields[name], value, where[name]) for name, value in plain.items()}
@@ -218,53 +211,34 @@ def read(
             raise ValueError(f"{what} is missing: {entry.metadata['help']}")
     try:
         return settings(**values)
-    except Refused as error:
-        place = where[error.name] if error.name in {*given, *values} else flag_of(error.name)
-        raise ValueError(_joined(place, error.name, str(error))) from None
     except ValueError as error:
-        raise ValueError(f"{path}: {error}" if path is not None else str(error)) from None
+        flagged_wrongly = any(flag_of(name) in str(error) for name in given)
+        raise ValueError(str(error) if path is None or flagged_wrongly else f"{path}: {error}") from None
 
 
-def _joined(place: str, name: str, message: str) -> str:
-    """A message about a setting, which may begin with its name, behind the place of the value."""
-    for start, between in ((f"{name}: ", ": "), (f"{flag_of(name)} ", " ")):
-        if message.startswith(start):
-            return f"{place}{between}{message.removeprefix(start)}"
-    return f"{place}: {message}"
+def sections_of(content: DictConfig, path: Path | None, settings: Collection[str]) -> list[str]:
+    """The names of a file's sections; what stands above them and would do nothing is refused.
+
+    So is a mapping with the name of one of the sections' `settings`, whose flag would not reach the values in it.
+    """
+    text, values = OmegaConf.to_yaml(content), values_of(content)
+    sections = [str(name) for name in content if name in SECTIONS or str(name).startswith(SCRIPT)]
+    known = f"the steps are: {', '.join(SECTIONS)}, {SCRIPT}FILE.py"
+    if not sections:
+        raise ValueError(f"{path} has no step; {known}")
+    for name in [str(name) for name in content if name not in (*sections, EACH)]:
+        if not re.search(r"\$\{" + re.escape(name) + r"[.}\[]", text):
+            unused = f"unknown key {name!r}: it is in no section, and none refers to ${{{name}}}"
+            raise ValueError(f"{path}: {unused if name in values else f'unknown step {name!r}; {known}'}")
+        if name in settings and name not in values:
+            said = f"the mapping {name!r} above the sections has the name of a setting"
+            raise ValueError(f"{path}: {said}, and {flag_of(name)} would not reach it; give it another name")
+    return sections
 
 
 def values_of(content: DictConfig) -> list[str]:
     """The names of the values above the sections."""
     return [str(name) for name in content if not OmegaConf.is_config(content._get_node(name))]
-
-
-def check_values(content: DictConfig, path: Path | None, settings: Collection[str]) -> None:
-    """Refuse what stands above the sections and would do nothing: a value that no section refers to.
-
-    So is a mapping with the name of one of the sections' `settings`, whose flag would not reach the values in it.
-    """
-    text = OmegaConf.to_yaml(content)
-    for name in map(str, content):
-        if name in values_of(content) and not refers_to(text, name):
-            raise ValueError(f"{path}: unknown key {name!r}: it is in no section, and none refers to ${{{name}}}")
-        if name in settings and name not in values_of(content):
-            raise ValueError(
-                f"{path}: the mapping {name!r} above the sections has the name of a setting, and {flag_of(name)} would "
-                "not reach it; give it another name"
-            )
-
-
-def refers_to(text: str, name: str) -> bool:
-    """Whether a YAML text has `${name}` or a part of it, `${name.part}`."""
-    return re.search(r"\$\{" + re.escape(name) + r"[.}\[]", text) is not None
-
-
-def _picked(there: Any, given: Any) -> Any:
-    """What holds where a flag is given: names with commas pick the entries of a file's mapping, all else replaces."""
-    if not isinstance(there, DictConfig):
-        return given
-    names = [name.strip() for name in given.split(",") if name.strip()]
-    return {name: there.get(name) for name in names}
 
 
 def _kind(settings: type, name: str) -> Any:
@@ -311,6 +285,7 @@ def _help(entry: dataclasses.Field) -> str:
     text, choices, default = entry.metadata["help"], entry.metadata["choices"], entry.default
     text = text() if callable(text) else text
     text += f"; one of {', '.join(choices)}" if choices else ""
+    text += f"; in {entry.metadata['within']}" if entry.metadata["within"] else ""
     shown = ",".join(map(str, default)) if isinstance(default, tuple) else default
     if default is dataclasses.MISSING:
         text += " (required)"

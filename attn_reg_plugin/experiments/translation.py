@@ -16,7 +16,6 @@ from threading import Event
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from attn_reg_plugin.configuration import setting
-from attn_reg_plugin.corpora.manifest import NAME
 from attn_reg_plugin.experiments.checks import updates_of
 from attn_reg_plugin.experiments.comparison import (
     CHOOSING,
@@ -30,7 +29,7 @@ from attn_reg_plugin.experiments.comparison import (
 from attn_reg_plugin.experiments.data_folder import DataFolder, raw_lines, refuse_split
 from attn_reg_plugin.experiments.flags import START, UNTUNED, named, parsed, words_of
 from attn_reg_plugin.experiments.runs import TRANSLATION, USER_DIR, Run
-from attn_reg_plugin.files import read_json, write_text
+from attn_reg_plugin.files import write_text
 
 if TYPE_CHECKING:
     from attn_reg_plugin.experiments.methods import Method
@@ -46,7 +45,7 @@ class TranslationComparison(Comparison):
     """The settings of `attn-reg compare`: a Transformer base by default.
 
     Raises:
-        Refused: the heads do not divide the embedding, or see `Comparison`.
+        ValueError: the heads do not divide the embedding, or see `Comparison`.
     """
 
     GROUP: ClassVar[str] = TRAINING
@@ -57,37 +56,28 @@ class TranslationComparison(Comparison):
 
     data: Path = setting("folder made by `attn-reg prepare`", metavar="DATA", positional=True)
     opus_mt: Path | None = setting(
-        "start from an OPUS-MT model: the folder of `attn-reg convert opus-mt`, with which DATA was prepared too; it "
-        "sets the model's sizes, and how pieces become text",
-        None,
-        metavar="DIR",
-        group="data",
+        "start from this folder of `attn-reg convert opus-mt`, with which DATA was prepared too", None, group="data"
     )
     arch: str = setting("fairseq architecture; the sizes below override its own", "transformer")
     layers: int = setting("layers of the encoder and of the decoder", 6, within="[1, inf)")
     embed_dim: int = setting("width of the model", 512, within="[1, inf)")
     ffn_dim: int = setting("width of the feed-forward layers", 2048, within="[1, inf)")
     heads: int = setting("attention heads", 8, within="[1, inf)")
-    dropout: float = setting("residual dropout, in [0, 1)", 0.3, within="[0, 1)")
+    dropout: float = setting("residual dropout", 0.3, within="[0, 1)")
     max_tokens: int = setting("tokens in a batch", 4096, within="[1, inf)")
     batch_size: int = setting("sentences in a batch, at most; 0: as many as --max-tokens allows", 0, within="[0, inf)")
     update_freq: int = setting("batches in an update", 1, within="[1, inf)")
     epochs: int = setting("epochs of training", 30, within="[1, inf)")
     lr: float = setting("peak learning rate of Adam", 5e-4, within="(0, inf)")
     lr_scheduler: str = setting(
-        f"course of the learning rate after the warm-up; {' and '.join(TO_THE_END)} end with the last update",
-        "inverse_sqrt",
-        choices=tuple(SCHEDULERS),
+        "course of the learning rate after the warm-up", "inverse_sqrt", choices=tuple(SCHEDULERS)
     )
     warmup: int = setting("updates of warm-up", 4000, within="[0, inf)")
     weight_decay: float = setting("weight decay", 1e-4, within="[0, inf)")
     clip_norm: float = setting("clip gradients at this norm; 0 is off", 0.0, within="[0, inf)")
-    label_smoothing: float = setting("label smoothing, in [0, 1)", 0.1, within="[0, 1)")
+    label_smoothing: float = setting("label smoothing", 0.1, within="[0, 1)")
     metric: str = setting(
-        "checkpoints are chosen by it, measured on the validation set after every epoch; bleu and chrf are of the "
-        "pieces joined, with the beam of the translation",
-        "loss",
-        choices=("loss", "nll_loss", "bleu", "chrf"),
+        "checkpoints are chosen by it, on the validation set", "loss", choices=("loss", "nll_loss", "bleu", "chrf")
     )
     beam: int = setting("beam of the translation", 5, within="[1, inf)")
     generate_flags: str = setting("more flags of fairseq-generate, in one text", "", metavar="FLAGS")
@@ -193,17 +183,13 @@ class TranslationComparison(Comparison):
 
     def notes(self, runs: Sequence[Run]) -> list[str]:
         """The languages, sacrebleu's signatures, and what the figures are."""
-        path = self.data / NAME  # training pairs, as `attn-reg prepare` counted them
-        splits = read_json(path).get("splits", {}) if path.is_file() else {}
         loss = next(iter(runs[0].scores["valid"]))
-        chosen = [f"checkpoints chosen by the best {self.metric} on the validation set"]
         return [
             f"{' → '.join(runs[0].settings['task'].split('-'))}, seeds {', '.join(map(str, sorted(self.seeds)))}",
             *runs[0].result()["signatures"],
-            f"valid {loss}: the lowest over all validations"
-            + (", bits per piece, without label smoothing" if loss == "nll_loss" else ""),
-            *(chosen if self.metric != "loss" else []),
-            *self.part_notes(splits.get("train", {}).get("kept")),
+            f"valid {loss}: the lowest over all validations; nll_loss is in bits per piece, without label smoothing",
+            f"checkpoints chosen by the best {self.metric} on the validation set",
+            *self.part_notes(runs[0]),
         ]
 
 

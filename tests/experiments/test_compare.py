@@ -21,7 +21,6 @@ from attn_reg_plugin.cli import _parsed, main
 from attn_reg_plugin.experiments import runs
 from attn_reg_plugin.experiments.checks import check_runs
 from attn_reg_plugin.experiments.data_folder import raw_lines
-from attn_reg_plugin.experiments.flags import words_of
 from attn_reg_plugin.experiments.methods import select_methods
 from attn_reg_plugin.experiments.translation import TranslationComparison
 from attn_reg_plugin.tasks.dry_run import parse_command
@@ -49,16 +48,15 @@ def test_flags_after_the_dashes_go_to_fairseq() -> None:
 
 
 def test_an_unknown_flag_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    for word, nearest in (("--nonsense", ""), ("--epoch", "; did you mean --epochs?")):
-        with pytest.raises(SystemExit):
-            main(["compare", "data", "--out", "runs", word])
-        assert f"unrecognized arguments: {word}{nearest}\n" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["compare", "data", "--out", "runs", "--epoch"])
+    assert "unrecognized arguments: --epoch; did you mean --epochs?\n" in capsys.readouterr().err
 
 
 def test_seeds() -> None:
     assert parsed("data", "--out", "runs", "--seeds", "3, 1").seeds == (3, 1)
-    for text, said in {"": "", "1,1": "", "1,-2": "", "one": "--seeds is 'one', but must be a whole number"}.items():
-        with pytest.raises(ValueError, match=said or "--seeds wants distinct whole numbers"):
+    for text in ("", "1,1", "1,-2"):
+        with pytest.raises(ValueError, match="--seeds wants distinct whole numbers"):
             parsed("data", "--out", "runs", f"--seeds={text}")
 
 
@@ -86,11 +84,6 @@ def test_seeds() -> None:
 def test_a_bad_recipe_is_refused(words: list[str], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         parsed("data", "--out", "runs", *words)
-
-
-def test_the_default_course_of_the_learning_rate() -> None:
-    said = " ".join(words_of(parsed("data", "--out", "runs")._optimization(None)))
-    assert "--lr 0.0005 --lr-scheduler inverse_sqrt --warmup-updates 4000 --warmup-init-lr 1e-07 --max-tokens" in said
 
 
 def planned(corpus: Path, *words: str, methods: str = "plain") -> list[runs.Run]:
@@ -211,12 +204,6 @@ def test_chrf_of_a_validation_set_is_sacrebleus(corpus: Path) -> None:
     task.inference_step = lambda *_, **__: [[{"tokens": row}] for row in unknown]
     counts = task.validation_chrf.of_batch(task, {**samples[0], "target": unknown}, model)
     assert set(list(counts.values())[2::3]) == {0.0} and counts["_chrf_0"] == unknown.numel()
-
-
-def test_embeddings_are_shared_as_the_dictionary_allows() -> None:
-    settings = parsed("data", "--out", "runs")
-    assert "share-all-embeddings" in settings._sizes(joint_dictionary=True)
-    assert "share-all-embeddings" not in settings._sizes(joint_dictionary=False)
 
 
 @pytest.mark.parametrize(

@@ -161,22 +161,15 @@ def test_a_folder_is_waited_for_and_what_ends_the_work_in_it_is_said(tmp_path: P
 
 def test_two_threads_that_try_commands_leave_everything_audible() -> None:
     """One begins while the other is silent, and would put back what that one has put in place."""
-    before = (sys.stdout, sys.stderr, logging.root.manager.disable)
-    silent, other_began, first_ended = Event(), Event(), Event()
+    before, silent = (sys.stdout, sys.stderr, logging.root.manager.disable), threading.Barrier(2)
 
-    def first() -> None:
-        with checks._silence(io.StringIO()):
-            silent.set()
-            other_began.wait(0.3)
-        first_ended.set()
-
-    def second() -> None:
+    def work(late: float) -> None:
         silent.wait(5)
+        time.sleep(late)
         with checks._silence(io.StringIO()):
-            other_began.set()
-            first_ended.wait(5)
+            time.sleep(0.2)
 
-    threads = [threading.Thread(target=work) for work in (first, second)]
+    threads = [threading.Thread(target=work, args=(late,)) for late in (0.0, 0.1)]
     try:
         for thread in threads:
             thread.start()
