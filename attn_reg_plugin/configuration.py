@@ -125,14 +125,10 @@ def _owner(settings: type, name: str) -> str:
 
 
 def from_arguments(settings: type[T], arguments: argparse.Namespace, section: str = "") -> T:
-    """The settings that a parsed command line gives, with those of its file under them.
+    """The settings that a parsed command line gives, with those of its file under them, see `read`.
 
     Args:
-        section: of the file, see `read`; by default the command's name.
-
-    Raises:
-        ValueError: an unknown key, a value that isn't allowed, or a setting that is missing.
-        OSError: the file cannot be read.
+        section: of the file; by default the command's name.
     """
     entries = dataclasses.fields(settings)  # type: ignore[arg-type]
     given = {entry.name: vars(arguments)[entry.name] for entry in entries if entry.name in arguments}
@@ -148,12 +144,7 @@ def from_arguments(settings: type[T], arguments: argparse.Namespace, section: st
 
 
 def load(path: Path | None) -> DictConfig:
-    """A YAML file's content; without a file nothing.
-
-    Raises:
-        ValueError: it isn't YAML, or isn't a mapping.
-        OSError: it cannot be read.
-    """
+    """A YAML file's content; without a file nothing. What isn't a mapping in YAML is refused."""
     if path is None:
         return OmegaConf.create()
     try:

@@ -46,11 +46,7 @@ class FolderInUse(ValueError):
 
 
 def explain(error: OSError, path: Path | str | None = None) -> str:
-    """One sentence for an OSError: the path, what is wrong with it, and what to do.
-
-    Args:
-        path: is named where the error names none.
-    """
+    """One sentence for an OSError: the path, or `path` where it names none, what is wrong with it, and what to do."""
     if error.errno is None:
         return (str(error).strip().splitlines() or [type(error).__name__])[0]
     named = path if error.filename is None else os.fsdecode(error.filename)
@@ -137,11 +133,7 @@ def write_json(path: Path, content: Any, sort_keys: bool = False) -> None:
 
 
 def read_json(path: Path, advice: str = "") -> dict[str, Any]:
-    """The object in a JSON file.
-
-    Args:
-        advice: ends the sentence of the ValueError about a file that holds none.
-    """
+    """The object in a JSON file; `advice` ends the sentence of the ValueError about a file that holds none."""
     end = f"; {advice}" if advice else ""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -166,13 +158,9 @@ def find_text(folder: Path, name: str) -> Path | None:
 
 
 def read_lines(path: Path) -> Iterator[str]:
-    """The lines of a text file, plain or `.gz`, one at a time.
+    """The lines of a text file, plain or `.gz`, one at a time; a ValueError names the line that isn't UTF-8 text.
 
     A byte order mark at the start is dropped; line breaks other than the newline become spaces.
-
-    Raises:
-        ValueError: a line that is not UTF-8 or holds a NUL byte, or a broken gzip file (with the line number).
-        FileNotFoundError: there is no such file.
     """
     number = 0
     with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
@@ -231,14 +219,10 @@ def lock_folder(folder: Path, name: str = "lock", kept: bool = False, wait: bool
         folder: must be there.
         name: of the lock file, in which the process that holds the folder is named.
         kept: leave the file there at the end.
-        wait: for the process that holds it.
+        wait: for the process that holds it, instead of raising `FolderInUse`.
 
     Yields:
         The descriptor, for processes that are to inherit the lock.
-
-    Raises:
-        FolderInUse: another process holds it; the sentence says which.
-        OSError: the lock file cannot be made.
     """
     path = folder / name
     descriptor = _locked(path, wait)

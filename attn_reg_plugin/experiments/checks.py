@@ -24,8 +24,7 @@ _UPDATES: dict[tuple[str, str, int | None], int] = {}
 def check_runs(runs: Iterable[Run]) -> None:
     """Try what is not done yet of some runs, once where they differ in the seed only.
 
-    Raises:
-        ValueError: a command cannot work; one sentence that says of which method, and why.
+    A ValueError says which method's command cannot work, and why.
     """
     tried: list[tuple[str, object]] = []
     for one in runs:
@@ -35,8 +34,8 @@ def check_runs(runs: Iterable[Run]) -> None:
         tried.append(key)
         if "training" not in one.result():
             _tried(lambda one=one: _dry_run().try_training(one.train_command()), one.title)
-        for command, kind in one.further_commands() if one.measured else ():
-            _tried(lambda command=command, kind=kind: _dry_run().parse_command(command, kind), one.title)
+        for command in one.further_commands() if one.measured else ():
+            _tried(lambda command=command: _dry_run().parse_command(command, "generation"), one.title)
 
 
 def _dry_run() -> ModuleType:

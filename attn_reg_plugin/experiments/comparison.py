@@ -69,11 +69,7 @@ def schedule_flags(course: str, warmup: int, updates: int | None) -> dict[str, A
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """The settings that every comparison has; a subclass says what its runs are.
-
-    Raises:
-        ValueError: a seed is negative or comes twice; an unknown method, or settings that it does not have.
-    """
+    """The settings that every comparison has; a subclass says what its runs are."""
 
     GROUP: ClassVar[str] = RUNNING
 
@@ -127,8 +123,6 @@ class Comparison:
                 decides = f"the setting {name} decides; give that" if name else "the command decides; leave it out"
                 raise ValueError(f"{where} has {dashed}, which {decides}")
 
-    # -- what a subclass implements -----------------------------------------------------------------------------------
-
     @property
     def decided(self) -> Mapping[str, str]:
         """The flags of fairseq-train that are not taken, and which setting decides each; empty: the command itself."""
@@ -148,15 +142,8 @@ class Comparison:
 
         return Sampling(self.train_examples, self.train_fraction, seed=seed if self.train_fraction < 1 else 1)
 
-    # -- what it gets -------------------------------------------------------------------------------------------------
-
     def carry_out(self) -> int:
-        """Do all runs, write the table into `out` and print it: 0, or 130 when interrupted from the keyboard.
-
-        Raises:
-            ValueError: bad input or a failed run, in one sentence.
-            FileNotFoundError: data that is missing.
-        """
+        """Do all runs, write the table into `out` and print it: 0, or 130 when interrupted from the keyboard."""
         from rich.console import Console
 
         runs, console = self.plan(self.selected()), Console()

@@ -38,9 +38,6 @@ class RunError(ValueError):
         self.tail = tail
 
 
-# -- a command --------------------------------------------------------------------------------------------------------
-
-
 def start(command: Sequence[str], log: Path, environment: dict[str, str], lock: int) -> Any:
     """Start a command whose output is appended to a file, and which inherits the file descriptor `lock`."""
     # fairseq's own --log-file repeats every line once an epoch more, so its standard output is kept instead
@@ -59,17 +56,14 @@ def execute(
     threads: int | None = None,
     device: str | None = None,
 ) -> None:
-    """Run a command with its output appended to the file `path`, and follow the json records in it.
+    """Run a command with its output appended to the file `path`; a RunError says that it failed or was stopped.
 
     Args:
         what: it is, for messages.
         lock: of the run's folder, which the command inherits.
-        watch: gets the log whenever it has grown.
+        watch: gets the log, with the json records that the command has written, whenever that has grown.
         stop: ends the command once it is set.
         threads, device: see `Run`.
-
-    Raises:
-        RunError: the command fails, or is stopped.
     """
     own, stop = {"OMP_NUM_THREADS": threads, "CUDA_VISIBLE_DEVICES": device}, stop or Event()
     environment = os.environ | {"PYTHONUTF8": "1"} | {name: str(one) for name, one in own.items() if one is not None}
@@ -105,9 +99,6 @@ def _follow(process: Any, follower: IO[str], watch: Callable[[TrainingLog], None
 def tail_of(path: Path, count: int = 12) -> str:
     """The last lines of a log."""
     return "\n".join(path.read_text(encoding="utf-8", errors="replace").splitlines()[-count:])
-
-
-# -- several at a time ------------------------------------------------------------------------------------------------
 
 
 def at_a_time(tasks: Sequence[Callable[[Event], None]], jobs: int) -> None:
@@ -222,15 +213,8 @@ def carry_out(
     return True
 
 
-# -- progress ---------------------------------------------------------------------------------------------------------
-
-
 class Reporter:
-    """Context manager; says lines, and on a terminal shows a bar over all runs below them.
-
-    Args:
-        runs: how many there are.
-    """
+    """Context manager; says lines, and on a terminal shows a bar over all `runs` below them."""
 
     def __init__(self, console: Console, runs: int) -> None:
         self.console, self._runs, self._done, self._lock = console, runs, 0, Lock()

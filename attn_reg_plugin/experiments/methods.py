@@ -203,7 +203,7 @@ def find_method(name: str, table: Mapping[str, Method]) -> Method:
     parts = []
     for one in name.split("+"):
         if one not in table:
-            raise ValueError(f"unknown method {one!r}; the methods are: {', '.join(table)}")
+            raise ValueError(f"methods: unknown method {one!r}; the methods are: {', '.join(table)}")
         parts.append(table[one])
     if len(parts) == 1:
         return parts[0]

@@ -129,8 +129,8 @@ class Run:
         """Measure the test sets with the best checkpoint; the parts of the result beside `training`."""
         raise NotImplementedError
 
-    def further_commands(self) -> list[tuple[list[str], str]]:
-        """The commands of `measure` that are tried beforehand, each with its kind, see `checks.py`."""
+    def further_commands(self) -> list[list[str]]:
+        """The commands of `measure` that are tried beforehand, of fairseq-generate."""
         return []
 
     def _as_measured(self, result: Mapping[str, Any]) -> bool:
@@ -156,9 +156,7 @@ class Run:
     def claim(self) -> None:
         """Make the folder ours; a start that failed before its first checkpoint gives way to other settings.
 
-        Raises:
-            RunError: the folder holds a run with other settings.
-            FolderInUse: another process starts one there.
+        A RunError says that the folder holds a run with other settings, a FolderInUse that another process works there.
         """
         path = self.folder / "run.json"
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -188,10 +186,6 @@ class Run:
         Args:
             watch: gets the log whenever it has grown.
             stop: ends the command that runs, once it is set.
-
-        Raises:
-            RunError: a command fails or is stopped.
-            FolderInUse: another process works in the folder.
         """
         if self.finished():
             return

@@ -58,13 +58,11 @@ Command = Callable[[dict[str, Any]], tuple[Any, Callable[[Any], int]]]
 
 @dataclass
 class Step:
-    """A step, checked and not yet carried out.
+    """A section of a file, checked and not yet carried out.
 
     Attributes:
-        section: of the file.
         settings: a dataclass; of a command its arguments, of a script its words.
         function: carries out the settings.
-        path: of the file.
         values: of the names in `each`, in this combination.
     """
 
@@ -90,8 +88,7 @@ def plan(path: Path, words: Sequence[str], commands: Mapping[str, Command] = Map
         commands: further steps, by the names of their sections.
 
     Raises:
-        ValueError: a setting that no step has, a value that isn't allowed, or that is missing; two combinations of
-            `each` with one folder.
+        ValueError: what `read` refuses, or two combinations of `each` with one folder.
         SystemExit: an unknown flag, or help was asked for.
     """
     content = load(path)

@@ -42,11 +42,7 @@ _HYPOTHESIS = re.compile(r"D-(\d+)\t[^\t]*\t(.*)", re.DOTALL)
 
 @dataclass(frozen=True, kw_only=True)
 class TranslationComparison(Comparison):
-    """The settings of `attn-reg compare`: a Transformer base by default.
-
-    Raises:
-        ValueError: the heads do not divide the embedding, or see `Comparison`.
-    """
+    """The settings of `attn-reg compare`: a Transformer base by default."""
 
     GROUP: ClassVar[str] = TRAINING
     EXAMPLES: ClassVar[tuple[str, ...]] = (
@@ -226,9 +222,9 @@ class TranslationRun(Run):
     def _languages(self) -> list[str]:
         return words_of({name: self.flags[name] for name in ("source-lang", "target-lang")})
 
-    def further_commands(self) -> list[tuple[list[str], str]]:
+    def further_commands(self) -> list[list[str]]:
         """The translation of a test set."""
-        return [(self.generate_command(self.settings["subsets"][0]), "generation")]
+        return [self.generate_command(self.settings["subsets"][0])]
 
     def _as_measured(self, result: Mapping[str, Any]) -> bool:
         return result.get("generation") == self._generation()

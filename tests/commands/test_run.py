@@ -214,10 +214,10 @@ def test_refusals(
             "data: d, train_fraction: 0.5, train_examples: 3",
             "--train-examples and --train-fraction cannot be given together",
         ),
-        ("compare", "data: d, methods: 'plain,magic'", "unknown method 'magic'; the methods are: untuned"),
+        ("compare", "data: d, methods: 'plain,magic'", "methods: unknown method 'magic'; the methods are: untuned"),
         ("compare", "data: d, methods: {ad_drop: {r: 1}}", "methods: ad_drop: unknown setting 'r'; the settings"),
         ("compare", "data: d, methods: {ad_drop: {p: 1.5}}", "methods: ad_drop: p is 1.5, but must lie in [0, 1]"),
-        ("compare", "data: d, methods: {own: {like: ad}}", "unknown method 'ad'"),
+        ("compare", "data: d, methods: {own: {like: ad}}", "methods: unknown method 'ad'"),
         ("compare", "data: d, methods: 'plain,plain'", "--methods names a method twice: plain,plain"),
         ("compare", "data: d, method_flags: ['ad_drop=--fp16'], methods: plain", "--method-flags names 'ad_drop'"),
         ("compare", "data: d, seeds: [1, 1]", "--seeds wants distinct whole numbers"),
@@ -232,7 +232,7 @@ def test_refusals(
         (
             "finetune",
             "task: rte, data: d, methods: untuned",
-            "unknown method 'untuned'; the methods are: plain",
+            "methods: unknown method 'untuned'; the methods are: plain",
         ),
         (
             "finetune",

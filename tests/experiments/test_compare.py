@@ -63,21 +63,12 @@ def test_seeds() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--layers", "0"], "--layers is 0, but must be at least 1"),
-        (["--layers", "x"], "--layers is 'x', but must be a whole number"),
-        (["--max-tokens", "-1"], "--max-tokens is -1, but must be at least 1"),
-        (["--jobs", "0"], "--jobs is 0, but must be at least 1"),
-        (["--dropout", "1.0"], r"--dropout is 1.0, but must lie in \[0, 1\)"),
-        (["--lr", "0"], "--lr is 0.0, but must be above 0"),
-        (["--lr-scheduler", "steps"], "--lr-scheduler is 'steps', but must be one of linear, fixed, cosine, inverse"),
-        (["--train-fraction", "2"], r"--train-fraction is 2.0, but must lie in \(0, 1\]"),
         (["--train-fraction", ".2", "--train-examples", "9"], "--train-examples and --train-fraction cannot be given"),
         *(
             ([f"--{name}", value], f"--{name} is {value}, but must")
-            for name in ("lr", "weight-decay", "dropout", "clip-norm", "label-smoothing")
+            for name in ("lr", "dropout")
             for value in ("nan", "inf")
         ),
-        (["--warmup", "-1"], "--warmup is -1, but must be at least 0"),
         (["--embed-dim", "10", "--heads", "4"], "--heads 4 does not divide --embed-dim 10"),
     ],
 )
@@ -283,12 +274,10 @@ def test_an_interruption_is_said_without_a_traceback(
             ["--metric", "bleu", "--", "--best-checkpoint-metric=loss"],
             "--train-flags has --best-checkpoint-metric, which the setting metric decides; give that",
         ),
-        (["--", "--update-freq", "x"], "plain: argument --update-freq: invalid"),
         (["--arch", "nothing"], "plain: argument --arch/-a: invalid choice: 'nothing'"),
         (["--generate-flags=--nonsense"], "plain: unrecognized arguments: --nonsense"),
         (["--method-flags", "ad_drop=--ad-drop-p 2"], "ad_drop: --attn-reg ad_drop: p is 2.0"),
         (["--method-flags", "ad_drop=--attn-sites encoder.self[7]"], "ad_drop: --attn-sites 'encoder.self[7]'"),
-        (["--method-flags", "ad_drop=--attn-reg magic"], "ad_drop: --attn-reg is 'magic', but must be one of none"),
         (
             ["--method-flags", "ad_drop=--attn-reg scheduled_dropout --scheduled-dropout-schedule gone.yaml"],
             "ad_drop: --scheduled-dropout-schedule: the schedule file gone.yaml cannot be read",
