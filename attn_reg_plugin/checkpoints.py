@@ -7,6 +7,7 @@ import errno
 import pickle
 import re
 import zipfile
+import zlib
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -64,6 +65,8 @@ def load_weights(path: Path, mmap: bool = False) -> Any:
 
             return load_file(path)
         allow_checkpoint_types()
+        if not mmap and zipfile.is_zipfile(path):
+            _check_sums(path)
         return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     except Exception as error:  # safetensors, torch and pickle each have their own for a damaged file
         if isinstance(error, pickle.UnpicklingError) and (zipfile.is_zipfile(path) or _FOREIGN.search(str(error))):
@@ -72,20 +75,47 @@ def load_weights(path: Path, mmap: bool = False) -> Any:
         raise ValueError(f"{path} cannot be read: it is damaged or isn't a file of weights ({reason})") from None
 
 
+def _check_sums(path: Path) -> None:
+    """Refuse an archive with a part whose bytes are not those that its checksum is of, which torch doesn't notice."""
+    with zipfile.ZipFile(path) as archive:
+        if (part := archive.testzip()) is not None:
+            raise zipfile.BadZipFile(f"the checksum of {part} is wrong")
+
+
+def check_weights(path: Path) -> None:
+    """Refuse a file of weights that is not whole, without reading all of it; files with other endings are let pass."""
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors import safe_open
+
+            with safe_open(path, "pt"):
+                pass
+        elif path.suffix == ".bin" and not path.stat().st_size:
+            raise ValueError("it is empty")
+    except OSError:
+        raise
+    except Exception as error:  # safetensors has one of its own
+        raise ValueError(f"{path} cannot be read: it is damaged or isn't a file of weights ({error})") from None
+
+
 def is_damaged(path: Path) -> bool:
-    """Whether a checkpoint cannot be read because it is not whole, in any format of torch's; it is read to know.
+    """Whether a checkpoint of fairseq's is not whole or something else, in any format of torch's; it is read to know.
 
     One that is refused for its types, or that the system does not let us read now, does not count.
     """
     try:
-        load_weights(path, mmap=zipfile.is_zipfile(path))
+        if zipped := zipfile.is_zipfile(path):
+            _check_sums(path)
+        state = load_weights(path, mmap=zipped)
+        return not (isinstance(state, dict) and {"model", "optimizer_history"} & state.keys())
+    except (zipfile.BadZipFile, zlib.error):
+        return True
     except (ForeignTypes, OSError):
         return False
     except ValueError as error:
         reason = error.__context__
         hindered = isinstance(reason, OSError) and reason.errno in _HINDRANCES
         return not (hindered or isinstance(reason, MemoryError) or "not enough memory" in str(reason))
-    return False
 
 
 def load_state(path: Path, needed: Iterable[str] = ("epoch", "updates")) -> dict[str, Any]:

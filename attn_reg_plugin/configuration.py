@@ -27,6 +27,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+import yaml
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -39,6 +40,9 @@ FILES = (".yaml", ".yml")
 SECTIONS = ("convert opus-mt", "prepare phrasebook", "prepare text", "prepare wmt16", "compare", "finetune", "sweep")
 SECTIONS += ("bench", "export", "report", "report curves")
 EACH, SCRIPT = "each", "script "
+#: values of a file with its aliases written out
+MOST_VALUES = 100_000
+_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", Path: "a path"}
 
 
@@ -148,6 +152,8 @@ def load(path: Path | None) -> DictConfig:
     if path is None:
         return OmegaConf.create()
     try:
+        if node := yaml.compose(path.read_text(encoding="utf-8"), yaml.SafeLoader):
+            _check_nodes(node, {})
         content = OmegaConf.load(path)
     except OSError:
         raise
@@ -156,6 +162,25 @@ def load(path: Path | None) -> DictConfig:
     if not isinstance(content, DictConfig):
         raise ValueError(f"{path} holds no settings, but a list or a text; write `name: value`, one per line")
     return content
+
+
+def _check_nodes(node: yaml.Node, counted: dict[int, int]) -> int:
+    """Count a document's values with its aliases written out; refuse too many, a circle, and numbers in base 60."""
+    known = counted.get(id(node))
+    if known == 0:
+        raise ValueError(f"in line {node.start_mark.line + 1} an alias stands in what it refers to")
+    if known is None:
+        counted[id(node)] = 0
+        parts = node.value if isinstance(node.value, list) else []
+        inner = [one for part in parts for one in (part if isinstance(part, tuple) else (part,))]
+        if node.tag in _NUMBERS and ":" in node.value:
+            raise ValueError(
+                f"in line {node.start_mark.line + 1} {node.value} is a number in base 60; put it in quotes"
+            )
+        counted[id(node)] = known = 1 + sum(_check_nodes(one, counted) for one in inner)
+        if known > MOST_VALUES:
+            raise ValueError(f"its aliases stand for {known:,} values, but at most {MOST_VALUES:,} are possible")
+    return known
 
 
 def read(
@@ -194,12 +219,12 @@ def read(
             value = {one.strip(): there.get(one.strip()) for one in value.split(",") if one.strip()}
         part[name] = value
     where = {name: flag_of(name) if name in given else f"{path}: {name}" for name in fields}
-    plain = {name: value for name, value in resolved(part, path).items() if value != MISSING}
-    values = {name: _converted(settings, fields[name], value, where[name]) for name, value in plain.items()}
+    plain = resolved(part, path)
     for name, entry in fields.items():
-        if name not in values and entry.default is dataclasses.MISSING:
+        if plain.get(name, MISSING if entry.default is dataclasses.MISSING else None) == MISSING:
             what = entry.metadata["metavar"] if entry.metadata["positional"] else flag_of(name)
             raise ValueError(f"{what} is missing: {entry.metadata['help']}")
+    values = {name: _converted(settings, fields[name], value, where[name]) for name, value in plain.items()}
     try:
         return settings(**values)
     except ValueError as error:
@@ -250,12 +275,16 @@ def _converted(settings: type, entry: dataclasses.Field, value: Any, where: str)
     from attn_reg_plugin.regularizers.base.options import check_value  # torch, which help does without
 
     kind = _kind(settings, entry.name)
+    if kind is Path and value == "":
+        raise ValueError(f"{where} is empty, but must be a path, such as ./here")
     listed = typing.get_origin(kind) is tuple
     if listed and not isinstance(value, list):
         words = [value] if entry.metadata["repeated"] else [word.strip() for word in str(value).split(",")]
         value = [] if value in (None, "") else words
     try:
         value = OmegaConf.merge(_structured(settings), {entry.name: value})[entry.name]
+        if listed and any(OmegaConf.is_config(one) for one in value):
+            raise OmegaConfBaseException
     except OmegaConfBaseException:
         what = f"{_WORDS[typing.get_args(kind)[0]]}, or several with commas" if listed else _WORDS[kind]
         given = ",".join(map(str, value)) if isinstance(value, list) else value

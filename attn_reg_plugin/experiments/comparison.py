@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from attn_reg_plugin.configuration import setting
@@ -113,15 +114,26 @@ class Comparison:
             raise ValueError(f"--seeds wants distinct whole numbers with commas, given {given!r}")
         for method in self.selected():
             self._refuse_decided(f"--method-flags: {method.name}", set(method.flags) & method.asked)
-        self._refuse_decided("--train-flags", self.own_flags)
+        self._refuse_decided("--train-flags", self.own_flags, {"attn-reg": "methods"})
+        user_dir = self.own_flags.get("user-dir")
+        if user_dir is not None and not os.path.isdir(str(user_dir)):
+            raise ValueError(f"--train-flags: --user-dir is {user_dir}, but there is no such folder")
         self.sampling(1)
 
-    def _refuse_decided(self, where: str, flags: Any) -> None:
+    def _refuse_decided(self, where: str, flags: Any, more: Mapping[str, str] = MappingProxyType({})) -> None:
+        decided = {**self.decided, **more}
         for flag in flags:
-            if flag in self.decided:
-                name, dashed = self.decided[flag], flag if flag.startswith("-") else f"--{flag}"
+            if flag in decided:
+                name, dashed = decided[flag], flag if flag.startswith("-") else f"--{flag}"
                 decides = f"the setting {name} decides; give that" if name else "the command decides; leave it out"
                 raise ValueError(f"{where} has {dashed}, which {decides}")
+
+    def check_part(self, there: int) -> None:
+        """Refuse a part of so many training examples that is more than all of them, or none; 0: they are not known."""
+        if self.train_examples > there > 0:
+            raise ValueError(f"--train-examples is {self.train_examples}, but there are {there} training examples")
+        if there and not round(self.train_fraction * there):
+            raise ValueError(f"--train-fraction {self.train_fraction:g} of {there} training examples is none")
 
     @property
     def decided(self) -> Mapping[str, str]:

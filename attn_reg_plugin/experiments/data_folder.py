@@ -63,6 +63,12 @@ class DataFolder:
         """The folder to give to fairseq."""
         return self.root / "bin"
 
+    def pairs(self) -> int:
+        """The number of training pairs, from the header of fairseq's index; 0 where that has another format."""
+        with (self.bin / f"train.{self.source}-{self.target}.{self.target}.idx").open("rb") as file:
+            header = file.read(26)  # the format, its version and the type of the pieces, before an unsigned long
+        return int.from_bytes(header[18:], "little") if header.startswith(b"MMIDIDX") else 0
+
     def references(self, subset: str) -> list[str]:
         """The raw reference translations of a subset."""
         return raw_lines(self.root / "raw" / f"{subset}.{self.target}")

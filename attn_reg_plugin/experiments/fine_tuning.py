@@ -17,6 +17,7 @@ from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+from attn_reg_plugin.checkpoints import check_weights
 from attn_reg_plugin.configuration import flag_of, setting
 from attn_reg_plugin.experiments.checks import updates_of
 from attn_reg_plugin.experiments.comparison import (
@@ -221,9 +222,12 @@ class FineTuning(Comparison):
         self._check_metric(task)
         model = self.model or packaged_model()
         examples = read_split(task, self.data, "train")
+        self.check_part(len(examples))
         read_split(task, self.data, "valid")  # what is wrong with it is said before anything is trained
         chosen = self.with_words(task, model, examples)
         folder = [path for pattern in _MODEL_FILES for path in Path(model).glob(pattern)]
+        for path in folder:
+            check_weights(path)
         own = {"hf-model": digest_of(sorted(set(folder)))} if folder else {}
         about = {"kind": LABELLED, "task": self._name(task), "task_kind": task.kind, "labels": list(task.labels or ())}
         about |= {**_data_of(task, self.data), "paths": {"data": self.data}}
@@ -233,6 +237,8 @@ class FineTuning(Comparison):
         def settings(method: Method, seed: int) -> dict[str, Any]:
             sampling, given = self.sampling(seed), method.among(self.own_flags)
             drawn = sampling.of(examples)
+            if self.held_out and not round(self.held_out * len(drawn)):
+                raise ValueError(f"--held-out {self.held_out:g} of {len(drawn)} training examples is none")
             chosen.corruption(seed).check_count(len(drawn), task)
             # updates are counted for one device
             rest = {**chosen.example_flags(seed), **self.device_flags(alone=True), **given}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 import typing
 from collections.abc import Iterable, Mapping, Sequence
@@ -122,6 +123,8 @@ def select_methods(
     table = known_methods() if table is None else table
     if isinstance(wanted, str):
         wanted = [name.strip() for name in wanted.split(",") if name.strip()]
+    if not isinstance(wanted, Mapping | list | tuple | None):
+        raise ValueError(f"methods is {wanted!r}, but must be names with commas, or a mapping of each to its settings")
     if not isinstance(wanted, Mapping):
         names = [str(name) for name in wanted or ()]
         if len(set(names)) != len(names):
@@ -141,7 +144,19 @@ def select_methods(
         if name not in chosen:
             raise ValueError(f"--method-flags names {name!r}, which is not among --methods {','.join(chosen)}")
         chosen[name] = chosen[name].with_flags(parsed("--method-flags", text))
+    for name, method in chosen.items():
+        acting = str(method.flags["attn-reg"]).split("+")
+        owners = {flag: owner for flag, owner in _owners().items() if owner not in acting}
+        if foreign := sorted(method.asked & set(owners)):
+            raise ValueError(f"methods: {name} has --{foreign[0]}, which is of {owners[foreign[0]]}")
     return list(chosen.values())
+
+
+@functools.cache
+def _owners() -> dict[str, str]:
+    """Flag of an option -> the method that it is of; without those that all methods share."""
+    flags = {option_flag(name, one.name): name for name in REGISTRY for one in options_of(REGISTRY[name])}
+    return {flag: name for flag, name in flags.items() if not flag.startswith("attn-")}
 
 
 def _configured(name: str, settings: Any, table: Mapping[str, Method]) -> Method:

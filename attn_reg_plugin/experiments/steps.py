@@ -16,6 +16,7 @@ import argparse
 import dataclasses
 import importlib
 import itertools
+import math
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -52,6 +53,8 @@ STEPS: dict[str, tuple[str, str, str]] = {
     "finetune": ("attn_reg_plugin.experiments.fine_tuning", "FineTuning", ".carry_out"),
     "sweep": ("attn_reg_plugin.experiments.sweep.settings", "Sweep", ".carry_out"),
 }
+#: of the values in `each`
+MOST_COMBINATIONS = 1_000
 #: a section's settings -> those of a command, and what to call with them
 Command = Callable[[dict[str, Any]], tuple[Any, Callable[[Any], int]]]
 
@@ -183,6 +186,8 @@ def _combinations(
     """
     names = _names_of(content, path)
     names |= {name: [word.strip() for word in given[name].split(",")] for name in names if name in given}
+    if (count := math.prod(map(len, names.values()))) > MOST_COMBINATIONS:
+        raise ValueError(f"{path}: each has {count:,} combinations, but at most {MOST_COMBINATIONS:,} are possible")
     for values in itertools.product(*names.values()):
         chosen = dict(zip(names, values, strict=True))
         one = OmegaConf.masked_copy(content, [name for name in content if name != EACH])

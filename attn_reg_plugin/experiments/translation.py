@@ -83,6 +83,8 @@ class TranslationComparison(Comparison):
         if self.embed_dim % self.heads:
             raise ValueError(f"--heads {self.heads} does not divide --embed-dim {self.embed_dim}")
         super().__post_init__()
+        given = parsed("--generate-flags", self.generate_flags)
+        self._refuse_decided("--generate-flags", given, dict.fromkeys(("path", "results-path", "gen-subset"), ""))
 
     @property
     def decided(self) -> Mapping[str, str]:
@@ -94,6 +96,7 @@ class TranslationComparison(Comparison):
         for name, path in (("DATA", self.data), ("--out", self.out)):
             refuse_split(name, path)
         data = DataFolder.open(self.data)
+        self.check_part(data.pairs())
         if self.opus_mt is None and self._joining() is None and data.has_other_pieces():
             raise ValueError(
                 f"{data.target_dictionary} has none of sentencepiece's pieces with a space (▁); say how to join "

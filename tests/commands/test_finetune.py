@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -151,6 +152,8 @@ def test_updates_are_counted_for_one_process(
         (["--seeds", "x"], "--seeds is .x., but must be a whole number, or several with commas"),
         (["--metric", "bleu"], "unknown metric 'bleu' of rte; the metrics are: accuracy, f1"),
         (["--held-out", "1"], r"--held-out is 1.0, but must lie in \[0, 1\)"),
+        (["--train-examples", "49"], "--train-examples is 49, but there are 48 training examples"),
+        (["--held-out", "0.001"], "--held-out 0.001 of 48 training examples is none"),
         (["--label-noise", "0.001"], "--label-noise 0.001 is 0 of 48 training examples, but it takes at least 1"),
         (["--", "--seed", "7"], "--train-flags has --seed, which the setting seeds decides; give that"),
         (["--", "--held-out=0.1"], "--train-flags has --held-out, which the setting held_out decides; give that"),
@@ -204,6 +207,11 @@ def test_what_cannot_work_is_said_before_anything_is_written(
     ("break_it", "reason"),
     [
         (lambda folder: (folder / "encoder" / "model.safetensors").unlink(), "encoder has no weights"),
+        (
+            lambda folder: os.truncate(folder / "encoder" / "model.safetensors", 0),
+            "model.safetensors cannot be read: it",
+        ),
+        (lambda folder: os.truncate(folder / "encoder" / "model.safetensors", 900), "model.safetensors cannot be read"),
         (lambda folder: (folder / "encoder" / "config.json").write_text("{"), "neither a folder of a model nor a name"),
         (lambda folder: (folder / "encoder" / "tokenizer.json").unlink(), "tokenizer of"),
         (lambda folder: (folder / "data" / "dev.tsv").write_bytes(b"index\tx\0\n"), "dev.tsv, line 1: not text (a NUL"),

@@ -159,6 +159,10 @@ def test_each_is_every_combination(tmp_path: Path) -> None:
     ("content", "said"),
     [
         ("each: {a: 1}\ncompare: {data: d, out: o}", "each is {'a': 1}, but must be a mapping of names to lists"),
+        (
+            "each: {a: &a [0,1,2,3,4,5,6,7,8,9], b: *a, c: *a, d: *a}\ncompare: {data: d, out: '${a}${b}${c}${d}'}",
+            "each has 10,000 combinations, but at most 1,000 are possible",
+        ),
         ("each: {a: [1]}\ncompare: {data: d, out: o}", "unknown key 'a': it is in no section"),
         ("report: {folder: r}", "report: unknown setting 'folder'; the settings are: "),
         ("report curves: {knots: x}", "report curves: argument --knots: invalid int value: 'x'"),
