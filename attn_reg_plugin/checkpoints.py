@@ -1,7 +1,4 @@
-"""Reading checkpoints: where a run has one, and which types it may hold besides tensors and plain containers.
-
-And writing what is kept beside them: whole or not at all.
-"""
+"""Checkpoints: where a run has one, which types it may hold, and writing a method's state beside it."""
 
 from __future__ import annotations
 
@@ -10,6 +7,7 @@ import errno
 import pickle
 import re
 import zipfile
+import zlib
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -34,47 +32,32 @@ class ForeignTypes(ValueError):
     """A file is whole, but holds types that are not allowed."""
 
 
-def allowed_types() -> list[type | tuple[type, str]]:
-    """The types that fairseq writes into its checkpoints: configurations, and numpy numbers in the meters.
-
-    numpy 1 wrote two of them under other names, given as pairs.
-    """
+def allowed_types() -> list[Any]:
+    """The types that fairseq writes into its checkpoints: configurations, and numpy numbers in the meters."""
     types: list = [argparse.Namespace, OrderedDict, defaultdict]
     try:
         import numpy as np
     except ImportError:
         return types
     numbers = (np.float64, np.float32, np.float16, np.int64, np.int32, np.bool_)
-    reconstruct = np.array(0).__reduce__()[0]
-    scalar = np.float64(0).__reduce__()[0]
-    return [
-        *types,
-        np.dtype,
-        np.ndarray,
-        reconstruct,
-        scalar,
-        *{type(np.dtype(number)) for number in numbers},
-    ]
+    functions = [np.array(0).__reduce__()[0], np.float64(0).__reduce__()[0]]
+    return [*types, np.dtype, np.ndarray, *functions, *{type(np.dtype(number)) for number in numbers}]
 
 
 def allow_checkpoint_types() -> None:
     """Let `torch.load` read fairseq checkpoints with `weights_only=True`, its default since torch 2.6.
 
-    Importing the package does so. Whoever allows one of the types for a while, as transformers' Trainer does when it
-    continues a training, takes it away for all at the end; so reading here and the end of a callback allow them again.
+    transformers' Trainer takes one of the types away when it continues a training; so reading here allows them again.
     """
     torch.serialization.add_safe_globals(allowed_types())
 
 
 def load_weights(path: Path, mmap: bool = False) -> Any:
-    """What a file of weights or a checkpoint holds; nothing but tensors, plain containers and allowed types is made.
+    """The content of a file of weights or a checkpoint: tensors, plain containers and allowed types, and no others.
 
     Args:
-        path: `.safetensors`, or what `torch.save` wrote.
+        path: `.safetensors`, or what `torch.save` wrote; a ValueError says that it is something else or damaged.
         mmap: leave tensors in the file until they are used, for who wants a few numbers.
-
-    Raises:
-        ValueError: it isn't such a file, is damaged, or holds other types.
     """
     try:
         open_file(path).close()
@@ -83,6 +66,8 @@ def load_weights(path: Path, mmap: bool = False) -> Any:
 
             return load_file(path)
         allow_checkpoint_types()
+        if not mmap and zipfile.is_zipfile(path):
+            _check_sums(path)
         return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     except Exception as error:  # safetensors, torch and pickle each have their own for a damaged file
         if isinstance(error, pickle.UnpicklingError) and (zipfile.is_zipfile(path) or _FOREIGN.search(str(error))):
@@ -91,34 +76,55 @@ def load_weights(path: Path, mmap: bool = False) -> Any:
         raise ValueError(f"{path} cannot be read: it is damaged or isn't a file of weights ({reason})") from None
 
 
-def is_damaged(path: Path) -> bool:
-    """Whether a checkpoint cannot be read because it is not whole, in any format of torch's; it is read to know.
+def _check_sums(path: Path) -> None:
+    """Refuse an archive with a part whose bytes are not those that its checksum is of, which torch doesn't notice."""
+    with zipfile.ZipFile(path) as archive:
+        if (part := archive.testzip()) is not None:
+            raise zipfile.BadZipFile(f"the checksum of {part} is wrong")
 
-    One that is refused for the types in it is whole. So may be one that the system does not let us read now, for want
-    of memory or permission.
+
+def check_weights(path: Path) -> None:
+    """Refuse a file of weights that is not whole, without reading all of it; files with other endings are let pass."""
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors import safe_open
+
+            with safe_open(path, "pt"):
+                pass
+        elif path.suffix == ".bin" and not path.stat().st_size:
+            raise ValueError("it is empty")
+    except OSError:
+        raise
+    except Exception as error:  # safetensors has one of its own
+        raise ValueError(f"{path} cannot be read: it is damaged or isn't a file of weights ({error})") from None
+
+
+def is_damaged(path: Path) -> bool:
+    """Whether a checkpoint of fairseq's is not whole or something else, in any format of torch's; it is read to know.
+
+    One that is refused for its types, or that the system does not let us read now, does not count.
     """
     try:
-        load_weights(path, mmap=zipfile.is_zipfile(path))
-    except ForeignTypes:
+        if zipped := zipfile.is_zipfile(path):
+            _check_sums(path)
+        state = load_weights(path, mmap=zipped)
+        return not (isinstance(state, dict) and {"model", "optimizer_history"} & state.keys())
+    except (zipfile.BadZipFile, zlib.error):
+        return True
+    except (ForeignTypes, OSError):
         return False
     except ValueError as error:
         reason = error.__context__
         hindered = isinstance(reason, OSError) and reason.errno in _HINDRANCES
         return not (hindered or isinstance(reason, MemoryError) or "not enough memory" in str(reason))
-    except OSError:
-        return False
-    return False
 
 
 def load_state(path: Path, needed: Iterable[str] = ("epoch", "updates")) -> dict[str, Any]:
     """The state of a method, kept in a file of its own, on the CPU.
 
     Args:
-        path: what `save_state` wrote.
+        path: what `save_state` wrote; a ValueError says that it is damaged or something else, and what to do.
         needed: the keys that it must have.
-
-    Raises:
-        ValueError: it is damaged, holds other types, isn't a state or lacks a key; the sentence says what to do.
     """
     try:
         state = load_weights(path)
@@ -134,15 +140,12 @@ def load_state(path: Path, needed: Iterable[str] = ("epoch", "updates")) -> dict
 
 @contextmanager
 def refuse_state(place: str | Path, method: str, advice: str = ANEW) -> Iterator[None]:
-    """While a state is given to a method: what does not fit is reported with its place.
+    """Around giving a state to a method: a ValueError says what does not fit.
 
     Args:
         place: the file, or what holds the state.
         method: what it is given to, for the message.
         advice: what to do.
-
-    Raises:
-        ValueError: the state is damaged, or another method's or model's.
     """
     try:
         yield
@@ -154,21 +157,13 @@ def refuse_state(place: str | Path, method: str, advice: str = ANEW) -> Iterator
 
 
 def save_state(path: Path, state: Any) -> None:
-    """Write `state` to `path` by `torch.save`, whole or not at all; nothing half-written stays after an error.
-
-    Raises:
-        OSError: with `path`: the disk is full, or the folder cannot be written.
-    """
+    """Write `state` to `path` by `torch.save`, whole or not at all; an OSError names `path`."""
     with whole_file(path) as unfinished, naming_writer(path):
         torch.save(state, unfinished)
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    """A checkpoint of fairseq's, on the CPU.
-
-    Raises:
-        ValueError: it is damaged, holds types that are not allowed, or is something else.
-    """
+    """A checkpoint of fairseq's, on the CPU; a ValueError says that it is damaged or something else."""
     state = load_weights(path)
     if not isinstance(state, dict) or "model" not in state:
         raise ValueError(f"{path} is not a fairseq checkpoint")
@@ -176,14 +171,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def find_checkpoint(run: Path, names: Sequence[str] = ("checkpoint_best.pt", "checkpoint_last.pt")) -> Path:
-    """The checkpoint of a run: a file, or one of a folder or its `checkpoints`.
-
-    Args:
-        names: what it may be called, the first that is there counts.
-
-    Raises:
-        FileNotFoundError: there is none.
-    """
+    """The checkpoint of a run: a file, or the first of `names` in a folder or its `checkpoints`."""
     if run.is_file():
         return run
     for name in names:

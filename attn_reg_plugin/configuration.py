@@ -1,18 +1,15 @@
 """From a dataclass to flags and to YAML: the settings of a command, declared once.
 
-A field made by `setting` is a flag `--like-this` of the command and a key `like_this` of a file given by `--config`.
-Flags win over the file. Keys and values are held to what the dataclass declares (OmegaConf's structured configurations
-convert them), and what doesn't fit is refused with its name, and the file's, before anything runs.
+A field made by `setting` is a flag `--like-this` of the command and a key `like_this` of a file of settings. Flags win
+over the file. What doesn't fit the dataclass is refused with its name, and the file's, before anything runs.
 
-A file may also hold the settings of several commands, a section for each, with values above them that sections refer
-to as `${name}`:
+A file may hold the settings of several commands, a section for each, and values that these refer to as `${name}`:
 
     out: runs/demo
     prepare phrasebook: {pair: en-ro, out: "${out}/data"}
     compare: {data: "${out}/data", out: "${out}", methods: "plain,ad_drop"}
 
-`attn-reg compare FILE`, or `compare --config FILE`, then reads the section `compare`; `attn-reg run FILE` carries out
-all of them.
+`attn-reg compare FILE` then reads the section `compare`; `attn-reg run FILE` carries out all of them.
 """
 
 from __future__ import annotations
@@ -30,6 +27,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+import yaml
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -40,6 +38,13 @@ T = TypeVar("T")
 WAYS = ("positional", "repeated", "rest", "unflagged")
 #: how the name of a file of settings ends
 FILES = (".yaml", ".yml")
+#: the sections that a file may have; also `script FILE.py`, and `each`, see `steps.py`
+SECTIONS = ("convert opus-mt", "prepare phrasebook", "prepare text", "prepare wmt16", "compare", "finetune", "sweep")
+SECTIONS += ("bench", "export", "report", "report curves")
+EACH, SCRIPT = "each", "script "
+#: values of a file with its aliases written out
+MOST_VALUES = 100_000
+_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", Path: "a path"}
 
 
@@ -58,8 +63,7 @@ def setting(
     Args:
         help: one line, for `--help`; or a function that gives it when it's asked for.
         default: the value if none is given; without a default the setting is required.
-        choices: the values that a text may have.
-        within: the range of a number, see `Interval`.
+        choices, within: the values that a text may have; the range of a number, see `Interval`.
         metavar: how the value is called in the help.
         group: heading in the help; by default `GROUP` of the class.
         **ways: `positional=True`, an argument without a flag; `repeated=True`, a list whose flag is given once per
@@ -70,32 +74,9 @@ def setting(
     return dataclasses.field(default=default, metadata={**metadata, **dict.fromkeys(WAYS, False), **ways})
 
 
-class Refused(ValueError):
-    """A value of a setting that isn't allowed; `name` is the setting's."""
-
-    def __init__(self, name: str, message: str) -> None:
-        super().__init__(message)
-        self.name = name
-
-
-@contextlib.contextmanager
-def refusing(name: str) -> Iterator[None]:
-    """Around a check of a setting in `__post_init__`: a ValueError is said of it, with the file or the flag."""
-    try:
-        yield
-    except Refused:
-        raise
-    except ValueError as error:
-        raise Refused(name, str(error)) from None
-
-
 @contextlib.contextmanager
 def said_of(path: Path | None, but: type[ValueError]) -> Iterator[None]:
-    """Around what a file's settings are checked in later: a ValueError names the file, too.
-
-    Args:
-        but: an error that the settings have no part in.
-    """
+    """Around later checks of a file's settings: a ValueError names the file, unless they have no part in it, `but`."""
     try:
         yield
     except ValueError as error:
@@ -110,10 +91,7 @@ def flag_of(name: str) -> str:
 
 
 def add_arguments(parser: argparse.ArgumentParser, settings: type) -> None:
-    """Add an argument for each setting, in groups, and `--config`; what is not given is not there after parsing.
-
-    The positional settings are one list of words, `words`, see `from_arguments`: a file of settings may come first.
-    """
+    """Add an argument for each setting, and `--config`; the positional ones are a list, which a file may begin."""
     places = [entry for entry in dataclasses.fields(settings) if entry.metadata["positional"]]
     if places:
         metavar = " ".join(["CONFIG |", *(entry.metadata["metavar"] for entry in places)])
@@ -153,14 +131,10 @@ def _owner(settings: type, name: str) -> str:
 
 
 def from_arguments(settings: type[T], arguments: argparse.Namespace, section: str = "") -> T:
-    """The settings that a parsed command line gives, with those of its `--config` under them.
+    """The settings that a parsed command line gives, with those of its file under them, see `read`.
 
     Args:
-        section: of the file, see `read`; by default the command's name.
-
-    Raises:
-        ValueError: an unknown key, a value that isn't allowed, or a setting that is missing.
-        OSError: the file cannot be read.
+        section: of the file; by default the command's name.
     """
     entries = dataclasses.fields(settings)  # type: ignore[arg-type]
     given = {entry.name: vars(arguments)[entry.name] for entry in entries if entry.name in arguments}
@@ -171,31 +145,18 @@ def from_arguments(settings: type[T], arguments: argparse.Namespace, section: st
     if len(words) > len(places):
         raise ValueError(f"unrecognized arguments: {' '.join(words[len(places) :])}")
     given |= dict(zip(places, words, strict=False))
-    arguments.config = config
-    found = read(settings, load(config), section or arguments.command, given, config)
-    return with_rest(found, getattr(arguments, "rest", []))
-
-
-def with_rest(settings: T, rest: Sequence[str]) -> T:
-    """The settings with what follows `--` added to the text that takes it."""
-    for entry in dataclasses.fields(settings):  # type: ignore[arg-type]
-        if entry.metadata["rest"] and rest:
-            text = f"{getattr(settings, entry.name)} {shlex.join(rest)}".strip()
-            settings = dataclasses.replace(settings, **{entry.name: text})  # type: ignore[type-var]
-    return settings
+    arguments.config, rest = config, getattr(arguments, "rest", ())
+    return read(settings, load(config), section or arguments.command, given, config, rest)
 
 
 def load(path: Path | None) -> DictConfig:
-    """A YAML file's content; without a file nothing.
-
-    Raises:
-        ValueError: it isn't YAML, isn't a mapping, or is a device or a pipe.
-        OSError: it cannot be read.
-    """
+    """A YAML file's content; without a file nothing. What isn't a mapping in YAML is refused."""
     if path is None:
         return OmegaConf.create()
     open_file(path).close()
     try:
+        if node := yaml.compose(path.read_text(encoding="utf-8"), yaml.SafeLoader):
+            _check_nodes(node, {})
         content = OmegaConf.load(path)
     except OSError:
         raise
@@ -206,96 +167,97 @@ def load(path: Path | None) -> DictConfig:
     return content
 
 
-def read(settings: type[T], content: DictConfig, section: str, given: Mapping[str, Any], path: Path | None = None) -> T:
+def _check_nodes(node: yaml.Node, counted: dict[int, int]) -> int:
+    """Count a document's values with its aliases written out; refuse too many, a circle, and numbers in base 60."""
+    known = counted.get(id(node))
+    if known == 0:
+        raise ValueError(f"in line {node.start_mark.line + 1} an alias stands in what it refers to")
+    if known is None:
+        counted[id(node)] = 0
+        parts = node.value if isinstance(node.value, list) else []
+        inner = [one for part in parts for one in (part if isinstance(part, tuple) else (part,))]
+        if node.tag in _NUMBERS and ":" in node.value:
+            raise ValueError(
+                f"in line {node.start_mark.line + 1} {node.value} is a number in base 60; put it in quotes"
+            )
+        counted[id(node)] = known = 1 + sum(_check_nodes(one, counted) for one in inner)
+        if known > MOST_VALUES:
+            raise ValueError(f"its aliases stand for {known:,} values, but at most {MOST_VALUES:,} are possible")
+    return known
+
+
+def read(
+    settings: type[T],
+    content: DictConfig,
+    section: str,
+    given: Mapping[str, Any],
+    path: Path | None = None,
+    rest: Sequence[str] = (),
+) -> T:
     """The settings in a file's section, or in the whole file where it has none of that name, under those given.
 
     Args:
         settings: the dataclass.
-        content: of the file; not changed.
+        content: of the file, whose path is for messages; not changed.
         section: such as `compare`.
         given: name -> value, as flags have them.
-        path: of the file, for messages.
+        rest: what follows `--`.
 
     Raises:
         ValueError: an unknown key, a value that isn't allowed, or a setting that is missing.
     """
     content = content.copy()
     part = content[section] if isinstance(content.get(section), DictConfig) else content
-    if part is not content:
-        check_values(content, path, flagged(settings))
-        content.update({name: value for name, value in given.items() if name in values_of(content)})
     fields = {entry.name: entry for entry in dataclasses.fields(settings)}  # type: ignore[arg-type]
-    unknown = [str(key) for key in part if key not in fields]
-    if unknown:
+    if part is not content:
+        sections_of(content, path, flagged(settings))
+        content.update({name: value for name, value in given.items() if name in values_of(content)})
+    if unknown := [str(key) for key in part if key not in fields]:
         raise ValueError(f"{path}: unknown setting {unknown[0]!r}; the settings are: {', '.join(fields)}")
+    for name in [name for name, entry in fields.items() if rest and entry.metadata["rest"]]:
+        given = {**given, name: f"{given.get(name, part.get(name) or '')} {shlex.join(rest)}".strip()}
     for name, value in given.items():
-        part[name] = _picked(part.get(name), value)
+        there = part.get(name)
+        if isinstance(there, DictConfig):  # names with commas pick the entries of a file's mapping
+            value = {one.strip(): there.get(one.strip()) for one in value.split(",") if one.strip()}
+        part[name] = value
     where = {name: flag_of(name) if name in given else f"{path}: {name}" for name in fields}
-    with refused(path):
-        plain = OmegaConf.to_container(part, resolve=True)
-    values = {
-        str(name): _converted(settings, fields[str(name)], value, where)
-        for name, value in plain.items()
-        if value != MISSING
-    }
+    plain = resolved(part, path)
     for name, entry in fields.items():
-        if name not in values and entry.default is dataclasses.MISSING:
+        if plain.get(name, MISSING if entry.default is dataclasses.MISSING else None) == MISSING:
             what = entry.metadata["metavar"] if entry.metadata["positional"] else flag_of(name)
             raise ValueError(f"{what} is missing: {entry.metadata['help']}")
+    values = {name: _converted(settings, fields[name], value, where[name]) for name, value in plain.items()}
     try:
         return settings(**values)
-    except Refused as error:
-        place = where[error.name] if error.name in {*given, *values} else flag_of(error.name)
-        raise ValueError(_joined(place, error.name, str(error))) from None
     except ValueError as error:
-        raise ValueError(f"{path}: {error}" if path is not None else str(error)) from None
+        flagged_wrongly = any(flag_of(name) in str(error) for name in given)
+        raise ValueError(str(error) if path is None or flagged_wrongly else f"{path}: {error}") from None
 
 
-def _joined(place: str, name: str, message: str) -> str:
-    """A message about a setting, which may begin with its name, behind the place of the value."""
-    for start, between in ((f"{name}: ", ": "), (f"{flag_of(name)} ", " ")):
-        if message.startswith(start):
-            return f"{place}{between}{message.removeprefix(start)}"
-    return f"{place}: {message}"
+def sections_of(content: DictConfig, path: Path | None, settings: Collection[str]) -> list[str]:
+    """The names of a file's sections; what stands above them and would do nothing is refused.
+
+    So is a mapping with the name of one of the sections' `settings`, whose flag would not reach the values in it.
+    """
+    text, values = OmegaConf.to_yaml(content), values_of(content)
+    sections = [str(name) for name in content if name in SECTIONS or str(name).startswith(SCRIPT)]
+    known = f"the steps are: {', '.join(SECTIONS)}, {SCRIPT}FILE.py"
+    if not sections:
+        raise ValueError(f"{path} has no step; {known}")
+    for name in [str(name) for name in content if name not in (*sections, EACH)]:
+        if not re.search(r"\$\{" + re.escape(name) + r"[.}\[]", text):
+            unused = f"unknown key {name!r}: it is in no section, and none refers to ${{{name}}}"
+            raise ValueError(f"{path}: {unused if name in values else f'unknown step {name!r}; {known}'}")
+        if name in settings and name not in values:
+            said = f"the mapping {name!r} above the sections has the name of a setting"
+            raise ValueError(f"{path}: {said}, and {flag_of(name)} would not reach it; give it another name")
+    return sections
 
 
 def values_of(content: DictConfig) -> list[str]:
     """The names of the values above the sections."""
     return [str(name) for name in content if not OmegaConf.is_config(content._get_node(name))]
-
-
-def check_values(content: DictConfig, path: Path | None, settings: Collection[str]) -> None:
-    """Refuse what stands above the sections and would do nothing.
-
-    Args:
-        settings: names of the sections' settings, which flags change.
-
-    Raises:
-        ValueError: a value that no section refers to; or a mapping with the name of a setting, whose flag would not
-            reach the values in it.
-    """
-    text = OmegaConf.to_yaml(content)
-    for name in map(str, content):
-        if name in values_of(content) and not refers_to(text, name):
-            raise ValueError(f"{path}: unknown key {name!r}: it is in no section, and none refers to ${{{name}}}")
-        if name in settings and name not in values_of(content):
-            raise ValueError(
-                f"{path}: the mapping {name!r} above the sections has the name of a setting, and {flag_of(name)} would "
-                "not reach it; give it another name"
-            )
-
-
-def refers_to(text: str, name: str) -> bool:
-    """Whether a YAML text has `${name}` or a part of it, `${name.part}`."""
-    return re.search(r"\$\{" + re.escape(name) + r"[.}\[]", text) is not None
-
-
-def _picked(there: Any, given: Any) -> Any:
-    """What holds where a flag is given: names with commas pick the entries of a file's mapping, all else replaces."""
-    if not isinstance(there, DictConfig):
-        return given
-    names = [name.strip() for name in given.split(",") if name.strip()]
-    return {name: there.get(name) for name in names}
 
 
 def _kind(settings: type, name: str) -> Any:
@@ -311,21 +273,25 @@ def _structured(settings: type) -> DictConfig:
     return OmegaConf.structured(settings)
 
 
-def _converted(settings: type, entry: dataclasses.Field, value: Any, where: Mapping[str, str]) -> Any:
+def _converted(settings: type, entry: dataclasses.Field, value: Any, where: str) -> Any:
     """A value of the field's type, of what a file or a flag holds; a list may be written with commas."""
     from attn_reg_plugin.regularizers.base.options import check_value  # torch, which help does without
 
     kind = _kind(settings, entry.name)
+    if kind is Path and value == "":
+        raise ValueError(f"{where} is empty, but must be a path, such as ./here")
     listed = typing.get_origin(kind) is tuple
     if listed and not isinstance(value, list):
         words = [value] if entry.metadata["repeated"] else [word.strip() for word in str(value).split(",")]
         value = [] if value in (None, "") else words
     try:
         value = OmegaConf.merge(_structured(settings), {entry.name: value})[entry.name]
+        if listed and any(OmegaConf.is_config(one) for one in value):
+            raise OmegaConfBaseException
     except OmegaConfBaseException:
         what = f"{_WORDS[typing.get_args(kind)[0]]}, or several with commas" if listed else _WORDS[kind]
         given = ",".join(map(str, value)) if isinstance(value, list) else value
-        raise ValueError(f"{where[entry.name]} is {given!r}, but must be {what}") from None
+        raise ValueError(f"{where} is {given!r}, but must be {what}") from None
     if OmegaConf.is_config(value):
         value = OmegaConf.to_container(value)
     value = tuple(value) if listed else value
@@ -333,7 +299,7 @@ def _converted(settings: type, entry: dataclasses.Field, value: Any, where: Mapp
         if value is not None:
             check_value(entry, value)
     except ValueError as error:
-        raise ValueError(where[entry.name] + str(error).removeprefix(entry.name)) from None
+        raise ValueError(where + str(error).removeprefix(entry.name)) from None
     return value
 
 
@@ -342,6 +308,7 @@ def _help(entry: dataclasses.Field) -> str:
     text, choices, default = entry.metadata["help"], entry.metadata["choices"], entry.default
     text = text() if callable(text) else text
     text += f"; one of {', '.join(choices)}" if choices else ""
+    text += f"; in {entry.metadata['within']}" if entry.metadata["within"] else ""
     shown = ",".join(map(str, default)) if isinstance(default, tuple) else default
     if default is dataclasses.MISSING:
         text += " (required)"
@@ -350,11 +317,10 @@ def _help(entry: dataclasses.Field) -> str:
     return text.replace("%", "%%")
 
 
-@contextlib.contextmanager
-def refused(path: Path | None) -> Iterator[None]:
-    """OmegaConf's error about a reference to something missing, in one sentence."""
+def resolved(content: DictConfig, path: Path | None) -> dict[str, Any]:
+    """A mapping's values, with what they refer to; a reference to something missing is refused."""
     try:
-        yield
+        return {str(name): value for name, value in OmegaConf.to_container(content, resolve=True).items()}
     except OmegaConfBaseException as error:
         key = f"{error.full_key}: " if getattr(error, "full_key", None) else ""
         raise ValueError(f"{path}: {key}{str(error).splitlines()[0]}") from None

@@ -1,8 +1,4 @@
-"""Files: written whole or not at all, locks of folders, lines and JSON objects, and what an OSError means.
-
-A file is written beside its place under a temporary name and is moved there once it is complete. Whatever
-ends the writing, an error, a full disk or Ctrl-C, leaves the old file as it was and nothing beside it.
-"""
+"""Files: written whole or not at all, locks of folders, lines and JSON objects, and what an OSError means."""
 
 from __future__ import annotations
 
@@ -17,7 +13,6 @@ import os
 import shutil
 import socket
 import stat
-import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,8 +40,6 @@ _MEANINGS = {
     errno.EMFILE: "too many files are open; raise the limit (ulimit -n)",
     errno.EIO: "the device failed while reading or writing; give a path on another disk",
 }
-#: seconds until a folder that another process holds is tried again
-_AGAIN = 0.2
 _numbers = itertools.count()
 
 
@@ -55,11 +48,7 @@ class FolderInUse(ValueError):
 
 
 def explain(error: OSError, path: Path | str | None = None) -> str:
-    """One sentence for an OSError: the path, what is wrong with it, and what to do.
-
-    Args:
-        path: is named where the error names none.
-    """
+    """One sentence for an OSError: the path, or `path` where it names none, what is wrong with it, and what to do."""
     if error.errno is None:
         return (str(error).strip().splitlines() or [type(error).__name__])[0]
     named = path if error.filename is None else os.fsdecode(error.filename)
@@ -82,12 +71,9 @@ def naming(path: Path, temporary: Path | None = None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def naming_writer(path: Path) -> Iterator[None]:
-    """Around a library's function that writes and does nothing else: what it raises names the path.
+    """Around a library's function that writes and does nothing else: what it raises is an OSError with the path.
 
-    torch and safetensors have errors of their own for a full disk, which aren't an OSError and name nothing.
-
-    Raises:
-        OSError: with `path`.
+    torch and safetensors have errors of their own for a full disk, which name nothing.
     """
     try:
         with naming(path):
@@ -113,12 +99,7 @@ def whole_file(path: Path) -> Iterator[Path]:
     """A temporary path to write to, which takes the place of `path` at the end; on any error it is deleted.
 
     A symbolic link is followed. What isn't a regular file, such as `/dev/stdout` or a pipe, is written to directly.
-
-    Args:
-        path: the file; the folder must be there.
-
-    Raises:
-        OSError: with `path`, where it cannot be written.
+    The folder must be there; an OSError names `path`.
     """
     with naming(path):
         final = Path(os.path.realpath(path))
@@ -137,57 +118,24 @@ def whole_file(path: Path) -> Iterator[Path]:
         unfinished.unlink(missing_ok=True)
 
 
-@contextlib.contextmanager
-def writing(path: Path) -> Iterator[IO[str]]:
-    """A UTF-8 text file, open for writing, that is there at the end as a whole; see `whole_file`."""
-    with whole_file(path) as unfinished, unfinished.open("w", encoding="utf-8", newline="\n") as file:
-        try:
-            yield file
-            file.flush()
-        except UnicodeEncodeError as error:
-            half = error.object[error.start]
-            raise ValueError(f"{path}: the text holds {half!r}, half a character, which UTF-8 cannot hold") from None
-
-
 def write_text(path: Path, text: str) -> None:
-    """Write a UTF-8 text file, whole or not at all.
-
-    Raises:
-        OSError: with `path`, where it cannot be written.
-    """
-    with writing(path) as file:
-        file.write(text)
-
-
-def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file, whole or not at all.
-
-    Raises:
-        OSError: with `path`, where it cannot be written.
-    """
-    with whole_file(path) as unfinished, unfinished.open("wb") as file:
-        file.write(content)
+    """Write a UTF-8 text file, whole or not at all; an OSError names `path`."""
+    try:
+        content = text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        half = error.object[error.start]
+        raise ValueError(f"{path}: the text holds {half!r}, half a character, which UTF-8 cannot hold") from None
+    with whole_file(path) as unfinished:
+        unfinished.write_bytes(content)
 
 
 def write_json(path: Path, content: Any, sort_keys: bool = False) -> None:
-    """Write a JSON file, indented, whole or not at all.
-
-    Raises:
-        OSError: with `path`, where it cannot be written.
-    """
+    """Write a JSON file, indented, whole or not at all; see `write_text`."""
     write_text(path, json.dumps(content, indent=2, ensure_ascii=False, sort_keys=sort_keys) + "\n")
 
 
 def read_json(path: Path, advice: str = "") -> dict[str, Any]:
-    """The object in a JSON file.
-
-    Args:
-        advice: ends the sentence about a file that holds none.
-
-    Raises:
-        OSError: there is no such file, or it cannot be read.
-        ValueError: it is not JSON in UTF-8, or no object.
-    """
+    """The object in a JSON file; `advice` ends the sentence of the ValueError about a file that holds none."""
     end = f"; {advice}" if advice else ""
     text = read_bytes(path)
     try:
@@ -205,11 +153,7 @@ def one_line(text: str) -> str:
 
 
 def find_text(folder: Path, name: str) -> Path | None:
-    """`name` or `name.gz` in a folder; None where there is neither.
-
-    Raises:
-        ValueError: both are there, so it is not clear which one is meant.
-    """
+    """`name` or `name.gz` in a folder, None where there is neither; both are refused."""
     found = [path for path in (folder / name, folder / f"{name}.gz") if path.is_file()]
     if len(found) == 2:
         raise ValueError(f"{folder} has both {name} and {name}.gz: remove one of them")
@@ -242,13 +186,9 @@ def sha256(path: Path) -> str:
 
 
 def read_lines(path: Path) -> Iterator[str]:
-    """The lines of a text file, plain or `.gz`, one at a time.
+    """The lines of a text file, plain or `.gz`, one at a time; a ValueError names the line that isn't UTF-8 text.
 
     A byte order mark at the start is dropped; line breaks other than the newline become spaces.
-
-    Raises:
-        ValueError: a line that is not UTF-8 or holds a NUL byte, or a broken gzip file (with the line number).
-        FileNotFoundError: there is no such file.
     """
     number = 0
     with open_file(path) as plain, gzip.open(plain) if path.suffix == ".gz" else plain as file:
@@ -273,11 +213,7 @@ def whole_folder(out: Path) -> Iterator[Path]:
     """A new folder beside `out`, to be filled, which takes its place at the end; on any error it is deleted.
 
     Args:
-        out: a folder that does not exist, or is empty; it may be the working directory.
-
-    Raises:
-        ValueError: `out` holds something, or is a file.
-        OSError: with `out`, where it cannot be made.
+        out: a folder that does not exist, or is empty; others are refused. It may be the working directory.
     """
     final = Path(os.path.realpath(out))  # "." has no name of its own
     with naming(out):
@@ -304,23 +240,20 @@ def whole_folder(out: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def lock_folder(folder: Path, name: str = "lock", kept: bool = False) -> Iterator[int]:
+def lock_folder(folder: Path, name: str = "lock", kept: bool = False, wait: bool = False) -> Iterator[int]:
     """Hold a folder: a second process is refused until the first, and every process it gave the lock to, has ended.
 
     Args:
         folder: must be there.
         name: of the lock file, in which the process that holds the folder is named.
         kept: leave the file there at the end.
+        wait: for the process that holds it, instead of raising `FolderInUse`.
 
     Yields:
         The descriptor, for processes that are to inherit the lock.
-
-    Raises:
-        FolderInUse: another process holds it; the sentence says which.
-        OSError: the lock file cannot be made.
     """
     path = folder / name
-    descriptor = _locked(path, folder)
+    descriptor = _locked(path, wait)
     try:
         with contextlib.suppress(OSError):  # a full disk: the name is there for messages only
             os.ftruncate(descriptor, 0)
@@ -334,41 +267,26 @@ def lock_folder(folder: Path, name: str = "lock", kept: bool = False) -> Iterato
 
 @contextlib.contextmanager
 def alone_in(folder: Path, name: str) -> Iterator[None]:
-    """Hold a folder, which is made if it isn't there; wait while another process holds it.
-
-    Args:
-        name: of the lock file, see `lock_folder`.
-
-    Raises:
-        OSError: the folder or the lock file cannot be made.
-    """
+    """Hold a folder, which is made if it isn't there; wait while another process holds it."""
     folder.mkdir(parents=True, exist_ok=True)
-    with contextlib.ExitStack() as stack:
-        while True:
-            try:
-                stack.enter_context(lock_folder(folder, name))
-                break
-            except FolderInUse:
-                time.sleep(_AGAIN)
+    with lock_folder(folder, name, wait=True):
         yield
 
 
-def _locked(path: Path, folder: Path) -> int:
+def _locked(path: Path, wait: bool) -> int:
     """A descriptor of the lock file, which this process holds."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
             # the holder before may have deleted the file between the two calls
             if path.exists() and os.path.samestat(os.fstat(descriptor), path.stat()):
                 return descriptor
-        except BlockingIOError:
+        except BaseException as error:
             who = os.pread(descriptor, 200, 0).decode(errors="replace").strip()
             os.close(descriptor)
-            raise FolderInUse(
-                f"another process is still working in {folder}{f' ({who})' if who else ''}; wait for it or end it"
-            ) from None
-        except BaseException:
-            os.close(descriptor)
-            raise
+            if not isinstance(error, BlockingIOError):
+                raise
+            said = f"another process is still working in {path.parent}{f' ({who})' if who else ''}"
+            raise FolderInUse(f"{said}; wait for it or end it") from None
         os.close(descriptor)

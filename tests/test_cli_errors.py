@@ -154,7 +154,7 @@ def test_a_full_disk_leaves_the_old_file(
 
 def test_every_number_of_a_full_disk_is_understood(tmp_path: Path) -> None:
     for number in (errno.ENOSPC, errno.EDQUOT):
-        with pytest.raises(OSError) as caught, files.writing(tmp_path / "x"):
+        with pytest.raises(OSError) as caught, files.whole_file(tmp_path / "x"):
             raise OSError(number, os.strerror(number))
         assert files.explain(caught.value).startswith(f"{tmp_path / 'x'}: the disk ") and not list(tmp_path.iterdir())
 

@@ -22,7 +22,7 @@ from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 
 from attn_reg_plugin.corpora.options import PrepareOptions
 from attn_reg_plugin.dictionaries import SPECIAL, UNKNOWN, read_dictionary, write_dictionary
-from attn_reg_plugin.files import read_bytes, read_lines, write_bytes
+from attn_reg_plugin.files import read_bytes, read_lines, whole_file
 from attn_reg_plugin.opus_mt import tokenization
 from attn_reg_plugin.opus_mt.tokenization import OpusMTTokenizer, Side
 
@@ -171,7 +171,8 @@ def train_model(lines: Iterable[str], path: Path, vocab_size: int, character_cov
         )
     except RuntimeError as error:
         raise ValueError(_explain(str(error), vocab_size)) from None
-    write_bytes(path, model.getvalue())
+    with whole_file(path) as unfinished:
+        unfinished.write_bytes(model.getvalue())
 
 
 def _explain(message: str, vocab_size: int) -> str:

@@ -6,9 +6,11 @@ import contextlib
 import io
 import json
 import logging
+import math
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from types import ModuleType
 from typing import Any
 
 from attn_reg_plugin.experiments.runs import Run
@@ -16,17 +18,14 @@ from attn_reg_plugin.experiments.runs import Run
 #: held while the process's streams are replaced: of two threads one would put back what the other has put in place
 _SILENT = threading.RLock()
 #: data and flags of a training -> its updates, which all seeds share
-_UPDATES: dict[tuple[str, str], int] = {}
+_UPDATES: dict[tuple[str, str, int | None], int] = {}
 
 
 def check_runs(runs: Iterable[Run]) -> None:
     """Try what is not done yet of some runs, once where they differ in the seed only.
 
-    Raises:
-        ValueError: a command cannot work; one sentence that says of which method, and why.
+    A ValueError says which method's command cannot work, and why.
     """
-    with _silence(io.StringIO()):  # fairseq opens the log as it is imported
-        from attn_reg_plugin.tasks.dry_run import parse_command, try_training
     tried: list[tuple[str, object]] = []
     for one in runs:
         key = (one.method, one.flags)
@@ -34,27 +33,41 @@ def check_runs(runs: Iterable[Run]) -> None:
             continue
         tried.append(key)
         if "training" not in one.result():
-            _tried(lambda one=one: try_training(one.train_command()), one.title)
-        for command, kind in one.further_commands() if one.measured else ():
-            _tried(lambda command=command, kind=kind: parse_command(command, kind), one.title)
+            _tried(lambda one=one: _dry_run().try_training(one.train_command()), one.title)
+        for command in one.further_commands() if one.measured else ():
+            _tried(lambda command=command: _dry_run().parse_command(command, "generation"), one.title)
 
 
-def updates_of(one: Run) -> int:
-    """Updates of a run's whole training in one process, of the batches that fairseq makes.
+def _dry_run() -> ModuleType:
+    from attn_reg_plugin.tasks import dry_run  # in silence: fairseq opens the log as it is imported
 
-    Raises:
-        ValueError: the command cannot work.
+    return dry_run
+
+
+def updates_of(one: Run, examples: int | None = None) -> int:
+    """Updates of a run's whole training in one process; a command that cannot work is refused.
+
+    Args:
+        examples: of the training set; None, as with `--max-tokens`: fairseq makes the batches.
     """
-    key = (one.settings["data"], json.dumps(one.flags, default=str))
+    key = (one.settings["data"], json.dumps(one.flags, default=str), examples)
     if key not in _UPDATES:
-        _UPDATES[key] = _counted(one)
+        _UPDATES[key] = _tried(lambda: _counted(one, examples), one.title)
     return _UPDATES[key]
 
 
-def _counted(one: Run) -> int:
-    with _silence(io.StringIO()):
-        from attn_reg_plugin.tasks.dry_run import count_updates
-    return _tried(lambda: count_updates(one.train_command()), one.title)
+def _counted(one: Run, examples: int | None) -> int:
+    from attn_reg_plugin.tasks.fairseq_settings import total_updates
+
+    args = _dry_run().parse_command(one.train_command(), "training")
+    if examples is None or (args.max_tokens and args.max_epoch):
+        return _dry_run().count_updates(one.train_command())
+    if not args.batch_size or args.batch_size < 0:
+        raise ValueError(f"--batch-size is {args.batch_size}, but must be at least 1")
+    found = total_updates(args, math.ceil(examples / args.batch_size))
+    if found is None:
+        raise ValueError("--max-epoch is 0, so give --max-update: the learning rate falls until the last update")
+    return found
 
 
 def _tried(function: Callable[[], Any], title: str) -> Any:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
+import os
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from attn_reg_plugin.configuration import refusing, setting
-from attn_reg_plugin.experiments.executing import carry_out, has_gpu, visible_gpus
-from attn_reg_plugin.experiments.flags import START, Flags, named, parsed
+from attn_reg_plugin.configuration import setting
+from attn_reg_plugin.experiments.data_folder import sha256_of
+from attn_reg_plugin.experiments.executing import carry_out, visible_gpus
+from attn_reg_plugin.experiments.flags import START, Flags, named, parsed, words_of
 from attn_reg_plugin.experiments.runs import Run
 from attn_reg_plugin.files import alone_in
 
@@ -22,40 +25,35 @@ if TYPE_CHECKING:
 RESULTS_LOCK = "results.lock"
 #: headings of settings in the help
 DATA, METHODS, TRAINING, RUNNING = "data", "methods", "training", "running"
+#: settings that become flags of fairseq-train of the same name
+_NAMED = ("train_examples", "train_fraction", "train_per_class", "held_out", "label_noise", "shortcut")
+_NAMED += ("shortcut_words", "shortcut_at_evaluation")
 #: flags of fairseq-train that settings decide -> which setting: given beside them, a run would not be what these say
-DECIDED = {
-    **{"train-examples": "train_examples", "train-fraction": "train_fraction", "train-per-class": "train_per_class"},
-    **{"held-out": "held_out", "label-noise": "label_noise", "shortcut": "shortcut"},
-    **{"shortcut-words": "shortcut_words", "shortcut-at-evaluation": "shortcut_at_evaluation"},
-    **{"train-sample-seed": "seeds", "seed": "seeds", "save-dir": "out"},
-}
+DECIDED = {name.replace("_", "-"): name for name in _NAMED}
+DECIDED |= {"train-sample-seed": "seeds", "seed": "seeds", "save-dir": "out"}
 #: those by which a metric chooses checkpoints
 CHOOSING = {"best-checkpoint-metric": "metric", "maximize-best-checkpoint-metric": "metric"}
-
-
-# -- the course of the learning rate ----------------------------------------------------------------------------------
-
-#: course -> the scheduler of fairseq, and its flag that takes the number of updates, if it ends with the last
+#: flags that name a file, whose content makes a run another one
+_FILES = (START, "restore-file", "scheduled-dropout-schedule")
+#: course of the learning rate -> the scheduler of fairseq, and its flag that takes the number of updates, if it ends
+#: with the last
 SCHEDULERS = {
     "linear": ("polynomial_decay", "total-num-update"),
     "fixed": ("fixed", ""),
     "cosine": ("cosine", "lr-period-updates"),
     "inverse_sqrt": ("inverse_sqrt", ""),
 }
-#: those that end with the last update
+#: courses that end with the last update
 TO_THE_END = tuple(name for name, (_, end) in SCHEDULERS.items() if end)
 
 
 def schedule_flags(course: str, warmup: int, updates: int | None) -> dict[str, Any]:
-    """The flags of a learning rate's course.
+    """The flags of a learning rate's course; a training that would end in the warm-up is refused.
 
     Args:
         course: of `SCHEDULERS`.
         warmup: updates with a rising rate.
         updates: of the whole training; None where they are not counted yet.
-
-    Raises:
-        ValueError: the training would end in the warm-up.
     """
     scheduler, end = SCHEDULERS[course]
     if updates is not None and end and warmup >= updates:
@@ -70,24 +68,16 @@ def schedule_flags(course: str, warmup: int, updates: int | None) -> dict[str, A
     return flags
 
 
-# -- settings ---------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """The settings that every comparison has; a subclass says what its runs are.
-
-    Raises:
-        Refused: a seed is negative or comes twice; an unknown method, or settings that it does not have.
-    """
+    """The settings that every comparison has; a subclass says what its runs are."""
 
     GROUP: ClassVar[str] = RUNNING
 
     out: Path = setting("folder of the runs; the same command goes on where an interrupted one ended", metavar="FOLDER")
     methods: Any = setting(
         "which, with commas, see --list-methods; several that act together as `ad_drop+r_drop`; in a file also a "
-        "mapping of each to its settings, `name: {p: 0.2, ...}`, the same method several times as `own_name: {like: "
-        "ad_drop, ...}`, more flags of fairseq-train as `flags`",
+        "mapping, `name: {p: 0.2}`, `own_name: {like: ad_drop, flags: --lr 1e-4}`",
         "plain,ad_drop",
         metavar="NAMES",
         group=METHODS,
@@ -100,14 +90,17 @@ class Comparison:
         repeated=True,
         group=METHODS,
     )
-    train_flags: str = setting(
-        "more flags of every fairseq-train, in one text; or behind --", "", rest=True, group=TRAINING
+    train_flags: str = setting("more flags of every fairseq-train; or behind --", "", rest=True, group=TRAINING)
+    train_examples: int = setting(
+        "train on so many only, the same for every seed; 0: on all", 0, within="[0, inf)", group=DATA
+    )
+    train_fraction: float = setting(
+        "train on this share only, drawn anew for every seed", 1.0, within="(0, 1]", group=DATA
     )
     jobs: int = setting(
-        "trainings at a time; above 1 each of them has one thread, and a GPU of its own as long as there are enough",
+        "trainings at a time; above 1 each of them has one thread, and its own GPU if there are enough",
         1,
         within="[1, inf)",
-        metavar="N",
     )
     cpu: bool = setting("use the CPU even if there is a GPU", False)
 
@@ -116,26 +109,31 @@ class Comparison:
 
     def __post_init__(self) -> None:
         """Check the seeds and the methods."""
-        with refusing("seeds"):
-            if not self.seeds or min(self.seeds) < 0 or len(set(self.seeds)) != len(self.seeds):
-                given = ",".join(map(str, self.seeds))
-                raise ValueError(f"--seeds wants distinct whole numbers with commas, given {given!r}")
-        with refusing("methods"):
-            self.selected(overridden=False)
-        with refusing("method_flags"):
-            for method in self.selected():
-                self._refuse_decided(method.name, set(method.flags) & method.asked)
-        with refusing("train_flags"):
-            self._refuse_decided("--train-flags", self.own_flags)
+        if not self.seeds or min(self.seeds) < 0 or len(set(self.seeds)) != len(self.seeds):
+            given = ",".join(map(str, self.seeds))
+            raise ValueError(f"--seeds wants distinct whole numbers with commas, given {given!r}")
+        for method in self.selected():
+            self._refuse_decided(f"--method-flags: {method.name}", set(method.flags) & method.asked)
+        self._refuse_decided("--train-flags", self.own_flags, {"attn-reg": "methods"})
+        user_dir = self.own_flags.get("user-dir")
+        if user_dir is not None and not os.path.isdir(str(user_dir)):
+            raise ValueError(f"--train-flags: --user-dir is {user_dir}, but there is no such folder")
+        self.sampling(1)
 
-    def _refuse_decided(self, where: str, flags: Any) -> None:
+    def _refuse_decided(self, where: str, flags: Any, more: Mapping[str, str] = MappingProxyType({})) -> None:
+        decided = {**self.decided, **more}
         for flag in flags:
-            if flag in self.decided:
-                name, dashed = self.decided[flag], flag if flag.startswith("-") else f"--{flag}"
+            if flag in decided:
+                name, dashed = decided[flag], flag if flag.startswith("-") else f"--{flag}"
                 decides = f"the setting {name} decides; give that" if name else "the command decides; leave it out"
                 raise ValueError(f"{where} has {dashed}, which {decides}")
 
-    # -- what a subclass implements -----------------------------------------------------------------------------------
+    def check_part(self, there: int) -> None:
+        """Refuse a part of so many training examples that is more than all of them, or none; 0: they are not known."""
+        if self.train_examples > there > 0:
+            raise ValueError(f"--train-examples is {self.train_examples}, but there are {there} training examples")
+        if there and not round(self.train_fraction * there):
+            raise ValueError(f"--train-fraction {self.train_fraction:g} of {there} training examples is none")
 
     @property
     def decided(self) -> Mapping[str, str]:
@@ -146,39 +144,22 @@ class Comparison:
         """The runs, see `each`."""
         raise NotImplementedError
 
-    @property
-    def longest(self) -> int:
-        """Epochs of a run, at most."""
-        raise NotImplementedError
-
     def notes(self, runs: Sequence[Run]) -> list[str]:
         """The lines below the table of the finished runs, which say how they were made."""
         raise NotImplementedError
 
-    def summary(self, one: Run) -> str:
-        """The line about a finished run: its scores, and what tells nothing."""
-        said = [
-            f"{metric} {value:.2f}" + ("" if subset in ("valid", "test") else f" {subset}")
-            for subset, scores in one.scores.items()
-            for metric, value in scores.items()
-        ]
-        same = [f"the same output for every example of {subset}" for subset in one.result().get("constant", ())]
-        return ", ".join([*said, *same])
+    def sampling(self, seed: int) -> Sampling:
+        """The part of the training set that a run has; more than one part asked for is refused."""
+        from attn_reg_plugin.labelled import Sampling
 
-    # -- what it gets -------------------------------------------------------------------------------------------------
+        return Sampling(self.train_examples, self.train_fraction, seed=seed if self.train_fraction < 1 else 1)
 
     def carry_out(self) -> int:
-        """Do all runs, write the table into `out` and print it: 0, or 130 when interrupted from the keyboard.
-
-        Raises:
-            ValueError: bad input or a failed run, in one sentence.
-            FileNotFoundError: data that is missing.
-        """
+        """Do all runs, write the table into `out` and print it: 0, or 130 when interrupted from the keyboard."""
         from rich.console import Console
 
         runs, console = self.plan(self.selected()), Console()
-        gpus = [] if self.cpu or self.jobs == 1 or not has_gpu() else visible_gpus()
-        if not carry_out(runs, console, self.longest, self.summary, self.jobs, gpus):
+        if not carry_out(runs, console, self.epochs, _summary, self.jobs, self._gpus):
             return 130
         from attn_reg_plugin.experiments.report.table import publish  # pandas
 
@@ -186,15 +167,11 @@ class Comparison:
             publish(self.out, runs, self.notes(runs), console)
         return 0
 
-    def selected(self, overridden: bool = True) -> list[Method]:
-        """The methods, with their settings and flags.
-
-        Raises:
-            ValueError: see `select_methods`.
-        """
+    def selected(self) -> list[Method]:
+        """The methods, with their settings and flags; see `select_methods` for what is refused."""
         from attn_reg_plugin.experiments.methods import known_methods, select_methods
 
-        return select_methods(self.methods, self.method_flags if overridden else (), known_methods(self.without))
+        return select_methods(self.methods, self.method_flags, known_methods(self.without))
 
     def each(self, methods: Sequence[Method], settings: Callable[[Method, int], Mapping[str, Any]], kind: type) -> list:
         """The runs, seed by seed, so that the first seed of all methods is done first.
@@ -203,13 +180,13 @@ class Comparison:
             settings: of a method and a seed, without what names them.
             kind: of runs, a subclass of `Run`.
         """
-        threads = 1 if self.jobs > 1 else None
         runs = []
         for seed in self.seeds:
             for one in methods:
-                about = {"method": one.name, "title": one.title, "seed": seed}
+                about = {"method": one.name, "title": one.title, "seed": seed, **settings(one, seed)}
+                about["files"] = {**about.get("files", {}), **digests_of_files(about["flags"])}
                 folder = self.out / f"{one.name}-seed{seed}"
-                runs.append(kind(folder, {**about, **settings(one, seed)}, threads=threads))
+                runs.append(kind(folder, about, threads=1 if self.jobs > 1 else None))
         return runs
 
     @property
@@ -218,46 +195,32 @@ class Comparison:
         return parsed("--train-flags", self.train_flags)
 
     @property
-    def device_flags(self) -> dict[str, Any]:
-        """The flags that keep fairseq off the GPU, where it should stay off or does not exist."""
-        return named(cpu=True, num_workers=0) if self.cpu or not has_gpu() else {}
+    def _gpus(self) -> list[str]:
+        return [] if self.cpu else visible_gpus()
 
+    def device_flags(self, alone: bool = False) -> dict[str, Any]:
+        """The flags that keep fairseq off the GPU, where it should stay off or there is none; or `alone`, on one.
 
-@dataclass(frozen=True, kw_only=True)
-class TrainingPart:
-    """The settings that say which part of the training set is trained on."""
-
-    GROUP: ClassVar[str] = DATA
-
-    train_examples: int = setting(
-        "train on N only, drawn at random, the same for every seed; 0: on all", 0, within="[0, inf)", metavar="N"
-    )
-    train_fraction: float = setting(
-        "train on this share only, drawn anew for every seed, in (0, 1]", 1.0, within="(0, 1]"
-    )
-
-    def sampling(self, seed: int) -> Sampling:
-        """The part of the training set that a run has.
-
-        Raises:
-            ValueError: more than one part is asked for.
+        They are settings of a run, so that a run begun on all GPUs isn't continued on one with other batches.
         """
-        from attn_reg_plugin.labelled import Sampling
+        flags = {} if self._gpus else {"cpu": True, "num-workers": 0}
+        return {**flags, "distributed-world-size": 1} if alone and len(self._gpus) > 1 else flags
 
-        return Sampling(self.train_examples, self.train_fraction, seed=seed if self.train_fraction < 1 else 1)
+    def part_notes(self, one: Run) -> list[str]:
+        """The line about the training examples below a table; none where all are trained on, as they are."""
+        part = {name: value for name, value in one.flags.items() if name in DECIDED}
+        return [f"training examples: {shlex.join(words_of(part))}"] if part else []
 
-    def part_notes(self, there: int | None = None) -> list[str]:
-        """The line about the training set below a table; none where all is trained on.
 
-        Args:
-            there: examples that the training set has, where that is known.
-        """
-        if there is not None and 0 < there <= self.train_examples:
-            return [f"trained on all {there} examples; {self.train_examples} were asked for"]
-        if self.train_examples:
-            return [f"trained on {self.train_examples} examples, drawn at random"]
-        share = f"trained on {self.train_fraction:g} of the examples, drawn at random, anew for every seed"
-        return [share] if self.train_fraction < 1 else []
+def _summary(one: Run) -> str:
+    """The line about a finished run: its scores, and what tells nothing."""
+    said = [
+        f"{metric} {value:.2f}" + ("" if subset in ("valid", "test") else f" {subset}")
+        for subset, scores in one.scores.items()
+        for metric, value in scores.items()
+    ]
+    same = [f"the same output for every example of {subset}" for subset in one.result().get("constant", ())]
+    return ", ".join([*said, *same])
 
 
 def sampling_flags(sampling: Sampling) -> dict[str, Any]:
@@ -272,19 +235,6 @@ def sampling_flags(sampling: Sampling) -> dict[str, Any]:
 
 
 def digests_of_files(flags: Flags) -> dict[str, str]:
-    """What the files hold that flags name, by the flag; nothing of those that are not there or cannot be read.
-
-    Of a schedule of scheduled dropout the entries, of others a digest.
-    """
-    from attn_reg_plugin.experiments.data_folder import sha256_of
-    from attn_reg_plugin.regularizers.scheduled_dropout import Schedule, file_of
-
-    found = {}
-    for name in (START, "restore-file"):
-        if name in flags and Path(flags[name]).is_file():
-            found[name] = sha256_of(Path(flags[name]))[:16]
-    schedule = str(flags.get("scheduled-dropout-schedule", ""))
-    if file_of(schedule) and "scheduled_dropout" in str(flags.get("attn-reg", "")).split("+"):
-        with contextlib.suppress(ValueError):  # the command says what is wrong with it
-            found["scheduled-dropout-schedule"] = "; ".join(Schedule.read(schedule).to_yaml().splitlines())
-    return found
+    """Digests of the files that flags name, by the flag."""
+    files = {name: str(flags[name]) for name in _FILES if os.path.isfile(str(flags.get(name, "")))}
+    return {name: sha256_of(Path(file))[:16] for name, file in files.items()}

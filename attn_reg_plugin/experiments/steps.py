@@ -3,13 +3,11 @@
 Values above the sections are what these refer to by `${name}`. Flags change both: `--pair en-ro` a value of that name,
 `--lr 0.001` the setting of every step that has it.
 
-With `each` the steps are carried out for each combination of values:
+With `each` the steps are carried out for each combination of values, in a section for that section alone:
 
     each: {task: [rte, cola], model: [bert-base-uncased, roberta-base]}
     out: runs/${task}-${model}
     finetune: {task: "${task}", model: "${model}", out: "${out}", data: hub}
-
-are four comparisons. In a section `each` holds for that section alone.
 """
 
 from __future__ import annotations
@@ -18,6 +16,7 @@ import argparse
 import dataclasses
 import importlib
 import itertools
+import math
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,22 +28,21 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from attn_reg_plugin.configuration import (
+    EACH,
+    SCRIPT,
     add_flags,
-    check_values,
     flag_of,
     flagged,
     load,
     read,
-    refers_to,
-    refused,
+    resolved,
     said_of,
+    sections_of,
     values_of,
-    with_rest,
 )
 from attn_reg_plugin.experiments.executing import RunError
 from attn_reg_plugin.experiments.flags import words_of
 
-EACH, SCRIPT = "each", "script "
 #: section -> (module, the dataclass of its settings, the function or the method that carries them out)
 STEPS: dict[str, tuple[str, str, str]] = {
     "convert opus-mt": ("attn_reg_plugin.experiments.opus_mt_start", "OpusMTStart", "convert_once"),
@@ -55,19 +53,19 @@ STEPS: dict[str, tuple[str, str, str]] = {
     "finetune": ("attn_reg_plugin.experiments.fine_tuning", "FineTuning", ".carry_out"),
     "sweep": ("attn_reg_plugin.experiments.sweep.settings", "Sweep", ".carry_out"),
 }
+#: of the values in `each`
+MOST_COMBINATIONS = 1_000
 #: a section's settings -> those of a command, and what to call with them
 Command = Callable[[dict[str, Any]], tuple[Any, Callable[[Any], int]]]
 
 
 @dataclass
 class Step:
-    """A step, checked and not yet carried out.
+    """A section of a file, checked and not yet carried out.
 
     Attributes:
-        section: of the file.
         settings: a dataclass; of a command its arguments, of a script its words.
         function: carries out the settings.
-        path: of the file.
         values: of the names in `each`, in this combination.
     """
 
@@ -93,14 +91,14 @@ def plan(path: Path, words: Sequence[str], commands: Mapping[str, Command] = Map
         commands: further steps, by the names of their sections.
 
     Raises:
-        ValueError: a setting that no step has, a value that isn't allowed, or that is missing; two combinations of
-            `each` with one folder.
+        ValueError: what `read` refuses, or two combinations of `each` with one folder.
         SystemExit: an unknown flag, or help was asked for.
     """
     content = load(path)
-    sections = [str(name) for name in content if name in STEPS or name in commands or str(name).startswith(SCRIPT)]
-    settings = {name: _settings_of(name) for name in sections if name in STEPS}
-    _check_sections(path, content, sections, settings, commands)
+    settings = {
+        name: getattr(importlib.import_module(STEPS[name][0]), STEPS[name][1]) for name in content if name in STEPS
+    }
+    sections = sections_of(content, path, [name for one in settings.values() for name in flagged(one)])
     place = list(words).index("--") if "--" in words else len(words)
     given, rest = _flags(path, content, settings, words[:place]), words[place + 1 :]
     if rest and not any(entry.metadata["rest"] for one in settings.values() for entry in dataclasses.fields(one)):
@@ -115,27 +113,15 @@ def plan(path: Path, words: Sequence[str], commands: Mapping[str, Command] = Map
         own = {name: value for name, value in given.items() if name not in one}
         for name in sections:
             for part, more in _of_section(one, name, path):
-                steps.append(_step(path, part, name, settings.get(name), own, rest, commands))
-                steps[-1].values = {**values, **more}
+                if name in settings:
+                    fields = {entry.name for entry in dataclasses.fields(settings[name])}
+                    of_step = {key: own[key] for key in fields & set(own)}
+                    step = name, read(settings[name], part, name, of_step, path, rest), _function(name, settings[name])
+                else:
+                    step = name, *_command(path, part, name, commands)
+                steps.append(Step(*step, path, {**values, **more}))
     _check_folders(path, steps)
     return steps
-
-
-def _check_sections(
-    path: Path, content: DictConfig, sections: list[str], settings: Mapping[str, type], commands: Mapping[str, Command]
-) -> None:
-    """Refuse a file without steps, sections that are none, and what would do nothing above them."""
-    known = ", ".join([*STEPS, *commands, f"{SCRIPT}FILE.py"])
-    if not sections:
-        raise ValueError(f"{path} has no step; the steps are: {known}")
-    text = OmegaConf.to_yaml(content)
-    above = [str(name) for name in content if name not in (*sections, EACH)]
-    if unknown := [name for name in above if not (name in values_of(content) or refers_to(text, name))]:
-        raise ValueError(f"{path}: unknown step {unknown[0]!r}; the steps are: {known}")
-    flags = {name for one in settings.values() for name in flagged(one)}
-    check_values(
-        OmegaConf.masked_copy(content, [name for name in above if name not in values_of(content)]), path, flags
-    )
 
 
 def _flags(path: Path, content: DictConfig, settings: Mapping[str, type], words: Sequence[str]) -> dict[str, Any]:
@@ -143,51 +129,30 @@ def _flags(path: Path, content: DictConfig, settings: Mapping[str, type], words:
     usage = f"attn-reg run {path} [--SETTING VALUE ...] [-- flags of fairseq-train]"
     parser = argparse.ArgumentParser(prog=f"attn-reg run {path}", usage=usage, allow_abbrev=False)
     file = parser.add_argument_group("the file")
-    for name in _names_of(content, path):
-        text = "carried out for each of these; a value of the file's, or several with commas"
+    helped = dict.fromkeys(_names_of(content, path), "carried out for each of these; one, or several with commas")
+    for name, text in {**helped, **dict.fromkeys(values_of(content), "a value of the file")}.items():
         file.add_argument(flag_of(name), dest=name, default=argparse.SUPPRESS, help=text)
-    for name in values_of(content):
-        file.add_argument(flag_of(name), dest=name, default=argparse.SUPPRESS, help="a value of the file")
     for one in settings.values():
         add_flags(parser, one)
     return vars(parser.parse_args(words))
 
 
-def _settings_of(section: str) -> type:
-    module, name, _ = STEPS[section]
-    return getattr(importlib.import_module(module), name)
+def _function(section: str, settings: type) -> Callable[[Any], Any]:
+    module, _, function = STEPS[section]
+    return getattr(
+        settings if function.startswith(".") else importlib.import_module(module), function.removeprefix(".")
+    )
 
 
-def _step(
-    path: Path,
-    content: DictConfig,
-    name: str,
-    settings: type | None,
-    given: Mapping[str, Any],
-    rest: Sequence[str],
-    commands: Mapping[str, Command],
-) -> Step:
-    """The step of a section.
-
-    Args:
-        given: values of flags, of settings.
-        rest: flags of fairseq-train.
-    """
-    if settings is not None:
-        fields = {entry.name for entry in dataclasses.fields(settings)}
-        found = read(settings, content, name, {key: given[key] for key in fields & set(given)}, path)
-        module, _, function = STEPS[name]
-        owner = settings if function.startswith(".") else importlib.import_module(module)
-        return Step(name, with_rest(found, rest), getattr(owner, function.removeprefix(".")), path)
+def _command(path: Path, content: DictConfig, name: str, commands: Mapping[str, Command]) -> tuple[Any, Any]:
+    """The settings of a step that is a command or a script, and what carries them out."""
     part = content[name]
     if not isinstance(part, DictConfig):
         raise ValueError(f"{path}: {name} is {part!r}, but must be a mapping of settings")
-    with refused(path):
-        values = OmegaConf.to_container(part, resolve=True)
+    # YAML reads a bare `on` as true
+    values = {"on" if key == "True" else key: value for key, value in resolved(part, path).items()}
     with said_of(path, but=RunError):
-        # YAML reads a bare `on` as true
-        named = {"on" if key is True else str(key): value for key, value in values.items()}
-        return Step(name, *(commands[name](named) if name in commands else _script(path, name, named)), path)
+        return commands[name](values) if name in commands else _script(path, name, values)
 
 
 def _script(path: Path, section: str, settings: Mapping[str, Any]) -> tuple[list[str], Callable[[Any], int]]:
@@ -221,23 +186,21 @@ def _combinations(
     """
     names = _names_of(content, path)
     names |= {name: [word.strip() for word in given[name].split(",")] for name in names if name in given}
+    if (count := math.prod(map(len, names.values()))) > MOST_COMBINATIONS:
+        raise ValueError(f"{path}: each has {count:,} combinations, but at most {MOST_COMBINATIONS:,} are possible")
     for values in itertools.product(*names.values()):
-        one, chosen = content.copy(), dict(zip(names, values, strict=True))
-        one.pop(EACH, None)
-        for name, value in chosen.items():
-            one[name] = value
+        chosen = dict(zip(names, values, strict=True))
+        one = OmegaConf.masked_copy(content, [name for name in content if name != EACH])
+        one.update(chosen)
         yield one, chosen
 
 
 def _of_section(content: DictConfig, section: str, path: Path) -> Iterator[tuple[DictConfig, dict[str, Any]]]:
     """The content once for each combination of a section's own `each`, in which the section has none."""
-    part = content.get(section)
-    if not isinstance(part, DictConfig) or EACH not in part:
-        yield content, {}
-        return
-    outer = content.copy()
-    outer[EACH] = part[EACH]
-    outer[section].pop(EACH)
+    outer, part = content.copy(), content[section]
+    if isinstance(part, DictConfig) and EACH in part:
+        outer[EACH] = part[EACH]
+        outer[section].pop(EACH)
     yield from _combinations(outer, path)
 
 
@@ -248,8 +211,6 @@ def _check_folders(path: Path, steps: Sequence[Step]) -> None:
         if step.section in STEPS and STEPS[step.section][2] == ".carry_out":
             there = given.setdefault((step.section, step.settings.out), step)
             if step.settings != there.settings:
-                missing = " and ".join(
-                    f"${{{name}}}" for name, value in step.values.items() if value != there.values[name]
-                )
+                missing = [f"${{{name}}}" for name, value in step.values.items() if value != there.values[name]]
                 said = f"{path}: combinations of each have one folder for {step.section}, {step.settings.out}"
-                raise ValueError(f"{said}; put {missing} into out")
+                raise ValueError(f"{said}; put {' and '.join(missing)} into out")

@@ -1,7 +1,4 @@
-"""A trained encoder out of a run's folder: its model, its tokenizer and what its labels mean.
-
-Nothing of the training is needed but the checkpoint and the folder `encoder` beside it, which has the tokenizer.
-"""
+"""A trained encoder, from a run's checkpoint and the folder `encoder` beside it, which has the tokenizer."""
 
 from __future__ import annotations
 
@@ -27,12 +24,10 @@ from attn_reg_plugin.tasks.labelled_task import ENCODER, KINDS_OF_TASKS, describ
 
 @dataclass
 class Trained:
-    """A trained encoder.
+    """A trained encoder, with its task and label set.
 
     Attributes:
         model: transformers' model with its head inside the fairseq one, in evaluation mode.
-        tokenizer: its own.
-        labelled: the task, with the label set.
         longest: tokens an input may have.
         checkpoint: the file it comes from.
         corruption: of its training examples, and of those that its training evaluated on.
@@ -53,8 +48,7 @@ class Trained:
     def logits(self, rows: Sequence[Encoded], batch_size: int = 32) -> list[Tensor]:
         """The logits of every row, fp32 on the CPU, in the order of the rows.
 
-        Returns:
-            (number of labels) each, (1) of a regression, (choices), or (T, number of labels) with T the row's length.
+        Each is (number of labels), (1) of a regression, (choices), or (T, number of labels) with T the row's length.
         """
         dataset = LabelledDataset(rows, self.labelled.kind, self.tokenizer)
         order, found = dataset.ordered_indices(), [torch.empty(0)] * len(rows)
@@ -68,15 +62,10 @@ class Trained:
 
 
 def load_trained(run: Path, cpu: bool = True) -> Trained:
-    """The trained encoder of a run.
+    """The trained encoder of a run: a folder or a checkpoint, refused where it is damaged or of something else.
 
     Args:
-        run: a folder or a checkpoint.
         cpu: stay on the CPU; else the model goes to the GPU if there is one.
-
-    Raises:
-        FileNotFoundError: no checkpoint, or no folder `encoder` beside it.
-        ValueError: a damaged checkpoint, or one of something else.
     """
     path = find_checkpoint(run)
     state = load_checkpoint(path)
@@ -87,7 +76,9 @@ def load_trained(run: Path, cpu: bool = True) -> Trained:
     if not folder.is_dir():
         raise FileNotFoundError(f"{path.parent} has no folder {ENCODER}, in which the training left the tokenizer")
     config, task = config_from_json(settings.hf_config), _settings(state, "task")
-    labelled = _labelled(task, config)
+    labelled = described_task(task, KINDS_OF_TASKS[task._name])
+    if labelled.labels is None:  # they came from the training file
+        labelled = dataclasses.replace(labelled, labels=tuple(config.id2label[i] for i in range(config.num_labels)))
     model = HFEncoderModel(build_head(config, labelled.kind), autocast_dtype(settings))
     model.load_state_dict(state["model"])
     tokenizer = load_tokenizer(str(folder), labelled)
@@ -100,11 +91,3 @@ def _settings(state: dict[str, Any], part: str) -> Any:
     """A part of the configuration in a checkpoint, which is a mapping or a namespace."""
     settings = (state.get("cfg") or {}).get(part)
     return SimpleNamespace(**settings) if isinstance(settings, dict) else settings
-
-
-def _labelled(task: Any, config: Any) -> LabelledTask:
-    """The task that a training was for; labels that came from its training file are in the model's configuration."""
-    labelled = described_task(task, KINDS_OF_TASKS[task._name])
-    if labelled.labels is None:
-        labelled = dataclasses.replace(labelled, labels=tuple(config.id2label[i] for i in range(config.num_labels)))
-    return labelled

@@ -1,10 +1,11 @@
-"""What fairseq-train says about a run: its json log, and the training time kept in its checkpoints."""
+"""The json log of fairseq-train, and the training time in its checkpoints."""
 
 from __future__ import annotations
 
 import json
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,17 +35,18 @@ def finite(value: object) -> float | None:
 
 @dataclass
 class TrainingLog:
-    """The figures of a run. Lines may come twice (a resumed run repeats some): the last one holds."""
+    """The figures of a run; of lines that come twice, as in the log of a resumed run, the last one holds.
 
-    #: epoch -> seconds spent in updates, which fairseq rounds to whole seconds
-    train_wall: dict[int, float] = field(default_factory=dict)
-    #: (epoch, number of updates) -> the figures of a validation, without their prefix
-    validations: dict[tuple[int, int], dict[str, float]] = field(default_factory=dict)
-    #: epoch -> the figures of its training, without their prefix
+    Attributes:
+        trainings: epoch -> the figures of its training, without their prefix.
+        validations: (epoch, number of updates) -> the figures of a validation, without their prefix.
+        position: how far the run is, in epochs.
+        ended: whether the training said that it is done, and none went on after that.
+    """
+
     trainings: dict[int, dict[str, float]] = field(default_factory=dict)
-    #: how far the run is, in epochs
+    validations: dict[tuple[int, int], dict[str, float]] = field(default_factory=dict)
     position: float = 0.0
-    #: whether the training said that it is done, and none went on after that
     ended: bool = False
 
     def add(self, line: str) -> None:
@@ -62,7 +64,6 @@ class TrainingLog:
             figures = _figures(record, "valid_")
             self.validations[epoch, int(figures["num_updates"])] = figures
         elif "train_train_wall" in record:
-            self.train_wall[epoch] = _number(record["train_train_wall"]) or 0.0
             self.trainings[epoch] = _figures(record, "train_")
             self.position = float(epoch)
         elif "update" in record:
@@ -70,42 +71,38 @@ class TrainingLog:
 
     def over(self, epoch: int) -> bool:
         """Whether an epoch has ended; until then further validations of it may come."""
-        return self.ended or epoch in self.train_wall or epoch < max(self.validations, default=(0, 0))[0]
+        return self.ended or epoch in self.trainings or epoch < max(self.validations, default=(0, 0))[0]
 
     def history(self) -> pandas.DataFrame:
-        """The figures as a table of pandas, a row per epoch: `train_NAME`, `valid_NAME` of its last validation."""
+        """The figures as a table, a row per epoch: `train_NAME`, `valid_NAME` of its last validation."""
         import pandas
 
         rows: dict[int, dict[str, float]] = {}
-        for epoch, figures in self.trainings.items():
-            rows.setdefault(epoch, {}).update({f"train_{name}": value for name, value in figures.items()})
-        for (epoch, _), figures in sorted(self.validations.items()):
-            rows.setdefault(epoch, {}).update({f"valid_{name}": value for name, value in figures.items()})
+        of_epochs = [("train", epoch, figures) for epoch, figures in self.trainings.items()]
+        of_epochs += [("valid", epoch, figures) for (epoch, _), figures in sorted(self.validations.items())]
+        for prefix, epoch, figures in of_epochs:
+            rows.setdefault(epoch, {}).update({f"{prefix}_{name}": value for name, value in figures.items()})
         return pandas.DataFrame.from_dict(rows, orient="index").rename_axis("epoch").sort_index()
 
     def best_validation(self) -> tuple[str, float]:
-        """The name and the value of the lowest validation loss.
+        """The name and the value of the lowest validation loss; a ValueError where there is none.
 
-        The loss is `nll_loss` (bits per target piece, without label smoothing) where the criterion logs
-        it, else `loss`. Raises ValueError when the log holds no finite validation loss.
+        The loss is `nll_loss` (bits per target piece, without label smoothing) where it is logged, else `loss`.
         """
         for name in ("nll_loss", "loss"):
             values = [figures.get(name, math.nan) for figures in self.validations.values()]
-            if finite := [value for value in values if math.isfinite(value)]:
-                return name, min(finite)
+            if values := [value for value in values if math.isfinite(value)]:
+                return name, min(values)
         raise ValueError("the training log holds no validation loss")
 
     def chosen(self, name: str, maximize: bool, best: Path | None = None) -> tuple[int, dict[str, float]]:
         """The epoch and the figures of the best validation, the later of equals: fairseq's best checkpoint.
 
         Args:
-            name: the figure that checkpoints are chosen by.
+            name: the figure that checkpoints are chosen by; a ValueError where no validation has it.
             maximize: whether higher is better.
             best: the best checkpoint. A validation that was followed by no saving, as of `--validate-interval-updates`
                 or before `--save-interval`, may be better than its own; None, or not there: no validation was.
-
-        Raises:
-            ValueError: no validation has it.
         """
         sign = 1 if maximize else -1
         found = [
@@ -115,7 +112,7 @@ class TrainingLog:
         ]
         if not found:
             raise ValueError(f"the training log holds no validation with {json.dumps(name)}")
-        updates = _updates_of(best) if best else None
+        updates = _in_checkpoint(best, lambda state: state["optimizer_history"][-1]["num_updates"]) if best else None
         saved = [entry for entry in found if entry[1][1] == updates]
         _, (epoch, _), figures = max(saved or found, key=lambda entry: entry[:2])
         return epoch, figures
@@ -132,44 +129,36 @@ def read_log(path: Path) -> TrainingLog:
 def seconds_per_epoch(log: TrainingLog, checkpoint: Path) -> float | None:
     """Seconds an epoch spends in updates, without validation and saving; None when unknown.
 
-    The log rounds each epoch to whole seconds, too coarse for small runs. The checkpoint keeps the sum
-    unrounded and over interruptions, so it is asked first.
+    The log rounds each epoch to whole seconds. The checkpoint keeps the sum unrounded and over interruptions, so it is
+    asked first.
     """
-    if not log.train_wall:
+    if not log.trainings:
         return None
-    total = _exact_train_wall(checkpoint)
+    total = _in_checkpoint(checkpoint, _train_wall)
     if total is None:
-        total = sum(log.train_wall.values())
-    return total / len(log.train_wall)
+        total = sum(figures.get("train_wall", 0.0) for figures in log.trainings.values())
+    return total / len(log.trainings)
 
 
-def _exact_train_wall(checkpoint: Path) -> float | None:
+def _train_wall(state: Any) -> float:
+    meters = state["extra_state"]["metrics"]["default"]
+    return next(kept["sum"] for _, name, _, kept in meters if name == "train_wall")
+
+
+def _in_checkpoint(path: Path, find: Callable[[Any], float]) -> float | None:
+    """A number in a checkpoint; None where that has none or cannot be read."""
     from attn_reg_plugin.checkpoints import load_weights  # torch
 
     try:
-        meters = load_weights(checkpoint, mmap=True)["extra_state"]["metrics"]["default"]
-        return float(next(kept["sum"] for _, name, _, kept in meters if name == "train_wall"))
-    except (KeyError, TypeError, ValueError, StopIteration):
-        return None
-
-
-def _updates_of(checkpoint: Path) -> int | None:
-    """After how many updates a checkpoint was made; None when unknown."""
-    from attn_reg_plugin.checkpoints import load_weights  # torch
-
-    try:
-        return int(load_weights(checkpoint, mmap=True)["optimizer_history"][-1]["num_updates"])
-    except (KeyError, TypeError, ValueError, IndexError):
+        return float(find(load_weights(path, mmap=True)))
+    except (KeyError, TypeError, ValueError, IndexError, StopIteration):
         return None
 
 
 def _figures(record: dict[str, object], prefix: str) -> dict[str, float]:
     """The numbers in a record whose names begin so, without the prefix."""
-    return {
-        name.removeprefix(prefix): number
-        for name, value in record.items()
-        if name.startswith(prefix) and (number := _number(value)) is not None
-    }
+    numbers = {name: _number(value) for name, value in record.items() if name.startswith(prefix)}
+    return {name.removeprefix(prefix): number for name, number in numbers.items() if number is not None}
 
 
 def _number(value: object) -> float | None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from attn_reg_plugin.configuration import refusing, setting
+from attn_reg_plugin.configuration import setting
 from attn_reg_plugin.experiments.checks import updates_of
 from attn_reg_plugin.experiments.comparison import (
     CHOOSING,
@@ -23,16 +23,13 @@ from attn_reg_plugin.experiments.comparison import (
     TO_THE_END,
     TRAINING,
     Comparison,
-    TrainingPart,
-    digests_of_files,
     sampling_flags,
     schedule_flags,
 )
 from attn_reg_plugin.experiments.data_folder import DataFolder, raw_lines, refuse_split
-from attn_reg_plugin.experiments.executing import visible_gpus
 from attn_reg_plugin.experiments.flags import START, UNTUNED, named, parsed, words_of
 from attn_reg_plugin.experiments.runs import TRANSLATION, USER_DIR, Run
-from attn_reg_plugin.files import read_json, write_text
+from attn_reg_plugin.files import write_text
 
 if TYPE_CHECKING:
     from attn_reg_plugin.experiments.methods import Method
@@ -44,12 +41,8 @@ _HYPOTHESIS = re.compile(r"D-(\d+)\t[^\t]*\t(.*)", re.DOTALL)
 
 
 @dataclass(frozen=True, kw_only=True)
-class TranslationComparison(TrainingPart, Comparison):
-    """The settings of `attn-reg compare`: a Transformer base by default.
-
-    Raises:
-        Refused: the heads do not divide the embedding, or see `Comparison`.
-    """
+class TranslationComparison(Comparison):
+    """The settings of `attn-reg compare`: a Transformer base by default."""
 
     GROUP: ClassVar[str] = TRAINING
     EXAMPLES: ClassVar[tuple[str, ...]] = (
@@ -59,37 +52,28 @@ class TranslationComparison(TrainingPart, Comparison):
 
     data: Path = setting("folder made by `attn-reg prepare`", metavar="DATA", positional=True)
     opus_mt: Path | None = setting(
-        "start from an OPUS-MT model: the folder of `attn-reg convert opus-mt`, with which DATA was prepared too; it "
-        "sets the model's sizes, and how pieces become text",
-        None,
-        metavar="DIR",
-        group="data",
+        "start from this folder of `attn-reg convert opus-mt`, with which DATA was prepared too", None, group="data"
     )
     arch: str = setting("fairseq architecture; the sizes below override its own", "transformer")
     layers: int = setting("layers of the encoder and of the decoder", 6, within="[1, inf)")
     embed_dim: int = setting("width of the model", 512, within="[1, inf)")
     ffn_dim: int = setting("width of the feed-forward layers", 2048, within="[1, inf)")
     heads: int = setting("attention heads", 8, within="[1, inf)")
-    dropout: float = setting("residual dropout, in [0, 1)", 0.3, within="[0, 1)")
+    dropout: float = setting("residual dropout", 0.3, within="[0, 1)")
     max_tokens: int = setting("tokens in a batch", 4096, within="[1, inf)")
     batch_size: int = setting("sentences in a batch, at most; 0: as many as --max-tokens allows", 0, within="[0, inf)")
     update_freq: int = setting("batches in an update", 1, within="[1, inf)")
     epochs: int = setting("epochs of training", 30, within="[1, inf)")
     lr: float = setting("peak learning rate of Adam", 5e-4, within="(0, inf)")
     lr_scheduler: str = setting(
-        f"course of the learning rate after the warm-up; {' and '.join(TO_THE_END)} end with the last update",
-        "inverse_sqrt",
-        choices=tuple(SCHEDULERS),
+        "course of the learning rate after the warm-up", "inverse_sqrt", choices=tuple(SCHEDULERS)
     )
     warmup: int = setting("updates of warm-up", 4000, within="[0, inf)")
     weight_decay: float = setting("weight decay", 1e-4, within="[0, inf)")
     clip_norm: float = setting("clip gradients at this norm; 0 is off", 0.0, within="[0, inf)")
-    label_smoothing: float = setting("label smoothing, in [0, 1)", 0.1, within="[0, 1)")
+    label_smoothing: float = setting("label smoothing", 0.1, within="[0, 1)")
     metric: str = setting(
-        "checkpoints are chosen by it, measured on the validation set after every epoch; bleu and chrf are of the "
-        "pieces joined, with the beam of the translation",
-        "loss",
-        choices=("loss", "nll_loss", "bleu", "chrf"),
+        "checkpoints are chosen by it, on the validation set", "loss", choices=("loss", "nll_loss", "bleu", "chrf")
     )
     beam: int = setting("beam of the translation", 5, within="[1, inf)")
     generate_flags: str = setting("more flags of fairseq-generate, in one text", "", metavar="FLAGS")
@@ -99,24 +83,20 @@ class TranslationComparison(TrainingPart, Comparison):
         if self.embed_dim % self.heads:
             raise ValueError(f"--heads {self.heads} does not divide --embed-dim {self.embed_dim}")
         super().__post_init__()
-        with refusing("train_fraction"):
-            self.sampling(1)
+        given = parsed("--generate-flags", self.generate_flags)
+        self._refuse_decided("--generate-flags", given, dict.fromkeys(("path", "results-path", "gen-subset"), ""))
 
     @property
     def decided(self) -> Mapping[str, str]:
         """Also the task; and with a metric, the flags that it stands for."""
         return {**super().decided, "task": "", **(CHOOSING if self.metric != "loss" else {})}
 
-    @property
-    def longest(self) -> int:
-        """Epochs of a run."""
-        return self.epochs
-
     def plan(self, methods: Sequence[Method]) -> list[Run]:
         """The runs, with the flags of both commands."""
         for name, path in (("DATA", self.data), ("--out", self.out)):
             refuse_split(name, path)
         data = DataFolder.open(self.data)
+        self.check_part(data.pairs())
         if self.opus_mt is None and self._joining() is None and data.has_other_pieces():
             raise ValueError(
                 f"{data.target_dictionary} has none of sentencepiece's pieces with a space (▁); say how to join "
@@ -138,7 +118,8 @@ class TranslationComparison(TrainingPart, Comparison):
             def flags(updates: int | None, own: Mapping[str, Any]) -> dict[str, Any]:
                 return {**base, **self._optimization(updates), **sampling_flags(self.sampling(seed)), **own}
 
-            rest = {**self._selection(), **self.device_flags, **self._one_gpu()}
+            # fairseq-train takes every GPU there is, unless its own is one of several jobs'
+            rest = {**self._selection(), **self.device_flags(alone=self.jobs > 1)}
             own, untuned = {**rest, **method.among(self.own_flags)}, method.name == UNTUNED
             updates = None
             if self.lr_scheduler in TO_THE_END:
@@ -146,7 +127,7 @@ class TranslationComparison(TrainingPart, Comparison):
                 counted = flags(None, {**rest, **self.own_flags} if untuned else own)
                 updates = updates_of(Run(self.out, {**about, "method": method.name, "seed": 1, "flags": counted}))
             found = flags(updates, {**own, **(self._standstill() if untuned else {})})
-            return {**about, "flags": found, "files": digests_of_files(found)}
+            return {**about, "flags": found}
 
         return self.each(methods, settings, TranslationRun)
 
@@ -175,14 +156,6 @@ class TranslationComparison(TrainingPart, Comparison):
         """Flags with which the first update changes no bit of the model."""
         return {"lr": 0, **({"warmup-init-lr": 0} if self.lr_scheduler == "inverse_sqrt" else {})}
 
-    def _one_gpu(self) -> dict[str, Any]:
-        """The flags that keep fairseq-train, which takes every GPU there is, to its own where there are several jobs.
-
-        They are settings of a run, so that a run begun on all GPUs isn't continued on one with other batches.
-        """
-        several = self.jobs > 1 and not self.device_flags and len(visible_gpus()) > 1
-        return {"distributed-world-size": 1} if several else {}
-
     def _joining(self) -> str | None:
         """The way in which `--generate-flags` have pieces joined; None where they don't say."""
         given = parsed("--generate-flags", self.generate_flags)
@@ -202,40 +175,25 @@ class TranslationComparison(TrainingPart, Comparison):
     def _generation(self) -> dict[str, Any]:
         """The flags of fairseq-generate."""
         flags = {**named(beam=self.beam, batch_size=64, post_process="sentencepiece", no_progress_bar=True)}
-        flags |= self.device_flags
+        flags |= self.device_flags()
         if self.opus_mt is not None:  # text as MarianTokenizer makes it, which may be empty
             flags |= named(post_process="none", bpe="opus_mt", opus_mt_folder=str(self.data / "opus_mt"), min_len="0")
         return flags | parsed("--generate-flags", self.generate_flags)
 
     def notes(self, runs: Sequence[Run]) -> list[str]:
         """The languages, sacrebleu's signatures, and what the figures are."""
-        pairs = _pairs(self.data)
         loss = next(iter(runs[0].scores["valid"]))
-        chosen = [f"checkpoints chosen by the best {self.metric} on the validation set"]
         return [
             f"{' → '.join(runs[0].settings['task'].split('-'))}, seeds {', '.join(map(str, sorted(self.seeds)))}",
             *runs[0].result()["signatures"],
-            f"valid {loss}: the lowest over all validations"
-            + (", bits per piece, without label smoothing" if loss == "nll_loss" else ""),
-            *(chosen if self.metric != "loss" else []),
-            *self.part_notes(pairs),
+            f"valid {loss}: the lowest over all validations; nll_loss is in bits per piece, without label smoothing",
+            f"checkpoints chosen by the best {self.metric} on the validation set",
+            *self.part_notes(runs[0]),
         ]
 
 
-def _pairs(data: Path) -> int | None:
-    """Training pairs, as `attn-reg prepare` counted them; None where it did not make the folder."""
-    from attn_reg_plugin.corpora.preparation import MANIFEST
-
-    splits = read_json(data / MANIFEST).get("splits", {}) if (data / MANIFEST).is_file() else {}
-    return splits.get("train", {}).get("kept")
-
-
 def opus_mt_model(folder: Path) -> dict[str, Any]:
-    """The flags of fairseq-train for a converted model: its sizes, and its weights to start from.
-
-    Raises:
-        FileNotFoundError: the folder wasn't written by `attn-reg convert opus-mt`.
-    """
+    """The flags of fairseq-train for a converted model: its sizes, and its weights to start from."""
     from attn_reg_plugin.opus_mt.conversion import CHECKPOINT, FLAGS
 
     path = folder / FLAGS
@@ -244,9 +202,6 @@ def opus_mt_model(folder: Path) -> dict[str, Any]:
     # every rank reads the checkpoint: what fairseq sends from the first to the others, torch.load refuses to read
     start = {START: str(folder / CHECKPOINT), "load-checkpoint-on-all-dp-ranks": True}
     return {**parsed(str(path), path.read_text(encoding="utf-8")), **start}
-
-
-# -- a run ------------------------------------------------------------------------------------------------------------
 
 
 class TranslationRun(Run):
@@ -270,9 +225,9 @@ class TranslationRun(Run):
     def _languages(self) -> list[str]:
         return words_of({name: self.flags[name] for name in ("source-lang", "target-lang")})
 
-    def further_commands(self) -> list[tuple[list[str], str]]:
+    def further_commands(self) -> list[list[str]]:
         """The translation of a test set."""
-        return [(self.generate_command(self.settings["subsets"][0]), "generation")]
+        return [self.generate_command(self.settings["subsets"][0])]
 
     def _as_measured(self, result: Mapping[str, Any]) -> bool:
         return result.get("generation") == self._generation()
@@ -300,13 +255,10 @@ class TranslationRun(Run):
 
 
 def read_hypotheses(path: Path, count: int) -> list[str]:
-    """The best translation of each of `count` sentences, sorted by sample id.
+    """The best translation of each of `count` sentences, sorted by sample id; all must be there, and no more.
 
     Args:
         path: the output of fairseq-generate, which translates in order of length.
-
-    Raises:
-        ValueError: there isn't a translation for each of the ids 0 … count − 1, or there is one for another.
     """
     found: dict[int, str] = {}
     for line in raw_lines(path):
@@ -321,15 +273,9 @@ def read_hypotheses(path: Path, count: int) -> list[str]:
 
 
 def score(hypotheses: list[str], references: list[str]) -> tuple[dict[str, float], list[str]]:
-    """BLEU and chrF (0 to 100) of translations on raw references, and sacrebleu's signatures of both.
-
-    Raises:
-        ValueError: they are not equally many.
-    """
+    """BLEU and chrF (0 to 100) of translations on as many raw references, and sacrebleu's signatures of both."""
     from sacrebleu.metrics import BLEU, CHRF
 
-    if len(hypotheses) != len(references):
-        raise ValueError(f"{len(hypotheses)} translations cannot be scored on {len(references)} references")
     metrics = {"bleu": BLEU(), "chrf": CHRF()}
     scores = {name: metric.corpus_score(hypotheses, [references]).score for name, metric in metrics.items()}
     names = {"bleu": "BLEU", "chrf": "chrF"}

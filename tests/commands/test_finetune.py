@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -149,8 +150,10 @@ def test_updates_are_counted_for_one_process(
         (["--methods", "magic"], "unknown method 'magic'; the methods are: plain, own_attention_dropout"),
         (["--methods", "untuned"], "unknown method 'untuned'"),
         (["--seeds", "x"], "--seeds is .x., but must be a whole number, or several with commas"),
-        (["--metric", "bleu"], "--metric: unknown metric 'bleu' of rte; the metrics are: accuracy, f1"),
+        (["--metric", "bleu"], "unknown metric 'bleu' of rte; the metrics are: accuracy, f1"),
         (["--held-out", "1"], r"--held-out is 1.0, but must lie in \[0, 1\)"),
+        (["--train-examples", "49"], "--train-examples is 49, but there are 48 training examples"),
+        (["--held-out", "0.001"], "--held-out 0.001 of 48 training examples is none"),
         (["--label-noise", "0.001"], "--label-noise 0.001 is 0 of 48 training examples, but it takes at least 1"),
         (["--", "--seed", "7"], "--train-flags has --seed, which the setting seeds decides; give that"),
         (["--", "--held-out=0.1"], "--train-flags has --held-out, which the setting held_out decides; give that"),
@@ -204,6 +207,11 @@ def test_what_cannot_work_is_said_before_anything_is_written(
     ("break_it", "reason"),
     [
         (lambda folder: (folder / "encoder" / "model.safetensors").unlink(), "encoder has no weights"),
+        (
+            lambda folder: os.truncate(folder / "encoder" / "model.safetensors", 0),
+            "model.safetensors cannot be read: it",
+        ),
+        (lambda folder: os.truncate(folder / "encoder" / "model.safetensors", 900), "model.safetensors cannot be read"),
         (lambda folder: (folder / "encoder" / "config.json").write_text("{"), "neither a folder of a model nor a name"),
         (lambda folder: (folder / "encoder" / "tokenizer.json").unlink(), "tokenizer of"),
         (lambda folder: (folder / "data" / "dev.tsv").write_bytes(b"index\tx\0\n"), "dev.tsv, line 1: not text (a NUL"),
@@ -264,13 +272,6 @@ def test_a_run_is_of_its_documents_labels(rte: list[str], tmp_path: Path) -> Non
     assert planned(*words)[0].settings["data"] != before
 
 
-def test_the_notes_say_how_many_examples_there_were(rte: list[str]) -> None:
-    settings = parsed(*rte, "--train-examples", "60")
-    assert settings.part_notes(48) == ["trained on all 48 examples; 60 were asked for"]
-    assert settings.part_notes(61) == settings.part_notes() == ["trained on 60 examples, drawn at random"]
-    assert parsed(*rte).part_notes(48) == []
-
-
 def test_updates_are_counted_with_the_flags_that_change_them(rte: list[str]) -> None:
     """Of 48 examples in batches of 16, 10 epochs."""
 
@@ -285,14 +286,15 @@ def test_updates_are_counted_with_the_flags_that_change_them(rte: list[str]) -> 
     fives = ("--max-length", "5", "--", "--max-tokens", "20")  # four of these inputs
     assert updates(*fives) == updates(*fives, "--batch-size=64") == "120"
     assert updates(*fives, "--max-epoch", "0", "--max-update", "70") == "70"
-    for wrong in (["--update-freq", "2,2"], ["--batch-size", "0"], ["--max-epoch", "0"]):
-        with pytest.raises(ValueError, match=f"^{wrong[0]} is '?{wrong[1]}"):
+    assert updates("--", "--update-freq", "2,1") == "29", "two batches an update in the first epoch alone"
+    for wrong in (["--update-freq", "x"], ["--batch-size", "0"], ["--max-epoch", "0"]):
+        with pytest.raises(ValueError, match=f"^plain: (argument )?{wrong[0]}"):
             updates("--", *wrong)
 
 
 def test_batches_are_counted_once_for_all_seeds(rte: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    monkeypatch.setattr("attn_reg_plugin.experiments.checks._counted", lambda one: asked.append(one.method) or 7)
+    monkeypatch.setattr("attn_reg_plugin.experiments.checks._counted", lambda one, _: asked.append(one.method) or 7)
     runs = planned(*rte, "--seeds", "1,2", "--", "--max-tokens", "40", methods="plain,ad_drop")
     assert asked == ["plain", "ad_drop"] and {one.flags["total-num-update"] for one in runs} == {7}
 

@@ -21,7 +21,6 @@ from attn_reg_plugin.cli import _parsed, main
 from attn_reg_plugin.experiments import runs
 from attn_reg_plugin.experiments.checks import check_runs
 from attn_reg_plugin.experiments.data_folder import raw_lines
-from attn_reg_plugin.experiments.flags import words_of
 from attn_reg_plugin.experiments.methods import select_methods
 from attn_reg_plugin.experiments.translation import TranslationComparison
 from attn_reg_plugin.tasks.dry_run import parse_command
@@ -49,48 +48,33 @@ def test_flags_after_the_dashes_go_to_fairseq() -> None:
 
 
 def test_an_unknown_flag_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    for word, nearest in (("--nonsense", ""), ("--epoch", "; did you mean --epochs?")):
-        with pytest.raises(SystemExit):
-            main(["compare", "data", "--out", "runs", word])
-        assert f"unrecognized arguments: {word}{nearest}\n" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["compare", "data", "--out", "runs", "--epoch"])
+    assert "unrecognized arguments: --epoch; did you mean --epochs?\n" in capsys.readouterr().err
 
 
 def test_seeds() -> None:
     assert parsed("data", "--out", "runs", "--seeds", "3, 1").seeds == (3, 1)
-    for text, said in {"": "", "1,1": "", "1,-2": "", "one": "--seeds is 'one', but must be a whole number"}.items():
-        with pytest.raises(ValueError, match=said or "--seeds wants distinct whole numbers"):
+    for text in ("", "1,1", "1,-2"):
+        with pytest.raises(ValueError, match="--seeds wants distinct whole numbers"):
             parsed("data", "--out", "runs", f"--seeds={text}")
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--layers", "0"], "--layers is 0, but must be at least 1"),
-        (["--layers", "x"], "--layers is 'x', but must be a whole number"),
-        (["--max-tokens", "-1"], "--max-tokens is -1, but must be at least 1"),
-        (["--jobs", "0"], "--jobs is 0, but must be at least 1"),
-        (["--dropout", "1.0"], r"--dropout is 1.0, but must lie in \[0, 1\)"),
-        (["--lr", "0"], "--lr is 0.0, but must be above 0"),
-        (["--lr-scheduler", "steps"], "--lr-scheduler is 'steps', but must be one of linear, fixed, cosine, inverse"),
-        (["--train-fraction", "2"], r"--train-fraction is 2.0, but must lie in \(0, 1\]"),
         (["--train-fraction", ".2", "--train-examples", "9"], "--train-examples and --train-fraction cannot be given"),
         *(
             ([f"--{name}", value], f"--{name} is {value}, but must")
-            for name in ("lr", "weight-decay", "dropout", "clip-norm", "label-smoothing")
+            for name in ("lr", "dropout")
             for value in ("nan", "inf")
         ),
-        (["--warmup", "-1"], "--warmup is -1, but must be at least 0"),
         (["--embed-dim", "10", "--heads", "4"], "--heads 4 does not divide --embed-dim 10"),
     ],
 )
 def test_a_bad_recipe_is_refused(words: list[str], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         parsed("data", "--out", "runs", *words)
-
-
-def test_the_default_course_of_the_learning_rate() -> None:
-    said = " ".join(words_of(parsed("data", "--out", "runs")._optimization(None)))
-    assert "--lr 0.0005 --lr-scheduler inverse_sqrt --warmup-updates 4000 --warmup-init-lr 1e-07 --max-tokens" in said
 
 
 def planned(corpus: Path, *words: str, methods: str = "plain") -> list[runs.Run]:
@@ -213,12 +197,6 @@ def test_chrf_of_a_validation_set_is_sacrebleus(corpus: Path) -> None:
     assert set(list(counts.values())[2::3]) == {0.0} and counts["_chrf_0"] == unknown.numel()
 
 
-def test_embeddings_are_shared_as_the_dictionary_allows() -> None:
-    settings = parsed("data", "--out", "runs")
-    assert "share-all-embeddings" in settings._sizes(joint_dictionary=True)
-    assert "share-all-embeddings" not in settings._sizes(joint_dictionary=False)
-
-
 @pytest.mark.parametrize(
     ("data", "out", "said"), [("data", "my:runs", "--out my:runs"), ("da:ta", "runs", "DATA da:ta")]
 )
@@ -296,12 +274,15 @@ def test_an_interruption_is_said_without_a_traceback(
             ["--metric", "bleu", "--", "--best-checkpoint-metric=loss"],
             "--train-flags has --best-checkpoint-metric, which the setting metric decides; give that",
         ),
-        (["--", "--update-freq", "x"], "plain: argument --update-freq: invalid"),
+        (["--", "--attn-reg", "nope"], "--train-flags has --attn-reg, which the setting methods decides; give that"),
+        (["--", "--user-dir", "gone"], "--train-flags: --user-dir is gone, but there is no such folder"),
+        (["--generate-flags=--path x.pt"], "--generate-flags has --path, which the command decides; leave it out"),
+        (["--train-examples", "101"], "--train-examples is 101, but there are 100 training examples"),
+        (["--train-fraction", "0.004"], "--train-fraction 0.004 of 100 training examples is none"),
         (["--arch", "nothing"], "plain: argument --arch/-a: invalid choice: 'nothing'"),
         (["--generate-flags=--nonsense"], "plain: unrecognized arguments: --nonsense"),
         (["--method-flags", "ad_drop=--ad-drop-p 2"], "ad_drop: --attn-reg ad_drop: p is 2.0"),
         (["--method-flags", "ad_drop=--attn-sites encoder.self[7]"], "ad_drop: --attn-sites 'encoder.self[7]'"),
-        (["--method-flags", "ad_drop=--attn-reg magic"], "ad_drop: --attn-reg is 'magic', but must be one of none"),
         (
             ["--method-flags", "ad_drop=--attn-reg scheduled_dropout --scheduled-dropout-schedule gone.yaml"],
             "ad_drop: --scheduled-dropout-schedule: the schedule file gone.yaml cannot be read",

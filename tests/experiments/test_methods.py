@@ -16,7 +16,6 @@ NAMED = {
     "untuned": "--attn-reg none --max-update 1",
     "plain": "--attn-reg none",
     "own_attention_dropout": "--attn-reg none --attention-dropout 0.3",
-    "own_attention_dropout_0.2": "--attn-reg none --attention-dropout 0.2",
     "ad_drop": "--attn-reg ad_drop --ad-drop-p 0.3 --ad-drop-q 0.3 --attn-sites encoder.self "
     "--ad-drop-cross-tuning epoch",
     "ad_drop_ga": "--ad-drop-attribution gradient",
@@ -97,14 +96,6 @@ def test_a_schedule_of_ones_own_counts_updates(wanted: Any, overrides: list) -> 
         assert given["r-drop-weight"] == "1.0" and ("lr" in given) == bool(overrides)
 
 
-def test_a_unit_of_ones_own_stays() -> None:
-    given = {"scheduled_dropout_unit": "epoch", "scheduled_dropout_schedule": "drop encoder.self: 1:0.6 9:0.1"}
-    (method,) = select_methods({TOGETHER: given}, [f"{TOGETHER}={OWN_FLAG}"])
-    assert flags_of(method)["scheduled-dropout-unit"] == "epoch"
-    (method,) = select_methods({"mine": {"like": "scheduled_dropout", "sites": "*"}})
-    assert method.flags == {**known_methods()["scheduled_dropout"].flags, "attn-sites": "*"}
-
-
 def test_switches_and_texts() -> None:
     for name, setting, words in (
         ("attend_out", {"normalize": True}, ["--attend-out-normalize"]),
@@ -134,14 +125,15 @@ def test_a_mapping_gives_each_its_settings() -> None:
     [
         ({"ad_drop": {"p": 2}}, [], r"methods: ad_drop: p is 2, but must lie in \[0, 1\]"),
         ({"ad_drop": {"r": 2}}, [], "ad_drop: unknown setting 'r'; the settings are: like, title, flags, sites, p"),
-        ({"plain": {"p": 2}}, [], "methods: plain: unknown setting 'p'; the settings are: like, title, flags"),
         ({"ad_drop": {"p": "x"}}, [], "methods: ad_drop: p is 'x', but must be a number"),
         ({"ad_drop": 3}, [], "methods: ad_drop is 3, but must be a mapping of settings"),
         ({"mine": None}, [], "unknown method 'mine'; the methods are: untuned, plain"),
         ({"a/b": {"like": "plain"}}, [], "methods: 'a/b' isn't a name for a folder"),
         ({"plain": {"flags": "'"}}, [], 'methods: plain: flags "\'": a quote is not closed'),
-        ({}, [], "--methods is empty"),
         (None, [], "--methods is empty"),
+        (3, [], "methods is 3, but must be names with commas, or a mapping of each to its settings"),
+        (["plain"], ["plain=--ad-drop-p 7"], "methods: plain has --ad-drop-p, which is of ad_drop"),
+        ({"ad_drop": {"flags": "--r-drop-weight 2"}}, [], "methods: ad_drop has --r-drop-weight, which is of r_drop"),
         (["plain", "plain"], [], "names a method twice"),
         (
             {"a": {"like": "plain", "title": "b"}, "b": {"like": "plain"}},

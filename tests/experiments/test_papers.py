@@ -16,14 +16,10 @@ from omegaconf import OmegaConf
 
 from attn_reg_plugin.cli import main
 from attn_reg_plugin.commands.run import steps
-from attn_reg_plugin.experiments.fine_tuning import FineTuning
 from attn_reg_plugin.experiments.steps import EACH, plan
-from attn_reg_plugin.experiments.sweep.settings import Sweep
-from attn_reg_plugin.labelled import TASKS, find_task, read_split, with_labels
 from tests import test_readme
-from tests.experiments.toy import run_toy, toy_of, toy_steps
+from tests.experiments.toy import run_toy, toy_steps
 from tests.experiments.toy_corpus import empty_corpus
-from tests.labelled.made_up import make_task
 
 PAPERS = Path(__file__).resolve().parents[2] / "examples" / "papers"
 FILES = sorted(path.stem for path in PAPERS.glob("*.yaml"))
@@ -136,40 +132,6 @@ def test_all_rivals_are_compared_under_the_same_rules() -> None:
     assert (found["ad_drop"].value("p"), found["r_drop_5"].value("weight")) == (0.6, 5.0)
 
 
-# -- at toy size ------------------------------------------------------------------------------------------------------
-
-
-def test_a_fine_tuning_at_toy_size(tmp_path: Path) -> None:
-    given = FineTuning(task="mnli", data="hub", model="roberta-base", out=tmp_path / "o", seeds=(4, 5), max_length=600)
-    toy = toy_of(given)
-    assert toy.out == tmp_path / "o-toy" and toy == toy_of(toy), "what is small stays as it is"
-    assert (toy.seeds, toy.epochs, toy.cpu) == ((4,), 2, True), "AD-DROP's first epoch is plain"
-    assert Path(toy.model).name == "roberta" and Path(toy.data).name == "mnli" and toy.max_length == 512
-    assert toy_of(FineTuning(task="rte", data="d", methods="plain", out=tmp_path / "o")).epochs == 1
-    assert toy.methods == given.methods and toy.lr == given.lr
-
-
-def test_a_sweep_at_toy_size(tmp_path: Path) -> None:
-    base = {"task": "rte", "data": "hub", "lr": 1e-4}
-    toy = toy_of(Sweep(out=tmp_path / "o", finetune=base, space={"p": TENTHS, "q": TENTHS, "lr": [0.1, 0.2]}))
-    assert [len(how["choices"]) for _, how in toy.choices.values()] == [2, 2, 1] and toy.comparison().cpu
-    drawn = toy_of(Sweep(out=tmp_path / "o", finetune=base, space={"p": TENTHS}, trials=50))
-    assert drawn.trials == 2 and drawn.out == drawn.comparison().out == tmp_path / "o-toy"
-
-
-@pytest.mark.parametrize("name", TASKS)
-def test_made_up_files_are_in_the_official_format(name: str, tmp_path: Path) -> None:
-    task = find_task(name)
-    make_task(tmp_path, name)
-    task = with_labels(task, tmp_path)
-    examples = read_split(task, tmp_path, "train")
-    assert len(examples) == 50
-    if task.labels and task.kind == "classification":
-        assert {example.label for example in examples} == set(range(len(task.labels)))
-    for split in set(task.files) - {"train"} | ({"valid"} if task.valid_is_test else set()):
-        assert len(read_split(task, tmp_path, split)) == 20
-
-
 # -- each, commands and scripts as steps -------------------------------------------------------------------------------
 
 
@@ -197,11 +159,13 @@ def test_each_is_every_combination(tmp_path: Path) -> None:
     ("content", "said"),
     [
         ("each: {a: 1}\ncompare: {data: d, out: o}", "each is {'a': 1}, but must be a mapping of names to lists"),
-        ("each: {a: []}\ncompare: {data: d, out: o}", "each is {'a': []}, but must be a mapping"),
+        (
+            "each: {a: &a [0,1,2,3,4,5,6,7,8,9], b: *a, c: *a, d: *a}\ncompare: {data: d, out: '${a}${b}${c}${d}'}",
+            "each has 10,000 combinations, but at most 1,000 are possible",
+        ),
         ("each: {a: [1]}\ncompare: {data: d, out: o}", "unknown key 'a': it is in no section"),
         ("report: {folder: r}", "report: unknown setting 'folder'; the settings are: "),
         ("report curves: {knots: x}", "report curves: argument --knots: invalid int value: 'x'"),
-        ("report: {out: o}", "report: the following arguments are required: "),
         ("export: {run_folder: '${gone}'}", "Interpolation key 'gone' not found"),
         ("bench: 5", "bench is 5, but must be a mapping of settings"),
         ("script gone.py: {a: 1}", "script gone.py: there is no file"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import shlex
 import sys
 import threading
 import time
@@ -18,10 +19,10 @@ from attn_reg_plugin.experiments import runs
 from attn_reg_plugin.experiments.comparison import digests_of_files
 from attn_reg_plugin.experiments.executing import RunError, at_a_time, execute
 from attn_reg_plugin.experiments.flags import named, parsed, words_of
-from attn_reg_plugin.experiments.runs import Run, frame, hold, read_run, read_runs
+from attn_reg_plugin.experiments.runs import read_run, read_runs
 from attn_reg_plugin.experiments.training_log import TrainingLog
 from attn_reg_plugin.experiments.translation import TranslationRun, read_hypotheses, score
-from attn_reg_plugin.files import lock_folder, write_json
+from attn_reg_plugin.files import FolderInUse, lock_folder, write_json
 from tests.experiments.toy_corpus import empty_corpus
 
 TRAINING = {"epochs": 1, "best_epoch": 1, "seconds_per_epoch": None, "figures": {"loss": 1.0}}
@@ -49,9 +50,7 @@ def test_texts_become_flags_and_flags_words() -> None:
     assert found == {"lr": "0.2", "adam-betas": "(0.9, 0.98)", "fp16": True, "-a": "small", "langs": ["en", "ro"]}
     words = ["--lr", "0.2", "--adam-betas", "(0.9, 0.98)", "--fp16", "-a", "small", "--langs", "en", "ro"]
     assert words_of(found) == words
-    assert words_of(named(max_epoch=3, cpu=True, fp16=False, seed=None, lr=5e-05)) == words_of(
-        {"max-epoch": 3, "cpu": True, "lr": "5e-05"}
-    )
+    assert named(max_epoch=3, fp16=False, seed=None, lr=5e-05) == {"max-epoch": 3, "lr": 5e-05}
     for text, said in {
         "--x 'y": "a quote is not closed",
         "a\\": "it ends in a backslash",
@@ -107,15 +106,15 @@ def test_a_failed_start_gives_way_to_the_corrected_command(tmp_path: Path) -> No
     (tmp_path / "r" / "checkpoints").mkdir()
     (tmp_path / "r" / "train.log").write_text("unrecognized arguments: --nonsense")
     corrected = run_in(tmp_path / "r", "--lr 0.1")
-    with lock_folder(tmp_path / "r"), pytest.raises(RunError, match=r"still working in .*r \(process \d+ on .*\)"):
+    with lock_folder(tmp_path / "r"), pytest.raises(FolderInUse, match=r"still working in .*r \(process \d+ on .*\)"):
         corrected.claim()
     corrected.claim()
     assert json.loads((tmp_path / "r" / "run.json").read_text()) == corrected.settings
     assert not (tmp_path / "r" / "train.log").exists() and (tmp_path / "r" / "train.failed.log").exists()
 
 
-@pytest.mark.parametrize("flag", ["--finetune-from-model", "--restore-file"])
-def test_another_model_to_start_from_is_another_setting(tmp_path: Path, flag: str) -> None:
+@pytest.mark.parametrize("flag", ["--finetune-from-model", "--restore-file", "--scheduled-dropout-schedule"])
+def test_another_content_of_a_file_is_another_setting(tmp_path: Path, flag: str) -> None:
     """Wherever it lies; where it is gone, its path is compared."""
     start, folder = tmp_path / "base.pt", tmp_path / "r"
     start.write_text("a")
@@ -130,29 +129,8 @@ def test_another_model_to_start_from_is_another_setting(tmp_path: Path, flag: st
     run_in(folder, f"{flag} {start}").claim()
     with pytest.raises(RunError, match=rf"{flag}: .*base.pt there, .*gone.pt asked for"):
         run_in(folder, f"{flag} {tmp_path / 'gone.pt'}").claim()
-    other = {"--finetune-from-model": "--restore-file", "--restore-file": "--finetune-from-model"}[flag]
     with pytest.raises(RunError, match=f"{flag}: .*base.pt there, absent asked for"):
-        run_in(folder, f"{other} {moved}").claim()
-
-
-def test_another_schedule_in_the_same_file_is_another_setting(tmp_path: Path) -> None:
-    """Comments and places make no difference."""
-    file, folder = tmp_path / "learned.yaml", tmp_path / "r"
-    regularized = "--attn-reg scheduled_dropout --scheduled-dropout-schedule"
-    file.write_text("drop encoder.self: {0: 0.6, 1000: 0.1}\n")
-    run_in(folder, f"{regularized} {file}").claim()
-    begin(folder)
-    file.write_text("drop encoder.self: {0: 0.0, 1000: 0.1}\n")
-    with pytest.raises(RunError, match=r"schedule: drop .*: \{0: 0\.6, 1000: 0\.1\} there, drop .*: \{0: 0, 1000"):
-        run_in(folder, f"{regularized} {file}").claim()
-    with pytest.raises(RunError, match=r"--scheduled-dropout-schedule: .*yaml there, drop decoder: 0:0\.1 asked for"):
-        run_in(folder, f"{regularized} 'drop decoder: 0:0.1'").claim()
-    moved = file.rename(tmp_path / "moved.yaml")
-    moved.write_text("# slower\ndrop encoder.self: {0: 0.6, 1000: 0.1}\n")
-    run_in(folder, f"{regularized} {moved}").claim()
-    assert not digests_of_files({"attn-reg": "none", "scheduled-dropout-schedule": str(moved)})
-    moved.write_text("nonsense")
-    assert not run_in(folder, f"{regularized} {moved}").settings["files"], "the try of the command refuses it"
+        run_in(folder, "--lr 1").claim()
 
 
 @pytest.mark.parametrize("name", ["run.json", "result.json"])
@@ -162,12 +140,10 @@ def test_another_schedule_in_the_same_file_is_another_setting(tmp_path: Path) ->
         ("{", "is not JSON in UTF-8"),
         ("[1]", "holds no JSON object, but list"),
         ("\udcff", "is not JSON in UTF-8"),
-        ("[" * 100_000, "is not JSON in UTF-8"),
         (None, "isn't a file, so no run wrote it"),
-        ('{"training": 5}', "lacks 'best_epoch' in 'training', so no run wrote it"),
         ('{"training": {"epochs": 5}}', "lacks 'best_epoch' in 'training', so no run wrote it"),
     ],
-    ids=["cut", "list", "bytes", "deep", "folder", "number", "part"],
+    ids=["cut", "list", "bytes", "folder", "part"],
 )
 def test_files_of_a_run_that_are_none_are_named(tmp_path: Path, name: str, content: str | None, said: str) -> None:
     if content is None:
@@ -175,7 +151,9 @@ def test_files_of_a_run_that_are_none_are_named(tmp_path: Path, name: str, conte
     else:
         (tmp_path / name).write_bytes(content.encode(errors="surrogateescape"))
     begin(tmp_path)
-    with pytest.raises(RunError, match=said if name == "result.json" or "lacks" not in said else "other settings") as e:
+    with pytest.raises(
+        ValueError, match=said if name == "result.json" or "lacks" not in said else "other settings"
+    ) as e:
         run_in(tmp_path).claim()
         run_in(tmp_path).carry_out(lambda log: None)
     assert str(tmp_path) in str(e.value) and str(e.value).endswith("; give another --out, or delete that folder")
@@ -234,7 +212,9 @@ def test_every_test_set_is_translated_and_scored(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(runs, "execute", translate)
     flags = {"source-lang": "en", "target-lang": "ro"}
-    run = run_in(tmp_path / "r", flags=words_of_text(flags), subsets=["test", "test1"], paths={"data": f"{data}/bin"})
+    run = run_in(
+        tmp_path / "r", flags=shlex.join(words_of(flags)), subsets=["test", "test1"], paths={"data": f"{data}/bin"}
+    )
     run.claim()
     (run.folder / "train.log").write_text(json.dumps({"epoch": 1, "valid_num_updates": "3", "valid_loss": "2.5"}))
     found = run.measure(0)
@@ -242,21 +222,6 @@ def test_every_test_set_is_translated_and_scored(tmp_path: Path, monkeypatch: py
     assert found["scores"]["valid"] == {"loss": 2.5} and found["constant"] == ["test1"], "one sentence for all"
     texts = {path.name: path.read_text() for path in (run.folder / "translations").glob("test1.*")}
     assert texts == {"test1.ro": "test1 x y z\n" * 2, "test1.references.ro": "test x y z\nb c d e\n"}
-
-
-def words_of_text(flags: dict[str, str]) -> str:
-    return " ".join(words_of(flags))
-
-
-def test_the_commands(tmp_path: Path) -> None:
-    run = run_in(tmp_path, "--lr 0.1 --source-lang en --target-lang ro --required-batch-size-multiple 1", seed=7)
-    train, (generate, kind) = run.train_command(), run.further_commands()[0]
-    for command in (train, generate):
-        assert command[command.index("--user-dir") + 1] == str(runs.USER_DIR) and command[3] == "data/bin"
-        assert command[command.index("--required-batch-size-multiple") + 1] == "1"
-    assert train[train.index("--seed") + 1] == "7" and train[train.index("--lr") + 1] == "0.1"
-    assert generate[generate.index("--gen-subset") + 1] == "test" and generate[-2:] == ["--beam", "5"]
-    assert kind == "generation"
 
 
 OUTPUT = (
@@ -286,12 +251,10 @@ def test_scores_are_those_of_sacrebleu_with_signatures() -> None:
     assert "BLEU " in signatures[0] and "tok:13a" in signatures[0] and "nc:6" in signatures[1]
     swapped, _ = score(references[::-1], references)
     assert swapped["bleu"] < 10 and swapped["chrf"] < 50
-    with pytest.raises(ValueError, match="1 translations cannot be scored on 2 references"):
-        score(["a"], ["a", "b"])
 
 
 def _execute(folder: Path, code: str, seen: list[float], **how: Any) -> None:
-    with hold(folder) as lock:
+    with lock_folder(folder) as lock:
         watch = lambda log: seen.append(log.position)  # noqa: E731
         execute([sys.executable, "-c", code], folder / "log", "training of x", lock, watch, **how)
 
@@ -320,7 +283,7 @@ def test_an_interruption_and_a_stop_end_the_command(tmp_path: Path) -> None:
         raise KeyboardInterrupt
 
     sleeping = "import os, time; print(os.environ['OMP_NUM_THREADS'], flush=True); time.sleep(60)"
-    with hold(tmp_path) as lock, pytest.raises(KeyboardInterrupt):
+    with lock_folder(tmp_path) as lock, pytest.raises(KeyboardInterrupt):
         execute([sys.executable, "-c", sleeping], tmp_path / "log", "x", lock, interrupt, threads=3)
     stop = Event()
     threading.Timer(1.0, stop.set).start()
@@ -329,7 +292,7 @@ def test_an_interruption_and_a_stop_end_the_command(tmp_path: Path) -> None:
     assert (tmp_path / "log").read_text(encoding="utf-8") == "3\n3\n"
     with (tmp_path / "lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        with pytest.raises(RunError, match="another process is still working in"):
+        with pytest.raises(FolderInUse, match="another process is still working in"):
             run_in(tmp_path).carry_out(lambda log: None)
 
 
@@ -375,19 +338,11 @@ def test_runs_are_read_from_their_folders(tmp_path: Path) -> None:
     found = read_runs([tmp_path])
     names = [(one.method, one.title, one.seed) for one in found]
     assert names == [("ad_drop", "ad_drop", 1), ("plain", "plain", 1), ("plain", "plain", 2)]
-    table = frame(found)
-    assert table.groupby("method")["scores.valid.accuracy"].mean().to_dict() == {"plain": 61.0, "ad_drop": 65.0}
-    assert set(table["flags.lr"]) == {"0.1"} and set(table["training.epochs"]) == {1}
-    assert found[0].metric == ("loss", False) and found[0].history().empty
+    assert [one.scores["valid"]["accuracy"] for one in found] == [65.0, 60.0, 62.0]
+    assert found[0].metric == ("loss", False) and found[0].log().history().empty
     lines = [{"epoch": 1, "valid_num_updates": "3", "valid_loss": "2.5"}, {"epoch": 1, "train_train_wall": "3"}]
     (found[0].folder / "train.log").write_text("\n".join(map(json.dumps, lines)))
-    assert found[0].history().loc[1, "valid_loss"] == 2.5
+    assert found[0].log().history().loc[1, "valid_loss"] == 2.5
     write_json(tmp_path / "run.json", {"task": "x"})
-    with pytest.raises(RunError, match=r"holds no run: its run\.json has no 'flags'"):
+    with pytest.raises(ValueError, match=r"holds no run: its run\.json has no 'flags'"):
         read_run(tmp_path)
-
-
-def test_a_run_says_how_its_checkpoints_are_chosen(tmp_path: Path) -> None:
-    flags = "--best-checkpoint-metric bleu --maximize-best-checkpoint-metric --held-out 0.1"
-    assert Run(tmp_path, run_in(tmp_path, flags).settings).metric == ("bleu", True)
-    assert run_in(tmp_path, flags).held_out and not run_in(tmp_path).held_out

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from attn_reg_plugin.experiments import checks, executing, runs
+from attn_reg_plugin.experiments import checks, executing
 from attn_reg_plugin.experiments.executing import Slots, visible_gpus
 from attn_reg_plugin.experiments.runs import Run
 from attn_reg_plugin.experiments.translation import TranslationComparison
@@ -42,7 +42,7 @@ class ShortRun(Run):
 
     def carry_out(self, watch: Any, stop: Event | None = None) -> None:
         """Train, unless that is done."""
-        with runs.hold(self.folder) as lock:
+        with lock_folder(self.folder, kept=True) as lock:
             if not self.result():
                 command = [sys.executable, "-S", "-c", WORK, str(self.folder / "trace")]
                 self.execute(command, "train.log", "x", lock, stop, watch)
@@ -90,7 +90,7 @@ def test_a_run_of_another_process_comes_last(planned: list[ShortRun]) -> None:
     for one in planned:
         one.claim()
     with contextlib.ExitStack() as elsewhere:
-        elsewhere.enter_context(runs.hold(planned[0].folder))
+        elsewhere.enter_context(lock_folder(planned[0].folder, kept=True))
         threading.Timer(1.0, elsewhere.close).start()
         said = carry_out(planned).splitlines()
     assert "plain, seed 1: another process is still working in" in said[2]
@@ -133,9 +133,12 @@ def test_gpus_are_lent(monkeypatch: pytest.MonkeyPatch) -> None:
     assert visible_gpus() == ["0", "1"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-4, 7")
     assert visible_gpus() == ["GPU-4", "7"]
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    for how, flags in (({}, {}), ({"jobs": 2}, {"distributed-world-size": 1}), ({"jobs": 2, "cpu": True}, {})):
-        assert TranslationComparison(data=Path("d"), out=Path("o"), **how)._one_gpu() == flags
+    for how, flags in (
+        ({}, {}),
+        ({"jobs": 2}, {"distributed-world-size": 1}),
+        ({"jobs": 2, "cpu": True}, {"cpu": True, "num-workers": 0}),
+    ):
+        assert TranslationComparison(data=Path("d"), out=Path("o"), **how).device_flags(alone="jobs" in how) == flags
 
 
 def test_a_terminal_has_a_bar_over_all_runs(planned: list[ShortRun]) -> None:
@@ -143,7 +146,7 @@ def test_a_terminal_has_a_bar_over_all_runs(planned: list[ShortRun]) -> None:
     console = Console(file=said, force_terminal=True, width=120)
     assert executing.carry_out(planned, console, 1, lambda one: "well", 4)
     assert "all runs" in said.getvalue() and "4 of 4 runs" in said.getvalue()
-    assert "plain, seed 1: well" in said.getvalue(), "a finished run's bar gives way to a line"
+    assert "plain, seed 1: well" in said.getvalue()
 
 
 def test_a_folder_is_waited_for_and_what_ends_the_work_in_it_is_said(tmp_path: Path) -> None:
@@ -158,22 +161,15 @@ def test_a_folder_is_waited_for_and_what_ends_the_work_in_it_is_said(tmp_path: P
 
 def test_two_threads_that_try_commands_leave_everything_audible() -> None:
     """One begins while the other is silent, and would put back what that one has put in place."""
-    before = (sys.stdout, sys.stderr, logging.root.manager.disable)
-    silent, other_began, first_ended = Event(), Event(), Event()
+    before, silent = (sys.stdout, sys.stderr, logging.root.manager.disable), threading.Barrier(2)
 
-    def first() -> None:
-        with checks._silence(io.StringIO()):
-            silent.set()
-            other_began.wait(0.3)
-        first_ended.set()
-
-    def second() -> None:
+    def work(late: float) -> None:
         silent.wait(5)
+        time.sleep(late)
         with checks._silence(io.StringIO()):
-            other_began.set()
-            first_ended.wait(5)
+            time.sleep(0.2)
 
-    threads = [threading.Thread(target=work) for work in (first, second)]
+    threads = [threading.Thread(target=work, args=(late,)) for late in (0.0, 0.1)]
     try:
         for thread in threads:
             thread.start()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from attn_reg_plugin.experiments.training_log import TrainingLog, read_log, seconds_per_epoch
+from attn_reg_plugin.experiments.training_log import TrainingLog, seconds_per_epoch
 
 
 def _valid(epoch: int, updates: int, **figures: object) -> str:
@@ -38,6 +38,9 @@ def test_the_best_validation_is_the_lowest_nll_loss() -> None:
         _valid(4, 40, loss="nan", nll_loss="nan"),
     )
     assert log.best_validation() == ("nll_loss", 3.6)
+    assert _log(_valid(1, 10, loss=5.0), _valid(2, 20, loss=5.5)).best_validation() == ("loss", 5.0)
+    with pytest.raises(ValueError, match="no validation loss"):
+        _log(_train(1, 3), _valid(1, 10, loss="inf")).best_validation()
 
 
 def test_the_chosen_epoch_is_that_of_fairseqs_best_checkpoint() -> None:
@@ -63,20 +66,13 @@ def test_a_better_validation_without_a_checkpoint_is_not_chosen(tmp_path: Path) 
     assert log.chosen("accuracy", True, tmp_path / "gone.pt")[1]["accuracy"] == 80
 
 
-def test_without_nll_loss_it_is_the_loss() -> None:
-    assert _log(_valid(1, 10, loss=5.0), _valid(2, 20, loss=5.5)).best_validation() == ("loss", 5.0)
-
-
-def test_a_log_without_validation_is_refused() -> None:
-    with pytest.raises(ValueError, match="no validation loss"):
-        _log(_train(1, 3), _valid(1, 10, loss="inf")).best_validation()
-
-
 def test_repeated_lines_count_once_and_the_last_holds() -> None:
     """A resumed run repeats an epoch."""
     log = _log(_train(1, 4), _train(2, 9), _train(2, 5), _valid(1, 10, loss=3), _valid(1, 10, loss=4))
-    assert log.train_wall == {1: 4.0, 2: 5.0}
+    assert {epoch: figures["train_wall"] for epoch, figures in log.trainings.items()} == {1: 4.0, 2: 5.0}
     assert log.best_validation() == ("loss", 4.0)
+    log.add('x | INFO | train_inner | {"epoch": 2, "update": 1.25, "loss": "4"}')
+    assert log.position == 1.25
 
 
 def test_other_lines_are_ignored() -> None:
@@ -90,32 +86,13 @@ def test_other_lines_are_ignored() -> None:
     assert log == TrainingLog()
 
 
-def test_the_position_follows_the_updates() -> None:
-    log = _log('x | INFO | train_inner | {"epoch": 2, "update": 1.25, "loss": "4"}')
-    assert log.position == 1.25
-    log.add(_train(2, 3))
-    assert log.position == 2
-
-
-def _checkpoint(path: Path, meters: list) -> Path:
-    state = {"args": argparse.Namespace(), "extra_state": {"metrics": {"default": meters}}}
-    torch.save(state, path)
-    return path
-
-
-def test_the_time_comes_unrounded_from_the_checkpoint(tmp_path: Path) -> None:
-    log_file = tmp_path / "train.log"
-    log_file.write_text(f"{_train(1, 2)}\n{_train(2, 2)}\n", encoding="utf-8")
-    meters = [(800, "train_wall", "StopwatchMeter", {"sum": 4.9, "n": 0.0, "round": 0})]
-    checkpoint = _checkpoint(tmp_path / "last.pt", meters)
-    assert seconds_per_epoch(read_log(log_file), checkpoint) == pytest.approx(2.45)
-
-
-def test_without_the_checkpoint_the_log_gives_the_time(tmp_path: Path) -> None:
-    log = _log(_train(1, 2), _train(2, 3))
-    assert seconds_per_epoch(log, tmp_path / "absent.pt") == 2.5
-    assert seconds_per_epoch(log, _checkpoint(tmp_path / "other.pt", [])) == 2.5
-    assert seconds_per_epoch(TrainingLog(), tmp_path / "absent.pt") is None
+def test_the_time_comes_unrounded_from_the_checkpoint_else_from_the_log(tmp_path: Path) -> None:
+    log, checkpoint = _log(_train(1, 2), _train(2, 3)), tmp_path / "last.pt"
+    assert seconds_per_epoch(TrainingLog(), checkpoint) is None
+    for meters, seconds in ((None, 2.5), ([], 2.5), ([(800, "train_wall", "StopwatchMeter", {"sum": 4.9})], 2.45)):
+        if meters is not None:
+            torch.save({"args": argparse.Namespace(), "extra_state": {"metrics": {"default": meters}}}, checkpoint)
+        assert seconds_per_epoch(log, checkpoint) == pytest.approx(seconds)
 
 
 def test_a_checkpoint_that_wants_code_is_not_run(tmp_path: Path) -> None:
@@ -123,7 +100,5 @@ def test_a_checkpoint_that_wants_code_is_not_run(tmp_path: Path) -> None:
         def __reduce__(self) -> tuple:
             return os.mkdir, (str(tmp_path / "sprung"),)
 
-    path = tmp_path / "trap.pt"
-    torch.save({"extra_state": Trap()}, path)
-    assert seconds_per_epoch(_log(_train(1, 2)), path) == 2
-    assert not (tmp_path / "sprung").exists()
+    torch.save({"extra_state": Trap()}, tmp_path / "trap.pt")
+    assert seconds_per_epoch(_log(_train(1, 2)), tmp_path / "trap.pt") == 2 and not (tmp_path / "sprung").exists()

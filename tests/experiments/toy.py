@@ -1,7 +1,6 @@
 """A configuration at toy size: a tiny random model, 50 made-up examples, one epoch, one seed, few trials.
 
-It shows that every part of a configuration works, on a CPU, without a network, in seconds. Methods and their settings
-stay as they are. Everything is written beside the folder that the configuration names, in a folder `...-toy`.
+Methods and their settings stay as they are. Everything is written beside the configuration's folder, in `...-toy`.
 """
 
 from __future__ import annotations
@@ -61,13 +60,9 @@ def toy_steps(path: Path, *words: str) -> list[Step]:
 
 
 def toy_words(words: list[str], data: Mapping[str, str]) -> list[str]:
-    """The words of a script, with made-up files where it reads others.
-
-    Args:
-        words: of the step.
-        data: the folders of made-up data, by those that the steps before name.
-    """
-    words = [next((w for w in _in_toy_folders(word, data)), word) for word in words]
+    """The words of a script, with made-up files where it reads others; `data` has toy folders by the steps' own."""
+    for folder, toy in data.items():
+        words = [toy + word.removeprefix(folder) if word.startswith(f"{folder}/") else word for word in words]
     for place, word in enumerate(words[:-1]):
         if word in TEST_SETS and not Path(words[place + 1]).exists():
             path = Path(words[words.index("--out") + 1]).parent / MADE_UP / Path(words[place + 1]).name
@@ -75,10 +70,6 @@ def toy_words(words: list[str], data: Mapping[str, str]) -> list[str]:
             path.write_text(TEST_SETS[word], encoding="utf-8")
             words[place + 1] = str(path)
     return words
-
-
-def _in_toy_folders(word: str, data: Mapping[str, str]) -> list[str]:
-    return [toy + word.removeprefix(folder) for folder, toy in data.items() if word.startswith(f"{folder}/")]
 
 
 def run_toy(path: Path, *words: str) -> None:
@@ -98,32 +89,13 @@ def aside(path: Path) -> Path:
 
 
 def toy_of(settings: T) -> T:
-    """The settings of a step at toy size.
-
-    Args:
-        settings: of a step of `attn-reg run`; not changed.
-    """
-    values = _VALUES[type(settings).__name__](settings)
-    return dataclasses.replace(settings, **values)  # type: ignore[type-var]
+    """The settings of a step at toy size."""
+    return dataclasses.replace(settings, **_VALUES[type(settings).__name__](settings))  # type: ignore[type-var]
 
 
 def make_files(settings: Any) -> None:
-    """Write the made-up files that a step at toy size reads, unless they are there.
-
-    Args:
-        settings: what `toy_of` gave.
-    """
-    maker = _MAKERS.get(type(settings).__name__)
-    if maker is not None:
-        maker(settings)
-
-
-def make_task_files(folder: Path) -> None:
-    """Write made-up files of the task that a folder is called by, unless they are there."""
-    from tests.labelled.made_up import make_task
-
-    if not folder.is_dir():
-        make_task(folder, folder.name)
+    """Write the made-up files that a step at toy size reads, unless they are there."""
+    _MAKERS.get(type(settings).__name__, lambda _: None)(settings)
 
 
 # -- the values of each step ------------------------------------------------------------------------------------------
@@ -225,9 +197,10 @@ _VALUES = {
 
 
 def _make_labelled(settings: Any) -> None:
-    from tests.labelled.made_up import PAPER_SHAPE, family_of, make_encoder
+    from tests.labelled.made_up import PAPER_SHAPE, family_of, make_encoder, make_task
 
-    make_task_files(Path(settings.data))
+    if not Path(settings.data).is_dir():
+        make_task(Path(settings.data), Path(settings.data).name)
     folder = Path(settings.model)
     if not folder.is_dir():
         make_encoder(folder, family_of(folder.name), **PAPER_SHAPE)

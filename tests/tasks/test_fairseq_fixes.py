@@ -222,10 +222,34 @@ def test_what_cannot_be_read_now_is_not_taken_for_damaged(
     assert (tmp_path / "checkpoint_last.pt").read_bytes() == last and len(list(tmp_path.iterdir())) == 2
 
 
-def test_nothing_to_repair_from(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / "checkpoint_last.pt").write_bytes(b"torn")
+@pytest.mark.parametrize("content", [b"torn", [1], {}])
+def test_nothing_to_repair_from(content: Any, tmp_path: Path) -> None:
+    last = tmp_path / "checkpoint_last.pt"
+    last.write_bytes(content) if isinstance(content, bytes) else torch.save(content, last)
+    before = last.read_bytes()
+    with pytest.raises(
+        ValueError, match=r"checkpoint_last\.pt is damaged, and no other checkpoint .*; move it to begin"
+    ):
+        repair_last(tmp_path)
+    assert last.read_bytes() == before
+
+
+def test_a_folder_in_place_of_the_last_checkpoint_is_said(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint_last.pt").mkdir()
+    with pytest.raises(ValueError, match=r"checkpoint_last\.pt is a folder, but must be a checkpoint; move it away"):
+        repair_last(tmp_path)
+
+
+def test_a_byte_that_is_another_is_noticed(tmp_path: Path) -> None:
+    """The archive opens, and torch reads it."""
+    last = tmp_path / "checkpoint_last.pt"
+    flipped = bytearray(written(last))
+    flipped[len(flipped) // 2] ^= 1
+    last.write_bytes(flipped)
+    assert not torch.equal(torch.load(last)["model"]["w"], STATE["model"]["w"])
+    best = written(tmp_path / "checkpoint_best.pt", age=5)
     repair_last(tmp_path)
-    assert (tmp_path / "checkpoint_last.pt").read_bytes() == b"torn" and "no other checkpoint" in caplog.text
+    assert last.read_bytes() == best
 
 
 def test_a_disk_that_is_full_is_said_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

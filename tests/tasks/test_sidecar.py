@@ -28,6 +28,7 @@ class Foreign:
     [
         (b"", "cannot be read"),
         ("truncated", "cannot be read"),
+        ("flipped", "cannot be read.*checksum of .* is wrong"),
         ([1, 2], "holds a list"),
         ({"epoch": 1}, "lacks updates"),
         ({**STATE, "x": Foreign()}, "holds other types"),
@@ -39,9 +40,12 @@ def test_a_damaged_state_is_named(content: Any, told: str, tmp_path: Path) -> No
     if isinstance(content, bytes):
         path.write_bytes(content)
     else:
-        torch.save(STATE if content == "truncated" else content, path)
+        torch.save(STATE if isinstance(content, str) else content, path)
     if content == "truncated":
         path.write_bytes(path.read_bytes()[:900])
+    if content == "flipped":
+        place = path.read_bytes().index(STATE["model"]["w"].numpy().tobytes())
+        path.write_bytes(path.read_bytes()[:place] + b"\1" + path.read_bytes()[place + 1 :])
     with pytest.raises(ValueError, match=rf"{re.escape(str(path))}.* {told}.*; move it away, and the method starts"):
         sidecar.load(4)
 

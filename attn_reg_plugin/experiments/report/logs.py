@@ -68,7 +68,7 @@ def _of_fairseq(path: Path) -> Logged:
     except ValueError:
         scores = {}
     seconds = seconds_per_epoch(log, path.parent / "checkpoints" / "checkpoint_last.pt")
-    return Logged(scores, curves, rates_of_log(path), seconds, len(log.train_wall) or None)
+    return Logged(scores, curves, rates_of_log(path), seconds, len(log.trainings) or None)
 
 
 def _of_trainer(state: Path) -> Logged:

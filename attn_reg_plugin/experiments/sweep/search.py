@@ -13,12 +13,12 @@ import pandas
 from rich.console import Console
 
 from attn_reg_plugin.experiments.checks import check_runs
-from attn_reg_plugin.experiments.executing import Reporter, RunError, RunInUse, Slots, at_a_time, has_gpu, visible_gpus
+from attn_reg_plugin.experiments.executing import Reporter, RunError, Slots, at_a_time, visible_gpus
 from attn_reg_plugin.experiments.flags import differing
 from attn_reg_plugin.experiments.sweep import trials
 from attn_reg_plugin.experiments.sweep.report import publish
 from attn_reg_plugin.experiments.training_log import TrainingLog
-from attn_reg_plugin.files import alone_in
+from attn_reg_plugin.files import FolderInUse, alone_in
 from attn_reg_plugin.terminal import say
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def search(sweep: Sweep) -> int:
     with alone_in(sweep.out, trials.LOCK):
         for study, arm in zip(studies, sweep.arms, strict=True):
             trials.enqueue(study, arm, again=True)
-    slots = Slots([] if base.cpu or sweep.jobs == 1 or not has_gpu() else visible_gpus(), sweep.jobs)
+    slots = Slots([] if base.cpu else visible_gpus(), sweep.jobs)
     left = sum(not tried[0].state.is_finished() for study in studies for tried in trials.attempts(study).values())
     try:
         with Reporter(console, left) as reporter:
@@ -41,7 +41,7 @@ def search(sweep: Sweep) -> int:
             def train(arm: Arm, trial: optuna.Trial, values: dict[str, Any], stop: Event) -> float:
                 one = sweep.run_of(arm, trial.user_attrs["trial"], trial.user_attrs["seed"], values)
                 with slots.lent() as device:
-                    return trained(dataclasses.replace(one, device=device), trial, reporter, base.longest, stop)
+                    return trained(dataclasses.replace(one, device=device), trial, reporter, base.epochs, stop)
 
             at_a_time([partial(trials.fill, studies, sweep.arms, sweep.out, train)] * sweep.jobs, sweep.jobs)
     except KeyboardInterrupt:
@@ -129,7 +129,7 @@ def trained(run: Run, trial: optuna.Trial, reporter: Reporter, epochs: int, stop
                 watch(TrainingLog())
                 run.carry_out(watch, stop)
                 break
-            except RunInUse:  # a training that has outlived its process
+            except FolderInUse:  # a training that has outlived its process
                 if stop.wait(trials.WAIT):
                     raise
         watch(run.log())

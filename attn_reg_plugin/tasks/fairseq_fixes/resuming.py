@@ -130,7 +130,7 @@ def repair_last(folder: Path | None) -> None:
         folder: fairseq's --save-dir; None: there is none.
 
     Raises:
-        ValueError: the copy cannot be written.
+        ValueError: the copy cannot be written, or there is nothing to make it from.
     """
     if folder is None:
         return
@@ -140,20 +140,23 @@ def repair_last(folder: Path | None) -> None:
             _repair(last)
         except OSError as error:
             problem = f"{last} is damaged and cannot be made anew: {error}"
+        except ValueError as error:
+            problem = str(error)
     problem = object_from_first_rank(problem)
     if problem is not None:
         raise ValueError(problem)
 
 
 def _repair(last: Path) -> None:
+    if last.is_dir():
+        raise ValueError(f"{last} is a folder, but must be a checkpoint; move it away")
     if not last.is_file() or not is_damaged(last):
         return
     others = [path for path in last.parent.glob("checkpoint*.pt") if path != last and path.is_file()]
     others.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
     source = next((path for path in others if not is_damaged(path)), None)
     if source is None:
-        logger.warning(f"{last} is damaged, and no other checkpoint beside it can be read; move it to begin anew")
-        return
+        raise ValueError(f"{last} is damaged, and no other checkpoint beside it can be read; move it to begin anew")
     with whole_file(last) as unfinished:
         shutil.copyfile(source, unfinished)
         kept = _free_name(last.with_suffix(".pt.damaged"))
