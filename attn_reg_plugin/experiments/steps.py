@@ -54,6 +54,7 @@ STEPS: dict[str, tuple[str, str, str]] = {
     "compare": ("attn_reg_plugin.experiments.translation", "TranslationComparison", ".carry_out"),
     "finetune": ("attn_reg_plugin.experiments.fine_tuning", "FineTuning", ".carry_out"),
     "sweep": ("attn_reg_plugin.experiments.sweep.settings", "Sweep", ".carry_out"),
+    "bench": ("attn_reg_plugin.bench.benchmark", "Settings", "publish"),
 }
 #: a section's settings -> those of a command, and what to call with them
 Command = Callable[[dict[str, Any]], tuple[Any, Callable[[Any], int]]]
