@@ -66,10 +66,7 @@ def effect_shown(seeds: int, power: float = 0.8, level: float = 0.05) -> float:
     """The least difference that so many seeds show with this power, in standard deviations of the differences."""
     from scipy.optimize import brentq
 
-    high = 1.0
-    while power_of(seeds, high, level) < power:
-        high *= 2
-    return float(brentq(lambda effect: power_of(seeds, effect, level) - power, 0.0, high, xtol=1e-9))
+    return float(brentq(lambda effect: power_of(seeds, effect, level) - power, 0.0, 1e4, xtol=1e-9))
 
 
 def deviations(scores: pd.DataFrame, baseline: str = PLAIN) -> pd.DataFrame:

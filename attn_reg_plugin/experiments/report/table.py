@@ -12,8 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from attn_reg_plugin.experiments.report.differences import PLAIN, Difference, differences
-from attn_reg_plugin.experiments.report.logs import VALID
-from attn_reg_plugin.experiments.report.results import RunResult, lower_is_better, result_of
+from attn_reg_plugin.experiments.report.results import VALID, RunResult, lower_is_better, result_of
 from attn_reg_plugin.experiments.runs import Run
 from attn_reg_plugin.files import write_json, write_text
 from attn_reg_plugin.labelled import TASKS
@@ -237,7 +236,7 @@ def _draw_curves(results: Sequence[RunResult], path: Path, console: Console) -> 
     from attn_reg_plugin.experiments.report.curves import draw_curves, validation_panel
     from attn_reg_plugin.pictures import save
 
-    names = [name for run in results for name in run.logged.curves if name.startswith(VALID)]
+    names = [name for run in results for name in run.curves if name.startswith(VALID)]
     if names:
         try:
             save(draw_curves([validation_panel(results, names[0])]), path)
