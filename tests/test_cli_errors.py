@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import resource
@@ -14,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from attn_reg_plugin import files
 from attn_reg_plugin.cli import main
 from tests.experiments.toy_corpus import empty_corpus
 
@@ -103,20 +101,6 @@ def test_a_path_that_cannot_be_read(
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        (["compare", "data", "--out", "a\0b"], "--out holds a NUL byte"),
-        (["compare", "data", "--out=a\0b"], "--out holds a NUL byte"),
-        (["compare", "da\0ta", "--out", "b"], r"'da\x00ta' holds a NUL byte"),
-    ],
-)
-def test_a_nul_byte_is_said_of_its_flag(words: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(words)
-    assert named in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("words", "named"),
-    [
         (
             ["--method-flags", "plain=--x 'y", "--methods", "plain"],
             """--method-flags "--x 'y": a quote is not closed""",
@@ -150,13 +134,6 @@ def test_a_full_disk_leaves_the_old_file(
     error = said(capsys, "report", "curves", log, "--out", out)
     assert str(out) in error and "larger than the system allows" in error
     assert out.read_text() == "old" and sorted(tmp_path.iterdir()) == before
-
-
-def test_every_number_of_a_full_disk_is_understood(tmp_path: Path) -> None:
-    for number in (errno.ENOSPC, errno.EDQUOT):
-        with pytest.raises(OSError) as caught, files.writing(tmp_path / "x"):
-            raise OSError(number, os.strerror(number))
-        assert files.explain(caught.value).startswith(f"{tmp_path / 'x'}: the disk ") and not list(tmp_path.iterdir())
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ from attn_reg_plugin.files import write_json
 from attn_reg_plugin.terminal import show
 
 NOTES = (
-    "× plain: median over the repeats of the ratio to plain (beam search: to plain beam search) in the same repeat.",
+    "× plain: median over the repeats of the ratio to plain in the same repeat.",
     "cross-tuned: the mean of the plain and the regularized step of the same repeat, as half of the epochs are plain; "
     "its memory is the larger of the two.",
     "the paper's form: attention maps kept in the graph, one backward per layer, a full sort of every row.",
@@ -105,39 +105,39 @@ def describe_machine(device: str) -> dict[str, Any]:
 def results(rows: Sequence[Row], seconds: Mapping[str, Seconds], peaks: Mapping[str, int]) -> list[dict[str, Any]]:
     """The figures of every row, as they are written to a file.
 
-    A ratio of time is taken within each repeat that row and reference both have. A row of kind `mean` has the mean of
-    the times of two rows in the same repeat, and the larger of their peaks.
+    A ratio of time is taken within each repeat that the row and plain training both have. A row of kind `mean` has the
+    mean of the times of a row and of plain training in the same repeat, and the larger of their peaks.
     """
     times, highest = dict(seconds), dict(peaks)
+    plain, plain_peak = times["plain"], highest["plain"]
+    found = []
     for row in rows:
         if row.kind == "mean":
-            one, other = times[row.of], times[row.reference]
-            times[row.name] = {repeat: (one[repeat] + other[repeat]) / 2 for repeat in one if repeat in other}
-            highest[row.name] = max(highest[row.of], highest[row.reference])
-    return [_figures(row, times, highest[row.name], highest[row.reference]) for row in rows]
-
-
-def _figures(row: Row, times: Mapping[str, Seconds], peak: int, reference_peak: int) -> dict[str, Any]:
-    own, reference = times[row.name], times[row.reference]
-    ratios = [own[repeat] / reference[repeat] for repeat in own if repeat in reference]
-    return {
-        "name": row.name,
-        "title": row.title.strip(),
-        "reference": row.reference,
-        "mean_of": [row.of, row.reference] if row.kind == "mean" else None,
-        "updates": row.updates,
-        "method": row.method,
-        "options": dict(row.options),
-        "seconds": list(own.values()),
-        "median_seconds": statistics.median(own.values()),
-        "ratios": ratios,
-        "ratio": statistics.median(ratios),
-        "budget": row.budget,
-        "published": row.published or None,
-        "peak_bytes": peak,
-        "memory_ratio": peak / reference_peak,
-        "memory_budget": row.memory_budget,
-    }
+            one = times[row.of]
+            times[row.name] = {repeat: (one[repeat] + plain[repeat]) / 2 for repeat in one if repeat in plain}
+            highest[row.name] = max(highest[row.of], plain_peak)
+        own, peak = times[row.name], highest[row.name]
+        ratios = [own[repeat] / plain[repeat] for repeat in own if repeat in plain]
+        found.append(
+            {
+                "name": row.name,
+                "title": row.title.strip(),
+                "mean_of": [row.of, "plain"] if row.kind == "mean" else None,
+                "updates": row.updates,
+                "method": row.method,
+                "options": dict(row.options),
+                "seconds": list(own.values()),
+                "median_seconds": statistics.median(own.values()),
+                "ratios": ratios,
+                "ratio": statistics.median(ratios),
+                "budget": row.budget,
+                "published": row.published or None,
+                "peak_bytes": peak,
+                "memory_ratio": peak / plain_peak,
+                "memory_budget": row.memory_budget,
+            }
+        )
+    return found
 
 
 def render(rows: Sequence[Row], figures: Sequence[Mapping[str, Any]]) -> Table:

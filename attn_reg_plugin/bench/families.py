@@ -17,9 +17,6 @@ from attn_reg_plugin.regularizers.ad_drop.objectives import label_logit, logits_
 PADDING = 1
 #: ids below are special in fairseq's dictionaries: beginning, padding, end, unknown
 FIRST_WORD = 4
-BEAM = 5
-#: sentences that generation translates
-TRANSLATED = 4
 CLASSES = 2
 
 
@@ -31,17 +28,15 @@ class Workload:
         inputs: the forward's arguments by name.
         targets: (B, T), padded with PADDING; of a classifier (B,) labels.
         stacks: the name of the argument with the token ids of each stack.
-        generate: translates a few sentences, or None where the family has no generation of its own.
     """
 
     model: nn.Module
     inputs: Mapping[str, Tensor]
     targets: Tensor
     stacks: Mapping[str, str]
-    generate: Callable[[], Any] | None = None
 
     def __post_init__(self) -> None:
-        """Make the optimizer, and turn on training mode, which fairseq's generator leaves."""
+        """Make the optimizer."""
         self.model.train()
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-5)
 
@@ -111,10 +106,9 @@ def _batch(settings: Settings) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _fairseq(settings: Settings) -> Workload:
-    """fairseq's Transformer, with its beam search."""
+    """fairseq's Transformer."""
     from fairseq.data import Dictionary
     from fairseq.models.transformer import TransformerModel
-    from fairseq.sequence_generator import SequenceGenerator
 
     size, words = SIZES["fairseq"][settings.size], Dictionary()
     for word in range(settings.vocabulary - FIRST_WORD):
@@ -127,10 +121,7 @@ def _fairseq(settings: Settings) -> Workload:
     model = _placed(TransformerModel.build_model(Namespace(**options), task), settings)
     source, shifted, target = _batch(settings)
     inputs = {"src_tokens": source, "src_lengths": source.ne(PADDING).sum(-1), "prev_output_tokens": shifted}
-    search = SequenceGenerator([model], words, beam_size=BEAM, max_len_b=max(4, settings.length // 2))
-    some = {"net_input": {name: tensor[:TRANSLATED] for name, tensor in inputs.items()}}
-    stacks = {"encoder": "src_tokens", "decoder": "prev_output_tokens"}
-    return Workload(model, inputs, target, stacks, generate=lambda: search.generate([model], some))
+    return Workload(model, inputs, target, {"encoder": "src_tokens", "decoder": "prev_output_tokens"})
 
 
 def _bert(settings: Settings) -> Workload:

@@ -116,21 +116,11 @@ def _naive(row: Row, work: Workload, light: bool) -> Iterator[Step]:
     yield lambda: work.update(naive_forward(work.model, work.inputs, work.objective)[0])
 
 
-@contextmanager
-def _generation(row: Row, work: Workload, light: bool) -> Iterator[Step]:
-    """Translating a few sentences in evaluation mode."""
-    with _attached(row, work, light), torch.no_grad():
-        work.model.eval()
-        yield work.generate
-        work.model.train()
-
-
 #: kind of row -> a context in which a step of it can be run; whether it is light, for its memory
 STEPS: dict[str, Callable[[Row, Workload, bool], AbstractContextManager[Step]]] = {
     "training": _training,
     "round": _training,
     "naive": _naive,
-    "generation": _generation,
 }
 
 # -- seconds ----------------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ class Row:
         primed: one step is made first, unmeasured, so that what a method does once is done.
         memory_options: put over `options` when memory is measured: less work with the same peak.
         updates: of the optimizer in a step; seconds are divided by it.
-        of, reference: the row that a `mean` averages with its reference; the row that ratios are relative to.
+        of: the row that a `mean` averages with plain training.
         budget, memory_budget, published: the largest ratios allowed, and the published ratio of time.
         rare: so slow that it is measured in the first repeat only, without warm-up.
         families, dtypes: where it exists, and means anything; all if empty.
@@ -38,7 +38,6 @@ class Row:
     memory_options: Mapping[str, Any] = field(default_factory=dict)
     updates: int = 1
     of: str | None = None
-    reference: str = "plain"
     budget: float | None = None
     memory_budget: float | None = None
     published: str = ""
@@ -99,7 +98,6 @@ _ROUND |= {"budget": 2.3, "memory_budget": 2.3, "published": "2"}
 _DROPPED: dict[str, Any] = {"method": "attention_layer_drop", "updates": 4, "families": _TWO_STACKS}
 _DROPPED |= {"budget": 1.0, "memory_budget": 1.0}
 _OWN, _EVERY = {"sites": _ENCODER, "steps": ROUND}, {"sites": _ALL, "steps": ROUND}
-_SEARCH = {"kind": "generation", "reference": "generation", "families": ("fairseq",)}
 ROWS: tuple[Row, ...] = (
     Row("plain", "plain"),
     Row("inactive", "attached, plain epoch", method="ad_drop", epoch=1, primed=True, budget=1.01),
@@ -128,8 +126,6 @@ ROWS: tuple[Row, ...] = (
         **_DROPPED,
     ),
     Row("attention_layer_drop_all", "attention LayerDrop (p = 0.5), *", options={"sites": _ALL, "p": 0.5}, **_DROPPED),
-    Row("generation", "beam search, plain", **_SEARCH),
-    Row("generation_attached", "beam search, attached", method="ad_drop", budget=1.01, **_SEARCH),
 )
 
 
@@ -162,5 +158,5 @@ def select_rows(names: Sequence[str] | None, family: str, dtype: str) -> list[Ro
             raise ValueError(f"method {name!r} does not exist for --family {family} --dtype {dtype}")
         if name not in chosen:
             chosen.add(name)
-            wanted += filter(None, [there[name].reference, there[name].of])
+            wanted += filter(None, ["plain", there[name].of])
     return [row for row in there.values() if row.name in chosen]

@@ -30,7 +30,6 @@ from attn_reg_plugin.experiments.report.table import (
     Row,
     cells,
     column,
-    long_frame,
     names_of_subsets,
     notes_of,
     summarize,
@@ -135,7 +134,8 @@ def _section(experiment: Experiment) -> Iterator[str]:
     for heading, draw in parts.items():
         if pictures := [_picture(figure, caption) for figure, caption in draw(experiment)]:
             yield f'<h3>{heading}</h3><div class="pictures">{"".join(pictures)}</div>'
-    if lines := (seeds := power.cells(long_frame(experiment.finished), baseline))[1]:
+    scores = power.scores_of([(run.method, run.seed, run.scores) for run in experiment.finished])
+    if lines := (seeds := power.cells(scores, baseline))[1]:
         said = "two-sided paired t-test at 0.05 with power 0.8, over seeds, on these evaluation examples"
         yield f"<h3>Seeds</h3>{_table(seeds[0], lines)}<ul><li>{said}</li></ul>"
     yield from _configuration(experiment)

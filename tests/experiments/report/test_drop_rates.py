@@ -89,12 +89,6 @@ def test_the_values_at_fixed_knots_are_the_least_squares_solution() -> None:
     assert fit.error == pytest.approx(error, abs=1e-4)
 
 
-def test_probabilities_stay_in_their_range() -> None:
-    ends = np.arange(1, 101)
-    drops = np.where(ends > 50, 1.0, 0.0)
-    assert all(0 <= drop <= 1 for _, drop in fit_curve(Rates(ends - 1, ends, drops), knots=3).curve.points)
-
-
 def test_the_curve_of_a_log_with_a_single_line_is_constant(tmp_path: Path) -> None:
     path = tmp_path / "train.log"
     path.write_text(inner(100, 100, {"encoder.self[0]": Curve(((0, 0.75),))}), encoding="utf-8")
@@ -193,25 +187,6 @@ def test_it_prints_how_to_train_with_the_schedule(
     *sites, flags = capsys.readouterr().out.splitlines()
     assert [site.partition(":")[0] for site in sites] == list(DROP)
     assert flags.endswith(f"--scheduled-dropout-schedule {out} --attn-sites 'encoder.self[0,1,10] decoder.cross[0]'")
-
-
-def test_a_real_run_gives_its_schedule_back(tmp_path: Path) -> None:
-    """fairseq-train with scheduled dropout, and from its log the schedule that it was trained with."""
-    pytest.importorskip("fairseq")
-    from tests.tasks.fairseq_runs import make_corpus, train
-
-    data = make_corpus(tmp_path / "corpus")
-    written = "drop encoder.self: 0:0.8 1:0.2; drop encoder.self[1]: 0:0.1 1:0.7"
-    flags = ["--attn-reg", "scheduled_dropout", "--scheduled-dropout-schedule", written]
-    flags += ["--scheduled-dropout-unit", "progress"]
-    save = tmp_path / "run"
-    train(data, save, *flags, "--max-epoch", "2", "--batch-size", "16", "--no-save").check()
-    out = tmp_path / "schedule.yaml"
-    assert report("curves", save, "--out", out, "--knots", "2") == 0
-    (first, second) = (curve for _, curve in Schedule.read(str(out)).entries)
-    for t in (0, 10, 19):
-        assert first(t) == pytest.approx(0.8 - 0.03 * t, abs=0.06)
-        assert second(t) == pytest.approx(0.1 + 0.03 * t, abs=0.06)
 
 
 def test_what_attend_out_learned_is_a_schedule_to_train_with(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import pytest
 pytest.importorskip("matplotlib")
 
 from attn_reg_plugin.cli import main
-from attn_reg_plugin.experiments.report.curves import Panel, draw_curves, limits, mean_curve, rate_panels, svg
+from attn_reg_plugin.experiments.report.curves import limits, mean_curve, rate_panels
 from attn_reg_plugin.experiments.report.differences import Difference, interval
 from attn_reg_plugin.experiments.report.examples import Examples, of_predictions, of_translations
 from attn_reg_plugin.experiments.report.page import Experiment, read_experiment
@@ -153,15 +153,6 @@ def test_the_axis_shows_all_ends_and_leaves_out_the_start() -> None:
     assert 1 < low < 2.0 and 3.0 < high < 10
     for equal in ([2.0, 2.0], [2.0, math.nan]):
         assert limits([equal]) == pytest.approx((1.9, 2.1))
-
-
-def test_titles_with_dollars_are_text_and_the_best_point_is_marked() -> None:
-    figure = draw_curves(
-        [Panel("epoch", "loss", {"p $x$ $\\frac": [{1: 3.0, 2: 1.0, 3: 2.0}], "b": [{1: 2.0}]}, lower=True)]
-    )
-    (axes,) = figure.axes
-    assert axes.lines[0].get_markevery() == [1] and axes.lines[1].get_markevery() == [0]
-    assert "<svg" in svg(figure)
 
 
 def test_drop_rates_have_a_panel_for_each_kind_and_a_line_for_each_layer(tmp_path: Path) -> None:
