@@ -6,6 +6,7 @@ Lines differ in dashes, marks and lightness, so that they can be told apart in g
 from __future__ import annotations
 
 import io
+import itertools
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -157,18 +158,19 @@ def draw_estimates(estimates: Sequence[Estimate], across: str, reference: float)
     """
     matplotlib = load_matplotlib("a plot")
     with matplotlib.rc_context(_LOOK):
-        figure = matplotlib.figure.Figure(figsize=(WIDTH, 0.9 + 0.6 * len(estimates)), layout="constrained")
+        texts = [one.name + ("   " if len(one.name) + len(one.text) < LINE else "\n") + one.text for one in estimates]
+        places = list(itertools.accumulate(1.0 + 0.5 * text.count("\n") for text in texts))
+        figure = matplotlib.figure.Figure(figsize=(WIDTH, 0.9 + 0.6 * places[-1]), layout="constrained")
         axes = figure.subplots()
         axes.axvline(reference, color="black", linewidth=1)
         paper = {"facecolor": "white", "edgecolor": "none", "pad": 1}  # over the lines of the grid
         where = {"transform": axes.get_yaxis_transform(), "va": "bottom", "bbox": paper, "fontsize": SIZE - 1}
-        for place, one in enumerate(estimates):
-            axes.plot([one.low, one.high], [place, place], "|-", color=_INK, markersize=9, linewidth=1.8)
+        for place, one, text in zip(places, estimates, texts, strict=True):
             fill = _INK if one.seeds >= ENOUGH else "white"
-            axes.plot(one.mean, place, "o", color=_INK, markerfacecolor=fill, markersize=8)
-            gap = "   " if len(one.name) + len(one.text) < LINE else "\n"
-            axes.text(0, place - 0.24, plain_text(f"{one.name}{gap}{one.text}"), **where)
-        axes.set(ylim=(len(estimates) - 0.5, -0.9), xlabel=plain_text(across))
+            axes.plot([one.low, one.high], [place, place], "|-", color=_INK, markersize=9, linewidth=1.8)
+            axes.plot(one.mean, place, "o", color=_INK, markerfacecolor=fill, markeredgewidth=1.8, markersize=8)
+            axes.text(0, place - 0.24, plain_text(text), **where)
+        axes.set(ylim=(places[-1] + 0.5, 0), xlabel=plain_text(across))
         axes.yaxis.set_visible(False)
         axes.spines["left"].set_visible(False)
         axes.xaxis.get_major_locator().set_params(nbins=5)

@@ -53,9 +53,10 @@ ul, figcaption { color: var(--soft); font-size: .875rem; padding-left: 1.2rem; }
 table { border-collapse: collapse; width: 100%; font-size: .875rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .35rem .5rem; text-align: right; white-space: nowrap; overflow-wrap: normal; }
 th { white-space: normal; vertical-align: bottom; border-bottom: 1px solid var(--line); }
-th:first-child, td:first-child { text-align: left; }
+th:first-child, td:first-child { text-align: left; white-space: normal; overflow-wrap: anywhere; min-width: 8rem; }
 tbody tr:nth-child(even) { background: var(--band); }
-.settings td, .settings th { text-align: left; white-space: normal; overflow-wrap: anywhere; }
+.settings td, .settings th { text-align: left; white-space: normal; }
+.settings span { display: inline-block; max-width: 100%; overflow-wrap: anywhere; }
 .pictures { display: grid; gap: 1rem; grid-template-columns: repeat(auto-fit, minmax(min(100%, 24rem), 1fr)); }
 figure { margin: 0; max-width: 36rem; break-inside: avoid; }
 img { display: block; width: 100%; height: auto; background: #fff; border: 1px solid var(--line); }
@@ -142,10 +143,15 @@ def _section(experiment: Experiment) -> Iterator[str]:
 
 
 def _table(header: Sequence[str], body: Sequence[Sequence[str]], look: str = "") -> str:
-    """A table in a box; figures of few seeds are in italics."""
+    """A table in a box; figures of few seeds are in italics, and lines break between what two spaces divide."""
     import pandas as pd
 
-    shown = [[f"<i>{escape(cell)}</i>" if isinstance(cell, Few) else escape(cell) for cell in line] for line in body]
+    def shown_as(cell: str) -> str:
+        if isinstance(cell, Few):
+            return f"<i>{escape(cell)}</i>"
+        return " ".join(f"<span>{part}</span>" for part in escape(cell).split("  "))
+
+    shown = [[shown_as(cell) for cell in line] for line in body]
     frame = pd.DataFrame(shown, columns=[escape(name) for name in header])
     with pd.option_context("display.max_colwidth", None):
         table = frame.to_html(index=False, escape=False, border=0, classes=look, justify="unset")
@@ -212,12 +218,11 @@ def _configuration(experiment: Experiment) -> Iterator[str]:
     flags = {method: completed(run.settings.get("flags", {})) for method, run in first.items()}
     one, *others = flags.values()
     shared = {name: value for name, value in one.items() if all(own.get(name) == value for own in others)}
-    rows = []
-    for method in dict.fromkeys(run.method for run in experiment.runs):
-        seeds = sorted(run.seed for run in experiment.runs if run.method == method)
-        own = "  ".join(f"--{name} {value}" for name, value in flags[method].items() if name not in shared)
-        rows.append([first[method].title, ", ".join(map(str, seeds)), own])
-    yield f"<h3>Configuration</h3>{_table(['method', 'seeds', 'own flags'], rows, 'settings')}"
+    rows = [
+        [run.title, "  ".join(f"--{name} {value}" for name, value in flags[method].items() if name not in shared)]
+        for method, run in reversed(first.items())
+    ]
+    yield f"<h3>Configuration</h3>{_table(['method', 'own flags'], rows, 'settings')}"
     for summary, header, body in (
         ("Flags that all share", ["flag", "value"], [[f"--{name}", value] for name, value in sorted(shared.items())]),
         ("Signatures of the scores", ["signature"], [[text] for text in experiment.signatures]),

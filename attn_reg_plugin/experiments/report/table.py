@@ -174,7 +174,7 @@ def notes_of(rows: Sequence[Row], baseline: str = PLAIN) -> list[str]:
     found = [one for row in rows for by_metric in row.differences.values() for one in by_metric.values()]
     drawn = sorted({one.drawn for one in found if one.low is not None}, key=len, reverse=True)
     if found:
-        how = f" [95 % interval: bootstrap over {', of some figures over '.join(drawn)}]" if drawn else ""
+        how = f" [95 % interval over {', of some figures over '.join(drawn)}]" if drawn else ""
         notes.append(f"− {baseline}: mean difference to the run of the same seed{how}; of all figures in results.json")
     for row in rows:
         if row.constant:
