@@ -34,8 +34,8 @@ RATED = {
     "ad_drop_rd": ("AD-DROP, random candidates", {"color": "#6c8ebf", "linestyle": "-.", "marker": "^"}),
     "attention_dropout": ("attention dropout", {"color": "#2a9d6f", "linestyle": "--", "marker": "s"}),
 }
-#: of plots: inches, points, inches a row of one takes, characters in a line of a method's name
-WIDTH, SIZE, LINE, TITLE = 5.4, 11, 0.4, 26
+#: of plots: inches, points, inches that a row takes, characters in a line of a method's name, pixels per inch
+WIDTH, SIZE, LINE, TITLE, DPI = 5.4, 11, 0.4, 26, 110
 
 
 def difference_of(row: Row) -> str:
@@ -100,7 +100,7 @@ def plot_series(series: Series, path: Path) -> None:
         panel.set_title(f"{value}: plain {plain_of(part).score.mean:.1f}")
         panel.set_xlabel(part.metric)
     figure.suptitle("difference to plain training, 95 % interval")
-    save(figure, path)
+    save(figure, path, DPI)
 
 
 def drawing(height: float, panels: int = 1) -> tuple[Any, Any]:
@@ -137,7 +137,7 @@ def plot(experiment: Experiment, path: Path) -> None:
     figure, (panel,) = drawing(1.2 + LINE * len(rows))
     draw(panel, [row.title for row in rows], dict(enumerate(rows)))
     panel.set_xlabel(f"{experiment.metric}, difference to plain training,\n95 % interval")
-    save(figure, path)
+    save(figure, path, DPI)
 
 
 def upwards(experiment: Experiment, height: float) -> tuple[Any, Any]:
@@ -168,7 +168,7 @@ def plot_costs(experiment: Experiment, path: Path) -> None:
             height -= 0.25 * title.count("\n")
     panel.set_xlim(0.8, 2.9)
     panel.set_xlabel("time of an update, in plain ones")
-    save(figure, path)
+    save(figure, path, DPI)
 
 
 def columns(rows: Iterable[Row]) -> list[tuple[float, list[Row]]]:
@@ -194,7 +194,7 @@ def plot_rates(experiment: Experiment, path: Path) -> None:
         panel.errorbar(places, means, ends, label=title, capsize=2, elinewidth=0.8, **look)
     panel.set_xlabel("drop rate, % of the positions")
     panel.legend(frameon=False)
-    save(figure, path)
+    save(figure, path, DPI)
 
 
 def filled(path: Path, tables: Mapping[str, str]) -> str:

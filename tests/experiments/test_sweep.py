@@ -22,6 +22,7 @@ from attn_reg_plugin.cli import main
 from attn_reg_plugin.experiments import runs
 from attn_reg_plugin.experiments.executing import RunError
 from attn_reg_plugin.experiments.steps import plan
+from attn_reg_plugin.experiments.sweep import trials
 from attn_reg_plugin.experiments.sweep.report import gain
 from attn_reg_plugin.experiments.sweep.settings import Sweep
 from attn_reg_plugin.experiments.training_log import read_log
@@ -237,6 +238,7 @@ def test_what_only_a_try_shows_and_a_bad_storage_leave_nothing_behind(
         (of_space("{p: [0.1]}", "storage: sweep.db"), "--storage cannot be opened: "),
         (of_space("{p: [0.1]}", "storage: 'mysql://me:secret@localhost:1/x'"), "--storage cannot be opened: "),
         (of_space("{p: [0.1]}", "storage: sqlite:///no/such/sweep.db"), "--storage cannot be opened: "),
+        (of_space("{p: [0.1]}", "storage: 'sqlite:///:memory:'"), "--storage is in memory, which no other thread sees"),
     ):
         (rte / "s.yaml").write_text(text)
         assert main(["sweep", "s.yaml"]) == 2
@@ -244,6 +246,19 @@ def test_what_only_a_try_shows_and_a_bad_storage_leave_nothing_behind(
         assert said in error and "secret" not in error and error.count("\n") == 1
         (rte / "s.yaml").unlink()
         assert sorted(rte.rglob("*")) == there
+
+
+def test_a_full_disk_leaves_no_folder(
+    rte: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(url: str, *_: Any, **__: Any) -> None:
+        Path(url.removeprefix("sqlite:///")).touch()
+        raise OSError("database or disk is full")
+
+    monkeypatch.setattr(trials, "RDBStorage", full)
+    (rte / "s.yaml").write_text(of_space("{p: [0.1]}"))
+    assert main(["sweep", "s.yaml"]) == 2 and "cannot be opened: database or disk" in capsys.readouterr().err
+    assert not (rte / "out").exists()
 
 
 def test_the_interval_is_that_of_scipy_and_of_equal_values_it_has_no_width() -> None:
