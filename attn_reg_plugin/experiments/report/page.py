@@ -103,7 +103,7 @@ def read_experiment(folder: Path, baseline: str = PLAIN) -> Experiment:
     order = [str(row.get("method")) for row in content.get("methods", ())]
     runs.sort(key=lambda run: (order.index(run.method) if run.method in order else len(order), run.method, run.seed))
     if not any(run.finished for run in runs):
-        raise ValueError(f"{folder} has {len(runs)} runs, but none of them is finished")
+        raise ValueError(f"{folder} has {len(runs)} runs, but none of them is finished and has a score")
     title = " ".join(filter(None, [str(runs[0].settings.get("task", "")), f"({folder})"]))
     return Experiment(title, runs, baseline, content.get("signatures") or [])
 

@@ -53,7 +53,7 @@ class RunResult:
         seconds: elapsed, of an epoch; None where it is unknown, as of a method that doesn't train.
         epochs: that were trained.
         constant: whether it predicts one class (or value) for every example, or translates each into one sentence.
-        finished: whether its training is over.
+        finished: whether its training is over, and it has a score.
         settings: as `run.json` has them.
     """
 
@@ -118,7 +118,7 @@ def result_of(run: Run) -> RunResult:
         seconds=training.get("seconds_per_epoch"),
         epochs=training.get("epochs"),
         constant=bool(result.get("constant")),
-        finished="scores" in result,
+        finished=bool(result.get("scores")),
         settings=run.settings,
     )
 
@@ -130,6 +130,8 @@ def read_results(folder: Path) -> list[RunResult]:
         FileNotFoundError: there is no such folder.
         ValueError: there is no run in it, or the files of one cannot be read.
     """
+    if folder.is_file():
+        raise ValueError(f"{folder} is a file; give a folder of attn-reg compare or finetune")
     if not folder.is_dir():
         raise FileNotFoundError(f"there is no folder {folder}")
     if runs := read_runs([folder], depth=1):

@@ -121,10 +121,15 @@ def test_folders_that_make_no_page_are_refused(tmp_path: Path, capsys: pytest.Ca
     runs = make_comparison(tmp_path / "runs", {"plain": 20.0}, (1,))
     (runs / "plain-seed1" / "result.json").unlink()
     (empty := tmp_path / "empty").mkdir()
+    (file := tmp_path / "results.json").touch()
+    silent = make_comparison(tmp_path / "silent", {"plain": 20.0}, (1,))
+    (silent / "plain-seed1" / "result.json").write_text('{"scores": {}}', encoding="utf-8")
     for words, said in (
         ([tmp_path / "absent"], "there is no folder"),
+        ([file], "results.json is a file; give a folder of attn-reg compare or finetune"),
+        ([silent], "has 1 runs, but none of them is finished and has a score"),
         ([empty], "has no runs of attn-reg compare or finetune in it"),
-        ([runs], "has 1 runs, but none of them is finished"),
+        ([runs], "has 1 runs, but none of them is finished and has a score"),
         ([runs, "--out", tmp_path / "page.pdf"], "page.pdf, but its name must end in .html or .htm"),
     ):
         assert main(["report", *map(str, words)]) == 2 and said in capsys.readouterr().err
