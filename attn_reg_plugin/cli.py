@@ -118,8 +118,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parsed(command: str, words: Sequence[str]) -> argparse.Namespace:
     """The arguments of a command; `rest` are those behind `--`."""
     parser = build_parser(command)
-    if zero := _with_zero_byte(words):
-        parser.error(f"{zero} holds a NUL byte, which no path and no flag can hold")
     place = list(words).index("--") if "--" in words else len(words)
     greedy = any(action.nargs in (argparse.PARSER, argparse.REMAINDER) for action in parser._actions)
     parse = parser.parse_args if greedy else parser.parse_intermixed_args
@@ -151,17 +149,6 @@ def _run(command: str, *words: str) -> int:
     except ValueError as error:
         print(f"attn-reg {command}: {error}", file=sys.stderr)
         return 2
-
-
-def _with_zero_byte(words: Sequence[str]) -> str:
-    """The flag whose value holds a NUL byte, or what stands there in its place; empty where none does."""
-    for place, word in enumerate(words):
-        if "\0" in word:
-            name, before = word.partition("=")[0], words[place - 1] if place else ""
-            if name.startswith("--") and "\0" not in name:
-                return name
-            return before if before.startswith("--") else repr(word)
-    return ""
 
 
 def _complete() -> None:

@@ -1,4 +1,4 @@
-"""Pictures: matplotlib, which only they need, the formats that it knows, and files of them, whole or not at all."""
+"""Pictures: matplotlib, which only they need, and files of them, whole or not at all."""
 
 from __future__ import annotations
 
@@ -34,20 +34,6 @@ def plain_text(text: str) -> str:
     return text.replace("$", r"\$")
 
 
-def check_format(path: Path, flag: str) -> None:
-    """Check that a picture can be drawn into a file of this name.
-
-    Args:
-        flag: that gives the name, such as `--plot`.
-
-    Raises:
-        ValueError: matplotlib is missing, or doesn't know the format of the name's ending.
-    """
-    formats = load_matplotlib(flag).figure.Figure().canvas.get_supported_filetypes()
-    if path.suffix.removeprefix(".").lower() not in formats:
-        raise ValueError(f"{flag} is {path}, but its name must end in one of .{', .'.join(sorted(formats))}")
-
-
 def save(figure: Any, path: Path, dpi: int = 150) -> None:
     """Write a picture of matplotlib's, whole or not at all, and the folder that it is in.
 
@@ -57,7 +43,10 @@ def save(figure: Any, path: Path, dpi: int = 150) -> None:
 
     Raises:
         OSError: with `path`, where it cannot be written.
+        ValueError: matplotlib does not know the format.
     """
+    if path.suffix.removeprefix(".").lower() not in (known := figure.canvas.get_supported_filetypes()):
+        raise ValueError(f"the name of the picture {path} must end in one of .{', .'.join(sorted(known))}")
     path.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(path) as unfinished, naming_writer(path):
         figure.savefig(unfinished, dpi=dpi, format=path.suffix.removeprefix("."))

@@ -12,10 +12,10 @@ and docs/evidence_costs.png the gains of noisy_phrasebook beside it.
 
 from __future__ import annotations
 
-import math
 import re
 import statistics
-from collections.abc import Iterable, Mapping
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +34,8 @@ RATED = {
     "ad_drop_rd": ("AD-DROP, random candidates", {"color": "#6c8ebf", "linestyle": "-.", "marker": "^"}),
     "attention_dropout": ("attention dropout", {"color": "#2a9d6f", "linestyle": "--", "marker": "s"}),
 }
-#: panels of a series in a row, at most
-ABREAST = 4
+#: of plots: inches, points, inches that a row takes, characters in a line of a method's name, pixels per inch
+WIDTH, SIZE, LINE, TITLE, DPI = 5.4, 11, 0.4, 26, 110
 
 
 def difference_of(row: Row) -> str:
@@ -91,24 +91,24 @@ def tables(found: Iterable[Experiment | Series]) -> dict[str, str]:
 
 
 def plot_series(series: Series, path: Path) -> None:
-    """A panel for each value, up to `ABREAST` in a row: every method's difference to plain and the 95 % interval."""
-    count = len(series.parts)
-    rows = math.ceil(count / ABREAST)
-    abreast = math.ceil(count / rows)
-    size = 2 + 2.3 * abreast, 0.3 + 2.5 * rows
-    figure = load_matplotlib("a plot").figure.Figure(figsize=size, layout="constrained")
+    """A panel for each value, below the other: every method's difference to plain and the 95 % interval."""
     titles = list(dict.fromkeys(row.title for part in series.parts.values() for row in part.rows if row.difference))
-    panels = figure.subplots(rows, abreast, sharey=True, squeeze=False).flat
-    for panel, (value, part) in zip(panels, series.parts.items(), strict=False):
-        draw(panel, {titles.index(row.title): row for row in part.rows if row.difference})
-        panel.set_title(f"{value}: plain {plain_of(part).score.mean:.1f}", fontsize=9)
+    height = 0.9 + LINE * len(titles)
+    figure, panels = drawing(0.3 + height * len(series.parts), len(series.parts))
+    for panel, (value, part) in zip(panels, series.parts.items(), strict=True):
+        draw(panel, titles, {titles.index(row.title): row for row in part.rows if row.difference})
+        panel.set_title(f"{value}: plain {plain_of(part).score.mean:.1f}")
         panel.set_xlabel(part.metric)
-    for panel in panels[count:]:
-        panel.set_axis_off()
-    panels[0].set_yticks(range(len(titles)), titles)
-    panels[0].set_ylim(len(titles) - 0.4, -0.6)  # the first above
-    figure.suptitle("difference to plain training, 95 % interval", fontsize=9)
-    save(figure, path)
+    figure.suptitle("difference to plain training, 95 % interval")
+    save(figure, path, DPI)
+
+
+def drawing(height: float, panels: int = 1) -> tuple[Any, Any]:
+    """A figure and its panels, one below the other, whose text is legible in a column of a telephone's width."""
+    matplotlib = load_matplotlib("a plot")
+    with matplotlib.rc_context({"font.size": SIZE, "axes.titlesize": SIZE, "figure.titlesize": SIZE}):
+        figure = matplotlib.figure.Figure(figsize=(WIDTH, height), layout="constrained")
+        return figure, figure.subplots(panels, 1, squeeze=False)[:, 0]
 
 
 def plain_of(experiment: Experiment) -> Row:
@@ -116,35 +116,33 @@ def plain_of(experiment: Experiment) -> Row:
     return next(row for row in experiment.rows if row.method == "plain")
 
 
-def draw(panel: Any, rows: Mapping[int, Row]) -> None:
-    """The differences of rows, by height."""
+def draw(panel: Any, titles: Sequence[str], rows: Mapping[int, Row]) -> None:
+    """The differences of rows, by their place among the titles, the first above; hollow where seeds are few."""
     panel.axvline(0, color="0.3", linewidth=1)
     for height, row in rows.items():
         difference = row.difference
-        color = "black" if row.score.seeds >= ENOUGH else "0.6"
         if difference.low is not None:
-            panel.plot([difference.low, difference.high], [height, height], color=color, linewidth=1.5)
-        panel.plot([difference.mean], [height], "o", color=color, markersize=5)
+            panel.plot([difference.low, difference.high], [height, height], color="black", linewidth=1.5)
+        fill = "black" if row.score.seeds >= ENOUGH else "white"
+        panel.plot([difference.mean], [height], "o", color="black", markerfacecolor=fill, markersize=6)
     panel.grid(axis="x", color="0.9")
     panel.set_axisbelow(True)
+    panel.set_yticks(range(len(titles)), [textwrap.fill(title, TITLE) for title in titles])
+    panel.set_ylim(len(titles) - 0.4, -0.6)
 
 
 def plot(experiment: Experiment, path: Path) -> None:
     """A line for each method: its difference to plain and the 95 % interval."""
-    rows = [row for row in sorted(experiment.rows, key=lambda row: row.score.mean) if row.difference]
-    figure = load_matplotlib("a plot").figure.Figure(figsize=(7, 1.2 + 0.32 * len(rows)), layout="constrained")
-    panel = figure.subplots()
-    draw(panel, dict(enumerate(rows)))
-    panel.set_yticks(range(len(rows)), [row.title for row in rows])
-    panel.set_ylim(-0.6, len(rows) - 0.4)
-    panel.set_xlabel(f"{experiment.metric}, difference to plain training, 95 % interval")
-    save(figure, path)
+    rows = [row for row in sorted(experiment.rows, key=lambda row: -row.score.mean) if row.difference]
+    figure, (panel,) = drawing(1.2 + LINE * len(rows))
+    draw(panel, [row.title for row in rows], dict(enumerate(rows)))
+    panel.set_xlabel(f"{experiment.metric}, difference to plain training,\n95 % interval")
+    save(figure, path, DPI)
 
 
 def upwards(experiment: Experiment, height: float) -> tuple[Any, Any]:
     """A figure and its panel for differences to plain training, upwards."""
-    figure = load_matplotlib("a plot").figure.Figure(figsize=(7, height), layout="constrained")
-    panel = figure.subplots()
+    figure, (panel,) = drawing(height)
     panel.axhline(0, color="0.3", linewidth=1)
     panel.set_ylabel(f"{experiment.metric}, difference to plain training")
     panel.grid(color="0.9")
@@ -154,7 +152,7 @@ def upwards(experiment: Experiment, height: float) -> tuple[Any, Any]:
 
 def plot_costs(experiment: Experiment, path: Path) -> None:
     """Gain against cost."""
-    figure, panel = upwards(experiment, 4.2)
+    figure, panel = upwards(experiment, 6.5)
     shown = [row for row in experiment.rows if row.difference and row.time]
     for row in shown:
         panel.plot([row.time] * 2, [row.difference.low, row.difference.high], color="0.6", linewidth=1)
@@ -162,13 +160,15 @@ def plot_costs(experiment: Experiment, path: Path) -> None:
     for right, members in columns(shown):
         height = float("inf")
         for row in members:
-            height = min(row.difference.mean, height - 0.55)
+            title = textwrap.fill(row.title, TITLE * 2 // 3)
+            height = min(row.difference.mean, height - 0.5 * (1 + title.count("\n")))
             line = {"arrowstyle": "-", "color": "0.4", "linewidth": 0.6, "shrinkA": 0, "shrinkB": 3}
             at, text = (row.time, row.difference.mean), (right + 0.06, height)
-            panel.annotate(row.title, at, text, fontsize=8, va="center", arrowprops=line)
+            panel.annotate(title, at, text, fontsize=SIZE - 2, va="center", linespacing=0.9, arrowprops=line)
+            height -= 0.25 * title.count("\n")
     panel.set_xlim(0.8, 2.9)
     panel.set_xlabel("time of an update, in plain ones")
-    save(figure, path)
+    save(figure, path, DPI)
 
 
 def columns(rows: Iterable[Row]) -> list[tuple[float, list[Row]]]:
@@ -194,7 +194,7 @@ def plot_rates(experiment: Experiment, path: Path) -> None:
         panel.errorbar(places, means, ends, label=title, capsize=2, elinewidth=0.8, **look)
     panel.set_xlabel("drop rate, % of the positions")
     panel.legend(frameon=False)
-    save(figure, path)
+    save(figure, path, DPI)
 
 
 def filled(path: Path, tables: Mapping[str, str]) -> str:

@@ -61,16 +61,6 @@ def test_what_is_mistyped(words: list[str], said: str, capsys: pytest.CaptureFix
     assert code == 2 and said in capsys.readouterr().err
 
 
-def test_the_choices_of_the_bench_are_those_that_there_are() -> None:
-    """Its help has them without torch."""
-    pytest.importorskip("rich")
-    from attn_reg_plugin.bench import families, measure
-    from attn_reg_plugin.commands import bench
-
-    assert (set(bench.FAMILIES), set(bench.SIZES)) == (set(families.FAMILIES), set(families.SIZES))
-    assert set(bench.CLOCKS) == set(measure.CLOCKS)
-
-
 def test_the_folder_for_fairseq(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["user-dir"]) == 0 and capsys.readouterr().out == f"{user_dir()}\n"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import resource
@@ -14,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from attn_reg_plugin import files
 from attn_reg_plugin.cli import main
 from tests.experiments.toy_corpus import empty_corpus
 
@@ -98,20 +96,6 @@ def test_a_path_that_cannot_be_read(
     error = said(capsys, *(word.format(path) for word in words))
     assert str(path)[:200] in error or str(path.parent) in error
     assert not (tmp_path / "runs").exists() and not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(
-    ("words", "named"),
-    [
-        (["compare", "data", "--out", "a\0b"], "--out holds a NUL byte"),
-        (["compare", "data", "--out=a\0b"], "--out holds a NUL byte"),
-        (["compare", "da\0ta", "--out", "b"], r"'da\x00ta' holds a NUL byte"),
-    ],
-)
-def test_a_nul_byte_is_said_of_its_flag(words: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(words)
-    assert named in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,8 @@ def test_fairseq_has_its_flags(method: type[Regularizer]) -> None:
 
 def test_the_bench_measures_it(method: type[Regularizer], one_thread: None) -> None:
     rows = select_rows([NAME], "fairseq", "float32")
-    (plain, found), _ = benchmark(rows, Settings("fairseq", "tiny", 2, 4, 0.5, 20), 1, 1, 0, "wall")
+    settings = Settings(size="tiny", batch=2, length=4, shortest=0.5, vocabulary=20, threads=1, repeats=1, warmup=0)
+    (plain, found), _ = benchmark(rows, settings)
     assert (plain["name"], found["name"]) == ("plain", NAME) and found["method"] == NAME and found["seconds"]
 
 

@@ -90,15 +90,6 @@ def test_the_scripts_parse_and_are_executable(script: Path) -> None:
     assert "set -euo pipefail" in script.read_text(encoding="utf-8")
 
 
-def test_all_requirements_are_pinned_once() -> None:
-    lines = (ROOT / "scripts" / "requirements.txt").read_text(encoding="utf-8").splitlines()
-    pins = [line for line in lines if line and not line.startswith("#")]
-    assert all(line.count("==") == 1 for line in pins)
-    names = [line.partition("==")[0].lower() for line in pins]
-    assert len(set(names)) == len(names)
-    assert {"torch", "fairseq-fixed", "numpy", "cython", "setuptools", "wheel"} <= set(names)
-
-
 def test_a_first_run_installs_in_order_and_a_second_installs_nothing(checkout: Checkout) -> None:
     first = checkout.setup()
     assert first.returncode == 0, first.stderr
@@ -136,10 +127,6 @@ def test_another_python_is_refused(checkout: Checkout) -> None:
     said = _one_sentence(checkout.setup(PYTHON=str(old)))
     assert "3.9" in said and "3.11 or 3.12" in said
     assert not (checkout.root / ".venv").exists()
-
-
-def test_an_interpreter_that_does_not_run_is_refused(checkout: Checkout) -> None:
-    assert "no Python that runs; Python 3.11 or 3.12" in _one_sentence(checkout.setup(PYTHON="/nowhere/python"))
 
 
 def test_too_little_disk_is_refused(checkout: Checkout) -> None:

@@ -21,37 +21,51 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from attn_reg_plugin.bench.families import Settings, build_workload
-from attn_reg_plugin.bench.measure import Peak, Seconds, measure_peaks, measure_seconds
-from attn_reg_plugin.bench.rows import Row
+from attn_reg_plugin.bench.families import build_workload
+from attn_reg_plugin.bench.measure import Seconds, measure_peaks, measure_seconds
+from attn_reg_plugin.bench.rows import Row, select_rows
+from attn_reg_plugin.bench.settings import Settings
+from attn_reg_plugin.files import write_json
+from attn_reg_plugin.terminal import show
 
 NOTES = (
-    "× plain: median over the repeats of the ratio to plain (beam search: to plain beam search) in the same repeat.",
+    "× plain: median over the repeats of the ratio to plain in the same repeat.",
     "cross-tuned: the mean of the plain and the regularized step of the same repeat, as half of the epochs are plain; "
     "its memory is the larger of the two.",
     "the paper's form: attention maps kept in the graph, one backward per layer, a full sort of every row.",
     "AttendOut: a whole round over its updates, every update of both with loss, backward and Adam as in plain.",
-    "peak: the most memory allocated at once; step ×: its ratio without what stays between steps (weights, Adam).",
+    "peak: the most memory allocated at once, with what stays between steps (weights, Adam).",
 )
-HEADER = ("method", "n", "seconds", "× plain", "budget", "published", "peak MiB", "× plain", "budget", "step ×")
+HEADER = ("method", "n", "seconds", "× plain", "budget", "published", "peak MiB", "× plain", "budget")
 
 
-def benchmark(
-    rows: Sequence[Row], settings: Settings, threads: int | None, repeats: int, warmup: int, clock: str
-) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def publish(settings: Settings) -> None:
+    """Measure the methods of the settings, print the table, and write the file that is asked for.
+
+    Raises:
+        ValueError: an unknown method, or a device that is not there.
+    """
+    rows = select_rows(settings.methods, settings.family, settings.dtype)
+    figures, machine = benchmark(rows, settings)
+    described = {name: value for name, value in vars(settings).items() if name not in ("methods", "json", "threads")}
+    about = {"machine": machine, "settings": described}
+    lines = [f"{what}: " + ", ".join(f"{key} {value}" for key, value in one.items()) for what, one in about.items()]
+    show(Console(), render(rows, figures), [*lines, *NOTES])
+    if settings.json is not None:
+        write_json(settings.json, {**about, "rows": figures})
+
+
+def benchmark(rows: Sequence[Row], settings: Settings) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Measure the rows: memory first, which also warms up and makes Adam's state.
-
-    Args:
-        threads: of PyTorch; None leaves them.
 
     Returns:
         The figures of every row, see `results`, and what the machine is.
     """
-    with _prepared(threads), Console(stderr=True).status("building") as status:
+    with _prepared(settings.threads), Console(stderr=True).status("building") as status:
         work = build_workload(settings)
         work.update(work.model(**work.inputs))
         peaks = measure_peaks(rows, work, status.update)
-        seconds = measure_seconds(rows, work, repeats=repeats, warmup=warmup, clock=clock, say=status.update)
+        seconds = measure_seconds(rows, work, settings, status.update)
         return results(rows, seconds, peaks), describe_machine(settings.device)
 
 
@@ -76,60 +90,54 @@ def _prepared(threads: int | None) -> Iterator[None]:
 
 
 def describe_machine(device: str) -> dict[str, Any]:
-    """What the times depend on."""
-    processor, path = platform.processor() or platform.machine(), Path("/proc/cpuinfo")
-    if path.exists():
-        lines = path.read_text(encoding="utf-8").splitlines()
-        processor = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), processor)
-    described = {"CPU": processor, "cores": os.cpu_count(), "threads": torch.get_num_threads()}
+    """The processor, its cores, threads, the GPU and torch: what the times depend on."""
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    described = {"CPU": (names or [platform.processor()])[0], "cores": os.cpu_count()}
     gpu = {"GPU": torch.cuda.get_device_name()} if device == "cuda" else {}
-    return {**described, **gpu, "torch": torch.__version__}
+    return {**described, "threads": torch.get_num_threads(), **gpu, "torch": torch.__version__}
 
 
 # -- the table --------------------------------------------------------------------------------------------------------
 
 
-def results(rows: Sequence[Row], seconds: Mapping[str, Seconds], peaks: Mapping[str, Peak]) -> list[dict[str, Any]]:
+def results(rows: Sequence[Row], seconds: Mapping[str, Seconds], peaks: Mapping[str, int]) -> list[dict[str, Any]]:
     """The figures of every row, as they are written to a file.
 
-    A ratio of time is taken within each repeat that row and reference both have. A row of kind `mean` has the mean of
-    the times of two rows in the same repeat, and the larger of their peaks.
+    A ratio of time is taken within each repeat that the row and plain training both have. A row of kind `mean` has the
+    mean of the times of a row and of plain training in the same repeat, and the larger of their peaks.
     """
     times, highest = dict(seconds), dict(peaks)
+    plain, plain_peak = times["plain"], highest["plain"]
+    found = []
     for row in rows:
         if row.kind == "mean":
-            one, other = times[row.of], times[row.reference]
-            times[row.name] = {repeat: (one[repeat] + other[repeat]) / 2 for repeat in one if repeat in other}
-            highest[row.name] = max(highest[row.of], highest[row.reference])
-    return [_figures(row, times, highest[row.name], highest[row.reference]) for row in rows]
-
-
-def _figures(row: Row, times: Mapping[str, Seconds], peak: Peak, reference_peak: Peak) -> dict[str, Any]:
-    own, reference = times[row.name], times[row.reference]
-    ratios = [own[repeat] / reference[repeat] for repeat in own if repeat in reference]
-    ratio, memory_ratio = statistics.median(ratios), peak.total / reference_peak.total
-    return {
-        "name": row.name,
-        "title": row.title.strip(),
-        "reference": row.reference,
-        "mean_of": [row.of, row.reference] if row.kind == "mean" else None,
-        "updates": row.updates,
-        "method": row.method,
-        "options": dict(row.options),
-        "seconds": list(own.values()),
-        "median_seconds": statistics.median(own.values()),
-        "ratios": ratios,
-        "ratio": ratio,
-        "budget": row.budget,
-        "within_budget": row.budget and ratio <= row.budget,
-        "published": row.published or None,
-        "peak_bytes": peak.total,
-        "step_peak_bytes": peak.step,
-        "memory_ratio": memory_ratio,
-        "step_memory_ratio": peak.step / reference_peak.step,
-        "memory_budget": row.memory_budget,
-        "within_memory_budget": row.memory_budget and memory_ratio <= row.memory_budget,
-    }
+            one = times[row.of]
+            times[row.name] = {repeat: (one[repeat] + plain[repeat]) / 2 for repeat in one if repeat in plain}
+            highest[row.name] = max(highest[row.of], plain_peak)
+        own, peak = times[row.name], highest[row.name]
+        ratios = [own[repeat] / plain[repeat] for repeat in own if repeat in plain]
+        found.append(
+            {
+                "name": row.name,
+                "title": row.title.strip(),
+                "mean_of": [row.of, "plain"] if row.kind == "mean" else None,
+                "updates": row.updates,
+                "method": row.method,
+                "options": dict(row.options),
+                "seconds": list(own.values()),
+                "median_seconds": statistics.median(own.values()),
+                "ratios": ratios,
+                "ratio": statistics.median(ratios),
+                "budget": row.budget,
+                "published": row.published or None,
+                "peak_bytes": peak,
+                "memory_ratio": peak / plain_peak,
+                "memory_budget": row.memory_budget,
+            }
+        )
+    return found
 
 
 def render(rows: Sequence[Row], figures: Sequence[Mapping[str, Any]]) -> Table:
@@ -137,26 +145,15 @@ def render(rows: Sequence[Row], figures: Sequence[Mapping[str, Any]]) -> Table:
     shown = Table()
     for number, name in enumerate(HEADER):
         shown.add_column(name, justify="left" if number == 0 else "right", no_wrap=True)
-    for row, of_row in zip(rows, figures, strict=True):
-        shown.add_row(
-            row.title,
-            str(len(of_row["seconds"])),
-            f"{of_row['median_seconds']:.3f}",
-            _judged(of_row["ratio"], of_row["within_budget"]),
-            _limit(row.budget),
-            row.published,
-            f"{of_row['peak_bytes'] / 2**20:.1f}",
-            _judged(of_row["memory_ratio"], of_row["within_memory_budget"]),
-            _limit(row.memory_budget),
-            _judged(of_row["step_memory_ratio"], None),
-        )
+    for row, found in zip(rows, figures, strict=True):
+        time = [f"{found['median_seconds']:.3f}", *_judged(found["ratio"], row.budget), row.published]
+        memory = [f"{found['peak_bytes'] / 2**20:.1f}", *_judged(found["memory_ratio"], row.memory_budget)]
+        shown.add_row(row.title, str(len(found["seconds"])), *time, *memory)
     return shown
 
 
-def _judged(ratio: float, within: bool | None) -> str:
-    text = f"{ratio:.3f}"
-    return text if within is None else f"[green]{text}[/]" if within else f"[red]{text} ![/]"
-
-
-def _limit(budget: float | None) -> str:
-    return "" if budget is None else f"≤ {budget:g}"
+def _judged(ratio: float, budget: float | None) -> tuple[str, str]:
+    """A ratio and its budget as texts."""
+    if budget is None:
+        return f"{ratio:.3f}", ""
+    return f"[green]{ratio:.3f}[/]" if ratio <= budget else f"[red]{ratio:.3f} ![/]", f"≤ {budget:g}"

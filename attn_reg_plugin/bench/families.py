@@ -1,4 +1,4 @@
-"""What `attn-reg bench` trains: one function per model family, in a table; to add a family, add a row."""
+"""The models that `attn-reg bench` trains, a function per family; to add a family, add a row to `FAMILIES`."""
 
 from __future__ import annotations
 
@@ -6,78 +6,18 @@ from argparse import Namespace
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from attn_reg_plugin.bench.settings import SIZES, Settings
 from attn_reg_plugin.regularizers.ad_drop.objectives import label_logit, logits_of, token_log_likelihood
 
 PADDING = 1
 #: ids below are special in fairseq's dictionaries: beginning, padding, end, unknown
 FIRST_WORD = 4
-BEAM = 5
-#: sentences that generation translates
-TRANSLATED = 4
 CLASSES = 2
-
-
-class Size(NamedTuple):
-    """A model and a batch: layers per stack, C, feed-forward size, H; and the defaults of the options."""
-
-    layers: int
-    width: int
-    inner: int
-    heads: int
-    vocabulary: int
-    batch: int
-    length: int
-
-
-_TINY = Size(2, 32, 64, 2, vocabulary=50, batch=4, length=8)
-#: base: Vaswani et al. 2017; tiny: for a quick check
-SIZES = {"base": Size(6, 512, 2048, 8, vocabulary=8000, batch=16, length=64), "tiny": _TINY}
-#: base: Devlin et al. 2019
-ENCODER_SIZES = {"base": Size(12, 768, 3072, 12, vocabulary=30522, batch=16, length=128), "tiny": _TINY}
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What is trained.
-
-    Attributes:
-        family, size: keys of FAMILIES and SIZES.
-        batch: sentence pairs, or sentences of an encoder, at least 1.
-        length: tokens of the longest source and target, at least 2; the shortest have this times `shortest`.
-        vocabulary: V, at least 8.
-        device, dtype: `cpu` or `cuda`; `float32` or `bfloat16`, of parameters and computation.
-
-    Raises:
-        ValueError: something is out of its range.
-    """
-
-    family: str
-    size: str
-    batch: int
-    length: int
-    shortest: float
-    vocabulary: int
-    dropout: float = 0.1
-    device: str = "cpu"
-    dtype: str = "float32"
-    seed: int = 1
-
-    def __post_init__(self) -> None:
-        """Check, in one sentence each."""
-        for name, least in (("batch", 1), ("length", 2), ("vocabulary", 8)):
-            if getattr(self, name) < least:
-                raise ValueError(f"--{name} is {getattr(self, name)}, but must be at least {least}")
-        if not 0.0 < self.shortest <= 1.0:
-            raise ValueError(f"--shortest is {self.shortest}, but must lie in (0, 1]")
-        if not 0.0 <= self.dropout < 1.0:
-            raise ValueError(f"--dropout is {self.dropout}, but must lie in [0, 1)")
-        if self.device == "cuda" and not torch.cuda.is_available():
-            raise ValueError("--device is cuda, but PyTorch sees no CUDA device here")
 
 
 @dataclass
@@ -88,21 +28,17 @@ class Workload:
         inputs: the forward's arguments by name.
         targets: (B, T), padded with PADDING; of a classifier (B,) labels.
         stacks: the name of the argument with the token ids of each stack.
-        generate: translates a few sentences, or None where the family has no generation of its own.
-        players: all that is trained, as (module, optimizer): the model, and what a method trains beside it.
     """
 
     model: nn.Module
     inputs: Mapping[str, Tensor]
     targets: Tensor
     stacks: Mapping[str, str]
-    generate: Callable[[], Any] | None = None
 
     def __post_init__(self) -> None:
-        """Make the optimizer, and turn on training mode, which fairseq's generator leaves."""
+        """Make the optimizer."""
         self.model.train()
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-5)
-        self.players: list[tuple[nn.Module, torch.optim.Optimizer]] = [(self.model, self.optimizer)]
 
     def objective(self, outputs: Any) -> Tensor:
         """AD-DROP's F of the pseudo labels: their log-likelihood, or the logits of a classifier."""
@@ -110,11 +46,12 @@ class Workload:
             return label_logit(logits_of(outputs))
         return token_log_likelihood(logits_of(outputs), token_mask=self.targets.ne(PADDING))
 
-    def loss(self, outputs: Any) -> Tensor:
+    def loss(self, outputs: Any, targets: Tensor | None = None) -> Tensor:
         """Cross entropy, of tokens label-smoothed."""
+        targets = self.targets if targets is None else targets
         logits = logits_of(outputs).float().flatten(0, -2)
-        of_tokens = {"ignore_index": PADDING, "label_smoothing": 0.1} if self.targets.dim() > 1 else {}
-        return nn.functional.cross_entropy(logits, self.targets.flatten(), **of_tokens)
+        of_tokens = {"ignore_index": PADDING, "label_smoothing": 0.1} if targets.dim() > 1 else {}
+        return nn.functional.cross_entropy(logits, targets.flatten(), **of_tokens)
 
     def example_losses(self, outputs: Any, targets: Tensor) -> Tensor:
         """The mean negative log-likelihood per token, or label, of each example, (B,)."""
@@ -126,12 +63,8 @@ class Workload:
 
     def loss_of(self, batch: Mapping[str, Tensor]) -> Tensor:
         """The loss of a batch like `inputs`, with its `targets`."""
-        inputs = {name: value for name, value in batch.items() if name != "targets"}
-        targets, self.targets = self.targets, batch["targets"]
-        try:
-            return self.loss(self.model(**inputs))
-        finally:
-            self.targets = targets
+        outputs = self.model(**{name: value for name, value in batch.items() if name != "targets"})
+        return self.loss(outputs, batch["targets"])
 
     def update(self, outputs: Any) -> None:
         """Loss, backward, Adam."""
@@ -144,13 +77,18 @@ class Workload:
         self.optimizer.zero_grad(set_to_none=True)
 
     def resident_bytes(self) -> int:
-        """Parameters, buffers and optimizer state of all players, and the batch: what stays between steps."""
-        tensors = [*self.inputs.values(), self.targets]
-        for module, optimizer in self.players:
-            tensors += [*module.parameters(), *module.buffers()]
-            tensors += [t for state in optimizer.state.values() for t in state.values() if isinstance(t, Tensor)]
-        storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
-        return sum(storages.values())
+        """Parameters, buffers, optimizer state and the batch: what stays between steps of plain training."""
+        tensors = [*self.inputs.values(), self.targets, *self.model.parameters(), *self.model.buffers()]
+        tensors += [t for state in self.optimizer.state.values() for t in state.values() if isinstance(t, Tensor)]
+        return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
+
+
+def build_workload(settings: Settings) -> Workload:
+    """The model, batch and optimizer of `settings`; always the same."""
+    if settings.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device is cuda, but PyTorch sees no CUDA device here")
+    torch.manual_seed(1)
+    return FAMILIES[settings.family](settings)
 
 
 def _batch(settings: Settings) -> tuple[Tensor, Tensor, Tensor]:
@@ -168,12 +106,11 @@ def _batch(settings: Settings) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _fairseq(settings: Settings) -> Workload:
-    """fairseq's Transformer, with its beam search."""
+    """fairseq's Transformer."""
     from fairseq.data import Dictionary
     from fairseq.models.transformer import TransformerModel
-    from fairseq.sequence_generator import SequenceGenerator
 
-    size, words = SIZES[settings.size], Dictionary()
+    size, words = SIZES["fairseq"][settings.size], Dictionary()
     for word in range(settings.vocabulary - FIRST_WORD):
         words.add_symbol(str(word))
     options: dict[str, Any] = {"dropout": settings.dropout, "share_all_embeddings": True}
@@ -184,17 +121,14 @@ def _fairseq(settings: Settings) -> Workload:
     model = _placed(TransformerModel.build_model(Namespace(**options), task), settings)
     source, shifted, target = _batch(settings)
     inputs = {"src_tokens": source, "src_lengths": source.ne(PADDING).sum(-1), "prev_output_tokens": shifted}
-    search = SequenceGenerator([model], words, beam_size=BEAM, max_len_b=max(4, settings.length // 2))
-    some = {"net_input": {name: tensor[:TRANSLATED] for name, tensor in inputs.items()}}
-    stacks = {"encoder": "src_tokens", "decoder": "prev_output_tokens"}
-    return Workload(model, inputs, target, stacks, generate=lambda: search.generate([model], some))
+    return Workload(model, inputs, target, {"encoder": "src_tokens", "decoder": "prev_output_tokens"})
 
 
 def _bert(settings: Settings) -> Workload:
     """Hugging Face's BERT with a classification head; padded on the right, as its tokenizer does."""
     from transformers import BertConfig, BertForSequenceClassification
 
-    size = ENCODER_SIZES[settings.size]
+    size = SIZES["bert"][settings.size]
     shape = {"hidden_size": size.width, "num_hidden_layers": size.layers, "num_attention_heads": size.heads}
     shape |= {"intermediate_size": size.inner, "max_position_embeddings": max(512, settings.length)}
     shape |= {"vocab_size": settings.vocabulary, "pad_token_id": PADDING, "num_labels": CLASSES}
@@ -210,21 +144,4 @@ def _placed(model: nn.Module, settings: Settings) -> nn.Module:
     return model.to(device=settings.device, dtype=getattr(torch, settings.dtype))
 
 
-class Family(NamedTuple):
-    """A model in words, what builds its workload, and its sizes by name."""
-
-    what: str
-    build: Callable[[Settings], Workload]
-    sizes: Mapping[str, Size]
-
-
-FAMILIES: dict[str, Family] = {
-    "fairseq": Family("fairseq's Transformer", _fairseq, SIZES),
-    "bert": Family("Hugging Face's BERT as a classifier", _bert, ENCODER_SIZES),
-}
-
-
-def build_workload(settings: Settings) -> Workload:
-    """The model, batch and optimizer of `settings`; the same for the same seed."""
-    torch.manual_seed(settings.seed)
-    return FAMILIES[settings.family].build(settings)
+FAMILIES: dict[str, Callable[[Settings], Workload]] = {"fairseq": _fairseq, "bert": _bert}

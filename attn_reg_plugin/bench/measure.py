@@ -1,6 +1,6 @@
 """Measuring steps: seconds in interleaved repeats, and peak memory.
 
-Peak memory is the most that was allocated at once during a step, what stays between steps (parameters, optimizer
+Peak memory is the most that is allocated at once, what stays between steps (parameters, optimizer
 state, batch) included. On CUDA the allocator counts it. On CPU the profiler reports every allocation and release of
 the allocator, and their running sum is exact and the same in every run, which resident set sizes are not.
 """
@@ -8,11 +8,11 @@ the allocator, and their running sum is exact and the same in every run, which r
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from torch.profiler import ProfilerActivity, profile
 from attn_reg_plugin.bench.families import PADDING, Workload
 from attn_reg_plugin.bench.naive_ad_drop import naive_forward
 from attn_reg_plugin.bench.rows import Row
+from attn_reg_plugin.bench.settings import Settings
 from attn_reg_plugin.regularizers import Outcome, Tokens
 from attn_reg_plugin.regularizers.base import Regularizer, build
 
@@ -30,7 +31,7 @@ CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time
 _LONG = 1_000_000
 #: seconds by repeat
 Seconds = dict[int, float]
-#: what is done next is said by it
+#: is told what is done next
 Say = Callable[[str], object]
 #: a step, ready to be run; attached to the model in a context
 Step = Callable[[], None]
@@ -75,22 +76,23 @@ def _attached(row: Row, work: Workload, light: bool) -> Iterator[Regularizer | N
     if row.method is None:
         yield None
         return
-    regularizer = build(row.method, **{**row.options, **(row.memory_options if light else {})})
+    training, options = BenchTraining(work), {**row.options, **(row.memory_options if light else {})}
+    if row.kind == "round":
+        options |= {"problem": training, "optimizer": work.optimizer}
+    regularizer = build(row.method, **options)
     with regularizer.attach(work.model):
-        regularizer.bind(BenchTraining(work))
+        if row.kind == "round":
+            regularizer.start(work.model)  # generator and defender are made before a step
+        else:
+            regularizer.bind(training)
         regularizer.begin_training(_LONG)
-        if row.primed is not None:
-            regularizer.begin_epoch(row.primed)
-            work.model.train()
-            work.update(work.model(**work.inputs))
-            regularizer.end_update()
         regularizer.begin_epoch(row.epoch)
         yield regularizer
 
 
 @contextmanager
 def _training(row: Row, work: Workload, light: bool) -> Iterator[Step]:
-    """Forward, loss, backward, Adam; as often as the row says."""
+    """Forward, loss, backward, Adam, as often as the row says; of AttendOut a round of both players and its end."""
     with _attached(row, work, light) as regularizer:
         work.model.train()
 
@@ -102,83 +104,44 @@ def _training(row: Row, work: Workload, light: bool) -> Iterator[Step]:
                 work.step(regularizer.loss(work.loss_of, {**work.inputs, "targets": work.targets}))
                 regularizer.end_update()
 
+        if row.primed or (light and row.kind == "round"):  # the generator's Adam is made at the first round's end
+            step()
         yield step
-
-
-@contextmanager
-def _round(row: Row, work: Workload, light: bool) -> Iterator[Step]:
-    """A round of AttendOut: updates of both players, and its end; generator and defender are made before."""
-    training = BenchTraining(work)
-    options = {**row.options, **(row.memory_options if light else {})}
-    regularizer = build(row.method, **options, problem=training, optimizer=work.optimizer)
-    with regularizer.attach(work.model):
-        work.model.train()
-        game = regularizer.start(work.model)
-        players = (game.defender.model, game.defender.optimizer), (game.generator, game.generator_optimizer)
-        work.players += players
-
-        def step() -> None:
-            for _ in range(regularizer.steps):
-                work.update(work.model(**work.inputs))
-                regularizer.end_update()
-
-        try:
-            if light:  # the generator's optimizer state is made at the first round's end
-                step()
-            yield step
-        finally:
-            del work.players[-len(players) :]
 
 
 @contextmanager
 def _naive(row: Row, work: Workload, light: bool) -> Iterator[Step]:
     """A step of the paper's form of AD-DROP."""
     work.model.train()
-    yield lambda: work.update(naive_forward(work.model, work.inputs, work.objective))
-
-
-@contextmanager
-def _generation(row: Row, work: Workload, light: bool) -> Iterator[Step]:
-    """Translating a few sentences in evaluation mode."""
-    with _attached(row, work, light), torch.no_grad():
-        work.model.eval()
-        yield work.generate
-        work.model.train()
+    yield lambda: work.update(naive_forward(work.model, work.inputs, work.objective)[0])
 
 
 #: kind of row -> a context in which a step of it can be run; whether it is light, for its memory
 STEPS: dict[str, Callable[[Row, Workload, bool], AbstractContextManager[Step]]] = {
     "training": _training,
-    "round": _round,
+    "round": _training,
     "naive": _naive,
-    "generation": _generation,
 }
 
 # -- seconds ----------------------------------------------------------------------------------------------------------
 
 
-def measure_seconds(
-    rows: Sequence[Row], work: Workload, *, repeats: int, warmup: int, clock: str = "wall", say: Say = print
-) -> dict[str, Seconds]:
+def measure_seconds(rows: Sequence[Row], work: Workload, settings: Settings, say: Say = print) -> dict[str, Seconds]:
     """Seconds per update of every row, by its name and the repeat; rows of kind `mean` have none.
 
-    Args:
-        rows: in each repeat each is run once, rare ones in repeat 0 only; each repeat begins with another row.
-        work: what is trained; it goes on learning.
-        repeats: at least 1.
-        warmup: repeats before, not counted and without the rare rows, at least 0.
-        clock: a key of CLOCKS.
-        say: told what comes next.
+    In each repeat each row is run once, rare ones in repeat 0 only and not to warm up; each repeat begins with another
+    row. The model goes on learning.
     """
     measured = [row for row in rows if row.kind in STEPS]
     seconds: dict[str, Seconds] = {row.name: {} for row in measured}
-    for repeat in range(-warmup, repeats):
+    for repeat in range(-settings.warmup, settings.repeats):
         first = repeat % len(measured)
         for row in (*measured[first:], *measured[:first]):
             if row.rare and repeat != 0:
                 continue
-            say(f"{row.title.strip()}: {f'repeat {repeat + 1} of {repeats}' if repeat >= 0 else 'warming up'}")
-            took = _seconds_of_step(row, work, CLOCKS[clock])
+            said = f"repeat {repeat + 1} of {settings.repeats}" if repeat >= 0 else "warming up"
+            say(f"{row.title.strip()}: {said}")
+            took = _seconds_of_step(row, work, CLOCKS[settings.clock])
             if repeat >= 0:
                 seconds[row.name][repeat] = took
     return seconds
@@ -203,42 +166,36 @@ def _synchronize() -> None:
 # -- memory -----------------------------------------------------------------------------------------------------------
 
 
-class Peak(NamedTuple):
-    """Bytes: `total` is the most allocated at once, `step` what of it was allocated during the step."""
+def measure_peaks(rows: Sequence[Row], work: Workload, say: Say = print) -> dict[str, int]:
+    """The most bytes that are allocated at once, of every row, by its name; rows of kind `mean` have none.
 
-    total: int
-    step: int
-
-
-def measure_peaks(rows: Sequence[Row], work: Workload, say: Say = print) -> dict[str, Peak]:
-    """Peak memory of a step of every row, by its name; rows of kind `mean` have none."""
+    It is measured from before the method is attached, so that a copy of the model and its optimizer count.
+    """
     peaks = {}
     for row in (row for row in rows if row.kind in STEPS):
         say(f"{row.title.strip()}: memory")
-        with STEPS[row.kind](row, work, True) as step:
-            gc.collect()
-            peaks[row.name] = _peak(step, work)
+        gc.collect()
+        peaks[row.name] = (_peak_on_gpu if work.targets.is_cuda else _peak)(row, work)
     return peaks
 
 
-def _peak(step: Step, work: Workload) -> Peak:
-    if next(work.model.parameters()).is_cuda:
-        _synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
+def _peak_on_gpu(row: Row, work: Workload) -> int:
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    with STEPS[row.kind](row, work, True) as step:
         step()
-        _synchronize()
-        total = torch.cuda.max_memory_allocated()
-        return Peak(total, total - before)
-    resident = work.resident_bytes()
-    with _silent_stderr(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated()
+
+
+def _peak(row: Row, work: Workload) -> int:
+    before = work.resident_bytes()
+    profiling = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
+    with _silent_stderr(), profiling as profiler, STEPS[row.kind](row, work, True) as step:
         step()
     events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
-    live = peak = 0
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        live += event.nbytes()
-        peak = max(peak, live)
-    return Peak(resident + peak, peak)
+    events.sort(key=lambda event: event.start_ns())
+    return before + max(itertools.accumulate(event.nbytes() for event in events))
 
 
 @contextmanager

@@ -14,8 +14,7 @@ Two favours are done to it: the probe's graph is freed before the training forwa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -66,21 +65,13 @@ class MaterializedAttention(TorchFunctionMode):
         """Let everything pass but the attention of an announced site."""
         if function is not F.scaled_dot_product_attention or self._next is None:
             return function(*args, **(kwargs or {}))
-        name, self._next = self._next, None
-        return self._attend(name, *args, **(kwargs or {}))
+        return self._attend(*args, **(kwargs or {}))
 
     def _attend(
-        self,
-        name: str,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Any = None,
-        dropout_p: float = 0.0,
-        *,
-        scale=None,
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Any = None, dropout_p: float = 0.0, *, scale: Any = None
     ) -> Tensor:
         """(B, H, T, D), (B, H, S, D) and (B, H, S, D) give (B, H, T, D); `mask` as the fused kernel takes it."""
+        name, self._next = self._next, None
         scores = query @ key.transpose(-1, -2) * (query.size(-1) ** -0.5 if scale is None else scale)
         valid = torch.ones_like(scores, dtype=torch.bool)
         if mask is not None and mask.is_floating_point():
@@ -115,8 +106,7 @@ def naive_candidates(attribution: Tensor, valid: Tensor, p: float) -> Tensor:
     return valid & (attribution.float() >= threshold) & (index < count)
 
 
-@contextmanager
-def naive_masks(
+def naive_forward(
     model: nn.Module,
     inputs: Mapping[str, Any],
     objective: Callable[[Any], Tensor],
@@ -124,8 +114,8 @@ def naive_masks(
     select: str = "encoder.self",
     p: float = 0.3,
     q: float = 0.3,
-) -> Iterator[dict[str, Tensor]]:
-    """Probe and attribute a model in training mode; while open, its forward attends with the masks.
+) -> tuple[Any, dict[str, Tensor]]:
+    """Probe and attribute a model in training mode, and run it with the masks.
 
     Args:
         inputs: the forward's arguments by name.
@@ -133,8 +123,8 @@ def naive_masks(
         select: a `SiteSelector` pattern.
         p, q: the ratio of candidates a row and the probability to drop one, in [0, 1].
 
-    Yields:
-        The keep masks, bool (B, H, T, S), by the site's name.
+    Returns:
+        The model's outputs, and the keep masks, bool (B, H, T, S), by the site's name.
     """
     with MaterializedAttention(find_sites(model, select)) as attention:
         scalar = objective(model(**inputs))
@@ -148,10 +138,4 @@ def naive_masks(
         attention.maps.clear()
         attention.valid.clear()
         attention.recorded, attention.keep = False, keep
-        yield keep
-
-
-def naive_forward(model: nn.Module, inputs: Mapping[str, Any], objective: Callable[[Any], Tensor], **how: Any) -> Any:
-    """The model's outputs under AD-DROP, in training mode; arguments as of `naive_masks`."""
-    with naive_masks(model, inputs, objective, **how):
-        return model(**inputs)
+        return model(**inputs), keep

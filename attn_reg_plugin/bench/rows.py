@@ -19,10 +19,10 @@ class Row:
         kind: a key of `bench.measure.STEPS`, or `mean` of two other rows.
         method, options: the registered regularizer and its options; none for plain training.
         epoch: the epoch it is announced, for cross-tuning.
-        primed: an epoch in which one update is made first, unmeasured, so that what a method does once is done.
+        primed: one step is made first, unmeasured, so that what a method does once is done.
         memory_options: put over `options` when memory is measured: less work with the same peak.
         updates: of the optimizer in a step; seconds are divided by it.
-        of, reference: the row that a `mean` averages with its reference; the row that ratios are relative to.
+        of: the row that a `mean` averages with plain training.
         budget, memory_budget, published: the largest ratios allowed, and the published ratio of time.
         rare: so slow that it is measured in the first repeat only, without warm-up.
         families, dtypes: where it exists, and means anything; all if empty.
@@ -34,11 +34,10 @@ class Row:
     method: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     epoch: int = 2
-    primed: int | None = None
+    primed: bool = False
     memory_options: Mapping[str, Any] = field(default_factory=dict)
     updates: int = 1
     of: str | None = None
-    reference: str = "plain"
     budget: float | None = None
     memory_budget: float | None = None
     published: str = ""
@@ -49,10 +48,6 @@ class Row:
     def exists(self, family: str, dtype: str) -> bool:
         """Whether it can be measured there."""
         return (not self.families or family in self.families) and (not self.dtypes or dtype in self.dtypes)
-
-    def needs(self) -> list[str]:
-        """The rows it cannot do without."""
-        return [name for name in (self.reference, self.of) if name and name != self.name]
 
 
 #: published figures of AD-DROP: relative training times, cross-tuned, Yang et al. 2022
@@ -81,13 +76,6 @@ _AD_DROP: dict[str, tuple[str, str, dict[str, Any], float | None, float | None, 
     "integrated_bf16": ("IGA, m = 20, per site, bf16 probe", _ENCODER, {**_BY_SITE, **_BF16}, None, 25.0, _IGA),
     "integrated_first": ("IGA, m = 20, per site", _FIRST, _BY_SITE, None, None, ""),
 }
-#: AttendOut: name -> title, sites, options
-_ATTEND_OUT: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "attend_out": ("", _ENCODER, {}),
-    "attend_out_shared": (", shared embedding", _ENCODER, {"embedding": "shared"}),
-    "attend_out_all": ("", _ALL, {}),
-    "attend_out_narrow": (", generator 64 wide", _ALL, {"generator_width": 64}),
-}
 
 
 def _ad_drop() -> Iterator[Row]:
@@ -102,37 +90,42 @@ def _ad_drop() -> Iterator[Row]:
         yield Row(f"{name}_cross_tuned", "  cross-tuned", "mean", of=name, budget=tuned, published=published, **both)
 
 
-def _attend_out() -> Iterator[Row]:
-    """Rows of AttendOut: a step is a whole round, whose end is counted with its share."""
-    shared: dict[str, Any] = {"updates": ROUND, "budget": 2.3, "memory_budget": 2.3, "published": "2"}
-    for name, (title, sites, options) in _ATTEND_OUT.items():
-        there = _TWO_STACKS if sites == _ALL else ()
-        chosen = {"sites": sites, "steps": ROUND, **options}
-        yield Row(name, f"AttendOut, {sites}{title}", "round", "attend_out", chosen, families=there, **shared)
-
-
-def _attention_layer_drop(name: str, sites: str) -> Row:
-    """Attention LayerDrop, over some updates: which attentions are dropped changes with every one.
-
-    transformers computes queries and keys before our function is reached, so there is nothing to save there.
-    """
-    shared = {"updates": 4, "budget": 1.0, "memory_budget": 1.0, "families": _TWO_STACKS}
-    title, options = f"attention LayerDrop (p = 0.5), {sites}", {"sites": sites, "p": 0.5}
-    return Row(name, title, method="attention_layer_drop", options=options, **shared)
-
-
-_SEARCH = {"kind": "generation", "reference": "generation", "families": ("fairseq",)}
+#: a step of AttendOut is a whole round, whose end is counted with its share
+_ROUND: dict[str, Any] = {"kind": "round", "method": "attend_out", "updates": ROUND}
+_ROUND |= {"budget": 2.3, "memory_budget": 2.3, "published": "2"}
+#: over some updates, as which attentions are dropped changes with every one; transformers computes queries and keys
+#: before our function is reached, so there is nothing to save there
+_DROPPED: dict[str, Any] = {"method": "attention_layer_drop", "updates": 4, "families": _TWO_STACKS}
+_DROPPED |= {"budget": 1.0, "memory_budget": 1.0}
+_OWN, _EVERY = {"sites": _ENCODER, "steps": ROUND}, {"sites": _ALL, "steps": ROUND}
 ROWS: tuple[Row, ...] = (
     Row("plain", "plain"),
-    Row("inactive", "attached, plain epoch", method="ad_drop", epoch=1, primed=1, budget=1.01),
+    Row("inactive", "attached, plain epoch", method="ad_drop", epoch=1, primed=True, budget=1.01),
     Row("naive", "AD-DROP (GA), encoder.self, in the paper's form", "naive"),
     Row("naive_cross_tuned", "  cross-tuned", "mean", of="naive", published=_GA),
     *_ad_drop(),
-    *_attend_out(),
-    _attention_layer_drop("attention_layer_drop", _ENCODER),
-    _attention_layer_drop("attention_layer_drop_all", _ALL),
-    Row("generation", "beam search, plain", **_SEARCH),
-    Row("generation_attached", "beam search, attached", method="ad_drop", budget=1.01, **_SEARCH),
+    Row("attend_out", "AttendOut, encoder.self", options=_OWN, **_ROUND),
+    Row(
+        "attend_out_shared",
+        "AttendOut, encoder.self, shared embedding",
+        options=_OWN | {"embedding": "shared"},
+        **_ROUND,
+    ),
+    Row("attend_out_all", "AttendOut, *", options=_EVERY, families=_TWO_STACKS, **_ROUND),
+    Row(
+        "attend_out_narrow",
+        "AttendOut, *, generator 64 wide",
+        options=_EVERY | {"generator_width": 64},
+        families=_TWO_STACKS,
+        **_ROUND,
+    ),
+    Row(
+        "attention_layer_drop",
+        "attention LayerDrop (p = 0.5), encoder.self",
+        options={"sites": _ENCODER, "p": 0.5},
+        **_DROPPED,
+    ),
+    Row("attention_layer_drop_all", "attention LayerDrop (p = 0.5), *", options={"sites": _ALL, "p": 0.5}, **_DROPPED),
 )
 
 
@@ -150,20 +143,20 @@ def select_rows(names: Sequence[str] | None, family: str, dtype: str) -> list[Ro
     Raises:
         ValueError: an unknown row, or one that does not exist for this family and dtype.
     """
-    rows = all_rows()
-    there = {row.name: row for row in rows if row.exists(family, dtype)}
+    every = {row.name: row for row in all_rows()}
+    there = {name: row for name, row in every.items() if row.exists(family, dtype)}
     if names is None:
         return list(there.values())
-    wanted, chosen = list(names), set()
-    if not wanted:
+    if not names:
         raise ValueError(f"--methods is empty; the methods are: {', '.join(there)}")
+    wanted, chosen = list(names), set()
     while wanted:
         name = wanted.pop()
-        if name not in {row.name for row in rows}:
+        if name not in every:
             raise ValueError(f"unknown method {name!r}; the methods are: {', '.join(there)}")
         if name not in there:
             raise ValueError(f"method {name!r} does not exist for --family {family} --dtype {dtype}")
         if name not in chosen:
             chosen.add(name)
-            wanted += there[name].needs()
+            wanted += filter(None, ["plain", there[name].of])
     return [row for row in there.values() if row.name in chosen]

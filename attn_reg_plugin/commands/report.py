@@ -8,12 +8,12 @@ logs drop rates will do.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attn_reg_plugin.files import write_text
-from attn_reg_plugin.pictures import check_format, load_matplotlib, save
+from attn_reg_plugin.pictures import load_matplotlib, save
 
 if TYPE_CHECKING:
     from attn_reg_plugin.experiments.report.drop_rates import Fit, Rates
@@ -37,8 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         nargs="+",
         metavar="OUT",
-        help="folder of attn-reg compare or finetune, or with folders METHOD-seedN of Trainer or fairseq-train; or the "
-        "word curves, and a RUN: a json log of fairseq-train, trainer_state.json, or the folder of either",
+        help="folder of attn-reg compare or finetune; or the word curves, and a RUN: a json log of fairseq-train, "
+        "trainer_state.json, or the folder with train.log or trainer_state.json",
     )
     text = "of the page (default: report.html in the first OUT); of curves the schedule file"
     parser.add_argument("--out", type=Path, metavar="FILE", help=text)
@@ -49,9 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     curves = parser.add_argument_group("of curves")
     curves.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the drop rates, a line for each layer")
-    curves.add_argument(
-        "--knots", type=int, default=5, help="most points of a curve, at least 2 (default: %(default)s)"
-    )
+    curves.add_argument("--knots", type=int, default=9, help="points of a curve, at least 2 (default: %(default)s)")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -92,22 +90,22 @@ def _curves(arguments: argparse.Namespace) -> int:
         raise ValueError(f"--out is {out}, but its name must end in {' or '.join(FILES)}")
     if arguments.knots < 2:
         raise ValueError(f"--knots is {arguments.knots}, but must be at least 2")
-    if arguments.plot:
-        check_format(arguments.plot, "--plot")
     rates = read_rates(given[0])
     fits = {site: fit_curve(series, arguments.knots) for site, series in rates.items()}
+    if arguments.plot:
+        _plot(rates, fits, arguments.plot)
     schedule = Schedule(tuple((SiteSelector(site), fit.curve) for site, fit in fits.items()))
     head = f"# Drop probability over updates, fitted by `attn-reg report curves` to the run {given[0].name}.\n"
     out.parent.mkdir(parents=True, exist_ok=True)
-    if arguments.plot:
-        _plot(rates, fits, arguments.plot)
     write_text(out, head + schedule.to_yaml())
+    layers: dict[str, list[str]] = {}
     for site, fit in fits.items():
         points = ", ".join(f"{drop:g} at {update:g}" for update, drop in fit.curve.points)
         print(f"{site}: drop {points} (rms error {fit.error:.4f}, {len(rates[site].drops)} records)")
-    print(
-        f"train with: --attn-reg scheduled_dropout --scheduled-dropout-schedule {out} --attn-sites '{pattern_of(fits)}'"
-    )
+        name, _, layer = site.rstrip("]").partition("[")
+        layers.setdefault(name, []).append(layer)
+    sites = " ".join(f"{name}[{','.join(found)}]" for name, found in layers.items())
+    print(f"train with: --attn-reg scheduled_dropout --scheduled-dropout-schedule {out} --attn-sites '{sites}'")
     return 0
 
 
@@ -121,12 +119,3 @@ def _plot(rates: Mapping[str, Rates], fits: Mapping[str, Fit], path: Path) -> No
             if site.startswith(axes.get_title().replace(" ", ".")):
                 axes.plot(*zip(*fit.curve.points, strict=True), ":", color="black", linewidth=1)
     save(figure, path)
-
-
-def pattern_of(sites: Iterable[str]) -> str:
-    """The site pattern that names exactly `sites`: `encoder.self[0] encoder.self[1]` is `encoder.self[0,1]`."""
-    layers: dict[str, list[str]] = {}
-    for site in sites:
-        name, _, layer = site.rstrip("]").partition("[")
-        layers.setdefault(name, []).append(layer)
-    return " ".join(f"{name}[{','.join(found)}]" for name, found in layers.items())

@@ -18,7 +18,7 @@ EXAMPLES = (
     "attn-reg run examples/papers/ad_drop_table_1.yaml --task cola -h",
 )
 #: commands that may be steps, with their first word where they need it
-COMMAND_STEPS = ("bench", "export", "report", "report curves")
+COMMAND_STEPS = ("export", "report", "report curves")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -52,6 +52,7 @@ STEPS: dict[str, tuple[str, str, str]] = {
     "compare": ("attn_reg_plugin.experiments.translation", "TranslationComparison", ".carry_out"),
     "finetune": ("attn_reg_plugin.experiments.fine_tuning", "FineTuning", ".carry_out"),
     "sweep": ("attn_reg_plugin.experiments.sweep.settings", "Sweep", ".carry_out"),
+    "bench": ("attn_reg_plugin.bench.benchmark", "Settings", "publish"),
 }
 #: of the values in `each`
 MOST_COMBINATIONS = 1_000

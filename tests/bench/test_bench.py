@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 
-from attn_reg_plugin.bench.benchmark import results
+from attn_reg_plugin.bench.benchmark import render, results
 from attn_reg_plugin.bench.families import Settings, build_workload
-from attn_reg_plugin.bench.measure import STEPS, Peak, measure_peaks, measure_seconds
+from attn_reg_plugin.bench.measure import STEPS, measure_peaks, measure_seconds
 from attn_reg_plugin.bench.rows import Row, all_rows, select_rows
 from attn_reg_plugin.cli import main
 
@@ -34,7 +37,6 @@ def test_the_table_has_every_row(family: str, tmp_path: Path, capsys: pytest.Cap
     assert [row["name"] for row in report["rows"]] == [row.name for row in expected]
     for row in expected:
         assert row.title in printed
-    assert ("beam search, attached" in printed) == (family == "fairseq")
     for text in ("threads 1", "torch ", f"family {family}", "vocabulary 50", "≤ 1.75", "3.58–4.50"):
         assert text in printed
 
@@ -47,13 +49,12 @@ def test_the_json(tmp_path: Path) -> None:
     assert report["settings"]["batch"] == 2 and report["settings"]["shortest"] == 1.0
     plain, every, tuned = report["rows"]
     assert [plain["name"], every["name"], tuned["name"]] == ["plain", "ad_drop", "ad_drop_cross_tuned"]
-    assert plain["ratio"] == 1.0 and plain["budget"] is None and plain["within_budget"] is None
+    assert plain["ratio"] == 1.0 and plain["budget"] is None
     assert every["options"]["cross_tuning"] == "off" and every["budget"] == 1.75 and every["mean_of"] is None
     assert tuned["mean_of"] == ["ad_drop", "plain"]
     for row in report["rows"]:
         assert len(row["seconds"]) == len(row["ratios"]) == 2
-        assert 0 < row["step_peak_bytes"] < row["peak_bytes"]
-        assert row["updates"] == 1
+        assert row["peak_bytes"] > 0 and row["updates"] == 1
     mean = [(a + b) / 2 for a, b in zip(plain["seconds"], every["seconds"], strict=True)]
     assert tuned["seconds"] == pytest.approx(mean)
 
@@ -63,7 +64,7 @@ def test_the_json(tmp_path: Path) -> None:
     [
         (["--methods", "nonsense"], ["'nonsense'", "the methods are: plain"]),
         (["--methods", ""], ["--methods is empty"]),
-        (["--family", "bert", "--methods", "generation"], ["'generation'", "--family bert"]),
+        (["--family", "bert", "--methods", "all_sites"], ["'all_sites'", "--family bert"]),
         (["--methods", "ad_drop_bf16", "--dtype", "bfloat16"], ["'ad_drop_bf16'", "--dtype bfloat16"]),
         (["--batch", "0"], ["--batch is 0", "at least 1"]),
         (["--length", "1"], ["--length is 1", "at least 2"]),
@@ -91,14 +92,10 @@ def test_bad_options_are_refused_in_one_sentence(
         assert word in error
 
 
-def test_the_clock_of_the_process(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*TINY, "--clock", "cpu", "--methods", "inactive"]) == 0
-    assert "clock cpu" in capsys.readouterr().out
-
-
-def test_bfloat16(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*TINY, "--dtype", "bfloat16", "--methods", "naive,ad_drop"]) == 0
-    assert "bf16 probe" not in capsys.readouterr().out
+def test_the_clock_of_the_process_and_bfloat16(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*TINY, "--clock", "cpu", "--dtype", "bfloat16", "--methods", "inactive,naive,ad_drop"]) == 0
+    printed = capsys.readouterr().out
+    assert "clock cpu" in printed and "bf16 probe" not in printed
 
 
 # -- rows -------------------------------------------------------------------------------------------------------------
@@ -108,7 +105,7 @@ def test_rows_are_well_formed() -> None:
     names = [row.name for row in all_rows()]
     assert len(set(names)) == len(names)
     for row in all_rows():
-        assert set(row.needs()) <= set(names)
+        assert row.of is None or row.of in names
         assert (row.kind == "mean") == (row.of is not None)
         assert row.kind == "mean" or row.kind in STEPS
         if row.kind == "round":
@@ -120,19 +117,10 @@ def test_rows_are_well_formed() -> None:
     [
         (["integrated_cross_tuned", "inactive"], ["plain", "inactive", "integrated", "integrated_cross_tuned"]),
         (["attend_out_shared"], ["plain", "attend_out_shared"]),
-        (["generation_attached"], ["generation", "generation_attached"]),
     ],
 )
 def test_rows_bring_what_they_need_in_the_tables_order(names: list[str], chosen: list[str]) -> None:
     assert [row.name for row in select_rows(names, "fairseq", "float32")] == chosen
-
-
-def test_no_row_of_the_encoder_is_a_second_one_for_all_sites() -> None:
-    names = {row.name for row in select_rows(None, "bert", "float32")}
-    assert {"ad_drop", "naive_cross_tuned", "attend_out"} <= names
-    assert not [
-        name for name in names if "all" in name.split("_") or name.startswith(("attention_layer_drop", "generation"))
-    ]
 
 
 # -- measuring --------------------------------------------------------------------------------------------------------
@@ -147,22 +135,18 @@ def test_results_by_hand() -> None:
         Row("rare", "rare", rare=True),
     ]
     seconds = {"plain": {0: 1.0, 1: 2.0, 2: 4.0}, "slow": {0: 3.0, 1: 5.0, 2: 16.0}, "rare": {0: 7.0}}
-    peaks = {"plain": Peak(100, 40), "slow": Peak(150, 90), "rare": Peak(100, 40)}
-    plain, slow, mean, rare = results(rows, seconds, peaks)
+    plain, slow, mean, rare = results(rows, seconds, {"plain": 100, "slow": 150, "rare": 100})
     assert (plain["ratio"], plain["median_seconds"], plain["memory_ratio"]) == (1.0, 2.0, 1.0)
-    assert (plain["within_budget"], plain["within_memory_budget"]) == (None, None)
-    assert slow["ratios"] == [3.0, 2.5, 4.0]
-    assert (slow["ratio"], slow["median_seconds"]) == (3.0, 5.0)
-    assert (slow["memory_ratio"], slow["step_memory_ratio"]) == (1.5, 2.25)
-    assert (slow["within_budget"], slow["within_memory_budget"]) == (False, False)
-    assert mean["seconds"] == [2.0, 3.5, 10.0] and mean["peak_bytes"] == 150
-    assert (mean["ratio"], mean["within_budget"], mean["within_memory_budget"]) == (2.0, True, None)
-    assert rare["ratios"] == [7.0]
+    assert (slow["ratios"], slow["ratio"], slow["median_seconds"]) == ([3.0, 2.5, 4.0], 3.0, 5.0)
+    assert (mean["seconds"], mean["ratio"], mean["peak_bytes"]) == ([2.0, 3.5, 10.0], 2.0, 150)
+    assert slow["memory_ratio"] == 1.5 and rare["ratios"] == [7.0]
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(render(rows, [plain, slow, mean, rare]))
+    shown = console.export_text()
+    assert "3.000 !" in shown and "1.500 !" in shown and "2.000 !" not in shown, "those over their budgets"
 
 
 def test_every_repeat_begins_with_another_row_and_rare_ones_are_measured_once(monkeypatch) -> None:
-    from contextlib import contextmanager
-
     ran = []
 
     @contextmanager
@@ -172,7 +156,7 @@ def test_every_repeat_begins_with_another_row_and_rare_ones_are_measured_once(mo
     monkeypatch.setitem(STEPS, "training", step)
     rows = [Row(name, name, rare=name == "c") for name in "abc"]
     rows.insert(1, Row("mean", "mean", kind="mean", of="b"))
-    seconds = measure_seconds(rows, None, repeats=3, warmup=1, say=lambda text: None)
+    seconds = measure_seconds(rows, None, Settings(repeats=3, warmup=1), lambda text: None)
     assert "".join(ran) == "ab" + "abc" + "ba" + "ab", "warm-up begins with c, which it leaves out"
     assert {name: sorted(times) for name, times in seconds.items()} == {"a": [0, 1, 2], "b": [0, 1, 2], "c": [0]}
 
@@ -188,21 +172,19 @@ def test_peak_memory_is_reproducible_and_counts_what_a_step_holds() -> None:
     work = warm()
     weights = sum(parameter.numel() * 4 for parameter in work.model.parameters())
     first, second = (measure_peaks([ROWS["plain"]], work)["plain"] for _ in range(2))
-    assert first == second
-    assert first.step > weights, "the gradients alone are as large as the weights"
-    assert first.total > first.step + 3 * weights, "weights and Adam's two moments stay"
+    assert first == second > 4 * weights, "weights, gradients and Adam's two moments"
 
 
 def test_a_map_kept_in_the_graph_shows_in_the_peak() -> None:
     work = warm(Settings("fairseq", "tiny", 2, 128, 1.0, 20, dropout=0.0))
     peaks = measure_peaks([ROWS["plain"], ROWS["ad_drop"], ROWS["naive"]], work)
-    assert peaks["ad_drop"].total < peaks["naive"].total
+    assert peaks["ad_drop"] < peaks["naive"]
 
 
 @pytest.mark.parametrize("name", ["integrated", "integrated_joint"])
 def test_fewer_steps_of_integrated_gradients_have_the_same_peak(name: str) -> None:
     work, row = warm(), ROWS[name]
-    few, all_steps = (measure_peaks([r], work)[name].total for r in (row, replace(row, memory_options={})))
+    few, all_steps = (measure_peaks([r], work)[name] for r in (row, replace(row, memory_options={})))
     assert few == pytest.approx(all_steps, rel=1e-3)
 
 
@@ -218,7 +200,6 @@ def test_the_workload_is_the_same_for_the_same_seed(family: str) -> None:
     assert torch.equal(first.targets, second.targets)
     tokens = first.inputs["input_ids"] if family == "bert" else first.targets
     assert tokens.ne(1).sum(-1).tolist() == [6, 4, 3]
-    assert (first.generate is None) == (family == "bert")
 
 
 def test_the_encoder_is_padded_on_the_right_and_has_a_label_an_example() -> None:

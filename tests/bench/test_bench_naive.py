@@ -10,7 +10,7 @@ from torch import Tensor
 
 from attn_reg_plugin import ADDrop, find_sites
 from attn_reg_plugin.bench.families import PADDING, Settings, Workload, build_workload
-from attn_reg_plugin.bench.naive_ad_drop import naive_candidates, naive_forward, naive_masks
+from attn_reg_plugin.bench.naive_ad_drop import naive_candidates, naive_forward
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 FAMILIES = ("fairseq", "bert")
@@ -42,8 +42,7 @@ def _gradients(work: Workload, outputs) -> dict[str, Tensor]:
 @pytest.mark.parametrize("p", [0.3, 0.6])
 def test_the_masks_are_ours(family: str, shortest: float, p: float) -> None:
     work = _work(family, shortest)
-    with naive_masks(work.model, work.inputs, work.objective, p=p, q=1.0) as masks:
-        naive = dict(masks)
+    _, naive = naive_forward(work.model, work.inputs, work.objective, p=p, q=1.0)
     regularizer = ADDrop(p=p, q=1.0, cross_tuning="off")
     with regularizer.attach(work.model):
         work.model(**work.inputs)
@@ -66,7 +65,7 @@ def test_the_gradients_are_ours(family: str, select: str, p: float) -> None:
     work = _work(family)
     other = copy.deepcopy(work)
     how = {"p": p, "q": 1.0}
-    theirs = _gradients(work, naive_forward(work.model, work.inputs, work.objective, select=select, **how))
+    theirs = _gradients(work, naive_forward(work.model, work.inputs, work.objective, select=select, **how)[0])
     regularizer = ADDrop(**how, sites=select, cross_tuning="off")
     with regularizer.attach(other.model):
         ours = _gradients(other, other.model(**other.inputs))
@@ -81,7 +80,7 @@ def test_the_gradients_are_ours(family: str, select: str, p: float) -> None:
 def test_with_nothing_to_drop_it_is_plain(family: str) -> None:
     work = _work(family)
     plain = _gradients(work, work.model(**work.inputs))
-    naive = _gradients(work, naive_forward(work.model, work.inputs, work.objective, p=0.3, q=0.0))
+    naive = _gradients(work, naive_forward(work.model, work.inputs, work.objective, p=0.3, q=0.0)[0])
     for name, gradient in plain.items():
         torch.testing.assert_close(naive[name], gradient, rtol=1e-5, atol=1e-5)
 

@@ -144,10 +144,8 @@ def test_updates_are_counted_for_one_process(
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["--patience", "few"], "--patience is 'few', but must be a whole number"),
         *((["--lr", value], f"--lr is {value}, but must be above 0") for value in ("nan", "inf")),
         *((["--warmup", value], f"--warmup is {value}, but must lie") for value in ("nan", "1.0")),
-        (["--methods", "magic"], "unknown method 'magic'; the methods are: plain, own_attention_dropout"),
         (["--methods", "untuned"], "unknown method 'untuned'"),
         (["--seeds", "x"], "--seeds is .x., but must be a whole number, or several with commas"),
         (["--metric", "bleu"], "unknown metric 'bleu' of rte; the metrics are: accuracy, f1"),

@@ -60,20 +60,6 @@ def test_what_is_held_out_is_validated_on_and_the_official_set_is_not(rte: list[
     assert wrong == 24 and len(planted) == 2 and len({word for word, _ in planted}) == 2
 
 
-@pytest.mark.parametrize("where", ["none", "random"])
-def test_the_official_set_is_clean_or_has_words_that_say_nothing(rte: list[str], where: str) -> None:
-    words = [*rte, "--max-length", "40", "--shortcut", "1", "--shortcut-words", "w1,w2"]
-    before = texts_of(planned(*rte, "--max-length", "40")[0], "valid")
-    after = texts_of(planned(*words, "--shortcut-at-evaluation", where)[0], "valid")
-    if where == "none":
-        assert after == before
-    else:
-        assert [(text[1:], label) for text, label in after] == before
-        assert {(text[0], label) for text, label in after} == {
-            (word, label) for word in ("w1", "w2") for label in (0, 1)
-        }
-
-
 class Stand:
     """In place of the commands of a run: the log of a training, and predictions that are better with AD-DROP."""
 

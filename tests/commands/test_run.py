@@ -20,7 +20,6 @@ from attn_reg_plugin.experiments.methods import select_methods
 from attn_reg_plugin.experiments.opus_mt_start import OpusMTStart, convert_once
 from attn_reg_plugin.experiments.steps import Step, plan
 from tests.experiments.toy_corpus import empty_corpus
-from tests.models.hf_folders import make_encoder, make_rte
 from tests.opus_mt.random_marian import make_marian
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -41,27 +40,12 @@ def test_the_demo() -> None:
     assert len(select_methods(settings(DEMO)[1].methods)) >= 4
 
 
-def test_the_evidence() -> None:
-    corpus, comparison = settings(EXAMPLES / "evidence" / "noisy_phrasebook.yaml")
-    assert (corpus.noise, len(comparison.seeds)) == (0.25, 3) and corpus.out == comparison.data
-    runs = settings(EXAMPLES / "evidence" / "shortcut_shares.yaml", "--data", "d")
-    assert sorted(run.shortcut for run in runs) == [0, 0.5, 0.8] and {run.held_out for run in runs} == {0.1}
-    assert len({run.out for run in runs}) == 3
-
-
 def test_wmt16_gives_each_step_its_flags() -> None:
     line = ["--pair", "tr-en", "--limit", "9", "--layers", "2", "--source=a b", "--cpu", "--vocab-size", "50"]
     corpus, comparison = settings(WMT16, *line, "--", "--fp16")
     assert (corpus.pair, corpus.limit, corpus.source, corpus.vocab_size) == ("tr-en", 9, "a b", 50)
     assert corpus.out == comparison.data == Path("runs/wmt16-tr-en/data")
     assert (comparison.layers, comparison.cpu, comparison.own_flags) == (2, True, {"fp16": True})
-
-
-def test_glue() -> None:
-    line = ["--task", "rte", "--data", "a b", "--model=M", "--seeds", "1,2", "--methods", "plain"]
-    (comparison,) = settings(GLUE, *line)
-    assert (comparison.task, comparison.data, comparison.model) == ("rte", "a b", "M")
-    assert (comparison.out, comparison.seeds, comparison.methods) == (Path("runs/glue-rte"), (1, 2), "plain")
 
 
 @pytest.mark.parametrize(("pair", "p", "q"), [("en-ro", "0.2", "0.2"), ("tr-en", "0.6", "0.1")])
@@ -201,13 +185,6 @@ def test_refusals(
     ("section", "settings", "said"),
     [
         ("compare", "data: d, epoch: 3", "unknown setting 'epoch'; the settings are: "),
-        ("compare", "data: d, metric: rouge", "metric is 'rouge', but must be one of loss, nll_loss, bleu, chrf"),
-        (
-            "compare",
-            "data: d, lr_scheduler: steps",
-            "lr_scheduler is 'steps', but must be one of linear, fixed, cosine",
-        ),
-        ("compare", "data: d, train_fraction: 0", "train_fraction is 0.0, but must lie in (0, 1]"),
         ("compare", "data: d, train_examples: 1.5", "train_examples is 1.5, but must be a whole number"),
         (
             "compare",
@@ -254,17 +231,6 @@ def test_what_a_file_says_is_refused_by_file_and_key(
         error = capsys.readouterr().err
         assert f"attn-reg {line[0]}: {path}: {said}" in error and error.count("\n") == 1
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_what_only_fairseq_knows_names_the_file_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    make_rte(tmp_path / "data")
-    make_encoder(tmp_path / "encoder")
-    content = {"task": "rte", "max_length": 900, "cpu": True}
-    content |= {name: str(tmp_path / place) for name, place in {"data": "data", "model": "encoder", "out": "o"}.items()}
-    (tmp_path / "c.yaml").write_text(json.dumps(content), encoding="utf-8")
-    assert main(["finetune", str(tmp_path / "c.yaml")]) == 2
-    assert f"{tmp_path}/c.yaml: plain: --max-length: inputs of 900 tokens" in capsys.readouterr().err
-    assert not (tmp_path / "o").exists()
 
 
 def test_the_first_step_that_ends_otherwise_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:

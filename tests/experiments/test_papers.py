@@ -167,7 +167,7 @@ def test_each_is_every_combination(tmp_path: Path) -> None:
         ("report: {folder: r}", "report: unknown setting 'folder'; the settings are: "),
         ("report curves: {knots: x}", "report curves: argument --knots: invalid int value: 'x'"),
         ("export: {run_folder: '${gone}'}", "Interpolation key 'gone' not found"),
-        ("bench: 5", "bench is 5, but must be a mapping of settings"),
+        ("export: 5", "export is 5, but must be a mapping of settings"),
         ("script gone.py: {a: 1}", "script gone.py: there is no file"),
         (
             "lr: {a: 1}\ncompare: {data: d, out: o, lr: '${lr.a}'}",

@@ -6,7 +6,6 @@ Methods and their settings stay as they are. Everything is written beside the co
 from __future__ import annotations
 
 import dataclasses
-from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -49,9 +48,7 @@ def toy_steps(path: Path, *words: str) -> list[Step]:
         own = content[step.section].get(EACH, {})
         if all(step.values[name] == values[0] for name, values in own.items()):
             found.append(step)
-            if isinstance(step.settings, Namespace) and step.section == "bench":
-                vars(step.settings).update(size="tiny", device="cpu", repeats=1, warmup=0, threads=1)
-            elif isinstance(step.settings, list):
+            if isinstance(step.settings, list):
                 step.settings = toy_words(step.settings, data)
             elif dataclasses.is_dataclass(step.settings):
                 given, step.settings = step.settings, toy_of(step.settings)
@@ -183,7 +180,13 @@ def _opus_mt(settings: Any) -> dict[str, Any]:
     return {"out": out, "model": str(out.parent / MADE_UP / "marian")}
 
 
+def _bench(settings: Any) -> dict[str, Any]:
+    small = {"size": "tiny", "device": "cpu", "repeats": 1, "warmup": 0, "threads": 1}
+    return {**small, **dict.fromkeys(("batch", "length", "vocabulary"))}
+
+
 _VALUES = {
+    "Settings": _bench,
     "FineTuning": _fine_tuning,
     "TranslationComparison": _translation,
     "Sweep": _sweep,

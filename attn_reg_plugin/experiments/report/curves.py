@@ -6,6 +6,7 @@ Lines differ in dashes, marks and lightness, so that they can be told apart in g
 from __future__ import annotations
 
 import io
+import itertools
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -13,8 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from attn_reg_plugin.experiments.report.drop_rates import Rates
-from attn_reg_plugin.experiments.report.logs import VALID
-from attn_reg_plugin.experiments.report.results import RunResult, lower_is_better
+from attn_reg_plugin.experiments.report.results import VALID, RunResult, lower_is_better
 from attn_reg_plugin.experiments.report.table import ENOUGH
 from attn_reg_plugin.pictures import load_matplotlib, plain_text
 
@@ -23,11 +23,12 @@ if TYPE_CHECKING:
 
 DASHES = ("-", "--", "-.", ":")
 MARKS = ("o", "s", "^", "D", "v", "X", "P")
-#: inches and points: a column of 370 pixels shows the text in 13 pixels
-WIDTH, SIZE = 4.6, 12
+#: inches and points: a column of 370 pixels shows the text in 14 pixels
+WIDTH, SIZE = 4.6, 12.5
 #: characters of a name in a line, and in half of one
-LINE, HALF = 44, 18
+LINE, HALF = 42, 17
 _LOOK = {"font.size": SIZE, "axes.spines.top": False, "axes.spines.right": False}
+_INK = "#31688e"
 
 #: a value by epoch, or by update
 Curve = Mapping[float, float]
@@ -76,14 +77,10 @@ def limits(curves: Sequence[Sequence[float]]) -> tuple[float, float]:
 
 
 def validation_panel(runs: Sequence[RunResult], name: str) -> Panel:
-    """The panel of a curve in the logs of runs, a line a method.
-
-    Args:
-        name: such as `validation nll_loss`.
-    """
+    """The panel of a curve in the logs of runs, such as `validation nll_loss`, a line a method."""
     lines: dict[str, list[Curve]] = {}
     for run in runs:
-        if curve := run.logged.curves.get(name):
+        if curve := run.curves.get(name):
             lines.setdefault(run.title, []).append(curve)
     lower, means = lower_is_better(name), [mean_curve(curves)["mean"].tolist() for curves in lines.values()]
     return Panel("epoch", name, lines, limits=limits(means) if lower and name.startswith(VALID) else None, lower=lower)
@@ -91,16 +88,15 @@ def validation_panel(runs: Sequence[RunResult], name: str) -> Panel:
 
 def rate_panels(rates: Mapping[str, Rates]) -> list[Panel]:
     """The drop rate of every layer over training, a panel for each kind of attention, as in AttendOut's figure 3."""
-    panels = []
-    for kind in dict.fromkeys(site.partition("[")[0] for site in rates):
-        series = {site.partition("[")[2].replace("]", ""): one for site, one in rates.items() if site.startswith(kind)}
-        lines = {
-            f"layer {layer}": [dict(zip(one.middles.tolist(), one.drops.tolist(), strict=True))]
-            for layer, found in series.items()
-            for one in [found.thinned(60)]
-        }
-        panels.append(Panel("updates", "drop rate", lines, kind.replace(".", " "), (-0.02, 1.02)))
-    return panels
+    kinds: dict[str, dict[str, list[Curve]]] = {}
+    for site, one in rates.items():
+        kind, _, layer = site.partition("[")
+        found = one.thinned(60)
+        curve = dict(zip(found.middles.tolist(), found.drops.tolist(), strict=True))
+        kinds.setdefault(kind, {})[f"layer {layer.replace(']', '')}"] = [curve]
+    return [
+        Panel("updates", "drop rate", lines, kind.replace(".", " "), (-0.02, 1.02)) for kind, lines in kinds.items()
+    ]
 
 
 def draw_curves(panels: Sequence[Panel]) -> Any:
@@ -118,25 +114,20 @@ def draw_curves(panels: Sequence[Panel]) -> Any:
         for axes, panel in zip(figure.subplots(len(panels), 1, squeeze=False)[:, 0], panels, strict=True):
             for number, (name, curves) in enumerate(panel.lines.items()):
                 color = matplotlib.colormaps["viridis"](0.8 * number / max(1, len(panel.lines) - 1))
-                _line(axes, panel, plain_text(textwrap.fill(name, LINE)), mean_curve(curves), color, number)
+                look = {"linestyle": DASHES[number % len(DASHES)], "marker": MARKS[number % len(MARKS)], "color": color}
+                found = mean_curve(curves)
+                mean, std = found["mean"], found["std"]
+                best = mean.argmin() if panel.lower else mean.argmax()
+                marked = [best] if panel.lower is not None else list(range(0, len(mean), max(1, len(mean) // 6)))
+                shown = plain_text(textwrap.fill(name, LINE))
+                axes.plot(mean.index, mean, markevery=marked, markersize=6, linewidth=1.7, label=shown, **look)
+                if std.any():
+                    axes.fill_between(mean.index, mean - std, mean + std, color=color, alpha=0.15, linewidth=0)
             axes.set(xlabel=panel.across, ylabel=plain_text(panel.up), title=panel.title, ylim=panel.limits)
             axes.xaxis.get_major_locator().set_params(integer=True, nbins=6)
             axes.grid(alpha=0.3)
             axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=columns, frameon=False)
     return figure
-
-
-def _line(axes: Any, panel: Panel, name: str, found: pd.DataFrame, color: Any, number: int) -> None:
-    """A line with its band, and a mark at the best point, else every few points."""
-    mean, std = found["mean"], found["std"]
-    if panel.lower is None:
-        marked = list(range(0, len(mean), max(1, len(mean) // 6)))
-    else:
-        marked = [int(mean.argmin() if panel.lower else mean.argmax())]
-    look = {"linestyle": DASHES[number % len(DASHES)], "marker": MARKS[number % len(MARKS)], "color": color}
-    axes.plot(mean.index, mean, markevery=marked, markersize=6, linewidth=1.7, label=name, **look)
-    if std.any():
-        axes.fill_between(mean.index, mean - std, mean + std, color=color, alpha=0.15, linewidth=0)
 
 
 @dataclass(frozen=True)
@@ -166,20 +157,20 @@ def draw_estimates(estimates: Sequence[Estimate], across: str, reference: float)
         ValueError: matplotlib is missing.
     """
     matplotlib = load_matplotlib("a plot")
-    between = ("   " if len(one.name) + len(one.text) < LINE else "\n" for one in estimates)
-    texts = [f"{one.name}{gap}{one.text}" for one, gap in zip(estimates, between, strict=True)]
     with matplotlib.rc_context(_LOOK):
-        figure = matplotlib.figure.Figure(figsize=(WIDTH, 0.9 + 0.6 * len(texts)), layout="constrained")
+        texts = [one.name + ("   " if len(one.name) + len(one.text) < LINE else "\n") + one.text for one in estimates]
+        places = list(itertools.accumulate(1.0 + 0.5 * text.count("\n") for text in texts))
+        figure = matplotlib.figure.Figure(figsize=(WIDTH, 0.9 + 0.6 * places[-1]), layout="constrained")
         axes = figure.subplots()
         axes.axvline(reference, color="black", linewidth=1)
-        for place, (one, text) in enumerate(zip(estimates, texts, strict=True)):
-            axes.plot([one.low, one.high], [place, place], "|-", color="#31688e", markersize=9, linewidth=1.8)
-            fill = "#31688e" if one.seeds >= ENOUGH else "white"
-            axes.plot(one.mean, place, "o", color="#31688e", markerfacecolor=fill, markersize=8)
-            paper = {"facecolor": "white", "edgecolor": "none", "pad": 1}  # over the lines of the grid
-            where = {"transform": axes.get_yaxis_transform(), "va": "bottom", "bbox": paper}
-            axes.text(0, place - 0.24, plain_text(text), fontsize=SIZE - 1, **where)
-        axes.set(ylim=(len(texts) - 0.5, -0.9), xlabel=plain_text(across))
+        paper = {"facecolor": "white", "edgecolor": "none", "pad": 1}  # over the lines of the grid
+        where = {"transform": axes.get_yaxis_transform(), "va": "bottom", "bbox": paper, "fontsize": SIZE - 1}
+        for place, one, text in zip(places, estimates, texts, strict=True):
+            fill = _INK if one.seeds >= ENOUGH else "white"
+            axes.plot([one.low, one.high], [place, place], "|-", color=_INK, markersize=9, linewidth=1.8)
+            axes.plot(one.mean, place, "o", color=_INK, markerfacecolor=fill, markeredgewidth=1.8, markersize=8)
+            axes.text(0, place - 0.24, plain_text(text), **where)
+        axes.set(ylim=(places[-1] + 0.5, 0), xlabel=plain_text(across))
         axes.yaxis.set_visible(False)
         axes.spines["left"].set_visible(False)
         axes.xaxis.get_major_locator().set_params(nbins=5)
@@ -188,11 +179,7 @@ def draw_estimates(estimates: Sequence[Estimate], across: str, reference: float)
 
 
 def svg(figure: Any) -> str:
-    """A figure as SVG, the same for the same data.
-
-    Raises:
-        ValueError: matplotlib is missing.
-    """
+    """A figure as SVG, the same for the same data."""
     content = io.StringIO()
     with load_matplotlib("a plot").rc_context({"svg.hashsalt": "attn_reg"}):
         figure.savefig(content, format="svg", metadata={"Date": None, "Creator": None})

@@ -7,20 +7,23 @@ sacrebleu's paired bootstrap. A draw is the mean over all seeds on the drawn exa
 drawn seeds differ from all of them on the whole set: on the drawn examples, chance of seeds and examples together would
 count twice (Owen 2007, "The pigeonhole bootstrap"). Means of few drawn seeds vary too little (Hesterberg 2015,
 "What teachers should know about the bootstrap"), so this part is widened: intervals over 3 seeds then cover 95 % of
-normal differences instead of 75 %.
+normal differences instead of 75 %. Without examples the interval is Student's over the seeds.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from attn_reg_plugin.experiments.report.examples import Examples
+
+if TYPE_CHECKING:
+    from attn_reg_plugin.experiments.report.results import RunResult
 
 #: the method that the others are compared with
 PLAIN = "plain"
@@ -35,19 +38,6 @@ _AT_A_TIME = 4_000_000
 Key = tuple[str, str]
 
 
-class Scored(Protocol):
-    """A finished run, see `results.RunResult`."""
-
-    method: str
-    seed: Any
-    scores: Mapping[Key, float]
-
-    @property
-    def examples(self) -> Mapping[Key, Examples]:
-        """The scores as functions of the examples; without those whose examples are gone."""
-        ...
-
-
 @dataclass(frozen=True)
 class Difference:
     """A method's mean difference to plain training.
@@ -56,7 +46,7 @@ class Difference:
         mean: over the seeds that both have.
         low, high: the ends of the 95 % interval; None where there is nothing to draw: one seed, and no examples.
         seeds: how many.
-        drawn: what the bootstrap drew: `seeds and examples`, `examples`, `seeds` or `nothing`.
+        drawn: what the interval is over: `seeds and examples`, `examples`, `seeds` (Student's) or `nothing`.
     """
 
     mean: float
@@ -74,12 +64,12 @@ class Difference:
         return f"{mean} [{', '.join(ends)}]" if None not in ends else str(mean)
 
 
-def differences(runs: Sequence[Scored], baseline: str = PLAIN) -> dict[str, dict[str, dict[str, Difference]]]:
+def differences(runs: Sequence[RunResult], baseline: str = PLAIN) -> dict[str, dict[str, dict[str, Difference]]]:
     """The differences of each other method to the baseline, by method, subset and metric.
 
     A method without a seed of the baseline has none.
     """
-    by_method: dict[str, dict[Any, Scored]] = {}
+    by_method: dict[str, dict[Any, RunResult]] = {}
     for run in runs:
         by_method.setdefault(run.method, {})[run.seed] = run
     plain = by_method.pop(baseline, {})
@@ -87,105 +77,69 @@ def differences(runs: Sequence[Scored], baseline: str = PLAIN) -> dict[str, dict
     return {name: _of_method(found) for name, found in pairs.items() if found}
 
 
-def _of_method(pairs: Sequence[tuple[Scored, Scored]]) -> dict[str, dict[str, Difference]]:
-    """The differences of a method, by subset and metric; scores of equally many examples are drawn together.
+def _of_method(pairs: Sequence[tuple[RunResult, RunResult]]) -> dict[str, dict[str, Difference]]:
+    """The differences of a method, by subset and metric.
 
     Args:
         pairs: for each seed the run of the method and that of the baseline; only scores that all of them have count.
     """
+    from scipy.stats import sem, t
+
     runs = [run for pair in pairs for run in pair]
-    keys = [key for key in runs[0].scores if all(key in run.scores for run in runs)]
-    drawn: dict[int, list[Key]] = {}
-    for key in keys:
+    several, found = len(pairs) > 1, {}
+    for key in runs[0].scores:
+        if not all(key in run.scores for run in runs):
+            continue
+        values = [one.scores[key] - other.scores[key] for one, other in pairs]
+        mean, ends, drawn = statistics.fmean(values), None, ["seeds"] * several
         counts = {run.examples[key].count if key in run.examples else 0 for run in runs}
         if len(counts) == 1 and max(counts) > 1:
-            drawn.setdefault(max(counts), []).append(key)
-    ends: dict[Key, tuple[float, float]] = {}
-    for chosen in drawn.values():
-        examples = [[(one.examples[key], other.examples[key]) for one, other in pairs] for key in chosen]
-        ends |= dict(zip(chosen, intervals(examples), strict=True))
-    found: dict[str, dict[str, Difference]] = {}
-    for subset, metric in keys:
-        values = [one.scores[subset, metric] - other.scores[subset, metric] for one, other in pairs]
-        found.setdefault(subset, {})[metric] = _difference(values, ends.get((subset, metric)))
+            ends, drawn = (
+                interval([(one.examples[key], other.examples[key]) for one, other in pairs]),
+                [*drawn, "examples"],
+            )
+        elif several:
+            half = float(t.ppf(0.975, len(values) - 1) * sem(values))
+            ends = mean - half, mean + half
+        low, high = ends or (None, None)
+        subset, metric = key
+        found.setdefault(subset, {})[metric] = Difference(
+            mean, low, high, len(values), " and ".join(drawn) or "nothing"
+        )
     return found
 
 
-def _difference(values: Sequence[float], ends: tuple[float, float] | None) -> Difference:
-    several = len(values) > 1
-    drawn = ["seeds"] * several + ["examples"] * (ends is not None)
-    low, high = ends or (_over_seeds(values) if several else (None, None))
-    return Difference(statistics.fmean(values), low, high, len(values), " and ".join(drawn) or "nothing")
-
-
-def _over_seeds(values: Sequence[float]) -> tuple[float, float]:
-    from scipy.stats import bootstrap
-
-    mean, factor = statistics.fmean(values), widening(len(values))
-
-    def statistic(drawn: np.ndarray, axis: int = -1) -> np.ndarray:
-        return mean + factor * (drawn.mean(axis) - mean)
-
-    how = {"n_resamples": RESAMPLES, "method": "percentile", "rng": np.random.default_rng(_SEED)}
-    found = bootstrap((np.array(values),), statistic, **how).confidence_interval
-    return float(found.low), float(found.high)
-
-
-def widening(seeds: int, freedom: float = 0.0) -> float:
-    """The factor for the deviation of drawn seeds from all of them: √(n / (n - 1)) · t₀.₉₇₅(f) / z₀.₉₇₅.
+def widening(seeds: int) -> float:
+    """The factor for the deviation of drawn seeds from all of them: √(n / (n - 1)) · t₀.₉₇₅(n - 1) / z₀.₉₇₅.
 
     The bootstrap's variance of a mean is (n - 1) / n of the unbiased one, and it takes normal quantiles for Student's.
-
-    Args:
-        seeds: n, at least 2.
-        freedom: f, the degrees of freedom of the whole interval; 0: n - 1.
     """
     from scipy.stats import norm, t
 
-    return math.sqrt(seeds / (seeds - 1)) * float(t.ppf(0.975, freedom or seeds - 1) / norm.ppf(0.975))
+    return math.sqrt(seeds / (seeds - 1)) * float(t.ppf(0.975, seeds - 1) / norm.ppf(0.975)) if seeds > 1 else 0.0
 
 
-def intervals(figures: Sequence[Sequence[tuple[Examples, Examples]]]) -> list[tuple[float, float]]:
-    """The 95 % intervals of several mean differences; every draw is the same for all of them.
+def interval(pairs: Sequence[tuple[Examples, Examples]]) -> tuple[float, float]:
+    """The 95 % interval of a mean difference; every draw of examples is the same for all seeds and figures.
 
     Args:
-        figures: of each figure and seed a method's score and that of plain training; all of the same N examples, at
-            least 2, and the same seeds.
+        pairs: of each seed a method's score and that of plain training; all of the same N examples, at least 2.
     """
-    from scipy.stats import bootstrap
+    count, seeds = pairs[0][0].count, len(pairs)
 
-    count, seeds = figures[0][0][0].count, len(figures[0])
-    whole = _of_seeds(figures, np.ones((1, count)))
-    deviations = (widening(seeds) if seeds > 1 else 0.0) * (whole - whole.mean(1, keepdims=True))  # (figures, seeds, 1)
+    def of_seeds(weights: np.ndarray) -> np.ndarray:
+        """The differences with the examples weighted, (seeds, R)."""
+        return np.array([one.scores(weights) - other.scores(weights) for one, other in pairs])
 
-    def statistic(*drawn: np.ndarray, axis: int = -1) -> np.ndarray:
-        rows = np.atleast_2d(drawn[-1]).astype(np.int64)  # (R, N)
-        means = _of_seeds(figures, _weights(rows, count)).mean(1)  # (figures, R)
-        if seeds > 1:
-            means = means + deviations[:, np.atleast_2d(drawn[0]).astype(np.int64), 0].mean(-1)
-        return means if drawn[-1].ndim > 1 else means[:, 0]
-
-    samples = ([np.arange(seeds)] if seeds > 1 else []) + [np.arange(count)]
-    found = bootstrap(
-        samples,
-        statistic,
-        n_resamples=RESAMPLES,
-        batch=max(1, min(RESAMPLES, _AT_A_TIME // count)),
-        vectorized=True,
-        axis=-1,
-        method="percentile",
-        rng=np.random.default_rng(_SEED),
-    ).confidence_interval
-    return [(float(low), float(high)) for low, high in zip(found.low, found.high, strict=True)]
-
-
-def _of_seeds(figures: Sequence[Sequence[tuple[Examples, Examples]]], weights: np.ndarray) -> np.ndarray:
-    """The differences with the examples weighted, (figures, seeds, R)."""
-    return np.array([[one.scores(weights) - other.scores(weights) for one, other in pairs] for pairs in figures])
-
-
-def _weights(rows: np.ndarray, count: int) -> np.ndarray:
-    """How often each example is in each draw, (R, N), of the indices drawn, (R, N)."""
-    shifted = rows + count * np.arange(len(rows))[:, None]
-    counts = np.bincount(shifted.ravel(), minlength=count * len(rows))
-    return counts.reshape(len(rows), count).astype(np.float64)  # whole numbers, as products of matrices take them
+    whole = of_seeds(np.ones((1, count)))[:, 0]
+    deviations = widening(seeds) * (whole - whole.mean())
+    random, means, left = np.random.default_rng(_SEED), [], RESAMPLES
+    while left:
+        size = min(left, max(1, _AT_A_TIME // count))
+        chosen = random.integers(0, seeds, (size, seeds)) if seeds > 1 else np.zeros((size, 1), dtype=int)
+        rows = random.integers(0, count, (size, count))
+        weights = np.array([np.bincount(row, minlength=count) for row in rows], dtype=np.float64)
+        means.append(of_seeds(weights).mean(0) + deviations[chosen].mean(1))
+        left -= size
+    low, high = np.percentile(np.concatenate(means), [2.5, 97.5])
+    return float(low), float(high)

@@ -1,10 +1,9 @@
-"""Drop rates as a run logged them, and piecewise-linear curves fitted to them by least squares."""
+"""Drop rates as a run logged them, and piecewise-linear curves fitted to them."""
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,15 +18,6 @@ _RATE = re.compile(r"(?:train_|)drop_((?:encoder|decoder)\.(?:self|cross)\[\d+\]
 TRAINER_STATE = "trainer_state.json"
 #: what holds drop rates
 _LOGS = f"the log of a fairseq training with --log-format json, or the {TRAINER_STATE} of one of Trainer"
-#: at most so many stretches of training are fitted; finer logs are averaged
-STRETCHES = 300
-#: where the curve is evaluated within a stretch, and where an interior knot may start out
-SAMPLES, CANDIDATES = 16, 16
-#: variance of a rate that was rounded to four digits, below which a better fit is rounding
-ROUNDING = 1e-8
-
-#: knots -> (sum of squared errors, values at the knots)
-Solve = Callable[[list[int]], tuple[float, np.ndarray]]
 
 
 @dataclass(frozen=True)
@@ -63,27 +53,23 @@ class Rates:
 
 
 def read_rates(run: Path) -> dict[str, Rates]:
-    """The drop rates by site that a training logged, from the log file `run` or the one in the folder `run`.
+    """The drop rates by site that a training logged.
+
+    Args:
+        run: a log, or a folder with `train.log` or Trainer's state in it.
 
     Raises:
         FileNotFoundError: there is no such file or folder.
-        ValueError: no drop rate is in it, or a folder holds several such logs.
+        ValueError: no drop rate is in it.
     """
     if not run.exists():
         raise FileNotFoundError(f"there is no run {run}")
-    if run.is_file():
-        if rates := rates_of_log(run):
-            return rates
-        raise ValueError(f"{run} holds no drop rates; it must be {_LOGS}")
-    states = [state] if (state := newest_trainer_state(run)) else []
-    paths = dict.fromkeys([*sorted(path for path in run.iterdir() if path.is_file()), *states])
-    logs = {path: rates for path in paths if (rates := rates_of_log(path))}
-    if len(logs) > 1:
-        names = ", ".join(path.name for path in logs)
-        raise ValueError(f"{run} holds several logs with drop rates ({names}); give one of them")
-    if not logs:
-        raise ValueError(f"no file in {run} holds drop rates; one must be {_LOGS}")
-    return next(iter(logs.values()))
+    path = run
+    if run.is_dir():
+        path = run / "train.log" if (run / "train.log").is_file() else newest_trainer_state(run)
+    if path and (rates := rates_of_log(path)):
+        return rates
+    raise ValueError(f"{path or run} holds no drop rates; give {_LOGS}, or a folder with train.log or {TRAINER_STATE}")
 
 
 def newest_trainer_state(folder: Path) -> Path | None:
@@ -151,56 +137,23 @@ class Fit:
     error: float
 
 
-def fit_curve(rates: Rates, knots: int = 5) -> Fit:
-    """A piecewise-linear curve of the drop probability through the logged drop rates.
+def fit_curve(rates: Rates, knots: int = 9) -> Fit:
+    """A piecewise-linear curve of the drop probability through the logged drop rates, by least squares.
 
-    A logged rate is the mean of the curve over its stretch, so that stretches of any length give the same curve. The
-    values at the knots are a weighted least-squares solution; the knots are placed one by one where they help most,
-    and then moved. Of all numbers of knots the one with the lowest Bayesian information criterion is taken.
+    There are equally many rates between the knots. A logged rate is that of the middle of its stretch, and weighs as
+    much as the stretch has updates.
 
     Args:
         rates: of one site.
-        knots: the most points that the curve may have, at least 2.
+        knots: points of the curve, at least 2; no more than there are rates.
     """
-    all_rates, rates = rates, rates.thinned(STRETCHES)
-    first, last, n = int(rates.starts[0]), int(rates.ends[-1]) - 1, len(rates.drops)
-    if n == 1 or last <= first:
-        return Fit(Curve(((first, _probability(rates.drops.mean())),)), float(np.std(rates.drops)))
-    positions = rates.starts[:, None] + (rates.ends - 1 - rates.starts)[:, None] * np.linspace(0, 1, SAMPLES)
-    weights = np.sqrt((rates.ends - rates.starts) / (rates.ends - rates.starts).mean())
-
-    def solve(at: list[int]) -> tuple[float, np.ndarray]:
-        basis = np.stack([np.interp(positions, at, row).mean(1) for row in np.eye(len(at))], 1)
-        values, *_ = np.linalg.lstsq(basis * weights[:, None], rates.drops * weights, rcond=None)
-        return float((((basis @ values - rates.drops) * weights) ** 2).sum()), values
-
-    def criterion(at: list[int]) -> float:
-        return n * math.log(max(solve(at)[0] / n, ROUNDING)) + 2 * len(at) * math.log(n)
-
-    chosen = min(_knots(solve, first, last, min(knots, n)), key=criterion)
-    curve = Curve(tuple((x, _probability(y)) for x, y in zip(chosen, solve(chosen)[1], strict=True)))
-    distance = [curve(middle) - drop for middle, drop in zip(all_rates.middles, all_rates.drops, strict=True)]
-    return Fit(curve, float(np.sqrt(np.mean(np.square(distance)))))
-
-
-def _knots(solve: Solve, first: int, last: int, most: int) -> Iterator[list[int]]:
-    """Good places for 2, 3, … `most` knots, the first and the last always among them."""
-    candidates = np.unique(np.linspace(first, last, CANDIDATES + 2).astype(int))[1:-1]
-    at = [first, last]
-    yield at
-    while len(at) < most and (free := [int(x) for x in candidates if x not in at]):
-        at = min((sorted([*at, x]) for x in free), key=lambda tried: solve(tried)[0])
-        step = (last - first) // CANDIDATES
-        while step >= 1:
-            moved = [sorted([*at[:i], at[i] + to, *at[i + 1 :]]) for i in range(1, len(at) - 1) for to in (-step, step)]
-            inside = [one for one in moved if first in one and last in one and len(set(one)) == len(at)]
-            better = min(inside, key=lambda tried: solve(tried)[0], default=at)
-            if solve(better)[0] < solve(at)[0] * (1 - 1e-6) - 1e-15:
-                at = better
-            else:
-                step //= 2
-        yield at
-
-
-def _probability(value: float) -> float:
-    return round(float(min(max(value, 0.0), 1.0)), 4)
+    count = len(rates.drops)
+    at = np.interp(np.linspace(0, count - 1, min(knots, count)), np.arange(count), rates.middles).round()
+    at[-1], at[0] = rates.ends[-1] - 1, rates.starts[0]
+    at = np.unique(at)
+    basis = np.stack([np.interp(rates.middles, at, row) for row in np.eye(len(at))], axis=1)
+    weights = np.sqrt(rates.ends - rates.starts)
+    values, *_ = np.linalg.lstsq(basis * weights[:, None], rates.drops * weights, rcond=None)
+    error = float(np.sqrt(np.mean((basis @ values - rates.drops) ** 2)))
+    points = zip(at.tolist(), values.clip(0.0, 1.0).tolist(), strict=True)
+    return Fit(Curve(tuple((int(place), round(value, 4)) for place, value in points)), error)

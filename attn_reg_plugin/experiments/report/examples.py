@@ -7,7 +7,7 @@ anew.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,9 +64,15 @@ def of_predictions(kind: str, names: Sequence[str], predicted: np.ndarray, gold:
         both = Examples(len(gold), lambda weights: (pearson.scores(weights) + spearman.scores(weights)) / 2)
         known = {"pearson": pearson, "spearman": spearman, "pearson_spearman": both}
         return {name: known[name] for name in names if name in known}
-    statistics = _of_sentences(predicted, gold) if kind == TAGGING else _of_classes(predicted, gold)
-    scores: Mapping[str, Score] = _TAGGING if kind == TAGGING else _CLASSES
-    return {name: of_sums(statistics, scores[name]) for name in names if name in scores}
+    if kind == TAGGING:
+        statistics, scores, parts = _of_sentences(predicted, gold), _TAGGING, 5
+    else:
+        statistics, scores, parts = _of_classes(predicted, gold), _CLASSES, 3
+
+    def of(score: Callable[..., np.ndarray]) -> Examples:
+        return of_sums(statistics, lambda sums: 100 * score(*np.split(sums, parts, axis=1)).reshape(len(sums)))
+
+    return {name: of(scores[name]) for name in names if name in scores}
 
 
 # -- classes: what is predicted, what is gold and what is right, of every class ---------------------------------------
@@ -78,36 +84,32 @@ def _of_classes(predicted: np.ndarray, gold: np.ndarray) -> np.ndarray:
     return np.concatenate([predictions, golds, predictions * golds], axis=1)
 
 
-def _accuracy(sums: np.ndarray) -> np.ndarray:
-    _, gold, right = np.split(sums, 3, axis=1)
-    return 100 * _ratio(right.sum(1), gold.sum(1))
+def _accuracy(predicted: np.ndarray, gold: np.ndarray, right: np.ndarray) -> np.ndarray:
+    return _ratio(right.sum(1), gold.sum(1))
 
 
-def _f1(sums: np.ndarray) -> np.ndarray:
-    predicted, gold, right = np.split(sums, 3, axis=1)
-    return 100 * _ratio(2 * right[:, 1], predicted[:, 1] + gold[:, 1])
+def _f1(predicted: np.ndarray, gold: np.ndarray, right: np.ndarray) -> np.ndarray:
+    return _ratio(2 * right[:, 1], predicted[:, 1] + gold[:, 1])
 
 
-def _macro_f1(sums: np.ndarray) -> np.ndarray:
-    predicted, gold, right = np.split(sums, 3, axis=1)
+def _macro_f1(predicted: np.ndarray, gold: np.ndarray, right: np.ndarray) -> np.ndarray:
     found = _ratio(2 * right, predicted + gold)  # classes that are not in a draw at all do not count
-    return 100 * _ratio(found.sum(1), (predicted + gold > 0).sum(1))
+    return _ratio(found.sum(1), (predicted + gold > 0).sum(1))
 
 
-def _mcc(sums: np.ndarray) -> np.ndarray:
-    predicted, gold, right = np.split(sums, 3, axis=1)
+def _mcc(predicted: np.ndarray, gold: np.ndarray, right: np.ndarray) -> np.ndarray:
     total = gold.sum(1)
     shared = right.sum(1) * total - (predicted * gold).sum(1)
     spread = (total**2 - (predicted**2).sum(1)) * (total**2 - (gold**2).sum(1))
-    return 100 * _ratio(shared, np.sqrt(spread))
+    return _ratio(shared, np.sqrt(spread))
 
 
-_CLASSES: dict[str, Score] = {
+_CLASSES: dict[str, Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]] = {
     "accuracy": _accuracy,
     "f1": _f1,
     "macro_f1": _macro_f1,
     "mcc": _mcc,
-    "accuracy_f1": lambda sums: (_accuracy(sums) + _f1(sums)) / 2,
+    "accuracy_f1": lambda *sums: (_accuracy(*sums) + _f1(*sums)) / 2,
 }
 
 # -- tags: entities and words of every sentence -----------------------------------------------------------------------
@@ -129,11 +131,11 @@ def _of_sentences(predicted: np.ndarray, gold: np.ndarray) -> np.ndarray:
     return np.array(rows, dtype=np.float64)
 
 
-_TAGGING: dict[str, Score] = {
-    "accuracy": lambda sums: 100 * _ratio(sums[:, 4], sums[:, 3]),
-    "f1": lambda sums: 100 * _ratio(2 * sums[:, 2], sums[:, 0] + sums[:, 1]),
-    "precision": lambda sums: 100 * _ratio(sums[:, 2], sums[:, 0]),
-    "recall": lambda sums: 100 * _ratio(sums[:, 2], sums[:, 1]),
+_TAGGING: dict[str, Callable[..., np.ndarray]] = {
+    "accuracy": lambda found, wanted, both, words, right: _ratio(right, words),
+    "f1": lambda found, wanted, both, words, right: _ratio(2 * both, found + wanted),
+    "precision": lambda found, wanted, both, words, right: _ratio(both, found),
+    "recall": lambda found, wanted, both, words, right: _ratio(both, wanted),
 }
 
 # -- values -----------------------------------------------------------------------------------------------------------
@@ -156,15 +158,10 @@ def _spearman(predicted: np.ndarray, gold: np.ndarray) -> Callable[[np.ndarray],
 
     def score(weights: np.ndarray) -> np.ndarray:
         drawn = (np.repeat(np.stack([predicted, gold]), row, axis=1) for row in weights.astype(np.int64))
-        ranks = (rankdata(one, axis=1) for one in drawn)
-        return np.array([100 * _correlation(*(row - row.mean() for row in one)) for one in ranks])
+        moments = np.array([np.cov(rankdata(one, axis=1)).ravel() for one in drawn])
+        return 100 * _ratio(moments[:, 1], np.sqrt(moments[:, 0] * moments[:, 3]))
 
     return score
-
-
-def _correlation(x: np.ndarray, y: np.ndarray) -> float:
-    spread = float(np.sqrt((x @ x) * (y @ y)))
-    return float(x @ y) / spread if spread > 0 else 0.0
 
 
 def _ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:

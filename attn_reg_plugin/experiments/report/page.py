@@ -24,13 +24,12 @@ from attn_reg_plugin.experiments.report.curves import (
     validation_panel,
 )
 from attn_reg_plugin.experiments.report.differences import PLAIN
-from attn_reg_plugin.experiments.report.results import RunResult, lower_is_better, read_results, seeds_of
+from attn_reg_plugin.experiments.report.results import TRAIN, RunResult, lower_is_better, read_results
 from attn_reg_plugin.experiments.report.table import (
     Few,
     Row,
     cells,
     column,
-    long_frame,
     names_of_subsets,
     notes_of,
     summarize,
@@ -54,9 +53,10 @@ ul, figcaption { color: var(--soft); font-size: .875rem; padding-left: 1.2rem; }
 table { border-collapse: collapse; width: 100%; font-size: .875rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .35rem .5rem; text-align: right; white-space: nowrap; overflow-wrap: normal; }
 th { white-space: normal; vertical-align: bottom; border-bottom: 1px solid var(--line); }
-th:first-child, td:first-child { text-align: left; }
+th:first-child, td:first-child { text-align: left; white-space: normal; overflow-wrap: anywhere; min-width: 8rem; }
 tbody tr:nth-child(even) { background: var(--band); }
-.settings td, .settings th { text-align: left; white-space: normal; overflow-wrap: anywhere; }
+.settings td, .settings th { text-align: left; white-space: normal; }
+.settings span { display: inline-block; max-width: 100%; overflow-wrap: anywhere; }
 .pictures { display: grid; gap: 1rem; grid-template-columns: repeat(auto-fit, minmax(min(100%, 24rem), 1fr)); }
 figure { margin: 0; max-width: 36rem; break-inside: avoid; }
 img { display: block; width: 100%; height: auto; background: #fff; border: 1px solid var(--line); }
@@ -103,7 +103,7 @@ def read_experiment(folder: Path, baseline: str = PLAIN) -> Experiment:
     order = [str(row.get("method")) for row in content.get("methods", ())]
     runs.sort(key=lambda run: (order.index(run.method) if run.method in order else len(order), run.method, run.seed))
     if not any(run.finished for run in runs):
-        raise ValueError(f"{folder} has {len(runs)} runs, but none of them is finished")
+        raise ValueError(f"{folder} has {len(runs)} runs, but none of them is finished and has a score")
     title = " ".join(filter(None, [str(runs[0].settings.get("task", "")), f"({folder})"]))
     return Experiment(title, runs, baseline, content.get("signatures") or [])
 
@@ -135,17 +135,23 @@ def _section(experiment: Experiment) -> Iterator[str]:
     for heading, draw in parts.items():
         if pictures := [_picture(figure, caption) for figure, caption in draw(experiment)]:
             yield f'<h3>{heading}</h3><div class="pictures">{"".join(pictures)}</div>'
-    if lines := (seeds := power.cells(long_frame(experiment.finished), baseline))[1]:
+    scores = power.scores_of([(run.method, run.seed, run.scores) for run in experiment.finished])
+    if lines := (seeds := power.cells(scores, baseline))[1]:
         said = "two-sided paired t-test at 0.05 with power 0.8, over seeds, on these evaluation examples"
         yield f"<h3>Seeds</h3>{_table(seeds[0], lines)}<ul><li>{said}</li></ul>"
     yield from _configuration(experiment)
 
 
 def _table(header: Sequence[str], body: Sequence[Sequence[str]], look: str = "") -> str:
-    """A table in a box; figures of few seeds are in italics."""
+    """A table in a box; figures of few seeds are in italics, and lines break between what two spaces divide."""
     import pandas as pd
 
-    shown = [[f"<i>{escape(cell)}</i>" if isinstance(cell, Few) else escape(cell) for cell in line] for line in body]
+    def shown_as(cell: str) -> str:
+        if isinstance(cell, Few):
+            return f"<i>{escape(cell)}</i>"
+        return " ".join(f"<span>{part}</span>" for part in escape(cell).split("  "))
+
+    shown = [[shown_as(cell) for cell in line] for line in body]
     frame = pd.DataFrame(shown, columns=[escape(name) for name in header])
     with pd.option_context("display.max_colwidth", None):
         table = frame.to_html(index=False, escape=False, border=0, classes=look, justify="unset")
@@ -161,38 +167,23 @@ def _picture(figure: Any, caption: str) -> str:
 
 def _differences(experiment: Experiment) -> Iterator[tuple[Any, str]]:
     """A plot for each score: the differences to the baseline and their intervals."""
-    names = names_of_subsets(experiment.finished)
-    keys = dict.fromkeys(
-        (s, metric) for row in experiment.rows for s, found in row.differences.items() for metric in found
-    )
-    for subset, metric in keys:
-        found = [(row, row.differences.get(subset, {}).get(metric)) for row in experiment.rows]
-        digits = 3 if lower_is_better(metric) else 2
-        estimates = [
-            Estimate(
-                row.title,
-                one.mean,
-                one.mean if one.low is None else one.low,
-                one.mean if one.high is None else one.high,
-                one.seeds,
-                one.text(digits),
-            )
-            for row, one in found
-            if one is not None
-        ]
-        better = "lower is better" if lower_is_better(metric) else "higher is better"
+    names, rows = names_of_subsets(experiment.finished), experiment.rows
+    for subset, metric in dict.fromkeys((s, m) for row in rows for s, found in row.differences.items() for m in found):
+        lower, estimates = lower_is_better(metric), []
+        for row in rows:
+            if one := row.differences.get(subset, {}).get(metric):
+                ends = (one.mean, one.mean) if one.low is None else (one.low, one.high)
+                estimates.append(Estimate(row.title, one.mean, *ends, one.seeds, one.text(3 if lower else 2)))
         title = column(subset, metric, names)
-        across = f"{title} − {experiment.baseline}\n({better})"
-        yield (
-            draw_estimates(estimates, across, 0.0),
-            f"{title}: mean difference to the run of the same seed, 95 % interval",
-        )
+        across = f"{title} − {experiment.baseline}\n({'lower' if lower else 'higher'} is better)"
+        said = f"{title}: mean difference to the run of the same seed, 95 % interval"
+        yield draw_estimates(estimates, across, 0.0), said
 
 
 def _curves(experiment: Experiment) -> Iterator[tuple[Any, str]]:
     """A plot for each figure that is validated, and the training loss, by epoch."""
-    names = dict.fromkeys(name for run in experiment.runs for name in run.logged.curves)
-    chosen = sorted(names, key=lambda name: name.startswith("training"))
+    names = dict.fromkeys(name for run in experiment.runs for name in run.curves)
+    chosen = sorted(names, key=lambda name: name.startswith(TRAIN))
     for name in chosen[: MOST_CURVES - 1] + chosen[MOST_CURVES - 1 :][-1:]:
         panel = validation_panel(experiment.runs, name)
         if any(len(curve) > 1 for curves in panel.lines.values() for curve in curves):
@@ -201,50 +192,40 @@ def _curves(experiment: Experiment) -> Iterator[tuple[Any, str]]:
 
 def _drop_rates(experiment: Experiment) -> Iterator[tuple[Any, str]]:
     """A plot for the first run of each method that logged its drop rates."""
-    first = {run.method: run for run in reversed(experiment.runs) if run.logged.rates}
-    for row in experiment.rows:
-        if run := first.get(row.method):
-            caption = f"{row.title}, seed {run.seed}: share of valid positions dropped, where the method acted"
-            yield draw_curves(rate_panels(run.logged.rates)), caption
+    first = {run.method: run for run in reversed(experiment.runs) if run.rates}
+    for run in (first[row.method] for row in experiment.rows if row.method in first):
+        said = f"{run.title}, seed {run.seed}: share of valid positions dropped, where the method acted"
+        yield draw_curves(rate_panels(run.rates)), said
 
 
 def _cost(experiment: Experiment) -> Iterator[tuple[Any, str]]:
     """A plot of the seconds of an epoch over the baseline's."""
-    timed = [(row, row.seconds_per_epoch, row.relative_time) for row in experiment.rows]
     estimates = []
-    for row, time, ratio in timed:
+    for row in experiment.rows:
+        time, ratio = row.seconds_per_epoch, row.relative_time
         if time and ratio:
-            spread = ratio * (time.std or 0.0) / time.mean
+            ends = (ratio * (time.mean + sign * (time.std or 0.0)) / time.mean for sign in (-1, 1))
             text = f"{ratio:.2f} ×, {time.mean:.3g} s"
-            estimates.append(Estimate(row.title, ratio, ratio - spread, ratio + spread, time.seeds, text))
+            estimates.append(Estimate(row.title, ratio, *ends, time.seeds, text))
     if len(estimates) > 1:
         across = f"elapsed time of an epoch, × {experiment.baseline}"
         yield draw_estimates(estimates, across, 1.0), "Elapsed seconds of an epoch in updates, ± standard deviation"
 
 
 def _configuration(experiment: Experiment) -> Iterator[str]:
-    """The settings that all methods share, those of each, the folders, and the scores' signatures."""
-    by_method = {run.method: _settings(run) for run in reversed(experiment.runs)}
-    first = next(iter(by_method.values()))
-    shared = {name: value for name, value in first.items() if all(own.get(name) == value for own in by_method.values())}
-    yield "<h3>Configuration</h3>"
-    rows = []
-    for method in dict.fromkeys(run.method for run in experiment.runs):
-        own = [f"--{name} {value}" for name, value in by_method[method].items() if name not in shared]
-        runs = [run for run in experiment.runs if run.method == method]
-        rows.append([runs[0].title, seeds_of(runs), "  ".join(own)])
-    yield _table(["method", "seeds", "own flags"], rows, "settings")
-    folders = [[run.title, str(run.seed), str(run.folder)] for run in experiment.runs]
-    signatures = [[text] for text in experiment.signatures]
+    """The flags of each method, those that all share, and the scores' signatures."""
+    first = {run.method: run for run in reversed(experiment.runs)}
+    flags = {method: completed(run.settings.get("flags", {})) for method, run in first.items()}
+    one, *others = flags.values()
+    shared = {name: value for name, value in one.items() if all(own.get(name) == value for own in others)}
+    rows = [
+        [run.title, "  ".join(f"--{name} {value}" for name, value in flags[method].items() if name not in shared)]
+        for method, run in reversed(first.items())
+    ]
+    yield f"<h3>Configuration</h3>{_table(['method', 'own flags'], rows, 'settings')}"
     for summary, header, body in (
         ("Flags that all share", ["flag", "value"], [[f"--{name}", value] for name, value in sorted(shared.items())]),
-        ("Folders of the runs", ["method", "seed", "folder"], folders),
-        ("Signatures of the scores", ["signature"], signatures),
+        ("Signatures of the scores", ["signature"], [[text] for text in experiment.signatures]),
     ):
         if body:
             yield f"<details><summary>{summary} ({len(body)})</summary>{_table(header, body, 'settings')}</details>"
-
-
-def _settings(run: RunResult) -> dict[str, str]:
-    """The flags of a run, with the defaults of its method."""
-    return completed(run.settings.get("flags", {}))

@@ -13,12 +13,13 @@ from __future__ import annotations
 import math
 import sys
 from bisect import bisect_left
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attn_reg_plugin.experiments.report.differences import PLAIN
+from attn_reg_plugin.experiments.report.differences import PLAIN, Key
 from attn_reg_plugin.experiments.report.results import lower_is_better, named, reported_scores
 from attn_reg_plugin.files import read_json
 
@@ -66,17 +67,14 @@ def effect_shown(seeds: int, power: float = 0.8, level: float = 0.05) -> float:
     """The least difference that so many seeds show with this power, in standard deviations of the differences."""
     from scipy.optimize import brentq
 
-    high = 1.0
-    while power_of(seeds, high, level) < power:
-        high *= 2
-    return float(brentq(lambda effect: power_of(seeds, effect, level) - power, 0.0, high, xtol=1e-9))
+    return float(brentq(lambda effect: power_of(seeds, effect, level) - power, 0.0, 1e4, xtol=1e-9))
 
 
 def deviations(scores: pd.DataFrame, baseline: str = PLAIN) -> pd.DataFrame:
     """The paired differences to the baseline, of methods with two seeds or more; of several methods also pooled.
 
     Args:
-        scores: `COLUMNS`, a row for each score of each run, see `long_frame`.
+        scores: `COLUMNS`, a row for each score of each run, see `scores_of`.
 
     Returns:
         a row by subset, metric and method: `seeds` (n; of `POOLED` those of a method, on average), `mean` and `std` of
@@ -125,6 +123,13 @@ def cells(scores: pd.DataFrame, baseline: str = PLAIN) -> tuple[list[str], list[
     return header, body
 
 
+def scores_of(runs: Sequence[tuple[str, Any, Mapping[Key, float]]]) -> pd.DataFrame:
+    """The scores of runs, as `deviations` takes them, from the method, the seed and the scores of each."""
+    import pandas as pd
+
+    return pd.DataFrame([(*run[:2], *key, one) for run in runs for key, one in run[2].items()], columns=list(COLUMNS))
+
+
 def read_scores(path: Path) -> pd.DataFrame:
     """The scores in the results.json of a comparison, as `deviations` takes them.
 
@@ -132,14 +137,10 @@ def read_scores(path: Path) -> pd.DataFrame:
         ValueError: the file is of something else.
         FileNotFoundError: there is no such file.
     """
-    import pandas as pd
-
     content = read_json(path, "give the results.json of attn-reg compare or finetune")
     if not isinstance(content.get("runs"), dict):
         raise ValueError(f"{path} holds no runs, so it isn't the results.json of attn-reg compare or finetune")
-    entries = {named(name): reported_scores(entry) for name, entry in content["runs"].items()}
-    rows = [(*name, *key, value) for name, scores in entries.items() for key, value in scores.items()]
-    return pd.DataFrame(rows, columns=list(COLUMNS))
+    return scores_of([(*named(name), reported_scores(entry)) for name, entry in content["runs"].items()])
 
 
 if __name__ == "__main__":

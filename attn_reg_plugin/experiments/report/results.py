@@ -1,13 +1,13 @@
-"""The runs of an experiment as a table and a page look at them: scores, examples, time.
+"""The runs of an experiment as a table and a page look at them: scores, examples, time, and what their logs hold.
 
-An experiment is a folder, and the folders in it are runs: of `attn-reg compare` or `finetune`, or those called
-`METHOD-seedN` of Trainer (`trainer_state.json`, its own or that of a checkpoint) and of fairseq-train with a json log.
+An experiment is a folder, and the folders in it are runs of `attn-reg compare` or `finetune`.
 """
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -16,10 +16,15 @@ from typing import Any
 from attn_reg_plugin.experiments.data_folder import raw_lines
 from attn_reg_plugin.experiments.predicted import read_predictions
 from attn_reg_plugin.experiments.report.differences import Key
+from attn_reg_plugin.experiments.report.drop_rates import Rates, rates_of_log
 from attn_reg_plugin.experiments.report.examples import Examples, of_predictions, of_translations
-from attn_reg_plugin.experiments.report.logs import Logged, read_logged
 from attn_reg_plugin.experiments.runs import LABELLED, Run, read_runs
+from attn_reg_plugin.experiments.training_log import read_log
 
+#: figures that fairseq logs with every validation and that say nothing of the model
+_OF_THE_MACHINE = ("num_updates", "wps", "wpb", "bsz", "ups", "wall", "train_wall", "ppl")
+#: beginnings of the names of curves
+VALID, TRAIN = "validation", "training"
 #: words in the names of scores of which the lower is the better
 _ERRORS = frozenset(["loss", "perplexity", "wer", "cer", "ter", "mer", "mse", "rmse", "mae", "error", "err", "ppl"])
 _SEED = re.compile(r"(.+?)[-_.]?seed[-_]?(\d+)")
@@ -48,7 +53,7 @@ class RunResult:
         seconds: elapsed, of an epoch; None where it is unknown, as of a method that doesn't train.
         epochs: that were trained.
         constant: whether it predicts one class (or value) for every example, or translates each into one sentence.
-        finished: whether its training is over; folders of others do not say that it isn't.
+        finished: whether its training is over, and it has a score.
         settings: as `run.json` has them.
     """
 
@@ -64,9 +69,24 @@ class RunResult:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     @cached_property
-    def logged(self) -> Logged:
-        """The content of its log."""
-        return read_logged(self.folder)
+    def curves(self) -> dict[str, dict[float, float]]:
+        """`validation NAME` or `training NAME` -> epoch -> the last value in its log that is finite."""
+        log = self.folder / "train.log"
+        history = read_log(log).history().replace([math.inf, -math.inf], math.nan) if log.is_file() else {}
+        nll = "valid_nll_loss" in history  # with label smoothing, `loss` is another function for some methods
+        names = {}
+        for name in (name for name in history if name.startswith("valid_")):
+            if not (name[6:] in _OF_THE_MACHINE or name.startswith("valid_best_") or (nll and name == "valid_loss")):
+                names[name] = f"{VALID} {name[6:]}"
+        loss = [name for name in ("train_nll_loss", "train_loss") if name in history][:1]
+        names |= {name: f"{TRAIN} {name[6:]}" for name in loss}
+        return {title: curve for name, title in names.items() if (curve := history[name].dropna().to_dict())}
+
+    @cached_property
+    def rates(self) -> dict[str, Rates]:
+        """The drop rates by site, from its log."""
+        log = self.folder / "train.log"
+        return rates_of_log(log) if log.is_file() else {}
 
     @cached_property
     def examples(self) -> dict[Key, Examples]:
@@ -98,7 +118,7 @@ def result_of(run: Run) -> RunResult:
         seconds=training.get("seconds_per_epoch"),
         epochs=training.get("epochs"),
         constant=bool(result.get("constant")),
-        finished="scores" in result,
+        finished=bool(result.get("scores")),
         settings=run.settings,
     )
 
@@ -110,21 +130,13 @@ def read_results(folder: Path) -> list[RunResult]:
         FileNotFoundError: there is no such folder.
         ValueError: there is no run in it, or the files of one cannot be read.
     """
+    if folder.is_file():
+        raise ValueError(f"{folder} is a file; give a folder of attn-reg compare or finetune")
     if not folder.is_dir():
         raise FileNotFoundError(f"there is no folder {folder}")
     if runs := read_runs([folder], depth=1):
         return [result_of(run) for run in runs]
-    names = {path: named(path.name) for path in sorted(folder.iterdir()) if path.is_dir()}
-    logs = {path: log for path, (_, seed) in names.items() if seed is not None and (log := read_logged(path)).curves}
-    if not logs:
-        raise ValueError(
-            f"{folder} has no runs in it: neither of attn-reg compare or finetune, nor folders METHOD-seedN with "
-            "Trainer's trainer_state.json or a json log of fairseq-train"
-        )
-    return [
-        RunResult(names[path][0], names[path][0], int(names[path][1] or 0), path, log.scores, log.seconds, log.epochs)
-        for path, log in logs.items()
-    ]
+    raise ValueError(f"{folder} has no runs of attn-reg compare or finetune in it")
 
 
 def reported_scores(entry: Mapping[str, Any]) -> dict[Key, float]:
@@ -135,8 +147,3 @@ def reported_scores(entry: Mapping[str, Any]) -> dict[Key, float]:
     scores = scores or {"valid": entry.get("training", {}).get("scores", {})}
     pairs = ((subset, name, value) for subset, found in scores.items() for name, value in found.items())
     return {(subset, name): float(value) for subset, name, value in pairs if not isinstance(value, str)}
-
-
-def seeds_of(runs: Sequence[RunResult]) -> str:
-    """The seeds, for notes."""
-    return ", ".join(map(str, sorted({run.seed for run in runs})))

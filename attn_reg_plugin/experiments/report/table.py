@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -12,15 +13,14 @@ from rich.table import Table
 from rich.text import Text
 
 from attn_reg_plugin.experiments.report.differences import PLAIN, Difference, differences
-from attn_reg_plugin.experiments.report.logs import VALID
-from attn_reg_plugin.experiments.report.results import RunResult, lower_is_better, result_of
+from attn_reg_plugin.experiments.report.results import VALID, RunResult, lower_is_better, result_of
 from attn_reg_plugin.experiments.runs import Run
 from attn_reg_plugin.files import write_json, write_text
 from attn_reg_plugin.labelled import TASKS
 from attn_reg_plugin.terminal import say, show
 
 if TYPE_CHECKING:
-    import pandas as pd
+    pass
 
 #: seeds below which a figure is in italics, in a terminal dim
 ENOUGH = 3
@@ -62,10 +62,8 @@ def shade(text: str, seeds: int) -> str:
 
 def figure_of(values: Iterable[float]) -> Figure:
     """Mean and sample standard deviation."""
-    import pandas as pd
-
-    series = pd.Series(list(values), dtype=float)
-    return Figure(float(series.mean()), float(series.std()) if len(series) > 1 else None, len(series))
+    values = list(values)
+    return Figure(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None, len(values))
 
 
 @dataclass(frozen=True)
@@ -92,17 +90,6 @@ class Row:
     constant: list[int] = field(default_factory=list)
 
 
-def long_frame(runs: Sequence[RunResult]) -> pd.DataFrame:
-    """Every figure of every run: method, seed, subset, metric, value; `seconds` and `epochs` have the subset ''."""
-    import pandas as pd
-
-    found = []
-    for run in runs:
-        figures = {**run.scores, ("", "epochs"): run.epochs, ("", "seconds"): run.seconds}
-        found += [(run.method, run.seed, *key, value) for key, value in figures.items() if value is not None]
-    return pd.DataFrame(found, columns=["method", "seed", "subset", "metric", "value"])
-
-
 def summarize(runs: Sequence[RunResult], baseline: str = PLAIN) -> list[Row]:
     """A row a method, in the order of the runs.
 
@@ -110,28 +97,25 @@ def summarize(runs: Sequence[RunResult], baseline: str = PLAIN) -> list[Row]:
         runs: finished ones.
         baseline: the method that the others are compared with.
     """
-    groups = long_frame(runs).groupby(["method", "subset", "metric"], sort=False)["value"]
-    found: dict[str, dict[str, dict[str, Figure]]] = {}
-    for (method, subset, metric), values in groups:
-        found.setdefault(method, {}).setdefault(subset, {})[metric] = figure_of(values)
-    times = {method: by_subset.get("", {}).get("seconds") for method, by_subset in found.items()}
-    plain, compared = times.get(baseline), differences(runs, baseline)
+    by_method: dict[str, list[RunResult]] = {}
+    for run in runs:
+        by_method.setdefault(run.method, []).append(run)
+
+    def mean_of(own: Sequence[RunResult], name: str) -> Figure | None:
+        known = [value for run in own if (value := getattr(run, name)) is not None]
+        return figure_of(known) if known else None
+
+    plain, compared = mean_of(by_method.get(baseline, []), "seconds"), differences(runs, baseline)
     rows = []
-    for method, figures in found.items():
-        own, time = [run for run in runs if run.method == method], times[method]
-        rows.append(
-            Row(
-                method=method,
-                title=own[0].title,
-                seeds=len(own),
-                epochs=figures.pop("", {}).get("epochs"),
-                figures=figures,
-                seconds_per_epoch=time,
-                relative_time=time.mean / plain.mean if time and plain and plain.mean > 0 else None,
-                differences=compared.get(method, {}),
-                constant=[run.seed for run in own if run.constant],
-            )
-        )
+    for method, own in by_method.items():
+        figures: dict[str, dict[str, Figure]] = {}
+        for key in dict.fromkeys(key for run in own for key in run.scores):
+            values = [run.scores[key] for run in own if key in run.scores]
+            figures.setdefault(key[0], {})[key[1]] = figure_of(values)
+        time, constant = mean_of(own, "seconds"), [run.seed for run in own if run.constant]
+        relative = time.mean / plain.mean if time and plain and plain.mean > 0 else None
+        about = mean_of(own, "epochs"), time, relative, compared.get(method, {}), constant
+        rows.append(Row(method, own[0].title, len(own), figures, *about))
     return rows
 
 
@@ -155,13 +139,27 @@ def cells(
     keys = list(dict.fromkeys((s, metric) for row in rows for s, metrics in row.figures.items() for metric in metrics))
     chief = next(metric for subset, metric in keys if subset != HELD_OUT)
     compared = [key for key in keys if key[1] == chief and any(row.differences for row in rows)]
+    epochs = len({row.epochs.mean if row.epochs else None for row in rows}) > 1  # where patience ended some earlier
     header = ["method"]
     for subset, metric in keys:
         title = column(subset, metric, subsets or {})
         header += [title, *([f"{title} − {baseline}"] if (subset, metric) in compared else [])]
-    epochs = len({row.epochs.mean if row.epochs else None for row in rows}) > 1  # where patience ended some earlier
     header += ["epochs"] * epochs + ["elapsed s/epoch", f"elapsed × {baseline}", "seeds"]
-    return header, [_line(row, keys, compared, epochs) for row in rows]
+    body = []
+    for row in rows:
+        line, time = [row.title], row.seconds_per_epoch
+        for subset, metric in keys:
+            figure, found = row.figures.get(subset, {}).get(metric), row.differences.get(subset, {}).get(metric)
+            digits = 3 if lower_is_better(metric) else 2
+            mark = f" {CONSTANT}" if row.constant and not metric.endswith("loss") else ""
+            line.append(shade(figure.text(digits) + mark, figure.seeds) if figure else NOTHING)
+            if (subset, metric) in compared:
+                line.append(shade(found.text(digits) + mark, found.seeds) if found else NOTHING)
+        line += [shade(f"{row.epochs.mean:.3g}", row.epochs.seeds) if row.epochs else NOTHING] * epochs
+        line.append(shade(time.text(2), time.seeds) if time else NOTHING)
+        line.append(shade(f"{row.relative_time:.2f}", time.seeds) if time and row.relative_time else NOTHING)
+        body.append([*line, str(row.seeds)])
+    return header, body
 
 
 def column(subset: str, metric: str, subsets: Mapping[str, str]) -> str:
@@ -170,33 +168,13 @@ def column(subset: str, metric: str, subsets: Mapping[str, str]) -> str:
     return " ".join(filter(None, [name, subsets.get(subset, "")]))
 
 
-def _line(row: Row, keys: Sequence[tuple[str, str]], compared: Sequence[tuple[str, str]], epochs: bool) -> list[str]:
-    line = [row.title]
-    for subset, metric in keys:
-        figure, found = row.figures.get(subset, {}).get(metric), row.differences.get(subset, {}).get(metric)
-        digits = 3 if lower_is_better(metric) else 2
-        mark = f" {CONSTANT}" if row.constant and not metric.endswith("loss") else ""
-        line.append(_marked(figure.text(digits), mark) if figure else NOTHING)
-        if (subset, metric) in compared:
-            line.append(_marked(shade(found.text(digits), found.seeds), mark) if found else NOTHING)
-    time = row.seconds_per_epoch
-    line += [shade(f"{row.epochs.mean:.3g}", row.epochs.seeds) if row.epochs else NOTHING] * epochs
-    line.append(time.text(2) if time else NOTHING)
-    line.append(shade(f"{row.relative_time:.2f}", time.seeds) if time and row.relative_time else NOTHING)
-    return [*line, str(row.seeds)]
-
-
-def _marked(text: str, mark: str) -> str:
-    return type(text)(text + mark)
-
-
 def notes_of(rows: Sequence[Row], baseline: str = PLAIN) -> list[str]:
     """Explain the figures of a table: how they vary, how the differences are drawn, and which say little."""
     notes = ["± standard deviation over seeds"] if any(row.seeds > 1 for row in rows) else []
     found = [one for row in rows for by_metric in row.differences.values() for one in by_metric.values()]
     drawn = sorted({one.drawn for one in found if one.low is not None}, key=len, reverse=True)
     if found:
-        how = f" [95 % interval: bootstrap over {', of some figures over '.join(drawn)}]" if drawn else ""
+        how = f" [95 % interval over {', of some figures over '.join(drawn)}]" if drawn else ""
         notes.append(f"− {baseline}: mean difference to the run of the same seed{how}; of all figures in results.json")
     for row in rows:
         if row.constant:
@@ -237,7 +215,7 @@ def _draw_curves(results: Sequence[RunResult], path: Path, console: Console) -> 
     from attn_reg_plugin.experiments.report.curves import draw_curves, validation_panel
     from attn_reg_plugin.pictures import save
 
-    names = [name for run in results for name in run.logged.curves if name.startswith(VALID)]
+    names = [name for run in results for name in run.curves if name.startswith(VALID)]
     if names:
         try:
             save(draw_curves([validation_panel(results, names[0])]), path)

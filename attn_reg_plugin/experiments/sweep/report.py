@@ -37,15 +37,13 @@ def frame_of(study: optuna.Study, arm: Arm) -> pd.DataFrame:
 
 def gain(method: pd.Series, plain: pd.Series) -> dict[str, Any]:
     """By how much the values of the method are higher, with a 95 % interval of the means (Welch 1947)."""
-    from scipy.stats import t
+    from scipy.stats import ttest_ind
 
-    mean, parts = method.mean() - plain.mean(), [(len(one) - 1, one.sem() ** 2) for one in (method, plain)]
-    interval = None
-    if min(freedom for freedom, _ in parts) > 1:
-        error = sum(part for _, part in parts)
-        freedom = error**2 / sum(part**2 / freedom for freedom, part in parts) if error else 1.0
-        half = float(t.ppf(0.975, freedom)) * error**0.5
-        interval = [mean - half, mean + half]
+    mean, interval = method.mean() - plain.mean(), None
+    if method.var() + plain.var() == 0:
+        interval = [mean, mean]
+    elif min(len(method), len(plain)) > 2:
+        interval = [float(end) for end in ttest_ind(method, plain, equal_var=False).confidence_interval()]
     return {"best": method.max() - plain.max(), "mean": mean, "interval": interval}
 
 
@@ -71,7 +69,15 @@ def publish(out: Path, studies: Sequence[optuna.Study], arms: Sequence[Arm], met
     trials = pd.concat(frames, ignore_index=True)
     records = trials.astype(object).where(trials.notna(), None).to_dict("records")
     write_json(out / "results.json", {"metric": metric, "maximize": sign > 0, "gain": found, "trials": records})
-    notes = _notes(frames, metric, sign > 0)
+    notes = [
+        f"{metric} on the examples that checkpoints are chosen by, {'higher' if sign > 0 else 'lower'} is better; each "
+        "trial at its best epoch, a pruned trial at the best that it had reached",
+        "the best of many tries is high by luck too, so it is compared with that of as many seeds of plain training",
+        "[ ]: 95 % interval of the difference of the means (Welch)",
+    ]
+    if len(frames) > 1 and len(seeds := sorted(set(frames[0]["seed"]))) < 3:
+        seeds = ", ".join(map(str, seeds))
+        notes.append(f"the method has only the seeds {seeds}, whose luck the interval does not know; give more `seeds`")
     every = trials.drop(columns="trial").astype(object).fillna("").to_markdown(index=False)
     write_text(out / "results.md", markdown(HEADER, body, notes) + "\n" + every + "\n")
     said = [f"{one.folder or one.arm} failed: {one.error}" for one in trials[trials["state"] == "fail"].itertuples()]
@@ -82,19 +88,6 @@ def publish(out: Path, studies: Sequence[optuna.Study], arms: Sequence[Arm], met
         said.append(f"no pictures: {error}")
     show(console, terminal_table(HEADER, body), [*notes, *said, f"table: {out / 'results.md'}"])
     return not (trials["state"] == "fail").any()
-
-
-def _notes(frames: Sequence[pd.DataFrame], metric: str, maximize: bool) -> list[str]:
-    notes = [
-        f"{metric} on the examples that checkpoints are chosen by, {'higher' if maximize else 'lower'} is better; each "
-        "trial at its best epoch, a pruned trial at the best that it had reached",
-        "the best of many tries is high by luck too, so it is compared with that of as many seeds of plain training",
-        "[ ]: 95 % interval of the difference of the means (Welch)",
-    ]
-    if len(frames) > 1 and len(seeds := sorted(set(frames[0]["seed"]))) < 3:
-        seeds = ", ".join(map(str, seeds))
-        notes.append(f"the method has only the seeds {seeds}, whose luck the interval does not know; give more `seeds`")
-    return notes
 
 
 def draw(out: Path, studies: Sequence[optuna.Study], arms: Sequence[Arm], metric: str, plain: float) -> list[Path]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 import sys
 from functools import partial
 from threading import Event
@@ -75,27 +76,34 @@ def open_studies(sweep: Sweep, run: Run) -> list[optuna.Study]:
     Raises:
         ValueError: the storage cannot be opened, or holds a sweep with other settings.
     """
+    made = not sweep.out.exists()
     if not sweep.storage:
         sweep.out.mkdir(parents=True, exist_ok=True)
-    storage = trials.open_storage(sweep.storage or f"sqlite:///{sweep.out / 'sweep.db'}")
+    try:
+        storage = trials.open_storage(sweep.storage or f"sqlite:///{sweep.out / 'sweep.db'}")
+    except ValueError:
+        if made:
+            shutil.rmtree(sweep.out, ignore_errors=True)
+        raise
     name = sweep.name or (sweep.out.resolve().name if sweep.storage else "sweep")
+    names = [f"{name}: {arm.name}" for arm in sweep.arms]
+    own = {"searched": sweep.method, "space": sweep.space, "seeds": list(sweep.seeds), "drawn": bool(sweep.trials)}
+    settings = {**run.settings, **own, "seed": None}
+    for known in storage.get_all_studies():
+        there = storage.get_study_user_attrs(known._study_id).get("settings", settings)
+        if known.study_name in names and (found := differing(there, settings)):
+            said = [f"{key}: {old or 'absent'} there, {new or 'absent'} asked for" for key, (old, new) in found.items()]
+            raise ValueError(
+                f"the study {known.study_name!r} is of a sweep with other settings ({'; '.join(said[:3])}); give "
+                "another --out, and in a storage of several sweeps another --name"
+            )
     median = optuna.pruners.MedianPruner(sweep.pruner_trials, sweep.pruner_epochs + 1)
     how = {
         **{"storage": storage, "load_if_exists": True, "direction": "maximize" if run.metric[1] else "minimize"},
         "pruner": median if sweep.pruner == "median" else optuna.pruners.NopPruner(),
     }
-    studies = [optuna.create_study(study_name=f"{name}: {arm.name}", **how) for arm in sweep.arms]
-    own = {"searched": sweep.method, "space": sweep.space, "seeds": list(sweep.seeds), "drawn": bool(sweep.trials)}
-    settings = {**run.settings, **own, "seed": None}
+    studies = [optuna.create_study(study_name=one, **how) for one in names]
     for study in studies:
-        if found := differing(study.user_attrs.get("settings", settings), settings):
-            said = [
-                f"{key}: {there or 'absent'} there, {now or 'absent'} asked for" for key, (there, now) in found.items()
-            ]
-            raise ValueError(
-                f"the study {study.study_name!r} is of a sweep with other settings ({'; '.join(said[:3])}); give "
-                "another --out, and in a storage of several sweeps another --name"
-            )
         study.set_user_attr("settings", settings)
     return studies
 

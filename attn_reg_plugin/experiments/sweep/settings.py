@@ -36,8 +36,6 @@ DECIDED, FIXED = ("out", "methods", "seeds", "jobs", "method_flags"), ("task", "
 RANGES = ("log", "uniform", "int")
 #: trials of the method, and values of a key
 MOST = 5_000
-
-
 #: name of the arm that the method is compared with
 PLAIN = "plain"
 #: suggestion of Optuna's, such as `float` of `suggest_float`, and its arguments
@@ -93,9 +91,9 @@ class Sweep:
 
     def __post_init__(self) -> None:
         """Check keys and values; data and models are looked at later."""
-        given = [section for section in BASES if getattr(self, section) is not None]
-        if len(given) != 1:
-            raise ValueError(f"give one of the sections {' and '.join(BASES)}, given {len(given)}")
+        given = sum(getattr(self, section) is not None for section in BASES)
+        if given != 1:
+            raise ValueError(f"give one of the sections {' and '.join(BASES)}, given {given}")
         if not isinstance(self._base, Mapping):
             raise ValueError(f"{self.section} is {self._base!r}, but must be a mapping of settings")
         if wrong := [key for key in DECIDED if key in self._base]:
@@ -105,7 +103,13 @@ class Sweep:
         if not isinstance(self.method, str) and not (isinstance(self.method, Mapping) and "like" in self.method):
             raise ValueError(f"method is {self.method!r}, but must be a name, or {{like: NAME, option: value, ...}}")
         self.comparison()  # refuse what is wrong in it, before anything is blamed on the space
-        self._check_size()
+        if not isinstance(self.space, Mapping) or not self.space:
+            raise ValueError(f"space is {self.space!r}, but must be a mapping, such as {{p: [0.1, 0.3, 0.5]}}")
+        counts = [len(given) for given in self.space.values() if isinstance(given, list)]
+        if (count := sum(counts) if self.trials else math.prod(counts) * len(self.seeds)) > MOST:
+            what = "values" if self.trials else "trials in its grid"
+            advice = "take fewer values" + ("" if self.trials else ", or say by `trials` how many are drawn")
+            raise ValueError(f"space has {count:,} {what}, but at most {MOST:,} are possible; {advice}")
         space = self.choices
         for shared in (True, False) if not self.trials else ():  # each value is possible, and so must be what all are
             for values in _grid({key: space[key] for key in space if (key in self.shared) == shared}):
@@ -149,34 +153,24 @@ class Sweep:
 
     # -- the space ----------------------------------------------------------------------------------------------------
 
-    def _check_size(self) -> None:
-        """Refuse what would take too long to look at, let alone to train."""
-        if not isinstance(self.space, Mapping) or not self.space:
-            raise ValueError(f"space is {self.space!r}, but must be a mapping, such as {{p: [0.1, 0.3, 0.5]}}")
-        counts = [len(given) for given in self.space.values() if isinstance(given, list)]
-        count = sum(counts) if self.trials else math.prod(counts) * len(self.seeds)
-        if count > MOST:
-            what = "values" if self.trials else "trials in its grid"
-            advice = "take fewer values" + ("" if self.trials else ", or say by `trials` how many are drawn")
-            raise ValueError(f"space has {count:,} {what}, but at most {MOST:,} are possible; {advice}")
-
     @functools.cached_property
     def shared(self) -> tuple[str, ...]:
         """The keys of the space that plain training has too, such as the learning rate."""
-        options = self.comparison().selected()[0].settings
-        return tuple(str(key) for key in self.space if key not in options)
+        return tuple(str(key) for key in self.space if key not in self._options)
+
+    @property
+    def _options(self) -> Mapping[str, Any]:
+        return self.comparison().selected()[0].settings
 
     @functools.cached_property
     def choices(self) -> dict[str, Choice]:
         """The keys that vary and what their values are drawn from, as method and training take them."""
-        settings = [entry.name for entry in dataclasses.fields(self._kind)]
-        settings = [name for name in settings if name not in (*DECIDED, *FIXED)]
-        for key in self.shared:
-            if key not in settings:
-                options = ", ".join(self.comparison().selected()[0].settings)
-                known = [f"{options} of {self._method['like']}"] * bool(options)
-                known += [f"{', '.join(settings)} of {self.section}"]
-                raise ValueError(f"space: unknown key {key!r}; the keys are: {'; '.join(known)}")
+        fields = [entry.name for entry in dataclasses.fields(self._kind)]
+        settings = [name for name in fields if name not in (*DECIDED, *FIXED)]
+        if unknown := [key for key in self.shared if key not in settings]:
+            options = f"{', '.join(self._options)} of {self._method['like']}; " if self._options else ""
+            known = f"{options}{', '.join(settings)} of {self.section}"
+            raise ValueError(f"space: unknown key {unknown[0]!r}; the keys are: {known}")
         return {str(key): self._choice(str(key), given) for key, given in self.space.items()}
 
     def _choice(self, key: str, given: Any) -> Choice:

@@ -52,6 +52,8 @@ def open_storage(url: str) -> RDBStorage:
     Raises:
         ValueError: there is no such storage, or it is none.
     """
+    if url.rstrip("/") == "sqlite:" or ":memory:" in url:
+        raise ValueError("--storage is in memory, which no other thread sees and no later sweep; give a file")
     options = {"connect_args": {"timeout": 120}} if url.startswith("sqlite") else {}
     try:
         return RDBStorage(url, options, heartbeat_interval=BEAT, grace_period=GRACE)

@@ -1,9 +1,8 @@
-"""Folders as `attn-reg compare`, `attn-reg finetune` and Trainer leave them, without any training."""
+"""Folders as `attn-reg compare` and `attn-reg finetune` leave them, without any training."""
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -80,20 +79,3 @@ def make_fine_tuning(root: Path, right: Mapping[str, tuple[int, ...]], kind: str
             (folder / "predictions").mkdir()
             (folder / "predictions" / "valid.tsv").write_text(f"prediction\tgold\n{lines}", encoding="utf-8")
     return root
-
-
-def make_trainer(folder: Path, loss: float = 0.5, drop: float | None = None, finished: bool = True) -> Path:
-    """A training of Trainer of two epochs, with an evaluation after each."""
-    history: list[dict[str, Any]] = []
-    for step in range(1, 5):
-        rates = {} if drop is None else {"drop_encoder.self[0]": drop * math.sqrt(step / 4)}
-        history.append({"epoch": step / 2, "step": step, "loss": loss + 1 / step, "regularized": 1.0, **rates})
-        if step % 2 == 0:
-            history.append({"epoch": step / 2, "step": step, "eval_loss": loss, "eval_f1": step / 4, "eval_runtime": 1})
-    if finished:
-        history.append({"epoch": 2.0, "step": 4, "train_runtime": 6.0, "train_loss": loss})
-    state = {"epoch": 2.0, "global_step": 4, "log_history": history, "num_train_epochs": 2, "train_batch_size": 8}
-    for checkpoint, content in (("checkpoint-4", state), ("checkpoint-2", {**state, "log_history": []})):
-        (folder / checkpoint).mkdir(parents=True)
-        (folder / checkpoint / "trainer_state.json").write_text(json.dumps(content), encoding="utf-8")
-    return folder

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from attn_reg_plugin.commands.report import add_arguments, pattern_of, run
+from attn_reg_plugin.commands.report import add_arguments, run
 from attn_reg_plugin.experiments.report.drop_rates import Rates, fit_curve, read_rates
 from attn_reg_plugin.regularizers.scheduled_dropout import Curve, Schedule
 
@@ -60,34 +60,18 @@ def log_file(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("length", [1, 10, 50])
-def test_known_curves_come_back(tmp_path: Path, length: int) -> None:
-    """However many updates a line covers, since a rate is understood as a mean over them."""
+@pytest.mark.parametrize(("length", "noise"), [(1, 0.0), (10, 0.0), (50, 0.0), (2, 0.02)])
+def test_known_curves_come_back(tmp_path: Path, length: int, noise: float) -> None:
+    """However many updates a line covers, since a rate is understood as a mean over them; noise is averaged."""
     path, out = tmp_path / "train.log", tmp_path / "out" / "learned.yaml"
-    path.write_text(log(length), encoding="utf-8")
-    assert report("curves", path, "--out", out) == 0
+    path.write_text(log(length, noise=noise), encoding="utf-8")
+    assert report("curves", path, "--out", out, "--knots", "11") == 0
     entries = Schedule.read(str(out)).entries
     assert [selector.pattern for selector, _ in entries] == list(DROP)
     for (_, found), true in zip(entries, DROP.values(), strict=True):
-        assert len(found.points) <= 5
-        for t in range(0, 1000, 37):
-            assert found(t) == pytest.approx(true(t), abs=0.01)
-
-
-def test_few_points_suffice_where_few_are_there(log_file: Path) -> None:
-    rates = read_rates(log_file)
-    points = {site: len(fit_curve(series).curve.points) for site, series in rates.items()}
-    assert points == {"encoder.self[0]": 3, "encoder.self[1]": 2, "encoder.self[10]": 2, "decoder.cross[0]": 3}
-
-
-def test_noise_is_averaged_and_measured(tmp_path: Path) -> None:
-    path = tmp_path / "train.log"
-    path.write_text(log(2, noise=0.02), encoding="utf-8")
-    for site, series in read_rates(path).items():
-        fit = fit_curve(series)
-        assert fit.error == pytest.approx(0.02, rel=0.2)
-        for t in range(0, 1000, 37):
-            assert fit.curve(t) == pytest.approx(DROP[site](t), abs=0.02)
+        assert [found(t) for t in range(0, 1000, 37)] == pytest.approx([true(t) for t in range(0, 1000, 37)], abs=0.02)
+    for series in read_rates(path).values():
+        assert fit_curve(series, 11).error == pytest.approx(noise, rel=0.2, abs=0.01)
 
 
 def test_the_values_at_fixed_knots_are_the_least_squares_solution() -> None:
@@ -103,12 +87,6 @@ def test_the_values_at_fixed_knots_are_the_least_squares_solution() -> None:
         assert drop == pytest.approx(line(position), abs=6e-5)
     error = np.sqrt(np.mean((line((starts + ends - 1) / 2) - drops) ** 2))
     assert fit.error == pytest.approx(error, abs=1e-4)
-
-
-def test_probabilities_stay_in_their_range() -> None:
-    ends = np.arange(1, 101)
-    drops = np.where(ends > 50, 1.0, 0.0)
-    assert all(0 <= drop <= 1 for _, drop in fit_curve(Rates(ends - 1, ends, drops), knots=3).curve.points)
 
 
 def test_the_curve_of_a_log_with_a_single_line_is_constant(tmp_path: Path) -> None:
@@ -149,14 +127,9 @@ def test_stretches_of_logs(
     assert rates.starts.tolist() == starts and rates.ends.tolist() == ends and rates.drops == pytest.approx(drops)
 
 
-def test_a_folder_stands_for_the_one_log_in_it(log_file: Path) -> None:
-    (log_file.parent / "generate-test.log").write_text("S-0\tdrop_ nothing\n", encoding="utf-8")
-    (log_file.parent / "checkpoint.pt").write_bytes(bytes(range(256)))
-    (log_file.parent / "checkpoints").mkdir()
+def test_a_folder_stands_for_the_log_in_it(log_file: Path) -> None:
+    (log_file.parent / "other.log").write_text("S-0\tdrop_ nothing\n", encoding="utf-8")
     assert list(read_rates(log_file.parent)) == list(DROP)
-    (log_file.parent / "more.log").write_text(log(), encoding="utf-8")
-    with pytest.raises(ValueError, match=r"holds several logs with drop rates \(more.log, train.log\); give one"):
-        read_rates(log_file.parent)
 
 
 def test_of_an_output_folder_of_trainer_the_last_checkpoint_is_read(tmp_path: Path) -> None:
@@ -167,11 +140,8 @@ def test_of_an_output_folder_of_trainer_the_last_checkpoint_is_read(tmp_path: Pa
         state.write_text(json.dumps({"log_history": history}), encoding="utf-8")
     assert read_rates(tmp_path)["encoder.self[0]"].ends.tolist() == [50, 100]
     (tmp_path / "checkpoint-100" / "trainer_state.json").write_text("{}", encoding="utf-8")
-    logs = "the log of a fairseq training with --log-format json, or the trainer_state.json of one of Trainer"
-    with pytest.raises(ValueError, match=f"no file in .* holds drop rates; one must be {logs}"):
+    with pytest.raises(ValueError, match=r"checkpoint-100/trainer_state.json holds no drop rates; give the log of a f"):
         read_rates(tmp_path)
-    with pytest.raises(ValueError, match=f"trainer_state.json holds no drop rates; it must be {logs}"):
-        read_rates(tmp_path / "checkpoint-100" / "trainer_state.json")
 
 
 def test_what_cannot_be_reported_is_refused(tmp_path: Path, log_file: Path) -> None:
@@ -182,8 +152,9 @@ def test_what_cannot_be_reported_is_refused(tmp_path: Path, log_file: Path) -> N
         (tmp_path / "absent", [], r"there is no run .*absent"),
         (log_file, ["--out", tmp_path / "s.txt"], r"--out is .*s.txt, but its name must end in .yaml or .yml"),
         (log_file, ["--knots", "1"], "--knots is 1, but must be at least 2"),
-        (empty, [], r"no file in .*empty holds drop rates"),
-        (empty / "inner" / "train.log", [], r"train.log holds no drop rates; it must be the log of a fairseq"),
+        (empty, [], r"empty holds no drop rates"),
+        (empty / "inner" / "train.log", [], r"train.log holds no drop rates; give the log of a fairseq"),
+        (log_file, ["--plot", tmp_path / "p.xyz"], r"p.xyz must end in one of .avif"),
     ):
         with pytest.raises((ValueError, FileNotFoundError), match=said):
             report("curves", place, "--out", out, *more)
@@ -199,7 +170,7 @@ def test_the_plot_needs_matplotlib_before_anything_is_written(
     with monkeypatch.context() as patch:
         for name in ("matplotlib", "matplotlib.figure"):
             patch.setitem(sys.modules, name, None)
-        with pytest.raises(ValueError, match=r"^--plot needs matplotlib, which is not installed"):
+        with pytest.raises(ValueError, match=r"^a plot needs matplotlib, which is not installed"):
             report("curves", log_file, "--out", out, "--plot", figure)
         assert not out.exists()
         assert report("curves", log_file, "--out", out) == 0
@@ -216,26 +187,6 @@ def test_it_prints_how_to_train_with_the_schedule(
     *sites, flags = capsys.readouterr().out.splitlines()
     assert [site.partition(":")[0] for site in sites] == list(DROP)
     assert flags.endswith(f"--scheduled-dropout-schedule {out} --attn-sites 'encoder.self[0,1,10] decoder.cross[0]'")
-    assert pattern_of(["decoder.self[3]"]) == "decoder.self[3]"
-
-
-def test_a_real_run_gives_its_schedule_back(tmp_path: Path) -> None:
-    """fairseq-train with scheduled dropout, and from its log the schedule that it was trained with."""
-    pytest.importorskip("fairseq")
-    from tests.tasks.fairseq_runs import make_corpus, train
-
-    data = make_corpus(tmp_path / "corpus")
-    written = "drop encoder.self: 0:0.8 1:0.2; drop encoder.self[1]: 0:0.1 1:0.7"
-    flags = ["--attn-reg", "scheduled_dropout", "--scheduled-dropout-schedule", written]
-    flags += ["--scheduled-dropout-unit", "progress"]
-    save = tmp_path / "run"
-    train(data, save, *flags, "--max-epoch", "2", "--batch-size", "16", "--no-save").check()
-    out = tmp_path / "schedule.yaml"
-    assert report("curves", save, "--out", out, "--knots", "2") == 0
-    (first, second) = (curve for _, curve in Schedule.read(str(out)).entries)
-    for t in (0, 10, 19):
-        assert first(t) == pytest.approx(0.8 - 0.03 * t, abs=0.06)
-        assert second(t) == pytest.approx(0.1 + 0.03 * t, abs=0.06)
 
 
 def test_what_attend_out_learned_is_a_schedule_to_train_with(tmp_path: Path) -> None:

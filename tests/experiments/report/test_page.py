@@ -17,17 +17,12 @@ import pytest
 pytest.importorskip("matplotlib")
 
 from attn_reg_plugin.cli import main
-from attn_reg_plugin.experiments.report.curves import Panel, draw_curves, limits, mean_curve, rate_panels, svg
-from attn_reg_plugin.experiments.report.differences import Difference, intervals
+from attn_reg_plugin.experiments.report.curves import limits, mean_curve, rate_panels
+from attn_reg_plugin.experiments.report.differences import Difference, interval
 from attn_reg_plugin.experiments.report.examples import Examples, of_predictions, of_translations
 from attn_reg_plugin.experiments.report.page import Experiment, read_experiment
 from attn_reg_plugin.experiments.report.results import read_results
-from tests.experiments.report.run_folders import (
-    fairseq_log,
-    make_comparison,
-    make_fine_tuning,
-    make_trainer,
-)
+from tests.experiments.report.run_folders import make_comparison, make_fine_tuning
 
 METHODS = {"plain": 20.0, "ad_drop": 22.0}
 
@@ -50,53 +45,12 @@ def test_a_comparison_is_read_by_method_and_seed(tmp_path: Path) -> None:
     experiment = read_experiment(make_comparison(tmp_path, METHODS))
     assert [(run.method, run.seed) for run in experiment.runs] == [(m, n) for m in METHODS for n in (1, 2, 3)]
     plain, other = experiment.runs[0], experiment.runs[3]
-    assert plain.seconds == 4.0 and not plain.logged.rates and other.scores["test", "bleu"] == pytest.approx(22.1)
-    found = mean_curve([run.logged.curves["training nll_loss"] for run in experiment.runs[:3]])
+    assert plain.seconds == 4.0 and not plain.rates and other.scores["test", "bleu"] == pytest.approx(22.1)
+    found = mean_curve([run.curves["training nll_loss"] for run in experiment.runs[:3]])
     assert found.index.tolist() == [1, 2, 3, 4, 5, 6] and found["mean"][:2].tolist() == [10, 5]
-    assert list(other.logged.rates) == ["encoder.self[0]", "encoder.self[1]", "decoder.cross[0]"]
-    assert other.logged.rates["encoder.self[1]"].drops == pytest.approx([0.3 / (1 + 1 / n) for n in range(1, 7)])
+    assert list(other.rates) == ["encoder.self[0]", "encoder.self[1]", "decoder.cross[0]"]
+    assert other.rates["encoder.self[1]"].drops == pytest.approx([0.3 / (1 + 1 / n) for n in range(1, 7)])
     assert difference(experiment, subset="test", metric="bleu").text(2) == "+2.00 [+2.00, +2.00]"
-
-
-def test_trainings_of_trainer_and_bare_logs_are_read(tmp_path: Path) -> None:
-    make_trainer(tmp_path / "plain-seed1", 0.5)
-    make_trainer(tmp_path / "mine-seed1", 0.4, drop=0.3)
-    make_trainer(tmp_path / "mine-seed2", 0.6, drop=0.1, finished=False)
-    (tmp_path / "notes").mkdir()
-    runs = {(run.method, run.seed): run for run in read_results(tmp_path)}
-    assert set(runs) == {("plain", 1), ("mine", 1), ("mine", 2)}
-    mine = runs["mine", 1]
-    assert mine.scores == {("valid", "f1"): 1.0, ("valid", "loss"): 0.4} and mine.seconds == 3.0
-    assert runs["mine", 2].seconds is None, "it did not end, so its time isn't known"
-    assert mine.logged.curves["training loss"] == pytest.approx({0.5: 1.4, 1.0: 0.9, 1.5: 0.4 + 1 / 3, 2.0: 0.65})
-    assert mine.logged.rates["encoder.self[0]"].drops[-1] == pytest.approx(0.3)
-    (log := tmp_path / "logs" / "plain-seed3").mkdir(parents=True)
-    (log / "fairseq.log").write_text(fairseq_log(3, 2.0, drop=0.5), encoding="utf-8")
-    (run,) = read_results(tmp_path / "logs")
-    assert run.scores == {("valid", "nll_loss"): pytest.approx(2.01)} and run.epochs == 3 and run.logged.rates
-
-
-@pytest.mark.parametrize(
-    ("ended", "seconds"),
-    [
-        ({"train_runtime": 2.0, "train_steps_per_second": 2.0}, 1.0),
-        ({"train_runtime": 1.0, "train_steps_per_second": 2.0}, 1.0),
-        ({"train_runtime": 0.5, "train_steps_per_second": 2.0}, 1.0),
-        ({"train_runtime": 4000.0, "train_steps_per_second": 0.001}, 2000.0),
-        ({"train_runtime": 2.0, "train_steps_per_second": 20.0}, 1.0),
-        ({"train_runtime": 2.0}, 1.0),
-    ],
-    ids=["all", "the last 2", "the last 1", "a rounded rate", "a rate of planned steps", "none"],
-)
-def test_the_time_of_an_epoch_is_that_of_the_session_of_trainer_that_measured_it(
-    ended: dict[str, float], seconds: float, tmp_path: Path
-) -> None:
-    """4 steps in 2 epochs."""
-    state = make_trainer(tmp_path / "mine-seed1") / "checkpoint-4" / "trainer_state.json"
-    content = json.loads(state.read_text(encoding="utf-8"))
-    content["log_history"][-1] |= ended
-    state.write_text(json.dumps(content), encoding="utf-8")
-    assert read_results(tmp_path)[0].seconds == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize("kind", ["classification", "tagging"])
@@ -109,7 +63,7 @@ def test_the_interval_is_computed_from_the_examples_in_the_folders(kind: str, tm
         return of_predictions("classification", ["accuracy"], np.arange(20) >= count, np.zeros(20))["accuracy"]
 
     pairs = [tuple(examples(right[method][seed]) for method in ("ad_drop", "plain")) for seed in (0, 1)]
-    (expected,) = intervals([pairs])
+    expected = interval(pairs)
     found = difference(read_experiment(tmp_path))
     assert (found.mean, found.drawn) == (17.5, "seeds and examples") and (found.low, found.high) == expected
     assert difference(read_experiment(tmp_path, "ad_drop"), "plain").mean == -17.5
@@ -130,7 +84,7 @@ def test_translations_are_drawn_with_the_references_beside_them(tmp_path: Path) 
         for name, text in (("test.ro", lines), ("test.references.ro", references)):
             (folder / name).write_text("".join(f"{line}\n" for line in text), encoding="utf-8")
     found = difference(read_experiment(tmp_path), subset="test", metric="bleu")
-    (expected,) = intervals([[tuple(of_translations(systems[m], references)["bleu"] for m in ("ad_drop", "plain"))]])
+    expected = interval([tuple(of_translations(systems[m], references)["bleu"] for m in ("ad_drop", "plain"))])
     assert (found.low, found.high, found.drawn) == (*expected, "examples")
 
 
@@ -167,10 +121,15 @@ def test_folders_that_make_no_page_are_refused(tmp_path: Path, capsys: pytest.Ca
     runs = make_comparison(tmp_path / "runs", {"plain": 20.0}, (1,))
     (runs / "plain-seed1" / "result.json").unlink()
     (empty := tmp_path / "empty").mkdir()
+    (file := tmp_path / "results.json").touch()
+    silent = make_comparison(tmp_path / "silent", {"plain": 20.0}, (1,))
+    (silent / "plain-seed1" / "result.json").write_text('{"scores": {}}', encoding="utf-8")
     for words, said in (
         ([tmp_path / "absent"], "there is no folder"),
-        ([empty], "has no runs in it: neither of attn-reg compare or finetune, nor folders METHOD-seedN"),
-        ([runs], "has 1 runs, but none of them is finished"),
+        ([file], "results.json is a file; give a folder of attn-reg compare or finetune"),
+        ([silent], "has 1 runs, but none of them is finished and has a score"),
+        ([empty], "has no runs of attn-reg compare or finetune in it"),
+        ([runs], "has 1 runs, but none of them is finished and has a score"),
         ([runs, "--out", tmp_path / "page.pdf"], "page.pdf, but its name must end in .html or .htm"),
     ):
         assert main(["report", *map(str, words)]) == 2 and said in capsys.readouterr().err
@@ -201,18 +160,9 @@ def test_the_axis_shows_all_ends_and_leaves_out_the_start() -> None:
         assert limits([equal]) == pytest.approx((1.9, 2.1))
 
 
-def test_titles_with_dollars_are_text_and_the_best_point_is_marked() -> None:
-    figure = draw_curves(
-        [Panel("epoch", "loss", {"p $x$ $\\frac": [{1: 3.0, 2: 1.0, 3: 2.0}], "b": [{1: 2.0}]}, lower=True)]
-    )
-    (axes,) = figure.axes
-    assert axes.lines[0].get_markevery() == [1] and axes.lines[1].get_markevery() == [0]
-    assert "<svg" in svg(figure)
-
-
 def test_drop_rates_have_a_panel_for_each_kind_and_a_line_for_each_layer(tmp_path: Path) -> None:
     run = read_results(make_comparison(tmp_path, {"ad_drop": 20.0}, (1,)))[0]
-    panels = rate_panels(run.logged.rates)
+    panels = rate_panels(run.rates)
     assert [(panel.title, list(panel.lines)) for panel in panels] == [
         ("encoder self", ["layer 0", "layer 1"]),
         ("decoder cross", ["layer 0"]),

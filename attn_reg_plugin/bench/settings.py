@@ -1,0 +1,74 @@
+"""The settings of `attn-reg bench`, and the sizes of its models; they need no torch, so that help is quick."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from attn_reg_plugin.configuration import setting
+
+
+class Size(NamedTuple):
+    """A model and a batch: layers per stack, C, feed-forward size, H; and the defaults of the settings."""
+
+    layers: int
+    width: int
+    inner: int
+    heads: int
+    vocabulary: int
+    batch: int
+    length: int
+
+
+_TINY = Size(2, 32, 64, 2, vocabulary=50, batch=4, length=8)
+#: family -> size; base: Vaswani et al. 2017, Devlin et al. 2019; tiny: for a quick check
+SIZES = {
+    "fairseq": {"base": Size(6, 512, 2048, 8, vocabulary=8000, batch=16, length=64), "tiny": _TINY},
+    "bert": {"base": Size(12, 768, 3072, 12, vocabulary=30522, batch=16, length=128), "tiny": _TINY},
+}
+
+
+@dataclass
+class Settings:
+    """What is trained, and how it is measured.
+
+    Raises:
+        ValueError: a value does not go with another, or with this machine.
+    """
+
+    family: str = setting(
+        "fairseq's Transformer, or Hugging Face's BERT as a classifier", "fairseq", choices=tuple(SIZES)
+    )
+    size: str = setting("of the model", "base", choices=("base", "tiny"))
+    batch: int | None = setting(
+        "sentences or pairs (default, as of the next two: of the size)", None, within="[1, inf)"
+    )
+    length: int | None = setting("tokens of the longest source and target", None, within="[2, inf)")
+    shortest: float = setting("tokens of the shortest, as a fraction of --length; 1: no padding", 0.75, within="(0, 1]")
+    vocabulary: int | None = setting("words of the vocabulary", None, within="[8, inf)")
+    dropout: float = setting("of the model", 0.1, within="[0, 1)")
+    device: str = setting("where", "cpu", choices=("cpu", "cuda"))
+    dtype: str = setting("of parameters and computation", "float32", choices=("float32", "bfloat16"))
+    threads: int | None = setting("of PyTorch on the CPU (default: PyTorch's)", None, within="[1, inf)")
+    clock: str = setting(
+        "wall: elapsed time; cpu: CPU time of this process, for a busy machine (best with --threads 1)",
+        "wall",
+        choices=("wall", "cpu"),
+    )
+    repeats: int = setting("measured steps per method", 7, within="[1, inf)")
+    warmup: int = setting("steps before, not counted", 1, within="[0, inf)")
+    methods: tuple[str, ...] | None = setting(
+        "which, with commas (default: all), see --list-methods", None, metavar="NAMES"
+    )
+    json: Path | None = setting("write everything measured to FILE as well", None, metavar="FILE")
+
+    def __post_init__(self) -> None:
+        """Take what is not given from the size, and check what goes together."""
+        size = SIZES[self.family][self.size]
+        self.batch, self.length = self.batch or size.batch, self.length or size.length
+        self.vocabulary = self.vocabulary or size.vocabulary
+        if self.clock == "cpu" and self.device == "cuda":
+            raise ValueError("--clock is cpu, but --device is cuda, whose work it does not see; use --clock wall")
+        if self.json is not None and not self.json.absolute().parent.is_dir():
+            raise ValueError(f"--json: the folder {self.json.absolute().parent} does not exist")
