@@ -17,7 +17,6 @@ from torch import nn
 
 from attn_reg_plugin.tasks.attn_reg_task import AttnRegTask
 from attn_reg_plugin.tasks.attn_reg_translation import AttnRegTranslationTask
-from attn_reg_plugin.tasks.sentence_tasks import AttnRegSentenceRankingTask
 from tests.backends.fairseq_models import transformer, words
 from tests.tasks.fairseq_runs import AD_DROP, Trained, make_corpus, train
 from tests.tasks.tasks_in_process import (
@@ -150,10 +149,6 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "nothing is called": (
         lambda: trained(RegularizedExperts, attn_reg="attention_layer_drop"),
         r"RegularizedExperts made an update without .* --attn-reg attention_layer_drop never acted",
-    ),
-    "a forward per choice": (
-        lambda: AttnRegSentenceRankingTask(options(attn_reg="attend_out"), words()),
-        r"attend_out needs one forward per update, and sentence ranking makes one per choice; use --task",
     ),
     "no end": (lambda: trained(**PROGRESS), r"^--attn-reg head_drop: unit='progress' needs the number of updates"),
     "examples of data in parts": (
