@@ -52,14 +52,6 @@ def state() -> dict:
     }
 
 
-def test_importing_is_enough_to_read_checkpoints(tmp_path, state):
-    """In an interpreter of its own: here other tests may have changed what is allowed."""
-    torch.save(state, tmp_path / "checkpoint.pt")
-    code = "import sys, attn_reg_plugin, torch; print(torch.load(sys.argv[1], weights_only=True)['meters'])"
-    command = [sys.executable, "-c", code, str(tmp_path / "checkpoint.pt")]
-    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == f"{state['meters']}\n"
-
-
 def test_checkpoints_are_read_after_the_types_were_allowed_for_a_while(tmp_path, state):
     torch.save(state, tmp_path / "checkpoint.pt")
     with torch.serialization.safe_globals(allowed_types()):  # as Trainer does when it continues
@@ -98,28 +90,19 @@ def test_foreign_pickles_are_refused_and_do_not_run(tmp_path, hidden):
     assert marker.exists(), "the payload would have run"
 
 
-def test_without_the_package_the_types_are_refused(tmp_path):
-    torch.save(argparse.Namespace(lr=0.1), tmp_path / "checkpoint.pt")
+def test_importing_is_enough_to_read_checkpoints(tmp_path, state):
+    """In an interpreter of its own: here other tests may have changed what is allowed."""
+    torch.save(state, tmp_path / "checkpoint.pt")
     code = """
 import pickle, sys, torch
 try:
-    torch.load(sys.argv[1])
+    torch.load(sys.argv[1], weights_only=True)
 except pickle.UnpicklingError:
     import attn_reg_plugin
-    print(torch.load(sys.argv[1]).lr)
+    print(torch.load(sys.argv[1], weights_only=True)["meters"])
 """
     command = [sys.executable, "-c", code, str(tmp_path / "checkpoint.pt")]
-    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "0.1\n"
-
-
-def test_regularizer_states_are_read(tmp_path):
-    regularizer = attn_reg_plugin.ADDrop()
-    regularizer.begin_epoch(3)
-    regularizer.end_update()
-    torch.save(regularizer.state_dict(), tmp_path / "state.pt")
-    other = attn_reg_plugin.ADDrop()
-    other.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
-    assert (other.epoch, other.updates) == (3, 1)
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == f"{state['meters']}\n"
 
 
 @pytest.fixture

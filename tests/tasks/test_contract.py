@@ -105,7 +105,6 @@ def logged(finished: Finished) -> list[list[str]]:
     "flags",
     [
         "--attn-reg none --ad-drop-p 1 --ad-drop-q 1 --attn-sites *",
-        "--attn-reg ad_drop --ad-drop-p 0 --ad-drop-q 0.5 --ad-drop-cross-tuning off --attn-sites *",
         "--attn-reg ad_drop --ad-drop-p 0.5 --ad-drop-q 0.5 --ad-drop-cross-tuning update:8 --attn-sites *",
     ],
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -105,10 +104,3 @@ def test_the_first_epoch_tells_it(data: str) -> None:
         task.regularizer.begin_update(7)
         assert task.regularizer.drop_probability() == pytest.approx(0.2) and not task._iterators
         assert task.state_dict()["attn_reg_first_epoch"] == 7
-
-
-def test_an_older_task_sees_all_of_it(tmp_path: Path) -> None:
-    flags = {"save_dir": str(tmp_path), "restore_file": "checkpoint_last.pt", "clip_norm": 0.25}
-    task = attached(transformer(), RegularizedOlder, **flags)
-    assert task.cfg is None and task.sidecar.folder == tmp_path and task._clip_norm == 0.25
-    assert task._restore_file == tmp_path / "checkpoint_last.pt"
