@@ -26,9 +26,21 @@ if TYPE_CHECKING or not _is_command_line():
         recording,
         regularized_attention,
     )
-    from attn_reg_plugin.attention.sites import register_backend
+    from attn_reg_plugin.attention.selection import register_backend
     from attn_reg_plugin.checkpoints import allow_checkpoint_types
-    from attn_reg_plugin.regularizers import ADDrop, AttendOut, AttentionLayerDrop, ScheduledDropout, build
+    from attn_reg_plugin.regularizers import (
+        ADDrop,
+        AttendOut,
+        AttentionDropout,
+        AttentionLayerDrop,
+        HeadDrop,
+        HiddenCut,
+        LayerDrop,
+        RDrop,
+        ScheduledDropout,
+        attach,
+        build,
+    )
 
     allow_checkpoint_types()
     del _backends
@@ -36,9 +48,15 @@ if TYPE_CHECKING or not _is_command_line():
 __all__ = [
     "ADDrop",
     "AttendOut",
+    "AttentionDropout",
     "AttentionLayerDrop",
     "AttentionSite",
+    "HeadDrop",
+    "HiddenCut",
+    "LayerDrop",
+    "RDrop",
     "ScheduledDropout",
+    "attach",
     "build",
     "candidate_region",
     "drop_candidates",

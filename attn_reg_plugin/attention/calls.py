@@ -34,7 +34,6 @@ class AttentionCall:
         request: what is asked of it.
         tape: where the probe records it, or None.
         uniform: every row is uniform over its valid keys.
-        several: whether the site runs more than once in a forward, as far as is known.
         keep: its mask, once it is chosen.
         chosen: whether the mask is chosen.
         graded: whether it began with gradients.
@@ -47,7 +46,6 @@ class AttentionCall:
     request: Request = NOTHING
     tape: Tape | None = None
     uniform: bool = False
-    several: bool = False
     keep: Tensor | PackedMask | None = None
     chosen: bool = False
     graded: bool = field(default_factory=torch.is_grad_enabled)
@@ -73,7 +71,7 @@ class AttentionCall:
         if self.request.sampler is not None:
             return self.request.sampler(self, shape, valid, device)
         if not self.chosen:
-            self.keep, self.chosen = self._chosen(shape, valid), True
+            self.keep, self.chosen = self._chosen(), True
         if self.keep is not None and not fits(self.keep, shape):
             raise RuntimeError(
                 f"{self.name}: the keep mask is {tuple(self.keep.shape)}, but the attention map is {tuple(shape)}; "
@@ -81,14 +79,14 @@ class AttentionCall:
             )
         return self.keep.unpacked() if isinstance(self.keep, PackedMask) else self.keep
 
-    def _chosen(self, shape: tuple[int, ...], valid: Tensor | None) -> Tensor | PackedMask | None:
+    def _chosen(self) -> Tensor | PackedMask | None:
         masks = self.request.masks
-        if not masks:
-            return self.request.keep
-        keep, then = masks[self.index] if self.index < len(masks) else (None, None)
-        if keep is None or not self.several:
-            return keep
-        return PackedMask(only_where_same(keep.unpacked(), then, valid)) if fits(keep, shape) else None
+        if 0 < len(masks) <= self.index:
+            raise RuntimeError(
+                f"{self.site.name} ran more often in the forward than in the probe ({len(masks)}): AD-DROP and a "
+                "model's own LayerDrop do not go together where an attention runs several times; turn LayerDrop off"
+            )
+        return masks[self.index] if self.index < len(masks) else self.request.keep
 
     def total_dropout(self, own: float) -> float:
         """Return the dropout of the weights: the model's `own` and the request's, independent of each other."""
@@ -114,7 +112,6 @@ class Calls:
         over: whether the forward that the request is for has ended.
         released: why no call can be computed again; empty where each can.
         pending: whether an earlier forward may still wait for its backward.
-        several: whether the attention ever ran more than once in a forward.
         asked: whether anything was ever asked of it.
         came: whether a call ever came while something was asked.
         idled: whether it ever ran as usual with gradients.
@@ -126,7 +123,6 @@ class Calls:
     over: bool = False
     released: str = ""
     pending: bool = False
-    several: bool = False
     asked: bool = False
     came: bool = False
     idled: bool = False
@@ -181,17 +177,6 @@ def recomputed(calls: list[Call], pending: bool = True) -> Call | None:
         )
     call.recomputed = now
     return call
-
-
-def only_where_same(keep: Tensor, then: Tensor | None, now: Tensor | None) -> Tensor:
-    """Return the mask where the call's valid keys are those that it was made for, else all True; without waiting.
-
-    Of a site that runs several times, a call that LayerDrop left out of the probe would else get its neighbour's.
-    """
-    if then is None and now is None:
-        return keep
-    same = (then == now).all() if then is not None and now is not None else (now if then is None else then).all()
-    return keep | ~same
 
 
 def derived(seed: int, call: int) -> int:

@@ -68,9 +68,20 @@ def regularized_attention(
         any valid key is zero.
 
     Raises:
-        TypeError: `valid` is not bool, or `bias` is not floating-point.
+        TypeError: `valid` is not bool, `bias` is not floating-point, or an input is no tensor of four dimensions.
+        ValueError: key and value differ in length, `valid` has five dimensions, or dropout_p is out of its range.
     """
+    for name, given in (("query", query), ("key", key), ("value", value)):
+        if not isinstance(given, Tensor) or given.dim() != 4:
+            kind = f"of shape {tuple(given.shape)}" if isinstance(given, Tensor) else f"a {type(given).__name__}"
+            raise TypeError(f"{name} is {kind}, but must be a tensor (batch, heads, length, head size)")
     check_mask("valid", valid)
+    if key.size(-2) != value.size(-2):
+        raise ValueError(f"key has {key.size(-2)} keys, but value {value.size(-2)}; each key has one value")
+    if valid is not None and valid.dim() > 4:
+        raise ValueError(f"valid has the shape {tuple(valid.shape)}, but must be broadcastable to (B, H, T, S)")
+    if not 0.0 <= dropout_p < 1.0:
+        raise ValueError(f"dropout_p is {dropout_p}, but must lie in [0, 1)")
     if bias is not None and not bias.is_floating_point():
         raise TypeError(
             f"bias is a tensor of {bias.dtype}, but must be floating-point: it is added to the scores; "

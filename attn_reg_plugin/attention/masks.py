@@ -109,13 +109,7 @@ def drop_candidates(
     check_ratio("q", q)
     check_mask("candidates", candidates)
     check_mask("valid", valid)
-    if q in (0.0, 1.0):
-        drawn = torch.full((), bool(q), device=candidates.device)
-    else:  # 32 random bits a position, a quarter of the time of `bernoulli_` on the CPU
-        halves = torch.empty((candidates.numel() + 1) // 2, dtype=torch.int64, device=candidates.device)
-        bits = halves.random_(-(2**63), None, generator=generator).view(torch.int32)[: candidates.numel()]
-        drawn = bits.view(candidates.shape) < min(round(q * 2**32), 2**32 - 1) - 2**31
-    keep = ~(candidates & drawn)
+    keep = ~(candidates & _bernoulli(candidates.shape, q, candidates.device, generator))
     return keep if valid is None else keep & valid
 
 

@@ -79,7 +79,7 @@ class Request:
     Attributes:
         recording: record the calls; everything else is left to the forward that follows the probe.
         keep: mask of every call, bool, broadcastable to (B, H, T, S).
-        masks: masks of the calls in order, each with the `valid` that it was made for; in place of `keep`.
+        masks: masks of the calls in order; in place of `keep`.
         sampler: draws the mask of each call; in place of both.
         look: sees the map of each call, as its mask has left it.
         uniform: decides for each call, by its number, whether every row is uniform; asked once per call.
@@ -91,7 +91,7 @@ class Request:
 
     recording: Recording | None = None
     keep: Tensor | None = None
-    masks: tuple[tuple[PackedMask, Tensor | None], ...] = ()
+    masks: tuple[PackedMask, ...] = ()
     sampler: MaskSampler | None = None
     look: Look | None = None
     uniform: Callable[[int], bool] | None = None

@@ -1,17 +1,18 @@
-"""Selecting sites by a pattern, and the names by which patterns and logs call them."""
+"""Finding the sites of a model, selecting some by a pattern, and the names by which patterns and logs call them."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+import sys
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from numbers import Integral
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from attn_reg_plugin.attention.sites import AttentionSite
+import torch
+from torch import nn
 
-STACKS, KINDS = ("encoder", "decoder"), ("self", "cross")
+from attn_reg_plugin.attention.sites import AttentionSite
+
 #: where the first number in a module's path stands
 _NUMBER = re.compile(r"(?:^|\.)\d+(?:\.|$)")
 _TERM = re.compile(
@@ -77,15 +78,6 @@ class SiteSelector:
         return [site for site in sites if id(site) in chosen]
 
 
-def check_place(stack: str, kind: str, layer: int) -> None:
-    """Refuse, by a ValueError, a site that no pattern could select."""
-    for name, given, known in (("stack", stack, STACKS), ("kind", kind, KINDS)):
-        if given not in known:
-            raise ValueError(f"an AttentionSite's {name} is {given!r}, but must be {' or '.join(known)}")
-    if not isinstance(layer, Integral) or isinstance(layer, bool) or layer < 0:
-        raise ValueError(f"an AttentionSite's layer is {layer!r}, but must be a whole number from 0")
-
-
 def _stands_in(site: AttentionSite, term: str) -> bool:
     """Whether the site's path has every part that a term names after its `@`s, as whole names in a row."""
     return all(f".{part}." in f".{site.path}." for part in term.split("@")[1:])
@@ -144,3 +136,95 @@ def _layers(text: str) -> list[tuple[int, int]]:
     matches = [_LAYERS.fullmatch(part) for part in text.split(",")]
     bounds = [(int(match[1]), int(match[2] or match[1])) for match in matches if match]
     return bounds if len(bounds) == len(matches) and all(low <= high for low, high in bounds) else []
+
+
+class Backend(Protocol):
+    """Access to the attentions of a framework's models: finds their sites and reaches their modules.
+
+    A backend may also have `refusal(model)`, the reason why a model of its framework has no site, or None;
+    `describe(model, args, kwargs)`, the objective's inputs that a forward's arguments show; `probing(model)`, a context
+    for the probe; `time_first(site)`, whether states around a site are (T, B, C) and not (B, T, C); and
+    `passed_by(site)`, called where the site doesn't run, since its layer was left out.
+    """
+
+    def find(self, model: nn.Module) -> list[AttentionSite]:
+        """Every site of `model`, in order; an empty list if the model isn't one of this framework's."""
+
+    def open(self, site: AttentionSite) -> None:
+        """Make the module of `site` call `regularized_attention` with it when the site is active."""
+
+    def close(self, site: AttentionSite) -> None:
+        """Undo `open` exactly."""
+
+
+class HeldSites:
+    """The backend of modules that hold an `AttentionSite` and call `regularized_attention` themselves."""
+
+    def find(self, model: nn.Module) -> list[AttentionSite]:
+        """The sites that modules of `model` have as attributes, in the order of `named_modules`."""
+        found: dict[int, AttentionSite] = {}
+        for path, module in model.named_modules():
+            for held in vars(module).values():
+                if isinstance(held, AttentionSite) and isinstance(held.backend, HeldSites | None):
+                    held.path, held.module, held.backend = path, module, self
+                    found.setdefault(id(held), held)
+        return list(found.values())
+
+    def open(self, site: AttentionSite) -> None:
+        """Nothing to do: the module asks its site at every call."""
+
+    def close(self, site: AttentionSite) -> None:
+        """Nothing to undo."""
+
+
+_BACKENDS: list[tuple[str, Callable[[], Backend | None]]] = []
+
+
+def register_backend(framework: str, make: Callable[[], Backend | None]) -> None:
+    """Register a backend; `make` is called for it once the module `framework` is imported (`""`: always)."""
+    _BACKENDS.append((framework, make))
+
+
+register_backend("", HeldSites)
+
+
+def check_model(model: Any) -> None:
+    """Refuse, by a TypeError, what is no model whose forwards a regularizer could reach."""
+    if not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule):
+        given = f"the class {model.__name__}" if isinstance(model, type) else f"of type {type(model).__name__}"
+        raise TypeError(f"model is {given}, but must be a torch.nn.Module that is not compiled by torch.jit")
+
+
+def all_sites(model: nn.Module) -> list[AttentionSite]:
+    """Every attention site of `model` that a backend knows, each with a name of its own.
+
+    Raises:
+        ValueError: there is none.
+    """
+    check_model(model)
+    made = [make() for framework, make in _BACKENDS if framework == "" or framework in sys.modules]
+    backends = [backend for backend in made if backend is not None]
+    sites = [site for backend in backends for site in backend.find(model)]
+    if not sites:
+        refusals = [backend.refusal(model) for backend in backends if hasattr(backend, "refusal")]
+        raise ValueError(
+            next(filter(None, refusals), None)
+            or f"no attention site found in {type(model).__name__}; give its attention modules an AttentionSite and "
+            "let them call regularized_attention, or register a backend for them"
+        )
+    name_towers(sites)
+    return sites
+
+
+def find_sites(model: nn.Module, select: str = "encoder.self") -> list[AttentionSite]:
+    """The attention sites of `model` that `select` names.
+
+    Args:
+        model: any model with attention that a backend knows.
+        select: a `SiteSelector` pattern, such as `encoder.self[0,2-5] decoder.cross` or `*`.
+
+    Raises:
+        ValueError: a malformed pattern, one that matches nothing (the sites that exist are listed), or a model
+            without sites.
+    """
+    return SiteSelector(select).select(all_sites(model))

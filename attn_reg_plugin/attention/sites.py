@@ -1,11 +1,10 @@
-"""Attention sites: one softmax(QKᵀ)V in a model each, found, selected and handed to a regularizer."""
+"""Attention sites: one softmax(QKᵀ)V in a model each, handed to a regularizer."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from numbers import Integral
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +12,11 @@ from torch import Tensor, nn
 from attn_reg_plugin.attention.calls import AttentionCall, Calls, recomputed
 from attn_reg_plugin.attention.graphs import outside_graphs
 from attn_reg_plugin.attention.requests import NOTHING, Request, Tape
-from attn_reg_plugin.attention.selection import SiteSelector, check_place, name_towers
+
+if TYPE_CHECKING:
+    from attn_reg_plugin.attention.selection import Backend
+
+STACKS, KINDS = ("encoder", "decoder"), ("self", "cross")
 
 
 @dataclass(eq=False)
@@ -52,7 +55,11 @@ class AttentionSite:
 
     def __post_init__(self) -> None:
         """Refuse a site that no pattern could select."""
-        check_place(self.stack, self.kind, self.layer)
+        for name, known in (("stack", STACKS), ("kind", KINDS)):
+            if (given := getattr(self, name)) not in known:
+                raise ValueError(f"an AttentionSite's {name} is {given!r}, but must be {' or '.join(known)}")
+        if not isinstance(self.layer, Integral) or isinstance(self.layer, bool) or self.layer < 0:
+            raise ValueError(f"an AttentionSite's layer is {self.layer!r}, but must be a whole number from 0")
 
     @property
     def name(self) -> str:
@@ -103,7 +110,7 @@ class AttentionSite:
     @property
     def keep(self) -> Tensor | None:
         """The mask that is asked for, bool, unpacked: of every call, or of the first where each has its own."""
-        return self.request.masks[0][0].unpacked() if self.request.masks else self.request.keep
+        return self.request.masks[0].unpacked() if self.request.masks else self.request.keep
 
     # -- the calls --------------------------------------------------------------------------------------------------
 
@@ -145,11 +152,8 @@ class AttentionSite:
         call = AttentionCall(self, calls.count, request)
         calls.count += 1
         calls.came = True
-        if call.index:
-            if request.once:
-                raise RuntimeError(f"{self.name} ({self.path}) runs more than once in a forward: {request.once}")
-            calls.several = True
-        call.several = calls.several or len(request.masks) > 1
+        if call.index and request.once:
+            raise RuntimeError(f"{self.name} ({self.path}) runs more than once in a forward: {request.once}")
         if request.recording is not None:
             call.tape = request.recording.tape(call.index)
         elif request.uniform is not None:
@@ -163,87 +167,3 @@ class AttentionSite:
         passed_by = getattr(self.backend, "passed_by", None)
         if passed_by is not None:
             passed_by(self)
-
-
-class Backend(Protocol):
-    """Access to the attentions of a framework's models: finds their sites and reaches their modules.
-
-    A backend may also have `refusal(model)`, the reason why a model of its framework has no site, or None;
-    `describe(model, args, kwargs)`, the objective's inputs that a forward's arguments show; `probing(model)`, a context
-    for the probe; `time_first(site)`, whether states around a site are (T, B, C) and not (B, T, C); and
-    `passed_by(site)`, called where the site doesn't run, since its layer was left out.
-    """
-
-    def find(self, model: nn.Module) -> list[AttentionSite]:
-        """Every site of `model`, in order; an empty list if the model isn't one of this framework's."""
-
-    def open(self, site: AttentionSite) -> None:
-        """Make the module of `site` call `regularized_attention` with it when the site is active."""
-
-    def close(self, site: AttentionSite) -> None:
-        """Undo `open` exactly."""
-
-
-class HeldSites:
-    """The backend of modules that hold an `AttentionSite` and call `regularized_attention` themselves."""
-
-    def find(self, model: nn.Module) -> list[AttentionSite]:
-        """The sites that modules of `model` have as attributes, in the order of `named_modules`."""
-        found: dict[int, AttentionSite] = {}
-        for path, module in model.named_modules():
-            for held in vars(module).values():
-                if isinstance(held, AttentionSite) and isinstance(held.backend, HeldSites | None):
-                    held.path, held.module, held.backend = path, module, self
-                    found.setdefault(id(held), held)
-        return list(found.values())
-
-    def open(self, site: AttentionSite) -> None:
-        """Nothing to do: the module asks its site at every call."""
-
-    def close(self, site: AttentionSite) -> None:
-        """Nothing to undo."""
-
-
-_BACKENDS: list[tuple[str, Callable[[], Backend | None]]] = []
-
-
-def register_backend(framework: str, make: Callable[[], Backend | None]) -> None:
-    """Register a backend; `make` is called for it once the module `framework` is imported (`""`: always)."""
-    _BACKENDS.append((framework, make))
-
-
-register_backend("", HeldSites)
-
-
-def all_sites(model: nn.Module) -> list[AttentionSite]:
-    """Every attention site of `model` that a backend knows, each with a name of its own.
-
-    Raises:
-        ValueError: there is none.
-    """
-    made = [make() for framework, make in _BACKENDS if framework == "" or framework in sys.modules]
-    backends = [backend for backend in made if backend is not None]
-    sites = [site for backend in backends for site in backend.find(model)]
-    if not sites:
-        refusals = [backend.refusal(model) for backend in backends if hasattr(backend, "refusal")]
-        raise ValueError(
-            next(filter(None, refusals), None)
-            or f"no attention site found in {type(model).__name__}; give its attention modules an AttentionSite and "
-            "let them call regularized_attention, or register a backend for them"
-        )
-    name_towers(sites)
-    return sites
-
-
-def find_sites(model: nn.Module, select: str = "encoder.self") -> list[AttentionSite]:
-    """The attention sites of `model` that `select` names.
-
-    Args:
-        model: any model with attention that a backend knows.
-        select: a `SiteSelector` pattern, such as `encoder.self[0,2-5] decoder.cross` or `*`.
-
-    Raises:
-        ValueError: a malformed pattern, one that matches nothing (the sites that exist are listed), or a model
-            without sites.
-    """
-    return SiteSelector(select).select(all_sites(model))

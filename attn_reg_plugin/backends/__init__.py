@@ -13,7 +13,7 @@ import importlib
 import pkgutil
 from functools import partial
 
-from attn_reg_plugin.attention.sites import Backend, register_backend
+from attn_reg_plugin.attention.selection import Backend, register_backend
 
 #: first word of a file's or folder's name -> the module that is imported before it is
 FRAMEWORKS = {

@@ -24,7 +24,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from attn_reg_plugin.attention.sites import AttentionSite, find_sites
+from attn_reg_plugin.attention.selection import find_sites
+from attn_reg_plugin.attention.sites import AttentionSite
 
 
 class MaterializedAttention(TorchFunctionMode):

@@ -81,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _curves(arguments: argparse.Namespace) -> int:
     """Fit a curve to each site's drop rates; write the schedule and the plot, and print what was found."""
-    from attn_reg_plugin.attention.sites import SiteSelector
+    from attn_reg_plugin.attention.selection import SiteSelector
     from attn_reg_plugin.experiments.report.drop_rates import fit_curve, read_rates
     from attn_reg_plugin.regularizers.scheduled_dropout import FILES, Schedule
 

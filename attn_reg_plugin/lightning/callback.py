@@ -106,7 +106,7 @@ class LightningCallback(callback_class()):  # type: ignore[misc]
             self.step = pl_module, vars(pl_module).get("training_step")
             vars(pl_module)["training_step"] = self._around(pl_module.training_step)
             self.regularizer.bind(LightningTraining(self.regularizer))
-            self.regularizer.begin_training(self._length(trainer, pl_module), trainer.max_epochs)
+            self.regularizer.begin_training(self._length(trainer, pl_module), max(trainer.max_epochs or 0, 0) or None)
             resumed = self._resume(trainer.ckpt_path or "the checkpoint")
         except BaseException:
             self.end()

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from attn_reg_plugin.attention.calls import AttentionCall, derived, graph_task
-from attn_reg_plugin.attention.sites import AttentionSite, all_sites
+from attn_reg_plugin.attention.selection import all_sites
+from attn_reg_plugin.attention.sites import AttentionSite
 from attn_reg_plugin.regularizers.base import Preset, option, register
 from attn_reg_plugin.regularizers.base.attachment import StandIn
 from attn_reg_plugin.regularizers.base.forward import Forward

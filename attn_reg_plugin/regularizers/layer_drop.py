@@ -19,10 +19,12 @@ from torch import Tensor, nn
 
 from attn_reg_plugin.attention.calls import AttentionCall, derived, graph_task, recomputed
 from attn_reg_plugin.attention.requests import LayerPlan
-from attn_reg_plugin.attention.sites import AttentionSite, all_sites
+from attn_reg_plugin.attention.selection import all_sites
+from attn_reg_plugin.attention.sites import AttentionSite
 from attn_reg_plugin.regularizers.base import Preset, Regularizer, option, register
 from attn_reg_plugin.regularizers.base.attachment import StandIn, attachments_of
-from attn_reg_plugin.regularizers.base.forward import Forward, same_randomness
+from attn_reg_plugin.regularizers.base.forward import Forward
+from attn_reg_plugin.regularizers.base.put_back import same_randomness
 
 
 @register("layer_drop")

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from attn_reg_plugin.attention.calls import without_gradients
-from attn_reg_plugin.attention.sites import AttentionSite, SiteSelector
+from attn_reg_plugin.attention.selection import SiteSelector
+from attn_reg_plugin.attention.sites import AttentionSite
 from attn_reg_plugin.regularizers.base import Preset, Regularizer, option, register
 from attn_reg_plugin.regularizers.base.attachment import Attachment
 from attn_reg_plugin.regularizers.base.forward import Forward
@@ -247,8 +248,7 @@ class Timed(Regularizer):
                 "--max-update or --max-epoch; Lightning: give max_epochs or max_steps, and leave the optimization to "
                 "it; a loop of your own: begin_training(updates)); or use unit='update' or 'epoch'"
             )
-        if updates is not None and updates < 1:
-            raise ValueError(f"a training has at least 1 update, not {updates}")
+        super().begin_training(updates, epochs)
         self._total = updates
 
     def begin_anew(self) -> None:

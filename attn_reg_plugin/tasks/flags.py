@@ -44,7 +44,7 @@ def _field(method: str, option: dataclasses.Field, kind: Any) -> tuple[str, Any,
     A switch that is on by default becomes `true|false` text: fairseq would turn it into a flag that means its
     opposite.
     """
-    default, text, choices = option.default, option.metadata["help"], option.metadata["choices"]
+    default, text, choices = option.default, option.metadata["help"], option.metadata.get("choices")
     if kind is bool and default:
         kind, default, choices = str, "true", ("true", "false")
     if choices:

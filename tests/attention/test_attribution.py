@@ -11,12 +11,8 @@ import torch
 import torch.nn.functional as F
 
 from attn_reg_plugin import find_sites, gradient_attribution, recording
-from attn_reg_plugin.attention.attribution import (
-    integrated_attribution,
-    integration_nodes,
-    map_gradient,
-    output_gradients,
-)
+from attn_reg_plugin.attention.attribution import map_gradient, output_gradients
+from attn_reg_plugin.regularizers.ad_drop.integrated import integrated_attribution, integration_nodes
 from tests.attention.materialized import Materialized
 
 

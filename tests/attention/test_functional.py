@@ -7,12 +7,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attn_reg_plugin.attention.attribution import gradient_attribution, integrated_attribution
+from attn_reg_plugin.attention.attribution import gradient_attribution
 from attn_reg_plugin.attention.calls import recording
 from attn_reg_plugin.attention.functional import attention_weights, regularized_attention, uniform_attention
 from attn_reg_plugin.attention.masks import candidate_region, drop_candidates
 from attn_reg_plugin.attention.requests import Recording
 from attn_reg_plugin.attention.sites import AttentionSite
+from attn_reg_plugin.regularizers.ad_drop.integrated import integrated_attribution
 from tests.attention.literal import causal, loop_attention, loop_weights, padding
 from tests.attention.tiny_model import asked_site
 

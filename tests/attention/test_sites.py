@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from attn_reg_plugin import AttentionSite, find_sites, recording, regularized_attention
-from attn_reg_plugin.attention.sites import SiteSelector, all_sites
+from attn_reg_plugin.attention.selection import SiteSelector, all_sites
 from tests.attention.tiny_model import TinyTranslator, asked_site, attentions
 
 SITES = [

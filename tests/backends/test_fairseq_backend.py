@@ -19,10 +19,10 @@ from fairseq.data import Dictionary
 from fairseq.modules import MultiheadAttention
 
 from attn_reg_plugin import ADDrop, AttentionLayerDrop, find_sites, gradient_attribution, recording
-from attn_reg_plugin.attention.attribution import integrated_attribution
 from attn_reg_plugin.backends.fairseq import FairseqBackend, padding_index
 from attn_reg_plugin.modules import RegularizedMultiheadAttention
 from attn_reg_plugin.regularizers.ad_drop import ad_drop
+from attn_reg_plugin.regularizers.ad_drop.integrated import integrated_attribution
 from attn_reg_plugin.regularizers.ad_drop.objectives import token_log_likelihood
 from tests.backends.fairseq_models import LAYERS, batch, transformer
 

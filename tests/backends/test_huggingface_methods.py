@@ -16,7 +16,7 @@ from attn_reg_plugin import ADDrop, AttendOut, AttentionLayerDrop, ScheduledDrop
 from attn_reg_plugin.regularizers import Outcome, Tokens
 from attn_reg_plugin.regularizers import build as method
 from attn_reg_plugin.regularizers.attend_out.generator import embeddings_of
-from attn_reg_plugin.regularizers.base.forward import without_dropout
+from attn_reg_plugin.regularizers.base.put_back import without_dropout
 from attn_reg_plugin.regularizers.layer_drop import Layer
 from tests.backends.huggingface_models import FAMILIES, PAD, WORDS, batch, build, objective
 
@@ -308,7 +308,7 @@ def test_a_layer_that_is_left_out_leaves_the_others_their_masks(name: str) -> No
             sums = together.statistics.take()
             gone = {site for site in FAMILIES[name].sites if sums[f"dropped/layer_drop/{site}"]}
             for site in together.attached_sites:
-                assert all(call.keep is site.request.masks[call.index][0] for call in site.calls.made)
+                assert all(call.keep is site.request.masks[call.index] for call in site.calls.made)
                 assert len(site.calls.made) == (site.name not in gone)
             assert all(0 < sums[f"dropped/{site}"] < sums[f"valid/{site}"] for site in FAMILIES[name].sites)
             left_out |= gone

@@ -11,7 +11,7 @@ import transformers
 from torch import nn
 
 from attn_reg_plugin import ADDrop, AttentionSite, find_sites
-from attn_reg_plugin.attention.sites import SiteSelector, name_towers
+from attn_reg_plugin.attention.selection import SiteSelector, name_towers
 from attn_reg_plugin.backends.huggingface import modules
 from tests.backends.huggingface_models import batch, build
 from tests.backends.oracle_models import tiny

@@ -16,7 +16,7 @@ import pytest
 import torch
 from transformers import Trainer, TrainerCallback
 
-from attn_reg_plugin.attention.sites import find_sites
+from attn_reg_plugin.attention.selection import find_sites
 from attn_reg_plugin.regularizers import AttendOut, build
 from attn_reg_plugin.regularizers.ad_drop.ad_drop import ADDrop
 from attn_reg_plugin.regularizers.base.context import Supplied

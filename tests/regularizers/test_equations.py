@@ -47,7 +47,7 @@ def test_the_output_is_that_of_the_formula(name, translator, batch):
     def attend(site, query, key, value, valid, dropout_p):
         (request, mean), shape = asked[site], (*query.shape[:-1], key.size(-2))
         keep = None if request.sampler is None else drawn(request.sampler, shape, valid)
-        keep = request.masks[0][0].unpacked() if request.masks else keep
+        keep = request.masks[0].unpacked() if request.masks else keep
         if keep is not None:
             masks[site] = keep
             assert not (keep & ~valid).any()

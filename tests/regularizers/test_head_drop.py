@@ -57,7 +57,7 @@ def test_over_progress_the_v_stretches_over_the_training(updates):
         regularizer.due()
     with pytest.raises(ValueError, match=r"^unit='progress' needs the number of updates .*--max-update or --max-epoch"):
         regularizer.begin_training(None)
-    with pytest.raises(ValueError, match=r"^a training has at least 1 update, not 0"):
+    with pytest.raises(ValueError, match=r"^the number of updates is 0, but must be at least 1"):
         regularizer.begin_training(0)
     regularizer.begin_training(updates)
     for update in range(updates + 2):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from attn_reg_plugin.attention.sites import all_sites
+from attn_reg_plugin.attention.selection import all_sites
 from attn_reg_plugin.regularizers import build
 from attn_reg_plugin.regularizers.hidden_cut import feed_forward_of
 from tests.attention.tiny_model import SIZE, TinyClassifier, TinyTranslator, tokens

@@ -10,19 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from attn_reg_plugin.attention.attribution import NODES, integrated_attribution, map_gradient, output_gradients
+from attn_reg_plugin.attention.attribution import map_gradient, output_gradients
 from attn_reg_plugin.attention.calls import recording, without_gradients
 from attn_reg_plugin.attention.masks import DIRECTIONS, PackedMask, all_finite, sample_keep
 from attn_reg_plugin.attention.requests import Tape
 from attn_reg_plugin.attention.sites import AttentionSite
 from attn_reg_plugin.regularizers.ad_drop.cross_tuning import CrossTuned, CrossTuning
+from attn_reg_plugin.regularizers.ad_drop.integrated import NODES, integrated_attribution
 from attn_reg_plugin.regularizers.ad_drop.objectives import (
     LABELS,
     Objective,
@@ -31,14 +32,9 @@ from attn_reg_plugin.regularizers.ad_drop.objectives import (
     scale_against_underflow,
 )
 from attn_reg_plugin.regularizers.base import Preset, option, register
-from attn_reg_plugin.regularizers.base.forward import (
-    Forward,
-    ready_for_probe,
-    remember_randomness,
-    unchanged,
-    without_dropout,
-)
-from attn_reg_plugin.regularizers.base.outputs import logits_dtype
+from attn_reg_plugin.regularizers.base.forward import Forward, ready_for_probe
+from attn_reg_plugin.regularizers.base.outputs import check_scalar, logits_dtype
+from attn_reg_plugin.regularizers.base.put_back import remember_randomness, unchanged, without_dropout
 from attn_reg_plugin.regularizers.base.statistics import Quantity
 
 ATTRIBUTIONS = ("gradient", "integrated", "attention", "random")
@@ -104,7 +100,7 @@ class ADDrop(CrossTuned):
     integrated_labels: str = option(
         "frozen", "integrated gradients: the first pass's pseudo labels, or each its own", choices=("frozen", "renewed")
     )
-    objective: Objective | None = None
+    objective: Objective | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         """Check the options."""
@@ -133,7 +129,7 @@ class ADDrop(CrossTuned):
             for site in sites:
                 site.ask(sampler=self.sampler(site, self._sample_at_random))
             return
-        masks: dict[AttentionSite, list[tuple[PackedMask, Tensor | None]]] = {}
+        masks: dict[AttentionSite, list[PackedMask]] = {}
         weights = self.attribution != "gradient"
         with self.statistics.seconds("probe_seconds", forward.device), recording(sites, needs_weights=weights):
             for site, tape, attribution, finite in self.attributions(forward):
@@ -142,11 +138,9 @@ class ADDrop(CrossTuned):
                 else:  # a non-finite probe falls back to a plain update, without waiting for the device
                     keep = sample_keep(attribution, tape.valid, self.p, self.q, self.direction, enabled=finite)
                     self.count_dropped(site, keep, tape.valid)
-                masks.setdefault(site, []).append((PackedMask(keep), tape.valid))
+                masks.setdefault(site, []).append(PackedMask(keep))
                 del attribution, keep  # before the next site's
         for site, calls in masks.items():
-            if len(calls) == 1 and not site.calls.several:  # nothing is compared, so `valid` is not kept
-                calls = [(keep, None) for keep, _ in calls]
             site.ask(masks=tuple(calls))
 
     def rehearse(self, forward: Forward) -> None:
@@ -219,7 +213,8 @@ class ADDrop(CrossTuned):
             # gradients underflow in fp16, if any attention has computed in it
             half = any(tape.value.dtype == torch.float16 for _, tape in self._recorded())
             dtype = torch.float16 if half else logits_dtype(outputs)
-            return scale_against_underflow(self.objective(outputs, inputs), dtype)
+            objective = check_scalar("the objective", self.objective(outputs, inputs), graph=False)
+            return scale_against_underflow(objective, dtype)
 
         with ExitStack() as stack:
             put_back = stack.enter_context(unchanged(forward.model))

@@ -61,12 +61,19 @@ class CrossTuned(Regularizer):
     #: the updates of a training whose number of epochs is not known, 0 where that isn't either; None: no such training
     _length: int | None = None
 
+    def when(self) -> str:
+        """Say which epochs or updates are regularized."""
+        if self.schedule.schedule.startswith("update:"):
+            return f"every other {self.schedule.schedule.removeprefix('update:')} updates"
+        return "from epoch 2, every other" if self.schedule.schedule == "epoch" else ""
+
     def acts_at_all(self) -> bool:
         """Whether the method does anything where its schedule says so."""
         return True
 
     def begin_training(self, updates: int | None, epochs: int | None = None) -> None:
         """As `Regularizer.begin_training`; warns of a schedule that never comes to an epoch it regularizes."""
+        super().begin_training(updates, epochs)
         if self.schedule.schedule == "epoch" and epochs == 1:
             logger.warning(PLAIN.format("this training has one epoch: nothing is regularized"))
         known = epochs is not None and 0 < epochs < sys.maxsize

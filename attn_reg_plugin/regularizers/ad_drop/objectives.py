@@ -23,20 +23,12 @@ from attn_reg_plugin.regularizers.base.outputs import (
     field_of,
     gold_of,
     logits_of,
-    loss_of,
     tokens_with_loss,
 )
 
 logger = logging.getLogger(__name__)
 Objective = Callable[[Any, Mapping[str, Any]], Tensor]
 LABELS = ("pseudo", "gold")
-#: what F is, by where it was found
-TAKEN = {
-    "logits": "{reading}",
-    "log_probs": "the outputs' log_probs, which are the gold labels' log-likelihoods: there are no logits",
-    "scores": "the outputs' scores: there are no logits",
-    "loss": "minus the loss that the forward returns: {reason}",
-}
 _NO_GOLD = (
     "the objective needs gold labels: pass them to the forward as `labels`, set regularizer.supply(targets=...) before "
     "it, or use labels='pseudo' for classification"
@@ -166,7 +158,7 @@ def prediction(labels: str, outputs: Any, inputs: Mapping[str, Any]) -> Tensor:
     gold = gold if labels == "gold" else None
     if labels == "gold":
         if gold is None:
-            raise NoObjective(_NO_GOLD, "there are no gold labels")
+            raise NoObjective(_NO_GOLD)
         _check_gold(logits, gold)
     if logits.dim() > 0 and _is_regression(logits, inputs):
         return negative_regression_loss(logits, gold) if labels == "gold" else logits.float().sum()
@@ -178,7 +170,7 @@ def prediction(labels: str, outputs: Any, inputs: Mapping[str, Any]) -> Tensor:
     if logits.dim() == 3:
         return token_log_likelihood(logits, gold, tokens_with_loss(logits, inputs), padding)
     shape = tuple(logits.shape)
-    raise NoObjective(f"no objective for outputs of shape {shape}; give objective=function", f"logits of shape {shape}")
+    raise NoObjective(f"no objective for outputs of shape {shape}; give objective=function")
 
 
 def _is_regression(logits: Tensor, inputs: Mapping[str, Any]) -> bool:
@@ -203,51 +195,43 @@ def scale_against_underflow(objective: Tensor, dtype: torch.dtype) -> Tensor:
 class OfOutputs:
     """The objective that fits what the outputs hold; the log says once which it took.
 
-    The first of these that there is: the prediction by the `logits`, see `prediction`; by `log_probs`; by `scores`; and
-    minus the loss that the forward returned.
+    The prediction by the `logits`, see `prediction`; where there are none, by `log_probs`, and else by `scores`.
     """
 
     def __init__(self, labels: str = "pseudo") -> None:
         self.labels = labels
-        self.told: set[str] = set()
+        self.told = ""
 
     def __call__(self, outputs: Any, inputs: Mapping[str, Any]) -> Tensor:
         """F, a scalar in fp32; errors as in `prediction`."""
+        source, found = "the outputs' logits", outputs
         try:
-            found, source, reason = *self._of_predictions(outputs, inputs), ""
-        except NoObjective as missing:
-            loss, reason = loss_of(outputs), missing.reason
-            if loss is None or not (loss.requires_grad or not torch.is_grad_enabled()):
-                raise
-            found, source = -loss.float(), "loss"
-        if source not in self.told:
-            self.told.add(source)
-            reading = self._reading(outputs, inputs) if source == "logits" else ""
-            level = logging.INFO if source == "logits" else logging.WARNING  # where it isn't the usual
-            logger.log(level, f"ad_drop attributes {TAKEN[source].format(reading=reading, reason=reason)}")
-        return found
-
-    def _reading(self, outputs: Any, inputs: Mapping[str, Any]) -> str:
-        if span_logits(outputs, inputs, gold=self.labels == "gold") is not None:
-            return f"the {self.labels} answers' start and end logits"
-        logits = logits_of(outputs)
-        return as_read(logits, self.labels, _is_regression(logits, inputs))
-
-    def _of_predictions(self, outputs: Any, inputs: Mapping[str, Any]) -> tuple[Tensor, str]:
-        try:
-            return prediction(self.labels, outputs, inputs), "logits"
+            objective = prediction(self.labels, outputs, inputs)
         except NoObjective:
             likelihoods, scores = field_of(outputs, "log_probs"), field_of(outputs, "scores")
-            if likelihoods is not None:
-                return self._of_likelihoods(likelihoods, inputs), "log_probs"
-            if scores is None:
+            if likelihoods is not None and not _of_classes(likelihoods, inputs):  # of gold labels, 0 where none counts
+                source, objective = "the outputs' log_probs, of the gold labels", likelihoods.float().sum()
+            elif (found := scores if likelihoods is None else likelihoods) is not None:
+                source = f"the outputs' {'scores' if likelihoods is None else 'log_probs'}"
+                objective = prediction(self.labels, found, inputs)
+            else:
                 raise
-            return prediction(self.labels, scores, inputs), "scores"
+        if source != self.told:
+            self.told = source
+            logger.info(f"ad_drop attributes {source}{self._reading(found, inputs)}")
+        return objective
 
-    def _of_likelihoods(self, likelihoods: Tensor, inputs: Mapping[str, Any]) -> Tensor:
-        """F of log-likelihoods: of gold labels, (B, T), 0 where none counts; or of all labels, (B, C) or (B, T, V)."""
-        gold = gold_of(inputs)
-        of_classes = likelihoods.dim() == 2 and gold is not None and gold.numel() == likelihoods.size(0)
-        if of_classes or likelihoods.dim() == 3:
-            return prediction(self.labels, likelihoods, inputs)
-        return likelihoods.float().sum()
+    def _reading(self, outputs: Any, inputs: Mapping[str, Any]) -> str:
+        if isinstance(outputs, Mapping) and "start_logits" in outputs:
+            return f": the {self.labels} answers' start and end"
+        try:
+            logits = logits_of(outputs)
+        except NoObjective:
+            return ""
+        return f": {as_read(logits, self.labels, _is_regression(logits, inputs))}"
+
+
+def _of_classes(likelihoods: Tensor, inputs: Mapping[str, Any]) -> bool:
+    """Whether log-likelihoods are of all labels, (B, C) or (B, T, V), and not of the gold ones, (B, T)."""
+    gold = gold_of(inputs)
+    return likelihoods.dim() == 3 or (likelihoods.dim() == 2 and gold is not None and gold.numel() == len(likelihoods))

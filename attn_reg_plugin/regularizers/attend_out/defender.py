@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from attn_reg_plugin.regularizers.base.context import Problem
 from attn_reg_plugin.regularizers.base.distributed import average_gradients
+from attn_reg_plugin.regularizers.base.outputs import check_scalar
 
 
 class Defender:
@@ -52,7 +53,7 @@ class Defender:
         for ours, theirs in zip(self.model.parameters(), self.attacker.parameters(), strict=True):
             ours.requires_grad_(theirs.requires_grad)  # what is trained may change, as with gradual unfreezing
         with self.precision():
-            loss = problem.loss(self.model, inputs).loss
+            loss = check_scalar("the problem's loss", problem.loss(self.model, inputs).loss)
         counts, divisor = inputs.get("counts", True), self.divisor(problem)
         loss = loss if counts else loss * 0
         if divisor is not None:

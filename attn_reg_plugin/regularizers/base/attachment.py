@@ -14,7 +14,8 @@ from torch import nn
 
 from attn_reg_plugin.attention.calls import Calls
 from attn_reg_plugin.attention.graphs import outside_graphs
-from attn_reg_plugin.attention.sites import AttentionSite, Backend, all_sites, find_sites
+from attn_reg_plugin.attention.selection import Backend, all_sites, check_model, find_sites
+from attn_reg_plugin.attention.sites import AttentionSite
 from attn_reg_plugin.regularizers.base.compatibility import (
     check_beside,
     check_free,
@@ -22,7 +23,9 @@ from attn_reg_plugin.regularizers.base.compatibility import (
     refuse_script,
     refuse_several_devices,
 )
-from attn_reg_plugin.regularizers.base.forward import Forward, described, same_randomness, unchanged
+from attn_reg_plugin.regularizers.base.forward import Forward, described
+from attn_reg_plugin.regularizers.base.options import options_of
+from attn_reg_plugin.regularizers.base.put_back import same_randomness, unchanged
 from attn_reg_plugin.regularizers.base.sharding import Shards
 from attn_reg_plugin.regularizers.base.statistics import Statistics
 from attn_reg_plugin.regularizers.base.unreached import Reach
@@ -70,6 +73,7 @@ class Attachment:
 
     def __init__(self, regularizer: Regularizer, model: nn.Module) -> None:
         self.regularizer, self.model, self.state = regularizer, model, State.NEW
+        check_model(model)
         refuse_several_devices(regularizer, model)
         check_beside(regularizer, (one.regularizer for one in attachments_of(model)))
         self.shards = Shards(regularizer, model)
@@ -233,6 +237,15 @@ class Attachment:
             setattr(twin, name, copy.deepcopy(getattr(self, name), memo))
         twin.shards = self.shards.of_copy(twin.regularizer, twin.model)
         return twin
+
+    def __repr__(self) -> str:
+        """Say what acts on how much of the model, as faces log it when a training starts."""
+        method, model = self.regularizer, type(self.model).__name__
+        there = f"{len(self.sites)} of {len(all_sites(self.model))} attentions of {model}: {method.sites}"
+        options = [entry for entry in options_of(type(method)) if entry.name not in ("sites", "cross_tuning")]
+        told = [e for e in options if getattr(method, e.name) != e.default or e.name in ("p", "q")]
+        parts = [there if method.needs_sites else model, ", ".join(f"{e.name} {getattr(method, e.name)}" for e in told)]
+        return f"{method.name} on {'; '.join(filter(None, [*parts, method.when()]))}"
 
     def __enter__(self) -> Regularizer:
         return self.regularizer

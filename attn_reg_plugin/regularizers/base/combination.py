@@ -56,6 +56,11 @@ class Combination(Regularizer):
         """Whether any of them acts on attention."""
         return any(method.needs_sites for method in self.methods)
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the names, and each method's options under its own."""
+        told = {method.name: method.to_dict() for method in self.methods}
+        return {"method": self.name, **{name: dict(list(one.items())[1:]) for name, one in told.items()}}
+
     # -- attaching --------------------------------------------------------------------------------------------------
 
     def attach(self, model: nn.Module) -> Combination:
@@ -179,7 +184,7 @@ class Combination(Regularizer):
     def loss(self, compute: Callable[[Any], Tensor], batch: Any, share: Share | None = None) -> Tensor:
         """The loss of the one that adds to it."""
         adding = next((method for method in self.methods if method.passes > 1), None)
-        return compute(batch) if adding is None else adding.loss(compute, batch, share)
+        return super().loss(compute, batch) if adding is None else adding.loss(compute, batch, share)
 
     # -- state ------------------------------------------------------------------------------------------------------
 

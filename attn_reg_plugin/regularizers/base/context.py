@@ -41,6 +41,12 @@ class Supplied:
     update: int | None = None
     counts: bool = True
 
+    def __post_init__(self) -> None:
+        """Refuse, by a TypeError, lists where tensors are read."""
+        for name in ("targets", "token_mask"):
+            if not isinstance(given := getattr(self, name), Tensor | None):
+                raise TypeError(f"the supplied {name} is of type {type(given).__name__}, but must be a tensor")
+
     def named(self) -> dict[str, Any]:
         """The fields that differ from their defaults, as objectives and problems read them among the inputs.
 

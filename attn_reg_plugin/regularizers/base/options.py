@@ -57,6 +57,12 @@ class OptionError(ValueError):
         self.option = option
 
 
+class _Help(str):
+    """Help of an option, with its range: transformers' `HfArgumentParser` gives all metadata to argparse."""
+
+    within: str | None = None
+
+
 def option(default: Any, help: str, choices: tuple[str, ...] | None = None, within: str | None = None) -> Any:
     """A documented field of a method; faces turn it into a flag, and `check_options` holds it to what it declares.
 
@@ -66,12 +72,32 @@ def option(default: Any, help: str, choices: tuple[str, ...] | None = None, with
         choices: the values that a text may have.
         within: the range of a number, an `Interval` such as `[0, 1]`; without one it must be finite.
     """
-    return field(default=default, metadata={"help": help, "choices": choices, "within": within})
+    help = _Help(help)
+    help.within = within
+    return field(default=default, metadata={"help": help, **({"choices": choices} if choices else {})})
 
 
 def options_of(method: type) -> list[dataclasses.Field]:
     """The fields of a method that are options: those declared by `option`."""
     return [entry for entry in dataclasses.fields(method) if "help" in entry.metadata]
+
+
+def options_text(method: type) -> str:
+    """Say what each option of a method does, a line each, as `help(method)` shows it."""
+    lines = []
+    for entry in options_of(method):
+        choices = entry.metadata.get("choices")
+        allowed = f"; one of {', '.join(choices)}" if choices else ""
+        lines.append(f"    {entry.name}: {entry.metadata['help']}{allowed} (default: {entry.default!r})")
+    return "\n".join(["Options:", *lines])
+
+
+def check_whole(name: str, value: Any, least: int) -> None:
+    """Refuse, by a TypeError or ValueError, a `value` that is no whole number, or below `least`."""
+    if not _is_a("int", value):
+        raise TypeError(f"{name} is {value!r}, but must be a whole number")
+    if value < least:
+        raise ValueError(f"{name} is {value}, but must be at least {least}")
 
 
 def check_options(method: Any) -> None:
@@ -90,7 +116,8 @@ def check_value(entry: dataclasses.Field, value: Any) -> None:
     kind = entry.type if isinstance(entry.type, str) else getattr(entry.type, "__name__", "")
     if kind in _KINDS and not _is_a(kind, value):
         raise TypeError(f"{entry.name} is {value!r}, but must be {_KINDS[kind]}")
-    choices, within = entry.metadata.get("choices"), entry.metadata.get("within")
+    choices = entry.metadata.get("choices")
+    within = entry.metadata.get("within", getattr(entry.metadata.get("help"), "within", None))
     if choices and value not in choices:
         raise ValueError(f"{entry.name} is {value!r}, but must be one of {', '.join(choices)}")
     if kind in ("int", "float") and isinstance(value, int) and abs(value) > sys.float_info.max:

@@ -1,4 +1,4 @@
-"""Reading a model's outputs: logits, log-likelihoods, scores or loss, wherever they are, and the tokens that count."""
+"""Reading a model's outputs: logits, log-likelihoods or scores, wherever they are, and the tokens that count."""
 
 from __future__ import annotations
 
@@ -13,15 +13,23 @@ IGNORED = -100
 
 
 class NoObjective(ValueError):
-    """Raised where the outputs of a forward hold nothing that can be attributed; something else may.
+    """Raised where the outputs of a forward hold nothing that can be attributed; something else may."""
 
-    Args:
-        message: for the user; `reason` is the same in some words.
+
+def check_scalar(what: str, value: Any, graph: bool = True) -> Tensor:
+    """Return `value` if it is a scalar that can be differentiated (with `graph`, where gradients are on).
+
+    Raises:
+        TypeError, ValueError: it is no floating-point tensor, no scalar, or has no graph.
     """
-
-    def __init__(self, message: str, reason: str) -> None:
-        super().__init__(message)
-        self.reason = reason
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        given = f"a tensor of {value.dtype}" if isinstance(value, Tensor) else f"of type {type(value).__name__}"
+        raise TypeError(f"{what} is {given}, but must be a scalar floating-point tensor, such as outputs.loss")
+    if value.dim():
+        raise ValueError(f"{what} must be a scalar, but has the shape {tuple(value.shape)}; sum it, or take its mean")
+    if graph and torch.is_grad_enabled() and not value.requires_grad:
+        raise ValueError(f"{what} has no gradient: compute it from the model's outputs, without detach() or item()")
+    return value
 
 
 def logits_of(outputs: Any) -> Tensor:
@@ -39,12 +47,11 @@ def logits_of(outputs: Any) -> Tensor:
         logits = next((one for one in logits if not isinstance(one, Tensor) or one.dim()), logits[0])
     if not isinstance(logits, Tensor) or not logits.is_floating_point():
         held = ", ".join(map(str, outputs)) if isinstance(outputs, Mapping) else ""
-        held = f" (it has {held}, but no logits, log_probs, scores or loss)" if held else ""
+        held = f" (it has {held}, but no logits, log_probs or scores)" if held else ""
         raise NoObjective(
             f"cannot find logits in the model's output of type {type(outputs).__name__}{held}; give an "
             "objective=function(outputs, inputs) that returns a scalar, or use a method that needs none: "
-            "attention_dropout, attention_layer_drop, head_drop, layer_drop or scheduled_dropout",
-            "the outputs have no logits",
+            "attention_dropout, attention_layer_drop, head_drop, layer_drop or scheduled_dropout"
         )
     return logits
 
@@ -64,12 +71,6 @@ def field_of(outputs: Any, name: str) -> Tensor | None:
     """A floating-point tensor that the outputs hold by this name; None if there is none."""
     held = outputs.get(name) if isinstance(outputs, Mapping) else getattr(outputs, name, None)
     return held if isinstance(held, Tensor) and held.is_floating_point() else None
-
-
-def loss_of(outputs: Any) -> Tensor | None:
-    """The scalar loss that the outputs hold; None if there is none."""
-    loss = field_of(outputs, "loss")
-    return None if loss is None or loss.dim() else loss
 
 
 def gold_of(inputs: Mapping[str, Any]) -> Any:

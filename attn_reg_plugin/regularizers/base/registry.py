@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from attn_reg_plugin.regularizers.base.options import options_text
+
 if TYPE_CHECKING:
+    from torch import nn
+
+    from attn_reg_plugin.regularizers.base.attachment import Attachment
+    from attn_reg_plugin.regularizers.base.combination import Combination
     from attn_reg_plugin.regularizers.base.regularizer import Regularizer
 
 REGISTRY: dict[str, type[Regularizer]] = {}
@@ -39,6 +47,7 @@ def register(name: str) -> Callable[[type[Regularizer]], type[Regularizer]]:
 
     def add(method: type[Regularizer]) -> type[Regularizer]:
         method.name = name
+        method.__doc__ = f"{inspect.cleandoc(method.__doc__ or '')}\n\n{options_text(method)}\n"
         REGISTRY[name] = method
         return method
 
@@ -62,4 +71,17 @@ def build(name: str, **options: Any) -> Regularizer:
         return build_combination(name, options)
     if name not in REGISTRY:
         raise ValueError(f"unknown method {name!r}; the methods are: {', '.join(sorted(REGISTRY))}")
-    return REGISTRY[name](**options)
+    method = REGISTRY[name]
+    known = [entry.name for entry in dataclasses.fields(method) if entry.init]
+    if unknown := [option for option in options if option not in known]:
+        raise TypeError(f"{name} has no option {unknown[0]!r}; its options are: {', '.join(known)}")
+    return method(**options)
+
+
+def attach(model: nn.Module, method: str, **options: Any) -> Attachment | Combination:
+    """Build a method and attach it in one line: `attach(model, "ad_drop", p=0.3)`; see `build` and `attach` there.
+
+    Returns:
+        A context manager that detaches; its `regularizer` hears of epochs and updates.
+    """
+    return build(method, **options).attach(model)

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -21,14 +21,16 @@ from torch import Tensor, nn
 from attn_reg_plugin.attention.calls import AttentionCall, derived
 from attn_reg_plugin.attention.masks import dropped_fraction
 from attn_reg_plugin.attention.requests import MaskSampler
-from attn_reg_plugin.attention.sites import AttentionSite, SiteSelector
+from attn_reg_plugin.attention.selection import SiteSelector
+from attn_reg_plugin.attention.sites import AttentionSite
 from attn_reg_plugin.regularizers.base.attachment import Attachment
 from attn_reg_plugin.regularizers.base.compatibility import drop_rate, drop_rates
 from attn_reg_plugin.regularizers.base.context import Supplied, Training
 from attn_reg_plugin.regularizers.base.forward import Forward
-from attn_reg_plugin.regularizers.base.options import check_options, option
-from attn_reg_plugin.regularizers.base.registry import Preset
-from attn_reg_plugin.regularizers.base.statistics import Quantity, Statistics
+from attn_reg_plugin.regularizers.base.options import check_options, check_whole, option, options_of
+from attn_reg_plugin.regularizers.base.outputs import check_scalar
+from attn_reg_plugin.regularizers.base.registry import Preset, build
+from attn_reg_plugin.regularizers.base.statistics import Quantity, Statistics, quantities
 
 logger = logging.getLogger(__name__)
 #: draws a keep mask from (shape, valid, generator); the mask lies on the generator's device
@@ -82,6 +84,23 @@ class Regularizer:
         self._trained: weakref.ref[nn.Module] | None = None  # the model that counts and state are of
 
     # -- what a user calls ------------------------------------------------------------------------------------------
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the method's name and options, as JSON has them; equal where two methods are set up alike."""
+        return {"method": self.name, **{entry.name: getattr(self, entry.name) for entry in options_of(type(self))}}
+
+    @classmethod
+    def from_dict(cls, settings: Mapping[str, Any]) -> Self:
+        """Build the method that `to_dict()` described; options that are left out have their defaults.
+
+        Raises:
+            TypeError, ValueError: as `build`; or the settings are another method's.
+        """
+        settings = {"method": cls.name, **settings}
+        name = settings.pop("method")
+        if cls.name and name != cls.name:
+            raise ValueError(f"the settings are those of {name}, but must be those of {cls.name}")
+        return build(name, **settings)
 
     def attach(self, model: nn.Module) -> Attachment:
         """Regularize every training-mode forward of `model` from here, until `detach` or the end of the `with`.
@@ -143,17 +162,25 @@ class Regularizer:
         """Quantities that a face logs of updates: share of regularized forwards, its own, drop rates by site."""
         return [Quantity("regularized", "forwards"), *self.logged, *drop_rates(self)]
 
+    def summary(self) -> dict[str, float]:
+        """Return what happened since the last call: the share of forwards that were `regularized`, the drop rate of
+        each site (`drop_SITE`), and what else the method logs; for a loop of one's own. Every rank has to call."""
+        return quantities(self, next(self.model.parameters()).device)
+
     def begin_training(self, updates: int | None, epochs: int | None = None) -> None:
         """Announce a training of so many optimizer updates and epochs in all; None: their number is not known."""
+        for name, number in (("updates", updates), ("epochs", epochs)):
+            if number is not None:
+                check_whole(f"the number of {name}", number, 1)
 
     def begin_epoch(self, epoch: int) -> None:
         """Announce an epoch, counted from 1."""
-        if epoch < 1:
-            raise ValueError(f"epochs count from 1, not {epoch}")
+        check_whole("epoch", epoch, 1)
         self.epoch = epoch
 
     def begin_update(self, update: int) -> None:
         """Announce the number of optimizer updates made so far, where the caller counts them."""
+        check_whole("update", update, 0)
         self.updates = update
 
     def end_update(self) -> None:
@@ -167,6 +194,11 @@ class Regularizer:
 
     def supply(self, supplied: Supplied | None = None, /, **fields: Any) -> None:
         """Tell what the next forwards' arguments do not show, as `Supplied` or its fields, until the next call."""
+        if not isinstance(supplied, Supplied | None):
+            raise TypeError(
+                f"supplied is of type {type(supplied).__name__}, but must be a Supplied; give fields by their names, "
+                "such as supply(targets=labels)"
+            )
         self.supplied = Supplied(**fields) if supplied is None else supplied
 
     def loss(self, compute: Callable[[Any], Tensor], batch: Any, share: Share | None = None) -> Tensor:
@@ -182,7 +214,7 @@ class Regularizer:
                 the number of examples.
             share: makes such a loss of a sum over examples or tokens, and of their number; by default their mean.
         """
-        return compute(batch)
+        return check_scalar("the loss", compute(batch))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state that resuming needs: numbers and tensors only."""
@@ -245,6 +277,10 @@ class Regularizer:
         """Refuse, by a ValueError, a model in which `fully_shard` (FSDP2) was called on these modules."""
 
     # -- what a method implements -----------------------------------------------------------------------------------
+
+    def when(self) -> str:
+        """Say in words when the method acts, such as "from epoch 2, every other"; empty where it always does."""
+        return ""
 
     def due(self) -> bool:
         """Whether the forward that is about to happen is regularized."""

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from attn_reg_plugin.regularizers.base.attachment import attachments_of
 from attn_reg_plugin.regularizers.base.forward import Forward
-from attn_reg_plugin.regularizers.base.outputs import NoObjective, logits_of, tokens_with_loss
+from attn_reg_plugin.regularizers.base.outputs import NoObjective, check_scalar, logits_of, tokens_with_loss
 from attn_reg_plugin.regularizers.base.regularizer import Regularizer, Share
 
 #: the fields of `Supplied` that have a row for each example
@@ -86,7 +86,7 @@ class SeveralPasses(Regularizer):
         """
         times = self.passes
         if times == 1:
-            return compute(batch)
+            return super().loss(compute, batch)
         whole = list(tensors_in(batch))
         if not whole:
             raise ValueError(
@@ -97,7 +97,7 @@ class SeveralPasses(Regularizer):
         for one, supplied in told:
             one.supply(replace(supplied, **{name: repeated(getattr(supplied, name), times) for name in _OF_A_BATCH}))
         try:
-            loss = compute(repeated(batch, times))
+            loss = check_scalar("the loss", compute(repeated(batch, times)))
             seen = self._seen
         finally:
             self._seen, self._whole = None, []
@@ -205,9 +205,9 @@ def compared(outputs: Any, inputs: Mapping[str, Any], times: int) -> tuple[list[
         raise ValueError("passes cannot be compared by an adaptive softmax, whose model gives features and no logits")
     try:
         logits = logits_of(outputs)
-    except NoObjective as error:
+    except NoObjective:
         raise ValueError(
-            f"the passes cannot be compared: the model's outputs have no logits of classes or tokens ({error.reason}); "
+            "the passes cannot be compared: the model's outputs have no logits of classes or tokens; "
             "use a method that asks nothing of them, such as attention_dropout, or AD-DROP with an objective"
         ) from None
     if logits.dim() == 1 or (logits.dim() == 2 and logits.size(-1) == 1):

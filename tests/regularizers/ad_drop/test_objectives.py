@@ -147,7 +147,6 @@ def test_a_token_mask_of_another_shape_is_left_out(shape):
         (torch.ones(3, 1, 1, 5).bool(), "has the shape (3, 1, 1, 5)"),
         (torch.ones(5, 3).bool(), "has the shape (5, 3)"),
         (torch.ones(3, 5), "is torch.float32"),
-        (torch.ones(3, 5).bool().tolist(), "is a list"),
     ],
 )
 def test_a_token_mask_of_the_loop_has_to_fit(mask, given, beside):
@@ -227,7 +226,12 @@ def test_regression_is_the_prediction_or_its_error(shape, labels, dtype):
         ("pseudo", numbers(2, 1), {"labels": numbers(2)}, "the predicted values: outputs of shape (2, 1) as a regr"),
         ("gold", numbers(2), {"labels": numbers(2)}, "minus the squared error: outputs of shape (2,) as a regression"),
         ("pseudo", torch.tensor(0.5), {"labels": numbers(1)}, "the predicted values: outputs of shape () as a regress"),
-        ("pseudo", {"start_logits": numbers(2, 5), "end_logits": numbers(2, 5)}, {}, "answers' start and end logits"),
+        (
+            "pseudo",
+            {"start_logits": numbers(2, 5), "end_logits": numbers(2, 5)},
+            {},
+            "logits: the pseudo answers' start and end",
+        ),
     ],
 )
 def test_the_log_says_what_the_outputs_were_read_as(caplog, labels, outputs, inputs, said):
@@ -271,9 +275,7 @@ def test_logits_are_found(outputs):
 def test_outputs_without_logits_are_refused(outputs):
     """The sentence names the way out, and the methods that need none."""
     held = (
-        r" \(it has embeddings, but no logits, log_probs, scores or loss\)"
-        if isinstance(outputs, dict) and outputs
-        else ""
+        r" \(it has embeddings, but no logits, log_probs or scores\)" if isinstance(outputs, dict) and outputs else ""
     )
     message = f"^cannot find logits in the model's output of type {type(outputs).__name__}{held}; give an objective="
     with pytest.raises(

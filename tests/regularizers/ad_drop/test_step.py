@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from attn_reg_plugin import ADDrop, recording
-from attn_reg_plugin.attention.sites import find_sites
+from attn_reg_plugin.attention.selection import find_sites
 from attn_reg_plugin.regularizers.base.forward import Forward
 from tests.attention.literal import check_region, loop_candidates
 from tests.attention.materialized import Materialized

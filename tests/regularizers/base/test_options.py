@@ -54,7 +54,7 @@ def test_numbers_are_finite(method, option, value):
 
 @pytest.mark.parametrize("method, option", NUMBERS, ids=named)
 def test_every_number_declares_a_range_and_is_held_to_it(method, option):
-    allowed = Interval(option.metadata["within"])
+    allowed = Interval(option.metadata["help"].within)
     for end, outwards in zip(allowed.bounds, (-1, 1), strict=True):
         for value in (int(end) if math.isfinite(end) else end, end + outwards):
             if math.isfinite(value) and value not in allowed:
@@ -65,7 +65,7 @@ def test_every_number_declares_a_range_and_is_held_to_it(method, option):
                     make(method, **{option.name: value})
 
 
-@pytest.mark.parametrize("method, option", [entry for entry in EVERY if entry[1].metadata["choices"]], ids=named)
+@pytest.mark.parametrize("method, option", [entry for entry in EVERY if entry[1].metadata.get("choices")], ids=named)
 def test_choices_are_listed(method, option):
     with pytest.raises(
         ValueError, match=f"^{option.name} is 'other', but must be one of {option.metadata['choices'][0]}"

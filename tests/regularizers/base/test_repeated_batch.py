@@ -134,7 +134,7 @@ def test_what_cannot_be_compared_is_refused(name):
                 lambda b: F.binary_cross_entropy_with_logits(model(b["ids"], b["labels"]), b["labels"]), several
             )
         with pytest.raises(RuntimeError, match="saw no forward of the attached model"):
-            regularizer.loss(lambda b: torch.zeros(()), IDS)
+            regularizer.loss(lambda b: torch.zeros((), requires_grad=True), IDS)
         regularizer.loss(lambda b: model(b).logsumexp(-1).mean(), IDS).backward()
 
 
@@ -145,7 +145,7 @@ def test_spans_are_refused_with_what_to_use_instead():
             return {"start_logits": start, "end_logits": end}
 
     model, regularizer = Answering(0.1).train(), build("r_drop")
-    message = r"no logits of classes or tokens .*; use a method that asks nothing of them, such as attention_dropout"
+    message = r"no logits of classes or tokens; use a method that asks nothing of them, such as attention_dropout"
     with regularizer.attach(model), pytest.raises(ValueError, match=message):
         regularizer.loss(lambda b: model(b)["start_logits"].sum(), IDS)
 

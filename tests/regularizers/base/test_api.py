@@ -1,0 +1,149 @@
+"""The methods as objects: settings that travel, what they say of themselves, and arguments of other kinds refused."""
+
+import json
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import attn_reg_plugin
+from attn_reg_plugin import ADDrop, AttentionDropout, HeadDrop, RDrop, attach, build, find_sites, regularized_attention
+from attn_reg_plugin.regularizers import REGISTRY, Combination, Regularizer, options_of
+from tests.attention.tiny_model import TinyClassifier
+
+IDS = torch.arange(3, 9).view(2, 3)
+OPTIONS = {"scheduled_dropout": {"schedule": "drop encoder.self: 0:0.6 100:0.1"}}
+
+
+@pytest.mark.parametrize("name", [*REGISTRY, "ad_drop+head_drop"])
+def test_settings_travel_through_json(name):
+    made = build(name, **OPTIONS.get(name, {}))
+    settings = json.loads(json.dumps(made.to_dict()))
+    again = Regularizer.from_dict(settings)
+    assert type(again) is type(made) and again.to_dict() == made.to_dict()
+
+
+def test_settings_that_differ_are_not_equal():
+    assert ADDrop(p=0.2).to_dict() != ADDrop().to_dict() and ADDrop(p=0.2).to_dict()["p"] == 0.2
+    assert ADDrop.from_dict({"p": 0.2}).q == ADDrop().q
+    with pytest.raises(ValueError, match=r"^the settings are those of ad_drop, but must be those of head_drop$"):
+        HeadDrop.from_dict(ADDrop().to_dict())
+    with pytest.raises(TypeError, match=r"^ad_drop has no option 'pp'; its options are: sites, p, q"):
+        ADDrop.from_dict({"pp": 0.2})
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_every_method_can_be_imported_and_its_help_lists_its_options(name):
+    method = REGISTRY[name]
+    assert getattr(attn_reg_plugin, method.__name__) is method
+    assert all(f"\n    {entry.name}: {entry.metadata['help']}" in method.__doc__ for entry in options_of(method))
+
+
+def test_attaching_in_one_line_says_what_is_attached():
+    model = TinyClassifier().train()
+    with attach(model, "ad_drop", p=0.2, cross_tuning="update:3") as regularizer:
+        said = "ad_drop on 2 of 2 attentions of TinyClassifier: encoder.self; p 0.2, q 0.3; every other 3 updates"
+        assert repr(regularizer._attachment) == said
+        model(IDS).sum().backward()
+        assert regularizer.summary()["regularized"] == 0
+        regularizer.begin_update(3)
+        model(IDS).sum().backward()
+        found = regularizer.summary()
+        assert found["regularized"] == 1 and 0 <= found["drop_encoder.self[0]"] <= 0.2 + 0.2
+    assert repr(attach(model, "r_drop", weight=2.0)) == "r_drop on TinyClassifier; weight 2.0"
+
+
+def test_transformers_argument_parser_takes_a_method():
+    transformers = pytest.importorskip("transformers")
+    parser = transformers.HfArgumentParser((ADDrop,))
+    (made,) = parser.parse_args_into_dataclasses(["--p", "0.5", "--probe_dropout", "false", "--labels", "gold"])
+    assert made.to_dict() == ADDrop(p=0.5, probe_dropout=False, labels="gold").to_dict()
+
+
+MODEL = "^model is {}, but must be a torch.nn.Module that is not compiled by torch.jit$"
+STATES = torch.zeros(1, 2, 3, 4)
+
+
+@pytest.mark.parametrize(
+    "call, error, said",
+    [
+        *(
+            (lambda given=given, verb=verb: verb(given), TypeError, MODEL.format(kind))
+            for given, kind in (
+                (None, "of type NoneType"),
+                ("bert", "of type str"),
+                ([TinyClassifier()], "of type list"),
+                (TinyClassifier, "the class TinyClassifier"),
+                (len, "of type builtin_function_or_method"),
+                (torch.jit.trace(nn.Linear(2, 2), torch.ones(1, 2)), "of type TopLevelTracedModule"),
+            )
+            for verb in (find_sites, ADDrop().attach, RDrop().attach)
+        ),
+        (lambda: ADDrop().supply("x"), TypeError, "^supplied is of type str, but must be a Supplied; give fields by"),
+        (lambda: ADDrop().supply({"targets": 1}), TypeError, "^supplied is of type dict"),
+        (lambda: ADDrop().supply(targets=[1]), TypeError, "^the supplied targets is of type list, but must be a ten"),
+        *(
+            (lambda given=given: ADDrop().begin_epoch(given), TypeError, f"^epoch is {given}, but must be a whole")
+            for given in (math.nan, 1.5, True)
+        ),
+        (lambda: ADDrop().begin_epoch(0), ValueError, "^epoch is 0, but must be at least 1$"),
+        (lambda: ADDrop().begin_update(-1), ValueError, "^update is -1, but must be at least 0$"),
+        (lambda: ADDrop().begin_update(math.nan), TypeError, "^update is nan, but must be a whole number$"),
+        *(
+            (lambda given=given: ADDrop().begin_training(given), TypeError, "^the number of updates is")
+            for given in (math.nan, math.inf, 1.5)
+        ),
+        (lambda: ADDrop().begin_training(5, 0), ValueError, "^the number of epochs is 0, but must be at least 1$"),
+        *(
+            (lambda loss=loss, method=method: method.loss(lambda batch: loss, IDS), error, f"^the loss {said}")
+            for method in (ADDrop(), Combination([AttentionDropout(), HeadDrop()]), RDrop())
+            for loss, error, said in (
+                (None, TypeError, "is of type NoneType"),
+                (0.5, TypeError, "is of type float"),
+                ("0.5", TypeError, "is of type str"),
+                (torch.ones(2, requires_grad=True), ValueError, r"must be a scalar, but has the shape \(2,\)"),
+                (torch.ones(()), ValueError, r"has no gradient: compute it from the model's outputs, without detach"),
+            )
+        ),
+        (
+            lambda: regularized_attention([1.0], STATES, STATES),
+            TypeError,
+            "^query is a list, but must be a tensor",
+        ),
+        (
+            lambda: regularized_attention(STATES, STATES, STATES[:, :, 1:]),
+            ValueError,
+            "^key has 3 keys, but value 2; each key has one value$",
+        ),
+        (
+            lambda: regularized_attention(STATES, STATES, STATES, valid=torch.ones(1, 1, 1, 3, 3).bool()),
+            ValueError,
+            r"^valid has the shape \(1, 1, 1, 3, 3\), but must be broadcastable",
+        ),
+        (
+            lambda: regularized_attention(STATES, STATES, STATES, dropout_p=1.0),
+            ValueError,
+            r"^dropout_p is 1.0, but must lie in \[0, 1\)$",
+        ),
+    ],
+)
+def test_arguments_of_another_kind_are_refused_by_name(call, error, said):
+    with pytest.raises(error, match=said):
+        call()
+
+
+@pytest.mark.parametrize(
+    "objective, said",
+    [
+        (lambda outputs, inputs: None, "^the objective is of type NoneType"),
+        (lambda outputs, inputs: 0.5, "^the objective is of type float"),
+        (lambda outputs, inputs: outputs.sum(-1), r"^the objective must be a scalar, but has the shape \(2,\)"),
+        (lambda outputs, inputs: outputs.detach().sum(), "^the objective depends on no selected attention site"),
+    ],
+)
+def test_an_objective_that_is_no_scalar_is_refused_at_the_first_call(objective, said):
+    model = TinyClassifier().train()
+    with ADDrop(objective=objective).attach(model) as regularizer, pytest.raises((TypeError, ValueError), match=said):
+        regularizer.begin_epoch(1)  # plain, but rehearsed
+        model(IDS)
