@@ -29,6 +29,9 @@ EXAMPLES = Path(PLUGIN).parent / "examples" / "hydra"
 
 
 def test_the_log_tells_drop_rates_and_shares(regularized: Trained) -> None:
+    said = "ad_drop on 6 of 6 attentions of TransformerModel: *; p 0.4, q 0.5"
+    assert regularized.finished.output.count(said) == 1, "what is attached, once"
+    assert " None" not in regularized.finished.output.partition("begin training")[2]
     lines = regularized.finished.lines()
     for line in lines:
         assert line["regularized"] == "1" and line["probe_fallbacks"] == "0"
