@@ -75,12 +75,6 @@ def test_the_task_announces_it(kind: type, flags: dict[str, Any]) -> None:
     assert task.regularizer.drop_probability() == pytest.approx(0.2)
 
 
-class Batches(list):
-    """A dataset whose batches are made anew in every epoch."""
-
-    can_reuse_epoch_itr_across_epochs = False
-
-
 class Listed(GivenModel):
     """A task whose training set is its iterator."""
 
@@ -98,7 +92,7 @@ def test_the_first_epoch_tells_it(data: str) -> None:
     """With data in several parts, every epoch is taken to be as long."""
     for flags in ({"attn_max_epoch": 4}, {"attn_max_epoch": 4, "attn_max_update": 28}):
         task = attached(transformer(), RegularizedListed, **PROGRESS, data=data, **flags)
-        task.datasets = {"train": Batches([None] * 7)}
+        task.datasets = {"train": [None] * 7}
         task.get_batch_iterator(task.datasets["train"])
         step(task, task.regularizer.model, sample())
         task.regularizer.begin_update(7)

@@ -91,7 +91,6 @@ def test_switches_written_in_yaml(word: str | bool) -> None:
 
 
 USER_DIR = """
-    from fairseq.benchmark.dummy_mt import DummyMTTask
     from fairseq.tasks import register_task
     from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageModelingTask
 
@@ -102,32 +101,16 @@ USER_DIR = """
     @register_task("my_lm", dataclass=with_attn_reg(LanguageModelingConfig))
     class MyLanguageModeling(AttnRegTask, LanguageModelingTask):
         "A task with a config dataclass."
-
-
-    @register_task("my_old_task")
-    class MyOldTask(AttnRegTask, DummyMTTask):
-        "A task with command-line arguments of the old kind."
 """
 
 
-@pytest.fixture(scope="module")
-def user_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A user dir beside ours, which it imports."""
-    folder = tmp_path_factory.mktemp("users") / "my_tasks_of_the_tests"
-    folder.mkdir()
-    (folder / "__init__.py").write_text(dedent(USER_DIR), encoding="utf-8")
-    return folder
-
-
-def preprocess(text: Path, folder: Path, *flags: str) -> Path:
-    """Binarize one side."""
-    arguments = ["--only-source", "--trainpref", str(text), "--destdir", str(folder), "--workers", "1", *flags]
-    run("preprocess", arguments, folder.parent / f"{folder.name}.log").check()
-    return folder
-
-
-def test_a_language_model(user_dir: Path, corpus: Path, tmp_path: Path) -> None:
-    data = preprocess(corpus.parent / "raw" / "train.en", tmp_path / "bin")
+def test_a_language_model(corpus: Path, tmp_path: Path) -> None:
+    """With a user dir of one's own beside ours, which it imports."""
+    user_dir, data = tmp_path / "my_tasks_of_the_tests", tmp_path / "bin"
+    user_dir.mkdir()
+    (user_dir / "__init__.py").write_text(dedent(USER_DIR), encoding="utf-8")
+    text = ["--only-source", "--trainpref", str(corpus.parent / "raw" / "train.en"), "--workers", "1"]
+    run("preprocess", [*text, "--destdir", str(data)], tmp_path / "preprocess.log").check()
     model = shlex.split("--arch transformer_lm --decoder-layers 2 --decoder-embed-dim 16 --decoder-ffn-embed-dim 32")
     flags = ["--decoder-attention-heads", "2", "--tokens-per-sample", "16", "--max-update", "3", *AD_DROP]
     options = {"task": "my_lm", "model": model, "user_dir": user_dir}
@@ -139,14 +122,6 @@ def test_a_language_model(user_dir: Path, corpus: Path, tmp_path: Path) -> None:
     assert "Perplexity" in run("eval_lm", [str(data), *scored], tmp_path / "eval_lm.log").check().output
     refused = train(data, tmp_path / "refused", *flags, **options)
     assert "its sites are: decoder.self[0] decoder.self[1]" in refused.output.strip().splitlines()[-1]
-
-
-def test_a_task_with_arguments_of_the_old_kind(user_dir: Path, tmp_path: Path) -> None:
-    flags = [*AD_DROP, *shlex.split("--dict-size 24 --dataset-size 60 --src-len 6 --tgt-len 5 --max-update 3")]
-    finished = train(None, tmp_path, *flags, task="my_old_task", user_dir=user_dir).check()
-    assert [line["regularized"] for line in finished.lines()] == ["1"] * 3
-    refused = train(None, tmp_path / "refused", *flags, "--ad-drop-p", "7", task="my_old_task", user_dir=user_dir)
-    assert "p is 7.0, but must lie in [0, 1]" in refused.output.strip().splitlines()[-1]
 
 
 # -- where transformers is not installed ------------------------------------------------------------------------------
