@@ -117,12 +117,6 @@ LANGUAGE_MODELS = [
         data="classes",
     ),
     Row(
-        "attn_reg_sentence_ranking",
-        "roberta_base",
-        f"{ENCODER} --criterion sentence_ranking --num-classes 2 --init-token 0 --max-positions 64",
-        data="ranking",
-    ),
-    Row(
         "sentence_ranking",
         "roberta_base",
         f"{ENCODER} --criterion sentence_ranking --num-classes 2 --init-token 0 --max-positions 64",

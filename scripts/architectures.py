@@ -34,7 +34,7 @@ SHARED = "--cpu --num-workers 0 --disable-validation --no-save --log-format json
 SHARED += "--lr 0.001 --batch-size 8 --max-update 2 --required-batch-size-multiple 1"
 USER_DIR = """
     from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY, register_task
-    from attn_reg_plugin.tasks import sentence_tasks
+    from attn_reg_plugin.tasks import sentence_prediction
     from attn_reg_plugin.tasks.attn_reg_task import AttnRegTask, with_attn_reg
 
     for name, task in list(TASK_REGISTRY.items()):

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
-import inspect
 import json
 import re
-import subprocess
 import sys
 import types
 from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 
-from attn_reg_plugin import ADDrop
-from attn_reg_plugin.attention import sites as sites_module
 from attn_reg_plugin.cli import COMMANDS
 from attn_reg_plugin.experiments.report.results import reported_scores
 from attn_reg_plugin.experiments.steps import plan
@@ -46,15 +41,6 @@ hooks = _module("docs_hooks", ROOT / "docs" / "hooks.py")
 evidence_results = _module("evidence_results", ROOT / "scripts" / "evidence_results.py")
 evidence = _module("evidence", ROOT / "scripts" / "evidence.py")
 models = _module("models", ROOT / "scripts" / "models.py")
-
-
-def added(path: str) -> str:
-    """The file that a diff in CONTRIBUTING adds."""
-    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    diff = re.search(rf"\+\+\+ b/{re.escape(path)}\n@@ -0,0 \+1,(\d+) @@\n((?:\+.*\n)+)", text)
-    lines = [line[1:] for line in diff[2].splitlines()]
-    assert len(lines) == int(diff[1])
-    return "\n".join(lines) + "\n"
 
 
 def described(flag: str, text: str) -> str:
@@ -189,21 +175,6 @@ def test_links_on_a_page_lead_somewhere(path):
         assert (path.parent / target).exists(), target
 
 
-@pytest.mark.parametrize(("target", "code"), [("there.md", 0), ("gone.md", 1), ("there.md#gone", 1)])
-def test_a_broken_link_fails_where_the_documentation_is_checked(target, code, tmp_path):
-    """With the flags of `.ci/run` and the settings of mkdocs.yml, on a site of two pages."""
-    pages = tmp_path / "docs"
-    pages.mkdir()
-    (pages / "index.md").write_text(f"# Here\n\n[a link]({target})\n", encoding="utf-8")
-    (pages / "there.md").write_text("# There\n", encoding="utf-8")
-    small = {"INHERIT": str(ROOT / "mkdocs.yml"), "docs_dir": str(pages), "nav": None}
-    small |= {"hooks": [], "plugins": [], "watch": []}
-    (tmp_path / "mkdocs.yml").write_text(json.dumps(small), encoding="utf-8")
-    (line,) = re.findall(r"^.*(mkdocs build .*) --site-dir", (ROOT / ".ci" / "run").read_text("utf-8"), re.MULTILINE)
-    command = [sys.executable, "-m", *line.split(), "-f", str(tmp_path / "mkdocs.yml"), "-d", str(tmp_path / "site")]
-    assert subprocess.run(command, capture_output=True, check=False).returncode == code
-
-
 def test_the_configuration_of_the_recipes_is_one(tmp_path):
     recipes = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
     file = tmp_path / "mine.yaml"
@@ -213,79 +184,34 @@ def test_the_configuration_of_the_recipes_is_one(tmp_path):
         plan(file, ["--methods", "dropout_of_mine"])[1]()
 
 
-# -- CONTRIBUTING -----------------------------------------------------------------------------------------------------
+# -- the programs of docs/decoders.md, one after the other -------------------------------------------------------------
+
+CAUSAL, ADAPTERS, COMPILED = re.findall(
+    r"```python\n(.*?)```", (ROOT / "docs" / "decoders.md").read_text(encoding="utf-8"), re.DOTALL
+)
 
 
-@pytest.fixture
-def key_drop(monkeypatch):
-    """CONTRIBUTING's method, registered for one test."""
-    module = types.ModuleType("key_drop")
-    monkeypatch.setitem(sys.modules, "key_drop", module)
-    monkeypatch.setitem(REGISTRY, "key_drop", None)
-    exec(added("attn_reg_plugin/regularizers/key_drop.py"), vars(module))
+def ran(*programs: str) -> dict:
+    """The names that the programs leave; their regularizer dropped something at every site."""
+    world: dict = {}
+    for program in programs:
+        exec(program, world)
+    dropped = {key: float(value) for key, value in world["regularizer"].statistics.take().items() if "dropped/" in key}
+    assert len(dropped) == 2 and all(dropped.values())
+    return world
 
 
-TESTS = added("tests/regularizers/test_key_drop.py")
+@pytest.mark.usefixtures("one_thread")
+def test_a_causal_language_model_and_layers_that_are_compiled() -> None:
+    assert ran(CAUSAL)["regularizer"].updates == 4
+    world = ran(CAUSAL, COMPILED.replace("layer.compile()", 'layer.compile(backend="eager")'))
+    torch.compiler.reset()
+    assert world["epoch"] == world["regularizer"].epoch == 2
 
 
-@pytest.mark.usefixtures("key_drop")
-@pytest.mark.parametrize("name", re.findall(r"def (test_\w+)", TESTS))
-def test_the_new_method_passes_its_tests(name, request):
-    assert "assert " in TESTS.partition(f"def {name}(")[2].partition("\ndef ")[0], "it can fail"
-    world = {}
-    exec(TESTS, world)
-    world[name](*map(request.getfixturevalue, inspect.signature(world[name]).parameters))
-
-
-@pytest.mark.usefixtures("key_drop")
-def test_the_new_method_is_documented():
-    assert described("--key-drop-p", hooks.flags_of_methods()) == "0.1"
-    assert "| `key_drop` | `KeyDrop` | Drop each key with probability p. |" in hooks.methods_table()
-
-
-class TheirAttention(nn.Module):
-    """Attention in a class that cannot be changed."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.heads, self.qkv, self.out = 2, nn.Linear(8, 24), nn.Linear(8, 8)
-
-    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """(B, T, 8) to the same."""
-        query, key, value = (h.unflatten(-1, (2, -1)).transpose(1, 2) for h in self.qkv(x).chunk(3, -1))
-        weights = (query @ key.transpose(-1, -2) / 2).masked_fill(~mask, float("-inf")).softmax(-1)
-        return self.out((weights @ value).transpose(1, 2).flatten(2))
-
-
-class Theirs(nn.Module):
-    """Two of them, and a classifier."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers, self.classify = nn.ModuleList([TheirAttention(), TheirAttention()]), nn.Linear(8, 3)
-
-    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """(B, T, 8) to (B, 3)."""
-        for layer in self.layers:
-            x = x + layer(x, mask)
-        return self.classify(x.mean(1))
-
-
-def test_a_class_that_cannot_be_changed_is_reached(monkeypatch):
-    monkeypatch.setattr(sites_module, "_BACKENDS", list(sites_module._BACKENDS))
-    monkeypatch.setitem(sys.modules, "their_package", sys.modules[__name__])
-    names = {"TheirAttention": TheirAttention}
-    exec(added("attn_reg_plugin/backends/their_package.py"), names)
-    sites_module.register_backend("their_package", names["BACKEND"])  # as backends/__init__.py does
-    torch.manual_seed(0)
-    model, x, mask = Theirs(), torch.randn(2, 5, 8), torch.tensor([True, True, True, True, False])
-    plain, before = model(x, mask), [list(vars(layer)) for layer in model.layers]
-    regularizer = ADDrop(p=0.5, q=1.0, cross_tuning="off")
-    with regularizer.attach(model):
-        assert [site.name for site in regularizer.attached_sites] == ["encoder.self[0]", "encoder.self[1]"]
-        assert not torch.allclose(model(x, mask), plain)
-        assert all(site.keep.shape == (2, 2, 5, 5) and not site.keep.all() for site in regularizer.attached_sites)
-        with pytest.raises(ValueError, match="regularized already"):
-            ADDrop().attach(model)
-        assert torch.equal(model.eval()(x, mask), plain)
-    assert [list(vars(layer)) for layer in model.layers] == before
+@pytest.mark.clients
+@pytest.mark.usefixtures("one_thread")
+def test_adapters() -> None:
+    pytest.importorskip("peft")
+    model = ran(CAUSAL, ADAPTERS)["adapted"]
+    assert all((p.grad is not None) is p.requires_grad for p in model.parameters())

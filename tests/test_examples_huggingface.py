@@ -25,11 +25,6 @@ def _offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, one_thread: None) 
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
 
 
-@pytest.mark.parametrize("script", ["text_classification.py", "translation.py"])
-def test_length(script: str) -> None:
-    assert len((SCRIPTS / script).read_text().splitlines()) <= 120
-
-
 def sentences(folder: Path, separator: str) -> list[str]:
     """Files of labelled pairs, with a quote in them; their flags."""
     rows = [("a man sleeps", "nobody is awake", "yes"), ('she said "go"', "he stays", "no")] * 6
@@ -53,27 +48,6 @@ def test_labels_are_numbered_alike_in_both_splits(tmp_path: Path) -> None:
     (tmp_path / "valid.tsv").write_text("text\tlabel\nx\tunseen\n")
     with pytest.raises(ValueError, match="unseen"):
         text_classification.read(text_classification.Arguments(**files, text=["text"]))
-
-
-def test_all_pairs_of_a_folder_are_trained_on(tmp_path: Path) -> None:
-    import translation
-
-    for split, number in {"train": 4001, "valid": 1}.items():
-        for side in ("en", "ro"):
-            (tmp_path / f"{split}.{side}").write_text("words\n" * number, encoding="utf-8")
-    read = {split: len(rows) for split, rows in translation.read(translation.Arguments(data=str(tmp_path))).items()}
-    assert read == {"train": 4001, "validation": 1}
-
-
-def test_a_hub_dataset_keeps_its_own_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    import text_classification
-    from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
-
-    features = Features({"text": Value("string"), "label": ClassLabel(names=["yes", "no"])})
-    made = Dataset.from_dict({"text": ["x", "y"], "label": [1, 0]}, features=features)
-    monkeypatch.setattr(text_classification, "load_dataset", lambda *words: DatasetDict(train=made, validation=made))
-    data = text_classification.read(text_classification.Arguments(dataset=["nyu-mll/glue", "rte"]))
-    assert data["train"]["label"][:] == [1, 0] and data["train"].features["label"].names == ["yes", "no"]
 
 
 def test_lines_end_where_files_say(tmp_path: Path) -> None:

@@ -101,15 +101,3 @@ def test_robustness_is_measured_by_heuristic_and_label(
     table = " ".join((tmp_path / "out" / "robustness.md").read_text(encoding="utf-8").split())
     assert "| plain | a, non-entailment | 50 | 70.71 | 2 |" in table
     assert (tmp_path / "out" / "robustness.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_pairs_are_read_with_numbers_for_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    robustness = example("inspect/robustness.py")
-    path = tmp_path / "pairs.tsv"
-    path.write_text('id\tsentence1\tsentence2\tlabel\n1\ta "b\tc\t0\n2\td\te\t1\n', encoding="utf-8")
-    frame = robustness.read_pairs(path)
-    assert frame["sentence1"].tolist() == ['a "b', "d"] and frame["label"].tolist() == ["0", "1"]
-    monkeypatch.setattr(robustness, "predict", lambda folder, examples: ["LABEL_0", "LABEL_0"])
-    monkeypatch.setattr(robustness, "exported", lambda run: run)
-    found = robustness.accuracies([tmp_path / "plain-seed1"], frame, hans=False)
-    assert found["accuracy"].tolist() == [50.0] and found["group"].tolist() == ["all"]

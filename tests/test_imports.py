@@ -38,24 +38,6 @@ def others(source: str, *allowed: str) -> set[str]:
     }
 
 
-@pytest.mark.parametrize(
-    ("source", "found"),
-    [
-        ("import accelerate", {"accelerate"}),
-        ("def f():\n    from numpy.linalg import norm", {"numpy.linalg"}),
-        ("from attn_reg_plugin import files, attention", {"attn_reg_plugin.files"}),
-        ("import attn_reg_plugin.files\nfrom ..files import locked", {"attn_reg_plugin.files", "..files"}),
-        (
-            "import torch.nn, json\nfrom torch import Tensor\nfrom attn_reg_plugin.attention.masks import a",
-            set(),
-        ),
-        ("import torchvision", {"torchvision"}),
-    ],
-)
-def test_what_is_found(source: str, found: set[str]) -> None:
-    assert others(source, *CORE) == found
-
-
 @pytest.mark.parametrize("room", ["attention", "regularizers"])
 def test_the_core_imports_torch_and_the_standard_library_only(room: str) -> None:
     files = {

@@ -1,16 +1,21 @@
-"""A method of ten lines, registered here: every command, table and page has it from the registry alone."""
+"""CONTRIBUTING's method and backend work; every command, table and page has the method from the registry alone."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import inspect
+import re
+import sys
+import types
 from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 pytest.importorskip("fairseq")
 
+from attn_reg_plugin import ADDrop
+from attn_reg_plugin.attention import sites as sites_module
 from attn_reg_plugin.bench.benchmark import benchmark
 from attn_reg_plugin.bench.families import Settings
 from attn_reg_plugin.bench.rows import select_rows
@@ -18,43 +23,52 @@ from attn_reg_plugin.cli import main
 from attn_reg_plugin.experiments.fine_tuning import FineTuning
 from attn_reg_plugin.experiments.methods import known_methods, select_methods
 from attn_reg_plugin.experiments.translation import TranslationComparison
-from attn_reg_plugin.regularizers.base import REGISTRY, Preset, Regularizer, register
-from attn_reg_plugin.regularizers.base.options import option
+from attn_reg_plugin.regularizers.base import REGISTRY, Regularizer
 from docs import hooks
 
-NAME = "last_key_drop"
+ROOT = Path(__file__).parents[1]
+NAME = "key_drop"
+
+
+def added(path: str) -> str:
+    """The file that a diff in CONTRIBUTING adds."""
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    diff = re.search(rf"\+\+\+ b/{re.escape(path)}\n@@ -0,0 \+1,(\d+) @@\n((?:\+.*\n)+)", text)
+    lines = [line[1:] for line in diff[2].splitlines()]
+    assert len(lines) == int(diff[1])
+    return "\n".join(lines) + "\n"
+
+
+TESTS = added("tests/regularizers/test_key_drop.py")
 
 
 @pytest.fixture(params=[False, True], ids=["no preset", "preset"])
-def method(request: pytest.FixtureRequest) -> Iterator[type[Regularizer]]:
+def method(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> type[Regularizer]:
     """The method, with a preset of its own or without."""
+    module = types.ModuleType(NAME)
+    monkeypatch.setitem(sys.modules, NAME, module)
+    monkeypatch.setitem(REGISTRY, NAME, None)
+    exec(added(f"attn_reg_plugin/regularizers/{NAME}.py"), vars(module))
+    if not request.param:
+        monkeypatch.setattr(module.KeyDrop, "presets", ())
+    return module.KeyDrop
 
-    @register(NAME)
-    @dataclass(eq=False)
-    class LastKeyDrop(Regularizer):
-        """Drop the last key, sometimes."""
 
-        rate: float = option(0.5, "probability of dropping the last key, in [0, 1]", within="[0, 1]")
-
-        def before_forward(self, forward):
-            for site in self.attached_sites:
-                site.ask(
-                    sampler=lambda call, shape, valid, device: torch.arange(shape[-1], device=device) < shape[-1] - 1
-                )
-
-    if request.param:
-        LastKeyDrop.presets = (Preset(NAME, "last key drop", {"sites": "*", "rate": 0.25}),)
-    yield LastKeyDrop
-    del REGISTRY[NAME]
+@pytest.mark.parametrize("name", re.findall(r"def (test_\w+)", TESTS))
+def test_it_passes_its_tests(method: type[Regularizer], name: str, request: pytest.FixtureRequest) -> None:
+    assert "assert " in TESTS.partition(f"def {name}(")[2].partition("\ndef ")[0], "it can fail"
+    world: dict = {}
+    exec(TESTS, world)
+    world[name](*map(request.getfixturevalue, inspect.signature(world[name]).parameters))
 
 
 def test_the_comparisons_have_it(method: type[Regularizer], capsys: pytest.CaptureFixture[str]) -> None:
     for settings in (TranslationComparison, FineTuning):
         (found,) = select_methods(NAME, (), known_methods(settings.without))
-        preset = {"attn-sites": "*", "last-key-drop-rate": 0.25} if method.presets else {}
+        preset = {"key-drop-p": 0.2} if method.presets else {}
         assert found.title == NAME and found.flags == {"attn-reg": NAME, **preset}
-    (own,) = select_methods({"mine": {"like": NAME, "rate": 1}})
-    assert (own.name, own.title, own.flags["last-key-drop-rate"]) == ("mine", "mine", 1)
+    (own,) = select_methods({"mine": {"like": NAME, "p": 1}})
+    assert (own.name, own.title, own.flags["key-drop-p"]) == ("mine", "mine", 1)
     for command in ("compare", "finetune", "bench"):
         with pytest.raises(SystemExit):
             main([command, "--list-methods"])
@@ -71,8 +85,8 @@ def test_fairseq_has_its_flags(method: type[Regularizer]) -> None:
 
     parser = argparse.ArgumentParser()
     gen_parser_from_dataclass(parser, with_attn_reg(FairseqDataclass)())
-    regularizer = regularizer_from(parser.parse_args(["--attn-reg", NAME, "--last-key-drop-rate", "0.75"]))
-    assert isinstance(regularizer, method) and regularizer.rate == 0.75
+    regularizer = regularizer_from(parser.parse_args(["--attn-reg", NAME, "--key-drop-p", "0.75"]))
+    assert isinstance(regularizer, method) and regularizer.p == 0.75
 
 
 def test_the_bench_measures_it(method: type[Regularizer], one_thread: None) -> None:
@@ -83,8 +97,8 @@ def test_the_bench_measures_it(method: type[Regularizer], one_thread: None) -> N
 
 
 def test_the_pages_show_it(method: type[Regularizer]) -> None:
-    assert f"| `{NAME}` | `LastKeyDrop` | Drop the last key, sometimes. |" in hooks.methods_table()
-    assert "| `--last-key-drop-rate` | `0.5` | probability of dropping the last key" in hooks.flags_of_methods()
+    assert f"| `{NAME}` | `KeyDrop` | Drop each key with probability p. |" in hooks.methods_table()
+    assert "| `--key-drop-p` | `0.1` | probability of dropping a key" in hooks.flags_of_methods()
 
 
 @pytest.mark.usefixtures("one_thread")
@@ -94,7 +108,7 @@ def test_the_tests_of_all_methods_take_it_from_the_registry(method: type[Regular
     from tests.regularizers import test_contract, trainings
 
     case = trainings.others()[NAME]
-    assert case.options == ({"sites": "*", "rate": 0.25} if method.presets else {})
+    assert case.options == ({"p": 0.2} if method.presets else {})
     test_contract.test_evaluation_and_forwards_without_gradients_are_plain_between_updates(case)
     test_contract.test_detaching_leaves_the_model_as_it_was(case)
     test_contract.test_it_goes_on_exactly_from_a_checkpoint(case, tmp_path)
@@ -103,3 +117,54 @@ def test_the_tests_of_all_methods_take_it_from_the_registry(method: type[Regular
         from tests.experiments import test_papers
 
         test_papers.test_all_rivals_are_compared_under_the_same_rules()
+
+
+# -- the backend ------------------------------------------------------------------------------------------------------
+
+
+class TheirAttention(nn.Module):
+    """Attention in a class that cannot be changed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads, self.qkv, self.out = 2, nn.Linear(8, 24), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """(B, T, 8) to the same."""
+        query, key, value = (h.unflatten(-1, (2, -1)).transpose(1, 2) for h in self.qkv(x).chunk(3, -1))
+        weights = (query @ key.transpose(-1, -2) / 2).masked_fill(~mask, float("-inf")).softmax(-1)
+        return self.out((weights @ value).transpose(1, 2).flatten(2))
+
+
+class Theirs(nn.Module):
+    """Two of them, and a classifier."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.classify = nn.ModuleList([TheirAttention(), TheirAttention()]), nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """(B, T, 8) to (B, 3)."""
+        for layer in self.layers:
+            x = x + layer(x, mask)
+        return self.classify(x.mean(1))
+
+
+def test_a_class_that_cannot_be_changed_is_reached(monkeypatch):
+    monkeypatch.setattr(sites_module, "_BACKENDS", list(sites_module._BACKENDS))
+    monkeypatch.setitem(sys.modules, "their_package", sys.modules[__name__])
+    names = {"TheirAttention": TheirAttention}
+    exec(added("attn_reg_plugin/backends/their_package.py"), names)
+    sites_module.register_backend("their_package", names["BACKEND"])  # as backends/__init__.py does
+    torch.manual_seed(0)
+    model, x, mask = Theirs(), torch.randn(2, 5, 8), torch.tensor([True, True, True, True, False])
+    plain, before = model(x, mask), [list(vars(layer)) for layer in model.layers]
+    regularizer = ADDrop(p=0.5, q=1.0, cross_tuning="off")
+    with regularizer.attach(model):
+        assert [site.name for site in regularizer.attached_sites] == ["encoder.self[0]", "encoder.self[1]"]
+        assert not torch.allclose(model(x, mask), plain)
+        assert all(site.keep.shape == (2, 2, 5, 5) and not site.keep.all() for site in regularizer.attached_sites)
+        with pytest.raises(ValueError, match="regularized already"):
+            ADDrop().attach(model)
+        assert torch.equal(model.eval()(x, mask), plain)
+    assert [list(vars(layer)) for layer in model.layers] == before

@@ -15,7 +15,6 @@ import pytest
 import torch
 
 import attn_reg_plugin
-from attn_reg_plugin.checkpoints import allowed_types, load_weights
 
 PUBLIC = {"ADDrop", "AttentionSite", "candidate_region", "drop_candidates", "find_sites", "gradient_attribution"}
 PUBLIC |= {"recording", "regularized_attention"}
@@ -115,15 +114,6 @@ def packaging_of(monkeypatch) -> dict:
     monkeypatch.setattr(setuptools, "setup", given.update)
     runpy.run_path("setup.py")
     return given
-
-
-def test_scipy_knows_the_arguments_that_it_is_given(packaging_of):
-    """`bootstrap` takes `rng` from 1.15 on; before, every comparison failed at its table."""
-    from packaging.requirements import Requirement
-
-    wanted = [Requirement(line) for extra in packaging_of["extras_require"].values() for line in extra]
-    versions = [one.specifier for one in wanted if one.name == "scipy"]
-    assert len(versions) == 2 and all("1.15.0" in one and "1.14.1" not in one for one in versions)
 
 
 def test_a_wheel_holds_every_file_of_the_package(packaging_of):

@@ -62,14 +62,3 @@ def test_the_memory_of_the_costs_is_what_is_counted(monkeypatch: pytest.MonkeyPa
     assert costs.count_ranking(costs.Shape(heads=4, length=256)) == pytest.approx(costs.RANKING, abs=0.1)
     page = costs.PAGE.read_text(encoding="utf-8")
     assert costs.filled(page, costs.tables(costs.Shape())) == page
-
-
-@pytest.mark.parametrize("recomputes", [False, True])
-@pytest.mark.usefixtures("one_thread")
-def test_masked_attention_keeps_what_the_costs_say(recomputes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With checkpointing the bits of the masks alone: what the attentions save is made again, as everything."""
-    costs = script("cost_model", monkeypatch)
-    shape = replace(costs.SMALL, length=256, batch=1, recomputes=recomputes)
-    counted = costs.count_kept(shape, True) - costs.count_kept(shape, False)
-    told = costs.mask_bits(shape) + costs.saved_bits(shape) + costs.states(shape, 4)
-    assert counted == pytest.approx(told, rel=0.05)

@@ -1,29 +1,42 @@
-"""Base of the criterions of labelled data, which differ in `losses` and `predictions`.
+"""Criterions of labelled text, whose task describes its data by one attribute, `labelled`, a `LabelledTask`.
 
-Their task describes its data by one attribute, `labelled`: a `LabelledTask` with its label set. The model
-returns logits, in any form that `logits_of` knows. In training sums are logged; in validation the predictions, too,
-from which the official metrics are computed over the whole set and all ranks:
+    --criterion attn_reg_classification   classification and multiple choice (cross-entropy), regression (squared error)
+    --criterion attn_reg_tagging          a label for every word
 
-    --best-checkpoint-metric mcc --maximize-best-checkpoint-metric
+In training sums are logged; in validation the predictions, too, from which the official metrics are computed over the
+whole set and all ranks: `--best-checkpoint-metric mcc --maximize-best-checkpoint-metric`.
+
+fairseq adds up what the ranks log, batch by batch. So each puts its predictions into a slot of its own of one tensor; a
+process that only goes along with an empty batch adds zeros, by fairseq's own doing. (Its other way, gathering pickles,
+needs a GPU and holds 16 KB a batch.) A meter joins the batches, and metrics are computed from it when asked for.
 """
 
 # no `from __future__ import annotations`: fairseq reads a flag's type from its field
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
-from fairseq.criterions import FairseqCriterion
+import torch
+import torch.nn.functional as F
+from fairseq.criterions import FairseqCriterion, register_criterion
 from fairseq.dataclass import FairseqDataclass
+from fairseq.distributed import utils as distributed
 from fairseq.logging import metrics
 from torch import Tensor, nn
 
 from attn_reg_plugin.configuration import setting
-from attn_reg_plugin.criterions.collecting import collected, log_collected
-from attn_reg_plugin.labelled.metrics import check_scores
-from attn_reg_plugin.labelled.task_table import REGRESSION, LabelledTask
+from attn_reg_plugin.labelled.encoding import IGNORED
+from attn_reg_plugin.labelled.metrics import SCORES, SENTENCE_END, check_scores, tag_codes
+from attn_reg_plugin.labelled.task_table import CLASSIFICATION, MULTIPLE_CHOICE, REGRESSION, TAGGING, LabelledTask
 from attn_reg_plugin.regularizers.ad_drop.objectives import logits_of
 from attn_reg_plugin.regularizers.base.context import Outcome
+
+#: a logging output's keys: the predictions; and the metrics that they are for, as KIND/NAME
+ROWS, WANTED = "predictions", "metric:"
+#: the meter; fairseq does not print what starts with an underscore
+_METER = "_predictions"
 
 
 @dataclass
@@ -37,7 +50,7 @@ class LabelledConfig(FairseqDataclass):
 
 
 class LabelledCriterion(FairseqCriterion):
-    """Base of the criterions of labelled data; refuses a task without `labelled`, or of another kind than `kinds`."""
+    """Base of both; refuses a task without `labelled`, or of another kind than `kinds`."""
 
     kinds: ClassVar[tuple[str, ...]] = ()
 
@@ -78,37 +91,30 @@ class LabelledCriterion(FairseqCriterion):
         self, model: nn.Module, sample: dict[str, Any], reduce: bool = True
     ) -> tuple[Tensor, int, dict[str, Any]]:
         """Return the loss, always a sum over items; the number of items to divide it by; and what is logged."""
-        target, logits = self.target_of(sample), self.logits(model, sample)
+        target, logits = self.read(model, sample)
         losses = self.losses(logits, target, self.label_smoothing)
-        log = self._log(losses.sum(), losses.numel(), sample, logits.detach(), target)
-        if not model.training:
-            log |= collected(self.rows(logits.detach(), target), self.labelled.kind, self.names)
-        return losses.sum(), losses.numel(), log
-
-    def logits(self, model: nn.Module, sample: dict[str, Any]) -> Tensor:
-        """Return the model's logits in fp32."""
-        return logits_of(model(**sample["net_input"])).float()
-
-    def target_of(self, sample: dict[str, Any]) -> Tensor:
-        """Return the labels of a batch, or refuse a batch without labels."""
-        target = sample.get("target")
-        if target is None:
-            raise ValueError(f"a split of task {self.labelled.name} without labels has no loss; use attn-reg export")
-        return target
-
-    def _log(self, loss: Tensor, items: int, sample: dict[str, Any], logits: Tensor, target: Tensor) -> dict[str, Any]:
-        """Return sums, which fairseq adds up over batches and ranks; the same keys in each."""
+        loss, logits = losses.sum(), logits.detach()
         log = {
             "loss": loss.detach(),
             "nll_loss": self.losses(logits, target).sum() if self.label_smoothing else loss.detach(),
             "ntokens": sample["ntokens"],
             "nsentences": sample["nsentences"],
-            "sample_size": items,
+            "sample_size": losses.numel(),
         }
         if self.labelled.kind != REGRESSION:
             predicted, gold = self.predictions(logits, target).unbind(-1)
             log["n_correct"] = (predicted == gold).sum()
-        return log
+        if not model.training:
+            log |= {ROWS: packed(self.rows(logits, target))}
+            log |= {f"{WANTED}{self.labelled.kind}/{name}": 1 for name in self.names}
+        return loss, losses.numel(), log
+
+    def read(self, model: nn.Module, sample: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        """Return the labels of a batch, and the model's logits in fp32; refuse a batch without labels."""
+        target = sample.get("target")
+        if target is None:
+            raise ValueError(f"a split of task {self.labelled.name} without labels has no loss; use attn-reg export")
+        return target, logits_of(model(**sample["net_input"])).float()
 
     @classmethod
     def reduce_metrics(cls, logging_outputs: Sequence[dict[str, Any]]) -> None:
@@ -125,9 +131,103 @@ class LabelledCriterion(FairseqCriterion):
             metrics.log_scalar("nll_loss", sums["nll_loss"] / items / base, items, round=4)
         if classes:
             metrics.log_scalar("accuracy", 100 * sums["n_correct"] / items, items)
-        log_collected(logging_outputs)
+        rows = [unpacked(log[ROWS]) for log in logging_outputs if ROWS in log]
+        if any(map(len, rows)):
+            metrics.log_concat_tensor(_METER, torch.cat(rows))
+            for key in sorted({key for log in logging_outputs for key in log if key.startswith(WANTED)}):
+                kind, name = key.removeprefix(WANTED).split("/")
+                metrics.log_derived(name, partial(_score, kind, name))
 
     @staticmethod
     def logging_outputs_can_be_summed() -> bool:
-        """Yes: predictions come in slots, see `collecting.py`."""
+        """Yes: predictions come in slots."""
         return True
+
+
+def _score(kind: str, name: str, meters: Mapping[str, Any]) -> float:
+    predicted, gold = meters[_METER].tensor.numpy().T
+    return SCORES[kind][name](predicted, gold)
+
+
+def packed(rows: Tensor) -> Tensor:
+    """Put rows (N, 2) of a prediction and its gold value into this rank's slot; all ranks must call this together.
+
+    Returns:
+        float64 (ranks, 1 + the largest N, 2); a slot's first row holds its N, which may differ between ranks.
+    """
+    world, rank, longest = 1, 0, rows.size(0)
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        group = distributed.get_data_parallel_group()
+        world, rank = distributed.get_world_size(group), distributed.get_rank(group)
+    if world > 1:
+        size = torch.tensor([longest], device=rows.device)
+        longest = int(distributed.all_reduce(size, group=group, op="max"))
+    slots = torch.zeros(world, 1 + longest, 2, dtype=torch.float64, device=rows.device)
+    slots[rank, 0] = rows.size(0)
+    slots[rank, 1 : 1 + rows.size(0)] = rows
+    return slots
+
+
+def unpacked(slots: Tensor) -> Tensor:
+    """Return the rows of all slots, (N, 2) on the CPU."""
+    slots = slots.detach().cpu()
+    return torch.cat([slot[1 : 1 + int(slot[0, 0])] for slot in slots])
+
+
+@register_criterion("attn_reg_classification", dataclass=LabelledConfig)
+class ClassificationCriterion(LabelledCriterion):
+    """One label per example; logits (B, C), of a regression (B,) or (B, 1); target (B,)."""
+
+    kinds: ClassVar[tuple[str, ...]] = (CLASSIFICATION, MULTIPLE_CHOICE, REGRESSION)
+
+    def losses(self, logits: Tensor, target: Tensor, label_smoothing: float = 0.0) -> Tensor:
+        """Losses of the examples, (B,)."""
+        if self.labelled.kind == REGRESSION:
+            return F.mse_loss(logits.reshape(-1), target.float(), reduction="none")
+        return F.cross_entropy(logits, target, reduction="none", label_smoothing=label_smoothing)
+
+    def predictions(self, logits: Tensor, target: Tensor) -> Tensor:
+        """The likeliest class, or the value, and the gold one."""
+        predicted = logits.reshape(-1) if self.labelled.kind == REGRESSION else logits.argmax(-1)
+        return torch.stack([predicted.double(), target.double()], dim=-1)
+
+    def example_outcomes(self, model: nn.Module, sample: dict[str, Any]) -> Outcome:
+        """Loss, and whether the class is right (of a regression: minus the loss)."""
+        target, logits = self.read(model, sample)
+        losses = self.losses(logits, target)
+        return Outcome(losses, -losses if self.labelled.kind == REGRESSION else (logits.argmax(-1) == target).float())
+
+
+@register_criterion("attn_reg_tagging", dataclass=LabelledConfig)
+class TaggingCriterion(LabelledCriterion):
+    """One label per word, at its first sub-token; logits (B, T, C); target (B, T), -100 where there is no label.
+
+    Losses, the sample size and every metric are of words; words that were truncated away are in none of them.
+    """
+
+    kinds: ClassVar[tuple[str, ...]] = (TAGGING,)
+
+    def losses(self, logits: Tensor, target: Tensor, label_smoothing: float = 0.0) -> Tensor:
+        """Losses of the words, (N,)."""
+        words = target != IGNORED
+        return F.cross_entropy(logits[words], target[words], reduction="none", label_smoothing=label_smoothing)
+
+    def predictions(self, logits: Tensor, target: Tensor) -> Tensor:
+        """The likeliest label of every word, and the gold one."""
+        words = target != IGNORED
+        return torch.stack([logits.argmax(-1)[words], target[words]], dim=-1)
+
+    def rows(self, logits: Tensor, target: Tensor) -> Tensor:
+        """The same as codes of `tag_codes`, with a row of `SENTENCE_END` after each sentence."""
+        codes, words = torch.tensor(tag_codes(self.labelled.labels), device=target.device), target != IGNORED
+        pairs = torch.stack([codes[logits.argmax(-1)], codes[target.masked_fill(~words, 0)]], dim=-1)
+        ends = pairs.new_full((len(pairs), 1, 2), SENTENCE_END)
+        return torch.cat([pairs, ends], dim=1)[F.pad(words, (0, 1), value=True)]
+
+    def example_outcomes(self, model: nn.Module, sample: dict[str, Any]) -> Outcome:
+        """Mean loss and share of right words of each sentence."""
+        target, logits = self.read(model, sample)
+        words = target != IGNORED
+        losses = F.cross_entropy(logits.transpose(1, 2), target, reduction="none", ignore_index=IGNORED)
+        count = words.sum(-1).clamp(min=1)
+        return Outcome(losses.sum(-1) / count, ((logits.argmax(-1) == target) & words).sum(-1) / count)

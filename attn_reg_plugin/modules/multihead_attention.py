@@ -85,7 +85,7 @@ class RegularizedMultiheadAttention(MultiheadAttention):
         valid, bias = self._masks(key_padding_mask, attn_mask, query)
         v = self._heads(self.v_proj(value))
         if call.uniform:  # needs neither projection; the queries count only by their number
-            q = k = v.new_empty(v.size(0), self.num_heads, query.size(0), 0)
+            q, k = (v.new_empty(v.size(0), self.num_heads, length, 0) for length in (query.size(0), v.size(2)))
         else:
             q, k = self._heads(self.q_proj(query)), self._heads(self.k_proj(key))
         dropout_p = self.dropout_module.p if self.dropout_module.training else 0.0

@@ -13,6 +13,7 @@ method does and keeps its state. The loop, the criterion and the optimizer stay 
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Sized
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from fairseq.optim import AMPOptimizer
 from attn_reg_plugin.backends.fairseq import padding_index
 from attn_reg_plugin.checkpoints import ANEW
 from attn_reg_plugin.regularizers import Regularizer
+from attn_reg_plugin.regularizers.base.distributed import rank
 from attn_reg_plugin.regularizers.base.options import OptionError
 from attn_reg_plugin.regularizers.base.statistics import Shown, summary
 from attn_reg_plugin.tasks.attend_out_training import FairseqTraining
@@ -39,6 +41,7 @@ from attn_reg_plugin.tasks.repeated_sample import AddingCriterion
 from attn_reg_plugin.tasks.sidecar import FROM_WEIGHTS, Sidecar, resume
 
 __all__ = ["AttnRegTask", "print_flags_if_asked", "with_attn_reg"]
+logger = logging.getLogger(__name__)
 
 #: what the mixin adds to a training step's logging output starts with this
 PREFIX = "attn_reg/"
@@ -121,7 +124,9 @@ class AttnRegTask(ResumedTask):
         regularizer.detach()
         refuse_model(regularizer, model, type(self).__name__)
         try:
-            self._handles = _attach_everywhere(regularizer, model)
+            before = {*model._forward_pre_hooks, *model._forward_hooks}
+            self._attached = repr(regularizer.attach(model))
+            self._handles = _hook_parts(model, before)
             refuse_alignment(model, regularizer.attached_sites)
         except OptionError as error:
             raise ValueError(f"{flag_of(error.method or regularizer.name, error.option)}: {error}") from None
@@ -195,6 +200,8 @@ class AttnRegTask(ResumedTask):
         if not self._begun:
             state, self._first_epoch = self.continue_from(self._restore_file, update_num, STATE, FIRST_EPOCH)
             if regularizer is not None:
+                if rank() == 0:
+                    logger.info(self._attached)
                 self._bind(FairseqTraining(self, criterion, optimizer, regularizer.model, self._clip_norm))
                 self._resume_method(state, update_num)
             self._iterators = {}
@@ -284,14 +291,12 @@ class AttnRegTask(ResumedTask):
         )
 
 
-def _attach_everywhere(regularizer: Regularizer, model: torch.nn.Module) -> list[Any]:
-    """Attach to `model`; the models in a multilingual one, which are called instead of it, get the same hooks.
+def _hook_parts(model: torch.nn.Module, before: set[int]) -> list[Any]:
+    """Give the models in a multilingual one, which are called instead of it, its hooks but those of `before`.
 
     Returns:
-        these models' hooks, to be removed when the regularizer is detached.
+        their handles, to be removed when the regularizer is detached.
     """
-    before = {*model._forward_pre_hooks, *model._forward_hooks}
-    regularizer.attach(model)
     handles = []
     for called in dict.fromkeys(model.models.values()) if isinstance(model, FairseqMultiModel) else ():
         for key, hook in model._forward_pre_hooks.items():

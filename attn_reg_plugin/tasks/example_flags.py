@@ -97,5 +97,10 @@ def _keep_words(cfg: Any, words: str) -> None:
     training = cfg._get_parent() if OmegaConf.is_config(cfg) else None
     for config in (cfg, None if training is None else training.get("task")):
         if config is not None:
-            with open_dict(config) if OmegaConf.is_config(config) else nullcontext():
-                config.shortcut_words = words
+            keep_setting(config, "shortcut_words", words)
+
+
+def keep_setting(config: Any, name: str, value: Any) -> None:
+    """Write a value into a configuration of fairseq's, an OmegaConf one or a namespace; it goes into checkpoints."""
+    with open_dict(config) if OmegaConf.is_config(config) else nullcontext():
+        setattr(config, name, value)

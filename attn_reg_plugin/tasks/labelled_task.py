@@ -11,13 +11,12 @@ a folder `encoder`, so that the checkpoints can be used where the pretrained mod
 # no `from __future__ import annotations`: fairseq reads a flag's type from its field, and knows `Optional` only
 # ruff: noqa: UP045
 import logging
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Optional
 
 from fairseq.tasks import FairseqTask, register_task
-from omegaconf import II, MISSING, OmegaConf, open_dict
+from omegaconf import II, MISSING
 
 from attn_reg_plugin.configuration import setting
 from attn_reg_plugin.labelled import (
@@ -37,7 +36,7 @@ from attn_reg_plugin.labelled.task_table import own_task
 from attn_reg_plugin.models.hf_encoder import load_config
 from attn_reg_plugin.regularizers.base.distributed import rank
 from attn_reg_plugin.tasks.attn_reg_task import AttnRegTask, print_flags_if_asked, with_attn_reg
-from attn_reg_plugin.tasks.example_flags import TrainingExamples, TrainingExamplesConfig
+from attn_reg_plugin.tasks.example_flags import TrainingExamples, TrainingExamplesConfig, keep_setting
 
 logger = logging.getLogger(__name__)
 
@@ -158,8 +157,7 @@ class LabelledTextTask(FairseqTask):
         """The model; of one that is to be trained, what its checkpoints need is kept."""
         model = super().build_model(cfg, from_checkpoint)
         if not from_checkpoint and hasattr(model, "config_json"):
-            with open_dict(cfg) if OmegaConf.is_config(cfg) else nullcontext():
-                cfg.hf_config = model.config_json()
+            keep_setting(cfg, "hf_config", model.config_json())
             folder = saved_encoder(getattr(self.cfg, "attn_save_dir", None))
             if folder is not None and rank() == 0:
                 model.model.config.save_pretrained(folder)

@@ -1,9 +1,10 @@
 """Write the mean of a fairseq run's last checkpoints, as fairseq's scripts/average_checkpoints.py makes it:
 
-    python average.py RUN/checkpoints/checkpoint*.pt --out average.pt
+    python examples/wmt16/average.py RUN/checkpoints/checkpoint_*.pt --out average.pt
 
 That script has no --user-dir, and torch from 2.6 on refuses to read checkpoints for it. Train with
-`--save-interval-updates N`, in `attn-reg compare` behind `--`, so that there are several.
+`--save-interval-updates N`, in `attn-reg compare` behind `--`, so that there are several. One that is there under
+several names, such as the best or the last, counts once.
 """
 
 from __future__ import annotations
@@ -22,16 +23,18 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("checkpoints", type=Path, nargs="+")
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args(argv)
-    states = [load_checkpoint(path) for path in arguments.checkpoints]
-    models = [state["model"] for state in states]
-    for path, model in zip(arguments.checkpoints, models, strict=True):
-        if {name: one.shape for name, one in model.items()} != {name: one.shape for name, one in models[0].items()}:
+    state, models = load_checkpoint(arguments.checkpoints[0]), {}
+    for path in arguments.checkpoints:
+        one = load_checkpoint(path)
+        if {name: w.shape for name, w in one["model"].items()} != {name: w.shape for name, w in state["model"].items()}:
             parser.error(f"{path} has other weights than {arguments.checkpoints[0]}")
-    for name, weight in models[0].items():
+        history = one.get("optimizer_history")
+        models[history[-1]["num_updates"] if history else path] = one["model"]
+    for name, weight in state["model"].items():
         if weight.is_floating_point():
             kind = torch.float32 if weight.dtype in (torch.float16, torch.bfloat16) else weight.dtype
-            states[0]["model"][name] = torch.stack([model[name].double() for model in models]).mean(0).to(kind)
-    save_state(arguments.out, states[0])
+            state["model"][name] = torch.stack([model[name].double() for model in models.values()]).mean(0).to(kind)
+    save_state(arguments.out, state)
     print(f"{arguments.out}: the mean of {len(models)} checkpoints")
 
 

@@ -19,9 +19,7 @@ pytest.importorskip("fairseq")
 from fairseq.logging import metrics
 from torch import Tensor, nn
 
-from attn_reg_plugin.criterions.classification import ClassificationCriterion
-from attn_reg_plugin.criterions.collecting import packed, unpacked
-from attn_reg_plugin.criterions.tagging import TaggingCriterion
+from attn_reg_plugin.criterions.labelled import ClassificationCriterion, TaggingCriterion, packed, unpacked
 from attn_reg_plugin.labelled import LabelledTask, find_task
 
 NER = find_task("wnut17")
@@ -29,7 +27,7 @@ SIZES = [7, 1, 20, 12]
 COUNT = sum(SIZES)
 
 
-def task_for(row: LabelledTask | str) -> SimpleNamespace:
+def task_for(row: LabelledTask | str | int) -> SimpleNamespace:
     """A task as far as a criterion looks at it."""
     return SimpleNamespace(labelled=find_task(row) if isinstance(row, str) else row)
 
@@ -51,11 +49,11 @@ def sample_of(rows: Tensor, target: Tensor | None) -> dict[str, Any]:
     return {"id": rows, "net_input": {"rows": rows}, "target": target, **counts}
 
 
-def validate(criterion: Any, model: nn.Module, target: Tensor, sizes: list[int]) -> dict[str, float]:
-    """The logged values of a validation in batches of these sizes."""
-    model.eval()
+def validate(criterion: Any, logits: Tensor, target: Tensor) -> dict[str, float]:
+    """The logged values of a validation in batches of SIZES."""
+    model = Fixed(logits).eval()
     with metrics.aggregate(new_root=True) as aggregator, torch.no_grad():
-        for rows in torch.arange(sum(sizes)).split(sizes):
+        for rows in torch.arange(COUNT).split(SIZES):
             _, _, log = criterion(model, sample_of(rows, target[rows]))
             with metrics.aggregate():
                 type(criterion).reduce_metrics([log])
@@ -67,15 +65,13 @@ def seeded() -> None:
     torch.manual_seed(11)
 
 
-def tags(count: int = COUNT, width: int = 9) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits (count, width, labels) that are often right, and targets with gaps; one sentence has no word."""
-    target = torch.randint(len(NER.labels), (count, width))
-    target[torch.rand(count, width) < 0.5] = 0
-    target[torch.rand(count, width) < 0.3] = -100
+def tags(width: int = 9) -> tuple[Tensor, Tensor]:
+    """Logits (COUNT, width, labels) that are often right, and targets with gaps; one sentence has no word."""
+    target = torch.randint(len(NER.labels), (COUNT, width))
+    target[torch.rand(COUNT, width) < 0.5] = 0
+    target[torch.rand(COUNT, width) < 0.3] = -100
     target[3] = -100
-    logits = torch.randn(count, width, len(NER.labels))
-    logits += 3 * F.one_hot(target.clamp(min=0), len(NER.labels))
-    return logits, target
+    return torch.randn(COUNT, width, len(NER.labels)) + 3 * F.one_hot(target.clamp(min=0), len(NER.labels)), target
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
@@ -83,60 +79,76 @@ def tags(count: int = COUNT, width: int = 9) -> tuple[torch.Tensor, torch.Tensor
 def test_the_loss_of_classes_is_torchs(smoothing: float, dtype: torch.dtype) -> None:
     logits, target = torch.randn(6, 3).to(dtype), torch.randint(3, (6,))
     criterion = ClassificationCriterion(task_for("mnli"), label_smoothing=smoothing)
-    loss, size, log = criterion(Fixed(logits).train(), sample_of(torch.arange(6), target))
+    sample = sample_of(torch.arange(6), target)
+    loss, size, log = criterion(Fixed(logits).train(), sample)
+    losses = F.cross_entropy(logits.float(), target, reduction="none")
     expected = F.cross_entropy(logits.float(), target, reduction="sum", label_smoothing=smoothing)
-    assert torch.allclose(loss, expected, rtol=1e-6) and loss.dtype == torch.float32 and size == 6
-    assert (log["loss"], log["sample_size"], log["nsentences"], log["ntokens"]) == (loss, 6, 6, 18)
-    assert torch.allclose(log["nll_loss"], F.cross_entropy(logits.float(), target, reduction="sum"))
+    torch.testing.assert_close(loss, expected)
+    assert (log["loss"], log["sample_size"], size, log["nsentences"], log["ntokens"]) == (loss, 6, 6, 6, 18)
+    torch.testing.assert_close(log["nll_loss"], losses.sum())
     assert log["n_correct"] == (logits.argmax(-1) == target).sum()
+    assert set(log) == {"loss", "nll_loss", "ntokens", "nsentences", "sample_size", "n_correct"}, "of training"
+    outcome = criterion.example_outcomes(Fixed(logits), sample)
+    torch.testing.assert_close(outcome.loss, losses)
+    assert outcome.metric.tolist() == (logits.argmax(-1) == target).float().tolist()
 
 
 @pytest.mark.parametrize("shape", [(6,), (6, 1)])
 def test_the_loss_of_a_regression_is_the_squared_error(shape: tuple[int, ...]) -> None:
-    logits, target = torch.randn(shape), torch.rand(6) * 5
-    loss, size, log = ClassificationCriterion(task_for("stsb"))(Fixed(logits), sample_of(torch.arange(6), target))
-    assert torch.equal(loss, F.mse_loss(logits.view(-1), target, reduction="sum")) and size == 6
-    assert "n_correct" not in log
+    logits, sample = torch.randn(shape), sample_of(torch.arange(6), torch.rand(6) * 5)
+    criterion, losses = ClassificationCriterion(task_for("stsb")), (logits.view(-1) - sample["target"]) ** 2
+    loss, size, log = criterion(Fixed(logits), sample)
+    torch.testing.assert_close(loss, losses.sum())
+    assert size == 6 and "n_correct" not in log
+    outcome = criterion.example_outcomes(Fixed(logits), sample)
+    assert torch.equal(outcome.loss, losses) and torch.equal(outcome.metric, -losses)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_the_loss_of_tags_counts_words_alone(smoothing: float) -> None:
-    logits, target = tags()
-    criterion = TaggingCriterion(task_for(NER), label_smoothing=smoothing)
+    (logits, target), criterion = tags(), TaggingCriterion(task_for(NER), label_smoothing=smoothing)
     loss, size, log = criterion(Fixed(logits), sample_of(torch.arange(COUNT), target))
     expected = F.cross_entropy(logits.transpose(1, 2), target, reduction="sum", label_smoothing=smoothing)
-    assert torch.allclose(loss, expected, rtol=1e-6) and size == (target != -100).sum()
-    assert log["n_correct"] == ((logits.argmax(-1) == target) & (target != -100)).sum()
-
-
-def test_a_batch_without_any_word_has_a_loss_of_zero_and_a_gradient() -> None:
-    logits, target = torch.randn(2, 4, len(NER.labels)), torch.full((2, 4), -100)
-    model = Fixed(logits).train()
-    loss, size, _ = TaggingCriterion(task_for(NER))(model, sample_of(torch.arange(2), target))
+    torch.testing.assert_close(loss, expected)
+    words, right = target != -100, (logits.argmax(-1) == target)
+    assert size == words.sum() and log["n_correct"] == (right & words).sum()
+    found = criterion.example_outcomes(Fixed(logits), sample_of(torch.arange(COUNT), target))
+    for row in (0, 5):
+        torch.testing.assert_close(found.loss[row], F.cross_entropy(logits[row], target[row]))
+        torch.testing.assert_close(found.metric[row], right[row][words[row]].float().mean())
+    assert (found.loss[3].item(), found.metric[3].item()) == (0.0, 0.0)
+    model = Fixed(logits)
+    loss, size, _ = criterion(model, sample_of(torch.tensor([3]), target[3:4]))
     loss.backward()
-    assert (loss.item(), size, model.weight.grad.item()) == (0.0, 0, 0.0)
+    assert (loss.item(), size, model.weight.grad.item()) == (0.0, 0, 0.0), "a batch without any word"
 
 
-def test_scores_of_classes_over_the_whole_set() -> None:
+# -- metrics over a whole validation set ------------------------------------------------------------------------------
+
+
+def test_scores_of_classes() -> None:
     logits, target = torch.randn(COUNT, 2), torch.randint(2, (COUNT,))
     gold, predicted = target.tolist(), logits.argmax(-1).tolist()
-    mrpc = validate(ClassificationCriterion(task_for("mrpc")), Fixed(logits), target, SIZES)
+    mrpc = validate(ClassificationCriterion(task_for("mrpc")), logits, target)
     accuracy, f1 = accuracy_score(gold, predicted), f1_score(gold, predicted)
     assert mrpc["accuracy"] == pytest.approx(100 * accuracy) and mrpc["f1"] == pytest.approx(100 * f1)
     assert mrpc["accuracy_f1"] == pytest.approx(50 * (accuracy + f1))
     assert mrpc["loss"] == pytest.approx(F.cross_entropy(logits, target).item() / math.log(2), abs=1e-4)
-    cola = validate(ClassificationCriterion(task_for("cola")), Fixed(logits), target, SIZES)
+    cola = validate(ClassificationCriterion(task_for("cola")), logits, target)
     assert cola["mcc"] == pytest.approx(100 * matthews_corrcoef(gold, predicted)) and "f1" not in cola
     # not the mean of the batches' scores
     parts = zip(target.split(SIZES), logits.argmax(-1).split(SIZES), strict=True)
     mean = sum(len(g) * matthews_corrcoef(g, p) for g, p in parts) / COUNT
     assert abs(100 * mean - cola["mcc"]) > 0.1
+    chosen = validate(ClassificationCriterion(task_for("mnli"), validation_metrics="macro_f1, mcc"), logits, target)
+    assert chosen["macro_f1"] == pytest.approx(100 * f1_score(gold, predicted, average="macro"))
+    assert {"mcc", "accuracy", "loss"} <= set(chosen)
 
 
-def test_correlations_over_the_whole_set() -> None:
+def test_correlations() -> None:
     target = torch.rand(COUNT) * 5
     logits = target + torch.randn(COUNT)
-    logged = validate(ClassificationCriterion(task_for("stsb")), Fixed(logits.unsqueeze(-1)), target, SIZES)
+    logged = validate(ClassificationCriterion(task_for("stsb")), logits.unsqueeze(-1), target)
     pearson, spearman = pearsonr(logits, target)[0], spearmanr(logits, target)[0]
     assert logged["pearson"] == pytest.approx(100 * pearson) and logged["spearman"] == pytest.approx(100 * spearman)
     assert logged["pearson_spearman"] == pytest.approx(50 * (pearson + spearman))
@@ -144,58 +156,39 @@ def test_correlations_over_the_whole_set() -> None:
     assert "accuracy" not in logged and isinstance(logged["pearson"], float)
 
 
-def test_multiple_choice_has_an_accuracy() -> None:
-    logits, target = torch.randn(COUNT, 4), torch.randint(4, (COUNT,))
-    logged = validate(ClassificationCriterion(task_for("swag")), Fixed(logits), target, SIZES)
-    assert logged["accuracy"] == pytest.approx(100 * accuracy_score(target, logits.argmax(-1)))
-
-
-def test_entity_scores_over_the_whole_set() -> None:
+def test_entity_scores() -> None:
     logits, target = tags()
-    logged = validate(TaggingCriterion(task_for(NER)), Fixed(logits), target, SIZES)
+    logged = validate(TaggingCriterion(task_for(NER)), logits, target)
     words = target != -100
-    gold = [[NER.labels[tag] for tag in row[some]] for row, some in zip(target, words, strict=True) if some.any()]
-    predicted = [
-        [NER.labels[tag] for tag in row[some]] for row, some in zip(logits.argmax(-1), words, strict=True) if some.any()
-    ]
+    gold, predicted = (
+        [[NER.labels[tag] for tag in row[some]] for row, some in zip(all_tags, words, strict=True) if some.any()]
+        for all_tags in (target, logits.argmax(-1))
+    )
     assert 0.2 < entity_f1(gold, predicted) < 0.95
-    assert logged["f1"] == pytest.approx(100 * entity_f1(gold, predicted))
-    assert logged["precision"] == pytest.approx(100 * precision_score(gold, predicted))
-    assert logged["recall"] == pytest.approx(100 * recall_score(gold, predicted))
+    for name, score in {"f1": entity_f1, "precision": precision_score, "recall": recall_score}.items():
+        assert logged[name] == pytest.approx(100 * score(gold, predicted))
     right = (logits.argmax(-1) == target)[words]
     assert logged["accuracy"] == pytest.approx(100 * right.double().mean().item())
 
 
-def test_tags_that_name_no_entities_have_an_accuracy_alone() -> None:
-    labels = find_task("upos").labels
-    logits, target = torch.randn(COUNT, 5, len(labels)), torch.randint(len(labels), (COUNT, 5))
-    logged = validate(TaggingCriterion(task_for("upos")), Fixed(logits), target, SIZES)
+@pytest.mark.parametrize(("criterion", "row"), [(ClassificationCriterion, "swag"), (TaggingCriterion, "upos")])
+def test_choices_and_tags_that_name_no_entities_have_an_accuracy_alone(criterion: type, row: str) -> None:
+    labels = len(find_task(row).labels or "four")
+    shape = (COUNT,) if row == "swag" else (COUNT, 5)
+    logits, target = torch.randn(*shape, labels), torch.randint(labels, shape)
+    logged = validate(criterion(task_for(row)), logits, target)
     assert logged["accuracy"] == pytest.approx(100 * (logits.argmax(-1) == target).double().mean().item())
     assert "f1" not in logged
 
 
-def test_metrics_can_be_chosen() -> None:
-    logits, target = torch.randn(COUNT, 3), torch.randint(3, (COUNT,))
-    criterion = ClassificationCriterion(task_for("mnli"), validation_metrics="macro_f1, mcc")
-    logged = validate(criterion, Fixed(logits), target, SIZES)
-    assert logged["macro_f1"] == pytest.approx(100 * f1_score(target, logits.argmax(-1), average="macro"))
-    assert {"mcc", "accuracy", "loss"} <= set(logged)
-
-
-def test_in_training_sums_alone_are_logged() -> None:
-    logits, target = torch.randn(4, 2), torch.randint(2, (4,))
-    criterion = ClassificationCriterion(task_for("cola"))
-    _, _, log = criterion(Fixed(logits).train(), sample_of(torch.arange(4), target))
-    assert set(log) == {"loss", "nll_loss", "ntokens", "nsentences", "sample_size", "n_correct"}
-    with metrics.aggregate(new_root=True) as aggregator:
-        type(criterion).reduce_metrics([log, log])
-        assert set(aggregator.get_smoothed_values()) == {"loss", "accuracy"}
-
-
-def test_nothing_is_logged_of_empty_batches() -> None:
-    with metrics.aggregate(new_root=True) as aggregator:
-        ClassificationCriterion.reduce_metrics([{"loss": 0.0, "sample_size": 0, "n_correct": 0}])
-        assert aggregator.get_smoothed_values() == {}
+def test_nothing_is_logged_of_empty_batches_and_no_metric_in_training() -> None:
+    for log, logged in (
+        ({"loss": 0.0, "sample_size": 0, "n_correct": 0}, set()),
+        ({"loss": 1.0, "nll_loss": 1.0, "sample_size": 2, "n_correct": 1}, {"loss", "accuracy"}),
+    ):
+        with metrics.aggregate(new_root=True) as aggregator:
+            ClassificationCriterion.reduce_metrics([log, log])
+            assert set(aggregator.get_smoothed_values()) == logged
 
 
 def test_slots_hold_rows_of_any_number() -> None:
@@ -209,42 +202,17 @@ def test_slots_hold_rows_of_any_number() -> None:
     assert torch.equal(unpacked(both), torch.cat([rows[:1], rows]).double())
 
 
-def test_example_outcomes() -> None:
-    logits, target = torch.randn(5, 3), torch.randint(3, (5,))
-    sample = sample_of(torch.arange(5), target)
-    outcome = ClassificationCriterion(task_for("mnli"), label_smoothing=0.1).example_outcomes(Fixed(logits), sample)
-    assert torch.equal(outcome.loss, F.cross_entropy(logits, target, reduction="none"))
-    assert outcome.metric.tolist() == (logits.argmax(-1) == target).float().tolist()
-    values = ClassificationCriterion(task_for("stsb")).example_outcomes(
-        Fixed(logits[:, :1]), sample_of(torch.arange(5), target.float())
-    )
-    assert torch.equal(values.loss, (logits[:, 0] - target) ** 2) and torch.equal(values.metric, -values.loss)
-    logits, target = tags()
-    found = TaggingCriterion(task_for(NER)).example_outcomes(Fixed(logits), sample_of(torch.arange(COUNT), target))
-    for row in (0, 5):
-        words = target[row] != -100
-        assert found.loss[row].item() == pytest.approx(F.cross_entropy(logits[row], target[row]).item(), rel=1e-5)
-        right = (logits[row].argmax(-1) == target[row])[words]
-        assert found.metric[row].item() == pytest.approx(right.float().mean().item())
-    assert (found.loss[3].item(), found.metric[3].item()) == (0.0, 0.0)
-
-
 @pytest.mark.parametrize(
     ("criterion", "task", "options", "message"),
     [
         (ClassificationCriterion, NER, {}, "is for tasks of classification, .* but the task is one of tagging"),
-        (TaggingCriterion, "rte", {}, "for tasks of tagging, but the task is one of classification"),
         (TaggingCriterion, 3, {}, "for tasks of tagging, but the task is SimpleNamespace"),
         (ClassificationCriterion, "rte", {"label_smoothing": 1.0}, r"--label-smoothing is 1\.0, .* in \[0, 1\)"),
         (ClassificationCriterion, "stsb", {"label_smoothing": 0.1}, r"is 0\.1, but must be 0, for a regression"),
         (ClassificationCriterion, "rte", {"validation_metrics": "f2"}, "unknown metric 'f2' of classification"),
+        (ClassificationCriterion, "rte", {}, "a split of task rte without labels has no loss; use attn-reg export"),
     ],
 )
 def test_refusals(criterion: type, task: Any, options: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        criterion(task_for(task), **options)
-
-
-def test_a_split_without_labels_is_refused() -> None:
-    with pytest.raises(ValueError, match="a split of task rte without labels has no loss; use attn-reg export"):
-        ClassificationCriterion(task_for("rte"))(Fixed(torch.randn(2, 2)), sample_of(torch.arange(2), None))
+        criterion(task_for(task), **options)(Fixed(torch.randn(2, 2)), sample_of(torch.arange(2), None))

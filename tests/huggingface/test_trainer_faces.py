@@ -126,7 +126,7 @@ def under_fairseq(method: str, options: dict[str, Any], tell: Callable[[Any], No
     from fairseq.data import BaseWrapperDataset
     from fairseq.tasks import FairseqTask
 
-    from attn_reg_plugin.criterions.classification import ClassificationCriterion
+    from attn_reg_plugin.criterions.labelled import ClassificationCriterion
     from attn_reg_plugin.labelled import own_task
     from attn_reg_plugin.models.hf_encoder import HFEncoderModel
     from attn_reg_plugin.tasks.attn_reg_task import AttnRegTask

@@ -242,6 +242,21 @@ def make_corpus(root: Path, words: int = 24, seed: int = 0) -> Path:
     return root / "bin"
 
 
+class Absent:
+    """An import hook for which transformers and its tokenizers are not installed."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        if name.split(".")[0] in ("transformers", "tokenizers"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+def hide_transformers() -> None:
+    """In the new process, before fairseq's command."""
+    for name in [name for name in sys.modules if name.split(".")[0] in ("transformers", "tokenizers")]:
+        del sys.modules[name]  # of the server that the process was forked from
+    sys.meta_path.insert(0, Absent())
+
+
 def read_checkpoint(path: Path) -> dict[str, Any]:
     """A checkpoint, read as safely as the plugin promises it can be."""
     import attn_reg_plugin  # noqa: F401  it allows the types that fairseq writes

@@ -105,7 +105,6 @@ def logged(finished: Finished) -> list[list[str]]:
     "flags",
     [
         "--attn-reg none --ad-drop-p 1 --ad-drop-q 1 --attn-sites *",
-        "--attn-reg ad_drop --ad-drop-p 0 --ad-drop-q 0.5 --ad-drop-cross-tuning off --attn-sites *",
         "--attn-reg ad_drop --ad-drop-p 0.5 --ad-drop-q 0.5 --ad-drop-cross-tuning update:8 --attn-sites *",
     ],
 )
@@ -116,15 +115,6 @@ def test_training_without_effect_is_stock_training(flags: str, stock: Trained, c
     ours = tmp_path / "checkpoint_last.pt"
     assert differing(trained_state(ours), trained_state(stock.checkpoint)) == []
     assert hypotheses(generate(corpus, ours)) == hypotheses(generate(corpus, stock.checkpoint))
-
-
-def test_the_comparison_can_fail(stock: Trained, regularized: Trained) -> None:
-    """AD-DROP at work shows in every loss and in every weight."""
-    ours, theirs = logged(regularized.finished), logged(stock.finished)
-    assert all(a != b for a, b in zip(ours, theirs, strict=True))
-    state = trained_state(stock.checkpoint)
-    differences = differing(trained_state(regularized.checkpoint), state)
-    assert {f"/model/{name}" for name in state["model"] if "weight" in name} <= set(differences)
 
 
 @pytest.mark.parametrize(("cross_tuning", "plain"), [("epoch", 6), ("update:2", 2)])

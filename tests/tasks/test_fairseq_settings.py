@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -76,12 +75,6 @@ def test_the_task_announces_it(kind: type, flags: dict[str, Any]) -> None:
     assert task.regularizer.drop_probability() == pytest.approx(0.2)
 
 
-class Batches(list):
-    """A dataset whose batches are made anew in every epoch."""
-
-    can_reuse_epoch_itr_across_epochs = False
-
-
 class Listed(GivenModel):
     """A task whose training set is its iterator."""
 
@@ -99,16 +92,9 @@ def test_the_first_epoch_tells_it(data: str) -> None:
     """With data in several parts, every epoch is taken to be as long."""
     for flags in ({"attn_max_epoch": 4}, {"attn_max_epoch": 4, "attn_max_update": 28}):
         task = attached(transformer(), RegularizedListed, **PROGRESS, data=data, **flags)
-        task.datasets = {"train": Batches([None] * 7)}
+        task.datasets = {"train": [None] * 7}
         task.get_batch_iterator(task.datasets["train"])
         step(task, task.regularizer.model, sample())
         task.regularizer.begin_update(7)
         assert task.regularizer.drop_probability() == pytest.approx(0.2) and not task._iterators
         assert task.state_dict()["attn_reg_first_epoch"] == 7
-
-
-def test_an_older_task_sees_all_of_it(tmp_path: Path) -> None:
-    flags = {"save_dir": str(tmp_path), "restore_file": "checkpoint_last.pt", "clip_norm": 0.25}
-    task = attached(transformer(), RegularizedOlder, **flags)
-    assert task.cfg is None and task.sidecar.folder == tmp_path and task._clip_norm == 0.25
-    assert task._restore_file == tmp_path / "checkpoint_last.pt"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.tasks.fairseq_runs import AD_DROP, generate, hypotheses, plain_and_defender, run, train, trained_state
+from tests.tasks.fairseq_runs import AD_DROP, generate, hypotheses, plain_and_defender, run, train
 from tests.tasks.test_surface import TINY, hydra
 
 pytestmark = [
@@ -61,16 +61,3 @@ def test_bfloat16_on_a_gpu(override: str, method: str, corpus: Path, tmp_path: P
     arguments += ["task.ad_drop_cross_tuning=off", "optimization.max_update=4"]
     finished = run("hydra_train", arguments, tmp_path / "train.log").check()
     assert [line["regularized"] for line in finished.lines()] == ["1"] * 4
-
-
-@pytest.mark.parametrize("flags", [AD_DROP, ["--attn-reg", "attend_out", "--attend-out-steps", "2"]])
-def test_resumed_on_a_gpu(flags: list[str], corpus: Path, tmp_path: Path) -> None:
-    """Stopped within an epoch and resumed, the weights are those of a training in one go; up to atomic sums' order."""
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    train(corpus, whole, *flags, "--attn-sites", "*", "--max-update", "16", without=["--cpu"]).check()
-    train(corpus, parts, *flags, "--attn-sites", "*", "--max-update", "9", without=["--cpu"]).check()
-    resumed = train(corpus, parts, *flags, "--attn-sites", "*", "--max-update", "16", without=["--cpu"]).check()
-    assert len(resumed.lines()) == 7 and "starts anew" not in resumed.output
-    one, other = (trained_state(folder / "checkpoint_last.pt")["model"] for folder in (whole, parts))
-    for name, values in one.items():
-        torch.testing.assert_close(other[name], values, rtol=1e-3, atol=1e-4, msg=name)

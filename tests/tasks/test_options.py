@@ -12,13 +12,6 @@ from tests.tasks.fairseq_runs import AD_DROP, Finished, generate, hypotheses, tr
 
 pytestmark = pytest.mark.slow
 
-LIGHTCONV = shlex.split(
-    "--arch lightconv --encoder-layers 2 --decoder-layers 2 --encoder-kernel-size-list [3,3] "
-    "--decoder-kernel-size-list [3,3] --encoder-embed-dim 16 --decoder-embed-dim 16 --encoder-ffn-embed-dim 32 "
-    "--decoder-ffn-embed-dim 32 --encoder-attention-heads 2 --decoder-attention-heads 2 --decoder-conv-dim 16 "
-    "--encoder-conv-dim 16 --encoder-conv-type lightweight --decoder-conv-type lightweight --weight-softmax True"
-)
-
 
 def assert_trained(finished: Finished, updates: int) -> None:
     """All updates made, regularized, with finite losses and with drop rates."""
@@ -37,20 +30,14 @@ def plain_run(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Finishe
 @pytest.mark.parametrize(
     "flags",
     [
-        "--ad-drop-attribution integrated --ad-drop-integrated-steps 3",
         "--ad-drop-attribution integrated --ad-drop-integrated-path joint --attn-sites *",
         "--ad-drop-attribution integrated --ad-drop-integrated-nodes gauss-legendre --ad-drop-integrated-steps 4",
         "--ad-drop-attribution attention --attn-sites decoder.cross",
-        "--ad-drop-attribution random",
         "--ad-drop-labels gold",
-        "--ad-drop-direction low",
-        "--ad-drop-probe-dropout false",
         "--ad-drop-probe-dtype bfloat16",
-        "--attn-sites *",
         "--store-ema --ema-decay 0.9",
         "--memory-efficient-fp16",
         "--fp16 --fp16-no-flatten-grads",
-        "--arch transformer_tiny",
     ],
 )
 def test_it_trains(flags: str, plain_run: Finished, corpus: Path, tmp_path: Path) -> None:
@@ -60,16 +47,11 @@ def test_it_trains(flags: str, plain_run: Finished, corpus: Path, tmp_path: Path
         assert finished.losses() != plain_run.losses(), "the option has no effect"
 
 
-@pytest.mark.parametrize("attribution", ["gradient", "integrated", "attention", "random"])
-@pytest.mark.parametrize("sites", ["*", "encoder.self[1]"])
-def test_layerdrop_may_leave_out_any_layer(attribution: str, sites: str, corpus: Path, tmp_path: Path) -> None:
+def test_layerdrop_may_leave_out_any_layer(corpus: Path, tmp_path: Path) -> None:
     """Also every selected one at once, in the probe, in the forward or in both."""
-    flags = f"--ad-drop-attribution {attribution} --ad-drop-integrated-steps 2 --max-update 12"
-    flags += f" --encoder-layerdrop 0.5 --decoder-layerdrop 0.2 --attn-sites {sites}"
-    finished = train(corpus, tmp_path, *AD_DROP, *shlex.split(flags)).check()
-    assert len(finished.lines()) == 12
-    if attribution == "gradient":
-        assert len(hypotheses(generate(corpus, tmp_path / "checkpoint_last.pt"))) == 12
+    flags = shlex.split("--encoder-layerdrop 0.5 --decoder-layerdrop 0.2 --attn-sites encoder.self[1] --max-update 12")
+    assert len(train(corpus, tmp_path, *AD_DROP, *flags).check().lines()) == 12
+    assert len(hypotheses(generate(corpus, tmp_path / "checkpoint_last.pt"))) == 12
 
 
 @pytest.mark.parametrize("flag", ["--checkpoint-activations", "--amp"])
@@ -87,11 +69,6 @@ def test_update_freq_counts_forwards(corpus: Path, tmp_path: Path) -> None:
     assert [line["regularized"] for line in finished.lines()] == ["0", "1", "0", "1"]
 
 
-def test_another_criterion(corpus: Path, tmp_path: Path) -> None:
-    flags = [*AD_DROP, "--criterion", "cross_entropy", "--max-update", "4"]
-    assert_trained(train(corpus, tmp_path, *flags, without=["--label-smoothing"]), 4)
-
-
 def test_alignments_are_learnt_beside_ad_drop(corpus: Path, tmp_path: Path) -> None:
     """transformer_align supervises the weights of one attention, which dropping would make log 0; the others may."""
     flags = shlex.split("--arch transformer_align --load-alignments --alignment-layer 1 --alignment-heads 2")
@@ -101,12 +78,3 @@ def test_alignments_are_learnt_beside_ad_drop(corpus: Path, tmp_path: Path) -> N
     assert_trained(finished, 24)
     losses = [float(line["alignment_loss"]) for line in finished.lines()]
     assert 0.1 < losses[-1] < losses[0]
-
-
-def test_a_model_with_other_layers(corpus: Path, tmp_path: Path) -> None:
-    """lightconv has such attention in the decoder only, towards the source."""
-    finished = train(corpus, tmp_path, *AD_DROP, "--max-update", "2", model=LIGHTCONV)
-    assert finished.status == 1
-    assert "its sites are: decoder.cross[0] decoder.cross[1]" in finished.output.strip().splitlines()[-1]
-    crossing = [*AD_DROP, "--attn-sites", "decoder.cross", "--max-update", "2"]
-    assert_trained(train(corpus, tmp_path / "cross", *crossing, model=LIGHTCONV), 2)

@@ -17,14 +17,12 @@ from torch import nn
 
 from attn_reg_plugin.tasks.attn_reg_task import AttnRegTask
 from attn_reg_plugin.tasks.attn_reg_translation import AttnRegTranslationTask
-from attn_reg_plugin.tasks.sentence_tasks import AttnRegSentenceRankingTask
 from tests.backends.fairseq_models import transformer, words
 from tests.tasks.fairseq_runs import AD_DROP, Trained, make_corpus, train
 from tests.tasks.tasks_in_process import (
     GivenModel,
     Regularized,
     RegularizedExperts,
-    RegularizedOlder,
     attached,
     multilingual,
     options,
@@ -40,20 +38,13 @@ ONE = "use another --attn-reg, such as ad_drop or scheduled_dropout"
     ("flags", "said"),
     [
         ({"ad_drop_p": 1.5}, r"p is 1\.5, but must lie in \[0, 1\]"),
-        ({"ad_drop_q": float("nan")}, r"q is nan, but must lie in \[0, 1\]"),
         ({"attn_sites": "encoder.cross"}, r"'encoder\.cross' matches nothing in this model; its sites are: " + SITES),
-        ({"attn_sites": "decoder.self[0,5]"}, r"'decoder\.self\[0,5\]' matches nothing in this model.*" + SITES),
         ({"attn_sites": "self"}, r"'self' is not understood; write for example 'encoder\.self'"),
-        ({"attn_sites": " "}, r"site pattern is empty; write for example"),
         ({"attn_reg": "dropblock"}, r"'dropblock', but must be one of none, ad_drop"),
         ({"attn_reg": "ad_drop+x"}, r"'ad_drop\+x', but must be one of none, .*; several are joined by \+"),
         ({"ad_drop_cross_tuning": "weekly"}, r"'weekly', but must be epoch, off, or update:N"),
-        ({"ad_drop_cross_tuning": "update:0"}, r"'update:0', but must be epoch, off, or update:N with N of at least 1"),
         ({"ad_drop_attribution": "lime"}, r"'lime', but must be one of gradient, integrated, attention, random"),
-        ({"ad_drop_labels": "silver"}, r"'silver', but must be one of pseudo, gold"),
         ({"ad_drop_probe_dropout": "maybe"}, r"--ad-drop-probe-dropout is 'maybe', but must be true or false"),
-        ({"ad_drop_integrated_steps": 0}, r"integrated_steps is 0, but must be at least 1"),
-        ({"attn_reg": "hidden_cut", "attn_sites": "*"}, r"^--attn-sites: "),
         ({"attn_reg": "ad_drop+hidden_cut", "attn_sites": "*"}, r"^--attn-sites: "),
         (
             {"attn_reg": "scheduled_dropout", "scheduled_dropout_schedule": "drop decoder.self[9]: 0:0.1"},
@@ -68,18 +59,6 @@ ONE = "use another --attn-reg, such as ad_drop or scheduled_dropout"
 def test_a_bad_value_is_named(flags: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         attached(transformer(), **flags)
-
-
-@pytest.mark.parametrize(
-    "flags",
-    [
-        {"attn_fp16": "True", "attn_cpu": "True", "attn_memory_efficient_fp16": "True"},
-        {"attn_reg": "none", "attn_ddp_backend": "fully_sharded"},
-    ],
-    ids=str,
-)
-def test_what_is_allowed_is_not_refused(flags: dict[str, Any]) -> None:
-    attached(transformer(), **flags)
 
 
 # -- models and tasks -------------------------------------------------------------------------------------------------
@@ -136,9 +115,8 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "no predictions of passes": (lambda: attached(bare(HubertModel), attn_reg="r_drop"), r"HubertModel of .* r_drop"),
     "the alignment layer": (
         lambda: aligning(1, "*"),
-        r"decoder\.cross\[1\] is the attention that --alignment-layer 1 .*'encoder.self decoder.self decoder.cross\[0",
+        r"decoder\.cross\[1\] is the attention that --alignment-layer 1 .* leave it out of --attn-sites",
     ),
-    "the only site": (lambda: aligning(0, "decoder.cross[0]"), r"--alignment-layer 0 .* 'encoder.self decoder.self'"),
     "alignments of passes": (
         lambda: trained(batch=ALIGNED, attn_reg="r_drop"),
         r"^--attn-reg r_drop repeats the batch, and alignments .*--load-alignments",
@@ -150,10 +128,6 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "nothing is called": (
         lambda: trained(RegularizedExperts, attn_reg="attention_layer_drop"),
         r"RegularizedExperts made an update without .* --attn-reg attention_layer_drop never acted",
-    ),
-    "a forward per choice": (
-        lambda: AttnRegSentenceRankingTask(options(attn_reg="attend_out"), words()),
-        r"attend_out needs one forward per update, and sentence ranking makes one per choice; use --task",
     ),
     "no end": (lambda: trained(**PROGRESS), r"^--attn-reg head_drop: unit='progress' needs the number of updates"),
     "examples of data in parts": (
@@ -174,25 +148,10 @@ def test_what_works_is_not_refused() -> None:
     assert len(aligning(1, "encoder.self decoder.cross[0]").regularizer.attached_sites) == 3
     assert type(Lost.setup_task(options(attn_reg="none"))) is MakesAnother
     assert type(Regularized.setup_task(options())) is Regularized
+    attached(transformer(), attn_fp16="True", attn_cpu="True", attn_memory_efficient_fp16="True")
+    attached(transformer(), attn_reg="none", attn_ddp_backend="fully_sharded")
     for allowed in ({"data": "a", "train_examples": 5}, {"data": "a:b", "train_fraction": 0.5}):
         AttnRegTranslationTask(options(attn_reg="none", **allowed), words(), words())
-
-
-@pytest.mark.parametrize("method", ["ad_drop", "none"])
-@pytest.mark.parametrize("prefix", ["", "attn_"], ids=["older", "with a dataclass"])
-def test_only_a_training_needs_the_checkpoint_on_all_ranks(
-    prefix: str, method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On two ranks; a task that only validates or translates is made as before, and builds from the checkpoint."""
-    monkeypatch.setattr("attn_reg_plugin.tasks.refusals.world_size", lambda: 2)
-    flags = {f"{prefix}save_dir": str(tmp_path), f"{prefix}load_checkpoint_on_all_dp_ranks": False}
-    torch.save({"model": {}}, tmp_path / "checkpoint_last.pt")
-    cfg = options(model=transformer(), attn_reg=method, **flags)
-    task = (Regularized if prefix else RegularizedOlder)(cfg)
-    assert task.build_model(cfg, from_checkpoint=True) is cfg.model
-    with pytest.raises(ValueError, match=r"has a checkpoint to continue from, .* add --load-checkpoint-on-all-dp-r"):
-        task.build_model(cfg)
-    RegularizedOlder(options(**{**vars(cfg), f"{prefix}load_checkpoint_on_all_dp_ranks": True})).build_model(cfg)
 
 
 # -- commands ---------------------------------------------------------------------------------------------------------
@@ -206,13 +165,8 @@ FCONV = ["--arch", "fconv", "--encoder-embed-dim", "16", "--encoder-layers", "[(
     ("data", "flags", "said"),
     [
         ("", [*AD_DROP, "--ad-drop-p", "7"], r"p is 7\.0, but must lie in \[0, 1\]$"),
-        ("", [*AD_DROP, "--attn-sites=x"], r"^ValueError: --attn-sites: |'x' is not understood"),
-        ("", [*AD_DROP, "--finetune-from-model", "gone.pt"], r"gone\.pt does not exist"),
-        ("", [*AD_DROP, "--fp16"], r"^ValueError: --fp16 with --cpu fails in fairseq"),
-        ("", [*AD_DROP, "--bf16"], r"^ValueError: --bf16 and --memory-efficient-bf16 make fairseq's command line ask"),
         ("", [*AD_DROP, *FCONV], r"no attention site found in FConvModel"),
         ("", GAME, r"each of the 21 updates of a round .* 'valid' has 20"),
-        ("nowhere", AD_DROP, r"--source-lang|nowhere"),
         (
             "nowhere",
             [*AD_DROP, "-s", "en", "-t", "ro"],

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import subprocess
-import sys
 from argparse import Namespace
 from pathlib import Path
 from textwrap import dedent
@@ -16,49 +14,24 @@ from attn_reg_plugin.tasks.flags import regularizer_from
 from tests.tasks.fairseq_runs import (
     AD_DROP,
     PLUGIN,
-    Finished,
+    Job,
     Trained,
     generate,
+    hide_transformers,
     hypotheses,
     run,
     train,
+    train_arguments,
 )
 
 pytestmark = pytest.mark.slow
 EXAMPLES = Path(PLUGIN).parent / "examples" / "hydra"
 
 
-def console(script: str, *arguments: str) -> Finished:
-    """The console script itself, as installed."""
-    command = [str(Path(sys.executable).with_name(script)), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    return Finished(done.returncode, done.stdout + done.stderr)
-
-
-def test_every_flag_has_its_help() -> None:
-    """In the parser that fairseq makes; its own `--help` stops before the flags of any task."""
-    from argparse import ArgumentParser
-
-    from attn_reg_plugin.regularizers import REGISTRY, Regularizer, options_of
-    from attn_reg_plugin.tasks.attn_reg_translation import AttnRegTranslationTask
-
-    parser = ArgumentParser(allow_abbrev=False)
-    AttnRegTranslationTask.add_args(parser)
-    shown = " ".join(parser.format_help().split())
-    assert f"attention regularizer; one of {', '.join(['none', *sorted(REGISTRY)])}" in shown
-    helps = {flag: action.help for action in parser._actions for flag in action.option_strings}
-    shared = {option.name: option for option in options_of(Regularizer)}
-    wanted = {f"--attn-{name}": option for name, option in shared.items()}
-    for name, method in REGISTRY.items():
-        wanted |= {f"--{name}-{option.name}": option for option in options_of(method) if option.name not in shared}
-    assert len(wanted) > 10
-    for flag, option in wanted.items():
-        text = helps[flag.replace("_", "-")]
-        assert option.metadata["help"] in text, flag
-        assert all(choice in text for choice in option.metadata["choices"] or ()), flag
-
-
 def test_the_log_tells_drop_rates_and_shares(regularized: Trained) -> None:
+    said = "ad_drop on 6 of 6 attentions of TransformerModel: *; p 0.4, q 0.5"
+    assert regularized.finished.output.count(said) == 1, "what is attached, once"
+    assert " None" not in regularized.finished.output.partition("begin training")[2]
     lines = regularized.finished.lines()
     for line in lines:
         assert line["regularized"] == "1" and line["probe_fallbacks"] == "0"
@@ -87,16 +60,10 @@ def hydra(corpus: Path, folder: Path, *overrides: str) -> list[str]:
     return [*given, f"common.user_dir={PLUGIN}", f"task.data={corpus}", *overrides]
 
 
-def test_the_hydra_example_trains_and_translates(corpus: Path, tmp_path: Path) -> None:
-    finished = console("fairseq-hydra-train", *hydra(corpus, tmp_path)).check()
-    assert [line["regularized"] for line in finished.lines()] == ["0", "1"]
-    assert len(hypotheses(generate(corpus, tmp_path / "checkpoints" / "checkpoint_best.pt"))) == 12
-
-
 @pytest.mark.parametrize(
     ("override", "shares"),
     [
-        ("task.ad_drop_cross_tuning=update:1 task.ad_drop_probe_dropout=false", ["0", "1"]),
+        ("", ["0", "1"]),
         ("task.ad_drop_cross_tuning=off task.attn_sites='encoder.self[0] decoder.cross'", ["1", "1"]),
         ("task.ad_drop_cross_tuning=off common.bf16=true common.memory_efficient_bf16=true", ["1", "1"]),
         ("task.attn_reg=attend_out +task.attend_out_steps=2 common.bf16=true", ["1", "1"]),
@@ -107,6 +74,8 @@ def test_hydra_overrides(override: str, shares: list[str | None], corpus: Path, 
     words = [re.sub(r"^(task\.attn_sites)=(.*)$", r"\1='\2'", word) for word in shlex.split(override)]
     finished = run("hydra_train", hydra(corpus, tmp_path, *words), tmp_path / "train.log").check()
     assert [line.get("regularized") for line in finished.lines()] == shares
+    if not override:
+        assert len(hypotheses(generate(corpus, tmp_path / "checkpoints" / "checkpoint_best.pt"))) == 12
 
 
 @pytest.mark.parametrize("word", ["off", "false", False])
@@ -122,12 +91,6 @@ def test_switches_written_in_yaml(word: str | bool) -> None:
 
 
 USER_DIR = """
-    from fairseq.benchmark.dummy_mt import DummyMTTask
-    from fairseq.criterions import register_criterion
-    from fairseq.criterions.label_smoothed_cross_entropy import (
-        LabelSmoothedCrossEntropyCriterion,
-        LabelSmoothedCrossEntropyCriterionConfig,
-    )
     from fairseq.tasks import register_task
     from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageModelingTask
 
@@ -138,42 +101,16 @@ USER_DIR = """
     @register_task("my_lm", dataclass=with_attn_reg(LanguageModelingConfig))
     class MyLanguageModeling(AttnRegTask, LanguageModelingTask):
         "A task with a config dataclass."
-
-
-    @register_task("my_old_task")
-    class MyOldTask(AttnRegTask, DummyMTTask):
-        "A task with command-line arguments of the old kind."
-
-
-    @register_criterion("my_criterion", dataclass=LabelSmoothedCrossEntropyCriterionConfig)
-    class MyCriterion(LabelSmoothedCrossEntropyCriterion):
-        "Runs the model twice, as R-Drop does."
-
-        def forward(self, model, sample, reduce=True):
-            first, size, log = super().forward(model, sample, reduce)
-            second, _, _ = super().forward(model, sample, reduce)
-            return (first + second) / 2, size, log
 """
 
 
-@pytest.fixture(scope="module")
-def user_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A user dir beside ours, which it imports."""
-    folder = tmp_path_factory.mktemp("users") / "my_tasks_of_the_tests"
-    folder.mkdir()
-    (folder / "__init__.py").write_text(dedent(USER_DIR), encoding="utf-8")
-    return folder
-
-
-def preprocess(text: Path, folder: Path, *flags: str) -> Path:
-    """Binarize one side."""
-    arguments = ["--only-source", "--trainpref", str(text), "--destdir", str(folder), "--workers", "1", *flags]
-    run("preprocess", arguments, folder.parent / f"{folder.name}.log").check()
-    return folder
-
-
-def test_a_language_model(user_dir: Path, corpus: Path, tmp_path: Path) -> None:
-    data = preprocess(corpus.parent / "raw" / "train.en", tmp_path / "bin")
+def test_a_language_model(corpus: Path, tmp_path: Path) -> None:
+    """With a user dir of one's own beside ours, which it imports."""
+    user_dir, data = tmp_path / "my_tasks_of_the_tests", tmp_path / "bin"
+    user_dir.mkdir()
+    (user_dir / "__init__.py").write_text(dedent(USER_DIR), encoding="utf-8")
+    text = ["--only-source", "--trainpref", str(corpus.parent / "raw" / "train.en"), "--workers", "1"]
+    run("preprocess", [*text, "--destdir", str(data)], tmp_path / "preprocess.log").check()
     model = shlex.split("--arch transformer_lm --decoder-layers 2 --decoder-embed-dim 16 --decoder-ffn-embed-dim 32")
     flags = ["--decoder-attention-heads", "2", "--tokens-per-sample", "16", "--max-update", "3", *AD_DROP]
     options = {"task": "my_lm", "model": model, "user_dir": user_dir}
@@ -187,15 +124,16 @@ def test_a_language_model(user_dir: Path, corpus: Path, tmp_path: Path) -> None:
     assert "its sites are: decoder.self[0] decoder.self[1]" in refused.output.strip().splitlines()[-1]
 
 
-def test_a_task_with_arguments_of_the_old_kind(user_dir: Path, tmp_path: Path) -> None:
-    flags = [*AD_DROP, *shlex.split("--dict-size 24 --dataset-size 60 --src-len 6 --tgt-len 5 --max-update 3")]
-    finished = train(None, tmp_path, *flags, task="my_old_task", user_dir=user_dir).check()
-    assert [line["regularized"] for line in finished.lines()] == ["1"] * 3
-    refused = train(None, tmp_path / "refused", *flags, "--ad-drop-p", "7", task="my_old_task", user_dir=user_dir)
-    assert "p is 7.0, but must lie in [0, 1]" in refused.output.strip().splitlines()[-1]
+# -- where transformers is not installed ------------------------------------------------------------------------------
 
 
-def test_a_criterion_that_runs_the_model_twice(user_dir: Path, corpus: Path, tmp_path: Path) -> None:
-    flags = [*AD_DROP, "--criterion", "my_criterion", "--max-update", "3"]
-    finished = train(corpus, tmp_path, *flags, user_dir=user_dir).check()
-    assert [line["regularized"] for line in finished.lines()] == ["1"] * 3
+def test_translation_trains_regularized_and_labelled_text_is_refused(corpus: Path, tmp_path: Path) -> None:
+    arguments = train_arguments(corpus, tmp_path, *AD_DROP, "--max-update", "2")
+    lines = Job("train", arguments, tmp_path / "log", hide_transformers).wait().check().lines()
+    assert [line["regularized"] for line in lines] == ["1", "1"]
+    (tmp_path / "train.tsv").write_text("text\tlabel\nyes\t1\nno\t0\n", encoding="utf-8")
+    described = ["--text-columns", "text", "--label-column", "label", "--file-format", "tsv", "--hf-model", "a/name"]
+    arguments = train_arguments(tmp_path, tmp_path / "run", *described, task="attn_reg_text_classification")
+    done = Job("train", arguments, tmp_path / "log", hide_transformers).wait()
+    assert done.status != 0 and "need transformers, which cannot be imported" in done.output
+    assert "pip install '.[fairseq,hf]'" in done.output

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -26,44 +25,18 @@ pytestmark = pytest.mark.slow
 #: no dropout and q = 1, so that nothing is drawn; plain SGD, so that a step is the gradient
 FLAGS = [*AD_DROP, *shlex.split("--attn-sites * --ad-drop-q 1 --dropout 0 --attention-dropout 0 --max-tokens 5000")]
 SGD = shlex.split("--optimizer sgd --lr 0.5 --clip-norm 0")
-SENTENCES, RATE, MAPS = 160, 0.5, 6
-
-
-def keep_attributions(folder: Path, rank: int) -> None:
-    """In the training's process, once the plugin is imported: writes what AD-DROP draws its masks from."""
-    import fairseq.tasks
-
-    setup = fairseq.tasks.setup_task
-
-    def listening(*args: object, **kwargs: object) -> object:
-        from attn_reg_plugin.regularizers.ad_drop import ad_drop
-
-        draw, count = ad_drop.sample_keep, [0]
-
-        def listen(attribution: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor:
-            torch.save(attribution, folder / f"{rank}-{count[0]:02}.pt")
-            count[0] += 1
-            return draw(attribution, *args, **kwargs)
-
-        ad_drop.sample_keep = listen
-        return setup(*args, **kwargs)
-
-    fairseq.tasks.setup_task = listening
+SENTENCES, RATE = 160, 0.5
 
 
 def processes(corpus: Path, folder: Path, ranks: int, *flags: str, backend: str = "legacy_ddp") -> Finished:
     """A training of one or two processes; the first one's end."""
     without = [] if "adam" in flags else ["--optimizer"]
     arguments = train_arguments(corpus, folder / "save", *FLAGS, *SGD, *flags, without=without)
-    return finish_ranks(start_ranks(arguments, folder / "rank", ranks, partial(keep_attributions, folder), backend))
+    return finish_ranks(start_ranks(arguments, folder / "rank", ranks, backend=backend))
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
     return dict(read_checkpoint(folder / "save" / "checkpoint_last.pt")["model"])
-
-
-def attributions(folder: Path, rank: int) -> list[torch.Tensor]:
-    return [torch.load(path, weights_only=True) for path in sorted(folder.glob(f"{rank}-*.pt"))]
 
 
 def assert_alike(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> None:
@@ -73,33 +46,17 @@ def assert_alike(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor])
         assert (ours[name] - value).abs().max() <= 1e-5 * scale, name
 
 
-@pytest.fixture(scope="module")
-def folders(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def test_the_gradient_of_two_processes_is_that_of_the_joined_batch(corpus: Path, tmp_path: Path) -> None:
     """One update on all sentences: by two processes, by one in two halves, by one at once; and none at all."""
-    made = {name: tmp_path_factory.mktemp(name) for name in ("two", "halves", "whole", "start")}
+    made = {name: tmp_path / name for name in ("two", "halves", "whole", "start")}
     half = ["--batch-size", str(SENTENCES // 2), "--max-update", "1"]
     processes(corpus, made["two"], 2, *half)
     processes(corpus, made["halves"], 1, *half, "--update-freq", "2")
     processes(corpus, made["whole"], 1, "--batch-size", str(SENTENCES), "--max-update", "1")
     processes(corpus, made["start"], 1, *half, "--lr", "1e-30")
-    return made
-
-
-def test_each_process_attributes_its_half_as_one_process_does(folders: dict[str, Path]) -> None:
-    alone = attributions(folders["halves"], 0)
-    assert len(alone) == 2 * MAPS
-    for rank in (0, 1):
-        ours = attributions(folders["two"], rank)
-        assert len(ours) == MAPS
-        for attribution, expected in zip(ours, alone[rank * MAPS : (rank + 1) * MAPS], strict=True):
-            assert attribution.shape == expected.shape and expected.abs().max() > 1e-5
-            assert (attribution - expected).abs().max() <= 1e-5 * expected.abs().max()
-
-
-def test_the_gradient_of_two_processes_is_that_of_the_joined_batch(folders: dict[str, Path]) -> None:
-    start = weights(folders["start"])
+    start = weights(made["start"])
     steps = {
-        name: {key: (start[key] - value) / RATE for key, value in weights(folders[name]).items()}
+        name: {key: (start[key] - value) / RATE for key, value in weights(made[name]).items()}
         for name in ("two", "halves", "whole")
     }
     assert max(value.abs().max() for value in steps["whole"].values()) > 1e-2

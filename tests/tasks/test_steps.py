@@ -1,0 +1,131 @@
+"""Training steps in this process: R-Drop's loss, models called pair by pair, and what is logged over ranks."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fairseq.distributed.utils import all_reduce_dict
+
+from tests.backends.fairseq_models import transformer
+from tests.tasks.fairseq_runs import train
+from tests.tasks.tasks_in_process import attached, criterion, multilingual, sample, step
+
+WEIGHT, PAD = 0.7, 1
+
+# -- R-Drop -----------------------------------------------------------------------------------------------------------
+
+
+def literal(first: list[float], second: list[float], label: int, smoothing: float) -> tuple[float, float, float]:
+    """Of one position: both passes' losses and negative log-likelihoods added, and half of both divergences."""
+    passes = [[math.exp(x) / sum(math.exp(y) for y in row) for x in row] for row in (first, second)]
+    p, q = passes
+    one = sum(a * math.log(a / b) for a, b in zip(p, q, strict=True))
+    other = sum(b * math.log(b / a) for a, b in zip(p, q, strict=True))
+    likelihood = -math.log(p[label]) - math.log(q[label])
+    spread = smoothing / (len(p) - 1)
+    smooth = -sum(math.log(chance) for row in passes for chance in row)
+    return (1 - smoothing - spread) * likelihood + spread * smooth, likelihood, (one + other) / 2
+
+
+def test_the_loss_is_that_of_both_passes_and_their_divergence() -> None:
+    """Equation 4, literally."""
+    model, batch = transformer(dropout=0.3), sample()
+    task = attached(model, attn_reg="r_drop", r_drop_weight=WEIGHT)
+    loss, log = step(task, model, batch)
+    assert log["ntokens"] == batch["ntokens"] and log["nsentences"] == 3 and log["sample_size"] == batch["ntokens"]
+    assert batch["target"].shape == (3, 6), "the sample stays as it is"
+    task.regularizer.detach()
+    torch.manual_seed(11)
+    twice = {name: torch.cat([value, value]) for name, value in batch["net_input"].items()}
+    first, second = model.train()(**twice)[0].detach().double().chunk(2)
+    places = batch["target"].ne(PAD).nonzero().tolist()
+    terms = [literal(first[b, t].tolist(), second[b, t].tolist(), int(batch["target"][b, t]), 0.1) for b, t in places]
+    smooth, likelihood, divergence = (sum(column) for column in zip(*terms, strict=True))
+    assert divergence > 0.1
+    assert loss == pytest.approx(smooth + WEIGHT * divergence, rel=1e-5)
+    assert float(log["nll_loss"]) == pytest.approx(likelihood / 2, rel=1e-5)
+    assert float(log["attn_reg/r_drop_divergence"]) == pytest.approx(divergence, rel=1e-5)
+
+
+@pytest.mark.slow
+def test_accumulated_batches_bleu_and_validation(corpus: Path, tmp_path: Path) -> None:
+    """Losses are logged in base 2; validation is the plain criterion's."""
+    flags = shlex.split("--lr 1e-30 --label-smoothing 0 --update-freq 2 --max-epoch 1 --eval-bleu --eval-bleu-args")
+    flags += ['{"beam":1}']
+    r_drop = ["--attn-reg", "r_drop", "--r-drop-weight", "3"]
+    ours = train(corpus, tmp_path / "ours", *flags, *r_drop, without=["--disable-validation"]).check()
+    plain = train(corpus, tmp_path / "plain", *flags, without=["--disable-validation"]).check()
+    assert len(ours.lines()) == 3
+    for line in ours.lines():
+        assert float(line["r_drop"]) > 0
+        whole = 2 * float(line["nll_loss"]) + 3 * float(line["r_drop"]) / math.log(2)
+        assert float(line["loss"]) == pytest.approx(whole, abs=5e-3)
+    (mine,), (stock,) = ours.lines("valid"), plain.lines("valid")
+    for name in ("valid_loss", "valid_nll_loss", "valid_ppl", "valid_bleu"):
+        assert mine[name] == stock[name]
+
+
+# -- a task that calls the models in its model, one for each language pair ---------------------------------------------
+
+PAIRS = {"a-b": sample(3), "a-c": sample(4)}
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"ad_drop_labels": "gold", "attn_sites": "*"},
+        {"attn_reg": "attention_layer_drop", "attention_layer_drop_p": 1.0, "attn_sites": "*"},
+    ],
+)
+def test_each_pair_of_a_multilingual_task_is_regularized(flags: dict[str, Any]) -> None:
+    plain, plain_log = step(*multilingual(attn_reg="none"), PAIRS)
+    assert step(*multilingual(ad_drop_p=0.0), PAIRS)[0] == plain and not any("attn_reg" in key for key in plain_log)
+    task, model = multilingual(**flags)
+    ours, log = step(task, model, PAIRS)
+    assert log["attn_reg/forwards"] == log["attn_reg/regularized"] == 2 and ours != plain
+    assert not any(site.active for site in task.regularizer.attached_sites), "plain again after the step"
+    task.build_model(task.args)
+    parts = model.models.values()
+    assert not any(part._forward_pre_hooks or part._forward_hooks for part in parts), "let go for another model"
+
+
+# -- what is logged ---------------------------------------------------------------------------------------------------
+
+
+def logged(layerdrop: float, loss: Any = None, **flags: Any) -> dict[str, Any]:
+    """What a step logs of the method; with a layerdrop of 1 no layer of the encoder is called."""
+    model = transformer(encoder_layerdrop=layerdrop)
+    task = attached(model, attn_sites="encoder.self decoder.cross", **flags)
+    log = step(task, model, {**sample(), "id": torch.arange(3)}, loss)[1]
+    return {key: value for key, value in log.items() if key.startswith("attn_reg/")}
+
+
+@pytest.mark.parametrize(
+    "flags", [{}, {"attn_reg": "scheduled_dropout", "scheduled_dropout_schedule": "drop encoder.self: 0:0.3"}]
+)
+def test_its_sums_are_of_one_kind_whichever_there_are(flags: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """fairseq adds up numbers in one buffer and tensors in another one: both must be as long on every rank."""
+    lengths: list[list[int]] = []
+    monkeypatch.setattr(
+        "fairseq.distributed.utils.all_reduce", lambda buffer, group: lengths[-1].append(buffer.numel())
+    )
+    logs = [logged(layerdrop, **flags) for layerdrop in (0.0, 1.0)]
+    for log in logs:
+        lengths.append([])
+        all_reduce_dict(log, torch.device("cpu"), None)
+    assert list(logs[0]) == list(logs[1]) and lengths[0] == lengths[1] == [len(logs[0])]
+    assert {value.dtype for log in logs for value in log.values()} == {torch.float64}
+    assert logs[0] != logs[1], "the layers were left out"
+
+
+def test_what_is_not_added_up_by_buffers_stays_small() -> None:
+    """Of criterions whose outputs are gathered, as pickles of at most 16 KiB: a tensor's takes 300 bytes."""
+    loss = criterion()
+    loss.logging_outputs_can_be_summed = lambda: False
+    log = logged(1.0, loss)
+    assert type(log["attn_reg/forwards"]) is type(log["attn_reg/dropped/encoder.self[0]"]) is float
