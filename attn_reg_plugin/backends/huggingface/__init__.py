@@ -34,11 +34,10 @@ from attn_reg_plugin.backends.huggingface.attention import (
 from attn_reg_plugin.backends.huggingface.inputs import described
 from attn_reg_plugin.backends.huggingface.modules import causal_parts, outermost, warn_of_uncovered
 from attn_reg_plugin.backends.huggingface.ordinary import ordinary
-from attn_reg_plugin.backends.pytorch import replace, replaced_site, restore
+from attn_reg_plugin.backends.pytorch import ReplacingBackend, layer_of, replaced_site
 
 CROSS = re.compile(r"cross|encoder_attn|EncDec")
 DECODER = re.compile(r"(^|\.)decoder\.")
-LAYER = re.compile(r"(?:^|\.)(\d+)(?:\.|$)")
 
 #: modules that several layers share, by class: the end of the module's path after that of its caller, with its group
 #: and its place in the group, and the layers that it serves then, in the order of its calls
@@ -54,8 +53,10 @@ SHARED: dict[str, tuple[str, Callable[[PreTrainedConfig, int, int], list[int]]]]
 }
 
 
-class HuggingFaceBackend:
+class HuggingFaceBackend(ReplacingBackend):
     """Finds and opens the attention of transformers models; see `Backend`."""
+
+    computation = staticmethod(ordinary)
 
     def __init__(self) -> None:
         #: of each shared module, what calls it once per layer, and the layers in that order
@@ -89,8 +90,7 @@ class HuggingFaceBackend:
         ending, layers = SHARED.get(type(module).__name__, ("$^", None))
         place = re.search(ending, path)
         if layers is None or place is None:
-            number = LAYER.search(inner)
-            return [int(number[1]) if number else 0]
+            return [layer_of(inner)]
         caller = model.get_submodule(path[: place.start()])
         self.shared[module] = caller, layers(module.config, *(int(number) for number in place.groups()))
         return self.shared[module][1]
@@ -126,9 +126,8 @@ class HuggingFaceBackend:
             ValueError: the model runs another attention than `sdpa` or `eager`, asks for these names itself, or its
                 attention is of a kind that cannot be regularized.
         """
-        how = ordinary(site.module)
-        if how is not None:
-            return replace(site, how)
+        if ordinary(site.module) is not None:
+            return super().open(site)
         module, config = site.module, site.module.config
         original = ORIGINALS.get(config._attn_implementation, config._attn_implementation)
         upcast = original == "eager" and getattr(module, "reorder_and_upcast_attn", False)
@@ -150,7 +149,7 @@ class HuggingFaceBackend:
     def close(self, site: AttentionSite) -> None:
         """Take the site out, and after the last one of a configuration name the model's own function again."""
         if replaced_site(site.module) is not None:
-            return restore(site, ordinary(site.module))
+            return super().close(site)
         module, config = site.module, site.module.config
         held = open_sites(module)
         held.sites.remove(site)
@@ -166,11 +165,6 @@ class HuggingFaceBackend:
         held = open_sites(site.module)
         if held is not None and held.layers is not None:
             held.calls += 1
-
-    def time_first(self, site: AttentionSite) -> bool:
-        """Whether states around it are (T, B, C)."""
-        how = ordinary(site.module)
-        return how is not None and how.time_first
 
     def describe(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """What the forward's arguments show: `token_mask` (B, T), `targets` and `padding_label`, see `described`."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from attn_reg_plugin.attention.calls import AttentionCall
 from attn_reg_plugin.backends.huggingface.attention import padded_queries
-from attn_reg_plugin.backends.huggingface.ordinary import attend, computes, joined
+from attn_reg_plugin.backends.huggingface.ordinary import attend, computes, joined, refuse
 
 
 def _mixes_heads(module: nn.Module) -> str | None:
@@ -43,7 +43,7 @@ def deberta(
         RuntimeError: `query_states` are given, which transformers' own code cannot compute either.
     """
     if query_states is not None:
-        raise RuntimeError(f"{call.name} ({call.path}) was given query_states, which cannot be regularized")
+        refuse(call, "was given query_states, which cannot be regularized")
     query, key, value = module.transpose_for_scores(module.in_proj(hidden_states)).chunk(3, dim=-1)
     value = value + module.transpose_for_scores(module.v_bias[None, None, :])
     bias = None

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from attn_reg_plugin.attention.calls import AttentionCall
 from attn_reg_plugin.attention.sites import AttentionSite
-from attn_reg_plugin.backends.huggingface.ordinary import attend, computes, heads_of, joined
+from attn_reg_plugin.backends.huggingface.ordinary import attend, computes, heads_of, joined, refuse
 
 
 @computes("longformer.modeling_longformer.LongformerSelfAttention", "led.modeling_led.LEDEncoderSelfAttention")
@@ -38,9 +38,7 @@ def longformer(
         RuntimeError: the weights are wanted, which the model returns by window.
     """
     if output_attentions:
-        raise RuntimeError(
-            f"{call.name} ({call.path}) returns no weights while it is regularized; give output_attentions=False"
-        )
+        refuse(call, "returns no weights while it is regularized; give output_attentions=False")
     heads, real = module.num_heads, ~is_index_masked
     value = heads_of(module.value(hidden_states), heads)
     query = key = value

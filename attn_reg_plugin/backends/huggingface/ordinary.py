@@ -8,7 +8,7 @@ transformers' models is imported for this.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from torch import Tensor, nn
 
@@ -46,6 +46,11 @@ def ordinary(module: nn.Module) -> Computation | None:
         if found is not None:
             return found if getattr(type(module), found.method) is getattr(parent, found.method) else None
     return None
+
+
+def refuse(call: AttentionCall, reason: str) -> NoReturn:
+    """Raise a RuntimeError that names the site of a call and ends with `reason`."""
+    raise RuntimeError(f"{call.site.name} ({call.site.path}) {reason}")
 
 
 def heads_of(states: Tensor, heads: int) -> Tensor:
