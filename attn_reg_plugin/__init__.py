@@ -30,6 +30,10 @@ if TYPE_CHECKING or not _is_command_line():
     from attn_reg_plugin.checkpoints import allow_checkpoint_types
     from attn_reg_plugin.regularizers import ADDrop, AttendOut, AttentionLayerDrop, ScheduledDropout, build
 
+    if TYPE_CHECKING:
+        from attn_reg_plugin.huggingface import AttnRegCallback as AttnRegCallback
+        from attn_reg_plugin.lightning import LightningCallback as LightningCallback
+
     allow_checkpoint_types()
     del _backends
 

@@ -15,9 +15,6 @@ from typing import Any
 
 from transformers import Trainer
 
-from attn_reg_plugin.regularizers import Regularizer
-from attn_reg_plugin.regularizers.base.distributed import waits_for_gradients
-
 
 def calling_trainer() -> tuple[Trainer, Path | None]:
     """The trainer whose event is being handled, and the checkpoint that it continues from, if any.
@@ -68,20 +65,6 @@ def refuse(trainer: Trainer) -> None:
         raise ValueError(
             f"device_map has the model on {len(places)} GPUs of one process, in which AttnRegCallback was never tried; "
             "load it on one, or without device_map and share it by FSDP2 (fsdp=True under torchrun)"
-        )
-
-
-def refuse_unused_parameters(trainer: Trainer, regularizer: Regularizer) -> None:
-    """Refuse attention LayerDrop where data parallel training waits for every gradient.
-
-    Raises:
-        ValueError: it does.
-    """
-    if waits_for_gradients(trainer.model_wrapped) and regularizer.leaves_unused():
-        raise ValueError(
-            "a dropped attention gives its queries and keys no gradient, which data parallel training waits for; set "
-            "ddp_find_unused_parameters=True, and with gradient checkpointing "
-            "gradient_checkpointing_kwargs={'use_reentrant': False}"
         )
 
 

@@ -1,6 +1,6 @@
 """`LightningCallback`: a stock Lightning Trainer trains with an attention regularizer.
 
-    Trainer(..., callbacks=[LightningCallback(ADDrop(p=0.3, q=0.3))])
+    Trainer(..., callbacks=[LightningCallback("ad_drop", p=0.3, q=0.3)])
 
 It attaches as training starts, announces epochs and updates, keeps the method's state in Lightning's checkpoints, adds
 what the method does to the log, and detaches at the end, also when an exception ends the training.
@@ -10,19 +10,23 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import logging
 import sys
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NoReturn
 
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from attn_reg_plugin.callbacks import attached, logged, method_of, refuse_unused_parameters
 from attn_reg_plugin.checkpoints import refuse_state
 from attn_reg_plugin.regularizers import Regularizer
 from attn_reg_plugin.regularizers.base.attachment import attachments_of
-from attn_reg_plugin.regularizers.base.distributed import waits_for_gradients
-from attn_reg_plugin.regularizers.base.statistics import quantities
+from attn_reg_plugin.regularizers.base.distributed import rank
 
+logger = logging.getLogger(__name__)
+UNUSED = "use strategy='ddp_find_unused_parameters_true'"
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 FROM_WEIGHTS = "to start anew from the checkpoint's weights, load them into the model and fit without ckpt_path"
 #: strategies, by the name of their class or of a parent, that keep a part of the model in each process
@@ -50,9 +54,11 @@ class LightningCallback(callback_class()):  # type: ignore[misc]
     AttendOut is refused, since a `training_step` trains only its own model.
 
     Args:
-        regularizer: the method, not attached.
+        regularizer: the method, not attached; its name, such as `"ad_drop"`; or a list of methods or names.
         module: the part of the LightningModule that `training_step` calls, such as `model`; by default its only child
             with parameters, or the LightningModule itself where it has several.
+        rates_by_site: log the drop rate of each site as well, not only their mean.
+        options: of the method that is named, such as `p=0.3`.
 
     Raises:
         TypeError: it isn't a regularizer.
@@ -61,18 +67,25 @@ class LightningCallback(callback_class()):  # type: ignore[misc]
             was not called, or is in evaluation mode.
     """
 
-    def __init__(self, regularizer: Regularizer, module: str | None = None) -> None:
-        if not isinstance(regularizer, Regularizer):
-            raise TypeError(
-                f"LightningCallback takes a regularizer, such as ADDrop(p=0.3, q=0.3), not {type(regularizer).__name__}"
-            )
-        self.regularizer, self.module = regularizer, module
+    def __init__(
+        self,
+        regularizer: Regularizer | str | Sequence[Regularizer | str] | None = None,
+        module: str | None = None,
+        *,
+        rates_by_site: bool = False,
+        **options: Any,
+    ) -> None:
+        self.regularizer = method_of(type(self).__name__, regularizer, options)
+        self.module, self.rates_by_site = module, rates_by_site
         self.step: Any = None  # the LightningModule whose training_step runs through ours, and what it had of its own
         self.loaded: dict[str, Any] | None = None
         self.steps = 0  # Lightning's count of the optimizers' steps, when updates were last announced
         self.made = 0  # updates that were announced
         self.scale = 0.0  # of fp16's loss before the batch
         self._seconds: Any = None
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.regularizer!r})"
 
     # -- what Lightning calls ---------------------------------------------------------------------------------------
 
@@ -100,25 +113,32 @@ class LightningCallback(callback_class()):  # type: ignore[misc]
         """Attach, and continue from the checkpoint's state if training does."""
         module = module_to_attach(pl_module, self.module)
         refuse(trainer, pl_module, module)
-        refuse_unused_parameters(trainer, self.regularizer)
+        refuse_unused_parameters(trainer.strategy.model, self.regularizer, UNUSED)
         self.regularizer.attach(module)
         try:
             self.step = pl_module, vars(pl_module).get("training_step")
             vars(pl_module)["training_step"] = self._around(pl_module.training_step)
             self.regularizer.bind(LightningTraining(self.regularizer))
-            self.regularizer.begin_training(self._length(trainer, pl_module), trainer.max_epochs)
-            resumed = self._resume(trainer.ckpt_path or "the checkpoint")
+            updates = trainer.estimated_stepping_batches if pl_module.automatic_optimization else float("inf")
+            known = 0 < updates < float("inf")
+            self.regularizer.begin_training(int(updates) if known else None, trainer.max_epochs)
+            state, self.loaded = self.loaded, None
+            if state is not None:
+                with refuse_state(trainer.ckpt_path or "the checkpoint", self.regularizer.name, FROM_WEIGHTS):
+                    self.regularizer.resume(state)
         except BaseException:
             self.end()
             raise
         if trainer.global_step != self.steps:  # else this fit goes on where the last one ended
             self.made = self.steps = trainer.global_step
-        if resumed and not pl_module.automatic_optimization:
+        if state is not None and not pl_module.automatic_optimization:
             self.made = self.regularizer.updates
         self.regularizer.begin_update(self.made)
         if self.regularizer.epoch != trainer.current_epoch + 1:  # within an epoch, Lightning does not begin it again
             self.regularizer.begin_epoch(trainer.current_epoch + 1)
         self.regularizer.statistics.take()  # what an earlier training did not log
+        if rank() == 0:
+            logger.info(attached(self.regularizer, module))
 
     def on_train_epoch_start(self, trainer: Any, pl_module: nn.Module) -> None:
         """Announce the epoch; Lightning counts from 0."""
@@ -152,8 +172,8 @@ class LightningCallback(callback_class()):  # type: ignore[misc]
         self.made, self.steps = self.made + 1, trainer.global_step
         self.regularizer.begin_update(self.made)
         if trainer._logger_connector.should_update_logs:
-            logged = quantities(self.regularizer, pl_module.device)
-            pl_module.log_dict(logged, on_step=True, on_epoch=False, batch_size=1)  # a step of a loader says none
+            line = logged(self.regularizer, pl_module.device, self.rates_by_site)
+            pl_module.log_dict(line, on_step=True, on_epoch=False, batch_size=1)  # a step of a loader says none
 
     def on_exception(self, trainer: Any, pl_module: nn.Module, exception: BaseException) -> None:
         """Detach also when training ends by an exception."""
@@ -206,24 +226,6 @@ class LightningCallback(callback_class()):  # type: ignore[misc]
         loss = self.regularizer.loss(compute, args[0])
         return {**made[-1], "loss": loss} if isinstance(made[-1], dict) else loss
 
-    @staticmethod
-    def _length(trainer: Any, pl_module: nn.Module) -> int | None:
-        """The updates of the training; None where they are not known, as in manual optimization."""
-        updates = trainer.estimated_stepping_batches if pl_module.automatic_optimization else float("inf")
-        return int(updates) if 0 < updates < float("inf") else None
-
-    def _resume(self, place: Any) -> bool:
-        """Continue from the state that the checkpoint at `place` had; whether it had any.
-
-        Raises:
-            ValueError: the state does not fit.
-        """
-        state, self.loaded = self.loaded, None
-        if state is not None:
-            with refuse_state(place, self.regularizer.name, FROM_WEIGHTS):
-                self.regularizer.resume(state)
-        return state is not None
-
 
 class LightningTraining:
     """Refuses the methods that ask more of a training than its forwards: Lightning's trains its own model only.
@@ -270,19 +272,6 @@ def refuse(trainer: Any, pl_module: nn.Module, module: nn.Module | None = None) 
         raise ValueError(
             f"data parallel training runs training_step through the forward of {type(pl_module).__name__}, so "
             "LightningCallback cannot regularize that; put the model into one child, and name it: module='model'"
-        )
-
-
-def refuse_unused_parameters(trainer: Any, regularizer: Regularizer) -> None:
-    """Refuse attention LayerDrop where data parallel training waits for every gradient.
-
-    Raises:
-        ValueError: it does.
-    """
-    if waits_for_gradients(trainer.strategy.model) and regularizer.leaves_unused():
-        raise ValueError(
-            "a dropped attention gives its queries and keys no gradient, which data parallel training waits for; use "
-            "strategy='ddp_find_unused_parameters_true'"
         )
 
 

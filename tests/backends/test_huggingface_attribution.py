@@ -99,7 +99,7 @@ def test_gradient_attribution_is_that_of_the_materialized_maps(name: str, full: 
     expected = dict(zip(maps, gradients, strict=True))
     logits, attributions, valid = recorded(build(name), name, inputs)
     counted = token_mask(name, inputs) if logits.dim() == 3 else ...
-    torch.testing.assert_close(logits[counted], expected_logits[counted], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(logits[counted], expected_logits[counted], atol=3e-5, rtol=1e-5)
     assert list(attributions) == FAMILIES[name].sites
     for site, attribution in attributions.items():
         # a row without any valid key is no token's; eager makes it uniform over everything
@@ -135,7 +135,7 @@ def test_the_maps_that_are_materialized_are_the_models(name: str) -> None:
         logits = model(**inputs).logits
         tapes = [site.tapes[0] for site in sites]
     counted = token_mask(name, inputs) if logits.dim() == 3 else ...
-    torch.testing.assert_close(logits[counted], expected[counted], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(logits[counted], expected[counted], atol=3e-5, rtol=1e-5)
     for site, tape in zip(sites, tapes, strict=True):
         there = tape.valid.any(-1, keepdim=True)
         torch.testing.assert_close(tape.weights, materialized.maps[site.name] * there, atol=1e-6, rtol=1e-5)

@@ -17,7 +17,7 @@ from attn_reg_plugin import ADDrop, AttentionLayerDrop, find_sites, recording  #
 from attn_reg_plugin.attention.attribution import map_gradient, output_gradients  # noqa: E402
 from attn_reg_plugin.regularizers import Combination  # noqa: E402
 from attn_reg_plugin.regularizers.attention_dropout import AttentionDropout  # noqa: E402
-from tests.backends.huggingface_models import FAMILIES, HEADS, LAYERS, batch, build, opened  # noqa: E402
+from tests.backends.huggingface_models import HEADS, LAYERS, batch, build, config_of, opened  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -98,7 +98,7 @@ def test_longformers_weights_are_not_given_while_it_is_regularized() -> None:
 def test_both_streams_of_xlnet(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two calls a layer, each with its mask; of several words some are predicted from those before in a permutation."""
     torch.manual_seed(1)
-    config = transformers.XLNetConfig(**{**FAMILIES["xlnet"].options, "dropout": 0.0})
+    config = config_of("xlnet")
     model = transformers.XLNetLMHeadModel(config).train()
     for parameter in model.parameters():
         parameter.data.normal_(std=0.3)
@@ -123,7 +123,7 @@ def test_both_streams_of_xlnet(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_row_without_keys_is_xlnets_own() -> None:
     """A place that may see nothing attends to all keys alike, as stock has it."""
-    model = transformers.XLNetLMHeadModel(transformers.XLNetConfig(**{**FAMILIES["xlnet"].options, "dropout": 0.0}))
+    model = transformers.XLNetLMHeadModel(config_of("xlnet"))
     inputs = {key: value for key, value in batch("xlnet").items() if key == "input_ids"}
     hidden = torch.zeros(*inputs["input_ids"].shape, inputs["input_ids"].size(1))
     hidden[:, 2] = 1
