@@ -17,7 +17,6 @@ pytest.importorskip("transformers")
 import transformers
 
 from attn_reg_plugin import ADDrop, AttentionSite, find_sites
-from attn_reg_plugin.backends.huggingface import HuggingFaceBackend
 from attn_reg_plugin.backends.huggingface.attention import open_sites
 from tests.backends.huggingface_models import FAMILIES, FORMS, batch, build, fingerprint, opened
 
@@ -120,29 +119,25 @@ def test_a_transformers_model_with_sites_of_its_own_is_not_refused() -> None:
     assert find_sites(model)[0].path == "encoder.layer.0"
 
 
-def test_deberta_with_talking_heads_is_refused() -> None:
-    model = build("deberta", talking_head=True)
-    before = fingerprint(model)
-    with pytest.raises(ValueError, match=r"^encoder\.self\[0\] .* mixes its heads' maps \(talking_head=True\), which"):
-        ADDrop().attach(model)
-    assert fingerprint(model) == before
+REFUSED = {
+    "talking heads": ("deberta", {"talking_head": True}, "sdpa", r"mixes its heads' maps \(talking_head=True\), which"),
+    "upcast": ("gpt2", {"reorder_and_upcast_attn": True}, "eager", "reorder_and_upcast_attn=True, which cannot be reg"),
+    **{
+        name: ("bert", {}, name, f"='{name.replace('|', '.')}', which cannot be regularized; load the model with")
+        for name in ("flex_attention", "flash_attention_2", "paged|eager")
+    },
+}
 
 
-@pytest.mark.parametrize("attention", ["flex_attention", "flash_attention_2", "paged|eager"])
-def test_another_attention_is_refused(attention: str) -> None:
-    model = build("bert")
+@pytest.mark.parametrize("case", REFUSED)
+def test_another_attention_is_refused(case: str) -> None:
+    name, options, attention, said = REFUSED[case]
+    model = build(name, **options)
     model.config._attn_implementation_internal = attention
     before = fingerprint(model)
-    with pytest.raises(
-        ValueError, match=rf"^encoder\.self\[0\] .*='{attention.replace('|', '.')}', which cannot be reg"
-    ):
-        ADDrop().attach(model)
+    with pytest.raises(ValueError, match=rf"^\w+\.self\[0\] .*{said}"):
+        ADDrop(sites="*").attach(model)
     assert fingerprint(model) == before
-
-
-def test_gpt2s_own_upcast_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"reorder_and_upcast_attn=True, which cannot be regularized"):
-        ADDrop(sites="*").attach(build("gpt2", attention="eager", reorder_and_upcast_attn=True))
 
 
 def test_an_attention_that_is_taken_away_is_noticed() -> None:
@@ -245,67 +240,6 @@ def test_a_copy_of_an_attached_model_is_attached_to_a_copy(name: str) -> None:
         held = [site] if name == "mpnet" else open_sites(site.module).sites
         assert held == [site] and site is not ours and site.module is twin.get_submodule(site.path)
     assert torch.equal(model(**inputs).logits, expected)
-
-
-# -- what a forward tells ---------------------------------------------------------------------------------------------
-
-
-def describe(model: nn.Module, *args: Any, **kwargs: Any) -> dict[str, torch.Tensor]:
-    return HuggingFaceBackend().describe(model, args, kwargs)
-
-
-def test_a_classifier_tells_its_tokens_and_its_gold_labels() -> None:
-    inputs = batch("bert")
-    told = describe(build("bert"), inputs["input_ids"], inputs["attention_mask"], labels=inputs["labels"])
-    assert torch.equal(told["token_mask"], inputs["attention_mask"].bool())
-    assert torch.equal(told["targets"], inputs["labels"])
-    assert not describe(build("bert"), inputs["input_ids"]), "its classes have no padding"
-
-
-def test_a_tagger_counts_real_tokens_with_a_label() -> None:
-    inputs = batch("xlm_roberta")
-    inputs["labels"][0, 2] = -100
-    model = build("xlm_roberta")
-    expected = inputs["attention_mask"].bool()
-    assert torch.equal(describe(model, **{**inputs, "labels": None})["token_mask"], expected)
-    expected[0, 2] = False
-    assert torch.equal(describe(model, **inputs)["token_mask"], expected)
-    del inputs["attention_mask"]
-    assert torch.equal(describe(model, **inputs)["token_mask"], expected)
-
-
-@pytest.mark.parametrize("name", ["gpt2", "llama"])
-def test_a_language_models_labels_are_those_of_the_next_token(name: str) -> None:
-    inputs = batch(name)
-    model = build(name)
-    told = describe(model, **inputs)
-    logits = model(**{k: v for k, v in inputs.items() if k != "labels"}).logits
-    loss = nn.functional.cross_entropy(logits.flatten(0, 1), told["targets"].flatten(), ignore_index=-100)
-    torch.testing.assert_close(loss, model(**inputs).loss)
-    assert int(told["token_mask"].sum()) == int(inputs["attention_mask"].sum()) - 3
-    assert torch.equal(describe(model, **{**inputs, "labels": None})["token_mask"], inputs["attention_mask"].bool())
-
-
-@pytest.mark.parametrize("name", ["marian", "bart", "t5"])
-def test_a_translators_tokens(name: str) -> None:
-    """By the labels, padded by -100 or by the padding token; by the decoder's input, whose start may be padding."""
-    inputs, model = batch(name), build(name)
-    labels, padding = inputs["labels"], model.config.pad_token_id
-    labels[torch.arange(3), (labels != -100).sum(-1) - 1] = model.config.eos_token_id
-    expected = labels != -100
-    assert torch.equal(describe(model, **inputs)["token_mask"], expected)
-    assert torch.equal(describe(model, **inputs)["targets"], labels)
-    padded = labels.masked_fill(labels == -100, padding)
-    assert torch.equal(describe(model, **{**inputs, "labels": padded})["token_mask"], expected)
-    shifted = torch.cat([torch.full((3, 1), model.config.decoder_start_token_id), padded[:, :-1]], 1)
-    told = describe(model, input_ids=inputs["input_ids"], decoder_input_ids=shifted)
-    assert torch.equal(told["token_mask"], expected)
-    assert told["padding_label"] == padding
-    mask = torch.ones_like(shifted)
-    mask[:, 4:] = 0
-    assert torch.equal(
-        describe(model, decoder_input_ids=shifted, decoder_attention_mask=mask)["token_mask"], mask.bool()
-    )
 
 
 @pytest.mark.parametrize("labels", ["pseudo", "gold"])

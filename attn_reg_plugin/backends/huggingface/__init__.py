@@ -123,8 +123,7 @@ class HuggingFaceBackend(ReplacingBackend):
         """Name our function in the module's configuration and put the site into the module.
 
         Raises:
-            ValueError: the model runs another attention than `sdpa` or `eager`, asks for these names itself, or its
-                attention is of a kind that cannot be regularized.
+            ValueError: the model runs another attention than `sdpa` or `eager`, or asks for these names itself.
         """
         if ordinary(site.module) is not None:
             return super().open(site)
@@ -142,7 +141,7 @@ class HuggingFaceBackend(ReplacingBackend):
                 f"{site.name} ({site.path}) runs with {option}, which cannot be regularized; load the model with "
                 "attn_implementation='sdpa'"
             )
-        held = open_sites(module) or OpenSites.install(module, original, *self.shared.get(module, ()))
+        held = open_sites(module) or OpenSites(module, original, *self.shared.get(module, ()))
         held.sites.append(site)
         config._attn_implementation_internal = REGISTERED[original]  # the public setter would reach into sub-configs
 
