@@ -110,9 +110,7 @@ def split_mask(
 ) -> tuple[Tensor | None, Tensor | None]:
     """A mask, bool (True = attend) or additive, as `valid`, and `bias` with the finite part of an additive mask.
 
-    Args:
-        query: has the dtype of the bias.
-        masked: additive masks from here down mean "masked".
+    The bias has the query's dtype; additive masks from `masked` down mean "masked".
     """
     if mask is None or mask.dtype == torch.bool:
         return mask, bias
@@ -161,9 +159,6 @@ def multihead_attention(
     Returns:
         output, shaped as the query; and with `need_weights` the weights before dropout: (B, T, S), (B, H, T, S)
         without `average_attn_weights`, without B for a query without it.
-
-    Raises:
-        RuntimeError: `is_causal` without a mask, as PyTorch's.
     """
     if is_causal and attn_mask is None:
         raise RuntimeError("Need attn_mask if specifying the is_causal hint.")

@@ -112,9 +112,9 @@ class AttnRegCallback(TrainerCallback):
 
     def _refuse_beside(self, trainer: Trainer) -> None:
         """Refuse, by a ValueError, a callback with this one's method, or with the file of its large state."""
-        name, ours = self.regularizer.name, {id(method) for method in self.regularizer.parts}
+        name, ours = self.regularizer.name, set(self.regularizer.parts)
         callbacks = [one for one in trainer.callback_handler.callbacks if isinstance(one, AttnRegCallback)]
-        if sum(not ours.isdisjoint(map(id, one.regularizer.parts)) for one in callbacks) > 1:
+        if sum(not ours.isdisjoint(one.regularizer.parts) for one in callbacks) > 1:
             raise ValueError(f"{name} is given to two callbacks; give it to one, or make a second regularizer")
         twins = sum(one.regularizer.name == name for one in callbacks)
         if twins > 1 and self.regularizer.large_state:
@@ -243,8 +243,7 @@ class AttnRegCallback(TrainerCallback):
     def _load(self, checkpoint: Path | None) -> None:
         """Continue from the state in a checkpoint; without one a method begins anew, which a large one says.
 
-        Raises:
-            ValueError: the state is damaged or another's; every process raises what the first one read.
+        A damaged state is a ValueError: every process raises what the first one read.
         """
         if checkpoint is None:
             return

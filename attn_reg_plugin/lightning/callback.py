@@ -118,7 +118,7 @@ class LightningCallback(callback_class()):  # type: ignore[misc]
         try:
             self.step = pl_module, vars(pl_module).get("training_step")
             vars(pl_module)["training_step"] = self._around(pl_module.training_step)
-            self.regularizer.bind(LightningTraining(self.regularizer))
+            self.regularizer.bind(LightningTraining(self.regularizer.name))
             updates = trainer.estimated_stepping_batches if pl_module.automatic_optimization else float("inf")
             known = 0 < updates < float("inf")
             self.regularizer.begin_training(int(updates) if known else None, trainer.max_epochs)
@@ -198,17 +198,13 @@ class LightningCallback(callback_class()):  # type: ignore[misc]
     # -- while training runs ----------------------------------------------------------------------------------------
 
     def _around(self, original: Any) -> Any:
-        """`_training_step` of a step; Lightning gives it the arguments that `__wrapped__` takes."""
+        """Make `_training_step` of a step; Lightning gives it the arguments that `__wrapped__` takes."""
         ours = partial(self._training_step, original)
         ours.__wrapped__ = getattr(original, "__wrapped__", original)  # it looks under one decorator
         return ours
 
     def _training_step(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        """The step of the LightningModule; a method that adds to the loss has it run on the repeated batch.
-
-        Raises:
-            ValueError: a method adds to the loss, and the step gives none, as in manual optimization.
-        """
+        """Run the LightningModule's step; a method that adds to the loss has it run on the repeated batch."""
         if self.regularizer.passes == 1:
             return original(*args, **kwargs)
         made: list[Any] = []
@@ -228,19 +224,15 @@ class LightningCallback(callback_class()):  # type: ignore[misc]
 
 
 class LightningTraining:
-    """Refuses the methods that ask more of a training than its forwards: Lightning's trains its own model only.
+    """Refuses the methods that ask more of a training than its forwards: Lightning's trains its own model only."""
 
-    Args:
-        regularizer: the method that asks.
-    """
-
-    def __init__(self, regularizer: Regularizer) -> None:
-        self.regularizer = regularizer
+    def __init__(self, name: str) -> None:
+        self.name = name
 
     def _refuse(self, *_: Any) -> NoReturn:
         raise ValueError(
-            f"{self.regularizer.name} trains a second model beside yours, and a LightningModule's training_step trains "
-            "its own only; use transformers' Trainer with AttnRegCallback, fairseq-train, or a loop of your own"
+            f"{self.name} trains a second model beside yours, and a LightningModule's training_step trains its own "
+            "only; use transformers' Trainer with AttnRegCallback, fairseq-train, or a loop of your own"
         )
 
     optimizer = clip_norm = copy_of = property(_refuse)
@@ -248,22 +240,15 @@ class LightningTraining:
 
 
 def refuse(trainer: Any, pl_module: nn.Module, module: nn.Module | None = None) -> None:
-    """Refuse the ways of training in which the model's forward cannot be seen whole.
-
-    Args:
-        module: the part that is attached to, once that is known.
-
-    Raises:
-        ValueError: compiled models, sharded parameters, or a LightningModule that data parallel training calls.
-    """
-    for kind in type(trainer.strategy).__mro__:
-        if kind.__name__ in SHARDED:
-            raise ValueError(
-                f"the strategy {SHARDED[kind.__name__]} cannot be combined with LightningCallback: it was not "
-                "tried; use strategy='ddp', or a loop of your own"
-            )
-    compiled = getattr(pl_module, "_compiler_ctx", None) or any(hasattr(m, "_orig_mod") for m in pl_module.modules())
-    if compiled:
+    """Refuse, by a ValueError, ways of training in which the forward, of `module` if it is known, is not seen whole."""
+    strategies = (kind.__name__ for kind in type(trainer.strategy).__mro__)
+    sharded = next((SHARDED[name] for name in strategies if name in SHARDED), None)
+    if sharded is not None:
+        raise ValueError(
+            f"the strategy {sharded} cannot be combined with LightningCallback: it was not tried; use strategy='ddp', "
+            "or a loop of your own"
+        )
+    if getattr(pl_module, "_compiler_ctx", None) or any(hasattr(part, "_orig_mod") for part in pl_module.modules()):
         raise ValueError(
             "torch.compile cannot be combined with LightningCallback: compiling the whole module was not tried; fit "
             "the module that is not compiled, or compile its layers in place: layer.compile()"
@@ -276,16 +261,12 @@ def refuse(trainer: Any, pl_module: nn.Module, module: nn.Module | None = None) 
 
 
 def module_to_attach(pl_module: nn.Module, path: str | None) -> nn.Module:
-    """The part of a LightningModule whose forward is regularized.
+    """The part of a LightningModule whose forward is regularized: at `path`, else its only child with parameters.
 
-    Args:
-        path: of the part; None: the only child with parameters, or the LightningModule itself if there are several.
-
-    Raises:
-        ValueError: there is no such part.
+    Without a path it is the LightningModule itself if there are several. A path that does not exist is a ValueError.
     """
-    children = [child for _, child in pl_module.named_children() if any(True for _ in child.parameters())]
     if path is None:
+        children = [child for child in pl_module.children() if next(child.parameters(), None) is not None]
         return children[0] if len(children) == 1 else pl_module
     try:
         return pl_module.get_submodule(path)
@@ -297,19 +278,12 @@ def module_to_attach(pl_module: nn.Module, path: str | None) -> nn.Module:
 
 
 def refuse_uncalled(module: nn.Module, regularizer: Regularizer) -> None:
-    """Stop a training that does not call what is attached to, or calls it in evaluation mode, after an update.
-
-    Args:
-        module: what is attached to.
-
-    Raises:
-        ValueError: it was never called in training mode with gradients.
-    """
+    """Refuse, by a ValueError after an update, a training that does not call `module`, or in evaluation mode only."""
     if any(attachment.reach.seen for attachment in attachments_of(module)):
         return
     name, method = type(module).__name__, regularizer.name
-    attention = [site.module for site in regularizer.attached_sites if site.module is not None]
-    if not module.training or (attention and not any(module.training for module in attention)):
+    parts = [module, *(site.module for site in regularizer.attached_sites if site.module is not None)]
+    if not module.training or (len(parts) > 1 and not any(part.training for part in parts[1:])):
         raise ValueError(
             f"{name} is in evaluation mode, so {method} never acted; Lightning leaves that as it is, and "
             "from_pretrained gives models in evaluation mode: call its train() before fit()"

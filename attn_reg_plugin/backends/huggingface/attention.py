@@ -174,9 +174,6 @@ def _attention(
 
     Returns:
         output (B, T, H, D), and with `eager` the weights (B, H, T, S), before dropout.
-
-    Raises:
-        RuntimeError: the module passes a keyword or a mask that cannot be regularized.
     """
     held = open_sites(module)
     attention_mask = _mask_of_last_queries(original, module, query, key, attention_mask, kwargs)
@@ -198,7 +195,7 @@ def _regularized(
     mask: Tensor | None,
     kwargs: dict[str, Any],
 ) -> tuple[Tensor, Tensor | None]:
-    """`_attention` of a site that has anything to do."""
+    """`_attention` of a site that has anything to do; a RuntimeError names what of its call cannot be regularized."""
     call, eager = site.enter(), held.original == "eager"
     if call is None:
         return held.function(module, query, key, value, mask, **kwargs)
@@ -249,9 +246,9 @@ def _valid_and_bias(
     `sdpa` gets no mask where it can say `is_causal` to the kernel instead, by the rule that is repeated here.
     """
     bias, queries, keys = kwargs.get("position_bias"), query.size(-2), key.size(-2)
+    if mask is None and original == "sdpa" and queries > 1 and _causal(module, kwargs):
+        return torch.ones(queries, keys, dtype=torch.bool, device=query.device).tril(), bias
     if mask is None:
-        if original == "sdpa" and queries > 1 and _causal(module, kwargs):
-            return torch.ones(queries, keys, dtype=torch.bool, device=query.device).tril(), bias
         return None, bias
     return split_mask(mask[..., :keys], query, bias, _MASKED_BY.get(type(module).__name__, MASKED))
 
