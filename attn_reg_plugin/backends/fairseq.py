@@ -23,7 +23,6 @@ from attn_reg_plugin.backends.pytorch import (
     ReplacingBackend,
     layer_of,
     merged_masks,
-    replaced_site,
     weights_of,
 )
 
@@ -100,17 +99,8 @@ class FairseqBackend(ReplacingBackend):
         sites = []
         for path, module in model.named_modules():
             if type(module) is MultiheadAttention:
-                sites.append(
-                    replaced_site(module)
-                    or AttentionSite(
-                        stack="decoder" if re.search(r"(^|\.)decoder(\.|$)", path) else "encoder",
-                        kind="cross" if module.encoder_decoder_attention else "self",
-                        layer=layer_of(path),
-                        path=path,
-                        module=module,
-                        backend=self,
-                    )
-                )
+                decoder = re.search(r"(^|\.)decoder(\.|$)", path) is not None
+                sites.append(self.site(path, module, decoder, module.encoder_decoder_attention, layer_of(path)))
         return sites
 
     def describe(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -23,8 +23,8 @@ from attn_reg_plugin.attention.sites import AttentionSite
 
 CROSS = re.compile(r"cross|encoder_attn|src_attn|enc_dec|encdec|memory", re.IGNORECASE)
 DECODER = re.compile(r"(^|[._])decoder([._]|$)", re.IGNORECASE)
-#: what the attentions of PyTorch's own decoder layer are, by their name in it
-DECODER_LAYER = {"self_attn": "self", "multihead_attn": "cross"}
+#: whether the attentions of PyTorch's own decoder layer are cross attention, by their name in it
+DECODER_LAYER = {"self_attn": False, "multihead_attn": True}
 #: packages whose models are other backends' affair
 OTHERS = ("transformers.", "fairseq.")
 #: additive masks from here down mean "masked": a dtype's minimum, or -1e4 for -inf in older ones
@@ -66,6 +66,11 @@ class ReplacingBackend:
     def computation(self, module: nn.Module) -> Computation | None:
         """How the attention of `module` is computed; None if no method is replaced for it."""
         raise NotImplementedError
+
+    def site(self, path: str, module: nn.Module, decoder: bool, cross: bool, layer: int) -> AttentionSite:
+        """The module's open site, or a new one."""
+        stack, kind = "decoder" if decoder else "encoder", "cross" if cross else "self"
+        return replaced_site(module) or AttentionSite(stack, kind, layer, path, module, self)
 
     def open(self, site: AttentionSite) -> None:
         """Put the site and a method that asks it into the module.
@@ -239,23 +244,13 @@ class PyTorchBackend(ReplacingBackend):
         for path, module in modules.items():
             own = getattr(type(module), "forward", None) is nn.MultiheadAttention.forward
             if own and not path.startswith(others):
-                parent = modules.get(path.rpartition(".")[0])
-                sites.append(replaced_site(module) or self._site(path, module, parent))
+                parent, _, name = path.rpartition(".")
+                inside = isinstance(modules.get(parent), nn.TransformerDecoderLayer)
+                cross = DECODER_LAYER.get(name) if inside else None
+                cross = bool(CROSS.search(path)) if cross is None else cross
+                decoder = inside or cross or bool(DECODER.search(path))
+                sites.append(self.site(path, module, decoder, cross, layer_of(path)))
         return sites
-
-    def _site(self, path: str, module: nn.Module, parent: nn.Module | None) -> AttentionSite:
-        kind = "cross" if CROSS.search(path) else "self"
-        own = isinstance(parent, nn.TransformerDecoderLayer)
-        if own:
-            kind = DECODER_LAYER.get(path.rpartition(".")[2], kind)
-        return AttentionSite(
-            stack="decoder" if own or kind == "cross" or DECODER.search(path) else "encoder",
-            kind=kind,
-            layer=layer_of(path),
-            path=path,
-            module=module,
-            backend=self,
-        )
 
 
 BACKEND = PyTorchBackend

@@ -96,8 +96,9 @@ class AttnRegCallback(TrainerCallback):
             self._refuse_beside(trainer)
             self.regularizer.attach(trainer.model)
             self.trainer, self.saved, self.epoch = trainer, None, int(state.epoch or 0)
+            training = TrainerTraining(trainer, trainer.training_step)
             self._intercept()
-            self.regularizer.bind(TrainerTraining(trainer, self._original("training_step")))
+            self.regularizer.bind(training)
             self.regularizer.begin_training(state.max_steps if state.max_steps > 0 else None, state.num_train_epochs)
             self._load(checkpoint)
         except BaseException:
@@ -173,9 +174,6 @@ class AttnRegCallback(TrainerCallback):
         for owner, name, around in intercepted:
             if hasattr(owner, name):
                 self.interceptions.append(Interception(owner, name, around))
-
-    def _original(self, name: str) -> Any:
-        return next(i.original for i in self.interceptions if i.name == name and i.owner is self.trainer)
 
     def _guarded(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         """Detach also when training ends by an exception."""

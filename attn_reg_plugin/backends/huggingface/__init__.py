@@ -69,18 +69,18 @@ class HuggingFaceBackend(ReplacingBackend):
         Attention that does not go through transformers' interface is named in a warning, once.
         """
         sites: list[AttentionSite] = []
-        causal = causal_parts(model)
-        start = outermost(model)
+        causal, start = causal_parts(model), outermost(model)
         for path, module in model.named_modules():
-            inner = path.removeprefix(start(path))
-            if ordinary(module) is not None:
-                (layer,) = self._layers(model, path, inner, module)
-                sites.append(replaced_site(module) or self._site(path, inner, module, layer, causal(path)))
-            if interface_of(module) is None or not isinstance(getattr(module, "config", None), PreTrainedConfig):
+            inner, how = path.removeprefix(start(path)), ordinary(module)
+            config = getattr(module, "config", None)
+            if how is None and (interface_of(module) is None or not isinstance(config, PreTrainedConfig)):
                 continue
+            cross = CROSS.search(inner) is not None
+            own = bool(getattr(module, "is_causal" if how is None else "is_decoder", False))
+            decoder = cross or causal(path) or own or DECODER.search(inner) is not None
             opened = {site.layer: site for site in getattr(open_sites(module), "sites", ())}
             for layer in self._layers(model, path, inner, module):
-                sites.append(opened.get(layer) or self._site(path, inner, module, layer, causal(path)))
+                sites.append(opened.get(layer) or self.site(path, module, decoder, cross, layer))
         if sites:
             warn_of_uncovered(model, {site.path for site in sites})
         return sites
@@ -94,19 +94,6 @@ class HuggingFaceBackend(ReplacingBackend):
         caller = model.get_submodule(path[: place.start()])
         self.shared[module] = caller, layers(module.config, *(int(number) for number in place.groups()))
         return self.shared[module][1]
-
-    def _site(self, path: str, inner: str, module: nn.Module, layer: int, causal: bool) -> AttentionSite:
-        cross = CROSS.search(inner) is not None
-        own = "is_causal" if ordinary(module) is None else "is_decoder"
-        decoder = cross or causal or DECODER.search(inner) is not None or bool(getattr(module, own, False))
-        return AttentionSite(
-            stack="decoder" if decoder else "encoder",
-            kind="cross" if cross else "self",
-            layer=layer,
-            path=path,
-            module=module,
-            backend=self,
-        )
 
     def refusal(self, model: nn.Module) -> str | None:
         """Why a transformers model has no site; None for other models."""
