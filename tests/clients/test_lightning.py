@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import attn_reg_plugin
-from attn_reg_plugin import ADDrop, AttendOut
+from attn_reg_plugin import ADDrop
 from attn_reg_plugin.regularizers import Regularizer
 from attn_reg_plugin.regularizers import build as method
 from tests.backends.huggingface_models import build
@@ -215,13 +215,6 @@ def test_refusals(made: Any, options: dict[str, Any], sentence: str, tmp_path: P
     with pytest.raises(ValueError, match=sentence):
         fit(tmp_path, regularizer := ad_drop(), model, max_steps=2, **options)
     assert not regularizer.attached_sites and "training_step" not in vars(model)
-
-
-def test_other_refusals(tmp_path: Path, one_thread: None) -> None:
-    with pytest.raises(ValueError, match="its sites are: encoder"):
-        fit(tmp_path, ad_drop(sites="decoder.cross"), max_steps=2)
-    with pytest.raises(ValueError, match="attend_out trains a second model beside yours"):
-        fit(tmp_path, AttendOut(), max_steps=2)
 
 
 def in_two(folder: Path) -> None:

@@ -16,7 +16,6 @@ import peft
 from peft import IA3Config, LoraConfig, PeftModel, get_peft_model
 
 from attn_reg_plugin import ADDrop, find_sites, gradient_attribution, recording
-from attn_reg_plugin.regularizers import build as make
 from tests.backends.huggingface_models import batch, build, objective, opened
 from tests.huggingface.trainers import ad_drop, trainer_of
 
@@ -164,17 +163,6 @@ def test_virtual_tokens_are_no_part_of_the_objective(name: str, kind: str) -> No
         model(**inputs)
     logits, found = seen
     torch.testing.assert_close(found, objective(name, inputs, logits[:, -inputs["labels"].size(1) :]))
-
-
-def test_hidden_cut_cuts_what_map_and_adapter_give_together() -> None:
-    model, cut = adapted("bert", lora("bert", target_modules="all-linear")), []
-    for name, module in model.named_modules():
-        if name.endswith((".0.output.dense", ".1.output.dense")):
-            module.register_forward_hook(lambda module, args, output: cut.append((output == 0).all(-1).sum()))
-    regularizer = make("hidden_cut", cut=0.5)
-    with regularizer.attach(model):
-        regularizer.loss(lambda inputs: model(**inputs).loss, batch("bert"))
-    assert len(cut) == 2 and regularizer.statistics.take()["tokens_cut"] == sum(cut) > 0
 
 
 def test_a_trainer_of_adapters(tmp_path: Path) -> None:
