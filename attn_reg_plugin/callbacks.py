@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,32 +19,48 @@ PREFIX = "attn_reg/"
 WHEN = {"epoch": "from epoch 2, every other", "off": "in every update"}
 
 
-def method_of(callback: str, given: Any, options: Mapping[str, Any]) -> Regularizer:
-    """The method that a callback of this name is given: a regularizer, the name of one, or a list of these.
+class MethodCallback:
+    """A callback that is given a method.
 
     Args:
-        options: of a method that is named.
+        regularizer: the method, not attached; its name, such as `"ad_drop"`; or a list of methods or names.
+        rates_by_site: log the drop rate of each site as well, not only their mean.
+        options: of the method that is named, such as `p=0.3`.
 
     Raises:
         TypeError: it is something else, such as a class.
         ValueError, TypeError: an unknown name, a wrong option, or methods that cannot act together.
     """
-    if isinstance(given, str):
-        return build(given, **options)
-    if options:
-        raise TypeError(
-            f"{callback}: {', '.join(options)} goes with the name of a method: {callback}('ad_drop', p=0.3)"
-        )
-    if isinstance(given, list | tuple) and given:
-        methods = [method_of(callback, one, {}) for one in given]
-        return methods[0] if len(methods) == 1 else Combination(methods)
-    if not isinstance(given, Regularizer):
-        found = f"the class {given.__name__}" if isinstance(given, type) else type(given).__name__
-        raise TypeError(
-            f"{callback} takes a regularizer, such as {callback}(ADDrop(p=0.3, q=0.3)), its name, such as "
-            f"{callback}('ad_drop', p=0.3), or a list of these, not {found}"
-        )
-    return given
+
+    def __init__(
+        self,
+        regularizer: Regularizer | str | Sequence[Regularizer | str] | None = None,
+        *,
+        rates_by_site: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        self.regularizer, self.rates_by_site = self._method(regularizer, options), rates_by_site
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.regularizer!r})"
+
+    def _method(self, given: Any, options: Mapping[str, Any]) -> Regularizer:
+        name = type(self).__name__
+        if isinstance(given, str):
+            return build(given, **options)
+        if options:
+            raise TypeError(f"{name}: {', '.join(options)} goes with the name of a method: {name}('ad_drop', p=0.3)")
+        if isinstance(given, list | tuple) and given:
+            methods = [self._method(one, {}) for one in given]
+            return methods[0] if len(methods) == 1 else Combination(methods)
+        if not isinstance(given, Regularizer):
+            found = f"the class {given.__name__}" if isinstance(given, type) else type(given).__name__
+            raise TypeError(
+                f"{name} takes a regularizer, such as {name}(ADDrop(p=0.3, q=0.3)), its name, such as "
+                f"{name}('ad_drop', p=0.3), or a list of these, not {found}"
+            )
+        return given
 
 
 def attached(regularizer: Regularizer, model: nn.Module) -> str:

@@ -12,14 +12,13 @@ import importlib
 import importlib.util
 import logging
 import sys
-from collections.abc import Sequence
 from functools import partial
 from typing import Any, NoReturn
 
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from attn_reg_plugin.callbacks import attached, logged, method_of, refuse_unused_parameters
+from attn_reg_plugin.callbacks import MethodCallback, attached, logged, refuse_unused_parameters
 from attn_reg_plugin.checkpoints import refuse_state
 from attn_reg_plugin.regularizers import Regularizer
 from attn_reg_plugin.regularizers.base.attachment import attachments_of
@@ -44,7 +43,7 @@ def callback_class() -> type:
     return object
 
 
-class LightningCallback(callback_class()):  # type: ignore[misc]
+class LightningCallback(MethodCallback, callback_class()):  # type: ignore[misc]
     """Give it to a Lightning `Trainer`; nothing else changes.
 
     The regularizer is attached to the part of the LightningModule that `training_step` calls, while `fit()` runs. A
@@ -67,25 +66,15 @@ class LightningCallback(callback_class()):  # type: ignore[misc]
             was not called, or is in evaluation mode.
     """
 
-    def __init__(
-        self,
-        regularizer: Regularizer | str | Sequence[Regularizer | str] | None = None,
-        module: str | None = None,
-        *,
-        rates_by_site: bool = False,
-        **options: Any,
-    ) -> None:
-        self.regularizer = method_of(type(self).__name__, regularizer, options)
-        self.module, self.rates_by_site = module, rates_by_site
+    def __init__(self, regularizer: Any = None, module: str | None = None, **options: Any) -> None:
+        super().__init__(regularizer, **options)
+        self.module = module
         self.step: Any = None  # the LightningModule whose training_step runs through ours, and what it had of its own
         self.loaded: dict[str, Any] | None = None
         self.steps = 0  # Lightning's count of the optimizers' steps, when updates were last announced
         self.made = 0  # updates that were announced
         self.scale = 0.0  # of fp16's loss before the batch
         self._seconds: Any = None
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.regularizer!r})"
 
     # -- what Lightning calls ---------------------------------------------------------------------------------------
 

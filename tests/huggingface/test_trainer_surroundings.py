@@ -14,8 +14,7 @@ from transformers import Trainer, TrainerCallback
 
 import attn_reg_plugin
 from attn_reg_plugin.callbacks import refuse_unused_parameters
-from attn_reg_plugin.huggingface import AttnRegCallback
-from attn_reg_plugin.huggingface.running import Interception
+from attn_reg_plugin.huggingface.callback import AttnRegCallback, Interception
 from attn_reg_plugin.regularizers import ADDrop, AttendOut, AttentionLayerDrop, Combination
 from attn_reg_plugin.regularizers import build as make
 from attn_reg_plugin.regularizers.base.attachment import attachments_of
