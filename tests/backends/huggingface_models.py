@@ -61,7 +61,7 @@ FAMILIES = {
         "ModernBertForTokenClassification",
         options={"local_attention": 4, "global_attn_every_n_layers": 2},
     ),
-    "marian": Family("marian", "MarianMTModel", "both"),
+    "marian": Family("marian", "MarianMTModel", "both", options={"max_position_embeddings": 40}),
     "bart": Family("bart", "BartForConditionalGeneration", "both"),
     "mbart": Family("mbart", "MBartForConditionalGeneration", "both"),
     "m2m_100": Family("m2m_100", "M2M100ForConditionalGeneration", "both"),
