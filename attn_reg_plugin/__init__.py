@@ -42,6 +42,10 @@ if TYPE_CHECKING or not _is_command_line():
         build,
     )
 
+    if TYPE_CHECKING:
+        from attn_reg_plugin.huggingface import AttnRegCallback as AttnRegCallback
+        from attn_reg_plugin.lightning import LightningCallback as LightningCallback
+
     allow_checkpoint_types()
     del _backends
 

@@ -55,7 +55,6 @@ def test_a_backend_imports_the_framework_that_its_name_begins_with() -> None:
         name = str(path.relative_to(PACKAGE / "backends"))
         top = name.removesuffix(".py").split("/")[0]
         framework = FRAMEWORKS.get(top.split("_")[0], top).split(".")[0]
-        below = ("attn_reg_plugin.backends", *(["attn_reg_plugin.modules"] if framework == "fairseq" else []))
-        found[name] = others(path.read_text(encoding="utf-8"), framework, *CORE, *below)
-    assert {"fairseq.py", "huggingface/mpnet.py"} <= found.keys()
+        found[name] = others(path.read_text(encoding="utf-8"), framework, *CORE, "attn_reg_plugin.backends")
+    assert {"fairseq.py", "huggingface/projected.py"} <= found.keys()
     assert {name: modules for name, modules in found.items() if modules} == {}

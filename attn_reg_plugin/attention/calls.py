@@ -53,16 +53,6 @@ class AttentionCall:
     recomputed: int = -1
     counted: set[int] = field(default_factory=set)
 
-    @property
-    def name(self) -> str:
-        """Name of the site."""
-        return self.site.name
-
-    @property
-    def path(self) -> str:
-        """Path of the site."""
-        return self.site.path
-
     def keep_mask(self, shape: tuple[int, ...], valid: Tensor | None, device: torch.device) -> Tensor | None:
         """Return the keep mask for a map of `shape` (B, H, T, S), or broadcastable to it; None keeps all.
 
@@ -75,8 +65,8 @@ class AttentionCall:
             self.keep, self.chosen = self._chosen(), True
         if self.keep is not None and not fits(self.keep, shape):
             raise RuntimeError(
-                f"{self.name}: the keep mask is {tuple(self.keep.shape)}, but the attention map is {tuple(shape)}; "
-                "the probe and the forward saw different inputs"
+                f"{self.site.name}: the keep mask is {tuple(self.keep.shape)}, but the attention map is "
+                f"{tuple(shape)}; the probe and the forward saw different inputs"
             )
         return self.keep.unpacked() if isinstance(self.keep, PackedMask) else self.keep
 
@@ -173,8 +163,9 @@ def recomputed(calls: list[Call], pending: bool = True) -> Call | None:
     if len(calls) > 1 or (pending and call.recomputed == now):
         times = f"{len(calls)} times in one forward" if len(calls) > 1 else "in several forwards before one backward"
         raise RuntimeError(
-            f"{call.name} ({call.path}) ran {times}, and activation checkpointing runs it again in the backward, where "
-            "it can't be told which mask is meant; turn activation checkpointing off, or leave this site out"
+            f"{call.site.name} ({call.site.path}) ran {times}, and activation checkpointing runs it again in the "
+            "backward, where it can't be told which mask is meant; turn activation checkpointing off, or leave this "
+            "site out"
         )
     call.recomputed = now
     return call

@@ -71,7 +71,9 @@ class SiteSelector:
             missing = any(sum(low <= layer <= high for layer in there) <= high - low for low, high in layers or [])
             if not matching or missing:
                 names = " ".join(dict.fromkeys(site.name for site in sites)) or "none"
-                raise ValueError(f"site pattern {text!r} matches nothing in this model; its sites are: {names}")
+                kinds = " ".join(dict.fromkeys(f"{site.stack}.{site.kind}" for site in sites if site.kind == "self"))
+                advice = f"; write sites={kinds!r}" if kinds and text == "encoder.self" else ""
+                raise ValueError(f"site pattern {text!r} matches nothing in this model; its sites are: {names}{advice}")
             chosen.update(
                 id(site) for site in matching if layers is None or any(a <= site.layer <= b for a, b in layers)
             )

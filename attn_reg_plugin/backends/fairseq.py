@@ -1,4 +1,7 @@
-"""Sites in fairseq models: every `MultiheadAttention`, wherever it stands."""
+"""Sites in fairseq models: every `MultiheadAttention`, wherever it stands.
+
+While a site is idle (evaluation, generation, incremental decoding, plain epochs) fairseq's own forward runs.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +12,84 @@ from functools import partial
 from typing import Any
 
 from fairseq.modules import MultiheadAttention
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from attn_reg_plugin.attention.calls import AttentionCall
+from attn_reg_plugin.attention.functional import regularized_attention
 from attn_reg_plugin.attention.sites import AttentionSite
-from attn_reg_plugin.modules.multihead_attention import RegularizedMultiheadAttention
+from attn_reg_plugin.backends.pytorch import (
+    Computation,
+    ReplacingBackend,
+    layer_of,
+    merged_masks,
+    weights_of,
+)
 
 
-class FairseqBackend:
+def multihead_attention(
+    module: MultiheadAttention,
+    call: AttentionCall,
+    query: Tensor,
+    key: Tensor | None,
+    value: Tensor | None,
+    key_padding_mask: Tensor | None = None,
+    incremental_state: dict[str, dict[str, Tensor | None]] | None = None,
+    need_weights: bool = True,
+    static_kv: bool = False,
+    attn_mask: Tensor | None = None,
+    before_softmax: bool = False,
+    need_head_weights: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """As fairseq's: query (T, B, C), key and value (S, B, C), key_padding_mask (B, S) with True = padding.
+
+    Returns:
+        output (T, B, C), and the weights if asked for: (B, T, S), or (H, B, T, S) with `need_head_weights`.
+    """
+    if incremental_state is not None or before_softmax:
+        given = (incremental_state, need_weights, static_kv, attn_mask, before_softmax, need_head_weights)
+        return MultiheadAttention.forward(module, query, key, value, key_padding_mask, *given)
+
+    def heads(projected: Tensor) -> Tensor:
+        return projected.unflatten(-1, (module.num_heads, -1)).permute(1, 2, 0, 3)
+
+    if key_padding_mask is not None:
+        key_padding_mask = key_padding_mask.bool()[:, None, None, :]
+    if attn_mask is not None:  # one of all, of each sentence, or of each head
+        each = module.num_heads if attn_mask.dim() == 3 and attn_mask.size(0) not in (1, query.size(1)) else 1
+        attn_mask = attn_mask.view(-1, each, *attn_mask.shape[-2:])
+    valid, bias = merged_masks((key_padding_mask, attn_mask), query)
+    v = heads(module.v_proj(value))
+    if call.uniform:  # needs neither projection; the queries count only by their number
+        q, k = (v.new_empty(v.size(0), module.num_heads, length, 0) for length in (query.size(0), v.size(2)))
+    else:
+        q, k = heads(module.q_proj(query)), heads(module.k_proj(key))
+    shared = {"valid": valid, "scale": module.scaling, "bias": bias}
+    dropout_p = module.dropout_module.p if module.dropout_module.training else 0.0
+    output = regularized_attention(q, k, v, site=call, dropout_p=dropout_p, **shared)
+    output, weights = module.out_proj(output.permute(2, 0, 1, 3).flatten(2)), None
+    if (need_weights or need_head_weights) and call.tape is None and not call.uniform:
+        weights = weights_of(call, q, k, **shared)
+        weights = weights.transpose(0, 1) if need_head_weights else weights.mean(1)
+    return output, weights
+
+
+def _refusal(module: MultiheadAttention) -> str | None:
+    """Extra keys and other kernels cannot be masked position by position."""
+    odd = {"bias_k": module.bias_k is not None, "add_zero_attn": module.add_zero_attn, "xformers": module.use_xformers}
+    used = ", ".join(name for name, present in odd.items() if present)
+    return f"uses {used}, which cannot be regularized" if used else None
+
+
+MULTIHEAD = Computation(multihead_attention, refusal=_refusal, time_first=True)
+
+
+class FairseqBackend(ReplacingBackend):
     """Finds and opens the attention of any fairseq model; see `Backend`."""
+
+    def computation(self, module: nn.Module) -> Computation:
+        """See `ReplacingBackend`."""
+        return MULTIHEAD
 
     def find(self, model: nn.Module) -> list[AttentionSite]:
         """Every stock `MultiheadAttention` of `model`, in the order of `named_modules`.
@@ -26,33 +98,10 @@ class FairseqBackend:
         """
         sites = []
         for path, module in model.named_modules():
-            if isinstance(module, RegularizedMultiheadAttention):
-                sites.append(module.attn_site)
-            elif type(module) is MultiheadAttention:
-                layer = re.search(r"\.(\d+)\.", f".{path}.")
-                sites.append(
-                    AttentionSite(
-                        stack="decoder" if re.search(r"(^|\.)decoder(\.|$)", path) else "encoder",
-                        kind="cross" if module.encoder_decoder_attention else "self",
-                        layer=int(layer[1]) if layer else 0,
-                        path=path,
-                        module=module,
-                        backend=self,
-                    )
-                )
+            if type(module) is MultiheadAttention:
+                decoder = re.search(r"(^|\.)decoder(\.|$)", path) is not None
+                sites.append(self.site(path, module, decoder, module.encoder_decoder_attention, layer_of(path)))
         return sites
-
-    def open(self, site: AttentionSite) -> None:
-        """Put the site into its module."""
-        RegularizedMultiheadAttention.adopt(site.module, site)
-
-    def close(self, site: AttentionSite) -> None:
-        """Take it out again."""
-        site.module.release()
-
-    def time_first(self, site: AttentionSite) -> bool:
-        """Yes: states in layers are (T, B, C)."""
-        return True
 
     def describe(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """What the forward's arguments show: `token_mask` (B, T), True where the output is a real token.

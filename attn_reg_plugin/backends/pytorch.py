@@ -8,7 +8,7 @@ leaves its fast path in evaluation for modules with hooks.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -23,9 +23,8 @@ from attn_reg_plugin.attention.sites import AttentionSite
 
 CROSS = re.compile(r"cross|encoder_attn|src_attn|enc_dec|encdec|memory", re.IGNORECASE)
 DECODER = re.compile(r"(^|[._])decoder([._]|$)", re.IGNORECASE)
-LAYER = re.compile(r"(?:^|\.)(\d+)(?:\.|$)")
-#: what the attentions of PyTorch's own decoder layer are, by their name in it
-DECODER_LAYER = {"self_attn": "self", "multihead_attn": "cross"}
+#: whether the attentions of PyTorch's own decoder layer are cross attention, by their name in it
+DECODER_LAYER = {"self_attn": False, "multihead_attn": True}
 #: packages whose models are other backends' affair
 OTHERS = ("transformers.", "fairseq.")
 #: additive masks from here down mean "masked": a dtype's minimum, or -1e4 for -inf in older ones
@@ -50,35 +49,56 @@ class Computation:
     time_first: bool = False
 
 
+def layer_of(path: str) -> int:
+    """The layer that a module stands in: the first number in its path."""
+    number = re.search(r"(?:^|\.)(\d+)(?:\.|$)", path)
+    return int(number[1]) if number else 0
+
+
 def replaced_site(module: nn.Module) -> AttentionSite | None:
     """The open site of a module with a replaced method."""
     return vars(module).get(_ATTRIBUTE)
 
 
-def replace(site: AttentionSite, how: Computation) -> None:
-    """Put the site and a method that asks it into the module.
+class ReplacingBackend:
+    """Opens a site by replacing a method of its module."""
 
-    Raises:
-        ValueError: the module is of a kind that cannot be regularized.
-    """
-    module = site.module
-    reason = None if how.refusal is None else how.refusal(module)
-    if reason is not None:
-        raise ValueError(f"{site.name} ({site.path}) {reason}")
-    setattr(module, _ATTRIBUTE, site)
-    # not a closure: a copy of an attached model runs the copy's module, and a model is pickled with it
-    vars(module)[how.method] = partial(_run, module, how, vars(module).get(how.method))
+    def computation(self, module: nn.Module) -> Computation | None:
+        """How the attention of `module` is computed; None if no method is replaced for it."""
+        raise NotImplementedError
 
+    def site(self, path: str, module: nn.Module, decoder: bool, cross: bool, layer: int) -> AttentionSite:
+        """The module's open site, or a new one."""
+        stack, kind = "decoder" if decoder else "encoder", "cross" if cross else "self"
+        return replaced_site(module) or AttentionSite(stack, kind, layer, path, module, self)
 
-def restore(site: AttentionSite, how: Computation) -> None:
-    """Take them out again; a wrapper that somebody put around our method meanwhile stays, and runs the model's own."""
-    module = site.module
-    delattr(module, _ATTRIBUTE)
-    ours = vars(module).get(how.method)
-    if isinstance(ours, partial) and ours.func is _run:
-        del vars(module)[how.method]
-        if ours.args[2] is not None:
-            vars(module)[how.method] = ours.args[2]
+    def open(self, site: AttentionSite) -> None:
+        """Put the site and a method that asks it into the module.
+
+        Raises:
+            ValueError: the module is of a kind that cannot be regularized.
+        """
+        module, how = site.module, self.computation(site.module)
+        if how.refusal is not None and (reason := how.refusal(module)) is not None:
+            raise ValueError(f"{site.name} ({site.path}) {reason}")
+        setattr(module, _ATTRIBUTE, site)
+        # not a closure: a copy of an attached model runs the copy's module, and a model is pickled with it
+        vars(module)[how.method] = partial(_run, module, how, vars(module).get(how.method))
+
+    def close(self, site: AttentionSite) -> None:
+        """Take them out; a wrapper that somebody put around our method meanwhile stays, and runs the model's own."""
+        module, how = site.module, self.computation(site.module)
+        delattr(module, _ATTRIBUTE)
+        ours = vars(module).get(how.method)
+        if isinstance(ours, partial) and ours.func is _run:
+            del vars(module)[how.method]
+            if ours.args[2] is not None:
+                vars(module)[how.method] = ours.args[2]
+
+    def time_first(self, site: AttentionSite) -> bool:
+        """Whether states around it are (T, B, C)."""
+        how = self.computation(site.module)
+        return how is not None and how.time_first
 
 
 def _run(module: nn.Module, how: Computation, before: Callable[..., Any] | None, *args: Any, **kwargs: Any) -> Any:
@@ -95,15 +115,23 @@ def split_mask(
 ) -> tuple[Tensor | None, Tensor | None]:
     """A mask, bool (True = attend) or additive, as `valid`, and `bias` with the finite part of an additive mask.
 
-    Args:
-        query: has the dtype of the bias.
-        masked: additive masks from here down mean "masked".
+    The bias has the query's dtype; additive masks from `masked` down mean "masked".
     """
     if mask is None or mask.dtype == torch.bool:
         return mask, bias
     valid = mask > masked
     finite = mask.masked_fill(~valid, 0.0).to(query.dtype)
     return valid, finite if bias is None else bias + finite
+
+
+def merged_masks(masks: Iterable[Tensor | None], query: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """Masks as `valid` and as a bias, see `split_mask`; in bool ones True = masked."""
+    valid = bias = None
+    for mask in masks:
+        if mask is not None:
+            seen, bias = split_mask(mask if mask.is_floating_point() else ~mask.bool(), query, bias)
+            valid = seen if valid is None else valid & seen
+    return valid, bias
 
 
 def weights_of(call: AttentionCall, query: Tensor, key: Tensor, **shared: Any) -> Tensor:
@@ -136,9 +164,6 @@ def multihead_attention(
     Returns:
         output, shaped as the query; and with `need_weights` the weights before dropout: (B, T, S), (B, H, T, S)
         without `average_attn_weights`, without B for a query without it.
-
-    Raises:
-        RuntimeError: `is_causal` without a mask, as PyTorch's.
     """
     if is_causal and attn_mask is None:
         raise RuntimeError("Need attn_mask if specifying the is_causal hint.")
@@ -188,26 +213,21 @@ def _masks(
     module: nn.MultiheadAttention, key_padding_mask: Tensor | None, attn_mask: Tensor | None, query: Tensor
 ) -> tuple[Tensor | None, Tensor | None]:
     """PyTorch's masks as `valid` (True = the key exists), and as a bias what of them is finite."""
-    valid = bias = None
     if key_padding_mask is not None:
         key_padding_mask = key_padding_mask.view(-1, 1, 1, key_padding_mask.size(-1))
     if attn_mask is not None and attn_mask.dim() == 3:
         attn_mask = attn_mask.view(-1, module.num_heads, *attn_mask.shape[1:])
     extra = (module.bias_k is not None) + module.add_zero_attn
-    for mask in (key_padding_mask, attn_mask):
-        if mask is None:
-            continue
-        mask = F.pad(mask, (0, extra)) if mask.is_floating_point() else F.pad(~mask, (0, extra), value=True)
-        seen, bias = split_mask(mask, query, bias)
-        valid = seen if valid is None else valid & seen
-    return valid, bias
+    masks = (key_padding_mask, attn_mask)
+    return merged_masks([None if mask is None else F.pad(mask, (0, extra)) for mask in masks], query)
 
 
-MULTIHEAD = Computation(multihead_attention)
-
-
-class PyTorchBackend:
+class PyTorchBackend(ReplacingBackend):
     """Finds and opens `torch.nn.MultiheadAttention`; see `Backend`."""
+
+    def computation(self, module: nn.Module) -> Computation:
+        """See `ReplacingBackend`."""
+        return Computation(multihead_attention, time_first=not module.batch_first)
 
     def find(self, model: nn.Module) -> list[AttentionSite]:
         """Every `MultiheadAttention` of `model`, in the order of `named_modules`, but for those in others' models.
@@ -224,36 +244,13 @@ class PyTorchBackend:
         for path, module in modules.items():
             own = getattr(type(module), "forward", None) is nn.MultiheadAttention.forward
             if own and not path.startswith(others):
-                parent = modules.get(path.rpartition(".")[0])
-                sites.append(replaced_site(module) or self._site(path, module, parent))
+                parent, _, name = path.rpartition(".")
+                inside = isinstance(modules.get(parent), nn.TransformerDecoderLayer)
+                cross = DECODER_LAYER.get(name) if inside else None
+                cross = bool(CROSS.search(path)) if cross is None else cross
+                decoder = inside or cross or bool(DECODER.search(path))
+                sites.append(self.site(path, module, decoder, cross, layer_of(path)))
         return sites
-
-    def _site(self, path: str, module: nn.Module, parent: nn.Module | None) -> AttentionSite:
-        kind = "cross" if CROSS.search(path) else "self"
-        own = isinstance(parent, nn.TransformerDecoderLayer)
-        if own:
-            kind = DECODER_LAYER.get(path.rpartition(".")[2], kind)
-        layer = LAYER.search(path)
-        return AttentionSite(
-            stack="decoder" if own or kind == "cross" or DECODER.search(path) else "encoder",
-            kind=kind,
-            layer=int(layer[1]) if layer else 0,
-            path=path,
-            module=module,
-            backend=self,
-        )
-
-    def open(self, site: AttentionSite) -> None:
-        """Put the site into its module."""
-        replace(site, MULTIHEAD)
-
-    def close(self, site: AttentionSite) -> None:
-        """Take it out again."""
-        restore(site, MULTIHEAD)
-
-    def time_first(self, site: AttentionSite) -> bool:
-        """Whether states around it are (T, B, C), as its module says."""
-        return not site.module.batch_first
 
 
 BACKEND = PyTorchBackend

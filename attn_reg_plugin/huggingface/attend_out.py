@@ -62,18 +62,19 @@ class TrainerProblem:
             ValueError: the batch has no token ids.
         """
         batch, model = inputs["batch"], transformers_model(self.trainer.model) or self.trainer.model
-        if not isinstance(batch.get("input_ids"), Tensor):
+        read, valid, config = batch.get("input_ids"), batch.get("attention_mask"), getattr(model, "config", None)
+        if not isinstance(read, Tensor):
             raise ValueError(
                 f"AttendOut's generator reads token ids, but the batch has no input_ids; it has: {', '.join(batch)}"
             )
-        config = getattr(model, "config", None)
-        padding = getattr(config, "pad_token_id", None)
-        first = Tokens(*_flat(batch["input_ids"], batch.get("attention_mask"), padding))
+        if valid is None or valid.shape != read.shape:
+            padding = getattr(config, "pad_token_id", None)
+            valid = torch.ones_like(read) if padding is None else read.ne(padding)
+        first = Tokens(read.flatten(0, -2), valid.bool().flatten(0, -2))
         if not getattr(config, "is_encoder_decoder", False):
             return {"encoder": first, "decoder": first}
-        ids = batch.get("decoder_input_ids")
+        ids, labels = batch.get("decoder_input_ids"), batch.get("labels")
         if ids is None:
-            labels = batch.get("labels")
             ids = shifted(model, batch["input_ids"] if labels is None or labels.dim() != 2 else labels)
         valid = described(model, {**batch, "decoder_input_ids": ids}).get("token_mask")
         return {"encoder": first, "decoder": Tokens(ids, torch.ones_like(ids).bool() if valid is None else valid)}
@@ -85,15 +86,6 @@ class TrainerProblem:
         for start in range(0, len(chosen), size):
             batch = self.collate([self.dataset[self.indices[i]] for i in chosen[start : start + size]])
             yield {"batch": dict(send_to_device(batch, self.trainer.args.device))}
-
-
-def _flat(ids: Tensor, mask: Tensor | None, padding: int | None) -> tuple[Tensor, Tensor]:
-    """Ids (B, T) and which of them are real."""
-    if mask is not None and mask.shape == ids.shape:
-        valid = mask.bool()
-    else:
-        valid = torch.ones_like(ids).bool() if padding is None else ids.ne(padding)
-    return ids.flatten(0, -2), valid.flatten(0, -2)
 
 
 def shifted(model: nn.Module, labels: Tensor) -> Tensor:
@@ -164,17 +156,14 @@ def reward_data(trainer: Trainer, subset: str) -> tuple[Any, range, Callable]:
     dataset = loader.dataset
     if not hasattr(dataset, "__len__"):
         raise ValueError("AttendOut draws reward examples at random, so their dataset needs a length; it is iterable")
-    bounds = slice(*(_bound(text, len(dataset)) for text in part.groups())) if part else slice(None)
-    indices = range(len(dataset))[bounds]
+    bounds = [
+        text and (round(int(text[:-1]) * len(dataset) / 100) if text.endswith("%") else int(text))
+        for text in (part.groups() if part else (None, None))
+    ]
+    indices = range(len(dataset))[slice(*bounds)]
     if not indices:
         raise ValueError(f"reward_subset is {subset!r}, which is empty: there are {len(dataset)} examples")
     return dataset, indices, loader.collate_fn
-
-
-def _bound(text: str | None, size: int) -> int | None:
-    if text is None:
-        return None
-    return round(int(text[:-1]) * size / 100) if text.endswith("%") else int(text)
 
 
 class TrainerDefender(Defender):
@@ -232,25 +221,19 @@ class TrainerTraining:
         self.copy_of = partial(TrainerDefender, trainer, step)
 
     def problem(self, subset: str) -> tuple[TrainerProblem, int]:
-        """See `Training`."""
-        problem = TrainerProblem(self.trainer, subset)
-        self._check_rewards(problem, subset)
-        return problem, len(problem.indices)
-
-    def _check_rewards(self, problem: TrainerProblem, subset: str) -> None:
-        """Measure one example of the reward data, before anything is trained.
+        """See `Training`; one example of the reward data is measured before anything is trained.
 
         Raises:
             ValueError: it has no loss.
         """
-        trainer, model = self.trainer, self.trainer.model
+        trainer, model, problem = self.trainer, self.trainer.model, TrainerProblem(self.trainer, subset)
         with same_randomness(trainer.args.device), in_evaluation(model), torch.no_grad():
             (inputs,) = problem.validation(1)
             reason: Any = "the loss is not a number for each example"
             try:
                 loss = problem.loss(model, inputs).loss
                 if isinstance(loss, Tensor) and loss.numel() == 1:
-                    return
+                    return problem, len(problem.indices)
             except (ValueError, TypeError, KeyError, AttributeError) as error:
                 reason = error
         batch = inputs["batch"]

@@ -1,15 +1,21 @@
 """`AttnRegCallback`: a stock Trainer trains with an attention regularizer.
 
-    Trainer(..., callbacks=[AttnRegCallback(ADDrop(p=0.3, q=0.3))])
+    Trainer(..., callbacks=[AttnRegCallback("ad_drop", p=0.3, q=0.3)])
 
 It attaches at the start of training, announces epochs and updates, keeps the method's state in the checkpoints, adds
 what the method does to the log, and detaches at the end, also when an exception ends the training.
+
+transformers does not tell a callback its trainer, and announces neither the batch of a step, nor an exception, nor
+what is about to be logged. So the trainer is found among our callers, and for the time of one training some of its
+methods run through ours.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,22 +23,26 @@ from typing import Any
 
 import torch
 from accelerate.utils import send_to_device
-from torch import Tensor
-from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from torch import Tensor, nn
+from transformers import Trainer, TrainerCallback, TrainerState
 
+from attn_reg_plugin.attention.selection import find_sites
 from attn_reg_plugin.backends.huggingface import as_unattached
 from attn_reg_plugin.backends.huggingface.inputs import described
+from attn_reg_plugin.callbacks import PREFIX, MethodCallback, attached, logged, refuse_unused_parameters
 from attn_reg_plugin.checkpoints import allow_checkpoint_types, load_state, refuse_state, save_state
 from attn_reg_plugin.huggingface.attend_out import TrainerTraining
-from attn_reg_plugin.huggingface.running import Interception, calling_trainer, refuse, refuse_unused_parameters
 from attn_reg_plugin.regularizers import Regularizer
 from attn_reg_plugin.regularizers.base.distributed import object_from_first_rank, rank
-from attn_reg_plugin.regularizers.base.statistics import quantities
 
 logger = logging.getLogger(__name__)
+UNUSED = (
+    "set ddp_find_unused_parameters=True, and with gradient checkpointing "
+    "gradient_checkpointing_kwargs={'use_reentrant': False}"
+)
 
 
-class AttnRegCallback(TrainerCallback):
+class AttnRegCallback(MethodCallback, TrainerCallback):
     """Give it to a `transformers.Trainer` or `Seq2SeqTrainer`; nothing else changes.
 
     The regularizer is attached to the unwrapped model while `train()` runs. A checkpoint keeps its state in a file
@@ -42,45 +52,46 @@ class AttnRegCallback(TrainerCallback):
     dictionary of evaluation sets, `train`, or a part of the training set such as `train[90%:]` or `train[:500]`.
 
     Args:
-        regularizer: the method, not attached.
+        regularizer: the method, not attached; its name, such as `"ad_drop"`; or a list of methods or names.
+        rates_by_site: log the drop rate of each site as well, not only their mean.
+        options: of the method that is named, such as `p=0.3`.
 
     Raises:
         TypeError: it isn't a regularizer.
-        ValueError: where the trainer is made, one that cannot be regularized; as training starts, sites that match
-            nothing, rewards without data, or a checkpoint with a damaged state.
+        ValueError: where the trainer is made, one that cannot be regularized, sites that match nothing in its model, or
+            a regularizer of another callback; as training starts, rewards without data, or a checkpoint with a damaged
+            state.
     """
 
-    def __init__(self, regularizer: Regularizer) -> None:
-        if not isinstance(regularizer, Regularizer):
-            raise TypeError(
-                f"AttnRegCallback takes a regularizer, such as ADDrop(p=0.3, q=0.3), not {type(regularizer).__name__}"
-            )
-        self.regularizer = regularizer
-        self.trainer: Trainer | None = None
-        self.interceptions: list[Interception] = []
-        self.epoch = 0
-        self.saved: int | None = None  # the update whose state was written last
+    trainer: Trainer | None = None
+    interceptions: Sequence[Interception] = ()
+    epoch = 0
+    saved: int | None = None  # the update whose state was written last
 
     # -- what Trainer calls -----------------------------------------------------------------------------------------
 
-    def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Refuse a trainer that cannot be regularized as soon as it is made."""
-        refuse(calling_trainer()[0])
+    def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Refuse a trainer or a model that cannot be regularized as soon as the trainer is made."""
+        trainer, _ = calling_trainer()
+        refuse(trainer)
+        self._refuse_beside(trainer)
+        for method in self.regularizer.parts if isinstance(trainer.model, nn.Module) else ():
+            if method.needs_sites:
+                find_sites(trainer.model, method.sites)
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Attach, and continue from the checkpoint's state if training does."""
         self.end()
         trainer, checkpoint = calling_trainer()
         try:
             refuse(trainer)
-            refuse_unused_parameters(trainer, self.regularizer)
-            self._refuse_twin(trainer)
+            refuse_unused_parameters(trainer.model_wrapped, self.regularizer, UNUSED)
+            self._refuse_beside(trainer)
             self.regularizer.attach(trainer.model)
             self.trainer, self.saved, self.epoch = trainer, None, int(state.epoch or 0)
+            training = TrainerTraining(trainer, trainer.training_step)
             self._intercept()
-            self.regularizer.bind(TrainerTraining(trainer, self._original("training_step")))
+            self.regularizer.bind(training)
             self.regularizer.begin_training(state.max_steps if state.max_steps > 0 else None, state.num_train_epochs)
             self._load(checkpoint)
         except BaseException:
@@ -90,32 +101,29 @@ class AttnRegCallback(TrainerCallback):
             raise
         self.regularizer.begin_update(state.global_step)
         self.regularizer.statistics.take()  # what an earlier training did not log
+        if trainer.is_world_process_zero():
+            logger.info(attached(self.regularizer, trainer.model))
 
-    def _refuse_twin(self, trainer: Trainer) -> None:
-        """Refuse a second callback whose large state would be written to this one's file.
-
-        Raises:
-            ValueError: there is one.
-        """
+    def _refuse_beside(self, trainer: Trainer) -> None:
+        """Refuse, by a ValueError, a callback with this one's method, or with the file of its large state."""
+        name, ours = self.regularizer.name, set(self.regularizer.parts)
         callbacks = [one for one in trainer.callback_handler.callbacks if isinstance(one, AttnRegCallback)]
-        twins = sum(one.regularizer.name == self.regularizer.name for one in callbacks)
+        if sum(not ours.isdisjoint(one.regularizer.parts) for one in callbacks) > 1:
+            raise ValueError(f"{name} is given to two callbacks; give it to one, or make a second regularizer")
+        twins = sum(one.regularizer.name == name for one in callbacks)
         if twins > 1 and self.regularizer.large_state:
-            raise ValueError(f"{twins} callbacks have {self.regularizer.name}; use one, with the sites of all")
+            raise ValueError(f"{twins} callbacks have {name}; use one, with the sites of all")
 
-    def on_epoch_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Announce the epoch, counted from 1."""
         self.epoch += 1
         self.regularizer.begin_epoch(self.epoch)
 
-    def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Announce the number of updates made so far."""
         self.regularizer.begin_update(state.global_step)
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Announce that an update was made; Trainer counts those that an overflow skipped as well."""
         if self.trainer.accelerator.optimizer_step_was_skipped:
             self.regularizer.forget_unfinished()
@@ -123,15 +131,13 @@ class AttnRegCallback(TrainerCallback):
             self.regularizer.end_update()
         self.regularizer.begin_update(state.global_step)
 
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_save(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Keep the state in the checkpoint if saving the model has not done so."""
         folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
         if self.saved != state.global_step and folder.is_dir():
             self._save(folder)
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Detach: the model is a stock one again."""
         self.end()
 
@@ -139,7 +145,7 @@ class AttnRegCallback(TrainerCallback):
         """Give model and trainer back as they were; nothing happens if no training runs."""
         for interception in reversed(self.interceptions):
             interception.undo()
-        self.interceptions, self.trainer = [], None
+        self.interceptions, self.trainer = (), None
         self.regularizer.supply()
         self.regularizer.detach()
         self.regularizer.unbind()
@@ -149,17 +155,16 @@ class AttnRegCallback(TrainerCallback):
 
     def _intercept(self) -> None:
         trainer = self.trainer
-        # what the loop of training calls: an exception that leaves one of them ends the training
-        guarded = [(trainer.callback_handler, "call_event"), (trainer, "_evaluate")]
-        guarded += [(trainer, "_run_epoch"), (trainer, "_finalize_training")]
-        intercepted = [(owner, name, self._guarded) for owner, name in guarded if hasattr(owner, name)]
-        intercepted += [(trainer, "training_step", self._training_step), (trainer, "compute_loss", self._compute_loss)]
-        intercepted += [(trainer, "log", self._log), (trainer, "save_model", self._save_model)]
-        for owner, name, around in intercepted:
-            self.interceptions.append(Interception(owner, name, around))
-
-    def _original(self, name: str) -> Any:
-        return next(i.original for i in self.interceptions if i.name == name and i.owner is self.trainer)
+        intercepted = [
+            # what the loop of training calls: an exception that leaves one of them ends the training
+            (trainer.callback_handler, "call_event", self._guarded),
+            *((trainer, name, self._guarded) for name in ("_evaluate", "_run_epoch", "_finalize_training")),
+            (trainer, "training_step", self._training_step),
+            (trainer, "compute_loss", self._compute_loss),
+            (trainer, "log", self._log),
+            (trainer, "save_model", self._save_model),
+        ]
+        self.interceptions = [Interception(*one) for one in intercepted if hasattr(*one[:2])]
 
     def _guarded(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         """Detach also when training ends by an exception."""
@@ -199,9 +204,10 @@ class AttnRegCallback(TrainerCallback):
         return added_loss(self.trainer, self.regularizer, partial(original, model), inputs, **kwargs)
 
     def _log(self, original: Any, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Add the method's quantities to each line of the training log."""
+        """Add the method's quantities to the lines of the training log, if it acted."""
         if "loss" in logs:
-            logs = {**logs, **quantities(self.regularizer, self.trainer.args.device)}
+            ours = logged(self.regularizer, self.trainer.args.device, self.rates_by_site)
+            logs = {**logs, **ours} if ours.get(f"{PREFIX}regularized") else logs
         original(logs, *args, **kwargs)
 
     # -- state ------------------------------------------------------------------------------------------------------
@@ -226,22 +232,20 @@ class AttnRegCallback(TrainerCallback):
     def _load(self, checkpoint: Path | None) -> None:
         """Continue from the state in a checkpoint; without one a method begins anew, which a large one says.
 
-        Raises:
-            ValueError: the state is damaged or another's; every process raises what the first one read.
+        A damaged state is a ValueError: every process raises what the first one read.
         """
         if checkpoint is None:
             return
         path = self._file(checkpoint)
-        state: dict[str, Any] | None = None
-        error = ""
+        state: Any = None
         if rank() == 0 and path.exists():
             try:
                 state = load_state(path)
             except ValueError as refused:
-                error = str(refused)
-        state, error = object_from_first_rank((state, error))
-        if error:
-            raise ValueError(error)
+                state = refused
+        state = object_from_first_rank(state)
+        if isinstance(state, ValueError):
+            raise state
         if state is not None:
             with refuse_state(path, self.regularizer.name):
                 self.regularizer.resume(state)
@@ -303,3 +307,87 @@ def added_loss(
         return scale * total / (max(count, 1) if divisor is None else divisor)
 
     return regularizer.loss(compute, inputs, share)
+
+
+def calling_trainer() -> tuple[Trainer, Path | None]:
+    """The trainer whose event is being handled, and the checkpoint that it continues from, if any.
+
+    Raises:
+        RuntimeError: no trainer is among the callers.
+    """
+    frame = sys._getframe(1)
+    trainer = None
+    while frame is not None:
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, Trainer) and (trainer is None or owner is trainer):
+            trainer = owner
+            if "resume_from_checkpoint" in frame.f_locals:
+                checkpoint = frame.f_locals["resume_from_checkpoint"]
+                return trainer, Path(checkpoint) if isinstance(checkpoint, str | os.PathLike) else None
+        frame = frame.f_back
+    if trainer is None:
+        raise RuntimeError("AttnRegCallback belongs in a transformers.Trainer, which calls it: callbacks=[...]")
+    return trainer, None
+
+
+def refuse(trainer: Trainer) -> None:
+    """Refuse the ways of training in which the model's forward cannot be seen whole.
+
+    Raises:
+        ValueError: sharded parameters, or one process for several GPUs.
+    """
+    args = trainer.args
+    plugins = trainer.accelerator.state
+    if trainer.is_fsdp_enabled and plugins.fsdp_plugin.fsdp_version != 2:
+        raise ValueError(
+            "FSDP1 (fsdp_config's version: 1) cannot be combined with AttnRegCallback; use FSDP2, "
+            "fsdp_config={'version': 2}"
+        )
+    if trainer.is_deepspeed_enabled and plugins.deepspeed_plugin.zero_stage == 3:
+        raise ValueError(
+            "DeepSpeed ZeRO 3 cannot be combined with AttnRegCallback: it shards parameters; use FSDP2 "
+            "(fsdp=True), or ZeRO stage 1 or 2"
+        )
+    if args.n_gpu > 1:
+        raise ValueError(
+            f"one process with {args.n_gpu} GPUs copies the model at every forward, and AttnRegCallback would not "
+            f"see them; start one process per GPU: torchrun --nproc_per_node {args.n_gpu}, or set CUDA_VISIBLE_DEVICES"
+        )
+    places = set(map(str, (getattr(trainer.model, "hf_device_map", None) or {}).values())) - {"cpu", "disk"}
+    if len(places) > 1:
+        raise ValueError(
+            f"device_map has the model on {len(places)} GPUs of one process, in which AttnRegCallback was never tried; "
+            "load it on one, or without device_map and share it by FSDP2 (fsdp=True under torchrun)"
+        )
+
+
+class Interception:
+    """A method of one object that runs through a function of ours, until `undo`.
+
+    Several interceptions of one method may be undone in any order.
+
+    Args:
+        owner, name: whose method, and which.
+        around: function(original, *args, **kwargs) that is called instead.
+    """
+
+    def __init__(self, owner: Any, name: str, around: Callable[..., Any]) -> None:
+        self.owner, self.name, self.around = owner, name, around
+        self.original, self.own = getattr(owner, name), name in vars(owner)
+        self.__wrapped__ = self.original  # its signature
+        setattr(owner, name, self)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The method."""
+        if self.around is None:
+            return self.original(*args, **kwargs)
+        return self.around(self.original, *args, **kwargs)
+
+    def undo(self) -> None:
+        """Give the object its method back."""
+        self.around = None
+        while isinstance(now := vars(self.owner).get(self.name), Interception) and now.around is None:
+            if now.own:
+                setattr(self.owner, self.name, now.original)
+            else:
+                delattr(self.owner, self.name)

@@ -1,6 +1,6 @@
 """`LightningCallback`: a stock Lightning Trainer trains with an attention regularizer.
 
-    Trainer(..., callbacks=[LightningCallback(ADDrop(p=0.3, q=0.3))])
+    Trainer(..., callbacks=[LightningCallback("ad_drop", p=0.3, q=0.3)])
 
 It attaches as training starts, announces epochs and updates, keeps the method's state in Lightning's checkpoints, adds
 what the method does to the log, and detaches at the end, also when an exception ends the training.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import logging
 import sys
 from functools import partial
 from typing import Any, NoReturn
@@ -17,12 +18,14 @@ from typing import Any, NoReturn
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from attn_reg_plugin.callbacks import MethodCallback, attached, logged, refuse_unused_parameters
 from attn_reg_plugin.checkpoints import refuse_state
 from attn_reg_plugin.regularizers import Regularizer
 from attn_reg_plugin.regularizers.base.attachment import attachments_of
-from attn_reg_plugin.regularizers.base.distributed import waits_for_gradients
-from attn_reg_plugin.regularizers.base.statistics import quantities
+from attn_reg_plugin.regularizers.base.distributed import rank
 
+logger = logging.getLogger(__name__)
+UNUSED = "use strategy='ddp_find_unused_parameters_true'"
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 FROM_WEIGHTS = "to start anew from the checkpoint's weights, load them into the model and fit without ckpt_path"
 #: strategies, by the name of their class or of a parent, that keep a part of the model in each process
@@ -40,7 +43,7 @@ def callback_class() -> type:
     return object
 
 
-class LightningCallback(callback_class()):  # type: ignore[misc]
+class LightningCallback(MethodCallback, callback_class()):  # type: ignore[misc]
     """Give it to a Lightning `Trainer`; nothing else changes.
 
     The regularizer is attached to the part of the LightningModule that `training_step` calls, while `fit()` runs. A
@@ -50,9 +53,11 @@ class LightningCallback(callback_class()):  # type: ignore[misc]
     AttendOut is refused, since a `training_step` trains only its own model.
 
     Args:
-        regularizer: the method, not attached.
+        regularizer: the method, not attached; its name, such as `"ad_drop"`; or a list of methods or names.
         module: the part of the LightningModule that `training_step` calls, such as `model`; by default its only child
             with parameters, or the LightningModule itself where it has several.
+        rates_by_site: log the drop rate of each site as well, not only their mean.
+        options: of the method that is named, such as `p=0.3`.
 
     Raises:
         TypeError: it isn't a regularizer.
@@ -61,12 +66,9 @@ class LightningCallback(callback_class()):  # type: ignore[misc]
             was not called, or is in evaluation mode.
     """
 
-    def __init__(self, regularizer: Regularizer, module: str | None = None) -> None:
-        if not isinstance(regularizer, Regularizer):
-            raise TypeError(
-                f"LightningCallback takes a regularizer, such as ADDrop(p=0.3, q=0.3), not {type(regularizer).__name__}"
-            )
-        self.regularizer, self.module = regularizer, module
+    def __init__(self, regularizer: Any = None, module: str | None = None, **options: Any) -> None:
+        super().__init__(regularizer, **options)
+        self.module = module
         self.step: Any = None  # the LightningModule whose training_step runs through ours, and what it had of its own
         self.loaded: dict[str, Any] | None = None
         self.steps = 0  # Lightning's count of the optimizers' steps, when updates were last announced
@@ -100,25 +102,33 @@ class LightningCallback(callback_class()):  # type: ignore[misc]
         """Attach, and continue from the checkpoint's state if training does."""
         module = module_to_attach(pl_module, self.module)
         refuse(trainer, pl_module, module)
-        refuse_unused_parameters(trainer, self.regularizer)
+        refuse_unused_parameters(trainer.strategy.model, self.regularizer, UNUSED)
         self.regularizer.attach(module)
         try:
             self.step = pl_module, vars(pl_module).get("training_step")
             vars(pl_module)["training_step"] = self._around(pl_module.training_step)
-            self.regularizer.bind(LightningTraining(self.regularizer))
-            self.regularizer.begin_training(self._length(trainer, pl_module), max(trainer.max_epochs or 0, 0) or None)
-            resumed = self._resume(trainer.ckpt_path or "the checkpoint")
+            self.regularizer.bind(LightningTraining(self.regularizer.name))
+            updates = trainer.estimated_stepping_batches if pl_module.automatic_optimization else float("inf")
+            known = 0 < updates < float("inf")
+            epochs = trainer.max_epochs if (trainer.max_epochs or 0) > 0 else None
+            self.regularizer.begin_training(int(updates) if known else None, epochs)
+            state, self.loaded = self.loaded, None
+            if state is not None:
+                with refuse_state(trainer.ckpt_path or "the checkpoint", self.regularizer.name, FROM_WEIGHTS):
+                    self.regularizer.resume(state)
         except BaseException:
             self.end()
             raise
         if trainer.global_step != self.steps:  # else this fit goes on where the last one ended
             self.made = self.steps = trainer.global_step
-        if resumed and not pl_module.automatic_optimization:
+        if state is not None and not pl_module.automatic_optimization:
             self.made = self.regularizer.updates
         self.regularizer.begin_update(self.made)
         if self.regularizer.epoch != trainer.current_epoch + 1:  # within an epoch, Lightning does not begin it again
             self.regularizer.begin_epoch(trainer.current_epoch + 1)
         self.regularizer.statistics.take()  # what an earlier training did not log
+        if rank() == 0:
+            logger.info(attached(self.regularizer, module))
 
     def on_train_epoch_start(self, trainer: Any, pl_module: nn.Module) -> None:
         """Announce the epoch; Lightning counts from 0."""
@@ -152,8 +162,8 @@ class LightningCallback(callback_class()):  # type: ignore[misc]
         self.made, self.steps = self.made + 1, trainer.global_step
         self.regularizer.begin_update(self.made)
         if trainer._logger_connector.should_update_logs:
-            logged = quantities(self.regularizer, pl_module.device)
-            pl_module.log_dict(logged, on_step=True, on_epoch=False, batch_size=1)  # a step of a loader says none
+            line = logged(self.regularizer, pl_module.device, self.rates_by_site)
+            pl_module.log_dict(line, on_step=True, on_epoch=False, batch_size=1)  # a step of a loader says none
 
     def on_exception(self, trainer: Any, pl_module: nn.Module, exception: BaseException) -> None:
         """Detach also when training ends by an exception."""
@@ -178,17 +188,13 @@ class LightningCallback(callback_class()):  # type: ignore[misc]
     # -- while training runs ----------------------------------------------------------------------------------------
 
     def _around(self, original: Any) -> Any:
-        """`_training_step` of a step; Lightning gives it the arguments that `__wrapped__` takes."""
+        """Make `_training_step` of a step; Lightning gives it the arguments that `__wrapped__` takes."""
         ours = partial(self._training_step, original)
         ours.__wrapped__ = getattr(original, "__wrapped__", original)  # it looks under one decorator
         return ours
 
     def _training_step(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        """The step of the LightningModule; a method that adds to the loss has it run on the repeated batch.
-
-        Raises:
-            ValueError: a method adds to the loss, and the step gives none, as in manual optimization.
-        """
+        """Run the LightningModule's step; a method that adds to the loss has it run on the repeated batch."""
         if self.regularizer.passes == 1:
             return original(*args, **kwargs)
         made: list[Any] = []
@@ -206,39 +212,17 @@ class LightningCallback(callback_class()):  # type: ignore[misc]
         loss = self.regularizer.loss(compute, args[0])
         return {**made[-1], "loss": loss} if isinstance(made[-1], dict) else loss
 
-    @staticmethod
-    def _length(trainer: Any, pl_module: nn.Module) -> int | None:
-        """The updates of the training; None where they are not known, as in manual optimization."""
-        updates = trainer.estimated_stepping_batches if pl_module.automatic_optimization else float("inf")
-        return int(updates) if 0 < updates < float("inf") else None
-
-    def _resume(self, place: Any) -> bool:
-        """Continue from the state that the checkpoint at `place` had; whether it had any.
-
-        Raises:
-            ValueError: the state does not fit.
-        """
-        state, self.loaded = self.loaded, None
-        if state is not None:
-            with refuse_state(place, self.regularizer.name, FROM_WEIGHTS):
-                self.regularizer.resume(state)
-        return state is not None
-
 
 class LightningTraining:
-    """Refuses the methods that ask more of a training than its forwards: Lightning's trains its own model only.
+    """Refuses the methods that ask more of a training than its forwards: Lightning's trains its own model only."""
 
-    Args:
-        regularizer: the method that asks.
-    """
-
-    def __init__(self, regularizer: Regularizer) -> None:
-        self.regularizer = regularizer
+    def __init__(self, name: str) -> None:
+        self.name = name
 
     def _refuse(self, *_: Any) -> NoReturn:
         raise ValueError(
-            f"{self.regularizer.name} trains a second model beside yours, and a LightningModule's training_step trains "
-            "its own only; use transformers' Trainer with AttnRegCallback, fairseq-train, or a loop of your own"
+            f"{self.name} trains a second model beside yours, and a LightningModule's training_step trains its own "
+            "only; use transformers' Trainer with AttnRegCallback, fairseq-train, or a loop of your own"
         )
 
     optimizer = clip_norm = copy_of = property(_refuse)
@@ -246,22 +230,15 @@ class LightningTraining:
 
 
 def refuse(trainer: Any, pl_module: nn.Module, module: nn.Module | None = None) -> None:
-    """Refuse the ways of training in which the model's forward cannot be seen whole.
-
-    Args:
-        module: the part that is attached to, once that is known.
-
-    Raises:
-        ValueError: compiled models, sharded parameters, or a LightningModule that data parallel training calls.
-    """
-    for kind in type(trainer.strategy).__mro__:
-        if kind.__name__ in SHARDED:
-            raise ValueError(
-                f"the strategy {SHARDED[kind.__name__]} cannot be combined with LightningCallback: it was not "
-                "tried; use strategy='ddp', or a loop of your own"
-            )
-    compiled = getattr(pl_module, "_compiler_ctx", None) or any(hasattr(m, "_orig_mod") for m in pl_module.modules())
-    if compiled:
+    """Refuse, by a ValueError, ways of training in which the forward, of `module` if it is known, is not seen whole."""
+    strategies = (kind.__name__ for kind in type(trainer.strategy).__mro__)
+    sharded = next((SHARDED[name] for name in strategies if name in SHARDED), None)
+    if sharded is not None:
+        raise ValueError(
+            f"the strategy {sharded} cannot be combined with LightningCallback: it was not tried; use strategy='ddp', "
+            "or a loop of your own"
+        )
+    if getattr(pl_module, "_compiler_ctx", None) or any(hasattr(part, "_orig_mod") for part in pl_module.modules()):
         raise ValueError(
             "torch.compile cannot be combined with LightningCallback: compiling the whole module was not tried; fit "
             "the module that is not compiled, or compile its layers in place: layer.compile()"
@@ -273,30 +250,13 @@ def refuse(trainer: Any, pl_module: nn.Module, module: nn.Module | None = None) 
         )
 
 
-def refuse_unused_parameters(trainer: Any, regularizer: Regularizer) -> None:
-    """Refuse attention LayerDrop where data parallel training waits for every gradient.
-
-    Raises:
-        ValueError: it does.
-    """
-    if waits_for_gradients(trainer.strategy.model) and regularizer.leaves_unused():
-        raise ValueError(
-            "a dropped attention gives its queries and keys no gradient, which data parallel training waits for; use "
-            "strategy='ddp_find_unused_parameters_true'"
-        )
-
-
 def module_to_attach(pl_module: nn.Module, path: str | None) -> nn.Module:
-    """The part of a LightningModule whose forward is regularized.
+    """The part of a LightningModule whose forward is regularized: at `path`, else its only child with parameters.
 
-    Args:
-        path: of the part; None: the only child with parameters, or the LightningModule itself if there are several.
-
-    Raises:
-        ValueError: there is no such part.
+    Without a path it is the LightningModule itself if there are several. A path that does not exist is a ValueError.
     """
-    children = [child for _, child in pl_module.named_children() if any(True for _ in child.parameters())]
     if path is None:
+        children = [child for child in pl_module.children() if next(child.parameters(), None) is not None]
         return children[0] if len(children) == 1 else pl_module
     try:
         return pl_module.get_submodule(path)
@@ -308,19 +268,12 @@ def module_to_attach(pl_module: nn.Module, path: str | None) -> nn.Module:
 
 
 def refuse_uncalled(module: nn.Module, regularizer: Regularizer) -> None:
-    """Stop a training that does not call what is attached to, or calls it in evaluation mode, after an update.
-
-    Args:
-        module: what is attached to.
-
-    Raises:
-        ValueError: it was never called in training mode with gradients.
-    """
+    """Refuse, by a ValueError after an update, a training that does not call `module`, or in evaluation mode only."""
     if any(attachment.reach.seen for attachment in attachments_of(module)):
         return
     name, method = type(module).__name__, regularizer.name
-    attention = [site.module for site in regularizer.attached_sites if site.module is not None]
-    if not module.training or (attention and not any(module.training for module in attention)):
+    parts = [module, *(site.module for site in regularizer.attached_sites if site.module is not None)]
+    if not module.training or (len(parts) > 1 and not any(part.training for part in parts[1:])):
         raise ValueError(
             f"{name} is in evaluation mode, so {method} never acted; Lightning leaves that as it is, and "
             "from_pretrained gives models in evaluation mode: call its train() before fit()"

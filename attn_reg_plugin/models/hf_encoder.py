@@ -7,6 +7,7 @@ model's configuration in its `cfg.model.hf_config`, so reading one needs no pret
 
 # no `from __future__ import annotations`: fairseq reads a flag's type from its field, and knows `Optional` only
 # ruff: noqa: UP045
+import importlib
 import inspect
 import json
 from contextlib import nullcontext
@@ -100,12 +101,7 @@ class HFEncoderModel(BaseFairseqModel):
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
     ) -> dict[str, Tensor]:
-        """The head's logits.
-
-        Args:
-            input_ids: int64 (B, T), of multiple choice (B, choices, T), as the other two.
-            attention_mask: 1 = a real token.
-            token_type_ids: left out where the model has no such embedding.
+        """Run the model on input_ids int64 (B, T), of multiple choice (B, choices, T), as the other two.
 
         Returns:
             `logits`: (B, number of labels), (B, 1) of a regression, (B, choices), or (B, T, number of labels).
@@ -138,38 +134,30 @@ class HFEncoderModel(BaseFairseqModel):
 
 def autocast_dtype(config: Any) -> torch.dtype | None:
     """Return the dtype that `--autocast` asks for in a model's configuration; None for `off`."""
-    if config.autocast in ("off", False, "False"):  # YAML reads a bare `off` as False
-        return None
-    if config.autocast != "bfloat16":
+    if config.autocast not in ("off", False, "False", "bfloat16"):  # YAML reads a bare `off` as False
         raise ValueError(f"--autocast is {config.autocast!r}, but must be one of off, bfloat16")
-    return torch.bfloat16
+    return torch.bfloat16 if config.autocast == "bfloat16" else None
 
 
 def _transformers() -> Any:
     """Import the package, or refuse to go on without it."""
     try:
-        import transformers
+        return importlib.import_module("transformers")
     except ImportError as error:
         raise ValueError(
             f"tasks of labelled text and --arch hf_encoder need transformers, which cannot be imported ({error}); "
             "in the checkout of this package, pip install '.[fairseq,hf]' brings it"
         ) from error
-    return transformers
 
 
 def load_config(path: str) -> "PreTrainedConfig":
-    """Load the configuration of a pretrained model from a folder or by its name on the hub.
-
-    Raises:
-        ValueError: no path, no such model, or a model that transformers does not know.
-    """
+    """Load the configuration of a pretrained model from a folder or by its name on the hub; a ValueError if none is."""
     if not path:
         raise ValueError("--arch hf_encoder needs --hf-model: a folder, or a name on the Hugging Face hub")
     if ("/" in path or path.startswith(".")) and path.count("/") != 1 and not Path(path).is_dir():
         raise ValueError(f"--hf-model: there is no folder {path}")
-    auto_config = _transformers().AutoConfig
     try:
-        return auto_config.from_pretrained(path)
+        return _transformers().AutoConfig.from_pretrained(path)
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(
             f"--hf-model {path}: neither a folder of a model nor a name that the hub gives ({_reason(error)})"
@@ -196,22 +184,19 @@ def set_dropout(config: "PreTrainedConfig", flag: str, value: float | None) -> N
     """Set a dropout in [0, 1) under the names that the model's family has for it; None leaves the model's."""
     if value is None:
         return
-    name = f"--{flag.replace('_', '-')}"
+    given, names = f"--{flag.replace('_', '-')} is {value}", [name for name in DROPOUTS[flag] if hasattr(config, name)]
     if not 0 <= value < 1:
-        raise ValueError(f"{name} is {value}, but must be in [0, 1)")
-    names = [attribute for attribute in DROPOUTS[flag] if hasattr(config, attribute)]
+        raise ValueError(f"{given}, but must be in [0, 1)")
     if not names:
-        raise ValueError(f"{name} is {value}, but {config.model_type} has no such dropout")
-    for attribute in names:
-        setattr(config, attribute, value)
+        raise ValueError(f"{given}, but {config.model_type} has no such dropout")
+    for name in names:
+        setattr(config, name, value)
 
 
 def build_head(config: "PreTrainedConfig", kind: str, weights: str | None = None) -> "PreTrainedModel":
-    """Build a model with the head for a kind of task, in fp32.
+    """Build a model of `config` with the head for a kind of task, in fp32.
 
     Args:
-        config: of the model; says the number of labels.
-        kind: of the task.
         weights: folder or hub name of pretrained weights; a head of another size there is left out. None: random.
 
     Raises:

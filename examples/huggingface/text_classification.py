@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from attn_reg_plugin.huggingface import AttnRegCallback
-from attn_reg_plugin.regularizers import REGISTRY, build
+from attn_reg_plugin.regularizers import REGISTRY
 
 
 @dataclass
@@ -60,7 +60,7 @@ def callbacks(method: str, options: list[str]) -> list[AttnRegCallback]:
     if method == "none":
         return []
     named = dict(option.split("=", 1) for option in options)
-    return [AttnRegCallback(build(method, **{name: value_of(text) for name, text in named.items()}))]
+    return [AttnRegCallback(method, **{name: value_of(text) for name, text in named.items()})]
 
 
 def read(arguments: Arguments) -> DatasetDict:

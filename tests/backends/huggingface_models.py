@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -12,63 +12,28 @@ import transformers
 from torch import Tensor, nn
 
 from attn_reg_plugin.attention.sites import AttentionSite
+from tests.backends.oracle_models import CLASSES, PAD, WORDS, tiny_config
 
-WORDS, WIDTH, HEADS, LAYERS, PAD, CLASSES = 90, 32, 4, 2, 1, 3
-
-_ENCODER = {
-    "vocab_size": WORDS,
-    "hidden_size": WIDTH,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": HEADS,
-    "intermediate_size": 48,
-    "max_position_embeddings": 40,
-    "pad_token_id": PAD,
-    "num_labels": CLASSES,
-}
-_TRANSLATOR = {
-    "vocab_size": WORDS,
-    "d_model": WIDTH,
-    "encoder_layers": LAYERS,
-    "decoder_layers": LAYERS,
-    "encoder_attention_heads": HEADS,
-    "decoder_attention_heads": HEADS,
-    "encoder_ffn_dim": 48,
-    "decoder_ffn_dim": 48,
-    "max_position_embeddings": 40,
-    "pad_token_id": PAD,
-    "bos_token_id": 0,
-    "eos_token_id": 2,
-    "decoder_start_token_id": 2,
-    "forced_eos_token_id": None,
-    "encoder_layerdrop": 0.0,
-    "decoder_layerdrop": 0.0,
-}
-_DISENTANGLED = {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "position_biased_input": False}
-_DROPOUT_ENCODER = ("hidden_dropout_prob", "attention_probs_dropout_prob")
-_DROPOUT_TRANSLATOR = ("dropout", "attention_dropout", "activation_dropout")
+WIDTH, HEADS, LAYERS = 32, 4, 2
 
 
 @dataclass(frozen=True)
 class Family:
-    """One row: how a tiny model is made, and which sites it has.
+    """One row: the model type and class in transformers, and which sites a tiny model has.
 
     Attributes:
-        model: class in transformers.
-        config: class in transformers.
-        options: of the configuration.
-        dropouts: the names of its dropout options.
         stacks: `encoder`, `decoder` or `both`.
         checkpointing: whether transformers can checkpoint it, and its attention runs once in a forward.
         interface: whether its attention calls transformers' attention interface, else it is an ordinary module.
+        options: of the configuration.
     """
 
+    kind: str
     model: str
-    config: str
-    options: dict[str, Any]
-    dropouts: tuple[str, ...]
     stacks: str = "encoder"
     checkpointing: bool = True
     interface: bool = True
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def sites(self) -> list[str]:
@@ -81,145 +46,35 @@ class Family:
         return encoder + [f"decoder.{kind}[{layer}]" for layer in range(LAYERS) for kind in ("self", "cross")]
 
 
+_OWN: dict[str, Any] = {"interface": False}
 FAMILIES = {
-    "bert": Family("BertForSequenceClassification", "BertConfig", _ENCODER, _DROPOUT_ENCODER),
-    "roberta": Family("RobertaForSequenceClassification", "RobertaConfig", _ENCODER, _DROPOUT_ENCODER),
-    "electra": Family(
-        "ElectraForSequenceClassification", "ElectraConfig", {**_ENCODER, "embedding_size": 16}, _DROPOUT_ENCODER
-    ),
-    "distilbert": Family(
-        "DistilBertForSequenceClassification",
-        "DistilBertConfig",
-        {
-            "vocab_size": WORDS,
-            "dim": WIDTH,
-            "n_layers": LAYERS,
-            "n_heads": HEADS,
-            "hidden_dim": 48,
-            "max_position_embeddings": 40,
-            "pad_token_id": PAD,
-            "num_labels": CLASSES,
-        },
-        ("dropout", "attention_dropout", "seq_classif_dropout"),
-    ),
-    "xlm_roberta": Family("XLMRobertaForTokenClassification", "XLMRobertaConfig", _ENCODER, _DROPOUT_ENCODER),
+    "bert": Family("bert", "BertForSequenceClassification"),
+    "roberta": Family("roberta", "RobertaForSequenceClassification"),
+    "electra": Family("electra", "ElectraForSequenceClassification"),
+    "distilbert": Family("distilbert", "DistilBertForSequenceClassification"),
+    "xlm_roberta": Family("xlm-roberta", "XLMRobertaForTokenClassification"),
     "albert": Family(
-        "AlbertForSequenceClassification",
-        "AlbertConfig",
-        {**_ENCODER, "embedding_size": 16},
-        (*_DROPOUT_ENCODER, "classifier_dropout_prob"),
-        checkpointing=False,
+        "albert", "AlbertForSequenceClassification", checkpointing=False, options={"num_hidden_groups": 1}
     ),
     "modernbert": Family(
+        "modernbert",
         "ModernBertForTokenClassification",
-        "ModernBertConfig",
-        {
-            **_ENCODER,
-            "cls_token_id": 0,
-            "bos_token_id": 0,
-            "sep_token_id": 2,
-            "eos_token_id": 2,
-            "local_attention": 4,
-            "global_attn_every_n_layers": 2,
-        },
-        ("attention_dropout", "mlp_dropout", "embedding_dropout"),
+        options={"local_attention": 4, "global_attn_every_n_layers": 2},
     ),
-    "marian": Family(
-        "MarianMTModel", "MarianConfig", {**_TRANSLATOR, "decoder_start_token_id": PAD}, _DROPOUT_TRANSLATOR, "both"
-    ),
-    "bart": Family("BartForConditionalGeneration", "BartConfig", _TRANSLATOR, _DROPOUT_TRANSLATOR, "both"),
-    "mbart": Family("MBartForConditionalGeneration", "MBartConfig", _TRANSLATOR, _DROPOUT_TRANSLATOR, "both"),
-    "m2m_100": Family("M2M100ForConditionalGeneration", "M2M100Config", _TRANSLATOR, _DROPOUT_TRANSLATOR, "both"),
-    "t5": Family(
-        "T5ForConditionalGeneration",
-        "T5Config",
-        {
-            "vocab_size": WORDS,
-            "d_model": WIDTH,
-            "d_kv": 8,
-            "d_ff": 48,
-            "num_layers": LAYERS,
-            "num_heads": HEADS,
-            "pad_token_id": PAD,
-            "eos_token_id": 2,
-            "decoder_start_token_id": PAD,
-        },
-        ("dropout_rate",),
-        "both",
-    ),
-    "gpt2": Family(
-        "GPT2LMHeadModel",
-        "GPT2Config",
-        {
-            "vocab_size": WORDS,
-            "n_embd": WIDTH,
-            "n_layer": LAYERS,
-            "n_head": HEADS,
-            "n_positions": 40,
-            "pad_token_id": PAD,
-            "bos_token_id": 0,
-            "eos_token_id": 2,
-        },
-        ("resid_pdrop", "embd_pdrop", "attn_pdrop"),
-        "decoder",
-    ),
-    "llama": Family(
-        "LlamaForCausalLM",
-        "LlamaConfig",
-        {**_ENCODER, "num_key_value_heads": 2, "bos_token_id": 0, "eos_token_id": 2},
-        ("attention_dropout",),
-        "decoder",
-    ),
-    "deberta": Family(
-        "DebertaForTokenClassification",
-        "DebertaConfig",
-        {**_ENCODER, **_DISENTANGLED},
-        _DROPOUT_ENCODER,
-        interface=False,
-    ),
-    "deberta_v3": Family(
-        "DebertaV2ForSequenceClassification",
-        "DebertaV2Config",
-        {**_ENCODER, **_DISENTANGLED, "position_buckets": 4, "share_att_key": True, "norm_rel_ebd": "layer_norm"},
-        _DROPOUT_ENCODER,
-        interface=False,
-    ),
-    "mpnet": Family(
-        "MPNetForSequenceClassification",
-        "MPNetConfig",
-        {**_ENCODER, "bos_token_id": 0, "eos_token_id": 2},
-        _DROPOUT_ENCODER,
-        checkpointing=False,
-        interface=False,
-    ),
-    "xlnet": Family(
-        "XLNetForTokenClassification",
-        "XLNetConfig",
-        {
-            "vocab_size": WORDS,
-            "d_model": WIDTH,
-            "n_layer": LAYERS,
-            "n_head": HEADS,
-            "d_inner": 48,
-            "pad_token_id": PAD,
-            "num_labels": CLASSES,
-        },
-        ("dropout",),
-        checkpointing=False,
-        interface=False,
-    ),
-    "roformer": Family("RoFormerForTokenClassification", "RoFormerConfig", _ENCODER, _DROPOUT_ENCODER, interface=False),
-    "mvp": Family(
-        "MvpForConditionalGeneration", "MvpConfig", _TRANSLATOR, _DROPOUT_TRANSLATOR, "both", interface=False
-    ),
-    "longformer": Family(
-        "LongformerForSequenceClassification",
-        "LongformerConfig",
-        {**_ENCODER, "attention_window": 4, "sep_token_id": 2},
-        _DROPOUT_ENCODER,
-        checkpointing=False,
-        interface=False,
-    ),
+    "marian": Family("marian", "MarianMTModel", "both", options={"max_position_embeddings": 40}),
+    "bart": Family("bart", "BartForConditionalGeneration", "both"),
+    "mbart": Family("mbart", "MBartForConditionalGeneration", "both"),
+    "m2m_100": Family("m2m_100", "M2M100ForConditionalGeneration", "both"),
+    "t5": Family("t5", "T5ForConditionalGeneration", "both"),
+    "gpt2": Family("gpt2", "GPT2LMHeadModel", "decoder"),
+    "llama": Family("llama", "LlamaForCausalLM", "decoder"),
+    "deberta": Family("deberta", "DebertaForTokenClassification", **_OWN),
+    "deberta_v3": Family("deberta-v2", "DebertaV2ForSequenceClassification", **_OWN),
+    "mpnet": Family("mpnet", "MPNetForSequenceClassification", checkpointing=False, **_OWN),
+    "xlnet": Family("xlnet", "XLNetForTokenClassification", checkpointing=False, **_OWN),
+    "roformer": Family("roformer", "RoFormerForTokenClassification", **_OWN),
+    "mvp": Family("mvp", "MvpForConditionalGeneration", "both", **_OWN),
+    "longformer": Family("longformer", "LongformerForSequenceClassification", checkpointing=False, **_OWN),
 }
 #: those whose attention can be called sdpa and eager: the others have one form
 INTERFACE = [name for name, family in FAMILIES.items() if family.interface]
@@ -237,12 +92,20 @@ class Around(nn.Module):
         return self.model(**inputs)
 
 
+def config_of(name: str, dropout: float = 0.0, **options: Any) -> Any:
+    """The configuration of a tiny model of the family `name`, with dropout wherever it has some."""
+    family = FAMILIES[name]
+    default = transformers.AutoConfig.for_model(family.kind).to_dict()
+    dropouts = {key: dropout for key, value in default.items() if "drop" in key and isinstance(value, float)}
+    dropouts |= dict.fromkeys((key for key in dropouts if "layerdrop" in key), 0.0)
+    special = {"num_labels": CLASSES, "forced_eos_token_id": None}
+    return tiny_config(family.kind, **{**special, **dropouts, **family.options, **options})
+
+
 def build(name: str, dropout: float = 0.0, seed: int = 1, attention: str = "sdpa", **options: Any) -> nn.Module:
     """A model of the family `name` in training mode, its attention maps made sharp: far from uniform."""
-    family = FAMILIES[name]
+    family, config = FAMILIES[name], config_of(name, dropout, **options)
     torch.manual_seed(seed)
-    dropouts = dict.fromkeys(family.dropouts, dropout)
-    config = getattr(transformers, family.config)(**{**family.options, **dropouts, **options})
     form = {"attn_implementation": attention} if family.interface else {}
     model = getattr(transformers, family.model)._from_config(config, **form)
     with torch.no_grad():

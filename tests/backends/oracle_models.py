@@ -155,20 +155,22 @@ NEEDED: dict[str, dict[str, Any]] = {
 }
 
 
+def tiny_config(kind: str, **options: Any) -> Any:
+    """A configuration of a model type, shrunken and without dropout, with these options."""
+    default = transformers.AutoConfig.for_model(kind)
+    options = shrunken(default.to_dict()) | NEEDED.get(kind, {}) | options
+    if getattr(default, "is_encoder_decoder", False):
+        options["decoder_start_token_id"] = PAD
+    return type(default)(**options)
+
+
 def tiny(head: str, kind: str, name: str, attention: str = "sdpa") -> nn.Module:
     """A tiny model in training mode, in fp32, its attention maps far from uniform.
 
     Raises:
         Exception: it cannot be built so; whatever the model says.
     """
-    config_class = transformers.AutoConfig.for_model(kind).__class__
-    default = config_class()
-    options = shrunken(default.to_dict()) | NEEDED.get(kind, {})
-    if head != "answer":  # which has two
-        options["num_labels"] = CLASSES
-    if getattr(default, "is_encoder_decoder", False):
-        options["decoder_start_token_id"] = PAD
-    config = config_class(**options)
+    config = tiny_config(kind, **({"num_labels": CLASSES} if head != "answer" else {}))  # an answer has two
     if head == "causal" and getattr(config, "is_decoder", None) is False:
         config.is_decoder = True
     torch.manual_seed(1)

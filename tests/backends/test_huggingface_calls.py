@@ -13,18 +13,10 @@ transformers = pytest.importorskip("transformers")
 from attn_reg_plugin import ADDrop, AttentionLayerDrop, find_sites  # noqa: E402
 from attn_reg_plugin.regularizers import Combination  # noqa: E402
 from attn_reg_plugin.regularizers import build as build_method  # noqa: E402
-from tests.backends.huggingface_models import HEADS, LAYERS, PAD, WIDTH, WORDS, build  # noqa: E402
+from tests.backends.huggingface_models import HEADS, LAYERS, PAD, WORDS, build  # noqa: E402
+from tests.backends.oracle_models import tiny_config  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-DECODER = {
-    "vocab_size": WORDS,
-    "hidden_size": WIDTH,
-    "intermediate_size": 48,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": HEADS,
-    "num_key_value_heads": HEADS,
-    "max_position_embeddings": 40,
-}
 OBJECTIVE = {"objective": lambda outputs, inputs: outputs[..., :5].square().sum()}
 
 
@@ -108,7 +100,7 @@ def test_a_checkpointed_encoder_for_two_texts_is_refused() -> None:
 def test_two_maps_in_one_layer() -> None:
     """DiffLlama's differential attention asks for one map twice, with half of the values each."""
     torch.manual_seed(1)
-    model = transformers.DiffLlamaForCausalLM(transformers.DiffLlamaConfig(**DECODER, pad_token_id=PAD)).train()
+    model = transformers.DiffLlamaForCausalLM(tiny_config("diffllama", num_key_value_heads=HEADS)).train()
     ids, _ = texts()
     inputs = {"input_ids": ids, "attention_mask": ids.ne(PAD).long(), "labels": ids}
     plain = model(**inputs).loss
@@ -122,8 +114,7 @@ def test_two_maps_in_one_layer() -> None:
 @pytest.mark.parametrize("attribution", ["gradient", "integrated"])
 @pytest.mark.parametrize("kind", ["StaticCache", "DynamicCache"])
 def test_a_cache_of_the_users_grows_by_one_forward(kind: str, attribution: str) -> None:
-    torch.manual_seed(1)
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**DECODER, pad_token_id=PAD)).train()
+    model = build("llama")
     ids, _ = texts()
 
     def run() -> tuple[Tensor, int]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 pytest.importorskip("transformers")
 
@@ -14,7 +15,7 @@ import transformers
 
 from attn_reg_plugin import ADDrop
 from attn_reg_plugin.backends.huggingface.inputs import described
-from tests.backends.huggingface_models import Around, batch, build
+from tests.backends.huggingface_models import FAMILIES, Around, batch, build
 from tests.backends.oracle_models import accepted, tiny
 from tests.backends.oracle_models import batch as tiny_batch
 
@@ -32,6 +33,63 @@ def test_a_mask_over_samples_is_left_out(kind: str, name: str) -> None:
         assert all(site.keep is not None for site in regularizer.attached_sites)
 
 
+@pytest.mark.parametrize("name", ["bert", "xlm_roberta", "gpt2", "llama", "marian", "bart", "t5"])
+def test_tokens_and_gold_labels(name: str) -> None:
+    """Real tokens that have a label; a causal model's labels are of the next token; -100 and padding are none."""
+    model, inputs = build(name), batch(name)
+    real, labels = inputs["attention_mask"].bool(), inputs["labels"]
+    if name == "xlm_roberta":
+        labels[0, 2] = -100
+    told = described(model, inputs)
+    stacks = FAMILIES[name].stacks
+    targets = F.pad(labels[:, 1:], (0, 1), value=-100) if stacks == "decoder" else labels
+    known = targets != -100 if labels.dim() == 2 else real
+    assert torch.equal(told["targets"], targets)
+    assert torch.equal(told["token_mask"], known if stacks == "both" else known & real)
+    if stacks == "encoder" and labels.dim() == 1:
+        assert not described(model, {"input_ids": inputs["input_ids"]}), "classes have no padding"
+    if stacks != "both":
+        assert torch.equal(described(model, {**inputs, "labels": None})["token_mask"], real)
+        return
+    padding = model.config.pad_token_id
+    padded = labels.masked_fill(~known, padding)
+    assert torch.equal(described(model, {**inputs, "labels": padded})["token_mask"], known)
+    # the decoder's input, whose start may be padding, ends before the end of the sentence; or its own mask
+    labels[torch.arange(3), known.sum(-1) - 1] = model.config.eos_token_id
+    shifted = model.prepare_decoder_input_ids_from_labels(labels=labels)
+    told = described(model, {"decoder_input_ids": shifted})
+    assert torch.equal(told["token_mask"], known) and told["padding_label"] == padding
+    mask = (torch.arange(6) < 4).long().expand(3, 6)
+    given = {"decoder_input_ids": shifted, "decoder_attention_mask": mask}
+    assert torch.equal(described(model, given)["token_mask"], mask.bool())
+
+
+def test_several_numbers_and_shifted_labels_are_told() -> None:
+    """Outputs of a regression have the shape of a classification's."""
+    model, inputs = build("bert"), batch("bert")
+    numbers = {**inputs, "labels": torch.zeros(3, 3)}
+    assert "regression" not in described(model, numbers)
+    model.config.problem_type = "regression"
+    assert described(model, numbers)["regression"] is True and "regression" not in described(model, inputs)
+    model, inputs = build("llama"), batch("llama")
+    inputs["shift_labels"] = inputs["labels"].roll(2, 1)
+    assert torch.equal(described(model, inputs)["targets"], inputs["shift_labels"])
+
+
+@pytest.mark.parametrize("kind", ["PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING"])
+@pytest.mark.parametrize("name", ["llama", "marian"])
+def test_virtual_tokens_count_as_nothing(name: str, kind: str) -> None:
+    """A learned prompt comes before the tokens in a decoder's outputs; an encoder's, or a prefix of keys, does not."""
+    model, inputs = build(name), batch(name)
+    plain = described(model, inputs)
+    submodules = {"llama": 1, "marian": 2}[name]
+    prompt: Any = SimpleNamespace(num_virtual_tokens=4, peft_type=kind, num_transformer_submodules=submodules)
+    model.active_peft_config = prompt
+    told, added = described(model, inputs), 4 if name == "llama" and kind != "PREFIX_TUNING" else 0
+    for key, nothing in (("token_mask", False), ("targets", -100)):
+        assert (told[key][:, :added] == nothing).all() and torch.equal(told[key][:, added:], plain[key])
+
+
 def test_a_mask_over_tokens_is_not() -> None:
     """Also where embeddings stand for the tokens."""
     model, inputs = build("llama"), batch("llama")
@@ -44,31 +102,6 @@ def test_a_mask_over_tokens_is_not() -> None:
     assert "token_mask" not in described(model, {"input_ids": inputs["input_ids"], "attention_mask": longer})
 
 
-@pytest.mark.parametrize("kind", ["PROMPT_TUNING", "PREFIX_TUNING"])
-def test_virtual_tokens_count_as_nothing(kind: str) -> None:
-    """A learned prompt comes before the tokens in the outputs; a prefix of keys and values does not."""
-    model, inputs = build("llama"), batch("llama")
-    plain = described(model, inputs)
-    prompt: Any = SimpleNamespace(num_virtual_tokens=4, peft_type=kind)
-    model.active_peft_config = prompt
-    told = described(model, inputs)
-    added = 4 if kind == "PROMPT_TUNING" else 0
-    for key, nothing in (("token_mask", False), ("targets", -100)):
-        assert told[key].shape == (3, 7 + added)
-        assert (told[key][:, :added] == nothing).all()
-        assert torch.equal(told[key][:, added:], plain[key])
-
-
-@pytest.mark.parametrize("kind", ["PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING"])
-def test_an_encoders_virtual_tokens_are_none_of_the_decoder(kind: str) -> None:
-    model, inputs = build("marian"), batch("marian")
-    plain = described(model, inputs)
-    prompt: Any = SimpleNamespace(num_virtual_tokens=4, peft_type=kind, num_transformer_submodules=2)
-    model.active_peft_config = prompt
-    told = described(model, inputs)
-    assert all(torch.equal(told[key], plain[key]) for key in ("token_mask", "targets"))
-
-
 def test_a_module_around_a_model_that_generates_is_told_of_as_it_is() -> None:
     for name in ("llama", "marian", "bert"):
         model, inputs = build(name), batch(name)
@@ -78,14 +111,6 @@ def test_a_module_around_a_model_that_generates_is_told_of_as_it_is() -> None:
     two = Around(build("llama"))
     two.other = build("llama")
     assert torch.equal(described(two, batch("llama"))["targets"], batch("llama")["labels"]), "which one is not known"
-
-
-def test_labels_that_are_shifted_already() -> None:
-    model, inputs = build("llama"), batch("llama")
-    inputs["shift_labels"] = inputs["labels"].roll(2, 1)
-    told = described(model, inputs)
-    assert torch.equal(told["targets"], inputs["shift_labels"])
-    assert torch.equal(told["token_mask"], (inputs["shift_labels"] != -100) & inputs["attention_mask"].bool())
 
 
 @pytest.mark.parametrize("keep", [3, torch.tensor([0, 4, 5])])

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 pytest.importorskip("transformers")
 
-from attn_reg_plugin import ADDrop, AttendOut, AttentionLayerDrop, ScheduledDropout, find_sites
+from attn_reg_plugin import ADDrop, AttendOut, AttentionLayerDrop, find_sites
 from attn_reg_plugin.regularizers import Outcome, Tokens
 from attn_reg_plugin.regularizers import build as method
 from attn_reg_plugin.regularizers.attend_out.generator import embeddings_of
 from attn_reg_plugin.regularizers.base.put_back import without_dropout
 from attn_reg_plugin.regularizers.layer_drop import Layer
-from tests.backends.huggingface_models import FAMILIES, PAD, WORDS, batch, build, objective
+from tests.backends.huggingface_models import FAMILIES, PAD, WORDS, batch, build
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 FEW = ["bert", "albert", "marian", "t5", "llama", "deberta_v3", "mpnet", "xlnet"]
@@ -64,30 +64,6 @@ def test_attention_layer_drop_is_the_mean_of_the_values(name: str) -> None:
     torch.testing.assert_close(train(model, inputs), dropped, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", [*FEW, "longformer"])
-def test_rows_that_lose_everything_are_the_mean_of_their_values(name: str) -> None:
-    """Also with a position bias: dropping every position by a mask is attention LayerDrop."""
-    model, inputs = build(name), batch(name)
-    with AttentionLayerDrop(p=1.0, sites="*").attach(model):
-        expected = train(model, inputs)
-    with ScheduledDropout(schedule="drop *: 0:1", sites="*").attach(model) as regularizer:
-        torch.testing.assert_close(train(model, inputs), expected, atol=1e-5, rtol=1e-5)
-        counted = regularizer.statistics.take()
-    assert all(counted[f"dropped/{site}"] == counted[f"valid/{site}"] for site in FAMILIES[name].sites)
-
-
-@pytest.mark.parametrize("name", [*FEW, "longformer"])
-def test_scheduled_dropout_drops_at_its_rate(name: str) -> None:
-    model, inputs = build(name), batch(name)
-    plain = train(model, inputs)
-    with ScheduledDropout(schedule="drop *: 0:0.5", sites="*").attach(model) as regularizer:
-        for seed in range(4):
-            assert not train(model, inputs, seed).allclose(plain)
-        counted = regularizer.statistics.take()
-    rates = [float(counted[f"dropped/{site}"] / counted[f"valid/{site}"]) for site in FAMILIES[name].sites]
-    assert all(0.3 < rate < 0.7 for rate in rates)
-
-
 @pytest.mark.parametrize("name", ["bert", "distilbert", "modernbert", "marian", "llama", "mpnet"])
 def test_layer_drop_is_the_model_without_the_layers(name: str) -> None:
     model, inputs = build(name), batch(name)
@@ -106,18 +82,6 @@ def test_layer_drop_is_the_model_without_the_layers(name: str) -> None:
         torch.testing.assert_close(ours, train(rest, inputs, seed))
         seen.add(len(gone))
     assert len(seen) > 1
-
-
-def test_layer_drop_counts_the_calls_of_a_shared_layer() -> None:
-    """ALBERT runs one layer several times, for all of its sites."""
-    model, inputs = build("albert"), batch("albert")
-    with method("layer_drop", p=1.0, sites="*").attach(model) as regularizer:
-        train(model, inputs)
-        counted = regularizer.statistics.take()
-    assert all(counted[f"dropped/{site}"] == counted[f"valid/{site}"] == 1 for site in FAMILIES["albert"].sites)
-    with pytest.raises(ValueError, match=r"^encoder.self\[0\] shares its layer with encoder.self\[1\]"):
-        method("layer_drop", sites="encoder.self[0]").attach(model)
-    assert train(model, inputs).equal(train(build("albert"), inputs))
 
 
 def test_a_layer_that_others_need_gives_that_although_it_is_left_out() -> None:
@@ -149,19 +113,6 @@ def test_weights_dropout_is_the_models_own(name: str) -> None:
     assert not expected.allclose(train(ours, inputs))
 
 
-@pytest.mark.parametrize("name", FEW)
-def test_head_drop_with_one_head_left(name: str) -> None:
-    """With p = 1: of each example's heads one is left, multiplied by their number."""
-    model, inputs = build(name), batch(name)
-    sites = FAMILIES[name].sites
-    with method("head_drop", p=1.0, sites="*").attach(model) as regularizer:
-        assert train(model, inputs).isfinite()
-        counted = regularizer.statistics.take()
-    for site in sites:
-        heads = counted[f"valid/{site}"] / len(inputs["input_ids"])
-        assert counted[f"dropped/{site}"] == counted[f"valid/{site}"] * (heads - 1) / heads
-
-
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_probe_without_dropout_has_none(name: str) -> None:
     """Whether a family keeps its dropout in modules or in numbers."""
@@ -175,15 +126,6 @@ def test_a_probe_without_dropout_has_none(name: str) -> None:
     assert modes == [(m.training, getattr(m, "p", None), getattr(m, "dropout", None)) for m in model.modules()]
 
 
-@pytest.mark.parametrize("name", ["bert", "t5", "deberta", "mpnet", "xlnet"])
-def test_a_bfloat16_probe(name: str) -> None:
-    model, inputs = build(name), batch(name)
-    with ADDrop(p=0.5, q=0.5, sites="*", cross_tuning="off", probe_dtype="bfloat16").attach(model) as regularizer:
-        train(model, inputs)
-        assert float(regularizer.statistics.take()["fallbacks"]) == 0
-        assert all(site.keep is not None for site in regularizer.attached_sites)
-
-
 @pytest.mark.parametrize("name", ["bert", "bart", "t5", "deberta", "deberta_v3", "mpnet", "xlnet"])
 def test_eager_models_still_return_their_attentions(name: str) -> None:
     """Also while they are regularized: zero where positions were dropped, and rows that sum to one."""
@@ -195,22 +137,6 @@ def test_eager_models_still_return_their_attentions(name: str) -> None:
             alive = site.keep.any(-1, keepdim=True)
             assert (weights[~site.keep & alive] == 0).all() and (~site.keep & alive).any()
             torch.testing.assert_close(weights.sum(-1), torch.ones(weights.shape[:-1]))
-
-
-def test_an_objective_of_the_users_own() -> None:
-    model, inputs = build("bart"), batch("bart")
-    seen = []
-
-    def own(outputs: Any, told: Mapping[str, Any]) -> Tensor:
-        seen.append(told)
-        return objective("bart", inputs, outputs.logits)
-
-    results = []
-    for options in ({}, {"objective": own}):
-        with ADDrop(p=0.5, q=0.5, sites="*", cross_tuning="off", **options).attach(model):
-            results.append(train(model, inputs))
-    assert torch.equal(*results)
-    assert torch.equal(seen[0]["targets"], inputs["labels"])
 
 
 # -- AttendOut --------------------------------------------------------------------------------------------------------
@@ -291,25 +217,3 @@ def test_the_embeddings_of_each_stack(name: str) -> None:
     handle.remove()
     rows = read[0].reshape(-1, read[0].size(-1))[:7]
     torch.testing.assert_close(found["encoder"].positions[: len(rows)], rows)
-
-
-@pytest.mark.parametrize("name", ["bert", "albert", "marian"])
-def test_a_layer_that_is_left_out_leaves_the_others_their_masks(name: str) -> None:
-    """Also where all layers are one module, which is told by its calls whose turn it is."""
-    model, inputs = build(name), batch(name)
-    options = {"ad_drop": {"p": 0.5, "q": 1.0, "cross_tuning": "off", "sites": "*"}, "layer_drop": {"sites": "*"}}
-    together, left_out = method("ad_drop+layer_drop", **options), set()
-    with together.attach(model):
-        layers = next(part for part in together.parts if part.name == "layer_drop")
-        for seed, p in enumerate([1e-9] + 12 * [0.5]):  # first all layers run, and it is learnt what they give
-            layers.p = p
-            together.statistics.take()
-            train(model, inputs, seed)
-            sums = together.statistics.take()
-            gone = {site for site in FAMILIES[name].sites if sums[f"dropped/layer_drop/{site}"]}
-            for site in together.attached_sites:
-                assert all(call.keep is site.request.masks[call.index] for call in site.calls.made)
-                assert len(site.calls.made) == (site.name not in gone)
-            assert all(0 < sums[f"dropped/{site}"] < sums[f"valid/{site}"] for site in FAMILIES[name].sites)
-            left_out |= gone
-    assert left_out == set(FAMILIES[name].sites)

@@ -17,7 +17,7 @@ from attn_reg_plugin import ADDrop, AttentionLayerDrop, find_sites, recording  #
 from attn_reg_plugin.attention.attribution import map_gradient, output_gradients  # noqa: E402
 from attn_reg_plugin.regularizers import Combination  # noqa: E402
 from attn_reg_plugin.regularizers.attention_dropout import AttentionDropout  # noqa: E402
-from tests.backends.huggingface_models import FAMILIES, HEADS, LAYERS, batch, build, opened  # noqa: E402
+from tests.backends.huggingface_models import HEADS, LAYERS, batch, build, config_of, opened  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -98,7 +98,7 @@ def test_longformers_weights_are_not_given_while_it_is_regularized() -> None:
 def test_both_streams_of_xlnet(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two calls a layer, each with its mask; of several words some are predicted from those before in a permutation."""
     torch.manual_seed(1)
-    config = transformers.XLNetConfig(**{**FAMILIES["xlnet"].options, "dropout": 0.0})
+    config = config_of("xlnet")
     model = transformers.XLNetLMHeadModel(config).train()
     for parameter in model.parameters():
         parameter.data.normal_(std=0.3)
@@ -121,21 +121,6 @@ def test_both_streams_of_xlnet(monkeypatch: pytest.MonkeyPatch) -> None:
         assert all(len(site.calls.made) == 2 for site in regularizer.attached_sites)
 
 
-def test_a_row_without_keys_is_xlnets_own() -> None:
-    """A place that may see nothing attends to all keys alike, as stock has it."""
-    model = transformers.XLNetLMHeadModel(transformers.XLNetConfig(**{**FAMILIES["xlnet"].options, "dropout": 0.0}))
-    inputs = {key: value for key, value in batch("xlnet").items() if key == "input_ids"}
-    hidden = torch.zeros(*inputs["input_ids"].shape, inputs["input_ids"].size(1))
-    hidden[:, 2] = 1
-    asked = torch.zeros(hidden.size(0), 1, hidden.size(1))
-    asked[:, :, 2] = 1
-    inputs |= {"perm_mask": hidden, "target_mapping": asked}
-    expected = model(**inputs).logits
-    with opened(find_sites(model, "*")) as sites, recording(sites):
-        torch.testing.assert_close(model(**inputs).logits, expected, rtol=1e-4, atol=1e-5)
-        assert all(site.tapes for site in sites)
-
-
 def test_attention_layer_drop_drops_both_calls_of_longformer_or_neither() -> None:
     model, inputs = build("longformer").longformer.train(), batch("longformer")
     inputs = {key: inputs[key] for key in ("input_ids", "attention_mask")}
@@ -146,16 +131,6 @@ def test_attention_layer_drop_drops_both_calls_of_longformer_or_neither() -> Non
             model(**inputs)
             seen += [[call.uniform for call in site.calls.made] for site in left_out.attached_sites]
     assert sorted(map(tuple, {tuple(calls) for calls in seen})) == [(False, False), (True,)]
-
-
-def test_longformer_under_checkpointing_is_refused_where_its_attention_runs_twice() -> None:
-    model = build("longformer", use_cache=False)
-    model.activation_checkpointing_enable({"use_reentrant": False})
-    with (
-        ADDrop(p=0.5, q=0.5, cross_tuning="off").attach(model),
-        pytest.raises(RuntimeError, match="ran 2 times in one forward, and activation checkpointing runs it again"),
-    ):
-        model(**batch("longformer")).loss.backward()
 
 
 def test_a_method_that_was_replaced_before_is_back_afterwards() -> None:
@@ -207,3 +182,18 @@ def test_learned_keys_are_refused() -> None:
         pytest.raises(RuntimeError, match=r"^\w+\.self\[0\] .* has learned keys \(use_prompt=True\), which cannot be"),
     ):
         model(**inputs)
+
+
+def test_a_row_without_keys_is_xlnets_own() -> None:
+    """A place that may see nothing attends to all keys alike, as stock has it."""
+    model = transformers.XLNetLMHeadModel(config_of("xlnet"))
+    inputs = {key: value for key, value in batch("xlnet").items() if key == "input_ids"}
+    hidden = torch.zeros(*inputs["input_ids"].shape, inputs["input_ids"].size(1))
+    hidden[:, 2] = 1
+    asked = torch.zeros(hidden.size(0), 1, hidden.size(1))
+    asked[:, :, 2] = 1
+    inputs |= {"perm_mask": hidden, "target_mapping": asked}
+    expected = model(**inputs).logits
+    with opened(find_sites(model, "*")) as sites, recording(sites):
+        torch.testing.assert_close(model(**inputs).logits, expected, rtol=1e-4, atol=1e-5)
+        assert all(site.tapes for site in sites)

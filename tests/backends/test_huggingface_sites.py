@@ -16,8 +16,7 @@ pytest.importorskip("transformers")
 
 import transformers
 
-from attn_reg_plugin import ADDrop, AttentionSite, find_sites
-from attn_reg_plugin.backends.huggingface import HuggingFaceBackend
+from attn_reg_plugin import ADDrop, find_sites
 from attn_reg_plugin.backends.huggingface.attention import open_sites
 from tests.backends.huggingface_models import FAMILIES, FORMS, batch, build, fingerprint, opened
 
@@ -58,18 +57,6 @@ def test_layers_of_an_albert_that_shares_less() -> None:
         model(input_ids=torch.randint(4, 40, (2, 5)))
         model(input_ids=torch.randint(4, 40, (2, 5)))
     assert order == list(range(8)) * 2
-
-
-@pytest.mark.parametrize("layer", [0, 1])
-def test_one_layer_of_a_shared_attention_can_be_regularized(layer: int) -> None:
-    model, inputs = build("albert"), batch("albert")
-    expected = model(**inputs).logits
-    results = []
-    for chosen in (layer, 1 - layer):
-        with ADDrop(p=1, q=1, sites=f"encoder.self[{chosen}]", cross_tuning="off").attach(model) as regularizer:
-            assert len(regularizer.attached_sites) == 1
-            results.append(model(**inputs).logits)
-    assert not results[0].allclose(expected) and not results[0].allclose(results[1])
 
 
 def test_a_shared_attention_under_checkpointing_is_refused() -> None:
@@ -114,35 +101,25 @@ def test_a_model_without_sites_is_refused() -> None:
         ADDrop().attach(nn.Linear(2, 2))
 
 
-def test_a_transformers_model_with_sites_of_its_own_is_not_refused() -> None:
-    model = transformers.NystromformerModel(transformers.NystromformerConfig(**SMALL))
-    model.encoder.layer[0].site = AttentionSite("encoder", "self", 0)
-    assert find_sites(model)[0].path == "encoder.layer.0"
+REFUSED = {
+    "talking heads": ("deberta", {"talking_head": True}, "sdpa", r"mixes its heads' maps \(talking_head=True\), which"),
+    "upcast": ("gpt2", {"reorder_and_upcast_attn": True}, "eager", "reorder_and_upcast_attn=True, which cannot be reg"),
+    **{
+        name: ("bert", {}, name, f"='{name.replace('|', '.')}', which cannot be regularized; load the model with")
+        for name in ("flex_attention", "flash_attention_2", "paged|eager")
+    },
+}
 
 
-def test_deberta_with_talking_heads_is_refused() -> None:
-    model = build("deberta", talking_head=True)
-    before = fingerprint(model)
-    with pytest.raises(ValueError, match=r"^encoder\.self\[0\] .* mixes its heads' maps \(talking_head=True\), which"):
-        ADDrop().attach(model)
-    assert fingerprint(model) == before
-
-
-@pytest.mark.parametrize("attention", ["flex_attention", "flash_attention_2", "paged|eager"])
-def test_another_attention_is_refused(attention: str) -> None:
-    model = build("bert")
+@pytest.mark.parametrize("case", REFUSED)
+def test_another_attention_is_refused(case: str) -> None:
+    name, options, attention, said = REFUSED[case]
+    model = build(name, **options)
     model.config._attn_implementation_internal = attention
     before = fingerprint(model)
-    with pytest.raises(
-        ValueError, match=rf"^encoder\.self\[0\] .*='{attention.replace('|', '.')}', which cannot be reg"
-    ):
-        ADDrop().attach(model)
+    with pytest.raises(ValueError, match=rf"^\w+\.self\[0\] .*{said}"):
+        ADDrop(sites="*").attach(model)
     assert fingerprint(model) == before
-
-
-def test_gpt2s_own_upcast_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"reorder_and_upcast_attn=True, which cannot be regularized"):
-        ADDrop(sites="*").attach(build("gpt2", attention="eager", reorder_and_upcast_attn=True))
 
 
 def test_an_attention_that_is_taken_away_is_noticed() -> None:
@@ -213,21 +190,6 @@ def test_two_regularizers_on_one_model_leave_nothing(name: str) -> None:
     assert fingerprint(model) == before
 
 
-def test_models_that_share_a_configuration() -> None:
-    config = transformers.BertConfig(**SMALL)
-    models = [transformers.BertForSequenceClassification(config).train() for _ in range(2)]
-    ids = torch.randint(4, 40, (2, 5))
-    regularizers = [ADDrop(p=1, q=1, cross_tuning="off") for _ in models]
-    for model, regularizer in zip(models, regularizers, strict=True):
-        regularizer.attach(model)
-    regularizers[0].detach()
-    for model in models:
-        model(input_ids=ids)
-    assert float(regularizers[1].statistics.take()["dropped/encoder.self[0]"]) > 0
-    regularizers[1].detach()
-    assert config._attn_implementation == "sdpa"
-
-
 @pytest.mark.parametrize("name", ["bert", "mpnet"])
 def test_a_copy_of_an_attached_model_is_attached_to_a_copy(name: str) -> None:
     """And what is closed on one is not closed on the other."""
@@ -247,67 +209,6 @@ def test_a_copy_of_an_attached_model_is_attached_to_a_copy(name: str) -> None:
     assert torch.equal(model(**inputs).logits, expected)
 
 
-# -- what a forward tells ---------------------------------------------------------------------------------------------
-
-
-def describe(model: nn.Module, *args: Any, **kwargs: Any) -> dict[str, torch.Tensor]:
-    return HuggingFaceBackend().describe(model, args, kwargs)
-
-
-def test_a_classifier_tells_its_tokens_and_its_gold_labels() -> None:
-    inputs = batch("bert")
-    told = describe(build("bert"), inputs["input_ids"], inputs["attention_mask"], labels=inputs["labels"])
-    assert torch.equal(told["token_mask"], inputs["attention_mask"].bool())
-    assert torch.equal(told["targets"], inputs["labels"])
-    assert not describe(build("bert"), inputs["input_ids"]), "its classes have no padding"
-
-
-def test_a_tagger_counts_real_tokens_with_a_label() -> None:
-    inputs = batch("xlm_roberta")
-    inputs["labels"][0, 2] = -100
-    model = build("xlm_roberta")
-    expected = inputs["attention_mask"].bool()
-    assert torch.equal(describe(model, **{**inputs, "labels": None})["token_mask"], expected)
-    expected[0, 2] = False
-    assert torch.equal(describe(model, **inputs)["token_mask"], expected)
-    del inputs["attention_mask"]
-    assert torch.equal(describe(model, **inputs)["token_mask"], expected)
-
-
-@pytest.mark.parametrize("name", ["gpt2", "llama"])
-def test_a_language_models_labels_are_those_of_the_next_token(name: str) -> None:
-    inputs = batch(name)
-    model = build(name)
-    told = describe(model, **inputs)
-    logits = model(**{k: v for k, v in inputs.items() if k != "labels"}).logits
-    loss = nn.functional.cross_entropy(logits.flatten(0, 1), told["targets"].flatten(), ignore_index=-100)
-    torch.testing.assert_close(loss, model(**inputs).loss)
-    assert int(told["token_mask"].sum()) == int(inputs["attention_mask"].sum()) - 3
-    assert torch.equal(describe(model, **{**inputs, "labels": None})["token_mask"], inputs["attention_mask"].bool())
-
-
-@pytest.mark.parametrize("name", ["marian", "bart", "t5"])
-def test_a_translators_tokens(name: str) -> None:
-    """By the labels, padded by -100 or by the padding token; by the decoder's input, whose start may be padding."""
-    inputs, model = batch(name), build(name)
-    labels, padding = inputs["labels"], model.config.pad_token_id
-    labels[torch.arange(3), (labels != -100).sum(-1) - 1] = model.config.eos_token_id
-    expected = labels != -100
-    assert torch.equal(describe(model, **inputs)["token_mask"], expected)
-    assert torch.equal(describe(model, **inputs)["targets"], labels)
-    padded = labels.masked_fill(labels == -100, padding)
-    assert torch.equal(describe(model, **{**inputs, "labels": padded})["token_mask"], expected)
-    shifted = torch.cat([torch.full((3, 1), model.config.decoder_start_token_id), padded[:, :-1]], 1)
-    told = describe(model, input_ids=inputs["input_ids"], decoder_input_ids=shifted)
-    assert torch.equal(told["token_mask"], expected)
-    assert told["padding_label"] == padding
-    mask = torch.ones_like(shifted)
-    mask[:, 4:] = 0
-    assert torch.equal(
-        describe(model, decoder_input_ids=shifted, decoder_attention_mask=mask)["token_mask"], mask.bool()
-    )
-
-
 @pytest.mark.parametrize("labels", ["pseudo", "gold"])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_objective_has_what_it_needs(name: str, labels: str) -> None:
@@ -321,3 +222,18 @@ def test_the_objective_has_what_it_needs(name: str, labels: str) -> None:
             inputs |= {"decoder_input_ids": inputs["input_ids"]} if FAMILIES[name].stacks == "both" else {}
             model(**inputs)
             assert all(site.keep is not None for site in regularizer.attached_sites)
+
+
+def test_models_that_share_a_configuration() -> None:
+    config = transformers.BertConfig(**SMALL)
+    models = [transformers.BertForSequenceClassification(config).train() for _ in range(2)]
+    ids = torch.randint(4, 40, (2, 5))
+    regularizers = [ADDrop(p=1, q=1, cross_tuning="off") for _ in models]
+    for model, regularizer in zip(models, regularizers, strict=True):
+        regularizer.attach(model)
+    regularizers[0].detach()
+    for model in models:
+        model(input_ids=ids)
+    assert float(regularizers[1].statistics.take()["dropped/encoder.self[0]"]) > 0
+    regularizers[1].detach()
+    assert config._attn_implementation == "sdpa"

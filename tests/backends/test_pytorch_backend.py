@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 from torch.nn.utils.parametrize import is_parametrized, remove_parametrizations
 
-from attn_reg_plugin import ADDrop, AttentionLayerDrop, ScheduledDropout, find_sites, gradient_attribution, recording
+from attn_reg_plugin import ADDrop, find_sites, gradient_attribution, recording
 from attn_reg_plugin.attention.sites import AttentionSite
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -177,24 +177,6 @@ def test_detaching_restores_every_module() -> None:
     torch.compiler.reset()
 
 
-def test_a_subclass_keeps_its_class() -> None:
-    module = Renamed(WIDTH, HEADS, batch_first=True).train()
-    states = torch.randn(2, 5, WIDTH)
-    plain = module(states, states, states)[0]
-    (site,) = find_sites(nn.ModuleList([module]), "*")
-    with opened([site]):
-        assert type(module) is Renamed and find_sites(nn.ModuleList([module]), "*") == [site]
-        site.ask(uniform=always)
-        uniform = module(states, states, states)[0]
-        twins = copy.deepcopy(module), pickle.loads(pickle.dumps(module))
-        assert all(twin(states, states, states)[0].equal(uniform) for twin in twins)
-        (copied,) = find_sites(nn.ModuleList([twins[0]]), "*")
-        copied.backend.close(copied)
-    for free in (module, twins[0]):
-        assert free(states, states, states)[0].equal(plain) and "forward" not in vars(free)
-    assert not uniform.allclose(plain)
-
-
 @pytest.mark.parametrize("late", [False, True], ids=["before", "while attached"])
 def test_a_parametrized_attention(late: bool) -> None:
     model, states = (
@@ -320,22 +302,6 @@ def test_a_dropped_attention_is_the_mean_of_its_valid_values(options: dict[str, 
             for output, found in (module(*states, **mask), module(*states, **mask, need_weights=False)):
                 torch.testing.assert_close(output, expected, atol=1e-6, rtol=1e-5)
                 assert found is None or torch.allclose(found, weights, atol=1e-6)
-
-
-@pytest.mark.parametrize("batch_first", [True, False])
-def test_the_methods_on_a_transformer(batch_first: bool) -> None:
-    model, inputs = translator(dropout=0.1, batch_first=batch_first)
-    plain = step(model, inputs)[0]
-    for method in (
-        ADDrop(p=0.5, q=0.5, sites="*", cross_tuning="off"),
-        AttentionLayerDrop(p=1.0, sites="*"),
-        ScheduledDropout(schedule="drop *: 0:0.5", sites="*"),
-    ):
-        with method.attach(model):
-            regularized = step(model, inputs)[0]
-            counted = method.statistics.take()
-        assert regularized.isfinite().all() and not regularized.allclose(plain)
-        assert all(counted[f"dropped/{site}"] > 0 for site in SITES)
 
 
 def test_padding_and_future_never_matter() -> None:

@@ -12,7 +12,7 @@ from datasets import Dataset
 
 from attn_reg_plugin.huggingface import AttnRegCallback
 from attn_reg_plugin.regularizers import ADDrop, AttendOut
-from tests.clients.tiny import QUIET, check_client, check_saved, folder_of, sentences, tokenizer, trained
+from tests.clients.tiny import QUIET, check_client, check_saved, folder_of, sentences, tokenizer
 
 trl = pytest.importorskip("trl")
 peft = pytest.importorskip("peft")
@@ -99,14 +99,6 @@ def test_where_next_to_nothing_is_dropped_it_is_plain_training(folder: Path, cli
         runs.append(trainer.state.log_history[0])
     names = [name for name in runs[0] if name not in ("epoch", "step", "learning_rate")]
     assert {name: runs[1][name] for name in names} == pytest.approx({name: runs[0][name] for name in names}, rel=1e-4)
-
-
-def test_checkpoints_of_a_training_that_is_regularized_are_stock(folder: Path) -> None:
-    options = {"save_strategy": "steps", "save_steps": 20}
-    ours = trained(partial(make, folder, "sft", False), ADDrop(sites="decoder.self", cross_tuning="off"), **options)
-    checkpoint = folder / "out" / "checkpoint-20"
-    check_saved(checkpoint, ours.model, transformers.AutoModelForCausalLM.from_pretrained(checkpoint))
-    assert (checkpoint / "attn_reg_ad_drop.pt").is_file()
 
 
 def test_a_copy_of_the_attacker_is_refused_at_the_start(folder: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from attn_reg_plugin.huggingface.attend_out import TrainerProblem, example_losses, reward_data, shifted
+from attn_reg_plugin.huggingface.attend_out import TrainerProblem, reward_data, shifted
 from attn_reg_plugin.regularizers import AttendOut, Outcome
 from tests.backends.huggingface_models import Around, batch, build
 from tests.huggingface.trainers import AtStepEnd, collate, examples, trainer_of, weights
@@ -52,17 +52,6 @@ def test_a_continuation_without_updates_is_not_the_next_trainings_game(tmp_path:
     assert starts[0] == (0, 1)
 
 
-def test_what_the_user_gave_stays_theirs(tmp_path: Path) -> None:
-    """A problem that is set after the method is made is played, and still there after the training."""
-    game = AttendOut(steps=2, sites="*")
-    trainer = trainer_of(tmp_path, "bert", game, max_steps=2)
-    trainer.callback_handler.train_dataloader = trainer.get_train_dataloader()
-    problem = game.problem = TrainerProblem(trainer, "train")
-    trainer.train()
-    assert game.problem is problem and game.optimizer is None
-    assert game.state_dict()["rounds"] == 1
-
-
 def test_the_winner_is_copied_and_the_trainer_goes_on(tmp_path: Path) -> None:
     def compare() -> None:
         equal.append(torch.equal(weights(game.game.defender.model), weights(game.game.defender.attacker)))
@@ -98,16 +87,6 @@ def test_losses_of_examples(tmp_path: Path, name: str, around: bool) -> None:
     assert ((outcome.metric >= 0) & (outcome.metric <= 1)).all()
     one_by_one = problem._one_by_one(model, inputs).loss.tolist()
     assert one_by_one == pytest.approx(expected, abs=1e-5)
-
-
-def test_losses_of_other_heads_come_from_the_model() -> None:
-    logits, targets = torch.randn(3, 4), torch.rand(3, 4)
-    assert example_losses({"logits": logits}, targets) is None, "several labels an example"
-    squares = example_losses({"logits": logits[:, :1]}, targets[:, 0])
-    assert isinstance(squares, Outcome) and squares.metric is None
-    differences = [float(a - b) for a, b in zip(logits[:, 0], targets[:, 0], strict=True)]
-    assert squares.loss.tolist() == pytest.approx([difference**2 for difference in differences])
-    assert example_losses({"start": logits}, targets) is None
 
 
 @pytest.mark.parametrize("name", ["marian", "bart", "t5"])
@@ -146,23 +125,6 @@ def test_where_rewards_come_from(tmp_path: Path, subset: str, expected: tuple[st
     dataset, indices, _ = reward_data(trainer, subset)
     assert dataset is (trainer.eval_dataset if expected[0] == "valid" else trainer.train_dataset)
     assert indices == expected[1]
-
-
-def test_one_of_several_evaluation_sets(tmp_path: Path) -> None:
-    sets = {"validation": examples("bert", 8), "other": examples("bert", 9)}
-    trainer = trainer_of(tmp_path, "bert", own={"eval_dataset": sets})
-    for subset, size in (("valid", 8), ("other", 9)):
-        dataset, indices, collator = reward_data(trainer, subset)
-        assert len(indices) == size and dataset is sets.get(subset, sets["validation"])
-        assert torch.equal(collator(dataset[:2])["input_ids"], collate(dataset[:2])["input_ids"])
-
-
-def test_the_draws_are_fair(tmp_path: Path) -> None:
-    trainer = trainer_of(tmp_path, "bert")
-    problem = TrainerProblem(trainer, "valid")
-    torch.manual_seed(1)
-    seen = {tuple(map(tuple, next(iter(problem.validation(3)))["batch"]["input_ids"].tolist())) for _ in range(8)}
-    assert len(seen) > 4
 
 
 def test_a_problem_of_the_users(tmp_path: Path) -> None:

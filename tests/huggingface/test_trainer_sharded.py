@@ -54,8 +54,10 @@ def trained(folder: Path, resumed: Path | None = None, **options: Any) -> dict[s
     often = {"max_steps": UPDATES, "logging_steps": 1, "save_strategy": "steps", "save_steps": SAVED}
     trainer = trainer_of(folder, "bert", ad_drop(cross_tuning="update:2"), **often, **options)
     trainer.train(resume_from_checkpoint=resumed and str(resumed))
-    names = "regularized", "drop_encoder.self[0]", "drop_encoder.self[1]"
-    log = [{key: line[key] for key in names if key in line} for line in trainer.state.log_history[:-1]]
+    log = [
+        {key: line[key] for key in ("attn_reg/regularized", "attn_reg/drop_rate") if key in line}
+        for line in trainer.state.log_history[:-1]
+    ]
     return {"weights": whole(trainer.model), "log": log, "class": type(trainer.model).__name__}
 
 
@@ -122,7 +124,7 @@ def test_trainer_and_accelerate_with_sharded_parameters(tmp_path: Path) -> None:
         for kind in ("FULL", "SHARDED"):
             assert found[kind]["class"] == "FSDPBertForSequenceClassification" != expected["class"]
             torch.testing.assert_close(found[kind]["weights"][moved], expected["weights"][moved], rtol=1e-5, atol=1e-5)
-            assert found[kind]["log"] == expected["log"] and expected["log"][-1]["regularized"] == 1
+            assert found[kind]["log"] == expected["log"] and expected["log"][-1]["attn_reg/regularized"] == 1
         assert found["resumed"]["weights"].equal(found["SHARDED"]["weights"])
         assert found["resumed"]["log"][-1] == found["SHARDED"]["log"][-1]
         assert found["loop, True"].equal(found["loop, False"])

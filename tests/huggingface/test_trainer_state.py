@@ -87,14 +87,6 @@ def test_a_damaged_state_is_named(how: str, trained: Path, tmp_path: Path) -> No
     assert not (path.parent / "ran").exists()
 
 
-def test_what_the_sentence_advises_works(trained: Path, tmp_path: Path) -> None:
-    path = saved(trained, tmp_path)
-    path.unlink()
-    regularizer = ad_drop()
-    resume(tmp_path, regularizer)
-    assert regularizer.updates == 3, "it counts on with the Trainer"
-
-
 @pytest.mark.parametrize("how", ["other sites", "missing keys"])
 def test_a_game_of_other_sites_is_named(how: str, trained: Path, tmp_path: Path) -> None:
     """It goes on at the first forward, when there are players."""

@@ -1,7 +1,8 @@
-"""The callback among everything else: errors, refusals, copies, precisions, epochs, logs."""
+"""The callback among everything else: what it is given and refuses, other callbacks, features of Trainer, logs."""
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,124 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import Trainer, TrainerCallback
 
 import attn_reg_plugin
-from attn_reg_plugin.backends.huggingface.inputs import described
-from attn_reg_plugin.huggingface import AttnRegCallback
-from attn_reg_plugin.huggingface.running import Interception, refuse_unused_parameters
-from attn_reg_plugin.regularizers import ADDrop, AttendOut, AttentionLayerDrop, Regularizer
+from attn_reg_plugin.callbacks import refuse_unused_parameters
+from attn_reg_plugin.huggingface.callback import AttnRegCallback, Interception
+from attn_reg_plugin.regularizers import ADDrop, AttendOut, AttentionLayerDrop, Combination
 from attn_reg_plugin.regularizers import build as make
 from attn_reg_plugin.regularizers.base.attachment import attachments_of
-from tests.backends.huggingface_models import batch, build
+from tests.backends.huggingface_models import build
 from tests.huggingface.trainers import ad_drop, examples, print_of, trainer_of, weights
+
+INTERCEPTED = {"training_step", "compute_loss", "log", "save_model"}
+
+
+def logs(trainer: Trainer, name: str = "regularized") -> list[float | None]:
+    """A quantity in each line of the training log."""
+    return [entry.get(f"attn_reg/{name}") for entry in trainer.state.log_history if "loss" in entry]
+
+
+# -- what it is given -------------------------------------------------------------------------------------------------
+
+
+def test_a_method_is_given_as_it_is_or_by_its_name() -> None:
+    named = AttnRegCallback("ad_drop", p=0.4)
+    assert type(named.regularizer) is ADDrop and named.regularizer.p == 0.4
+    assert repr(named).startswith("AttnRegCallback(ADDrop(") and "p=0.4" in repr(named)
+    several = AttnRegCallback([ADDrop(), "layer_drop"]).regularizer
+    assert isinstance(several, Combination) and several.name == "ad_drop+layer_drop"
+    assert attn_reg_plugin.AttnRegCallback is AttnRegCallback
+
+
+@pytest.mark.parametrize(
+    ("given", "options", "said"),
+    [
+        (
+            ADDrop,
+            {},
+            r"takes a regularizer, such as AttnRegCallback\(ADDrop\(p=0.3, q=0.3\)\), .* not the class ADDrop",
+        ),
+        (None, {}, "takes a regularizer, such as .*, not NoneType"),
+        ([], {}, "takes a regularizer, such as .*, not list"),
+        (["ad_drop", 1], {}, "takes a regularizer, such as .*, not int"),
+        (ADDrop(), {"p": 0.3}, r"p goes with the name of a method: AttnRegCallback\('ad_drop', p=0.3\)"),
+        ("adrop", {}, "unknown method 'adrop'; the methods are: ad_drop, "),
+    ],
+)
+def test_what_is_no_method(given: Any, options: dict[str, Any], said: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=said):
+        AttnRegCallback(given, **options)
+    with pytest.raises(RuntimeError, match=r"belongs in a transformers\.Trainer"):
+        AttnRegCallback(ADDrop()).on_train_begin(None, None, None)
+
+
+@pytest.mark.parametrize("given", [ADDrop(), ADDrop])
+def test_a_method_in_place_of_a_callback(tmp_path: Path, given: Any) -> None:
+    with pytest.raises(
+        AttributeError, match=r"ADDrop is a method and no callback; .*AttnRegCallback\(ADDrop\(\.\.\.\)"
+    ):
+        trainer_of(tmp_path, callbacks=(given,))
+
+
+def test_what_is_attached_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    methods = [ADDrop(p=0.4), make("layer_drop", p=0.5, sites="encoder.self[1]"), make("r_drop")]
+    with caplog.at_level(logging.INFO, "attn_reg_plugin.huggingface"):
+        trainer_of(tmp_path, "bert", Combination(methods), max_steps=1).train()
+    assert (
+        "ad_drop on 2 of 2 attentions of BertForSequenceClassification: encoder.self; p 0.4, q 0.3; from epoch 2, "
+        "every other + layer_drop on 1 of 2 attentions of BertForSequenceClassification: encoder.self; p 0.5 + "
+        "r_drop on BertForSequenceClassification"
+    ) in [message for message in caplog.messages if message.startswith("ad_drop on")]
+
+
+# -- refusals ---------------------------------------------------------------------------------------------------------
+
+BOTH = ADDrop()
+REFUSALS: dict[str, tuple[tuple[Any, ...], dict[str, Any], str]] = {
+    "sites": (
+        (ad_drop(sites="decoder.cross"),),
+        {},
+        r"matches nothing in this model; its sites are: encoder.self\[0\]",
+    ),
+    "a decoder": ((ADDrop(),), {"name": "llama"}, r"its sites are: decoder.self\[0\] .*; write sites='decoder.self'"),
+    "a set": ((AttendOut(reward_subset="test"),), {}, "the trainer has one unnamed eval_dataset"),
+    "no set": ((AttendOut(),), {"own": {"eval_dataset": None}}, "the trainer has no eval_dataset"),
+    "sets": ((AttendOut(),), {"own": {"eval_dataset": {"a": examples("bert", 2)}}}, "the evaluation sets are a;"),
+    "few rewards": ((AttendOut(steps=9),), {}, "rewards each of the 9 updates"),
+    "no rewards": ((AttendOut(reward_subset="train[100%:]"),), {}, "which is empty: there are 24 examples"),
+    "one method twice": ((BOTH, BOTH), {}, "ad_drop is given to two callbacks; give it to one, or make a second"),
+    "one of several": ((BOTH, Combination([BOTH, make("layer_drop")])), {}, "is given to two callbacks"),
+    "two games": ((AttendOut(sites="encoder.self[0]"), AttendOut(sites="encoder.self[1]")), {}, "2 callbacks have att"),
+    "two passes": ((make("r_drop"), make("hidden_cut")), {}, "r_drop and hidden_cut each run the batch several times"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_refusals_leave_nothing(tmp_path: Path, case: str) -> None:
+    """As the trainer is made, or as it begins to train."""
+    methods, options, message = REFUSALS[case]
+    model = trainer_of(tmp_path, options.get("name", "bert")).model
+    before, start = print_of(model), weights(model)
+    callbacks = tuple(AttnRegCallback(method) for method in methods)
+    with pytest.raises(ValueError, match=message):
+        trainer_of(tmp_path, model=model, callbacks=callbacks, **{"name": "bert", **options}).train()
+    assert print_of(model) == before and torch.equal(weights(model), start) and not attachments_of(model)
+    assert not any(method.attached_sites for method in methods)
+
+
+def test_gradients_that_data_parallel_training_would_wait_for(tmp_path: Path) -> None:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        waits, looks = (DistributedDataParallel(nn.Linear(2, 2), find_unused_parameters=one) for one in (False, True))
+        with pytest.raises(ValueError, match="no gradient, which data parallel training waits for; set that"):
+            refuse_unused_parameters(waits, AttentionLayerDrop(p=0.5), "set that")
+        refuse_unused_parameters(looks, AttentionLayerDrop(p=0.5), "")
+        for harmless in (ad_drop(), AttentionLayerDrop(p=0.0)):
+            refuse_unused_parameters(waits, harmless, "")
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+# -- beside others ----------------------------------------------------------------------------------------------------
 
 
 def test_an_error_that_the_trainer_survives_does_not_detach(tmp_path: Path) -> None:
@@ -32,54 +143,19 @@ def test_an_error_that_the_trainer_survives_does_not_detach(tmp_path: Path) -> N
                 return torch.tensor(0.0)
             return super().training_step(*args, **kwargs)
 
-    regularizer = ad_drop()
-    stock = trainer_of(tmp_path, "bert", regularizer, max_steps=3, logging_steps=3)
+    stock = trainer_of(tmp_path, "bert", ad_drop(), max_steps=3, logging_steps=3)
     stock.__class__ = Careful
     stock.train()
-    assert stock.state.log_history[0]["regularized"] == 1.0
+    assert logs(stock) == [1.0]
 
 
 def test_two_callbacks_share_a_trainer(tmp_path: Path) -> None:
     first, second = ad_drop(sites="encoder.self"), AttentionLayerDrop(p=1.0, sites="decoder.self")
-    trainer = trainer_of(tmp_path, "marian", first, callbacks=(AttnRegCallback(second),), max_steps=2, logging_steps=2)
+    callbacks = tuple(AttnRegCallback(method, rates_by_site=True) for method in (first, second))
+    trainer = trainer_of(tmp_path, "marian", callbacks=callbacks, max_steps=2, logging_steps=2)
     trainer.train()
-    log = trainer.state.log_history[0]
-    assert log["drop_decoder.self[0]"] == 1.0 and 0 < log["drop_encoder.self[0]"] < 1
-    assert not {"training_step", "log", "save_model"} & set(vars(trainer))
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "said"),
-    [
-        (AttendOut(sites="decoder.self"), AttendOut(), "2 callbacks have attend_out; use one, with the sites of all"),
-        (make("r_drop"), make("hidden_cut"), "r_drop and hidden_cut each run the batch several times"),
-    ],
-)
-def test_two_callbacks_that_cannot_act_together_leave_nothing(
-    tmp_path: Path, first: Regularizer, second: Regularizer, said: str
-) -> None:
-    trainer = trainer_of(tmp_path, "marian", first, callbacks=(AttnRegCallback(second),), max_steps=2)
-    with pytest.raises(ValueError, match=said):
-        trainer.train()
-    assert not attachments_of(trainer.model)
-    assert not {"training_step", "compute_loss", "log", "save_model"} & set(vars(trainer))
-
-
-def test_a_mask_that_the_callback_reads_off_the_batch_need_not_fit(tmp_path: Path) -> None:
-    """An audio model's counts raw samples."""
-    seen: list[set[str]] = []
-    regularizer = ADDrop(cross_tuning="off", objective=lambda outputs, inputs: seen.append({*inputs}) or outputs.loss)
-    trainer_of(tmp_path, "bert", regularizer, max_steps=1).train()
-    assert seen and all("token_mask" in names and "token_mask_supplied" not in names for names in seen)
-
-
-def test_regression_of_several_numbers_is_told() -> None:
-    """Its outputs have the shape of a classification's."""
-    model, inputs = build("bert"), batch("bert")
-    numbers = {**inputs, "labels": torch.zeros(len(inputs["input_ids"]), 3)}
-    assert "regression" not in described(model, numbers)
-    model.config.problem_type = "regression"
-    assert described(model, numbers)["regression"] is True and "regression" not in described(model, inputs)
+    assert logs(trainer, "drop_decoder.self[0]") == [1.0] and 0 < logs(trainer, "drop_encoder.self[0]")[0] < 1
+    assert not INTERCEPTED & set(vars(trainer))
 
 
 def test_interceptions_end_in_any_order() -> None:
@@ -96,87 +172,28 @@ def test_interceptions_end_in_any_order() -> None:
         assert not vars(owner)
 
 
-REFUSALS: list[tuple[Any, dict[str, Any], str]] = [
-    (lambda: ad_drop(sites="decoder.cross"), {}, r"matches nothing in this model; its sites are: encoder.self\[0\]"),
-    (lambda: AttendOut(reward_subset="test"), {}, "the trainer has one unnamed eval_dataset"),
-    (lambda: AttendOut(), {"own": {"eval_dataset": None}}, "the trainer has no eval_dataset"),
-    (lambda: AttendOut(), {"own": {"eval_dataset": {"a": examples("bert", 2)}}}, "the evaluation sets are a;"),
-    (lambda: AttendOut(steps=9), {}, "rewards each of the 9 updates"),
-    (lambda: AttendOut(reward_subset="train[100%:]"), {}, "which is empty: there are 24 examples"),
-]
+# -- Trainer's features -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("make", "options", "message"), REFUSALS)
-def test_refusals_before_training(tmp_path: Path, make: Any, options: dict[str, Any], message: str) -> None:
-    regularizer = make()
-    trainer = trainer_of(tmp_path, "bert", regularizer, **options)
-    before, start = print_of(trainer.model), weights(trainer.model)
-    with pytest.raises(ValueError, match=message):
-        trainer.train()
-    assert print_of(trainer.model) == before and torch.equal(weights(trainer.model), start)
-    assert not regularizer.attached_sites
-
-
-def test_gradients_that_data_parallel_training_would_wait_for(tmp_path: Path) -> None:
-    """Trainer looks for unused parameters unless activations are checkpointed."""
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
-    try:
-        regularizer = AttentionLayerDrop(p=0.5)
-        for unused in (True, False):
-            trainer = trainer_of(tmp_path / "out", "bert")
-            trainer.model_wrapped = DistributedDataParallel(trainer.model, find_unused_parameters=unused)
-            if unused:
-                refuse_unused_parameters(trainer, regularizer)
-                continue
-            with pytest.raises(ValueError, match="set ddp_find_unused_parameters=True"):
-                refuse_unused_parameters(trainer, regularizer)
-            for harmless in (ad_drop(), AttentionLayerDrop(p=0.0)):
-                refuse_unused_parameters(trainer, harmless)
-    finally:
-        torch.distributed.destroy_process_group()
-
-
-def test_a_compiled_training(tmp_path: Path) -> None:
-    """Trainer's `torch_compile`: the same masks and losses as without it."""
-    logs = []
-    for options in ({}, {"torch_compile": True, "torch_compile_backend": "eager"}):
-        model = build("bert", 0.1, num_hidden_layers=1)
-        trainer = trainer_of(tmp_path, "bert", ad_drop(), model, max_steps=1, logging_steps=1, **options)
-        trainer.train()
-        logs.append(trainer.state.log_history[0])
-    torch.compiler.reset()
-    assert logs[0]["regularized"] == 1.0 and logs[0]["drop_encoder.self[0]"] > 0.1
-    for name in ("loss", "grad_norm", "drop_encoder.self[0]"):
-        assert logs[1][name] == pytest.approx(logs[0][name], rel=1e-4)
-
-
-def test_the_package_has_the_callback_when_it_is_asked_for() -> None:
-    assert attn_reg_plugin.AttnRegCallback is AttnRegCallback
-    with pytest.raises(AttributeError, match="has no attribute 'AttnRegCallbacks'"):
-        _ = attn_reg_plugin.AttnRegCallbacks
-
-
-def test_what_is_no_regularizer_and_no_trainer() -> None:
-    with pytest.raises(TypeError, match=r"takes a regularizer, such as .*, not type"):
-        AttnRegCallback(ADDrop)
-    with pytest.raises(RuntimeError, match=r"belongs in a transformers\.Trainer"):
-        AttnRegCallback(ADDrop()).on_train_begin(None, None, None)
-
-
-def test_epochs_count_from_one(tmp_path: Path) -> None:
-    options = {"max_steps": -1, "num_train_epochs": 4, "logging_strategy": "epoch"}
-    trainer = trainer_of(tmp_path, "bert", ad_drop(cross_tuning="epoch"), **options)
-    trainer.train()
-    assert [entry["regularized"] for entry in trainer.state.log_history if "loss" in entry] == [0, 1, 0, 1]
-
-
-def test_updates_are_those_of_the_optimizer(tmp_path: Path) -> None:
-    regularizer = ad_drop(cross_tuning="update:2")
-    options = {"max_steps": 8, "logging_steps": 2, "gradient_accumulation_steps": 3}
+@pytest.mark.parametrize(
+    ("cross_tuning", "options"),
+    [
+        ("epoch", {"max_steps": -1, "num_train_epochs": 4, "logging_strategy": "epoch"}),
+        ("update:2", {"max_steps": 8, "logging_steps": 2, "gradient_accumulation_steps": 3}),
+    ],
+)
+def test_epochs_count_from_one_and_updates_are_the_optimizers(
+    tmp_path: Path, cross_tuning: str, options: dict[str, Any]
+) -> None:
+    """Of plain ones nothing is logged."""
+    regularizer = ad_drop(cross_tuning=cross_tuning)
     trainer = trainer_of(tmp_path, "bert", regularizer, **options)
     trainer.train()
-    assert [entry["regularized"] for entry in trainer.state.log_history if "loss" in entry] == [0, 1, 0, 1]
-    assert regularizer.updates == 8
+    assert logs(trainer) == [None, 1, None, 1] and regularizer.updates == trainer.state.global_step
+    plain, ours = trainer.state.log_history[:2]
+    assert {key for key in ours if key not in plain} == {
+        f"attn_reg/{name}" for name in ("regularized", "drop_rate", "probe_fallbacks", "probe_share")
+    }
 
 
 @pytest.mark.parametrize("name", ["bert", "marian"])
@@ -191,6 +208,20 @@ def test_activation_checkpointing_changes_nothing(tmp_path: Path, name: str, ree
         trainer.train()
         runs.append(weights(trainer.model))
     torch.testing.assert_close(*runs, rtol=1e-5, atol=1e-6)
+
+
+def test_a_compiled_training(tmp_path: Path) -> None:
+    """Trainer's `torch_compile`: the same masks and losses as without it."""
+    found = []
+    for options in ({}, {"torch_compile": True, "torch_compile_backend": "eager"}):
+        model = build("bert", 0.1, num_hidden_layers=1)
+        trainer = trainer_of(tmp_path, "bert", ad_drop(), model, max_steps=1, logging_steps=1, **options)
+        trainer.train()
+        found.append(trainer.state.log_history[0])
+    torch.compiler.reset()
+    assert found[0]["attn_reg/drop_rate"] > 0.1
+    for name in ("loss", "grad_norm", "attn_reg/drop_rate"):
+        assert found[1][name] == pytest.approx(found[0][name], rel=1e-4)
 
 
 def test_gold_labels_are_known_where_label_smoothing_takes_them(tmp_path: Path) -> None:
@@ -213,12 +244,19 @@ def test_a_model_that_regresses(tmp_path: Path) -> None:
         "input_ids": nn.utils.rnn.pad_sequence([torch.tensor(row["input_ids"]) for row in rows], True, 1),
         "labels": torch.tensor([row["labels"] for row in rows]),
     }
+    own = {"train_dataset": data, "eval_dataset": data[:6], "data_collator": padded}
     for method in (ad_drop(), AttendOut(steps=2, sites="*")):
-        own = {"train_dataset": data, "eval_dataset": data[:6]}
         trainer = trainer_of(tmp_path, "bert", method, build("bert", num_labels=1), own=own, max_steps=4)
-        trainer.data_collator = padded
         trainer.train()
-        assert 0 < trainer.state.log_history[0]["drop_encoder.self[0]"] < 1
+        assert 0 < logs(trainer, "drop_rate")[0] < 1
+
+
+def test_a_mask_that_the_callback_reads_off_the_batch_need_not_fit(tmp_path: Path) -> None:
+    """An audio model's counts raw samples."""
+    seen: list[set[str]] = []
+    regularizer = ADDrop(cross_tuning="off", objective=lambda outputs, inputs: seen.append({*inputs}) or outputs.loss)
+    trainer_of(tmp_path, "bert", regularizer, max_steps=1).train()
+    assert seen and all("token_mask" in names and "token_mask_supplied" not in names for names in seen)
 
 
 def test_one_epoch_of_cross_tuning_is_said_to_be_plain(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

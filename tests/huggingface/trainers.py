@@ -74,6 +74,7 @@ def trainer_of(
     model: nn.Module | None = None,
     dropout: float = 0.1,
     callbacks: tuple[TrainerCallback, ...] = (),
+    rates_by_site: bool = False,
     own: dict[str, Any] | None = None,
     **options: Any,
 ) -> Trainer:
@@ -88,12 +89,12 @@ def trainer_of(
     base = {"max_steps": 20, "per_device_train_batch_size": 4, "learning_rate": 1e-3, "logging_steps": 4, "seed": 3}
     base |= {"report_to": "none", "disable_tqdm": True, "save_strategy": "no", "use_cpu": True}
     arguments = Seq2SeqTrainingArguments if translates else TrainingArguments
-    kept = [] if regularizer is None else [AttnRegCallback(regularizer)]
-    data = {"train_dataset": examples(name), "eval_dataset": examples(name, 8, seed=5)}
+    kept = [] if regularizer is None else [AttnRegCallback(regularizer, rates_by_site=rates_by_site)]
+    data: dict[str, Any] = {"train_dataset": examples(name), "eval_dataset": examples(name, 8, seed=5)}
+    data["data_collator"] = translating(model) if translates else collate
     return (Seq2SeqTrainer if translates else Trainer)(
         model=model,
         args=arguments(output_dir=str(folder), **{**base, **options}),
-        data_collator=translating(model) if translates else collate,
         callbacks=[*kept, *callbacks],
         **{**data, **(own or {})},
     )

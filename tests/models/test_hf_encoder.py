@@ -109,26 +109,12 @@ def test_autocast_keeps_no_weights_from_one_forward_to_the_next(folder: Path) ->
         assert not model(**inputs)["logits"].any()
 
 
-def test_labels_stand_in_the_configuration(folder: Path) -> None:
-    config = build(folder, "mnli").model.config
-    assert config.id2label == {0: "entailment", 1: "neutral", 2: "contradiction"}
-    assert config.label2id["contradiction"] == 2 and config.problem_type == "single_label_classification"
-    assert build(folder, "stsb").model.config.problem_type == "regression"
-
-
 def test_a_checkpoint_needs_no_pretrained_model(folder: Path) -> None:
     model = build(folder, "mnli", dropout=0.3).eval()
     again = build("/nowhere", "mnli", hf_config=model.config_json()).eval()
     again.load_state_dict(model.state_dict())
     assert again.model.config.hidden_dropout_prob == 0.3
     assert torch.equal(again(**batch())["logits"], model(**batch())["logits"])
-
-
-def test_random_weights_of_the_same_shape(folder: Path) -> None:
-    trained, fresh = build(folder), build(folder, hf_from_config=True)
-    name = "model.bert.embeddings.word_embeddings.weight"
-    assert fresh.state_dict()[name].shape == trained.state_dict()[name].shape
-    assert not torch.equal(fresh.state_dict()[name], trained.state_dict()[name])
 
 
 @pytest.mark.parametrize("family", ["DistilBert", "Roberta", "Electra"])
@@ -222,14 +208,6 @@ def test_what_an_earlier_training_left_is_taken_only_where_the_model_is_gone(
     assert labelled_task.LabelledTextTask._encoder_path(cfg) == (str(kept) if taken == "encoder" else path)
 
 
-def test_the_kinds_of_every_fairseq_task() -> None:
-    assert labelled_task.KINDS_OF_TASKS == {
-        "attn_reg_text_classification": ("classification", "regression"),
-        "attn_reg_token_classification": ("tagging",),
-        "attn_reg_multiple_choice": ("multiple_choice",),
-    }
-
-
 # -- refusals ---------------------------------------------------------------------------------------------------------
 
 
@@ -298,10 +276,3 @@ def test_other_families_stay_unread(folder: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(mapping, "keys", lambda self: listed.append(self) or [transformers.BertConfig])
     build(folder)
     assert not listed
-
-
-def test_deberta_is_regularized(tmp_path: Path) -> None:
-    model = build(make_encoder(tmp_path, "DebertaV2", type_vocab_size=0)).train()
-    with ADDrop(p=0.5, q=0.5, cross_tuning="off").attach(model) as regularizer:
-        model(**batch())
-        assert all(site.keep is not None for site in regularizer.attached_sites)

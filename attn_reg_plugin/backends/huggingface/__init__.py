@@ -34,11 +34,10 @@ from attn_reg_plugin.backends.huggingface.attention import (
 from attn_reg_plugin.backends.huggingface.inputs import described
 from attn_reg_plugin.backends.huggingface.modules import causal_parts, outermost, warn_of_uncovered
 from attn_reg_plugin.backends.huggingface.ordinary import ordinary
-from attn_reg_plugin.backends.pytorch import replace, replaced_site, restore
+from attn_reg_plugin.backends.pytorch import ReplacingBackend, layer_of, replaced_site
 
 CROSS = re.compile(r"cross|encoder_attn|EncDec")
 DECODER = re.compile(r"(^|\.)decoder\.")
-LAYER = re.compile(r"(?:^|\.)(\d+)(?:\.|$)")
 
 #: modules that several layers share, by class: the end of the module's path after that of its caller, with its group
 #: and its place in the group, and the layers that it serves then, in the order of its calls
@@ -54,8 +53,10 @@ SHARED: dict[str, tuple[str, Callable[[PreTrainedConfig, int, int], list[int]]]]
 }
 
 
-class HuggingFaceBackend:
+class HuggingFaceBackend(ReplacingBackend):
     """Finds and opens the attention of transformers models; see `Backend`."""
+
+    computation = staticmethod(ordinary)
 
     def __init__(self) -> None:
         #: of each shared module, what calls it once per layer, and the layers in that order
@@ -68,18 +69,18 @@ class HuggingFaceBackend:
         Attention that does not go through transformers' interface is named in a warning, once.
         """
         sites: list[AttentionSite] = []
-        causal = causal_parts(model)
-        start = outermost(model)
+        causal, start = causal_parts(model), outermost(model)
         for path, module in model.named_modules():
-            inner = path.removeprefix(start(path))
-            if ordinary(module) is not None:
-                (layer,) = self._layers(model, path, inner, module)
-                sites.append(replaced_site(module) or self._site(path, inner, module, layer, causal(path)))
-            if interface_of(module) is None or not isinstance(getattr(module, "config", None), PreTrainedConfig):
+            inner, how = path.removeprefix(start(path)), ordinary(module)
+            config = getattr(module, "config", None)
+            if how is None and (interface_of(module) is None or not isinstance(config, PreTrainedConfig)):
                 continue
+            cross = CROSS.search(inner) is not None
+            own = bool(getattr(module, "is_causal" if how is None else "is_decoder", False))
+            decoder = cross or causal(path) or own or DECODER.search(inner) is not None
             opened = {site.layer: site for site in getattr(open_sites(module), "sites", ())}
             for layer in self._layers(model, path, inner, module):
-                sites.append(opened.get(layer) or self._site(path, inner, module, layer, causal(path)))
+                sites.append(opened.get(layer) or self.site(path, module, decoder, cross, layer))
         if sites:
             warn_of_uncovered(model, {site.path for site in sites})
         return sites
@@ -89,24 +90,10 @@ class HuggingFaceBackend:
         ending, layers = SHARED.get(type(module).__name__, ("$^", None))
         place = re.search(ending, path)
         if layers is None or place is None:
-            number = LAYER.search(inner)
-            return [int(number[1]) if number else 0]
+            return [layer_of(inner)]
         caller = model.get_submodule(path[: place.start()])
         self.shared[module] = caller, layers(module.config, *(int(number) for number in place.groups()))
         return self.shared[module][1]
-
-    def _site(self, path: str, inner: str, module: nn.Module, layer: int, causal: bool) -> AttentionSite:
-        cross = CROSS.search(inner) is not None
-        own = "is_causal" if ordinary(module) is None else "is_decoder"
-        decoder = cross or causal or DECODER.search(inner) is not None or bool(getattr(module, own, False))
-        return AttentionSite(
-            stack="decoder" if decoder else "encoder",
-            kind="cross" if cross else "self",
-            layer=layer,
-            path=path,
-            module=module,
-            backend=self,
-        )
 
     def refusal(self, model: nn.Module) -> str | None:
         """Why a transformers model has no site; None for other models."""
@@ -123,12 +110,10 @@ class HuggingFaceBackend:
         """Name our function in the module's configuration and put the site into the module.
 
         Raises:
-            ValueError: the model runs another attention than `sdpa` or `eager`, asks for these names itself, or its
-                attention is of a kind that cannot be regularized.
+            ValueError: the model runs another attention than `sdpa` or `eager`, or asks for these names itself.
         """
-        how = ordinary(site.module)
-        if how is not None:
-            return replace(site, how)
+        if ordinary(site.module) is not None:
+            return super().open(site)
         module, config = site.module, site.module.config
         original = ORIGINALS.get(config._attn_implementation, config._attn_implementation)
         upcast = original == "eager" and getattr(module, "reorder_and_upcast_attn", False)
@@ -143,14 +128,14 @@ class HuggingFaceBackend:
                 f"{site.name} ({site.path}) runs with {option}, which cannot be regularized; load the model with "
                 "attn_implementation='sdpa'"
             )
-        held = open_sites(module) or OpenSites.install(module, original, *self.shared.get(module, ()))
+        held = open_sites(module) or OpenSites(module, original, *self.shared.get(module, ()))
         held.sites.append(site)
         config._attn_implementation_internal = REGISTERED[original]  # the public setter would reach into sub-configs
 
     def close(self, site: AttentionSite) -> None:
         """Take the site out, and after the last one of a configuration name the model's own function again."""
         if replaced_site(site.module) is not None:
-            return restore(site, ordinary(site.module))
+            return super().close(site)
         module, config = site.module, site.module.config
         held = open_sites(module)
         held.sites.remove(site)
@@ -166,11 +151,6 @@ class HuggingFaceBackend:
         held = open_sites(site.module)
         if held is not None and held.layers is not None:
             held.calls += 1
-
-    def time_first(self, site: AttentionSite) -> bool:
-        """Whether states around it are (T, B, C)."""
-        how = ordinary(site.module)
-        return how is not None and how.time_first
 
     def describe(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """What the forward's arguments show: `token_mask` (B, T), `targets` and `padding_label`, see `described`."""

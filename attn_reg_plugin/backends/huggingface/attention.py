@@ -11,7 +11,6 @@ from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig
 
 from attn_reg_plugin.attention.functional import regularized_attention
@@ -30,18 +29,12 @@ _MASKED_BY = {"SwinAttention": -50.0}
 COMPUTED = frozenset(("dropout", "is_causal", "position_bias", "s_aux", "scaling", "sinks", "softcap"))
 #: keywords that change nothing in `sdpa` and `eager`: what the mask says already, what the flash kernels need, and the
 #: options of a model's forward that travel through it
-# fmt: off
-HARMLESS = frozenset(
-    [
-        "cache_position", "cu_seq_lens_k", "cu_seq_lens_q", "deterministic",
-        "logits_to_keep", "max_length_k", "max_length_q",
-        "num_items_in_batch", "output_attentions", "output_hidden_states", "output_router_logits",
-        "past_key_value", "past_key_values", "position_embeddings", "position_ids",
-        "return_dict", "seq_idx", "sliding_window", "token_type_ids",
-        "use_cache",
-    ]
-)
-# fmt: on
+HARMLESS = frozenset([
+    "cache_position", "cu_seq_lens_k", "cu_seq_lens_q", "deterministic", "logits_to_keep", "max_length_k",
+    "max_length_q", "num_items_in_batch", "output_attentions", "output_hidden_states", "output_router_logits",
+    "past_key_value", "past_key_values", "position_embeddings", "position_ids", "return_dict", "seq_idx",
+    "sliding_window", "token_type_ids", "use_cache",
+])  # fmt: skip
 _ATTRIBUTE = "attn_reg_sites"
 _OPEN: WeakSet[nn.Module] = WeakSet()
 
@@ -51,31 +44,24 @@ class OpenSites:
 
     Attributes:
         sites: one, or one for each layer of a shared module.
+        function: the model's own attention, called `original`.
         layers: the layers of a shared module in the order of its calls, else None.
         calls: how often a shared module was called in this forward.
-        function: the model's own attention.
         called: whether our function has been reached in this call of the module.
-        handles: hooks to take off at the end.
     """
 
-    def __init__(self, original: str, function: Callable, layers: list[int] | None) -> None:
+    def __init__(
+        self, module: nn.Module, original: str, caller: nn.Module | None = None, layers: list[int] | None = None
+    ) -> None:
+        """Put it into `module`; `caller` runs a shared module once per layer."""
+        self.original, self.function, self.layers = original, original_function(module, original), layers
         self.sites: list[AttentionSite] = []
-        self.original, self.function, self.layers = original, function, layers
         self.calls, self.called = 0, False
-        self.handles: list[RemovableHandle] = []
-
-    @classmethod
-    def install(
-        cls, module: nn.Module, original: str, caller: nn.Module | None = None, layers: list[int] | None = None
-    ) -> OpenSites:
-        """Put an empty one into `module`; `caller` runs a shared module once per layer."""
-        held = cls(original, original_function(module, original), layers)
-        setattr(module, _ATTRIBUTE, held)
-        held.handles.append(module.register_forward_hook(_check_called))
+        self.handles = [module.register_forward_hook(_check_called)]
         if caller is not None:
-            held.handles.append(caller.register_forward_pre_hook(partial(_restart, held)))
+            self.handles.append(caller.register_forward_pre_hook(partial(_restart, self)))
+        setattr(module, _ATTRIBUTE, self)
         _OPEN.add(module)
-        return held
 
     def remove(self, module: nn.Module) -> None:
         """Leave `module` as it was."""
@@ -132,10 +118,9 @@ def runs_open_sites(config: PreTrainedConfig) -> bool:
 
 def interface_of(module: nn.Module) -> AttentionInterface | None:
     """The attention interface that the forward of `module` itself looks its attention up in; None if it does not."""
-    forward = inspect.unwrap(type(module).forward)
-    if "ALL_ATTENTION_FUNCTIONS" not in getattr(getattr(forward, "__code__", None), "co_names", ()):
-        return None
-    return forward.__globals__.get("ALL_ATTENTION_FUNCTIONS")
+    forward, name = inspect.unwrap(type(module).forward), "ALL_ATTENTION_FUNCTIONS"
+    named = name in getattr(getattr(forward, "__code__", None), "co_names", ())
+    return forward.__globals__.get(name) if named else None
 
 
 def original_function(module: nn.Module, name: str) -> Callable | None:
@@ -160,19 +145,13 @@ def _mentions(code: CodeType, name: str) -> bool:
 
 
 def _check_keywords(held: OpenSites, site: AttentionSite, module: nn.Module, kwargs: dict[str, Any]) -> None:
-    """Refuse a keyword that the model's attention may read and ours does not.
+    """Refuse, by a RuntimeError, a keyword that the model's attention may read and ours does not.
 
     What neither the module nor its attention function names is the user's, on its way through `**kwargs`.
-
-    Raises:
-        RuntimeError: there is one; the message names it.
     """
-    unknown = [name for name in kwargs.keys() - COMPUTED - HARMLESS if kwargs[name] is not None]
-    if not unknown:
-        return
     functions = inspect.unwrap(type(module).forward), inspect.unwrap(held.function)
     codes = [getattr(function, "__code__", None) for function in functions]
-    for name in sorted(unknown):
+    for name in sorted(name for name in kwargs.keys() - COMPUTED - HARMLESS if kwargs[name] is not None):
         if any(code is None or _mentions(code, name) for code in codes):
             raise RuntimeError(
                 f"{site.name} ({site.path}) passes {name}= to its attention, which cannot be regularized; choose "
@@ -195,9 +174,6 @@ def _attention(
 
     Returns:
         output (B, T, H, D), and with `eager` the weights (B, H, T, S), before dropout.
-
-    Raises:
-        RuntimeError: the module passes a keyword or a mask that cannot be regularized.
     """
     held = open_sites(module)
     attention_mask = _mask_of_last_queries(original, module, query, key, attention_mask, kwargs)
@@ -219,13 +195,16 @@ def _regularized(
     mask: Tensor | None,
     kwargs: dict[str, Any],
 ) -> tuple[Tensor, Tensor | None]:
-    """`_attention` of a site that has anything to do."""
+    """`_attention` of a site that has anything to do; a RuntimeError names what of its call cannot be regularized."""
     call, eager = site.enter(), held.original == "eager"
     if call is None:
         return held.function(module, query, key, value, mask, **kwargs)
     _check_keywords(held, site, module, kwargs)
-    if eager:
-        _check_mask(site, mask)
+    if eager and mask is not None and mask.dtype == torch.bool and not mask.all():
+        raise RuntimeError(
+            f"{site.name} ({site.path}) is given a bool mask, which attn_implementation='eager' adds to the scores as "
+            "numbers instead of masking; load the model with attn_implementation='sdpa'"
+        )
     groups = query.size(1) // key.size(1)
     if groups > 1:
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
@@ -235,10 +214,13 @@ def _regularized(
         # what is in the bias needs no kernel of its own; queries and keys have done their part then
         capped = soft_capped(query, key, scale, kwargs["softcap"])
         bias, query = capped if bias is None else capped + bias, torch.zeros_like(query)
-    shared = {"valid": valid, "scale": scale, "bias": bias, "sink": _sink(kwargs)}
+    sink = kwargs.get("sinks")  # one score per query (B, H, T, 1), or as `s_aux` one per head (H,)
+    if sink is None and kwargs.get("s_aux") is not None:
+        sink = kwargs["s_aux"].reshape(1, -1, 1, 1)
+    shared = {"valid": valid, "scale": scale, "bias": bias, "sink": sink}
     output = regularized_attention(query, key, value, site=call, dropout_p=dropout, **shared)
     weights = weights_of(call, query, key, **shared) if eager and call.tape is None else None
-    if eager and valid is not None and shared["sink"] is None:  # its softmax over nothing but masked keys is uniform
+    if eager and valid is not None and sink is None:  # its softmax over nothing but masked keys is uniform
         output = padded_queries(output, value, valid)
         empty = ~valid.any(-1, keepdim=True)
         weights = None if weights is None else weights.masked_fill(empty, 1 / key.size(-2))
@@ -250,31 +232,10 @@ def padded_queries(output: Tensor, value: Tensor, valid: Tensor) -> Tensor:
     return torch.where(valid.any(-1, keepdim=True), output, value.mean(-2, keepdim=True))
 
 
-def _check_mask(site: AttentionSite, mask: Tensor | None) -> None:
-    """Refuse a bool mask in `eager` attention, which adds it to the scores as numbers.
-
-    Raises:
-        RuntimeError: it is one, and masks a key.
-    """
-    if mask is not None and mask.dtype == torch.bool and not mask.all():
-        raise RuntimeError(
-            f"{site.name} ({site.path}) is given a bool mask, which attn_implementation='eager' adds to the scores as "
-            "numbers instead of masking; load the model with attn_implementation='sdpa'"
-        )
-
-
 def soft_capped(query: Tensor, key: Tensor, scale: float | None, cap: float) -> Tensor:
     """Scores that stay within ±cap (Gemma 2): cap · tanh(scale · QKᵀ / cap), (B, H, T, S)."""
     scores = (query @ key.transpose(-1, -2)) * (query.size(-1) ** -0.5 if scale is None else scale)
     return cap * torch.tanh(scores / cap)
-
-
-def _sink(kwargs: dict[str, Any]) -> Tensor | None:
-    """Attention sinks: `s_aux`, one score per head (H,), or `sinks`, one per query (B, H, T, 1)."""
-    if kwargs.get("sinks") is not None:
-        return kwargs["sinks"]
-    sink = kwargs.get("s_aux")
-    return None if sink is None else sink.reshape(1, -1, 1, 1)
 
 
 def _valid_and_bias(
@@ -285,9 +246,9 @@ def _valid_and_bias(
     `sdpa` gets no mask where it can say `is_causal` to the kernel instead, by the rule that is repeated here.
     """
     bias, queries, keys = kwargs.get("position_bias"), query.size(-2), key.size(-2)
+    if mask is None and original == "sdpa" and queries > 1 and _causal(module, kwargs):
+        return torch.ones(queries, keys, dtype=torch.bool, device=query.device).tril(), bias
     if mask is None:
-        if original == "sdpa" and queries > 1 and _causal(module, kwargs):
-            return torch.ones(queries, keys, dtype=torch.bool, device=query.device).tril(), bias
         return None, bias
     return split_mask(mask[..., :keys], query, bias, _MASKED_BY.get(type(module).__name__, MASKED))
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from attn_reg_plugin.attention.calls import AttentionCall
 from attn_reg_plugin.backends.huggingface.attention import padded_queries
-from attn_reg_plugin.backends.huggingface.ordinary import attend, computes, joined
+from attn_reg_plugin.backends.huggingface.ordinary import attend, computes, joined, refuse
 
 
 def _mixes_heads(module: nn.Module) -> str | None:
@@ -37,13 +37,11 @@ def deberta(
     """The first version: hidden_states (B, T, C), attention_mask (B, 1, T, S) of 0 and 1.
 
     Returns:
-        (B, T, C), and with `output_attentions` the weights before dropout, (B, H, T, S).
-
-    Raises:
-        RuntimeError: `query_states` are given, which transformers' own code cannot compute either.
+        (B, T, C), and with `output_attentions` the weights before dropout, (B, H, T, S). Other `query_states`, which
+        transformers' own code cannot compute either, are a RuntimeError.
     """
     if query_states is not None:
-        raise RuntimeError(f"{call.name} ({call.path}) was given query_states, which cannot be regularized")
+        refuse(call, "was given query_states, which cannot be regularized")
     query, key, value = module.transpose_for_scores(module.in_proj(hidden_states)).chunk(3, dim=-1)
     value = value + module.transpose_for_scores(module.v_bias[None, None, :])
     bias = None
@@ -55,12 +53,8 @@ def deberta(
         query = query * (query.size(-1) * factor) ** -0.5
         if module.relative_attention and rel_embeddings is not None and relative_pos is not None:
             positions = module.pos_dropout(rel_embeddings)
-            bias = _tensor(module.disentangled_att_bias(query, key, relative_pos, positions, factor))
-    valid = attention_mask.bool()
-    output, weights = attend(
-        call, query, key, value, valid, bias, scale=1.0, dropout_p=module.dropout.p, with_weights=output_attentions
-    )
-    return joined(padded_queries(output, value, valid)), weights
+            bias = module.disentangled_att_bias(query, key, relative_pos, positions, factor)
+    return _attended(module, call, query, key, value, attention_mask, bias, 1.0, output_attentions)
 
 
 @computes("deberta_v2.modeling_deberta_v2.DisentangledSelfAttention")
@@ -86,16 +80,26 @@ def deberta_v2(
         key = module.transpose_for_scores(module.key_proj(hidden_states), heads)
         if module.relative_attention:
             positions = module.pos_dropout(rel_embeddings)
-            bias = _tensor(module.disentangled_attention_bias(query, key, relative_pos, positions, factor))
+            bias = module.disentangled_attention_bias(query, key, relative_pos, positions, factor)
     query, key, value = (states.unflatten(0, (-1, heads)) for states in (query, key, value))
-    bias = None if bias is None else bias.unflatten(0, (-1, heads))
-    valid, scale = attention_mask.bool(), (query.size(-1) * factor) ** -0.5
-    output, weights = attend(
-        call, query, key, value, valid, bias, scale=scale, dropout_p=module.dropout.p, with_weights=output_attentions
-    )
+    bias = bias.unflatten(0, (-1, heads)) if isinstance(bias, Tensor) else None
+    scale = (query.size(-1) * factor) ** -0.5
+    return _attended(module, call, query, key, value, attention_mask, bias, scale, output_attentions)
+
+
+def _attended(
+    module: nn.Module,
+    call: AttentionCall,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor,
+    bias: Any,
+    scale: float,
+    with_weights: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """What both return; a bias to which no kind of position contributes is the number 0."""
+    valid, bias = mask.bool(), bias if isinstance(bias, Tensor) else None
+    options = {"scale": scale, "dropout_p": module.dropout.p, "with_weights": with_weights}
+    output, weights = attend(call, query, key, value, valid, bias, **options)
     return joined(padded_queries(output, value, valid)), weights
-
-
-def _tensor(bias: Any) -> Tensor | None:
-    """A bias to which no kind of position contributes is the number 0."""
-    return bias if isinstance(bias, Tensor) else None

@@ -29,12 +29,10 @@ def described(model: nn.Module, named: Mapping[str, Any]) -> dict[str, Any]:
     inner = transformers_model(model)
     model = inner if inner is not None and inner.can_generate() else model
     config = getattr(model, "config", None)
-    labels = _tensor(named, "labels")
-    targets = labels
+    targets = labels = _tensor(named, "labels")
     if labels is not None and labels.dim() == 2 and predicts_next(model):
-        targets = F.pad(labels[:, 1:], (0, 1), value=IGNORED)
         shifted = _tensor(named, "shift_labels")  # transformers' loss takes them for the labels
-        targets = targets if shifted is None else shifted
+        targets = F.pad(labels[:, 1:], (0, 1), value=IGNORED) if shifted is None else shifted
     if getattr(config, "is_encoder_decoder", "decoder_input_ids" in named):
         mask = _decoder_tokens(named, model)
     else:
@@ -58,15 +56,14 @@ def described(model: nn.Module, named: Mapping[str, Any]) -> dict[str, Any]:
 
 def transformers_model(model: nn.Module) -> nn.Module | None:
     """The transformers model, or PEFT's around it, that `model` is or is around; None if it is around several."""
-    found: list[nn.Module] = []
-    left = [model]
+    found, left = set(), [model]
     while left:
         module = left.pop()
-        if not hasattr(module, "can_generate"):
+        if hasattr(module, "can_generate"):
+            found.add(module)
+        else:
             left.extend(module.children())
-        elif module not in found:
-            found.append(module)
-    return found[0] if len(found) == 1 else None
+    return found.pop() if len(found) == 1 else None
 
 
 def _tokens(named: Mapping[str, Any]) -> Tensor | None:
@@ -82,13 +79,7 @@ def _tokens(named: Mapping[str, Any]) -> Tensor | None:
 
 
 def _kept(told: Tensor | None, named: Mapping[str, Any], mask: Tensor | None) -> Tensor | None:
-    """The places of `logits_to_keep`, where a model computes no other logits: the last so many, or those of indices.
-
-    Args:
-        told: (B, T), or labels of another shape, which stay as they are.
-        named: the forward's arguments by name.
-        mask: (B, T).
-    """
+    """The places (B, T) of `logits_to_keep`, where a model computes no other logits: the last ones, or by index."""
     keep = named.get("logits_to_keep")
     whole = told is not None and mask is not None and told.shape == mask.shape
     if not whole or not isinstance(keep, int | Tensor) or (isinstance(keep, int) and keep <= 0):
@@ -112,20 +103,16 @@ def _virtual_tokens(model: nn.Module) -> int:
 def predicts_next(model: nn.Module) -> bool:
     """Whether the model compares its output at t with the label at t + 1: it generates, has no encoder, and shifts.
 
-    The losses of some, such as XLNet's, TrOCR's and BART's decoder, take labels as they are.
+    The losses of some, such as XLNet's, TrOCR's and BART's decoder, take labels as they are: their forward computes a
+    cross entropy of its own, in which nothing is called a shift.
     """
-    decodes = _writes(model) and not getattr(getattr(model, "config", None), "is_encoder_decoder", False)
-    return decodes and not _labels_as_they_are(model)
-
-
-def _labels_as_they_are(model: nn.Module) -> bool:
-    """Whether the forward computes a cross entropy of its own, in which nothing is called a shift."""
+    if not _writes(model) or getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+        return False
     base = model.get_base_model() if hasattr(model, "get_base_model") else model  # PEFT's
     code = getattr(inspect.unwrap(type(base).forward), "__code__", None)
-    if code is None or "loss_function" in code.co_names:
-        return False
-    names = {*code.co_names, *code.co_varnames}
-    return bool(names & {"CrossEntropyLoss", "cross_entropy"}) and not any("shift" in name for name in names)
+    names = set() if code is None else {*code.co_names, *code.co_varnames}
+    own = "loss_function" not in names and bool(names & {"CrossEntropyLoss", "cross_entropy"})
+    return not own or any("shift" in name for name in names)
 
 
 def _padding_label(model: nn.Module) -> int | None:
@@ -140,8 +127,7 @@ def _padding_label(model: nn.Module) -> int | None:
 
 def _writes(model: nn.Module) -> bool:
     """Whether labels of a decoder are pieces of a vocabulary, and not a tagger's classes."""
-    generates = getattr(model, "can_generate", None)
-    return generates is not None and generates()
+    return getattr(model, "can_generate", bool)()
 
 
 def _decoder_tokens(named: Mapping[str, Any], model: nn.Module) -> Tensor | None:
@@ -152,8 +138,7 @@ def _decoder_tokens(named: Mapping[str, Any], model: nn.Module) -> Tensor | None
     """
     config = getattr(model, "config", None)
     padding, end = getattr(config, "pad_token_id", None), getattr(config, "eos_token_id", None)
-    mask = _real(_tensor(named, "decoder_attention_mask"))
-    labels = _tensor(named, "labels")
+    mask, labels = _real(_tensor(named, "decoder_attention_mask")), _tensor(named, "labels")
     if labels is not None and labels.dim() == 2:
         known = labels != IGNORED
         known = known & (labels != padding) if padding is not None and _writes(model) else known

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from attn_reg_plugin.attention.calls import AttentionCall
 from attn_reg_plugin.attention.sites import AttentionSite
-from attn_reg_plugin.backends.huggingface.ordinary import attend, computes, heads_of, joined
+from attn_reg_plugin.backends.huggingface.ordinary import attend, computes, heads_of, joined, refuse
 
 
 @computes("longformer.modeling_longformer.LongformerSelfAttention", "led.modeling_led.LEDEncoderSelfAttention")
@@ -31,16 +31,10 @@ def longformer(
 ) -> tuple[Tensor]:
     """hidden_states (B, T, C); attention_mask (B, T), of which the two bool ones tell what is padded and what global.
 
-    Returns:
-        (B, T, C).
-
-    Raises:
-        RuntimeError: the weights are wanted, which the model returns by window.
+    Returns (B, T, C); the weights, which the model returns by window, are refused by a RuntimeError.
     """
     if output_attentions:
-        raise RuntimeError(
-            f"{call.name} ({call.path}) returns no weights while it is regularized; give output_attentions=False"
-        )
+        refuse(call, "returns no weights while it is regularized; give output_attentions=False")
     heads, real = module.num_heads, ~is_index_masked
     value = heads_of(module.value(hidden_states), heads)
     query = key = value
@@ -76,7 +70,7 @@ def _with_global_rows(
 
 
 def _second_call(site: AttentionSite) -> AttentionCall | None:
-    """Return the site's second call, for which attention LayerDrop draws nothing: it drops both or neither."""
+    """Enter the site once more; attention LayerDrop, which drops both calls or neither, draws nothing for this one."""
     request, site.request = site.request, replace(site.request, uniform=None)
     try:
         return site.enter()

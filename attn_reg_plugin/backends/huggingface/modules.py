@@ -36,24 +36,15 @@ def causal_parts(model: nn.Module) -> Callable[[str], bool]:
     causal: dict[str, bool] = {}
     for path, module in model.named_modules():
         if isinstance(module, PreTrainedModel):
-            names = _names(module)
-            made = [name for name in names if MAKES_MASK.match(name)]
+            code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
+            made = [name for name in getattr(code, "co_names", ()) if MAKES_MASK.match(name)]
             causal[f"{path}." if path else ""] = bool(made) and all("bidirectional" not in name for name in made)
     starts = sorted(causal, key=len, reverse=True)
     return lambda path: next((causal[start] for start in starts if path.startswith(start)), False)
 
 
-def _names(module: nn.Module) -> tuple[str, ...]:
-    """The names that a module's forward refers to."""
-    return getattr(getattr(inspect.unwrap(type(module).forward), "__code__", None), "co_names", ())
-
-
 def uncovered(model: nn.Module, covered: set[str]) -> dict[str, list[str]]:
-    """The attention that has no site, such as sparse or linear attention: the paths of each of its classes.
-
-    Args:
-        covered: the paths of the sites.
-    """
+    """The attention outside of the sites at `covered`, such as linear attention: the paths of each of its classes."""
     found: dict[str, list[str]] = {}
     for path, module in model.named_modules():
         inside = f"{path}."
@@ -68,7 +59,7 @@ def uncovered(model: nn.Module, covered: set[str]) -> dict[str, list[str]]:
 
 
 def warn_of_uncovered(model: nn.Module, covered: set[str]) -> None:
-    """Name the attention that has no site, once for each of its classes; arguments as `uncovered`'s."""
+    """Name the attention that has no site, once for each of its classes."""
     for name, paths in uncovered(model, covered).items():
         if name not in _WARNED:
             _WARNED.add(name)

@@ -8,7 +8,7 @@ transformers' models is imported for this.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from torch import Tensor, nn
 
@@ -21,11 +21,9 @@ ORDINARY: dict[str, Computation] = {}
 
 
 def computes(*classes: str, **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register the decorated function for attention of these classes, such as `mpnet.modeling_mpnet.MPNetAttention`.
+    """Register the decorated function for the attention of these classes, with the options of `Computation`.
 
-    Args:
-        classes: their names below `transformers.models`.
-        options: of `Computation`.
+    Classes are named as below `transformers.models`, such as `mpnet.modeling_mpnet.MPNetSelfAttention`.
     """
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -46,6 +44,11 @@ def ordinary(module: nn.Module) -> Computation | None:
         if found is not None:
             return found if getattr(type(module), found.method) is getattr(parent, found.method) else None
     return None
+
+
+def refuse(call: AttentionCall, reason: str) -> NoReturn:
+    """Raise a RuntimeError that names the site of a call and ends with `reason`."""
+    raise RuntimeError(f"{call.site.name} ({call.site.path}) {reason}")
 
 
 def heads_of(states: Tensor, heads: int) -> Tensor:
@@ -69,18 +72,11 @@ def attend(
     dropout_p: float = 0.0,
     with_weights: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """`regularized_attention` with a transformers mask, bool or additive.
-
-    Args:
-        call: None is plain attention.
-        query: (B, H, T, D).
-        key, value: (B, H, S, D).
-        mask: bool (True = attend) or additive, broadcastable to (B, H, T, S).
-        dropout_p: of the weights; give that of the module in training, since a call has something to do in training.
-        with_weights: return the weights of the call as well.
+    """`regularized_attention` of query (B, H, T, D), key and value (B, H, S, D) with a mask, bool (True = attend) or
+    additive, and `dropout_p` of the weights, as a module in training has it; `call` None is plain attention.
 
     Returns:
-        output (B, H, T, D), and the weights before dropout (B, H, T, S) if they are wanted.
+        output (B, H, T, D), and `with_weights` the call's weights before dropout (B, H, T, S), else None.
     """
     valid, bias = split_mask(mask, query, bias)
     shared = {"valid": valid, "scale": scale, "bias": bias}

@@ -36,17 +36,8 @@ def xlnet(
     query = (q_head + module.r_w_bias).permute(1, 2, 0, 3)
     bias = None if call.uniform else _positions(module, q_head, k_head_r, seg_mat, key.size(-2))
     valid = None if attn_mask is None else attn_mask.permute(2, 3, 0, 1) == 0
-    output, weights = attend(
-        call,
-        query,
-        key,
-        value,
-        valid,
-        bias,
-        scale=module.scale,
-        dropout_p=module.dropout.p,
-        with_weights=output_attentions,
-    )
+    options = {"scale": module.scale, "dropout_p": module.dropout.p, "with_weights": output_attentions}
+    output, weights = attend(call, query, key, value, valid, bias, **options)
     output = output if valid is None else padded_queries(output, value, valid)
     output = output.permute(2, 0, 1, 3)
     return output if weights is None else (output, weights.permute(2, 3, 0, 1))

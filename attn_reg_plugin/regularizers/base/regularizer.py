@@ -136,6 +136,16 @@ class Regularizer:
                 logger.info(f"{self.name}: another model is attached, so epochs and updates are counted anew")
             self.begin_anew()
 
+    def __getattr__(self, name: str) -> Any:
+        """Say what to write where a Trainer takes the method for a callback."""
+        kind = type(self).__name__
+        if name.startswith("on_") or name in ("setup", "state_key"):
+            raise AttributeError(
+                f"{kind} is a method and no callback; write callbacks=[AttnRegCallback({kind}(...))], with Lightning "
+                f"callbacks=[LightningCallback({kind}(...))]"
+            )
+        raise AttributeError(f"{kind!r} object has no attribute {name!r}")
+
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles know no model that they were trained with."""
         return {**vars(self), "_trained": None}

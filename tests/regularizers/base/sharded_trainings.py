@@ -219,8 +219,8 @@ def seen() -> Iterator[dict[str, Tensor]]:
     def keep_mask(call: AttentionCall, *args: Any) -> Tensor | None:
         keep = original(call, *args)
         if keep is not None:
-            name = f"{call.name} {call.index} {sum(key.startswith(f'{call.name} {call.index}') for key in masks)}"
-            masks[name] = keep
+            name = f"{call.site.name} {call.index}"
+            masks[f"{name} {sum(key.startswith(name) for key in masks)}"] = keep
         return keep
 
     with mock.patch.object(AttentionCall, "keep_mask", keep_mask):
