@@ -189,6 +189,9 @@ class AttnRegCallback(MethodCallback, TrainerCallback):
         batch = send_to_device(inputs, self.trainer.args.device)
         batch = dict(batch) if isinstance(batch, Mapping) else batch
         told = described(self.regularizer.model, batch) if isinstance(batch, dict) else {}
+        tokenizer = getattr(self.trainer, "processing_class", None)
+        special = frozenset(getattr(tokenizer, "all_special_ids", ())) - {getattr(tokenizer, "unk_token_id", None)}
+        told["special_ids"] = special or None
         self.regularizer.supply(batch=batch, num_items=items, read_off=True, **told)
 
     def _compute_loss(self, original: Any, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:

@@ -153,6 +153,15 @@ class AttnRegTask(ResumedTask):
         if self.regularizer is not None:
             self.regularizer.begin_epoch(epoch)
 
+    @property
+    def special_ids(self) -> frozenset[int] | None:
+        """The ids that begin and end a text; None where the task has no dictionary."""
+        try:
+            words = self.source_dictionary
+            return frozenset((words.bos(), words.eos(), words.pad()))
+        except (NotImplementedError, AttributeError, LookupError):  # fairseq's own raises where there is none
+            return None
+
     def train_step(
         self,
         sample: dict[str, Any],
@@ -170,7 +179,8 @@ class AttnRegTask(ResumedTask):
             return super().train_step(sample, model, criterion, optimizer, update_num, *args, **kwargs)
         regularizer.begin_update(update_num)
         ignored = kwargs.get("ignore_grad", bool(args and args[0]))
-        regularizer.supply(targets=sample.get("target"), batch=sample, update=update_num, counts=not ignored)
+        told = {"update": update_num, "counts": not ignored, "special_ids": self.special_ids}
+        regularizer.supply(targets=sample.get("target"), batch=sample, **told)
         whole = AddingCriterion(criterion, regularizer) if regularizer.passes > 1 else criterion
         device = next(model.parameters()).device
         try:

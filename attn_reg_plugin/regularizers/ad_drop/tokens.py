@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from attn_reg_plugin.regularizers.base.forward import Forward
 
 
+#: arguments that hold the ids of tokens: of a decoder where there are both, and of an encoder or of the only stack
+IDS = ("decoder_input_ids", "prev_output_tokens", "input_ids", "src_tokens")
+
+
 def sequence_of(site: AttentionSite) -> tuple[str, str]:
     """The sequence that a site's keys are: its tower, and `decoder` for a decoder's own tokens or `encoder`.
 
@@ -41,13 +45,15 @@ def candidate_tokens(valid: Tensor, stack: str, inputs: Mapping[str, Any]) -> Te
     Args:
         valid: bool (B, S), the keys that exist.
         stack: `encoder` or `decoder`.
-        inputs: of the forward: `token_ids`, ids (B, S) by stack, and `special_ids`, those of special tokens. In an
-            example that has none of these, the first and the last token are taken for special ones.
+        inputs: of the forward by name: the ids (B, S) under one of `IDS`, and `special_ids`, those of special tokens.
+            In an example that has none of these, the first and the last token are taken for special ones.
     """
     places = valid.long().cumsum(-1)
     inner = valid & (places > 1) & (places < places[:, -1:])
-    ids, special = inputs.get("token_ids", {}).get(stack), inputs.get("special_ids") or ()
-    if not isinstance(ids, Tensor) or ids.shape != valid.shape or not special:
+    given = (inputs.get(name) for name in IDS if stack == "decoder" or name in IDS[-2:])
+    ids = next((one for one in given if isinstance(one, Tensor) and one.shape == valid.shape), None)
+    special = inputs.get("special_ids")
+    if ids is None or not special:
         return inner
     among = torch.isin(ids, torch.tensor(sorted(special), dtype=ids.dtype, device=ids.device)) & valid
     return torch.where(among.any(-1, keepdim=True), valid & ~among, inner)

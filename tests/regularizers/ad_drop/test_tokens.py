@@ -165,11 +165,12 @@ def test_nothing_to_hide_is_plain_training(options, attribution):
 def test_special_tokens_are_no_candidates():
     ids = torch.tensor([[101, 7, 8, 102, 9, 102, 0], [101, 7, 8, 9, 10, 11, 102], [5, 6, 7, 8, 9, 10, 11]])
     valid = ids != 0
-    told = {"token_ids": {"encoder": ids}, "special_ids": {101, 102}}
+    told = {"input_ids": ids, "special_ids": {101, 102}}
     expected = [[0, 1, 1, 0, 1, 0, 0], [0, 1, 1, 1, 1, 1, 0], [0, 1, 1, 1, 1, 1, 0]]  # the last one has none
     assert candidate_tokens(valid, "encoder", told).long().tolist() == expected
     inner = [[0, 1, 1, 1, 1, 0, 0], [0, 1, 1, 1, 1, 1, 0], [0, 1, 1, 1, 1, 1, 0]]
-    for unknown in ({}, {"token_ids": {"encoder": ids}}, {**told, "token_ids": {"encoder": ids[:, :3]}}):
+    assert candidate_tokens(valid, "decoder", told).long().tolist() == expected, "of the only stack"
+    for unknown in ({}, {"input_ids": ids}, {**told, "input_ids": ids[:, :3]}):
         assert candidate_tokens(valid, "encoder", unknown).long().tolist() == inner
 
 

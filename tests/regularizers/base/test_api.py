@@ -29,7 +29,7 @@ def test_settings_that_differ_are_not_equal():
     assert ADDrop.from_dict({"p": 0.2}).q == ADDrop().q
     with pytest.raises(ValueError, match=r"^the settings are those of ad_drop, but must be those of head_drop$"):
         HeadDrop.from_dict(ADDrop().to_dict())
-    with pytest.raises(TypeError, match=r"^ad_drop has no option 'pp'; its options are: sites, p, q"):
+    with pytest.raises(TypeError, match=r"^ad_drop has no option 'pp'; its options are: sites, unit, p, q"):
         ADDrop.from_dict({"pp": 0.2})
 
 
