@@ -81,7 +81,7 @@ def test_drawn_trials_take_the_seeds_in_turn(tmp_path: Path) -> None:
         ("{lr: {log: [0.1, inf]}}\ntrials: 2", "space: lr is inf, but must"),
         ("{batch_size: {int: [1.5, 3]}}\ntrials: 2", "space: batch_size is 1.5, but must be a whole number"),
         ("{attribution: [gradient, magic]}", "space: attribution is 'magic', but must be one of"),
-        ("{magic: [1]}", "space: unknown key 'magic'; the keys are: sites, p, q, cross_tuning"),
+        ("{magic: [1]}", "space: unknown key 'magic'; the keys are: sites, unit, p, q, cross_tuning"),
         ("{task: [rte, cola]}", "space: unknown key 'task'; the keys are: "),
         ("{p: 0.3}", "space: p is 0.3, but must be a list of values, or {log: [low, high]}"),
         ("{p: [0.1, 0.10]}", "space: p is [0.1, 0.1], but must not have a value twice"),
