@@ -15,7 +15,7 @@ from torch import nn
 pytest.importorskip("fairseq")
 
 from attn_reg_plugin import ADDrop
-from attn_reg_plugin.attention import sites as sites_module
+from attn_reg_plugin.attention import selection
 from attn_reg_plugin.bench.benchmark import benchmark
 from attn_reg_plugin.bench.families import Settings
 from attn_reg_plugin.bench.rows import select_rows
@@ -151,11 +151,11 @@ class Theirs(nn.Module):
 
 
 def test_a_class_that_cannot_be_changed_is_reached(monkeypatch):
-    monkeypatch.setattr(sites_module, "_BACKENDS", list(sites_module._BACKENDS))
+    monkeypatch.setattr(selection, "_BACKENDS", list(selection._BACKENDS))
     monkeypatch.setitem(sys.modules, "their_package", sys.modules[__name__])
     names = {"TheirAttention": TheirAttention}
     exec(added("attn_reg_plugin/backends/their_package.py"), names)
-    sites_module.register_backend("their_package", names["BACKEND"])  # as backends/__init__.py does
+    selection.register_backend("their_package", names["BACKEND"])  # as backends/__init__.py does
     torch.manual_seed(0)
     model, x, mask = Theirs(), torch.randn(2, 5, 8), torch.tensor([True, True, True, True, False])
     plain, before = model(x, mask), [list(vars(layer)) for layer in model.layers]

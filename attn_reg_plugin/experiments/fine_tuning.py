@@ -17,7 +17,6 @@ from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from attn_reg_plugin.checkpoints import check_weights
 from attn_reg_plugin.configuration import flag_of, setting
 from attn_reg_plugin.experiments.checks import updates_of
 from attn_reg_plugin.experiments.comparison import (
@@ -227,6 +226,8 @@ class FineTuning(Comparison):
         chosen = self.with_words(task, model, examples)
         folder = [path for pattern in _MODEL_FILES for path in Path(model).glob(pattern)]
         for path in folder:
+            from attn_reg_plugin.checkpoints import check_weights  # torch
+
             check_weights(path)
         own = {"hf-model": digest_of(sorted(set(folder)))} if folder else {}
         about = {"kind": LABELLED, "task": self._name(task), "task_kind": task.kind, "labels": list(task.labels or ())}

@@ -124,7 +124,7 @@ def test_a_mapping_gives_each_its_settings() -> None:
     ("wanted", "overrides", "said"),
     [
         ({"ad_drop": {"p": 2}}, [], r"methods: ad_drop: p is 2, but must lie in \[0, 1\]"),
-        ({"ad_drop": {"r": 2}}, [], "ad_drop: unknown setting 'r'; the settings are: like, title, flags, sites, unit, p"),
+        ({"ad_drop": {"r": 2}}, [], "ad_drop: unknown setting 'r'; the settings are: like, title, flags, sites, unit"),
         ({"ad_drop": {"p": "x"}}, [], "methods: ad_drop: p is 'x', but must be a number"),
         ({"ad_drop": 3}, [], "methods: ad_drop is 3, but must be a mapping of settings"),
         ({"mine": None}, [], "unknown method 'mine'; the methods are: untuned, plain"),
