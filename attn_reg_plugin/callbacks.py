@@ -1,4 +1,4 @@
-"""Shared by Trainer's and Lightning's callback: the method that they are given; what is said, logged and refused."""
+"""Shared by the faces: the method that a callback is given; what is said, logged and refused."""
 
 from __future__ import annotations
 
@@ -8,15 +8,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from attn_reg_plugin.attention.selection import all_sites
-from attn_reg_plugin.regularizers import Combination, Regularizer, build, options_of
+from attn_reg_plugin.regularizers import Combination, Regularizer, build
 from attn_reg_plugin.regularizers.base.distributed import waits_for_gradients
 from attn_reg_plugin.regularizers.base.statistics import quantities
 
 #: before the names of what is logged
 PREFIX = "attn_reg/"
-#: when AD-DROP acts, by its option `cross_tuning`
-WHEN = {"epoch": "from epoch 2, every other", "off": "in every update"}
 
 
 class MethodCallback:
@@ -63,41 +60,19 @@ class MethodCallback:
         return given
 
 
-def attached(regularizer: Regularizer, model: nn.Module) -> str:
-    """What is attached to `model`, in one line: method, places, options that are not the defaults, and when it acts."""
-    said = []
-    for method in regularizer.parts:
-        where = type(model).__name__
-        if method.needs_sites:
-            sites = method.attached_sites
-            kinds = " ".join(dict.fromkeys(f"{site.stack}.{site.kind}" for site in sites))
-            where = f"{len(sites)} of {len(all_sites(model))} attentions of {where}: {kinds}"
-        chosen = {entry.name: (getattr(method, entry.name), entry.default) for entry in options_of(type(method))}
-        cross_tuning, _ = chosen.pop("cross_tuning", (None, None))
-        chosen.pop("sites", None)
-        options = [f"{name} {now}" for name, (now, default) in chosen.items() if now != default or name in ("p", "q")]
-        every = f"every other {str(cross_tuning).rpartition(':')[2]} updates"
-        when = [] if cross_tuning is None else [WHEN.get(cross_tuning, every)]
-        said.append("; ".join([f"{method.name} on {where}", *([", ".join(options)] if options else []), *when]))
-    return " + ".join(said)
+def attached(regularizer: Regularizer) -> str:
+    """Say in one line what acts on how much of the attached model."""
+    return " + ".join(repr(method._attachment) for method in regularizer.parts)
 
 
 def logged(regularizer: Regularizer, device: torch.device, by_site: bool) -> dict[str, float]:
-    """What happened since the last call, over all data-parallel ranks, of which each has to call; see `quantities`.
+    """Return what happened since the last call, over all data-parallel ranks, of which each has to call.
 
     Returns:
-        Names begin with `attn_reg/`. Drop rates are their means over the sites, `drop_rate`, of further methods
-        `METHOD_rate`, and with `by_site` those of each site as well.
+        As `quantities`, by names that begin with `attn_reg/`; nothing where the method did not act.
     """
-    found, line, rates = quantities(regularizer, device), {}, {}
-    ends = tuple(f"_{site.name}" for site in regularizer.attached_sites)
-    for title, value in found.items():
-        if title.endswith(ends):
-            end = next(end for end in ends if title.endswith(end))
-            rates.setdefault(f"{PREFIX}{title.removesuffix(end)}_rate", []).append(value)
-        if by_site or not title.endswith(ends):
-            line[PREFIX + title] = value
-    return line | {name: sum(values) / len(values) for name, values in rates.items()}
+    found = quantities(regularizer, device, by_site)
+    return {PREFIX + title: value for title, value in found.items()} if found.get("regularized") else {}
 
 
 def refuse_unused_parameters(wrapped: nn.Module, regularizer: Regularizer, advice: str) -> None:

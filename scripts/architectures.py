@@ -132,7 +132,7 @@ def train(row: Row, folder: Path, method: str | None) -> tuple[str, str]:
         words += ["--user-dir", folder / "everything", "--attn-reg", method, "--attn-sites", row.sites]
     words += ["--ad-drop-cross-tuning", "off"] if method == "ad_drop" else []
     code, output = run("train", words, folder / f"{row.task}-{row.arch}-{method}.log")
-    shares = [float(value) for value in re.findall(r'"regularized": "([\d.]+)"', output)]
+    shares = [float(value) for value in re.findall(r'"attn_reg/regularized": "([\d.]+)"', output)]
     updates = len(re.findall(r'"num_updates": "\d"', output))
     if code == 0 and updates >= 2 and (not method or set(shares) == {1.0}):
         return "works", ""

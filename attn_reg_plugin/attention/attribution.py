@@ -20,34 +20,30 @@ NO_GRADIENTS = (
 )
 
 
-def check_objective(objective: Tensor) -> None:
+def gradients_of(objective: Tensor, tensors: Sequence[Tensor]) -> list[Tensor | None]:
+    """∂F of each tensor by one backward; None where F does not depend on it, or it came without gradients.
+
+    Only what lies between F and the tensors is computed: no parameter's gradient is, and none is touched. (Parameters
+    are not frozen for the probe all the same: PyTorch multiplies three-dimensional inputs by a frozen weight through
+    copies of the weight, one per example.)
+
+    Raises:
+        ValueError: the objective is not a scalar, or has no graph; or none of the tensors has gradients.
+    """
     if objective.dim() != 0:
         raise ValueError(f"the objective must be a scalar, but has the shape {tuple(objective.shape)}")
     if not objective.requires_grad:
         raise ValueError("the objective depends on no selected attention site; compute it from the model's outputs")
+    graded = [tensor for tensor in tensors if tensor.requires_grad]
+    if not graded:
+        raise ValueError(NO_GRADIENTS)
+    gradients = iter(torch.autograd.grad(objective, graded, allow_unused=True))
+    return [next(gradients) if tensor.requires_grad else None for tensor in tensors]
 
 
 def output_gradients(objective: Tensor, tapes: Sequence[Tape]) -> list[Tensor | None]:
-    """∂F/∂O (B, H, T, D) of every tape by one backward; None where F does not depend on the call, or that ran without
-    gradients.
-
-    Only what lies between F and the sites is computed: no parameter's gradient is, and none is touched. (Parameters
-    are not frozen for the probe all the same: PyTorch multiplies three-dimensional inputs by a frozen weight through
-    copies of the weight, one per example.)
-
-    Args:
-        objective: F, a scalar in the probe's graph.
-        tapes: recorded by the probe.
-
-    Raises:
-        ValueError: the objective is not a scalar, or depends on no site; or no site has gradients.
-    """
-    check_objective(objective)
-    outputs = [tape.output for tape in tapes if tape.output.requires_grad]
-    if not outputs:
-        raise ValueError(NO_GRADIENTS)
-    gradients = iter(torch.autograd.grad(objective, outputs, allow_unused=True))
-    return [next(gradients) if tape.output.requires_grad else None for tape in tapes]
+    """∂F/∂O (B, H, T, D) of every tape of the probe, F a scalar in its graph; see `gradients_of`."""
+    return gradients_of(objective, [tape.output for tape in tapes])
 
 
 def map_gradient(output_gradient: Tensor, value: Tensor) -> Tensor:
@@ -82,3 +78,18 @@ def gradient_attribution(objective: Tensor, sites: Sequence[AttentionSite]) -> l
     gradients = output_gradients(objective, tapes)
     given = [torch.zeros_like(t.output) if g is None else g for g, t in zip(gradients, tapes, strict=True)]
     return [map_gradient(gradient, tape.value) for gradient, tape in zip(given, tapes, strict=True)]
+
+
+def token_attribution(objective: Tensor, biases: Sequence[Tensor]) -> list[Tensor | None]:
+    """∂F/∂β of whole tokens: Σ over attentions, heads and queries of A_ij (B_ij - Σ_k A_ik B_ik), by one backward.
+
+    It is the first-order effect on F of turning token j up everywhere; dropping it is β_j → -∞.
+
+    Args:
+        objective: F, a scalar in the probe's graph.
+        biases: β (B, S) of each sequence of keys, see `TokenBias`.
+
+    Returns:
+        (B, S) in fp32 for each of them, None as in `gradients_of`, whose errors it raises.
+    """
+    return gradients_of(objective, biases)

@@ -6,7 +6,6 @@ up, and dropping it is β_j → -∞. No map is formed: one backward gives one v
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -62,22 +61,3 @@ def with_bias(query: Tensor, key: Tensor, scale: float | None, beta: Tensor) -> 
     one = query.new_full((*query.shape[:-1], 1), 1.0 / scale)
     column = beta[:, None, :, None].expand(*key.shape[:-1], 1).to(key.dtype)
     return torch.cat([query, one], -1), torch.cat([key, column], -1), scale
-
-
-def token_attribution(objective: Tensor, biases: Sequence[Tensor]) -> list[Tensor]:
-    """∂F/∂β of whole tokens: Σ over attentions, heads and queries of A_ij (B_ij - Σ_k A_ik B_ik), by one backward.
-
-    It is the first-order effect on F of turning token j up everywhere; dropping it is β_j → -∞.
-
-    Args:
-        objective: F, a scalar in the probe's graph.
-        biases: β (B, S) of each sequence of keys, see `TokenBias`.
-
-    Returns:
-        (B, S) in fp32 for each of them.
-
-    Raises:
-        ValueError: as `output_gradients`.
-    """
-    gradients = torch.autograd.grad(objective, list(biases), allow_unused=True)
-    return [torch.zeros_like(b) if g is None else g for g, b in zip(gradients, biases, strict=True)]

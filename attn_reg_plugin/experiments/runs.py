@@ -142,6 +142,7 @@ class Run:
         return [
             *(sys.executable, "-m", "fairseq_cli.train", self.settings["paths"]["data"], "--user-dir", str(USER_DIR)),
             *("--save-dir", str(self.folder / "checkpoints"), "--no-epoch-checkpoints", "--log-format", "json"),
+            "--attn-rates-by-site",
             *("--seed", str(self.seed), *words_of(self.flags)),
         ]
 

@@ -29,7 +29,7 @@ from transformers import Trainer, TrainerCallback, TrainerState
 from attn_reg_plugin.attention.selection import find_sites
 from attn_reg_plugin.backends.huggingface import as_unattached
 from attn_reg_plugin.backends.huggingface.inputs import described
-from attn_reg_plugin.callbacks import PREFIX, MethodCallback, attached, logged, refuse_unused_parameters
+from attn_reg_plugin.callbacks import MethodCallback, attached, logged, refuse_unused_parameters
 from attn_reg_plugin.checkpoints import allow_checkpoint_types, load_state, refuse_state, save_state
 from attn_reg_plugin.huggingface.attend_out import TrainerTraining
 from attn_reg_plugin.regularizers import Regularizer
@@ -102,7 +102,7 @@ class AttnRegCallback(MethodCallback, TrainerCallback):
         self.regularizer.begin_update(state.global_step)
         self.regularizer.statistics.take()  # what an earlier training did not log
         if trainer.is_world_process_zero():
-            logger.info(attached(self.regularizer, trainer.model))
+            logger.info(attached(self.regularizer))
 
     def _refuse_beside(self, trainer: Trainer) -> None:
         """Refuse, by a ValueError, a callback with this one's method, or with the file of its large state."""
@@ -209,8 +209,7 @@ class AttnRegCallback(MethodCallback, TrainerCallback):
     def _log(self, original: Any, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Add the method's quantities to the lines of the training log, if it acted."""
         if "loss" in logs:
-            ours = logged(self.regularizer, self.trainer.args.device, self.rates_by_site)
-            logs = {**logs, **ours} if ours.get(f"{PREFIX}regularized") else logs
+            logs = {**logs, **logged(self.regularizer, self.trainer.args.device, self.rates_by_site)}
         original(logs, *args, **kwargs)
 
     # -- state ------------------------------------------------------------------------------------------------------

@@ -128,7 +128,7 @@ class LightningCallback(MethodCallback, callback_class()):  # type: ignore[misc]
             self.regularizer.begin_epoch(trainer.current_epoch + 1)
         self.regularizer.statistics.take()  # what an earlier training did not log
         if rank() == 0:
-            logger.info(attached(self.regularizer, module))
+            logger.info(attached(self.regularizer))
 
     def on_train_epoch_start(self, trainer: Any, pl_module: nn.Module) -> None:
         """Announce the epoch; Lightning counts from 0."""

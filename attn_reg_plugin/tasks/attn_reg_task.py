@@ -26,6 +26,7 @@ from fairseq.models import FairseqMultiModel
 from fairseq.optim import AMPOptimizer
 
 from attn_reg_plugin.backends.fairseq import padding_index
+from attn_reg_plugin.callbacks import PREFIX, attached
 from attn_reg_plugin.checkpoints import ANEW
 from attn_reg_plugin.regularizers import Regularizer
 from attn_reg_plugin.regularizers.base.distributed import rank
@@ -34,7 +35,7 @@ from attn_reg_plugin.regularizers.base.statistics import Shown, summary
 from attn_reg_plugin.tasks.attend_out_training import FairseqTraining
 from attn_reg_plugin.tasks.fairseq_fixes.resuming import PATIENCE, ResumedTask, repair_last
 from attn_reg_plugin.tasks.fairseq_settings import fairseq_setting, total_epochs, total_updates
-from attn_reg_plugin.tasks.flags import flag_of, print_flags_if_asked, regularizer_from, with_attn_reg
+from attn_reg_plugin.tasks.flags import RATES_BY_SITE, flag_of, print_flags_if_asked, regularizer_from, with_attn_reg
 from attn_reg_plugin.tasks.predictions import FairseqObjective, reads_predictions
 from attn_reg_plugin.tasks.refusals import refuse_alignment, refuse_broadcast, refuse_model, refuse_settings
 from attn_reg_plugin.tasks.repeated_sample import AddingCriterion
@@ -43,8 +44,6 @@ from attn_reg_plugin.tasks.sidecar import FROM_WEIGHTS, Sidecar, resume
 __all__ = ["AttnRegTask", "print_flags_if_asked", "with_attn_reg"]
 logger = logging.getLogger(__name__)
 
-#: what the mixin adds to a training step's logging output starts with this
-PREFIX = "attn_reg/"
 #: in the task's state: the method's, unless it is large
 STATE = "attn_reg"
 #: and there the number of batches in the first epoch, since those of later epochs may differ
@@ -125,7 +124,7 @@ class AttnRegTask(ResumedTask):
         refuse_model(regularizer, model, type(self).__name__)
         try:
             before = {*model._forward_pre_hooks, *model._forward_hooks}
-            self._attached = repr(regularizer.attach(model))
+            regularizer.attach(model)
             self._handles = _hook_parts(model, before)
             refuse_alignment(model, regularizer.attached_sites)
         except OptionError as error:
@@ -211,7 +210,7 @@ class AttnRegTask(ResumedTask):
             state, self._first_epoch = self.continue_from(self._restore_file, update_num, STATE, FIRST_EPOCH)
             if regularizer is not None:
                 if rank() == 0:
-                    logger.info(self._attached)
+                    logger.info(attached(regularizer))
                 self._bind(FairseqTraining(self, criterion, optimizer, regularizer.model, self._clip_norm))
                 self._resume_method(state, update_num)
             self._iterators = {}
@@ -279,7 +278,7 @@ class AttnRegTask(ResumedTask):
         keys = [key for log in logging_outputs[:1] for key in log if key.startswith(PREFIX)]
         sums = {key.removeprefix(PREFIX): sum(float(log.get(key, 0)) for log in logging_outputs) for key in keys}
         if sums and sums["forwards"]:
-            _log(summary(self.regularizer.quantities, sums))
+            _log(summary(self.regularizer.quantities, sums, getattr(self._config, RATES_BY_SITE, False)))
 
     # -- the checkpoint -----------------------------------------------------------------------------------------------
 
@@ -333,6 +332,6 @@ def _log(shown: dict[str, Shown]) -> None:
     """Give quantities to fairseq's meters: sums as sums, the others as means with their weights."""
     for title, (value, weight) in shown.items():
         if weight is None:
-            metrics.log_scalar_sum(title, value)
+            metrics.log_scalar_sum(PREFIX + title, value)
         else:
-            metrics.log_scalar(title, value, weight, round=4)
+            metrics.log_scalar(PREFIX + title, value, weight, round=4)

@@ -16,6 +16,9 @@ from omegaconf import II
 from attn_reg_plugin.regularizers import REGISTRY, Combination, Regularizer, build, options_of
 from attn_reg_plugin.tasks.fairseq_settings import FAIRSEQ_SETTINGS, LISTS
 
+#: the field of the flag --attn-rates-by-site
+RATES_BY_SITE = "attn_rates_by_site"
+
 
 def with_attn_reg(config: type[FairseqDataclass]) -> type[FairseqDataclass]:
     """Add the regularizers' flags to the config dataclass of a fairseq task; give the result to `register_task`."""
@@ -26,6 +29,8 @@ def _fields() -> Iterator[tuple[str, Any, dataclasses.Field]]:
     """Fields of every registered method, the shared ones once, and of what a task sees of fairseq's configuration."""
     text = f"attention regularizer; one of {_methods()}; or several, joined by +"
     yield "attn_reg", str, dataclasses.field(default="none", metadata={"help": text})
+    text = "log the drop rate of each attention as well, not only their mean"
+    yield RATES_BY_SITE, bool, dataclasses.field(default=False, metadata={"help": text})
     shared = _shared()
     for option in shared.values():
         yield f"attn_{option.name}", str, dataclasses.field(default=option.default, metadata=option.metadata)

@@ -47,6 +47,23 @@ def step(model: nn.Module, *inputs: Any) -> tuple[Tensor, dict[str, Tensor]]:
     return loss.detach(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
+@pytest.mark.parametrize("unit", ["position", "token"])
+def test_calls_without_gradients_keep_all(unit: str) -> None:
+    """Of the runs of hrm_text's layers only the last have gradients: the others have no attribution."""
+    config = transformers.HrmTextConfig(
+        vocab_size=WORDS, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, head_dim=8
+    )
+    model = transformers.AutoModelForCausalLM.from_config(config).train()
+    ids = torch.randint(4, WORDS, (2, 7), generator=torch.Generator().manual_seed(3))
+    with ADDrop(p=1.0, q=1.0, unit=unit, sites="*", cross_tuning="off").attach(model) as regularizer:
+        model(input_ids=ids)
+        calls = [call for site in regularizer.attached_sites for call in site.calls.made]
+        graded, causal = [call.graded for call in calls], torch.ones(7, 7, dtype=torch.bool).tril()
+        assert {*graded} == {True, False}
+        assert [not (call.keep.unpacked() | ~causal).all() for call in calls] == graded
+        assert regularizer.summary()["drop_rate"] == 1.0, "of the calls that are attributed"
+
+
 @pytest.mark.parametrize("name", ["bert", "albert"])
 def test_one_encoder_for_two_texts(name: str) -> None:
     """ALBERT's layers share an attention besides: each of its sites runs once a text."""

@@ -81,11 +81,11 @@ def tuned(start: Start, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tuned")
     finished = start.train(folder, *AD_DROP, *SHORT).check()
     lines = finished.lines()
-    assert len(lines) == 6 and {line["regularized"] for line in lines} == {"1"}
+    assert len(lines) == 6 and {line["attn_reg/regularized"] for line in lines} == {"1"}
     for layer in range(2):
         for kind in KINDS:
             assert float(lines[-1][f"drop_{kind}[{layer}]"]) > 0.05, sorted(lines[-1])
-    assert sum(float(line["probe_fallbacks"]) for line in lines) == 0
+    assert sum(float(line["attn_reg/probe_fallbacks"]) for line in lines) == 0
     return folder
 
 
@@ -135,7 +135,7 @@ def test_fairseq_interactive_takes_and_gives_text(start: Start, tmp_path: Path) 
 @pytest.mark.parametrize("flags", ["--amp", "--memory-efficient-fp16", "--checkpoint-activations"])
 def test_other_ways_to_train(flags: str, start: Start, tmp_path: Path) -> None:
     finished = start.train(tmp_path, *AD_DROP, *SHORT, *shlex.split(flags), "--fp16-init-scale", "4").check()
-    assert {line["regularized"] for line in finished.lines()} == {"1"}
+    assert {line["attn_reg/regularized"] for line in finished.lines()} == {"1"}
     to_huggingface(tmp_path, tmp_path / "hf")
 
 

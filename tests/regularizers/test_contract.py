@@ -208,8 +208,11 @@ def test_the_rate_is_logged(name: str) -> None:
     torch.manual_seed(0)
     for _ in range(40):
         model(*BATCH)
-    shown = summary(regularizer.quantities, regularizer.statistics.take())
-    rates = [value for title, (value, _) in shown.items() if title.startswith("drop_")]
-    assert len(rates) == 6 and all(0.1 < rate < 0.5 for rate in rates)
+    counted = regularizer.statistics.take()
+    shown = summary(regularizer.quantities, counted)
+    rates = [value for title, (value, _) in shown.items() if title.startswith("drop_") and title != "drop_rate"]
+    assert len(rates) == 6 and shown["drop_rate"].value == pytest.approx(sum(rates) / 6)
+    assert summary(regularizer.quantities, counted, by_site=False).keys() == {"regularized", "drop_rate"}
+    assert all(0.1 < rate < 0.5 for rate in rates)
     # of two heads, both are dropped in 9 % of the draws, and then one of them stays
     assert sum(rates) / 6 == pytest.approx(0.3 - (0.045 if name == "head_drop" else 0), abs=0.06)

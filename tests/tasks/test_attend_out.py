@@ -27,7 +27,7 @@ def test_rounds_and_the_generators_size_are_logged(corpus: Path, tmp_path: Path)
     flags, ended = [*GAME, *shlex.split("--decoder-embed-dim 8 --store-ema --ema-fp32")], []
     for last in ("6", "9"):
         finished = train(corpus, tmp_path, *flags, "--max-update", last, without=["--share-all-embeddings"]).check()
-        ended += [int(line["num_updates"]) for line in finished.lines() if "attacker_won" in line]
+        ended += [int(line["num_updates"]) for line in finished.lines() if "attn_reg/attacker_won" in line]
         said = re.findall(r"attend_out: generator of ([\d,]+) parameters, ([\d.]+) % of the model's", finished.output)
         assert len(said) == 1
     assert ended == [3, 6, 9]
@@ -46,7 +46,7 @@ def test_reward_examples_are_no_longer_than_the_model_takes(subset: str, corpus:
     flags += ["--attend-out-reward-subset", subset, "--max-update", "7"]
     finished = train(corpus, tmp_path, *GAME, *flags).check()
     assert "have invalid sizes and will be skipped" in finished.output
-    assert sum("attacker_won" in line for line in finished.lines()) == 2
+    assert sum("attn_reg/attacker_won" in line for line in finished.lines()) == 2
     none = [flag if flag != "6" else "2" for flag in flags]
     refused = train(corpus, tmp_path / "none", *GAME, *none, "--skip-invalid-size-inputs-valid-test")
     assert refused.status != 0
@@ -97,7 +97,7 @@ def test_the_defender_is_a_plain_training_and_the_attacker_learns(flags: str, co
     assert differing(dict(attacker), plain), "the attacker has masks"
     assert differing(defender, plain) == []
     lines = finished.lines()
-    assert len(lines) == 12 and sum("attacker_won" in line for line in lines) == 2
+    assert len(lines) == 12 and sum("attn_reg/attacker_won" in line for line in lines) == 2
     assert float(lines[-1]["loss"]) < float(lines[0]["loss"]) - 0.2
 
 

@@ -69,7 +69,7 @@ def test_rounds_in_step(rounds: int, flags: str, corpus: Path, tmp_path: Path) -
         assert differing(mine["attacker"], mine["defender"]) == []
     winners = [entry["round"]["attacker_won"] for entry in ours]
     assert set(winners) == {0.0, 1.0} or rounds < 20
-    logged = [line["attacker_won"] for line in finished.lines() if "attacker_won" in line]
+    logged = [line["attn_reg/attacker_won"] for line in finished.lines() if "attn_reg/attacker_won" in line]
     assert [float(value) for value in logged] == winners
     assert differing(ours[0]["generator"], ours[-1]["generator"]), "it learns"
 
@@ -112,5 +112,5 @@ def test_one_process_goes_on_with_what_two_began(corpus: Path, tmp_path: Path) -
     finish_ranks(start(corpus, tmp_path, "--max-update", "5"))
     alone = train(corpus, tmp_path / "save", *GAME, "--max-update", "8").check()
     assert "starts anew" not in alone.output
-    assert sum("attacker_won" in line for line in alone.lines()) == 1
+    assert sum("attn_reg/attacker_won" in line for line in alone.lines()) == 1
     assert everything(tmp_path, 8)["game"]["rounds"] == 2

@@ -46,7 +46,7 @@ def test_starting_from_a_stock_model(how: str, updates: str, stock: Trained, cor
     reset = RESET if how == "--restore-file" else []
     flags = [*AD_DROP, how, str(stock.checkpoint), *reset, *STAND_STILL, "--max-update", updates, "--max-epoch", "1"]
     finished = train(corpus, tmp_path, *flags).check()
-    assert {(line["regularized"], line["epoch"]) for line in finished.lines()} == {("1", 1)}
+    assert {(line["attn_reg/regularized"], line["epoch"]) for line in finished.lines()} == {("1", 1)}
     assert differing(model_of(tmp_path / "checkpoint_last.pt"), model_of(stock.checkpoint)) == []
     assert float(finished.losses()[0]) < float(stock.finished.losses()[0]) - 0.5
 

@@ -123,7 +123,7 @@ def test_cross_tuning_leaves_the_plain_part_alone(
 ) -> None:
     finished = train(corpus, tmp_path, *AD_DROP, "--ad-drop-cross-tuning", cross_tuning, *UPDATES).check()
     shares = ["0"] * 6 + ["1"] * 2 if cross_tuning == "epoch" else ["0", "0", "1", "1"] * 2
-    assert [line["regularized"] for line in finished.lines()] == shares
+    assert [line["attn_reg/regularized"] for line in finished.lines()] == shares
     assert finished.losses()[:plain] == stock.finished.losses()[:plain]
     assert finished.losses()[plain] != stock.finished.losses()[plain]
 
@@ -173,11 +173,11 @@ def test_kills_change_nothing(case: str, corpus: Path, tmp_path: Path) -> None:
     arguments, logs = train_arguments(corpus, parts, *flags), (tmp_path / f"{number}.log" for number in range(9))
     kills = [(die_while_saving, 2), (die_while_copying, 1)]
     if "attend_out" in case:
-        assert sum("attacker_won" in line for line in undisturbed) == updates // ROUND
+        assert sum("attn_reg/attacker_won" in line for line in undisturbed) == updates // ROUND
         kills = [(die_while_saving, 3), (die_while_saving, 2), (die_while_copying, 1)]  # each save: state, checkpoint
     else:
-        assert {line["regularized"] for line in undisturbed} == {"0", "1"}
-        assert all(("drop_encoder.self[0]" in line) == (line["regularized"] == "1") for line in undisturbed)
+        assert {line["attn_reg/regularized"] for line in undisturbed} == {"0", "1"}
+        assert all(("attn_reg/drop_rate" in line) == (line["attn_reg/regularized"] == "1") for line in undisturbed)
     within_an_epoch = 0
     for _ in range(2):
         printed = kill_after(Job("train", arguments, next(logs)), generator.randint(5, 9), generator)

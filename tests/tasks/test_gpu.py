@@ -26,8 +26,8 @@ def test_training_on_a_gpu(flags: str, attribution: str, corpus: Path, tmp_path:
     chosen = [*shlex.split(flags), *SCALE, "--ad-drop-attribution", attribution, "--attn-sites", "*"]
     finished = train(corpus, tmp_path, *AD_DROP, *chosen, "--max-update", "12", without=["--cpu"]).check()
     lines = finished.lines()
-    assert len(lines) == 12 and {line["regularized"] for line in lines} == {"1"}
-    assert sum(float(line["probe_fallbacks"]) for line in lines) == 0
+    assert len(lines) == 12 and {line["attn_reg/regularized"] for line in lines} == {"1"}
+    assert sum(float(line["attn_reg/probe_fallbacks"]) for line in lines) == 0
     assert float(lines[-1]["loss"]) < float(lines[0]["loss"]) - 0.5
     assert len(hypotheses(generate(corpus, tmp_path / "checkpoint_last.pt"))) == 12
 
@@ -46,7 +46,7 @@ def test_attend_out_on_a_gpu(flags: str, corpus: Path, tmp_path: Path) -> None:
     for name, ours in defender.items():
         torch.testing.assert_close(ours.cpu(), plain[name].cpu(), rtol=2e-2, atol=2e-3, msg=name)
     lines = finished.lines()
-    assert len(lines) == 24 and sum("attacker_won" in line for line in lines) == 4
+    assert len(lines) == 24 and sum("attn_reg/attacker_won" in line for line in lines) == 4
     assert float(lines[-1]["loss"]) < float(lines[0]["loss"]) - 0.3
     resumed = train(corpus, tmp_path / "game", *still, *game[:-1], "28", without=["--cpu"]).check()
     assert len(resumed.lines()) < 28 and "starts anew" not in resumed.output
@@ -60,4 +60,4 @@ def test_bfloat16_on_a_gpu(override: str, method: str, corpus: Path, tmp_path: P
     arguments += [*override.split(), *f"task.attn_reg={method}".split()]
     arguments += ["task.ad_drop_cross_tuning=off", "optimization.max_update=4"]
     finished = run("hydra_train", arguments, tmp_path / "train.log").check()
-    assert [line["regularized"] for line in finished.lines()] == ["1"] * 4
+    assert [line["attn_reg/regularized"] for line in finished.lines()] == ["1"] * 4

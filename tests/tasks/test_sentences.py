@@ -55,8 +55,8 @@ def predict(
 )
 def test_sentence_prediction(flags: str, sentences: Path, tmp_path: Path) -> None:
     finished = predict(sentences, tmp_path, *shlex.split(flags))
-    assert [line["regularized"] for line in finished.lines()] == ["1"] * 4
-    assert "attend_out" not in flags or any("attacker_won" in line for line in finished.lines())
+    assert [line["attn_reg/regularized"] for line in finished.lines()] == ["1"] * 4
+    assert "attend_out" not in flags or any("attn_reg/attacker_won" in line for line in finished.lines())
     assert "valid_accuracy" in finished.lines("valid")[0]
 
 

@@ -34,14 +34,13 @@ def test_the_log_tells_drop_rates_and_shares(regularized: Trained) -> None:
     assert " None" not in regularized.finished.output.partition("begin training")[2]
     lines = regularized.finished.lines()
     for line in lines:
-        assert line["regularized"] == "1" and line["probe_fallbacks"] == "0"
-        assert 0.2 < float(line["probe_share"]) < 0.9
-        rates = {key: float(value) for key, value in line.items() if key.startswith("drop_")}
-        assert len(rates) == 6
+        assert line["attn_reg/regularized"] == "1" and line["attn_reg/probe_fallbacks"] == "0"
+        assert 0.2 < float(line["attn_reg/probe_share"]) < 0.9
         # p · q = 0.2 of the positions of long rows; n - int(0.6 n) of n rounds upwards
-        assert all(0.18 < rate < 0.45 for rate in rates.values())
+        assert 0.18 < float(line["attn_reg/drop_rate"]) < 0.45
+        assert not any("drop_encoder" in name for name in line), "those of the sites, on request only"
     (epoch, _) = regularized.finished.lines("train")
-    assert epoch["train_regularized"] == "1" and 0.18 < float(epoch["train_drop_decoder.cross[1]"]) < 0.45
+    assert epoch["train_attn_reg/regularized"] == "1" and 0.18 < float(epoch["train_attn_reg/drop_rate"]) < 0.45
 
 
 # -- hydra ------------------------------------------------------------------------------------------------------------
@@ -73,7 +72,7 @@ def hydra(corpus: Path, folder: Path, *overrides: str) -> list[str]:
 def test_hydra_overrides(override: str, shares: list[str | None], corpus: Path, tmp_path: Path) -> None:
     words = [re.sub(r"^(task\.attn_sites)=(.*)$", r"\1='\2'", word) for word in shlex.split(override)]
     finished = run("hydra_train", hydra(corpus, tmp_path, *words), tmp_path / "train.log").check()
-    assert [line.get("regularized") for line in finished.lines()] == shares
+    assert [line.get("attn_reg/regularized") for line in finished.lines()] == shares
     if not override:
         assert len(hypotheses(generate(corpus, tmp_path / "checkpoints" / "checkpoint_best.pt"))) == 12
 
@@ -112,11 +111,20 @@ def test_a_language_model(corpus: Path, tmp_path: Path) -> None:
     text = ["--only-source", "--trainpref", str(corpus.parent / "raw" / "train.en"), "--workers", "1"]
     run("preprocess", [*text, "--destdir", str(data)], tmp_path / "preprocess.log").check()
     model = shlex.split("--arch transformer_lm --decoder-layers 2 --decoder-embed-dim 16 --decoder-ffn-embed-dim 32")
-    flags = ["--decoder-attention-heads", "2", "--tokens-per-sample", "16", "--max-update", "3", *AD_DROP]
+    flags = [
+        "--decoder-attention-heads",
+        "2",
+        "--tokens-per-sample",
+        "16",
+        "--max-update",
+        "3",
+        *AD_DROP,
+        "--attn-rates-by-site",
+    ]
     options = {"task": "my_lm", "model": model, "user_dir": user_dir}
     finished = train(data, tmp_path / "save", *flags, "--attn-sites", "decoder.self", **options).check()
-    assert {line["regularized"] for line in finished.lines()} == {"1"}
-    assert "drop_decoder.self[1]" in finished.lines()[-1]
+    assert {line["attn_reg/regularized"] for line in finished.lines()} == {"1"}
+    assert "attn_reg/drop_decoder.self[1]" in finished.lines()[-1]
     scored = ["--user-dir", str(user_dir), "--path", str(tmp_path / "save" / "checkpoint_last.pt"), "--cpu"]
     scored += ["--gen-subset", "train", "--sample-break-mode", "eos", "--num-workers", "0", "--max-tokens", "400"]
     assert "Perplexity" in run("eval_lm", [str(data), *scored], tmp_path / "eval_lm.log").check().output
@@ -130,7 +138,7 @@ def test_a_language_model(corpus: Path, tmp_path: Path) -> None:
 def test_translation_trains_regularized_and_labelled_text_is_refused(corpus: Path, tmp_path: Path) -> None:
     arguments = train_arguments(corpus, tmp_path, *AD_DROP, "--max-update", "2")
     lines = Job("train", arguments, tmp_path / "log", hide_transformers).wait().check().lines()
-    assert [line["regularized"] for line in lines] == ["1", "1"]
+    assert [line["attn_reg/regularized"] for line in lines] == ["1", "1"]
     (tmp_path / "train.tsv").write_text("text\tlabel\nyes\t1\nno\t0\n", encoding="utf-8")
     described = ["--text-columns", "text", "--label-column", "label", "--file-format", "tsv", "--hf-model", "a/name"]
     arguments = train_arguments(tmp_path, tmp_path / "run", *described, task="attn_reg_text_classification")

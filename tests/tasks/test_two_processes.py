@@ -71,9 +71,9 @@ def test_three_updates_of_two_processes_are_those_of_one(corpus: Path, tmp_path:
     ours = processes(corpus, tmp_path / "two", 2, *half)
     pytorch = processes(corpus, tmp_path / "pytorch", 2, *half, backend="pytorch_ddp")
     assert_alike(weights(tmp_path / "pytorch"), weights(tmp_path / "two"))
-    assert pytorch.lines()[1]["regularized"] == "1"
+    assert pytorch.lines()[1]["attn_reg/regularized"] == "1"
     theirs = processes(corpus, tmp_path / "whole", 1, *three, "--batch-size", str(SENTENCES))
-    assert [line["regularized"] for line in ours.lines()] == ["0", "1", "0"]
+    assert [line["attn_reg/regularized"] for line in ours.lines()] == ["0", "1", "0"]
     for key in ("loss", "gnorm", "wpb"):
         assert [line.get(key) for line in ours.lines()] == [line.get(key) for line in theirs.lines()]
     assert_alike(weights(tmp_path / "two"), weights(tmp_path / "whole"))
@@ -88,7 +88,7 @@ def test_two_processes_with_dropout_and_unequal_shares(corpus: Path, tmp_path: P
     flags += shlex.split("--batch-size 54 --max-update 4")
     finished = processes(corpus, tmp_path, 2, *flags, *shlex.split("--optimizer adam --lr 0.01"))
     assert len(finished.lines()) == 4 and finished.lines()[-1]["epoch"] == 2
-    assert {line["regularized"] for line in finished.lines()} == {"1"}
+    assert {line["attn_reg/regularized"] for line in finished.lines()} == {"1"}
 
 
 # -- encoders -------------------------------------------------------------------------------------------------------
@@ -118,7 +118,7 @@ def test_two_processes_are_one_with_twice_the_batch(row: str, tmp_path: Path) ->
     one = encoder_processes(row, tmp_path, "one", 1, *flags, "--update-freq", "2")
     assert len(two.lines()) == len(one.lines()) == 6
     for ours, theirs in zip(two.lines(), one.lines(), strict=True):
-        assert ours["regularized"] == theirs["regularized"] == "1"
+        assert ours["attn_reg/regularized"] == theirs["attn_reg/regularized"] == "1"
         assert float(ours["loss"]) == pytest.approx(float(theirs["loss"]), abs=2e-4)
     assert_alike(weights(tmp_path / "two"), weights(tmp_path / "one"))
     metric = f"valid_{TOYS[row][3]}"
@@ -136,8 +136,8 @@ def test_attend_out_in_two_processes(row: str, tmp_path: Path) -> None:
     assert differing(dict(state["defender"]["model"]), weights(tmp_path / "plain")) == []
     assert differing(weights(tmp_path / "game"), weights(tmp_path / "plain")), "the attacker is another"
     finished = encoder_processes(row, tmp_path, "rounds", 2, *flags, *game, "2", "--max-update", "6")
-    rounds = [line for line in finished.lines() if "attacker_won" in line]
+    rounds = [line for line in finished.lines() if "attn_reg/attacker_won" in line]
     assert [line["num_updates"] for line in rounds] == ["2", "4", "6"]
-    assert {float(line["attacker_won"]) for line in rounds} <= {0.0, 1.0}
+    assert {float(line["attn_reg/attacker_won"]) for line in rounds} <= {0.0, 1.0}
     state = torch.load(tmp_path / "rounds" / "save" / "attn_reg_state_6.pt", weights_only=True)
     assert differing(dict(state["defender"]["model"]), weights(tmp_path / "rounds")) == []

@@ -13,7 +13,7 @@ from attn_reg_plugin.experiments.training_log import finite, record_of
 from attn_reg_plugin.files import read_json
 from attn_reg_plugin.regularizers.scheduled_dropout import Curve
 
-_RATE = re.compile(r"(?:train_|)drop_((?:encoder|decoder)\.(?:self|cross)\[\d+\](?:@[\w.]+)*)")
+_RATE = re.compile(r"(?:train_)?(?:attn_reg/)?drop_((?:encoder|decoder)\.(?:self|cross)\[\d+\](?:@[\w.]+)*)")
 #: the file in which Trainer keeps its log
 TRAINER_STATE = "trainer_state.json"
 #: what holds drop rates

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from attn_reg_plugin.attention.attribution import NO_GRADIENTS, check_objective
+from attn_reg_plugin.attention.attribution import token_attribution
 from attn_reg_plugin.attention.calls import AttentionCall, derived, recording
 from attn_reg_plugin.attention.masks import PackedMask, dropped_fraction, sample_keep
 from attn_reg_plugin.attention.sites import AttentionSite
-from attn_reg_plugin.attention.tokens import TokenBias, existing_keys, token_attribution
+from attn_reg_plugin.attention.tokens import TokenBias, existing_keys
 
 if TYPE_CHECKING:
     from attn_reg_plugin.regularizers.ad_drop.ad_drop import ADDrop
@@ -103,25 +103,31 @@ def hide_tokens(method: ADDrop, forward: Forward) -> None:
         return
     biases = {sequence: TokenBias() for sequence in sequences}
     tokens = {site: biases[sequence] for sequence, sites in sequences.items() for site in sites}
+    masks: dict[AttentionSite, list[PackedMask]] = {site: [] for site in tokens}
     with method.statistics.seconds("probe_seconds", forward.device), recording(tokens, tokens=tokens):
         with method.probe(forward) as run:
-            objective = run()
-            leaves = [leaf for bias in biases.values() for leaf in bias.leaves]
-            check_objective(objective)
-            if not all(leaf.requires_grad for leaf in leaves):
-                raise ValueError(NO_GRADIENTS)
-            scores = token_attribution(objective, leaves) if leaves else []
+            objective, leaves = run(), [leaf for bias in biases.values() for leaf in bias.leaves]
+            scores = token_attribution(objective, leaves) if leaves else []  # LayerDrop may leave all layers out
         finite, given = method.check_finite(scores), iter(scores)
-        masks: dict[AttentionSite, list[PackedMask]] = {site: [] for site in tokens}
         for (sequence, stack), sites in sequences.items():
             for index, valid in enumerate(biases[sequence, stack].valid):
-                among = candidate_tokens(valid, stack, inputs)
-                keep = hidden_tokens(next(given), among, method.p, method.q, method.direction, enabled=finite)
-                for site in (site for site in sites if len(site.tapes) > index):
+                called = [site for site in sites if len(site.tapes) > index]
+                keep = torch.ones_like(valid)[:, None, None, :]
+                if (score := next(given)) is not None:
+                    among = candidate_tokens(valid, stack, inputs)
+                    keep = hidden_tokens(score, among, method.p, method.q, method.direction, enabled=finite)
+                    _count(method, called, keep, among)
+                for site in called:
                     masks[site].append(PackedMask(keep))
-                    method.count_share(site, *dropped_fraction(keep[:, 0, 0] & among, among))
     for site, calls in masks.items():
         site.ask(masks=tuple(calls))
+
+
+def _count(method: ADDrop, sites: Iterable[AttentionSite], keep: Tensor, among: Tensor) -> None:
+    """Add to the drop rate of each site the share of the tokens that may be hidden, `among` (B, S), that are."""
+    share = dropped_fraction(keep[:, 0, 0] & among, among)
+    for site in sites:
+        method.count_share(site, *share)
 
 
 def _tokens_at_random(
@@ -135,5 +141,5 @@ def _tokens_at_random(
     keep = hidden_tokens(score, among, method.p, method.q, generator=generator)
     if seed not in call.counted:
         call.counted.add(seed)
-        method.count_share(site, *dropped_fraction(keep[:, 0, 0] & among, among))
+        _count(method, [site], keep, among)
     return keep

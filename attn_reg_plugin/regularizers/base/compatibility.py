@@ -54,9 +54,9 @@ def drop_rate(method: Regularizer, site: AttentionSite) -> Quantity:
     """
     first = next((other for other in method.companions if other.counts_drops and site in other.attached_sites), method)
     if first is method:
-        return Quantity(f"dropped/{site.name}", f"valid/{site.name}", f"drop_{site.name}")
+        return Quantity(f"dropped/{site.name}", f"valid/{site.name}", f"drop_{site.name}", site.name)
     key = f"{method.name}/{site.name}"
-    return Quantity(f"dropped/{key}", f"valid/{key}", f"{method.name}_{site.name}")
+    return Quantity(f"dropped/{key}", f"valid/{key}", f"{method.name}_{site.name}", site.name)
 
 
 def drop_rates(method: Regularizer) -> list[Quantity]:

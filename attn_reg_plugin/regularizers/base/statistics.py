@@ -25,11 +25,13 @@ class Quantity:
         key: its sum, as given to `Statistics.add`.
         mean_of: the sum that it is divided by: how often it was added, or the whole that it is a share of.
         title: its name in logs; the key by default.
+        site: the attention that it is the drop rate of; empty for anything else.
     """
 
     key: str
     mean_of: str | None = None
     title: str = ""
+    site: str = ""
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -44,9 +46,14 @@ class Shown(NamedTuple):
     weight: float | None
 
 
-def summary(quantities: Iterable[Quantity], sums: Mapping[str, Any]) -> dict[str, Shown]:
-    """The quantities by title, from sums that `Statistics.take` gave, added up; means of nothing are left out."""
-    shown = {}
+def summary(quantities: Iterable[Quantity], sums: Mapping[str, Any], by_site: bool = True) -> dict[str, Shown]:
+    """Show quantities by title, from sums that `Statistics.take` gave, added up; means of nothing are left out.
+
+    Drop rates are shown as their mean over the sites, `drop_rate`, of further methods `METHOD_rate`; `by_site` shows
+    each of them as well.
+    """
+    shown: dict[str, Shown] = {}
+    rates: dict[str, list[Shown]] = {}
     for quantity in quantities:
         value, weight = float(sums.get(quantity.key, 0.0)), None
         if quantity.mean_of is not None:
@@ -54,7 +61,13 @@ def summary(quantities: Iterable[Quantity], sums: Mapping[str, Any]) -> dict[str
             if weight <= 0:
                 continue
             value /= weight
-        shown[quantity.title or quantity.key] = Shown(value, weight)
+        one = Shown(value, weight)
+        if quantity.site:
+            rates.setdefault(f"{quantity.title.removesuffix(f'_{quantity.site}')}_rate", []).append(one)
+        if by_site or not quantity.site:
+            shown[quantity.title or quantity.key] = one
+    for title, found in rates.items():
+        shown[title] = Shown(*(sum(column) / len(found) for column in zip(*found, strict=True)))
     return shown
 
 
@@ -101,12 +114,13 @@ class Statistics:
             self.add(key, begin.elapsed_time(end) / 1000.0)
 
 
-def quantities(regularizer: Regularizer, device: torch.device) -> dict[str, float]:
+def quantities(regularizer: Regularizer, device: torch.device, by_site: bool = True) -> dict[str, float]:
     """Return what happened since the last call, over all data-parallel ranks; each has to call.
 
     Returns:
-        `regularized`, the share of forwards that were; what the method logs of updates and of rounds; and
-        `drop_SITE`, the share of valid positions dropped, in [0, 1]. What did not happen is left out.
+        `regularized`, the share of forwards that were; what the method logs of updates and of rounds; `drop_rate`, the
+        share of valid positions dropped, in [0, 1], as a mean over the sites; and, with `by_site`, that of each,
+        `drop_SITE`. What did not happen is left out.
     """
     logged = [*regularizer.quantities, *regularizer.by_round]
     keys = list(dict.fromkeys(["forwards", *(key for quantity in logged for key in quantity.keys)]))
@@ -116,4 +130,4 @@ def quantities(regularizer: Regularizer, device: torch.device) -> dict[str, floa
     sums = dict(zip(keys, average(values).tolist(), strict=True))
     if not sums["forwards"]:
         return {}
-    return {title: shown.value for title, shown in summary(logged, sums).items()}
+    return {title: shown.value for title, shown in summary(logged, sums, by_site).items()}

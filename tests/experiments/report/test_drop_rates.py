@@ -195,6 +195,7 @@ def test_what_attend_out_learned_is_a_schedule_to_train_with(tmp_path: Path) -> 
     from tests.tasks.fairseq_runs import make_corpus, train
 
     data, size = make_corpus(tmp_path / "corpus"), ["--max-update", "20", "--batch-size", "16", "--no-save"]
+    size.append("--attn-rates-by-site")
     learned = ["--attn-reg", "attend_out", "--attend-out-steps", "2", "--attend-out-generator-lr", "0.1"]
     train(data, tmp_path / "attend_out", *learned, *size).check()
     out = tmp_path / "schedule.yaml"

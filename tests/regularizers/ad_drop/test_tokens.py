@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from attn_reg_plugin import ADDrop, find_sites, recording
-from attn_reg_plugin.attention.tokens import TokenBias, token_attribution
+from attn_reg_plugin.attention.attribution import token_attribution
+from attn_reg_plugin.attention.tokens import TokenBias
 from attn_reg_plugin.regularizers.ad_drop.tokens import candidate_tokens, hidden_tokens, sequence_of
 from tests.attention.tiny_model import (
     PAD,
