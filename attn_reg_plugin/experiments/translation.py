@@ -73,7 +73,7 @@ class TranslationComparison(Comparison):
     clip_norm: float = setting("clip gradients at this norm; 0 is off", 0.0, within="[0, inf)")
     label_smoothing: float = setting("label smoothing", 0.1, within="[0, 1)")
     metric: str = setting(
-        "checkpoints are chosen by it, on the validation set", "loss", choices=("loss", "nll_loss", "bleu", "chrf")
+        "checkpoints are chosen by it, on the validation set", "loss", choices=("loss", "nll_loss", "bleu")
     )
     beam: int = setting("beam of the translation", 5, within="[1, inf)")
     generate_flags: str = setting("more flags of fairseq-generate, in one text", "", metavar="FLAGS")
@@ -164,10 +164,10 @@ class TranslationComparison(Comparison):
 
     def _selection(self) -> dict[str, Any]:
         """The flags for the metric that checkpoints are chosen by; fairseq's default is the loss."""
-        if self.metric not in ("bleu", "chrf"):
+        if self.metric != "bleu":
             return {} if self.metric == "loss" else {"best-checkpoint-metric": self.metric}
         return {
-            **{f"eval-{self.metric}": True, "eval-bleu-args": json.dumps({"beam": self.beam})},
+            **{"eval-bleu": True, "eval-bleu-args": json.dumps({"beam": self.beam})},
             **{"eval-bleu-detok": "space", "eval-bleu-remove-bpe": self._joining() or "sentencepiece"},
             **{"best-checkpoint-metric": self.metric, "maximize-best-checkpoint-metric": True},
         }

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from attn_reg_plugin.attention.calls import AttentionCall, derived, graph_task
 from attn_reg_plugin.attention.selection import all_sites
 from attn_reg_plugin.attention.sites import AttentionSite
+from attn_reg_plugin.attention.tokens import existing_keys
 from attn_reg_plugin.regularizers.base import Preset, option, register
 from attn_reg_plugin.regularizers.base.attachment import StandIn
 from attn_reg_plugin.regularizers.base.forward import Forward
@@ -166,10 +167,7 @@ class Spans:
         if call.index in self.drawn:
             return
         rows, _, _, keys = weights.shape
-        real = weights.new_ones(rows, keys).bool()
-        if valid is not None:
-            valid = valid.reshape((1,) * (4 - valid.dim()) + tuple(valid.shape))
-            real = valid.any(1).any(1).expand(rows, keys)
+        real = existing_keys(valid, (rows, keys), weights.device)
         received = (weights.float() * real[:, None, :, None]).sum(2).mean(1)  # not what padding attends to
         generator = torch.Generator(weights.device).manual_seed(derived(self.seed, call.index))
         spans = drawn_spans(received, real, self.cut, self.top, generator)

@@ -59,15 +59,15 @@ class Curve:
         if not self.points:
             raise ValueError(f"a curve needs at least one position:probability, as in {EXAMPLE!r}")
         last = -math.inf
-        for position, drop in self.points:
+        for position, _ in self.points:
             if not 0 <= position < math.inf:
                 raise ValueError(f"position is {position:.15g}, but must be a number from 0")
             if position <= last:
                 raise ValueError(f"position {position:.15g} follows {last:.15g}, but positions must increase")
-            _check_probability("drop", drop)
             last = position
-        for drop in self.deepest:
-            _check_probability("drop", drop)
+        for drop in (*(drop for _, drop in self.points), *self.deepest):
+            if not 0 <= drop <= 1:  # NaN, too
+                raise ValueError(f"drop probability is {drop:.15g}, but must lie in [0, 1]")
 
     def __call__(self, position: float) -> float:
         """The drop probability at `position`."""
@@ -99,9 +99,8 @@ class Schedule:
     def parse(cls, text: str) -> Schedule:
         """Read `drop pattern: position:probability ...`, entries separated by `;` or by lines; `#` starts a comment.
 
-        With the word `keep` instead, the numbers are those of what is kept. Two numbers, `position:first..last`, are
-        those of the first and the last of the layers that the pattern names; the others lie between, evenly. A text
-        with braces is taken for YAML, see `read`.
+        Two numbers, `position:first..last`, are those of the first and the last of the layers that the pattern names;
+        the others lie between, evenly. A text with braces is taken for YAML, see `read`.
 
         Raises:
             ValueError: there is no entry, or one is not of this form.
@@ -174,12 +173,6 @@ def file_of(source: str) -> Path | None:
     return Path(source.strip()) if source.strip().endswith(FILES) else None
 
 
-def _check_probability(word: str, value: float) -> None:
-    """Refuse what lies outside [0, 1], NaN included."""
-    if not 0 <= value <= 1:
-        raise ValueError(f"{word} probability is {value:.15g}, but must lie in [0, 1]")
-
-
 def _of_yaml(content: str) -> str:
     """The entries of a YAML mapping in the form of a text, one per line."""
     try:
@@ -204,21 +197,17 @@ def _of_yaml(content: str) -> str:
 
 
 def _entry(text: str) -> tuple[SiteSelector, Curve]:
-    """Parse `drop pattern: position:probability ...`, or the same with `keep`."""
+    """Parse `drop pattern: position:probability ...`."""
     key, _, points = text.partition(":")
     word, pattern = [*key.split(maxsplit=1), "", ""][:2]
     try:
         pairs = [(float(x), [float(y) for y in ys.split("..")]) for x, ys in (p.split(":") for p in points.split())]
     except ValueError:
         pairs = []
-    if word not in ("drop", "keep") or not pairs or any(len(ys) > 2 for _, ys in pairs):
+    if word != "drop" or not pairs or any(len(ys) > 2 for _, ys in pairs):
         raise ValueError(f"schedule entry {text!r} is not understood; write for example {EXAMPLE!r}")
     selector = SiteSelector(pattern)
     try:
-        if word == "keep":
-            for keep in (keep for _, ys in pairs for keep in ys):
-                _check_probability("keep", keep)
-            pairs = [(x, [round(1.0 - keep, 12) for keep in ys]) for x, ys in pairs]
         deepest = tuple(ys[-1] for _, ys in pairs) if any(len(ys) > 1 for _, ys in pairs) else ()
         return selector, Curve(tuple((x, ys[0]) for x, ys in pairs), deepest)
     except ValueError as error:

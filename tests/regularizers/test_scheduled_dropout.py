@@ -18,7 +18,7 @@ from tests.attention.tiny_model import attentions, tokens
 
 
 def test_later_entries_override_earlier_ones_and_sites_without_a_curve_are_plain(translator):
-    schedule = "drop encoder.self: 0:0.5; keep decoder.self: 0:0.75; drop encoder.self[1]: 0:0.75"
+    schedule = "drop encoder.self: 0:0.5; drop decoder.self: 0:0.25; drop encoder.self[1]: 0:0.75"
     with ScheduledDropout(schedule=schedule, sites="*").attach(translator) as regularizer:
         drop = regularizer.drop_probabilities()
     expected = {"encoder.self[0]": 0.5, "encoder.self[1]": 0.75, "decoder.self[0]": 0.25, "decoder.self[1]": 0.25}
@@ -74,7 +74,7 @@ def test_masks_have_the_rate_of_their_curve_independently_of_place(translator):
     batch = tokens([8] * 150 + [5] * 150, 8, seed=1), tokens([8] * 150 + [3] * 150, 8, seed=2)
     wanted = {"encoder.self[0]": 0.6, "encoder.self[1]": 0.75, "decoder.self[1]": 0.3, "decoder.cross[0]": 0.9}
     schedule = "drop encoder.self[0]: 1:0.4; drop encoder.self[1]: 1:0.25; drop decoder.cross[0]: 1:0.1"
-    regularizer = ScheduledDropout(schedule=f"{schedule}; keep decoder.self[1]: 0:0.1 2:0.5", sites="*")
+    regularizer = ScheduledDropout(schedule=f"{schedule}; drop decoder.self[1]: 0:0.9 2:0.5", sites="*")
     regularizer.begin_update(1)
     torch.manual_seed(11)
     masks = masks_of(regularizer, translator, batch)
@@ -130,7 +130,6 @@ SAME = [
     "drop encoder.self: 0:0.6 1000:0.1; drop decoder.cross[0,2-3]: 5:1",
     "drop encoder.self:0:0.6 1000:0.1;drop   decoder.cross[0,2-3]:5:1;",
     "\n        drop encoder.self: 0:0.6 1e3:0.10  # a comment\n        drop decoder.cross[0,2-3]: 5:1.0\n        ",
-    "keep encoder.self: 0:0.4 1000:0.9; drop decoder.cross[0,2-3]: 5:1",
     "# a comment\ndrop encoder.self: {0: 0.6, 1000: 0.1}  # another\n\ndrop decoder.cross[0,2-3]: {5: 1}\n",
 ]
 SAME_FILES = [
@@ -188,9 +187,8 @@ BAD_POINTS = [
         ("'drop encoder.self: 0:0.6", "is not understood"),
         ("drop encoder.self[0: 0:0.6", "site pattern .* is not understood"),
         ("drop encoder.self: 0:1.6", r"entry 'drop encoder.self: 0:1.6': drop probability is 1.6, but must lie in \[0"),
-        ("keep encoder.self: 0:1.6", r"entry 'keep encoder.self: 0:1.6': keep probability is 1.6, but must lie in \[0"),
         ("drop encoder.self: 0:-0.1", r"drop probability is -0.1, but must lie in \[0, 1\]"),
-        ("keep encoder.self: 0:nan", r"keep probability is nan, but must lie in \[0, 1\]"),
+        ("drop encoder.self: 0:nan", r"drop probability is nan, but must lie in \[0, 1\]"),
         ("drop encoder.self: -1:0.5", "position is -1, but must be a number from 0"),
         ("drop encoder.self: 10:0.5 10:0.6", "position 10 follows 10, but positions must increase"),
         ("drop encodr.self: 0:0.5", "site pattern 'encodr.self' is not understood"),
@@ -251,7 +249,7 @@ def test_first_and_last_layer_name_the_others():
     for name in by_update:
         for update in (0, 1000, 9822, 20000):
             assert by_share[name](min(1, update / 9822)) == pytest.approx(by_update[name](update)), name
-    keeping = Schedule.parse("keep *: 0:1..0.4; drop decoder.self[2]: 0:0.5")
+    keeping = Schedule.parse("drop *: 0:0..0.6; drop decoder.self[2]: 0:0.5")
     found = [curve(0) for curve in keeping.assign(encoder + decoder).values()]
     assert found[:12:11] == [0, 0.6] and found[12:] == pytest.approx([0, 0.3, 0.5]), "each stack by its own layers"
     assert Schedule.parse("drop *: 0:0.2..0.9").assign(encoder[5:6]) == {"encoder.self[5]": Curve(((0, 0.2),))}

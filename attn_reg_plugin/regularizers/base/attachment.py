@@ -126,8 +126,6 @@ class Attachment:
         self.reach.begin_forward()
         if model.training and torch.is_grad_enabled():
             self.clear()
-        elif model.training:  # plain; what an earlier forward had, checkpointing may ask for again in its backward
-            self._end_calls()
 
     @outside_graphs
     def _before_forward(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

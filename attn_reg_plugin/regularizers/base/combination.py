@@ -58,8 +58,10 @@ class Combination(Regularizer):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the names, and each method's options under its own."""
-        told = {method.name: method.to_dict() for method in self.methods}
-        return {"method": self.name, **{name: dict(list(one.items())[1:]) for name, one in told.items()}}
+        options = {method.name: method.to_dict() for method in self.methods}
+        for one in options.values():
+            del one["method"]
+        return {"method": self.name, **options}
 
     # -- attaching --------------------------------------------------------------------------------------------------
 

@@ -356,6 +356,8 @@ def check_state(state: Mapping[str, Any], name: str) -> None:
     if missing := [key for key in ("epoch", "updates") if key not in state]:
         raise ValueError(f"the state isn't one of {name}: it lacks {' and '.join(missing)}")
     for key, least in (("epoch", 1), ("updates", 0)):
-        whole = isinstance(count := state[key], int) and not isinstance(count, bool) and count >= least
-        if not whole and not (key == "epoch" and count is None):
-            raise ValueError(f"the state's {key} is {count!r}, but must be a whole number, at least {least}")
+        if key != "epoch" or state[key] is not None:
+            try:
+                check_whole(f"the state's {key}", state[key], least)
+            except TypeError as error:
+                raise ValueError(error) from None

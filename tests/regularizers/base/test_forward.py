@@ -146,7 +146,7 @@ def test_what_the_probe_needs_is_said_in_the_first_plain_epoch():
 
 @pytest.mark.parametrize(
     "method",
-    [ADDrop(), ADDrop(attribution="attention"), ScheduledDropout(schedule="keep *: 0:1 1000:0.5")],
+    [ADDrop(), ADDrop(attribution="attention"), ScheduledDropout(schedule="drop *: 0:0 1000:0.5")],
     ids=["ad_drop", "attention weights", "scheduled_dropout"],
 )
 def test_attention_that_cannot_be_regularized_is_said_in_the_first_forward(method):
@@ -172,7 +172,7 @@ def test_a_rehearsal_leaves_plain_epochs_bit_identical(attribution):
         calls.append(np.random.rand() + random.random())
         return outputs.logsumexp(-1).sum()
 
-    rehearsing = ScheduledDropout(schedule="keep *: 5:1 9:0.5")
+    rehearsing = ScheduledDropout(schedule="drop *: 5:0 9:0.5")
     if attribution != "later":
         rehearsing = ADDrop(attribution=attribution or "gradient", q=0.3 if attribution else 0.0, integrated_steps=2)
     for method in (None, rehearsing):

@@ -76,7 +76,7 @@ def step(model, texts, seed=1):
         ("ad_drop", {"p": 1.0, "q": 1.0, "cross_tuning": "off"}),
         ("ad_drop", {"p": 1.0, "q": 1.0, "cross_tuning": "off", "attribution": "random"}),
         ("attention_layer_drop", {"p": 1.0}),
-        ("scheduled_dropout", {"schedule": "keep *: 0:0"}),
+        ("scheduled_dropout", {"schedule": "drop *: 0:1"}),
     ],
 )
 def test_where_everything_is_dropped_each_text_is_uniform_over_its_own_tokens(texts, method, options):
