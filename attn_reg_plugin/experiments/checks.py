@@ -39,7 +39,7 @@ def check_runs(runs: Iterable[Run]) -> None:
 
 
 def _dry_run() -> ModuleType:
-    from attn_reg_plugin.tasks import dry_run  # in silence: fairseq opens the log as it is imported
+    from attn_reg_plugin.experiments import dry_run  # in silence: fairseq opens the log as it is imported
 
     return dry_run
 

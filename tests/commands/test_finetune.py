@@ -21,6 +21,7 @@ from fairseq import tasks
 from attn_reg_plugin.cli import main
 from attn_reg_plugin.experiments import trained as trained_module
 from attn_reg_plugin.experiments.checks import check_runs
+from attn_reg_plugin.experiments.dry_run import parse_command
 from attn_reg_plugin.experiments.fine_tuning import FineTuning
 from attn_reg_plugin.experiments.methods import known_methods, select_methods
 from attn_reg_plugin.experiments.predicted import file_of, read_predictions, write_predictions
@@ -28,7 +29,6 @@ from attn_reg_plugin.experiments.runs import Run
 from attn_reg_plugin.experiments.trained import Trained
 from attn_reg_plugin.labelled import IGNORED, REGRESSION, TAGGING, LabelledTask, read_split
 from attn_reg_plugin.labelled.metrics import SENTENCE_END, tag_codes
-from attn_reg_plugin.tasks.dry_run import parse_command
 from attn_reg_plugin.tasks.fairseq_settings import FAIRSEQ_SETTINGS
 from tests.commands.conftest import fine_tuning_of as parsed
 from tests.models.hf_folders import TOYS, make_encoder, make_mnli

@@ -16,10 +16,10 @@ pytest.importorskip("transformers")
 from fairseq import tasks
 
 from attn_reg_plugin.experiments import runs as runs_module
+from attn_reg_plugin.experiments.dry_run import parse_command
 from attn_reg_plugin.experiments.methods import select_methods
 from attn_reg_plugin.experiments.predicted import file_of
 from attn_reg_plugin.experiments.runs import Run
-from attn_reg_plugin.tasks.dry_run import parse_command
 from attn_reg_plugin.tasks.fairseq_settings import FAIRSEQ_SETTINGS
 from tests.commands.conftest import fine_tuning_of as parsed
 

@@ -18,9 +18,9 @@ from attn_reg_plugin.cli import _parsed, main
 from attn_reg_plugin.experiments import runs
 from attn_reg_plugin.experiments.checks import check_runs
 from attn_reg_plugin.experiments.data_folder import raw_lines
+from attn_reg_plugin.experiments.dry_run import parse_command
 from attn_reg_plugin.experiments.methods import select_methods
 from attn_reg_plugin.experiments.translation import TranslationComparison
-from attn_reg_plugin.tasks.dry_run import parse_command
 from attn_reg_plugin.tasks.fairseq_settings import FAIRSEQ_SETTINGS
 from tests.experiments.toy_corpus import SIZES, empty_corpus, make_corpus
 

@@ -13,6 +13,7 @@ import torch
 import transformers
 
 from attn_reg_plugin.cli import main
+from attn_reg_plugin.experiments.dry_run import try_training
 from attn_reg_plugin.experiments.trained import load_trained
 from attn_reg_plugin.labelled import (
     MULTIPLE_CHOICE,
@@ -25,7 +26,6 @@ from attn_reg_plugin.labelled import (
 )
 from attn_reg_plugin.labelled.corruption import rare_words
 from attn_reg_plugin.labelled.metrics import SCORES, tag_codes
-from attn_reg_plugin.tasks.dry_run import try_training
 from tests.models.hf_folders import TOYS, make_encoder, tokenizer
 from tests.tasks.encoder_runs import encoder_arguments, keep_curve
 from tests.tasks.fairseq_runs import PLUGIN, Finished, Job, differing, read_checkpoint, run
