@@ -77,7 +77,7 @@ def test_what_is_attached_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixtu
         trainer_of(tmp_path, "bert", Combination(methods), max_steps=1).train()
     assert (
         "ad_drop on 2 of 2 attentions of BertForSequenceClassification: encoder.self; p 0.4, q 0.3; from epoch 2, "
-        "every other + layer_drop on 1 of 2 attentions of BertForSequenceClassification: encoder.self; p 0.5 + "
+        "every other + layer_drop on 1 of 2 attentions of BertForSequenceClassification: encoder.self[1]; p 0.5 + "
         "r_drop on BertForSequenceClassification"
     ) in [message for message in caplog.messages if message.startswith("ad_drop on")]
 
