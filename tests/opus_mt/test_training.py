@@ -79,12 +79,12 @@ def start(marian: tuple, tmp_path_factory: pytest.TempPathFactory) -> Start:
 def tuned(start: Start, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of AD-DROP on all attention."""
     folder = tmp_path_factory.mktemp("tuned")
-    finished = start.train(folder, *AD_DROP, *SHORT).check()
+    finished = start.train(folder, *AD_DROP, *SHORT, "--attn-rates-by-site").check()
     lines = finished.lines()
     assert len(lines) == 6 and {line["attn_reg/regularized"] for line in lines} == {"1"}
     for layer in range(2):
         for kind in KINDS:
-            assert float(lines[-1][f"drop_{kind}[{layer}]"]) > 0.05, sorted(lines[-1])
+            assert float(lines[-1][f"attn_reg/drop_{kind}[{layer}]"]) > 0.05, sorted(lines[-1])
     assert sum(float(line["attn_reg/probe_fallbacks"]) for line in lines) == 0
     return folder
 
