@@ -33,9 +33,10 @@ class LabelledDataset(FairseqDataset):
         shuffle, seed: a new order every epoch, by this seed; without, the order of the rows.
         grouped: examples of like length come together (ties in random order); without, batches are drawn at random,
             as in most papers on GLUE, and padded more.
+        word_dropout: share of the tokens, special ones apart, that the mask token replaces, drawn anew every epoch.
 
     Raises:
-        ValueError: there are no rows, or the tokenizer has no padding token.
+        ValueError: there are no rows, or the tokenizer has no padding token, or no mask token for word dropout.
     """
 
     def __init__(
@@ -46,12 +47,16 @@ class LabelledDataset(FairseqDataset):
         shuffle: bool = False,
         seed: int = 1,
         grouped: bool = True,
+        word_dropout: float = 0.0,
     ) -> None:
         if not rows:
             raise ValueError("the data set has no examples")
         if tokenizer.pad_token_id is None:
             raise ValueError(f"{type(tokenizer).__name__} has no padding token; give it one: tokenizer.pad_token")
+        if word_dropout and tokenizer.mask_token_id is None:
+            raise ValueError(f"{type(tokenizer).__name__} has no mask token, which word dropout puts in place of words")
         self.rows, self.kind = rows, kind
+        self.word_dropout, self.mask, self.special = word_dropout, tokenizer.mask_token_id, tokenizer.all_special_ids
         self.padding = {"input_ids": tokenizer.pad_token_id, "token_type_ids": tokenizer.pad_token_type_id}
         self.left = tokenizer.padding_side == "left"
         self.shuffle, self.seed, self.grouped, self.epoch = shuffle, seed, grouped, 1
@@ -96,7 +101,7 @@ class LabelledDataset(FairseqDataset):
         if not samples:
             return {}
         rows = [sample["row"] for sample in samples]
-        inputs = [ids for row in rows for ids in self._inputs(row.input_ids)]
+        inputs = [ids for sample in samples for ids in self._seen(sample)]
         width = max(map(len, inputs))
         net_input = {
             "input_ids": self._stack(inputs, width, self.padding["input_ids"]),
@@ -117,6 +122,17 @@ class LabelledDataset(FairseqDataset):
 
     def _inputs(self, ids: np.ndarray | tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
         return ids if self.kind == MULTIPLE_CHOICE else (ids,)
+
+    def _seen(self, sample: dict[str, Any]) -> tuple[np.ndarray, ...]:
+        """Return an example's input ids, with words dropped by seed, epoch and example only."""
+        inputs = self._inputs(sample["row"].input_ids)
+        if not self.word_dropout:
+            return inputs
+        generator = np.random.default_rng((self.seed, self.epoch, sample["id"]))
+        return tuple(
+            np.where((generator.random(len(ids)) < self.word_dropout) & ~np.isin(ids, self.special), self.mask, ids)
+            for ids in inputs
+        )
 
     def _target(self, rows: list[Encoded], width: int) -> Tensor | None:
         labels = [row.label for row in rows]

@@ -74,6 +74,9 @@ class LabelledTaskConfig(TrainingExamplesConfig):
     metrics: str = setting("without --labelled: the official metrics, separated by commas, the chief one first", "")
     max_length: Optional[int] = setting("truncate inputs at this many tokens; default: the model's length", None)
     no_grouping: bool = setting("training batches of examples of any length, as most papers on GLUE have them", False)
+    word_dropout: float = setting(
+        "share of the tokens of training inputs, in [0, 1), that the mask token replaces, anew in every epoch", 0.0
+    )
     seed: int = II("common.seed")
 
 
@@ -115,6 +118,8 @@ class LabelledTextTask(FairseqTask):
 
     def __init__(self, cfg: Any) -> None:
         super().__init__(cfg)
+        if not 0 <= cfg.word_dropout < 1:
+            raise ValueError(f"--word-dropout is {cfg.word_dropout}, but must lie in [0, 1)")
         self.labelled = with_labels(described_task(cfg, self.kinds), cfg.data)
         path = self._encoder_path(cfg)
         config = load_config(path)
@@ -175,8 +180,9 @@ class LabelledTextTask(FairseqTask):
         rows = encode(self.examples.of(split), self.labelled, self.tokenizer, self.longest, title)
         logger.info(f"{title}: {len(rows)} examples")
         grouped = not (training and self.cfg.no_grouping)
+        dropped = self.cfg.word_dropout if training else 0.0
         self.datasets[split] = LabelledDataset(
-            rows, self.labelled.kind, self.tokenizer, shuffle=training, seed=self.cfg.seed, grouped=grouped
+            rows, self.labelled.kind, self.tokenizer, training, self.cfg.seed, grouped, word_dropout=dropped
         )
 
     def get_batch_iterator(self, *args: Any, **kwargs: Any) -> Any:

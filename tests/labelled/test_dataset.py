@@ -110,6 +110,28 @@ def test_without_shuffling_every_epoch_is_the_same() -> None:
     assert not LabelledDataset(texts([1]), CLASSIFICATION, bert_tokenizer(), True).can_reuse_epoch_itr_across_epochs
 
 
+def test_words_are_dropped_anew_in_every_epoch() -> None:
+    """By the mask token, at the rate that is asked for; special tokens stay, and an epoch made again is equal."""
+    ids_of = {"pad_token_id": 0, "pad_token_type_id": 0, "mask_token_id": 3, "all_special_ids": [0, 3, 5]}
+    tokenizer, rows = SimpleNamespace(padding_side="right", **ids_of), texts([9] * 400)
+    special = torch.tensor(tokenizer.all_special_ids)
+    dataset, plain = (LabelledDataset(rows, CLASSIFICATION, tokenizer, word_dropout=rate) for rate in (0.3, 0.0))
+    given = batch(plain, *range(400))["net_input"]["input_ids"]
+    epochs = []
+    for epoch in (1, 2, 1):
+        dataset.set_epoch(epoch)
+        epochs.append(batch(dataset, *range(400))["net_input"]["input_ids"])
+        dropped = epochs[-1] != given
+        assert (epochs[-1][dropped] == tokenizer.mask_token_id).all()
+        words = ~torch.isin(given, special)
+        assert not (dropped & ~words).any() and 0.26 < dropped[words].double().mean() < 0.34
+    assert epochs[0].equal(epochs[2]) and not epochs[0].equal(epochs[1])
+    alone = batch(dataset, 7)["net_input"]["input_ids"][0]
+    assert alone.equal(epochs[2][7]), "whatever else is in the batch"
+    with pytest.raises(ValueError, match="has no mask token"):
+        LabelledDataset(rows, CLASSIFICATION, SimpleNamespace(pad_token_id=0, mask_token_id=None), word_dropout=0.1)
+
+
 def test_no_rows_and_no_padding_token_are_refused() -> None:
     with pytest.raises(ValueError, match="the data set has no examples"):
         LabelledDataset([], CLASSIFICATION, bert_tokenizer())
