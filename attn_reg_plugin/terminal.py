@@ -1,4 +1,4 @@
-"""What commands print: tables, never cut off, and lines as they are."""
+"""Output of commands: tables, never cut off, and lines as they are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What scripts/architectures.py trains: a row for each of fairseq's models and tasks, and why others are not tried."""
+"""Trainings of scripts/architectures.py: a row for each of fairseq's models and tasks, and why others are not tried."""
 
 from __future__ import annotations
 

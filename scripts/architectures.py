@@ -148,7 +148,7 @@ def train(row: Row, folder: Path, method: str | None) -> tuple[str, str]:
 
 
 def tried(row: Row, folder: Path) -> dict[str, str]:
-    """What a row of the table says; read where an earlier call has tried it in this folder."""
+    """Try a row of the table; read the result where an earlier call has tried it in this folder."""
     file = folder / "tried" / f"{row.task}-{row.arch}.json"
     if not file.exists():
         file.parent.mkdir(exist_ok=True)

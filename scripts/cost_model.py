@@ -1,4 +1,4 @@
-"""What AD-DROP adds to a step of a decoder under FSDP2, by formulas, and a count of the same in small models.
+"""Cost of AD-DROP in a step of a decoder under FSDP2, by formulas, and a count of the same in small models.
 
     python scripts/cost_model.py            # writes the tables of docs/costs.md
     python scripts/cost_model.py --count    # and first checks the formulas by counting

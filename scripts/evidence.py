@@ -68,7 +68,7 @@ def table(found: Experiment | Series) -> str:
 
 
 def candidates_table() -> str:
-    """What candidates.json says of plain training: a row for each layer, the mean over its runs."""
+    """Tabulate candidates.json of plain training: a row for each layer, the mean over its runs."""
     content = read_json(RESULTS / "candidates.json")
     runs = [layers for name, layers in content["runs"].items() if name.startswith("plain-seed")]
     heads = [

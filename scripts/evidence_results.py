@@ -1,4 +1,4 @@
-"""What examples/evidence holds, read for the tables and plots of `evidence.py`."""
+"""Results in examples/evidence, read for the tables and plots of `evidence.py`."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Experiment:
-    """What a results.json says of a test set.
+    """Result of a results.json on a test set.
 
     Attributes:
         name: that of its folder.

@@ -42,7 +42,7 @@ Rows = list[tuple[str, dict[str, Any]]]
 
 
 def read_records() -> Records:
-    """What is known of each `head/model type/class`."""
+    """Read the records, by `head/model type/class`."""
     return read_json(RECORDS)["models"] if RECORDS.exists() else {}
 
 
@@ -84,7 +84,7 @@ def by_type(records: Records) -> dict[str, Rows]:
 
 
 def good(rows: Rows) -> Rows:
-    """Those that train as the stock model does."""
+    """List the models that train as the stock one does."""
     return [(head, made) for head, made in rows if made["outcome"] == "same"]
 
 
@@ -105,7 +105,7 @@ def answer(rows: Rows, part: str) -> str:
 
 
 def remarks(rows: Rows) -> str:
-    """What has no site, and why something doesn't work."""
+    """List what has no site, and why something doesn't work."""
     without = dict.fromkeys(name for _, made in rows for name in made.get("without", ()))
     said = [f"without a site: {', '.join(f'`{name}`' for name in without)}"] if without else []
     reasons = [

@@ -104,7 +104,7 @@ class FairseqBackend(ReplacingBackend):
         return sites
 
     def describe(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """What the forward's arguments show: `token_mask` (B, T), True where the output is a real token.
+        """Read `token_mask` (B, T) off the forward's arguments, True where the output is a real token.
 
         A decoder's output at t belongs to its input at t, so both are padded alike, and it predicts a piece of the
         vocabulary, of which padding is never meant: `padding_label`. `adaptive_softmax` is the decoder's, if it gives

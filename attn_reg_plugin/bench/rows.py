@@ -12,7 +12,7 @@ from attn_reg_plugin.regularizers.base.registry import presets_of
 
 @dataclass(frozen=True)
 class Row:
-    """What is measured in one row.
+    """A row of the benchmark: a training step and its budgets.
 
     Attributes:
         name, title: as `--methods` and as the table name it.
@@ -58,6 +58,7 @@ ROUND = 8
 #: where `*` is more than `encoder.self`
 _TWO_STACKS = ("fairseq",)
 _BF16 = {"probe_dtype": "bfloat16"}
+_TOKENS = {"unit": "token", "p": 0.1, "q": 0.6}
 _RD, _AA = {"attribution": "random"}, {"attribution": "attention"}
 _JOINT = {"attribution": "integrated", "integrated_path": "joint", "integrated_steps": 20}
 _BY_SITE = {**_JOINT, "integrated_path": "site"}
@@ -65,15 +66,14 @@ _BY_SITE = {**_JOINT, "integrated_path": "site"}
 _AD_DROP: dict[str, tuple[str, str, dict[str, Any], float | None, float | None, str]] = {
     "ad_drop": ("GA", _ENCODER, {}, 1.75, 1.38, _GA),
     "ad_drop_bf16": ("GA, bf16 probe", _ENCODER, _BF16, 1.30, 1.16, _GA),
+    "tokens": ("GA, whole tokens", _ENCODER, _TOKENS, 1.55, None, ""),
+    "tokens_bf16": ("GA, whole tokens, bf16 probe", _ENCODER, {**_TOKENS, **_BF16}, 1.25, None, ""),
     "first_layer": ("GA", _FIRST, {}, None, 1.35, _GA_FIRST),
     "random": ("RD", _ENCODER, _RD, None, None, ""),
-    "random_first": ("RD", _FIRST, _RD, None, None, ""),
     "attention": ("AA", _ENCODER, _AA, None, None, ""),
-    "attention_first": ("AA", _FIRST, _AA, None, None, ""),
     "all_sites": ("GA", _ALL, {}, None, None, ""),
     "integrated_joint": ("IGA, m = 20, joint path", _ENCODER, _JOINT, None, 8.0, ""),
     "integrated": ("IGA, m = 20, per site", _ENCODER, _BY_SITE, None, 25.0, _IGA),
-    "integrated_bf16": ("IGA, m = 20, per site, bf16 probe", _ENCODER, {**_BY_SITE, **_BF16}, None, 25.0, _IGA),
     "integrated_first": ("IGA, m = 20, per site", _FIRST, _BY_SITE, None, None, ""),
 }
 

@@ -31,7 +31,7 @@ SIZES = {
 
 @dataclass
 class Settings:
-    """What is trained, and how it is measured.
+    """Settings of the training that is measured, and of the measurement.
 
     Raises:
         ValueError: a value does not go with another, or with this machine.

@@ -1,4 +1,4 @@
-"""What the commands that compare methods share: their arguments, lists of what can be compared, and carrying it out."""
+"""Shared by the commands that compare methods: arguments, lists of what can be compared, and carrying it out."""
 
 from __future__ import annotations
 

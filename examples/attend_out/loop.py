@@ -44,7 +44,7 @@ class Languages:
         return Outcome(losses, metric=(logits.argmax(-1) == labels).float())
 
     def tokens(self, inputs):
-        """What the generator reads, for each stack: ids, and which of them are real."""
+        """Return what the generator reads, for each stack: ids, and which of them are real."""
         return {"encoder": Tokens(inputs["tokens"], inputs["tokens"].ne(PAD))}
 
     def validation(self, n):

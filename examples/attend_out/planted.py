@@ -107,7 +107,7 @@ class ShuffledGame(Game):
     """A game in which masks are paired with the rewards of some earlier round."""
 
     def advantages(self, rewards: Tensor) -> Tensor:
-        """Those of one of the last 20 rounds, drawn at random."""
+        """Return the advantages of one of the last 20 rounds, drawn at random."""
         self.past = [*getattr(self, "past", [torch.zeros_like(rewards)])[-20:], rewards]
         return super().advantages(self.past[int(torch.randint(len(self.past) - 1, ()))])
 

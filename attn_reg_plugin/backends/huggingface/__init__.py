@@ -153,7 +153,7 @@ class HuggingFaceBackend(ReplacingBackend):
             held.calls += 1
 
     def describe(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """What the forward's arguments show: `token_mask` (B, T), `targets` and `padding_label`, see `described`."""
+        """Read `token_mask` (B, T), `targets` and `padding_label` off the forward's arguments, see `described`."""
         try:
             named = dict(inspect.signature(model.forward).bind_partial(*args, **kwargs).arguments)
         except (TypeError, ValueError):

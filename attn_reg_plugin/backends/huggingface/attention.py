@@ -107,7 +107,7 @@ def _check_called(module: nn.Module, args: Any, output: Any) -> None:
 
 
 def open_sites(module: nn.Module) -> OpenSites | None:
-    """What is put into `module` while any of its sites is open."""
+    """State that is put into `module` while any of its sites is open."""
     return module.__dict__.get(_ATTRIBUTE)
 
 

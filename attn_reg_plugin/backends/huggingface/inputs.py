@@ -1,4 +1,4 @@
-"""What the arguments of a transformers model's forward show about its outputs: real tokens and gold labels."""
+"""Real tokens and gold labels, read off the arguments of a transformers model's forward."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the modules of a transformers model say of its attention: which is causal, and which cannot be reached."""
+"""Attention of a transformers model as its modules show it: which is causal, and which cannot be reached."""
 
 from __future__ import annotations
 

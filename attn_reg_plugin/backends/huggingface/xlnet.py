@@ -44,7 +44,7 @@ def xlnet(
 
 
 def _positions(module: nn.Module, query: Tensor, positions: Tensor, segments: Tensor | None, keys: int) -> Tensor:
-    """What relative positions and segments add to the scores, (B, H, T, S)."""
+    """Compute the scores of relative positions and segments, (B, H, T, S), which are added to the others."""
     scores = torch.einsum("ibnd,jbnd->bnij", query + module.r_r_bias, positions)
     scores = module.rel_shift_bnij(scores, klen=keys)
     if segments is not None:
