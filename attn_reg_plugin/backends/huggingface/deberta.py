@@ -98,7 +98,7 @@ def _attended(
     scale: float,
     with_weights: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """Read the result of both; a bias to which no kind of position contributes is the number 0."""
+    """Return output and weights of either version; a bias to which no kind of position contributes is the number 0."""
     valid, bias = mask.bool(), bias if isinstance(bias, Tensor) else None
     options = {"scale": scale, "dropout_p": module.dropout.p, "with_weights": with_weights}
     output, weights = attend(call, query, key, value, valid, bias, **options)
