@@ -78,18 +78,3 @@ def gradient_attribution(objective: Tensor, sites: Sequence[AttentionSite]) -> l
     gradients = output_gradients(objective, tapes)
     given = [torch.zeros_like(t.output) if g is None else g for g, t in zip(gradients, tapes, strict=True)]
     return [map_gradient(gradient, tape.value) for gradient, tape in zip(given, tapes, strict=True)]
-
-
-def token_attribution(objective: Tensor, biases: Sequence[Tensor]) -> list[Tensor | None]:
-    """∂F/∂β of whole tokens: Σ over attentions, heads and queries of A_ij (B_ij - Σ_k A_ik B_ik), by one backward.
-
-    It is the first-order effect on F of turning token j up everywhere; dropping it is β_j → -∞.
-
-    Args:
-        objective: F, a scalar in the probe's graph.
-        biases: β (B, S) of each sequence of keys, see `TokenBias`.
-
-    Returns:
-        (B, S) in fp32 for each of them, None as in `gradients_of`, whose errors it raises.
-    """
-    return gradients_of(objective, biases)

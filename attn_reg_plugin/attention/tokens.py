@@ -1,7 +1,10 @@
 """Whole tokens: how much the objective depends on a key in every attention, head and query at once.
 
-A bias β_j = 0 is added to the scores of key j everywhere; ∂F/∂β_j is the first-order effect on F of turning the token
-up, and dropping it is β_j → -∞. No map is formed: one backward gives one vector per sequence.
+A bias β_j = 0 is added to the scores of key j everywhere. Its gradient, of all sequences by one backward without a map,
+
+    ∂F/∂β_j = Σ over attentions, heads and queries of A_ij (B_ij - Σ_k A_ik B_ik),    B = ∂F/∂A,
+
+is the first-order effect on F of turning the token up; dropping it is β_j → -∞.
 """
 
 from __future__ import annotations

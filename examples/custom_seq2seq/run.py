@@ -27,7 +27,7 @@ FLAGS = {
 TRAINING = (
     "--task regularized_letters --arch letterwise --attn-sites * --criterion cross_entropy --optimizer adam --lr 3e-3 "
     "--batch-size 32 --required-batch-size-multiple 1 --cpu --seed 1 --num-workers 0 --no-epoch-checkpoints "
-    "--no-progress-bar --restore-file none"
+    "--no-progress-bar --restore-file none --attn-rates-by-site"
 )
 
 

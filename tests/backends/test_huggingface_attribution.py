@@ -106,7 +106,7 @@ def test_gradient_attribution_is_that_of_the_materialized_maps(name: str, full: 
         assert torch.equal(valid[site] & seen, seen), site
         difference = (attribution - expected[site]).masked_fill(~valid[site], 0.0)
         scale = max(1.0, float(expected[site].abs().max()))
-        assert float(difference.abs().max()) <= 1e-5 * scale, site
+        assert float(difference.abs().max()) <= 2e-5 * scale, site
         assert float(attribution.abs().max()) > 1e-4, site
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from attn_reg_plugin.attention.attribution import token_attribution
+from attn_reg_plugin.attention.attribution import gradients_of
 from attn_reg_plugin.attention.calls import AttentionCall, derived, recording
 from attn_reg_plugin.attention.masks import PackedMask, dropped_fraction, sample_keep
 from attn_reg_plugin.attention.sites import AttentionSite
@@ -107,7 +107,7 @@ def hide_tokens(method: ADDrop, forward: Forward) -> None:
     with method.statistics.seconds("probe_seconds", forward.device), recording(tokens, tokens=tokens):
         with method.probe(forward) as run:
             objective, leaves = run(), [leaf for bias in biases.values() for leaf in bias.leaves]
-            scores = token_attribution(objective, leaves) if leaves else []  # LayerDrop may leave all layers out
+            scores = gradients_of(objective, leaves) if leaves else []  # LayerDrop may leave all layers out
         finite, given = method.check_finite(scores), iter(scores)
         for (sequence, stack), sites in sequences.items():
             for index, valid in enumerate(biases[sequence, stack].valid):

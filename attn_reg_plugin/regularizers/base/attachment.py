@@ -189,14 +189,11 @@ class Attachment:
     def _end_forward(self, model: nn.Module, args: tuple[Any, ...], outputs: Any) -> None:
         if self.state is State.PREPARING:
             return
-        self._end_calls()
+        for site in self.sites:
+            site.calls.over = True
         if self.state is State.REGULARIZED:
             self.state = State.READY
             self.regularizer.after_forward(outputs)
-
-    def _end_calls(self) -> None:
-        for site in self.sites:
-            site.calls.over = True
 
     def clear(self) -> None:
         """Ask nothing of any site from here."""

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from attn_reg_plugin import ADDrop, find_sites, recording
-from attn_reg_plugin.attention.attribution import token_attribution
+from attn_reg_plugin.attention.attribution import gradients_of
 from attn_reg_plugin.attention.tokens import TokenBias
 from attn_reg_plugin.regularizers.ad_drop.tokens import candidate_tokens, hidden_tokens, sequence_of
 from tests.attention.tiny_model import (
@@ -45,7 +45,7 @@ def scores_of(model):
     biases = {name: TokenBias() for name in SEQUENCES}
     with recording(sites, tokens={site: biases[sequence_of(site)] for site in sites}):
         objective = likelihood(model)
-        return token_attribution(objective, [biases[name].leaves[0] for name in SEQUENCES]), objective.detach()
+        return gradients_of(objective, [biases[name].leaves[0] for name in SEQUENCES]), objective.detach()
 
 
 def test_the_score_is_the_sum_over_attentions_heads_and_queries():
