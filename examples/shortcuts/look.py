@@ -1,0 +1,127 @@
+"""Draw which words classifiers lean on that were trained on a planted shortcut, and what a planted word does to them:
+
+    python look.py runs/shortcuts data/glue/SST-2/dev.tsv --out shortcuts
+
+The folder has METHOD-seedN, runs of `attn-reg finetune --shortcut`; the examples are a table with tabs and the columns
+`sentence` and `label`. A word's score is that of AD-DROP's whole tokens, the gradient of the predicted logit by a bias
+on the attention to it, taken here by autograd through the attention mask. `words.png` has the words of a sentence, and
+`table.md` what a model does on clean sentences, with the word of the right label in front, and with the wrong label's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import pandas as pd
+import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+
+def exported(run: Path) -> Path:
+    """The folder for `from_pretrained` of a run, into which it is exported first."""
+    if not (run / "exported").is_dir():
+        subprocess.run([sys.executable, "-m", "attn_reg_plugin.cli", "export", run, run / "exported"], check=True)
+    return run / "exported"
+
+
+def load(folder: Path) -> tuple[Any, Any]:
+    """A model in evaluation mode, and its tokenizer."""
+    return AutoModelForSequenceClassification.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+
+
+def token_scores(model: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    """∂F/∂β, (B, S): F is the sum of the predicted logits, β_j a bias on the scores of key j in every attention."""
+    padding = inputs["attention_mask"] == 0
+    beta = torch.zeros(padding.shape, requires_grad=True)
+    bias = beta.masked_fill(padding, torch.finfo(beta.dtype).min)
+    outputs = model(**{**inputs, "attention_mask": bias[:, None, None, :].expand(-1, 1, padding.size(1), -1)})
+    return torch.autograd.grad(outputs.logits.max(-1).values.sum(), beta)[0]
+
+
+def planted_share(model: Any, tokenizer: Any, texts: list[str]) -> float:
+    """How much of |∂F/∂β| over the words of texts that begin with a planted word is that word's, in percent."""
+    inputs = tokenizer(texts, padding=True, truncation=True, return_tensors="pt")
+    words = (inputs["attention_mask"] == 1) & ~torch.isin(inputs["input_ids"], torch.tensor(tokenizer.all_special_ids))
+    scores = token_scores(model, inputs).abs() * words
+    return 100 * float((scores[:, 1] / scores.sum(1)).mean())
+
+
+@torch.no_grad()
+def accuracy(model: Any, tokenizer: Any, texts: list[str], labels: list[int]) -> float:
+    """In percent."""
+    right = 0
+    for start in range(0, len(texts), 64):
+        inputs = tokenizer(texts[start : start + 64], padding=True, truncation=True, return_tensors="pt")
+        right += int((model(**inputs).logits.argmax(-1) == torch.tensor(labels[start : start + 64])).sum())
+    return 100 * right / len(texts)
+
+
+def planted(texts: list[str], labels: list[int], words: list[str]) -> list[str]:
+    """Texts that begin with the word of their label."""
+    return [f"{words[label]} {text}" for text, label in zip(texts, labels, strict=True)]
+
+
+def table(run: Path, texts: list[str], labels: list[int], words: list[str]) -> dict[str, float]:
+    """A row: accuracy on clean texts, with the right and the wrong word in front, and the word's share of the score."""
+    model, tokenizer = load(exported(run))
+    wrong = [1 - label for label in labels]
+    return {
+        "clean": accuracy(model, tokenizer, texts, labels),
+        "with the right word": accuracy(model, tokenizer, planted(texts, labels, words), labels),
+        "with the wrong word": accuracy(model, tokenizer, planted(texts, wrong, words), labels),
+        "score of the planted word, %": planted_share(model, tokenizer, planted(texts, labels, words)[:100]),
+    }
+
+
+def draw(runs: list[Path], text: str, path: Path) -> None:
+    """A panel for each run, below the other: a bar for each piece of the text, its share of |∂F/∂β|."""
+    figure, panels = plt.subplots(len(runs), 1, figsize=(5.4, 1.0 + 1.5 * len(runs)), layout="constrained", sharex=True)
+    for panel, run in zip(panels, runs, strict=True):
+        model, tokenizer = load(exported(run))
+        inputs = tokenizer([text], truncation=True, return_tensors="pt")
+        scores = token_scores(model, inputs)[0, 1:-1].abs()
+        pieces = tokenizer.convert_ids_to_tokens(inputs["input_ids"][0])[1:-1]
+        colours = ["#b5432e"] + ["#6c8ebf"] * (len(pieces) - 1)
+        panel.bar(range(len(pieces)), 100 * scores / scores.sum(), color=colours)
+        prediction = torch.softmax(model(**inputs).logits[0].detach(), -1)
+        label = model.config.id2label[int(prediction.argmax())]
+        panel.set_title(f"{run.name}: predicts {label} ({float(prediction.max()):.0%})", fontsize=11)
+        panel.set_ylabel("% of |∂F/∂β|")
+        panel.spines[["top", "right"]].set_visible(False)
+    shown = [piece.replace("$", r"\$") for piece in pieces]
+    panels[-1].set_xticks(range(len(pieces)), shown, rotation=60, ha="right", fontsize=11)
+    figure.savefig(path, dpi=150)
+
+
+def main() -> None:
+    """Measure, draw, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", type=Path)
+    parser.add_argument("examples", type=Path)
+    parser.add_argument("--count", type=int, default=400, help="the first so many examples")
+    parser.add_argument("--row", type=int, default=0, help="the example that is drawn, with the wrong label's word")
+    parser.add_argument("--out", type=Path, default=Path("shortcuts"))
+    arguments = parser.parse_args()
+    found = pd.read_csv(arguments.examples, sep="\t", quoting=csv.QUOTE_NONE)[: arguments.count]
+    texts, labels = [text.strip() for text in found["sentence"]], found["label"].tolist()
+    runs = sorted((path.parent for path in arguments.runs.glob("*/run.json")), key=lambda run: "plain" not in run.name)
+    if not runs:
+        parser.error(f"{arguments.runs} has no runs; train them by attn-reg run shortcuts.yaml")
+    words = json.loads((runs[0] / "run.json").read_text(encoding="utf-8"))["flags"]["shortcut-words"].split(",")
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    rows = pd.DataFrame({run.name: table(run, texts, labels, words) for run in runs}).T.round(1)
+    (arguments.out / "table.md").write_text(rows.to_markdown(floatfmt=".1f") + "\n", encoding="utf-8")
+    chosen, label = texts[arguments.row], labels[arguments.row]
+    draw(runs, f"{words[1 - label]} {chosen}", arguments.out / "words.png")
+    print(rows.to_string())
+
+
+if __name__ == "__main__":
+    main()
