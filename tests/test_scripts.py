@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from attn_reg_plugin.files import read_json
+
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = sorted([*(ROOT / "scripts").glob("*.sh"), ROOT / ".ci" / "run"])
 BASH = shutil.which("bash") or "/bin/bash"
@@ -172,3 +174,19 @@ def test_a_recipe_hands_its_arguments_on(name: str, words: list[str], said: str,
     environment = {name: value for name, value in os.environ.items() if name != "ATTN_REG_VENV"}
     script = [BASH, str(tmp_path / "scripts" / f"{name}.sh"), *words]
     assert said in subprocess.run(script, capture_output=True, text=True, env=environment).stdout
+
+
+@pytest.mark.slow
+def test_the_list_for_a_gpu_runs_through_at_toy_size(tmp_path: Path) -> None:
+    """On a CPU with tiny models, so that no minute of a GPU is lost to a typo."""
+    for needed in ("fairseq", "transformers"):
+        pytest.importorskip(needed)
+    environment = {**os.environ, "DEVICE": "cpu", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    environment |= {"OMP_NUM_THREADS": "1", "ATTN_REG_VENV": str(Path(sys.executable).parents[1])}
+    command = [BASH, str(ROOT / "scripts" / "on_a_gpu.sh"), str(tmp_path)]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert [line.split()[1] for line in ended.stdout.splitlines()] == ["done"] * 4
+    models = read_json(tmp_path / "models.json")
+    assert list(models) == ["plain", "sharded", "compiled"] and all(found["same_loss"] for found in models.values())
+    assert read_json(tmp_path / "costs_fairseq_float32_2.json")["rows"]
