@@ -33,13 +33,15 @@ class SiteSelector:
     path selects some: `encoder.self@vision_model`, `encoder.self[0-3]@text_model`, `*@layers.1.blocks.0`.
 
     Raises:
-        ValueError: the pattern is not of this form.
+        TypeError, ValueError: the pattern is no text, or not of this form.
     """
 
     pattern: str
 
     def __post_init__(self) -> None:
         """Refuse a malformed pattern before any model is seen."""
+        if not isinstance(self.pattern, str):
+            raise TypeError(f"sites is {self.pattern!r}, but must be text")
         self._terms()
 
     def _terms(self) -> list[_Term]:

@@ -115,10 +115,12 @@ class Comparison:
         for method in self.selected():
             self._refuse_decided(f"--method-flags: {method.name}", set(method.flags) & method.asked)
         self._refuse_decided("--train-flags", self.own_flags, {"attn-reg": "methods"})
-        user_dir = self.own_flags.get("user-dir")
-        if user_dir is not None and not os.path.isdir(str(user_dir)):
-            raise ValueError(f"--train-flags: --user-dir is {user_dir}, but there is no such folder")
+        self._check_user_dir("--train-flags", self.own_flags)
         self.sampling(1)
+
+    def _check_user_dir(self, where: str, flags: Mapping[str, Any]) -> None:
+        if (user_dir := flags.get("user-dir")) is not None and not os.path.isdir(str(user_dir)):
+            raise ValueError(f"{where}: --user-dir is {user_dir}, but there is no such folder")
 
     def _refuse_decided(self, where: str, flags: Any, more: Mapping[str, str] = MappingProxyType({})) -> None:
         decided = {**self.decided, **more}

@@ -85,6 +85,7 @@ class TranslationComparison(Comparison):
         super().__post_init__()
         given = parsed("--generate-flags", self.generate_flags)
         self._refuse_decided("--generate-flags", given, dict.fromkeys(("path", "results-path", "gen-subset"), ""))
+        self._check_user_dir("--generate-flags", given)
 
     @property
     def decided(self) -> Mapping[str, str]:

@@ -60,11 +60,17 @@ class Sampling:
             raise ValueError(f"--train-per-class is for classification, but {task.name} is a task of {task.kind}")
 
     def of(self, examples: Sequence[Example]) -> list[Example]:
-        """Draw the part at random; the examples stay in their order."""
+        """Draw the part at random; the examples stay in their order.
+
+        Raises:
+            ValueError: more are asked for of every class than any of them has.
+        """
         if self.per_class:
             of_class: dict[Any, list[int]] = {}
             for index in random.Random(self.seed).sample(range(len(examples)), len(examples)):
                 of_class.setdefault(examples[index].label, []).append(index)  # type: ignore[union-attr]
+            if self.per_class > (most := max(map(len, of_class.values()), default=0)):
+                raise ValueError(f"--train-per-class is {self.per_class}, but no class has more than {most} examples")
             chosen = [index for found in of_class.values() for index in found[: self.per_class]]
             return [examples[index] for index in sorted(chosen)]
         if self.fraction < 1:

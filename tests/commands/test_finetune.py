@@ -151,6 +151,7 @@ def test_updates_are_counted_for_one_process(
         (["--metric", "bleu"], "unknown metric 'bleu' of rte; the metrics are: accuracy, f1"),
         (["--held-out", "1"], r"--held-out is 1.0, but must lie in \[0, 1\)"),
         (["--train-examples", "49"], "--train-examples is 49, but there are 48 training examples"),
+        (["--train-per-class", "49"], r"--train-per-class is 49, but no class has more than \d\d examples$"),
         (["--held-out", "0.001"], "--held-out 0.001 of 48 training examples is none"),
         (["--label-noise", "0.001"], "--label-noise 0.001 is 0 of 48 training examples, but it takes at least 1"),
         (["--", "--seed", "7"], "--train-flags has --seed, which the setting seeds decides; give that"),

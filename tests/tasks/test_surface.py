@@ -62,7 +62,7 @@ def hydra(corpus: Path, folder: Path, *overrides: str) -> list[str]:
 @pytest.mark.parametrize(
     ("override", "shares"),
     [
-        ("", ["0", "1"]),
+        ("", [None, "1"]),
         ("task.ad_drop_cross_tuning=off task.attn_sites='encoder.self[0] decoder.cross'", ["1", "1"]),
         ("task.ad_drop_cross_tuning=off common.bf16=true common.memory_efficient_bf16=true", ["1", "1"]),
         ("task.attn_reg=attend_out +task.attend_out_steps=2 common.bf16=true", ["1", "1"]),
@@ -74,6 +74,7 @@ def test_hydra_overrides(override: str, shares: list[str | None], corpus: Path, 
     finished = run("hydra_train", hydra(corpus, tmp_path, *words), tmp_path / "train.log").check()
     assert [line.get("attn_reg/regularized") for line in finished.lines()] == shares
     if not override:
+        assert not [name for name in finished.lines()[0] if name.startswith("attn_reg/")], "of a plain epoch"
         assert len(hypotheses(generate(corpus, tmp_path / "checkpoints" / "checkpoint_best.pt"))) == 12
 
 

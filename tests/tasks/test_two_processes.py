@@ -73,7 +73,7 @@ def test_three_updates_of_two_processes_are_those_of_one(corpus: Path, tmp_path:
     assert_alike(weights(tmp_path / "pytorch"), weights(tmp_path / "two"))
     assert pytorch.lines()[1]["attn_reg/regularized"] == "1"
     theirs = processes(corpus, tmp_path / "whole", 1, *three, "--batch-size", str(SENTENCES))
-    assert [line["attn_reg/regularized"] for line in ours.lines()] == ["0", "1", "0"]
+    assert [line.get("attn_reg/regularized") for line in ours.lines()] == [None, "1", None]
     for key in ("loss", "gnorm", "wpb"):
         assert [line.get(key) for line in ours.lines()] == [line.get(key) for line in theirs.lines()]
     assert_alike(weights(tmp_path / "two"), weights(tmp_path / "whole"))

@@ -120,6 +120,8 @@ class ADDrop(CrossTuned):
             )
         if self.objective is None:
             self.objective = OfOutputs(self.labels)
+        if not callable(self.objective) or isinstance(self.objective, type):
+            raise TypeError(f"objective is {self.objective!r}, but must be a function(outputs, inputs) -> scalar")
 
     @property
     def reads_gold(self) -> bool:

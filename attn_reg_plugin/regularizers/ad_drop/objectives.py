@@ -27,7 +27,7 @@ from attn_reg_plugin.regularizers.base.outputs import (
 )
 
 logger = logging.getLogger(__name__)
-Objective = Callable[[Any, Mapping[str, Any]], Tensor]
+Objective = Callable[[Any, dict[str, Any]], Tensor]
 LABELS = ("pseudo", "gold")
 _NO_GOLD = (
     "the objective needs gold labels: pass them to the forward as `labels`, set regularizer.supply(targets=...) before "

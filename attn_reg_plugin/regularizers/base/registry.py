@@ -63,8 +63,10 @@ def build(name: str, **options: Any) -> Regularizer:
 
     Raises:
         ValueError: an unknown name (the known ones are listed), or an option out of its range.
-        TypeError: an option of another type.
+        TypeError: an option of another type, or a name that is no text.
     """
+    if not isinstance(name, str):
+        raise TypeError(f"method is {name!r}, but must be a name, such as 'ad_drop'; ADDrop(...) has its own attach()")
     if "+" in name:
         from attn_reg_plugin.regularizers.base.combination import build_combination
 

@@ -96,6 +96,8 @@ class Regularizer:
         Raises:
             TypeError, ValueError: as `build`; or the settings are another method's.
         """
+        if not isinstance(settings, Mapping):
+            raise TypeError(f"settings is of type {type(settings).__name__}, but must be a mapping, as of to_dict()")
         settings = {"method": cls.name, **settings}
         name = settings.pop("method")
         if cls.name and name != cls.name:

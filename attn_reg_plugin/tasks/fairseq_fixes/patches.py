@@ -6,6 +6,7 @@
   (`device_ids`), which PyTorch refuses for a model on a CPU, and under `torchrun` a process's GPU is its rank modulo
   the number of GPUs, which is 0. With GPUs nothing is changed.
 - A meter stays in the log once it was used: averages of nothing, such as drop rates in plain epochs, show as `None`.
+  Where no forward was regularized, none of ours are shown.
 - hydra prints two lines among the translations of `fairseq-generate`.
 """
 
@@ -25,6 +26,8 @@ from fairseq.models import distributed_fairseq_model
 from fairseq.modules import dynamic_crf_layer
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+
+from attn_reg_plugin.callbacks import PREFIX
 
 _all_values = MetersDict.get_smoothed_values
 _infer_on_gpus = utils._infer_torch_distributed_launch_init
@@ -65,9 +68,11 @@ def infer_from_launcher(config: Any) -> None:
 
 
 def present_values(meters: MetersDict) -> dict[str, float]:
-    """Return the values of all meters, but for averages of nothing."""
+    """Return the values of all meters, but for averages of nothing, and for ours where the method did not act."""
     values = _all_values(meters)
     empty = {name for name, meter in meters.items() if isinstance(meter, AverageMeter) and meter.avg is None}
+    if not values.get(f"{PREFIX}regularized"):
+        empty |= {name for name in values if name.startswith(PREFIX)}
     return type(values)((name, value) for name, value in values.items() if name not in empty)
 
 

@@ -86,6 +86,11 @@ STATES = torch.zeros(1, 2, 3, 4)
             )
             for verb in (find_sites, ADDrop().attach, RDrop().attach)
         ),
+        (lambda: find_sites(TinyClassifier(), None), TypeError, "^sites is None, but must be text$"),
+        (lambda: attach(TinyClassifier(), ADDrop()), TypeError, r"^method is ADDrop\(.*, but must be a name, such as"),
+        (lambda: build(None), TypeError, "^method is None, but must be a name, such as 'ad_drop'"),
+        (lambda: ADDrop.from_dict(None), TypeError, "^settings is of type NoneType, but must be a mapping"),
+        (lambda: ADDrop(objective="loss"), TypeError, "^objective is 'loss', but must be a function"),
         (lambda: ADDrop().supply("x"), TypeError, "^supplied is of type str, but must be a Supplied; give fields by"),
         (lambda: ADDrop().supply({"targets": 1}), TypeError, "^supplied is of type dict"),
         (lambda: ADDrop().supply(targets=[1]), TypeError, "^the supplied targets is of type list, but must be a ten"),
