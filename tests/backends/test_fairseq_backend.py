@@ -218,33 +218,6 @@ def test_the_probe_without_dropout_sees_the_model_without_dropout(monkeypatch: p
     assert model.encoder.dropout_module.p == 0.3 and model.encoder.dropout_module.training
 
 
-def test_padding_changes_no_attribution(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, inputs = transformer(), batch()
-    wider = {**inputs, "src_tokens": F.pad(inputs["src_tokens"], (3, 0), value=PAD)}
-    with ADDrop(p=1.0, q=0.5, sites="encoder.self", cross_tuning="off").attach(model), captured(monkeypatch) as ours:
-        model(**inputs)
-        model(**wider)
-    for narrow, wide in zip(ours[:LAYERS], ours[LAYERS:], strict=True):
-        valid = inputs["src_tokens"].ne(PAD)
-        valid = (valid[:, None, :, None] & valid[:, None, None, :]).expand_as(narrow)
-        inner = wide[..., 3:, 3:]
-        torch.testing.assert_close(inner[valid], narrow[valid], atol=1e-6, rtol=1e-4)
-
-
-def test_quantization_noise_acts_once_in_an_update() -> None:
-    """It drops blocks of a weight, for good, and scales the others by 1 / (1 - p)."""
-    model, inputs = transformer(quant_noise_pq=0.5, quant_noise_pq_block_size=1), batch()
-    weights = {path: m.weight for path, m in model.named_modules() if isinstance(m, nn.Linear) and m._forward_pre_hooks}
-    before = {path: weight.detach().clone() for path, weight in weights.items()}
-    assert len(weights) > 10
-    with ADDrop(p=0.5, q=0.5, sites="*", cross_tuning="off").attach(model):
-        model(**inputs)[0].sum().backward()
-    for path, weight in weights.items():
-        left = weight != 0
-        torch.testing.assert_close(weight[left], 2 * before[path][left])
-        assert 0.35 < left.float().mean() < 0.65
-
-
 # -- methods that draw at random --------------------------------------------------------------------------------------
 
 

@@ -209,21 +209,6 @@ def test_a_copy_of_an_attached_model_is_attached_to_a_copy(name: str) -> None:
     assert torch.equal(model(**inputs).logits, expected)
 
 
-@pytest.mark.parametrize("labels", ["pseudo", "gold"])
-@pytest.mark.parametrize("name", FAMILIES)
-def test_the_objective_has_what_it_needs(name: str, labels: str) -> None:
-    """Every head, with and without labels; the loss is computed in the forward or not."""
-    model, inputs = build(name), batch(name)
-    with ADDrop(p=0.5, q=0.5, labels=labels, sites="*", cross_tuning="off").attach(model) as regularizer:
-        model(**inputs)
-        assert all(site.keep is not None for site in regularizer.attached_sites)
-        if labels == "pseudo":
-            inputs = {k: v for k, v in inputs.items() if k != "labels"}
-            inputs |= {"decoder_input_ids": inputs["input_ids"]} if FAMILIES[name].stacks == "both" else {}
-            model(**inputs)
-            assert all(site.keep is not None for site in regularizer.attached_sites)
-
-
 def test_models_that_share_a_configuration() -> None:
     config = transformers.BertConfig(**SMALL)
     models = [transformers.BertForSequenceClassification(config).train() for _ in range(2)]
