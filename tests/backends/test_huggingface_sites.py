@@ -18,7 +18,8 @@ import transformers
 
 from attn_reg_plugin import ADDrop, find_sites
 from attn_reg_plugin.backends.huggingface.attention import open_sites
-from tests.backends.huggingface_models import FAMILIES, FORMS, batch, build, fingerprint, opened
+from tests.attention.tiny_model import opened
+from tests.backends.huggingface_models import FAMILIES, FORMS, batch, build, fingerprint
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 40}
