@@ -98,8 +98,6 @@ def test_a_model_without_sites_is_refused() -> None:
         ValueError, match=r"^NystromformerModel's attention does not go through transformers' attention interface; "
     ):
         ADDrop().attach(model)
-    with pytest.raises(ValueError, match=r"^no attention site found in Linear"):
-        ADDrop().attach(nn.Linear(2, 2))
 
 
 REFUSED = {
