@@ -72,21 +72,18 @@ def loop_weights(
     scale = size**-0.5 if scale is None else scale
     rows = []
     for b, h, t in product(range(batch), range(heads), range(queries)):
-        there = [s for s in range(keys) if valid[b, h, t, s]]
-        live = [s for s in there if keep[b, h, t, s]]
-        weights = [query.new_zeros(())] * keys
-        if live:
-            scores = {s: (query[b, h, t] * key[b, h, s]).sum() * scale for s in live}
-            scores = scores if bias is None else {s: scores[s] + bias[b, h, t, s] for s in live}
-            largest = max(float(score.detach()) for score in scores.values())
-            exponentials = {s: (scores[s] - largest).exp() for s in live}
-            total = sum(exponentials.values()) + (0.0 if sink is None else (sink[b, h, t, 0] - largest).exp())
-            for s in live:
-                weights[s] = exponentials[s] / total
-        else:
-            for s in there:
-                weights[s] = query.new_tensor(1.0 / len(there))
-        rows.append(torch.stack(weights))
+        there = valid[b, h, t]
+        live, weights = there & keep[b, h, t], query.new_zeros(keys)
+        if live.any():
+            scores = (query[b, h, t] * key[b, h, live]).sum(-1) * scale
+            scores = scores if bias is None else scores + bias[b, h, t, live]
+            largest = scores.detach().max()
+            exponentials = (scores - largest).exp()
+            total = exponentials.sum() + (0.0 if sink is None else (sink[b, h, t, 0] - largest).exp())
+            weights = weights.masked_scatter(live, exponentials / total)
+        elif there.any():
+            weights = weights.masked_fill(there, 1.0 / int(there.sum()))
+        rows.append(weights)
     return torch.stack(rows).view(shape)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -157,6 +158,19 @@ def asked_site(stack: str = "encoder", kind: str = "self", layer: int = 0, **ask
     site = AttentionSite(stack, kind, layer)
     site.ask(**asked)
     return site
+
+
+@contextmanager
+def opened(sites: list[AttentionSite]) -> Iterator[list[AttentionSite]]:
+    """Sites that are open, without a regularizer."""
+    for site in sites:
+        site.backend.open(site)
+    try:
+        yield sites
+    finally:
+        for site in sites:
+            site.clear()
+            site.backend.close(site)
 
 
 def drawn(sampler: Callable[..., Tensor], shape: Iterable[int], valid: Tensor | None = None) -> Tensor:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +10,6 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from attn_reg_plugin.attention.sites import AttentionSite
 from tests.backends.oracle_models import CLASSES, PAD, WORDS, tiny_config
 
 WIDTH, HEADS, LAYERS = 32, 4, 2
@@ -163,19 +161,6 @@ def objective(name: str, inputs: dict[str, Tensor], logits: Tensor) -> Tensor:
     if mask is None:
         return logits.max(-1).values.sum()
     return (torch.log_softmax(logits, -1).max(-1).values * mask).sum()
-
-
-@contextmanager
-def opened(sites: list[AttentionSite]) -> Iterator[list[AttentionSite]]:
-    """Sites that are open, without a regularizer."""
-    for site in sites:
-        site.backend.open(site)
-    try:
-        yield sites
-    finally:
-        for site in sites:
-            site.clear()
-            site.backend.close(site)
 
 
 def fingerprint(model: nn.Module) -> dict[str, Any]:

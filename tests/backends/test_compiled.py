@@ -19,9 +19,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch._dynamo.utils import counters
 
 from attn_reg_plugin import ADDrop
-from attn_reg_plugin.attention.functional import regularized_attention
 from attn_reg_plugin.attention.graphs import REASON
-from attn_reg_plugin.attention.sites import AttentionSite
 from attn_reg_plugin.regularizers import Regularizer
 from tests.backends.huggingface_models import batch, build
 
@@ -134,27 +132,3 @@ def test_one_graph_without_breaks_is_for_idle_models_only() -> None:
         model(**inputs)
     with ADDrop(p=0.5, sites="*", cross_tuning="off").attach(model), pytest.raises(Exception, match=REASON[:60]):
         model(**inputs)
-
-
-class Own(nn.Module):
-    """A classifier whose attention asks its site itself."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.site, self.output = AttentionSite("encoder", "self", 0), nn.Linear(6, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, H, T, 6) to (B, 3)."""
-        return self.output(regularized_attention(x.sin(), x.cos(), x, site=self.site).mean((1, 2)))
-
-
-def test_a_site_of_ones_own() -> None:
-    torch.manual_seed(0)
-    model, x, results = Own(), torch.randn(2, 2, 5, 6), []
-    for called in (model, torch.compile(model, backend="aot_eager")):
-        torch.manual_seed(1)
-        with ADDrop(p=0.5, q=0.5, cross_tuning="off").attach(model) as regularizer:
-            results.append(called(x))
-            assert not regularizer.attached_sites[0].keep.all()
-    torch.testing.assert_close(results[0], results[1])
-    assert not torch.allclose(results[0], model(x))

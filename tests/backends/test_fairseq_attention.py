@@ -15,7 +15,7 @@ from fairseq.modules import MultiheadAttention
 
 from attn_reg_plugin import find_sites
 from attn_reg_plugin.attention.sites import AttentionSite
-from tests.backends.huggingface_models import opened
+from tests.attention.tiny_model import opened
 
 B, H, T, S, C = 3, 4, 5, 7, 16
 CASES = [(kind, padding) for kind in ("self", "causal", "cross") for padding in (False, True)]
@@ -164,12 +164,12 @@ def test_every_form_of_attention_mask_means_what_it_means_to_fairseq(name: str) 
         torch.testing.assert_close(module(**given)[0], expected, atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize("padding", [False, True])
-def test_a_uniform_site_needs_neither_queries_nor_keys(padding: bool) -> None:
-    module, site = attention("cross")
-    given, called = arguments("cross", padding), []
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_uniform_site_needs_neither_queries_nor_keys(case: tuple[str, bool]) -> None:
+    module, site = attention(case[0])
+    given, called = arguments(*case), []
     with opened([site]):
-        site.ask(keep=~all_of(S))
+        site.ask(keep=~all_of(given["key"].size(0)))
         expected, _ = module(**given)
         for name in ("q_proj", "k_proj"):
             getattr(module, name).register_forward_hook(lambda *_, name=name: called.append(name))

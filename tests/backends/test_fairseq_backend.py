@@ -5,12 +5,10 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 pytest.importorskip("fairseq")
@@ -23,7 +21,8 @@ from attn_reg_plugin.backends.fairseq import FairseqBackend, padding_index
 from attn_reg_plugin.regularizers import build
 from attn_reg_plugin.regularizers.ad_drop import ad_drop
 from attn_reg_plugin.regularizers.layer_drop import Layer
-from tests.backends.fairseq_models import LAYERS, batch, transformer
+from tests.backends.fairseq_models import HEADS, LAYERS, batch, transformer
+from tests.backends.materialized import Materialized
 
 SITES = [f"encoder.self[{i}]" for i in range(LAYERS)] + [
     f"decoder.{kind}[{i}]" for i in range(LAYERS) for kind in ("self", "cross")
@@ -122,49 +121,13 @@ def test_masks_survive_recomputation_by_activation_checkpointing() -> None:
 # -- attributions -----------------------------------------------------------------------------------------------------
 
 
-class Materialized:
-    """While open, every attention of a model is written out: scores, softmax, dropout, times the values.
-
-    Attributes:
-        maps: A of every module after dropout, of the latest forward.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self.modules = [module for module in model.modules() if isinstance(module, MultiheadAttention)]
-        self.maps: dict[nn.Module, Tensor] = {}
-
-    def __enter__(self) -> Materialized:
-        for module in self.modules:
-            module.forward = partial(self.attend, module)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for module in self.modules:
-            del module.forward
-
-    def attend(self, module: MultiheadAttention, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
-        named = dict(zip(("query", "key", "value", "key_padding_mask"), args, strict=False)) | kwargs
-        query, key = named["query"], named["key"]
-        (t, b, c), s, h = query.shape, key.size(0), module.num_heads
-        q = module.q_proj(query).view(t, b, h, -1).permute(1, 2, 0, 3)
-        k = module.k_proj(key).view(s, b, h, -1).permute(1, 2, 0, 3)
-        v = module.v_proj(named["value"]).view(s, b, h, -1).permute(1, 2, 0, 3)
-        scores = q @ k.transpose(-1, -2) / (c // h) ** 0.5
-        if named.get("attn_mask") is not None:
-            scores = scores + named["attn_mask"]
-        if named.get("key_padding_mask") is not None:
-            scores = scores.masked_fill(named["key_padding_mask"].bool()[:, None, None, :], float("-inf"))
-        weights = F.dropout(torch.softmax(scores, -1), module.dropout_module.p, training=module.training)
-        self.maps[module] = weights
-        return module.out_proj((weights @ v).permute(2, 0, 1, 3).reshape(t, b, c)), None
-
-
 def direct_attributions(model: nn.Module, inputs: dict[str, Tensor], seed: int) -> list[Tensor]:
     """∂F/∂A of every attention by autograd through materialized maps; F with the model's own best words."""
-    with Materialized(model) as attention:
+    with Materialized() as written_out:
         torch.manual_seed(seed)
         objective = pseudo_objective(model(**inputs)[0], inputs)
-        return list(torch.autograd.grad(objective, [attention.maps[module] for module in attention.modules]))
+    gradients = torch.autograd.grad(objective, written_out.maps)
+    return [gradient.view(-1, HEADS, *gradient.shape[-2:]) for gradient in gradients]
 
 
 @contextmanager
@@ -216,33 +179,6 @@ def test_the_probe_without_dropout_sees_the_model_without_dropout(monkeypatch: p
     for attribution, gradient in zip(ours, expected, strict=True):
         assert_close_to_the_largest(attribution, gradient, 1e-5)
     assert model.encoder.dropout_module.p == 0.3 and model.encoder.dropout_module.training
-
-
-def test_padding_changes_no_attribution(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, inputs = transformer(), batch()
-    wider = {**inputs, "src_tokens": F.pad(inputs["src_tokens"], (3, 0), value=PAD)}
-    with ADDrop(p=1.0, q=0.5, sites="encoder.self", cross_tuning="off").attach(model), captured(monkeypatch) as ours:
-        model(**inputs)
-        model(**wider)
-    for narrow, wide in zip(ours[:LAYERS], ours[LAYERS:], strict=True):
-        valid = inputs["src_tokens"].ne(PAD)
-        valid = (valid[:, None, :, None] & valid[:, None, None, :]).expand_as(narrow)
-        inner = wide[..., 3:, 3:]
-        torch.testing.assert_close(inner[valid], narrow[valid], atol=1e-6, rtol=1e-4)
-
-
-def test_quantization_noise_acts_once_in_an_update() -> None:
-    """It drops blocks of a weight, for good, and scales the others by 1 / (1 - p)."""
-    model, inputs = transformer(quant_noise_pq=0.5, quant_noise_pq_block_size=1), batch()
-    weights = {path: m.weight for path, m in model.named_modules() if isinstance(m, nn.Linear) and m._forward_pre_hooks}
-    before = {path: weight.detach().clone() for path, weight in weights.items()}
-    assert len(weights) > 10
-    with ADDrop(p=0.5, q=0.5, sites="*", cross_tuning="off").attach(model):
-        model(**inputs)[0].sum().backward()
-    for path, weight in weights.items():
-        left = weight != 0
-        torch.testing.assert_close(weight[left], 2 * before[path][left])
-        assert 0.35 < left.float().mean() < 0.65
 
 
 # -- methods that draw at random --------------------------------------------------------------------------------------

@@ -17,23 +17,11 @@ from attn_reg_plugin import ADDrop, AttentionLayerDrop, find_sites, recording  #
 from attn_reg_plugin.attention.attribution import map_gradient, output_gradients  # noqa: E402
 from attn_reg_plugin.regularizers import Combination  # noqa: E402
 from attn_reg_plugin.regularizers.attention_dropout import AttentionDropout  # noqa: E402
-from tests.backends.huggingface_models import HEADS, LAYERS, batch, build, config_of, opened  # noqa: E402
+from tests.attention.tiny_model import opened  # noqa: E402
+from tests.backends.huggingface_models import HEADS, LAYERS, batch, build, config_of  # noqa: E402
+from tests.backends.materialized import Materialized  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-def softmaxes(model: nn.Module, inputs: dict[str, Tensor], patch: pytest.MonkeyPatch) -> tuple[Tensor, list[Tensor]]:
-    """The stock model's hidden states or logits, and what every softmax of its forward gave."""
-    maps: list[Tensor] = []
-    softmax = nn.functional.softmax
-
-    def keep(*args: Any, **kwargs: Any) -> Tensor:
-        maps.append(softmax(*args, **kwargs))
-        return maps[-1]
-
-    with patch.context() as patched:
-        patched.setattr(nn.functional, "softmax", keep)
-        return model(**inputs)[0], maps
 
 
 def attributed(
@@ -49,7 +37,7 @@ def attributed(
     return output, maps, [tape.valid.expand_as(one) for tape, one in zip(tapes, maps, strict=True)]
 
 
-def test_longformers_attributions_are_those_of_its_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_longformers_attributions_are_those_of_its_windows() -> None:
     """Its maps (B, T, H, G + 2 w + 1) hold the global keys first, then the window; global queries have their own."""
     model = build("longformer").longformer
     inputs = batch("longformer")
@@ -59,7 +47,9 @@ def test_longformers_attributions_are_those_of_its_windows(monkeypatch: pytest.M
         "global_attention_mask": everywhere.long()
     }
     real = inputs["attention_mask"].bool()
-    expected, maps = softmaxes(model, inputs, monkeypatch)
+    with Materialized() as written_out:
+        expected = model(**inputs)[0]
+    maps = written_out.maps
     gradients = torch.autograd.grad(expected[real].sin().sum(), maps)
     output, found, valid = attributed(model, inputs, real)
     torch.testing.assert_close(output[real], expected[real], atol=1e-5, rtol=1e-5)
@@ -95,7 +85,7 @@ def test_longformers_weights_are_not_given_while_it_is_regularized() -> None:
         assert model.eval()(**inputs, output_attentions=True).attentions is not None
 
 
-def test_both_streams_of_xlnet(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_streams_of_xlnet() -> None:
     """Two calls a layer, each with its mask; of several words some are predicted from those before in a permutation."""
     torch.manual_seed(1)
     config = config_of("xlnet")
@@ -108,7 +98,9 @@ def test_both_streams_of_xlnet(monkeypatch: pytest.MonkeyPatch) -> None:
     mapping = torch.zeros(3, 2, 7)
     mapping[:, 0, 1] = mapping[:, 1, 0] = 1.0
     inputs |= {"perm_mask": hidden.float(), "target_mapping": mapping}
-    expected, maps = softmaxes(model, inputs, monkeypatch)
+    with Materialized() as written_out:
+        expected = model(**inputs)[0]
+    maps = written_out.maps
     gradients = torch.autograd.grad(expected.sin().sum(), maps, allow_unused=True)
     output, found, valid = attributed(model, inputs, torch.ones(3, 2, dtype=torch.bool))
     torch.testing.assert_close(output, expected, atol=1e-5, rtol=1e-5)

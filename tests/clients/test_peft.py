@@ -16,7 +16,8 @@ import peft
 from peft import IA3Config, LoraConfig, PeftModel, get_peft_model
 
 from attn_reg_plugin import ADDrop, find_sites, gradient_attribution, recording
-from tests.backends.huggingface_models import batch, build, objective, opened
+from tests.attention.tiny_model import opened
+from tests.backends.huggingface_models import batch, build, objective
 from tests.huggingface.trainers import ad_drop, trainer_of
 
 pytestmark = [pytest.mark.clients, pytest.mark.usefixtures("one_thread")]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._pytree import tree_leaves
 
 from attn_reg_plugin.regularizers.base.statistics import summary
 from tests.attention.tiny_model import attentions
@@ -90,19 +91,27 @@ def test_detaching_leaves_the_model_as_it_was(case: Case) -> None:
 
 
 @EACH
-def test_it_goes_on_exactly_from_a_checkpoint(case: Case, tmp_path) -> None:
-    """Another process's model and method, after three updates of five; AttendOut is within a round."""
+@pytest.mark.parametrize("stop", [2, 3])
+def test_it_goes_on_exactly_from_a_checkpoint(case: Case, stop: int, tmp_path) -> None:
+    """Another process's model and method, after some updates of five; AttendOut at the end of a round or within it."""
     whole, first, second = translator(), translator(), translator()
-    expected = train(whole, attached(case.method, whole, case.all_options), range(5))
+    undisturbed = attached(case.method, whole, case.all_options)
+    expected = train(whole, undisturbed, range(5))
     regularizer = attached(case.method, first, case.all_options)
-    begun = train(first, regularizer)
-    torch.save((first.state_dict(), regularizer.state_dict()), tmp_path / "checkpoint.pt")
-    weights, state = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
+    begun = train(first, regularizer, range(stop))
+    optimizer = regularizer.optimizer.state_dict() if case.method == "attend_out" else {}
+    torch.save((first.state_dict(), optimizer, regularizer.state_dict()), tmp_path / "checkpoint.pt")
+    weights, optimizer, state = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
     second.load_state_dict(weights)
     torch.manual_seed(99)
     regularizer = attached(case.method, second, case.all_options)
+    if optimizer:
+        regularizer.optimizer.load_state_dict(optimizer)
     regularizer.resume(state)
-    assert equal([*begun[:3], *train(second, regularizer, range(3, 5))], expected)
+    assert equal([*begun[:stop], *train(second, regularizer, range(stop, 5))], expected)
+    states = (tree_leaves(method.state_dict()) for method in (undisturbed, regularizer))
+    for one, other in zip(*states, strict=True):
+        assert one.equal(other) if isinstance(one, torch.Tensor) else one == other
 
 
 @EACH

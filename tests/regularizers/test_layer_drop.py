@@ -11,7 +11,7 @@ from torch import nn
 
 from attn_reg_plugin.attention.functional import regularized_attention
 from attn_reg_plugin.attention.sites import AttentionSite
-from attn_reg_plugin.regularizers import AttentionLayerDrop, build
+from attn_reg_plugin.regularizers import build
 from attn_reg_plugin.regularizers.layer_drop import LayerDrop
 from tests.attention.tiny_model import SIZE
 from tests.regularizers.trainings import step
@@ -139,43 +139,3 @@ def test_torchs_own_layers_and_their_fast_path():
 
 
 # -- attention LayerDrop, in fairseq ----------------------------------------------------------------------------------
-
-
-class Layers(nn.Module):
-    """Two attentions of fairseq's, as an encoder and a decoder hold them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        from fairseq.modules import MultiheadAttention
-
-        self.encoder = nn.ModuleList([MultiheadAttention(SIZE, 2, self_attention=True)])
-        self.decoder = nn.ModuleList([MultiheadAttention(SIZE, 2, self_attention=True)])
-        for module in (*self.encoder, *self.decoder):
-            nn.init.normal_(module.out_proj.bias)
-
-    def forward(self, states, padding):
-        """(T, B, C) and padding (B, T), True = padding: what encoder and decoder attention give, (T, B, C) each."""
-        future = torch.full((len(states), len(states)), -math.inf).triu(1)
-        seen = self.encoder[0](states, states, states, key_padding_mask=padding)
-        return seen[0], self.decoder[0](states, states, states, key_padding_mask=padding, attn_mask=future)[0]
-
-
-def test_a_dropped_attention_is_the_projected_mean_of_the_valid_values_without_queries_and_keys():
-    pytest.importorskip("fairseq")
-    torch.manual_seed(7)
-    model, lengths, called = Layers().train(), [5, 3, 1], []
-    states, padding = torch.randn(5, 3, SIZE), torch.arange(5) >= torch.tensor(lengths).unsqueeze(-1)
-    for module in (*model.encoder, *model.decoder):
-        for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
-            getattr(module, name).register_forward_pre_hook(lambda *_, name=name: called.append(name))
-    with AttentionLayerDrop(p=1.0, sites="*").attach(model):
-        outputs = model(states, padding)
-    assert called == ["v_proj", "out_proj"] * 2
-    sum(output.sum() for output in outputs).backward()
-    assert model.encoder[0].q_proj.weight.grad is None and model.encoder[0].v_proj.weight.grad is not None
-    for module, output, causal in zip((model.encoder[0], model.decoder[0]), outputs, (False, True), strict=True):
-        values = states @ module.v_proj.weight.T + module.v_proj.bias
-        for b, length in enumerate(lengths):
-            for t in range(5):
-                mean = values[: min(length, t + 1) if causal else length, b].mean(0)
-                torch.testing.assert_close(output[t, b], mean @ module.out_proj.weight.T + module.out_proj.bias)

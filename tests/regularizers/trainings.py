@@ -54,6 +54,12 @@ CASES = {
         "ad_drop", {**ALWAYS, "p": 0.0, "attribution": "attention"}, {**ALWAYS, "attribution": "attention"}
     ),
     "random": Case("ad_drop", {**ALWAYS, "q": 0.0, "attribution": "random"}, {**ALWAYS, "attribution": "random"}),
+    "tokens": Case("ad_drop", {**ALWAYS, "p": 0.0, "unit": "token"}, {**ALWAYS, "unit": "token"}),
+    "random tokens": Case(
+        "ad_drop",
+        {**ALWAYS, "q": 0.0, "unit": "token", "attribution": "random"},
+        {**ALWAYS, "unit": "token", "attribution": "random"},
+    ),
     "attend_out": Case("attend_out", None, {"steps": 2}),
     "weights": Case("attention_dropout", {"p": 0.0}, {"p": 0.5}),
     "scores": Case("attention_dropout", {"p": 0.0, "where": "scores"}, {"p": 0.5, "where": "scores"}),
@@ -122,7 +128,7 @@ def attached(method: str, model: nn.Module, options: dict[str, Any]) -> Regulari
     """A regularizer, attached to `model`; AttendOut knows its training."""
     regularizer = build(method, **options)
     if method == "attend_out":
-        regularizer.problem, regularizer.optimizer = Translation(), torch.optim.SGD(model.parameters(), 0.1)
+        regularizer.problem, regularizer.optimizer = Translation(), torch.optim.SGD(model.parameters(), 0.1, 0.9)
     regularizer.begin_epoch(1)
     regularizer.attach(model)
     return regularizer

@@ -139,30 +139,6 @@ def test_chosen_tokens_are_hidden_as_keys_of_all_attentions(attribution, directi
     torch.testing.assert_close(loss, loss_of(model(*BATCH), BATCH[1]))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_with_dropout_and_checkpointing_a_step_is_the_same(dtype):
-    method = ADDrop("*", p=0.4, q=0.5, unit="token", cross_tuning="off")
-    steps = []
-    for checkpointed in (False, True):
-        model = translator(dropout=0.1).to(dtype)
-        model.encoder.checkpointed = model.decoder.checkpointed = checkpointed
-        with method.attach(model):
-            torch.manual_seed(1)
-            loss = loss_of(model(*BATCH), BATCH[1])
-            loss.backward()
-            steps.append((loss.detach(), [p.grad for p in model.parameters()]))
-    torch.testing.assert_close(steps[0], steps[1])
-
-
-@pytest.mark.parametrize("options", [{"p": 0.0}, {"q": 0.0}])
-@pytest.mark.parametrize("attribution", ["gradient", "random"])
-def test_nothing_to_hide_is_plain_training(options, attribution):
-    model = translator()
-    expected = loss_of(model(*BATCH), BATCH[1])
-    with ADDrop("*", unit="token", attribution=attribution, cross_tuning="off", **options).attach(model):
-        assert loss_of(model(*BATCH), BATCH[1]).equal(expected)
-
-
 def test_special_tokens_are_no_candidates():
     ids = torch.tensor([[101, 7, 8, 102, 9, 102, 0], [101, 7, 8, 9, 10, 11, 102], [5, 6, 7, 8, 9, 10, 11]])
     valid = ids != 0

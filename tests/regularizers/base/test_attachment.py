@@ -51,14 +51,6 @@ def test_an_exception_in_a_forward_leaves_nothing(place, attribution):
     assert footprint(model) == before and equal(step(model), step(a_translator()))
 
 
-def test_plain_epochs_are_plain_training_bit_for_bit():
-    model, plain = a_translator(), step(a_translator())
-    with ADDrop(sites="*", p=0.5, q=0.5).attach(model) as regularizer:
-        for epoch in (2, 3, 4, 5):
-            regularizer.begin_epoch(epoch)
-            assert equal(step(model), plain) == bool(epoch % 2)
-
-
 def test_masks_stay_until_the_next_forward_but_act_in_training_only(translator, batch):
     expected, calls = translator.eval()(*batch), []
     objective = lambda outputs, inputs: calls.append(1) or outputs.sum()  # noqa: E731

@@ -72,21 +72,6 @@ def test_intervals(text, inside, outside, said):
     assert str(allowed) == said
 
 
-@pytest.mark.parametrize(
-    "options, error, said",
-    [
-        ({"generator_lr": math.inf}, ValueError, "generator_lr is inf, but must be above 0, and finite"),
-        ({"generator_clip_norm": -1.0}, ValueError, "generator_clip_norm is -1.0, but must be at least 0"),
-        ({"baseline_momentum": 1}, ValueError, "baseline_momentum is 1, but must lie in [0, 1)"),
-        ({"steps": 1.5}, TypeError, "steps is 1.5, but must be a whole number"),
-    ],
-)
-def test_what_is_said(options, error, said):
-    with pytest.raises(error) as found:
-        build("attend_out", **options)
-    assert str(found.value) == said
-
-
 def test_numbers_that_are_not_pythons_own_are_numbers():
     assert ADDrop(p=Fraction(1, 3), q=1).q == 1
     assert build("attend_out", steps=np.int64(4), generator_lr=np.float32(0.5)).steps == 4

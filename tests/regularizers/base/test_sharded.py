@@ -28,6 +28,7 @@ CASES = {
         for family in ("bert", "marian", "llama")
         for attached in (False, True)
         for checkpointing in ("", "model")
+        if family == "bert" or attached == bool(checkpointing)
     },
     "integrated, layers only": Case("bert", options=INTEGRATED, root=False, attached=True),
     "joint, wrapper": Case("llama", options={**INTEGRATED, "integrated_path": "joint"}, checkpointing="wrapper"),
