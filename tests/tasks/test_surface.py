@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import random
 import re
 import shlex
 from argparse import Namespace
 from pathlib import Path
 from textwrap import dedent
+from typing import Any
 
 import pytest
 
 from attn_reg_plugin.tasks.flags import regularizer_from
 from tests.tasks.fairseq_runs import (
     AD_DROP,
-    PLUGIN,
+    Finished,
     Job,
     Trained,
     generate,
     hide_transformers,
+    hydra,
     hypotheses,
     run,
     train,
@@ -25,7 +28,6 @@ from tests.tasks.fairseq_runs import (
 )
 
 pytestmark = pytest.mark.slow
-EXAMPLES = Path(PLUGIN).parent / "examples" / "hydra"
 
 
 def test_the_log_tells_drop_rates_and_shares(regularized: Trained) -> None:
@@ -46,30 +48,19 @@ def test_the_log_tells_drop_rates_and_shares(regularized: Trained) -> None:
 # -- hydra ------------------------------------------------------------------------------------------------------------
 
 
-TINY = shlex.split(
-    "common.cpu=true common.log_format=json common.log_interval=1 optimization.max_update=2 dataset.num_workers=0 "
-    "model.encoder.layers=2 model.decoder.layers=2 model.encoder.embed_dim=16 model.decoder.embed_dim=16 "
-    "model.encoder.ffn_embed_dim=32 model.decoder.ffn_embed_dim=32"
-)
-
-
-def hydra(corpus: Path, folder: Path, *overrides: str) -> list[str]:
-    """Arguments of fairseq-hydra-train for the example's YAML, at a tiny size."""
-    given = ["--config-dir", str(EXAMPLES), "--config-name", "ad_drop", f"hydra.run.dir={folder}", *TINY]
-    return [*given, f"common.user_dir={PLUGIN}", f"task.data={corpus}", *overrides]
-
-
 @pytest.mark.parametrize(
     ("override", "shares"),
     [
         ("", ["0", "1"]),
-        ("task.ad_drop_cross_tuning=off task.attn_sites='encoder.self[0] decoder.cross'", ["1", "1"]),
-        ("task.ad_drop_cross_tuning=off common.bf16=true common.memory_efficient_bf16=true", ["1", "1"]),
+        (
+            "task.ad_drop_cross_tuning=off task.attn_sites='encoder.self[0] decoder.cross' common.bf16=true "
+            "common.memory_efficient_bf16=true",
+            ["1", "1"],
+        ),
         ("task.attn_reg=attend_out +task.attend_out_steps=2 common.bf16=true", ["1", "1"]),
-        ("task.attn_reg=none", [None, None]),
     ],
 )
-def test_hydra_overrides(override: str, shares: list[str | None], corpus: Path, tmp_path: Path) -> None:
+def test_hydra_overrides(override: str, shares: list[str], corpus: Path, tmp_path: Path) -> None:
     words = [re.sub(r"^(task\.attn_sites)=(.*)$", r"\1='\2'", word) for word in shlex.split(override)]
     finished = run("hydra_train", hydra(corpus, tmp_path, *words), tmp_path / "train.log").check()
     assert [line.get("attn_reg/regularized") for line in finished.lines()] == shares
@@ -111,25 +102,67 @@ def test_a_language_model(corpus: Path, tmp_path: Path) -> None:
     text = ["--only-source", "--trainpref", str(corpus.parent / "raw" / "train.en"), "--workers", "1"]
     run("preprocess", [*text, "--destdir", str(data)], tmp_path / "preprocess.log").check()
     model = shlex.split("--arch transformer_lm --decoder-layers 2 --decoder-embed-dim 16 --decoder-ffn-embed-dim 32")
-    flags = [
-        "--decoder-attention-heads",
-        "2",
-        "--tokens-per-sample",
-        "16",
-        "--max-update",
-        "3",
-        *AD_DROP,
-        "--attn-rates-by-site",
-    ]
-    options = {"task": "my_lm", "model": model, "user_dir": user_dir}
-    finished = train(data, tmp_path / "save", *flags, "--attn-sites", "decoder.self", **options).check()
+    flags = shlex.split("--decoder-attention-heads 2 --tokens-per-sample 16 --max-update 3 --attn-rates-by-site")
+    flags += [*AD_DROP, "--attn-sites", "decoder.self"]
+    finished = train(data, tmp_path / "save", *flags, task="my_lm", model=model, user_dir=user_dir).check()
     assert {line["attn_reg/regularized"] for line in finished.lines()} == {"1"}
     assert "attn_reg/drop_decoder.self[1]" in finished.lines()[-1]
     scored = ["--user-dir", str(user_dir), "--path", str(tmp_path / "save" / "checkpoint_last.pt"), "--cpu"]
     scored += ["--gen-subset", "train", "--sample-break-mode", "eos", "--num-workers", "0", "--max-tokens", "400"]
     assert "Perplexity" in run("eval_lm", [str(data), *scored], tmp_path / "eval_lm.log").check().output
-    refused = train(data, tmp_path / "refused", *flags, **options)
-    assert "its sites are: decoder.self[0] decoder.self[1]" in refused.output.strip().splitlines()[-1]
+
+
+# -- fairseq's sentence prediction ------------------------------------------------------------------------------------
+
+ROBERTA = shlex.split(
+    "--arch roberta_base --encoder-layers 2 --encoder-embed-dim 16 --encoder-ffn-embed-dim 32 "
+    "--encoder-attention-heads 2 --dropout 0.1 --attention-dropout 0.1 --max-positions 32"
+)
+OTHERS = ["--criterion", "--label-smoothing", "--disable-validation", "--max-tokens"]
+SENTENCES = shlex.split(
+    "--criterion sentence_prediction --classification-head-name head --init-token 0 --separator-token 2 "
+    "--num-classes 2 --batch-size 8 --max-epoch 1"
+)
+SIZES = {"train": 32, "valid": 10}
+
+
+@pytest.fixture(scope="module")
+def sentences(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`input0`, `input1` and `label`, as fairseq's RoBERTa recipes lay them out."""
+    root, generator = tmp_path_factory.mktemp("sentences"), random.Random(5)
+    dictionary: list[str] = []
+    for part in ("input0", "input1", "label"):
+        for split, size in SIZES.items():
+            length = 1 if part == "label" else 4
+            lines = [
+                " ".join(f"{generator.randrange(2 if length == 1 else 12)}" for _ in range(length)) for _ in range(size)
+            ]
+            (root / f"{split}.{part}").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        prefixes = [text for split in SIZES for text in (f"--{split}pref", str(root / f"{split}.{part}"))]
+        shared = dictionary if part == "input1" else []
+        arguments = ["--only-source", "--workers", "1", "--destdir", str(root / "bin" / part), *prefixes, *shared]
+        run("preprocess", arguments, root / f"{part}.log").check()
+        dictionary = ["--srcdict", str(root / "bin" / "input0" / "dict.txt")]
+    return root / "bin"
+
+
+def predict(data: Path, save: Path, *flags: str, **options: Any) -> Finished:
+    options = {"task": "attn_reg_sentence_prediction", "model": ROBERTA, "without": OTHERS, **options}
+    return train(data, save, *SENTENCES, *flags, **options).check()
+
+
+def test_sentence_prediction(sentences: Path, tmp_path: Path) -> None:
+    """An epoch of 4 updates is the stock task's, also its validation; the next one is regularized."""
+    stock = predict(sentences, tmp_path / "stock", task="sentence_prediction", user_dir=None)
+    ours = predict(sentences, tmp_path / "ours", "--attn-reg", "ad_drop", "--max-epoch", "2")
+    assert [line["attn_reg/regularized"] for line in ours.lines()] == ["0"] * 4 + ["1"] * 4
+    assert ours.losses()[:4] == stock.losses()
+    validations = [[line[f"valid_{name}"] for name in ("loss", "accuracy")] for line in ours.lines("valid")]
+    assert validations[0] == [stock.lines("valid")[0][f"valid_{name}"] for name in ("loss", "accuracy")]
+    assert validations[1] != validations[0]
+    game = predict(sentences, tmp_path / "game", *shlex.split("--attn-reg attend_out --attend-out-steps 2"))
+    assert [line["attn_reg/regularized"] for line in game.lines()] == ["1"] * 4
+    assert any("attn_reg/attacker_won" in line for line in game.lines())
 
 
 # -- where transformers is not installed ------------------------------------------------------------------------------
