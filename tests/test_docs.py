@@ -7,6 +7,7 @@ import json
 import re
 import sys
 import types
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -38,9 +39,10 @@ def _module(name: str, path: Path) -> types.ModuleType:
 
 
 hooks = _module("docs_hooks", ROOT / "docs" / "hooks.py")
-evidence_results = _module("evidence_results", ROOT / "scripts" / "evidence_results.py")
-evidence = _module("evidence", ROOT / "scripts" / "evidence.py")
-models = _module("models", ROOT / "scripts" / "models.py")
+evidence_results, evidence, models, _, architectures, cost_model = (
+    _module(name, ROOT / "scripts" / f"{name}.py")
+    for name in ("evidence_results", "evidence", "models", "architecture_rows", "architectures", "cost_model")
+)
 
 
 def described(flag: str, text: str) -> str:
@@ -118,6 +120,44 @@ def test_what_pages_import_is_in_the_api_once():
     assert len(listed) == len(set(listed))
     names = re.findall(r"^ *from attn_reg_plugin[\w.]* import ([\w, ]+)$", "\n".join(pages.values()), re.MULTILINE)
     assert set(", ".join(names).split(", ")) - {path.rpartition(".")[2] for path in listed} == set()
+
+
+# -- the tables that scripts write into pages --------------------------------------------------------------------------
+
+
+def test_the_page_of_architectures_is_that_of_its_results():
+    result, page = json.loads(architectures.RESULT.read_text(encoding="utf-8")), architectures.PAGE
+    assert architectures.filled(page.read_text(encoding="utf-8"), architectures.table(result)) == page.read_text()
+    tried = [(row["task"], row["arch"]) for row in result["rows"]]
+    assert tried == [(row.task, row.arch) for row in architectures.ROWS]
+    works = {row["task"] for row in result["rows"] if row["ad_drop"] == "works"}
+    assert works >= {"translation", "translation_multi_simple_epoch", "speech_to_text", "online_backtranslation"}
+
+
+def test_every_architecture_and_task_of_fairseq_is_on_the_page():
+    from fairseq.models import MODEL_REGISTRY
+    from fairseq.tasks import TASK_REGISTRY
+
+    result = json.loads(architectures.RESULT.read_text(encoding="utf-8"))
+    models = {row["model"] for row in result["rows"]} | set(result["untried"]["models"])
+    tasks = {row["task"] for row in result["rows"]} | set(result["untried"]["tasks"])
+    for known, registry in ((models, MODEL_REGISTRY), (tasks, TASK_REGISTRY)):
+        assert {name for name, owner in registry.items() if owner.__module__.startswith("fairseq.")} - known == set()
+
+
+@pytest.mark.parametrize("recomputes", [False, True])
+@pytest.mark.parametrize("name", ["plain", "AD-DROP"])
+@pytest.mark.usefixtures("one_thread")
+def test_the_formulas_of_the_costs_are_what_is_counted(name, recomputes):
+    shape = replace(cost_model.SMALL, length=24, recomputes=recomputes)
+    assert cost_model.count_operations(shape, name) == cost_model.STEPS[name](shape)
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_the_memory_of_the_costs_is_what_is_counted():
+    assert cost_model.count_ranking(cost_model.Shape(heads=4, length=256)) == pytest.approx(cost_model.RANKING, abs=0.1)
+    page = cost_model.PAGE.read_text(encoding="utf-8")
+    assert cost_model.filled(page, cost_model.tables(cost_model.Shape())) == page
 
 
 # -- what pages name --------------------------------------------------------------------------------------------------

@@ -8,11 +8,22 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
 
+pytest.importorskip("fairseq")
+pytest.importorskip("transformers")
+pytest.importorskip("matplotlib")
+
+import pandas as pd
+
+from attn_reg_plugin.labelled import find_task
+from attn_reg_plugin.models.hf_encoder import HFEncoderConfig, HFEncoderModel
+from tests.models.hf_folders import make_encoder, tokenizer
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
 
@@ -24,7 +35,6 @@ def example(path: str) -> ModuleType:
     return module
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_attend_out_in_a_loop_of_ones_own(capsys: pytest.CaptureFixture[str]) -> None:
     right, game = example("attend_out/loop.py").main()
     printed = capsys.readouterr().out.splitlines()
@@ -56,7 +66,6 @@ def test_both_faces_with_every_method_by_one_command(tmp_path: Path) -> None:
         assert "drop_decoder.cross[1]" in (tmp_path / method / "log.txt").read_text()
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_the_loop_learns_and_its_padding_does_not_matter() -> None:
     loop = example("custom_seq2seq/loop.py")
     losses = loop.train("ad_drop", epochs=2, sentences=64, width=16)
@@ -86,9 +95,6 @@ def test_checkpoints_are_averaged_once_each(tmp_path: Path) -> None:
 
 def test_predictions_are_those_of_the_model(tmp_path: Path) -> None:
     """A line per example, in GLUE's format, whatever the batches."""
-    pytest.importorskip("transformers")
-    from tests.test_examples_inspect import saved
-
     folder, examples = saved(tmp_path / "model", tmp_path), tmp_path / "test.tsv"
     rows = [f'{n}\tw{n} "w3\tw{n + 1} w5 w6' for n in range(5)]
     examples.write_text("\n".join(["index\tsentence1\tsentence2", *rows]) + "\n", encoding="utf-8")
@@ -100,3 +106,86 @@ def test_predictions_are_those_of_the_model(tmp_path: Path) -> None:
         assert header == ["index", "prediction"] and [line[0] for line in lines] == list("01234")
         assert {line[1] for line in lines} <= {"entailment", "not_entailment"}
     assert out.read_text(encoding="utf-8") == (tmp_path / "2.tsv").read_text(encoding="utf-8")
+
+
+# -- scripts that look into trained models: their figures against the model's own, and their limits --------------------
+
+COLUMNS = ["sentence1", "sentence2", "label"]
+
+
+def saved(folder: Path, root: Path, seed: int = 3, row: str = "rte") -> Path:
+    """A random classifier of pairs, as Trainer leaves it."""
+    cfg = SimpleNamespace(hf_model=str(make_encoder(root / f"encoder{seed}{row}")))
+    torch.manual_seed(seed)
+    model = HFEncoderModel.build_model(HFEncoderConfig(), SimpleNamespace(labelled=find_task(row), cfg=cfg))
+    model.model.save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def examples(tmp_path: Path) -> Path:
+    """Pairs of made-up words, of different lengths."""
+    texts = [" ".join(f"w{(3 * n + k) % 20}" for k in range(2 + n % 5)) for n in range(12)]
+    labels = ["entailment", "not_entailment"] * 6
+    frame = pd.DataFrame({"index": range(12), "sentence1": texts, "sentence2": texts[::-1], "label": labels})
+    frame.to_csv(tmp_path / "examples.tsv", sep="\t", index=False)
+    return tmp_path / "examples.tsv"
+
+
+def test_the_limits_of_what_is_dropped_and_the_maps_are_the_models_own(examples: Path, tmp_path: Path) -> None:
+    """p = 0 is plain evaluation, p = 1 is the same whatever comes first, and in between it isn't."""
+    probe = example("inspect/probe.py")
+    probe.RATIOS = (0.0, 0.5, 1.0)
+    model, words = probe.load(probe.exported(saved(tmp_path / "model", tmp_path)))
+    data = list(probe.batches(probe.read(examples, COLUMNS, model.config.label2id), words, 5))
+    found = probe.dropping(model, data, "*").set_index(["dropped", "p"])["loss"]
+    with torch.no_grad():
+        losses = [torch.nn.functional.cross_entropy(model.eval()(**x).logits, y, reduction="sum") for x, y in data]
+    nothing = sum(losses).item() / 12
+    assert found["nothing", 0.0] == pytest.approx(nothing, abs=1e-6)
+    for which in probe.WHICH:
+        assert found[which, 0.0] == pytest.approx(nothing, abs=1e-5)
+        assert found[which, 1.0] == pytest.approx(found["random", 1.0], abs=1e-6)
+    assert len({round(found[which, 0.5], 7) for which in probe.WHICH}) == 3
+    tokens, attentions, attributions = probe.maps(model, words, ["w1 w2", "w3"])
+    assert tokens == ["[CLS]", "w1", "w2", "[SEP]", "w3", "[SEP]"]
+    for one, other in zip(attentions, attributions, strict=True):
+        torch.testing.assert_close(one.sum(-1), torch.ones(one.shape[:-1]))
+        assert other.shape == one.shape and other.abs().sum() > 0
+
+
+def test_probe_writes_its_pictures(examples: Path, tmp_path: Path) -> None:
+    folder, out = saved(tmp_path / "model", tmp_path), tmp_path / "out"
+    command = [sys.executable, EXAMPLES / "inspect" / "probe.py", folder, examples, "--out", out, "--columns", *COLUMNS]
+    subprocess.run(command, check=True, capture_output=True, timeout=300)
+    assert len(pd.read_csv(out / "probe.csv")) == 1 + 3 * 5
+    for name in ("dropping.png", "maps.png"):
+        assert (out / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_robustness_is_measured_by_heuristic_and_label(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    robustness = example("inspect/robustness.py")
+    rows = [("entailment", "a"), ("non-entailment", "a"), ("non-entailment", "b"), ("entailment", "b")]
+    lines = [f"{label}\tw1 w2\tw{n}\t{heuristic}" for n, (label, heuristic) in enumerate(rows)]
+    hans = tmp_path / "hans.txt"
+    hans.write_text("\n".join(["gold_label\tsentence1\tsentence2\theuristic", *lines]) + "\n", encoding="utf-8")
+    for name, seed in (("plain-seed1", 1), ("plain-seed2", 2), ("own-seed1", 3)):
+        saved(tmp_path / "models" / name, tmp_path, seed, "mnli")
+    (model, *_) = sorted((tmp_path / "models").iterdir())
+    assert set(robustness.predict(model, robustness.read_hans(hans))) <= set(find_task("mnli").labels)
+    said = {"plain-seed1": ["entailment", "neutral", "contradiction", "neutral"], "own-seed1": ["entailment"] * 4}
+    said["plain-seed2"] = ["entailment", "entailment", "neutral", "entailment"]
+    monkeypatch.setattr(robustness, "predict", lambda folder, examples: said[folder.name])
+    monkeypatch.setattr(sys, "argv", ["x", str(model.parent), "--hans", str(hans), "--out", str(tmp_path / "out")])
+    robustness.main()
+    found = pd.read_csv(tmp_path / "out" / "robustness.csv").set_index(["method", "seed", "group"])["accuracy"]
+    assert found["plain", 1].to_dict() == {
+        **{"a, entailment": 100, "a, non-entailment": 100, "b, non-entailment": 100, "b, entailment": 0, "all": 75}
+    }
+    assert found["own", 1, "all"] == 50 and "own-seed1: 50.00 (one label for every example)" in capsys.readouterr().out
+    table = " ".join((tmp_path / "out" / "robustness.md").read_text(encoding="utf-8").split())
+    assert "| plain | a, non-entailment | 50 | 70.71 | 2 |" in table
+    assert (tmp_path / "out" / "robustness.png").read_bytes().startswith(b"\x89PNG")

@@ -104,7 +104,6 @@ def test_the_pages_show_it(method: type[Regularizer]) -> None:
 @pytest.mark.usefixtures("one_thread")
 def test_the_tests_of_all_methods_take_it_from_the_registry(method: type[Regularizer], tmp_path: Path) -> None:
     """None of their lists asks for it."""
-    from tests import test_readme
     from tests.regularizers import test_contract, trainings
 
     case = trainings.others()[NAME]
@@ -112,7 +111,6 @@ def test_the_tests_of_all_methods_take_it_from_the_registry(method: type[Regular
     test_contract.test_evaluation_and_forwards_without_gradients_are_plain_between_updates(case)
     test_contract.test_detaching_leaves_the_model_as_it_was(case)
     test_contract.test_it_goes_on_exactly_from_a_checkpoint(case, 3, tmp_path)
-    test_readme.test_its_methods_are_registered_ones()
     if method.presets:  # once is enough
         from tests.experiments import test_papers
 

@@ -15,6 +15,7 @@ from attn_reg_plugin.bench.rows import all_rows
 from attn_reg_plugin.configuration import load
 from attn_reg_plugin.experiments.methods import select_methods
 from attn_reg_plugin.regularizers import REGISTRY, Regularizer, options_of
+from tests.regularizers.registered import methods_of_readme
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -43,15 +44,10 @@ def test_it_is_short_and_begins_with_the_three_uses():
     assert uses == sorted(uses) and uses[-1] < 90, "two screens"
 
 
-def methods():
-    """Those that its table has."""
-    table = README[README.index("| `--attn-reg` |") :].split("\n\n")[0]
-    return re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
-
-
 def test_its_methods_are_registered_ones():
     """The list of all is the documentation's, from the registry."""
-    assert len(set(methods())) == len(methods()) > 1 and set(methods()) <= set(REGISTRY)
+    methods = methods_of_readme()
+    assert len(set(methods)) == len(methods) > 1 and set(methods) <= set(REGISTRY)
 
 
 def test_the_demos_table_has_a_row_for_each_of_its_methods():
@@ -168,14 +164,8 @@ def test_another_task_is_made_a_regularized_one():
 
 
 def test_every_snippet_is_run_here():
-    known = ("regularizer.attach(model)", "AttnRegCallback", "MyAttention")
-    known += (
-        "(AttnRegTask, MyTask)",
-        "(AttnRegTask, SpeechToTextTask)",
-        "LightningCallback",
-        "Accelerator(",
-        "train(epoch)",
-    )
+    known = ("regularizer.attach(model)", "AttnRegCallback", "MyAttention", "(AttnRegTask, MyTask)", "train(epoch)")
+    known += ("(AttnRegTask, SpeechToTextTask)", "LightningCallback", "Accelerator(")
     assert len(SNIPPETS) == len(known), "each stands once"
     for snippet in SNIPPETS:
         assert any(name in snippet for name in known), snippet

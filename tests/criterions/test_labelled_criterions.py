@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from scipy.stats import pearsonr, spearmanr
+from seqeval.metrics import accuracy_score as seqeval_accuracy
 from seqeval.metrics import f1_score as entity_f1
 from seqeval.metrics import precision_score, recall_score
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
@@ -20,7 +23,7 @@ from fairseq.logging import metrics
 from torch import Tensor, nn
 
 from attn_reg_plugin.criterions.labelled import ClassificationCriterion, TaggingCriterion, packed, unpacked
-from attn_reg_plugin.labelled import LabelledTask, find_task
+from attn_reg_plugin.labelled import REGRESSION, TAGGING, LabelledTask, find_task
 
 NER = find_task("wnut17")
 SIZES = [7, 1, 20, 12]
@@ -65,13 +68,13 @@ def seeded() -> None:
     torch.manual_seed(11)
 
 
-def tags(width: int = 9) -> tuple[Tensor, Tensor]:
+def tags(labels: Sequence[str], width: int = 9) -> tuple[Tensor, Tensor]:
     """Logits (COUNT, width, labels) that are often right, and targets with gaps; one sentence has no word."""
-    target = torch.randint(len(NER.labels), (COUNT, width))
+    target = torch.randint(len(labels), (COUNT, width))
     target[torch.rand(COUNT, width) < 0.5] = 0
     target[torch.rand(COUNT, width) < 0.3] = -100
     target[3] = -100
-    return torch.randn(COUNT, width, len(NER.labels)) + 3 * F.one_hot(target.clamp(min=0), len(NER.labels)), target
+    return torch.randn(COUNT, width, len(labels)) + 3 * F.one_hot(target.clamp(min=0), len(labels)), target
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
@@ -106,7 +109,7 @@ def test_the_loss_of_a_regression_is_the_squared_error(shape: tuple[int, ...]) -
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_the_loss_of_tags_counts_words_alone(smoothing: float) -> None:
-    (logits, target), criterion = tags(), TaggingCriterion(task_for(NER), label_smoothing=smoothing)
+    (logits, target), criterion = tags(NER.labels), TaggingCriterion(task_for(NER), label_smoothing=smoothing)
     loss, size, log = criterion(Fixed(logits), sample_of(torch.arange(COUNT), target))
     expected = F.cross_entropy(logits.transpose(1, 2), target, reduction="sum", label_smoothing=smoothing)
     torch.testing.assert_close(loss, expected)
@@ -126,59 +129,52 @@ def test_the_loss_of_tags_counts_words_alone(smoothing: float) -> None:
 # -- metrics over a whole validation set ------------------------------------------------------------------------------
 
 
-def test_scores_of_classes() -> None:
-    logits, target = torch.randn(COUNT, 2), torch.randint(2, (COUNT,))
-    gold, predicted = target.tolist(), logits.argmax(-1).tolist()
-    mrpc = validate(ClassificationCriterion(task_for("mrpc")), logits, target)
-    accuracy, f1 = accuracy_score(gold, predicted), f1_score(gold, predicted)
-    assert mrpc["accuracy"] == pytest.approx(100 * accuracy) and mrpc["f1"] == pytest.approx(100 * f1)
-    assert mrpc["accuracy_f1"] == pytest.approx(50 * (accuracy + f1))
-    assert mrpc["loss"] == pytest.approx(F.cross_entropy(logits, target).item() / math.log(2), abs=1e-4)
-    cola = validate(ClassificationCriterion(task_for("cola")), logits, target)
-    assert cola["mcc"] == pytest.approx(100 * matthews_corrcoef(gold, predicted)) and "f1" not in cola
-    # not the mean of the batches' scores
-    parts = zip(target.split(SIZES), logits.argmax(-1).split(SIZES), strict=True)
-    mean = sum(len(g) * matthews_corrcoef(g, p) for g, p in parts) / COUNT
-    assert abs(100 * mean - cola["mcc"]) > 0.1
-    chosen = validate(ClassificationCriterion(task_for("mnli"), validation_metrics="macro_f1, mcc"), logits, target)
-    assert chosen["macro_f1"] == pytest.approx(100 * f1_score(gold, predicted, average="macro"))
-    assert {"mcc", "accuracy", "loss"} <= set(chosen)
+#: of rows of the table of tasks, the scores by their libraries, of the gold values and the predictions
+SCORED: dict[str, dict[str, Callable[[Any, Any], float]]] = {
+    "mrpc": {
+        "accuracy": accuracy_score,
+        "f1": f1_score,
+        "accuracy_f1": lambda gold, predicted: (accuracy_score(gold, predicted) + f1_score(gold, predicted)) / 2,
+    },
+    "cola": {"mcc": matthews_corrcoef, "accuracy": accuracy_score},
+    "mnli": {"macro_f1": partial(f1_score, average="macro"), "mcc": matthews_corrcoef, "accuracy": accuracy_score},
+    "swag": {"accuracy": accuracy_score},
+    "stsb": {
+        "pearson": lambda gold, predicted: pearsonr(predicted, gold)[0],
+        "spearman": lambda gold, predicted: spearmanr(predicted, gold)[0],
+        "pearson_spearman": lambda gold, predicted: (pearsonr(predicted, gold)[0] + spearmanr(predicted, gold)[0]) / 2,
+    },
+    "wnut17": {"f1": entity_f1, "precision": precision_score, "recall": recall_score, "accuracy": seqeval_accuracy},
+    "upos": {"accuracy": seqeval_accuracy},
+}
 
 
-def test_correlations() -> None:
-    target = torch.rand(COUNT) * 5
-    logits = target + torch.randn(COUNT)
-    logged = validate(ClassificationCriterion(task_for("stsb")), logits.unsqueeze(-1), target)
-    pearson, spearman = pearsonr(logits, target)[0], spearmanr(logits, target)[0]
-    assert logged["pearson"] == pytest.approx(100 * pearson) and logged["spearman"] == pytest.approx(100 * spearman)
-    assert logged["pearson_spearman"] == pytest.approx(50 * (pearson + spearman))
-    assert logged["loss"] == pytest.approx(F.mse_loss(logits, target).item(), abs=1e-4)
-    assert "accuracy" not in logged and isinstance(logged["pearson"], float)
-
-
-def test_entity_scores() -> None:
-    logits, target = tags()
-    logged = validate(TaggingCriterion(task_for(NER)), logits, target)
-    words = target != -100
-    gold, predicted = (
-        [[NER.labels[tag] for tag in row[some]] for row, some in zip(all_tags, words, strict=True) if some.any()]
-        for all_tags in (target, logits.argmax(-1))
-    )
-    assert 0.2 < entity_f1(gold, predicted) < 0.95
-    for name, score in {"f1": entity_f1, "precision": precision_score, "recall": recall_score}.items():
-        assert logged[name] == pytest.approx(100 * score(gold, predicted))
-    right = (logits.argmax(-1) == target)[words]
-    assert logged["accuracy"] == pytest.approx(100 * right.double().mean().item())
-
-
-@pytest.mark.parametrize(("criterion", "row"), [(ClassificationCriterion, "swag"), (TaggingCriterion, "upos")])
-def test_choices_and_tags_that_name_no_entities_have_an_accuracy_alone(criterion: type, row: str) -> None:
-    labels = len(find_task(row).labels or "four")
-    shape = (COUNT,) if row == "swag" else (COUNT, 5)
-    logits, target = torch.randn(*shape, labels), torch.randint(labels, shape)
-    logged = validate(criterion(task_for(row)), logits, target)
-    assert logged["accuracy"] == pytest.approx(100 * (logits.argmax(-1) == target).double().mean().item())
-    assert "f1" not in logged
+@pytest.mark.parametrize("row", SCORED)
+def test_metrics_are_those_of_all_predictions(row: str) -> None:
+    """Not the mean of the batches' scores."""
+    task, options = find_task(row), {"validation_metrics": "macro_f1, mcc"} if row == "mnli" else {}
+    criterion: Any = ClassificationCriterion
+    if task.kind == TAGGING:
+        criterion, (logits, target) = TaggingCriterion, tags(task.labels)
+        gold, predicted = (
+            [[task.labels[tag] for tag in line[some]] for line, some in zip(lines, target != -100, strict=True)]
+            for lines in (target, logits.argmax(-1))
+        )
+        loss = F.cross_entropy(logits.transpose(1, 2), target) / math.log(2)
+    elif task.kind == REGRESSION:
+        gold = target = torch.rand(COUNT) * 5
+        predicted = target + torch.randn(COUNT)
+        logits, loss = predicted.unsqueeze(-1), F.mse_loss(predicted, target)
+    else:
+        labels = len(task.labels or "four")
+        logits, target = torch.randn(COUNT, labels), torch.randint(labels, (COUNT,))
+        gold, predicted, loss = target, logits.argmax(-1), F.cross_entropy(logits, target) / math.log(2)
+    logged = validate(criterion(task_for(row), **options), logits, target)
+    assert logged["loss"] == pytest.approx(loss.item(), abs=1e-4)
+    assert {name for name in logged if name not in ("loss", "nll_loss", "ppl")} == set(SCORED[row])
+    for name, score in SCORED[row].items():
+        assert logged[name] == pytest.approx(100 * score(gold, predicted)), name
+        assert isinstance(logged[name], float)
 
 
 def test_nothing_is_logged_of_empty_batches_and_no_metric_in_training() -> None:

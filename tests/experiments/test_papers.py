@@ -17,9 +17,9 @@ from omegaconf import OmegaConf
 from attn_reg_plugin.cli import main
 from attn_reg_plugin.commands.run import steps
 from attn_reg_plugin.experiments.steps import EACH, plan
-from tests import test_readme
 from tests.experiments.toy import run_toy, toy_steps
 from tests.experiments.toy_corpus import empty_corpus
+from tests.regularizers.registered import methods_of_readme
 
 PAPERS = Path(__file__).resolve().parents[2] / "examples" / "papers"
 FILES = sorted(path.stem for path in PAPERS.glob("*.yaml"))
@@ -124,7 +124,7 @@ def test_all_rivals_are_compared_under_the_same_rules() -> None:
     _, _, translators = settings("rivals_translation", "--pair", "tr-en")[:3]
     for compared, left_out in ((encoders, set()), (translators, {"hidden_cut"})):
         rows = [method.regularizer for method in compared.selected()]
-        assert {name for row in rows if row for name in row.split("+")} == set(test_readme.methods()) - left_out, (
+        assert {name for row in rows if row for name in row.split("+")} == set(methods_of_readme()) - left_out, (
             "examples/papers/rivals*.yaml and README's table have the same methods"
         )
         assert "ad_drop+r_drop" in rows and None in rows and len(compared.seeds) == 5

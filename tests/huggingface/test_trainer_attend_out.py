@@ -24,8 +24,10 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", ["bert", "marian", "llama"])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [*(("marian", way) for way in WAYS), ("bert", "uneven"), ("llama", "accumulated"), ("llama", "bf16")],
+)
 def test_the_defender_is_what_a_lone_trainer_makes(tmp_path: Path, name: str, way: str) -> None:
     options = {"max_steps": 6, **WAYS[way]}
     lone = trainer_of(tmp_path, name, None, dropout=0.0, **options)

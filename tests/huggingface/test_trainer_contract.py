@@ -6,7 +6,9 @@ import argparse
 import copy
 import json
 import math
+import re
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,29 +24,16 @@ from attn_reg_plugin.regularizers.base.context import Supplied
 from tests.backends.huggingface_models import build as build_model
 from tests.huggingface.processes import check, kill_oneself, run_in_processes
 from tests.huggingface.trainers import AtStepEnd, ad_drop, examples, print_of, trainer_of, weights
-from tests.regularizers.registered import besides
+from tests.regularizers import registered
 
-#: options of each method under which it has something to do, and under which it has nothing; None where it always has
+#: alone and together
 METHODS: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
-    "ad_drop": (
-        {"p": 0.5, "q": 0.5, "sites": "*", "cross_tuning": "update:3"},
-        {"p": 0.0, "sites": "*", "cross_tuning": "off"},
-    ),
-    "attend_out": ({"steps": 4, "sites": "*", "generator_lr": 0.05}, None),
-    "attention_dropout": ({"p": 0.4, "sites": "*"}, {"p": 0.0}),
-    "attention_layer_drop": ({"p": 0.5, "sites": "*"}, {"p": 0.0}),
-    "head_drop": ({"p": 0.5, "turn": 0.3, "end": 1, "unit": "progress", "sites": "*"}, {"p": 0.0}),
-    "hidden_cut": ({"cut": 0.3}, None),
-    "layer_drop": ({"p": 0.5, "sites": "*"}, {"p": 0.0}),
-    "r_drop": ({}, None),
-    "scheduled_dropout": ({"schedule": "drop *: 0:0.7 12:0", "sites": "*"}, {"schedule": "drop *: 0:0"}),
+    **registered.METHODS,
     "ad_drop+head_drop+layer_drop+attention_dropout+r_drop": (
         {"ad_drop": {"cross_tuning": "epoch"}, "head_drop": {"p": 0.5, "turn": 3, "end": 10}},
         None,
     ),
 }
-#: the others that are registered, such as a new method, have the options of their first presets
-METHODS |= {name: (options, None) for name, options in besides(name for name in METHODS if "+" not in name).items()}
 IDLE = {name: idle for name, (_, idle) in METHODS.items() if idle is not None}
 
 
@@ -83,35 +72,7 @@ def test_with_nothing_to_do_it_is_the_stock_trainer(
     assert all(torch.equal(torch.as_tensor(x), torch.as_tensor(y)) for x, y in zip(state, our_state, strict=True))
 
 
-# -- acting -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize(("name", "options"), [("bert", {}), ("marian", {"bf16": True})], ids=["fp32", "bf16"])
-def test_every_method_trains_and_says_what_it_did(
-    tmp_path: Path, name: str, method: str, options: dict[str, Any]
-) -> None:
-    regularizer = build(method, **METHODS[method][0])
-    options = {"max_steps": 8, "logging_steps": 8, **options}
-    trainer = trainer_of(tmp_path, name, regularizer, rates_by_site=True, **options)
-    before = weights(trainer.model)
-    trainer.train()
-    log = trainer.state.log_history[0]
-    ours = {key.removeprefix("attn_reg/"): value for key, value in log.items() if key.startswith("attn_reg/")}
-    assert 0 < ours["regularized"] <= 1 and all(math.isfinite(value) for value in log.values())
-    rates = [ours[key] for key in (f"drop_{site.name}" for site in find_sites(trainer.model, "*")) if key in ours]
-    assert all(0 <= rate <= 1 for rate in rates) and (not rates or 0 < ours["drop_rate"] < 0.9)
-    assert not rates or ours["drop_rate"] == pytest.approx(sum(rates) / len(rates))
-    assert len(rates) == len(find_sites(trainer.model, "*")) or METHODS[method][0].get("sites") != "*"
-    if method == "ad_drop":
-        assert 0 < ours["probe_share"] < 1 and ours["probe_fallbacks"] == 0
-    if method == "attend_out":
-        assert regularizer.state_dict()["rounds"] == 2
-        assert 0 <= ours["attacker_won"] <= 1 and ours["attacker_score"] < 0
-    assert weights(trainer.model).isfinite().all() and not torch.equal(before, weights(trainer.model))
-
-
-# -- evaluation and what is saved -------------------------------------------------------------------------------------
+# -- acting, evaluation, what is left and saved -----------------------------------------------------------------------
 
 
 def accuracy(predicted: Any) -> dict[str, float]:
@@ -132,24 +93,43 @@ class Weights(TrainerCallback):
         self.states.append({key: value.clone() for key, value in model.state_dict().items()})
 
 
-@pytest.mark.parametrize(
-    ("name", "method"), [("marian", "ad_drop"), *(("bert", method) for method in METHODS if method != "ad_drop")]
-)
-def test_evaluation_and_generation_are_stock(tmp_path: Path, name: str, method: str) -> None:
-    options: dict[str, Any] = {"max_steps": 4, "eval_strategy": "steps", "eval_steps": 2, "logging_steps": 2}
-    if name == "marian":
-        options |= {"predict_with_generate": True, "generation_max_length": 6, "generation_num_beams": 2}
-    own, seen = {"compute_metrics": accuracy}, Weights()
-    regularizer = build(method, **METHODS[method][0])
-    trainer = trainer_of(tmp_path, name, regularizer, callbacks=(seen,), own=own, **options)
+#: of a Marian, whose translations are evaluated
+GENERATING = {"predict_with_generate": True, "generation_max_length": 6, "generation_num_beams": 2}
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("name", "more"), [("bert", {}), ("marian", {"bf16": True, **GENERATING})])
+def test_every_method_trains_says_what_it_did_and_evaluates_as_stock(
+    tmp_path: Path, name: str, method: str, more: dict[str, Any]
+) -> None:
+    regularizer, own, seen = build(method, **METHODS[method][0]), {"compute_metrics": accuracy}, Weights()
+    options = {"max_steps": 8, "logging_steps": 8, "eval_strategy": "steps", "eval_steps": 4, **more}
+    trainer = trainer_of(tmp_path, name, regularizer, rates_by_site=True, callbacks=(seen,), own=own, **options)
+    before, sites = weights(trainer.model), find_sites(trainer.model, "*")
     trainer.train()
+    assert weights(trainer.model).isfinite().all() and not torch.equal(before, weights(trainer.model))
+
+    (log,) = (entry for entry in trainer.state.log_history if "loss" in entry)
+    ours = {key.removeprefix("attn_reg/"): value for key, value in log.items() if key.startswith("attn_reg/")}
+    assert 0 < ours["regularized"] <= 1 and all(math.isfinite(value) for value in log.values())
+    rates = [ours[key] for key in (f"drop_{site.name}" for site in sites) if key in ours]
+    assert all(0 <= rate <= 1 for rate in rates) and (not rates or 0 < ours["drop_rate"] < 0.9)
+    assert not rates or ours["drop_rate"] == pytest.approx(sum(rates) / len(rates))
+    assert len(rates) == len(sites) or METHODS[method][0].get("sites") != "*"
+    if method == "ad_drop":
+        assert 0 < ours["probe_share"] < 1 and ours["probe_fallbacks"] == 0
+    if method == "attend_out":
+        assert regularizer.state_dict()["rounds"] == 2
+        assert 0 <= ours["attacker_won"] <= 1 and ours["attacker_score"] < 0
+
     evaluated = [entry for entry in history(trainer) if "eval_loss" in entry]
-    assert [entry["step"] for entry in evaluated] == [2, 4]
+    assert [entry["step"] for entry in evaluated] == [4, 8]
     for entry, state in zip(evaluated, seen.states, strict=True):
         stock = trainer_of(tmp_path, name, None, own=own, **options)
         stock.model.load_state_dict(state)
         metrics, measured = stock.evaluate(), {key for key in entry if key.startswith("eval_")}
         assert len(measured) >= 2 and {key: entry[key] for key in measured} == {key: metrics[key] for key in measured}
+    assert print_of(trainer.model) == print_of(stock.model), "nothing is left"
 
 
 def test_what_is_saved_is_a_stock_model(tmp_path: Path) -> None:
@@ -218,9 +198,8 @@ def game() -> AttendOut:
     return AttendOut(steps=2, sites="*")
 
 
-#: what ends a training: nothing, or what makes a trainer fail
+#: what makes a trainer fail
 ENDS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "well": (ad_drop, {}),
     "mask": (lambda: Interrupted(p=0.5, q=0.5, cross_tuning="off"), {}),
     "step_end": (ad_drop, {"callbacks": (Failing("on_step_end"),)}),
     "epoch_begin": (ad_drop, {"callbacks": (Failing("on_epoch_begin"),)}),
@@ -235,14 +214,11 @@ ENDS: dict[str, tuple[Any, dict[str, Any]]] = {
 def test_whatever_ends_a_training_leaves_nothing_behind(tmp_path: Path, end: str) -> None:
     make, options = ENDS[end]
     regularizer = make()
-    trainer = trainer_of(tmp_path, "bert", regularizer, **{"max_steps": 2 if end == "well" else 20, **options})
+    trainer = trainer_of(tmp_path, "bert", regularizer, **options)
     before = print_of(trainer.model)
     own = [set(vars(owner)) for owner in (trainer, trainer.callback_handler)]
-    if end == "well":
+    with pytest.raises((Broken, KeyboardInterrupt)):
         trainer.train()
-    else:
-        with pytest.raises((Broken, KeyboardInterrupt)):
-            trainer.train()
     assert print_of(trainer.model) == before
     assert not regularizer.attached_sites and regularizer.supplied == Supplied()
     for owner, names in zip((trainer, trainer.callback_handler), own, strict=True):
@@ -338,22 +314,44 @@ def test_another_folder_and_a_missing_state(tmp_path: Path, caplog: pytest.LogCa
     assert regularizer.state_dict()["rounds"] == 1 and regularizer.updates == 12
 
 
+#: how a state is spoilt, and what is said of it; a game goes on at the first forward, when there are players
+SPOILT: dict[str, tuple[str, Callable[[dict[str, Any]], Any], str]] = {
+    "a list": ("ad_drop", lambda state: [1], "holds a list .*; move it away, and the method starts anew"),
+    "other sites": (
+        "attend_out",
+        lambda state: {**state, "generator": {f"other.{key}": value for key, value in state["generator"].items()}},
+        "the state of the method does not fit attend_out on this model",
+    ),
+    "a game without its baseline": (
+        "attend_out",
+        lambda state: {key: value for key, value in state.items() if key != "moving_baseline"},
+        "does not fit attend_out on this model .*lacks 'moving_baseline'",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SPOILT)
+def test_a_state_that_cannot_be_continued_is_named(case: str, tmp_path: Path) -> None:
+    method, spoil, said = SPOILT[case]
+    run(tmp_path, method, 5, 8)
+    path = tmp_path / "checkpoint-5" / f"attn_reg_{method}.pt"
+    torch.save(spoil(torch.load(path, weights_only=True)), path)
+    trainer = trainer_of(tmp_path, "marian", regularizer := build(method, **METHODS[method][0]), max_steps=6)
+    with pytest.raises(ValueError, match=rf"^{re.escape(str(path))}.*{said}"):
+        trainer.train(resume_from_checkpoint=True)
+    assert not regularizer.attached_sites, "the model is given back"
+
+
 def killed(folder: Path, method: str, save: int, update: int) -> None:
     """A training that ends as by `kill -9`."""
     run(folder, method, save, update, kill_oneself)
 
 
-def resumed(folder: Path, method: str, save: int) -> None:
-    """Its continuation."""
-    torch.save(run(folder, method, save), folder / "end.pt")
-
-
 @pytest.mark.parametrize("method", ["ad_drop", "attend_out"])
 def test_killed_and_resumed(tmp_path: Path, method: str) -> None:
     assert run_in_processes(tmp_path, killed, tmp_path / "parts", method, 5, 8) == [-signal.SIGKILL]
-    check(tmp_path, run_in_processes(tmp_path, resumed, tmp_path / "parts", method, 5))
-    undisturbed = run(tmp_path / "whole", method, 5)
-    assert same(torch.load(tmp_path / "parts" / "end.pt"), undisturbed)
+    continued = run(tmp_path / "parts", method, 5)
+    assert same(continued, run(tmp_path / "whole", method, 5))
 
 
 # -- two processes ----------------------------------------------------------------------------------------------------
@@ -396,7 +394,7 @@ def whole_batches(folder: Path, size: int) -> None:
 
 def test_two_halves_are_one_whole(tmp_path: Path) -> None:
     check(tmp_path, run_in_processes(tmp_path, whole_batches, tmp_path, 2, processes=2))
-    check(tmp_path, run_in_processes(tmp_path, whole_batches, tmp_path, 4))
+    whole_batches(tmp_path, 4)
     (halves, log), (whole, expected) = (torch.load(tmp_path / f"batches_of_{size}.pt") for size in (2, 4))
     torch.testing.assert_close(halves, whole, rtol=1e-5, atol=1e-6)
     assert log[0]["loss"] == pytest.approx(expected[0]["loss"], abs=1e-5)

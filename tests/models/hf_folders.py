@@ -6,9 +6,9 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.labelled.made_up import SHAPE, SPECIAL, WORDS, make_encoder, make_text, tokenizer
+from tests.labelled.made_up import make_encoder, make_text, tokenizer
 
-__all__ = ["SHAPE", "SPECIAL", "WORDS", "make_encoder", "make_text", "tokenizer"]
+__all__ = ["make_encoder", "tokenizer"]
 SIZES = {"train": 48, "dev": 21}
 
 

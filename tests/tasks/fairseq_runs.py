@@ -242,6 +242,21 @@ def make_corpus(root: Path, words: int = 24, seed: int = 0) -> Path:
     return root / "bin"
 
 
+#: of fairseq-hydra-train, beside the example's YAML
+TINY = shlex.split(
+    "common.cpu=true common.log_format=json common.log_interval=1 optimization.max_update=2 dataset.num_workers=0 "
+    "model.encoder.layers=2 model.decoder.layers=2 model.encoder.embed_dim=16 model.decoder.embed_dim=16 "
+    "model.encoder.ffn_embed_dim=32 model.decoder.ffn_embed_dim=32"
+)
+
+
+def hydra(corpus: Path, folder: Path, *overrides: str) -> list[str]:
+    """Arguments of fairseq-hydra-train for the example's YAML, at a tiny size."""
+    examples = Path(PLUGIN).parent / "examples" / "hydra"
+    given = ["--config-dir", str(examples), "--config-name", "ad_drop", f"hydra.run.dir={folder}", *TINY]
+    return [*given, f"common.user_dir={PLUGIN}", f"task.data={corpus}", *overrides]
+
+
 class Absent:
     """An import hook for which transformers and its tokenizers are not installed."""
 

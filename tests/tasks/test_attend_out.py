@@ -79,8 +79,7 @@ SCALE = "--fp16-init-scale 4"
 FLAGS = [
     "--optimizer sgd --momentum 0.9 --lr 0.5 --clip-norm 1",
     "--optimizer adafactor --update-freq 2 --clip-norm 0.5",
-    "--lr-scheduler inverse_sqrt --warmup-updates 3 --weight-decay 0.1",
-    "--amp --clip-norm 0.5",
+    "--lr-scheduler inverse_sqrt --warmup-updates 3 --weight-decay 0.1 --amp --clip-norm 0.5",
     f"--memory-efficient-fp16 --clip-norm 0.5 {SCALE}",
     f"--fp16 --fp16-no-flatten-grads --update-freq 2 {SCALE}",
 ]

@@ -13,7 +13,7 @@ import torch
 
 from tests.backends.fairseq_models import transformer
 from tests.models.hf_folders import TOYS, make_encoder
-from tests.regularizers.registered import besides
+from tests.regularizers import registered
 from tests.tasks.encoder_runs import encoder_arguments
 from tests.tasks.fairseq_runs import (
     AD_DROP,
@@ -33,25 +33,15 @@ from tests.tasks.tasks_in_process import attached, criterion, sample, step
 
 pytestmark = pytest.mark.slow
 
-#: of methods, options that leave it nothing to do, and others; those that are not here have their first preset's.
-#: AttendOut has no option that leaves it nothing, and needs a training
-METHODS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "ad_drop": ({"q": 0.0, "cross_tuning": "off"}, {"q": 0.9, "cross_tuning": "off"}),
-    "attention_dropout": ({"p": 0.0}, {"p": 0.5}),
-    "attention_layer_drop": ({"p": 0.0}, {"p": 1.0}),
-    "head_drop": ({"p": 0.0}, {"p": 0.7}),
-    "hidden_cut": ({"cut": 0.0}, {"cut": 0.5}),
-    "layer_drop": ({"p": 0.0}, {"p": 0.9}),
-    "r_drop": ({"weight": 0.0}, {"weight": 1.0}),
-    "scheduled_dropout": ({"schedule": "drop *: 0:0"}, {"schedule": "drop *: 0:0.5 4:0.1"}),
-}
-EVERY = {name: at_work for name, (_, at_work) in METHODS.items()} | besides([*METHODS, "attend_out"])
+#: AttendOut needs a training
+METHODS = {name: options for name, options in registered.METHODS.items() if name != "attend_out"}
 
 
 def task_with(method: str, options: dict[str, Any]) -> Any:
     """A task with the method on a Transformer with dropout."""
     flags = {f"{'attn' if name == 'sites' else method}_{name}": value for name, value in options.items()}
-    return attached(transformer(dropout=0.1), attn_reg=method, **flags)
+    at_once = {"attn_max_update": 4, "ad_drop_cross_tuning": "off"}
+    return attached(transformer(dropout=0.1), attn_reg=method, **{**flags, **at_once})
 
 
 def stepped(task: Any) -> list[Any]:
@@ -69,17 +59,17 @@ def evaluated(task: Any) -> list[Any]:
     return [loss, size, *log.values(), torch.rand(())]
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [name for name, (_, idle) in METHODS.items() if idle])
 def test_nothing_to_do_is_a_stock_step(method: str) -> None:
-    off, at_work = METHODS[method]
+    at_work, off = METHODS[method]
     plain = stepped(task_with("none", {}))
     assert differing(stepped(task_with(method, off)), plain) == []
     assert differing(stepped(task_with(method, at_work)), plain)
 
 
-@pytest.mark.parametrize("method", EVERY)
+@pytest.mark.parametrize("method", METHODS)
 def test_evaluation_is_stock_and_so_is_the_model_once_detached(method: str) -> None:
-    plain, task = task_with("none", {}), task_with(method, EVERY[method])
+    plain, task = task_with("none", {}), task_with(method, METHODS[method][0])
     expected, model = evaluated(plain), task._config.model
     stepped(task)
     assert differing(evaluated(task), expected) == []
@@ -101,31 +91,28 @@ def logged(finished: Finished) -> list[list[str]]:
     return [*updates, *([line["valid_loss"]] for line in finished.lines("valid"))]
 
 
-@pytest.mark.parametrize(
-    "flags",
-    [
-        "--attn-reg none --ad-drop-p 1 --ad-drop-q 1 --attn-sites *",
-        "--attn-reg ad_drop --ad-drop-p 0.5 --ad-drop-q 0.5 --ad-drop-cross-tuning update:8 --attn-sites *",
-    ],
+NOTHING = (
+    "--attn-reg none --ad-drop-p 1 --ad-drop-q 1 --attn-sites *",
+    "--attn-reg ad_drop --ad-drop-p 0.5 --ad-drop-q 0.5 --ad-drop-cross-tuning update:8 --attn-sites *",
 )
-def test_training_without_effect_is_stock_training(flags: str, stock: Trained, corpus: Path, tmp_path: Path) -> None:
-    finished = train(corpus, tmp_path, *shlex.split(flags), *UPDATES, without=["--disable-validation"]).check()
-    assert len(finished.losses()) == 8 and len(finished.lines("valid")) == 2
-    assert logged(finished) == logged(stock.finished)
-    ours = tmp_path / "checkpoint_last.pt"
-    assert differing(trained_state(ours), trained_state(stock.checkpoint)) == []
-    assert hypotheses(generate(corpus, ours)) == hypotheses(generate(corpus, stock.checkpoint))
 
 
-@pytest.mark.parametrize(("cross_tuning", "plain"), [("epoch", 6), ("update:2", 2)])
-def test_cross_tuning_leaves_the_plain_part_alone(
-    cross_tuning: str, plain: int, stock: Trained, corpus: Path, tmp_path: Path
-) -> None:
-    finished = train(corpus, tmp_path, *AD_DROP, "--ad-drop-cross-tuning", cross_tuning, *UPDATES).check()
-    shares = ["0"] * 6 + ["1"] * 2 if cross_tuning == "epoch" else ["0", "0", "1", "1"] * 2
-    assert [line["attn_reg/regularized"] for line in finished.lines()] == shares
-    assert finished.losses()[:plain] == stock.finished.losses()[:plain]
-    assert finished.losses()[plain] != stock.finished.losses()[plain]
+def test_training_without_effect_is_stock_training(stock: Trained, corpus: Path, tmp_path: Path) -> None:
+    translations = hypotheses(generate(corpus, stock.checkpoint))
+    for number, flags in enumerate(NOTHING):
+        folder, ours = tmp_path / str(number), tmp_path / str(number) / "checkpoint_last.pt"
+        finished = train(corpus, folder, *shlex.split(flags), *UPDATES, without=["--disable-validation"]).check()
+        assert len(finished.losses()) == 8 and len(finished.lines("valid")) == 2
+        assert logged(finished) == logged(stock.finished)
+        assert differing(trained_state(ours), trained_state(stock.checkpoint)) == []
+    assert hypotheses(generate(corpus, ours)) == translations
+
+
+def test_cross_tuning_leaves_the_plain_part_alone(stock: Trained, corpus: Path, tmp_path: Path) -> None:
+    finished = train(corpus, tmp_path, *AD_DROP, "--ad-drop-cross-tuning", "update:2", *UPDATES).check()
+    assert [line["attn_reg/regularized"] for line in finished.lines()] == ["0", "0", "1", "1"] * 2
+    assert finished.losses()[:2] == stock.finished.losses()[:2]
+    assert finished.losses()[2] != stock.finished.losses()[2]
 
 
 def test_translating_is_stock_whatever_the_task(regularized: Trained, corpus: Path) -> None:

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.tasks.fairseq_runs import AD_DROP, generate, hypotheses, plain_and_defender, run, train
-from tests.tasks.test_surface import TINY, hydra
+from tests.tasks.fairseq_runs import AD_DROP, TINY, generate, hydra, hypotheses, plain_and_defender, run, train
 
 pytestmark = [
     pytest.mark.gpu,

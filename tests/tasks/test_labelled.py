@@ -216,10 +216,7 @@ def test_q_zero_is_plain_and_a_moved_run_still_works(data: Path, encoder: Path, 
         (["--labelled", "wnut17"], "wnut17 is a task of tagging; use --task attn_reg_token_classification"),
         (["--labels", "a,b"], "--labels describes a task that has no name"),
         (["--labelled", ""], "give --labelled NAME, or describe the files by --text-columns and --label-column"),
-        (
-            ["--max-length", "41"],
-            "inputs of 41 tokens were asked for, but the length must be at least 4 and at most 40",
-        ),
+        (["--max-length", "41"], "inputs of 41 tokens were asked for, but the length must be at least 4 and at most"),
         (["--attn-reg", "ad_drop", "--attn-sites", "decoder.self"], "encoder.self"),
     ],
 )
@@ -228,13 +225,3 @@ def test_refusals(change: list[str], said: str, data: Path, encoder: Path, tmp_p
     words = encoder_arguments("rte", data / "rte", encoder, tmp_path, *change)
     with pytest.raises(ValueError, match=re.escape(said)):
         try_training(["python", "-m", "fairseq_cli.train", *(word.format(tmp_path) for word in words)])
-
-
-def test_a_label_that_is_not_in_the_set(data: Path, encoder: Path, tmp_path: Path) -> None:
-    broken = tmp_path / "data" / "rte"
-    shutil.copytree(data / "rte", broken)
-    text = (broken / "dev.tsv").read_text(encoding="utf-8").splitlines()
-    (broken / "dev.tsv").write_text("\n".join([*text[:3], text[3].rpartition("\t")[0] + "\tmaybe"]), encoding="utf-8")
-    finished = train("rte", tmp_path / "data", encoder, tmp_path / "2")
-    assert finished.status != 0 and "ValueError" in finished.output.splitlines()[-1]
-    assert f"{broken / 'dev.tsv'}, line 4: the label is 'maybe', but must be one of" in finished.output

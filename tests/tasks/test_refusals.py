@@ -157,7 +157,6 @@ def test_what_works_is_not_refused() -> None:
 # -- commands ---------------------------------------------------------------------------------------------------------
 
 GAME = ["--attn-reg", "attend_out", "--attend-out-steps", "21"]
-FCONV = ["--arch", "fconv", "--encoder-embed-dim", "16", "--encoder-layers", "[(16,3)]", "--decoder-layers", "[(16,3)]"]
 
 
 @pytest.mark.slow
@@ -165,19 +164,13 @@ FCONV = ["--arch", "fconv", "--encoder-embed-dim", "16", "--encoder-layers", "[(
     ("data", "flags", "said"),
     [
         ("", [*AD_DROP, "--ad-drop-p", "7"], r"p is 7\.0, but must lie in \[0, 1\]$"),
-        ("", [*AD_DROP, *FCONV], r"no attention site found in FConvModel"),
         ("", GAME, r"each of the 21 updates of a round .* 'valid' has 20"),
-        (
-            "nowhere",
-            [*AD_DROP, "-s", "en", "-t", "ro"],
-            r"the data folder \S*nowhere does not exist; give the",
-        ),
+        ("nowhere", [*AD_DROP, "-s", "en", "-t", "ro"], r"the data folder \S*nowhere does not exist; give the"),
     ],
     ids=str,
 )
 def test_a_command_ends_in_one_sentence(data: str, flags: list[str], said: str, corpus: Path, tmp_path: Path) -> None:
-    model = {"model": []} if "fconv" in flags else {}
-    finished = train(tmp_path / data if data else corpus, tmp_path, *flags, "--max-update", "1", **model)
+    finished = train(tmp_path / data if data else corpus, tmp_path, *flags, "--max-update", "1")
     assert finished.status == 1
     last = finished.output.strip().splitlines()[-1]
     assert re.search(said, last), last

@@ -18,35 +18,13 @@ from tests.tasks.tasks_in_process import Optimizer, attached, criterion, sample
 STATE = {"epoch": 1, "updates": 4, "model": {"w": torch.arange(4000.0)}}
 
 
-class Foreign:
-    """What nobody allows in a checkpoint."""
-
-
-@pytest.mark.parametrize(
-    ("content", "told"),
-    [
-        (b"", "cannot be read"),
-        ("truncated", "cannot be read"),
-        ("flipped", "cannot be read.*checksum of .* is wrong"),
-        ([1, 2], "holds a list"),
-        ({"epoch": 1}, "lacks updates"),
-        ({**STATE, "x": Foreign()}, "holds other types"),
-    ],
-)
+@pytest.mark.parametrize(("content", "told"), [(b"", "cannot be read"), ([1, 2], "holds a list")])
 def test_a_damaged_state_is_named(content: Any, told: str, tmp_path: Path) -> None:
-    sidecar = Sidecar(str(tmp_path))
-    path = sidecar.path(4)
-    if isinstance(content, bytes):
-        path.write_bytes(content)
-    else:
-        torch.save(STATE if isinstance(content, str) else content, path)
-    if content == "truncated":
-        path.write_bytes(path.read_bytes()[:900])
-    if content == "flipped":
-        place = path.read_bytes().index(STATE["model"]["w"].numpy().tobytes())
-        path.write_bytes(path.read_bytes()[:place] + b"\1" + path.read_bytes()[place + 1 :])
-    with pytest.raises(ValueError, match=rf"{re.escape(str(path))}.* {told}.*; move it away, and the method starts"):
-        sidecar.load(4)
+    """More of them stand in tests/test_checkpoints.py."""
+    path = Sidecar(str(tmp_path)).path(4)
+    path.write_bytes(content) if isinstance(content, bytes) else torch.save(content, path)
+    with pytest.raises(ValueError, match=rf"^{re.escape(str(path))}.* {told}.*; move it away, and the method starts"):
+        Sidecar(str(tmp_path)).load(4)
 
 
 def test_a_state_is_read_as_it_was_written(tmp_path: Path) -> None:

@@ -1,23 +1,28 @@
-"""What a user sees: help, logs, hydra, and other tasks made regularized ones in three lines."""
+"""What a user sees: logs, fairseq's options, hydra, and other tasks made regularized ones in three lines."""
 
 from __future__ import annotations
 
+import math
+import random
 import re
 import shlex
 from argparse import Namespace
 from pathlib import Path
 from textwrap import dedent
+from typing import Any
 
 import pytest
 
 from attn_reg_plugin.tasks.flags import regularizer_from
 from tests.tasks.fairseq_runs import (
     AD_DROP,
-    PLUGIN,
+    UPDATES,
+    Finished,
     Job,
     Trained,
     generate,
     hide_transformers,
+    hydra,
     hypotheses,
     run,
     train,
@@ -25,7 +30,6 @@ from tests.tasks.fairseq_runs import (
 )
 
 pytestmark = pytest.mark.slow
-EXAMPLES = Path(PLUGIN).parent / "examples" / "hydra"
 
 
 def test_the_log_tells_drop_rates_and_shares(regularized: Trained) -> None:
@@ -43,30 +47,62 @@ def test_the_log_tells_drop_rates_and_shares(regularized: Trained) -> None:
     assert epoch["train_attn_reg/regularized"] == "1" and 0.18 < float(epoch["train_attn_reg/drop_rate"]) < 0.45
 
 
+# -- fairseq's options beside AD-DROP ---------------------------------------------------------------------------------
+
+
+def assert_trained(finished: Finished, shares: list[str]) -> None:
+    """All updates made, with finite losses, and such shares of them regularized."""
+    lines = finished.check().lines()
+    assert all(math.isfinite(float(line["loss"])) for line in lines)
+    assert [line["attn_reg/regularized"] for line in lines] == shares and lines[-1]["attn_reg/probe_fallbacks"] == "0"
+
+
+def test_half_precision_averaged_weights_and_accumulation(corpus: Path, tmp_path: Path) -> None:
+    """16 batches of 60 tokens are 4 updates an epoch; every forward of an update is regularized alike."""
+    flags = "--memory-efficient-fp16 --store-ema --ema-decay 0.9 --max-tokens 60 --update-freq 4 --max-update 4"
+    cross_tuned = ["--ad-drop-cross-tuning", "update:1"]
+    assert_trained(train(corpus, tmp_path, *AD_DROP, *shlex.split(flags), *cross_tuned), ["0", "1", "0", "1"])
+
+
+def test_what_changes_no_loss(regularized: Trained, corpus: Path, tmp_path: Path) -> None:
+    """fairseq's AMP is CUDA's autocast, which does nothing on a CPU."""
+    flags = ["--attn-sites", "*", *UPDATES, "--checkpoint-activations", "--amp"]
+    finished = train(corpus, tmp_path, *AD_DROP, *flags)
+    assert_trained(finished, ["1"] * 8)
+    assert finished.losses() == regularized.finished.losses()
+
+
+def test_layerdrop_may_leave_out_any_layer(corpus: Path, tmp_path: Path) -> None:
+    """Also every selected one at once, in the probe, in the forward or in both."""
+    flags = shlex.split("--encoder-layerdrop 0.5 --decoder-layerdrop 0.2 --attn-sites encoder.self[1] --max-update 12")
+    assert len(train(corpus, tmp_path, *AD_DROP, *flags).check().lines()) == 12
+    assert len(hypotheses(generate(corpus, tmp_path / "checkpoint_last.pt"))) == 12
+
+
+def test_alignments_are_learnt_beside_ad_drop(corpus: Path, tmp_path: Path) -> None:
+    """transformer_align supervises the weights of one attention, which dropping would make log 0; the others may."""
+    flags = shlex.split("--arch transformer_align --load-alignments --alignment-layer 1 --alignment-heads 2")
+    flags += shlex.split("--criterion label_smoothed_cross_entropy_with_alignment --alignment-lambda 1 --lr 0.02")
+    flags += ["--attn-sites", "encoder.self decoder.self decoder.cross[0]", "--max-update", "24"]
+    finished = train(corpus, tmp_path, *AD_DROP, *flags)
+    assert_trained(finished, ["1"] * 24)
+    losses = [float(line["alignment_loss"]) for line in finished.lines()]
+    assert 0.1 < losses[-1] < losses[0]
+
+
 # -- hydra ------------------------------------------------------------------------------------------------------------
-
-
-TINY = shlex.split(
-    "common.cpu=true common.log_format=json common.log_interval=1 optimization.max_update=2 dataset.num_workers=0 "
-    "model.encoder.layers=2 model.decoder.layers=2 model.encoder.embed_dim=16 model.decoder.embed_dim=16 "
-    "model.encoder.ffn_embed_dim=32 model.decoder.ffn_embed_dim=32"
-)
-
-
-def hydra(corpus: Path, folder: Path, *overrides: str) -> list[str]:
-    """Arguments of fairseq-hydra-train for the example's YAML, at a tiny size."""
-    given = ["--config-dir", str(EXAMPLES), "--config-name", "ad_drop", f"hydra.run.dir={folder}", *TINY]
-    return [*given, f"common.user_dir={PLUGIN}", f"task.data={corpus}", *overrides]
 
 
 @pytest.mark.parametrize(
     ("override", "shares"),
     [
         ("", [None, "1"]),
-        ("task.ad_drop_cross_tuning=off task.attn_sites='encoder.self[0] decoder.cross'", ["1", "1"]),
-        ("task.ad_drop_cross_tuning=off common.bf16=true common.memory_efficient_bf16=true", ["1", "1"]),
+        (
+            "task.ad_drop_cross_tuning=off task.attn_sites='encoder.self[0] decoder.cross' common.bf16=true "
+            "common.memory_efficient_bf16=true",
+            ["1", "1"],
+        ),
         ("task.attn_reg=attend_out +task.attend_out_steps=2 common.bf16=true", ["1", "1"]),
-        ("task.attn_reg=none", [None, None]),
     ],
 )
 def test_hydra_overrides(override: str, shares: list[str | None], corpus: Path, tmp_path: Path) -> None:
@@ -112,25 +148,67 @@ def test_a_language_model(corpus: Path, tmp_path: Path) -> None:
     text = ["--only-source", "--trainpref", str(corpus.parent / "raw" / "train.en"), "--workers", "1"]
     run("preprocess", [*text, "--destdir", str(data)], tmp_path / "preprocess.log").check()
     model = shlex.split("--arch transformer_lm --decoder-layers 2 --decoder-embed-dim 16 --decoder-ffn-embed-dim 32")
-    flags = [
-        "--decoder-attention-heads",
-        "2",
-        "--tokens-per-sample",
-        "16",
-        "--max-update",
-        "3",
-        *AD_DROP,
-        "--attn-rates-by-site",
-    ]
-    options = {"task": "my_lm", "model": model, "user_dir": user_dir}
-    finished = train(data, tmp_path / "save", *flags, "--attn-sites", "decoder.self", **options).check()
+    flags = shlex.split("--decoder-attention-heads 2 --tokens-per-sample 16 --max-update 3 --attn-rates-by-site")
+    flags += [*AD_DROP, "--attn-sites", "decoder.self"]
+    finished = train(data, tmp_path / "save", *flags, task="my_lm", model=model, user_dir=user_dir).check()
     assert {line["attn_reg/regularized"] for line in finished.lines()} == {"1"}
     assert "attn_reg/drop_decoder.self[1]" in finished.lines()[-1]
     scored = ["--user-dir", str(user_dir), "--path", str(tmp_path / "save" / "checkpoint_last.pt"), "--cpu"]
     scored += ["--gen-subset", "train", "--sample-break-mode", "eos", "--num-workers", "0", "--max-tokens", "400"]
     assert "Perplexity" in run("eval_lm", [str(data), *scored], tmp_path / "eval_lm.log").check().output
-    refused = train(data, tmp_path / "refused", *flags, **options)
-    assert "its sites are: decoder.self[0] decoder.self[1]" in refused.output.strip().splitlines()[-1]
+
+
+# -- fairseq's sentence prediction ------------------------------------------------------------------------------------
+
+ROBERTA = shlex.split(
+    "--arch roberta_base --encoder-layers 2 --encoder-embed-dim 16 --encoder-ffn-embed-dim 32 "
+    "--encoder-attention-heads 2 --dropout 0.1 --attention-dropout 0.1 --max-positions 32"
+)
+OTHERS = ["--criterion", "--label-smoothing", "--disable-validation", "--max-tokens"]
+SENTENCES = shlex.split(
+    "--criterion sentence_prediction --classification-head-name head --init-token 0 --separator-token 2 "
+    "--num-classes 2 --batch-size 8 --max-epoch 1"
+)
+SIZES = {"train": 32, "valid": 10}
+
+
+@pytest.fixture(scope="module")
+def sentences(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`input0`, `input1` and `label`, as fairseq's RoBERTa recipes lay them out."""
+    root, generator = tmp_path_factory.mktemp("sentences"), random.Random(5)
+    dictionary: list[str] = []
+    for part in ("input0", "input1", "label"):
+        for split, size in SIZES.items():
+            length = 1 if part == "label" else 4
+            lines = [
+                " ".join(f"{generator.randrange(2 if length == 1 else 12)}" for _ in range(length)) for _ in range(size)
+            ]
+            (root / f"{split}.{part}").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        prefixes = [text for split in SIZES for text in (f"--{split}pref", str(root / f"{split}.{part}"))]
+        shared = dictionary if part == "input1" else []
+        arguments = ["--only-source", "--workers", "1", "--destdir", str(root / "bin" / part), *prefixes, *shared]
+        run("preprocess", arguments, root / f"{part}.log").check()
+        dictionary = ["--srcdict", str(root / "bin" / "input0" / "dict.txt")]
+    return root / "bin"
+
+
+def predict(data: Path, save: Path, *flags: str, **options: Any) -> Finished:
+    options = {"task": "attn_reg_sentence_prediction", "model": ROBERTA, "without": OTHERS, **options}
+    return train(data, save, *SENTENCES, *flags, **options).check()
+
+
+def test_sentence_prediction(sentences: Path, tmp_path: Path) -> None:
+    """An epoch of 4 updates is the stock task's, also its validation; the next one is regularized."""
+    stock = predict(sentences, tmp_path / "stock", task="sentence_prediction", user_dir=None)
+    ours = predict(sentences, tmp_path / "ours", "--attn-reg", "ad_drop", "--max-epoch", "2")
+    assert [line["attn_reg/regularized"] for line in ours.lines()] == ["0"] * 4 + ["1"] * 4
+    assert ours.losses()[:4] == stock.losses()
+    validations = [[line[f"valid_{name}"] for name in ("loss", "accuracy")] for line in ours.lines("valid")]
+    assert validations[0] == [stock.lines("valid")[0][f"valid_{name}"] for name in ("loss", "accuracy")]
+    assert validations[1] != validations[0]
+    game = predict(sentences, tmp_path / "game", *shlex.split("--attn-reg attend_out --attend-out-steps 2"))
+    assert [line["attn_reg/regularized"] for line in game.lines()] == ["1"] * 4
+    assert any("attn_reg/attacker_won" in line for line in game.lines())
 
 
 # -- where transformers is not installed ------------------------------------------------------------------------------
