@@ -151,7 +151,7 @@ def _sweep(settings: Any) -> dict[str, Any]:
     # the sweep's method isn't among those of its trainings
     own["epochs"] = min(2, searched.epochs)
     values = {settings.section: {**getattr(settings, settings.section), **own}, "out": aside(settings.out)}
-    values |= {"seeds": settings.seeds[:1], "trials": min(settings.trials, _TRIALS), "storage": None}
+    values |= {"seeds": settings.seeds[:1], "trials": min(settings.trials, _TRIALS)}
     return values if settings.trials else {**values, "space": _smaller(settings.space)}
 
 
