@@ -16,7 +16,7 @@ from typing import NoReturn
 from attn_reg_plugin.files import explain
 
 #: heading -> subcommand -> help; its module in `commands` has `add_arguments(parser)`, `run(arguments) -> int` and
-#: maybe `EXAMPLES`
+#: maybe `EXAMPLES`; those in `_OF_SETTINGS` share `commands/of_settings.py`
 COMMANDS: dict[str, dict[str, str]] = {
     "data": {
         "prepare": "a corpus for fairseq: your own text, wmt16, phrasebook",
@@ -35,6 +35,7 @@ COMMANDS: dict[str, dict[str, str]] = {
         "user-dir": "print the folder to give to fairseq's --user-dir",
     },
 }
+_OF_SETTINGS = ("compare", "finetune", "sweep", "bench")
 #: those that take flags of fairseq-train behind `--`
 _WITH_REST = ("compare", "finetune", "run")
 #: what a command may lack -> the extra of setup.py that brings it
@@ -79,7 +80,9 @@ def build_parser(command: str) -> Parser:
     layout = argparse.RawDescriptionHelpFormatter
     parser = Parser(prog=f"attn-reg {command}", description=text, formatter_class=layout, allow_abbrev=False)
     if command != "user-dir":
-        module = importlib.import_module(f"attn_reg_plugin.commands.{command}")
+        shared = command in _OF_SETTINGS
+        module = importlib.import_module(f"attn_reg_plugin.commands.{'of_settings' if shared else command}")
+        module = module.Command(command) if shared else module
         module.add_arguments(parser)
         parser.set_defaults(run=module.run)
         examples = getattr(module, "EXAMPLES", ())

@@ -66,6 +66,7 @@ class FineTuning(Comparison):
     """The settings of `attn-reg finetune`."""
 
     GROUP: ClassVar[str] = TRAINING
+    USAGE: ClassVar[str] = "attn-reg finetune [CONFIG | TASK DATA] --out FOLDER [options] [-- flags of fairseq-train]"
     EXAMPLES: ClassVar[tuple[str, ...]] = (
         "attn-reg finetune rte hub --out runs/rte --methods plain,ad_drop --seeds 1,2,3",
         "attn-reg finetune classification my_files --text-columns title,body --model roberta-base --out runs/mine",

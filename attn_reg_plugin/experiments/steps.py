@@ -52,12 +52,24 @@ STEPS: dict[str, tuple[str, str, str]] = {
     "compare": ("attn_reg_plugin.experiments.translation", "TranslationComparison", ".carry_out"),
     "finetune": ("attn_reg_plugin.experiments.fine_tuning", "FineTuning", ".carry_out"),
     "sweep": ("attn_reg_plugin.experiments.sweep.settings", "Sweep", ".carry_out"),
-    "bench": ("attn_reg_plugin.bench.benchmark", "Settings", "publish"),
+    "bench": ("attn_reg_plugin.bench.settings", "Settings", ".publish"),
 }
 #: of the values in `each`
 MOST_COMBINATIONS = 1_000
 #: a section's settings -> those of a command, and what to call with them
 Command = Callable[[dict[str, Any]], tuple[Any, Callable[[Any], int]]]
+
+
+def settings_of(section: str) -> Any:
+    """The dataclass of a step's settings."""
+    module, name, _ = STEPS[section]
+    return getattr(importlib.import_module(module), name)
+
+
+def function_of(section: str) -> Callable[[Any], Any]:
+    """The function that carries out a step's settings."""
+    module, _, name = STEPS[section]
+    return getattr(settings_of(section) if name.startswith(".") else importlib.import_module(module), name.strip("."))
 
 
 @dataclass
@@ -96,9 +108,7 @@ def plan(path: Path, words: Sequence[str], commands: Mapping[str, Command] = Map
         SystemExit: an unknown flag, or help was asked for.
     """
     content = load(path)
-    settings = {
-        name: getattr(importlib.import_module(STEPS[name][0]), STEPS[name][1]) for name in content if name in STEPS
-    }
+    settings = {name: settings_of(name) for name in content if name in STEPS}
     sections = sections_of(content, path, [name for one in settings.values() for name in flagged(one)])
     place = list(words).index("--") if "--" in words else len(words)
     given, rest = _flags(path, content, settings, words[:place]), words[place + 1 :]
@@ -117,7 +127,7 @@ def plan(path: Path, words: Sequence[str], commands: Mapping[str, Command] = Map
                 if name in settings:
                     fields = {entry.name for entry in dataclasses.fields(settings[name])}
                     of_step = {key: own[key] for key in fields & set(own)}
-                    step = name, read(settings[name], part, name, of_step, path, rest), _function(name, settings[name])
+                    step = name, read(settings[name], part, name, of_step, path, rest), function_of(name)
                 else:
                     step = name, *_command(path, part, name, commands)
                 steps.append(Step(*step, path, {**values, **more}))
@@ -136,13 +146,6 @@ def _flags(path: Path, content: DictConfig, settings: Mapping[str, type], words:
     for one in settings.values():
         add_flags(parser, one)
     return vars(parser.parse_args(words))
-
-
-def _function(section: str, settings: type) -> Callable[[Any], Any]:
-    module, _, function = STEPS[section]
-    return getattr(
-        settings if function.startswith(".") else importlib.import_module(module), function.removeprefix(".")
-    )
 
 
 def _command(path: Path, content: DictConfig, name: str, commands: Mapping[str, Command]) -> tuple[Any, Any]:

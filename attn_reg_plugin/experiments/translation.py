@@ -45,6 +45,7 @@ class TranslationComparison(Comparison):
     """The settings of `attn-reg compare`: a Transformer base by default."""
 
     GROUP: ClassVar[str] = TRAINING
+    USAGE: ClassVar[str] = "attn-reg compare [CONFIG | DATA] --out FOLDER [options] [-- flags of fairseq-train]"
     EXAMPLES: ClassVar[tuple[str, ...]] = (
         "attn-reg compare data/en-ro --out runs/en-ro --methods plain,ad_drop,attend_out --seeds 1,2,3",
         "attn-reg compare examples/demo/demo.yaml --out runs/longer --epochs 24 -- --fp16",

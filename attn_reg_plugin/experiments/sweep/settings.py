@@ -66,6 +66,10 @@ class Sweep:
     """
 
     GROUP: ClassVar[str] = "running"
+    EXAMPLES: ClassVar[tuple[str, ...]] = (
+        "attn-reg sweep examples/sweep/sweep.yaml",
+        "attn-reg sweep examples/sweep/sweep.yaml --trials 40 --pruner median --jobs 2",
+    )
 
     out: Path = setting("folder of the trials", metavar="FOLDER")
     finetune: Any = setting("what is searched on: settings of `attn-reg finetune`", None, unflagged=True)
