@@ -27,7 +27,8 @@ COMMANDS: dict[str, dict[str, str]] = {
         "finetune": "fine-tune an encoder on labelled text with several methods; one table",
         "sweep": "search the settings of a method, beside as many plain trainings",
         "run": "all steps of a configuration file: prepare, compare, finetune ...",
-        "report": "runs as an HTML page, or their drop rates as a schedule",
+        "report": "runs as an HTML page",
+        "report curves": "the drop rates of a run as a schedule",
     },
     "other": {
         "export": "a trained encoder as a folder for from_pretrained",
@@ -35,7 +36,7 @@ COMMANDS: dict[str, dict[str, str]] = {
         "user-dir": "print the folder to give to fairseq's --user-dir",
     },
 }
-_OF_SETTINGS = ("compare", "finetune", "sweep", "bench")
+_OF_SETTINGS = ("compare", "finetune", "sweep", "report", "report curves", "export", "bench")
 #: those that take flags of fairseq-train behind `--`
 _WITH_REST = ("compare", "finetune", "run")
 #: what a command may lack -> the extra of setup.py that brings it
@@ -70,7 +71,7 @@ def overview() -> str:
     """The help of `attn-reg` itself."""
     lines = ["usage: attn-reg COMMAND ...", "", "Attention regularizers for Transformers."]
     for title, commands in COMMANDS.items():
-        lines += ["", f"{title}:", *(f"  {name:10}{text}" for name, text in commands.items())]
+        lines += ["", f"{title}:", *(f"  {name:15}{text}" for name, text in commands.items())]
     return "\n".join([*lines, "", "`attn-reg COMMAND --help` lists the options of a command and has two examples."])
 
 
@@ -102,6 +103,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not argv or argv[0] in ("-h", "--help"):
         print(overview())
         return 0 if argv else 2
+    if " ".join(argv[:2]) in names:
+        argv[:2] = [" ".join(argv[:2])]
     if argv[0] not in names:
         print(f"attn-reg: unknown command {argv[0]!r}{_nearest(argv[0], names)}\n\n{overview()}", file=sys.stderr)
         return 2

@@ -139,6 +139,8 @@ def from_arguments(settings: type[T], arguments: argparse.Namespace, section: st
     if words and config is None and words[0].endswith(FILES) and not os.path.isdir(words[0]):
         config = Path(words.pop(0))
     places = [entry.name for entry in entries if entry.metadata["positional"]]
+    if places and typing.get_origin(_kind(settings, places[-1])) is tuple and len(words) >= len(places):
+        words[len(places) - 1 :] = [words[len(places) - 1 :]]
     if len(words) > len(places):
         raise ValueError(f"unrecognized arguments: {' '.join(words[len(places) :])}")
     given |= dict(zip(places, words, strict=False))

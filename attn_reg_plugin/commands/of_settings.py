@@ -1,4 +1,4 @@
-"""The subcommands whose arguments are the settings of a step: `compare`, `finetune`, `sweep` and `bench`."""
+"""The subcommands whose arguments are the settings of a step: `compare`, `report`, `bench` ..."""
 
 from __future__ import annotations
 

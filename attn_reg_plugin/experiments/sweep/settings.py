@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib
 import itertools
 import math
 from collections.abc import Mapping, Sequence
@@ -20,16 +19,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from omegaconf import OmegaConf
 
 from attn_reg_plugin.configuration import read, setting
+from attn_reg_plugin.experiments.steps import settings_of
 
 if TYPE_CHECKING:
     from attn_reg_plugin.experiments.comparison import Comparison
     from attn_reg_plugin.experiments.runs import Run
 
-#: section of the file -> (module, dataclass) of the comparison whose runs are the trials
-BASES = {
-    "finetune": ("attn_reg_plugin.experiments.fine_tuning", "FineTuning"),
-    "compare": ("attn_reg_plugin.experiments.translation", "TranslationComparison"),
-}
+#: sections of the file, each the settings of a comparison whose runs are the trials
+BASES = ("finetune", "compare")
 #: settings of a comparison that the sweep decides, and those that say what is searched on
 DECIDED, FIXED = ("out", "methods", "seeds", "jobs", "method_flags"), ("task", "data", "cpu")
 #: ranges in a file, `{log: [low, high]}`
@@ -121,11 +118,6 @@ class Sweep:
         return next(section for section in BASES if getattr(self, section) is not None)
 
     @property
-    def _kind(self) -> type[Comparison]:
-        module, name = BASES[self.section]
-        return getattr(importlib.import_module(module), name)
-
-    @property
     def _method(self) -> dict[str, Any]:
         return {"like": self.method} if isinstance(self.method, str) else dict(self.method)
 
@@ -138,7 +130,9 @@ class Sweep:
         content = {**getattr(self, self.section), "out": str(self.out), "jobs": self.jobs, "seeds": list(self.seeds)}
         content |= {**settings, "methods": {name: {**self._method, **options} if row is None else row}}
         try:
-            return read(self._kind, OmegaConf.create({self.section: content}), self.section, {}, Path(part))
+            return read(
+                settings_of(self.section), OmegaConf.create({self.section: content}), self.section, {}, Path(part)
+            )
         except ValueError as error:
             reason = str(error).removeprefix(f"{part}: ")
             part = "method" if reason.startswith("methods: ") and not values else part
@@ -155,7 +149,7 @@ class Sweep:
     @functools.cached_property
     def choices(self) -> dict[str, Choice]:
         """The keys that vary and what their values are drawn from, as method and training take them."""
-        fields = [entry.name for entry in dataclasses.fields(self._kind)]
+        fields = [entry.name for entry in dataclasses.fields(settings_of(self.section))]
         settings = [name for name in fields if name not in (*DECIDED, *FIXED)]
         if unknown := [key for key in self.shared if key not in settings]:
             known = [*self.comparison().selected()[0].settings, *settings]
@@ -163,9 +157,8 @@ class Sweep:
         return {str(key): self._choice(str(key), given) for key, given in self.space.items()}
 
     def _choice(self, key: str, given: Any) -> Choice:
-        ((kind, values),) = (
-            given.items() if (ranged := isinstance(given, Mapping) and len(given) == 1) else [("", given)]
-        )
+        ranged = isinstance(given, Mapping) and len(given) == 1
+        kind, values = next(iter(given.items())) if ranged else ("", given)
         if not isinstance(values, list) or not values or (ranged and kind not in RANGES):
             forms = " or ".join(f"{{{kind}: [low, high]}}" for kind in RANGES)
             raise ValueError(f"space: {key} is {given!r}, but must be a list of values, or {forms}")
