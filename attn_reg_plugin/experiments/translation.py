@@ -23,7 +23,6 @@ from attn_reg_plugin.experiments.comparison import (
     TO_THE_END,
     TRAINING,
     Comparison,
-    sampling_flags,
     schedule_flags,
 )
 from attn_reg_plugin.experiments.data_folder import DataFolder, raw_lines, refuse_split
@@ -117,7 +116,7 @@ class TranslationComparison(Comparison):
 
         def settings(method: Method, seed: int) -> dict[str, Any]:
             def flags(updates: int | None, own: Mapping[str, Any]) -> dict[str, Any]:
-                return {**base, **self._optimization(updates), **sampling_flags(self.sampling(seed)), **own}
+                return {**base, **self._optimization(updates), **self.example_flags(seed), **own}
 
             # fairseq-train takes every GPU there is, unless its own is one of several jobs'
             rest = {**self._selection(), **self.device_flags(alone=self.jobs > 1)}
