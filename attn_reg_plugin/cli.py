@@ -16,7 +16,7 @@ from typing import NoReturn
 from attn_reg_plugin.files import explain
 
 #: heading -> subcommand -> help; its module in `commands` has `add_arguments(parser)`, `run(arguments) -> int` and
-#: maybe `EXAMPLES`
+#: maybe `EXAMPLES`; those in `_OF_SETTINGS` share `commands/of_settings.py`
 COMMANDS: dict[str, dict[str, str]] = {
     "data": {
         "prepare": "a corpus for fairseq: your own text, wmt16, phrasebook",
@@ -27,7 +27,8 @@ COMMANDS: dict[str, dict[str, str]] = {
         "finetune": "fine-tune an encoder on labelled text with several methods; one table",
         "sweep": "search the settings of a method, beside as many plain trainings",
         "run": "all steps of a configuration file: prepare, compare, finetune ...",
-        "report": "runs as an HTML page, or their drop rates as a schedule",
+        "report": "runs as an HTML page",
+        "report curves": "the drop rates of a run as a schedule",
     },
     "other": {
         "export": "a trained encoder as a folder for from_pretrained",
@@ -35,6 +36,7 @@ COMMANDS: dict[str, dict[str, str]] = {
         "user-dir": "print the folder to give to fairseq's --user-dir",
     },
 }
+_OF_SETTINGS = ("compare", "finetune", "sweep", "report", "report curves", "export", "bench")
 #: those that take flags of fairseq-train behind `--`
 _WITH_REST = ("compare", "finetune", "run")
 #: what a command may lack -> the extra of setup.py that brings it
@@ -69,7 +71,7 @@ def overview() -> str:
     """The help of `attn-reg` itself."""
     lines = ["usage: attn-reg COMMAND ...", "", "Attention regularizers for Transformers."]
     for title, commands in COMMANDS.items():
-        lines += ["", f"{title}:", *(f"  {name:10}{text}" for name, text in commands.items())]
+        lines += ["", f"{title}:", *(f"  {name:15}{text}" for name, text in commands.items())]
     return "\n".join([*lines, "", "`attn-reg COMMAND --help` lists the options of a command and has two examples."])
 
 
@@ -79,7 +81,9 @@ def build_parser(command: str) -> Parser:
     layout = argparse.RawDescriptionHelpFormatter
     parser = Parser(prog=f"attn-reg {command}", description=text, formatter_class=layout, allow_abbrev=False)
     if command != "user-dir":
-        module = importlib.import_module(f"attn_reg_plugin.commands.{command}")
+        shared = command in _OF_SETTINGS
+        module = importlib.import_module(f"attn_reg_plugin.commands.{'of_settings' if shared else command}")
+        module = module.Command(command) if shared else module
         module.add_arguments(parser)
         parser.set_defaults(run=module.run)
         examples = getattr(module, "EXAMPLES", ())
@@ -99,6 +103,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not argv or argv[0] in ("-h", "--help"):
         print(overview())
         return 0 if argv else 2
+    if " ".join(argv[:2]) in names:
+        argv[:2] = [" ".join(argv[:2])]
     if argv[0] not in names:
         print(f"attn-reg: unknown command {argv[0]!r}{_nearest(argv[0], names)}\n\n{overview()}", file=sys.stderr)
         return 2

@@ -42,9 +42,7 @@ FILES = (".yaml", ".yml")
 SECTIONS = ("convert opus-mt", "prepare phrasebook", "prepare text", "prepare wmt16", "compare", "finetune", "sweep")
 SECTIONS += ("bench", "export", "report", "report curves")
 EACH, SCRIPT = "each", "script "
-#: values of a file with its aliases written out
-MOST_VALUES = 100_000
-_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+_BASE_60 = re.compile(r"[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?")
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", Path: "a path"}
 
 
@@ -93,12 +91,11 @@ def flag_of(name: str) -> str:
 def add_arguments(parser: argparse.ArgumentParser, settings: type) -> None:
     """Add an argument for each setting, and `--config`; the positional ones are a list, which a file may begin."""
     places = [entry for entry in dataclasses.fields(settings) if entry.metadata["positional"]]
-    if places:
-        metavar = " ".join(["CONFIG |", *(entry.metadata["metavar"] for entry in places)])
-        said = "; ".join(f"{entry.metadata['metavar']}: {_help(entry)}" for entry in places)
-        parser.add_argument("words", nargs="*", metavar=metavar, help=f"a YAML file with these settings; or {said}")
+    metavar = " ".join(["CONFIG", *["|"] * bool(places), *(entry.metadata["metavar"] for entry in places)])
+    said = "".join(f"; or {entry.metadata['metavar']}: {_help(entry)}" for entry in places)
+    parser.add_argument("words", nargs="*", metavar=metavar, help=f"a YAML file with these settings{said}")
     parser.add_argument("--config", type=Path, metavar="FILE", help="YAML file with these settings; flags win over it")
-    add_flags(parser, settings, positional=bool(places))
+    add_flags(parser, settings, positional=True)
 
 
 def add_flags(parser: argparse.ArgumentParser, settings: type, positional: bool = False) -> None:
@@ -142,6 +139,8 @@ def from_arguments(settings: type[T], arguments: argparse.Namespace, section: st
     if words and config is None and words[0].endswith(FILES) and not os.path.isdir(words[0]):
         config = Path(words.pop(0))
     places = [entry.name for entry in entries if entry.metadata["positional"]]
+    if places and typing.get_origin(_kind(settings, places[-1])) is tuple and len(words) >= len(places):
+        words[len(places) - 1 :] = [words[len(places) - 1 :]]
     if len(words) > len(places):
         raise ValueError(f"unrecognized arguments: {' '.join(words[len(places) :])}")
     given |= dict(zip(places, words, strict=False))
@@ -155,8 +154,10 @@ def load(path: Path | None) -> DictConfig:
         return OmegaConf.create()
     open_file(path).close()
     try:
-        if node := yaml.compose(path.read_text(encoding="utf-8"), yaml.SafeLoader):
-            _check_nodes(node, {})
+        for token in yaml.scan(path.read_text(encoding="utf-8")):
+            if isinstance(token, yaml.ScalarToken) and token.plain and _BASE_60.fullmatch(token.value):
+                line = token.start_mark.line + 1
+                raise ValueError(f"in line {line} {token.value} is a number in base 60; put it in quotes")
         content = OmegaConf.load(path)
     except OSError:
         raise
@@ -165,25 +166,6 @@ def load(path: Path | None) -> DictConfig:
     if not isinstance(content, DictConfig):
         raise ValueError(f"{path} holds no settings, but a list or a text; write `name: value`, one per line")
     return content
-
-
-def _check_nodes(node: yaml.Node, counted: dict[int, int]) -> int:
-    """Count a document's values with its aliases written out; refuse too many, a circle, and numbers in base 60."""
-    known = counted.get(id(node))
-    if known == 0:
-        raise ValueError(f"in line {node.start_mark.line + 1} an alias stands in what it refers to")
-    if known is None:
-        counted[id(node)] = 0
-        parts = node.value if isinstance(node.value, list) else []
-        inner = [one for part in parts for one in (part if isinstance(part, tuple) else (part,))]
-        if node.tag in _NUMBERS and ":" in node.value:
-            raise ValueError(
-                f"in line {node.start_mark.line + 1} {node.value} is a number in base 60; put it in quotes"
-            )
-        counted[id(node)] = known = 1 + sum(_check_nodes(one, counted) for one in inner)
-        if known > MOST_VALUES:
-            raise ValueError(f"its aliases stand for {known:,} values, but at most {MOST_VALUES:,} are possible")
-    return known
 
 
 def read(

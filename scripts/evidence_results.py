@@ -10,7 +10,6 @@ from typing import Any
 
 from attn_reg_plugin.experiments.flags import completed, parsed
 from attn_reg_plugin.experiments.report.differences import Difference
-from attn_reg_plugin.experiments.report.results import named
 from attn_reg_plugin.experiments.report.table import HELD_OUT, Figure
 from attn_reg_plugin.files import read_json
 
@@ -63,6 +62,22 @@ class Experiment:
     subset: str
     metric: str
     rows: tuple[Row, ...]
+
+
+def named(name: str) -> tuple[str, int | None]:
+    """The method and the seed in the name of a run's folder."""
+    match = re.fullmatch(r"(.+?)[-_.]?seed[-_]?(\d+)", name)
+    return (match[1], int(match[2])) if match else (name, None)
+
+
+def reported_scores(entry: Mapping[str, Any]) -> dict[tuple[str, str], float]:
+    """The scores of a run that a results.json has, by subset and metric; those of earlier versions, too."""
+    scores = (
+        entry.get("scores") or entry.get("translation", {}).get("scores") or entry.get("reported", {}).get("scores")
+    )
+    scores = scores or {"valid": entry.get("training", {}).get("scores", {})}
+    pairs = ((subset, name, value) for subset, found in scores.items() for name, value in found.items())
+    return {(subset, name): float(value) for subset, name, value in pairs if not isinstance(value, str)}
 
 
 def read_experiments(folder: Path) -> list[Experiment]:

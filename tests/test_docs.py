@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from attn_reg_plugin.cli import COMMANDS
-from attn_reg_plugin.experiments.report.results import reported_scores
 from attn_reg_plugin.experiments.steps import plan
 from attn_reg_plugin.regularizers import REGISTRY, Regularizer, options_of
 
@@ -63,7 +62,8 @@ def test_the_tables_of_the_evidence_are_those_of_its_results():
         runs = json.loads(path.read_text(encoding="utf-8"))["runs"]
         for part in evidence_results.read_experiments(path.parent):
             for row in part.rows:
-                reported = [reported_scores(run) for name, run in runs.items() if name.startswith(f"{row.method}-seed")]
+                own = [run for name, run in runs.items() if name.startswith(f"{row.method}-seed")]
+                reported = [evidence_results.reported_scores(run) for run in own]
                 figures, seeds = [scores[part.subset, part.metric.lower()] for scores in reported], row.score.seeds
                 assert len(figures) == seeds and sum(figures) / seeds == pytest.approx(row.score.mean)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from attn_reg_plugin.configuration import setting
 
@@ -36,6 +36,11 @@ class Settings:
     Raises:
         ValueError: a value does not go with another, or with this machine.
     """
+
+    EXAMPLES: ClassVar[tuple[str, ...]] = (
+        "attn-reg bench --family bert --methods plain,ad_drop,attend_out --repeats 5",
+        "attn-reg bench --device cuda --dtype bfloat16 --json costs.json",
+    )
 
     family: str = setting(
         "fairseq's Transformer, or Hugging Face's BERT as a classifier", "fairseq", choices=tuple(SIZES)
@@ -72,3 +77,9 @@ class Settings:
             raise ValueError("--clock is cpu, but --device is cuda, whose work it does not see; use --clock wall")
         if self.json is not None and not self.json.absolute().parent.is_dir():
             raise ValueError(f"--json: the folder {self.json.absolute().parent} does not exist")
+
+    def publish(self) -> None:
+        """Measure the methods, print the table, and write the file that is asked for; see `benchmark.publish`."""
+        from attn_reg_plugin.bench.benchmark import publish
+
+        publish(self)

@@ -1,1 +1,1 @@
-"""The subcommands of `attn-reg`, one file each."""
+"""The subcommands of `attn-reg`."""

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 RESULTS_LOCK = "results.lock"
 #: headings of settings in the help
 DATA, METHODS, TRAINING, RUNNING = "data", "methods", "training", "running"
-#: settings that become flags of fairseq-train of the same name
-_NAMED = ("train_examples", "train_fraction", "train_per_class", "held_out", "label_noise", "shortcut")
-_NAMED += ("shortcut_words", "shortcut_at_evaluation")
+#: settings about the training examples, which become flags of fairseq-train of the same name -> their defaults
+_NAMED: dict[str, Any] = {"train_examples": 0, "train_fraction": 1.0, "train_per_class": 0, "train_sample_seed": 1}
+_NAMED |= {"held_out": 0.0, "label_noise": 0.0, "shortcut": 0.0, "shortcut_words": (), "shortcut_at_evaluation": None}
 #: flags of fairseq-train that settings decide -> which setting: given beside them, a run would not be what these say
 DECIDED = {name.replace("_", "-"): name for name in _NAMED}
 DECIDED |= {"train-sample-seed": "seeds", "seed": "seeds", "save-dir": "out"}
@@ -154,7 +154,20 @@ class Comparison:
         """The part of the training set that a run has; more than one part asked for is refused."""
         from attn_reg_plugin.labelled import Sampling
 
-        return Sampling(self.train_examples, self.train_fraction, seed=seed if self.train_fraction < 1 else 1)
+        per_class, held_out = (getattr(self, name, 0) for name in ("train_per_class", "held_out"))
+        return Sampling(self.train_examples, self.train_fraction, per_class, self.drawing_seed(seed), held_out)
+
+    def drawing_seed(self, seed: int) -> int:
+        """The seed of what is drawn of the training examples: the run's where every seed has examples of its own."""
+        return seed if self.train_fraction < 1 or getattr(self, "train_per_class", 0) else 1
+
+    def example_flags(self, seed: int) -> dict[str, Any]:
+        """The flags of fairseq-train about the training examples; none for what is left at its default."""
+        values = {**vars(self), "train_sample_seed": self.drawing_seed(seed)}
+        if not values.get("shortcut"):
+            values |= {"shortcut_words": (), "shortcut_at_evaluation": None}
+        given = {name: values[name] for name, default in _NAMED.items() if values.get(name, default) != default}
+        return named(**{name: ",".join(one) if isinstance(one, tuple) else one for name, one in given.items()})
 
     def carry_out(self) -> int:
         """Do all runs, write the table into `out` and print it: 0, or 130 when interrupted from the keyboard."""
@@ -223,17 +236,6 @@ def _summary(one: Run) -> str:
     ]
     same = [f"the same output for every example of {subset}" for subset in one.result().get("constant", ())]
     return ", ".join([*said, *same])
-
-
-def sampling_flags(sampling: Sampling) -> dict[str, Any]:
-    """The flags of fairseq-train for a part of the training set."""
-    return named(
-        train_examples=sampling.examples or None,
-        train_fraction=sampling.fraction if sampling.fraction < 1 else None,
-        train_per_class=sampling.per_class or None,
-        train_sample_seed=sampling.seed if sampling.seed != 1 else None,
-        held_out=sampling.held_out or None,
-    )
 
 
 def digests_of_files(flags: Flags) -> dict[str, str]:

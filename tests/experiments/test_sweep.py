@@ -13,7 +13,6 @@ import pytest
 pytest.importorskip("fairseq")
 pytest.importorskip("optuna")
 
-import optuna
 import pandas
 from scipy.stats import ttest_ind
 
@@ -22,7 +21,7 @@ from attn_reg_plugin.cli import main
 from attn_reg_plugin.experiments import runs
 from attn_reg_plugin.experiments.executing import RunError
 from attn_reg_plugin.experiments.steps import plan
-from attn_reg_plugin.experiments.sweep import trials
+from attn_reg_plugin.experiments.sweep import trials as trials_module
 from attn_reg_plugin.experiments.sweep.report import gain
 from attn_reg_plugin.experiments.sweep.settings import Sweep
 from attn_reg_plugin.experiments.training_log import read_log
@@ -85,9 +84,7 @@ def test_drawn_trials_take_the_seeds_in_turn(tmp_path: Path) -> None:
         ("{task: [rte, cola]}", "space: unknown key 'task'; the keys are: "),
         ("{p: 0.3}", "space: p is 0.3, but must be a list of values, or {log: [low, high]}"),
         ("{p: [0.1, 0.10]}", "space: p is [0.1, 0.1], but must not have a value twice"),
-        ("{p: {uniform: [0, 1], log: [0, 1]}}\ntrials: 2", "but must be a list of values, or {log: [low"),
         ("{p: {uniform: [0.9, 0.1]}}\ntrials: 2", "space: p: uniform is [0.9, 0.1], but must be two numbers"),
-        ("{sites: {uniform: ['*', '*']}}\ntrials: 2", "space: sites: uniform is ['*', '*'], but must be two numbers"),
         ("{weight_decay: {log: [0, 1]}}\ntrials: 2", "weight_decay: log is [0, 1], but must be two numbers above 0"),
         ("{p: {uniform: [0, 1]}}", "trials is 0, but must say how many, since p has a range in space"),
         (HUGE, "space has 27,000,000 trials in its grid, but at most 5,000 are possible; take fewer values, or say"),
@@ -95,12 +92,11 @@ def test_drawn_trials_take_the_seeds_in_turn(tmp_path: Path) -> None:
         ("{}", "space is {}, but must be a mapping"),
         ("{p: [0.1]}\nmethod: magic", "method: unknown method 'magic'; the methods are: "),
         ("{p: [0.1]}\nmethod: {p: 0.3}", "method is {'p': 0.3}, but must be a name, or {like: NAME"),
-        ("{p: [0.1]}\nmethod: {like: ad_drop, r: 1}", "method: unknown setting 'r'; the settings are"),
-        ("{p: [0.1]}\nseeds: 1,1", "seeds is 1,1, but must be distinct whole numbers"),
+        ("{p: [0.1]}\nseeds: 1,1", "finetune: --seeds wants distinct whole numbers with commas, given '1,1'"),
+        ("{p: [0.1]}\nstorage: 'sqlite:///x'", "unknown setting 'storage'; the settings are: out, finetune"),
         ("{p: [0.1]}\ncompare: {data: d}", "give one of the sections finetune and compare, given 2"),
         ("{p: [0.1]}\nfinetune: 5", "finetune is 5, but must be a mapping of settings"),
         ("{p: [0.1]}\nfinetune: {task: rte}", "finetune: DATA is missing"),
-        ("{p: [0.1]}\nfinetune: {task: rte, data: d, epoch: 1}", "finetune: unknown setting 'epoch'"),
         ("{p: [0.1]}\nfinetune: {task: rte, data: d, seeds: 1}", "finetune: seeds is decided by the sweep"),
         ("{heads: [8, 3]}\nfinetune:\ncompare: {data: d}", "space: --heads 3 does not divide --embed-dim 512"),
     ],
@@ -201,7 +197,7 @@ def test_a_sweep_from_end_to_end(
     (rte / "s.yaml").write_text(of_space("{p: [0.1, 0.9], q: [0.1, 0.3]}").replace("epochs: 2", "epochs: 3"))
     assert main(["sweep", "s.yaml", "--out", "moved"]) == 2
     error = capsys.readouterr().err
-    assert "other settings (" in error and "--max-epoch: 2 there, 3 asked for); give another --out, " in error
+    assert "other settings (" in error and "--max-epoch: 2 there, 3 asked for); give another --out" in error
 
 
 def test_a_trial_goes_on_where_it_was_with_all_its_epochs(rte: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,41 +220,22 @@ def test_a_trial_goes_on_where_it_was_with_all_its_epochs(rte: Path, monkeypatch
     (after,) = (path.read_text() for path in rte.glob("out/trial-*/run.json"))
     trials = json.loads((rte / "out" / "results.json").read_text())["trials"]
     assert before == after and {one["arm"]: one["value"] for one in trials} == {"ad_drop": 90.0, "plain": 70.0}
-    study = optuna.load_study(storage=f"sqlite:///{rte}/out/sweep.db", study_name="sweep: ad_drop")
+    study = trials_module.open_study(rte / "out", "ad_drop")
     assert study.trials[-1].intermediate_values == {1: 90.0}
 
 
-def test_what_only_a_try_shows_and_a_bad_storage_leave_nothing_behind(
-    rte: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_only_a_try_shows_leaves_nothing_behind(rte: Path, capsys: pytest.CaptureFixture[str]) -> None:
     there = sorted(rte.rglob("*"))
     for text, said in (
         (of_space("{p: [0.1], sites: ['*', 'encoder.self[7]']}"), "sites encoder.self[7]: --attn-sites 'enc"),
         (of_space("{p: [0.1]}").replace("data: data", "data: gone"), "gone"),
-        (of_space("{p: [0.1]}", "storage: sweep.db"), "--storage cannot be opened: "),
-        (of_space("{p: [0.1]}", "storage: 'mysql://me:secret@localhost:1/x'"), "--storage cannot be opened: "),
-        (of_space("{p: [0.1]}", "storage: sqlite:///no/such/sweep.db"), "--storage cannot be opened: "),
-        (of_space("{p: [0.1]}", "storage: 'sqlite:///:memory:'"), "--storage is in memory, which no other thread sees"),
     ):
         (rte / "s.yaml").write_text(text)
         assert main(["sweep", "s.yaml"]) == 2
         error = capsys.readouterr().err
-        assert said in error and "secret" not in error and error.count("\n") == 1
+        assert said in error and error.count("\n") == 1
         (rte / "s.yaml").unlink()
         assert sorted(rte.rglob("*")) == there
-
-
-def test_a_full_disk_leaves_no_folder(
-    rte: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def full(url: str, *_: Any, **__: Any) -> None:
-        Path(url.removeprefix("sqlite:///")).touch()
-        raise OSError("database or disk is full")
-
-    monkeypatch.setattr(trials, "RDBStorage", full)
-    (rte / "s.yaml").write_text(of_space("{p: [0.1]}"))
-    assert main(["sweep", "s.yaml"]) == 2 and "cannot be opened: database or disk" in capsys.readouterr().err
-    assert not (rte / "out").exists()
 
 
 def test_the_interval_is_that_of_scipy_and_of_equal_values_it_has_no_width() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from optuna.trial import TrialState
 
 from attn_reg_plugin.experiments.sweep import trials
 from attn_reg_plugin.experiments.sweep.settings import Arm
-from attn_reg_plugin.experiments.sweep.trials import attempts
+from attn_reg_plugin.experiments.sweep.trials import latest
 from tests import processes
 
 SPACE = {"p": ("categorical", {"choices": [0.1, 0.2, 0.3]}), "lr": ("categorical", {"choices": [1.0, 2.0, 4.0, 8.0]})}
@@ -29,16 +30,15 @@ FAIL, COMPLETE, PRUNED = TrialState.FAIL, TrialState.COMPLETE, TrialState.PRUNED
 
 
 def studies_of(folder: Path, *arms: Arm, pruner: Any = None) -> list[Any]:
-    """The studies of these arms in an SQLite file."""
-    how = {"storage": trials.open_storage(f"sqlite:///{folder / 'sweep.db'}"), "pruner": pruner, "load_if_exists": True}
-    return [optuna.create_study(study_name=arm.name, direction="maximize", **how) for arm in arms]
+    """The studies of these arms."""
+    return [trials.open_study(folder, arm.name, direction="maximize", pruner=pruner) for arm in arms]
 
 
-def fill(folder: Path, train: Callable[..., float], *arms: Arm, pruner: Any = None) -> list[dict[int, list[Any]]]:
-    """Carry out the trials of these arms; Optuna's trials of each number."""
+def fill(folder: Path, train: Callable[..., float], *arms: Arm, pruner: Any = None) -> list[dict[int, Any]]:
+    """Carry out the trials of these arms; Optuna's last trial of each number."""
     studies = studies_of(folder, *arms, pruner=pruner or optuna.pruners.NopPruner())
-    trials.fill(studies, arms, folder, train, threading.Event())
-    return [attempts(study) for study in studies]
+    trials.fill(studies, arms, folder, [len(study.trials) for study in studies], train, threading.Event())
+    return [latest(study) for study in studies]
 
 
 def number_of(arm: Arm, trial: Any, values: dict[str, Any], stop: Any) -> float:
@@ -48,7 +48,7 @@ def number_of(arm: Arm, trial: Any, values: dict[str, Any], stop: Any) -> float:
 
 def fill_and_hang(folder: Path, place: int | None) -> None:
     """Fill a sweep as a process does; of its own trials one hangs."""
-    trials.BEAT, trials.GRACE, trials.WAIT = 1, 8, 0.2
+    trials.WAIT = 0.2
     begun: list[int] = []
 
     def train(arm: Arm, trial: Any, values: dict[str, Any], stop: Any) -> float:
@@ -81,54 +81,9 @@ def test_two_processes_of_which_one_is_killed_carry_out_each_trial_once(tmp_path
     assert other.exitcode == 0 and len(begun()) == 3
     for study in studies_of(tmp_path, METHOD, PLAIN):
         complete = sorted(one.value for one in study.trials if one.state == COMPLETE)
-        assert complete == list(range(12)) and [tried[0].value for tried in attempts(study).values()] == complete
+        assert complete == list(range(12)) and [one.value for one in latest(study).values()] == complete
     times = [len(path.read_text().split()) for path in tmp_path.glob("begun/*")]
     assert sorted(times) == [*[1] * 23, 2], "the third of the killed process, and nothing else, was carried out again"
-
-
-def test_a_trial_that_was_killed_before_its_first_heartbeat_is_enqueued_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (study,) = studies_of(tmp_path, METHOD)
-    for grace, counts in ((60, [1] * 12), (60, [1] * 12), (-1, [2, 2, *[1] * 10])):
-        monkeypatch.setattr(trials, "GRACE", grace)
-        trials.enqueue(study, METHOD)
-        assert [len(tried) for tried in attempts(study).values()] == counts
-        study.ask()
-
-
-def test_of_two_trials_of_a_number_the_earlier_one_counts(tmp_path: Path) -> None:
-    """As two machines without a common folder enqueue them; three processes carry them out."""
-    (study,) = studies_of(tmp_path, METHOD)
-    for number, (seed, values) in [*enumerate(GRID)] * 2:
-        study.enqueue_trial(values, user_attrs={"trial": number, "seed": seed})
-    begun: list[float] = []
-
-    def train(*arguments: Any) -> float:
-        begun.append(number_of(*arguments))
-        return begun[-1]
-
-    threads = [threading.Thread(target=fill, args=(tmp_path, train, METHOD)) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(begun) == list(range(12))
-    assert all(tried[0].state == COMPLETE != tried[1].state for tried in attempts(study).values())
-
-
-def test_a_process_that_was_only_slow_stops_and_its_value_is_not_taken(tmp_path: Path) -> None:
-    values: list[float] = []
-
-    def train(arm: Arm, trial: Any, drawn: dict[str, Any], stop: Any) -> float:
-        values.append(7.0 + len(values))
-        if len(values) == 1:  # another process takes this one for dead
-            trial.study.tell(trial.number, state=FAIL)
-        trial.report(0.5, 1)
-        return values[-1]
-
-    (found,) = fill(tmp_path, train, Arm("ad_drop", SPACE, GRID[:1]))
-    assert [(one.state, one.value) for one in found[0]] == [(COMPLETE, 8.0), (FAIL, None)]
 
 
 def test_an_interrupted_trial_keeps_what_was_drawn_and_draws_do_not_depend_on_the_process(tmp_path: Path) -> None:
@@ -154,9 +109,9 @@ def test_an_interrupted_trial_keeps_what_was_drawn_and_draws_do_not_depend_on_th
             with pytest.raises(KeyboardInterrupt):
                 fill(folder, train, arm)
         (tried,) = fill(folder, train, arm)
-        found.append([one[0].params for one in tried.values()])
+        found.append([one.params for one in tried.values()])
         assert found[-1][0] == drawn[0] and 1e-5 <= drawn[0]["lr"] <= 1e-2 and drawn[0]["n"] in range(1, 10)
-        assert [one[0].user_attrs["seed"] for one in tried.values()] == [5, 6] * 6
+        assert [one.user_attrs["seed"] for one in tried.values()] == [5, 6] * 6
     assert found[0][0] == found[1][0] and len({one["p"] for one in found[1]}) == 12
 
 
@@ -172,8 +127,8 @@ def test_hopeless_trials_are_pruned(tmp_path: Path) -> None:
         return 5.0 + number
 
     (found,) = fill(tmp_path, train, METHOD, pruner=optuna.pruners.MedianPruner(6, 2))
-    assert [tried[0].state for tried in found.values()] == [COMPLETE] * 11 + [PRUNED]
-    assert found[11][0].intermediate_values == {1: 3.0, 2: 2.0}
+    assert [one.state for one in found.values()] == [COMPLETE] * 11 + [PRUNED]
+    assert found[11].intermediate_values == {1: 3.0, 2: 2.0}
 
 
 def test_a_failed_trial_is_tried_again_by_the_next_process_only_and_nothing_but_failures_ends(tmp_path: Path) -> None:
@@ -187,8 +142,8 @@ def test_a_failed_trial_is_tried_again_by_the_next_process_only_and_nothing_but_
         fill(tmp_path, train, METHOD)
     broken, (study,) = range(4, 5), studies_of(tmp_path, METHOD)
     for times in (1, 2):
-        trials.enqueue(study, METHOD, again=True)
         (found,) = fill(tmp_path, train, METHOD)
-        assert [tried[0].state for tried in found.values()] == [*[COMPLETE] * 4, FAIL, *[COMPLETE] * 7]
-        assert [len(tried) for tried in found.values()] == [2, 2, 2, 1, times, *[1] * 7]
-    assert found[4][0].user_attrs["error"] == "no space left"
+        assert [one.state for one in found.values()] == [*[COMPLETE] * 4, FAIL, *[COMPLETE] * 7]
+        counts = Counter(one.user_attrs["trial"] for one in study.trials)
+        assert [counts[number] for number in range(12)] == [2, 2, 2, 1, times, *[1] * 7]
+    assert found[4].user_attrs["error"] == "no space left"

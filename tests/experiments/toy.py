@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 
 from omegaconf import OmegaConf
 
-from attn_reg_plugin.commands.run import steps
 from attn_reg_plugin.experiments.comparison import TO_THE_END
 from attn_reg_plugin.experiments.steps import EACH, Step, plan
 from tests.experiments.starting import quick_starts
@@ -44,7 +43,7 @@ def toy_steps(path: Path, *words: str) -> list[Step]:
     if "out" in content and "--out" not in words:
         flags += ["--out", f"{content['out']}{ENDING}"]
     found, data = [], {}
-    for step in plan(path, [*words, *flags], steps()):
+    for step in plan(path, [*words, *flags]):
         own = content[step.section].get(EACH, {})
         if all(step.values[name] == values[0] for name, values in own.items()):
             found.append(step)
@@ -87,7 +86,8 @@ def aside(path: Path) -> Path:
 
 def toy_of(settings: T) -> T:
     """The settings of a step at toy size."""
-    return dataclasses.replace(settings, **_VALUES[type(settings).__name__](settings))  # type: ignore[type-var]
+    own = _VALUES.get(type(settings).__name__, lambda _: {})
+    return dataclasses.replace(settings, **own(settings))  # type: ignore[type-var]
 
 
 def make_files(settings: Any) -> None:
@@ -151,7 +151,7 @@ def _sweep(settings: Any) -> dict[str, Any]:
     # the sweep's method isn't among those of its trainings
     own["epochs"] = min(2, searched.epochs)
     values = {settings.section: {**getattr(settings, settings.section), **own}, "out": aside(settings.out)}
-    values |= {"seeds": settings.seeds[:1], "trials": min(settings.trials, _TRIALS), "storage": None}
+    values |= {"seeds": settings.seeds[:1], "trials": min(settings.trials, _TRIALS)}
     return values if settings.trials else {**values, "space": _smaller(settings.space)}
 
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from attn_reg_plugin.experiments.flags import completed
-from attn_reg_plugin.experiments.report import power
 from attn_reg_plugin.experiments.report.curves import (
     Estimate,
     draw_curves,
@@ -135,10 +134,6 @@ def _section(experiment: Experiment) -> Iterator[str]:
     for heading, draw in parts.items():
         if pictures := [_picture(figure, caption) for figure, caption in draw(experiment)]:
             yield f'<h3>{heading}</h3><div class="pictures">{"".join(pictures)}</div>'
-    scores = power.scores_of([(run.method, run.seed, run.scores) for run in experiment.finished])
-    if lines := (seeds := power.cells(scores, baseline))[1]:
-        said = "two-sided paired t-test at 0.05 with power 0.8, over seeds, on these evaluation examples"
-        yield f"<h3>Seeds</h3>{_table(seeds[0], lines)}<ul><li>{said}</li></ul>"
     yield from _configuration(experiment)
 
 

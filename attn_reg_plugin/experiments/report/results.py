@@ -27,18 +27,11 @@ _OF_THE_MACHINE = ("num_updates", "wps", "wpb", "bsz", "ups", "wall", "train_wal
 VALID, TRAIN = "validation", "training"
 #: words in the names of scores of which the lower is the better
 _ERRORS = frozenset(["loss", "perplexity", "wer", "cer", "ter", "mer", "mse", "rmse", "mae", "error", "err", "ppl"])
-_SEED = re.compile(r"(.+?)[-_.]?seed[-_]?(\d+)")
 
 
 def lower_is_better(metric: str) -> bool:
     """Whether a score is a loss or counts errors, as its name says."""
     return not _ERRORS.isdisjoint(re.split(r"[^a-z]+", metric.lower()))
-
-
-def named(name: str) -> tuple[str, int | None]:
-    """The method and the seed in the name of a run's folder."""
-    match = _SEED.fullmatch(name)
-    return (match[1], int(match[2])) if match else (name, None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,13 +130,3 @@ def read_results(folder: Path) -> list[RunResult]:
     if runs := read_runs([folder], depth=1):
         return [result_of(run) for run in runs]
     raise ValueError(f"{folder} has no runs of attn-reg compare or finetune in it")
-
-
-def reported_scores(entry: Mapping[str, Any]) -> dict[Key, float]:
-    """The scores of a run that a results.json has, by subset and metric; those of earlier versions, too."""
-    scores = (
-        entry.get("scores") or entry.get("translation", {}).get("scores") or entry.get("reported", {}).get("scores")
-    )
-    scores = scores or {"valid": entry.get("training", {}).get("scores", {})}
-    pairs = ((subset, name, value) for subset, found in scores.items() for name, value in found.items())
-    return {(subset, name): float(value) for subset, name, value in pairs if not isinstance(value, str)}

@@ -6,7 +6,6 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
@@ -18,9 +17,6 @@ from attn_reg_plugin.experiments.runs import Run
 from attn_reg_plugin.files import write_json, write_text
 from attn_reg_plugin.labelled import TASKS
 from attn_reg_plugin.terminal import say, show
-
-if TYPE_CHECKING:
-    pass
 
 #: seeds below which a figure is in italics, in a terminal dim
 ENOUGH = 3

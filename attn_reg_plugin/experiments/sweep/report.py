@@ -14,7 +14,7 @@ from rich.console import Console
 
 from attn_reg_plugin.experiments.report.table import figure_of, markdown, shade, terminal_table
 from attn_reg_plugin.experiments.sweep.settings import PLAIN, Arm, text_of
-from attn_reg_plugin.experiments.sweep.trials import attempts
+from attn_reg_plugin.experiments.sweep.trials import latest
 from attn_reg_plugin.files import write_json, write_text
 from attn_reg_plugin.pictures import load_matplotlib, save
 from attn_reg_plugin.terminal import show
@@ -26,7 +26,7 @@ def frame_of(study: optuna.Study, arm: Arm) -> pd.DataFrame:
     """The trials of an arm, a row per trial, the best first; a pruned trial has the best value that it had reached."""
     best = max if study.direction == StudyDirection.MAXIMIZE else min
     rows = []
-    for number, (trial, *_) in attempts(study).items():
+    for number, trial in latest(study).items():
         reached = best(trial.intermediate_values.values(), default=None)
         value = reached if trial.state.name == "PRUNED" else trial.value
         about = {key: trial.user_attrs.get(key) for key in ("seed", "folder", "error")}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
 import sys
 from functools import partial
 from threading import Event
@@ -19,7 +18,7 @@ from attn_reg_plugin.experiments.flags import differing
 from attn_reg_plugin.experiments.sweep import trials
 from attn_reg_plugin.experiments.sweep.report import publish
 from attn_reg_plugin.experiments.training_log import TrainingLog
-from attn_reg_plugin.files import FolderInUse, alone_in
+from attn_reg_plugin.files import FolderInUse
 from attn_reg_plugin.terminal import say
 
 if TYPE_CHECKING:
@@ -31,26 +30,20 @@ def search(sweep: Sweep) -> int:
     """Do all trials that no other process does, and show the result; see `Sweep.carry_out`."""
     console, run, base = Console(file=sys.stdout), first_run(sweep), sweep.comparison()
     studies = open_studies(sweep, run)
-    with alone_in(sweep.out, trials.LOCK):
-        for study, arm in zip(studies, sweep.arms, strict=True):
-            trials.enqueue(study, arm, again=True)
-    slots = Slots([] if base.cpu else visible_gpus(), sweep.jobs)
-    left = sum(not tried[0].state.is_finished() for study in studies for tried in trials.attempts(study).values())
+    slots, begun = Slots([] if base.cpu else visible_gpus(), sweep.jobs), [len(study.trials) for study in studies]
     try:
-        with Reporter(console, left) as reporter:
+        with Reporter(console, len(trials.left(studies, sweep.arms, begun))) as reporter:
 
             def train(arm: Arm, trial: optuna.Trial, values: dict[str, Any], stop: Event) -> float:
                 one = sweep.run_of(arm, trial.user_attrs["trial"], trial.user_attrs["seed"], values)
                 with slots.lent() as device:
                     return trained(dataclasses.replace(one, device=device), trial, reporter, base.epochs, stop)
 
-            at_a_time([partial(trials.fill, studies, sweep.arms, sweep.out, train)] * sweep.jobs, sweep.jobs)
+            work = partial(trials.fill, studies, sweep.arms, sweep.out, begun, train)
+            at_a_time([work] * sweep.jobs, sweep.jobs)
     except KeyboardInterrupt:
         say(console, "interrupted; the same command goes on")
         return 130
-    except optuna.exceptions.StorageInternalError as error:
-        reason = (str(error.__cause__ or error).splitlines() or ["it does not answer"])[0]
-        raise ValueError(f"the storage is lost, and the same command goes on: {reason}") from None
     return 0 if publish(sweep.out, studies, sweep.arms, run.metric[0], console) else 1
 
 
@@ -71,39 +64,19 @@ def first_run(sweep: Sweep) -> Run:
 
 
 def open_studies(sweep: Sweep, run: Run) -> list[optuna.Study]:
-    """The study of each arm.
-
-    Raises:
-        ValueError: the storage cannot be opened, or holds a sweep with other settings.
-    """
-    made = not sweep.out.exists()
-    if not sweep.storage:
-        sweep.out.mkdir(parents=True, exist_ok=True)
-    try:
-        storage = trials.open_storage(sweep.storage or f"sqlite:///{sweep.out / 'sweep.db'}")
-    except ValueError:
-        if made:
-            shutil.rmtree(sweep.out, ignore_errors=True)
-        raise
-    name = sweep.name or (sweep.out.resolve().name if sweep.storage else "sweep")
-    names = [f"{name}: {arm.name}" for arm in sweep.arms]
+    """Open the study of each arm; a ValueError says that the folder holds a sweep with other settings."""
     own = {"searched": sweep.method, "space": sweep.space, "seeds": list(sweep.seeds), "drawn": bool(sweep.trials)}
     settings = {**run.settings, **own, "seed": None}
-    for known in storage.get_all_studies():
-        there = storage.get_study_user_attrs(known._study_id).get("settings", settings)
-        if known.study_name in names and (found := differing(there, settings)):
-            said = [f"{key}: {old or 'absent'} there, {new or 'absent'} asked for" for key, (old, new) in found.items()]
-            raise ValueError(
-                f"the study {known.study_name!r} is of a sweep with other settings ({'; '.join(said[:3])}); give "
-                "another --out, and in a storage of several sweeps another --name"
-            )
-    median = optuna.pruners.MedianPruner(sweep.pruner_trials, sweep.pruner_epochs + 1)
-    how = {
-        **{"storage": storage, "load_if_exists": True, "direction": "maximize" if run.metric[1] else "minimize"},
-        "pruner": median if sweep.pruner == "median" else optuna.pruners.NopPruner(),
-    }
-    studies = [optuna.create_study(study_name=one, **how) for one in names]
+    # of epochs, which Optuna counts from 0, the first prunes none
+    pruner = optuna.pruners.MedianPruner(5, 2) if sweep.pruner == "median" else optuna.pruners.NopPruner()
+    how = {"pruner": pruner, "direction": "maximize" if run.metric[1] else "minimize"}
+    sweep.out.mkdir(parents=True, exist_ok=True)
+    studies = [trials.open_study(sweep.out, arm.name, **how) for arm in sweep.arms]
     for study in studies:
+        if found := differing(study.user_attrs.get("settings", settings), settings):
+            said = [f"{key}: {old or 'absent'} there, {new or 'absent'} asked for" for key, (old, new) in found.items()]
+            said = f"holds a sweep with other settings ({'; '.join(said[:3])})"
+            raise ValueError(f"{sweep.out} {said}; give another --out")
         study.set_user_attr("settings", settings)
     return studies
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib
 import itertools
 import math
 from collections.abc import Mapping, Sequence
@@ -20,16 +19,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from omegaconf import OmegaConf
 
 from attn_reg_plugin.configuration import read, setting
+from attn_reg_plugin.experiments.steps import settings_of
 
 if TYPE_CHECKING:
     from attn_reg_plugin.experiments.comparison import Comparison
     from attn_reg_plugin.experiments.runs import Run
 
-#: section of the file -> (module, dataclass) of the comparison whose runs are the trials
-BASES = {
-    "finetune": ("attn_reg_plugin.experiments.fine_tuning", "FineTuning"),
-    "compare": ("attn_reg_plugin.experiments.translation", "TranslationComparison"),
-}
+#: sections of the file, each the settings of a comparison whose runs are the trials
+BASES = ("finetune", "compare")
 #: settings of a comparison that the sweep decides, and those that say what is searched on
 DECIDED, FIXED = ("out", "methods", "seeds", "jobs", "method_flags"), ("task", "data", "cpu")
 #: ranges in a file, `{log: [low, high]}`
@@ -66,6 +63,10 @@ class Sweep:
     """
 
     GROUP: ClassVar[str] = "running"
+    EXAMPLES: ClassVar[tuple[str, ...]] = (
+        "attn-reg sweep examples/sweep/sweep.yaml",
+        "attn-reg sweep examples/sweep/sweep.yaml --trials 40 --pruner median --jobs 2",
+    )
 
     out: Path = setting("folder of the trials", metavar="FOLDER")
     finetune: Any = setting("what is searched on: settings of `attn-reg finetune`", None, unflagged=True)
@@ -78,15 +79,11 @@ class Sweep:
     )
     trials: int = setting("trials, drawn by Optuna; 0: the whole grid", 0, within=f"[0, {MOST}]", metavar="N")
     seeds: tuple[int, ...] = setting("seeds of the method: of a grid all for each combination, else in turn", (1,))
-    pruner: str = setting("end hopeless trials early", "none", choices=("none", "median"))
-    pruner_trials: int = setting("trials that must be complete before one is pruned", 5, within="[1, inf)")
-    pruner_epochs: int = setting("epochs in which none is pruned", 1, within="[0, inf)")
-    storage: str | None = setting(
-        "URL of Optuna's storage, such as postgresql://...; the same for several machines (default: SQLite in --out)",
-        None,
-        metavar="URL",
+    pruner: str = setting(
+        "end hopeless trials early: after an epoch below the median of at least five others",
+        "none",
+        choices=("none", "median"),
     )
-    name: str | None = setting("of the sweep in a storage that several sweeps share (default: that of --out)", None)
     jobs: int = setting("trials at a time; above 1 each of them has one thread", 1, within="[1, inf)", metavar="N")
 
     def __post_init__(self) -> None:
@@ -94,22 +91,20 @@ class Sweep:
         given = sum(getattr(self, section) is not None for section in BASES)
         if given != 1:
             raise ValueError(f"give one of the sections {' and '.join(BASES)}, given {given}")
-        if not isinstance(self._base, Mapping):
-            raise ValueError(f"{self.section} is {self._base!r}, but must be a mapping of settings")
-        if wrong := [key for key in DECIDED if key in self._base]:
+        base = getattr(self, self.section)
+        if not isinstance(base, Mapping):
+            raise ValueError(f"{self.section} is {base!r}, but must be a mapping of settings")
+        if wrong := [key for key in DECIDED if key in base]:
             raise ValueError(f"{self.section}: {wrong[0]} is decided by the sweep; leave it out")
-        if not self.seeds or min(self.seeds) < 0 or len(set(self.seeds)) != len(self.seeds):
-            raise ValueError(f"seeds is {','.join(map(str, self.seeds))}, but must be distinct whole numbers")
         if not isinstance(self.method, str) and not (isinstance(self.method, Mapping) and "like" in self.method):
             raise ValueError(f"method is {self.method!r}, but must be a name, or {{like: NAME, option: value, ...}}")
         self.comparison()  # refuse what is wrong in it, before anything is blamed on the space
         if not isinstance(self.space, Mapping) or not self.space:
             raise ValueError(f"space is {self.space!r}, but must be a mapping, such as {{p: [0.1, 0.3, 0.5]}}")
         counts = [len(given) for given in self.space.values() if isinstance(given, list)]
-        if (count := sum(counts) if self.trials else math.prod(counts) * len(self.seeds)) > MOST:
-            what = "values" if self.trials else "trials in its grid"
-            advice = "take fewer values" + ("" if self.trials else ", or say by `trials` how many are drawn")
-            raise ValueError(f"space has {count:,} {what}, but at most {MOST:,} are possible; {advice}")
+        if (count := max(counts, default=0) if self.trials else math.prod(counts) * len(self.seeds)) > MOST:
+            said = f"space has {count:,} trials in its grid, but at most {MOST:,} are possible"
+            raise ValueError(f"{said}; take fewer values, or say by `trials` how many are drawn")
         space = self.choices
         for shared in (True, False) if not self.trials else ():  # each value is possible, and so must be what all are
             for values in _grid({key: space[key] for key in space if (key in self.shared) == shared}):
@@ -123,15 +118,6 @@ class Sweep:
         return next(section for section in BASES if getattr(self, section) is not None)
 
     @property
-    def _base(self) -> Any:
-        return getattr(self, self.section)
-
-    @property
-    def _kind(self) -> type[Comparison]:
-        module, name = BASES[self.section]
-        return getattr(importlib.import_module(module), name)
-
-    @property
     def _method(self) -> dict[str, Any]:
         return {"like": self.method} if isinstance(self.method, str) else dict(self.method)
 
@@ -139,13 +125,14 @@ class Sweep:
         self, values: Mapping[str, Any] | None = None, name: str = "method", row: Mapping[str, Any] | None = None
     ) -> Comparison:
         """The comparison of the method, or of another row, alone, with some values of the space."""
-        values, part = values or {}, "space" if values else self.section
-        options = {key: value for key, value in values.items() if key not in self.shared}
-        settings = {key: value for key, value in values.items() if key in self.shared}
-        methods = {name: {**self._method, **options} if row is None else row}
-        content = {**self._base, "out": str(self.out), "jobs": self.jobs, **settings, "methods": methods}
+        options, part = dict(values or {}), "space" if values else self.section
+        settings = {key: options.pop(key) for key in [*options] if key in self.shared}
+        content = {**getattr(self, self.section), "out": str(self.out), "jobs": self.jobs, "seeds": list(self.seeds)}
+        content |= {**settings, "methods": {name: {**self._method, **options} if row is None else row}}
         try:
-            return read(self._kind, OmegaConf.create({self.section: content}), self.section, {}, Path(part))
+            return read(
+                settings_of(self.section), OmegaConf.create({self.section: content}), self.section, {}, Path(part)
+            )
         except ValueError as error:
             reason = str(error).removeprefix(f"{part}: ")
             part = "method" if reason.startswith("methods: ") and not values else part
@@ -156,27 +143,23 @@ class Sweep:
     @functools.cached_property
     def shared(self) -> tuple[str, ...]:
         """The keys of the space that plain training has too, such as the learning rate."""
-        return tuple(str(key) for key in self.space if key not in self._options)
-
-    @property
-    def _options(self) -> Mapping[str, Any]:
-        return self.comparison().selected()[0].settings
+        options = self.comparison().selected()[0].settings
+        return tuple(str(key) for key in self.space if key not in options)
 
     @functools.cached_property
     def choices(self) -> dict[str, Choice]:
         """The keys that vary and what their values are drawn from, as method and training take them."""
-        fields = [entry.name for entry in dataclasses.fields(self._kind)]
+        fields = [entry.name for entry in dataclasses.fields(settings_of(self.section))]
         settings = [name for name in fields if name not in (*DECIDED, *FIXED)]
         if unknown := [key for key in self.shared if key not in settings]:
-            options = f"{', '.join(self._options)} of {self._method['like']}; " if self._options else ""
-            known = f"{options}{', '.join(settings)} of {self.section}"
-            raise ValueError(f"space: unknown key {unknown[0]!r}; the keys are: {known}")
+            known = [*self.comparison().selected()[0].settings, *settings]
+            raise ValueError(f"space: unknown key {unknown[0]!r}; the keys are: {', '.join(known)}")
         return {str(key): self._choice(str(key), given) for key, given in self.space.items()}
 
     def _choice(self, key: str, given: Any) -> Choice:
-        kind, values = next(iter(given.items()), ("", ())) if isinstance(given, Mapping) else ("", given)
-        ranged = isinstance(given, Mapping) and len(given) == 1 and kind in RANGES
-        if not isinstance(values, list) or not values or (kind and not ranged):
+        ranged = isinstance(given, Mapping) and len(given) == 1
+        kind, values = next(iter(given.items())) if ranged else ("", given)
+        if not isinstance(values, list) or not values or (ranged and kind not in RANGES):
             forms = " or ".join(f"{{{kind}: [low, high]}}" for kind in RANGES)
             raise ValueError(f"space: {key} is {given!r}, but must be a list of values, or {forms}")
         taken = [self._taken(key, value) for value in values]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Callable, Mapping
@@ -11,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from attn_reg_plugin.commands.report import add_arguments, run
+from attn_reg_plugin.cli import _parsed
+from attn_reg_plugin.commands.of_settings import Command
 from attn_reg_plugin.experiments.report.drop_rates import Rates, fit_curve, read_rates
 from attn_reg_plugin.regularizers.scheduled_dropout import Curve, Schedule
 
@@ -46,10 +46,8 @@ def log(length: int = 10, updates: int = 1000, noise: float = 0.0) -> str:
 
 
 def report(*arguments: object) -> int:
-    """`attn-reg report` with these arguments."""
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    return run(parser.parse_args([str(argument) for argument in arguments]))
+    """`attn-reg report curves` with these arguments."""
+    return Command("report curves").run(_parsed("report curves", [str(argument) for argument in arguments]))
 
 
 @pytest.fixture
@@ -65,7 +63,7 @@ def test_known_curves_come_back(tmp_path: Path, length: int, noise: float) -> No
     """However many updates a line covers, since a rate is understood as a mean over them; noise is averaged."""
     path, out = tmp_path / "train.log", tmp_path / "out" / "learned.yaml"
     path.write_text(log(length, noise=noise), encoding="utf-8")
-    assert report("curves", path, "--out", out, "--knots", "11") == 0
+    assert report(path, "--out", out, "--knots", "11") == 0
     entries = Schedule.read(str(out)).entries
     assert [selector.pattern for selector, _ in entries] == list(DROP)
     for (_, found), true in zip(entries, DROP.values(), strict=True):
@@ -157,9 +155,9 @@ def test_what_cannot_be_reported_is_refused(tmp_path: Path, log_file: Path) -> N
         (log_file, ["--plot", tmp_path / "p.xyz"], r"p.xyz must end in one of .avif"),
     ):
         with pytest.raises((ValueError, FileNotFoundError), match=said):
-            report("curves", place, "--out", out, *more)
-    with pytest.raises(ValueError, match="attn-reg report curves takes one RUN, given 2"):
-        report("curves", log_file, log_file, "--out", out)
+            report(place, "--out", out, *more)
+    with pytest.raises(ValueError, match=r"unrecognized arguments: .*train\.log"):
+        report(log_file, log_file, "--out", out)
     assert not out.exists()
 
 
@@ -171,11 +169,11 @@ def test_the_plot_needs_matplotlib_before_anything_is_written(
         for name in ("matplotlib", "matplotlib.figure"):
             patch.setitem(sys.modules, name, None)
         with pytest.raises(ValueError, match=r"^a plot needs matplotlib, which is not installed"):
-            report("curves", log_file, "--out", out, "--plot", figure)
+            report(log_file, "--out", out, "--plot", figure)
         assert not out.exists()
-        assert report("curves", log_file, "--out", out) == 0
+        assert report(log_file, "--out", out) == 0
     pytest.importorskip("matplotlib")
-    assert report("curves", log_file, "--out", out, "--plot", figure) == 0
+    assert report(log_file, "--out", out, "--plot", figure) == 0
     assert figure.read_bytes().startswith(b"\x89PNG")
 
 
@@ -183,7 +181,7 @@ def test_it_prints_how_to_train_with_the_schedule(
     tmp_path: Path, log_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "schedule.yaml"
-    report("curves", log_file, "--out", out)
+    report(log_file, "--out", out)
     *sites, flags = capsys.readouterr().out.splitlines()
     assert [site.partition(":")[0] for site in sites] == list(DROP)
     assert flags.endswith(f"--scheduled-dropout-schedule {out} --attn-sites 'encoder.self[0,1,10] decoder.cross[0]'")
@@ -199,7 +197,7 @@ def test_what_attend_out_learned_is_a_schedule_to_train_with(tmp_path: Path) -> 
     learned = ["--attn-reg", "attend_out", "--attend-out-steps", "2", "--attend-out-generator-lr", "0.1"]
     train(data, tmp_path / "attend_out", *learned, *size).check()
     out = tmp_path / "schedule.yaml"
-    assert report("curves", tmp_path / "attend_out", "--out", out) == 0
+    assert report(tmp_path / "attend_out", "--out", out) == 0
     cheap = ["--attn-reg", "scheduled_dropout", "--scheduled-dropout-schedule", str(out)]
     train(data, tmp_path / "scheduled", *cheap, *size).check()
     expensive, repeated = (read_rates(tmp_path / name) for name in ("attend_out", "scheduled"))
