@@ -112,7 +112,7 @@ def tables(found: Sequence[Experiment | Series]) -> dict[str, str]:
     shown, sections = places(PAGE), []
     for name in sorted(captions, key=lambda name: list(HEADINGS).index(name)):
         text = captions[name] if name in shown else made[name]
-        picture = f"![Differences to plain training of {name}](evidence_{name}.png)"
+        picture = f"![Plot of {name}](evidence_{name}.png)"
         source = f"[{name}](../examples/evidence/{name}.yaml)"
         sections.append(f"### {HEADINGS[name]}\n\n{text} {source}\n\n{picture}")
     return made | {"experiments": "\n\n".join(sections)}

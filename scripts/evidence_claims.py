@@ -267,12 +267,12 @@ def caption(found: Experiment | Series) -> str:
     rows = [row for part in parts for row in part.rows]
     dropping, flags = [row for row in rows if settings_of(row)], rows[0].flags
     epochs = counted(int(row.flags["--max-epoch"]) for row in rows if row.method == "plain")
-    held_out = f"the metric on {100 * float(flags.get('--held-out', 0)):.0f} % of the training set, held out"
-    decay = {"polynomial_decay": "linear decay", "inverse_sqrt": "inverse square-root decay"}
+    chosen_by = "held-out score" if "--held-out" in flags else "validation loss"
+    decay = {"polynomial_decay": "linear decay", "inverse_sqrt": "inverse square-root decay"}[flags["--lr-scheduler"]]
+    seeds = counted(seed for row in rows for seed in row.scores)
     return (
-        f"*AD-DROP: {usual(dropping, 0)}; {usual(dropping, 1)}; {usual(dropping, 2)}. "
-        f"Seeds {counted(seed for row in rows for seed in row.scores)}; {epochs} epochs, "
-        f"{decay[flags['--lr-scheduler']]}; checkpoint by {held_out if '--held-out' in flags else 'validation loss'}.*"
+        f"*{usual(dropping, 0)}; {usual(dropping, 1)}; {usual(dropping, 2)}; seeds {seeds}; {epochs} epochs, {decay}; "
+        f"checkpoint by {chosen_by}.*"
     )
 
 
