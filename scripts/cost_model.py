@@ -1,6 +1,6 @@
 """Cost of AD-DROP in a step of a decoder under FSDP2, by formulas, and a count of the same in small models.
 
-    python scripts/cost_model.py            # writes the tables of docs/costs.md
+    python scripts/cost_model.py            # writes its tables into docs/appendix.md
     python scripts/cost_model.py --count    # and first checks the formulas by counting
 
 Counted are floating-point operations (torch.utils.flop_counter) and the bytes of tensors that are alive at once, in a
@@ -29,7 +29,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from attn_reg_plugin import ADDrop, AttentionSite, regularized_attention
 from attn_reg_plugin.attention.masks import sample_keep
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "costs.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "appendix.md"
 BEGIN, END = "<!-- cost model -->", "<!-- end of the cost model -->"
 
 

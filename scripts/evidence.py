@@ -1,13 +1,14 @@
-"""Rebuild the tables and plots of docs/evidence.md, and those in README.md, from the results in examples/evidence:
+"""Rebuild what is generated of README.md, and of evidence.md, appendix.md and costs.md in docs, from examples/evidence:
 
     python scripts/evidence.py
 
 Every folder there with a results.json, as `attn-reg compare` and `finetune` write it, is an experiment; so is one with
 such folders in it, which are named for what differs between them, such as the share of noise, or for the test of which
-`attn-reg evaluate` wrote it. Several test sets have a column each. A table goes between the lines `<!-- table NAME -->`
-and `<!-- end -->` of the pages, and its plot is docs/evidence_NAME.png. costs.json is what `attn-reg bench --json`
-wrote for a translation model, costs_encoder.json for an encoder: the tables have the time of an update in plain ones,
-and docs/evidence_costs.png the gains of noisy_phrasebook beside it.
+`attn-reg evaluate` wrote it. Several test sets have a column each. A table and its caption go between the lines
+`<!-- table NAME -->` and `<!-- end -->` of a page, its plot is docs/evidence_NAME.png, and the appendix has what the
+evidence has no place for. Tables of several experiments are listed in `evidence_claims.py`. costs.json is what
+`attn-reg bench --json` wrote for a translation model, costs_encoder.json for an encoder: tables have the time of an
+update in plain ones.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from __future__ import annotations
 import re
 import statistics
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import evidence_claims
+from evidence_claims import HEADINGS, SUMMARY, caption, heading, lines, row_of
 from evidence_results import RESULTS, Experiment, Row, Series, experiments
 
 from attn_reg_plugin.experiments.report.table import ENOUGH, NOTHING, shade
@@ -26,14 +29,7 @@ from attn_reg_plugin.files import read_json, write_text
 from attn_reg_plugin.pictures import load_matplotlib, save
 
 ROOT = Path(__file__).resolve().parents[1]
-#: the page of all tables, and the others
-PAGE, *MORE = ROOT / "docs" / "evidence.md", ROOT / "README.md"
-#: rows of drop_rates, and how their lines look, in grey too
-RATED = {
-    "ad_drop": ("AD-DROP, highest attributions", {"color": "#440154", "linestyle": "-", "marker": "o"}),
-    "ad_drop_rd": ("AD-DROP, random candidates", {"color": "#6c8ebf", "linestyle": "-.", "marker": "^"}),
-    "attention_dropout": ("attention dropout", {"color": "#2a9d6f", "linestyle": "--", "marker": "s"}),
-}
+PAGE, APPENDIX, *MORE = (ROOT / f"{name}.md" for name in ("docs/evidence", "docs/appendix", "docs/costs", "README"))
 #: of plots: inches, points, inches that a row takes, characters in a line of a method's name, pixels per inch
 WIDTH, SIZE, LINE, TITLE, DPI = 5.4, 11, 0.4, 26, 110
 
@@ -51,69 +47,114 @@ def time_of(row: Row) -> str:
 def table(found: Experiment | Series) -> str:
     """Markdown: methods by their mean, the best first; of several experiments in their order, a column for each."""
     if isinstance(found, Experiment):
-        lines = [f"| | {found.metric} | − plain [95 %] | time × plain | seeds |", "|---|---|---|---|---|"]
-        for row in sorted(found.rows, key=lambda row: -row.score.mean):
-            shown = row.title, row.score.text(2), difference_of(row), time_of(row), str(row.score.seeds)
-            lines.append(f"| {' | '.join(shown)} |")
-        return "\n".join(lines)
-    parts = found.parts.values()
-    metrics = [f"{value} ({part.metric})" for value, part in found.parts.items()]
-    lines = ["| | " + " | ".join([*metrics, "time × plain"]) + " |", "|---" * (2 + len(metrics)) + "|"]
+        rows = sorted(found.rows, key=lambda row: -row.score.mean)
+        shown = [[row.title, row.score.text(2), difference_of(row), time_of(row), str(row.score.seeds)] for row in rows]
+        return lines(["", found.metric, "− plain [95 %]", "time × plain", "seeds"], shown)
+    parts, shown = found.parts.values(), []
     times = {row.title: time_of(row) for part in parts for row in part.rows}
     for title, time in times.items():
         rows = [next((row for row in part.rows if row.title == title), None) for part in parts]
         cells = [(row and (difference_of(row) if row.difference else row.score.text(2))) or "" for row in rows]
-        lines.append(f"| {title} | {' | '.join([*cells, time])} |")
-    return "\n".join(lines)
+        shown.append([title, *cells, time])
+    metrics = [f"{value} ({part.metric})" for value, part in found.parts.items()]
+    return lines(["", *metrics, "time × plain"], shown)
 
 
 def candidates_table() -> str:
     """Tabulate candidates.json of plain training: a row for each layer, the mean over its runs."""
     content = read_json(RESULTS / "candidates.json")
     runs = [layers for name, layers in content["runs"].items() if name.startswith("plain-seed")]
-    heads = [
-        f"{kind}: {figure}" for kind in ("planted", "other") for figure in ("candidate", "by A ⊙ ∂F/∂A", "attention")
-    ]
-    lines = ["| layer | " + " | ".join(heads) + " |", "|---" * (1 + len(heads)) + "|"]
+    kinds, figures = ("planted", "other"), ("candidates", "weighted_candidates", "attention")
+    titles = ("candidate", "by A ⊙ ∂F/∂A", "attention")
+    rows = []
     for layer in range(len(runs[0]["planted"])):
-        cells = [
-            f"{statistics.fmean(run[kind][layer][figure] for run in runs):.0%}".replace("%", " %")
-            for kind in ("planted", "other")
-            for figure in ("candidates", "weighted_candidates", "attention")
-        ]
-        lines.append(f"| {layer} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        means = [statistics.fmean(run[kind][layer][figure] for run in runs) for kind in kinds for figure in figures]
+        rows.append([str(layer), *(f"{mean:.0%}".replace("%", " %") for mean in means)])
+    return lines(["layer", *(f"{kind}: {title}" for kind in kinds for title in titles)], rows)
 
 
-def tables(found: Iterable[Experiment | Series]) -> dict[str, str]:
-    """All tables of the page, by their name."""
-    return {**{one.name: table(one) for one in found}, "candidates": candidates_table()}
+def benched_rows(name: str) -> dict[str, dict[str, Any]]:
+    """Rows of a benchmark that are methods, not parts of a step, by the name that `attn-reg bench` knows."""
+    rows = read_json(RESULTS / f"{name}.json")["rows"]
+    return {row["name"]: row for row in rows if row["name"] != "plain" and row["part_of"] is None}
 
 
-def plot_series(series: Series, path: Path) -> None:
-    """A panel for each value, below the other: every method's difference to plain and the 95 % interval."""
-    titles = list(dict.fromkeys(row.title for part in series.parts.values() for row in part.rows if row.difference))
-    height = 0.9 + LINE * len(titles)
-    figure, panels = drawing(0.3 + height * len(series.parts), len(series.parts))
-    for panel, (value, part) in zip(panels, series.parts.items(), strict=True):
+def costs_table(name: str) -> str:
+    """Tabulate what `attn-reg bench --json` wrote: time, with the range of the repeats, and memory."""
+    rows = []
+    for method, row in benched_rows(name).items():
+        ratios = f"{min(row['ratios']):.2f} to {max(row['ratios']):.2f}"
+        rows.append([f"`{method}`", row["title"], f"{row['ratio']:.2f}", ratios, f"{row['memory_ratio']:.2f}"])
+    return lines(["row", "", "time × plain", "of the repeats", "peak memory × plain"], rows)
+
+
+def costs_by_method() -> str:
+    """Put the benchmarks side by side, a row for each method."""
+    benches = {"CPU, Transformer": "costs", "CPU, BERT": "costs_encoder", "GPU, Transformer": "costs_gpu"}
+    found = {title: benched_rows(name) for title, name in benches.items()}
+    titles = {method: row["title"] for rows in found.values() for method, row in rows.items()}
+    shown = []
+    for method in sorted(titles):
+        rows = [bench.get(method) for bench in found.values()]
+        figures = [f"{row[kind]:.2f}" if row else "" for kind in ("ratio", "memory_ratio") for row in rows]
+        shown.append([f"`{method}`", titles[method], *figures])
+    return lines(["row", "", *(f"{kind}, {title}" for kind in ("time", "memory") for title in found)], shown)
+
+
+def tables(found: Sequence[Experiment | Series]) -> dict[str, str]:
+    """All tables with their captions, by their name; `experiments` are those that docs/evidence.md has no place for."""
+    captions = {one.name: caption(one) for one in found}
+    made = {one.name: f"{table(one)}\n\n{captions[one.name]}" for one in found}
+    made |= evidence_claims.tables({one.name: one for one in found}) | {"candidates": candidates_table()}
+    made |= {"costs_by_method": costs_by_method()} | {
+        path.stem: costs_table(path.stem) for path in sorted(RESULTS.glob("costs*.json"))
+    }
+    shown, sections = places(PAGE), []
+    for name in sorted(captions, key=lambda name: list(HEADINGS).index(name)):
+        text = captions[name] if name in shown else made[name]
+        picture = f"![Plot of {name}](evidence_{name}.png)"
+        source = f"[{name}](../examples/evidence/{name}.yaml)"
+        sections.append(f"### {HEADINGS[name]}\n\n{text} {source}\n\n{picture}")
+    return made | {"experiments": "\n\n".join(sections)}
+
+
+def plot(found: Experiment | Series, path: Path) -> None:
+    """Draw a panel for each part, below the other: every method's difference to plain and the 95 % interval."""
+    series = isinstance(found, Series)
+    parts = found.parts if series else {"": found}
+    rows = [row for part in parts.values() for row in part.rows if row.difference]
+    titles = list(dict.fromkeys(row.title for row in (rows if series else sorted(rows, key=lambda r: -r.score.mean))))
+    figure, panels = drawing(0.3 + (0.9 + LINE * len(titles)) * len(parts), len(parts))
+    for panel, (value, part) in zip(panels, parts.items(), strict=True):
         draw(panel, titles, {titles.index(row.title): row for row in part.rows if row.difference})
-        panel.set_title(f"{value}: plain {plain_of(part).score.mean:.1f}")
+        mean = next(row for row in part.rows if row.method == "plain").score.mean
+        panel.set_title(f"{value}{': ' * series}plain {mean:.1f}")
         panel.set_xlabel(part.metric)
     figure.suptitle("difference to plain training, 95 % interval")
     save(figure, path, DPI)
 
 
-def drawing(height: float, panels: int = 1) -> tuple[Any, Any]:
+def plot_summary(found: Mapping[str, Experiment | Series], path: Path) -> None:
+    """Draw the rows of the summary, those in BLEU above those in points of percent."""
+    placed = [place for places in SUMMARY.values() for place in places]
+    shown = [(re.sub(r",[^(]*(?= \(|$)", "", heading(*place[:2]), count=1), *row_of(found, place)) for place in placed]
+    kinds = {"BLEU": True, "points of percent": False}
+    counts = [sum((part.metric == "BLEU") is kind for _, part, _ in shown) for kind in kinds.values()]
+    figure, panels = drawing(1.8 + 1.2 * LINE * sum(counts), 2, counts)
+    for panel, (label, kind) in zip(panels, kinds.items(), strict=True):
+        rows = [(f"{title}: {row.title}", row) for title, part, row in shown if (part.metric == "BLEU") is kind]
+        draw(panel, [title for title, _ in rows], dict(enumerate(row for _, row in rows)))
+        panel.set_xlabel(label)
+    figure.suptitle("difference to plain training, 95 % interval")
+    save(figure, path, DPI)
+
+
+def drawing(height: float, panels: int, ratios: Sequence[int] | None = None) -> tuple[Any, Any]:
     """A figure and its panels, one below the other, whose text is legible in a column of a telephone's width."""
     matplotlib = load_matplotlib("a plot")
     with matplotlib.rc_context({"font.size": SIZE, "axes.titlesize": SIZE, "figure.titlesize": SIZE}):
         figure = matplotlib.figure.Figure(figsize=(WIDTH, height), layout="constrained")
-        return figure, figure.subplots(panels, 1, squeeze=False)[:, 0]
-
-
-def plain_of(experiment: Experiment) -> Row:
-    """The row of plain training."""
-    return next(row for row in experiment.rows if row.method == "plain")
+        return figure, figure.subplots(panels, 1, squeeze=False, height_ratios=ratios)[:, 0]
 
 
 def draw(panel: Any, titles: Sequence[str], rows: Mapping[int, Row]) -> None:
@@ -131,105 +172,36 @@ def draw(panel: Any, titles: Sequence[str], rows: Mapping[int, Row]) -> None:
     panel.set_ylim(len(titles) - 0.4, -0.6)
 
 
-def plot(experiment: Experiment, path: Path) -> None:
-    """A line for each method: its difference to plain and the 95 % interval."""
-    rows = [row for row in sorted(experiment.rows, key=lambda row: -row.score.mean) if row.difference]
-    figure, (panel,) = drawing(1.2 + LINE * len(rows))
-    draw(panel, [row.title for row in rows], dict(enumerate(rows)))
-    panel.set_xlabel(f"{experiment.metric}, difference to plain training,\n95 % interval")
-    save(figure, path, DPI)
-
-
-def upwards(experiment: Experiment, height: float) -> tuple[Any, Any]:
-    """A figure and its panel for differences to plain training, upwards."""
-    figure, (panel,) = drawing(height)
-    panel.axhline(0, color="0.3", linewidth=1)
-    panel.set_ylabel(f"{experiment.metric}, difference to plain training")
-    panel.grid(color="0.9")
-    panel.set_axisbelow(True)
-    return figure, panel
-
-
-def plot_costs(experiment: Experiment, path: Path) -> None:
-    """Gain against cost."""
-    figure, panel = upwards(experiment, 6.5)
-    shown = [row for row in experiment.rows if row.difference and row.time]
-    for row in shown:
-        panel.plot([row.time] * 2, [row.difference.low, row.difference.high], color="0.6", linewidth=1)
-        panel.plot([row.time], [row.difference.mean], "o", color="black", markersize=5)
-    for right, members in columns(shown):
-        height = float("inf")
-        for row in members:
-            title = textwrap.fill(row.title, TITLE * 2 // 3)
-            height = min(row.difference.mean, height - 0.5 * (1 + title.count("\n")))
-            line = {"arrowstyle": "-", "color": "0.4", "linewidth": 0.6, "shrinkA": 0, "shrinkB": 3}
-            at, text = (row.time, row.difference.mean), (right + 0.06, height)
-            panel.annotate(title, at, text, fontsize=SIZE - 2, va="center", linespacing=0.9, arrowprops=line)
-            height -= 0.25 * title.count("\n")
-    panel.set_xlim(0.8, 2.9)
-    panel.set_xlabel("time of an update, in plain ones")
-    save(figure, path, DPI)
-
-
-def columns(rows: Iterable[Row]) -> list[tuple[float, list[Row]]]:
-    """Rows whose times lie together: the longest time of each, and its rows from the highest gain down."""
-    found: list[list[Row]] = []
-    for row in sorted(rows, key=lambda row: row.time):
-        if found and row.time - found[-1][-1].time < 0.3:
-            found[-1].append(row)
-        else:
-            found.append([row])
-    return [(part[-1].time, sorted(part, key=lambda row: -row.difference.mean)) for part in found]
-
-
-def plot_rates(experiment: Experiment, path: Path) -> None:
-    """Gain against the drop rate, a line for each of `RATED`, whose rows end with the rate in percent."""
-    figure, panel = upwards(experiment, 3.6)
-    for shift, (method, (title, look)) in enumerate(RATED.items()):
-        rows = {int(row.method[-2:]): row for row in experiment.rows if re.fullmatch(rf"{method}_\d\d", row.method)}
-        rates = sorted(rows)
-        found = [rows[rate].difference for rate in rates]
-        means, places = [one.mean for one in found], [rate + 0.25 * (shift - 1) for rate in rates]
-        ends = [[one.mean - one.low for one in found], [one.high - one.mean for one in found]]
-        panel.errorbar(places, means, ends, label=title, capsize=2, elinewidth=0.8, **look)
-    panel.set_xlabel("drop rate, % of the positions")
-    panel.legend(frameon=False)
-    save(figure, path, DPI)
+def places(path: Path) -> set[str]:
+    """The names of the tables that a page has places for."""
+    return set(re.findall(r"<!-- table (\w+) -->", path.read_text(encoding="utf-8")))
 
 
 def filled(path: Path, tables: Mapping[str, str]) -> str:
-    """The text of a page with its tables in their places; docs/evidence.md has all of them.
+    """The text of a page with its tables in their places.
 
     Raises:
-        ValueError: a place without a table, or there a table without a place.
+        ValueError: a place without a table.
     """
-    page = path.read_text(encoding="utf-8")
-    places = set(re.findall(r"<!-- table (\w+) -->", page))
-    if not places <= set(tables) or (path == PAGE and places != set(tables)):
-        raise ValueError(f"{path.name} has places for {sorted(places)}, but there are {sorted(tables)}")
+    if unknown := places(path) - set(tables):
+        raise ValueError(f"{path.name} has places for {sorted(unknown)}, but there are {sorted(tables)}")
 
     def fill(match: re.Match[str]) -> str:
         return f"<!-- table {match[1]} -->\n\n{tables[match[1]]}\n\n<!-- end -->"
 
+    page = path.read_text(encoding="utf-8")
     return re.sub(r"<!-- table (\w+) -->.*?<!-- end -->", fill, page, flags=re.DOTALL)
-
-
-#: experiment -> a further plot of it
-FURTHER = {"noisy_phrasebook": ("costs", plot_costs), "drop_rates": ("rates", plot_rates)}
 
 
 def main() -> None:
     """Rebuild."""
     found = list(experiments())
     made = tables(found)
-    for path in (PAGE, *MORE):
+    for path in (PAGE, APPENDIX, *MORE):
         write_text(path, filled(path, made))
     for one in found:
-        path = PAGE.with_name(f"evidence_{one.name}.png")
-        plot_series(one, path) if isinstance(one, Series) else plot(one, path)
-        if one.name in FURTHER:
-            name, further = FURTHER[one.name]
-            further(one, PAGE.with_name(f"evidence_{name}.png"))
+        plot(one, PAGE.with_name(f"evidence_{one.name}.png"))
+    plot_summary({one.name: one for one in found}, PAGE.with_name("evidence_summary.png"))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from attn_reg_plugin.files import read_json
 ALL = "test"
 RESULTS = Path(__file__).resolve().parents[1] / "examples" / "evidence"
 #: how the probe attributes -> its row in the bench
-ATTRIBUTIONS = {"gradient": "ad_drop", "random": "random", "attention": "attention"}
+ATTRIBUTIONS = {"gradient": "ad_drop", "gradient of tokens": "tokens"}
 #: rows of the bench that act on the encoder -> those on all attention
 ON_ALL = {
     "ad_drop": "all_sites",
@@ -29,6 +29,7 @@ ON_ALL = {
 TEST_SETS = {
     "translation": {"test": "newsdev2016", "test1": "Tatoeba"},
     "translation_tr_en": {"test": "newstest2017", "test1": "Tatoeba"},
+    "encoders": {"cola": "CoLA", "mrpc": "MRPC", "stsb": "STS-B"},
     "mnli": {"valid": "matched", "valid1": "hard", "hans": "HANS"},
 }
 
@@ -39,6 +40,9 @@ class Row:
 
     Attributes:
         time: of an update, in plain ones; None where it wasn't measured.
+        flags: of its trainings.
+        scores: by seed.
+        chosen: the epoch of the checkpoint, by seed, where it is recorded.
     """
 
     method: str
@@ -46,6 +50,9 @@ class Row:
     score: Figure
     difference: Difference | None
     time: float | None
+    flags: Mapping[str, str]
+    scores: Mapping[int, float]
+    chosen: Mapping[int, int]
 
 
 @dataclass(frozen=True)
@@ -89,7 +96,10 @@ def read_experiments(folder: Path) -> list[Experiment]:
     content = read_json(folder / "results.json")
     methods: Sequence[Mapping[str, Any]] = content["methods"]
     measured = costs(translation="bleu" in methods[0])
-    flags = {named(name)[0]: flags_of(run) for name, run in content["runs"].items()}
+    runs: dict[str, dict[Any, Mapping[str, Any]]] = {}
+    for name, run in content["runs"].items():
+        method, seed = named(name)
+        runs.setdefault(method, {})[seed] = run
     found = []
     for subset, metric in scores_of(methods[0]):
         rows = []
@@ -97,7 +107,11 @@ def read_experiments(folder: Path) -> list[Experiment]:
             name, score = one["method"], Figure(**scores_of(one)[subset, metric])
             difference = one["differences"].get(subset, {}).get(metric)
             difference = None if difference is None else Difference(**difference)
-            rows.append(Row(name, one["title"], score, difference, measured.get(benched(flags[name]))))
+            flags = flags_of(next(iter(runs[name].values())))
+            scores = {seed: reported_scores(run)[subset, metric] for seed, run in runs[name].items()}
+            chosen = {seed: run["training"]["best_epoch"] for seed, run in runs[name].items() if "training" in run}
+            time = measured.get(benched(flags))
+            rows.append(Row(name, one["title"], score, difference, time, flags, scores, chosen))
         found.append(Experiment(folder.name, subset, "BLEU" if metric == "bleu" else metric, tuple(rows)))
     return found
 
@@ -135,7 +149,10 @@ def benched(flags: Mapping[str, str]) -> str:
     name = flags.get("--attn-reg", "plain")
     if name == "ad_drop":
         every = flags.get("--ad-drop-cross-tuning") == "off"
-        name = ATTRIBUTIONS[flags.get("--ad-drop-attribution", "gradient")] + ("" if every else "_cross_tuned")
+        kind = flags.get("--ad-drop-attribution", "gradient") + (
+            " of tokens" * (flags.get("--ad-drop-unit") == "token")
+        )
+        name = ATTRIBUTIONS.get(kind, kind) + ("" if every else "_cross_tuned")
     return ON_ALL.get(name, name) if flags.get("--attn-sites") == "*" else name
 
 

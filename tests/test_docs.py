@@ -10,6 +10,7 @@ import types
 from dataclasses import replace
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 
@@ -38,9 +39,17 @@ def _module(name: str, path: Path) -> types.ModuleType:
 
 
 hooks = _module("docs_hooks", ROOT / "docs" / "hooks.py")
-evidence_results, evidence, models, _, architectures, cost_model = (
-    _module(name, ROOT / "scripts" / f"{name}.py")
-    for name in ("evidence_results", "evidence", "models", "architecture_rows", "architectures", "cost_model")
+NAMES = (
+    "evidence_results",
+    "evidence_claims",
+    "evidence",
+    "models",
+    "architecture_rows",
+    "architectures",
+    "cost_model",
+)
+evidence_results, evidence_claims, evidence, models, _, architectures, cost_model = (
+    _module(name, ROOT / "scripts" / f"{name}.py") for name in NAMES
 )
 
 
@@ -55,9 +64,13 @@ def described(flag: str, text: str) -> str:
 def test_the_tables_of_the_evidence_are_those_of_its_results():
     found = list(evidence.experiments())
     made = evidence.tables(found)
-    for path in (evidence.PAGE, *evidence.MORE):
+    for path in (evidence.PAGE, evidence.APPENDIX, *evidence.MORE):
         assert found and evidence.filled(path, made) == path.read_text(encoding="utf-8")
-    assert all((ROOT / "docs" / f"evidence_{name}.png").is_file() for name in ["costs", *(one.name for one in found)])
+    shown = {name for path in (evidence.PAGE, evidence.APPENDIX, *evidence.MORE) for name in evidence.places(path)}
+    assert set(made) - shown == {one.name for one in found} - shown, "the appendix has the rest under `experiments`"
+    assert all(f"evidence/{one.name}.yaml" in made["experiments"] for one in found)
+    pictures = {path.name for path in (ROOT / "docs").glob("evidence_*.png")}
+    assert pictures == {f"evidence_{name}.png" for name in ["summary", *(one.name for one in found)]}
     for path in evidence.RESULTS.rglob("results.json"):
         runs = json.loads(path.read_text(encoding="utf-8"))["runs"]
         for part in evidence_results.read_experiments(path.parent):
@@ -66,6 +79,23 @@ def test_the_tables_of_the_evidence_are_those_of_its_results():
                 reported = [evidence_results.reported_scores(run) for run in own]
                 figures, seeds = [scores[part.subset, part.metric.lower()] for scores in reported], row.score.seeds
                 assert len(figures) == seeds and sum(figures) / seeds == pytest.approx(row.score.mean)
+
+
+def test_what_the_best_of_many_runs_gains_by_chance():
+    random = numpy.random.default_rng(1)
+    drawn = random.normal(size=(20_000, evidence_claims.SETTINGS)).max(1).mean()
+    assert evidence_claims.expected_best(1.0) == pytest.approx(drawn, abs=0.02)
+    assert evidence_claims.expected_best(2.0) == pytest.approx(2 * evidence_claims.expected_best(1.0))
+    assert evidence_claims.expected_best(1.0, settings=1) == pytest.approx(0)
+
+
+def test_rows_that_several_tables_have_are_the_same_runs():
+    """Said under "A seed": the first three seeds of the phrasebook with a quarter of wrong targets."""
+    found = {one.name: one for one in evidence.experiments()}
+    places = [("ten_seeds", "", "ad_drop"), ("noisy_phrasebook", "", "ad_drop")]
+    places += [("noise_levels", "0.25", "ad_drop"), ("drop_rates", "", "ad_drop_09")]
+    scores = [evidence_claims.row_of(found, place)[1].scores for place in places]
+    assert all([one[seed] for seed in (1, 2, 3)] == list(scores[1].values()) for one in scores)
 
 
 def test_the_tables_of_models_are_those_of_the_records():

@@ -1,0 +1,285 @@
+"""Tables of docs/evidence.md that put several experiments together, and the captions, for `evidence.py`.
+
+Rows of one experiment are compared with each other over seeds only (Student's t): the scores of single examples, over
+which a results.json has the intervals to plain training, are not kept in it.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from evidence_results import Experiment, Row, Series
+
+from attn_reg_plugin.experiments.report.differences import Difference
+
+#: an experiment, its part and a method
+Place = tuple[str, str, str]
+#: experiment -> its heading
+HEADINGS = {
+    "ten_seeds": "Phrasebook, a quarter wrong: ten seeds",
+    "noisy_phrasebook": "Phrasebook, a quarter wrong: all methods",
+    "noise_levels": "Phrasebook, by share of wrong targets",
+    "drop_rates": "Phrasebook, a quarter wrong: drop rates",
+    "translation": "Tatoeba en-ro, by share of wrong targets",
+    "translation_tr_en": "Tatoeba tr-en",
+    "sst2_seeds": "SST-2, 1,000 sentences: eight seeds",
+    "sst2_rivals": "SST-2, 1,000 sentences: all rows",
+    "label_noise": "SST-2 with wrong labels, by share",
+    "shortcuts": "SST-2 with planted words, 95 %",
+    "shortcuts_float32": "SST-2 with planted words, 95 %, in fp32",
+    "shortcut_shares": "SST-2 with planted words, by share",
+    "shortcut_shares_float32": "SST-2 with planted words, by share, in fp32",
+    "tokens": "SST-2 with planted words, by share: whole tokens",
+    "qnli": "QNLI, 1,000 pairs: AD-DROP's settings",
+    "qnli_rivals": "QNLI, 1,000 pairs: other methods, in fp32",
+    "encoders": "CoLA, MRPC and STS-B",
+    "encoder_settings": "CoLA: how the settings were chosen",
+    "encoder_objectives": "CoLA: what is attributed",
+    "regression_objectives": "STS-B: what is attributed",
+    "label_noise_cola": "CoLA with wrong labels",
+    "training_size": "STS-B, by training examples and epochs",
+    "mnli": "MNLI, in and out of distribution",
+}
+#: question -> rows whose difference to plain training answers it
+SUMMARY: dict[str, Sequence[Place]] = {
+    "Does dropping attention help on a small noisy corpus?": [
+        ("ten_seeds", "", "attention_dropout"),
+        ("ten_seeds", "", "ad_drop"),
+        ("ten_seeds", "", "ad_drop_rd"),
+        ("ten_seeds", "", "r_drop"),
+        ("noisy_phrasebook", "", "attend_out"),
+    ],
+    "If much is dropped?": [("drop_rates", "", "ad_drop_30"), ("drop_rates", "", "ad_drop_rd_30")],
+    "On real text?": [("translation", "0, Tatoeba", "ad_drop"), ("translation", "0, Tatoeba", "attention_dropout")],
+    "On SST-2?": [("sst2_seeds", "", "ad_drop"), ("sst2_seeds", "", "attention_dropout")],
+    "On QNLI, in the paper's layer?": [("qnli", "", "ad_drop_first")],
+    "On QNLI, in all layers?": [("qnli", "", "ad_drop"), ("qnli", "", "ad_drop_rd"), ("qnli_rivals", "", "r_drop")],
+    "On CoLA, MRPC, STS-B?": [("encoders", task, "ad_drop") for task in ("CoLA", "MRPC", "STS-B")],
+    "With wrong labels?": [("label_noise", "0.25", "ad_drop")],
+    "With a word that gives the label away?": [("shortcuts", "", "ad_drop"), ("shortcuts", "", "attention_dropout")],
+    "On MNLI, and against its heuristics?": [
+        ("mnli", "matched", "ad_drop"),
+        ("mnli", "HANS", "ad_drop"),
+        ("mnli", "HANS", "plain_2"),
+    ],
+}
+#: further tables of differences to plain training: name -> rows
+SELECTED: dict[str, Sequence[Place]] = {
+    "gold": [
+        ("shortcut_shares_float32", "0", "ad_drop_gold"),
+        ("shortcut_shares_float32", "0.5", "ad_drop_gold"),
+        ("shortcut_shares_float32", "0.8", "ad_drop_gold"),
+        ("shortcuts_float32", "", "ad_drop_gold"),
+        ("encoder_objectives", "", "ad_drop_gold"),
+        ("regression_objectives", "", "ad_drop_gold"),
+    ],
+    "attend_out": [
+        ("noisy_phrasebook", "", "attend_out"),
+        ("sst2_rivals", "", "attend_out"),
+        ("qnli_rivals", "", "attend_out"),
+        ("shortcuts_float32", "", "attend_out"),
+    ],
+}
+#: a method minus another, of one experiment and part
+CONTRASTS: Sequence[tuple[str, str, str, str]] = [
+    ("ten_seeds", "", "ad_drop", "ad_drop_rd"),
+    ("ten_seeds", "", "ad_drop", "attention_dropout"),
+    ("ten_seeds", "", "r_drop", "ad_drop_rd"),
+    *[("noise_levels", share, "ad_drop", "ad_drop_rd") for share in ("0", "0.1", "0.5")],
+    ("noisy_phrasebook", "", "ad_drop", "ad_drop_low"),
+    ("drop_rates", "", "ad_drop_30", "ad_drop_rd_30"),
+    ("drop_rates", "", "ad_drop_09", "ad_drop_tuned"),
+    ("shortcuts", "", "ad_drop_30", "ad_drop_rd_30"),
+    ("qnli", "", "ad_drop", "ad_drop_rd"),
+    ("mnli", "matched", "ad_drop", "ad_drop_rd"),
+]
+#: of these the pairs of seeds are put together: AD-DROP and random candidates at every share of wrong targets
+POOLED = (CONTRASTS[0], *CONTRASTS[3:6])
+#: cross-tuned rows whose chosen epochs are counted
+TUNED: Sequence[Place] = [
+    ("sst2_seeds", "", "ad_drop"),
+    *[("qnli", "", name) for name in ("ad_drop", "ad_drop_03", "ad_drop_first", "ad_drop_rd")],
+    *[("encoders", task, "ad_drop") for task in ("CoLA", "MRPC", "STS-B")],
+]
+#: task -> the gain that AD-DROP's authors publish, in points, of the best of `SETTINGS` on the development set
+PUBLISHED = {"CoLA": 4.3, "MRPC": 3.4, "RTE": 4.3}
+SETTINGS = 81
+
+Found = Mapping[str, Experiment | Series]
+
+
+def part_of(found: Found, name: str, part: str) -> Experiment:
+    """The experiment, or the part of a series."""
+    one = found[name]
+    return one.parts[part] if isinstance(one, Series) else one
+
+
+def row_of(found: Found, place: Place) -> tuple[Experiment, Row]:
+    """A row and the experiment that it is in."""
+    part = part_of(found, *place[:2])
+    return part, next(row for row in part.rows if row.method == place[2])
+
+
+def settings_of(row: Row) -> tuple[str, str, str] | None:
+    """p and q, sites, and when it acts, of a row of AD-DROP."""
+    flags = row.flags
+    if flags.get("--attn-reg") != "ad_drop":
+        return None
+    tuned = "every update" if flags.get("--ad-drop-cross-tuning") == "off" else "cross-tuned"
+    return f"p {flags['--ad-drop-p']}, q {flags['--ad-drop-q']}", f"`{flags['--attn-sites']}`", tuned
+
+
+def heading(name: str, part: str = "") -> str:
+    """The setting of an experiment or of a part, for a cell."""
+    title = HEADINGS[name].partition(":")[0]
+    return part if part and part in title else f"{title}{f' ({part})' * bool(part)}"
+
+
+def lines(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Markdown."""
+    shown = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(row)} |" for row in shown).replace("| --- ", "|---").replace("--- |", "---|")
+
+
+def differing(found: Found, place: Place) -> list[str]:
+    """Cells of a row: the setting, the row with its settings, its difference to plain training, and the seeds."""
+    part, row = row_of(found, place)
+    settings, title = settings_of(row), row.title
+    if settings:
+        values = "" if settings[0].replace("p ", "").replace(", q ", " and ") in title else f"{settings[0]}, "
+        title = f"{title} ({values}{settings[1]}, {settings[2]})"
+    difference = f"{row.difference.text(2)} {part.metric.replace('_', ' and ')}"
+    return [heading(*place[:2]), title, difference, str(row.difference.seeds)]
+
+
+def summary(found: Found) -> str:
+    """Questions and the rows that answer them; the pooled contrast is one."""
+    rows = [[question, *differing(found, place)] for question, places in SUMMARY.items() for place in places]
+    pairs = [value for contrast in POOLED for value in paired(found, contrast)]
+    chance = over_seeds(pairs)
+    pooled = ["Does attribution choose better than chance?", "Phrasebook, all shares"]
+    pooled += ["AD-DROP minus random candidates", f"{chance.text(2)} BLEU", f"{chance.seeds} pairs"]
+    rows.insert(len(next(iter(SUMMARY.values()))), pooled)
+    shown = [[row[0] if not i or rows[i - 1][0] != row[0] else "", *row[1:]] for i, row in enumerate(rows)]
+    return lines(["question", "setting", "row", "− plain [95 %]", "seeds"], shown)
+
+
+def selected(found: Found, places: Iterable[Place]) -> str:
+    """Rows of several experiments."""
+    return lines(["setting", "row", "− plain [95 %]", "seeds"], [differing(found, place) for place in places])
+
+
+def paired(found: Found, contrast: tuple[str, str, str, str]) -> list[float]:
+    """A method's scores minus another's, seed by seed."""
+    name, part, *methods = contrast
+    one, other = (row_of(found, (name, part, method))[1].scores for method in methods)
+    return [one[seed] - other[seed] for seed in sorted(one)]
+
+
+def over_seeds(values: Sequence[float]) -> Difference:
+    """Their mean with Student's interval."""
+    from scipy.stats import sem, t
+
+    mean, half = statistics.fmean(values), float(t.ppf(0.975, len(values) - 1) * sem(values))
+    return Difference(mean, mean - half, mean + half, len(values), "seeds")
+
+
+def contrasts(found: Found) -> str:
+    """Rows compared with each other."""
+    rows = []
+    for name, part, *methods in CONTRASTS:
+        titles = [row_of(found, (name, part, method))[1].title for method in methods]
+        difference, metric = over_seeds(paired(found, (name, part, *methods))), part_of(found, name, part).metric
+        rows.append([heading(name, part), " minus ".join(titles), f"{difference.text(2)} {metric}"])
+        rows[-1].append(str(difference.seeds))
+    pooled = over_seeds([value for contrast in POOLED for value in paired(found, contrast)])
+    title = "AD-DROP minus AD-DROP, random candidates"
+    rows.append(["Phrasebook, all shares", title, f"{pooled.text(2)} BLEU", f"{pooled.seeds} pairs"])
+    return lines(["setting", "rows", "difference [95 %, over seeds]", "seeds"], rows)
+
+
+def chosen_epochs(found: Found) -> str:
+    """Cross-tuned rows: which epochs were chosen, and the differences to plain training after each kind."""
+    rows = []
+    for place in TUNED:
+        row = row_of(found, place)[1]
+        plain = row_of(found, (*place[:2], "plain"))[1].scores
+        cells = []
+        for odd in (1, 0):
+            seeds = [seed for seed, epoch in sorted(row.chosen.items()) if epoch % 2 == odd]
+            cells += [str(len(seeds)), ", ".join(f"{row.scores[seed] - plain[seed]:+.1f}" for seed in seeds) or "–"]
+        rows.append([heading(*place[:2]), row.title, *cells])
+    plain, regularized = "plain epoch chosen", "AD-DROP's epoch chosen"
+    return lines(["setting", "row", plain, "− plain, by seed", regularized, "− plain, by seed"], rows)
+
+
+def expected_best(deviation: float, settings: int = SETTINGS) -> float:
+    """How far the best of so many independent normal draws is above their mean, in expectation."""
+    from scipy.integrate import quad
+    from scipy.stats import norm
+
+    def density(x: float) -> float:
+        return settings * float(norm.pdf(x)) * float(norm.cdf(x)) ** (settings - 1)
+
+    return deviation * quad(lambda x: x * density(x), -10, 10)[0]
+
+
+def best_of_many(found: Found) -> str:
+    """What the best of `SETTINGS` gains by chance, by the deviation over seeds that was measured here."""
+    rows = []
+    for task, gain in PUBLISHED.items():
+        parts = found["encoders"].parts
+        std = row_of(found, ("encoders", task, "plain"))[1].score.std if task in parts else None
+        own = ["not measured", "–"] if std is None else [f"{std:.2f}", f"+{expected_best(std):.1f}"]
+        rows.append([task, *own, f"+{gain}", f"{gain / expected_best(1):.2f}"])
+    best = f"best of {SETTINGS} without any effect"
+    return lines(["task", "deviation over seeds here", best, "published gain", "deviation that gives it"], rows)
+
+
+# -- captions ---------------------------------------------------------------------------------------------------------
+
+
+def counted(values: Iterable[int]) -> str:
+    """Numbers as text: `1 to 5`, `3 and 10`."""
+    found = sorted(set(values))
+    if len(found) > 2 and found == list(range(found[0], found[-1] + 1)):
+        return f"{found[0]} to {found[-1]}"
+    return " and ".join(map(str, found))
+
+
+def usual(rows: Sequence[Row], at: int) -> str:
+    """The most frequent of `settings_of`, and the rows that have others."""
+    values = {row.title: settings_of(row)[at] for row in rows}
+    (most, _), *others = Counter(values.values()).most_common()
+    told = []
+    for value, _ in others:
+        short = value.replace("p ", "").replace(", q ", " and ")
+        titles = [title for title, own in values.items() if own == value and short not in title]
+        told.append(f"{value} in *{'*, *'.join(titles)}*" if titles else "others where named")
+    return most + (f" ({'; '.join(dict.fromkeys(told))})" if told else "")
+
+
+def caption(found: Experiment | Series) -> str:
+    """p, q, sites, cross-tuning, seeds, and what chose the checkpoint."""
+    parts = list(found.parts.values()) if isinstance(found, Series) else [found]
+    rows = [row for part in parts for row in part.rows]
+    dropping, flags = [row for row in rows if settings_of(row)], rows[0].flags
+    epochs = counted(int(row.flags["--max-epoch"]) for row in rows if row.method == "plain")
+    chosen_by = "held-out score" if "--held-out" in flags else "validation loss"
+    decay = {"polynomial_decay": "linear decay", "inverse_sqrt": "inverse square-root decay"}[flags["--lr-scheduler"]]
+    seeds = counted(seed for row in rows for seed in row.scores)
+    return (
+        f"*{usual(dropping, 0)}; {usual(dropping, 1)}; {usual(dropping, 2)}; seeds {seeds}; {epochs} epochs, {decay}; "
+        f"checkpoint by {chosen_by}.*"
+    )
+
+
+def tables(found: Found) -> dict[str, str]:
+    """All of them, by name."""
+    made: dict[str, Callable[[Found], str]] = {"summary": summary, "contrasts": contrasts}
+    made |= {"chosen_epochs": chosen_epochs, "best_of_many": best_of_many}
+    return {name: make(found) for name, make in made.items()} | {
+        name: selected(found, places) for name, places in SELECTED.items()
+    }
