@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -21,8 +21,6 @@ from attn_reg_plugin.attention.requests import NOTHING, Recording, Request, Tape
 if TYPE_CHECKING:
     from attn_reg_plugin.attention.sites import AttentionSite
     from attn_reg_plugin.attention.tokens import TokenBias
-
-Call = TypeVar("Call", bound="AttentionCall")
 
 
 @dataclass(eq=False)
@@ -146,7 +144,7 @@ def graph_task() -> int:
     return torch._C._current_graph_task_id()
 
 
-def recomputed(calls: list[Call], pending: bool = True) -> Call | None:
+def recomputed(calls: list[AttentionCall], pending: bool = True) -> AttentionCall | None:
     """Return the call of a forward that activation checkpointing computes again; None if there was none.
 
     Args:
@@ -174,17 +172,6 @@ def recomputed(calls: list[Call], pending: bool = True) -> Call | None:
 def derived(seed: int, call: int) -> int:
     """Return the seed of a site's call: `seed` for the first, another for each further one. Draws nothing."""
     return (seed + call * 0x9E3779B97F4A7C15) % 2**62
-
-
-@contextmanager
-def without_gradients() -> Iterator[None]:
-    """Open `torch.no_grad()` within a training step, and drop what the caller's autocast casts in it: earlier versions
-    of torch would give such a cast, which has no graph, to the training's own forward."""
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        torch.clear_autocast_cache()
 
 
 @contextmanager

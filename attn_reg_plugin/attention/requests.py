@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 #: draws a keep mask: (call, shape (B, H, T, S), valid, device) -> bool mask; the same mask whenever a call asks again
 MaskSampler = Callable[["AttentionCall", tuple[int, ...], Tensor | None, torch.device], Tensor]
-#: the same with a float result: a factor of the output, broadcastable to (B, H, T, 1)
-FactorSampler = MaskSampler
 #: sees the map of a call: (call, weights (B, H, T, S), valid)
 Look = Callable[["AttentionCall", Tensor, Tensor | None], None]
 #: whether the layer of these sites is left out of its call of this number
@@ -90,7 +88,7 @@ class Request:
         look: sees the map of each call, as its mask has left it.
         uniform: decides for each call, by its number, whether every row is uniform; asked once per call.
         weights_dropout: ordinary dropout of the weights, in [0, 1), on top of the model's own and independent of it.
-        factor: draws a factor of each call's output, such as a number per head.
+        factor: draws a float factor of each call's output, broadcastable to (B, H, T, 1), as `sampler` draws a mask.
         layer: decides whether the layer around the site is left out; the attention itself runs as usual.
         once: reason why a second call in a forward is refused; empty where it isn't.
     """
@@ -102,7 +100,7 @@ class Request:
     look: Look | None = None
     uniform: Callable[[int], bool] | None = None
     weights_dropout: float = 0.0
-    factor: FactorSampler | None = None
+    factor: MaskSampler | None = None
     layer: LayerPlan | None = None
     once: str = ""
 

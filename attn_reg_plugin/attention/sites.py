@@ -143,9 +143,8 @@ class AttentionSite:
         else:
             call = self._begin()
         calls.current = call
-        if call is None:
-            return None
-        return call if call.uniform or call.tape is not None or call.request.masking else None
+        asked = call is not None and (call.uniform or call.tape is not None or call.request.masking)
+        return call if asked else None
 
     def _begin(self) -> AttentionCall:
         calls, request = self.calls, self.request

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from attn_reg_plugin.attention.attribution import map_gradient, output_gradients
-from attn_reg_plugin.attention.calls import recording, without_gradients
+from attn_reg_plugin.attention.calls import recording
 from attn_reg_plugin.attention.masks import DIRECTIONS, PackedMask, all_finite, sample_keep
 from attn_reg_plugin.attention.requests import Tape
 from attn_reg_plugin.attention.sites import AttentionSite
@@ -35,7 +35,12 @@ from attn_reg_plugin.regularizers.ad_drop.tokens import hide_tokens
 from attn_reg_plugin.regularizers.base import Preset, option, register
 from attn_reg_plugin.regularizers.base.forward import Forward, ready_for_probe
 from attn_reg_plugin.regularizers.base.outputs import check_scalar, logits_dtype
-from attn_reg_plugin.regularizers.base.put_back import remember_randomness, unchanged, without_dropout
+from attn_reg_plugin.regularizers.base.put_back import (
+    remember_randomness,
+    unchanged,
+    without_dropout,
+    without_gradients,
+)
 from attn_reg_plugin.regularizers.base.statistics import Quantity
 
 UNITS = ("position", "token")
@@ -146,8 +151,7 @@ class ADDrop(CrossTuned):
                 site.ask(sampler=self.sampler(site, self._sample_at_random))
             return
         masks: dict[AttentionSite, list[PackedMask]] = {}
-        weights = self.attribution != "gradient"
-        with self.statistics.seconds("probe_seconds", forward.device), recording(sites, needs_weights=weights):
+        with self.statistics.seconds("probe_seconds", forward.device), recording(sites, self.attribution != "gradient"):
             for site, tape, attribution, finite in self.attributions(forward):
                 if attribution is None:
                     keep = tape.whole()  # ties would always lose the same positions
@@ -177,8 +181,7 @@ class ADDrop(CrossTuned):
     def _gradient_attributions(self, forward: Forward) -> Iterator[tuple[AttentionSite, Tape, Tensor | None, Tensor]]:
         with self.probe(forward) as run:
             objective = run()
-            recorded = self._recorded()
-            if not recorded:
+            if not (recorded := self._recorded()):
                 return
             gradients = output_gradients(objective, [tape for _, tape in recorded])
         finite = self.check_finite(gradients)

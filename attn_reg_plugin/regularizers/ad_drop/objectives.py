@@ -19,7 +19,6 @@ from torch import Tensor
 from attn_reg_plugin.regularizers.base.outputs import (
     IGNORED,
     NoObjective,
-    as_read,
     field_of,
     gold_of,
     logits_of,
@@ -228,7 +227,13 @@ class OfOutputs:
             logits = logits_of(outputs)
         except NoObjective:
             return ""
-        return f": {as_read(logits, self.labels, _is_regression(logits, inputs))}"
+        if _is_regression(logits, inputs):
+            found, kind = "minus the squared error" if self.labels == "gold" else "the predicted values", "a regression"
+        elif logits.dim() == 2:
+            found, kind = f"the {self.labels} labels' logits", f"{logits.size(-1)} classes"
+        else:
+            found, kind = f"the {self.labels} labels' log-likelihoods", f"tokens over {logits.size(-1)} labels"
+        return f": {found}: outputs of shape {tuple(logits.shape)} as {kind}"
 
 
 def _of_classes(likelihoods: Tensor, inputs: Mapping[str, Any]) -> bool:

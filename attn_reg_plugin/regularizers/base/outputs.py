@@ -56,17 +56,6 @@ def logits_of(outputs: Any) -> Tensor:
     return logits
 
 
-def as_read(logits: Tensor, labels: str, regression: bool) -> str:
-    """Say in words how F is read off logits (B, C), (B, T, V), or of a regression (B,) or (B, C)."""
-    if regression:
-        found, kind = "minus the squared error" if labels == "gold" else "the predicted values", "a regression"
-    elif logits.dim() == 2:
-        found, kind = f"the {labels} labels' logits", f"{logits.size(-1)} classes"
-    else:
-        found, kind = f"the {labels} labels' log-likelihoods", f"tokens over {logits.size(-1)} labels"
-    return f"{found}: outputs of shape {tuple(logits.shape)} as {kind}"
-
-
 def field_of(outputs: Any, name: str) -> Tensor | None:
     """A floating-point tensor that the outputs hold by this name; None if there is none."""
     held = outputs.get(name) if isinstance(outputs, Mapping) else getattr(outputs, name, None)

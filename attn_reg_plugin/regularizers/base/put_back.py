@@ -116,3 +116,14 @@ def without_dropout(model: nn.Module) -> Iterator[None]:
     finally:
         for module, name, value in before:
             setattr(module, name, value)
+
+
+@contextmanager
+def without_gradients() -> Iterator[None]:
+    """Open `torch.no_grad()` within a training step, and drop what the caller's autocast casts in it: earlier versions
+    of torch would give such a cast, which has no graph, to the training's own forward."""
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        torch.clear_autocast_cache()
