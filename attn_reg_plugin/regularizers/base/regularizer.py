@@ -89,6 +89,12 @@ class Regularizer:
         """Return the method's name and options, as JSON has them; equal where two methods are set up alike."""
         return {"method": self.name, **{entry.name: getattr(self, entry.name) for entry in options_of(type(self))}}
 
+    def __eq__(self, other: object) -> bool:
+        """Whether both are the same method with the same options, whatever they are attached to."""
+        return type(self) is type(other) and self.to_dict() == other.to_dict()
+
+    __hash__ = object.__hash__  # each is attached by itself: a set or a mapping tells them apart
+
     @classmethod
     def from_dict(cls, settings: Mapping[str, Any]) -> Self:
         """Build the method that `to_dict()` described; options that are left out have their defaults.
