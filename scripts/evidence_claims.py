@@ -59,6 +59,11 @@ SUMMARY: dict[str, Sequence[Place]] = {
     "On CoLA, MRPC, STS-B?": [("encoders", task, "ad_drop") for task in ("CoLA", "MRPC", "STS-B")],
     "With wrong labels?": [("label_noise", "0.25", "ad_drop")],
     "With a word that gives the label away?": [("shortcuts", "", "ad_drop"), ("shortcuts", "", "attention_dropout")],
+    "If whole tokens are hidden?": [
+        ("tokens", "0.8", "ad_drop_tokens"),
+        ("tokens", "0.8", "ad_drop_random_tokens"),
+        ("tokens", "0", "ad_drop_tokens"),
+    ],
     "On MNLI, and against its heuristics?": [
         ("mnli", "matched", "ad_drop"),
         ("mnli", "HANS", "ad_drop"),
