@@ -54,7 +54,9 @@ def assert_trained(finished: Finished, shares: list[str | None]) -> None:
     """All updates made, with finite losses, and such shares of them regularized."""
     lines = finished.check().lines()
     assert all(math.isfinite(float(line["loss"])) for line in lines)
-    assert [line.get("attn_reg/regularized") for line in lines] == shares and lines[-1]["attn_reg/probe_fallbacks"] == "0"
+    assert [line.get("attn_reg/regularized") for line in lines] == shares and lines[-1][
+        "attn_reg/probe_fallbacks"
+    ] == "0"
 
 
 def test_half_precision_averaged_weights_and_accumulation(corpus: Path, tmp_path: Path) -> None:
