@@ -162,8 +162,7 @@ def differing(found: Found, place: Place) -> list[str]:
 def summary(found: Found) -> str:
     """Questions and the rows that answer them; the pooled contrast is one."""
     rows = [[question, *differing(found, place)] for question, places in SUMMARY.items() for place in places]
-    pairs = [value for contrast in POOLED for value in paired(found, contrast)]
-    chance = over_seeds(pairs)
+    chance = pooled_chance(found)
     pooled = ["Does attribution choose better than chance?", "Phrasebook, all shares"]
     pooled += ["AD-DROP minus random candidates", f"{chance.text(2)} BLEU", f"{chance.seeds} pairs"]
     rows.insert(len(next(iter(SUMMARY.values()))), pooled)
@@ -191,6 +190,11 @@ def over_seeds(values: Sequence[float]) -> Difference:
     return Difference(mean, mean - half, mean + half, len(values), "seeds")
 
 
+def pooled_chance(found: Found) -> Difference:
+    """AD-DROP minus random candidates over all pairs of `POOLED`."""
+    return over_seeds([value for contrast in POOLED for value in paired(found, contrast)])
+
+
 def contrasts(found: Found) -> str:
     """Rows compared with each other."""
     rows = []
@@ -199,7 +203,7 @@ def contrasts(found: Found) -> str:
         difference, metric = over_seeds(paired(found, (name, part, *methods))), part_of(found, name, part).metric
         rows.append([heading(name, part), " minus ".join(titles), f"{difference.text(2)} {metric}"])
         rows[-1].append(str(difference.seeds))
-    pooled = over_seeds([value for contrast in POOLED for value in paired(found, contrast)])
+    pooled = pooled_chance(found)
     title = "AD-DROP minus AD-DROP, random candidates"
     rows.append(["Phrasebook, all shares", title, f"{pooled.text(2)} BLEU", f"{pooled.seeds} pairs"])
     return lines(["setting", "rows", "difference [95 %, over seeds]", "seeds"], rows)
@@ -282,7 +286,7 @@ def caption(found: Experiment | Series) -> str:
 
 
 def tables(found: Found) -> dict[str, str]:
-    """All of them, by name."""
+    """Make every table of this file, by name."""
     made: dict[str, Callable[[Found], str]] = {"summary": summary, "contrasts": contrasts}
     made |= {"chosen_epochs": chosen_epochs, "best_of_many": best_of_many}
     return {name: make(found) for name, make in made.items()} | {
