@@ -90,8 +90,8 @@ class ADDrop(CrossTuned):
     presets: ClassVar[tuple[Preset, ...]] = PRESETS
     uses: ClassVar[frozenset[str]] = frozenset({"mask", "gradient"})
     logged: ClassVar[tuple[Quantity, ...]] = (
-        Quantity("fallbacks", title="probe_fallbacks"),
-        Quantity("probe_seconds", "step_seconds", "probe_share"),
+        Quantity("fallbacks", title="probe_fallbacks", needs="probe_seconds"),
+        Quantity("probe_seconds", "step_seconds", "probe_share", needs="probe_seconds"),
     )
 
     unit: str = option("position", "drop positions of each map, or whole tokens in all of them", choices=UNITS)

@@ -38,9 +38,22 @@ Draw = Callable[[tuple[int, ...], Tensor | None, torch.Generator], Tensor]
 #: from a sum over items, and their number, to what is added to a loss
 Share = Callable[[Tensor, int], Tensor]
 
+#: methods that a training calls
+CALLED = (
+    *("attach", "detach", "attached_sites", "begin_training", "begin_epoch", "begin_update", "end_update", "supply"),
+    *("loss", "summary", "to_dict", "from_dict", "state_dict", "load_state_dict", "resume"),
+)
+
+
+class _Documented(type):
+    def __dir__(cls) -> list[str]:
+        """List for `help` and completion what a user sets and calls; of the base all, for whoever writes a method."""
+        shown = ("__init__", "objective", *CALLED, *(entry.name for entry in options_of(cls)))
+        return [name for name in super().__dir__() if name in shown or not cls.name]
+
 
 @dataclass(eq=False)
-class Regularizer:
+class Regularizer(metaclass=_Documented):
     """Base of the methods. Subclasses are dataclasses whose `option` fields are their options.
 
     Attributes:

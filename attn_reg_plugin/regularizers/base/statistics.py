@@ -26,17 +26,19 @@ class Quantity:
         mean_of: the sum that it is divided by: how often it was added, or the whole that it is a share of.
         title: its name in logs; the key by default.
         site: the attention that it is the drop rate of; empty for anything else.
+        needs: a sum without which it is not shown; empty: it always is.
     """
 
     key: str
     mean_of: str | None = None
     title: str = ""
     site: str = ""
+    needs: str = ""
 
     @property
     def keys(self) -> tuple[str, ...]:
         """The sums that it is made from."""
-        return (self.key,) if self.mean_of is None else (self.key, self.mean_of)
+        return tuple(filter(None, (self.key, self.mean_of, self.needs)))
 
 
 class Shown(NamedTuple):
@@ -47,7 +49,7 @@ class Shown(NamedTuple):
 
 
 def summary(quantities: Iterable[Quantity], sums: Mapping[str, Any], by_site: bool = True) -> dict[str, Shown]:
-    """Show quantities by title, from sums that `Statistics.take` gave, added up; means of nothing are left out.
+    """Show quantities by title, from sums that `Statistics.take` gave, added up; what did not happen is left out.
 
     Drop rates are shown as their mean over the sites, `drop_rate`, of further methods `METHOD_rate`; `by_site` shows
     each of them as well.
@@ -55,6 +57,8 @@ def summary(quantities: Iterable[Quantity], sums: Mapping[str, Any], by_site: bo
     shown: dict[str, Shown] = {}
     rates: dict[str, list[Shown]] = {}
     for quantity in quantities:
+        if quantity.needs and not sums.get(quantity.needs):
+            continue
         value, weight = float(sums.get(quantity.key, 0.0)), None
         if quantity.mean_of is not None:
             weight = float(sums.get(quantity.mean_of, 0.0))

@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import math
+import pydoc
+import re
 
 import pytest
 import torch
@@ -32,6 +34,26 @@ def test_settings_that_differ_are_not_equal():
         HeadDrop.from_dict(ADDrop().to_dict())
     with pytest.raises(TypeError, match=r"^ad_drop has no option 'pp'; its options are: sites, unit, p, q"):
         ADDrop.from_dict({"pp": 0.2})
+
+
+def test_help_shows_what_a_user_sets_and_calls_and_no_hooks():
+    text = pydoc.render_doc(ADDrop, renderer=pydoc.plaintext)
+    shown = set(re.findall(r"^ \|  (\w+)(?:\(| =|$)", text, re.M))
+    assert {"sites", "p", "q", "attach", "begin_epoch", "end_update", "supply", "from_dict"} <= shown
+    assert not shown & {"before_forward", "probe", "rehearse", "hooks", "sampler", "uses", "acts", "copied"}
+    assert {"before_forward", "hooks", "acts"} <= set(dir(Regularizer)), "whoever writes a method sees them"
+    assert "probe" in dir(ADDrop())
+
+
+def test_a_plain_epoch_of_one_method_beside_another_logs_no_zeros():
+    model, regularizer = TinyClassifier(), Combination([ADDrop(), HeadDrop(p=0.5)])
+    regularizer.attach(model)
+    for epoch, probed in enumerate((set(), {"probe_share", "probe_fallbacks"}), start=1):
+        regularizer.begin_epoch(epoch)
+        with regularizer.statistics.seconds("step_seconds", torch.device("cpu")):
+            model.train()(IDS).sum().backward()
+        logged = regularizer.summary()
+        assert {name for name in logged if name.startswith("probe")} == probed and logged["regularized"] > 0
 
 
 @pytest.mark.parametrize("name", REGISTRY)

@@ -23,6 +23,7 @@ def test_sums_means_and_shares():
         Quantity("part", "loss", "share"),
         Quantity("part", "never"),
         Quantity("never"),
+        Quantity("part", "loss", "of none", needs="never"),
     ]
     expected = {"loss_sum": Shown(7.0, None), "loss": Shown(7 / 3, 3.0), "share": Shown(0.5 / 7, 7.0)}
     assert summary(quantities, statistics.take()) == {**expected, "never": Shown(0.0, None)}
