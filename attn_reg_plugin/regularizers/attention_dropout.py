@@ -61,10 +61,6 @@ class AttentionDropout(Regularizer):
         """Scores are dropped by a mask."""
         return frozenset({"mask" if self.where == "scores" else "weights"})
 
-    def due(self) -> bool:
-        """Regularized when anything can be dropped at all."""
-        return self.p > 0
-
     def before_forward(self, forward: Forward) -> None:
         """Tell each site its p, or how its mask is drawn."""
         for site in self.attached_sites:

@@ -51,10 +51,6 @@ class AttentionLayerDrop(Regularizer):
         """A dropped attention gives its queries and keys no gradient."""
         return self.p > 0
 
-    def due(self) -> bool:
-        """Regularized when anything can be dropped at all."""
-        return self.p > 0
-
     def before_forward(self, forward: Forward) -> None:
         """Draw the sites to drop; further calls of a site draw for themselves, recomputed ones stay as they were."""
         sites = self.attached_sites

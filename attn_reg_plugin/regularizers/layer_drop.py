@@ -80,10 +80,6 @@ class LayerDrop(Regularizer):
         """A layer that was left out has no gradient."""
         return self.p > 0
 
-    def due(self) -> bool:
-        """Regularized when anything can be left out at all."""
-        return self.p > 0
-
     def before_forward(self, forward: Forward) -> None:
         """Draw a seed for each layer; its calls draw from it, recomputed ones stay as they were."""
         sites = self.attached_sites

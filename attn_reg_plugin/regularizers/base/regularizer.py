@@ -314,8 +314,8 @@ class Regularizer(metaclass=_Documented):
         return ""
 
     def due(self) -> bool:
-        """Whether the forward that is about to happen is regularized."""
-        return True
+        """Whether the forward that is about to happen is regularized: always, unless the option `p` is 0."""
+        return getattr(self, "p", 1.0) > 0
 
     def before_forward(self, forward: Forward) -> None:
         """Prepare the sites for a forward that is due."""
