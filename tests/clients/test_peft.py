@@ -104,7 +104,8 @@ def test_a_frozen_base_is_attributed_as_a_trained_one(name: str, place: str) -> 
     assert len(found) == len(expected) == 2
     for tape, attribution, gradient in zip(tapes, found, expected, strict=True):
         valid = tape.valid.expand_as(attribution)
-        torch.testing.assert_close(attribution.where(valid, 0), gradient.where(valid, 0), atol=1e-5, rtol=1e-4)
+        precision = 3e-6 * max(1.0, float(gradient.abs().max()))  # of fp32, where the largest are near 10
+        torch.testing.assert_close(attribution.where(valid, 0), gradient.where(valid, 0), atol=precision, rtol=1e-4)
         assert attribution.abs().max() > 1e-4
 
 

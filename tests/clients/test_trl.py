@@ -19,7 +19,7 @@ peft = pytest.importorskip("peft")
 pytestmark = pytest.mark.clients
 
 TEXT, CHOSEN, REJECTED = sentences(40), sentences(40, 2), sentences(40, 3)
-LIKELIHOODS = "the outputs' log_probs, which are the gold labels'"
+LIKELIHOODS = "the outputs' log_probs, of the gold labels"
 #: of each client: what it trains on, its settings, and what the log says
 CLIENTS: dict[str, tuple[str, dict[str, list[str]], dict[str, Any], str]] = {
     "sft": ("SFT", {"text": TEXT}, {"max_length": 20}, LIKELIHOODS),
