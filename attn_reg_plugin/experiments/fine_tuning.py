@@ -219,7 +219,7 @@ class FineTuning(Comparison):
             drawn = sampling.of(examples)
             if self.held_out and not round(self.held_out * len(drawn)):
                 raise ValueError(f"--held-out {self.held_out:g} of {len(drawn)} training examples is none")
-            chosen.corruption(seed).check_count(len(drawn), task)
+            chosen.corruption(seed).check_count(len(drawn))
             # updates are counted for one device
             rest = {**chosen.example_flags(seed), **self.device_flags(alone=True), **given}
             count = len(sampling.parted(drawn)[0])
