@@ -12,7 +12,6 @@ what it needs.
 from __future__ import annotations
 
 import io
-import re
 import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -165,20 +164,7 @@ def train_model(lines: Iterable[str], path: Path, vocab_size: int, character_cov
             minloglevel=2,
         )
     except RuntimeError as error:
-        raise ValueError(_explain(str(error), vocab_size)) from None
+        reason = str(error).rpartition("] ")[2] or str(error)
+        raise ValueError(f"sentencepiece could not train a model, --vocab-size {vocab_size}: {reason}") from None
     with whole_file(path) as unfinished:
         unfinished.write_bytes(model.getvalue())
-
-
-def _explain(message: str, vocab_size: int) -> str:
-    """Say in one sentence why sentencepiece's trainer failed."""
-    if match := re.search(r"too high.*?<= (\d+)", message):
-        return f"--vocab-size {vocab_size} is too large for this training text: at most {match[1]} pieces come of it"
-    if match := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
-        return (
-            f"--vocab-size {vocab_size} is too small for this training text: its characters alone need {match[1]} "
-            "pieces (or a lower --character-coverage)"
-        )
-    if "sentences_.empty()" in message:
-        return "sentencepiece found no usable line in the training text"
-    return f"sentencepiece could not train a model of {vocab_size} pieces: {message}"

@@ -175,8 +175,7 @@ def _report(data: dict[str, Any], wanted: PrepareOptions) -> None:
     """Say what was made."""
     for note in data["notes"]:
         print(f"note: {note}")
-    for name in sorted(data["splits"], key=_order):
-        split = data["splits"][name]
+    for name, split in data["splits"].items():
         dropped = ", ".join(f"{split[reason]} {reason}" for reason in _DROPPED if split[reason])
         print(
             f"{name} ({split['title']}): {split['kept']} pairs"
@@ -187,11 +186,6 @@ def _report(data: dict[str, Any], wanted: PrepareOptions) -> None:
     for name, model in data["models"].items():
         print(f"{name}: {model['pieces']} pieces, dictionary of {model['dictionary_size']}")
     print(f"prepared {wanted.out}: fairseq-train {wanted.out / 'bin'} ...")
-
-
-def _order(split: str) -> tuple[int, int, str]:
-    """Sort splits: train, valid, test, test1, ..., test10."""
-    return ("tr", "va", "te").index(split[:2]), len(split), split
 
 
 # -- what is made -----------------------------------------------------------------------------------------------------
@@ -324,7 +318,7 @@ def preprocess(
         "target-lang": languages[1],
         "trainpref": "pieces/train",
         "validpref": "pieces/valid",
-        "testpref": ",".join(f"pieces/{name}" for name in sorted(splits, key=_order) if name.startswith("test")),
+        "testpref": ",".join(f"pieces/{name}" for name in splits if name.startswith("test")),
         "srcdict": dictionaries[0],
         "tgtdict": dictionaries[1],
         "destdir": "bin",

@@ -100,7 +100,7 @@ class FineTuning(Comparison):
         group=DATA,
     )
     label_noise: float = setting(
-        "replace this share of the training labels; of a regression exchange values", 0.0, within="[0, 1)", group=DATA
+        "replace this share of the training labels by other classes", 0.0, within="[0, 1)", group=DATA
     )
     shortcut: float = setting(
         "begin this share of the training examples with a word that gives the label away",

@@ -18,7 +18,7 @@ OPTIONS = {
     "--pair en-pl --source hub": "--pair en-pl: it must be one of en-cs, cs-en, en-de",
     "--set-aside 400": "--set-aside 400 leaves none of the 160 pairs",
     "--spm-model a --vocab-size 9": "--vocab-size 9: it must be left out with --spm-model",
-    "--vocab-size 8000": "--vocab-size 8000 is too large",
+    "--vocab-size 8000": "--vocab-size 8000: Vocabulary size too high (8000)",
     "--max-pieces 1 --vocab-size 70": "no training pair is left: --max-pieces 1 and sides 9 times as long",
     "--source-prefix >>ron<<": "--source-prefix >>ron<<: it must be left out without --opus-mt",
     "--opus-mt nowhere": "nowhere: no such folder",
