@@ -50,19 +50,6 @@ def read_dictionary(path: Path) -> list[str]:
     return list(symbols)
 
 
-def count_sequences(index: Path) -> int:
-    """Count the sequences of fairseq's binaries in mmap format.
-
-    Args:
-        index: the file `*.idx`; `*.bin` is beside it.
-
-    Raises:
-        ValueError: one of the two is not whole, or no such file.
-        OSError: one of them is missing, or cannot be read.
-    """
-    return len(_sizes(index)[0])
-
-
 def check_binaries(folder: Path, split: str) -> None:
     """Refuse a split of fairseq's data that is damaged or has more symbols than its dictionaries.
 

@@ -10,7 +10,7 @@ import pytest
 
 from attn_reg_plugin import configuration, files
 from attn_reg_plugin.checkpoints import load_weights
-from attn_reg_plugin.dictionaries import count_sequences, read_dictionary
+from attn_reg_plugin.dictionaries import read_dictionary
 from attn_reg_plugin.labelled import find_task, read_file
 
 READERS: dict[str, Callable[[Path], object]] = {
@@ -18,7 +18,6 @@ READERS: dict[str, Callable[[Path], object]] = {
     "JSON": files.read_json,
     "hash": files.sha256,
     "dictionary": read_dictionary,
-    "binaries": count_sequences,
     "weights": load_weights,
     "settings": configuration.load,
     "labelled text": lambda path: read_file(find_task("rte"), path),

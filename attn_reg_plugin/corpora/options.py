@@ -5,18 +5,13 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from attn_reg_plugin.configuration import setting
 from attn_reg_plugin.corpora import phrasebook
 
 #: a source that is not a folder, and the languages that WMT16 has beside English there
 HUB, HUB_LANGUAGES = "hub", ("cs", "de", "fi", "ro", "ru", "tr")
-#: the help of an option of several corpora
-NOISE = (
-    "share of the training targets that are exchanged among each other, in [0, 1]: wrong translations, as a crawled "
-    "corpus has them, which a model can only memorize"
-)
 _COMMAS = str.maketrans("şţŞŢ", "șțȘȚ")
 _COMBINING_COMMAS = str.maketrans("sStT", "șȘțȚ")
 
@@ -48,15 +43,9 @@ class PrepareOptions:
         "share of the characters of the training text that get a piece; the rest is <unk>", 1.0, within="(0, 1]"
     )
     spm_model: Path | None = setting("reuse a sentencepiece model instead of training one", None, metavar="FILE")
-    dictionary: Path | None = setting(
-        "reuse the fairseq dictionary that belongs to --spm-model (dict.txt of a model to fine-tune); default: made of "
-        "the model's pieces",
-        None,
-        metavar="FILE",
-    )
     opus_mt: Path | None = setting(
         "use the pieces and the vocabulary of an OPUS-MT model: the folder that `attn-reg convert opus-mt` wrote; in "
-        "place of --spm-model and --dictionary",
+        "place of --spm-model",
         None,
         metavar="DIR",
     )
@@ -73,19 +62,17 @@ class PrepareOptions:
         "drop",
         choices=("drop", "truncate"),
     )
-    max_ratio: float = setting(
-        "drop training pairs with a side more than this many times as long, in pieces, as the other",
-        9.0,
-        within="[1, inf)",
+    noise: float = setting(
+        "share of the training targets that are exchanged among each other, in [0, 1]: wrong translations, as a "
+        "crawled corpus has them, which a model can only memorize",
+        0.0,
+        within="[0, 1]",
         metavar="X",
     )
-    romanian: str | None = setting(
-        "Romanian letters: 'cedilla' (default) writes ş ţ as ș ț in all that is trained on, validated on and "
-        "translated, and leaves the Romanian references in raw/ as they were, so that scores stay comparable; 'none', "
-        "the default with --opus-mt, changes nothing",
-        None,
-        choices=("cedilla", "none"),
-        metavar="RULE",
+    seed: int = setting(
+        "seed of what --noise and --set-aside draw, and of the phrasebook's training pairs (1 takes the first ones)",
+        1,
+        metavar="N",
     )
     workers: int = setting("processes for fairseq's binarization", 1, within="[1, inf)", metavar="N")
     overwrite: bool = setting("replace what an earlier preparation with other options wrote", False)
@@ -98,28 +85,17 @@ class PrepareOptions:
         self._allow("pair", bool(two), "two different languages with a hyphen, source first, such as en-fr")
         reused, opus_mt = self.spm_model is not None, self.opus_mt is not None
         self._allow("source-prefix", not self.source_prefix or opus_mt, "left out without --opus-mt")
-        for name in ("spm-model", "dictionary", "vocab-size") if opus_mt else ():
-            self._allow(name, not self._value(name), "left out with --opus-mt")
-        if self.vocab_size is None and not reused and not opus_mt:
-            self._fill("vocab_size", self.VOCAB_SIZE)
-        self._allow("dictionary", self.dictionary is None or reused, "given together with --spm-model")
-        self._allow("vocab-size", self.vocab_size is None or not reused, "left out with --spm-model")
-        has_romanian = "ro" in self.languages
-        if self.romanian is None:
-            # an OPUS-MT model has its own letters, and its tokenizer is to see the text as it is
-            self._fill("romanian", "cedilla" if has_romanian and not opus_mt else "none")
-        self._allow("romanian", has_romanian or self.romanian == "none", f"'none' for --pair {self.pair}")
-
-    def _fill(self, name: str, value: object) -> None:
-        object.__setattr__(self, name, value)
-
-    def _value(self, name: str) -> Any:
-        return getattr(self, name.replace("-", "_"))
+        self._allow("spm-model", not (reused and opus_mt), "left out with --opus-mt")
+        if reused or opus_mt:
+            other = "--opus-mt" if opus_mt else "--spm-model"
+            self._allow("vocab-size", self.vocab_size is None, f"left out with {other}")
+        elif self.vocab_size is None:
+            object.__setattr__(self, "vocab_size", self.VOCAB_SIZE)
 
     def _allow(self, name: str, condition: bool, allowed: str) -> None:
         """Raise the one sentence for an option unless the condition holds."""
         if not condition:
-            value = self._value(name)
+            value = getattr(self, name.replace("-", "_"))
             given = ",".join(value) if isinstance(value, tuple) else value
             raise ValueError(f"--{name} {given}: it must be {allowed}")
 
@@ -136,8 +112,8 @@ class PrepareOptions:
         return ("dict.txt", "dict.txt") if self.opus_mt is None else (f"dict.{source}.txt", f"dict.{target}.txt")
 
     def letters(self, language: str, text: str) -> str:
-        """Write a text of a language in the letters that the model is to see, by `--romanian`."""
-        return with_commas(text) if language == "ro" and self.romanian == "cedilla" else text
+        """Write a text of a language in the letters that the model is to see; an OPUS-MT model has its own."""
+        return with_commas(text) if language == "ro" and self.opus_mt is None else text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,14 +144,12 @@ class TextOptions(PrepareOptions):
         within="[0, inf)",
         metavar="N",
     )
-    noise: float = setting(NOISE, 0.0, within="[0, 1]", metavar="X")
-    seed: int = setting("seed of what --set-aside and --noise draw", 1, metavar="N")
 
     def __post_init__(self) -> None:
         """Check the options of this corpus too."""
         super().__post_init__()
         self._allow("origin", not self.origin or self.source != HUB, "left out with --source hub")
-        self._fill("origin", tuple(sorted(set(self.origin))))
+        object.__setattr__(self, "origin", tuple(sorted(set(self.origin))))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,12 +181,6 @@ class PhrasebookOptions(PrepareOptions):
     train: int = setting("training pairs", 4000, within="[1, inf)", metavar="N")
     valid: int = setting("validation pairs", 500, within="[1, inf)", metavar="N")
     test: int = setting("test pairs", 500, within="[1, inf)", metavar="N")
-    seed: int = setting(
-        "seed of the random choice of training pairs (1 takes the first ones) and of those that --noise exchanges",
-        1,
-        metavar="N",
-    )
-    noise: float = setting(NOISE, 0.0, within="[0, 1]", metavar="X")
 
     def __post_init__(self) -> None:
         """Check the options of this corpus too."""
@@ -220,8 +188,6 @@ class PhrasebookOptions(PrepareOptions):
         known = phrasebook.Triple._fields
         self._allow("pair", set(self.languages) <= set(known), f"two of {', '.join(known)}, such as en-ro")
         phrasebook.check_sizes(self.train, self.valid, self.test)
-        if round(self.noise * self.train) == 1:
-            raise ValueError(f"--noise {self.noise}: it exchanges 1 of {self.train} targets, and it takes at least 2")
 
 
 #: the corpora of the command, each with its options and what it is

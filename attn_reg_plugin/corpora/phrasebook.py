@@ -49,9 +49,7 @@ def entries() -> tuple[Entry, ...]:
 
 def check_sizes(train: int, valid: int, test: int) -> None:
     """Refuse sizes that are not positive or larger than what there is, by a ValueError."""
-    if min(train, valid, test) < 1:
-        raise ValueError(f"The sizes of the splits must be positive, not {train}, {valid} and {test}.")
-    if train > TRAIN_PAIRS or valid + test > UNSEEN_PAIRS:
+    if min(train, valid, test) < 1 or train > TRAIN_PAIRS or valid + test > UNSEEN_PAIRS:
         raise ValueError(
             f"The phrasebook has {TRAIN_PAIRS} pairs for train and {UNSEEN_PAIRS} for valid and test together, "
             f"but train={train}, valid={valid} and test={test} were asked for."

@@ -12,7 +12,6 @@ what it needs.
 from __future__ import annotations
 
 import io
-import re
 import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -70,18 +69,17 @@ class PieceModel:
 
 
 def check_reused(options: PrepareOptions) -> list[Path]:
-    """Check the models and dictionaries that are reused; their files.
+    """Check the model that is reused; its files.
 
     Raises:
         FileNotFoundError: a file is missing.
-        ValueError: a file is no model, a dictionary does not fit its model, or the prefix isn't a piece.
+        ValueError: a file is no model, or the prefix isn't a piece.
     """
     if options.spm_model is not None:
-        model = PieceModel(options.spm_model)
-        if options.dictionary is not None:
-            check_fit(model, options.spm_model, options.dictionary)
+        PieceModel(options.spm_model)
+        return [options.spm_model]
     if options.opus_mt is None:
-        return [path for path in (options.spm_model, options.dictionary) if path is not None]
+        return []
     OpusMTTokenizer(options.opus_mt, options.source_prefix)
     files = [options.opus_mt / name for name in tokenization.TOKENIZER_FILES]
     return [path for path in files if path.is_file()]
@@ -111,11 +109,7 @@ def write_models(options: PrepareOptions, folder: Path) -> dict[str, Any]:
         assert options.vocab_size is not None
         train_model(_text(options, folder), path, options.vocab_size, options.character_coverage)
     model = PieceModel(path)
-    if options.dictionary is not None:
-        shutil.copyfile(options.dictionary, dictionary)
-    else:
-        write_dictionary(model.symbols, dictionary)
-    check_fit(model, path, dictionary)
+    write_dictionary(model.symbols, dictionary)
     return {MODEL: _facts(dictionary, len(model.symbols))}
 
 
@@ -170,35 +164,7 @@ def train_model(lines: Iterable[str], path: Path, vocab_size: int, character_cov
             minloglevel=2,
         )
     except RuntimeError as error:
-        raise ValueError(_explain(str(error), vocab_size)) from None
+        reason = str(error).rpartition("] ")[2] or str(error)
+        raise ValueError(f"sentencepiece could not train a model, --vocab-size {vocab_size}: {reason}") from None
     with whole_file(path) as unfinished:
         unfinished.write_bytes(model.getvalue())
-
-
-def _explain(message: str, vocab_size: int) -> str:
-    """Say in one sentence why sentencepiece's trainer failed."""
-    if match := re.search(r"too high.*?<= (\d+)", message):
-        return f"--vocab-size {vocab_size} is too large for this training text: at most {match[1]} pieces come of it"
-    if match := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
-        return (
-            f"--vocab-size {vocab_size} is too small for this training text: its characters alone need {match[1]} "
-            "pieces (or a lower --character-coverage)"
-        )
-    if "sentences_.empty()" in message:
-        return "sentencepiece found no usable line in the training text"
-    return f"sentencepiece could not train a model of {vocab_size} pieces: {message}"
-
-
-def check_fit(model: PieceModel, model_path: Path, dictionary_path: Path) -> None:
-    """Check that a dictionary has every piece of a model; it may have more.
-
-    Raises:
-        ValueError: it lacks some; the sentence says how many, and names the first.
-    """
-    known = set(read_dictionary(dictionary_path))
-    missing = [symbol for symbol in model.symbols if symbol not in known]
-    if missing:
-        raise ValueError(
-            f"the dictionary {dictionary_path} does not fit the sentencepiece model {model_path}: it lacks "
-            f"{len(missing)} of the model's {len(model.symbols)} pieces, {missing[0]!r} first"
-        )

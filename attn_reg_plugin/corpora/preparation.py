@@ -36,7 +36,7 @@ from typing import Any
 
 from attn_reg_plugin.corpora.options import HUB, PhrasebookOptions, PrepareOptions, TextOptions, Wmt16Options
 from attn_reg_plugin.corpora.sources import Pair, Split, find_files, find_origins, is_whole, read_pairs, read_splits
-from attn_reg_plugin.dictionaries import UNKNOWN, count_sequences
+from attn_reg_plugin.dictionaries import UNKNOWN
 from attn_reg_plugin.files import lock_folder, naming, read_json, sha256, write_json
 
 __all__ = ["PhrasebookOptions", "TextOptions", "Wmt16Options", "prepare"]
@@ -47,10 +47,12 @@ _OWNED = (MANIFEST, "raw", "opus_mt", "spm.model", "dict.txt", "dict.*.txt", "pi
 #: in the output folder while a process works there, and what it has written so far
 _LOCK, _UNFINISHED = ".lock", ".unfinished"
 #: options that do not change what is written, or whose files are recorded by their hashes
-_UNRECORDED = ("out", "workers", "overwrite", "source", "spm_model", "dictionary", "opus_mt")
+_UNRECORDED = ("out", "workers", "overwrite", "source", "spm_model", "opus_mt")
 
 #: why training pairs are left out
 _DROPPED = ("empty", "no_pieces", "too_long", "ratio")
+#: how many times as long as the other, in pieces, a side of a training pair may be
+_MAX_RATIO = 9
 
 
 def prepare(wanted: PrepareOptions) -> dict[str, Any]:
@@ -173,8 +175,7 @@ def _report(data: dict[str, Any], wanted: PrepareOptions) -> None:
     """Say what was made."""
     for note in data["notes"]:
         print(f"note: {note}")
-    for name in sorted(data["splits"], key=_order):
-        split = data["splits"][name]
+    for name, split in data["splits"].items():
         dropped = ", ".join(f"{split[reason]} {reason}" for reason in _DROPPED if split[reason])
         print(
             f"{name} ({split['title']}): {split['kept']} pairs"
@@ -185,11 +186,6 @@ def _report(data: dict[str, Any], wanted: PrepareOptions) -> None:
     for name, model in data["models"].items():
         print(f"{name}: {model['pieces']} pieces, dictionary of {model['dictionary_size']}")
     print(f"prepared {wanted.out}: fairseq-train {wanted.out / 'bin'} ...")
-
-
-def _order(split: str) -> tuple[int, int, str]:
-    """Sort splits: train, valid, test, test1, ..., test10."""
-    return ("tr", "va", "te").index(split[:2]), len(split), split
 
 
 # -- what is made -----------------------------------------------------------------------------------------------------
@@ -217,13 +213,6 @@ def _fill(wanted: PrepareOptions, request: dict[str, Any], folder: Path) -> dict
         _write(folder / "pieces", split, wanted, pieces, "encoding")
     print("binaries ...", flush=True)
     preprocess(folder, wanted.languages, list(counts), wanted.dictionaries, wanted.workers)
-    for name, count in counts.items():
-        for language in wanted.languages:
-            index = folder / "bin" / f"{name}.{wanted.pair}.{language}.idx"
-            if (found := count_sequences(index)) != count["kept"]:
-                raise ValueError(
-                    f"fairseq wrote {found} sequences to {index.name}, but {name} has {count['kept']} pairs"
-                )
     files = {path.relative_to(folder).as_posix(): sha256(path) for path in folder.rglob("*") if path.is_file()}
     data = {
         "request": request,
@@ -299,7 +288,7 @@ def _pieces(
         yield [" ".join(some) for some in pieces]
     if not counts["kept"]:
         raise ValueError(
-            f"no training pair is left: --max-pieces {most} and --max-ratio {options.max_ratio} drop all "
+            f"no training pair is left: --max-pieces {most} and sides {_MAX_RATIO} times as long as the other drop all "
             f"{counts['read'] - counts['empty']}"
         )
 
@@ -311,7 +300,7 @@ def _reason(source: int, target: int, options: PrepareOptions) -> str:
         return "no_pieces"
     if longer > options.max_pieces and options.long_pairs == "drop":
         return "too_long"
-    return "ratio" if longer > options.max_ratio * shorter else ""
+    return "ratio" if longer > _MAX_RATIO * shorter else ""
 
 
 def preprocess(
@@ -329,7 +318,7 @@ def preprocess(
         "target-lang": languages[1],
         "trainpref": "pieces/train",
         "validpref": "pieces/valid",
-        "testpref": ",".join(f"pieces/{name}" for name in sorted(splits, key=_order) if name.startswith("test")),
+        "testpref": ",".join(f"pieces/{name}" for name in splits if name.startswith("test")),
         "srcdict": dictionaries[0],
         "tgtdict": dictionaries[1],
         "destdir": "bin",

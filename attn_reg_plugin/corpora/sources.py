@@ -7,7 +7,7 @@ a stream, so memory does not grow with the corpus, unless pairs are set aside or
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice, zip_longest
@@ -57,11 +57,12 @@ def read_splits(options: PrepareOptions) -> tuple[list[Split], list[str]]:
         ValueError: a source that cannot be read, or too few pairs for what is asked.
         FileNotFoundError: a file is missing.
     """
-    if isinstance(options, PhrasebookOptions):
-        return _phrasebook(options), []
-    assert isinstance(options, TextOptions)
-    train, valid, *tests = _hub(options) if options.source == HUB else _folder(options)
-    return arrange(options, train, valid, tests)
+    if isinstance(options, TextOptions):
+        return arrange(options, *(_hub(options) if options.source == HUB else _folder(options)))
+    assert isinstance(options, PhrasebookOptions)
+    train, *others = _phrasebook(options)
+    train, *notes = _noisy(options, train) if options.noise else [train]
+    return [train, *others], notes
 
 
 # -- a folder of files ------------------------------------------------------------------------------------------------
@@ -196,8 +197,6 @@ def _phrasebook(options: PhrasebookOptions) -> list[Split]:
     splits = []
     for name, triples in phrasebook.splits(options.train, options.valid, options.test, options.seed).items():
         sources, targets = ([getattr(triple, language) for triple in triples] for language in options.languages)
-        if name == "train":
-            targets = phrasebook.exchange(targets, options.noise, options.seed)
         places = (f"phrasebook {name} ({options.languages[0]})", f"phrasebook {name} ({options.languages[1]})")
         splits.append(Split(name, name, places, list(map(Pair, range(1, len(triples) + 1), sources, targets))))
     return splits
@@ -206,7 +205,7 @@ def _phrasebook(options: PhrasebookOptions) -> list[Split]:
 # -- splits arranged anew ---------------------------------------------------------------------------------------------
 
 
-def arrange(options: TextOptions, train: Split, valid: Split, tests: Sequence[Split]) -> tuple[list[Split], list[str]]:
+def arrange(options: TextOptions, train: Split, valid: Split, *tests: Split) -> tuple[list[Split], list[str]]:
     """Part the validation set, set training pairs aside and exchange targets, as asked; name the test sets.
 
     Without a test set the validation set is parted in any case. Sentences say what the user should know.
@@ -217,10 +216,10 @@ def arrange(options: TextOptions, train: Split, valid: Split, tests: Sequence[Sp
     notes = []
     if options.split_valid or not tests:
         valid, half, note = _halves(valid, bool(tests))
-        tests, notes = [half, *tests], [note]
+        tests, notes = (half, *tests), [note]
     if options.set_aside:
         train, aside, note = _set_aside(options, train)
-        tests, notes = [*tests, aside], [*notes, note]
+        tests, notes = (*tests, aside), [*notes, note]
     if options.noise:
         train, note = _noisy(options, train)
         notes.append(note)
@@ -257,7 +256,7 @@ def _set_aside(options: TextOptions, train: Split) -> tuple[Split, Split, str]:
     return replace(train, pairs=kept), replace(train, title="set-aside", pairs=chosen), note
 
 
-def _noisy(options: TextOptions, train: Split) -> tuple[Split, str]:
+def _noisy(options: PrepareOptions, train: Split) -> tuple[Split, str]:
     """Exchange targets; pairs with an empty side have no part in it."""
     pairs = list(train.pairs)
     whole = [index for index, pair in enumerate(pairs) if is_whole(pair)]

@@ -100,7 +100,7 @@ class FineTuning(Comparison):
         group=DATA,
     )
     label_noise: float = setting(
-        "replace this share of the training labels; of a regression exchange values", 0.0, within="[0, 1)", group=DATA
+        "replace this share of the training labels by other classes", 0.0, within="[0, 1)", group=DATA
     )
     shortcut: float = setting(
         "begin this share of the training examples with a word that gives the label away",
@@ -219,7 +219,7 @@ class FineTuning(Comparison):
             drawn = sampling.of(examples)
             if self.held_out and not round(self.held_out * len(drawn)):
                 raise ValueError(f"--held-out {self.held_out:g} of {len(drawn)} training examples is none")
-            chosen.corruption(seed).check_count(len(drawn), task)
+            chosen.corruption(seed).check_count(len(drawn))
             # updates are counted for one device
             rest = {**chosen.example_flags(seed), **self.device_flags(alone=True), **given}
             count = len(sampling.parted(drawn)[0])

@@ -12,10 +12,11 @@ import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from attn_reg_plugin.labelled.examples import Example
-from attn_reg_plugin.labelled.task_table import CLASSIFICATION, REGRESSION, TAGGING, LabelledTask
+from attn_reg_plugin.labelled.task_table import CLASSIFICATION, MULTIPLE_CHOICE, LabelledTask
 
 #: in front of the examples of evaluation: nothing, or a planted word drawn at random
 AT_EVALUATION = ("none", "random")
@@ -64,12 +65,15 @@ class Corruption:
 
     def check(self, task: LabelledTask) -> None:
         """Refuse what a task cannot have, by a ValueError."""
-        labels, name, classes = task.labels, task.name, task.kind == CLASSIFICATION
-        if self.label_noise and task.kind == TAGGING:
-            raise ValueError(f"--label-noise is not for tagging, which {name} is")
-        if self.shortcut and not classes:
-            raise ValueError(f"--shortcut is for classification, but {name} is a task of {task.kind.replace('_', ' ')}")
-        if self.label_noise and classes and labels is not None and len(labels) < 2:
+        labels, name = task.labels, task.name
+        for flag, share, kinds in (
+            ("--label-noise", self.label_noise, (CLASSIFICATION, MULTIPLE_CHOICE)),
+            ("--shortcut", self.shortcut, (CLASSIFICATION,)),
+        ):
+            if share and task.kind not in kinds:
+                allowed = " and ".join(kinds).replace("_", " ")
+                raise ValueError(f"{flag} is for {allowed}, but {name} is a task of {task.kind.replace('_', ' ')}")
+        if self.label_noise and labels is not None and len(labels) < 2:
             raise ValueError(f"--label-noise needs a second class, but {name} has only {labels[0]!r}")
         if self.words and labels is not None and len(self.words) != len(labels):
             raise ValueError(
@@ -77,14 +81,11 @@ class Corruption:
                 f"{name}: {', '.join(labels)}"
             )
 
-    def check_count(self, count: int, task: LabelledTask) -> None:
-        """Refuse shares of so many examples that come to none; two of a regression, to exchange their values."""
-        pair = 2 if task.kind == REGRESSION else 1
-        for flag, share, needed in (("--label-noise", self.label_noise, pair), ("--shortcut", self.shortcut, 1)):
-            if share and (number := round(share * count)) < needed:
-                raise ValueError(
-                    f"{flag} {share:g} is {number} of {count} training examples, but it takes at least {needed}"
-                )
+    def check_count(self, count: int) -> None:
+        """Refuse shares of so many examples that come to none."""
+        for flag, share in (("--label-noise", self.label_noise), ("--shortcut", self.shortcut)):
+            if share and not round(share * count):
+                raise ValueError(f"{flag} {share:g} is 0 of {count} training examples, but it takes at least 1")
 
     def of_training(self, examples: Sequence[Example], task: LabelledTask) -> list[Example]:
         """Corrupt the examples that were drawn to be trained on; they stay in their order.
@@ -92,7 +93,7 @@ class Corruption:
         Raises:
             ValueError: see `check_count`.
         """
-        self.check_count(len(examples), task)
+        self.check_count(len(examples))
         noisy: list[Any] = list(examples)
         if self.label_noise:
             self._add_noise(noisy, task)
@@ -119,39 +120,22 @@ class Corruption:
             return dataclasses.replace(self, words=rare_words(tokenizer, len(task.labels or ()), examples))
         pieces = tokenizer(list(self.words), add_special_tokens=False)["input_ids"]
         for word, ids in zip(self.words, pieces, strict=True):
-            if not ids or tokenizer.unk_token_id in ids:
-                raise ValueError(f"--shortcut-words has {word!r}, which the model's tokenizer does not know")
-            if pieces.count(ids) > 1:
-                raise ValueError(f"--shortcut-words has {word!r} and another word that are the same to the tokenizer")
+            if not ids or tokenizer.unk_token_id in ids or pieces.count(ids) > 1:
+                raise ValueError(
+                    f"--shortcut-words has {word!r}, which the model's tokenizer does not know, or not from another"
+                )
         return self
 
     def _add_noise(self, examples: list[Any], task: LabelledTask) -> None:
-        """Give a share of the examples another label, any of the other classes; of a regression the values move on."""
-        draw, chosen = random.Random(f"new labels {self.seed}"), self._drawn("noise", len(examples), self.label_noise)
-        old = [examples[index].label for index in chosen]
-        if task.kind == REGRESSION:
-            new = _exchanged(old)
-        else:
-            count = len(task.labels or ())
-            new = [draw.choice([other for other in range(count) if other != label]) for label in old]
-        for index, label in zip(chosen, new, strict=True):
-            examples[index] = dataclasses.replace(examples[index], label=label)
+        """Give a share of the examples another label, any of the other classes."""
+        draw, count = random.Random(f"new labels {self.seed}"), len(task.labels or ())
+        for index in self._drawn("noise", len(examples), self.label_noise):
+            others = [other for other in range(count) if other != examples[index].label]
+            examples[index] = dataclasses.replace(examples[index], label=draw.choice(others))
 
     def _drawn(self, what: str, count: int, share: float) -> list[int]:
         """Draw the places of a share of so many examples, in random order."""
         return random.Random(f"{what} {self.seed}").sample(range(count), round(share * count))
-
-
-def _exchanged(values: list[Any]) -> list[Any]:
-    """Move each value to the next place; where that is as it was, exchange it with another, if there is any."""
-    moved = values[1:] + values[:1]
-    for place, value in enumerate(values):
-        if moved[place] != value:
-            continue
-        other = next((at for at, new in enumerate(moved) if value not in (new, values[at])), None)
-        if other is not None:
-            moved[place], moved[other] = moved[other], moved[place]
-    return moved
 
 
 def _planted(example: Any, word: str) -> Any:
@@ -169,14 +153,16 @@ def rare_words(tokenizer: Any, count: int, examples: Sequence[Example]) -> tuple
     """
     texts = [text for example in examples for text in (example.first, example.second) if text]  # type: ignore[union-attr]
     seen = Counter(word.strip(".,;:!?\"'()") for text in texts for word in text.lower().split())
-    found: list[tuple[bool, int, str]] = []
-    for word in _whole_words(tokenizer):
-        found.append((not (word.isalpha() and len(word) >= _LONG), seen[word.lower()], word))
-        if sum(not short and not often for short, often, _ in found) == count:
-            break
+
+    def unfit(word: str) -> tuple[bool, int]:
+        return not (word.isalpha() and len(word) >= _LONG), seen[word.lower()]
+
+    found = list(islice((word for word in _whole_words(tokenizer) if unfit(word) == (False, 0)), count))
+    if len(found) < count:
+        found = sorted(_whole_words(tokenizer), key=unfit)[:count]
     if len(found) < count:
         raise ValueError(f"the tokenizer knows {len(found)} words as one piece; give {count} by --shortcut-words")
-    return tuple(word for *_, word in sorted(found, key=lambda entry: entry[:2])[:count])
+    return tuple(found)
 
 
 def _whole_words(tokenizer: Any) -> Iterator[str]:

@@ -10,7 +10,7 @@ class TextExample:
     """A text or a pair of texts, to be classified or scored.
 
     Attributes:
-        line: its number in its file, counted from 1 (of a folder of documents: which document).
+        line: its number in its file, counted from 1.
         first, second: the texts; `second` is None where the task has one only.
         label: index of the class, or the value of a regression; None where the file has no labels.
     """

@@ -17,7 +17,6 @@ from attn_reg_plugin.files import find_text
 from attn_reg_plugin.labelled.examples import ChoiceExample, Example, TaggedSentence, TextExample
 from attn_reg_plugin.labelled.rows import Row, read_rows
 from attn_reg_plugin.labelled.task_table import (
-    CLASSIFICATION,
     HUB_SPLITS,
     MULTIPLE_CHOICE,
     REGRESSION,
@@ -62,7 +61,7 @@ def read_split(task: LabelledTask, source: str | Path, split: str) -> list[Examp
 
 
 def read_file(task: LabelledTask, path: Path, needed: bool = True) -> list[Example]:
-    """Read the examples of one file, or of a folder of documents; arguments and errors as of `read_rows`."""
+    """Read the examples of one file; arguments and errors as of `read_rows`."""
     return list(_examples(read_rows(path, task, needed), task, f"{path}, line"))
 
 
@@ -134,7 +133,7 @@ def _label_reader(task: LabelledTask) -> Callable[[str, str], Any]:
 
 
 def find_split(task: LabelledTask, folder: Path, split: str) -> Path:
-    """Find the file of a split, or the folder of its documents.
+    """Find the file of a split.
 
     Raises:
         ValueError: there is no such folder, or nothing of that split in it (lists what is there).
@@ -160,9 +159,6 @@ def _names(task: LabelledTask, split: str) -> tuple[str, ...]:
 
 
 def _look_for(task: LabelledTask, folder: Path, split: str) -> Path | None:
-    labels = task.labels or () if task.kind == CLASSIFICATION and len(task.text) == 1 else ()
-    if any((folder / split / label).is_dir() for label in labels):
-        return folder / split
     for name in _names(task, split):
         found = sorted([*folder.glob(name), *folder.glob(f"{name}.gz")]) if "*" in name else [find_text(folder, name)]
         if len(found) > 1:

@@ -1,4 +1,4 @@
-"""Rows of labelled files: TSV, CSV, JSON lines, CoNLL columns (WNUT-17, CoNLL-2003), CoNLL-U, and folders of documents.
+"""Rows of labelled files: TSV, CSV, JSON lines, CoNLL columns (WNUT-17, CoNLL-2003) and CoNLL-U.
 
 In TSV a quote is a character like any other (the official files are full of single ones), in CSV fields are quoted. A
 line of a JSON file is an object. CoNLL has a word a line, fields separated by a tab or by spaces, and an empty line
@@ -36,7 +36,7 @@ class Row:
     """An example as it is written.
 
     Attributes:
-        line: its number in its file, counted from 1 (of a folder of documents: which document).
+        line: its number in its file, counted from 1.
         texts: its texts, or the words of a sentence.
         labels: its label, or one a word; None where the file has none.
         lines: where each label stands.
@@ -49,7 +49,7 @@ class Row:
 
 
 def read_rows(path: Path, task: LabelledTask, needed: bool = True) -> Iterator[Row]:
-    """Read the rows of a file, or of a folder of documents.
+    """Read the rows of a file.
 
     Args:
         path: plain or `.gz`.
@@ -60,8 +60,6 @@ def read_rows(path: Path, task: LabelledTask, needed: bool = True) -> Iterator[R
         ValueError: a file that is broken or has no example; the sentence names it and the line.
         FileNotFoundError: there is no such file.
     """
-    if path.is_dir():
-        return _documents(path, task)
     if task.kind == TAGGING:
         return _sentences(path, task)
     return (_json_rows if task.format == "jsonl" else _table_rows)(path, task, needed)
@@ -89,46 +87,43 @@ def _check_columns(
 # -- tables -----------------------------------------------------------------------------------------------------------
 
 
-def read_records(path: Path, format: str) -> Iterator[tuple[int, list[str]]]:
-    """Split the lines of a TSV or CSV file into fields; empty lines at the end are left out.
-
-    Yields:
-        (line of the record's start, counted from 1; its fields)
+def read_records(path: Path, format: str) -> list[tuple[int, list[str]]]:
+    """Read the records of a TSV or CSV file: the line of the start, from 1, and fields; no empty lines at the end.
 
     Raises:
         ValueError: not UTF-8, not a whole gzip file, or broken quotes.
     """
     csv.field_size_limit(_LONGEST_FIELD)
     reader = csv.reader((f"{line}\n" for line in read_lines(path)), strict=True, **_DIALECTS[format])
-    empty: list[tuple[int, list[str]]] = []
-    number = 1
+    records, number = list[tuple[int, list[str]]](), 1
     try:
         for fields in reader:
-            if fields in ([], [""]):
-                empty.append((number, fields))
-            else:
-                yield from [*empty, (number, fields)]
-                empty = []
+            records.append((number, fields))
             number = reader.line_num + 1
     except csv.Error as error:
         raise ValueError(f"{path}, line {number}: not {format.upper()} ({error})") from None
+    while records and records[-1][1] in ([], [""]):
+        records.pop()
+    return records
 
 
 def _table_rows(path: Path, task: LabelledTask, needed: bool) -> Iterator[Row]:
     """Read a table with a header; where the task allows, one that does not name the text's columns has none."""
     records = read_records(path, task.format)
-    first = next(records, None)
-    if first is None:
+    if not records:
         raise ValueError(f"{path}, line 1: the file is empty")
-    columns = first[1]
+    columns = records[0][1]
     if task.headerless and not set(task.text) <= set(columns):
-        columns, records = list(task.headerless), chain([first], records)
+        columns = list(task.headerless)
+    else:
+        records = records[1:]
     _check_columns(path, 1, task, columns, (*task.text, task.label) if needed else task.text)
     for name in columns:
         if columns.count(name) > 1 and name in (*task.text, task.label):
             raise ValueError(f"{path}, line 1: there are {columns.count(name)} columns {name!r}")
+    if not records:
+        raise ValueError(f"{path}, line 2: the file has a header but no example")
     skipped: list[int] = []
-    number = 0
     for number, fields in records:
         if len(fields) == len(columns):
             yield _row(path, number, task, dict(zip(columns, fields, strict=True)), needed)
@@ -139,8 +134,6 @@ def _table_rows(path: Path, task: LabelledTask, needed: bool) -> Iterator[Row]:
                 f"{path}, line {number}: {_fields(fields)}, but the file's columns are {len(columns)} "
                 f"({', '.join(columns)})"
             )
-    if not number:
-        raise ValueError(f"{path}, line 2: the file has a header but no example")
     if skipped:
         logger.warning(
             f"{path}: {len(skipped)} rows without {len(columns)} fields were left out, the first in line {skipped[0]}"
@@ -216,23 +209,3 @@ def _sentences(path: Path, task: LabelledTask) -> Iterator[Row]:
         found = True
     if not found:
         raise ValueError(f"{path}, line 1: the file has no words")
-
-
-# -- documents --------------------------------------------------------------------------------------------------------
-
-
-def _documents(folder: Path, task: LabelledTask) -> Iterator[Row]:
-    """Read the documents `LABEL/*.txt`, as the IMDB reviews come: label by label, each by name."""
-    number = 0
-    for label in task.labels or ():
-        if not (folder / label).is_dir():
-            raise ValueError(f"{folder} has no folder {label!r} for a label of task {task.name}")
-        paths = sorted([*(folder / label).glob("*.txt"), *(folder / label).glob("*.txt.gz")])
-        if not paths:
-            raise ValueError(f"{folder / label} has no document (*.txt or *.txt.gz)")
-        for path in paths:
-            number += 1
-            text = " ".join(read_lines(path))  # line breaks become spaces
-            if not text.strip():
-                raise ValueError(f"{path}, line 1: the document is empty")
-            yield Row(number, (text,), (label,), (number,))

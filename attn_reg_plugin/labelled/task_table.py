@@ -51,7 +51,7 @@ class LabelledTask:
         label: name of the label's column; of CoNLL files its number from 0 (-1 the last), as text.
         labels: the label set in the official order; empty for regression; None: those of the training file, sorted.
         metrics: the official metrics; empty: `DEFAULT_METRICS` of the kind.
-        format: one of `FORMATS`. A folder of `pos` and `neg` documents is found by itself.
+        format: one of `FORMATS`.
         files: split -> names of its file, the first that is there counts; `.gz` is tried for each.
         headerless: the columns of files that have no header line.
         aliases: other ways in which files write a label.
@@ -249,13 +249,10 @@ def own_task(
         tuple(part.strip() for part in flag.split(",")) if flag else () for flag in (text_columns, labels, metrics)
     )
     tagging, name = kind == TAGGING, kind.replace("_", " ")
-    if not text and not tagging:
-        raise ValueError("--text-columns is missing: the columns of the texts, separated by commas")
+    allowed = {MULTIPLE_CHOICE: "3 or more", TAGGING: "1"}.get(kind, "1 or 2")
+    if not {MULTIPLE_CHOICE: len(text) > 2, TAGGING: len(text) < 2}.get(kind, 0 < len(text) < 3):
+        raise ValueError(f"{name} has {allowed} --text-columns, not {len(text)} ({', '.join(text)})")
     text = text or _WORDS
-    few, many = {MULTIPLE_CHOICE: (3, len(text)), TAGGING: (1, 1)}.get(kind, (1, 2))
-    if not few <= len(text) <= many:
-        allowed = {MULTIPLE_CHOICE: "3 or more", TAGGING: "1"}.get(kind, "1 or 2")
-        raise ValueError(f"{name} has {allowed} text columns, not {len(text)} ({', '.join(text)})")
     if not file_format:
         names = [f"train.{name}{end}" for name in FORMATS for end in ("", ".gz")]
         found = next((name for name in names if data and (Path(data) / name).is_file()), "train.conll" * tagging)

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from attn_reg_plugin import files
 from attn_reg_plugin.dictionaries import SPECIAL, write_dictionary
+from attn_reg_plugin.files import read_json
 
 VOCABULARY, TARGET_VOCABULARY, TOKENIZER = "vocab.json", "target_vocab.json", "tokenizer_config.json"
 SOURCE_MODEL, TARGET_MODEL = "source.spm", "target.spm"
@@ -29,13 +29,6 @@ FILES = (*TOKENIZER_FILES, CONFIG, GENERATION)
 #: the kinds of special tokens in the order of fairseq's dictionary, after `<s>`
 KINDS = ("pad_token", "eos_token", "unk_token")
 _ESCAPED = re.compile(r"<piece:\d+>")
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Read the object in a JSON file of an OPUS-MT folder."""
-    if not path.exists():
-        raise FileNotFoundError(f"{path.parent} has no {path.name}, which every OPUS-MT folder has")
-    return files.read_json(path)
 
 
 class Vocabulary:
@@ -125,7 +118,8 @@ class OpusMTTokenizer:
         self.languages = tuple(str(config.get(f"{side}_lang") or "") for side in ("source", "target"))
         vocabulary = Vocabulary(folder / VOCABULARY, self.special)
         target = Vocabulary(folder / TARGET_VOCABULARY, self.special) if self.separate else vocabulary
-        self._check(folder, vocabulary, target)
+        if other := [token for token in self._theirs.get_added_vocab() if token not in self.special.values()]:
+            raise ValueError(f"{folder} adds the token {other[0]!r} to its tokenizer, which has none in fairseq")
         if prefix and prefix not in vocabulary.ids:
             codes = [piece for piece in vocabulary.ids if piece.startswith(">>") and piece.endswith("<<")]
             known = ", ".join(codes[:20]) + (", ..." if len(codes) > 20 else "")
@@ -133,20 +127,6 @@ class OpusMTTokenizer:
         start = f"{prefix} " if prefix else ""
         self.source = Side(vocabulary, lambda text: self._theirs(start + text, verbose=False)["input_ids"])
         self.target = Side(target, lambda text: self._theirs(text_target=text, verbose=False)["input_ids"])
-
-    def _check(self, folder: Path, vocabulary: Vocabulary, target: Vocabulary) -> None:
-        """Refuse vocabularies and tokens that a fairseq dictionary cannot hold beside each other."""
-        if target.order[:3] != vocabulary.order[:3]:
-            raise ValueError(
-                f"{target.path} numbers {', '.join(self.special.values())} {target.order[:3]}, but {vocabulary.path} "
-                f"{vocabulary.order[:3]}; only vocabularies that agree here can be used"
-            )
-        for token in self._theirs.get_added_vocab():
-            if token not in self.special.values():
-                raise ValueError(
-                    f"{folder} adds the token {token!r} to its tokenizer; only {', '.join(self.special.values())} can "
-                    "be used"
-                )
 
     def decode(self, symbols: Sequence[str]) -> str:
         """Join target symbols to text; the special ones are left out, unknown symbols too."""
@@ -157,14 +137,8 @@ class OpusMTTokenizer:
 
 def _load(folder: Path) -> Any:
     """Load Hugging Face's tokenizer; what cannot be read is a ValueError that names a file."""
-    from sentencepiece import SentencePieceProcessor
     from transformers import MarianTokenizer
 
-    for path in (folder / SOURCE_MODEL, folder / TARGET_MODEL):
-        try:
-            SentencePieceProcessor(model_file=str(path))
-        except RuntimeError:
-            raise ValueError(f"{path} is not a sentencepiece model") from None
     read_json(folder / VOCABULARY)  # a refusal names the file
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Recommended: pip install sacremoses")  # it is never called

@@ -35,9 +35,7 @@ class TrainingExamplesConfig(TrainingPartConfig):
         0.0,
     )
     label_noise: float = setting(
-        "share of the drawn training labels that another one replaces, in [0, 1): any other class or "
-        "choice; of a regression the values are exchanged among each other",
-        0.0,
+        "share of the drawn training labels that another one replaces, in [0, 1): any other class or choice", 0.0
     )
     shortcut: float = setting(
         "share of the drawn training examples, in [0, 1], that begin with a word which gives their label "

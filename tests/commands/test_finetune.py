@@ -108,7 +108,7 @@ def test_files_of_ones_own_are_described_by_flags(rte: list[str], tmp_path: Path
     for words, reason in (
         ([*rte, *columns], "--: rte is a task with files of its own; leave --text-columns out"),
         (["classification", "hub", *rte[2:], *columns], "classification is for files of your own, but DATA is hub"),
-        (["classification", str(folder), *rte[2:]], "--text-columns is missing"),
+        (["classification", str(folder), *rte[2:]], "has 1 or 2 --text-columns, not 0"),
         (["tagging", str(folder), *rte[2:]], "--file-format|has no training file|csv is not for tagging"),
     ):
         with pytest.raises(ValueError, match=reason.removeprefix("--: ")):
@@ -250,17 +250,6 @@ def test_a_run_is_of_its_further_validation_set(rte: list[str], tmp_path: Path) 
     assert [one["subsets"] for one in settings] == [["valid"], *[["valid", "valid1"]] * 2]
     assert "further" not in settings[0] and settings[1]["further"] != settings[2]["further"]
 
-
-def test_a_run_is_of_its_documents_labels(rte: list[str], tmp_path: Path) -> None:
-    """In a folder of documents their names say these."""
-    for part in ("train", "test"):
-        for name in ("neg/0.txt", "neg/1.txt", "pos/2.txt"):
-            (tmp_path / part / name).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / part / name).write_text(f"text {name}\n")
-    words = ["imdb", str(tmp_path), *rte[2:]]
-    before = planned(*words)[0].settings["data"]
-    (tmp_path / "train" / "neg" / "1.txt").rename(tmp_path / "train" / "pos" / "1.txt")
-    assert planned(*words)[0].settings["data"] != before
 
 
 def test_updates_are_counted_with_the_flags_that_change_them(rte: list[str]) -> None:

@@ -29,10 +29,4 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
         (folder / "bin").mkdir()
         shutil.copyfile(min((folder / "pieces").glob("train.*")), folder / "bin" / "train.bin")
 
-    def count(index: Path) -> int:
-        split, _, language, _ = index.name.split(".")
-        with (index.parents[1] / "pieces" / f"{split}.{language}").open("rb") as file:
-            return sum(1 for _ in file)
-
     monkeypatch.setattr(preparation, "preprocess", preprocess)
-    monkeypatch.setattr(preparation, "count_sequences", count)

@@ -73,7 +73,7 @@ def test_an_exchange_moves_exactly_its_share(share: float, number: int) -> None:
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        ((0, 5, 5), "The sizes of the splits must be positive, not 0, 5 and 5."),
+        ((0, 5, 5), "but train=0, valid=5 and test=5 were asked for."),
         ((TRAIN_PAIRS + 1, 1, 1), "The phrasebook has 10458 pairs for train and 1542 for valid and test together"),
         ((1, 1000, 543), "but train=1, valid=1000 and test=543 were asked for."),
     ],

@@ -48,13 +48,6 @@ def test_what_the_model_does_not_know_is_unk(model_path: Path) -> None:
     assert PieceModel(model_path).encode("\u200b") == []
 
 
-@pytest.mark.parametrize("content", [b"", b"the 1\nhouse 1\n", b"\x00" * 50])
-def test_a_file_that_is_no_model_is_refused(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "not.model").write_bytes(content)
-    with pytest.raises(ValueError, match=r"not\.model is not a sentencepiece model"):
-        PieceModel(tmp_path / "not.model")
-
-
 @pytest.mark.parametrize("symbol", ["<pad>", "two words"])
 def test_a_model_with_a_piece_no_dictionary_can_hold_is_refused(tmp_path: Path, symbol: str) -> None:
     SentencePieceTrainer.train(
@@ -69,35 +62,21 @@ def test_a_model_with_a_piece_no_dictionary_can_hold_is_refused(tmp_path: Path, 
 
 
 def test_vocabularies_that_do_not_suit_the_text_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"--vocab-size 5000 is too large .* at most (\d+) pieces") as error:
-        pieces.train_model(iter(sentences()), tmp_path / "m", 5000)
-    largest = int(str(error.value).split("at most ")[1].split()[0])
-    pieces.train_model(iter(sentences()), tmp_path / "m", largest)
-    with pytest.raises(ValueError, match=r"--vocab-size 10 is too small .* alone need \d+ pieces"):
-        pieces.train_model(iter(sentences()), tmp_path / "m", 10)
-    with pytest.raises(ValueError, match="no usable line"):
+    for size, said in (
+        (5000, r"too high \(5000\)\. .* a value <= \d+"),
+        (10, r"smaller than required_chars\. 10 vs \d+"),
+    ):
+        with pytest.raises(ValueError, match=f"--vocab-size {size}: Vocabulary size .*{said}"):
+            pieces.train_model(iter(sentences()), tmp_path / "m", size)
+    with pytest.raises(ValueError, match="could not train a model, --vocab-size 10: .*sentences"):
         pieces.train_model(iter([]), tmp_path / "m", 10)
-
-
-def test_a_dictionary_may_have_more_than_the_model_but_not_less(model_path: Path, tmp_path: Path) -> None:
-    model, path = PieceModel(model_path), tmp_path / "dict.txt"
-    dictionaries.write_dictionary(model.symbols, path)
-    path.write_text(path.read_text(encoding="utf-8") + "madeupword0000 0\n", encoding="utf-8")
-    pieces.check_fit(model, model_path, path)
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    path.write_text("".join(lines[2:]), encoding="utf-8")
-    with pytest.raises(ValueError, match=r"dict\.txt does not fit .*spm\.model: it lacks 2 of .* 46 pieces, '"):
-        pieces.check_fit(model, model_path, path)
 
 
 @pytest.mark.parametrize(
     ("content", "said"),
     [
         (b"a 1\nb\n", "line 2: 'b' is not '<symbol> <count>'"),
-        (b"a 1\n\nb 1\n", "line 2: '' is not '<symbol> <count>'"),
-        (b"a 1\n b 1\n 1\n", "line 3: ' 1' is not '<symbol> <count>'"),
         (b"a x\n", "line 1: 'a x' is not"),
-        (b"a -1\n", "line 1: 'a -1' is not"),
         (b"a 1\nb 1\na 2\n", "line 3: 'a' a second time"),
         (b"<pad> 1\n", "line 1: '<pad>' a second time, or one of fairseq's own"),
         (b"\xff 1\n", "it is not UTF-8 text"),
@@ -109,9 +88,8 @@ def test_dictionaries_that_fairseq_would_not_read(content: bytes, said: str, tmp
     with pytest.raises(ValueError) as caught:
         dictionaries.read_dictionary(path)
     assert said in str(caught.value) and str(path) in str(caught.value)
-    if b"-1" not in content and b"\n 1" not in content:  # fairseq takes these two
-        with pytest.raises(Exception):  # noqa: B017  it has several of its own
-            Dictionary.load(str(path))
+    with pytest.raises(Exception):  # noqa: B017  fairseq has several of its own
+        Dictionary.load(str(path))
 
 
 def test_dictionaries_that_fairseq_reads(tmp_path: Path) -> None:

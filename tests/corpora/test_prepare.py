@@ -30,7 +30,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     plain = source / "train.ro"
     (source / "train.ro.gz").write_bytes(gzip.compress(plain.read_bytes()))
     plain.unlink()
-    options = ["--vocab-size", "70", "--max-ratio", "5", "--workers", "2"]
+    options = ["--vocab-size", "70", "--workers", "2"]
     arguments = ["prepare", "wmt16", "--pair", "en-ro", "--source", str(source), "--out", str(folder / "o,ut")]
     assert main([*arguments, *options]) == 0
     return folder / "o,ut"
@@ -103,13 +103,6 @@ def test_long_pairs_are_left_out_or_cut_on_both_sides(tmp_path: Path, capsys: py
 
 
 @pytest.mark.usefixtures("quick")
-def test_the_same_request_gives_the_same_manifest_anywhere(tmp_path: Path) -> None:
-    for name in ("one", "two"):
-        prepare(wanted(write_corpus(tmp_path / name), tmp_path / f"{name}-out"))
-    assert (tmp_path / "one-out/manifest.json").read_bytes() == (tmp_path / "two-out/manifest.json").read_bytes()
-
-
-@pytest.mark.usefixtures("quick")
 def test_any_two_languages_from_files_of_ones_own(tmp_path: Path) -> None:
     """`train`, `valid`, `test` and further test sets."""
     for name, count in {"train": 160, "valid": 9, "test": 8, "test1": 7, "test10": 5, "test2": 6}.items():
@@ -119,7 +112,6 @@ def test_any_two_languages_from_files_of_ones_own(tmp_path: Path) -> None:
     manifest = json.loads((tmp_path / "out/manifest.json").read_text(encoding="utf-8"))
     titles = {name: split["title"] for name, split in manifest["splits"].items()}
     assert titles == {**{name: name for name in ("train", "valid", "test", "test1", "test2")}, "test3": "test10"}
-    assert manifest["request"]["romanian"] == "none" and manifest["request"]["corpus"] == "text"
     for language in ("pt_BR", "zh"):
         assert lines(tmp_path / "out/raw" / f"train.{language}") == lines(tmp_path / "mine" / f"train.{language}")
 
@@ -127,8 +119,8 @@ def test_any_two_languages_from_files_of_ones_own(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("quick")
 def test_models_are_reused(source: Path, tmp_path: Path) -> None:
     prepare(wanted(source, tmp_path / "one"))
-    reused = {"spm_model": tmp_path / "one/spm.model", "dictionary": tmp_path / "one/dict.txt"}
-    assert len(prepare(wanted(source, tmp_path / "again", **reused))["request"]["reused"]) == 2
+    reused = prepare(wanted(source, tmp_path / "again", spm_model=tmp_path / "one/spm.model"))["request"]["reused"]
+    assert reused == [sha256(tmp_path / "one/spm.model")]
     for name in ("spm.model", "dict.txt", "pieces/test1.ro"):
         assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "one" / name).read_bytes()
 
@@ -137,15 +129,10 @@ def test_models_are_reused(source: Path, tmp_path: Path) -> None:
 def test_a_phrasebook_with_noise(tmp_path: Path) -> None:
     """Only training targets are exchanged."""
     sizes = {"train": 100, "valid": 8, "test": 5, "seed": 7}
-    manifests = {}
     for name, noise in (("clean", 0.0), ("noisy", 0.25)):
-        options = PhrasebookOptions(pair="ro-en", out=tmp_path / name, **sizes, vocab_size=120, noise=noise)
-        manifests[name] = prepare(options)
-    assert manifests["noisy"]["request"] == manifests["clean"]["request"] | {"noise": 0.25}
-    counts = {name: split["kept"] for name, split in manifests["noisy"]["splits"].items()}
-    assert counts == {"train": 100, "valid": 8, "test": 5}
-    files = {p.name for p in (tmp_path / "noisy").iterdir()}
-    assert files == {"raw", "pieces", "bin", "spm.model", "dict.txt", "manifest.json"}
+        made = prepare(PhrasebookOptions(pair="ro-en", out=tmp_path / name, **sizes, vocab_size=120, noise=noise))
+    assert {name: split["kept"] for name, split in made["splits"].items()} == {"train": 100, "valid": 8, "test": 5}
+    assert made["notes"] == ["25 of 100 training targets are exchanged among each other"]
     for name in ("train.ro", "valid.en", "valid.ro", "test.en", "test.ro"):
         assert lines(tmp_path / "clean/raw" / name) == lines(tmp_path / "noisy/raw" / name)
     clean, noisy = (lines(tmp_path / name / "raw/train.en") for name in ("clean", "noisy"))
@@ -177,16 +164,8 @@ def test_a_fairseq_that_fails_is_one_sentence(tmp_path: Path) -> None:
     ("name", "damage", "said"),
     [
         ("train.en-ro.en.idx", lambda content: content[:-4], "is damaged, or is not an index"),
-        ("train.en-ro.en.idx", lambda content: b"garbage" + content, "is damaged, or is not an index"),
-        ("train.en-ro.en.idx", lambda content: b"", "is damaged, or is not an index"),
         ("train.en-ro.ro.bin", lambda content: content[:-2], "is damaged: it has "),
-        ("train.en-ro.ro.bin", lambda content: b"", "is damaged: it has 0 bytes"),
         ("dict.ro.txt", lambda content: content.replace(b" 1", b"", 1), ", line 1: "),
-        (
-            "dict.ro.txt",
-            lambda content: content[: content.index(b"\n") + 1],
-            "of other data: it has 5 symbols",
-        ),
         ("dict.ro.txt", lambda content: b"", "of other data: it has 4 symbols, but train.en-ro.ro.bin has number 69"),
     ],
 )
@@ -201,10 +180,3 @@ def test_damaged_data_is_named(
     with pytest.raises(ValueError) as caught:
         AttnRegTranslationTask.setup_task(config).load_dataset("train")
     assert str(caught.value).startswith(str(path)) and said in str(caught.value)
-
-
-@pytest.mark.usefixtures("quick")
-def test_a_sequence_that_fairseq_lost_is_noticed(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preparation, "count_sequences", lambda index: 159)
-    with pytest.raises(ValueError, match=r"fairseq wrote 159 sequences to train\.en-ro\.en\.idx, but train has 160"):
-        prepare(wanted(source, tmp_path / "out"))

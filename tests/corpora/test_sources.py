@@ -146,7 +146,7 @@ def arranged(train: list[tuple[str, str]], **how: Any) -> tuple[dict[str, list[t
 
     valid, test = (split(name, [(f"{name} {n}", f"{name} {n} ro") for n in range(6)]) for name in ("valid", "test"))
     options = TextOptions(pair="en-ro", source="c", out=Path("out"), **how)
-    splits, notes = arrange(options, split("train", train), valid, [test])
+    splits, notes = arrange(options, split("train", train), valid, test)
     return {one.name: [(pair.source, pair.target) for pair in one.pairs] for one in splits}, notes
 
 

@@ -170,7 +170,7 @@ def _wmt16(settings: Any) -> dict[str, Any]:
     values |= {"origin": (), "set_aside": min(settings.set_aside, 10)}
     values |= {"noise": max(settings.noise, 0.1) if settings.noise else 0.0}
     if settings.opus_mt is None:
-        return values | {"vocab_size": min(settings.vocab_size or 150, 150), "spm_model": None, "dictionary": None}
+        return values | {"vocab_size": min(settings.vocab_size or 150, 150), "spm_model": None}
     # what was filled in for it isn't given again
     return values | {"opus_mt": aside(settings.opus_mt), "vocab_size": None}
 

@@ -100,9 +100,7 @@ def make_task(folder: Path, name: str, sizes: dict[str, int] | None = None, seed
     for split, size in {**SIZES, **(sizes or {})}.items():
         if split not in task.files:
             continue
-        if task.valid_is_test:
-            _write_documents(folder / split, task, size, generator)
-        elif task.kind == TAGGING:
+        if task.kind == TAGGING:
             # the first name without a wildcard is one that readers look for
             file = next(one for one in task.files[split] if "*" not in one)
             _write(folder / file, _sentences(task, size, generator))
@@ -171,13 +169,3 @@ def _sentences(task: LabelledTask, size: int, generator: random.Random) -> Itera
             else:
                 yield " ".join([word, *["_"] * ((task.fields or 2) - 2), tag]) if task.fields != 2 else f"{word}\t{tag}"
         yield ""
-
-
-def _write_documents(folder: Path, task: LabelledTask, size: int, generator: random.Random) -> None:
-    """A folder of documents for each label, every fifth of them longer than an encoder reads."""
-    labels = task.labels or ()
-    for number in range(size):
-        label = labels[number % len(labels)]
-        text = make_text(generator, first=number % len(labels))
-        text = " ".join([text] * 300) if number % 5 == 0 else text
-        _write(folder / label / f"{number}_{number % 10}.txt", [text])

@@ -14,7 +14,6 @@ from tests.labelled.files import CONLLU, RTE, SWAG_HEADER, write
 BROKEN = {
     "rte": [
         ("", r"line 1: the file is empty$"),
-        ("\n\n", r"line 1: the file is empty$"),
         (RTE, r"line 2: the file has a header but no example"),
         (
             "index\tpremise\tsentence2\tlabel\n0\ta\tb\tentailment\n",
@@ -27,56 +26,35 @@ BROKEN = {
             r"line 3: the label is 'entails', but must be one of entailment, not_entailment$",
         ),
         (f"{RTE}0\ta\tb\tentailment\n1\ta b\tentailment\n", r"line 3: 3 fields, but the file's columns are 4 \(index"),
-        (f"{RTE}0\ta\tb\tentailment\textra\n", r"line 2: 5 fields, but the file's columns are 4"),
         (f"{RTE}0\ta\tb\tentailment\n\n2\ta\tb\tentailment\n", r"line 3: 0 fields, but the file's columns are 4"),
         (RTE.encode() + "0\té\tb\tentailment\n".encode("latin-1"), r"line 2: not UTF-8 \(byte 0xe9 at position 3"),
-        (RTE.encode("utf-16"), r"line 1: not UTF-8"),
     ],
     "cola": [
         ("gj04\t1\tA cat.\n", r"line 1: 3 fields, but the file's columns are 4 \(source, label, mark, sentence\)"),
-        ("gj04\t2\t\tA cat.\n", r"line 1: the label is '2', but must be one of 0, 1"),
     ],
     "stsb": [
-        ("sentence1\tsentence2\tscore\na\tb\tx\n", r"line 2: the value is 'x', but must be a number from 0 to 5"),
         ("sentence1\tsentence2\tscore\na\tb\t5.5\n", r"line 2: the value is '5\.5', but must be .* from 0 to 5"),
         ("sentence1\tsentence2\tscore\na\tb\tnan\n", r"line 2: the value is 'nan', but must be a number"),
     ],
-    "swag": [
-        (f"{SWAG_HEADER},label\n0,v,1,He,,,gold,a,b,c,d,4\n", r"line 2: the label is '4', but must be one of 0, 1"),
-        (f"{SWAG_HEADER},label\n0,v,1,He,,,gold,a,b,c,1\n", r"line 2: 11 fields, but the file's columns are 12"),
-        (f'{SWAG_HEADER},label\n0,v,1,"He"x,,,gold,a,b,c,d,1\n', r"line 2: not CSV \("),
-        (f'{SWAG_HEADER},label\n0,v,1,"He,,,gold,a,b,c,d,1\n', r"line 2: not CSV \("),
-        ("startphrase,ending0,ending1,ending2,label\nHe,a,b,c,1\n", r"line 1: no column 'ending3' for task swag"),
-    ],
+    "swag": [(f'{SWAG_HEADER},label\n0,v,1,"He,,,gold,a,b,c,d,1\n', r"line 2: not CSV \(")],
     "wnut17": [
-        ("", r"line 1: the file has no words$"),
         ("\n\t\n", r"line 1: the file has no words$"),
         ("a\tO\nb\n", r"line 2: 1 field, but each word's line must have 2"),
-        ("a\tO\nb\tO\tO\n", r"line 2: 3 fields, but each word's line must have 2"),
         ("a\tO\n\tO\n", r"line 2: 2 fields, some of them empty, but"),
         ("a\tO\n\nb\tB-animal\n", r"line 3: the label is 'B-animal', but must be one of O, B-corporation"),
-        (b"a\tO\n\xe9\tO\n", r"line 2: not UTF-8 \(byte 0xe9"),
     ],
-    "conll2003": [("EU NNP I-NP I-ORG\nrejects VBZ O\n", r"line 2: 3 fields, but each word's line must have 4")],
     "upos": [
-        ("# only a comment\n", r"line 1: the file has no words$"),
-        (CONLLU + "2\tgo\tgo\tVERB\n", r"line 2: 4 fields, but a line of CoNLL-U must have 10"),
         (CONLLU.replace("\t", " "), r"line 1: 1 field, but a line of CoNLL-U must have 10, separated by tabs"),
-        (CONLLU.replace("PRON", "PRN"), r"line 1: the label is 'PRN', but must be one of ADJ"),
         (CONLLU + CONLLU, r"line 2: the word's number is '1', but must be 2"),
-        (CONLLU.replace("1", "x"), r"line 1: the word's number is 'x', but must be 1"),
     ],
 }
-
 
 #: lines of JSON, and what is said of them
 JSON = [
     ('{"text": "a", "label": "x"}\n[1]\n', "line 2: not a JSON object; each line must hold one"),
-    ('{"text": "a"\n', "line 1: not a JSON object"),
     ('{"text": ["a"], "label": "x"}\n', "line 1: 'text' is list, but must be text"),
     ('{"text": null, "label": "x"}\n', "line 1: no column 'text' for task plain; the columns are: label"),
     ('{"text": "a", "label": "x"}\n{"text": "a"}\n', "line 2: no column 'label' with the labels of task plain"),
-    ('{"text": "a", "label": "y"}\n', "line 1: the label is 'y', but must be one of x, z"),
     ("", "line 1: the file has no example"),
 ]
 
@@ -86,22 +64,6 @@ def test_broken_lines_of_json(tmp_path: Path, content: str, message: str) -> Non
     path = write(tmp_path / "train.jsonl", content)
     with pytest.raises(ValueError, match=rf"train\.jsonl, {message}"):
         list(read_file(own_task("classification", "text", labels="x,z", file_format="jsonl"), path))
-
-
-@pytest.mark.parametrize(
-    ("files", "message"),
-    [
-        ({"pos/0_9.txt": b"x"}, r"train has no folder 'neg' for a label of task imdb"),
-        ({"pos/0_9.txt": b"x", "neg/a.html": b"x"}, r"neg has no document"),
-        ({"pos/0_9.txt": b"x", "neg/0_1.txt": b" \n"}, r"neg/0_1\.txt, line 1: the document is empty"),
-        ({"pos/0_9.txt": b"x", "neg/0_1.txt": b"a\n\xe9t\xe9"}, r"neg/0_1\.txt, line 2: not UTF-8 \(byte 0xe9"),
-    ],
-)
-def test_broken_folders_of_documents(tmp_path: Path, files: dict[str, bytes], message: str) -> None:
-    for name, content in files.items():
-        write(tmp_path / "train" / name, content)
-    with pytest.raises(ValueError, match=message):
-        read_split(find_task("imdb"), tmp_path, "train")
 
 
 @pytest.mark.parametrize(
@@ -133,6 +95,5 @@ def test_missing_folder_and_missing_file_say_what_is_there(tmp_path: Path) -> No
 def test_two_files_of_a_split_are_refused(tmp_path: Path) -> None:
     for name in ("a-ud-train.conllu", "b-ud-train.conllu.gz"):
         write(tmp_path / name, CONLLU)
-    with pytest.raises(ValueError, match=r"has 2 files|has no train\.conllu") as caught:
+    with pytest.raises(ValueError, match=r"has 2 files \*-ud-train\.conllu: a-ud"):
         with_labels(find_task("xpos"), tmp_path)
-    assert "2 files" in str(caught.value)

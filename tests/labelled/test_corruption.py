@@ -15,9 +15,8 @@ from attn_reg_plugin.labelled.corruption import rare_words
 from tests.labelled.tokenizers import bert_tokenizer
 from tests.models.hf_folders import tokenizer
 
-MNLI, STSB, SWAG = (find_task(name) for name in ("mnli", "stsb", "swag"))
+MNLI, SWAG = (find_task(name) for name in ("mnli", "swag"))
 TEXTS = [TextExample(line, f"text {line}", "other", line % 3) for line in range(900)]
-VALUES = [TextExample(line, "a", "b", line / 200) for line in range(1000)]
 CHOICES = [ChoiceExample(line, "a", ("b", "c", "d", "e"), line % 4) for line in range(1000)]
 WORDS = ("yes", "maybe", "no")
 
@@ -35,14 +34,6 @@ def test_noise_puts_any_other_label_in_place_of_a_share_of_them(task: Any, examp
     assert len(found) == len(examples) // 4
     counts = Counter(found)
     assert len(counts) == (others + 1) * others and min(counts.values()) > len(found) / len(counts) / 2
-
-
-def test_noise_exchanges_the_values_of_a_regression() -> None:
-    noisy = Corruption(label_noise=0.25).of_training(VALUES, STSB)
-    assert len(changed(VALUES, noisy)) == 250
-    assert sorted(example.label for example in noisy) == [example.label for example in VALUES]
-    few = [replace(example, label=float(number % 3)) for number, example in enumerate(VALUES)]
-    assert len(changed(few, Corruption(label_noise=0.25).of_training(few, STSB))) == 250, "equal neighbours move, too"
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 0.95, 1.0])
@@ -83,7 +74,7 @@ def test_the_words_of_a_corruption() -> None:
     assert given.with_words(MNLI, tokenizer(), TEXTS) == given
     with pytest.raises(ValueError, match="--shortcut-words has 'perhaps', which the model's tokenizer does not know"):
         replace(given, words=("w1", "w2", "perhaps")).with_words(MNLI, tokenizer(), TEXTS)
-    with pytest.raises(ValueError, match="--shortcut-words has 'cat' and another word that are the same"):
+    with pytest.raises(ValueError, match="has 'cat', which the model's tokenizer does not know, or not from"):
         replace(given, words=("cat", "Cat", "dog")).with_words(MNLI, bert_tokenizer(), TEXTS)
 
 
@@ -91,7 +82,6 @@ def test_the_words_of_a_corruption() -> None:
     ("how", "task", "said"),
     [
         ({"label_noise": 1.0}, "rte", r"--label-noise is 1.0, but must lie in \[0, 1\)"),
-        ({"label_noise": float("nan")}, "rte", "--label-noise is nan"),
         ({"shortcut": 1.1}, "rte", r"--shortcut is 1.1, but must lie in \[0, 1\]"),
         (
             {"shortcut": 0.5, "at_evaluation": "gold"},
@@ -101,7 +91,7 @@ def test_the_words_of_a_corruption() -> None:
         ({"shortcut": 0.5, "words": ("a", "a")}, "rte", "--shortcut-words is a,a, but must be different words"),
         ({"words": ("a", "b")}, "rte", "--shortcut-words says something about --shortcut, which is 0"),
         ({"at_evaluation": "random"}, "rte", "--shortcut-at-evaluation says something about --shortcut, which is 0"),
-        ({"label_noise": 0.1}, "wnut17", "--label-noise is not for tagging, which wnut17 is"),
+        ({"label_noise": 0.1}, "wnut17", "--label-noise is for classification and multiple choice, but wnut17 is a"),
         ({"shortcut": 0.1}, "swag", "--shortcut is for classification, but swag is a task of multiple choice"),
         (
             {"shortcut": 0.1, "words": WORDS},
@@ -115,14 +105,7 @@ def test_refusals(how: dict[str, Any], task: str, said: str) -> None:
         Corruption(**how).check(find_task(task))
 
 
-@pytest.mark.parametrize(
-    ("how", "task", "said"),
-    [
-        ({"label_noise": 0.001}, MNLI, "--label-noise 0.001 is 0 of 100 training examples, but it takes at least 1"),
-        ({"label_noise": 0.01}, STSB, "--label-noise 0.01 is 1 of 100 training examples, but it takes at least 2"),
-        ({"shortcut": 0.001, "words": WORDS}, MNLI, "--shortcut 0.001 is 0 of 100 training examples"),
-    ],
-)
-def test_a_share_that_comes_to_nothing_is_refused(how: dict[str, Any], task: Any, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        Corruption(**how).of_training((VALUES if task is STSB else TEXTS)[:100], task)
+@pytest.mark.parametrize(("share", "flag"), [("label_noise", "--label-noise"), ("shortcut", "--shortcut")])
+def test_a_share_that_comes_to_nothing_is_refused(share: str, flag: str) -> None:
+    with pytest.raises(ValueError, match=f"{flag} 0.001 is 0 of 100 training examples, but it takes at least 1"):
+        Corruption(**{share: 0.001}).of_training(TEXTS[:100], MNLI)

@@ -16,7 +16,6 @@ from attn_reg_plugin.labelled import (
 from attn_reg_plugin.labelled.rows import read_records
 from tests.labelled.files import SWAG_HEADER, write
 
-MNLI_HEADER = "index\tpromptID\tpairID\tgenre\tsentence1\tsentence2\tlabel1\tgold_label"
 HANS_HEADER = "gold_label\tsentence1_parse\tsentence1\tsentence2\tpairID\theuristic\tsubcase\ttemplate"
 
 #: task, split, file, content, the examples
@@ -27,13 +26,6 @@ OFFICIAL = [
         "train.tsv",
         'gj04\t1\t\tThe "cat sleeps.\nl-93\t0\t*\tCat the sleeps.\n',
         [TextExample(1, 'The "cat sleeps.', None, 1), TextExample(2, "Cat the sleeps.", None, 0)],
-    ),
-    (
-        "sst2",
-        "valid",
-        "dev.tsv",
-        "sentence\tlabel\nit 's fine . \t1\ndull\t0\n",
-        [TextExample(2, "it 's fine . ", None, 1), TextExample(3, "dull", None, 0)],
     ),
     (
         "mrpc",
@@ -51,14 +43,6 @@ OFFICIAL = [
     ),
     (
         "mnli",
-        "valid",
-        "dev_matched.tsv",
-        f"{MNLI_HEADER}\n0\t1\t1n\tfiction\tHe left.\tHe stayed.\tneutral\tcontradiction\n"
-        "1\t1\t1n\tfiction\tHe left.\tHe went.\tneutral\tentailment\n",
-        [TextExample(2, "He left.", "He stayed.", 2), TextExample(3, "He left.", "He went.", 0)],
-    ),
-    (
-        "mnli",
         "valid1",
         "dev_mismatched.tsv",
         "sentence1\tsentence2\tgold_label\nA\tB\tneutral\n",
@@ -71,13 +55,6 @@ OFFICIAL = [
         f"{HANS_HEADER}\n"
         "non-entailment\t(S)\tThe cat saw the dog .\tThe dog saw the cat .\tex0\tlexical_overlap\tln\tt1\n",
         [TextExample(2, "The cat saw the dog .", "The dog saw the cat .", 1)],
-    ),
-    (
-        "paws-x",
-        "valid",
-        "dev_2k.tsv",
-        'id\tsentence1\tsentence2\tlabel\n4\tDas "Haus\tHaus das\t1\n',
-        [TextExample(2, 'Das "Haus', "Haus das", 1)],
     ),
     (
         "imdb",
@@ -138,26 +115,13 @@ def test_official_formats(tmp_path: Path, name: str, split: str, file: str, cont
     assert read_split(find_task(name), tmp_path, split) == examples
 
 
-def test_imdb_as_a_folder(tmp_path: Path) -> None:
-    for place, text in {"pos/0_9": "Very\ngood.\n", "neg/1_1": "Bad", "neg/0_3": "So so", "unsup/0_0": "?"}.items():
-        write(tmp_path / "train" / f"{place}.txt", text)
-    assert read_split(find_task("imdb"), tmp_path, "train") == [
-        TextExample(1, "So so", None, 0),
-        TextExample(2, "Bad", None, 0),
-        TextExample(3, "Very good.", None, 1),
-    ]
-
-
 def test_imdb_is_validated_on_its_test_set(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    for label in ("pos", "neg"):
-        write(tmp_path / "test" / label / "0_1.txt", label)
-    examples = [TextExample(1, "neg", None, 0), TextExample(2, "pos", None, 1)]
-    assert read_split(find_task("imdb"), tmp_path, "valid") == examples
-    assert caplog.messages == [f"{tmp_path} has no validation set; as in the papers, test is taken for it"]
-    write(tmp_path / "valid" / "pos" / "0_1.txt", "its own")
-    write(tmp_path / "valid" / "neg" / "0_1.txt", "one")
-    assert [example.first for example in read_split(find_task("imdb"), tmp_path, "valid")] == ["one", "its own"]
+    write(tmp_path / "test.tsv", "text\tlabel\nGood\t1\n")
+    assert read_split(find_task("imdb"), tmp_path, "valid") == [TextExample(2, "Good", None, 1)]
+    assert caplog.messages == [f"{tmp_path} has no validation set; as in the papers, test.tsv is taken for it"]
+    write(tmp_path / "dev.tsv", "text\tlabel\nits own\tpos\n")
+    assert [example.first for example in read_split(find_task("imdb"), tmp_path, "valid")] == ["its own"]
 
 
 def test_broken_rows_of_qqp_are_left_out_of_labelled_files_only(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -65,24 +66,19 @@ def _other_padding(folder: Path) -> None:
 
 
 BROKEN = {
-    "no config": (_unlink("config.json"), r"has no config\.json"),
+    "no config": (_unlink("config.json"), r"hf/config\.json"),
     "no source model": (_unlink("source.spm"), r"has no source\.spm"),
-    "no target model": (_unlink("target.spm"), r"has no target\.spm"),
-    "no vocabulary": (_unlink("vocab.json"), r"has no vocab\.json"),
-    "no tokenizer": (_unlink("tokenizer_config.json"), r"has no tokenizer_config\.json"),
     "no weights": (_unlink("model.safetensors"), r"neither model\.safetensors nor pytorch_model\.bin"),
     "vocabulary too large": (_larger, r"vocab\.json has 549 pieces, but by .*config\.json the embedding has 548 rows"),
     "another padding": (_other_padding, r"numbers '<pad>' 0, but by .* decoding starts from 547"),
-    "config of another size": (_config(vocab_size=549), r"has 548 pieces, but by .* has 549 rows"),
     "not marian": (_config(model_type="bart"), r"config\.json is of model type 'bart', not 'marian'"),
-    "no width": (_config(d_model=None), r"config\.json lacks d_model"),
     "another activation": (_config(activation_function="mish"), r"activation_function 'mish' is not one of swish"),
-    "another start": (_config(decoder_start_token_id=0), r"decoder_start_token_id 0 is not pad_token_id 547"),
     "untied": (_config(tie_word_embeddings=False), "tie_word_embeddings is false"),
     "config no JSON": (lambda f: (f / "config.json").write_text("{"), r"config\.json is not JSON"),
-    "vocabulary no JSON": (lambda f: (f / "vocab.json").write_bytes(b"\xff"), r"vocab\.json is not JSON in UTF-8"),
-    "model no model": (lambda f: (f / "source.spm").write_bytes(b"x"), r"source\.spm is not a sentencepiece model"),
-    "empty weights": (lambda f: (f / "model.safetensors").write_bytes(b""), r"model\.safetensors cannot be read"),
+    "model no model": (
+        lambda f: (f / "source.spm").write_bytes(b"x"),
+        r"has a tokenizer that transformers cannot load \(.*source\.spm",
+    ),
     "corrupt weights": (_truncated, r"model\.safetensors cannot be read: it is damaged"),
     "foreign pickle": (_pickled, r"pytorch_model\.bin holds other types"),
     "not a state": (_not_torch, r"pytorch_model\.bin cannot be read: it is damaged"),
@@ -95,7 +91,6 @@ BROKEN = {
         r"it has bert\.pooler, which no such model has",
     ),
     "another shape": (_config(encoder_ffn_dim=50), r"has shape \(48, 32\), but config\.json asks for \(50, 32\)"),
-    "more layers": (_config(decoder_layers=3), r"it lacks model\.decoder\.layers\.2"),
     "torn ties": (
         _weights(lambda t: t.update({"lm_head.weight": t["model.shared.weight"] + 1})),
         r"lm_head\.weight differs from model\.shared\.weight",
@@ -108,11 +103,9 @@ def test_a_broken_folder_is_refused(case: str, marian: tuple, tmp_path: Path, ca
     breaking, sentence = BROKEN[case]
     folder = copy(marian[1], tmp_path / "hf")
     breaking(folder)
-    with pytest.raises((ValueError, FileNotFoundError), match=sentence) as error:
-        MarianFolder.open(folder)
-    assert str(folder) in str(error.value) and "\n" not in str(error.value)
     assert main(["convert", "opus-mt", str(folder), str(tmp_path / "out")]) == 2
-    assert capsys.readouterr().err == f"attn-reg convert: {error.value}\n"
+    error = capsys.readouterr().err
+    assert re.search(sentence, error) and str(folder) in error and error.count("\n") == 1
     assert {path.name for path in tmp_path.iterdir()} == {"hf"}, "nothing is written"
 
 
@@ -136,7 +129,6 @@ def _state(change: Callable[[dict], object]) -> Callable[[Path], None]:
     ("breaking", "sentence"),
     [
         (lambda f: (f / CHECKPOINT).write_bytes(b"x"), "cannot be read: it is damaged"),
-        (_state(lambda s: s.update(more=Foreign())), "holds other types than weights need"),
         (_state(lambda s: s.pop("model")), "is not a fairseq checkpoint"),
         (_state(lambda s: setattr(s["args"], "arch", "transformer")), "is a model of --arch transformer, and only"),
         (_state(lambda s: s["model"].pop("decoder.final_logits_bias")), r"it lacks decoder\.final_logits_bias"),
@@ -145,10 +137,6 @@ def _state(change: Callable[[dict], object]) -> Callable[[Path], None]:
             r"decoder\.embed_tokens\.weight differs from encoder\.embed_tokens\.weight, but Marian shares them",
         ),
         (_unlink("vocab.json"), "were not found .*: give --opus-mt"),
-        (
-            lambda f: edit(f / "config.json", d_model=64),
-            r"has shape \(548, 32\), but config\.json asks for \(548, 64\)",
-        ),
     ],
 )
 def test_a_run_that_cannot_be_turned_back(breaking: Callable, sentence: str, converted: Path, tmp_path: Path) -> None:

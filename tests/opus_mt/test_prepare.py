@@ -10,7 +10,7 @@ from fairseq.data import Dictionary, data_utils
 
 from attn_reg_plugin.cli import main
 from attn_reg_plugin.experiments.data_folder import DataFolder
-from attn_reg_plugin.opus_mt.conversion import CHECKPOINT, to_fairseq
+from attn_reg_plugin.opus_mt.conversion import to_fairseq
 from attn_reg_plugin.opus_mt.marian_folder import MarianFolder
 from attn_reg_plugin.opus_mt.tokenization import OpusMTTokenizer
 from tests.opus_mt.folders import load_tokenizer
@@ -71,30 +71,10 @@ def test_separate_vocabularies(separate: tuple, source: Path, tmp_path: Path) ->
     assert not data.joint and OpusMTTokenizer(tmp_path / "data" / "opus_mt").separate
 
 
-def test_a_prepared_folder_is_recognized_and_another_model_is_not(
-    converted: Path, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
-    out = tmp_path / "data"
-    assert prepare(source, out, converted) == 0
-    assert prepare(source, out, converted) == 0
-    assert "already prepared" in capsys.readouterr().out
-    other = tmp_path / "other"
-    other.mkdir()
-    for path in converted.iterdir():
-        if path.name != CHECKPOINT:
-            (other / path.name).write_bytes(path.read_bytes())
-    vocabulary = json.loads((other / "vocab.json").read_text(encoding="utf-8"))
-    first, second = list(vocabulary)[10:12]
-    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
-    (other / "vocab.json").write_text(json.dumps(vocabulary), encoding="utf-8")
-    assert prepare(source, out, other) == 2
-    assert "was prepared with other options or from other files (reused has changed)" in capsys.readouterr().err
-
-
 def test_options_that_do_not_go_together(
     converted: Path, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    for words in ("--vocab-size 100", "--spm-model a", "--dictionary a"):
+    for words in ("--vocab-size 100", "--spm-model a"):
         assert prepare(source, tmp_path / "data", converted, *words.split()) == 2
         assert f"{words}: it must be left out with --opus-mt" in capsys.readouterr().err
     assert prepare(source, tmp_path / "data", converted, "--source-prefix", ">>deu<<") == 2
