@@ -10,7 +10,6 @@ from attn_reg_plugin.attention.attribution import gradient_attribution
 from attn_reg_plugin.attention.calls import recording
 from attn_reg_plugin.attention.functional import attention_weights, regularized_attention
 from attn_reg_plugin.attention.masks import candidate_region, drop_candidates
-from attn_reg_plugin.attention.requests import Recording
 from attn_reg_plugin.attention.sites import AttentionSite
 from attn_reg_plugin.regularizers.ad_drop.integrated import integrated_attribution
 from tests.attention.literal import causal, loop_attention, loop_weights, padding
@@ -167,14 +166,6 @@ def test_inactive_site_is_plain_attention_bit_for_bit(which, dtype):
         torch.manual_seed(2)
         ours = regularized_attention(query, key, value, valid=valid, site=made, dropout_p=dropout_p)
         assert ours.equal(plain)
-
-
-def test_a_bfloat16_probe_with_a_bias():
-    query, key, value = inputs(torch.bfloat16)
-    bias = torch.randn(1, H, T, S, generator=torch.Generator().manual_seed(3)).bfloat16()
-    plain = regularized_attention(query, key, value, bias=bias)
-    probed = regularized_attention(query, key, value, bias=bias, site=asked_site(recording=Recording()))
-    assert_close(probed, plain, torch.bfloat16)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 pytest.importorskip("transformers")
 
-from transformers import AttentionMaskInterface
 
 from attn_reg_plugin import ADDrop, candidate_region, find_sites, recording
 from attn_reg_plugin.attention.attribution import map_gradient, output_gradients
@@ -18,7 +17,6 @@ from tests.attention.tiny_model import opened
 from tests.backends.huggingface_models import (
     FAMILIES,
     HEADS,
-    INTERFACE,
     batch,
     build,
     objective,
@@ -157,21 +155,6 @@ def test_valid_positions_are_real_tokens_and_no_future(name: str, full: bool) ->
             expected = expected & (distance <= model.config.sliding_window)
         assert torch.equal(valid[site], expected), site
         assert not (candidate_region(attribution, valid[site], 0.7) & ~expected).any()
-
-
-@pytest.mark.parametrize("name", INTERFACE)
-def test_a_lost_mask_would_be_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The regularized forward has the masks of the plain one, and would not without our mask function."""
-    model, inputs = build(name), batch(name, left=FAMILIES[name].stacks == "decoder")
-    expected = model(**inputs).logits
-    counted = inputs["attention_mask"].bool() if FAMILIES[name].stacks != "both" else ...
-    counted = counted if expected.dim() == 3 else ...
-    with opened(find_sites(model, "*")) as sites:
-        for site in sites:
-            site.ask(keep=torch.ones(1, 1, 1, 1, dtype=torch.bool))
-        torch.testing.assert_close(model(**inputs).logits[counted], expected[counted], atol=1e-5, rtol=1e-5)
-        monkeypatch.delitem(AttentionMaskInterface._global_mapping, "attn_reg_fused")
-        assert not model(**inputs).logits[counted].allclose(expected[counted], atol=1e-3)
 
 
 @pytest.mark.parametrize("name", FAMILIES)

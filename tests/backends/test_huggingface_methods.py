@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any
 
 import pytest
 import torch
@@ -12,13 +10,12 @@ from torch import Tensor, nn
 
 pytest.importorskip("transformers")
 
-from attn_reg_plugin import ADDrop, AttendOut, AttentionLayerDrop, find_sites
-from attn_reg_plugin.regularizers import Outcome, Tokens
+from attn_reg_plugin import ADDrop, AttentionLayerDrop, find_sites
 from attn_reg_plugin.regularizers import build as method
 from attn_reg_plugin.regularizers.attend_out.generator import embeddings_of
 from attn_reg_plugin.regularizers.base.put_back import without_dropout
 from attn_reg_plugin.regularizers.layer_drop import Layer
-from tests.backends.huggingface_models import FAMILIES, PAD, WORDS, batch, build
+from tests.backends.huggingface_models import FAMILIES, WORDS, batch, build
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 FEW = ["bert", "albert", "marian", "t5", "llama", "deberta_v3", "mpnet", "xlnet"]
@@ -140,48 +137,6 @@ def test_eager_models_still_return_their_attentions(name: str) -> None:
 
 
 # -- AttendOut --------------------------------------------------------------------------------------------------------
-
-
-class Labelled:
-    """The model's own loss as AttendOut's problem."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def loss(self, model: nn.Module, inputs: Mapping[str, Any]) -> Outcome:
-        taken = ("input_ids", "attention_mask", "labels")
-        return Outcome(model(**{name: inputs[name] for name in taken}).loss)
-
-    def tokens(self, inputs: Mapping[str, Any]) -> dict[str, Tokens]:
-        encoder = Tokens(inputs["input_ids"], inputs["attention_mask"].bool())
-        if FAMILIES[self.name].stacks == "encoder":
-            return {"encoder": encoder}
-        labels = inputs["labels"].masked_fill(inputs["labels"] == -100, PAD)
-        read = torch.cat([torch.full((len(labels), 1), 2), labels[:, :-1]], 1)
-        return {"encoder": encoder, "decoder": Tokens(read, torch.ones_like(read, dtype=torch.bool))}
-
-    def validation(self, n: int) -> Iterator[dict[str, Tensor]]:
-        for index in torch.randint(3, (n,)).tolist():
-            yield {key: value[index : index + 1] for key, value in batch(self.name).items()}
-
-
-@pytest.mark.parametrize("name", ["bert", "roberta", "albert", "marian", "bart", "t5", "deberta_v3", "xlnet"])
-def test_attend_out_plays_its_rounds(name: str) -> None:
-    model, inputs = build(name), batch(name)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
-    regularizer = AttendOut(problem=Labelled(name), optimizer=optimizer, steps=2, sites="*")
-    with regularizer.attach(model):
-        for update in range(4):
-            train(model, inputs, update)
-            assert all(site.keep is not None for site in regularizer.attached_sites)
-            optimizer.step()
-            regularizer.end_update()
-        assert regularizer.game.rounds == 2
-        assert regularizer.game.last_round["generator_gnorm"] > 0
-        defender = regularizer.game.defender.model
-        assert not defender.config._attn_implementation.startswith("attn_reg")
-        assert defender.training and not any(hasattr(module, "attn_reg_site") for module in defender.modules())
-        assert not defender._forward_pre_hooks
 
 
 EMBEDDINGS = {

@@ -54,15 +54,6 @@ def test_a_continuation_without_updates_is_not_the_next_trainings_game(tmp_path:
     assert starts[0] == (0, 1)
 
 
-def test_the_winner_is_copied_and_the_trainer_goes_on(tmp_path: Path) -> None:
-    def compare() -> None:
-        equal.append(torch.equal(weights(game.game.defender.model), weights(game.game.defender.attacker)))
-
-    game, equal = AttendOut(steps=3, sites="*", winner="best"), []
-    trainer_of(tmp_path, "bert", game, callbacks=(AtStepEnd(compare),), max_steps=9).train()
-    assert equal == [False, False, True] * 3
-
-
 def literal_losses(name: str, logits: torch.Tensor, inputs: dict[str, torch.Tensor]) -> list[float]:
     """Each example's loss by itself."""
     losses = []

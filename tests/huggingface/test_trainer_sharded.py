@@ -1,4 +1,4 @@
-"""Trainer and Accelerate with FSDP2 in two processes: as data parallel training, and on from a sharded checkpoint."""
+"""Trainer with FSDP2 in two processes: as data parallel training, and on from a sharded checkpoint."""
 
 from __future__ import annotations
 
@@ -11,15 +11,13 @@ from unittest import mock
 
 import pytest
 import torch
-from accelerate import Accelerator, FullyShardedDataParallelPlugin
 from accelerate.state import AcceleratorState, DistributedType, PartialState
 from torch import Tensor, nn
 
 from attn_reg_plugin.huggingface import AttnRegCallback
-from attn_reg_plugin.regularizers import ADDrop
 from tests.backends.huggingface_models import build
 from tests.huggingface.processes import check, run_in_processes
-from tests.huggingface.trainers import ad_drop, collate, examples, trainer_of
+from tests.huggingface.trainers import ad_drop, trainer_of
 
 UPDATES, SAVED = 4, 2
 LAYER = "BertLayer"
@@ -61,41 +59,6 @@ def trained(folder: Path, resumed: Path | None = None, **options: Any) -> dict[s
     return {"weights": whole(trainer.model), "log": log, "class": type(trainer.model).__name__}
 
 
-def looped(folder: Path, resumed: bool = False) -> Tensor:
-    """A loop of one's own with Accelerate: two micro-batches an update, and activation checkpointing."""
-    plugin = FullyShardedDataParallelPlugin(
-        fsdp_version=2,
-        auto_wrap_policy="transformer_based_wrap",
-        transformer_cls_names_to_wrap=[LAYER],
-        state_dict_type="SHARDED_STATE_DICT",
-        activation_checkpointing=True,
-    )
-    accelerator = Accelerator(cpu=True, fsdp_plugin=plugin, gradient_accumulation_steps=2)
-    model = build("bert", 0.1)
-    data = torch.utils.data.DataLoader(examples("bert", 32), batch_size=2, collate_fn=collate)
-    model, optimizer, data = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), 1e-3), data)
-    regularizer = ADDrop(p=0.3, q=0.5, cross_tuning="update:1")
-    accelerator.register_for_checkpointing(regularizer)
-    with regularizer.attach(model):
-        if resumed:
-            accelerator.load_state(folder)
-        assert regularizer.updates == (SAVED if resumed else 0)
-        for step, batch in enumerate(data):
-            if step // 2 < regularizer.updates:
-                continue
-            torch.manual_seed(10 * step + torch.distributed.get_rank())
-            with accelerator.accumulate(model):
-                accelerator.backward(model(**batch).loss)
-                optimizer.step()
-                optimizer.zero_grad()
-            if accelerator.sync_gradients:
-                regularizer.end_update()
-                if regularizer.updates == SAVED and not resumed:
-                    accelerator.save_state(folder)
-        assert regularizer.updates == UPDATES
-    return whole(model)
-
-
 def both(folder: Path) -> None:
     """One of two processes."""
     found: dict[str, Any] = {"data parallel": trained(folder / "plain")}
@@ -106,14 +69,11 @@ def both(folder: Path) -> None:
             found[kind] = trained(folder / kind, **fsdp)
             if kind == "SHARDED":
                 found["resumed"] = trained(folder / kind, folder / kind / f"checkpoint-{SAVED}", **fsdp)
-    for resumed in (False, True):
-        with sharding_on_cpu():
-            found[f"loop, {resumed}"] = looped(folder / "loop", resumed)
     torch.save(found, folder / f"{torch.distributed.get_rank()}.pt")
 
 
 @pytest.mark.slow
-def test_trainer_and_accelerate_with_sharded_parameters(tmp_path: Path) -> None:
+def test_trainer_with_sharded_parameters(tmp_path: Path) -> None:
     check(tmp_path, run_in_processes(tmp_path, both, tmp_path, processes=2))
     # a key's bias moves no attention: its gradient is rounding, of which Adam makes steps
     names = [(name, one.numel()) for name, one in build("bert").named_parameters()]
@@ -127,7 +87,6 @@ def test_trainer_and_accelerate_with_sharded_parameters(tmp_path: Path) -> None:
             assert found[kind]["log"] == expected["log"] and expected["log"][-1]["attn_reg/regularized"] == 1
         assert found["resumed"]["weights"].equal(found["SHARDED"]["weights"])
         assert found["resumed"]["log"][-1] == found["SHARDED"]["log"][-1]
-        assert found["loop, True"].equal(found["loop, False"])
     stock = type(build("bert")).from_pretrained(tmp_path / "FULL" / f"checkpoint-{UPDATES}")
     assert whole(stock).equal(found["FULL"]["weights"])
 

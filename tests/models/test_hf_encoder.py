@@ -82,21 +82,6 @@ def test_autocast_is_that_of_torch(folder: Path, row: str) -> None:
     assert {parameter.grad.dtype for parameter in model.parameters() if parameter.grad is not None} == {torch.float32}
 
 
-def test_ad_drop_in_autocast(folder: Path) -> None:
-    """As many positions are dropped as in fp32, nearly the same ones, and gradients are near."""
-    grads, rates, logits = {}, {}, {}
-    for autocast in ("off", "bfloat16"):
-        model = build(folder, autocast=autocast, dropout=0.0, attention_dropout=0.0, classifier_dropout=0.0).train()
-        with ADDrop(p=0.3, q=1.0, cross_tuning="off").attach(model) as regularizer:
-            logits[autocast] = model(**batch())["logits"]
-            logits[autocast].square().sum().backward()
-            rates[autocast] = sum(int((~site.keep).sum()) for site in regularizer.attached_sites)
-        grads[autocast] = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
-    assert rates["off"] == rates["bfloat16"] > 0
-    assert logits["bfloat16"].dtype == torch.float32
-    assert torch.nn.functional.cosine_similarity(grads["off"], grads["bfloat16"], dim=0) > 0.9
-
-
 def test_autocast_keeps_no_weights_from_one_forward_to_the_next(folder: Path) -> None:
     """fairseq wraps a step in an autocast of its own, which is off and would keep what is cast until it ends."""
     model, inputs = build(folder, autocast="bfloat16").eval(), batch()
@@ -150,16 +135,6 @@ def test_padding_never_matters(folder: Path, row: str, regularized: bool) -> Non
         tight, wide, plain = (logits.gather(1, best) for logits in (tight, wide, plain))
     assert torch.allclose(tight, wide, atol=1e-5)
     assert torch.allclose(tight, plain, atol=1e-6) == (not regularized)
-
-
-def test_checkpointed_activations_change_nothing(folder: Path) -> None:
-    gradients = []
-    for flag in (False, True):
-        model = build(folder, dropout=0.0, attention_dropout=0.0, checkpoint_activations=flag).train()
-        with ADDrop(p=0.4, q=1.0, cross_tuning="off").attach(model):
-            model(**batch())["logits"].logsumexp(-1).sum().backward()
-        gradients.append([p.grad for p in model.parameters() if p.grad is not None])
-    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(*gradients, strict=True))
 
 
 # -- the tokenizer of a checkpoint ------------------------------------------------------------------------------------

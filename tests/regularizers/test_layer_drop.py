@@ -136,6 +136,3 @@ def test_torchs_own_layers_and_their_fast_path():
             assert model.eval()(states, src_key_padding_mask=padding).equal(expected)
         ours = model.train()(states, src_key_padding_mask=padding)
     torch.testing.assert_close(ours, model.layers[0](states, src_key_padding_mask=padding))
-
-
-# -- attention LayerDrop, in fairseq ----------------------------------------------------------------------------------

@@ -66,19 +66,6 @@ def test_a_copy_of_the_model_has_no_game():
         assert not twin._forward_pre_hooks
 
 
-def test_a_batch_that_counts_for_nothing():
-    model, optimizer, regularizer = begin()
-    lone, lone_optimizer, other = begin()
-    with regularizer.attach(model), other.attach(lone):
-        regularizer.supply(counts=False)
-        (model(*BATCHES[5]) * 0).sum().backward()
-        regularizer.supply()
-        update(model, optimizer, regularizer, 0)
-        update(lone, lone_optimizer, other, 0)
-        assert len(regularizer.game.cache) == 1, "it has no mask to judge"
-        assert same(regularizer.game.defender.model, other.game.defender.model)
-
-
 def test_a_round_that_has_become_too_short_begins_anew(caplog):
     model, optimizer, regularizer = begin()
     with regularizer.attach(model):

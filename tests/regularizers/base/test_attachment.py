@@ -7,7 +7,6 @@ import torch
 
 from attn_reg_plugin import ADDrop
 from attn_reg_plugin.regularizers import REGISTRY, build
-from tests.attention.tiny_model import attentions, tokens
 from tests.regularizers.trainings import BATCH, equal, footprint, step
 from tests.regularizers.trainings import translator as a_translator
 
@@ -84,18 +83,6 @@ def test_what_cannot_be_attached_is_refused_and_nothing_stays(translator):
         regularizer.detach()
     with pytest.raises(ValueError, match=f"^unknown method 'addrop'; the methods are: {', '.join(sorted(REGISTRY))}$"):
         build("addrop")
-
-
-def test_a_module_left_in_evaluation_mode_is_left_alone(classifier):
-    ids = tokens([5, 3], 5)
-    plain = classifier(ids)
-    with ADDrop(**ALWAYS).attach(classifier) as regularizer:
-        frozen = attentions(classifier)["encoder.self[0]"].eval()
-        masked = classifier(ids)
-        assert frozen.site.keep is None and regularizer.attached_sites[1].keep is not None
-        assert not masked.allclose(plain)
-        classifier.encoder.eval()
-        assert classifier(ids).equal(plain)
 
 
 def test_a_wholly_frozen_model_is_still_probed(translator, batch):

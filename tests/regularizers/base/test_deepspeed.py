@@ -13,7 +13,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("deepspeed")
 
 from tests.huggingface.processes import check, run_in_processes
-from tests.regularizers.base.sharded_trainings import Case, Run, loss_of, share
+from tests.regularizers.base.parallel_trainings import Case, Run, loss_of, share
 
 pytestmark = pytest.mark.clients
 CASES = {

@@ -1,155 +1,218 @@
-"""Every method in two data-parallel processes, one after the other: gradients are the mean of what each process's own
-share gives, weights stay equal, and what is drawn differs between processes."""
+"""Models of which two processes have a copy (DDP) or shards (FSDP2): gradients and masks are those of one process."""
 
 from __future__ import annotations
 
-import copy
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
-from torch.nn.parallel import DistributedDataParallel
 
-from attn_reg_plugin.regularizers import Regularizer, build
-from tests.attention.tiny_model import TinyClassifier, tokens
-from tests.huggingface.processes import check, run_in_processes
+pytest.importorskip("transformers")
+
+from attn_reg_plugin.regularizers import build
+from attn_reg_plugin.regularizers.base.statistics import summary
+from tests.backends import huggingface_models
+from tests.huggingface.processes import check, kill_oneself, run_in_processes
+from tests.regularizers.base.parallel_trainings import AD_DROP, Case, Run, by_one_process, shard
 from tests.regularizers.registered import besides
 
-UPDATES, DROPOUT = 3, 0.1
-AD_DROP: dict[str, Any] = {"p": 0.5, "q": 0.5, "cross_tuning": "off"}
-OWN, NOTHING, UNSAID = "another one on each", "nothing is drawn", "anything"
-#: the methods, their options, and what they draw; attend_out's two processes are tested by themselves
-METHODS: dict[str, tuple[str, dict[str, Any], str]] = {
-    "ad_drop": ("ad_drop", AD_DROP, OWN),
-    "ad_drop, all candidates": ("ad_drop", {**AD_DROP, "q": 1.0}, NOTHING),
-    "attention_layer_drop": ("attention_layer_drop", {"p": 0.5}, OWN),
-    "scheduled_dropout": ("scheduled_dropout", {"schedule": "drop *: 0:0.5"}, OWN),
-    "attention_dropout, weights": ("attention_dropout", {"p": 0.4}, OWN),
-    "attention_dropout, scores": ("attention_dropout", {"p": 0.4, "where": "scores"}, OWN),
-    "head_drop": ("head_drop", {"p": 0.5}, OWN),
-    "layer_drop": ("layer_drop", {"p": 0.5}, OWN),
-    "hidden_cut": ("hidden_cut", {"cut": 0.4, "weight": 2.0}, OWN),
-    "r_drop": ("r_drop", {"weight": 2.0}, NOTHING),
+INTEGRATED = {**AD_DROP, "attribution": "integrated", "integrated_steps": 2}
+RANDOM = {**AD_DROP, "attribution": "random", "q": 0.5, "cross_tuning": "update:1"}
+CASES = {
+    **{
+        f"{family}{', attached before' if attached else ''}{', checkpointed' if checkpointing else ''}": Case(
+            family, checkpointing=checkpointing, attached=attached
+        )
+        for family in ("bert", "marian", "llama")
+        for attached in (False, True)
+        for checkpointing in ("", "model")
+        if family == "bert" or attached == bool(checkpointing)
+    },
+    "integrated, layers only": Case("bert", options=INTEGRATED, root=False, attached=True),
+    "joint, wrapper": Case("llama", options={**INTEGRATED, "integrated_path": "joint"}, checkpointing="wrapper"),
+    "wrapper": Case("bert", checkpointing="wrapper", attached=True),
+    "in parts": Case("bert", parts=2),
+    "attention": Case("llama", options={**AD_DROP, "attribution": "attention"}),
+    "random, dropout": Case("bert", options=RANDOM, drawn=True, dropout=0.1),
+    "low": Case("bert", drawn=True, low=True),
+    "low, attached before": Case("bert", drawn=True, low=True, attached=True),
+    "scheduled_dropout": Case("bert", "scheduled_dropout", {"schedule": "drop *: 0:0.5"}, drawn=True),
+    "attention_layer_drop": Case("marian", "attention_layer_drop", {"p": 0.5}, drawn=True),
+    "attention_layer_drop, in parts": Case(
+        "llama", "attention_layer_drop", {"p": 0.5}, checkpointing="model", drawn=True, attached=True, parts=2
+    ),
+    "attention_dropout": Case("llama", "attention_dropout", {"p": 0.4}, drawn=True),
+    "head_drop": Case("llama", "head_drop", {"p": 0.4}, drawn=True),
+    "layer_drop": Case("bert", "layer_drop", {"p": 0.4}, drawn=True),
+    "hidden_cut": Case("bert", "hidden_cut", {"cut": 0.4}, drawn=True),
+    "r_drop": Case("bert", "r_drop", {}, drawn=True),
+}
+
+
+#: by data parallel training; attend_out's two processes are tested by themselves
+COPIED: dict[str, tuple[str, dict[str, Any]]] = {
+    "ad_drop": ("ad_drop", {**AD_DROP, "q": 0.5}),
+    "ad_drop, all candidates": ("ad_drop", AD_DROP),
+    "attention_layer_drop": ("attention_layer_drop", {"p": 0.5}),
+    "scheduled_dropout": ("scheduled_dropout", {"schedule": "drop *: 0:0.5"}),
+    "attention_dropout, weights": ("attention_dropout", {"p": 0.4}),
+    "attention_dropout, scores": ("attention_dropout", {"p": 0.4, "where": "scores"}),
+    "head_drop": ("head_drop", {"p": 0.5}),
+    "layer_drop": ("layer_drop", {"p": 0.5}),
+    "hidden_cut": ("hidden_cut", {"cut": 0.4, "weight": 2.0}),
+    "r_drop": ("r_drop", {"weight": 2.0}),
     "several": (
         "ad_drop+head_drop+layer_drop+r_drop",
         {"ad_drop": AD_DROP, "head_drop": {"p": 0.5}, "layer_drop": {"p": 0.3}},
-        OWN,
     ),
 }
-LISTED = {part for method, _, _ in METHODS.values() for part in method.split("+")}
-METHODS |= {name: (name, options, UNSAID) for name, options in besides({*LISTED, "attend_out"}).items()}
+LISTED = {part for method, _ in COPIED.values() for part in method.split("+")}
+COPIED |= {name: (name, options) for name, options in besides({*LISTED, "attend_out"}).items()}
+CASES |= {
+    f"copied, {name}": Case("bert", *given, drawn=True, copied=True, attached=True, dropout=0.1, updates=3)
+    for name, given in COPIED.items()
+}
+
+#: trainings that are killed
+RESUMED = {
+    "ad_drop": Case("bert", options={**AD_DROP, "q": 0.5}, dropout=0.1),
+    "scheduled_dropout": Case("bert", "scheduled_dropout", {"schedule": "drop *: 0:0.2 4:0.6"}, dropout=0.1),
+}
 
 
-def share(update: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """A process's part of a batch: the same one in the first update, then another one, and fewer examples."""
-    rank = rank if update else 0
-    ids = tokens([6, 4, 3, 5][: 4 - rank], 6, seed=2 * update + rank)
-    return ids, ids[:, 0] % 3
-
-
-def model_of(dropout: float) -> TinyClassifier:
-    torch.manual_seed(5)
-    return TinyClassifier(dropout).train()
-
-
-def loss_of(regularizer: Regularizer, model: Any, update: int, rank: int) -> torch.Tensor:
-    """From random numbers that are the process's own."""
-    torch.manual_seed(100 * update + rank)
-    return regularizer.loss(lambda b: F.cross_entropy(model(b[0]), b[1]), share(update, rank))
-
-
-def train(name: str, dropout: float) -> dict[str, list[Any]]:
-    """A training by this process and the other one; what an update began with, and what it gave."""
-    from attn_reg_plugin.regularizers.base.statistics import quantities
-
-    method, options, _ = METHODS[name]
-    rank, model, regularizer = dist.get_rank(), model_of(dropout), build(method, **options)
-    kept: dict[str, list[Any]] = {key: [] for key in ("weights", "state", "loss", "gradient", "sums", "logged")}
-    with regularizer.attach(model):
-        wrapped = DistributedDataParallel(model, find_unused_parameters=regularizer.leaves_unused())
-        optimizer = torch.optim.SGD(model.parameters(), 0.3)
-        for update in range(UPDATES):
-            kept["weights"].append(copy.deepcopy(model.state_dict()))
-            kept["state"].append(copy.deepcopy(regularizer.state_dict()))
-            loss = loss_of(regularizer, wrapped, update, rank)
-            loss.backward()
-            kept["loss"].append(loss.detach())
-            kept["gradient"].append(
-                {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-            )
-            sums = regularizer.statistics.take()
-            kept["sums"].append({key: float(value) for key, value in sums.items() if "seconds" not in key})
-            for key, value in sums.items():
-                regularizer.statistics.add(key, value)
-            kept["logged"].append(quantities(regularizer, torch.device("cpu")))
-            optimizer.step()
-            optimizer.zero_grad()
-            regularizer.end_update()
-        kept["weights"].append(copy.deepcopy(model.state_dict()))
-    return kept
-
-
-def all_methods(folder: Path) -> None:
-    """One of two processes."""
+def all_cases(folder: Path) -> None:
+    """One of two processes; killed in the end, some updates after a checkpoint."""
     dist.init_process_group("gloo")
-    found = {(name, dropout): train(name, dropout) for name in METHODS for dropout in (0.0, DROPOUT)}
-    torch.save(found, folder / f"{dist.get_rank()}.pt")
+    rank, found = dist.get_rank(), {}
+    for name, case in CASES.items():
+        found[name] = Run(case, rank, sharded=True).found()
+    found["refused"] = refused()
+    found["whole"] = {}
+    for name, case in RESUMED.items():
+        run = Run(case, rank, sharded=True)
+        run.train(0, 1)
+        run.save(folder / name)
+        run.train(2, 4)
+        found["whole"][name] = run.result()
+    torch.save(found, folder / f"{rank}.pt")
+    run.train(5, 5)
+    kill_oneself()
+
+
+def resumed(folder: Path) -> None:
+    """One of two processes that go on from the checkpoints."""
+    dist.init_process_group("gloo")
+    found = {}
+    for name, case in RESUMED.items():
+        run = Run(case, dist.get_rank(), sharded=True)
+        run.load(folder / name)
+        run.train(2, 4)
+        found[name] = run.result()
+    torch.save(found, folder / f"resumed_{dist.get_rank()}.pt")
+
+
+def refused() -> dict[str, str]:
+    """What is said of what cannot act on a sharded model, or not where it is attached."""
+    said = {}
+    for what in ("attend_out", "later", "inside"):
+        model = huggingface_models.build("bert")
+        if what != "later":
+            shard(Case("bert"), model)
+        method = build("ad_drop", **AD_DROP) if what == "inside" else build("attend_out")
+        with pytest.raises(ValueError) as error, method.attach(model.bert if what == "inside" else model):
+            if what == "later":
+                shard(Case("bert"), model)
+            model(**huggingface_models.batch("bert"))
+        said[what] = str(error.value)
+    return said
 
 
 @pytest.fixture(scope="module")
-def processes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[tuple[str, float], dict[str, list[Any]]]]:
-    pytest.importorskip("transformers")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("processes")
-    check(folder, run_in_processes(folder, all_methods, folder, processes=2))
+    codes = run_in_processes(folder, all_cases, folder, processes=2)
+    if not all((folder / f"{rank}.pt").exists() for rank in range(2)):
+        check(folder, codes)
+    assert 0 not in codes, "both are killed"
+    return folder
+
+
+@pytest.fixture(scope="module")
+def processes(folder: Path) -> list[dict[str, Any]]:
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(2)]
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_the_gradient_is_the_mean_of_what_each_share_gives(processes: Any, name: str, one_thread: None) -> None:
-    """Each share's gradient is computed again, in this process alone, from the weights and the state of the update."""
-    method, options, drawn = METHODS[name]
-    losses = [process[name, 0.0]["loss"][0] for process in processes]  # of the same examples, without dropout
-    assert drawn == UNSAID or losses[0].equal(losses[1]) == (drawn == NOTHING)
-    for dropout in (0.0, DROPOUT):
-        ours, theirs = (process[name, dropout] for process in processes)
-        for first, second in zip(ours["weights"], theirs["weights"], strict=True):
-            assert all(value.equal(second[key]) for key, value in first.items()), "both have the same model"
-        assert any(not value.equal(ours["weights"][0][key]) for key, value in ours["weights"][-1].items())
-        for update in range(1, UPDATES):
-            expected: dict[str, Any] = {}
-            for rank, process in enumerate((ours, theirs)):
-                model, regularizer = model_of(dropout), build(method, **options)
-                model.load_state_dict(ours["weights"][update])
-                with regularizer.attach(model):
-                    regularizer.load_state_dict(ours["state"][update])
-                    loss = loss_of(regularizer, model, update, rank)
-                    loss.backward()
-                torch.testing.assert_close(loss.detach(), process["loss"][update])
-                for key, parameter in model.named_parameters():
-                    if parameter.grad is not None:
-                        expected[key] = expected.get(key, 0) + parameter.grad / 2
-            for key, gradient in expected.items():
-                for process in (ours, theirs):
-                    torch.testing.assert_close(process["gradient"][update][key], gradient, rtol=1e-4, atol=1e-6)
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_and_masks_are_those_of_one_process(processes: Any, name: str, one_thread: None) -> None:
+    case, expected = CASES[name], by_one_process(CASES[name])
+    ours, theirs = (process[name] for process in processes)
+    for update in range(case.updates):
+        gradients = expected["gradients"][update]
+        for found in (ours["gradients"][update], theirs["gradients"][update]):
+            assert gradients.keys() <= found.keys() and any(gradient.any() for gradient in found.values())
+            for key, gradient in found.items():
+                wanted = gradients.get(key, torch.zeros_like(gradient))
+                torch.testing.assert_close(gradient, wanted, rtol=1e-5, atol=1e-5)
+        if case.drawn:
+            continue
+        assert ours["masks"][update].keys() == expected["masks"][update].keys()
+        for key, mask in expected["masks"][update].items():
+            halves = [one["masks"][update][key] for one in (ours, theirs)]
+            assert torch.cat(halves).equal(mask), key
+        assert expected["masks"][update] and not all(mask.all() for mask in expected["masks"][update].values())
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", CASES)
 def test_the_log_has_the_sums_of_both(processes: Any, name: str) -> None:
-    from attn_reg_plugin.regularizers.base.statistics import summary
-
-    method, options, _ = METHODS[name]
-    ours, theirs = (process[name, DROPOUT] for process in processes)
-    regularizer = build(method, **options)
-    with regularizer.attach(model_of(0.0)):
-        wanted = [quantity for quantity in regularizer.quantities if "seconds" not in quantity.key]
-    for update in range(UPDATES):
-        sums = ours["sums"][update], theirs["sums"][update]
-        keys = sums[0].keys() | sums[1].keys()
-        mean = {key: (sums[0].get(key, 0.0) + sums[1].get(key, 0.0)) / 2 for key in keys}
+    regularizer = Run(CASES[name], None, sharded=False).regularizer
+    wanted = [quantity for quantity in regularizer.quantities if "seconds" not in quantity.key]
+    for (ours, logged), (theirs, others) in zip(*(process[name]["counted"] for process in processes), strict=True):
+        mean = {key: (ours.get(key, 0.0) + theirs.get(key, 0.0)) / 2 for key in ours.keys() | theirs.keys()}
         shown = {title: value.value for title, value in summary(wanted, mean).items()}
-        logged = {key: value for key, value in ours["logged"][update].items() if key in shown}
-        assert logged == pytest.approx(shown) and (METHODS[name][2] == UNSAID or logged["regularized"] == 1.0)
-        assert ours["logged"][update] == theirs["logged"][update]
+        assert {key: value for key, value in logged.items() if key in shown} == pytest.approx(shown)
+        assert logged == others and shown["regularized"] in (0.0, 1.0)
+
+
+def test_it_goes_on_from_a_sharded_checkpoint(folder: Path, processes: Any) -> None:
+    check(folder, run_in_processes(folder, resumed, folder, processes=2))
+    for rank, process in enumerate(processes):
+        found = torch.load(folder / f"resumed_{rank}.pt", weights_only=True)
+        for name, run in process["whole"].items():
+            assert found[name]["updates"] == run["updates"] == 5
+            assert all(weight.equal(found[name]["weights"][key]) for key, weight in run["weights"].items())
+
+
+def test_what_cannot_act_is_refused_by_name(processes: Any) -> None:
+    said = processes[0]["refused"]
+    assert said["attend_out"].startswith(
+        "attend_out cannot act on a model whose parameters are sharded by fully_shard: "
+    )
+    assert said["later"] == said["attend_out"]
+    assert "attach to that module" in said["inside"] and "BertModel inside" in said["inside"]
+
+
+def test_zero_3_and_fsdp1_are_refused() -> None:
+    """By the marks on parameters that DeepSpeed has sharded, and that FSDP1, which needs a GPU, has flattened."""
+    import torch.distributed.fsdp  # noqa: F401
+
+    model = huggingface_models.build("bert")
+    with build("ad_drop", **AD_DROP).attach(model), pytest.raises(ValueError, match=r"DeepSpeed ZeRO 3.*stage 1 or"):
+        next(model.parameters()).ds_tensor = None
+        model(**huggingface_models.batch("bert"))
+    model = huggingface_models.build("bert")
+    next(model.parameters())._fsdp_flattened = True
+    with pytest.raises(ValueError, match=r"FSDP1.*fully_shard"):
+        build("ad_drop").attach(model)
+
+
+def test_layers_with_shards_inside_are_not_left_out(classifier) -> None:
+    """A rank that leaves such a layer out would not gather what is in it, and the others would wait."""
+    inner = classifier.get_submodule("encoder.layers.1.feed_forward")
+    for name in ("layer_drop", "attention_dropout"):
+        with build(name, p=0.5).attach(classifier) as regularizer:
+            refused = pytest.raises(ValueError, match=r"leaves out the layer encoder.layers.1, in which .* sharded")
+            with refused if name == "layer_drop" else nullcontext():
+                regularizer.check_shards([inner])

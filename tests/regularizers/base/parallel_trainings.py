@@ -1,4 +1,4 @@
-"""Trainings of tiny transformers models, by one process or by two that shard them: what `test_sharded.py` compares."""
+"""Trainings of tiny transformers models, by one process or by two: what `test_two_processes.py` compares."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ import torch.distributed.checkpoint as checkpoint
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.nn.parallel import DistributedDataParallel
 
 from attn_reg_plugin.attention.calls import AttentionCall
 from attn_reg_plugin.regularizers import ShardedState, build
 from attn_reg_plugin.regularizers.base.distributed import average_gradients
+from attn_reg_plugin.regularizers.base.statistics import quantities
 from tests.backends import huggingface_models
+from tests.regularizers.trainings import on_all_sites
 
 AD_DROP: dict[str, Any] = {"p": 0.4, "q": 1.0, "cross_tuning": "off"}
 
@@ -29,15 +32,13 @@ class Case:
 
     Attributes:
         family: of the model.
-        method, options: of the regularizer; all sites are regularized.
         checkpointing: `model`, its own; `wrapper`, PyTorch's around its layers.
         drawn: masks are drawn at random, so there is no joined batch to compare with, but the mean of both shares.
-        attached: whether to attach before the model is sharded.
+        copied: whether each process has the whole model (DistributedDataParallel), or its shards (FSDP2).
+        attached: whether to attach before the model is copied or sharded.
         root: whether the model itself is sharded, or its layers only.
         parts: micro-batches of an update; all but the last reduce no gradients.
         low: whether parameters are gathered in bfloat16, and gradients reduced in float32.
-        dropout: of the model.
-        updates: number of updates.
     """
 
     family: str
@@ -45,6 +46,7 @@ class Case:
     options: dict[str, Any] = field(default_factory=lambda: AD_DROP)
     checkpointing: str = ""
     drawn: bool = False
+    copied: bool = False
     attached: bool = False
     root: bool = True
     parts: int = 1
@@ -89,14 +91,14 @@ class Run:
 
     Args:
         rank: whose examples; None takes those of both.
-        sharded: whether the model is; both processes come here then.
+        sharded: whether the model is, or is copied; both processes come here then.
     """
 
     def __init__(self, case: Case, rank: int | None, sharded: bool) -> None:
         self.case, self.rank, self.sharded = case, rank, sharded
         self.model = model = huggingface_models.build(case.family, case.dropout)
         model.config.use_cache = False  # a recomputed layer would add to it
-        self.regularizer = build(case.method, **{"sites": "*", **case.options})
+        self.regularizer = build(case.method, **on_all_sites(case.method, case.options))
         self.masks: list[dict[str, Tensor]] = []
         if case.attached:
             self.regularizer.attach(model)
@@ -106,7 +108,10 @@ class Run:
             checkpoint_layers(model)
         #: what the optimizer updates: of a model in bfloat16, the float32 weights behind it
         self.weights = [nn.Parameter(one.detach().clone()) for one in model.parameters()] if case.low else None
-        if sharded:
+        self.called = model
+        if sharded and case.copied:
+            self.called = DistributedDataParallel(model, find_unused_parameters=self.regularizer.leaves_unused())
+        elif sharded:
             shard(case, model)
         elif case.low:
             model.bfloat16()
@@ -120,12 +125,12 @@ class Run:
         torch.manual_seed(100 * update + (self.rank or 0))
         with seen() as masks:
             for part in range(self.case.parts):
-                if self.sharded and self.case.root:
+                if self.sharded and self.case.root and not self.case.copied:
                     self.model.set_requires_gradient_sync(part == self.case.parts - 1)
                 shares = [share(self.case, update, part, rank) for rank in range(2)]
                 joined = {key: torch.cat([one[key] for one in shares]) for key in shares[0]}
                 batch = joined if self.rank is None else shares[self.rank]
-                self.regularizer.loss(lambda batch: loss_of(self.case, self.model, batch), batch).backward()
+                self.regularizer.loss(lambda batch: loss_of(self.case, self.called, batch), batch).backward()
         self.masks.append(masks)
         if self.sharded and not self.case.root:
             average_gradients(nn.ParameterList(p for p in self.model.parameters() if not hasattr(p, "device_mesh")))
@@ -141,8 +146,8 @@ class Run:
         if gradients is not None:
             for (name, _), weight in zip(parameters, weights, strict=True):
                 weight.grad = gradients.get(name.replace("_checkpoint_wrapped_module.", ""))
-                if weight.grad is None and self.regularizer.leaves_unused():  # ranks may differ in what they drop
-                    weight.grad = torch.zeros_like(weight)  # as FSDP2 makes it
+                if weight.grad is None and self.regularizer.leaves_unused() and not self.case.copied:
+                    weight.grad = torch.zeros_like(weight)  # as FSDP2 makes it: ranks may differ in what they drop
         self.optimizer.step()
         with torch.no_grad():
             for (_, parameter), weight in zip(parameters, weights, strict=True):
@@ -151,14 +156,22 @@ class Run:
         self.model.zero_grad()
         self.regularizer.end_update()
 
+    def counted(self) -> tuple[dict[str, float], dict[str, float]]:
+        """The sums of this process since the last call, and what is logged of those of both."""
+        sums = self.regularizer.statistics.take()
+        for key, value in sums.items():
+            self.regularizer.statistics.add(key, value)
+        return {key: float(value) for key, value in sums.items()}, quantities(self.regularizer, torch.device("cpu"))
+
     def found(self) -> dict[str, Any]:
         """What its updates give, to be compared."""
-        gradients = []
+        gradients, counted = [], []
         for update in range(self.case.updates):
             gradients.append(self.backward(update))
+            counted.append(self.counted())
             self.step(None if self.sharded else gradients[-1])
         self.regularizer.detach()
-        return {"gradients": gradients, "masks": self.masks}
+        return {"gradients": gradients, "masks": self.masks, "counted": counted}
 
     # -- a training that `torch.distributed.checkpoint` keeps -------------------------------------------------------
 
@@ -187,6 +200,21 @@ class Run:
         """The whole weights, and the number of updates."""
         weights = {name: whole(one.detach()) for name, one in self.model.named_parameters()}
         return {"weights": weights, "updates": self.regularizer.updates}
+
+
+def by_one_process(case: Case) -> dict[str, Any]:
+    """What one process finds: of the joined batch, or the mean over both shares where masks are drawn at random."""
+    if not case.drawn:
+        return Run(case, None, sharded=False).found()
+    runs = [Run(case, rank, sharded=False) for rank in range(2)]
+    found = []
+    for update in range(case.updates):
+        shares = [run.backward(update) for run in runs]
+        names = dict.fromkeys([*shares[0], *shares[1]])
+        found.append({name: sum(one[name] for one in shares if name in one) / 2 for name in names})
+        for run in runs:
+            run.step(found[-1])
+    return {"gradients": found}
 
 
 def whole(tensor: Any) -> Tensor:
