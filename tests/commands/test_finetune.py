@@ -31,7 +31,7 @@ from attn_reg_plugin.labelled import IGNORED, REGRESSION, TAGGING, LabelledTask,
 from attn_reg_plugin.labelled.metrics import SENTENCE_END, tag_codes
 from attn_reg_plugin.tasks.fairseq_settings import FAIRSEQ_SETTINGS
 from tests.commands.conftest import fine_tuning_of as parsed
-from tests.models.hf_folders import TOYS, make_encoder, make_mnli
+from tests.models.hf_folders import make_encoder, make_mnli, make_toy
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -305,7 +305,7 @@ def test_predictions_are_kept_example_by_example(
 ) -> None:
     """They are the logits' decisions."""
     task = trained.labelled
-    data = make_mnli(tmp_path / "data") if task.name == "mnli" else TOYS[task.name][0](tmp_path / "data")
+    data = make_toy(tmp_path / "data", task.name)
     monkeypatch.setattr(trained_module, "load_trained", lambda run, cpu: trained)
     subsets = ["valid", "valid1"] if task.name == "mnli" else ["valid"]
     write_predictions(tmp_path, str(data), subsets, cpu=True)

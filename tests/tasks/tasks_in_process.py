@@ -35,7 +35,6 @@ class Optimizer:
     """What a task's step needs of one: gradients are kept, no step is made."""
 
     def backward(self, loss: Tensor) -> None:
-        """The loss's gradients."""
         loss.backward()
 
 
@@ -45,7 +44,6 @@ class GivenModel(FairseqTask):
     source_dictionary = target_dictionary = property(lambda self: words())
 
     def build_model(self, cfg: Namespace, from_checkpoint: bool = False) -> nn.Module:
-        """`cfg.model`."""
         return cfg.model
 
 
@@ -61,7 +59,6 @@ class Experts(GivenModel):
     """Calls encoder and decoder, as fairseq's translation_moe does."""
 
     def train_step(self, sample: Any, model: Any, criterion: Any, optimizer: Any, *args: Any) -> Any:
-        """As that task's, without the experts."""
         net_input = sample["net_input"]
         encoded = model.encoder(net_input["src_tokens"], src_lengths=net_input["src_lengths"])
         output = model.decoder(prev_output_tokens=net_input["prev_output_tokens"], encoder_out=encoded)
@@ -80,7 +77,6 @@ class Older(LegacyFairseqTask):
     source_dictionary = target_dictionary = property(lambda self: words())
 
     def build_model(self, args: Namespace, from_checkpoint: bool = False) -> nn.Module:
-        """`args.model`."""
         return args.model
 
 
@@ -89,7 +85,6 @@ class RegularizedOlder(AttnRegTask, Older):
 
 
 def options(**flags: Any) -> Namespace:
-    """A configuration of a regularized task and a small model."""
     return arguments(**{**ALWAYS, **flags})
 
 

@@ -62,9 +62,6 @@ def test_going_on_under_the_stock_task_is_going_on_unregularized(
     assert differing(*states) == []
 
 
-# -- what a checkpoint may hold ----------------------------------------------------------------------------------
-
-
 class Payload:
     """Unpickling it makes a file."""
 

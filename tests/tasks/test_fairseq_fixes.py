@@ -33,17 +33,14 @@ class Numbers(FairseqDataset):
         return index
 
     def size(self, index: int) -> int:
-        """One token."""
         return 1
 
     num_tokens = size
 
     def ordered_indices(self) -> Any:
-        """At random."""
         return data_utils.np.random.permutation(len(self))
 
     def collater(self, samples: list[int]) -> torch.Tensor:
-        """The indices."""
         return torch.tensor(samples)
 
 
@@ -51,7 +48,6 @@ class Anew(GivenModel):
     """A task that makes batches anew in every epoch, as those of fairseq's with an iterator of their own do."""
 
     def get_batch_iterator(self, dataset: Any, *args: Any, **kwargs: Any) -> Any:
-        """Not the kept ones."""
         return super().get_batch_iterator(dataset, *args, **{**kwargs, "disable_iterator_cache": True})
 
 
@@ -60,7 +56,6 @@ class RegularizedAnew(AttnRegTask, Anew):
 
 
 def iterator_of(task: Any, epoch: int) -> Any:
-    """As `Trainer.get_train_iterator` makes it."""
     return task.get_batch_iterator(task.datasets["train"], max_sentences=4, seed=1, epoch=epoch)
 
 
@@ -83,7 +78,6 @@ def batches(kind: type, method: str, resumed: int | None) -> list[list[list[int]
 
 
 def update(task: AttnRegTask, number: int) -> None:
-    """The task's training step."""
     model = task._config.model
     task.train_step(sample(), model.train(), criterion(), Optimizer(), number)
 
@@ -136,8 +130,6 @@ def test_patience_goes_on_waiting(
         update(second, updates)
         assert waiting.num_runs == 0
 
-
-# -- the last checkpoint ----------------------------------------------------------------------------------------------
 
 STATE = {"epoch": 1, "updates": 4, "model": {"w": torch.arange(4000.0)}}
 
@@ -244,8 +236,6 @@ def test_a_task_repairs_it_when_it_builds_a_model_to_train(method: str, tmp_path
     assert (tmp_path / "checkpoint_last.pt").read_bytes() == best
 
 
-# -- numpy 2 ----------------------------------------------------------------------------------------------------------
-
 SENTENCES = [torch.tensor([4, 5, 2]), torch.tensor([6, 2]), torch.tensor([7, 8, 9, 4, 2])]
 SIZES = np.array([len(sentence) for sentence in SENTENCES])
 
@@ -266,9 +256,6 @@ def test_nat_with_a_crf() -> None:
     layer = DynamicCRF(12, low_rank=2, beam_size=3)
     likelihood = layer(torch.randn(2, 4, 12), torch.randint(12, (2, 4)), torch.ones(2, 4).bool())
     assert likelihood.shape == (2,) and likelihood.isfinite().all()
-
-
-# -- the log ----------------------------------------------------------------------------------------------------------
 
 
 def test_averages_of_nothing_are_left_out() -> None:

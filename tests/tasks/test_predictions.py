@@ -91,9 +91,6 @@ def test_f_of_inserted_words_is_that_of_their_logits() -> None:
     torch.testing.assert_close(objective(outputs, inputs), (chances * shares * mask[..., None]).sum())
 
 
-# -- adaptive softmax -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("tied", [False, True])
 def test_log_probabilities_of_an_adaptive_softmax_are_fairseqs(tied: bool) -> None:
     from fairseq.modules import AdaptiveInput
@@ -124,9 +121,6 @@ def test_a_language_model_with_an_adaptive_softmax(labels: str) -> None:
     assert seen[0].shape == (3, 6, len(words())), "log-probabilities of words, not features"
 
 
-# -- masked LM --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("masked", [True, False])
 @pytest.mark.parametrize("labels", ["pseudo", "gold"])
 def test_a_masked_lm(labels: str, masked: bool) -> None:
@@ -151,9 +145,6 @@ def test_a_masked_lm(labels: str, masked: bool) -> None:
     chances[..., 1] = -torch.inf if labels == "pseudo" else chances[..., 1]
     best = chances.max(-1).values if labels == "pseudo" else chances.gather(-1, target[..., None])[..., 0]
     torch.testing.assert_close(given[0], best[target.ne(1)].sum())
-
-
-# -- the rest ---------------------------------------------------------------------------------------------------------
 
 
 def test_frames_of_speech_count_where_they_are_real() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.models.hf_folders import TOYS, make_encoder
+from tests.models.hf_folders import TOYS, make_encoder, make_toy
 from tests.tasks.encoder_runs import encoder_arguments
 from tests.tasks.fairseq_runs import (
     AD_DROP,
@@ -38,7 +38,6 @@ SENTENCES, RATE = 160, 0.5
 
 
 def processes(corpus: Path, folder: Path, ranks: int, *flags: str, backend: str = "legacy_ddp") -> Finished:
-    """A training of one or two processes; the first one's end."""
     without = [] if "adam" in flags else ["--optimizer"]
     arguments = train_arguments(corpus, folder / "save", *FLAGS, *SGD, *flags, without=without)
     return finish_ranks(start_ranks(arguments, folder / "rank", ranks, backend=backend))
@@ -100,8 +99,6 @@ def test_two_processes_with_dropout_and_unequal_shares(corpus: Path, tmp_path: P
     assert {line["attn_reg/regularized"] for line in finished.lines()} == {"1"}
 
 
-# -- encoders -------------------------------------------------------------------------------------------------------
-
 #: nothing is drawn: no dropout, and every candidate is dropped; plain SGD, so that a step is the gradient
 STILL_ENCODER = shlex.split(
     "--dropout 0 --attention-dropout 0 --classifier-dropout 0 --optimizer sgd --lr 0.05 --clip-norm 0"
@@ -110,10 +107,9 @@ ENCODER_AD_DROP = shlex.split("--attn-reg ad_drop --ad-drop-p 0.4 --ad-drop-q 1 
 
 
 def encoder_processes(row: str, folder: Path, name: str, ranks: int, *flags: str) -> Finished:
-    """A training by one or two processes; the first one's end."""
     data, encoder = folder / "data", folder / "encoder"
     if not data.exists():
-        TOYS[row][0](data)
+        make_toy(data, row)
         make_encoder(encoder)
     arguments = encoder_arguments(row, data, encoder, folder / name / "save", *flags)
     return finish_ranks(start_ranks(arguments, folder / f"{name}-", ranks))
@@ -130,7 +126,7 @@ def test_two_processes_are_one_with_twice_the_batch(row: str, tmp_path: Path) ->
         assert ours["attn_reg/regularized"] == theirs["attn_reg/regularized"] == "1"
         assert float(ours["loss"]) == pytest.approx(float(theirs["loss"]), abs=2e-4)
     assert_alike(weights(tmp_path / "two"), weights(tmp_path / "one"))
-    metric = f"valid_{TOYS[row][3]}"
+    metric = f"valid_{TOYS[row][2]}"
     assert [line[metric] for line in two.lines("valid")] == [line[metric] for line in one.lines("valid")]
 
 
@@ -144,8 +140,6 @@ def test_the_winner_of_two_processes_goes_on(tmp_path: Path) -> None:
     state = torch.load(tmp_path / "rounds" / "save" / "attn_reg_state_6.pt", weights_only=True)
     assert differing(dict(state["defender"]["model"]), weights(tmp_path / "rounds")) == []
 
-
-# -- AttendOut: in step with unequal shares, and on exactly after a kill inside a round --------------------------------
 
 ROUND = 3
 #: 7 batches an epoch: in the fourth update of each epoch the second process has an empty share
@@ -182,7 +176,6 @@ def keep_rounds(folder: Path, rank: int) -> None:
 
 
 def start_game(corpus: Path, folder: Path, *flags: str) -> list[Job]:
-    """Two processes of one training."""
     arguments = train_arguments(corpus, folder / "save", *GAME, *flags)
     return start_ranks(arguments, folder / "rank", prepare=partial(keep_rounds, folder))
 
