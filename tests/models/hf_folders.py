@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
 
 from tests.labelled.made_up import make_encoder, make_task, tokenizer
 
@@ -18,3 +23,13 @@ TOYS = {
     "wnut17": ("attn_reg_token_classification", "attn_reg_tagging", "f1"),
     "swag": ("attn_reg_multiple_choice", "attn_reg_classification", "accuracy"),
 }
+
+
+def make_model(folder: Path, row: str, seed: int = 3) -> Any:
+    """An encoder, made in a folder, as `--arch hf_encoder` with the head for a row of the table."""
+    from attn_reg_plugin.labelled import find_task
+    from attn_reg_plugin.models.hf_encoder import HFEncoderConfig, HFEncoderModel
+
+    task = SimpleNamespace(labelled=find_task(row), cfg=SimpleNamespace(hf_model=str(make_encoder(folder))))
+    torch.manual_seed(seed)
+    return HFEncoderModel.build_model(HFEncoderConfig(), task)

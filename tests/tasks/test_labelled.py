@@ -14,18 +14,15 @@ import transformers
 
 from attn_reg_plugin.cli import main
 from attn_reg_plugin.experiments.dry_run import try_training
+from attn_reg_plugin.experiments.predicted import file_of, read_predictions, write_predictions
 from attn_reg_plugin.experiments.trained import load_trained
 from attn_reg_plugin.labelled import (
-    MULTIPLE_CHOICE,
-    REGRESSION,
-    TAGGING,
-    LabelledTask,
     find_task,
     read_split,
     sample_of,
 )
 from attn_reg_plugin.labelled.corruption import rare_words
-from attn_reg_plugin.labelled.metrics import SCORES, tag_codes
+from attn_reg_plugin.labelled.metrics import SCORES
 from tests.models.hf_folders import TOYS, make_encoder, make_toy, tokenizer
 from tests.tasks.encoder_runs import encoder_arguments, keep_curve
 from tests.tasks.fairseq_runs import PLUGIN, Finished, Job, differing, read_checkpoint, run
@@ -123,44 +120,8 @@ def trained(
     return row, finished, folder / "run"
 
 
-def exported(folder: Path, row: str) -> Any:
-    """What transformers makes of an exported folder."""
-    heads = {
-        TAGGING: transformers.AutoModelForTokenClassification,
-        MULTIPLE_CHOICE: transformers.AutoModelForMultipleChoice,
-    }
-    kind = heads.get(find_task(row).kind, transformers.AutoModelForSequenceClassification)
-    return kind.from_pretrained(folder).eval(), transformers.AutoTokenizer.from_pretrained(folder)
-
-
-def logits_one_by_one(model: Any, tokens: Any, row: str, example: Any) -> torch.Tensor:
-    """Of one example, without any padding but between its choices."""
-    kind = find_task(row).kind
-    if kind == MULTIPLE_CHOICE:
-        inputs = tokens([example.context] * 4, list(example.endings), padding=True, return_tensors="pt")
-        return model(**{name: ids.unsqueeze(0) for name, ids in inputs.items()}).logits[0]
-    if kind == TAGGING:
-        inputs = tokens(list(example.words), is_split_into_words=True, return_tensors="pt")
-        words = inputs.word_ids()
-        first = [words.index(number) for number in range(len(example.words))]
-        return model(**inputs).logits[0, first]
-    return model(**tokens(example.first, example.second, return_tensors="pt")).logits[0]
-
-
-def scored(task: LabelledTask, logits: list[torch.Tensor], examples: list) -> tuple[Any, Any]:
-    """Predictions and gold, as the metrics take them."""
-    if task.kind == TAGGING:
-        codes = torch.tensor(tag_codes(task.labels))
-        rows = [
-            torch.stack([codes[one.argmax(-1)], codes[list(e.labels)]]) for one, e in zip(logits, examples, strict=True)
-        ]
-        return tuple(torch.cat([torch.cat([pair, torch.full((2, 1), -1)], 1) for pair in rows], 1).numpy())
-    predicted = torch.stack([one[0] if task.kind == REGRESSION else one.argmax() for one in logits])
-    return predicted.numpy(), torch.tensor([example.label for example in examples]).numpy()
-
-
 def test_a_trained_encoder_is_used(trained: tuple[str, Finished, Path], data: Path, tmp_path: Path) -> None:
-    """Its best validation, `fairseq-validate`, and the exported model say the same."""
+    """Its best validation, its predictions, and `fairseq-validate` say the same."""
     row, finished, folder = trained
     task, metric = find_task(row), TOYS[row][2]
     values = [float(line[f"valid_{metric}"]) for line in finished.lines("valid")]
@@ -169,11 +130,8 @@ def test_a_trained_encoder_is_used(trained: tuple[str, Finished, Path], data: Pa
     assert best == pytest.approx(max(values), abs=1e-3)
 
     assert main(["export", str(folder), str(tmp_path / "hf")]) == 0
-    model, tokens = exported(tmp_path / "hf", row)
-    examples = read_split(task, data / row, "valid")
-    with torch.no_grad():
-        logits = [logits_one_by_one(model, tokens, row, example) for example in examples]
-    predicted, gold = scored(task, logits, examples)
+    write_predictions(folder, str(data / row), ["valid"], cpu=True)
+    predicted, gold = read_predictions(file_of(folder, "valid"), task.kind, task.labels)
     assert SCORES[task.kind][metric](predicted, gold) == pytest.approx(best, abs=1e-3)
 
     arguments = [str(data / row), "--user-dir", PLUGIN, "--task", TOYS[row][0]]

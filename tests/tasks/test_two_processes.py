@@ -25,9 +25,8 @@ from tests.tasks.fairseq_runs import (
     start_ranks,
     train,
     train_arguments,
-    trained_state,
 )
-from tests.tasks.kills import updates_of
+from tests.tasks.kills import everything, updates_of
 
 pytestmark = pytest.mark.slow
 
@@ -198,17 +197,12 @@ def test_rounds_in_step(rounds: int, flags: str, corpus: Path, tmp_path: Path) -
     assert differing(ours[0]["generator"], ours[-1]["generator"]), "it learns"
 
 
-def everything(folder: Path, updates: int) -> dict[str, Any]:
-    state = torch.load(folder / "save" / f"attn_reg_state_{updates}.pt", weights_only=True)
-    return {**trained_state(folder / "save" / "checkpoint_last.pt"), "game": state}
-
-
 @pytest.mark.parametrize("accumulated", ["1", "2"])
 def test_the_defender_is_a_plain_training_of_two_processes(accumulated: str, corpus: Path, tmp_path: Path) -> None:
     flags = ["--update-freq", accumulated, "--dropout", "0", "--attention-dropout", "0", "--max-update", "5"]
     finish_ranks(start_game(corpus, tmp_path / "plain", *flags, "--attn-reg", "none"))
     finish_ranks(start_game(corpus, tmp_path / "game", *flags, "--attend-out-steps", "6"))
-    defender = everything(tmp_path / "game", 5)["game"]["defender"]["model"]
+    defender = everything(tmp_path / "game" / "save")["beside"]["defender"]["model"]
     assert differing(dict(defender), weights(tmp_path / "plain")) == []
     assert differing(weights(tmp_path / "game"), weights(tmp_path / "plain")), "the attacker is another"
 
@@ -229,7 +223,7 @@ def test_a_kill_inside_a_round(corpus: Path, tmp_path: Path) -> None:
     assert all("add --load-checkpoint-on-all-dp-ranks" in each.output for each in refused)
     finished = finish_ranks(start_game(corpus, parts, *flags, *EACH))
     assert len(finished.lines()) < 14 and "starts anew" not in finished.output
-    assert differing(everything(parts, 14), everything(whole, 14)) == []
+    assert differing(everything(parts / "save"), everything(whole / "save")) == []
 
 
 def test_one_process_goes_on_with_what_two_began(corpus: Path, tmp_path: Path) -> None:
@@ -237,4 +231,4 @@ def test_one_process_goes_on_with_what_two_began(corpus: Path, tmp_path: Path) -
     alone = train(corpus, tmp_path / "save", *GAME, "--max-update", "8").check()
     assert "starts anew" not in alone.output
     assert sum("attn_reg/attacker_won" in line for line in alone.lines()) == 1
-    assert everything(tmp_path, 8)["game"]["rounds"] == 2
+    assert everything(tmp_path / "save")["beside"]["rounds"] == 2
