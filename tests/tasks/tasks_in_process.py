@@ -38,13 +38,21 @@ class Optimizer:
         loss.backward()
 
 
-class GivenModel(FairseqTask):
-    """A task whose model is the configuration's."""
+class Given:
+    """What both kinds of task have here."""
 
     source_dictionary = target_dictionary = property(lambda self: words())
 
     def build_model(self, cfg: Namespace, from_checkpoint: bool = False) -> nn.Module:
         return cfg.model
+
+
+class GivenModel(Given, FairseqTask):
+    """A task whose model is the configuration's."""
+
+
+class Older(Given, LegacyFairseqTask):
+    """fairseq's own kind of task without a config dataclass: its `cfg` is None, all flags are in `args`."""
 
 
 class Regularized(AttnRegTask, GivenModel):
@@ -69,15 +77,6 @@ class Experts(GivenModel):
 
 class RegularizedExperts(AttnRegTask, Experts):
     """Nothing of its model that can be heard is called."""
-
-
-class Older(LegacyFairseqTask):
-    """fairseq's own kind of task without a config dataclass: its `cfg` is None, all flags are in `args`."""
-
-    source_dictionary = target_dictionary = property(lambda self: words())
-
-    def build_model(self, args: Namespace, from_checkpoint: bool = False) -> nn.Module:
-        return args.model
 
 
 class RegularizedOlder(AttnRegTask, Older):
