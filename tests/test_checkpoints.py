@@ -12,18 +12,9 @@ import pytest
 import torch
 
 from attn_reg_plugin import checkpoints
+from tests.payload import Payload
 
 STATE = {"epoch": 1, "updates": 4, "model": {"w": torch.arange(4000.0)}}
-
-
-class Payload:
-    """Makes a folder when it is unpickled."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> Any:
-        return os.mkdir, (str(self.path),)
 
 
 def truncated(path: Path) -> None:

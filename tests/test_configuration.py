@@ -81,6 +81,7 @@ def test_a_file_without_sections(tmp_path: Path) -> None:
     ("words", "config", "said"),
     [
         (["x", "--lr", "0"], None, "--lr is 0.0, but must be above 0"),
+        (["x", "--lr", "nan"], None, "--lr is nan, but must"),
         (["x", "--kind", "three"], None, "--kind is 'three', but must be one of one, two"),
         ([], None, "DATA is missing: the data"),
         (["x"], "rate: 1", "{}: unknown setting 'rate'; the settings are: data, lr, layers"),

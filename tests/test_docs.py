@@ -39,26 +39,16 @@ def _module(name: str, path: Path) -> types.ModuleType:
 
 
 hooks = _module("docs_hooks", ROOT / "docs" / "hooks.py")
-NAMES = (
-    "evidence_results",
-    "evidence_claims",
-    "evidence",
-    "models",
-    "architecture_rows",
-    "architectures",
-    "cost_model",
-)
-evidence_results, evidence_claims, evidence, models, _, architectures, cost_model = (
+NAMES = ("evidence_results", "evidence_claims", "evidence", "models", "architecture_rows", "architectures")
+evidence_results, evidence_claims, evidence, models, _, architectures = (
     _module(name, ROOT / "scripts" / f"{name}.py") for name in NAMES
 )
+cost_model = _module("cost_model", ROOT / "scripts" / "cost_model.py")
 
 
 def described(flag: str, text: str) -> str:
     """The default of a flag in the tables of a page."""
     return re.search(rf"^\| `{flag}` \| `?(.*?)`? \|", text, re.MULTILINE)[1]
-
-
-# -- what is generated ------------------------------------------------------------------------------------------------
 
 
 def test_the_tables_of_the_evidence_are_those_of_its_results():
@@ -152,9 +142,6 @@ def test_what_pages_import_is_in_the_api_once():
     assert set(", ".join(names).split(", ")) - {path.rpartition(".")[2] for path in listed} == set()
 
 
-# -- the tables that scripts write into pages --------------------------------------------------------------------------
-
-
 def test_the_page_of_architectures_is_that_of_its_results():
     result, page = json.loads(architectures.RESULT.read_text(encoding="utf-8")), architectures.PAGE
     assert architectures.filled(page.read_text(encoding="utf-8"), architectures.table(result)) == page.read_text()
@@ -188,9 +175,6 @@ def test_the_memory_of_the_costs_is_what_is_counted():
     assert cost_model.count_ranking(cost_model.Shape(heads=4, length=256)) == pytest.approx(cost_model.RANKING, abs=0.1)
     page = cost_model.PAGE.read_text(encoding="utf-8")
     assert cost_model.filled(page, cost_model.tables(cost_model.Shape())) == page
-
-
-# -- what pages name --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -253,8 +237,6 @@ def test_the_configuration_of_the_recipes_is_one(tmp_path):
     with pytest.raises(ValueError, match="dropout_of_mine"):
         plan(file, ["--methods", "dropout_of_mine"])[1]()
 
-
-# -- the programs of docs/decoders.md, one after the other -------------------------------------------------------------
 
 CAUSAL, ADAPTERS, COMPILED = re.findall(
     r"```python\n(.*?)```", (ROOT / "docs" / "decoders.md").read_text(encoding="utf-8"), re.DOTALL

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 
 import pytest
 import torch
@@ -19,16 +19,17 @@ pytest.importorskip("matplotlib")
 
 import pandas as pd
 
+from attn_reg_plugin import ADDrop, recording
+from attn_reg_plugin.attention.attribution import gradients_of
+from attn_reg_plugin.attention.tokens import TokenBias
 from attn_reg_plugin.labelled import find_task
-from attn_reg_plugin.models.hf_encoder import HFEncoderConfig, HFEncoderModel
-from tests.models.hf_folders import make_encoder, tokenizer
+from tests.models.hf_folders import make_model, tokenizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
 
 def example(path: str) -> ModuleType:
-    """An example as a module."""
     specification = importlib.util.spec_from_file_location(Path(path).stem, EXAMPLES / path)
     module = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(module)
@@ -108,24 +109,17 @@ def test_predictions_are_those_of_the_model(tmp_path: Path) -> None:
     assert out.read_text(encoding="utf-8") == (tmp_path / "2.tsv").read_text(encoding="utf-8")
 
 
-# -- scripts that look into trained models: their figures against the model's own, and their limits --------------------
-
 COLUMNS = ["sentence1", "sentence2", "label"]
 
 
 def saved(folder: Path, root: Path, seed: int = 3, row: str = "rte") -> Path:
-    """A random classifier of pairs, as Trainer leaves it."""
-    cfg = SimpleNamespace(hf_model=str(make_encoder(root / f"encoder{seed}{row}")))
-    torch.manual_seed(seed)
-    model = HFEncoderModel.build_model(HFEncoderConfig(), SimpleNamespace(labelled=find_task(row), cfg=cfg))
-    model.model.save_pretrained(folder)
+    make_model(root / f"encoder{seed}{row}", row, seed).model.save_pretrained(folder)
     tokenizer().save_pretrained(folder)
     return folder
 
 
 @pytest.fixture
 def examples(tmp_path: Path) -> Path:
-    """Pairs of made-up words, of different lengths."""
     texts = [" ".join(f"w{(3 * n + k) % 20}" for k in range(2 + n % 5)) for n in range(12)]
     labels = ["entailment", "not_entailment"] * 6
     frame = pd.DataFrame({"index": range(12), "sentence1": texts, "sentence2": texts[::-1], "label": labels})
@@ -189,3 +183,53 @@ def test_robustness_is_measured_by_heuristic_and_label(
     table = " ".join((tmp_path / "out" / "robustness.md").read_text(encoding="utf-8").split())
     assert "| plain | a, non-entailment | 50 | 70.71 | 2 |" in table
     assert (tmp_path / "out" / "robustness.png").read_bytes().startswith(b"\x89PNG")
+
+
+TEXTS = ["w1 w2 w3 w4", "w5 w6 w7", "w8 w9", "w1"]
+
+
+@pytest.fixture
+def look(tmp_path: Path) -> tuple:
+    """The example of planted shortcuts, a random classifier with two classes, and its tokenizer."""
+    model = make_model(tmp_path / "encoder", "rte", seed=1).model
+    with torch.no_grad():  # so that the words decide
+        for parameter in model.parameters():
+            parameter.mul_(4.0)
+    return example("shortcuts/look.py"), model.eval(), tokenizer()
+
+
+def test_the_score_is_the_gradient_of_a_bias_in_all_attentions(look) -> None:
+    look, model, words = look
+    inputs = words(TEXTS, padding=True, return_tensors="pt")
+    found = look.token_scores(model, inputs)
+    regularizer, bias = ADDrop(p=0.0, cross_tuning="off"), TokenBias()
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    with regularizer.attach(model):  # in evaluation the model's forward clears no request
+        for site in regularizer.attached_sites:
+            site.module.train()
+        with recording(regularizer.attached_sites, tokens=dict.fromkeys(regularizer.attached_sites, bias)):
+            objective = model(**inputs).logits.max(-1).values.sum()
+            (expected,) = gradients_of(objective, bias.leaves)
+    assert found.abs().max() > 1e-4
+    assert torch.allclose(found, expected, atol=1e-6, rtol=1e-4)
+
+
+def test_the_table_counts_right_and_wrong_words(look, monkeypatch) -> None:
+    look, model, words = look
+    monkeypatch.setattr(look, "exported", lambda run: run)
+    monkeypatch.setattr(look, "load", lambda run: (model, words))
+
+    def predicted(texts: list[str]) -> list[int]:
+        return [int(model(**words([text], return_tensors="pt")).logits.argmax()) for text in texts]
+
+    clean = predicted(TEXTS)
+    labels = [clean[0], 1 - clean[1], clean[2], 1 - clean[3]]
+    row = look.table(Path("run"), TEXTS, labels, ["w10", "w11"])
+    for name, given in ("with the right word", labels), ("with the wrong word", [1 - label for label in labels]):
+        texts = [f"{('w10', 'w11')[label]} {text}" for label, text in zip(given, TEXTS, strict=True)]
+        right = sum(one == label for one, label in zip(predicted(texts), labels, strict=True))
+        assert row[name] == pytest.approx(25.0 * right)
+    assert row["clean"] == pytest.approx(50.0)
+    assert 0 < row["score of the planted word, %"] < 100

@@ -117,9 +117,6 @@ def test_the_tests_of_all_methods_take_it_from_the_registry(method: type[Regular
         test_papers.test_all_rivals_are_compared_under_the_same_rules()
 
 
-# -- the backend ------------------------------------------------------------------------------------------------------
-
-
 class TheirAttention(nn.Module):
     """Attention in a class that cannot be changed."""
 
@@ -128,7 +125,6 @@ class TheirAttention(nn.Module):
         self.heads, self.qkv, self.out = 2, nn.Linear(8, 24), nn.Linear(8, 8)
 
     def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """(B, T, 8) to the same."""
         query, key, value = (h.unflatten(-1, (2, -1)).transpose(1, 2) for h in self.qkv(x).chunk(3, -1))
         weights = (query @ key.transpose(-1, -2) / 2).masked_fill(~mask, float("-inf")).softmax(-1)
         return self.out((weights @ value).transpose(1, 2).flatten(2))
@@ -142,7 +138,6 @@ class Theirs(nn.Module):
         self.layers, self.classify = nn.ModuleList([TheirAttention(), TheirAttention()]), nn.Linear(8, 3)
 
     def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """(B, T, 8) to (B, 3)."""
         for layer in self.layers:
             x = x + layer(x, mask)
         return self.classify(x.mean(1))

@@ -1,9 +1,8 @@
-"""The package itself: what importing it loads, its public names, and which pickles a checkpoint may hold."""
+"""The package itself: what importing it loads, its public names, its files, and which pickles a checkpoint may hold."""
 
 from __future__ import annotations
 
 import argparse
-import os
 import pickle
 import runpy
 import subprocess
@@ -15,7 +14,9 @@ import pytest
 import torch
 
 import attn_reg_plugin
+from tests.payload import Payload
 
+PACKAGE = Path(attn_reg_plugin.__file__).parent
 PUBLIC = {"ADDrop", "AttentionSite", "candidate_region", "drop_candidates", "find_sites", "gradient_attribution"}
 PUBLIC |= {"recording", "regularized_attention"}
 
@@ -51,23 +52,10 @@ def state() -> dict:
     }
 
 
-class Payload:
-    """A pickle that runs a command when it is read."""
-
-    def __init__(self, command: str) -> None:
-        self.command = command
-
-    def __reduce__(self):
-        return os.system, (self.command,)
-
-
-@pytest.mark.parametrize("hidden", [lambda p: p, lambda p: {"model": {}, "args": argparse.Namespace(lr=p)}])
-def test_foreign_pickles_are_refused_and_do_not_run(tmp_path, hidden):
+def test_foreign_pickles_are_refused_and_do_not_run(tmp_path):
     marker = tmp_path / "it-ran"
-    torch.save(hidden(Payload(f"{sys.executable} -c \"open(r'{marker}', 'w')\"")), tmp_path / "checkpoint.pt")
-    with pytest.raises(pickle.UnpicklingError, match=r"(posix|nt)\.system"):
-        torch.load(tmp_path / "checkpoint.pt", weights_only=True)
-    with pytest.raises(pickle.UnpicklingError):
+    torch.save({"model": {}, "args": argparse.Namespace(lr=Payload(marker))}, tmp_path / "checkpoint.pt")
+    with pytest.raises(pickle.UnpicklingError, match=r"(posix|nt)\.mkdir"):
         torch.load(tmp_path / "checkpoint.pt")  # weights_only is the default
     assert not marker.exists()
     torch.load(tmp_path / "checkpoint.pt", weights_only=False)
@@ -89,27 +77,17 @@ except pickle.UnpicklingError:
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == f"{state['meters']}\n"
 
 
-@pytest.fixture
-def packaging_of(monkeypatch) -> dict:
-    """What setup.py gives; the test works in its folder."""
+def test_a_wheel_holds_every_file_of_the_package(monkeypatch):
     import setuptools
 
-    given: dict = {}
-    monkeypatch.chdir(Path(__file__).parents[1])
+    given, root = {}, PACKAGE.parent
+    monkeypatch.chdir(root)
     monkeypatch.setattr(setuptools, "setup", given.update)
     runpy.run_path("setup.py")
-    return given
-
-
-def test_a_wheel_holds_every_file_of_the_package(packaging_of):
-    import setuptools
-
-    root = Path.cwd()
-    build = setuptools.Distribution(packaging_of | {"script_name": "setup.py"}).get_command_obj("build_py")
+    build = setuptools.Distribution(given | {"script_name": "setup.py"}).get_command_obj("build_py")
     build.ensure_finalized()
     modules = {path for _, _, path in build.find_all_modules()}
     data = {str(Path(folder, name)) for _, folder, _, names in build.data_files for name in names}
-    package = root / "attn_reg_plugin"
-    there = {path for path in package.rglob("*") if path.is_file() and "__pycache__" not in path.parts}
+    there = {path for path in PACKAGE.rglob("*") if path.is_file() and "__pycache__" not in path.parts}
     assert modules | data == {str(path.relative_to(root)) for path in there}
     assert {"attn_reg_plugin/py.typed", "attn_reg_plugin/corpora/phrasebook.tsv.gz"} <= data

@@ -77,7 +77,6 @@ class Tiny(nn.Module):
         self.site = AttentionSite("encoder", "self", 0)
 
     def forward(self, states: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """(B, T, 4) to (B, 3)."""
         heads = self.project(states).unflatten(-1, (2, 4)).transpose(1, 2)
         return self.classify(regularized_attention(heads, heads, heads, site=self.site).mean(2).flatten(1))
 

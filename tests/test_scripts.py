@@ -50,14 +50,12 @@ class Checkout:
         self.calls.touch()
 
     def script(self, name: str, text: str) -> Path:
-        """An executable file."""
         path = self.root / name
         path.write_text(text, encoding="utf-8")
         path.chmod(0o755)
         return path
 
     def setup(self, **environment: str) -> subprocess.CompletedProcess[str]:
-        """Run setup.sh."""
         settings = {"PYTHON": str(self.python), "CALLS": str(self.calls), "ATTN_REG_MIN_DISK_GB": "0"}
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(("ATTN_REG_", "UV_"))}
         return subprocess.run(
@@ -69,7 +67,6 @@ class Checkout:
         )
 
     def installed(self) -> list[str]:
-        """What pip and uv were asked to install so far."""
         return self.calls.read_text(encoding="utf-8").splitlines()
 
 

@@ -3,42 +3,35 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("fairseq")
 pytest.importorskip("transformers")
 
-import torch
 
 from attn_reg_plugin import configuration
 from attn_reg_plugin.cli import _parsed
 from attn_reg_plugin.experiments.fine_tuning import FineTuning
 from attn_reg_plugin.experiments.trained import Trained
 from attn_reg_plugin.labelled import find_task
-from attn_reg_plugin.models.hf_encoder import HFEncoderConfig, HFEncoderModel
-from tests.models.hf_folders import make_encoder, make_rte, tokenizer
+from tests.models.hf_folders import make_encoder, make_model, make_rte, tokenizer
 
 
 def fine_tuning_of(*words: str) -> FineTuning:
-    """The settings of a command line."""
     return configuration.from_arguments(FineTuning, _parsed("finetune", words))
 
 
 @pytest.fixture
 def trained(request: pytest.FixtureRequest, tmp_path: Path) -> Trained:
     """An encoder for a row of the table, as it would come out of a run."""
-    task = find_task(getattr(request, "param", "mnli"))
-    cfg = SimpleNamespace(hf_model=str(make_encoder(tmp_path / "encoder")))
-    torch.manual_seed(3)
-    model = HFEncoderModel.build_model(HFEncoderConfig(), SimpleNamespace(labelled=task, cfg=cfg)).eval()
-    return Trained(model, tokenizer(), task, 40, tmp_path / "checkpoint_best.pt")
+    row = getattr(request, "param", "mnli")
+    model = make_model(tmp_path / "encoder", row).eval()
+    return Trained(model, tokenizer(), find_task(row), 40, tmp_path / "checkpoint_best.pt")
 
 
 @pytest.fixture
 def rte(tmp_path: Path) -> list[str]:
     """The first arguments of a comparison on made-up data."""
-    encoder = make_encoder(tmp_path / "encoder")
-    data = make_rte(tmp_path / "data")
+    encoder, data = make_encoder(tmp_path / "encoder"), make_rte(tmp_path / "data")
     return ["rte", str(data), "--out", str(tmp_path / "out"), "--model", str(encoder), "--cpu"]

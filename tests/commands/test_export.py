@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("fairseq")
-pytest.importorskip("transformers")
-
 import torch
 
 from attn_reg_plugin.checkpoints import find_checkpoint
@@ -46,6 +43,22 @@ def test_an_exported_encoder_says_what_the_trained_one_says(
     expected = trained.logits(trained.encode([TextExample(1, text, "w1") for text in TEXTS]))
     assert torch.allclose(logits, torch.stack(expected), atol=1e-6)
     assert model.config.id2label[0] == trained.labelled.labels[0]
+
+
+def test_export_onto_a_full_disk(
+    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(trained_module, "load_trained", lambda run: trained)
+    before, out = sorted(tmp_path.iterdir()), tmp_path / "a" / "b"
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5000, limit[1]))
+    try:
+        assert main(["export", "run", str(out)]) == 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert f"attn-reg export: {out}: the file is larger" in capsys.readouterr().err  # after transformers' progress bar
+    assert sorted(tmp_path.iterdir()) == before
+    assert main(["export", "run", str(out)]) == 0 and list(out.parent.iterdir()) == [out]
 
 
 @pytest.mark.parametrize(

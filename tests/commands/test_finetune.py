@@ -1,27 +1,21 @@
-"""`attn-reg finetune`: its plan, what it refuses, what a run is known by, the predictions that it keeps."""
+"""`attn-reg finetune`: its plan, what it refuses, what a run is known by, its examples, the predictions it keeps."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("fairseq")
-pytest.importorskip("transformers")
-
-import numpy as np
 import torch
-from fairseq import tasks
 
 from attn_reg_plugin.cli import main
+from attn_reg_plugin.experiments import runs as runs_module
 from attn_reg_plugin.experiments import trained as trained_module
 from attn_reg_plugin.experiments.checks import check_runs
-from attn_reg_plugin.experiments.dry_run import parse_command
 from attn_reg_plugin.experiments.fine_tuning import FineTuning
 from attn_reg_plugin.experiments.methods import known_methods, select_methods
 from attn_reg_plugin.experiments.predicted import file_of, read_predictions, write_predictions
@@ -29,9 +23,9 @@ from attn_reg_plugin.experiments.runs import Run
 from attn_reg_plugin.experiments.trained import Trained
 from attn_reg_plugin.labelled import IGNORED, REGRESSION, TAGGING, LabelledTask, read_split
 from attn_reg_plugin.labelled.metrics import SENTENCE_END, tag_codes
-from attn_reg_plugin.tasks.fairseq_settings import FAIRSEQ_SETTINGS
 from tests.commands.conftest import fine_tuning_of as parsed
-from tests.models.hf_folders import TOYS, make_encoder, make_mnli
+from tests.experiments.starting import task_of
+from tests.models.hf_folders import make_encoder, make_mnli, make_toy
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -41,7 +35,6 @@ def planned(*words: str, methods: str = "plain") -> list[Run]:
 
 
 def said(run: Run) -> str:
-    """The command of a run's training, on a line."""
     return " ".join(run.train_command())
 
 
@@ -49,12 +42,15 @@ def test_the_plan(rte: list[str]) -> None:
     words = [*rte, "--seeds", "1,2", "--batch-size", "10", "--epochs", "2", "--", "--no-grouping"]
     runs = parsed(*words).plan(select_methods("plain,ad_drop", ["ad_drop=--ad-drop-p 0.1"]))
     assert [one.folder.name for one in runs] == ["plain-seed1", "ad_drop-seed1", "plain-seed2", "ad_drop-seed2"]
-    assert "--task attn_reg_text_classification --arch hf_encoder" in said(runs[1]) and "--labelled rte" in said(
-        runs[1]
-    )
-    assert "--best-checkpoint-metric accuracy --maximize-best-checkpoint-metric" in said(runs[1])
-    assert "--total-num-update 10 " in said(runs[1]) and " --no-grouping --attn-reg ad_drop " in said(runs[1])
-    assert runs[1].flags["ad-drop-p"] == "0.1" and runs[1].settings["labels"] == ["entailment", "not_entailment"]
+    for part in (
+        "--task attn_reg_text_classification --arch hf_encoder",
+        "--labelled rte",
+        "--best-checkpoint-metric accuracy --maximize-best-checkpoint-metric",
+        "--total-num-update 10 ",
+        " --no-grouping --attn-reg ad_drop --ad-drop-p 0.1 ",
+    ):
+        assert part in said(runs[1])
+    assert runs[1].settings["labels"] == ["entailment", "not_entailment"]
     assert (runs[0].method, runs[0].title, runs[0].metric) == ("plain", "plain", ("accuracy", True))
 
 
@@ -120,9 +116,7 @@ def test_every_seed_trains_on_examples_of_its_own(rte: list[str]) -> None:
     found = []
     words = [*rte, "--max-length", "40", "--seeds", "1,2", "--train-per-class", "9"]
     for run in planned(*words, methods="plain,ad_drop"):
-        args = parse_command(run.train_command(), "training")
-        vars(args).update({f"attn_{name}": None for name, _ in FAIRSEQ_SETTINGS})  # which fairseq fills in later
-        task = tasks.setup_task(args)
+        task = task_of(run)
         task.load_dataset("train")
         rows = task.dataset("train").rows
         assert sorted(row.label for row in rows) == [0] * 9 + [1] * 9
@@ -152,10 +146,8 @@ def test_updates_are_counted_for_one_process(
         (["--label-noise", "0.001"], "--label-noise 0.001 is 0 of 48 training examples, but it takes at least 1"),
         (["--", "--seed", "7"], "--train-flags has --seed, which the setting seeds decides; give that"),
         (["--", "--held-out=0.1"], "--train-flags has --held-out, which the setting held_out decides; give that"),
-        (["--", "--best-checkpoint-metric", "loss"], "has --best-checkpoint-metric, which the setting metric decides"),
-        *((["--", flag, "wnli"], f"has {flag}, which the setting task decides") for flag in ("--labelled", "--task")),
-        *((["--", flag, "x"], f"has {flag}, which the setting model decides") for flag in ("--hf-model", "-a")),
-        (["--", "--lr-scheduler", "cosine"], "has --lr-scheduler, which the setting lr_scheduler decides; give that"),
+        (["--", "--task", "wnli"], "has --task, which the setting task decides"),
+        (["--", "-a", "x"], "has -a, which the setting model decides"),
         (
             ["--method-flags", "plain=--shortcut 0.5"],
             "--method-flags: plain has --shortcut, which the setting shortcut decides; give that",
@@ -172,55 +164,32 @@ def test_finetune_refuses(rte: list[str], words: list[str], reason: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("words", "reason"),
+    ("change", "reason"),
     [
         (["--max-length", "900"], "inputs of 900 tokens were asked for, but the length must be at least 4 and at most"),
         (["--model", "/nowhere/at/all"], "--hf-model: there is no folder /nowhere/at/all"),
         (["--shortcut", "0.5", "--shortcut-words", "w1,fishy"], "'fishy', which the model's tokenizer does not know"),
-        (["--model", "{data}"], "neither a folder of a model nor a name"),
-        (["--", "--nonsense"], "plain: unrecognized arguments: --nonsense"),
         (["--", "--attn-sites", "encoder.self[9]"], "ad_drop: --attn-sites 'encoder.self[9]'"),
-        (["--method-flags", "ad_drop=--ad-drop-q x"], "ad_drop: argument --ad-drop-q: invalid"),
-        (["--", "--dropout", "3"], "plain: --dropout is 3.0, but must be in [0, 1)"),
-    ],
-)
-def test_what_cannot_work_is_said_before_anything_is_written(
-    rte: list[str], words: list[str], reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = [word.format(data=tmp_path / "data") for word in words]
-    assert main(["finetune", *rte, "--max-length", "40", *words]) == 2
-    error = capsys.readouterr().err
-    assert reason in error and error.startswith("attn-reg finetune: ") and error.count("\n") == 1
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(
-    ("break_it", "reason"),
-    [
-        (lambda folder: (folder / "encoder" / "model.safetensors").unlink(), "encoder has no weights"),
-        (
-            lambda folder: os.truncate(folder / "encoder" / "model.safetensors", 0),
-            "model.safetensors cannot be read: it",
-        ),
         (lambda folder: os.truncate(folder / "encoder" / "model.safetensors", 900), "model.safetensors cannot be read"),
         (lambda folder: (folder / "encoder" / "config.json").write_text("{"), "neither a folder of a model nor a name"),
         (lambda folder: (folder / "encoder" / "tokenizer.json").unlink(), "tokenizer of"),
         (lambda folder: (folder / "data" / "dev.tsv").write_bytes(b"index\tx\0\n"), "dev.tsv, line 1: not text (a NUL"),
     ],
 )
-def test_a_folder_that_cannot_work_is_said_too(
-    rte: list[str], break_it: Any, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_what_cannot_work_is_said_before_anything_is_written(
+    rte: list[str], change: Any, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    break_it(tmp_path)
-    assert main(["finetune", *rte, "--max-length", "40"]) == 2
-    assert reason in capsys.readouterr().err and not (tmp_path / "out").exists()
+    words = change if isinstance(change, list) else []
+    if callable(change):
+        change(tmp_path)
+    assert main(["finetune", *rte, "--max-length", "40", *words]) == 2
+    error = capsys.readouterr().err
+    assert reason in error and error.startswith("attn-reg finetune: ") and error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
 
 
 def test_what_can_work_is_let_through(rte: list[str]) -> None:
     check_runs(planned(*rte, "--max-length", "40", methods=",".join(known_methods(FineTuning.without))))
-
-
-# -- what a run is known by -------------------------------------------------------------------------------------------
 
 
 def test_a_run_is_of_its_data_and_its_model(rte: list[str], tmp_path: Path) -> None:
@@ -285,40 +254,39 @@ def test_a_folder_that_fairseq_splits_is_refused(rte: list[str], tmp_path: Path)
         planned(*(word.replace(str(tmp_path / "data"), str(tmp_path / "da:ta")) for word in rte))
 
 
-# -- predictions ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("trained", ["mnli", "stsb", "wnut17", "swag"], indirect=True)
 def test_predictions_are_kept_example_by_example(
     trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are the logits' decisions."""
     task = trained.labelled
-    data = make_mnli(tmp_path / "data") if task.name == "mnli" else TOYS[task.name][0](tmp_path / "data")
+    data = make_toy(tmp_path / "data", task.name)
     monkeypatch.setattr(trained_module, "load_trained", lambda run, cpu: trained)
     subsets = ["valid", "valid1"] if task.name == "mnli" else ["valid"]
     write_predictions(tmp_path, str(data), subsets, cpu=True)
     for subset in subsets:
-        rows = trained.encode(read_split(task, data, subset))
+        examples = read_split(task, data, subset)
+        rows = trained.encode(examples)
+        logits = trained.logits(rows)
+        if task.kind == TAGGING:
+            logits = [one[row.label != IGNORED] for one, row in zip(logits, rows, strict=True)]
         found = read_predictions(file_of(tmp_path, subset), task.kind, task.labels or ())
-        assert [part.tolist() for part in found] == decided(task, rows, trained.logits(rows))
+        for ours, expected in zip(found, decisions(task, logits, examples), strict=True):
+            assert ours.tolist() == expected.tolist()
     file_of(tmp_path, "valid").write_text("prediction\tgold\nx\ty\n", encoding="utf-8")
     with pytest.raises(ValueError, match=r"valid\.tsv, line 2: 'x\\ty' isn't a prediction and its gold label"):
         read_predictions(file_of(tmp_path, "valid"), task.kind, task.labels or ())
 
 
-def decided(task: LabelledTask, rows: Sequence[Any], logits: Sequence[torch.Tensor]) -> list[list[float]]:
-    """Predictions and gold labels as metrics take them."""
-    if task.kind == REGRESSION:
-        return [[float(row[0]) for row in logits], [row.label for row in rows]]
-    if task.kind != TAGGING:
-        return [[int(row.argmax()) for row in logits], [row.label for row in rows]]
-    codes, found = np.array(tag_codes(task.labels)), ([], [])
-    for row, one in zip(rows, logits, strict=True):
-        words = row.label != IGNORED
-        for part, tags in zip(found, (one.argmax(-1).numpy(), row.label), strict=True):
-            part.extend([*codes[tags[words]].tolist(), SENTENCE_END])
-    return list(found)
+def decisions(task: LabelledTask, logits: list[torch.Tensor], examples: list) -> tuple[Any, Any]:
+    """Predictions and gold as the metrics take them; of tagged words each sentence with its end."""
+    if task.kind == TAGGING:
+        codes = torch.tensor(tag_codes(task.labels))
+        rows = [
+            torch.stack([codes[one.argmax(-1)], codes[list(e.labels)]]) for one, e in zip(logits, examples, strict=True)
+        ]
+        return tuple(torch.cat([torch.cat([pair, torch.full((2, 1), SENTENCE_END)], 1) for pair in rows], 1))
+    predicted = torch.stack([one[0] if task.kind == REGRESSION else one.argmax() for one in logits])
+    return predicted, torch.tensor([example.label for example in examples])
 
 
 @pytest.mark.slow
@@ -340,3 +308,94 @@ def test_a_comparison_from_beginning_to_end(rte: list[str], capsys: pytest.Captu
     assert (tmp_path / "out" / "results.md").read_text(encoding="utf-8") == first
     with pytest.raises(ValueError, match="holds a run with other settings"):
         parsed(*words, "--", "--no-grouping").carry_out()
+
+
+def texts_of(run: Run, split: str) -> list[tuple[list[str], int]]:
+    """What fairseq-train reads: the first text's words and the label of every example."""
+    task = task_of(run)
+    task.load_dataset(split)
+    rows = task.dataset(split).rows
+    return [(task.tokenizer.decode(row.input_ids).split(" [SEP]")[0].split()[1:], row.label) for row in rows]
+
+
+def test_what_is_held_out_is_validated_on_and_the_official_set_is_not(rte: list[str]) -> None:
+    """The same examples for every method; planted words and wrong labels are in both parts."""
+    words = [*rte, "--max-length", "40", "--held-out", "0.25"]
+    (clean,), (plain, other) = (
+        planned(*words),
+        parsed(*words, "--label-noise", "0.5", "--shortcut", "1").plan(select_methods("plain,ad_drop")),
+    )
+    held_out, trained = texts_of(clean, "valid"), texts_of(clean, "train")
+    every = texts_of(planned(*rte, "--max-length", "40")[0], "train")
+    assert (len(held_out), len(trained)) == (12, 36) and sorted([*held_out, *trained]) == sorted(every)
+    assert texts_of(plain, "valid") == texts_of(other, "valid") and texts_of(plain, "train") == texts_of(other, "train")
+    wrong, planted = 0, set()
+    for split, before in (("valid", held_out), ("train", trained)):
+        after = texts_of(plain, split)
+        assert [text[1:] for text, _ in after] == [text for text, _ in before]
+        planted |= {(text[0], label) for text, label in after}
+        wrong += sum(label != old for (_, label), (_, old) in zip(after, before, strict=True))
+    assert wrong == 24 and len(planted) == 2 and len({word for word, _ in planted}) == 2
+
+
+class Stand:
+    """In place of the commands of a run: the log of a training, and predictions that are better with AD-DROP."""
+
+    def __init__(self) -> None:
+        self.commands: list[list[str]] = []
+
+    def __call__(self, command: list[str], path: Path, *_: Any, **__: Any) -> None:
+        self.commands.append(command)
+        folder = path.parent
+        if "fairseq_cli.train" in command:
+            records = [{"epoch": n, "valid_accuracy": str(50 + n % 2), "valid_num_updates": n} for n in (1, 2, 3, 4)]
+            path.write_text("".join(f"x | {json.dumps(record)}\n" for record in records), encoding="utf-8")
+            (folder / "checkpoints").mkdir()
+            (folder / "checkpoints" / "checkpoint_best.pt").touch()
+            return
+        right = 14 if "plain" in folder.name else 17
+        golds = ["entailment"] * right + ["not_entailment"] * (21 - right)
+        file_of(folder, "valid").parent.mkdir()
+        lines = ["prediction\tgold", *(f"entailment\t{gold}" for gold in golds)]
+        file_of(folder, "valid").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def test_a_run_with_held_out_examples_reports_the_official_set(
+    rte: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chosen by the held-out examples, and measured on the validation set once, with what was chosen."""
+    runs = parsed(*rte, "--held-out", "0.25", "--shortcut", "0.5", "--seeds", "1,2").plan(
+        select_methods("plain,ad_drop")
+    )
+    stand = Stand()
+    monkeypatch.setattr(runs_module, "execute", stand)
+    trial = replace(runs[0], folder=tmp_path / "trial", measured=False)
+    trial.claim()
+    trial.carry_out(lambda log: None)
+    assert len(stand.commands) == 1 and trial.finished(), "a trial of a sweep doesn't look at the validation set"
+    assert trial.result()["training"]["figures"]["accuracy"] == 51.0 and not trial.scores
+    stand.commands.clear()
+    for run in runs:
+        run.claim()
+        run.carry_out(lambda log: None)
+    assert len(stand.commands) == 8 and all(run.finished() for run in runs)
+    assert runs[0].result()["training"]["best_epoch"] == 3 and runs[0].result()["constant"] == ["valid"], "one class"
+    assert runs[0].scores == {"valid": {"accuracy": pytest.approx(100 * 14 / 21)}, "held_out": {"accuracy": 51.0}}
+    assert runs[1].scores["valid"] == {"accuracy": pytest.approx(100 * 17 / 21)}
+    parsed(*rte, "--held-out", "0.25", "--shortcut", "0.5", "--seeds", "1,2", "--methods", "plain,ad_drop").carry_out()
+    table = (tmp_path / "out" / "results.md").read_text(encoding="utf-8")
+    assert re.search(r"\| method +\| accuracy +\| accuracy − plain +\| accuracy held out +\|", table)
+    assert "each run at its epoch with the best accuracy on the held-out examples" in table
+    given = (
+        r"training examples: --held-out 0\.25 --shortcut 0\.5 --shortcut-words w\d+,w\d+ --shortcut-at-evaluation none"
+    )
+    assert re.search(given, table)
+    content = json.loads((tmp_path / "out" / "results.json").read_text(encoding="utf-8"))
+    assert content["methods"][1]["differences"]["valid"]["accuracy"]["drawn"] == "seeds and examples"
+    assert len(stand.commands) == 8, "what is done is not done again"
+    checkpoints = runs[0].folder / "checkpoints"
+    kept = ["checkpoint_1_5.pt", "attn_reg_state_5.pt", "average_last_1.pt"]
+    for name in [*kept, "checkpoint_last.pt", "attn_reg_state_7.pt"]:
+        (checkpoints / name).touch()
+    runs[0].tidy()
+    assert {path.name for path in checkpoints.iterdir()} == {*kept, "checkpoint_best.pt"}, "what was asked for stays"

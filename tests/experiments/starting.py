@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,24 +29,33 @@ class Forked:
         return self.process.exitcode
 
     def poll(self) -> int | None:
-        """The same."""
         return self.process.exitcode
 
     def wait(self, timeout: float | None = None) -> int | None:
-        """Wait for its end."""
         self.process.join(timeout)
         if self.process.exitcode is None:
             raise subprocess.TimeoutExpired(self.process.name, timeout or 0.0)
         return self.process.exitcode
 
     def terminate(self) -> None:
-        """End it."""
         self.process.terminate()
 
 
 def start_forked(command: Sequence[str], log: Path, environment: dict[str, str], lock: int) -> Forked:
     """Fork a command `python -m MODULE ...` whose output is appended to a file; it has the server's environment."""
     return Forked(start(_carry_out, list(command[2:]), str(log)))
+
+
+def task_of(run: Any) -> Any:
+    """The task that fairseq-train sets up for a run."""
+    from fairseq import tasks
+
+    from attn_reg_plugin.experiments.dry_run import parse_command
+    from attn_reg_plugin.tasks.fairseq_settings import FAIRSEQ_SETTINGS
+
+    args = parse_command(run.train_command(), "training")
+    vars(args).update({f"attn_{name}": None for name, _ in FAIRSEQ_SETTINGS})  # which fairseq fills in later
+    return tasks.setup_task(args)
 
 
 def _carry_out(words: list[str], log: str) -> None:
@@ -58,7 +68,6 @@ def _carry_out(words: list[str], log: str) -> None:
 
 @contextlib.contextmanager
 def quick_starts() -> Iterator[None]:
-    """Within it, the commands of runs are forked."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("attn_reg_plugin.experiments.executing.start", start_forked)
         yield

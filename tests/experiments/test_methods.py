@@ -50,18 +50,6 @@ def test_the_papers_rows_have_names(name: str) -> None:
         assert len(flags_of(method).items() ^ flags_of(table["ad_drop"]).items()) <= 2, "one thing differs"
 
 
-@pytest.mark.parametrize("name", known_methods())
-def test_the_flags_of_every_method_are_flags_of_fairseq_train(name: str) -> None:
-    options = pytest.importorskip("fairseq.options")
-    from attn_reg_plugin.tasks import attn_reg_translation  # noqa: F401 (brings the flags)
-    from attn_reg_plugin.tasks.attn_reg_task import regularizer_from
-
-    (method,) = select_methods([name])
-    line = ["data", "--task", "attn_reg_translation", "--arch", "transformer", *words_of(method.flags)]
-    regularizer = regularizer_from(options.parse_args_and_arch(options.get_training_parser(), line))
-    assert (regularizer.name if regularizer else "none") == method.flags["attn-reg"]
-
-
 def test_no_two_rows_share_a_name_and_a_method_has_its_own() -> None:
     presets = [preset.name for method in REGISTRY.values() for preset in presets_of(method)]
     names = [*(method.name for method in BASELINES), *presets]

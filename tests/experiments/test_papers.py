@@ -34,7 +34,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def settings(name: str, *words: str) -> list[Any]:
-    """The settings of each step."""
     return [step.settings for step in plan(PAPERS / f"{name}.yaml", words)]
 
 
@@ -76,9 +75,6 @@ def test_cheap_ones_run(name: str, tmp_path: Path) -> None:
 def test_every_configuration_runs(name: str, words: list[str], tmp_path: Path) -> None:
     run(name, tmp_path, *words)
     assert name == "ad_drop_efficiency" or list((tmp_path / "runs-toy").rglob("results.json"))
-
-
-# -- what the papers say ----------------------------------------------------------------------------------------------
 
 
 def test_the_settings_of_ad_drop() -> None:
@@ -131,9 +127,6 @@ def test_all_rivals_are_compared_under_the_same_rules() -> None:
     assert (found["ad_drop"].value("p"), found["r_drop_5"].value("weight")) == (0.6, 5.0)
 
 
-# -- each, commands and scripts as steps -------------------------------------------------------------------------------
-
-
 def test_each_is_every_combination(tmp_path: Path) -> None:
     empty_corpus(tmp_path / "d")
     (tmp_path / "say.py").write_text("import sys; print(*sys.argv[1:]); sys.exit(len(sys.argv))")
@@ -162,16 +155,11 @@ def test_each_is_every_combination(tmp_path: Path) -> None:
             "each: {a: &a [0,1,2,3,4,5,6,7,8,9], b: *a, c: *a, d: *a}\ncompare: {data: d, out: '${a}${b}${c}${d}'}",
             "each has 10,000 combinations, but at most 1,000 are possible",
         ),
-        ("each: {a: [1]}\ncompare: {data: d, out: o}", "unknown key 'a': it is in no section"),
         ("report: {folder: r}", "unknown setting 'folder'; the settings are: runs, out"),
         ("report curves: {run: r, out: o, knots: x}", "knots is 'x', but must be a whole number"),
         ("export: {run_folder: '${gone}'}", "Interpolation key 'gone' not found"),
         ("export: 5", "export is 5, but must be a mapping of settings"),
         ("script gone.py: {a: 1}", "script gone.py: there is no file"),
-        (
-            "lr: {a: 1}\ncompare: {data: d, out: o, lr: '${lr.a}'}",
-            "the mapping 'lr' above the sections has the name of",
-        ),
     ],
 )
 def test_refusals(content: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -41,7 +41,6 @@ class ShortRun(Run):
     """A run whose training does nothing but say so."""
 
     def carry_out(self, watch: Any, stop: Event | None = None) -> None:
-        """Train, unless that is done."""
         with lock_folder(self.folder, kept=True) as lock:
             if not self.result():
                 command = [sys.executable, "-S", "-c", WORK, str(self.folder / "trace")]
@@ -49,7 +48,6 @@ class ShortRun(Run):
                 write_json(self.folder / "result.json", {"done": True})
 
     def finished(self) -> bool:
-        """Whether that is done."""
         return bool(self.result())
 
 

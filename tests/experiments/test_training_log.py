@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -93,12 +92,3 @@ def test_the_time_comes_unrounded_from_the_checkpoint_else_from_the_log(tmp_path
         if meters is not None:
             torch.save({"args": argparse.Namespace(), "extra_state": {"metrics": {"default": meters}}}, checkpoint)
         assert seconds_per_epoch(log, checkpoint) == pytest.approx(seconds)
-
-
-def test_a_checkpoint_that_wants_code_is_not_run(tmp_path: Path) -> None:
-    class Trap:
-        def __reduce__(self) -> tuple:
-            return os.mkdir, (str(tmp_path / "sprung"),)
-
-    torch.save({"extra_state": Trap()}, tmp_path / "trap.pt")
-    assert seconds_per_epoch(_log(_train(1, 2)), tmp_path / "trap.pt") == 2 and not (tmp_path / "sprung").exists()

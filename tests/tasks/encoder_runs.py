@@ -21,7 +21,7 @@ TRAINING = shlex.split("--batch-size 8 --lr 0.003 --dropout 0.1 --attention-drop
 
 def encoder_arguments(row: str, data: Path, encoder: Path, save: Path, *flags: str, **options: Any) -> list[str]:
     """The arguments of a training on a row of the table of tasks; flags come last and so win."""
-    _, task, criterion, metric = TOYS[row]
+    task, criterion, metric = TOYS[row]
     model = ["--arch", "hf_encoder", "--hf-model", str(encoder)]
     best = ["--best-checkpoint-metric", metric, "--maximize-best-checkpoint-metric"]
     own = ["--labelled", row, "--criterion", criterion, *best, *TRAINING]

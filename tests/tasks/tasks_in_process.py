@@ -35,18 +35,24 @@ class Optimizer:
     """What a task's step needs of one: gradients are kept, no step is made."""
 
     def backward(self, loss: Tensor) -> None:
-        """The loss's gradients."""
         loss.backward()
 
 
-class GivenModel(FairseqTask):
-    """A task whose model is the configuration's."""
+class Given:
+    """What both kinds of task have here."""
 
     source_dictionary = target_dictionary = property(lambda self: words())
 
     def build_model(self, cfg: Namespace, from_checkpoint: bool = False) -> nn.Module:
-        """`cfg.model`."""
         return cfg.model
+
+
+class GivenModel(Given, FairseqTask):
+    """A task whose model is the configuration's."""
+
+
+class Older(Given, LegacyFairseqTask):
+    """fairseq's own kind of task without a config dataclass: its `cfg` is None, all flags are in `args`."""
 
 
 class Regularized(AttnRegTask, GivenModel):
@@ -61,7 +67,6 @@ class Experts(GivenModel):
     """Calls encoder and decoder, as fairseq's translation_moe does."""
 
     def train_step(self, sample: Any, model: Any, criterion: Any, optimizer: Any, *args: Any) -> Any:
-        """As that task's, without the experts."""
         net_input = sample["net_input"]
         encoded = model.encoder(net_input["src_tokens"], src_lengths=net_input["src_lengths"])
         output = model.decoder(prev_output_tokens=net_input["prev_output_tokens"], encoder_out=encoded)
@@ -74,22 +79,11 @@ class RegularizedExperts(AttnRegTask, Experts):
     """Nothing of its model that can be heard is called."""
 
 
-class Older(LegacyFairseqTask):
-    """fairseq's own kind of task without a config dataclass: its `cfg` is None, all flags are in `args`."""
-
-    source_dictionary = target_dictionary = property(lambda self: words())
-
-    def build_model(self, args: Namespace, from_checkpoint: bool = False) -> nn.Module:
-        """`args.model`."""
-        return args.model
-
-
 class RegularizedOlder(AttnRegTask, Older):
     """Regularized."""
 
 
 def options(**flags: Any) -> Namespace:
-    """A configuration of a regularized task and a small model."""
     return arguments(**{**ALWAYS, **flags})
 
 

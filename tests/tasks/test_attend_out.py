@@ -69,8 +69,6 @@ def test_a_model_that_is_only_read_is_stock(method: str, corpus: Path, tmp_path:
     assert method == "attend_out" or "schedule.yaml cannot be read" in again.output
 
 
-# -- optimizers and precisions ----------------------------------------------------------------------------------------
-
 #: no dropout, for the attacker's masks draw random numbers that a plain training does not
 STILL = shlex.split("--dropout 0 --attention-dropout 0 --save-interval-updates 4 --max-tokens 60")
 LONG = shlex.split("--attn-reg attend_out --attend-out-steps 5 --attn-sites *")

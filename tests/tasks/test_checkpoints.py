@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.payload import Payload
 from tests.tasks.fairseq_runs import (
     AD_DROP,
     PLUGIN,
@@ -60,19 +60,6 @@ def test_going_on_under_the_stock_task_is_going_on_unregularized(
         train(corpus, tmp_path / task, *flags, task=task).check()
     states = [trained_state(tmp_path / task / "checkpoint_last.pt") for task in ("translation", "attn_reg_translation")]
     assert differing(*states) == []
-
-
-# -- what a checkpoint may hold ----------------------------------------------------------------------------------
-
-
-class Payload:
-    """Unpickling it makes a file."""
-
-    def __init__(self, marker: Path) -> None:
-        self.marker = marker
-
-    def __reduce__(self) -> tuple:
-        return os.mkdir, (str(self.marker),)
 
 
 def poisoned(trained: Trained, folder: Path) -> tuple[Path, Path]:

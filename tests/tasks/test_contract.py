@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.backends.fairseq_models import transformer
-from tests.models.hf_folders import TOYS, make_encoder
+from tests.models.hf_folders import make_encoder, make_rte, make_toy
 from tests.regularizers import registered
 from tests.tasks.encoder_runs import encoder_arguments
 from tests.tasks.fairseq_runs import (
@@ -38,7 +38,6 @@ METHODS = {name: options for name, options in registered.METHODS.items() if name
 
 
 def task_with(method: str, options: dict[str, Any]) -> Any:
-    """A task with the method on a Transformer with dropout."""
     flags = {f"{'attn' if name == 'sites' else method}_{name}": value for name, value in options.items()}
     at_once = {"attn_max_update": 4, "ad_drop_cross_tuning": "off"}
     return attached(transformer(dropout=0.1), attn_reg=method, **{**flags, **at_once})
@@ -82,9 +81,6 @@ def test_evaluation_is_stock_and_so_is_the_model_once_detached(method: str) -> N
     assert differing(stepped(task), stepped(plain)) == []
 
 
-# -- stock commands ---------------------------------------------------------------------------------------------------
-
-
 def logged(finished: Finished) -> list[list[str]]:
     """Loss and gradient norm of every update, and the losses of every validation."""
     updates = [[line["loss"], line["gnorm"]] for line in finished.lines()]
@@ -108,21 +104,12 @@ def test_training_without_effect_is_stock_training(stock: Trained, corpus: Path,
     assert hypotheses(generate(corpus, ours)) == translations
 
 
-def test_cross_tuning_leaves_the_plain_part_alone(stock: Trained, corpus: Path, tmp_path: Path) -> None:
-    finished = train(corpus, tmp_path, *AD_DROP, "--ad-drop-cross-tuning", "update:2", *UPDATES).check()
-    assert [line.get("attn_reg/regularized") for line in finished.lines()] == [None, None, "1", "1"] * 2
-    assert finished.losses()[:2] == stock.finished.losses()[:2]
-    assert finished.losses()[2] != stock.finished.losses()[2]
-
-
 def test_translating_is_stock_whatever_the_task(regularized: Trained, corpus: Path) -> None:
     expected = hypotheses(generate(corpus, regularized.checkpoint))
     assert len(expected) == 12
     ours = generate(corpus, regularized.checkpoint, *AD_DROP, "--attn-sites", "*", task="attn_reg_translation")
     assert hypotheses(ours) == expected and "DEBUG" not in ours.output
 
-
-# -- kills ------------------------------------------------------------------------------------------------------------
 
 #: a checkpoint within epochs too, only the newest kept; batches are made by a worker process
 SAVING = shlex.split("--save-interval-updates 4 --keep-interval-updates 1 --num-workers 1")
@@ -195,7 +182,7 @@ ENCODERS = {
 )
 def test_a_kill_changes_nothing_of_an_encoder(row: str, method: str, tmp_path: Path) -> None:
     """An epoch has 6 updates."""
-    data, encoder = TOYS[row][0](tmp_path / "data"), make_encoder(tmp_path / "encoder")
+    data, encoder = make_toy(tmp_path / "data", row), make_encoder(tmp_path / "encoder")
     flags = [*ENCODERS[method], *SAVING, "--max-update", "22"]
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     undisturbed = Job("train", encoder_arguments(row, data, encoder, whole, *flags), whole / "log").wait().check()
@@ -210,7 +197,7 @@ def test_a_kill_changes_nothing_of_an_encoder(row: str, method: str, tmp_path: P
 
 def test_a_killed_training_goes_on_waiting(tmp_path: Path) -> None:
     """Nothing gets better, so it stops after the first validation and three more; its folder may be moved."""
-    data, encoder = TOYS["rte"][0](tmp_path / "data"), make_encoder(tmp_path / "encoder")
+    data, encoder = make_rte(tmp_path / "data"), make_encoder(tmp_path / "encoder")
     flags = shlex.split("--lr 1e-30 --weight-decay 0 --patience 3 --max-epoch 20")
     save = tmp_path / "save"
     kill_after(Job("train", encoder_arguments("rte", data, encoder, save, *flags), save / "log"), 14, random.Random(1))

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 from fairseq.checkpoint_utils import save_checkpoint
-from fairseq.data import FairseqDataset, LanguagePairDataset, ListDataset, TokenBlockDataset, data_utils
-from fairseq.logging import metrics
+from fairseq.data import FairseqDataset, LanguagePairDataset, ListDataset, data_utils
 from fairseq.modules.dynamic_crf_layer import DynamicCRF
 from fairseq_cli.train import should_stop_early
 
@@ -33,17 +32,14 @@ class Numbers(FairseqDataset):
         return index
 
     def size(self, index: int) -> int:
-        """One token."""
         return 1
 
     num_tokens = size
 
     def ordered_indices(self) -> Any:
-        """At random."""
         return data_utils.np.random.permutation(len(self))
 
     def collater(self, samples: list[int]) -> torch.Tensor:
-        """The indices."""
         return torch.tensor(samples)
 
 
@@ -51,7 +47,6 @@ class Anew(GivenModel):
     """A task that makes batches anew in every epoch, as those of fairseq's with an iterator of their own do."""
 
     def get_batch_iterator(self, dataset: Any, *args: Any, **kwargs: Any) -> Any:
-        """Not the kept ones."""
         return super().get_batch_iterator(dataset, *args, **{**kwargs, "disable_iterator_cache": True})
 
 
@@ -60,7 +55,6 @@ class RegularizedAnew(AttnRegTask, Anew):
 
 
 def iterator_of(task: Any, epoch: int) -> Any:
-    """As `Trainer.get_train_iterator` makes it."""
     return task.get_batch_iterator(task.datasets["train"], max_sentences=4, seed=1, epoch=epoch)
 
 
@@ -83,7 +77,6 @@ def batches(kind: type, method: str, resumed: int | None) -> list[list[list[int]
 
 
 def update(task: AttnRegTask, number: int) -> None:
-    """The task's training step."""
     model = task._config.model
     task.train_step(sample(), model.train(), criterion(), Optimizer(), number)
 
@@ -136,8 +129,6 @@ def test_patience_goes_on_waiting(
         update(second, updates)
         assert waiting.num_runs == 0
 
-
-# -- the last checkpoint ----------------------------------------------------------------------------------------------
 
 STATE = {"epoch": 1, "updates": 4, "model": {"w": torch.arange(4000.0)}}
 
@@ -244,15 +235,8 @@ def test_a_task_repairs_it_when_it_builds_a_model_to_train(method: str, tmp_path
     assert (tmp_path / "checkpoint_last.pt").read_bytes() == best
 
 
-# -- numpy 2 ----------------------------------------------------------------------------------------------------------
-
 SENTENCES = [torch.tensor([4, 5, 2]), torch.tensor([6, 2]), torch.tensor([7, 8, 9, 4, 2])]
 SIZES = np.array([len(sentence) for sentence in SENTENCES])
-
-
-def test_sentences_as_blocks() -> None:
-    dataset = TokenBlockDataset(ListDataset(SENTENCES, SIZES), SIZES, None, pad=1, eos=2, break_mode="eos")
-    assert [block.tolist() for block in dataset] == [sentence.tolist() for sentence in SENTENCES]
 
 
 def test_batches_in_buckets() -> None:
@@ -266,15 +250,3 @@ def test_nat_with_a_crf() -> None:
     layer = DynamicCRF(12, low_rank=2, beam_size=3)
     likelihood = layer(torch.randn(2, 4, 12), torch.randint(12, (2, 4)), torch.ones(2, 4).bool())
     assert likelihood.shape == (2,) and likelihood.isfinite().all()
-
-
-# -- the log ----------------------------------------------------------------------------------------------------------
-
-
-def test_averages_of_nothing_are_left_out() -> None:
-    with metrics.aggregate(new_root=True) as meters:
-        metrics.log_scalar("sometimes", 3.0, 2)
-        metrics.log_scalar_sum("sum", 1.0)
-        assert meters.get_smoothed_values() == {"sometimes": 3.0, "sum": 1.0}
-        meters.reset()
-        assert meters.get_smoothed_values() == {"sum": 0.0}

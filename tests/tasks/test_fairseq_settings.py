@@ -13,45 +13,36 @@ from tests.tasks.tasks_in_process import GivenModel, Regularized, RegularizedOld
 
 
 @pytest.mark.parametrize(
-    ("flags", "batches", "updates"),
+    ("flags", "batches", "updates", "epochs"),
     [
-        ({}, 7, None),
-        ({"max_update": "20"}, None, 20),
-        ({"max_epoch": "3"}, 7, 21),
-        ({"max_epoch": "3"}, None, None),
-        ({"max_epoch": 3, "max_update": 20}, 7, 20),
-        ({"max_epoch": 3, "max_update": 200, "update_freq": [2]}, 7, 12),
-        ({"max_epoch": 3, "update_freq": [2], "skip_remainder_batch": "True"}, 7, 9),
-        ({"max_epoch": 2, "update_freq": [1, 4], "skip_remainder_batch": "True"}, 8, 7 + 1),
-        ({"max_epoch": 4, "update_freq": "[4, 1]"}, 7, 2 + 7 + 7 + 7),
-        ({"max_epoch": 1, "update_freq": [4, 1]}, 7, 2),
-        ({"max_epoch": "${optimization.max_epoch}"}, 7, None),
+        ({}, 7, None, None),
+        ({"max_update": "20"}, None, 20, None),
+        ({"max_epoch": "3"}, 7, 21, 3),
+        ({"max_epoch": "3"}, None, None, 3),
+        ({"max_epoch": 3, "max_update": 20}, 7, 20, 3),
+        ({"max_epoch": 3, "max_update": 200, "update_freq": [2]}, 7, 12, 3),
+        ({"max_epoch": 3, "update_freq": [2], "skip_remainder_batch": "True"}, 7, 9, 3),
+        ({"max_epoch": 2, "update_freq": [1, 4], "skip_remainder_batch": "True"}, 8, 7 + 1, 2),
+        ({"max_epoch": 4, "update_freq": "[4, 1]"}, 7, 2 + 7 + 7 + 7, 4),
+        ({"max_epoch": 1, "update_freq": [4, 1]}, 7, 2, 1),
+        ({"max_epoch": "${optimization.max_epoch}"}, 7, None, None),
+        # a training that ends in its first epoch has one
+        ({"max_update": 7}, 7, 7, 1),
+        ({"max_update": 8}, 7, 8, None),
+        ({"max_update": 7}, None, 7, None),
+        ({"max_update": 3, "max_epoch": 5}, 7, 3, 1),
+        ({"max_update": 7, "max_epoch": 5, "update_freq": [2]}, 7, 7, 5),
     ],
 )
-def test_what_comes_first_ends_it(flags: dict[str, Any], batches: int | None, updates: int | None) -> None:
+def test_what_comes_first_ends_it(
+    flags: dict[str, Any], batches: int | None, updates: int | None, epochs: int | None
+) -> None:
     """A task with a config dataclass sees them as `attn_NAME`, another one as they are."""
     config = SimpleNamespace(**{f"attn_{name}": value for name, value in flags.items()})
-    assert total_updates(config, batches) == updates
-    epochs = flags.get("max_epoch")
-    assert total_epochs(config, batches) == (None if "$" in str(epochs or "$") else int(epochs))
+    assert (total_updates(config, batches), total_epochs(config, batches)) == (updates, epochs)
     if "$" not in str(flags):
-        assert total_updates(SimpleNamespace(**flags), batches) == updates
-
-
-@pytest.mark.parametrize(
-    ("flags", "batches", "epochs"),
-    [
-        ({"max_update": 7}, 7, 1),
-        ({"max_update": 8}, 7, None),
-        ({"max_update": 7}, None, None),
-        ({"max_update": 3, "max_epoch": 5}, 7, 1),
-        ({"max_update": 7, "max_epoch": 5, "update_freq": [2]}, 7, 5),
-    ],
-)
-def test_a_training_that_ends_in_its_first_epoch_has_one(
-    flags: dict[str, Any], batches: int | None, epochs: int | None
-) -> None:
-    assert total_epochs(SimpleNamespace(**flags), batches) == epochs
+        older = SimpleNamespace(**flags)
+        assert (total_updates(older, batches), total_epochs(older, batches)) == (updates, epochs)
 
 
 #: a probability that falls from the middle of the training to its end
@@ -79,7 +70,6 @@ class Listed(GivenModel):
     """A task whose training set is its iterator."""
 
     def get_batch_iterator(self, dataset: list, *args: Any, **kwargs: Any) -> list:
-        """The dataset."""
         return dataset
 
 

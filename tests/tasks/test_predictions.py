@@ -10,15 +10,7 @@ import torch
 from fairseq.criterions.adaptive_loss import AdaptiveLoss
 from fairseq.criterions.masked_lm import MaskedLmLoss
 from fairseq.criterions.nat_loss import LabelSmoothedDualImitationCriterion
-from fairseq.models import nat
-from fairseq.models.nat.cmlm_transformer import cmlm_base_architecture
-from fairseq.models.nat.insertion_transformer import insertion_base_architecture
-from fairseq.models.nat.iterative_nonautoregressive_transformer import inat_base_architecture
-from fairseq.models.nat.levenshtein_transformer import levenshtein_base_architecture
-from fairseq.models.nat.nonautoregressive_transformer import nonautoregressive_transformer_wmt_en_de
-from fairseq.models.roberta import RobertaModel
-from fairseq.models.roberta.model import base_architecture as roberta_architecture
-from fairseq.models.transformer_lm import TransformerLanguageModel, base_lm_architecture
+from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 from fairseq.modules import AdaptiveSoftmax
 from fairseq.tasks.translation_lev import TranslationLevenshteinTask
 from torch import Tensor, nn
@@ -28,23 +20,24 @@ from attn_reg_plugin.tasks.predictions import FairseqObjective, adaptive_log_pro
 from tests.backends.fairseq_models import SIZES, words
 from tests.tasks.tasks_in_process import attached, sample, step
 
+#: architectures that insert words, and the noise that their task makes
 FAMILIES = {
-    "nat": (nat.NATransformerModel, nonautoregressive_transformer_wmt_en_de, "full_mask"),
-    "iterative": (nat.IterNATransformerModel, inat_base_architecture, "full_mask"),
-    "cmlm": (nat.CMLMNATransformerModel, cmlm_base_architecture, "random_mask"),
-    "levenshtein": (nat.LevenshteinTransformerModel, levenshtein_base_architecture, "random_delete"),
-    "insertion": (nat.InsertionTransformerModel, insertion_base_architecture, "random_delete"),
+    "nonautoregressive_transformer": "full_mask",
+    "iterative_nonautoregressive_transformer": "full_mask",
+    "cmlm_transformer": "random_mask",
+    "levenshtein_transformer": "random_delete",
+    "insertion_transformer": "random_delete",
 }
 
 
-def build(kind: type[nn.Module], architecture: Any, **flags: Any) -> nn.Module:
+def build(architecture: str, **flags: Any) -> nn.Module:
     """A small model, without dropout."""
     args = SimpleNamespace(**{**SIZES, "dropout": 0.0, "activation_dropout": 0.0, "attention_dropout": 0.0, **flags})
-    architecture(args)
+    ARCH_CONFIG_REGISTRY[architecture](args)
     shared = words()
     torch.manual_seed(1)
     task = SimpleNamespace(source_dictionary=shared, target_dictionary=shared, dictionary=shared)
-    return kind.build_model(args, task).train()
+    return ARCH_MODEL_REGISTRY[architecture].build_model(args, task).train()
 
 
 def noisy(noise: str) -> dict[str, Any]:
@@ -62,9 +55,8 @@ def noisy(noise: str) -> dict[str, Any]:
 @pytest.mark.parametrize("labels", ["pseudo", "gold"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_models_that_insert_words(family: str, labels: str) -> None:
-    kind, architecture, noise = FAMILIES[family]
-    model = build(kind, architecture, share_all_embeddings=True, label_smoothing=0.1)
-    loss, batch = LabelSmoothedDualImitationCriterion(None, 0.1), noisy(noise)
+    model = build(family, share_all_embeddings=True, label_smoothing=0.1)
+    loss, batch = LabelSmoothedDualImitationCriterion(None, 0.1), noisy(FAMILIES[family])
     plain, _ = step(attached(model, attn_reg="none"), model, batch, loss)
     task = attached(model, ad_drop_labels=labels)
     ours, log = step(task, model, batch, loss)
@@ -91,9 +83,6 @@ def test_f_of_inserted_words_is_that_of_their_logits() -> None:
     torch.testing.assert_close(objective(outputs, inputs), (chances * shares * mask[..., None]).sum())
 
 
-# -- adaptive softmax -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("tied", [False, True])
 def test_log_probabilities_of_an_adaptive_softmax_are_fairseqs(tied: bool) -> None:
     from fairseq.modules import AdaptiveInput
@@ -110,7 +99,7 @@ def test_log_probabilities_of_an_adaptive_softmax_are_fairseqs(tied: bool) -> No
 @pytest.mark.parametrize("labels", ["pseudo", "gold"])
 def test_a_language_model_with_an_adaptive_softmax(labels: str) -> None:
     flags = {"adaptive_softmax_cutoff": "8,20", "tokens_per_sample": 16, "max_target_positions": 16}
-    model = build(TransformerLanguageModel, base_lm_architecture, **flags)
+    model = build("transformer_lm_big", **flags)
     batch = sample()
     batch["net_input"] = {"src_tokens": batch["net_input"]["prev_output_tokens"]}
     loss = AdaptiveLoss(SimpleNamespace(target_dictionary=words()), False)
@@ -124,14 +113,11 @@ def test_a_language_model_with_an_adaptive_softmax(labels: str) -> None:
     assert seen[0].shape == (3, 6, len(words())), "log-probabilities of words, not features"
 
 
-# -- masked LM --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("masked", [True, False])
 @pytest.mark.parametrize("labels", ["pseudo", "gold"])
 def test_a_masked_lm(labels: str, masked: bool) -> None:
     flags = {"tokens_per_sample": 16, "max_positions": 16, "encoder_layers_to_keep": None}
-    model = build(RobertaModel, roberta_architecture, **flags)
+    model = build("roberta", **flags)
     batch = sample()
     target = batch["net_input"]["src_tokens"].clone()
     target[:, 1::2] = 1
@@ -151,9 +137,6 @@ def test_a_masked_lm(labels: str, masked: bool) -> None:
     chances[..., 1] = -torch.inf if labels == "pseudo" else chances[..., 1]
     best = chances.max(-1).values if labels == "pseudo" else chances.gather(-1, target[..., None])[..., 0]
     torch.testing.assert_close(given[0], best[target.ne(1)].sum())
-
-
-# -- the rest ---------------------------------------------------------------------------------------------------------
 
 
 def test_frames_of_speech_count_where_they_are_real() -> None:

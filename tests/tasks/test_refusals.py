@@ -61,15 +61,11 @@ def test_a_bad_value_is_named(flags: dict[str, Any], said: str) -> None:
         attached(transformer(), **flags)
 
 
-# -- models and tasks -------------------------------------------------------------------------------------------------
-
-
 class MakesAnother(GivenModel):
     """As fairseq's sentence ranking: its `setup_task` makes a class that it names."""
 
     @classmethod
     def setup_task(cls, cfg: Namespace, **_: Any) -> MakesAnother:
-        """Always the same class."""
         return MakesAnother(cfg)
 
 
@@ -78,21 +74,18 @@ class Lost(AttnRegTask, MakesAnother):
 
 
 def bare(kind: type[nn.Module]) -> nn.Module:
-    """A model of a class, with nothing in it."""
     model = kind.__new__(kind)
     nn.Module.__init__(model)
     return model
 
 
 def aligning(layer: int, sites: str) -> AttnRegTask:
-    """A task whose model learns alignments in a layer, attached to sites."""
     names = Namespace(alignment_heads=1, alignment_layer=layer, full_context_alignment=False)
     inner = transformer()
     return attached(TransformerAlignModel(inner.encoder, inner.decoder, names), attn_sites=sites)
 
 
 def trained(kind: type = Regularized, batch: dict[str, Any] | None = None, **flags: Any) -> None:
-    """A step of a task."""
     task = attached(transformer(), kind, **flags)
     step(task, task.regularizer.model, batch or sample())
 
@@ -153,8 +146,6 @@ def test_what_works_is_not_refused() -> None:
     for allowed in ({"data": "a", "train_examples": 5}, {"data": "a:b", "train_fraction": 0.5}):
         AttnRegTranslationTask(options(attn_reg="none", **allowed), words(), words())
 
-
-# -- commands ---------------------------------------------------------------------------------------------------------
 
 GAME = ["--attn-reg", "attend_out", "--attend-out-steps", "21"]
 

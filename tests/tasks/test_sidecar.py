@@ -18,15 +18,6 @@ from tests.tasks.tasks_in_process import Optimizer, attached, criterion, sample
 STATE = {"epoch": 1, "updates": 4, "model": {"w": torch.arange(4000.0)}}
 
 
-@pytest.mark.parametrize(("content", "told"), [(b"", "cannot be read"), ([1, 2], "holds a list")])
-def test_a_damaged_state_is_named(content: Any, told: str, tmp_path: Path) -> None:
-    """More of them stand in tests/test_checkpoints.py."""
-    path = Sidecar(str(tmp_path)).path(4)
-    path.write_bytes(content) if isinstance(content, bytes) else torch.save(content, path)
-    with pytest.raises(ValueError, match=rf"^{re.escape(str(path))}.* {told}.*; move it away, and the method starts"):
-        Sidecar(str(tmp_path)).load(4)
-
-
 def test_a_state_is_read_as_it_was_written(tmp_path: Path) -> None:
     sidecar = Sidecar(str(tmp_path))
     (tmp_path / ".attn_reg_state_3.pt.tmp-7-0").write_bytes(b"of a process that was killed")

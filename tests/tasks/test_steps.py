@@ -17,8 +17,6 @@ from tests.backends.fairseq_models import transformer
 from tests.tasks.fairseq_runs import train
 from tests.tasks.tasks_in_process import attached, criterion, multilingual, sample, step
 
-# -- R-Drop; its equation stands in tests/regularizers/base/test_repeated_batch.py ------------------------------------
-
 
 def test_a_repeated_batch_is_counted_once() -> None:
     model, batch = transformer(dropout=0.3), sample()
@@ -50,7 +48,6 @@ def test_accumulated_batches_bleu_and_validation(corpus: Path, tmp_path: Path) -
 
 
 def _losses(lines: list[dict[str, Any]]) -> list[list[Any]]:
-    """What is not a time, of every line."""
     names = ("loss", "nll_loss", "attn_reg/r_drop", "valid_loss", "valid_bleu", "num_updates", "gnorm")
     return [[line.get(name) for name in names] for line in lines]
 
@@ -68,8 +65,6 @@ def test_the_criterion_lets_r_drop_act_beside_the_method_of_the_flags() -> None:
     with pytest.raises(ValueError, match=r"^--criterion .*weight"):
         WithRDrop.build_criterion(WithRDropConfig(r_drop_alpha=-1.0), attached(transformer(), attn_reg="none"))
 
-
-# -- a task that calls the models in its model, one for each language pair ---------------------------------------------
 
 PAIRS = {"a-b": sample(3), "a-c": sample(4)}
 
@@ -93,33 +88,22 @@ def test_each_pair_of_a_multilingual_task_is_regularized(flags: dict[str, Any]) 
     assert not any(part._forward_pre_hooks or part._forward_hooks for part in parts), "let go for another model"
 
 
-# -- AD-DROP's options ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
+def test_an_option_has_an_effect() -> None:
+    losses = []
+    for options in (
+        {},
         {"ad_drop_attribution": "integrated", "ad_drop_integrated_path": "joint"},
         {"ad_drop_attribution": "integrated", "ad_drop_integrated_nodes": "gauss-legendre"},
         {"ad_drop_attribution": "attention"},
         {"ad_drop_labels": "gold"},
         {"ad_drop_probe_dtype": "bfloat16"},
         {"attn_sites": "decoder.cross"},
-    ],
-    ids=str,
-)
-def test_an_option_has_an_effect(options: dict[str, Any]) -> None:
-    losses = []
-    for flags in ({}, options):
+    ):
         model = transformer(dropout=0.1)
-        task = attached(model, **{"attn_sites": "*", "ad_drop_p": 0.3, **flags})
-        loss, log = step(task, model, sample(rows=24))
-        assert log["attn_reg/regularized"] == 1 and log["attn_reg/fallbacks"] == 0
+        loss, log = step(attached(model, **{"attn_sites": "*", "ad_drop_p": 0.3, **options}), model, sample(rows=24))
+        assert log["attn_reg/regularized"] == 1 and log["attn_reg/fallbacks"] == 0 and math.isfinite(loss)
         losses.append(loss)
-    assert losses[0] != losses[1] and math.isfinite(losses[1])
-
-
-# -- what is logged ---------------------------------------------------------------------------------------------------
+    assert losses[0] not in losses[1:]
 
 
 def logged(layerdrop: float, loss: Any = None, **flags: Any) -> dict[str, Any]:

@@ -47,9 +47,6 @@ def test_the_log_tells_drop_rates_and_shares(regularized: Trained) -> None:
     assert epoch["train_attn_reg/regularized"] == "1" and 0.18 < float(epoch["train_attn_reg/drop_rate"]) < 0.45
 
 
-# -- fairseq's options beside AD-DROP ---------------------------------------------------------------------------------
-
-
 def assert_trained(finished: Finished, shares: list[str | None]) -> None:
     """All updates made, with finite losses, and such shares of them regularized."""
     lines = finished.check().lines()
@@ -74,13 +71,6 @@ def test_what_changes_no_loss(regularized: Trained, corpus: Path, tmp_path: Path
     assert finished.losses() == regularized.finished.losses()
 
 
-def test_layerdrop_may_leave_out_any_layer(corpus: Path, tmp_path: Path) -> None:
-    """Also every selected one at once, in the probe, in the forward or in both."""
-    flags = shlex.split("--encoder-layerdrop 0.5 --decoder-layerdrop 0.2 --attn-sites encoder.self[1] --max-update 12")
-    assert len(train(corpus, tmp_path, *AD_DROP, *flags).check().lines()) == 12
-    assert len(hypotheses(generate(corpus, tmp_path / "checkpoint_last.pt"))) == 12
-
-
 def test_alignments_are_learnt_beside_ad_drop(corpus: Path, tmp_path: Path) -> None:
     """transformer_align supervises the weights of one attention, which dropping would make log 0; the others may."""
     flags = shlex.split("--arch transformer_align --load-alignments --alignment-layer 1 --alignment-heads 2")
@@ -90,9 +80,6 @@ def test_alignments_are_learnt_beside_ad_drop(corpus: Path, tmp_path: Path) -> N
     assert_trained(finished, ["1"] * 24)
     losses = [float(line["alignment_loss"]) for line in finished.lines()]
     assert 0.1 < losses[-1] < losses[0]
-
-
-# -- hydra ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -116,16 +103,11 @@ def test_hydra_overrides(override: str, shares: list[str | None], corpus: Path, 
         assert len(hypotheses(generate(corpus, tmp_path / "checkpoints" / "checkpoint_best.pt"))) == 12
 
 
-@pytest.mark.parametrize("word", ["off", "false", False])
-def test_switches_written_in_yaml(word: str | bool) -> None:
+def test_switches_written_in_yaml() -> None:
     """YAML reads a bare `off` as a boolean, and so may a user's `false`."""
-    if word != "off":
-        assert regularizer_from(Namespace(attn_reg="ad_drop", ad_drop_probe_dropout=word)).probe_dropout is False
-    if word != "false":
-        assert regularizer_from(Namespace(attn_reg="ad_drop", ad_drop_cross_tuning=word)).cross_tuning == "off"
-
-
-# -- other tasks and criterions ---------------------------------------------------------------------------------------
+    for switch, word in (("off", "false"), (False, False)):
+        read = regularizer_from(Namespace(attn_reg="ad_drop", ad_drop_cross_tuning=switch, ad_drop_probe_dropout=word))
+        assert (read.cross_tuning, read.probe_dropout) == ("off", False)
 
 
 USER_DIR = """
@@ -159,8 +141,6 @@ def test_a_language_model(corpus: Path, tmp_path: Path) -> None:
     scored += ["--gen-subset", "train", "--sample-break-mode", "eos", "--num-workers", "0", "--max-tokens", "400"]
     assert "Perplexity" in run("eval_lm", [str(data), *scored], tmp_path / "eval_lm.log").check().output
 
-
-# -- fairseq's sentence prediction ------------------------------------------------------------------------------------
 
 ROBERTA = shlex.split(
     "--arch roberta_base --encoder-layers 2 --encoder-embed-dim 16 --encoder-ffn-embed-dim 32 "
@@ -208,12 +188,6 @@ def test_sentence_prediction(sentences: Path, tmp_path: Path) -> None:
     validations = [[line[f"valid_{name}"] for name in ("loss", "accuracy")] for line in ours.lines("valid")]
     assert validations[0] == [stock.lines("valid")[0][f"valid_{name}"] for name in ("loss", "accuracy")]
     assert validations[1] != validations[0]
-    game = predict(sentences, tmp_path / "game", *shlex.split("--attn-reg attend_out --attend-out-steps 2"))
-    assert [line["attn_reg/regularized"] for line in game.lines()] == ["1"] * 4
-    assert any("attn_reg/attacker_won" in line for line in game.lines())
-
-
-# -- where transformers is not installed ------------------------------------------------------------------------------
 
 
 def test_translation_trains_regularized_and_labelled_text_is_refused(corpus: Path, tmp_path: Path) -> None:

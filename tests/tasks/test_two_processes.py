@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.models.hf_folders import TOYS, make_encoder
+from tests.models.hf_folders import TOYS, make_encoder, make_toy
 from tests.tasks.encoder_runs import encoder_arguments
 from tests.tasks.fairseq_runs import (
     AD_DROP,
@@ -25,9 +25,8 @@ from tests.tasks.fairseq_runs import (
     start_ranks,
     train,
     train_arguments,
-    trained_state,
 )
-from tests.tasks.kills import updates_of
+from tests.tasks.kills import everything, updates_of
 
 pytestmark = pytest.mark.slow
 
@@ -38,7 +37,6 @@ SENTENCES, RATE = 160, 0.5
 
 
 def processes(corpus: Path, folder: Path, ranks: int, *flags: str, backend: str = "legacy_ddp") -> Finished:
-    """A training of one or two processes; the first one's end."""
     without = [] if "adam" in flags else ["--optimizer"]
     arguments = train_arguments(corpus, folder / "save", *FLAGS, *SGD, *flags, without=without)
     return finish_ranks(start_ranks(arguments, folder / "rank", ranks, backend=backend))
@@ -100,8 +98,6 @@ def test_two_processes_with_dropout_and_unequal_shares(corpus: Path, tmp_path: P
     assert {line["attn_reg/regularized"] for line in finished.lines()} == {"1"}
 
 
-# -- encoders -------------------------------------------------------------------------------------------------------
-
 #: nothing is drawn: no dropout, and every candidate is dropped; plain SGD, so that a step is the gradient
 STILL_ENCODER = shlex.split(
     "--dropout 0 --attention-dropout 0 --classifier-dropout 0 --optimizer sgd --lr 0.05 --clip-norm 0"
@@ -110,10 +106,9 @@ ENCODER_AD_DROP = shlex.split("--attn-reg ad_drop --ad-drop-p 0.4 --ad-drop-q 1 
 
 
 def encoder_processes(row: str, folder: Path, name: str, ranks: int, *flags: str) -> Finished:
-    """A training by one or two processes; the first one's end."""
     data, encoder = folder / "data", folder / "encoder"
     if not data.exists():
-        TOYS[row][0](data)
+        make_toy(data, row)
         make_encoder(encoder)
     arguments = encoder_arguments(row, data, encoder, folder / name / "save", *flags)
     return finish_ranks(start_ranks(arguments, folder / f"{name}-", ranks))
@@ -130,7 +125,7 @@ def test_two_processes_are_one_with_twice_the_batch(row: str, tmp_path: Path) ->
         assert ours["attn_reg/regularized"] == theirs["attn_reg/regularized"] == "1"
         assert float(ours["loss"]) == pytest.approx(float(theirs["loss"]), abs=2e-4)
     assert_alike(weights(tmp_path / "two"), weights(tmp_path / "one"))
-    metric = f"valid_{TOYS[row][3]}"
+    metric = f"valid_{TOYS[row][2]}"
     assert [line[metric] for line in two.lines("valid")] == [line[metric] for line in one.lines("valid")]
 
 
@@ -144,8 +139,6 @@ def test_the_winner_of_two_processes_goes_on(tmp_path: Path) -> None:
     state = torch.load(tmp_path / "rounds" / "save" / "attn_reg_state_6.pt", weights_only=True)
     assert differing(dict(state["defender"]["model"]), weights(tmp_path / "rounds")) == []
 
-
-# -- AttendOut: in step with unequal shares, and on exactly after a kill inside a round --------------------------------
 
 ROUND = 3
 #: 7 batches an epoch: in the fourth update of each epoch the second process has an empty share
@@ -182,7 +175,6 @@ def keep_rounds(folder: Path, rank: int) -> None:
 
 
 def start_game(corpus: Path, folder: Path, *flags: str) -> list[Job]:
-    """Two processes of one training."""
     arguments = train_arguments(corpus, folder / "save", *GAME, *flags)
     return start_ranks(arguments, folder / "rank", prepare=partial(keep_rounds, folder))
 
@@ -205,17 +197,12 @@ def test_rounds_in_step(rounds: int, flags: str, corpus: Path, tmp_path: Path) -
     assert differing(ours[0]["generator"], ours[-1]["generator"]), "it learns"
 
 
-def everything(folder: Path, updates: int) -> dict[str, Any]:
-    state = torch.load(folder / "save" / f"attn_reg_state_{updates}.pt", weights_only=True)
-    return {**trained_state(folder / "save" / "checkpoint_last.pt"), "game": state}
-
-
 @pytest.mark.parametrize("accumulated", ["1", "2"])
 def test_the_defender_is_a_plain_training_of_two_processes(accumulated: str, corpus: Path, tmp_path: Path) -> None:
     flags = ["--update-freq", accumulated, "--dropout", "0", "--attention-dropout", "0", "--max-update", "5"]
     finish_ranks(start_game(corpus, tmp_path / "plain", *flags, "--attn-reg", "none"))
     finish_ranks(start_game(corpus, tmp_path / "game", *flags, "--attend-out-steps", "6"))
-    defender = everything(tmp_path / "game", 5)["game"]["defender"]["model"]
+    defender = everything(tmp_path / "game" / "save")["beside"]["defender"]["model"]
     assert differing(dict(defender), weights(tmp_path / "plain")) == []
     assert differing(weights(tmp_path / "game"), weights(tmp_path / "plain")), "the attacker is another"
 
@@ -236,7 +223,7 @@ def test_a_kill_inside_a_round(corpus: Path, tmp_path: Path) -> None:
     assert all("add --load-checkpoint-on-all-dp-ranks" in each.output for each in refused)
     finished = finish_ranks(start_game(corpus, parts, *flags, *EACH))
     assert len(finished.lines()) < 14 and "starts anew" not in finished.output
-    assert differing(everything(parts, 14), everything(whole, 14)) == []
+    assert differing(everything(parts / "save"), everything(whole / "save")) == []
 
 
 def test_one_process_goes_on_with_what_two_began(corpus: Path, tmp_path: Path) -> None:
@@ -244,4 +231,4 @@ def test_one_process_goes_on_with_what_two_began(corpus: Path, tmp_path: Path) -
     alone = train(corpus, tmp_path / "save", *GAME, "--max-update", "8").check()
     assert "starts anew" not in alone.output
     assert sum("attn_reg/attacker_won" in line for line in alone.lines()) == 1
-    assert everything(tmp_path, 8)["game"]["rounds"] == 2
+    assert everything(tmp_path / "save")["beside"]["rounds"] == 2

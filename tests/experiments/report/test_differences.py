@@ -12,7 +12,7 @@ from scipy.stats import ttest_1samp
 
 from attn_reg_plugin.experiments.report import differences as module
 from attn_reg_plugin.experiments.report.differences import Difference, differences, interval
-from attn_reg_plugin.experiments.report.examples import of_predictions, of_sums, of_translations
+from attn_reg_plugin.experiments.report.examples import of_predictions, of_translations
 from attn_reg_plugin.labelled import CLASSIFICATION, REGRESSION, TAGGING
 from attn_reg_plugin.labelled.metrics import SCORES, SENTENCE_END, tag_codes
 
@@ -115,18 +115,6 @@ def test_of_several_seeds_it_draws_seeds_and_examples(monkeypatch: pytest.Monkey
         assert ends == pytest.approx(np.percentile(means, [2.5, 97.5]))
 
 
-def test_intervals_over_seeds_and_examples_cover_what_they_promise() -> None:
-    """Differences around 0 that depend on the seed, on the example and, the most, on both together."""
-    random, covered = np.random.default_rng(4), []
-    nothing = of_sums(np.zeros((100, 1)), mean := lambda sums: sums[:, 0] / 100)
-    for _ in range(150):
-        parts = random.normal(size=(3, 1)), random.normal(size=100), random.normal(size=(3, 100))
-        scores = [of_sums(row[:, None], mean) for row in 0.05 * parts[0] + 0.4 * parts[1] + 0.6 * parts[2]]
-        low, high = interval([(one, nothing) for one in scores])
-        covered.append(low <= 0 <= high)
-    assert 0.93 < np.mean(covered) < 1
-
-
 def run(method: str, seed: int, value: float, examples: dict[str, Any] | None = None) -> Any:
     """A finished run, as far as differences look at it."""
     scores = {("valid", "accuracy"): value, ("valid", "loss"): value / 10}
@@ -149,14 +137,3 @@ def test_runs_are_paired_by_seed_and_without_examples_the_interval_is_students()
 def test_a_lower_end_that_is_negative_says_so_and_rounding_errors_of_a_tie_do_not() -> None:
     assert Difference(-0.001, -0.004, 0.5, 3, "seeds").text(2) == "-0.00 [-0.00, +0.50]"
     assert Difference(0.0, -1e-15, 0.001, 3, "seeds").text(2) == "+0.00 [+0.00, +0.00]"
-
-
-def test_examples_that_only_some_runs_have_are_not_drawn() -> None:
-    both = [classes(2, 20, seed) for seed in (1, 2)]
-    scores = [of_predictions(CLASSIFICATION, ["accuracy"], *one) for one in both]
-    figures = [SCORES[CLASSIFICATION]["accuracy"](*one) for one in both]
-    found = differences([run("plain", 1, figures[0], scores[0]), run("other", 1, figures[1], scores[1])])
-    accuracy, loss = (found["other"]["valid"][name] for name in ("accuracy", "loss"))
-    assert accuracy.drawn == "examples" and accuracy.low <= accuracy.mean <= accuracy.high and loss.drawn == "nothing"
-    found = differences([run("plain", 1, figures[0]), run("other", 1, figures[1], scores[1])])
-    assert found["other"]["valid"]["accuracy"].drawn == "nothing"

@@ -30,7 +30,6 @@ METHODS = {"plain": 20.0, "ad_drop": 22.0}
 def difference(
     experiment: Experiment, method: str = "ad_drop", subset: str = "valid", metric: str = "accuracy"
 ) -> Difference:
-    """The difference of a method to the baseline."""
     return next(row for row in experiment.rows if row.method == method).differences[subset][metric]
 
 
@@ -142,9 +141,6 @@ def test_without_matplotlib_nothing_is_read(
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert main(["report", str(make_comparison(tmp_path, METHODS, (1,)))]) == 2
     assert "a report needs matplotlib, which is not installed" in capsys.readouterr().err
-
-
-# -- curves -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_curve_is_the_mean_of_the_epochs_that_all_seeds_have() -> None:

@@ -31,13 +31,11 @@ from tests.experiments.report.run_folders import make_comparison, make_fine_tuni
 def run(
     method: str, seed: int, bleu: float, seconds: float | None = 2.0, subsets: tuple[str, ...] = ("test",)
 ) -> RunResult:
-    """A run of a translation."""
     scores = {(subset, name): bleu + more for subset in subsets for name, more in (("bleu", 0.0), ("chrf", 20.0))}
     return RunResult(method, method, seed, Path("none"), scores | {("valid", "nll_loss"): 3 + bleu / 100}, seconds, 4)
 
 
 def shown(console: Console) -> str:
-    """The text that was printed."""
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
