@@ -28,7 +28,6 @@ COMMANDS: dict[str, dict[str, str]] = {
         "sweep": "search the settings of a method, beside as many plain trainings",
         "run": "all steps of a configuration file: prepare, compare, finetune ...",
         "report": "runs as an HTML page",
-        "report curves": "the drop rates of a run as a schedule",
     },
     "other": {
         "export": "a trained encoder as a folder for from_pretrained",
@@ -36,7 +35,7 @@ COMMANDS: dict[str, dict[str, str]] = {
         "user-dir": "print the folder to give to fairseq's --user-dir",
     },
 }
-_OF_SETTINGS = ("compare", "finetune", "sweep", "report", "report curves", "export", "bench")
+_OF_SETTINGS = ("compare", "finetune", "sweep", "report", "export", "bench")
 #: those that take flags of fairseq-train behind `--`
 _WITH_REST = ("compare", "finetune", "run")
 #: what a command may lack -> the extra of setup.py that brings it
@@ -103,8 +102,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not argv or argv[0] in ("-h", "--help"):
         print(overview())
         return 0 if argv else 2
-    if " ".join(argv[:2]) in names:
-        argv[:2] = [" ".join(argv[:2])]
     if argv[0] not in names:
         print(f"attn-reg: unknown command {argv[0]!r}{_nearest(argv[0], names)}\n\n{overview()}", file=sys.stderr)
         return 2

@@ -54,7 +54,6 @@ STEPS: dict[str, tuple[str, str, str]] = {
     "sweep": ("attn_reg_plugin.experiments.sweep.settings", "Sweep", ".carry_out"),
     "export": ("attn_reg_plugin.experiments.exporting", "Export", ".write"),
     "report": ("attn_reg_plugin.experiments.reporting", "Report", ".publish"),
-    "report curves": ("attn_reg_plugin.experiments.reporting", "Curves", ".publish"),
     "bench": ("attn_reg_plugin.bench.settings", "Settings", ".publish"),
 }
 #: of the values in `each`

@@ -164,7 +164,7 @@ def test_each_is_every_combination(tmp_path: Path) -> None:
         ),
         ("each: {a: [1]}\ncompare: {data: d, out: o}", "unknown key 'a': it is in no section"),
         ("report: {folder: r}", "unknown setting 'folder'; the settings are: runs, out"),
-        ("report curves: {run: r, out: o, knots: x}", "knots is 'x', but must be a whole number"),
+        ("bench: {repeats: x}", "repeats is 'x', but must be a whole number"),
         ("export: {run_folder: '${gone}'}", "Interpolation key 'gone' not found"),
         ("export: 5", "export is 5, but must be a mapping of settings"),
         ("script gone.py: {a: 1}", "script gone.py: there is no file"),
