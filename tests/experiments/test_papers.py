@@ -83,7 +83,7 @@ def test_every_configuration_runs(name: str, words: list[str], tmp_path: Path) -
 
 def test_the_settings_of_ad_drop() -> None:
     (sweep,) = settings("ad_drop_table_1", "--task", "cola", "--model", "roberta-base")
-    space = {key: how["choices"] for key, (_, how) in sweep.choices.items()}
+    space = {key: list(how.choices) for key, how in sweep.choices.items()}
     assert space == {"lr": [1e-5, 2e-5, 3e-5], "batch_size": [16, 32, 64], "p": TENTHS, "q": TENTHS}
     assert (sweep.comparison().lr_scheduler, sweep.comparison().patience) == ("fixed", 5)
     (ner,) = settings("ad_drop_table_2_ner")
@@ -97,7 +97,7 @@ def test_the_settings_of_ad_drop() -> None:
     assert {one.train_per_class for one in settings("ad_drop_table_5")} == {16, 64, 256}
     for name, words in (("ad_drop_figure_4", []), ("ad_drop_figure_6", ["--task", "rte"])):
         (sweep,) = settings(name, *words)
-        space = {key: how["choices"] for key, (_, how) in sweep.choices.items()}
+        space = {key: list(how.choices) for key, how in sweep.choices.items()}
         assert space["p"] == space["q"] == TENTHS and not sweep.trials
         assert space.get("cross_tuning", ["epoch", "off"]) == ["epoch", "off"]
 
