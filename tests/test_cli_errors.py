@@ -21,7 +21,8 @@ def said(capsys: pytest.CaptureFixture[str], *words: object) -> str:
     """The one sentence of a command that refuses."""
     assert main([*map(str, words)]) == 2
     error = capsys.readouterr().err
-    assert error.startswith(f"attn-reg {words[0]}: ") and error.count("\n") == 1 and "Errno" not in error
+    command = " ".join(map(str, words[: 1 + (words[0] in ("convert", "prepare"))]))
+    assert error.startswith(f"attn-reg {command}: ") and error.count("\n") == 1 and "Errno" not in error
     return error
 
 

@@ -222,11 +222,3 @@ class PhrasebookOptions(PrepareOptions):
         phrasebook.check_sizes(self.train, self.valid, self.test)
         if round(self.noise * self.train) == 1:
             raise ValueError(f"--noise {self.noise}: it exchanges 1 of {self.train} targets, and it takes at least 2")
-
-
-#: the corpora of the command, each with its options and what it is
-CORPORA: dict[str, tuple[type[PrepareOptions], str]] = {
-    "text": (TextOptions, "your own parallel files, of any two languages"),
-    "wmt16": (Wmt16Options, "WMT16 news translation, from the hub or a folder of parallel files"),
-    "phrasebook": (PhrasebookOptions, "a small made-up corpus in English, Romanian and Turkish, for trying things"),
-}

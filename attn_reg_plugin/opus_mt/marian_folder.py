@@ -119,7 +119,7 @@ def download(name: str) -> Path:
     try:
         from huggingface_hub import snapshot_download
     except ImportError:
-        raise ValueError("--hf-model needs huggingface_hub: pip install huggingface_hub") from None
+        raise ValueError("a model of the hub needs huggingface_hub: pip install huggingface_hub") from None
     try:
         for weights in WEIGHTS:
             folder = Path(snapshot_download(name, allow_patterns=["*.json", "*.spm", weights]))
@@ -127,7 +127,7 @@ def download(name: str) -> Path:
                 break
     except Exception as error:  # no network, no such model, no disk: the hub has its own error for each
         reason = (str(error).strip().splitlines() or ["no reason given"])[0]
-        raise ValueError(f"--hf-model {name} could not be downloaded ({type(error).__name__}: {reason})") from None
+        raise ValueError(f"the model {name} could not be downloaded ({type(error).__name__}: {reason})") from None
     return folder
 
 

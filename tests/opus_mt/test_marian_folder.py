@@ -112,7 +112,7 @@ def test_a_broken_folder_is_refused(case: str, marian: tuple, tmp_path: Path, ca
         MarianFolder.open(folder)
     assert str(folder) in str(error.value) and "\n" not in str(error.value)
     assert main(["convert", "opus-mt", str(folder), str(tmp_path / "out")]) == 2
-    assert capsys.readouterr().err == f"attn-reg convert: {error.value}\n"
+    assert capsys.readouterr().err == f"attn-reg convert opus-mt: {error.value}\n"
     assert {path.name for path in tmp_path.iterdir()} == {"hf"}, "nothing is written"
 
 
