@@ -15,12 +15,13 @@ from typing import NoReturn
 
 from attn_reg_plugin.files import explain
 
-#: heading -> subcommand -> help; its module in `commands` has `add_arguments(parser)`, `run(arguments) -> int` and
-#: maybe `EXAMPLES`; those in `_OF_SETTINGS` share `commands/of_settings.py`
+#: heading -> subcommand -> help; all but `run` and `user-dir` are steps of a file, see `commands/of_settings.py`
 COMMANDS: dict[str, dict[str, str]] = {
     "data": {
-        "prepare": "a corpus for fairseq: your own text, wmt16, phrasebook",
-        "convert": "OPUS-MT models into fairseq, and back",
+        "prepare text": "your own parallel files, of any two languages, for fairseq",
+        "prepare wmt16": "WMT16 news translation, from the hub or a folder of parallel files",
+        "prepare phrasebook": "a small made-up corpus in English, Romanian and Turkish, for trying things",
+        "convert opus-mt": "OPUS-MT (Marian) models into fairseq, and back",
     },
     "experiments": {
         "compare": "train, translate and score several methods; one table",
@@ -28,7 +29,6 @@ COMMANDS: dict[str, dict[str, str]] = {
         "sweep": "search the settings of a method, beside as many plain trainings",
         "run": "all steps of a configuration file: prepare, compare, finetune ...",
         "report": "runs as an HTML page",
-        "report curves": "the drop rates of a run as a schedule",
     },
     "other": {
         "export": "a trained encoder as a folder for from_pretrained",
@@ -36,7 +36,6 @@ COMMANDS: dict[str, dict[str, str]] = {
         "user-dir": "print the folder to give to fairseq's --user-dir",
     },
 }
-_OF_SETTINGS = ("compare", "finetune", "sweep", "report", "report curves", "export", "bench")
 #: those that take flags of fairseq-train behind `--`
 _WITH_REST = ("compare", "finetune", "run")
 #: what a command may lack -> the extra of setup.py that brings it
@@ -71,7 +70,7 @@ def overview() -> str:
     """The help of `attn-reg` itself."""
     lines = ["usage: attn-reg COMMAND ...", "", "Attention regularizers for Transformers."]
     for title, commands in COMMANDS.items():
-        lines += ["", f"{title}:", *(f"  {name:15}{text}" for name, text in commands.items())]
+        lines += ["", f"{title}:", *(f"  {name:20}{text}" for name, text in commands.items())]
     return "\n".join([*lines, "", "`attn-reg COMMAND --help` lists the options of a command and has two examples."])
 
 
@@ -81,13 +80,11 @@ def build_parser(command: str) -> Parser:
     layout = argparse.RawDescriptionHelpFormatter
     parser = Parser(prog=f"attn-reg {command}", description=text, formatter_class=layout, allow_abbrev=False)
     if command != "user-dir":
-        shared = command in _OF_SETTINGS
-        module = importlib.import_module(f"attn_reg_plugin.commands.{'of_settings' if shared else command}")
-        module = module.Command(command) if shared else module
+        module = importlib.import_module(f"attn_reg_plugin.commands.{'run' if command == 'run' else 'of_settings'}")
+        module = module if command == "run" else module.Command(command)
         module.add_arguments(parser)
         parser.set_defaults(run=module.run)
-        examples = getattr(module, "EXAMPLES", ())
-        parser.epilog = "\n".join(["examples:", *(f"  {one}" for one in examples)]) if examples else None
+        parser.epilog = "\n".join(["examples:", *(f"  {one}" for one in module.EXAMPLES)])
     return parser
 
 
@@ -125,8 +122,7 @@ def _parsed(command: str, words: Sequence[str]) -> argparse.Namespace:
     """The arguments of a command; `rest` are those behind `--`."""
     parser = build_parser(command)
     place = list(words).index("--") if "--" in words else len(words)
-    greedy = any(action.nargs in (argparse.PARSER, argparse.REMAINDER) for action in parser._actions)
-    parse = parser.parse_args if greedy else parser.parse_intermixed_args
+    parse = parser.parse_args if command == "run" else parser.parse_intermixed_args
     arguments = parse(list(words[:place]), argparse.Namespace(command=command))
     arguments.rest = list(words[place + 1 :])
     if arguments.rest and command not in _WITH_REST:
@@ -162,10 +158,13 @@ def _complete() -> None:
     import argcomplete
 
     parser = argparse.ArgumentParser()
-    commands = parser.add_subparsers()
+    groups = {"": parser.add_subparsers()}
     for name in (name for commands in COMMANDS.values() for name in commands):
-        own = build_parser(name) if name in os.environ.get("COMP_LINE", "").split() else None
-        commands.add_parser(name, parents=[own] if own else [], add_help=False)
+        above, last = name.split() if " " in name else ("", name)
+        if above not in groups:
+            groups[above] = groups[""].add_parser(above, add_help=False).add_subparsers()
+        parents = [build_parser(name)] if f" {name} " in os.environ.get("COMP_LINE", "") else []
+        groups[above].add_parser(last, parents=parents, add_help=False)
     argcomplete.autocomplete(parser)
 
 

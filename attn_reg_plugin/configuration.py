@@ -40,7 +40,7 @@ WAYS = ("positional", "repeated", "rest", "unflagged")
 FILES = (".yaml", ".yml")
 #: the sections that a file may have; also `script FILE.py`, and `each`, see `steps.py`
 SECTIONS = ("convert opus-mt", "prepare phrasebook", "prepare text", "prepare wmt16", "compare", "finetune", "sweep")
-SECTIONS += ("bench", "export", "report", "report curves")
+SECTIONS += ("bench", "export", "report")
 EACH, SCRIPT = "each", "script "
 _BASE_60 = re.compile(r"[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?")
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", Path: "a path"}

@@ -75,7 +75,7 @@ def flag_table(actions: Iterable[argparse.Action], prefix: str = "") -> str:
     """A table of flags and arguments; nothing if there are none."""
     rows = []
     for action in actions:
-        if action.help == argparse.SUPPRESS or isinstance(action, argparse._HelpAction | argparse._SubParsersAction):
+        if action.help == argparse.SUPPRESS or isinstance(action, argparse._HelpAction):
             continue
         metavar = action.metavar if isinstance(action.metavar, str) else action.dest
         name = next((text for text in action.option_strings if text.startswith("--")), metavar)
@@ -207,17 +207,6 @@ def flags_of_fairseq_face() -> str:
 # -- attn-reg ---------------------------------------------------------------------------------------------------------
 
 
-def flags_of_command(parser: argparse.ArgumentParser, heading: str, text: str) -> list[str]:
-    """A subcommand, and those below it."""
-    parts = [heading, cell(text), flag_table(parser._actions)]
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            texts = {choice.dest: choice.help for choice in action._choices_actions}
-            for name, below in action.choices.items():
-                parts += flags_of_command(below, f"{heading} {name}", texts.get(name) or "")
-    return [part for part in parts if part]
-
-
 def flags_of_attn_reg() -> str:
     """Every subcommand of `attn-reg`."""
     from attn_reg_plugin.cli import COMMANDS, build_parser
@@ -225,8 +214,8 @@ def flags_of_attn_reg() -> str:
     parts = []
     for commands in COMMANDS.values():
         for name, text in commands.items():
-            parts += flags_of_command(build_parser(name), f"### attn-reg {name}", text)
-    return "\n\n".join(parts)
+            parts += [f"### attn-reg {name}", cell(text), flag_table(build_parser(name)._actions)]
+    return "\n\n".join(part for part in parts if part)
 
 
 MARKERS: dict[str, Callable[[], str]] = {

@@ -14,71 +14,71 @@ from pathlib import Path
 import pytest
 
 from attn_reg_plugin.cli import main
-
-LOG = '{"epoch": 1, "num_updates": "%d", "drop_encoder.self[0]": "0.%d"}\n'
+from tests.experiments.report.run_folders import make_comparison
 
 
 def said(capsys: pytest.CaptureFixture[str], *words: object) -> str:
     """The one sentence of a command that refuses."""
     assert main([*map(str, words)]) == 2
     error = capsys.readouterr().err
-    command = " ".join(map(str, words[: 1 + (words[1] == "curves")]))
+    command = " ".join(map(str, words[: 1 + (words[0] in ("convert", "prepare"))]))
     assert error.startswith(f"attn-reg {command}: ") and error.count("\n") == 1 and "Errno" not in error
     return error
 
 
 @pytest.fixture
-def log(tmp_path: Path) -> Path:
-    """The log of a run with drop rates."""
-    path = tmp_path / "train.log"
-    path.write_text("".join(LOG % (10 * number, number) for number in range(1, 6)), encoding="utf-8")
-    return path
+def runs(tmp_path: Path) -> Path:
+    """A folder of runs."""
+    pytest.importorskip("matplotlib")
+    return make_comparison(tmp_path / "runs", {"plain": 20.0}, (1,))
 
 
 def _loop(folder: Path) -> Path:
     (folder / "loop").symlink_to(folder / "loop")
-    return folder / "loop" / "x.yaml"
+    return folder / "loop" / "x.html"
 
 
 def _file(folder: Path) -> Path:
     (folder / "file").touch()
-    return folder / "file" / "x.yaml"
+    return folder / "file" / "x.html"
 
 
 def _folder(folder: Path) -> Path:
-    (folder / "x.yaml").mkdir()
-    return folder / "x.yaml"
+    (folder / "x.html").mkdir()
+    return folder / "x.html"
 
 
 BAD_PATHS = {
     "a file as a folder": (_file, "must be a folder; "),
     "a folder as a file": (_folder, "this is a folder, but must be a file"),
-    "a name too long": (lambda folder: folder / ("x" * 300 + ".yaml"), "the name is too long; give a shorter one"),
+    "a name too long": (lambda folder: folder / ("x" * 300 + ".html"), "the name is too long; give a shorter one"),
     "a loop of links": (_loop, "must be a folder; remove it, or give another path"),
 }
 
 
 @pytest.mark.parametrize("bad", BAD_PATHS)
-def test_a_path_that_cannot_be_written(bad: str, log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_path_that_cannot_be_written(
+    bad: str, runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     make, expected = BAD_PATHS[bad]
     path = make(tmp_path)
     before = sorted(tmp_path.rglob("*"))
-    error = said(capsys, "report", "curves", log, "--out", path)
+    error = said(capsys, "report", runs, "--out", path)
     assert expected in error and str(path.parent if bad in ("a loop of links", "a file as a folder") else path) in error
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_name_that_is_just_short_enough(log: Path, tmp_path: Path) -> None:
+def test_a_name_that_is_just_short_enough(runs: Path, tmp_path: Path) -> None:
     """The temporary name beside it must be no longer."""
-    path = tmp_path / ("x" * 250 + ".yaml")
-    assert main(["report", "curves", str(log), "--out", str(path)]) == 0 and path.is_file()
+    path = tmp_path / ("x" * 250 + ".html")
+    assert main(["report", str(runs), "--out", str(path)]) == 0 and path.is_file()
 
 
 @pytest.mark.parametrize(
     "words",
     [
         ["export", "{}", "out"],
-        ["report", "curves", "{}", "--out", "x.yaml"],
+        ["report", "{}", "--out", "x.html"],
         ["compare", "{}", "--out", "runs"],
         ["finetune", "rte", "{}", "--out", "runs", "--model", "{}"],
         ["convert", "opus-mt", "{}", "out"],
@@ -107,13 +107,13 @@ def limited() -> Iterator[Callable[[int], None]]:
 
 
 def test_a_full_disk_leaves_the_old_file(
-    log: Path, tmp_path: Path, limited: Callable[[int], None], capsys: pytest.CaptureFixture[str]
+    runs: Path, tmp_path: Path, limited: Callable[[int], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = tmp_path / "x.yaml"
+    out = tmp_path / "x.html"
     out.write_text("old")
     before = sorted(tmp_path.iterdir())
     limited(20)
-    error = said(capsys, "report", "curves", log, "--out", out)
+    error = said(capsys, "report", runs, "--out", out)
     assert str(out) in error and "larger than the system allows" in error
     assert out.read_text() == "old" and sorted(tmp_path.iterdir()) == before
 
@@ -135,12 +135,12 @@ def read_only() -> Iterator[Path]:
             folder.chmod(0o755)
 
 
-@pytest.mark.parametrize("place", ["x.yaml", "new/x.yaml"])
+@pytest.mark.parametrize("place", ["x.html", "new/x.html"])
 def test_a_read_only_folder(place: str, read_only: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with tempfile.NamedTemporaryFile("w", suffix=".log") as log:
-        log.write("".join(LOG % (10 * number, number) for number in range(1, 6)))
-        log.flush()
-        error = said(capsys, "report", "curves", log.name, "--out", read_only / place)
+    with tempfile.TemporaryDirectory() as name:
+        os.chmod(name, 0o755)
+        made = make_comparison(Path(name), {"plain": 20.0}, (1,))
+        error = said(capsys, "report", made, "--out", read_only / place)
     assert f"{read_only}/" in error and "permission denied; change the permissions" in error
     assert not list(read_only.iterdir())
 
@@ -148,6 +148,7 @@ def test_a_read_only_folder(place: str, read_only: Path, capsys: pytest.CaptureF
 WITHOUT_RICH = """
 import sys
 from attn_reg_plugin.cli import main
+from tests.experiments.report.run_folders import make_comparison
 
 class WithoutRich:
     def find_spec(self, name, path=None, target=None):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from attn_reg_plugin import configuration
-from attn_reg_plugin.experiments.steps import function_of, settings_of
+from attn_reg_plugin.experiments.steps import Step, function_of, settings_of
 
 
 class Listing(argparse.Action):
@@ -24,7 +24,7 @@ class Command:
 
     def __init__(self, name: str) -> None:
         self.name, self.settings = name, settings_of(name)
-        self.EXAMPLES: Sequence[str] = self.settings.EXAMPLES
+        self.EXAMPLES: Sequence[str] = EXAMPLES.get(name) or self.settings.EXAMPLES
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add the settings, and flags that list what there is; what follows `--` goes to every fairseq-train."""
@@ -36,11 +36,8 @@ class Command:
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Carry out the step: its exit status; a refusal before anything runs names the file of settings, too."""
-        from attn_reg_plugin.experiments.executing import RunError
-
         found = configuration.from_arguments(self.settings, arguments)
-        with configuration.said_of(arguments.config, but=RunError):
-            return function_of(self.name)(found) or 0
+        return Step(self.name, found, function_of(self.name), arguments.config).carry_out()
 
 
 def _methods(command: str) -> list[str]:
@@ -68,4 +65,19 @@ LISTS: dict[str, dict[str, Callable[[], list[str]]]] = {
     "compare": {"methods": lambda: _methods("compare")},
     "finetune": {"methods": lambda: _methods("finetune"), "tasks": _tasks},
     "bench": {"methods": _rows},
+}
+#: examples of the commands whose settings have none
+EXAMPLES = {
+    "prepare text": (
+        "attn-reg prepare text --pair en-fr --source my_text --out data/en-fr",
+        "attn-reg prepare text --pair en-fr --source my_text --out data/en-fr --opus-mt models/en-fr",
+    ),
+    "prepare wmt16": (
+        "attn-reg prepare wmt16 --pair en-ro --out data/en-ro",
+        "attn-reg prepare wmt16 --pair tr-en --source my_text --out data/tr-en --max-pieces 128",
+    ),
+    "prepare phrasebook": (
+        "attn-reg prepare phrasebook --pair en-ro --out data",
+        "attn-reg prepare phrasebook --pair en-tr --train 300 --noise 0.25 --out data",
+    ),
 }

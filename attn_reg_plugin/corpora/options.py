@@ -188,11 +188,3 @@ class PhrasebookOptions(PrepareOptions):
         known = phrasebook.Triple._fields
         self._allow("pair", set(self.languages) <= set(known), f"two of {', '.join(known)}, such as en-ro")
         phrasebook.check_sizes(self.train, self.valid, self.test)
-
-
-#: the corpora of the command, each with its options and what it is
-CORPORA: dict[str, tuple[type[PrepareOptions], str]] = {
-    "text": (TextOptions, "your own parallel files, of any two languages"),
-    "wmt16": (Wmt16Options, "WMT16 news translation, from the hub or a folder of parallel files"),
-    "phrasebook": (PhrasebookOptions, "a small made-up corpus in English, Romanian and Turkish, for trying things"),
-}

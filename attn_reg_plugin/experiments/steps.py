@@ -45,7 +45,7 @@ from attn_reg_plugin.experiments.flags import words_of
 
 #: section -> (module, the dataclass of its settings, the function or the method that carries them out)
 STEPS: dict[str, tuple[str, str, str]] = {
-    "convert opus-mt": ("attn_reg_plugin.experiments.opus_mt_start", "OpusMTStart", "convert_once"),
+    "convert opus-mt": ("attn_reg_plugin.experiments.converting", "Conversion", ".carry_out"),
     "prepare phrasebook": ("attn_reg_plugin.corpora.preparation", "PhrasebookOptions", "prepare"),
     "prepare text": ("attn_reg_plugin.corpora.preparation", "TextOptions", "prepare"),
     "prepare wmt16": ("attn_reg_plugin.corpora.preparation", "Wmt16Options", "prepare"),
@@ -54,7 +54,6 @@ STEPS: dict[str, tuple[str, str, str]] = {
     "sweep": ("attn_reg_plugin.experiments.sweep.settings", "Sweep", ".carry_out"),
     "export": ("attn_reg_plugin.experiments.exporting", "Export", ".write"),
     "report": ("attn_reg_plugin.experiments.reporting", "Report", ".publish"),
-    "report curves": ("attn_reg_plugin.experiments.reporting", "Curves", ".publish"),
     "bench": ("attn_reg_plugin.bench.settings", "Settings", ".publish"),
 }
 #: of the values in `each`
@@ -86,7 +85,7 @@ class Step:
     section: str
     settings: Any
     function: Callable[[Any], Any]
-    path: Path
+    path: Path | None
     values: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def carry_out(self) -> int:

@@ -116,7 +116,7 @@ def download(name: str) -> Path:
                 break
     except Exception as error:  # no network, no such model, no disk: the hub has its own error for each
         reason = (str(error).strip().splitlines() or ["no reason given"])[0]
-        raise ValueError(f"--hf-model {name} could not be downloaded ({type(error).__name__}: {reason})") from None
+        raise ValueError(f"the model {name} could not be downloaded ({type(error).__name__}: {reason})") from None
     return folder
 
 

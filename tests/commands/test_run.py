@@ -15,8 +15,8 @@ pytest.importorskip("fairseq")
 from attn_reg_plugin.cli import main
 from attn_reg_plugin.corpora.phrasebook import splits
 from attn_reg_plugin.experiments import translation
+from attn_reg_plugin.experiments.converting import Conversion
 from attn_reg_plugin.experiments.methods import select_methods
-from attn_reg_plugin.experiments.opus_mt_start import OpusMTStart, convert_once
 from attn_reg_plugin.experiments.steps import Step, plan
 from tests.experiments.toy_corpus import empty_corpus
 from tests.opus_mt.random_marian import make_marian
@@ -115,32 +115,32 @@ def test_the_same_comparison_may_come_again(tmp_path: Path) -> None:
 
 
 def test_a_model_is_converted_once_and_a_folder_belongs_to_one(tmp_path: Path) -> None:
-    start = OpusMTStart(model=str(tmp_path / "first"), languages="en-ro", out=tmp_path / "model")
+    start = Conversion(model=str(tmp_path / "first"), languages="en-ro", out=tmp_path / "model")
     texts = [[getattr(one, language) for one in splits(300, 1, 1)["train"]] for language in ("en", "ro")]
     make_marian(tmp_path / "first", ("en", "ro"), texts)
     (tmp_path / "model").mkdir()
-    convert_once(start)
+    start.carry_out()
     checkpoint = tmp_path / "model" / "checkpoint.pt"
     written = checkpoint.stat().st_mtime_ns
-    convert_once(start)
+    start.carry_out()
     assert checkpoint.stat().st_mtime_ns == written, "it was done"
     for other, said in (
         ({"model": "other"}, "was converted with model .*first, not other; give another --out"),
         ({"languages": "ro-en"}, "was converted with languages en-ro, not ro-en; give another --out"),
     ):
         with pytest.raises(ValueError, match=said):
-            convert_once(replace(start, **other))
+            replace(start, **other).carry_out()
     config = tmp_path / "first" / "config.json"
     config.write_text(config.read_text() + "\n")
     with pytest.raises(ValueError, match=r"was converted with files \w+, not \w+; give another --out"):
-        convert_once(start)
+        start.carry_out()
     record = tmp_path / "model.name"
     config.write_text(config.read_text().rstrip("\n") + "\n")
     record.unlink()
     with pytest.raises(
         ValueError, match=r"isn't empty, and no model\.name says what was converted there; give another"
     ):
-        convert_once(start)
+        start.carry_out()
 
 
 def test_a_report_of_several_folders_is_a_step(tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ def test_a_full_disk(size: int, source: Path, tmp_path: Path, capsys: pytest.Cap
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
     error = capsys.readouterr().err
-    assert error.startswith(f"attn-reg prepare: {tmp_path / 'out'}") and "larger than the system allows" in error
+    assert error.startswith(f"attn-reg prepare wmt16: {tmp_path / 'out'}") and "larger than the system allows" in error
     assert not (tmp_path / "out").exists()
 
 

@@ -111,7 +111,7 @@ def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     """The sentence of a refused command: one line, exit status 2."""
     assert main(["prepare", *words]) == 2
     error = capsys.readouterr().err
-    assert error.startswith("attn-reg prepare: ") and error.count("\n") == 1
+    assert error.startswith("attn-reg prepare ") and error.count("\n") == 1
     return error
 
 

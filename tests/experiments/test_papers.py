@@ -79,7 +79,7 @@ def test_every_configuration_runs(name: str, words: list[str], tmp_path: Path) -
 
 def test_the_settings_of_ad_drop() -> None:
     (sweep,) = settings("ad_drop_table_1", "--task", "cola", "--model", "roberta-base")
-    space = {key: how["choices"] for key, (_, how) in sweep.choices.items()}
+    space = {key: list(how.choices) for key, how in sweep.choices.items()}
     assert space == {"lr": [1e-5, 2e-5, 3e-5], "batch_size": [16, 32, 64], "p": TENTHS, "q": TENTHS}
     assert (sweep.comparison().lr_scheduler, sweep.comparison().patience) == ("fixed", 5)
     (ner,) = settings("ad_drop_table_2_ner")
@@ -93,7 +93,7 @@ def test_the_settings_of_ad_drop() -> None:
     assert {one.train_per_class for one in settings("ad_drop_table_5")} == {16, 64, 256}
     for name, words in (("ad_drop_figure_4", []), ("ad_drop_figure_6", ["--task", "rte"])):
         (sweep,) = settings(name, *words)
-        space = {key: how["choices"] for key, (_, how) in sweep.choices.items()}
+        space = {key: list(how.choices) for key, how in sweep.choices.items()}
         assert space["p"] == space["q"] == TENTHS and not sweep.trials
         assert space.get("cross_tuning", ["epoch", "off"]) == ["epoch", "off"]
 
@@ -156,7 +156,7 @@ def test_each_is_every_combination(tmp_path: Path) -> None:
             "each has 10,000 combinations, but at most 1,000 are possible",
         ),
         ("report: {folder: r}", "unknown setting 'folder'; the settings are: runs, out"),
-        ("report curves: {run: r, out: o, knots: x}", "knots is 'x', but must be a whole number"),
+        ("bench: {repeats: x}", "repeats is 'x', but must be a whole number"),
         ("export: {run_folder: '${gone}'}", "Interpolation key 'gone' not found"),
         ("export: 5", "export is 5, but must be a mapping of settings"),
         ("script gone.py: {a: 1}", "script gone.py: there is no file"),

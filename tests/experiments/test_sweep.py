@@ -21,9 +21,9 @@ from attn_reg_plugin.cli import main
 from attn_reg_plugin.experiments import runs
 from attn_reg_plugin.experiments.executing import RunError
 from attn_reg_plugin.experiments.steps import plan
-from attn_reg_plugin.experiments.sweep import trials as trials_module
 from attn_reg_plugin.experiments.sweep.report import gain
-from attn_reg_plugin.experiments.sweep.settings import Sweep
+from attn_reg_plugin.experiments.sweep.search import Side
+from attn_reg_plugin.experiments.sweep.settings import Arm, Sweep
 from attn_reg_plugin.experiments.training_log import read_log
 from tests.models.hf_folders import make_encoder, make_rte
 
@@ -83,9 +83,10 @@ def test_drawn_trials_take_the_seeds_in_turn(tmp_path: Path) -> None:
         ("{magic: [1]}", "space: unknown key 'magic'; the keys are: sites, unit, p, q, cross_tuning"),
         ("{task: [rte, cola]}", "space: unknown key 'task'; the keys are: "),
         ("{p: 0.3}", "space: p is 0.3, but must be a list of values, or {log: [low, high]}"),
-        ("{p: [0.1, 0.10]}", "space: p is [0.1, 0.1], but must not have a value twice"),
-        ("{p: {uniform: [0.9, 0.1]}}\ntrials: 2", "space: p: uniform is [0.9, 0.1], but must be two numbers"),
-        ("{weight_decay: {log: [0, 1]}}\ntrials: 2", "weight_decay: log is [0, 1], but must be two numbers above 0"),
+        ("{p: []}", "space: p is []: The `choices` must contain one or more elements"),
+        ("{p: {uniform: [0.9, 0.1]}}\ntrials: 2", "space: p is {'uniform': [0.9, 0.1]}: "),
+        ("{p: {uniform: [0.1, 0.3, 0.5]}}\ntrials: 2", "space: p is {'uniform': [0.1, 0.3, 0.5]}: "),
+        ("{weight_decay: {log: [0, 1]}}\ntrials: 2", "space: weight_decay is {'log': [0, 1]}: "),
         ("{p: {uniform: [0, 1]}}", "trials is 0, but must say how many, since p has a range in space"),
         (HUGE, "space has 27,000,000 trials in its grid, but at most 5,000 are possible; take fewer values, or say"),
         (f"{HUGE}\ntrials: 100000", "trials is 100000, but must lie in [0, 5000]"),
@@ -220,7 +221,7 @@ def test_a_trial_goes_on_where_it_was_with_all_its_epochs(rte: Path, monkeypatch
     (after,) = (path.read_text() for path in rte.glob("out/trial-*/run.json"))
     trials = json.loads((rte / "out" / "results.json").read_text())["trials"]
     assert before == after and {one["arm"]: one["value"] for one in trials} == {"ad_drop": 90.0, "plain": 70.0}
-    study = trials_module.open_study(rte / "out", "ad_drop")
+    study = Side(Arm("ad_drop", {}, []), rte / "out").study
     assert study.trials[-1].intermediate_values == {1: 90.0}
 
 

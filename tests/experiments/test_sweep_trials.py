@@ -15,50 +15,51 @@ import pytest
 pytest.importorskip("optuna")
 
 import optuna
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import TrialState
 
-from attn_reg_plugin.experiments.sweep import trials
+from attn_reg_plugin.experiments.sweep import search
+from attn_reg_plugin.experiments.sweep.search import Side
 from attn_reg_plugin.experiments.sweep.settings import Arm
-from attn_reg_plugin.experiments.sweep.trials import latest
 from tests import processes
 
-SPACE = {"p": ("categorical", {"choices": [0.1, 0.2, 0.3]}), "lr": ("categorical", {"choices": [1.0, 2.0, 4.0, 8.0]})}
-GRID = [(1, {"p": p, "lr": lr}) for p in (0.1, 0.2, 0.3) for lr in (1.0, 2.0, 4.0, 8.0)]
-METHOD = Arm("ad_drop", SPACE, GRID)
-PLAIN = Arm("plain", {"lr": SPACE["lr"]}, [(seed, {"lr": GRID[seed - 1][1]["lr"]}) for seed in range(1, 13)])
+P, LR = CategoricalDistribution([0.1, 0.2, 0.3]), CategoricalDistribution([1.0, 2.0, 4.0, 8.0])
+GRID = [(1, {"p": p, "lr": lr}) for p in P.choices for lr in LR.choices]
+METHOD = Arm("ad_drop", {"p": P, "lr": LR}, GRID)
+PLAIN = Arm("plain", {"lr": LR}, [(seed, {"lr": GRID[seed - 1][1]["lr"]}) for seed in range(1, 13)])
 FAIL, COMPLETE, PRUNED = TrialState.FAIL, TrialState.COMPLETE, TrialState.PRUNED
 
 
-def studies_of(folder: Path, *arms: Arm, pruner: Any = None) -> list[Any]:
-    """The studies of these arms."""
-    return [trials.open_study(folder, arm.name, direction="maximize", pruner=pruner) for arm in arms]
+def sides_of(folder: Path, *arms: Arm, pruner: Any = None) -> list[Side]:
+    """These arms, with their studies."""
+    return [Side(arm, folder, direction="maximize", pruner=pruner) for arm in arms]
 
 
 def fill(folder: Path, train: Callable[..., float], *arms: Arm, pruner: Any = None) -> list[dict[int, Any]]:
     """Carry out the trials of these arms; Optuna's last trial of each number."""
-    studies = studies_of(folder, *arms, pruner=pruner or optuna.pruners.NopPruner())
-    trials.fill(studies, arms, folder, [len(study.trials) for study in studies], train, threading.Event())
-    return [latest(study) for study in studies]
+    sides = sides_of(folder, *arms, pruner=pruner or optuna.pruners.NopPruner())
+    search.fill(sides, train, threading.Event())
+    return [side.latest() for side in sides]
 
 
-def number_of(arm: Arm, trial: Any, values: dict[str, Any], stop: Any) -> float:
+def number_of(arm: Arm, trial: Any, stop: Any) -> float:
     """In the place of a training: the number of the trial."""
     return float(trial.user_attrs["trial"])
 
 
 def fill_and_hang(folder: Path, place: int | None) -> None:
     """Fill a sweep as a process does; of its own trials one hangs."""
-    trials.WAIT = 0.2
+    search.WAIT = 0.2
     begun: list[int] = []
 
-    def train(arm: Arm, trial: Any, values: dict[str, Any], stop: Any) -> float:
+    def train(arm: Arm, trial: Any, stop: Any) -> float:
         begun.append(trial.number)
         with (folder / "begun" / f"{arm.name}-{trial.user_attrs['trial']}").open("a") as file:
             file.write(f"{os.getpid()}\n")
         while len(begun) == place:
             time.sleep(1)
         time.sleep(0.02)
-        return number_of(arm, trial, values, stop)
+        return number_of(arm, trial, stop)
 
     fill(folder, train, METHOD, PLAIN)
 
@@ -79,9 +80,9 @@ def test_two_processes_of_which_one_is_killed_carry_out_each_trial_once(tmp_path
     victim.join(processes.PATIENCE)
     other.join(processes.PATIENCE)
     assert other.exitcode == 0 and len(begun()) == 3
-    for study in studies_of(tmp_path, METHOD, PLAIN):
-        complete = sorted(one.value for one in study.trials if one.state == COMPLETE)
-        assert complete == list(range(12)) and [one.value for one in latest(study).values()] == complete
+    for side in sides_of(tmp_path, METHOD, PLAIN):
+        complete = sorted(one.value for one in side.study.trials if one.state == COMPLETE)
+        assert complete == list(range(12)) and [one.value for one in side.latest().values()] == complete
     times = [len(path.read_text().split()) for path in tmp_path.glob("begun/*")]
     assert sorted(times) == [*[1] * 23, 2], "the third of the killed process, and nothing else, was carried out again"
 
@@ -89,16 +90,16 @@ def test_two_processes_of_which_one_is_killed_carry_out_each_trial_once(tmp_path
 def test_an_interrupted_trial_keeps_what_was_drawn_and_draws_do_not_depend_on_the_process(tmp_path: Path) -> None:
     """The run of the trial goes on in its folder."""
     space = {
-        **{"p": ("float", {"low": 0.0, "high": 1.0}), "lr": ("float", {"low": 1e-5, "high": 1e-2, "log": True})},
-        **{"n": ("int", {"low": 1, "high": 9}), "sites": ("categorical", {"choices": ["*", "x"]})},
+        **{"p": FloatDistribution(0.0, 1.0), "lr": FloatDistribution(1e-5, 1e-2, log=True)},
+        **{"n": IntDistribution(1, 9), "sites": CategoricalDistribution(["*", "x"])},
     }
     arm, drawn = Arm("ad_drop", space, [(5, {}), (6, {})] * 6), []
 
-    def train(arm: Arm, trial: Any, values: dict[str, Any], stop: Any) -> float:
-        drawn.append(values)
+    def train(arm: Arm, trial: Any, stop: Any) -> float:
+        drawn.append(trial.params)
         if interrupted and len(drawn) == 1:
             raise KeyboardInterrupt
-        return values["p"]
+        return trial.params["p"]
 
     found = []
     for interrupted in (True, False):
@@ -118,7 +119,7 @@ def test_an_interrupted_trial_keeps_what_was_drawn_and_draws_do_not_depend_on_th
 def test_hopeless_trials_are_pruned(tmp_path: Path) -> None:
     """Trials 5 and 11 begin below the median of the others; six are complete before 11, not before 5."""
 
-    def train(arm: Arm, trial: Any, values: dict[str, Any], stop: Any) -> float:
+    def train(arm: Arm, trial: Any, stop: Any) -> float:
         number = trial.user_attrs["trial"]
         for epoch, value in enumerate([3.0, 2.0, 99.0] if number in (5, 11) else [5.0 + number, 6.0, 7.0], start=1):
             trial.report(value, epoch)
@@ -132,7 +133,7 @@ def test_hopeless_trials_are_pruned(tmp_path: Path) -> None:
 
 
 def test_a_failed_trial_is_tried_again_by_the_next_process_only_and_nothing_but_failures_ends(tmp_path: Path) -> None:
-    def train(arm: Arm, trial: Any, values: dict[str, Any], stop: Any) -> float:
+    def train(arm: Arm, trial: Any, stop: Any) -> float:
         if trial.user_attrs["trial"] in broken:
             raise ValueError("no space left")
         return 1.0
@@ -140,10 +141,10 @@ def test_a_failed_trial_is_tried_again_by_the_next_process_only_and_nothing_but_
     broken = range(12)
     with pytest.raises(ValueError, match="no space left"):
         fill(tmp_path, train, METHOD)
-    broken, (study,) = range(4, 5), studies_of(tmp_path, METHOD)
+    broken, (side,) = range(4, 5), sides_of(tmp_path, METHOD)
     for times in (1, 2):
         (found,) = fill(tmp_path, train, METHOD)
         assert [one.state for one in found.values()] == [*[COMPLETE] * 4, FAIL, *[COMPLETE] * 7]
-        counts = Counter(one.user_attrs["trial"] for one in study.trials)
+        counts = Counter(one.user_attrs["trial"] for one in side.study.trials)
         assert [counts[number] for number in range(12)] == [2, 2, 2, 1, times, *[1] * 7]
     assert found[4].user_attrs["error"] == "no space left"

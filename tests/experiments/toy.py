@@ -192,7 +192,7 @@ _VALUES = {
     "Sweep": _sweep,
     "PhrasebookOptions": _phrasebook,
     "Wmt16Options": _wmt16,
-    "OpusMTStart": _opus_mt,
+    "Conversion": _opus_mt,
 }
 
 
@@ -235,5 +235,5 @@ _MAKERS = {
     "FineTuning": _make_labelled,
     "Sweep": _make_swept,
     "Wmt16Options": _make_text,
-    "OpusMTStart": _make_marian,
+    "Conversion": _make_marian,
 }

@@ -94,12 +94,12 @@ def test_search_renormalizes_where_the_folder_says_so(
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["A"], "HF_DIR and OUT_DIR must be given, not 1 folders"),
-        (["A", "B", "--to-hf", "C"], "OUT_DIR alone must be given, not 2 folders"),
+        (["A"], "OUT is missing: folder to write"),
+        (["A", "B", "C"], "unrecognized arguments: C"),
         (["A", "B", "--opus-mt", "C"], "--opus-mt belongs to --to-hf"),
         (["A", "B", "--languages", "en"], "--languages is 'en', but must be two different names"),
         (["A", "B"], "A: no such folder"),
-        (["B", "--to-hf", "C"], "C has no checkpoint; looked for checkpoint_best.pt"),
+        (["C", "B", "--to-hf"], "C has no checkpoint; looked for checkpoint_best.pt"),
     ],
 )
 def test_arguments_that_do_not_fit(
@@ -120,16 +120,16 @@ def test_a_model_that_cannot_be_downloaded(
         raise ConnectionError(f"no route to {name}\nand more")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", unreachable)
-    assert main(["convert", "opus-mt", "--hf-model", "a/b", str(tmp_path / "out")]) == 2
+    assert main(["convert", "opus-mt", "a/b", str(tmp_path / "out")]) == 2
     said = capsys.readouterr().err
-    assert "--hf-model a/b could not be downloaded (ConnectionError: no route to a/b)" in said
+    assert "the model a/b could not be downloaded (ConnectionError: no route to a/b)" in said
 
 
 def test_a_model_is_downloaded(marian: tuple, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import huggingface_hub
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, **_: str(marian[1]))
-    assert main(["convert", "opus-mt", "--hf-model", "a/b", str(tmp_path / "out")]) == 0
+    assert main(["convert", "opus-mt", "a/b", str(tmp_path / "out")]) == 0
     assert (tmp_path / "out" / CHECKPOINT).is_file() and (tmp_path / "out" / "dict.ro.txt").is_file()
 
 

@@ -5,33 +5,34 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import optuna
 import pandas as pd
 from optuna.study import StudyDirection
 from rich.console import Console
 
 from attn_reg_plugin.experiments.report.table import figure_of, markdown, shade, terminal_table
-from attn_reg_plugin.experiments.sweep.settings import PLAIN, Arm, text_of
-from attn_reg_plugin.experiments.sweep.trials import latest
+from attn_reg_plugin.experiments.sweep.settings import PLAIN, text_of
 from attn_reg_plugin.files import write_json, write_text
 from attn_reg_plugin.pictures import load_matplotlib, save
 from attn_reg_plugin.terminal import show
 
+if TYPE_CHECKING:
+    from attn_reg_plugin.experiments.sweep.search import Side
+
 HEADER = ["", "trials", "best", "which", "mean ± std of all", "pruned", "failed"]
 
 
-def frame_of(study: optuna.Study, arm: Arm) -> pd.DataFrame:
+def frame_of(side: Side) -> pd.DataFrame:
     """The trials of an arm, a row per trial, the best first; a pruned trial has the best value that it had reached."""
-    best = max if study.direction == StudyDirection.MAXIMIZE else min
+    best = max if side.study.direction == StudyDirection.MAXIMIZE else min
     rows = []
-    for number, trial in latest(study).items():
+    for number, trial in side.latest().items():
         reached = best(trial.intermediate_values.values(), default=None)
         value = reached if trial.state.name == "PRUNED" else trial.value
         about = {key: trial.user_attrs.get(key) for key in ("seed", "folder", "error")}
         about |= {"state": trial.state.name.lower(), "epochs": trial.last_step}
-        rows.append({"arm": arm.name, "trial": number, "value": value, **trial.params, **about})
+        rows.append({"arm": side.arm.name, "trial": number, "value": value, **trial.params, **about})
     return pd.DataFrame(rows).astype({"value": float}).sort_values("value", ascending=best is min)
 
 
@@ -47,14 +48,14 @@ def gain(method: pd.Series, plain: pd.Series) -> dict[str, Any]:
     return {"best": method.max() - plain.max(), "mean": mean, "interval": interval}
 
 
-def publish(out: Path, studies: Sequence[optuna.Study], arms: Sequence[Arm], metric: str, console: Console) -> bool:
+def publish(out: Path, sides: Sequence[Side], metric: str, console: Console) -> bool:
     """Write results.json, results.md and the pictures, and print the table; False where a trial failed.
 
     Raises:
         ValueError: all trials of an arm failed.
     """
-    frames = [frame_of(study, arm) for study, arm in zip(studies, arms, strict=True)]
-    sign, body, found = (1 if studies[0].direction == StudyDirection.MAXIMIZE else -1), [], None
+    frames, arms = [frame_of(side) for side in sides], [side.arm for side in sides]
+    sign, body, found = (1 if sides[0].study.direction == StudyDirection.MAXIMIZE else -1), [], None
     for arm, own in zip(arms, frames, strict=True):
         if own["value"].isna().all():
             raise ValueError(f"every trial of {arm.name} failed: {own['error'].iloc[0]}")
@@ -82,7 +83,7 @@ def publish(out: Path, studies: Sequence[optuna.Study], arms: Sequence[Arm], met
     write_text(out / "results.md", markdown(HEADER, body, notes) + "\n" + every + "\n")
     said = [f"{one.folder or one.arm} failed: {one.error}" for one in trials[trials["state"] == "fail"].itertuples()]
     try:
-        pictures = draw(out, studies, arms, metric, frames[-1]["value"].mean())
+        pictures = draw(out, sides, metric, frames[-1]["value"].mean())
         said += [f"picture: {path}" for path in pictures]
     except ValueError as error:
         said.append(f"no pictures: {error}")
@@ -90,7 +91,7 @@ def publish(out: Path, studies: Sequence[optuna.Study], arms: Sequence[Arm], met
     return not (trials["state"] == "fail").any()
 
 
-def draw(out: Path, studies: Sequence[optuna.Study], arms: Sequence[Arm], metric: str, plain: float) -> list[Path]:
+def draw(out: Path, sides: Sequence[Side], metric: str, plain: float) -> list[Path]:
     """Draw the complete trials by Optuna's plots.
 
     These are the distribution of each arm; the values of the method by each key, such as with and without cross-tuning
@@ -103,12 +104,13 @@ def draw(out: Path, studies: Sequence[optuna.Study], arms: Sequence[Arm], metric
     from matplotlib import pyplot
     from optuna.visualization import matplotlib as plots
 
+    studies = [side.study for side in sides]
     sign = 1 if studies[0].direction == StudyDirection.MAXIMIZE else -1
-    keys = sorted(arms[0].space, key=lambda key: key not in ("p", "q"))[:2]
+    keys = sorted(sides[0].arm.space, key=lambda key: key not in ("p", "q"))[:2]
     target = {"target": lambda trial: round(sign * (trial.value - plain), 6), "target_name": f"gain in {metric}"}
     drawn = {"distribution": partial(plots.plot_edf, studies, target_name=metric)}
     drawn |= {"values": partial(plots.plot_slice, studies[0], target_name=metric)} if keys else {}
-    drawn |= {"gain": partial(plots.plot_contour, studies[0], keys, **target)} if len(keys) == len(arms) == 2 else {}
+    drawn |= {"gain": partial(plots.plot_contour, studies[0], keys, **target)} if len(keys) == len(sides) == 2 else {}
     for name, plot in drawn.items():
         with pyplot.style.context("default"):  # Optuna sets a style of its own
             plot()

@@ -1,50 +1,154 @@
-"""Carry out a sweep: try its commands, open its studies, do the trials that no other process does, show the result."""
+"""Carry out a sweep: trials that any number of processes share, each carried out once; and show the result.
+
+An arm of a sweep, the method or plain training, is a study of Optuna's in a journal. A trial has a number, a seed and,
+of a grid, its values. Whoever holds the lock of its number carries it out, so a process that is killed frees it; it
+then begins again with the values that were drawn for it, and its run goes on where it was.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import dataclasses
 import sys
+import warnings
+from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
 import optuna
 import pandas
+from optuna.samplers import PartialFixedSampler, TPESampler
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import FrozenTrial, Trial, TrialState
 from rich.console import Console
 
 from attn_reg_plugin.experiments.checks import check_runs
 from attn_reg_plugin.experiments.executing import Reporter, RunError, Slots, at_a_time, visible_gpus
 from attn_reg_plugin.experiments.flags import differing
-from attn_reg_plugin.experiments.sweep import trials
 from attn_reg_plugin.experiments.sweep.report import publish
 from attn_reg_plugin.experiments.training_log import TrainingLog
-from attn_reg_plugin.files import FolderInUse
+from attn_reg_plugin.files import FolderInUse, lock_folder
 from attn_reg_plugin.terminal import say
 
 if TYPE_CHECKING:
     from attn_reg_plugin.experiments.runs import Run
     from attn_reg_plugin.experiments.sweep.settings import Arm, Sweep
 
+#: seconds between two looks for work
+WAIT = 2.0
+#: after so many failures and no success the settings are wrong, not the trial
+HOPELESS = 3
+#: carries out a trial until the event is set; a ValueError is the trial's failure
+Train = Callable[["Arm", Trial, Event], float]
+
+optuna.logging.set_verbosity(optuna.logging.ERROR)
+warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
+
+
+class Side:
+    """An arm and its study, which is opened in a folder or begun there.
+
+    Args:
+        how: for `optuna.create_study`.
+    """
+
+    def __init__(self, arm: Arm, folder: Path, **how: Any) -> None:
+        storage = JournalStorage(JournalFileBackend(str(folder / "sweep.journal")))
+        self.arm, self.folder = arm, folder
+        self.study = optuna.create_study(study_name=arm.name, storage=storage, load_if_exists=True, **how)
+        #: of Optuna's trials at the start; those of them that had failed are tried again
+        self.begun = len(self.study.trials)
+
+    def latest(self) -> dict[int, FrozenTrial]:
+        """Optuna's last trial of each number."""
+        trials = (one for one in self.study.get_trials(deepcopy=False) if "trial" in one.user_attrs)
+        return dict(sorted((one.user_attrs["trial"], one) for one in trials))
+
+    def over(self, trial: FrozenTrial | None) -> bool:
+        """Whether nothing is left to do."""
+        if trial is None or trial.state in (TrialState.COMPLETE, TrialState.PRUNED):
+            return trial is not None
+        return self.failed(trial)
+
+    def failed(self, trial: FrozenTrial) -> bool:
+        """Whether it failed since the start."""
+        return "error" in trial.user_attrs and trial.number >= self.begun
+
+    def left(self) -> list[int]:
+        """The numbers of the trials that are not over."""
+        known = self.latest()
+        return [number for number in range(len(self.arm.trials)) if not self.over(known.get(number))]
+
+    def carry_out(self, number: int, train: Train, stop: Event) -> None:
+        """Carry out a trial that is not over, with the values of the one before it that was lost or failed."""
+        seed, values = self.arm.trials[number]
+        before = self.latest().get(number)
+        if self.over(before):
+            return
+        if before is not None:
+            if not before.state.is_finished():
+                self.study.tell(before.number, state=TrialState.FAIL)
+            values = before.params if before.params.keys() == self.arm.space.keys() else values
+        own = copy.copy(self.study)  # another thread's has a sampler of its own
+        # draws depend on the trial and those before it, not on the process
+        own.sampler = PartialFixedSampler(values, TPESampler(seed=number, multivariate=False, constant_liar=True))
+        trial = own.ask(dict(self.arm.space))
+        trial.set_user_attr("trial", number)
+        trial.set_user_attr("seed", seed)
+        try:
+            own.tell(trial, train(self.arm, trial, stop))
+        except optuna.TrialPruned:
+            own.tell(trial, state=TrialState.PRUNED)
+        except ValueError as error:
+            if not stop.is_set():
+                trial.set_user_attr("error", str(error))
+            own.tell(trial, state=TrialState.FAIL)
+
+
+def fill(sides: Sequence[Side], train: Train, stop: Event) -> None:
+    """Carry out trials until all are done, here or elsewhere; several threads and processes may do so.
+
+    Raises:
+        ValueError: the first trials all failed.
+    """
+    while not stop.is_set():
+        trials = [(side, trial) for side in sides for trial in side.latest().values()]
+        errors = [trial.user_attrs["error"] for side, trial in trials if side.failed(trial)]
+        if len(errors) >= HOPELESS and not any(trial.state == TrialState.COMPLETE for _, trial in trials):
+            raise ValueError(errors[-1])
+        left = sorted((number, place) for place, side in enumerate(sides) for number in side.left())
+        if not left:
+            return
+        for number, place in left:  # in an order that keeps budgets equal
+            side = sides[place]
+            with contextlib.suppress(FolderInUse), lock_folder(side.folder, f"{place}-{number}.lock"):
+                side.carry_out(number, train, stop)
+                break
+        else:
+            stop.wait(WAIT)
+
 
 def search(sweep: Sweep) -> int:
     """Do all trials that no other process does, and show the result; see `Sweep.carry_out`."""
     console, run, base = Console(file=sys.stdout), first_run(sweep), sweep.comparison()
-    studies = open_studies(sweep, run)
-    slots, begun = Slots([] if base.cpu else visible_gpus(), sweep.jobs), [len(study.trials) for study in studies]
+    sides, slots = open_sides(sweep, run), Slots([] if base.cpu else visible_gpus(), sweep.jobs)
     try:
-        with Reporter(console, len(trials.left(studies, sweep.arms, begun))) as reporter:
+        with Reporter(console, sum(len(side.left()) for side in sides)) as reporter:
 
-            def train(arm: Arm, trial: optuna.Trial, values: dict[str, Any], stop: Event) -> float:
-                one = sweep.run_of(arm, trial.user_attrs["trial"], trial.user_attrs["seed"], values)
+            def train(arm: Arm, trial: Trial, stop: Event) -> float:
+                one = sweep.run_of(arm, trial.user_attrs["trial"], trial.user_attrs["seed"], trial.params)
                 with slots.lent() as device:
                     return trained(dataclasses.replace(one, device=device), trial, reporter, base.epochs, stop)
 
-            work = partial(trials.fill, studies, sweep.arms, sweep.out, begun, train)
-            at_a_time([work] * sweep.jobs, sweep.jobs)
+            at_a_time([partial(fill, sides, train)] * sweep.jobs, sweep.jobs)
     except KeyboardInterrupt:
         say(console, "interrupted; the same command goes on")
         return 130
-    return 0 if publish(sweep.out, studies, sweep.arms, run.metric[0], console) else 1
+    return 0 if publish(sweep.out, sides, run.metric[0], console) else 1
 
 
 def first_run(sweep: Sweep) -> Run:
@@ -54,34 +158,35 @@ def first_run(sweep: Sweep) -> Run:
         ValueError: a command cannot work.
         FileNotFoundError: data that is missing.
     """
-    arm, kinds = sweep.arms[0], sweep.choices.items()
-    first = {key: how["choices"][0] if kind == "categorical" else how["low"] for key, (kind, how) in kinds}
-    texts = [{key: one} for key, (_, how) in kinds for one in how.get("choices", ())[1:] if isinstance(one, str | bool)]
+    arm = sweep.arms[0]
+    values = {key: getattr(how, "choices", None) or [how.low] for key, how in sweep.choices.items()}
+    first = {key: own[0] for key, own in values.items()}
+    texts = [{key: one} for key, own in values.items() for one in own[1:] if isinstance(one, str | bool)]
     tried = [{**first, **text} for text in [{}, *texts]]
     runs = [sweep.run_of(arm, number, arm.trials[0][0], values) for number, values in enumerate(tried)]
     check_runs(runs)
     return runs[0]
 
 
-def open_studies(sweep: Sweep, run: Run) -> list[optuna.Study]:
-    """Open the study of each arm; a ValueError says that the folder holds a sweep with other settings."""
+def open_sides(sweep: Sweep, run: Run) -> list[Side]:
+    """Open the studies; a ValueError says that the folder holds a sweep with other settings."""
     own = {"searched": sweep.method, "space": sweep.space, "seeds": list(sweep.seeds), "drawn": bool(sweep.trials)}
     settings = {**run.settings, **own, "seed": None}
     # of epochs, which Optuna counts from 0, the first prunes none
     pruner = optuna.pruners.MedianPruner(5, 2) if sweep.pruner == "median" else optuna.pruners.NopPruner()
     how = {"pruner": pruner, "direction": "maximize" if run.metric[1] else "minimize"}
     sweep.out.mkdir(parents=True, exist_ok=True)
-    studies = [trials.open_study(sweep.out, arm.name, **how) for arm in sweep.arms]
-    for study in studies:
-        if found := differing(study.user_attrs.get("settings", settings), settings):
+    sides = [Side(arm, sweep.out, **how) for arm in sweep.arms]
+    for side in sides:
+        if found := differing(side.study.user_attrs.get("settings", settings), settings):
             said = [f"{key}: {old or 'absent'} there, {new or 'absent'} asked for" for key, (old, new) in found.items()]
             said = f"holds a sweep with other settings ({'; '.join(said[:3])})"
             raise ValueError(f"{sweep.out} {said}; give another --out")
-        study.set_user_attr("settings", settings)
-    return studies
+        side.study.set_user_attr("settings", settings)
+    return sides
 
 
-def trained(run: Run, trial: optuna.Trial, reporter: Reporter, epochs: int, stop: Event) -> float:
+def trained(run: Run, trial: Trial, reporter: Reporter, epochs: int, stop: Event) -> float:
     """Do the run of a trial and report each epoch; the value of the best one.
 
     Raises:
@@ -111,7 +216,7 @@ def trained(run: Run, trial: optuna.Trial, reporter: Reporter, epochs: int, stop
                 run.carry_out(watch, stop)
                 break
             except FolderInUse:  # a training that has outlived its process
-                if stop.wait(trials.WAIT):
+                if stop.wait(WAIT):
                     raise
         watch(run.log())
     except RunError as error:

@@ -22,6 +22,8 @@ from attn_reg_plugin.configuration import read, setting
 from attn_reg_plugin.experiments.steps import settings_of
 
 if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
+
     from attn_reg_plugin.experiments.comparison import Comparison
     from attn_reg_plugin.experiments.runs import Run
 
@@ -29,14 +31,10 @@ if TYPE_CHECKING:
 BASES = ("finetune", "compare")
 #: settings of a comparison that the sweep decides, and those that say what is searched on
 DECIDED, FIXED = ("out", "methods", "seeds", "jobs", "method_flags"), ("task", "data", "cpu")
-#: ranges in a file, `{log: [low, high]}`
-RANGES = ("log", "uniform", "int")
-#: trials of the method, and values of a key
+#: trials of the method
 MOST = 5_000
 #: name of the arm that the method is compared with
 PLAIN = "plain"
-#: suggestion of Optuna's, such as `float` of `suggest_float`, and its arguments
-Choice = tuple[str, dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -50,7 +48,7 @@ class Arm:
     """
 
     name: str
-    space: Mapping[str, Choice]
+    space: Mapping[str, BaseDistribution]
     trials: Sequence[tuple[int, dict[str, Any]]]
 
 
@@ -94,21 +92,18 @@ class Sweep:
         base = getattr(self, self.section)
         if not isinstance(base, Mapping):
             raise ValueError(f"{self.section} is {base!r}, but must be a mapping of settings")
-        if wrong := [key for key in DECIDED if key in base]:
-            raise ValueError(f"{self.section}: {wrong[0]} is decided by the sweep; leave it out")
         if not isinstance(self.method, str) and not (isinstance(self.method, Mapping) and "like" in self.method):
             raise ValueError(f"method is {self.method!r}, but must be a name, or {{like: NAME, option: value, ...}}")
-        self.comparison()  # refuse what is wrong in it, before anything is blamed on the space
         if not isinstance(self.space, Mapping) or not self.space:
             raise ValueError(f"space is {self.space!r}, but must be a mapping, such as {{p: [0.1, 0.3, 0.5]}}")
+        if wrong := [key for key in DECIDED if key in base]:
+            raise ValueError(f"{self.section}: {wrong[0]} is decided by the sweep; leave it out")
         counts = [len(given) for given in self.space.values() if isinstance(given, list)]
-        if (count := max(counts, default=0) if self.trials else math.prod(counts) * len(self.seeds)) > MOST:
+        if not self.trials and (count := math.prod(counts) * len(self.seeds)) > MOST:
             said = f"space has {count:,} trials in its grid, but at most {MOST:,} are possible"
             raise ValueError(f"{said}; take fewer values, or say by `trials` how many are drawn")
-        space = self.choices
-        for shared in (True, False) if not self.trials else ():  # each value is possible, and so must be what all are
-            for values in _grid({key: space[key] for key in space if (key in self.shared) == shared}):
-                self.comparison(values)
+        self.comparison()  # refuse what is wrong in it, before anything is blamed on the space
+        self.choices  # noqa: B018 (refuses values that are not allowed)
 
     # -- method and training ------------------------------------------------------------------------------------------
 
@@ -121,22 +116,18 @@ class Sweep:
     def _method(self) -> dict[str, Any]:
         return {"like": self.method} if isinstance(self.method, str) else dict(self.method)
 
-    def comparison(
-        self, values: Mapping[str, Any] | None = None, name: str = "method", row: Mapping[str, Any] | None = None
-    ) -> Comparison:
-        """The comparison of the method, or of another row, alone, with some values of the space."""
+    def comparison(self, values: Mapping[str, Any] | None = None, methods: Any = None) -> Comparison:
+        """The comparison of the method, or of the `methods` given, with some values of the space."""
         options, part = dict(values or {}), "space" if values else self.section
         settings = {key: options.pop(key) for key in [*options] if key in self.shared}
         content = {**getattr(self, self.section), "out": str(self.out), "jobs": self.jobs, "seeds": list(self.seeds)}
-        content |= {**settings, "methods": {name: {**self._method, **options} if row is None else row}}
+        content |= {**settings, "methods": methods or {"method": {**self._method, **options}}}
         try:
-            return read(
-                settings_of(self.section), OmegaConf.create({self.section: content}), self.section, {}, Path(part)
-            )
+            return read(settings_of(self.section), OmegaConf.create(content), self.section, {}, Path(part))
         except ValueError as error:
             reason = str(error).removeprefix(f"{part}: ")
             part = "method" if reason.startswith("methods: ") and not values else part
-            raise ValueError(f"{part}: {reason.removeprefix('methods: ').removeprefix(f'{name}: ')}") from None
+            raise ValueError(f"{part}: {reason.removeprefix('methods: ').removeprefix('method: ')}") from None
 
     # -- the space ----------------------------------------------------------------------------------------------------
 
@@ -144,36 +135,37 @@ class Sweep:
     def shared(self) -> tuple[str, ...]:
         """The keys of the space that plain training has too, such as the learning rate."""
         options = self.comparison().selected()[0].settings
+        fields = [entry.name for entry in dataclasses.fields(settings_of(self.section))]
+        known = [*options, *(name for name in fields if name not in (*DECIDED, *FIXED))]
+        if unknown := [key for key in self.space if key not in known]:
+            raise ValueError(f"space: unknown key {unknown[0]!r}; the keys are: {', '.join(known)}")
         return tuple(str(key) for key in self.space if key not in options)
 
     @functools.cached_property
-    def choices(self) -> dict[str, Choice]:
+    def choices(self) -> dict[str, BaseDistribution]:
         """The keys that vary and what their values are drawn from, as method and training take them."""
-        fields = [entry.name for entry in dataclasses.fields(settings_of(self.section))]
-        settings = [name for name in fields if name not in (*DECIDED, *FIXED)]
-        if unknown := [key for key in self.shared if key not in settings]:
-            known = [*self.comparison().selected()[0].settings, *settings]
-            raise ValueError(f"space: unknown key {unknown[0]!r}; the keys are: {', '.join(known)}")
         return {str(key): self._choice(str(key), given) for key, given in self.space.items()}
 
-    def _choice(self, key: str, given: Any) -> Choice:
+    def _choice(self, key: str, given: Any) -> BaseDistribution:
+        from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+        ranges = {"log": functools.partial(FloatDistribution, log=True), "uniform": FloatDistribution}
+        ranges["int"] = IntDistribution
         ranged = isinstance(given, Mapping) and len(given) == 1
         kind, values = next(iter(given.items())) if ranged else ("", given)
-        if not isinstance(values, list) or not values or (ranged and kind not in RANGES):
-            forms = " or ".join(f"{{{kind}: [low, high]}}" for kind in RANGES)
+        if not isinstance(values, list) or (ranged and kind not in ranges):
+            forms = " or ".join(f"{{{kind}: [low, high]}}" for kind in ranges)
             raise ValueError(f"space: {key} is {given!r}, but must be a list of values, or {forms}")
-        taken = [self._taken(key, value) for value in values]
-        if not ranged:
-            if len(set(taken)) != len(taken):
-                raise ValueError(f"space: {key} is {given!r}, but must not have a value twice")
-            return "categorical", {"choices": taken}
-        if not self.trials:
+        if ranged and not self.trials:
             raise ValueError(f"trials is 0, but must say how many, since {key} has a range in space")
-        if len(taken) != 2 or isinstance(taken[0], str) or taken[0] >= taken[1] or (kind == "log" and taken[0] <= 0):
-            above = " above 0" * (kind == "log")
-            raise ValueError(f"space: {key}: {kind} is {values!r}, but must be two numbers{above}, the lower first")
-        ends = dict(zip(("low", "high"), taken, strict=True))
-        return ("int", ends) if kind == "int" else ("float", {**ends, "log": kind == "log"})
+        taken = [self._taken(key, value) for value in values]
+        try:
+            if not ranged:
+                return CategoricalDistribution(taken)
+            low, high = taken
+            return ranges[kind](low, high)
+        except ValueError as error:  # of Optuna's
+            raise ValueError(f"space: {key} is {given!r}: {error}") from None
 
     def _taken(self, key: str, value: Any) -> Any:
         """A value as method or training take it; refused where they don't."""
@@ -187,7 +179,9 @@ class Sweep:
     def arms(self) -> list[Arm]:
         """The method, and plain training with the same budget; plain training alone if that is what is searched."""
         trials = [(self.seeds[number % len(self.seeds)], {}) for number in range(self.trials)]
-        trials = trials or [(seed, values) for values in _grid(self.choices) for seed in self.seeds]
+        grid = itertools.product(*(getattr(one, "choices", ()) for one in self.choices.values()))
+        every = [dict(zip(self.choices, values, strict=True)) for values in grid]  # the last key varies fastest
+        trials = trials or [(seed, values) for values in every for seed in self.seeds]
         own = itertools.chain(self.seeds, itertools.count(max(self.seeds) + 1))
         shared = [{key: value for key, value in values.items() if key in self.shared} for _, values in trials]
         choices = {key: self.choices[key] for key in self.shared}
@@ -197,9 +191,10 @@ class Sweep:
 
     def run_of(self, arm: Arm, number: int, seed: int, values: Mapping[str, Any]) -> Run:
         """The run of a trial, as `attn-reg compare` or `finetune` makes it."""
-        title, plain = {"title": f"{arm.name} {text_of(values)}".strip()}, arm.name == PLAIN
+        plain = arm.name == PLAIN
         own = {} if plain else self._method | {key: values[key] for key in values if key not in self.shared}
-        found = self.comparison(values, PLAIN if plain else f"trial-{number:03d}", {**own, **title})
+        row = {**own, "title": f"{arm.name} {text_of(values)}".strip()}
+        found = self.comparison(values, {PLAIN if plain else f"trial-{number:03d}": row})
         (run,) = dataclasses.replace(found, seeds=(seed,)).plan(found.selected())
         return dataclasses.replace(run, measured=False)
 
@@ -213,12 +208,6 @@ class Sweep:
         from attn_reg_plugin.experiments.sweep.search import search
 
         return search(self)
-
-
-def _grid(space: Mapping[str, Choice]) -> list[dict[str, Any]]:
-    """All combinations of the values; the last key varies fastest. Without keys it is one empty combination."""
-    products = itertools.product(*(how["choices"] for _, how in space.values()))
-    return [dict(zip(space, values, strict=True)) for values in products]
 
 
 def text_of(values: Mapping[str, Any]) -> str:

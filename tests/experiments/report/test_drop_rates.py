@@ -1,19 +1,17 @@
-"""`attn-reg report curves`: known curves come back from a log, as a schedule that scheduled dropout reads."""
+"""Drop rates in the log of a run, and the example that fits a schedule: known curves come back."""
 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from attn_reg_plugin.cli import _parsed
-from attn_reg_plugin.commands.of_settings import Command
-from attn_reg_plugin.experiments.report.drop_rates import Rates, fit_curve, read_rates
+from attn_reg_plugin.experiments.report.drop_rates import Rates, rates_of_log
 from attn_reg_plugin.regularizers.scheduled_dropout import Curve, Schedule
+from tests.test_examples import example
 
 DROP = {
     "encoder.self[0]": Curve(((0, 0.6), (300, 0.9), (999, 0.8))),
@@ -45,31 +43,26 @@ def log(length: int = 10, updates: int = 1000, noise: float = 0.0) -> str:
     return "".join([f"INFO | namespace {{'drop_': 1}}\n{valid}", *lines, "done drop_encoder.self[0] {\n"])
 
 
-def report(*arguments: object) -> int:
-    """`attn-reg report curves` with these arguments."""
-    return Command("report curves").run(_parsed("report curves", [str(argument) for argument in arguments]))
+fitting = example("scheduled_dropout/fit_schedule.py")
 
 
-@pytest.fixture
-def log_file(tmp_path: Path) -> Path:
-    path = tmp_path / "run" / "train.log"
-    path.parent.mkdir()
-    path.write_text(log(), encoding="utf-8")
-    return path
+def run(*arguments: object) -> None:
+    """The example's command."""
+    fitting.main([str(argument) for argument in arguments])
 
 
 @pytest.mark.parametrize(("length", "noise"), [(1, 0.0), (10, 0.0), (50, 0.0), (2, 0.02)])
 def test_known_curves_come_back(tmp_path: Path, length: int, noise: float) -> None:
     """However many updates a line covers, since a rate is understood as a mean over them; noise is averaged."""
-    path, out = tmp_path / "train.log", tmp_path / "out" / "learned.yaml"
+    path, out = tmp_path / "train.log", tmp_path / "learned.yaml"
     path.write_text(log(length, noise=noise), encoding="utf-8")
-    assert report(path, "--out", out, "--knots", "11") == 0
+    run(path, "--out", out, "--knots", "11")
     entries = Schedule.read(str(out)).entries
     assert [selector.pattern for selector, _ in entries] == list(DROP)
     for (_, found), true in zip(entries, DROP.values(), strict=True):
         assert [found(t) for t in range(0, 1000, 37)] == pytest.approx([true(t) for t in range(0, 1000, 37)], abs=0.02)
-    for series in read_rates(path).values():
-        assert fit_curve(series, 11).error == pytest.approx(noise, rel=0.2, abs=0.01)
+    for series in rates_of_log(path).values():
+        assert fitting.fit(series, 11)[1] == pytest.approx(noise, rel=0.2, abs=0.01)
 
 
 def test_the_values_at_fixed_knots_are_the_least_squares_solution() -> None:
@@ -78,19 +71,19 @@ def test_the_values_at_fixed_knots_are_the_least_squares_solution() -> None:
     ends = np.cumsum(generator.integers(1, 20, 40))
     starts = np.concatenate([[0], ends[:-1]])
     drops = generator.uniform(0.3, 0.6, 40)
-    fit = fit_curve(Rates(starts, ends, drops), knots=2)
+    curve, found = fitting.fit(Rates(starts, ends, drops), knots=2)
     line = np.poly1d(np.polyfit((starts + ends - 1) / 2, drops, 1, w=np.sqrt(ends - starts)))
-    assert [x for x, _ in fit.curve.points] == [0, ends[-1] - 1]
-    for position, drop in fit.curve.points:
+    assert [x for x, _ in curve.points] == [0, ends[-1] - 1]
+    for position, drop in curve.points:
         assert drop == pytest.approx(line(position), abs=6e-5)
     error = np.sqrt(np.mean((line((starts + ends - 1) / 2) - drops) ** 2))
-    assert fit.error == pytest.approx(error, abs=1e-4)
+    assert found == pytest.approx(error, abs=1e-4)
 
 
 def test_the_curve_of_a_log_with_a_single_line_is_constant(tmp_path: Path) -> None:
     path = tmp_path / "train.log"
     path.write_text(inner(100, 100, {"encoder.self[0]": Curve(((0, 0.75),))}), encoding="utf-8")
-    assert fit_curve(read_rates(path)["encoder.self[0]"]).curve == Curve(((0, 0.75),))
+    assert fitting.fit(rates_of_log(path)["encoder.self[0]"], 9)[0] == Curve(((0, 0.75),))
 
 
 HALF, QUARTER = ({"encoder.self[0]": Curve(((0, drop),))} for drop in (0.5, 0.25))
@@ -121,70 +114,44 @@ def test_stretches_of_logs(
     tmp_path: Path, lines: list[str], starts: list[int], ends: list[int], drops: list[float]
 ) -> None:
     (path := tmp_path / "train.log").write_text("".join(lines), encoding="utf-8")
-    rates = read_rates(path)["encoder.self[0]"]
+    rates = rates_of_log(path)["encoder.self[0]"]
     assert rates.starts.tolist() == starts and rates.ends.tolist() == ends and rates.drops == pytest.approx(drops)
 
 
-def test_a_folder_stands_for_the_log_in_it(log_file: Path) -> None:
-    (log_file.parent / "other.log").write_text("S-0\tdrop_ nothing\n", encoding="utf-8")
-    assert list(read_rates(log_file.parent)) == list(DROP)
+def test_of_trainer_the_history_is_read(tmp_path: Path) -> None:
+    history = [{"step": step, "drop_encoder.self[0]": 0.3} for step in (50, 100)]
+    (state := tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": history}), encoding="utf-8")
+    run(state, "--out", tmp_path / "schedule.yaml")
+    assert Schedule.read(str(tmp_path / "schedule.yaml")).entries[0][1] == Curve(((0, 0.3), (99, 0.3)))
 
 
-def test_of_an_output_folder_of_trainer_the_last_checkpoint_is_read(tmp_path: Path) -> None:
-    for step in (100, 20):
-        history = [{"step": step // 2, "drop_encoder.self[0]": 0.3}, {"step": step, "drop_encoder.self[0]": 0.2}]
-        state = tmp_path / f"checkpoint-{step}" / "trainer_state.json"
-        state.parent.mkdir()
-        state.write_text(json.dumps({"log_history": history}), encoding="utf-8")
-    assert read_rates(tmp_path)["encoder.self[0]"].ends.tolist() == [50, 100]
-    (tmp_path / "checkpoint-100" / "trainer_state.json").write_text("{}", encoding="utf-8")
-    with pytest.raises(ValueError, match=r"checkpoint-100/trainer_state.json holds no drop rates; give the log of a f"):
-        read_rates(tmp_path)
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\xff\xfe{}",
+        b'{"drop_encoder.self[0]": "x", "num_updates": 3}',
+        b'{"drop_encoder.self[0]": NaN, "num_updates": 3}',
+        b'{"drop_encoder.self[0]": 0.5, "num_updates": Infinity}',
+        b'{"drop_' + b"[" * 5000 + b"}",
+    ],
+)
+def test_what_is_no_log_has_no_rates(content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "log").write_bytes(content)
+    with pytest.raises(SystemExit, match="2"):
+        run(tmp_path / "log", "--out", tmp_path / "x.yaml")
+    assert f"{tmp_path / 'log'} holds no drop rates" in capsys.readouterr().err
+    assert not (tmp_path / "x.yaml").exists()
 
 
-def test_what_cannot_be_reported_is_refused(tmp_path: Path, log_file: Path) -> None:
-    out, empty = tmp_path / "schedule.yaml", tmp_path / "empty"
-    (empty / "inner").mkdir(parents=True)
-    (empty / "inner" / "train.log").write_text("nothing\n", encoding="utf-8")
-    for place, more, said in (
-        (tmp_path / "absent", [], r"there is no run .*absent"),
-        (log_file, ["--out", tmp_path / "s.txt"], r"--out is .*s.txt, but its name must end in .yaml or .yml"),
-        (log_file, ["--knots", "1"], "--knots is 1, but must be at least 2"),
-        (empty, [], r"empty holds no drop rates"),
-        (empty / "inner" / "train.log", [], r"train.log holds no drop rates; give the log of a fairseq"),
-        (log_file, ["--plot", tmp_path / "p.xyz"], r"p.xyz must end in one of .avif"),
-    ):
-        with pytest.raises((ValueError, FileNotFoundError), match=said):
-            report(place, "--out", out, *more)
-    with pytest.raises(ValueError, match=r"unrecognized arguments: .*train\.log"):
-        report(log_file, log_file, "--out", out)
-    assert not out.exists()
-
-
-def test_the_plot_needs_matplotlib_before_anything_is_written(
-    tmp_path: Path, log_file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out, figure = tmp_path / "schedule.yaml", tmp_path / "figures" / "rates.png"
-    with monkeypatch.context() as patch:
-        for name in ("matplotlib", "matplotlib.figure"):
-            patch.setitem(sys.modules, name, None)
-        with pytest.raises(ValueError, match=r"^a plot needs matplotlib, which is not installed"):
-            report(log_file, "--out", out, "--plot", figure)
-        assert not out.exists()
-        assert report(log_file, "--out", out) == 0
-    pytest.importorskip("matplotlib")
-    assert report(log_file, "--out", out, "--plot", figure) == 0
-    assert figure.read_bytes().startswith(b"\x89PNG")
-
-
-def test_it_prints_how_to_train_with_the_schedule(
-    tmp_path: Path, log_file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "schedule.yaml"
-    report(log_file, "--out", out)
+def test_it_draws_and_prints_how_to_train_with_the_schedule(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, figure = tmp_path / "schedule.yaml", tmp_path / "rates.png"
+    (tmp_path / "train.log").write_text(log(), encoding="utf-8")
+    run(tmp_path / "train.log", "--out", out, "--plot", figure)
     *sites, flags = capsys.readouterr().out.splitlines()
     assert [site.partition(":")[0] for site in sites] == list(DROP)
     assert flags.endswith(f"--scheduled-dropout-schedule {out} --attn-sites 'encoder.self[0,1,10] decoder.cross[0]'")
+    assert figure.read_bytes().startswith(b"\x89PNG")
 
 
 def test_what_attend_out_learned_is_a_schedule_to_train_with(tmp_path: Path) -> None:
@@ -197,10 +164,10 @@ def test_what_attend_out_learned_is_a_schedule_to_train_with(tmp_path: Path) -> 
     learned = ["--attn-reg", "attend_out", "--attend-out-steps", "2", "--attend-out-generator-lr", "0.1"]
     train(data, tmp_path / "attend_out", *learned, *size).check()
     out = tmp_path / "schedule.yaml"
-    assert report(tmp_path / "attend_out", "--out", out) == 0
+    run(tmp_path / "attend_out" / "train.log", "--out", out)
     cheap = ["--attn-reg", "scheduled_dropout", "--scheduled-dropout-schedule", str(out)]
     train(data, tmp_path / "scheduled", *cheap, *size).check()
-    expensive, repeated = (read_rates(tmp_path / name) for name in ("attend_out", "scheduled"))
+    expensive, repeated = (rates_of_log(tmp_path / name / "train.log") for name in ("attend_out", "scheduled"))
     assert list(repeated) == list(expensive) == ["encoder.self[0]", "encoder.self[1]"]
     for site, rates in repeated.items():
         assert abs(rates.drops.mean() - expensive[site].drops.mean()) < 0.05, site

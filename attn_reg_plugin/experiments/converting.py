@@ -1,0 +1,86 @@
+"""`attn-reg convert opus-mt`: OPUS-MT models of the Hugging Face hub into fairseq, once, and back.
+
+`OUT.name` beside the folder records what was converted there.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from attn_reg_plugin.configuration import setting
+from attn_reg_plugin.experiments.data_folder import digest_of
+from attn_reg_plugin.files import read_json, write_json
+
+#: a model of the hub
+_HUB = re.compile(r"[\w.-]+/[\w.-]+")
+#: the files of a model that are recorded
+_ENDINGS = (".json", ".spm", ".safetensors", ".bin")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conversion:
+    """The settings of `attn-reg convert opus-mt`."""
+
+    EXAMPLES: ClassVar[tuple[str, ...]] = (
+        "attn-reg convert opus-mt Helsinki-NLP/opus-mt-en-ro models/en-ro",
+        "attn-reg convert opus-mt --to-hf runs/en-ro/ad_drop-seed1 exported",
+    )
+
+    model: str = setting(
+        "folder of an OPUS-MT model, or its name on the Hugging Face hub; with --to-hf a checkpoint or run",
+        metavar="MODEL",
+        positional=True,
+    )
+    out: Path = setting("folder to write", metavar="OUT", positional=True)
+    languages: str | None = setting(
+        "names of the languages in fairseq (default: the tokenizer's, or source-target)", None, metavar="SOURCE-TARGET"
+    )
+    to_hf: bool = setting("convert a training's checkpoint back", False)
+    opus_mt: Path | None = setting(
+        "with --to-hf: the converted folder the model comes from (default: looked for beside the run and its data)",
+        None,
+        metavar="DIR",
+    )
+
+    def __post_init__(self) -> None:
+        """Check what goes together."""
+        if self.opus_mt and not self.to_hf:
+            raise ValueError("--opus-mt belongs to --to-hf")
+        names = (self.languages or "source-target").split("-")
+        if len(names) != 2 or not all(names) or names[0] == names[1]:
+            said = "but must be two different names with a hyphen, as en-ro"
+            raise ValueError(f"--languages is {self.languages!r}, {said}")
+
+    def carry_out(self) -> None:
+        """Convert the model, unless that is done; a folder of something else is refused."""
+        from attn_reg_plugin.opus_mt.conversion import CHECKPOINT, FLAGS, to_fairseq, to_huggingface
+        from attn_reg_plugin.opus_mt.marian_folder import MarianFolder, download
+
+        if self.to_hf:
+            to_huggingface(Path(self.model), self.out, self.opus_mt)
+            print(f'wrote {self.out}: MarianMTModel.from_pretrained("{self.out}")')
+            return
+        folder, record = Path(self.model), self.out.with_name(f"{self.out.name}.name")
+        wanted = {"model": self.model, "languages": self.languages}
+        if folder.is_dir():
+            wanted["files"] = digest_of(sorted(path for path in folder.iterdir() if path.suffix in _ENDINGS))
+        if self.out.is_dir() and any(self.out.iterdir()):
+            if not record.is_file():
+                said = f"isn't empty, and no {record.name} says what was converted there"
+                raise ValueError(f"{self.out} {said}; give another --out")
+            before = read_json(record)
+            for name, value in wanted.items():
+                if before.get(name, value) != value:
+                    said = f"was converted with {name} {before[name]}, not {value}"
+                    raise ValueError(f"{self.out} {said}; give another --out")
+            return
+        if not folder.is_dir() and _HUB.fullmatch(self.model):
+            folder = download(self.model)
+        languages = self.languages.split("-") if self.languages else None
+        source, target = to_fairseq(MarianFolder.open(folder), self.out, languages)
+        write_json(record, wanted)
+        print(f"wrote {self.out}: {source} to {target}; fairseq-train ... ", end="")
+        print(f"--finetune-from-model {self.out / CHECKPOINT} with\n{(self.out / FLAGS).read_text('utf-8').strip()}")
