@@ -1,4 +1,4 @@
-"""Which positions to drop: pure functions on tensors.
+"""Choose the positions to drop: pure functions on tensors.
 
 AD-DROP (Yang et al., NeurIPS 2022): the positions of a row are sorted by attribution, those at or above the element of
 index int(n(1 - p)) form the candidate discard region, and each of them is dropped with probability q. Here n counts the

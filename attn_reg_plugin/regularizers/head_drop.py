@@ -98,7 +98,7 @@ class HeadDrop(Timed):
 
 
 def heads_kept(p: float, shape: tuple[int, ...], valid: Tensor | None, generator: torch.Generator) -> Tensor:
-    """Which heads stay, bool (B, H, 1, 1), at least one of each example."""
+    """Draw the heads that stay, bool (B, H, 1, 1), at least one of each example."""
     draws = torch.rand((*shape[:2], 1, 1), generator=generator, device=generator.device)
     return (draws >= p) | (draws == draws.amax(1, keepdim=True))
 
