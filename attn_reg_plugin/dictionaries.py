@@ -70,10 +70,8 @@ def check_binaries(folder: Path, split: str) -> None:
         known = len(SPECIAL) + len(read_dictionary(dictionary))
         largest = int(np.memmap(binary, kind, "r").max()) if sizes.sum() else 0
         if largest >= known:
-            raise ValueError(
-                f"{dictionary} is damaged or of other data: it has {known} symbols, but {binary.name} has number "
-                f"{largest}"
-            )
+            said = f"it has {known} symbols, but {binary.name} has number {largest}"
+            raise ValueError(f"{dictionary} is damaged or of other data: {said}")
 
 
 def _sizes(index: Path) -> tuple[Any, str]:

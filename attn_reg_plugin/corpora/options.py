@@ -75,7 +75,6 @@ class PrepareOptions:
         metavar="N",
     )
     workers: int = setting("processes for fairseq's binarization", 1, within="[1, inf)", metavar="N")
-    overwrite: bool = setting("replace what an earlier preparation with other options wrote", False)
 
     def __post_init__(self) -> None:
         """Check what depends on other options, and fill in what follows from them."""

@@ -156,10 +156,6 @@ def _hub(options: TextOptions) -> list[Split]:
     """Read WMT16 through the `datasets` library; training is streamed."""
     first, second = options.languages
     configuration = f"{second if first == 'en' else first}-en"
-    try:
-        import datasets
-    except ImportError:
-        raise ValueError("--source hub needs the datasets library: pip install datasets") from None
 
     def pairs(rows: Iterable[Any]) -> Iterator[Pair]:
         with _refused(configuration):
@@ -167,6 +163,8 @@ def _hub(options: TextOptions) -> list[Split]:
                 yield Pair(number, *(one_line(row["translation"][language]) for language in options.languages))
 
     with _refused(configuration):
+        import datasets
+
         data = datasets.load_dataset(WMT16, configuration, streaming=True)
         there = [names for names in _HUB_SPLITS if names[0] in data or names[1] != "test"]
         rows = [pairs(data[key]) for key, _, _ in there]
@@ -215,7 +213,7 @@ def arrange(options: TextOptions, train: Split, valid: Split, *tests: Split) -> 
     """
     notes = []
     if options.split_valid or not tests:
-        valid, half, note = _halves(valid, bool(tests))
+        valid, half, note = _halves(valid)
         tests, notes = (half, *tests), [note]
     if options.set_aside:
         train, aside, note = _set_aside(options, train)
@@ -226,18 +224,16 @@ def arrange(options: TextOptions, train: Split, valid: Split, *tests: Split) -> 
     return [train, valid, *(replace(test, name=f"test{number or ''}") for number, test in enumerate(tests))], notes
 
 
-def _halves(valid: Split, asked: bool) -> tuple[Split, Split, str]:
-    """Part the validation pairs into a validation and a test set; `asked` where there is a test set, too."""
+def _halves(valid: Split) -> tuple[Split, Split, str]:
+    """Part the validation pairs into a validation and a test set."""
     pairs = list(valid.pairs)
     half, total = len(pairs) // 2, len(pairs)
     if half == 0:
-        reason = "" if asked else ", and there is no test set"
-        raise ValueError(f"{valid.places[0]} has {total} lines, too few to be split into valid and test{reason}")
+        raise ValueError(f"{valid.places[0]} has {total} lines, too few to be split into valid and test")
     first = replace(valid, title=f"{valid.title}a", pairs=pairs[:half])
     second = replace(valid, title=f"{valid.title}b", pairs=pairs[half:])
-    what = f"{valid.title} is split" if asked else f"there is no test set, so {valid.title} is split"
     ranges = f"lines 1 to {half} are valid ({first.title}), lines {half + 1} to {total} are test ({second.title})"
-    return first, second, f"{what}: {ranges}"
+    return first, second, f"{valid.title} is split: {ranges}"
 
 
 def _set_aside(options: TextOptions, train: Split) -> tuple[Split, Split, str]:

@@ -185,9 +185,7 @@ def _hub_rows(task: LabelledTask, source: str, split: str) -> tuple[str, list[Ro
     place = " ".join(part for part in (hub.path, hub.name, name) if part)
     try:
         import datasets
-    except ImportError:
-        raise ValueError("reading from the hub needs the datasets library: pip install datasets") from None
-    try:
+
         data = datasets.load_dataset(hub.path, hub.name, split=name)
     except Exception as error:
         reason = (str(error).splitlines() or [""])[0]
@@ -203,8 +201,9 @@ def _hub_rows(task: LabelledTask, source: str, split: str) -> tuple[str, list[Ro
             there = ", ".join(data.column_names)
             raise ValueError(f"{place} has no column {column!r} for task {task.name}; it has: {there}")
     feature = data.features.get(label)
-    names = _names_of(task, getattr(getattr(feature, "feature", feature), "names", None))
-    rows = []
+    names, rows = getattr(getattr(feature, "feature", feature), "names", None), []
+    if not names or not (task.kind == TAGGING or {*(task.labels or ()), *task.aliases}.issuperset(names)):
+        names = task.labels or ()  # numbers are in the official order, unless the data set's names are the task's
     for number, row in enumerate(data, start=1):
         where, given, texts = f"{place}, row {number}", row.get(label), tuple(row[name] for name in columns)
         texts = tuple(texts[0]) if task.kind == TAGGING else texts
@@ -218,12 +217,6 @@ def _hub_rows(task: LabelledTask, source: str, split: str) -> tuple[str, list[Ro
             raise ValueError(f"{where}: {len(texts)} words, but {len(labels)} labels")
         rows.append(Row(number, texts, labels, [number] * len(labels or ())))
     return place, rows
-
-
-def _names_of(task: LabelledTask, names: Sequence[str] | None) -> Sequence[str]:
-    """Choose what numbers mean: a data set's names of classes where all are the task's, else the official order."""
-    known = {*(task.labels or ()), *task.aliases}
-    return names if names and (task.kind == TAGGING or known.issuperset(names)) else task.labels or ()
 
 
 def _as_written(label: Any, task: LabelledTask, names: Sequence[str], place: str) -> str:

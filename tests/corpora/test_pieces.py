@@ -68,7 +68,7 @@ def test_vocabularies_that_do_not_suit_the_text_are_refused(tmp_path: Path) -> N
     ):
         with pytest.raises(ValueError, match=f"--vocab-size {size}: Vocabulary size .*{said}"):
             pieces.train_model(iter(sentences()), tmp_path / "m", size)
-    with pytest.raises(ValueError, match="could not train a model, --vocab-size 10: .*sentences"):
+    with pytest.raises(ValueError, match=r"could not train a model, --vocab-size 10: .*sentences"):
         pieces.train_model(iter([]), tmp_path / "m", 10)
 
 

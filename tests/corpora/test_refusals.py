@@ -27,7 +27,7 @@ OPTIONS = {
     "--spm-model gone.model": "gone.model: there is no such file",
     "--spm-model corpus/train.en": "corpus/train.en is not a sentencepiece model",
     "--origin a": "--origin needs corpus/train.origin, which is not there",
-    "--out corpus/train.en": "train.en is a file: it must be a folder",
+    "--out corpus/train.en": "train.en exists already: give a folder that does not",
 }
 PHRASEBOOK = {
     "--pair en-de": "--pair en-de: it must be two of en, ro, tr, such as en-ro",
@@ -102,7 +102,7 @@ FILES = {
     "a foreign folder": (
         lambda folder: (folder.parent / "out" / "raw").mkdir(parents=True),
         "",
-        "out holds raw but no manifest.json, so something else wrote it",
+        "out exists already: give a folder that does not, or an empty one",
     ),
 }
 
