@@ -128,13 +128,9 @@ def _report(data: dict[str, Any], wanted: PrepareOptions) -> None:
     for note in data["notes"]:
         print(f"note: {note}")
     for name, split in data["splits"].items():
-        dropped = ", ".join(f"{split[reason]} {reason}" for reason in _DROPPED if split[reason])
-        print(
-            f"{name} ({split['title']}): {split['kept']} pairs"
-            + (f", dropped {dropped}" if dropped else "")
-            + (f", {split['truncated']} truncated" if split["truncated"] else "")
-            + (f", {split['unknown']} unknown pieces" if split["unknown"] else "")
-        )
+        counts = [f"{split['kept']} pairs", *(f"{split[why]} dropped as {why}" for why in _DROPPED if split[why])]
+        counts += [f"{split[what]} {what}" for what in ("truncated", "unknown") if split[what]]
+        print(f"{name} ({split['title']}): {', '.join(counts)}")
     for name, model in data["models"].items():
         print(f"{name}: {model['pieces']} pieces, dictionary of {model['dictionary_size']}")
     print(f"prepared {wanted.out}: fairseq-train {wanted.out / 'bin'} ...")

@@ -106,10 +106,8 @@ def find_origins(options: TextOptions) -> Path:
     path = find_text(Path(options.source), _ORIGINS)
     if path is None:
         raise FileNotFoundError(f"--origin needs {Path(options.source) / _ORIGINS}, which is not there")
-    known = set(read_lines(path))
-    for origin in options.origin:
-        if origin not in known:
-            raise ValueError(f"--origin {origin!r}: {path} has only {', '.join(sorted(known))}")
+    if other := set(options.origin) - (known := set(read_lines(path))):
+        raise ValueError(f"--origin {min(other)!r}: {path} has only {', '.join(sorted(known))}")
     return path
 
 

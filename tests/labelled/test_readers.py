@@ -16,7 +16,6 @@ from attn_reg_plugin.labelled import (
 from attn_reg_plugin.labelled.rows import read_records
 from tests.labelled.files import SWAG_HEADER, write
 
-
 #: task, split, file, content, the examples
 OFFICIAL = [
     (
