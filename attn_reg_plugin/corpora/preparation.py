@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.metadata
-import importlib.util
 import json
 import subprocess
 import sys
@@ -56,9 +55,6 @@ def prepare(wanted: PrepareOptions) -> dict[str, Any]:
         ValueError: an option, a file or a folder that cannot be used.
         OSError: a path is missing, or cannot be read or written.
     """
-    for module, package in (("fairseq_cli", "fairseq-fixed"), ("sentencepiece", "sentencepiece")):
-        if importlib.util.find_spec(module) is None:
-            raise ValueError(f"{package} is not installed, and preparing a corpus needs it: pip install {package}")
     out, request = wanted.out, _request(wanted)
     data = _earlier(out, request)
     if data is not None:

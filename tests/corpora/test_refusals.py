@@ -15,7 +15,6 @@ from tests.corpora.small_corpus import corpus, write_corpus, write_split
 OPTIONS = {
     "--pair en": "--pair en: it must be two different languages with a hyphen, source first, such as en-fr",
     "--pair en-zh-Hans": "--pair en-zh-Hans: it must be two different languages",
-    "--pair en-pl --source hub": "--pair en-pl: it must be one of en-cs, cs-en, en-de",
     "--set-aside 400": "--set-aside 400 leaves none of the 160 pairs",
     "--spm-model a --vocab-size 9": "--vocab-size 9: it must be left out with --spm-model",
     "--vocab-size 8000": "--vocab-size 8000: Vocabulary size too high (8000)",
