@@ -140,32 +140,22 @@ def find_split(task: LabelledTask, folder: Path, split: str) -> Path:
     """
     if not folder.is_dir():
         raise ValueError(f"the data folder {folder} does not exist; give the one with the files of task {task.name}")
-    found = _look_for(task, folder, split)
-    if found is None and split == "valid" and task.valid_is_test:
-        found = _look_for(task, folder, "test")
-        if found is not None:
-            logger.info(f"{folder} has no validation set; as in the papers, {found.name} is taken for it")
-    if found is not None:
-        return found
-    there = ", ".join(sorted(path.name for path in folder.iterdir())) or "nothing"
-    raise ValueError(
-        f"{folder} has no {' and no '.join(_names(task, split))} (plain or .gz) for the split {split!r} of task "
-        f"{task.name}; it has: {there}"
-    )
-
-
-def _names(task: LabelledTask, split: str) -> tuple[str, ...]:
-    return task.files.get(split, (f"{split}.{task.format}",))
-
-
-def _look_for(task: LabelledTask, folder: Path, split: str) -> Path | None:
-    for name in _names(task, split):
-        found = sorted([*folder.glob(name), *folder.glob(f"{name}.gz")]) if "*" in name else [find_text(folder, name)]
+    names = task.files.get(split, (f"{split}.{task.format}",))
+    instead = task.files["test"] if split == "valid" and task.valid_is_test else ()
+    for name in (*names, *instead):
+        whole = [find_text(folder, name)] if "*" not in name else [*folder.glob(name), *folder.glob(f"{name}.gz")]
+        found = sorted(path for path in whole if path is not None)
         if len(found) > 1:
             raise ValueError(f"{folder} has {len(found)} files {name}: {', '.join(path.name for path in found)}")
-        if found and found[0] is not None:
+        if found and name in instead:
+            logger.info(f"{folder} has no validation set; as in the papers, {found[0].name} is taken for it")
+        if found:
             return found[0]
-    return None
+    there = ", ".join(sorted(path.name for path in folder.iterdir())) or "nothing"
+    raise ValueError(
+        f"{folder} has no {' and no '.join(names)} (plain or .gz) for the split {split!r} of task {task.name}; it has: "
+        f"{there}"
+    )
 
 
 # -- the hub ----------------------------------------------------------------------------------------------------------
