@@ -245,8 +245,8 @@ def _set_aside(options: TextOptions, train: Split) -> tuple[Split, Split, str]:
     kept = [pair for pair in left if _plain(pair.source) not in sources and _plain(pair.target) not in targets]
     if not any(map(is_whole, kept)):
         raise ValueError(f"--set-aside {options.set_aside} leaves none of the {len(whole)} pairs of {train.places[0]}")
-    note, same = f"{len(chosen)} training pairs are set aside as a test set", len(left) - len(kept)
-    note += f", and {same} left out that share a side with one of them" if same else ""
+    same = f"{len(left) - len(kept)} left out that share a side with one of them"
+    note = f"{len(chosen)} training pairs are set aside as a test set, and {same}"
     return replace(train, pairs=kept), replace(train, title="set-aside", pairs=chosen), note
 
 

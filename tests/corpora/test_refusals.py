@@ -80,23 +80,10 @@ FILES = {
         "",
         "has both train.en and train.en.gz: remove one of them",
     ),
-    "a gzip file cut off": (
-        lambda folder: void(
-            (folder / "newstest2016.ro").unlink(),
-            (folder / "newstest2016.ro.gz").write_bytes(gzip.compress(b"unu\n" * 9)[:-12]),
-        ),
-        "",
-        "newstest2016.ro.gz, after line",
-    ),
     "an unknown origin": (
         lambda folder: void((folder / "train.origin").write_text("x\ny\n")),
         "--origin y,w",
         "--origin 'w': corpus/train.origin has only x, y",
-    ),
-    "origins of another length": (
-        lambda folder: void((folder / "train.origin").write_text("x\n" * 159)),
-        "--origin x",
-        "train.origin, line 160 is missing: corpus/train.en has a line 160",
     ),
     "a foreign folder": (
         lambda folder: (folder.parent / "out" / "raw").mkdir(parents=True),

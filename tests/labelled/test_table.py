@@ -132,10 +132,7 @@ def test_a_task_of_flags(tmp_path: Path, file: str, content: str, flags: dict, e
     ("flags", "said"),
     [
         ({"kind": CLASSIFICATION}, "classification has 1 or 2 --text-columns, not 0"),
-        (
-            {"kind": CLASSIFICATION, "text_columns": "a"},
-            r"has no training file; it must be one of train\.tsv",
-        ),
+        ({"kind": CLASSIFICATION, "text_columns": "a"}, r"has no training file; it must be one of train\.tsv"),
         ({"kind": "ranking", "text_columns": "a", "file_format": "csv"}, "the kind is 'ranking', but must be one of"),
         ({"kind": TAGGING, "file_format": "csv"}, "--file-format csv is not for tagging"),
         ({"kind": CLASSIFICATION, "text_columns": "a,b,c", "file_format": "csv"}, "1 or 2 --text-columns, not 3"),
