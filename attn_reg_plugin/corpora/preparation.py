@@ -125,7 +125,8 @@ def _report(data: dict[str, Any], wanted: PrepareOptions) -> None:
         print(f"note: {note}")
     for name, split in data["splits"].items():
         counts = [f"{split['kept']} pairs", *(f"{split[why]} dropped as {why}" for why in _DROPPED if split[why])]
-        counts += [f"{split[what]} {what}" for what in ("truncated", "unknown") if split[what]]
+        for what, said in (("truncated", "truncated"), ("unknown", "unknown pieces")):
+            counts += [f"{split[what]} {said}"] if split[what] else []
         print(f"{name} ({split['title']}): {', '.join(counts)}")
     for name, model in data["models"].items():
         print(f"{name}: {model['pieces']} pieces, dictionary of {model['dictionary_size']}")
