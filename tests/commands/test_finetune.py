@@ -251,7 +251,6 @@ def test_a_run_is_of_its_further_validation_set(rte: list[str], tmp_path: Path) 
     assert "further" not in settings[0] and settings[1]["further"] != settings[2]["further"]
 
 
-
 def test_updates_are_counted_with_the_flags_that_change_them(rte: list[str]) -> None:
     """Of 48 examples in batches of 16, 10 epochs."""
 
