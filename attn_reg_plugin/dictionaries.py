@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from attn_reg_plugin.files import open_file, read_bytes, write_text
 
@@ -65,28 +64,18 @@ def check_binaries(folder: Path, split: str) -> None:
         with open_file(index) as file:
             if file.read(len(_OTHERS[0])) in _OTHERS:
                 continue
-        (sizes, kind), binary = _sizes(index), index.with_suffix(".bin")
+        content, head, binary = read_bytes(index), len(_MAGIC) + 17, index.with_suffix(".bin")
+        count = int.from_bytes(content[head - 8 : head], "little")
+        kind = _TYPES.get(content[head - 9]) if len(content) >= head else None
+        if kind is None or not content.startswith(_MAGIC) or len(content) != head + 12 * count:
+            raise ValueError(f"{index} is damaged, or is not an index of fairseq's mmap format; make the data anew")
+        length = int(np.frombuffer(content, np.int32, count, head).sum(dtype=np.int64))
+        wanted, found = length * np.dtype(kind).itemsize, binary.stat().st_size
+        if found != wanted:
+            raise ValueError(f"{binary} is damaged: it has {found} bytes, but {index.name} asks for {wanted}")
         dictionary = folder / f"dict.{index.name.split('.')[-2]}.txt"
         known = len(SPECIAL) + len(read_dictionary(dictionary))
-        largest = int(np.memmap(binary, kind, "r").max()) if sizes.sum() else 0
+        largest = int(np.memmap(binary, kind, "r").max()) if length else 0
         if largest >= known:
-            raise ValueError(
-                f"{dictionary} is damaged or of other data: it has {known} symbols, but {binary.name} has number "
-                f"{largest}"
-            )
-
-
-def _sizes(index: Path) -> tuple[Any, str]:
-    """The length of each sequence, and numpy's name of the type of its numbers."""
-    import numpy as np
-
-    content, head = read_bytes(index), len(_MAGIC) + 17
-    count = int.from_bytes(content[head - 8 : head], "little")
-    kind = _TYPES.get(content[head - 9]) if len(content) >= head else None
-    if kind is None or not content.startswith(_MAGIC) or len(content) != head + 12 * count:
-        raise ValueError(f"{index} is damaged, or is not an index of fairseq's mmap format; make the data anew")
-    sizes, binary = np.frombuffer(content, np.int32, count, head), index.with_suffix(".bin")
-    wanted, found = int(sizes.sum(dtype=np.int64)) * np.dtype(kind).itemsize, binary.stat().st_size
-    if found != wanted:
-        raise ValueError(f"{binary} is damaged: it has {found} bytes, but {index.name} asks for {wanted}")
-    return sizes, kind
+            said = f"it has {known} symbols, but {binary.name} has number {largest}"
+            raise ValueError(f"{dictionary} is damaged or of other data: {said}")

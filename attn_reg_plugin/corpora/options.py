@@ -10,8 +10,8 @@ from typing import ClassVar
 from attn_reg_plugin.configuration import setting
 from attn_reg_plugin.corpora import phrasebook
 
-#: a source that is not a folder, and the languages that WMT16 has beside English there
-HUB, HUB_LANGUAGES = "hub", ("cs", "de", "fi", "ro", "ru", "tr")
+#: a source that is not a folder
+HUB = "hub"
 _COMMAS = str.maketrans("şţŞŢ", "șțȘȚ")
 _COMBINING_COMMAS = str.maketrans("sStT", "șȘțȚ")
 
@@ -75,7 +75,6 @@ class PrepareOptions:
         metavar="N",
     )
     workers: int = setting("processes for fairseq's binarization", 1, within="[1, inf)", metavar="N")
-    overwrite: bool = setting("replace what an earlier preparation with other options wrote", False)
 
     def __post_init__(self) -> None:
         """Check what depends on other options, and fill in what follows from them."""
@@ -163,12 +162,6 @@ class Wmt16Options(TextOptions):
         HUB,
         metavar="SOURCE",
     )
-
-    def __post_init__(self) -> None:
-        """Check the pair of the hub too."""
-        super().__post_init__()
-        there = [f"{one}-{other}" for code in HUB_LANGUAGES for one, other in (("en", code), (code, "en"))]
-        self._allow("pair", self.source != HUB or self.pair in there, f"one of {', '.join(there)} with --source hub")
 
 
 @dataclass(frozen=True, kw_only=True)

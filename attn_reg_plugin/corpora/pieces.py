@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import io
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +107,9 @@ def write_models(options: PrepareOptions, folder: Path) -> dict[str, Any]:
         shutil.copyfile(options.spm_model, path)
     else:
         assert options.vocab_size is not None
-        train_model(_text(options, folder), path, options.vocab_size, options.character_coverage)
+        files = ((language, folder / "raw" / f"train.{language}") for language in options.languages)
+        lines = (options.letters(language, line) for language, file in files for line in read_lines(file))
+        train_model(lines, path, options.vocab_size, options.character_coverage)
     model = PieceModel(path)
     write_dictionary(model.symbols, dictionary)
     return {MODEL: _facts(dictionary, len(model.symbols))}
@@ -127,12 +129,6 @@ def _write_opus_mt(options: PrepareOptions, model: Path, folder: Path) -> dict[s
 def _facts(dictionary: Path, pieces: int) -> dict[str, Any]:
     size = len(read_dictionary(dictionary)) + len(SPECIAL)
     return {"dictionary": dictionary.name, "dictionary_size": size, "pieces": pieces}
-
-
-def _text(options: PrepareOptions, folder: Path) -> Iterator[str]:
-    for language in options.languages:
-        for line in read_lines(folder / "raw" / f"train.{language}"):
-            yield options.letters(language, line)
 
 
 def train_model(lines: Iterable[str], path: Path, vocab_size: int, character_coverage: float = 1.0) -> None:

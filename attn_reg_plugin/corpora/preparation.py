@@ -15,39 +15,32 @@ Afterwards DIR holds:
     manifest.json           what was asked for, counts, and the hash of every file read and written
 
 SPLIT is `train`, `valid`, `test`, `test1`, ...; the manifest says which test set each is. All of it is made in a folder
-inside DIR and put in its place at the end, so DIR holds the whole or nothing. The same request gives the same bytes,
-and where they are there already, nothing is done.
+beside DIR that takes its place at the end, so DIR holds the whole or nothing. The same request gives the same bytes,
+and where they are there already, nothing is done. What a killed preparation leaves beside DIR, `.DIR.tmp-...`, may go.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import importlib.metadata
-import importlib.util
 import json
-import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from attn_reg_plugin.corpora.options import HUB, PhrasebookOptions, PrepareOptions, TextOptions, Wmt16Options
 from attn_reg_plugin.corpora.sources import Pair, Split, find_files, find_origins, is_whole, read_pairs, read_splits
 from attn_reg_plugin.dictionaries import UNKNOWN
-from attn_reg_plugin.files import lock_folder, naming, read_json, sha256, write_json
+from attn_reg_plugin.files import read_json, sha256, whole_folder, write_json
 
 __all__ = ["PhrasebookOptions", "TextOptions", "Wmt16Options", "prepare"]
 
 MANIFEST = "manifest.json"
-#: the names in the output folder that a preparation writes
-_OWNED = (MANIFEST, "raw", "opus_mt", "spm.model", "dict.txt", "dict.*.txt", "pieces", "bin")
-#: in the output folder while a process works there, and what it has written so far
-_LOCK, _UNFINISHED = ".lock", ".unfinished"
 #: options that do not change what is written, or whose files are recorded by their hashes
-_UNRECORDED = ("out", "workers", "overwrite", "source", "spm_model", "opus_mt")
+_UNRECORDED = ("out", "workers", "source", "spm_model", "opus_mt")
 
 #: why training pairs are left out
 _DROPPED = ("empty", "no_pieces", "too_long", "ratio")
@@ -59,55 +52,20 @@ def prepare(wanted: PrepareOptions) -> dict[str, Any]:
     """Prepare a corpus, unless that is done; the content of `manifest.json`.
 
     Raises:
-        ValueError: an option or a file that cannot be used, or another process works in the folder; it stays as it was.
+        ValueError: an option, a file or a folder that cannot be used.
         OSError: a path is missing, or cannot be read or written.
     """
-    for module, package in (("fairseq_cli", "fairseq-fixed"), ("sentencepiece", "sentencepiece")):
-        if importlib.util.find_spec(module) is None:
-            raise ValueError(f"{package} is not installed, and preparing a corpus needs it: pip install {package}")
     out, request = wanted.out, _request(wanted)
-    if out.exists() and not out.is_dir():
-        raise ValueError(f"--out {out} is a file: it must be a folder, or not exist yet")
-    with _made(out), naming(out), lock_folder(out, _LOCK):
-        data = _earlier(wanted, request)
-        if data is not None:
-            print(f"already prepared: {out}")
-            return data
-        folder = out / _UNFINISHED
-        _remove([folder])
-        try:
-            folder.mkdir()
-            data = _fill(wanted, request, folder)
-        except BaseException:
-            _remove([folder])
-            raise
-        _remove(path for name in _OWNED for path in out.glob(name))
-        for path in sorted(folder.iterdir(), key=lambda path: path.name == MANIFEST):  # the manifest last
-            os.replace(path, out / path.name)
-        folder.rmdir()
+    data = _earlier(out, request)
+    if data is not None:
+        print(f"already prepared: {out}")
+        return data
+    with whole_folder(out) as folder:
+        data = _fill(wanted, request, folder)
+        if out.exists() and any(out.iterdir()):
+            raise ValueError(f"another process has written to {out} meanwhile; start again")
     _report(data, wanted)
     return data
-
-
-@contextmanager
-def _made(folder: Path) -> Iterator[None]:
-    """Make a folder and those above it; at the end the ones that are empty go again."""
-    new = [one for one in (folder, *folder.parents) if not one.exists()]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        yield
-    finally:
-        for one in new:
-            with suppress(OSError):
-                one.rmdir()
-
-
-def _remove(paths: Iterable[Path]) -> None:
-    for path in list(paths):
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
 
 
 # -- what was asked for -----------------------------------------------------------------------------------------------
@@ -127,37 +85,27 @@ def _request(wanted: PrepareOptions) -> dict[str, Any]:
     return json.loads(json.dumps(request))
 
 
-def _earlier(wanted: PrepareOptions, request: dict[str, Any]) -> dict[str, Any] | None:
-    """Give the manifest of the folder if it is of the same request and its files are as they were.
+def _earlier(out: Path, request: dict[str, Any]) -> dict[str, Any] | None:
+    """Give the manifest of a folder that was prepared; None where there is none.
 
     Raises:
-        ValueError: without --overwrite, the folder holds anything else (the sentence says what differs).
+        ValueError: it is of another request, or a file is not as it was.
     """
-    out, path = wanted.out, wanted.out / MANIFEST
+    path = out / MANIFEST
     if not path.exists():
-        foreign = sorted(found.name for name in _OWNED for found in out.glob(name))
-        if foreign and not wanted.overwrite and not (out / _UNFINISHED).exists():
-            raise ValueError(
-                f"{out} holds {', '.join(foreign)} but no {MANIFEST}, so something else wrote it: give --out another "
-                "folder, or --overwrite to replace it"
-            )
         return None
     try:
         old = read_json(path)
         before, files = dict(old["request"]), dict(old["files"])
     except (ValueError, KeyError, TypeError):
-        if wanted.overwrite:
-            return None
-        raise ValueError(f"{path} is not a manifest of attn-reg prepare: give --overwrite to redo it") from None
-    if before == request:
-        same = all((out / name).is_file() and sha256(out / name) == digest for name, digest in files.items())
-        return old if same else None
-    if not wanted.overwrite:
-        raise ValueError(
-            f"{out} was prepared with other options or from other files ({_differences(before, request)}): give --out "
-            "another folder, or --overwrite to replace it"
-        )
-    return None
+        raise ValueError(f"{path} is not a manifest of attn-reg prepare: give --out another folder") from None
+    if before != request:
+        said = f"was prepared with other options or from other files ({_differences(before, request)})"
+    elif changed := [name for name in files if not (out / name).is_file() or sha256(out / name) != files[name]]:
+        said = f"is not as it was prepared: {changed[0]} is missing or changed"
+    else:
+        return old
+    raise ValueError(f"{out} {said}: give --out another folder, or remove this one")
 
 
 def _differences(old: dict[str, Any], new: dict[str, Any]) -> str:
@@ -176,13 +124,10 @@ def _report(data: dict[str, Any], wanted: PrepareOptions) -> None:
     for note in data["notes"]:
         print(f"note: {note}")
     for name, split in data["splits"].items():
-        dropped = ", ".join(f"{split[reason]} {reason}" for reason in _DROPPED if split[reason])
-        print(
-            f"{name} ({split['title']}): {split['kept']} pairs"
-            + (f", dropped {dropped}" if dropped else "")
-            + (f", {split['truncated']} truncated" if split["truncated"] else "")
-            + (f", {split['unknown']} unknown pieces" if split["unknown"] else "")
-        )
+        counts = [f"{split['kept']} pairs", *(f"{split[why]} dropped as {why}" for why in _DROPPED if split[why])]
+        for what, said in (("truncated", "truncated"), ("unknown", "unknown pieces")):
+            counts += [f"{split[what]} {said}"] if split[what] else []
+        print(f"{name} ({split['title']}): {', '.join(counts)}")
     for name, model in data["models"].items():
         print(f"{name}: {model['pieces']} pieces, dictionary of {model['dictionary_size']}")
     print(f"prepared {wanted.out}: fairseq-train {wanted.out / 'bin'} ...")

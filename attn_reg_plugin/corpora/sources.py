@@ -106,10 +106,8 @@ def find_origins(options: TextOptions) -> Path:
     path = find_text(Path(options.source), _ORIGINS)
     if path is None:
         raise FileNotFoundError(f"--origin needs {Path(options.source) / _ORIGINS}, which is not there")
-    known = set(read_lines(path))
-    for origin in options.origin:
-        if origin not in known:
-            raise ValueError(f"--origin {origin!r}: {path} has only {', '.join(sorted(known))}")
+    if other := set(options.origin) - (known := set(read_lines(path))):
+        raise ValueError(f"--origin {min(other)!r}: {path} has only {', '.join(sorted(known))}")
     return path
 
 
@@ -156,10 +154,6 @@ def _hub(options: TextOptions) -> list[Split]:
     """Read WMT16 through the `datasets` library; training is streamed."""
     first, second = options.languages
     configuration = f"{second if first == 'en' else first}-en"
-    try:
-        import datasets
-    except ImportError:
-        raise ValueError("--source hub needs the datasets library: pip install datasets") from None
 
     def pairs(rows: Iterable[Any]) -> Iterator[Pair]:
         with _refused(configuration):
@@ -167,6 +161,8 @@ def _hub(options: TextOptions) -> list[Split]:
                 yield Pair(number, *(one_line(row["translation"][language]) for language in options.languages))
 
     with _refused(configuration):
+        import datasets
+
         data = datasets.load_dataset(WMT16, configuration, streaming=True)
         there = [names for names in _HUB_SPLITS if names[0] in data or names[1] != "test"]
         rows = [pairs(data[key]) for key, _, _ in there]
@@ -215,7 +211,7 @@ def arrange(options: TextOptions, train: Split, valid: Split, *tests: Split) -> 
     """
     notes = []
     if options.split_valid or not tests:
-        valid, half, note = _halves(valid, bool(tests))
+        valid, half, note = _halves(valid)
         tests, notes = (half, *tests), [note]
     if options.set_aside:
         train, aside, note = _set_aside(options, train)
@@ -226,18 +222,16 @@ def arrange(options: TextOptions, train: Split, valid: Split, *tests: Split) -> 
     return [train, valid, *(replace(test, name=f"test{number or ''}") for number, test in enumerate(tests))], notes
 
 
-def _halves(valid: Split, asked: bool) -> tuple[Split, Split, str]:
-    """Part the validation pairs into a validation and a test set; `asked` where there is a test set, too."""
+def _halves(valid: Split) -> tuple[Split, Split, str]:
+    """Part the validation pairs into a validation and a test set."""
     pairs = list(valid.pairs)
     half, total = len(pairs) // 2, len(pairs)
     if half == 0:
-        reason = "" if asked else ", and there is no test set"
-        raise ValueError(f"{valid.places[0]} has {total} lines, too few to be split into valid and test{reason}")
+        raise ValueError(f"{valid.places[0]} has {total} lines, too few to be split into valid and test")
     first = replace(valid, title=f"{valid.title}a", pairs=pairs[:half])
     second = replace(valid, title=f"{valid.title}b", pairs=pairs[half:])
-    what = f"{valid.title} is split" if asked else f"there is no test set, so {valid.title} is split"
     ranges = f"lines 1 to {half} are valid ({first.title}), lines {half + 1} to {total} are test ({second.title})"
-    return first, second, f"{what}: {ranges}"
+    return first, second, f"{valid.title} is split: {ranges}"
 
 
 def _set_aside(options: TextOptions, train: Split) -> tuple[Split, Split, str]:
@@ -251,8 +245,8 @@ def _set_aside(options: TextOptions, train: Split) -> tuple[Split, Split, str]:
     kept = [pair for pair in left if _plain(pair.source) not in sources and _plain(pair.target) not in targets]
     if not any(map(is_whole, kept)):
         raise ValueError(f"--set-aside {options.set_aside} leaves none of the {len(whole)} pairs of {train.places[0]}")
-    note, same = f"{len(chosen)} training pairs are set aside as a test set", len(left) - len(kept)
-    note += f", and {same} left out that share a side with one of them" if same else ""
+    same = f"{len(left) - len(kept)} left out that share a side with one of them"
+    note = f"{len(chosen)} training pairs are set aside as a test set, and {same}"
     return replace(train, pairs=kept), replace(train, title="set-aside", pairs=chosen), note
 
 

@@ -140,32 +140,22 @@ def find_split(task: LabelledTask, folder: Path, split: str) -> Path:
     """
     if not folder.is_dir():
         raise ValueError(f"the data folder {folder} does not exist; give the one with the files of task {task.name}")
-    found = _look_for(task, folder, split)
-    if found is None and split == "valid" and task.valid_is_test:
-        found = _look_for(task, folder, "test")
-        if found is not None:
-            logger.info(f"{folder} has no validation set; as in the papers, {found.name} is taken for it")
-    if found is not None:
-        return found
-    there = ", ".join(sorted(path.name for path in folder.iterdir())) or "nothing"
-    raise ValueError(
-        f"{folder} has no {' and no '.join(_names(task, split))} (plain or .gz) for the split {split!r} of task "
-        f"{task.name}; it has: {there}"
-    )
-
-
-def _names(task: LabelledTask, split: str) -> tuple[str, ...]:
-    return task.files.get(split, (f"{split}.{task.format}",))
-
-
-def _look_for(task: LabelledTask, folder: Path, split: str) -> Path | None:
-    for name in _names(task, split):
-        found = sorted([*folder.glob(name), *folder.glob(f"{name}.gz")]) if "*" in name else [find_text(folder, name)]
+    names = task.files.get(split, (f"{split}.{task.format}",))
+    instead = task.files["test"] if split == "valid" and task.valid_is_test else ()
+    for name in (*names, *instead):
+        whole = [find_text(folder, name)] if "*" not in name else [*folder.glob(name), *folder.glob(f"{name}.gz")]
+        found = sorted(path for path in whole if path is not None)
         if len(found) > 1:
             raise ValueError(f"{folder} has {len(found)} files {name}: {', '.join(path.name for path in found)}")
-        if found and found[0] is not None:
+        if found and name in instead:
+            logger.info(f"{folder} has no validation set; as in the papers, {found[0].name} is taken for it")
+        if found:
             return found[0]
-    return None
+    there = ", ".join(sorted(path.name for path in folder.iterdir())) or "nothing"
+    raise ValueError(
+        f"{folder} has no {' and no '.join(names)} (plain or .gz) for the split {split!r} of task {task.name}; it has: "
+        f"{there}"
+    )
 
 
 # -- the hub ----------------------------------------------------------------------------------------------------------
@@ -185,9 +175,7 @@ def _hub_rows(task: LabelledTask, source: str, split: str) -> tuple[str, list[Ro
     place = " ".join(part for part in (hub.path, hub.name, name) if part)
     try:
         import datasets
-    except ImportError:
-        raise ValueError("reading from the hub needs the datasets library: pip install datasets") from None
-    try:
+
         data = datasets.load_dataset(hub.path, hub.name, split=name)
     except Exception as error:
         reason = (str(error).splitlines() or [""])[0]
@@ -203,8 +191,9 @@ def _hub_rows(task: LabelledTask, source: str, split: str) -> tuple[str, list[Ro
             there = ", ".join(data.column_names)
             raise ValueError(f"{place} has no column {column!r} for task {task.name}; it has: {there}")
     feature = data.features.get(label)
-    names = _names_of(task, getattr(getattr(feature, "feature", feature), "names", None))
-    rows = []
+    names, rows = getattr(getattr(feature, "feature", feature), "names", None), []
+    if not names or not (task.kind == TAGGING or {*(task.labels or ()), *task.aliases}.issuperset(names)):
+        names = task.labels or ()  # numbers are in the official order, unless the data set's names are the task's
     for number, row in enumerate(data, start=1):
         where, given, texts = f"{place}, row {number}", row.get(label), tuple(row[name] for name in columns)
         texts = tuple(texts[0]) if task.kind == TAGGING else texts
@@ -218,12 +207,6 @@ def _hub_rows(task: LabelledTask, source: str, split: str) -> tuple[str, list[Ro
             raise ValueError(f"{where}: {len(texts)} words, but {len(labels)} labels")
         rows.append(Row(number, texts, labels, [number] * len(labels or ())))
     return place, rows
-
-
-def _names_of(task: LabelledTask, names: Sequence[str] | None) -> Sequence[str]:
-    """Choose what numbers mean: a data set's names of classes where all are the task's, else the official order."""
-    known = {*(task.labels or ()), *task.aliases}
-    return names if names and (task.kind == TAGGING or known.issuperset(names)) else task.labels or ()
 
 
 def _as_written(label: Any, task: LabelledTask, names: Sequence[str], place: str) -> str:

@@ -154,11 +154,6 @@ _ROWS = (
     _glue("rte", _PAIR, "label", _ENTAILS),
     _glue("wnli", _PAIR, "label", _ZERO_ONE),
     LabelledTask(
-        *("hans", CLASSIFICATION, _PAIR, "gold_label", ("entailment", "non-entailment")),
-        files={"train": ("heuristics_train_set.txt",), "test": ("heuristics_evaluation_set.txt",)},
-        hub=Hub("jhu-clsp/hans", None, _PREMISE, {"test": "validation"}),
-    ),
-    LabelledTask(
         *("paws-x", CLASSIFICATION, _PAIR, "label", _ZERO_ONE, ("accuracy", "f1")),
         files=_files("train.tsv translated_train.tsv", "dev_2k.tsv dev.tsv", "test_2k.tsv test.tsv"),
         hub=Hub("google-research-datasets/paws-x", "en"),

@@ -56,14 +56,6 @@ def architecture(path: Path) -> dict[str, Any]:
     return flags if activation == "swish" else flags | {"activation-fn": activation}
 
 
-def flags_text(path: Path) -> str:
-    """Write the flags of fairseq-train that build the model of a checkpoint, in one line."""
-    words = ["--arch", ARCHITECTURE]
-    for name, value in architecture(path).items():
-        words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
-    return shlex.join(words)
-
-
 def _vocabulary_of(name: str, tokenizer: OpusMTTokenizer) -> Vocabulary:
     """Choose the vocabulary whose order the rows of a tensor have."""
     return (tokenizer.source if name in (marian.SHARED, marian.ENCODER) else tokenizer.target).vocabulary
@@ -124,10 +116,13 @@ def to_fairseq(folder: MarianFolder, out: Path, languages: tuple[str, str] | Non
     """
     named = folder.tokenizer.languages
     languages = languages or (named if all(named) and named[0] != named[1] else ("source", "target"))
+    flags = ["--arch", ARCHITECTURE]
+    for name, value in architecture(folder.path / CONFIG).items():
+        flags += [f"--{name}"] if value is True else [f"--{name}", str(value)]
     with whole_folder(out) as staging:
         copy_files(folder.path, staging)
         write_dictionaries(folder.tokenizer, [staging / f"dict.{language}.txt" for language in languages])
-        write_text(staging / FLAGS, flags_text(folder.path / CONFIG) + "\n")
+        write_text(staging / FLAGS, shlex.join(flags) + "\n")
         with naming_writer(out):
             torch.save(_checkpoint(folder, languages), staging / CHECKPOINT)
     return languages

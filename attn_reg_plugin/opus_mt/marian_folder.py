@@ -88,10 +88,7 @@ def checked(path: Path, found: dict[str, Tensor], config: MarianConfig) -> dict[
             if not torch.equal(found[name], tensors.setdefault(kept, found[name])):
                 raise ValueError(f"{path}: {name} differs from {kept}, but the configuration ties them")
     tensors.setdefault(BIAS, torch.zeros(shapes[BIAS]))
-    missing, foreign = (
-        [name for name in shapes if name not in tensors],
-        [name for name in tensors if name not in shapes],
-    )
+    missing, foreign = sorted(shapes.keys() - tensors.keys()), sorted(tensors.keys() - shapes.keys())
     if missing or foreign:
         what = f"lacks {missing[0]}" if missing else f"has {foreign[0]}, which no such model has"
         raise ValueError(f"{path} is not of the Marian model that {CONFIG} describes: it {what}")

@@ -28,13 +28,6 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_training_twice_gives_the_same_bytes(model_path: Path, tmp_path: Path) -> None:
-    pieces.train_model(iter(sentences()), tmp_path / "again", 50)
-    assert (tmp_path / "again").read_bytes() == model_path.read_bytes()
-    pieces.train_model(iter(sentences()), tmp_path / "other", 51)
-    assert (tmp_path / "other").read_bytes() != model_path.read_bytes()
-
-
 def test_a_model_numbers_its_pieces_as_its_dictionary_does(model_path: Path, tmp_path: Path) -> None:
     model = PieceModel(model_path)
     dictionaries.write_dictionary(model.symbols, tmp_path / "dict.txt")

@@ -9,7 +9,6 @@ import pytest
 from datasets import ClassLabel, Dataset, Features, Sequence, Value
 
 from attn_reg_plugin.labelled import (
-    ChoiceExample,
     TaggedSentence,
     TextExample,
     find_task,
@@ -57,11 +56,6 @@ def test_a_regression_and_a_test_set_without_labels(hub: list[Any]) -> None:
     assert read(hub, "cola", classes, "test") == [TextExample(1, "a")]
     with pytest.raises(ValueError, match=r"nyu-mll/glue cola train, row 1: there is no label"):
         read(hub, "cola", classes)
-
-
-def test_multiple_choice(hub: list[Any]) -> None:
-    columns = {"startphrase": ["He"], **{f"ending{i}": [str(i)] for i in range(4)}, "label": [3]}
-    assert read(hub, "swag", columns) == [ChoiceExample(1, "He", ("0", "1", "2", "3"), 3)]
 
 
 def test_tags_are_matched_by_name_where_the_data_set_names_them(hub: list[Any]) -> None:

@@ -16,8 +16,6 @@ from attn_reg_plugin.labelled import (
 from attn_reg_plugin.labelled.rows import read_records
 from tests.labelled.files import SWAG_HEADER, write
 
-HANS_HEADER = "gold_label\tsentence1_parse\tsentence1\tsentence2\tpairID\theuristic\tsubcase\ttemplate"
-
 #: task, split, file, content, the examples
 OFFICIAL = [
     (
@@ -47,14 +45,6 @@ OFFICIAL = [
         "dev_mismatched.tsv",
         "sentence1\tsentence2\tgold_label\nA\tB\tneutral\n",
         [TextExample(2, "A", "B", 1)],
-    ),
-    (
-        "hans",
-        "test",
-        "heuristics_evaluation_set.txt",
-        f"{HANS_HEADER}\n"
-        "non-entailment\t(S)\tThe cat saw the dog .\tThe dog saw the cat .\tex0\tlexical_overlap\tln\tt1\n",
-        [TextExample(2, "The cat saw the dog .", "The dog saw the cat .", 1)],
     ),
     (
         "imdb",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ from safetensors.torch import load_file, save_file
 from transformers import MarianMTModel
 
 from attn_reg_plugin.cli import main
-from attn_reg_plugin.opus_mt import conversion as opus_mt_convert
 from attn_reg_plugin.opus_mt.conversion import CHECKPOINT, FLAGS, to_fairseq
 from attn_reg_plugin.opus_mt.marian_folder import MarianFolder
 from tests.opus_mt.folders import TINY, assert_same_tensors, copy, edit, load_tokenizer, make_folder
@@ -96,7 +94,6 @@ def test_search_renormalizes_where_the_folder_says_so(
     [
         (["A"], "OUT is missing: folder to write"),
         (["A", "B", "C"], "unrecognized arguments: C"),
-        (["A", "B", "--opus-mt", "C"], "--opus-mt belongs to --to-hf"),
         (["A", "B", "--languages", "en"], "--languages is 'en', but must be two different names"),
         (["A", "B"], "A: no such folder"),
         (["C", "B", "--to-hf"], "C has no checkpoint; looked for checkpoint_best.pt"),
@@ -123,37 +120,3 @@ def test_a_model_that_cannot_be_downloaded(
     assert main(["convert", "opus-mt", "a/b", str(tmp_path / "out")]) == 2
     said = capsys.readouterr().err
     assert "the model a/b could not be downloaded (ConnectionError: no route to a/b)" in said
-
-
-def test_a_model_is_downloaded(marian: tuple, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import huggingface_hub
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, **_: str(marian[1]))
-    assert main(["convert", "opus-mt", "a/b", str(tmp_path / "out")]) == 0
-    assert (tmp_path / "out" / CHECKPOINT).is_file() and (tmp_path / "out" / "dict.ro.txt").is_file()
-
-
-@pytest.mark.parametrize("weights", [False, True])
-@pytest.mark.parametrize("back", [False, True])
-def test_a_full_disk_leaves_nothing(
-    back: bool,
-    weights: bool,
-    converted: Path,
-    marian: tuple,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """torch and safetensors have errors of their own for it, and a copied file's error names the source."""
-    source = ["--to-hf", str(converted)] if back else [str(marian[1])]
-    before, limit = sorted(tmp_path.iterdir()), resource.getrlimit(resource.RLIMIT_FSIZE)
-    if weights:
-        monkeypatch.setattr(opus_mt_convert, "copy_files", lambda *folders: None)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limit[1]))
-    try:
-        assert main(["convert", "opus-mt", *source, str(tmp_path / "new" / "out")]) == 2
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
-    error = capsys.readouterr().err
-    assert str(tmp_path / "new" / "out") in error and error.count("\n") == 1 and ("larger" in error or "full" in error)
-    assert sorted(tmp_path.iterdir()) == before
