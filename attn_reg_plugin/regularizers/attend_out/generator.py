@@ -250,7 +250,7 @@ def _positions(tokens: Tokens) -> Tensor:
 
 
 def valid_pairs(stack: str, kind: str, tokens: Mapping[str, Tokens]) -> Tensor:
-    """The (query, key) pairs of a site that exist, bool (B, T, S): both real tokens, and no future in a decoder's self."""
+    """Mark the pairs (query, key) that exist, bool (B, T, S): both real tokens, and no future in a decoder's self."""
     queries = tokens[stack].valid
     keys = tokens["encoder"].valid if kind == "cross" else queries
     pairs = queries.unsqueeze(-1) & keys.unsqueeze(-2)
