@@ -15,8 +15,6 @@ from attn_reg_plugin.regularizers.ad_drop.integrated import integrated_attributi
 from tests.attention.literal import causal, loop_attention, loop_weights, padding
 from tests.attention.tiny_model import asked_site
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 B, H, T, S, D = 3, 2, 4, 5, 4
 SHAPE = (B, H, T, S)
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}

@@ -79,17 +79,6 @@ INTERFACE = [name for name, family in FAMILIES.items() if family.interface]
 FORMS = [(name, form) for form in ("sdpa", "eager") for name in (FAMILIES if form == "sdpa" else INTERFACE)]
 
 
-class Around(nn.Module):
-    """A module of one's own around a transformers model, with its outputs."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, **inputs: Tensor) -> Any:
-        return self.model(**inputs)
-
-
 def config_of(name: str, dropout: float = 0.0, **options: Any) -> Any:
     """The configuration of a tiny model of the family `name`, with dropout wherever it has some."""
     family = FAMILIES[name]

@@ -12,9 +12,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-
-pytest.importorskip("transformers")
-
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._dynamo.utils import counters
 
@@ -23,7 +20,7 @@ from attn_reg_plugin.attention.graphs import REASON
 from attn_reg_plugin.regularizers import Regularizer
 from tests.backends.huggingface_models import batch, build
 
-pytestmark = pytest.mark.usefixtures("one_thread", "fresh_compiler")
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 #: what is compiled
 WAYS = ("blocks", "model")
 

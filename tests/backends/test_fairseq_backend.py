@@ -9,12 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-
-pytest.importorskip("fairseq")
-
 from fairseq.data import Dictionary
 from fairseq.modules import MultiheadAttention
+from torch import Tensor, nn
 
 from attn_reg_plugin import ADDrop, find_sites
 from attn_reg_plugin.backends.fairseq import FairseqBackend, padding_index
@@ -35,9 +32,6 @@ def pseudo_objective(logits: Tensor, inputs: dict[str, Tensor]) -> Tensor:
     probabilities = torch.log_softmax(logits.float(), -1)
     best = probabilities.max(-1).values
     return (best * inputs["prev_output_tokens"].ne(PAD)).sum()
-
-
-# -- sites ------------------------------------------------------------------------------------------------------------
 
 
 def test_every_attention_is_a_site_in_the_order_of_the_model() -> None:
@@ -72,9 +66,6 @@ def test_what_a_forward_tells() -> None:
     unnamed.decoder = nn.Module()
     unnamed.decoder.dictionary = Dictionary()
     assert padding_index(unnamed) == Dictionary().pad(), "every decoder of fairseq's has a dictionary"
-
-
-# -- attaching --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("trained_before", [False, True])
@@ -116,9 +107,6 @@ def test_masks_survive_recomputation_by_activation_checkpointing() -> None:
     assert torch.equal(results[0][0], results[1][0])
     for plain, recomputed in zip(results[0][1], results[1][1], strict=True):
         torch.testing.assert_close(recomputed, plain, atol=1e-6, rtol=1e-5)
-
-
-# -- attributions -----------------------------------------------------------------------------------------------------
 
 
 def direct_attributions(model: nn.Module, inputs: dict[str, Tensor], seed: int) -> list[Tensor]:
@@ -179,9 +167,6 @@ def test_the_probe_without_dropout_sees_the_model_without_dropout(monkeypatch: p
     for attribution, gradient in zip(ours, expected, strict=True):
         assert_close_to_the_largest(attribution, gradient, 1e-5)
     assert model.encoder.dropout_module.p == 0.3 and model.encoder.dropout_module.training
-
-
-# -- methods that draw at random --------------------------------------------------------------------------------------
 
 
 def train(model: nn.Module, inputs: dict[str, Tensor], seed: int = 2) -> tuple[Tensor, dict[str, Tensor]]:

@@ -8,9 +8,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-pytest.importorskip("transformers")
-
-
 from attn_reg_plugin import ADDrop, candidate_region, find_sites, recording
 from attn_reg_plugin.attention.attribution import map_gradient, output_gradients
 from tests.attention.tiny_model import opened
@@ -24,7 +21,6 @@ from tests.backends.huggingface_models import (
 )
 from tests.backends.materialized import Materialized
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 TOKEN_LEVEL = [name for name, family in FAMILIES.items() if "Sequence" not in family.model]
 SIDES = [(name, False) for name in FAMILIES] + [(name, True) for name in TOKEN_LEVEL]
 #: Longformer's maps are of windows; its test stands beside this one
@@ -61,7 +57,8 @@ def test_gradient_attribution_is_that_of_the_materialized_maps(name: str, full: 
         expected_logits = build(name)(**inputs).logits
     gradients = torch.autograd.grad(objective(name, inputs, expected_logits), written_out.maps)
     maps, expected = by_site(name, written_out.maps), by_site(name, gradients)
-    logits, attributions, valid = recorded(build(name), name, inputs)
+    model = build(name)
+    logits, attributions, valid = recorded(model, name, inputs)
     counted = token_mask(name, inputs) if logits.dim() == 3 else ...
     torch.testing.assert_close(logits[counted], expected_logits[counted], atol=3e-5, rtol=1e-5)
     assert list(attributions) == FAMILIES[name].sites
@@ -73,23 +70,12 @@ def test_gradient_attribution_is_that_of_the_materialized_maps(name: str, full: 
         scale = max(1.0, float(expected[site].abs().max()))
         assert float(difference.abs().max()) <= 2e-5 * scale, site
         assert float(attribution.abs().max()) > 1e-4, site
-
-
-@pytest.mark.parametrize("name", MAPS)
-def test_the_maps_that_are_materialized_are_the_models(name: str) -> None:
-    """Integrated gradients and attention weights read A itself: scale, position bias and repeated heads are in it."""
-    inputs = batch(name)
-    with Materialized() as written_out:
-        expected = build(name)(**inputs).logits
-    model = build(name)
+    # integrated gradients and attention weights read A itself: scale, position bias and repeated heads are in it
     with opened(find_sites(model, "*")) as sites, recording(sites, needs_weights=True):
-        logits = model(**inputs).logits
-        tapes = [site.tapes[0] for site in sites]
-    counted = token_mask(name, inputs) if logits.dim() == 3 else ...
-    torch.testing.assert_close(logits[counted], expected[counted], atol=3e-5, rtol=1e-5)
-    for tape, weights in zip(tapes, by_site(name, written_out.maps).values(), strict=True):
-        there = tape.valid.any(-1, keepdim=True)
-        torch.testing.assert_close(tape.weights, weights * there, atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(model(**inputs).logits[counted], expected_logits[counted], atol=3e-5, rtol=1e-5)
+        for site in sites:
+            there = valid[site.name].any(-1, keepdim=True)
+            torch.testing.assert_close(site.tapes[0].weights, maps[site.name] * there, atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name, left", SIDES)

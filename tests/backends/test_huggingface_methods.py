@@ -8,8 +8,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-pytest.importorskip("transformers")
-
 from attn_reg_plugin import ADDrop, AttentionLayerDrop, find_sites
 from attn_reg_plugin.regularizers import build as method
 from attn_reg_plugin.regularizers.attend_out.generator import embeddings_of
@@ -17,7 +15,6 @@ from attn_reg_plugin.regularizers.base.put_back import without_dropout
 from attn_reg_plugin.regularizers.layer_drop import Layer
 from tests.backends.huggingface_models import FAMILIES, WORDS, batch, build
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 FEW = ["bert", "albert", "marian", "t5", "llama", "deberta_v3", "mpnet", "xlnet"]
 
 
@@ -134,9 +131,6 @@ def test_eager_models_still_return_their_attentions(name: str) -> None:
             alive = site.keep.any(-1, keepdim=True)
             assert (weights[~site.keep & alive] == 0).all() and (~site.keep & alive).any()
             torch.testing.assert_close(weights.sum(-1), torch.ones(weights.shape[:-1]))
-
-
-# -- AttendOut --------------------------------------------------------------------------------------------------------
 
 
 EMBEDDINGS = {

@@ -18,13 +18,9 @@ from attn_reg_plugin.bench.measure import STEPS, measure_peaks, measure_seconds
 from attn_reg_plugin.bench.rows import Row, all_rows, select_rows
 from attn_reg_plugin.cli import main
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 TINY = ["bench", "--size", "tiny", "--batch", "2", "--length", "4", "--repeats", "2", "--warmup", "0", "--threads", "1"]
 SETTINGS = Settings("fairseq", "tiny", 2, 4, 0.5, 20)
 ROWS = {row.name: row for row in select_rows(None, "fairseq", "float32")}
-
-
-# -- the command ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("family", ["fairseq", "bert"])
@@ -91,20 +87,6 @@ def test_the_clock_of_the_process_and_bfloat16(capsys: pytest.CaptureFixture[str
     assert "clock cpu" in printed and "bf16 probe" not in printed
 
 
-# -- rows -------------------------------------------------------------------------------------------------------------
-
-
-def test_rows_are_well_formed() -> None:
-    names = [row.name for row in all_rows()]
-    assert len(set(names)) == len(names)
-    for row in all_rows():
-        assert row.of is None or row.of in names
-        assert (row.kind == "mean") == (row.of is not None)
-        assert row.kind == "mean" or row.kind in STEPS
-        if row.kind == "round":
-            assert row.updates == row.options["steps"]
-
-
 @pytest.mark.parametrize(
     ("names", "chosen"),
     [
@@ -114,9 +96,6 @@ def test_rows_are_well_formed() -> None:
 )
 def test_rows_bring_what_they_need_in_the_tables_order(names: list[str], chosen: list[str]) -> None:
     assert [row.name for row in select_rows(names, "fairseq", "float32")] == chosen
-
-
-# -- measuring --------------------------------------------------------------------------------------------------------
 
 
 def test_results_by_hand() -> None:
@@ -181,9 +160,6 @@ def test_fewer_steps_of_integrated_gradients_have_the_same_peak(name: str) -> No
     assert few == pytest.approx(all_steps, rel=1e-3)
 
 
-# -- what is trained --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("family", ["fairseq", "bert"])
 def test_the_workload_is_the_same_for_the_same_seed(family: str) -> None:
     settings = Settings(family, "tiny", 3, 6, 0.5, 20)
@@ -193,12 +169,3 @@ def test_the_workload_is_the_same_for_the_same_seed(family: str) -> None:
     assert torch.equal(first.targets, second.targets)
     tokens = first.inputs["input_ids"] if family == "bert" else first.targets
     assert tokens.ne(1).sum(-1).tolist() == [6, 4, 3]
-
-
-def test_the_encoder_is_padded_on_the_right_and_has_a_label_an_example() -> None:
-    work = build_workload(Settings("bert", "tiny", 3, 6, 0.5, 20))
-    tokens, mask = work.inputs["input_ids"], work.inputs["attention_mask"].bool()
-    assert torch.equal(mask, tokens.ne(1)) and torch.equal(mask, mask.sort(-1, descending=True).values)
-    outputs = work.model(**work.inputs)
-    assert outputs.logits.shape == (3, 2) and work.targets.shape == (3,)
-    torch.testing.assert_close(work.loss(outputs), work.example_losses(outputs, work.targets).mean())

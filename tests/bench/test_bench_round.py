@@ -11,7 +11,6 @@ from attn_reg_plugin.bench.rows import Row, select_rows
 from attn_reg_plugin.regularizers import AttendOut
 from attn_reg_plugin.regularizers.attend_out.game import Game
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 ROWS = {row.name: row for row in select_rows(None, "fairseq", "float32")}
 
 

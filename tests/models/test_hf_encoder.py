@@ -19,7 +19,6 @@ from attn_reg_plugin.models.hf_encoder import HFEncoderConfig, HFEncoderModel, l
 from attn_reg_plugin.tasks import labelled_task
 from tests.models.hf_folders import make_encoder, tokenizer
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 CLASSES = {
     "mnli": transformers.BertForSequenceClassification,
     "stsb": transformers.BertForSequenceClassification,
@@ -137,9 +136,6 @@ def test_padding_never_matters(folder: Path, row: str, regularized: bool) -> Non
     assert torch.allclose(tight, plain, atol=1e-6) == (not regularized)
 
 
-# -- the tokenizer of a checkpoint ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("path", "on_the_hub", "taken"),
     [
@@ -167,9 +163,6 @@ def test_what_an_earlier_training_left_is_taken_only_where_the_model_is_gone(
     assert labelled_task.LabelledTextTask._encoder_path(cfg) == path, "nothing was left there"
     (kept / "config.json").touch()
     assert labelled_task.LabelledTextTask._encoder_path(cfg) == (str(kept) if taken == "encoder" else path)
-
-
-# -- refusals ---------------------------------------------------------------------------------------------------------
 
 
 def family(path: Path, name: str, **shape: Any) -> HFEncoderModel:

@@ -19,8 +19,6 @@ from attn_reg_plugin.regularizers.attend_out.generator import (
 from tests.attention.tiny_model import TinyClassifier
 from tests.regularizers.attend_out.playing import BATCHES, begin, play, same, update
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def test_a_rounds_gradient_is_equation_5_evaluated_literally():
     model, optimizer, regularizer = begin(baseline_momentum=0.25, generator_clip_norm=0.0)

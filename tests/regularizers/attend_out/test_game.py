@@ -11,7 +11,6 @@ from attn_reg_plugin.regularizers import Outcome
 from attn_reg_plugin.regularizers.attend_out.game import Game
 from tests.regularizers.attend_out.playing import Classification, begin, play
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 #: losses and metrics of three examples: the attacker is better, much better, and a little worse
 LOSSES = {"attacker": [0.5, 2.0, 1.0], "defender": [1.0, 4.0, 0.75]}
 METRICS = {"attacker": [1.0, 0.0, 0.5], "defender": [0.0, 0.5, 0.5]}

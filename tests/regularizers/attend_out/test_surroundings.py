@@ -13,8 +13,6 @@ from attn_reg_plugin import ADDrop
 from attn_reg_plugin.regularizers.base.attachment import attachments_of
 from tests.regularizers.attend_out.playing import BATCHES, begin, play, same, update
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.mark.parametrize("embedding, width", [("own", 8), ("shared", 8), ("own", 2)])
 def test_the_generators_size_is_logged_once(embedding, width, caplog):

@@ -8,7 +8,6 @@ import torch
 from attn_reg_plugin.regularizers import Regularizer, build
 from tests.attention.tiny_model import TinyClassifier, tokens
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 IDS = tokens([6, 3, 5], 6, seed=4)
 PROGRESS = {"schedule": "drop encoder.self: 0:0.6 1:0", "unit": "progress"}
 METHODS = {

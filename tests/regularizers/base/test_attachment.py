@@ -10,7 +10,6 @@ from attn_reg_plugin.regularizers import REGISTRY, build
 from tests.regularizers.trainings import BATCH, equal, footprint, step
 from tests.regularizers.trainings import translator as a_translator
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 ALWAYS = {"p": 1.0, "q": 1.0, "sites": "*", "cross_tuning": "off"}
 
 

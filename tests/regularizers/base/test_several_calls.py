@@ -15,7 +15,6 @@ from attn_reg_plugin.regularizers import Combination, build
 from tests.attention.tiny_model import PAD, SIZE, TinyClassifier, TinyStack, sharpened, tokens
 from tests.regularizers.attend_out.playing import TokensOnly
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 EQUALLY_LONG = tokens([6, 3, 2], 6, seed=1), tokens([2, 6, 5], 6, seed=2)
 OF_THEIR_OWN = tokens([6, 3, 2], 6, seed=1), tokens([4, 1, 3], 4, seed=2)
 TEXTS = pytest.mark.parametrize("texts", [EQUALLY_LONG, OF_THEIR_OWN], ids=["equally long", "of their own lengths"])

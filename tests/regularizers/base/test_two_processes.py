@@ -146,7 +146,7 @@ def processes(folder: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_gradients_and_masks_are_those_of_one_process(processes: Any, name: str, one_thread: None) -> None:
+def test_gradients_and_masks_are_those_of_one_process(processes: Any, name: str) -> None:
     case, expected = CASES[name], by_one_process(CASES[name])
     ours, theirs = (process[name] for process in processes)
     for update in range(case.updates):
