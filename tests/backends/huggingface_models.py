@@ -17,20 +17,13 @@ WIDTH, HEADS, LAYERS = 32, 4, 2
 
 @dataclass(frozen=True)
 class Family:
-    """One row: the model type and class in transformers, and which sites a tiny model has.
-
-    Attributes:
-        stacks: `encoder`, `decoder` or `both`.
-        checkpointing: whether transformers can checkpoint it, and its attention runs once in a forward.
-        interface: whether its attention calls transformers' attention interface, else it is an ordinary module.
-        options: of the configuration.
-    """
+    """One row: the model type and class in transformers, and which sites a tiny model has."""
 
     kind: str
     model: str
-    stacks: str = "encoder"
-    checkpointing: bool = True
-    interface: bool = True
+    stacks: str = "encoder"  # or `decoder`, or `both`
+    checkpointing: bool = True  # transformers can checkpoint it, and its attention runs once in a forward
+    interface: bool = True  # its attention calls transformers' attention interface, or else is an ordinary module
     options: Mapping[str, Any] = field(default_factory=dict)
 
     @property

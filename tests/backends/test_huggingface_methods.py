@@ -1,8 +1,9 @@
-"""Every method on transformers models: an encoder, a translator, and where families differ."""
+"""Every method on models of transformers and fairseq: an encoder, a translator, and where families differ."""
 
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +22,8 @@ FEW = ["bert", "albert", "marian", "t5", "llama", "deberta_v3", "mpnet", "xlnet"
 def train(model: nn.Module, inputs: dict[str, Tensor], seed: int = 2) -> Tensor:
     model.zero_grad()
     torch.manual_seed(seed)
-    loss = model(**inputs).loss
+    outputs = model(**inputs)
+    loss = outputs[0].log_softmax(-1)[..., 5].mean() if isinstance(outputs, tuple) else outputs.loss
     loss.backward()
     assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
     return loss.detach()
@@ -58,12 +60,26 @@ def test_attention_layer_drop_is_the_mean_of_the_values(name: str) -> None:
     torch.testing.assert_close(train(model, inputs), dropped, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["bert", "distilbert", "modernbert", "marian", "llama", "mpnet"])
-def test_layer_drop_is_the_model_without_the_layers(name: str) -> None:
-    model, inputs = build(name), batch(name)
+def made(name: str, **options: Any) -> tuple[nn.Module, dict[str, Tensor]]:
+    """A model and its inputs, also of fairseq."""
+    if name == "fairseq":
+        models = pytest.importorskip("tests.backends.fairseq_models")
+        return models.transformer(**options), models.batch()
+    return build(name, **options), batch(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        *((name, {}) for name in ("fairseq", "bert", "distilbert", "modernbert", "marian", "llama", "mpnet")),
+        ("fairseq", {"checkpoint_activations": True}),
+    ],
+)
+def test_layer_drop_is_the_model_without_the_layers(name: str, options: dict[str, Any]) -> None:
+    model, inputs = made(name, **options)
     regularizer, seen = method("layer_drop", p=0.5, sites="*"), set()
     for seed in range(4):
-        rest = build(name)
+        rest, _ = made(name)
         with regularizer.attach(model):
             ours = train(model, inputs, seed)
             layers = [handle for handle in regularizer._attachment.handles if isinstance(handle, Layer)]
@@ -94,13 +110,13 @@ def test_a_layer_that_others_need_gives_that_although_it_is_left_out() -> None:
 
 OWN_DROPOUT = {"bert": "attention_probs_dropout_prob", "albert": "attention_probs_dropout_prob"}
 OWN_DROPOUT |= dict.fromkeys(["deberta", "deberta_v3", "mpnet"], "attention_probs_dropout_prob")
-OWN_DROPOUT |= dict.fromkeys(["marian", "llama"], "attention_dropout")
+OWN_DROPOUT |= dict.fromkeys(["marian", "llama", "fairseq"], "attention_dropout")
 
 
 @pytest.mark.parametrize("name", OWN_DROPOUT)
 def test_weights_dropout_is_the_models_own(name: str) -> None:
     """The kernel draws the same numbers, whether the configuration asks for them or a site."""
-    own, ours, inputs = build(name, **{OWN_DROPOUT[name]: 0.3}), build(name), batch(name)
+    (own, inputs), (ours, _) = made(name, **{OWN_DROPOUT[name]: 0.3}), made(name)
     expected = train(own, inputs)
     with method("attention_dropout", p=0.3, sites="*").attach(ours):
         torch.testing.assert_close(train(ours, inputs), expected)

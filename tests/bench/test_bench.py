@@ -1,4 +1,4 @@
-"""`attn-reg bench`: the table, the json, the ratios, and what is refused. Nothing here looks at a clock."""
+"""`attn-reg bench`: the table, the json, the ratios, AttendOut's rounds, and what is refused; never a clock."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ import torch
 from rich.console import Console
 
 from attn_reg_plugin.bench.benchmark import render, results
-from attn_reg_plugin.bench.families import Settings, build_workload
-from attn_reg_plugin.bench.measure import STEPS, measure_peaks, measure_seconds
+from attn_reg_plugin.bench.families import PADDING, Settings, Workload, build_workload
+from attn_reg_plugin.bench.measure import STEPS, BenchTraining, measure_peaks, measure_seconds
 from attn_reg_plugin.bench.rows import Row, all_rows, select_rows
 from attn_reg_plugin.cli import main
+from attn_reg_plugin.regularizers import AttendOut
+from attn_reg_plugin.regularizers.attend_out.game import Game
 
 TINY = ["bench", "--size", "tiny", "--batch", "2", "--length", "4", "--repeats", "2", "--warmup", "0", "--threads", "1"]
 SETTINGS = Settings("fairseq", "tiny", 2, 4, 0.5, 20)
@@ -133,7 +135,7 @@ def test_every_repeat_begins_with_another_row_and_rare_ones_are_measured_once(mo
     assert {name: sorted(times) for name, times in seconds.items()} == {"a": [0, 1, 2], "b": [0, 1, 2], "c": [0]}
 
 
-def warm(settings: Settings = SETTINGS):
+def trained(settings: Settings = SETTINGS) -> Workload:
     """A workload whose optimizer has its state."""
     work = build_workload(settings)
     work.update(work.model(**work.inputs))
@@ -141,21 +143,21 @@ def warm(settings: Settings = SETTINGS):
 
 
 def test_peak_memory_is_reproducible_and_counts_what_a_step_holds() -> None:
-    work = warm()
+    work = trained()
     weights = sum(parameter.numel() * 4 for parameter in work.model.parameters())
     first, second = (measure_peaks([ROWS["plain"]], work)["plain"] for _ in range(2))
     assert first == second > 4 * weights, "weights, gradients and Adam's two moments"
 
 
 def test_a_map_kept_in_the_graph_shows_in_the_peak() -> None:
-    work = warm(Settings("fairseq", "tiny", 2, 128, 1.0, 20, dropout=0.0))
+    work = trained(Settings("fairseq", "tiny", 2, 128, 1.0, 20, dropout=0.0))
     peaks = measure_peaks([ROWS["plain"], ROWS["ad_drop"], ROWS["naive"]], work)
     assert peaks["ad_drop"] < peaks["naive"]
 
 
 @pytest.mark.parametrize("name", ["integrated", "integrated_joint"])
 def test_fewer_steps_of_integrated_gradients_have_the_same_peak(name: str) -> None:
-    work, row = warm(), ROWS[name]
+    work, row = trained(), ROWS[name]
     few, all_steps = (measure_peaks([r], work)[name] for r in (row, replace(row, memory_options={})))
     assert few == pytest.approx(all_steps, rel=1e-3)
 
@@ -169,3 +171,68 @@ def test_the_workload_is_the_same_for_the_same_seed(family: str) -> None:
     assert torch.equal(first.targets, second.targets)
     tokens = first.inputs["input_ids"] if family == "bert" else first.targets
     assert tokens.ne(1).sum(-1).tolist() == [6, 4, 3]
+
+
+@pytest.fixture
+def games(monkeypatch: pytest.MonkeyPatch) -> list[Game]:
+    """The games that are started."""
+    started: list[Game] = []
+    start = AttendOut.start
+    monkeypatch.setattr(AttendOut, "start", lambda *given: started.append(start(*given)) or started[-1])
+    return started
+
+
+@pytest.mark.parametrize("family", ["fairseq", "bert"])
+@pytest.mark.parametrize("name", ["attend_out", "attend_out_shared", "attend_out_all"])
+def test_a_step_is_a_round_of_both_players(family: str, name: str, games: list[Game]) -> None:
+    work, steps = trained(Settings(family, "tiny", 4, 6, 0.5, 20)), []
+    work.optimizer.register_step_post_hook(lambda *_: steps.append("attacker"))
+    with STEPS["round"](ROWS[name], work, False) as step:
+        (game,) = games
+        game.defender.optimizer.register_step_post_hook(lambda *_: steps.append("defender"))
+        before = [p.clone() for p in game.generator.parameters()]
+        step()
+        assert steps == ["attacker", "defender"] * ROWS[name].updates
+        assert any(not torch.equal(old, new) for old, new in zip(before, game.generator.parameters(), strict=True))
+        for ours, theirs in zip(work.model.parameters(), game.defender.model.parameters(), strict=True):
+            assert torch.equal(ours, theirs), "the winner is copied"
+
+
+def test_the_defenders_update_is_that_of_plain_training(games: list[Game]) -> None:
+    """Same batch, loss and optimizer: without dropout, one update of it ends in a plain update's weights."""
+    plain, work = (trained(replace(SETTINGS, dropout=0.0)) for _ in range(2))
+    settled = []
+    plain.update(plain.model(**plain.inputs))
+    row = Row("round", "round", kind="round", method="attend_out", options={"steps": 1, "sites": "*"})
+    with STEPS["round"](row, work, False) as step:
+        model, adam = games[0].defender.model, games[0].defender.optimizer
+        adam.register_step_post_hook(lambda *_: settled.extend(p.detach().clone() for p in model.parameters()))
+        step()
+    for expected, found in zip(plain.model.parameters(), settled, strict=True):
+        torch.testing.assert_close(found, expected)
+
+
+def test_examples_are_rows_of_the_batch_and_weigh_alike() -> None:
+    work = build_workload(Settings("fairseq", "tiny", 4, 6, 0.5, 20, dropout=0.0))
+    problem, model = BenchTraining(work), work.model.eval()
+    (examples,) = problem.validation(8)
+    assert examples["targets"].size(0) == 8
+    losses = problem.loss(model, examples).loss
+    for row, loss in enumerate(losses):
+        example = {name: tensor[row : row + 1] for name, tensor in examples.items()}
+        assert any(torch.equal(example["targets"][0], target) for target in work.targets)
+        torch.testing.assert_close(problem.loss(model, example).loss[0], loss)
+        real = example["targets"].ne(PADDING)
+        logits = model(**{name: example[name] for name in work.inputs})[0]
+        picked = logits.log_softmax(-1).gather(-1, example["targets"].unsqueeze(-1)).squeeze(-1)
+        torch.testing.assert_close(loss, -(picked * real).sum() / real.sum())
+
+
+def test_memory_counts_both_players_and_the_generator() -> None:
+    work = trained()
+    peaks = measure_peaks([ROWS["plain"], ROWS["attend_out"], ROWS["attend_out_shared"]], work)
+    weights = sum(parameter.numel() * 4 for parameter in work.model.parameters())
+    plain, own, shared = peaks["plain"], peaks["attend_out"], peaks["attend_out_shared"]
+    assert shared - plain > 3 * weights, "the defender and its Adam stay"
+    embedding = work.model.encoder.embed_tokens.weight.numel() * 4
+    assert own - shared >= 3 * embedding, "an embedding of its own, with Adam's moments"

@@ -118,11 +118,7 @@ class Backward:
 
 
 def under_fairseq(method: str, options: dict[str, Any], tell: Callable[[Any], None] = lambda regularizer: None) -> Step:
-    """A classifier behind fairseq: the task's training step with the criterion of labelled data.
-
-    Args:
-        tell: is given the regularizer once it is attached.
-    """
+    """A classifier behind fairseq: the task's training step; `tell` is given the regularizer once it is attached."""
     from fairseq.data import BaseWrapperDataset
     from fairseq.tasks import FairseqTask
 

@@ -108,18 +108,6 @@ def test_gold_labels_are_attributed(translator, batch):
         assert first.transpose(1, 2)[real].equal(second.transpose(1, 2)[real])
 
 
-def test_labels_of_the_forward_are_found_and_missing_ones_refused(classifier):
-    ids, gold = tokens([5, 3], 5), torch.tensor([0, 1])
-    with ADDrop(labels="gold", cross_tuning="off").attach(classifier) as regularizer:
-        classifier(ids, gold)
-        classifier(ids, labels=gold)
-        regularizer.supply(targets=gold)
-        classifier(ids)
-        regularizer.supply()
-        with pytest.raises(ValueError, match="the objective needs gold labels"):
-            classifier(ids)
-
-
 @pytest.mark.parametrize("attribution", ["attention", "one uniform step"])
 def test_the_map_or_its_product_with_the_gradient_is_attributed(attribution, translator, batch):
     """Integrated gradients of one uniform step are the gradient times the map."""
