@@ -80,7 +80,9 @@ def test_transformers_argument_parser_takes_a_method():
 
 MODEL = "^model is {}, but must be a torch.nn.Module that is not compiled by torch.jit$"
 STATES, NUMBERS = torch.zeros(1, 2, 3, 4), torch.ones(1, 1, 1, 3)
-MASK = "^valid is a tensor of torch.float32, but must be a tensor of torch.bool, True = attend$"
+MASK = "^valid is a {}, but must be a tensor of torch.bool, True = attend$"
+SHAPE = r"^valid has the shape \(1, 1, 1, 3, 1\), but must be broadcastable"
+BIAS = "^bias is a tensor of {}, but must be floating-point.* as valid"
 
 
 def attend(**given):
@@ -135,28 +137,21 @@ def attend(**given):
         ),
         (lambda: attend(query=[1.0]), TypeError, "^query is a list, but must be a tensor"),
         (lambda: attend(value=STATES[:, :, 1:]), ValueError, "^key has 3 keys, but value 2; each key has one value$"),
-        (
-            lambda: attend(valid=NUMBERS[..., None].bool()),
-            ValueError,
-            r"^valid has the shape \(1, 1, 1, 3, 1\), but must",
-        ),
+        (lambda: attend(valid=NUMBERS[..., None].bool()), ValueError, SHAPE),
         (lambda: attend(dropout_p=1.0), ValueError, r"^dropout_p is 1.0, but must lie in \[0, 1\)$"),
-        (
-            lambda: attend(valid=[[True] * 3]),
-            TypeError,
-            "^valid is a list, but must be a tensor of torch.bool, True = at",
+        (lambda: attend(valid=[[True] * 3]), TypeError, MASK.format("list")),
+        *(
+            (lambda call=call: call(NUMBERS), TypeError, MASK.format("tensor of torch.float32"))
+            for call in (
+                lambda valid: attend(valid=valid),
+                lambda valid: candidate_region(STATES, valid, 0.5),
+                lambda valid: drop_candidates(STATES > 0, valid, 0.5),
+            )
         ),
-        (lambda: attend(valid=NUMBERS), TypeError, MASK),
-        (lambda: candidate_region(STATES, NUMBERS, 0.5), TypeError, MASK),
-        (lambda: drop_candidates(STATES > 0, NUMBERS, 0.5), TypeError, MASK),
         # idle it would be a mask, active its 0 and 1 would be added to the scores
         *(
-            (
-                lambda bias=bias: attend(bias=bias),
-                TypeError,
-                "^bias is a tensor of .*, but must be floating-.* as valid",
-            )
-            for bias in (torch.ones(3, 3).bool(), torch.ones(3, 3).long())
+            (lambda dtype=dtype: attend(bias=torch.ones(3, 3, dtype=dtype)), TypeError, BIAS.format(dtype))
+            for dtype in (torch.bool, torch.int64)
         ),
     ],
 )
