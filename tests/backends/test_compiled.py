@@ -21,8 +21,6 @@ from attn_reg_plugin.regularizers import Regularizer
 from tests.backends.huggingface_models import batch, build
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
-#: what is compiled
-WAYS = ("blocks", "model")
 
 
 @pytest.fixture
@@ -40,7 +38,7 @@ def blocks(model: nn.Module) -> list[nn.Module]:
 
 
 def compiled(model: nn.Module, way: str, backend: Any, **options: Any) -> nn.Module:
-    """The module to call; `way` is one of WAYS, or empty."""
+    """The module to call; `way` is `blocks`, `model`, or empty."""
     if way == "blocks":
         for block in blocks(model):
             block.compile(backend=backend, **options)

@@ -10,7 +10,7 @@ from attn_reg_plugin import ADDrop, recording
 from attn_reg_plugin.attention.selection import find_sites
 from attn_reg_plugin.regularizers.base.forward import Forward
 from tests.attention.literal import check_region, loop_candidates
-from tests.attention.tiny_model import EVERY, PAD, Materialized, attentions, loss_of, tokens
+from tests.attention.tiny_model import PAD, Materialized, attentions, loss_of, tokens
 
 
 def attributed_maps(model, arguments, mask):
@@ -66,31 +66,6 @@ def test_one_step_is_the_literal_one(build, p, sites, batch, request):
         loss.backward()
     assert_same_step(loss, [parameter.grad for parameter in model.parameters()], expected, gradients)
     assert not loss.allclose(plain)
-
-
-def test_random_drops_are_candidates_and_the_loss_is_that_of_the_mask(translator, batch):
-    mask = batch[1].ne(PAD)
-    attributions, valid = attributed_maps(translator, batch, mask)
-    regularizer = ADDrop(p=0.5, q=0.5, sites="*", cross_tuning="off")
-    torch.manual_seed(4)
-    with regularizer.attach(translator):
-        regularizer.supply(token_mask=mask)
-        loss = loss_of(translator(*batch), batch[1])
-        loss.backward()
-        keep = {site.name: site.keep.clone() for site in regularizer.attached_sites}
-        taken = regularizer.statistics.take()
-    with Materialized(translator, keep):
-        expected = loss_of(translator(*batch), batch[1])
-        gradients = torch.autograd.grad(expected, list(translator.parameters()))
-    assert_same_step(loss, [parameter.grad for parameter in translator.parameters()], expected, gradients)
-    for name in EVERY:
-        exists = valid[name].expand(keep[name].shape)
-        dropped = exists & ~keep[name]
-        region = loop_candidates(attributions[name], valid[name], 0.5)
-        matters = attributions[name].ne(0).any(-1, keepdim=True)  # other rows are all ties
-        assert not (keep[name] & ~exists).any()
-        assert not (dropped & ~region & matters).any()
-        assert (taken[f"dropped/{name}"], taken[f"valid/{name}"]) == (int(dropped.sum()), int(exists.sum()))
 
 
 def test_gold_labels_are_attributed(translator, batch):

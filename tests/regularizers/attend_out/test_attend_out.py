@@ -129,20 +129,6 @@ def test_a_generator_that_is_not_finite_is_said_once_and_nothing_is_learnt(broke
     assert all(bool(parameter.isfinite().all()) for parameter in model.parameters())
 
 
-def test_within_a_round_the_defender_is_a_plain_training_and_the_generator_none():
-    model, optimizer, regularizer = begin()
-    lone, lone_optimizer, _ = begin()
-    players = (model, optimizer, regularizer), (lone, lone_optimizer, None)
-    rates = [torch.optim.lr_scheduler.LambdaLR(player[1], lambda step: (step + 1) / 10) for player in players]
-    with regularizer.attach(model):
-        for number in range(2):
-            for player, rate in zip(players, rates, strict=True):
-                update(*player, number)
-                rate.step()
-        assert same(regularizer.game.defender.model, lone) and not same(model, lone)
-        assert all(parameter.grad is None for parameter in regularizer.game.generator.parameters())
-
-
 @pytest.mark.parametrize("winner", ["draw", "best", "attacker"])
 def test_after_a_round_both_are_the_winner(winner):
     model, optimizer, regularizer = begin(winner=winner)
