@@ -81,15 +81,6 @@ def fit(
     return model
 
 
-def test_it_acts_and_says_so(tmp_path: Path) -> None:
-    model = Classifier()
-    before = print_of(model.model)
-    logs = fit(tmp_path, ad_drop(), model).seen
-    assert len(logs) == 20 and "regularized" not in logs[2] and logs[3]["regularized"] == 1
-    assert logs[-1]["drop_rate"] > 0.2 and 0 < logs[-1]["probe_share"] < 1
-    assert print_of(model.model) == before and "training_step" not in vars(model)
-
-
 class OfABatch(Classifier):
     """Takes the batch alone: Lightning looks at what a step takes."""
 
@@ -136,8 +127,11 @@ def test_without_p_it_is_plain_training(tmp_path: Path) -> None:
 
 def test_epochs_and_updates_are_counted(tmp_path: Path) -> None:
     """6 batches an epoch; with two batches an update 3 updates, the last of each for what is left."""
-    regularizer = ad_drop(cross_tuning="epoch")
-    logs = fit(tmp_path, regularizer, log_every_n_steps=1).seen
+    regularizer, model = ad_drop(cross_tuning="epoch"), Classifier()
+    before = print_of(model.model)
+    logs = fit(tmp_path, regularizer, model, log_every_n_steps=1).seen
+    assert logs[-1]["drop_rate"] > 0.2 and 0 < logs[-1]["probe_share"] < 1
+    assert print_of(model.model) == before and "training_step" not in vars(model)
     assert [log["regularized"] for log in logs] == ([0.0] * 6 + [1.0] * 6) * 1 + [0.0] * 6 + [1.0] * 2
     assert regularizer.updates == 20 and regularizer.epoch == 4
     fit(tmp_path, counted := ad_drop(), max_steps=7, accumulate_grad_batches=2)

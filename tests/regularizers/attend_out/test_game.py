@@ -6,10 +6,12 @@ import copy
 
 import pytest
 import torch
+from torch.utils._pytree import tree_leaves
 
 from attn_reg_plugin.regularizers import Outcome
 from attn_reg_plugin.regularizers.attend_out.game import Game
 from tests.regularizers.attend_out.playing import Classification, begin, play
+from tests.regularizers.trainings import equal
 
 #: losses and metrics of three examples: the attacker is better, much better, and a little worse
 LOSSES = {"attacker": [0.5, 2.0, 1.0], "defender": [1.0, 4.0, 0.75]}
@@ -84,26 +86,20 @@ def test_the_loser_has_the_winners_weights_and_optimizer_state(attacker_won):
     winning.param_groups[0]["lr"], losing.param_groups[0]["lr"] = 0.25, 0.5
     kept = copy.deepcopy((list(winner.parameters()), states_of(winning)))
     assert not all(ours.equal(theirs) for ours, theirs in zip(loser.parameters(), kept[0], strict=True))
-    assert not same(states_of(losing), kept[1])
+    assert not equal(states_of(losing), kept[1])
     defender.settle(attacker_won)
     for model, optimizer in ((winner, winning), (loser, losing)):
         assert all(ours.equal(theirs) for ours, theirs in zip(model.parameters(), kept[0], strict=True))
-        assert kept[1] and same(states_of(optimizer), kept[1])
+        assert kept[1] and equal(states_of(optimizer), kept[1])
     assert (winning.param_groups[0]["lr"], losing.param_groups[0]["lr"]) == (0.25, 0.5)
     for state in losing.state.values():
         state["exp_avg"].add_(1.0)
-    assert same(states_of(winning), kept[1])
+    assert equal(states_of(winning), kept[1])
 
 
 def states_of(optimizer):
     """What Adam keeps of each parameter, in their order."""
-    return [optimizer.state[p] for group in optimizer.param_groups for p in group["params"] if p in optimizer.state]
-
-
-def same(states, others):
-    """Whether two players' optimizers keep the same values."""
-    names = ("step", "exp_avg", "exp_avg_sq")
-    return all(one[name].equal(other[name]) for one, other in zip(states, others, strict=True) for name in names)
+    return tree_leaves(optimizer.state_dict()["state"])
 
 
 def test_the_generators_gradient_is_clipped():
