@@ -19,6 +19,7 @@ from attn_reg_plugin.bench.rows import Row, all_rows, select_rows
 from attn_reg_plugin.cli import main
 from attn_reg_plugin.regularizers import AttendOut
 from attn_reg_plugin.regularizers.attend_out.game import Game
+from tests.attention.tiny_model import VOCABULARY, TinyTranslator
 
 TINY = ["bench", "--size", "tiny", "--batch", "2", "--length", "4", "--repeats", "2", "--warmup", "0", "--threads", "1"]
 SETTINGS = Settings("fairseq", "tiny", 2, 4, 0.5, 20)
@@ -236,3 +237,27 @@ def test_memory_counts_both_players_and_the_generator() -> None:
     assert shared - plain > 3 * weights, "the defender and its Adam stay"
     embedding = work.model.encoder.embed_tokens.weight.numel() * 4
     assert own - shared >= 3 * embedding, "an embedding of its own, with Adam's moments"
+
+
+#: passes that are compared read their real tokens
+READING = ("r_drop", "hidden_cut")
+WAITING = [row for row in all_rows() if row.kind == "training" and row.method and not row.name.startswith(READING)]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("row", WAITING, ids=lambda row: row.name)
+def test_no_step_waits_for_the_device(row) -> None:
+    """On a GPU the host runs ahead; models of fairseq and transformers ask for padding, and so wait themselves."""
+    model = TinyTranslator(0.1).cuda()
+    tokens = torch.randint(1, VOCABULARY, (4, 16), device="cuda")
+    work = Workload(model, {"source": tokens, "target": tokens}, tokens, {"encoder": "source", "decoder": "target"})
+    with STEPS[row.kind](row, work, False) as step:
+        step()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            step()
+            with pytest.raises(RuntimeError, match="synchronizing"):
+                work.targets.sum().item()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")

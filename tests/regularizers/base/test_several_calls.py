@@ -167,18 +167,13 @@ class Twice(nn.Module):
         return self.attention(x, *given) + self.attention(-x, *given)
 
 
-def siamese_of(layers):
-    model = siamese()
-    for layer in model.encoder.layers if layers == "twice" else ():
-        layer.attentions[0] = Twice(layer.attentions[0])
-    return model
-
-
 @pytest.mark.parametrize("layers", ["usual", "twice"])
 @pytest.mark.parametrize("other", ["layer_drop", "attention_layer_drop"])
 def test_a_call_that_does_not_run_leaves_the_others_their_own_masks(layers, other):
     """Nothing tells the texts apart: they are equally long, without padding. With q = 1 no mask is drawn at random."""
-    texts, model = [tokens([6, 6, 6], 6, seed=seed) for seed in (1, 2)], siamese_of(layers)
+    texts, model = [tokens([6, 6, 6], 6, seed=seed) for seed in (1, 2)], siamese()
+    for layer in model.encoder.layers if layers == "twice" else ():
+        layer.attentions[0] = Twice(layer.attentions[0])
     ours = ADDrop(p=0.4, q=1.0, cross_tuning="off", sites="*")
     with ours.attach(model):
         model(*texts)
