@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gc
+from pathlib import Path
 
 import pytest
+
+TINY = {"attention", "backends", "bench", "clients", "huggingface", "lightning", "models", "regularizers"}
 
 
 def pytest_collection_modifyitems(config, items):
@@ -38,20 +41,27 @@ def one_thread():
     torch.set_num_threads(threads)
 
 
+@pytest.fixture(autouse=True)
+def _on_one_thread(request):
+    """See `one_thread`, in the folders whose models are tiny."""
+    if request.path.relative_to(Path(__file__).parent).parts[0] in TINY:
+        request.getfixturevalue("one_thread")
+
+
 @pytest.fixture
-def translator(one_thread):
+def translator():
     """A tiny encoder-decoder in training mode, without dropout."""
     return _translator(dropout=0.0)
 
 
 @pytest.fixture
-def dropping_translator(one_thread):
+def dropping_translator():
     """The same with dropout everywhere."""
     return _translator(dropout=0.2)
 
 
 @pytest.fixture
-def classifier(one_thread):
+def classifier():
     """A tiny encoder classifier in training mode, without dropout."""
     import torch
 

@@ -9,13 +9,10 @@ import torch.nn.functional as F
 from attn_reg_plugin.attention.attribution import gradient_attribution
 from attn_reg_plugin.attention.calls import recording
 from attn_reg_plugin.attention.functional import attention_weights, regularized_attention
-from attn_reg_plugin.attention.masks import candidate_region, drop_candidates
 from attn_reg_plugin.attention.sites import AttentionSite
 from attn_reg_plugin.regularizers.ad_drop.integrated import integrated_attribution
 from tests.attention.literal import causal, loop_attention, loop_weights, padding
 from tests.attention.tiny_model import asked_site
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 B, H, T, S, D = 3, 2, 4, 5, 4
 SHAPE = (B, H, T, S)
@@ -189,28 +186,3 @@ def test_attribution_beside_a_sink_is_of_real_keys(dtype):
         ((_, integrated),) = integrated_attribution(run, [site], steps=2, nodes="gauss-legendre")
     # F is cubic in the map: ∫ 3α² dα = 1, which two nodes give exactly
     torch.testing.assert_close(integrated, (weights * expected / 3).float().detach(), **near)
-
-
-@pytest.mark.parametrize("active", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.uint8])
-def test_a_mask_of_numbers_is_refused_by_name(active, dtype):
-    states, site = torch.randn(1, 1, 3, 2), asked_site(**({"uniform": lambda call: True} if active else {}))
-    valid, said = torch.ones(1, 1, 1, 3, dtype=dtype), rf"^valid is a tensor of {dtype}, but must be a tensor of torch."
-    for call in (
-        lambda: regularized_attention(states, states, states, valid=valid, site=site),
-        lambda: candidate_region(states, valid, 0.5),
-        lambda: drop_candidates(states > 0, valid, 0.5),
-    ):
-        with pytest.raises(TypeError, match=said):
-            call()
-    with pytest.raises(TypeError, match=r"^valid is a list, but must be a tensor of torch.bool, True = attend$"):
-        regularized_attention(states, states, states, valid=[[True] * 3], site=site)
-
-
-@pytest.mark.parametrize("dtype", [torch.bool, torch.int64])
-def test_a_bias_that_is_a_mask_is_refused(dtype):
-    """Idle it would be one, active its 0 and 1 would be added to the scores."""
-    states, bias = torch.randn(1, 1, 3, 2), torch.ones(3, 3, dtype=dtype)
-    for site in (None, asked_site(keep=torch.ones(1, 1, 3, 3, dtype=torch.bool))):
-        with pytest.raises(TypeError, match=rf"^bias is a tensor of {dtype}, but must be floating-point.* as valid"):
-            regularized_attention(states, states, states, site=site, bias=bias)

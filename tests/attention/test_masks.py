@@ -14,8 +14,6 @@ from attn_reg_plugin import candidate_region, drop_candidates
 from attn_reg_plugin.attention.masks import candidate_counts, dropped_fraction, pack_bits, sample_keep, unpack_bits
 from tests.attention.literal import causal, check_region, loop_candidates, padding
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 RATIOS = [i / 10 for i in range(11)]
 LENGTHS = [9, 4, 1, 0]
 MASKS = {
@@ -132,9 +130,6 @@ def test_a_bit_of_a_position_stays_where_it_was():
     mask = torch.zeros(19, dtype=torch.bool)
     mask[[0, 3, 9, 18]] = True
     assert pack_bits(mask).tolist() == [0b1001, 0b10, 0b100]
-
-
-# -- what is drawn ----------------------------------------------------------------------------------------------------
 
 
 def composed(attribution, valid, p, q, **options):

@@ -124,6 +124,20 @@ class TinyClassifier(nn.Module):
         return self.output(self.encoder(tokens, tokens.ne(PAD)[:, None, None, :])[:, 0])
 
 
+class Around(nn.Module):
+    """A module of one's own around a model; keeps its outputs."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.outputs: list[Any] = []
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's."""
+        self.outputs.append(self.model(*args, **kwargs))
+        return self.outputs[-1]
+
+
 class Materialized:
     """While entered, a tiny model's attention maps stand in the autograd graph; notes them, after dropout, by site.
 
@@ -197,6 +211,14 @@ def tokens(lengths: list[int], size: int, seed: int = 0) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(1, VOCABULARY, (len(lengths), size), generator=generator)
     return ids.masked_fill(torch.arange(size) >= torch.tensor(lengths).unsqueeze(-1), PAD)
+
+
+def valid_of(batch: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
+    """The valid mask of every site of the translator."""
+    source, target = (ids.ne(PAD)[:, None, None, :] for ids in batch)
+    causal = torch.ones(target.size(-1), target.size(-1)).tril().bool()
+    kinds = {"encoder.self": source, "decoder.self": target & causal, "decoder.cross": source}
+    return {name: kinds[name.split("[")[0]] for name in EVERY}
 
 
 def loss_of(logits: Tensor, targets: Tensor) -> Tensor:

@@ -17,20 +17,13 @@ WIDTH, HEADS, LAYERS = 32, 4, 2
 
 @dataclass(frozen=True)
 class Family:
-    """One row: the model type and class in transformers, and which sites a tiny model has.
-
-    Attributes:
-        stacks: `encoder`, `decoder` or `both`.
-        checkpointing: whether transformers can checkpoint it, and its attention runs once in a forward.
-        interface: whether its attention calls transformers' attention interface, else it is an ordinary module.
-        options: of the configuration.
-    """
+    """One row: the model type and class in transformers, and which sites a tiny model has."""
 
     kind: str
     model: str
-    stacks: str = "encoder"
-    checkpointing: bool = True
-    interface: bool = True
+    stacks: str = "encoder"  # or `decoder`, or `both`
+    checkpointing: bool = True  # transformers can checkpoint it, and its attention runs once in a forward
+    interface: bool = True  # its attention calls transformers' attention interface, or else is an ordinary module
     options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -77,17 +70,6 @@ FAMILIES = {
 #: those whose attention can be called sdpa and eager: the others have one form
 INTERFACE = [name for name, family in FAMILIES.items() if family.interface]
 FORMS = [(name, form) for form in ("sdpa", "eager") for name in (FAMILIES if form == "sdpa" else INTERFACE)]
-
-
-class Around(nn.Module):
-    """A module of one's own around a transformers model, with its outputs."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, **inputs: Tensor) -> Any:
-        return self.model(**inputs)
 
 
 def config_of(name: str, dropout: float = 0.0, **options: Any) -> Any:

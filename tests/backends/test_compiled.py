@@ -12,9 +12,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-
-pytest.importorskip("transformers")
-
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._dynamo.utils import counters
 
@@ -23,9 +20,7 @@ from attn_reg_plugin.attention.graphs import REASON
 from attn_reg_plugin.regularizers import Regularizer
 from tests.backends.huggingface_models import batch, build
 
-pytestmark = pytest.mark.usefixtures("one_thread", "fresh_compiler")
-#: what is compiled
-WAYS = ("blocks", "model")
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
 @pytest.fixture
@@ -43,7 +38,7 @@ def blocks(model: nn.Module) -> list[nn.Module]:
 
 
 def compiled(model: nn.Module, way: str, backend: Any, **options: Any) -> nn.Module:
-    """The module to call; `way` is one of WAYS, or empty."""
+    """The module to call; `way` is `blocks`, `model`, or empty."""
     if way == "blocks":
         for block in blocks(model):
             block.compile(backend=backend, **options)

@@ -12,9 +12,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-
-pytest.importorskip("transformers")
-
 from transformers import AutoModelForCausalLM, DataCollatorWithFlattening, StaticCache
 
 from attn_reg_plugin import ADDrop, find_sites, gradient_attribution, recording
@@ -23,7 +20,6 @@ from attn_reg_plugin.regularizers.base.forward import Forward, described
 from tests.attention.tiny_model import opened
 from tests.backends.oracle_models import PAD, WORDS, tiny_config
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 IGNORED, LAYERS = -100, 2
 LOCAL = {"sliding_window": 3, "layer_types": ["sliding_attention", "full_attention"]}
 #: by model type, options of the tiny configuration

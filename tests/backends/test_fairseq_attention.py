@@ -7,14 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-
-pytest.importorskip("fairseq")
-
 from fairseq.modules import MultiheadAttention
+from torch import Tensor, nn
 
 from attn_reg_plugin import find_sites
 from attn_reg_plugin.attention.sites import AttentionSite
+from tests.attention.literal import loop_weights
 from tests.attention.tiny_model import opened
 
 B, H, T, S, C = 3, 4, 5, 7, 16
@@ -132,13 +130,7 @@ def test_masked_attention_is_the_equation(case: tuple[str, bool]) -> None:
         project(given[name]).view(-1, B, H, C // H).permute(1, 2, 0, 3)
         for project, name in ((module.q_proj, "query"), (module.k_proj, "key"), (module.v_proj, "key"))
     )
-    expected = torch.zeros(B, H, T, keys)
-    for b, h, t in torch.cartesian_prod(torch.arange(B), torch.arange(H), torch.arange(T)).tolist():
-        left = valid[b, h, t] & keep[b, h, t]
-        if left.any():
-            expected[b, h, t, left] = torch.softmax((k[b, h] @ q[b, h, t])[left] / (C // H) ** 0.5, 0)
-        elif valid[b, h, t].any():
-            expected[b, h, t, valid[b, h, t]] = 1.0 / valid[b, h, t].sum()
+    expected = loop_weights(q, k, valid=valid, keep=keep)
     assert (expected[:, 1, 2].count_nonzero(-1) == valid[:, 1, 2].sum(-1)).all()
     torch.testing.assert_close(maps, expected.transpose(0, 1), atol=1e-6, rtol=0)
     mixed = module.out_proj((expected @ v).permute(2, 0, 1, 3).reshape(T, B, C))

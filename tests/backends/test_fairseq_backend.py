@@ -9,18 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-
-pytest.importorskip("fairseq")
-
 from fairseq.data import Dictionary
 from fairseq.modules import MultiheadAttention
+from torch import Tensor, nn
 
 from attn_reg_plugin import ADDrop, find_sites
 from attn_reg_plugin.backends.fairseq import FairseqBackend, padding_index
 from attn_reg_plugin.regularizers import build
 from attn_reg_plugin.regularizers.ad_drop import ad_drop
-from attn_reg_plugin.regularizers.layer_drop import Layer
 from tests.backends.fairseq_models import HEADS, LAYERS, batch, transformer
 from tests.backends.materialized import Materialized
 
@@ -35,9 +31,6 @@ def pseudo_objective(logits: Tensor, inputs: dict[str, Tensor]) -> Tensor:
     probabilities = torch.log_softmax(logits.float(), -1)
     best = probabilities.max(-1).values
     return (best * inputs["prev_output_tokens"].ne(PAD)).sum()
-
-
-# -- sites ------------------------------------------------------------------------------------------------------------
 
 
 def test_every_attention_is_a_site_in_the_order_of_the_model() -> None:
@@ -72,9 +65,6 @@ def test_what_a_forward_tells() -> None:
     unnamed.decoder = nn.Module()
     unnamed.decoder.dictionary = Dictionary()
     assert padding_index(unnamed) == Dictionary().pad(), "every decoder of fairseq's has a dictionary"
-
-
-# -- attaching --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("trained_before", [False, True])
@@ -116,9 +106,6 @@ def test_masks_survive_recomputation_by_activation_checkpointing() -> None:
     assert torch.equal(results[0][0], results[1][0])
     for plain, recomputed in zip(results[0][1], results[1][1], strict=True):
         torch.testing.assert_close(recomputed, plain, atol=1e-6, rtol=1e-5)
-
-
-# -- attributions -----------------------------------------------------------------------------------------------------
 
 
 def direct_attributions(model: nn.Module, inputs: dict[str, Tensor], seed: int) -> list[Tensor]:
@@ -179,54 +166,6 @@ def test_the_probe_without_dropout_sees_the_model_without_dropout(monkeypatch: p
     for attribution, gradient in zip(ours, expected, strict=True):
         assert_close_to_the_largest(attribution, gradient, 1e-5)
     assert model.encoder.dropout_module.p == 0.3 and model.encoder.dropout_module.training
-
-
-# -- methods that draw at random --------------------------------------------------------------------------------------
-
-
-def train(model: nn.Module, inputs: dict[str, Tensor], seed: int = 2) -> tuple[Tensor, dict[str, Tensor]]:
-    """A number of the outputs, and the gradients."""
-    model.zero_grad()
-    torch.manual_seed(seed)
-    loss = model.train()(**inputs)[0].float().log_softmax(-1)[..., 5].mean()
-    loss.backward()
-    return loss.detach(), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-
-
-def test_weights_dropout_is_fairseqs_own() -> None:
-    """fairseq's kernel draws the same numbers, whether `--attention-dropout` asks for them or a site."""
-    own, ours, inputs = transformer(attention_dropout=0.3), transformer(attention_dropout=0.1), batch()
-    ours.load_state_dict(own.state_dict())
-    expected = train(own, inputs)
-    # 0.1 is there: 1 - 0.9 (1 - p) is 0.3
-    with build("attention_dropout", p=1 - 0.7 / 0.9, sites="*").attach(ours):
-        torch.testing.assert_close(train(ours, inputs), expected)
-    assert not train(ours, inputs)[0].allclose(expected[0])
-
-
-@pytest.mark.parametrize("checkpointing", [False, True])
-def test_layer_drop_is_the_model_without_the_layers(checkpointing: bool) -> None:
-    model, inputs = transformer(checkpoint_activations=checkpointing), batch()
-    plain = copy.deepcopy(model)
-    with torch.no_grad():
-        evaluated = model.eval()(**inputs)[0]
-    regularizer, seen = build("layer_drop", p=0.5, sites="*"), set()
-    for seed in range(3):
-        rest = copy.deepcopy(plain)
-        with regularizer.attach(model):
-            loss, gradients = train(model, inputs, seed)
-            layers = [handle for handle in regularizer._attachment.handles if isinstance(handle, Layer)]
-            gone = [layer.path for layer in layers if layer.calls[0].uniform]
-            with torch.no_grad():
-                assert model.eval()(**inputs)[0].equal(evaluated)
-        for path in reversed(gone):
-            del rest.get_submodule(path.rpartition(".")[0])[int(path.rpartition(".")[2])]
-        seen.add(len(gone))
-        expected, theirs = train(rest, inputs, seed)
-        torch.testing.assert_close(loss, expected)
-        assert len(gradients) == len(theirs)
-        assert not any(name.startswith(tuple(f"{path}." for path in gone)) for name in gradients)
-    assert len(layers) == 4 and len(seen) > 1
 
 
 def test_a_model_that_was_trained_is_exported() -> None:

@@ -6,16 +6,14 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor, nn
 
-transformers = pytest.importorskip("transformers")
+from attn_reg_plugin import ADDrop, AttentionLayerDrop, find_sites
+from attn_reg_plugin.regularizers import Combination
+from attn_reg_plugin.regularizers import build as build_method
+from tests.backends.huggingface_models import HEADS, LAYERS, PAD, WORDS, build
 
-from attn_reg_plugin import ADDrop, AttentionLayerDrop, find_sites  # noqa: E402
-from attn_reg_plugin.regularizers import Combination  # noqa: E402
-from attn_reg_plugin.regularizers import build as build_method  # noqa: E402
-from tests.backends.huggingface_models import HEADS, LAYERS, PAD, WORDS, build  # noqa: E402
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 OBJECTIVE = {"objective": lambda outputs, inputs: outputs[..., :5].square().sum()}
 
 

@@ -8,18 +8,14 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-
-pytest.importorskip("transformers")
-
 import transformers
 
 from attn_reg_plugin import ADDrop
 from attn_reg_plugin.backends.huggingface.inputs import described
-from tests.backends.huggingface_models import FAMILIES, Around, batch, build
+from tests.attention.tiny_model import Around
+from tests.backends.huggingface_models import FAMILIES, batch, build
 from tests.backends.oracle_models import accepted, tiny
 from tests.backends.oracle_models import batch as tiny_batch
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.mark.parametrize(("kind", "name"), [("wav2vec2", "Wav2Vec2ForCTC"), ("parakeet_ctc", "ParakeetForCTC")])

@@ -11,13 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-pytest.importorskip("transformers")
-
 from attn_reg_plugin import ADDrop
 from attn_reg_plugin.backends.huggingface import HuggingFaceBackend
 from tests.backends.huggingface_models import FAMILIES, FORMS, batch, build, ids
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 GENERATING = [name for name, family in FAMILIES.items() if family.stacks != "encoder"]
 
 

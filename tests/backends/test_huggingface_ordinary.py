@@ -7,21 +7,17 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor, nn
+from transformers.models.mpnet.modeling_mpnet import MPNetSelfAttention
 
-transformers = pytest.importorskip("transformers")
-
-from transformers.models.mpnet.modeling_mpnet import MPNetSelfAttention  # noqa: E402
-
-from attn_reg_plugin import ADDrop, AttentionLayerDrop, find_sites, recording  # noqa: E402
-from attn_reg_plugin.attention.attribution import map_gradient, output_gradients  # noqa: E402
-from attn_reg_plugin.regularizers import Combination  # noqa: E402
-from attn_reg_plugin.regularizers.attention_dropout import AttentionDropout  # noqa: E402
-from tests.attention.tiny_model import opened  # noqa: E402
-from tests.backends.huggingface_models import HEADS, LAYERS, batch, build, config_of  # noqa: E402
-from tests.backends.materialized import Materialized  # noqa: E402
-
-pytestmark = pytest.mark.usefixtures("one_thread")
+from attn_reg_plugin import ADDrop, AttentionLayerDrop, find_sites, recording
+from attn_reg_plugin.attention.attribution import map_gradient, output_gradients
+from attn_reg_plugin.regularizers import Combination
+from attn_reg_plugin.regularizers.attention_dropout import AttentionDropout
+from tests.attention.tiny_model import opened
+from tests.backends.huggingface_models import HEADS, LAYERS, batch, build, config_of
+from tests.backends.materialized import Materialized
 
 
 def attributed(

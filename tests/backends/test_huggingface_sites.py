@@ -9,19 +9,15 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-
-pytest.importorskip("transformers")
-
-import transformers
 
 from attn_reg_plugin import ADDrop, find_sites
 from attn_reg_plugin.backends.huggingface.attention import open_sites
 from tests.attention.tiny_model import opened
 from tests.backends.huggingface_models import FAMILIES, FORMS, batch, build, fingerprint
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 40}
 
 
@@ -89,13 +85,11 @@ def test_a_forward_that_broke_off_does_not_shift_the_layers() -> None:
         assert torch.equal(model(**inputs).logits, expected)
 
 
-# -- refusals ---------------------------------------------------------------------------------------------------------
-
-
 def test_a_model_without_sites_is_refused() -> None:
     model = transformers.NystromformerModel(transformers.NystromformerConfig(**SMALL))
     with pytest.raises(
-        ValueError, match=r"^NystromformerModel's attention does not go through transformers' attention interface; "
+        ValueError,
+        match=r"^NystromformerModel's attention does not go through transformers' attention interface; .* such as",
     ):
         ADDrop().attach(model)
 
@@ -130,9 +124,6 @@ def test_an_attention_that_is_taken_away_is_noticed() -> None:
             model(**inputs)
         model.eval()(**inputs)
     assert model.config._attn_implementation == "sdpa"
-
-
-# -- nothing is left behind -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name, attention", FORMS)

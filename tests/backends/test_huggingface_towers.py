@@ -15,8 +15,6 @@ from attn_reg_plugin.backends.huggingface import modules
 from tests.backends.huggingface_models import build
 from tests.backends.oracle_models import tiny
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def sites_at(*paths: str) -> list[AttentionSite]:
     """Sites of one stack and kind, the layer of each the first number in its path."""

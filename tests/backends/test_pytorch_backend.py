@@ -15,8 +15,8 @@ from torch.nn.utils.parametrize import is_parametrized, remove_parametrizations
 
 from attn_reg_plugin import ADDrop, find_sites, gradient_attribution, recording
 from tests.attention.tiny_model import opened
+from tests.backends.materialized import Materialized
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 WIDTH, HEADS = 16, 4
 SITES = ["encoder.self[0]", "encoder.self[1]"] + [f"decoder.{k}[{i}]" for i in range(2) for k in ("self", "cross")]
 
@@ -59,9 +59,6 @@ def step(model: nn.Module, inputs: tuple[Tensor, ...]) -> list[Tensor]:
     outputs = model(*inputs)
     outputs.logsumexp(-1).sum().backward()
     return [outputs.detach(), *(p.grad.clone() for p in model.parameters()), torch.get_rng_state()]
-
-
-# -- sites ------------------------------------------------------------------------------------------------------------
 
 
 def test_the_sites_of_a_transformer() -> None:
@@ -110,9 +107,6 @@ def test_models_of_other_frameworks_are_left_to_their_backends() -> None:
         assert [site.name for site in find_sites(found, "*")] == ["encoder.self[0]"]
     both = nn.ModuleDict({"vision": model, "encoder": nn.TransformerEncoderLayer(8, 2)})
     assert [site.path for site in find_sites(both, "*")][-1] == "encoder.self_attn"
-
-
-# -- idle -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("batch_first", [True, False])
@@ -190,8 +184,6 @@ def test_a_parametrized_attention(late: bool) -> None:
     torch.testing.assert_close(model(states), plain)
 
 
-# -- active -----------------------------------------------------------------------------------------------------------
-
 OPTIONS = {
     "plain": {},
     "batch first": {"batch_first": True},
@@ -246,26 +238,10 @@ def test_a_regularized_attention_is_pytorchs_where_nothing_is_dropped(options: d
                 torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-5)
             torch.testing.assert_close(found, weights, atol=1e-6, rtol=1e-5)
         assert attribution.shape == ((2 if batched else 1), HEADS, *weights.shape[-2:])
-        torch.testing.assert_close(attribution, materialized_gradient(module, states, expected), atol=1e-4, rtol=1e-4)
-
-
-def materialized_gradient(module: nn.MultiheadAttention, states: list[Tensor], output: Tensor) -> Tensor:
-    """∂F/∂A of F = Σ output², by ∂F/∂(A V) head by head with loops: (B, H, T, S)."""
-    query, _, value = states
-    batched = query.dim() == 3
-    if batched and not module.batch_first:
-        output, value = output.transpose(0, 1), value.transpose(0, 1)
-    output, value = (output, value) if batched else (output[None], value[None])
-    weight = module.in_proj_weight.chunk(3)[2] if module.in_proj_weight is not None else module.v_proj_weight
-    values = value @ weight.T + (0 if module.in_proj_bias is None else module.in_proj_bias.chunk(3)[2])
-    if module.bias_v is not None:
-        values = torch.cat([values, module.bias_v.expand(len(values), 1, -1)], 1)
-    if module.add_zero_attn:
-        values = torch.cat([values, torch.zeros(len(values), 1, WIDTH)], 1)
-    before = (2 * output) @ module.out_proj.weight  # ∂F/∂ the concatenated heads
-    size = WIDTH // HEADS
-    maps = [before[..., h * size : (h + 1) * size] @ values[..., h * size : (h + 1) * size].mT for h in range(HEADS)]
-    return torch.stack(maps, 1).detach()
+        with Materialized() as written_out:
+            literal = module(*states, **mask)[0]
+        (gradient,) = torch.autograd.grad(literal.square().sum(), written_out.maps)
+        torch.testing.assert_close(attribution, gradient.view(attribution.shape), atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=list(OPTIONS))

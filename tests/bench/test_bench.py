@@ -1,4 +1,4 @@
-"""`attn-reg bench`: the table, the json, the ratios, and what is refused. Nothing here looks at a clock."""
+"""`attn-reg bench`: the table, the json, the ratios, AttendOut's rounds, and what is refused; never a clock."""
 
 from __future__ import annotations
 
@@ -13,18 +13,17 @@ import torch
 from rich.console import Console
 
 from attn_reg_plugin.bench.benchmark import render, results
-from attn_reg_plugin.bench.families import Settings, build_workload
-from attn_reg_plugin.bench.measure import STEPS, measure_peaks, measure_seconds
+from attn_reg_plugin.bench.families import PADDING, Settings, Workload, build_workload
+from attn_reg_plugin.bench.measure import STEPS, BenchTraining, measure_peaks, measure_seconds
 from attn_reg_plugin.bench.rows import Row, all_rows, select_rows
 from attn_reg_plugin.cli import main
+from attn_reg_plugin.regularizers import AttendOut
+from attn_reg_plugin.regularizers.attend_out.game import Game
+from tests.attention.tiny_model import VOCABULARY, TinyTranslator
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 TINY = ["bench", "--size", "tiny", "--batch", "2", "--length", "4", "--repeats", "2", "--warmup", "0", "--threads", "1"]
 SETTINGS = Settings("fairseq", "tiny", 2, 4, 0.5, 20)
 ROWS = {row.name: row for row in select_rows(None, "fairseq", "float32")}
-
-
-# -- the command ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("family", ["fairseq", "bert"])
@@ -91,20 +90,6 @@ def test_the_clock_of_the_process_and_bfloat16(capsys: pytest.CaptureFixture[str
     assert "clock cpu" in printed and "bf16 probe" not in printed
 
 
-# -- rows -------------------------------------------------------------------------------------------------------------
-
-
-def test_rows_are_well_formed() -> None:
-    names = [row.name for row in all_rows()]
-    assert len(set(names)) == len(names)
-    for row in all_rows():
-        assert row.of is None or row.of in names
-        assert (row.kind == "mean") == (row.of is not None)
-        assert row.kind == "mean" or row.kind in STEPS
-        if row.kind == "round":
-            assert row.updates == row.options["steps"]
-
-
 @pytest.mark.parametrize(
     ("names", "chosen"),
     [
@@ -114,9 +99,6 @@ def test_rows_are_well_formed() -> None:
 )
 def test_rows_bring_what_they_need_in_the_tables_order(names: list[str], chosen: list[str]) -> None:
     assert [row.name for row in select_rows(names, "fairseq", "float32")] == chosen
-
-
-# -- measuring --------------------------------------------------------------------------------------------------------
 
 
 def test_results_by_hand() -> None:
@@ -154,7 +136,7 @@ def test_every_repeat_begins_with_another_row_and_rare_ones_are_measured_once(mo
     assert {name: sorted(times) for name, times in seconds.items()} == {"a": [0, 1, 2], "b": [0, 1, 2], "c": [0]}
 
 
-def warm(settings: Settings = SETTINGS):
+def trained(settings: Settings = SETTINGS) -> Workload:
     """A workload whose optimizer has its state."""
     work = build_workload(settings)
     work.update(work.model(**work.inputs))
@@ -162,26 +144,23 @@ def warm(settings: Settings = SETTINGS):
 
 
 def test_peak_memory_is_reproducible_and_counts_what_a_step_holds() -> None:
-    work = warm()
+    work = trained()
     weights = sum(parameter.numel() * 4 for parameter in work.model.parameters())
     first, second = (measure_peaks([ROWS["plain"]], work)["plain"] for _ in range(2))
     assert first == second > 4 * weights, "weights, gradients and Adam's two moments"
 
 
 def test_a_map_kept_in_the_graph_shows_in_the_peak() -> None:
-    work = warm(Settings("fairseq", "tiny", 2, 128, 1.0, 20, dropout=0.0))
+    work = trained(Settings("fairseq", "tiny", 2, 128, 1.0, 20, dropout=0.0))
     peaks = measure_peaks([ROWS["plain"], ROWS["ad_drop"], ROWS["naive"]], work)
     assert peaks["ad_drop"] < peaks["naive"]
 
 
 @pytest.mark.parametrize("name", ["integrated", "integrated_joint"])
 def test_fewer_steps_of_integrated_gradients_have_the_same_peak(name: str) -> None:
-    work, row = warm(), ROWS[name]
+    work, row = trained(), ROWS[name]
     few, all_steps = (measure_peaks([r], work)[name] for r in (row, replace(row, memory_options={})))
     assert few == pytest.approx(all_steps, rel=1e-3)
-
-
-# -- what is trained --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("family", ["fairseq", "bert"])
@@ -195,10 +174,90 @@ def test_the_workload_is_the_same_for_the_same_seed(family: str) -> None:
     assert tokens.ne(1).sum(-1).tolist() == [6, 4, 3]
 
 
-def test_the_encoder_is_padded_on_the_right_and_has_a_label_an_example() -> None:
-    work = build_workload(Settings("bert", "tiny", 3, 6, 0.5, 20))
-    tokens, mask = work.inputs["input_ids"], work.inputs["attention_mask"].bool()
-    assert torch.equal(mask, tokens.ne(1)) and torch.equal(mask, mask.sort(-1, descending=True).values)
-    outputs = work.model(**work.inputs)
-    assert outputs.logits.shape == (3, 2) and work.targets.shape == (3,)
-    torch.testing.assert_close(work.loss(outputs), work.example_losses(outputs, work.targets).mean())
+@pytest.fixture
+def games(monkeypatch: pytest.MonkeyPatch) -> list[Game]:
+    """The games that are started."""
+    started: list[Game] = []
+    start = AttendOut.start
+    monkeypatch.setattr(AttendOut, "start", lambda *given: started.append(start(*given)) or started[-1])
+    return started
+
+
+@pytest.mark.parametrize("family", ["fairseq", "bert"])
+@pytest.mark.parametrize("name", ["attend_out", "attend_out_shared", "attend_out_all"])
+def test_a_step_is_a_round_of_both_players(family: str, name: str, games: list[Game]) -> None:
+    work, steps = trained(Settings(family, "tiny", 4, 6, 0.5, 20)), []
+    work.optimizer.register_step_post_hook(lambda *_: steps.append("attacker"))
+    with STEPS["round"](ROWS[name], work, False) as step:
+        (game,) = games
+        game.defender.optimizer.register_step_post_hook(lambda *_: steps.append("defender"))
+        before = [p.clone() for p in game.generator.parameters()]
+        step()
+        assert steps == ["attacker", "defender"] * ROWS[name].updates
+        assert any(not torch.equal(old, new) for old, new in zip(before, game.generator.parameters(), strict=True))
+        for ours, theirs in zip(work.model.parameters(), game.defender.model.parameters(), strict=True):
+            assert torch.equal(ours, theirs), "the winner is copied"
+
+
+def test_the_defenders_update_is_that_of_plain_training(games: list[Game]) -> None:
+    """Same batch, loss and optimizer: without dropout, one update of it ends in a plain update's weights."""
+    plain, work = (trained(replace(SETTINGS, dropout=0.0)) for _ in range(2))
+    settled = []
+    plain.update(plain.model(**plain.inputs))
+    row = Row("round", "round", kind="round", method="attend_out", options={"steps": 1, "sites": "*"})
+    with STEPS["round"](row, work, False) as step:
+        model, adam = games[0].defender.model, games[0].defender.optimizer
+        adam.register_step_post_hook(lambda *_: settled.extend(p.detach().clone() for p in model.parameters()))
+        step()
+    for expected, found in zip(plain.model.parameters(), settled, strict=True):
+        torch.testing.assert_close(found, expected)
+
+
+def test_examples_are_rows_of_the_batch_and_weigh_alike() -> None:
+    work = build_workload(Settings("fairseq", "tiny", 4, 6, 0.5, 20, dropout=0.0))
+    problem, model = BenchTraining(work), work.model.eval()
+    (examples,) = problem.validation(8)
+    assert examples["targets"].size(0) == 8
+    losses = problem.loss(model, examples).loss
+    for row, loss in enumerate(losses):
+        example = {name: tensor[row : row + 1] for name, tensor in examples.items()}
+        assert any(torch.equal(example["targets"][0], target) for target in work.targets)
+        torch.testing.assert_close(problem.loss(model, example).loss[0], loss)
+        real = example["targets"].ne(PADDING)
+        logits = model(**{name: example[name] for name in work.inputs})[0]
+        picked = logits.log_softmax(-1).gather(-1, example["targets"].unsqueeze(-1)).squeeze(-1)
+        torch.testing.assert_close(loss, -(picked * real).sum() / real.sum())
+
+
+def test_memory_counts_both_players_and_the_generator() -> None:
+    work = trained()
+    peaks = measure_peaks([ROWS["plain"], ROWS["attend_out"], ROWS["attend_out_shared"]], work)
+    weights = sum(parameter.numel() * 4 for parameter in work.model.parameters())
+    plain, own, shared = peaks["plain"], peaks["attend_out"], peaks["attend_out_shared"]
+    assert shared - plain > 3 * weights, "the defender and its Adam stay"
+    embedding = work.model.encoder.embed_tokens.weight.numel() * 4
+    assert own - shared >= 3 * embedding, "an embedding of its own, with Adam's moments"
+
+
+#: passes that are compared read their real tokens
+READING = ("r_drop", "hidden_cut")
+WAITING = [row for row in all_rows() if row.kind == "training" and row.method and not row.name.startswith(READING)]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("row", WAITING, ids=lambda row: row.name)
+def test_no_step_waits_for_the_device(row) -> None:
+    """On a GPU the host runs ahead; models of fairseq and transformers ask for padding, and so wait themselves."""
+    model = TinyTranslator(0.1).cuda()
+    tokens = torch.randint(1, VOCABULARY, (4, 16), device="cuda")
+    work = Workload(model, {"source": tokens, "target": tokens}, tokens, {"encoder": "source", "decoder": "target"})
+    with STEPS[row.kind](row, work, False) as step:
+        step()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            step()
+            with pytest.raises(RuntimeError, match="synchronizing"):
+                work.targets.sum().item()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")

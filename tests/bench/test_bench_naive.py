@@ -12,7 +12,6 @@ from attn_reg_plugin import ADDrop, find_sites
 from attn_reg_plugin.bench.families import Settings, Workload, build_workload
 from attn_reg_plugin.bench.naive_ad_drop import naive_forward
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 FAMILIES = ("fairseq", "bert")
 
 

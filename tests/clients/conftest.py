@@ -1,4 +1,4 @@
-"""One thread for every test here: the models are tiny. Each test skips where its client isn't installed."""
+"""Each test skips where its client isn't installed."""
 
 import importlib.util
 
@@ -9,6 +9,6 @@ if any(importlib.util.find_spec(name) is None for name in ("transformers", "acce
 
 
 @pytest.fixture(autouse=True)
-def _on_one_thread(one_thread, monkeypatch):
-    """See `one_thread`; nothing is fetched."""
+def _offline(monkeypatch):
+    """Nothing is fetched."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

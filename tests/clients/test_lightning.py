@@ -86,15 +86,6 @@ def fit(
     return model
 
 
-def test_it_acts_and_says_so(tmp_path: Path, one_thread: None) -> None:
-    model = Classifier()
-    before = print_of(model.model)
-    logs = fit(tmp_path, ad_drop(), model).seen
-    assert len(logs) == 20 and "regularized" not in logs[2] and logs[3]["regularized"] == 1
-    assert logs[-1]["drop_rate"] > 0.2 and 0 < logs[-1]["probe_share"] < 1
-    assert print_of(model.model) == before and "training_step" not in vars(model)
-
-
 class OfABatch(Classifier):
     """Takes the batch alone: Lightning looks at what a step takes."""
 
@@ -119,11 +110,11 @@ class Decorated(Classifier):
 
 
 @pytest.mark.parametrize("step", [OfABatch, OfALoader, Decorated])
-def test_a_step_gets_what_it_takes(step: Any, tmp_path: Path, one_thread: None) -> None:
+def test_a_step_gets_what_it_takes(step: Any, tmp_path: Path) -> None:
     assert fit(tmp_path, ad_drop(), step(), max_steps=1, log_every_n_steps=1).seen[-1]["regularized"] == 1
 
 
-def test_the_guides_lines(one_thread: None) -> None:
+def test_the_guides_lines() -> None:
     guide = (Path(__file__).parents[2] / "docs" / "guide.md").read_text(encoding="utf-8")
     code = next(code for code in re.findall(r"```python\n(.*?)```", guide, re.DOTALL) if "LightningCallback" in code)
     quiet = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False, "max_epochs": 2}
@@ -133,23 +124,26 @@ def test_the_guides_lines(one_thread: None) -> None:
     assert [log.get("regularized") for log in world["module"].seen[5::6]] == [None, 1]
 
 
-def test_without_p_it_is_plain_training(tmp_path: Path, one_thread: None) -> None:
+def test_without_p_it_is_plain_training(tmp_path: Path) -> None:
     plain = weights(fit(tmp_path, None))
     assert weights(fit(tmp_path, ad_drop(p=0.0))).equal(plain)
     assert not weights(fit(tmp_path, ad_drop())).equal(plain)
 
 
-def test_epochs_and_updates_are_counted(tmp_path: Path, one_thread: None) -> None:
+def test_epochs_and_updates_are_counted(tmp_path: Path) -> None:
     """6 batches an epoch; with two batches an update 3 updates, the last of each for what is left."""
-    regularizer = ad_drop(cross_tuning="epoch")
-    logs = fit(tmp_path, regularizer, log_every_n_steps=1).seen
+    regularizer, model = ad_drop(cross_tuning="epoch"), Classifier()
+    before = print_of(model.model)
+    logs = fit(tmp_path, regularizer, model, log_every_n_steps=1).seen
+    assert logs[-1]["drop_rate"] > 0.2 and 0 < logs[-1]["probe_share"] < 1
+    assert print_of(model.model) == before and "training_step" not in vars(model)
     assert [log.get("regularized", 0.0) for log in logs] == ([0.0] * 6 + [1.0] * 6) * 1 + [0.0] * 6 + [1.0] * 2
     assert regularizer.updates == 20 and regularizer.epoch == 4
     fit(tmp_path, counted := ad_drop(), max_steps=7, accumulate_grad_batches=2)
     assert counted.updates == 7 and counted.epoch == 3
 
 
-def test_a_checkpoint_continues_and_loads_in_stock_code(tmp_path: Path, one_thread: None) -> None:
+def test_a_checkpoint_continues_and_loads_in_stock_code(tmp_path: Path) -> None:
     """Nothing is drawn, so that both trainings are the same; killed within the second epoch, whose updates drop."""
 
     def still() -> ADDrop:
@@ -194,7 +188,7 @@ def compiled() -> Classifier:
         (compiled, "torch.compile cannot be combined with LightningCallback"),
     ],
 )
-def test_refusals(made: Any, sentence: str, tmp_path: Path, one_thread: None) -> None:
+def test_refusals(made: Any, sentence: str, tmp_path: Path) -> None:
     model = made()
     with pytest.raises(ValueError, match=sentence):
         fit(tmp_path, regularizer := ad_drop(), model, max_steps=2)
@@ -215,7 +209,7 @@ def in_two(folder: Path) -> None:
         torch.save((weights(trained), trained.seen[-1]), folder / "trained.pt")
 
 
-def test_two_processes_are_one_with_the_joined_batch(tmp_path: Path, one_thread: None) -> None:
+def test_two_processes_are_one_with_the_joined_batch(tmp_path: Path) -> None:
     check(tmp_path, run_in_processes(tmp_path, in_two, tmp_path, processes=2))
     ours, log = torch.load(tmp_path / "trained.pt", weights_only=True)
     alone = fit(tmp_path, ad_drop(q=1.0), Classifier(0.0), max_steps=3, log_every_n_steps=1, batch=8)

@@ -20,7 +20,7 @@ from tests.attention.tiny_model import opened
 from tests.backends.huggingface_models import batch, build, objective
 from tests.huggingface.trainers import ad_drop, trainer_of
 
-pytestmark = [pytest.mark.clients, pytest.mark.usefixtures("one_thread")]
+pytestmark = pytest.mark.clients
 ATTENTION = {"bert": ["query", "value"], "llama": ["q_proj", "v_proj"]}
 FEED_FORWARD = {"bert": ["intermediate.dense"], "llama": ["down_proj"]}
 TASKS = {"bert": "SEQ_CLS", "llama": "CAUSAL_LM"}

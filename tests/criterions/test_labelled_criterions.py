@@ -126,9 +126,6 @@ def test_the_loss_of_tags_counts_words_alone(smoothing: float) -> None:
     assert (loss.item(), size, model.weight.grad.item()) == (0.0, 0, 0.0), "a batch without any word"
 
 
-# -- metrics over a whole validation set ------------------------------------------------------------------------------
-
-
 #: of rows of the table of tasks, the scores by their libraries, of the gold values and the predictions
 SCORED: dict[str, dict[str, Callable[[Any, Any], float]]] = {
     "mrpc": {

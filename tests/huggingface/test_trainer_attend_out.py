@@ -11,8 +11,9 @@ import torch.nn.functional as F
 
 from attn_reg_plugin.huggingface.attend_out import TrainerProblem, reward_data, shifted
 from attn_reg_plugin.regularizers import AttendOut, Outcome
-from tests.backends.huggingface_models import Around, batch, build
-from tests.huggingface.trainers import AtStepEnd, collate, examples, trainer_of, weights
+from tests.attention.tiny_model import Around
+from tests.backends.huggingface_models import batch, build
+from tests.huggingface.trainers import On, collate, examples, trainer_of, weights
 
 WAYS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -49,7 +50,7 @@ def test_a_continuation_without_updates_is_not_the_next_trainings_game(tmp_path:
     trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-6"))
     assert game.state_dict()["rounds"] == 1
     starts = []
-    trainer.add_callback(AtStepEnd(lambda: starts.append((game.game.rounds, game.game.in_round))))
+    trainer.add_callback(On("on_step_end", lambda *_, **__: starts.append((game.game.rounds, game.game.in_round))))
     trainer.train()
     assert starts[0] == (0, 1)
 

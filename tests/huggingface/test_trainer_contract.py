@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import Trainer, TrainerCallback
+from transformers import Trainer
 
 from attn_reg_plugin.attention.selection import find_sites
 from attn_reg_plugin.regularizers import AttendOut, build
@@ -23,7 +23,7 @@ from attn_reg_plugin.regularizers.ad_drop.ad_drop import ADDrop
 from attn_reg_plugin.regularizers.base.context import Supplied
 from tests.backends.huggingface_models import build as build_model
 from tests.huggingface.processes import check, kill_oneself, run_in_processes
-from tests.huggingface.trainers import AtStepEnd, ad_drop, examples, print_of, trainer_of, weights
+from tests.huggingface.trainers import On, ad_drop, examples, print_of, trainer_of, weights
 from tests.regularizers import registered
 
 #: alone and together
@@ -44,9 +44,6 @@ def history(trainer: Trainer) -> list[dict[str, Any]]:
         {key: value for key, value in entry.items() if not key.startswith(left_out) and not key.endswith("per_second")}
         for entry in trainer.state.log_history
     ]
-
-
-# -- nothing to do ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -72,25 +69,12 @@ def test_with_nothing_to_do_it_is_the_stock_trainer(
     assert all(torch.equal(torch.as_tensor(x), torch.as_tensor(y)) for x, y in zip(state, our_state, strict=True))
 
 
-# -- acting, evaluation, what is left and saved -----------------------------------------------------------------------
-
-
 def accuracy(predicted: Any) -> dict[str, float]:
     """Share of right classes, or of right first tokens of a generated translation."""
     guesses = predicted.predictions
     if guesses.dtype.kind == "f":
         return {"accuracy": float((guesses.argmax(-1) == predicted.label_ids).mean())}
     return {"first": float((guesses[:, 1] == predicted.label_ids[:, 0]).mean()), "ids": float(np.sum(guesses))}
-
-
-class Weights(TrainerCallback):
-    """The weights at every evaluation."""
-
-    def __init__(self) -> None:
-        self.states: list[dict[str, torch.Tensor]] = []
-
-    def on_evaluate(self, *args: Any, model: Any, **kwargs: Any) -> None:
-        self.states.append({key: value.clone() for key, value in model.state_dict().items()})
 
 
 #: of a Marian, whose translations are evaluated
@@ -102,7 +86,8 @@ GENERATING = {"predict_with_generate": True, "generation_max_length": 6, "genera
 def test_every_method_trains_says_what_it_did_and_evaluates_as_stock(
     tmp_path: Path, name: str, method: str, more: dict[str, Any]
 ) -> None:
-    regularizer, own, seen = build(method, **METHODS[method][0]), {"compute_metrics": accuracy}, Weights()
+    regularizer, own, states = build(method, **METHODS[method][0]), {"compute_metrics": accuracy}, []
+    seen = On("on_evaluate", lambda *_, model, **__: states.append(copy.deepcopy(model.state_dict())))
     options = {"max_steps": 8, "logging_steps": 8, "eval_strategy": "steps", "eval_steps": 4, **more}
     trainer = trainer_of(tmp_path, name, regularizer, rates_by_site=True, callbacks=(seen,), own=own, **options)
     before, sites = weights(trainer.model), find_sites(trainer.model, "*")
@@ -124,7 +109,7 @@ def test_every_method_trains_says_what_it_did_and_evaluates_as_stock(
 
     evaluated = [entry for entry in history(trainer) if "eval_loss" in entry]
     assert [entry["step"] for entry in evaluated] == [4, 8]
-    for entry, state in zip(evaluated, seen.states, strict=True):
+    for entry, state in zip(evaluated, states, strict=True):
         stock = trainer_of(tmp_path, name, None, own=own, **options)
         stock.model.load_state_dict(state)
         metrics, measured = stock.evaluate(), {key for key in entry if key.startswith("eval_")}
@@ -152,13 +137,10 @@ def test_a_configuration_that_names_its_attention_is_saved(tmp_path: Path) -> No
     model.config.output_attentions = True
     trainer = trainer_of(tmp_path, "bert", ad_drop(), model, max_steps=2, save_strategy="steps", save_steps=1)
     names = []
-    trainer.add_callback(AtStepEnd(lambda: names.append(model.config._attn_implementation)))
+    trainer.add_callback(On("on_step_end", lambda *_, **__: names.append(model.config._attn_implementation)))
     trainer.train()
     assert (tmp_path / "checkpoint-1" / "config.json").exists()
     assert names == ["attn_reg_eager"] * 2, "and training went on with ours"
-
-
-# -- detaching --------------------------------------------------------------------------------------------------------
 
 
 class Broken(Exception):
@@ -170,11 +152,9 @@ def fail(*args: Any, **kwargs: Any) -> None:
     raise Broken
 
 
-class Failing(TrainerCallback):
-    """Fails in one event, in the second update."""
-
-    def __init__(self, event: str) -> None:
-        setattr(self, event, lambda args, state, *rest, **kwargs: fail() if state.global_step else None)
+def failing(event: str, update: int = 1, how: Any = fail) -> On:
+    """Ends the training in an event, after so many updates or later."""
+    return On(event, lambda args, state, *_, **__: how() if state.global_step >= update else None)
 
 
 class Interrupted(ADDrop):
@@ -201,9 +181,9 @@ def game() -> AttendOut:
 #: what makes a trainer fail
 ENDS: dict[str, tuple[Any, dict[str, Any]]] = {
     "mask": (lambda: Interrupted(p=0.5, q=0.5, cross_tuning="off"), {}),
-    "step_end": (ad_drop, {"callbacks": (Failing("on_step_end"),)}),
-    "epoch_begin": (ad_drop, {"callbacks": (Failing("on_epoch_begin"),)}),
-    "before_optimizer": (game, {"callbacks": (Failing("on_pre_optimizer_step"),)}),
+    "step_end": (ad_drop, {"callbacks": (failing("on_step_end"),)}),
+    "epoch_begin": (ad_drop, {"callbacks": (failing("on_epoch_begin"),)}),
+    "before_optimizer": (game, {"callbacks": (failing("on_pre_optimizer_step"),)}),
     "data": (game, {"own": {"train_dataset": FailingData(examples("bert", 24))}}),
     "metrics": (ad_drop, {"own": {"compute_metrics": fail}, "eval_strategy": "steps", "eval_steps": 2}),
     "start": (ad_drop, {"own": {"compute_metrics": fail}, "eval_on_start": True}),
@@ -230,28 +210,15 @@ def test_whatever_ends_a_training_leaves_nothing_behind(tmp_path: Path, end: str
         assert regularizer.attached_sites
 
 
-# -- resuming ---------------------------------------------------------------------------------------------------------
-
 #: an epoch is 6 updates (of one process), a round 4
 OPTIONS: dict[str, Any] = {"max_steps": 12, "save_strategy": "steps", "logging_steps": 3}
 TWO: dict[str, Any] = {"per_device_train_batch_size": 2, "ddp_backend": "gloo"}
 
 
-class Stop(TrainerCallback):
-    """Ends the training at an update."""
-
-    def __init__(self, update: int, how: Any) -> None:
-        self.update, self.how = update, how
-
-    def on_step_end(self, args: Any, state: Any, *rest: Any, **kwargs: Any) -> None:
-        if state.global_step == self.update:
-            self.how()
-
-
 def run(folder: Path, method: str, save: int, stopped: int = 0, how: Any = fail, **options: Any) -> tuple[Any, ...]:
     """Train, or continue what is in `folder`; the weights, the random state, and the method's state."""
     regularizer = build(method, **{**METHODS[method][0], **options.pop("with", {})})
-    callbacks = (Stop(stopped, how),) if stopped else ()
+    callbacks = (failing("on_step_end", stopped, how),) if stopped else ()
     trainer = trainer_of(
         folder, "marian", regularizer, callbacks=callbacks, **{"save_steps": save, **OPTIONS, **options}
     )
@@ -352,9 +319,6 @@ def test_killed_and_resumed(tmp_path: Path, method: str) -> None:
     assert run_in_processes(tmp_path, killed, tmp_path / "parts", method, 5, 8) == [-signal.SIGKILL]
     continued = run(tmp_path / "parts", method, 5)
     assert same(continued, run(tmp_path / "whole", method, 5))
-
-
-# -- two processes ----------------------------------------------------------------------------------------------------
 
 
 def in_parts(folder: Path, method: str) -> None:

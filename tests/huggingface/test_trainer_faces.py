@@ -118,11 +118,7 @@ class Backward:
 
 
 def under_fairseq(method: str, options: dict[str, Any], tell: Callable[[Any], None] = lambda regularizer: None) -> Step:
-    """A classifier behind fairseq: the task's training step with the criterion of labelled data.
-
-    Args:
-        tell: is given the regularizer once it is attached.
-    """
+    """A classifier behind fairseq: the task's training step; `tell` is given the regularizer once it is attached."""
     from fairseq.data import BaseWrapperDataset
     from fairseq.tasks import FairseqTask
 
@@ -202,9 +198,6 @@ def test_attend_out_proposes_the_same_in_all_three(tmp_path: Path) -> None:
     assert_same(under_trainer(tmp_path, "bert", "attend_out", {"sites": "*"}), expected)
 
 
-# -- what is added to the loss ----------------------------------------------------------------------------------------
-
-
 def losses(folder: Path, name: str, *methods: Regularizer | None) -> list[float]:
     """Of one update with two accumulated batches, without dropout."""
     found = []
@@ -218,16 +211,13 @@ def losses(folder: Path, name: str, *methods: Regularizer | None) -> list[float]
 
 
 @pytest.mark.parametrize("name", ["bert", "llama"])
-def test_two_accumulated_batches_are_one(tmp_path: Path, name: str) -> None:
-    """Llama divides by the labels of both batches, bert gives a mean for each; there is no dropout, so no divergence,
-    and two passes are twice the loss of one."""
+def test_the_divergence_is_divided_as_the_loss_is(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Llama divides by the labels of both accumulated batches, bert gives a mean for each.
+
+    There is no dropout: two passes are twice the loss of one; with a divergence of 1 for each item the weight is added.
+    """
     one, two = losses(tmp_path, name, None, make("r_drop", weight=3.0))
     assert two == pytest.approx(2 * one, rel=1e-4)
-
-
-@pytest.mark.parametrize("name", ["bert", "llama"])
-def test_the_divergence_is_divided_as_the_loss_is(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a divergence of 1 for each item and no dropout, what is added to the loss is the weight."""
     monkeypatch.setattr(RDrop, "divergence", lambda self, passes, regression: torch.ones(len(passes[0])))
     low, high = losses(tmp_path, name, make("r_drop", weight=1.0), make("r_drop", weight=3.0))
     # of both batches together, or of each: bert's losses Trainer doesn't divide by the number of batches

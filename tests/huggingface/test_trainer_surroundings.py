@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from transformers import Trainer, TrainerCallback
+from transformers import Trainer
 
 import attn_reg_plugin
 from attn_reg_plugin.callbacks import refuse_unused_parameters
@@ -20,7 +20,7 @@ from attn_reg_plugin.regularizers import build as make
 from attn_reg_plugin.regularizers.base.attachment import attachments_of
 from tests.backends.huggingface_models import build
 from tests.backends.oracle_models import batch, tiny
-from tests.huggingface.trainers import ad_drop, examples, print_of, trainer_of, weights
+from tests.huggingface.trainers import On, ad_drop, examples, print_of, trainer_of, weights
 
 INTERCEPTED = {"training_step", "compute_loss", "log", "save_model"}
 
@@ -28,9 +28,6 @@ INTERCEPTED = {"training_step", "compute_loss", "log", "save_model"}
 def logs(trainer: Trainer, name: str = "regularized") -> list[float | None]:
     """A quantity in each line of the training log."""
     return [entry.get(f"attn_reg/{name}") for entry in trainer.state.log_history if "loss" in entry]
-
-
-# -- what it is given -------------------------------------------------------------------------------------------------
 
 
 def test_a_method_is_given_as_it_is_or_by_its_name() -> None:
@@ -83,8 +80,6 @@ def test_what_is_attached_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     ) in [message for message in caplog.messages if message.startswith("ad_drop on")]
 
 
-# -- refusals ---------------------------------------------------------------------------------------------------------
-
 BOTH = ADDrop()
 REFUSALS: dict[str, tuple[tuple[Any, ...], dict[str, Any], str]] = {
     "sites": (
@@ -131,9 +126,6 @@ def test_gradients_that_data_parallel_training_would_wait_for(tmp_path: Path) ->
         torch.distributed.destroy_process_group()
 
 
-# -- beside others ----------------------------------------------------------------------------------------------------
-
-
 def test_an_error_that_the_trainer_survives_does_not_detach(tmp_path: Path) -> None:
     class Careful(Trainer):
         def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -173,9 +165,6 @@ def test_interceptions_end_in_any_order() -> None:
         assert not vars(owner)
 
 
-# -- Trainer's features -----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("cross_tuning", "options"),
     [
@@ -212,16 +201,12 @@ def test_a_compiled_training(tmp_path: Path) -> None:
 
 
 def test_gold_labels_are_known_where_label_smoothing_takes_them(tmp_path: Path) -> None:
-    class Masks(TrainerCallback):
-        def on_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-            self.seen = [site.keep for site in regularizer.attached_sites]
-
     masks = []
     for smoothing in (0.0, 0.1):
-        regularizer, kept = ad_drop(labels="gold", q=1.0), Masks()
+        regularizer = ad_drop(labels="gold", q=1.0)
+        kept = On("on_optimizer_step", lambda *_, **__: masks.append([s.keep for s in regularizer.attached_sites]))  # noqa: B023
         options = {"max_steps": 1, "label_smoothing_factor": smoothing}
         trainer_of(tmp_path, "bert", regularizer, dropout=0.0, callbacks=(kept,), **options).train()
-        masks.append(kept.seen)
     assert all(torch.equal(x, y) for x, y in zip(*masks, strict=True))
 
 
@@ -238,8 +223,6 @@ def test_one_epoch_of_cross_tuning_is_said_to_be_plain(tmp_path: Path, caplog: p
     trainer_of(tmp_path, "bert", ADDrop(p=0.3, q=0.3), **options).train()
     assert sum("this training has one epoch" in message for message in caplog.messages) == 1
 
-
-# -- heads -------------------------------------------------------------------------------------------------------------
 
 #: (head, model type, class) of the oracle; a head that answers with real numbers; the number of sites
 HEADS = {

@@ -57,14 +57,11 @@ def translating(model: nn.Module) -> Any:
     return collated
 
 
-class AtStepEnd(TrainerCallback):
-    """Calls a function at the end of every update."""
+class On(TrainerCallback):
+    """Calls a function at an event."""
 
-    def __init__(self, function: Callable[[], Any]) -> None:
-        self.function = function
-
-    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-        self.function()
+    def __init__(self, event: str, function: Callable[..., Any]) -> None:
+        setattr(self, event, lambda *args, **kwargs: function(*args, **kwargs) and None)
 
 
 def trainer_of(

@@ -28,7 +28,6 @@ from tests.regularizers.trainings import (
     translator,
 )
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 EVERY = {**CASES, **others()}
 EACH = pytest.mark.parametrize("case", EVERY.values(), ids=EVERY)
 

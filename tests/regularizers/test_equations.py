@@ -13,7 +13,6 @@ from tests.attention.literal import loop_weights
 from tests.attention.tiny_model import HEADS, PAD, attentions, drawn
 from tests.regularizers.trainings import on_all_sites
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 METHODS = {
     "weights": ("attention_dropout", {"p": 0.3}),
     "scores": ("attention_dropout", {"p": 0.4, "where": "scores"}),

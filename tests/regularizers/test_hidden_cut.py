@@ -14,7 +14,6 @@ from attn_reg_plugin.regularizers import build
 from attn_reg_plugin.regularizers.hidden_cut import feed_forward_of
 from tests.attention.tiny_model import SIZE, TinyClassifier, TinyTranslator, tokens
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 IDS = tokens([6, 3, 5], 6, seed=4)
 
 

@@ -26,7 +26,6 @@ from attn_reg_plugin.bench.rows import Row, all_rows, select_rows
 from attn_reg_plugin.regularizers import REGISTRY
 from attn_reg_plugin.regularizers.attend_out.game import Game
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 UPDATES = 2
 #: the first word of a row's name -> what it may wait for; a method that has to wait declares it here
 EXPECTED: dict[str, set[str]] = {

@@ -16,8 +16,6 @@ from attn_reg_plugin.regularizers.layer_drop import LayerDrop
 from tests.attention.tiny_model import SIZE
 from tests.regularizers.trainings import step
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.mark.parametrize("method", ["layer_drop", "attention_layer_drop"])
 def test_each_is_left_out_with_probability_p_independently(method, translator, batch):
@@ -35,9 +33,6 @@ def test_each_is_left_out_with_probability_p_independently(method, translator, b
     # five standard deviations of the binomial distribution
     assert ((drawn.sum(0) - n * p).abs() < 5 * math.sqrt(n * p * (1 - p))).all()
     assert (torch.corrcoef(drawn.T) - torch.eye(4)).abs().max() < 5 / math.sqrt(n)
-
-
-# -- LayerDrop --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -19,7 +19,6 @@ from tests.attention import tiny_model
 from tests.attention.tiny_model import TinyClassifier, TinyTranslator, loss_of, tokens
 from tests.regularizers.attend_out.playing import begin, update
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 BATCH, HEADS, LENGTH = 2, 8, 32
 #: bytes of a bool map, which is the smallest of its size; everything else here is smaller
 MAP = BATCH * HEADS * LENGTH * LENGTH
@@ -70,9 +69,6 @@ def test_no_map_outlives_its_site(attribution: str) -> None:
     assert most_maps(3, None) == 0, "the fused kernel keeps none, so that those of a method show"
     few, many = (most_maps(layers, "ad_drop", attribution=attribution, p=0.5, q=0.5) for layers in (1, 4))
     assert 0 < many == few
-
-
-# -- over many updates
 
 
 def alive():

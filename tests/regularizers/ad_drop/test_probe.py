@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from attn_reg_plugin import ADDrop
-from tests.attention.tiny_model import EVERY, PAD, attentions, drawn, tokens
+from tests.attention.tiny_model import EVERY, PAD, attentions, drawn, tokens, valid_of
 from tests.regularizers.trainings import step
 
 ATTRIBUTIONS = ["gradient", "integrated", "attention", "random"]
@@ -22,14 +22,6 @@ WITH_GRADIENTS = pytest.mark.parametrize("attribution", ["gradient", "integrated
 def everywhere(**options):
     """AD-DROP of every site and update."""
     return ADDrop(**{"sites": "*", "cross_tuning": "off", "integrated_steps": 1, **options})
-
-
-def valid_of(batch):
-    """The valid mask of every site of the translator."""
-    source, target = (ids.ne(PAD)[:, None, None, :] for ids in batch)
-    causal = torch.ones(target.size(-1), target.size(-1)).tril().bool()
-    kinds = {"encoder.self": source, "decoder.self": target & causal, "decoder.cross": source}
-    return {name: kinds[name.split("[")[0]] for name in EVERY}
 
 
 @WITH_GRADIENTS
@@ -195,9 +187,6 @@ def test_batch_of_one_and_a_single_token(classifier):
     assert all(module.site.keep is None for module in attentions(classifier).values())
 
 
-# -- precision --------------------------------------------------------------------------------------------------------
-
-
 def test_tiny_gradients_survive_in_fp16(classifier):
     classifier.half().output.weight.data.mul_(1e-4)
     ids, kept = tokens([6, 5], 6), []
@@ -246,7 +235,7 @@ def test_under_autocast_every_parameter_has_its_gradient_and_attributions_are_fp
 
 
 @pytest.mark.slow
-def test_candidates_of_both_probes_agree_on_97_percent(one_thread: None) -> None:
+def test_candidates_of_both_probes_agree_on_97_percent() -> None:
     """A BERT of the base shape, 12 layers 768 wide, and sentences of 32 to 64 tokens."""
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(1)

@@ -13,7 +13,6 @@ from attn_reg_plugin.regularizers import Tokens
 from attn_reg_plugin.regularizers.attend_out.generator import Embeddings, Generator, SharedAttention, valid_pairs
 from tests.attention.tiny_model import tokens
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 SITES = [("encoder", "self"), ("decoder", "self"), ("decoder", "cross")]
 IDS = {"encoder": tokens([6, 4, 1], 6, seed=1), "decoder": tokens([3, 5, 0], 5, seed=2)}
 BATCH = {stack: Tokens(ids, ids.ne(0)) for stack, ids in IDS.items()}

@@ -21,14 +21,12 @@ def planted() -> ModuleType:
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_the_spurious_position_is_dropped_by_0_2_more_than_the_others(
-    planted: ModuleType, seed: int, one_thread: None
-) -> None:
+def test_the_spurious_position_is_dropped_by_0_2_more_than_the_others(planted: ModuleType, seed: int) -> None:
     _, gap, rates = planted.play("round", seed, updates=1200, points=1)[-1]
     assert gap >= 0.2 and max(rates) == rates[planted.SPURIOUS]
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_it_is_not_with_shuffled_rewards(planted: ModuleType, seed: int, one_thread: None) -> None:
+def test_it_is_not_with_shuffled_rewards(planted: ModuleType, seed: int) -> None:
     _, gap, _ = planted.play("shuffled", seed, updates=1200, points=1)[-1]
     assert gap < 0.2

@@ -8,22 +8,22 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as multiprocessing
 import torch.nn.functional as F
 
 from attn_reg_plugin import AttendOut
 from attn_reg_plugin.regularizers.attend_out.game import CachedBatch, Game
 from attn_reg_plugin.regularizers.attend_out.generator import policy_objective
 from tests.attention.tiny_model import TinyClassifier, tokens
+from tests.huggingface.processes import check, run_in_processes
 from tests.regularizers.attend_out.playing import Classification
 
 ROUNDS, STEPS = 20, 2
 
 
-def play(rank: int, folder: str) -> None:
+def play(folder: Path) -> None:
     """One of two processes; the second has fewer examples, and none in every fifth update."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", f"file://{folder}/meeting", rank=rank, world_size=2)
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
     torch.manual_seed(0)
     model = TinyClassifier().train()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
@@ -57,15 +57,14 @@ def play(rank: int, folder: str) -> None:
             regularizer.end_update()
             if regularizer.game.in_round == 0:
                 seen[-1].update(regularizer.game.last_round, model=[p.detach().clone() for p in model.parameters()])
-    torch.save(seen, f"{folder}/{rank}.pt")
-    dist.destroy_process_group()
+    torch.save(seen, folder / f"{rank}.pt")
 
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> list[list[dict[str, Any]]]:
     folder = tmp_path_factory.mktemp("processes")
-    multiprocessing.spawn(play, (str(folder),), nprocs=2)
-    return [torch.load(Path(folder) / f"{rank}.pt", weights_only=True) for rank in range(2)]
+    check(folder, run_in_processes(folder, play, folder, processes=2))
+    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(2)]
 
 
 def test_the_same_winners_and_weights(played: list[list[dict[str, Any]]]) -> None:

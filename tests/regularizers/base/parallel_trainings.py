@@ -28,29 +28,18 @@ AD_DROP: dict[str, Any] = {"p": 0.4, "q": 1.0, "cross_tuning": "off"}
 
 @dataclass(frozen=True)
 class Case:
-    """A training.
-
-    Attributes:
-        family: of the model.
-        checkpointing: `model`, its own; `wrapper`, PyTorch's around its layers.
-        drawn: masks are drawn at random, so there is no joined batch to compare with, but the mean of both shares.
-        copied: whether each process has the whole model (DistributedDataParallel), or its shards (FSDP2).
-        attached: whether to attach before the model is copied or sharded.
-        root: whether the model itself is sharded, or its layers only.
-        parts: micro-batches of an update; all but the last reduce no gradients.
-        low: whether parameters are gathered in bfloat16, and gradients reduced in float32.
-    """
+    """A training."""
 
     family: str
     method: str = "ad_drop"
     options: dict[str, Any] = field(default_factory=lambda: AD_DROP)
-    checkpointing: str = ""
-    drawn: bool = False
-    copied: bool = False
-    attached: bool = False
-    root: bool = True
-    parts: int = 1
-    low: bool = False
+    checkpointing: str = ""  # `model`, its own; `wrapper`, PyTorch's around its layers
+    drawn: bool = False  # at random: there is no joined batch to compare with, but the mean of both shares
+    copied: bool = False  # each process has the whole model (DistributedDataParallel), or else its shards (FSDP2)
+    attached: bool = False  # before the model is copied or sharded
+    root: bool = True  # the model itself is sharded, or else its layers only
+    parts: int = 1  # micro-batches of an update; all but the last reduce no gradients
+    low: bool = False  # parameters are gathered in bfloat16, and gradients reduced in float32
     dropout: float = 0.0
     updates: int = 2
 

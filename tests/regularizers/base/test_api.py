@@ -11,7 +11,18 @@ import torch
 from torch import nn
 
 import attn_reg_plugin
-from attn_reg_plugin import ADDrop, AttentionDropout, HeadDrop, RDrop, attach, build, find_sites, regularized_attention
+from attn_reg_plugin import (
+    ADDrop,
+    AttentionDropout,
+    HeadDrop,
+    RDrop,
+    attach,
+    build,
+    candidate_region,
+    drop_candidates,
+    find_sites,
+    regularized_attention,
+)
 from attn_reg_plugin.regularizers import REGISTRY, Combination, Regularizer, options_of
 from tests.attention.tiny_model import TinyClassifier
 
@@ -90,7 +101,14 @@ def test_transformers_argument_parser_takes_a_method():
 
 
 MODEL = "^model is {}, but must be a torch.nn.Module that is not compiled by torch.jit$"
-STATES = torch.zeros(1, 2, 3, 4)
+STATES, NUMBERS = torch.zeros(1, 2, 3, 4), torch.ones(1, 1, 1, 3)
+MASK = "^valid is a {}, but must be a tensor of torch.bool, True = attend$"
+SHAPE = r"^valid has the shape \(1, 1, 1, 3, 1\), but must be broadcastable"
+BIAS = "^bias is a tensor of {}, but must be floating-point.* as valid"
+
+
+def attend(**given):
+    return regularized_attention(**{"query": STATES, "key": STATES, "value": STATES, **given})
 
 
 @pytest.mark.parametrize(
@@ -139,25 +157,23 @@ STATES = torch.zeros(1, 2, 3, 4)
                 (torch.ones(()), ValueError, r"has no gradient: compute it from the model's outputs, without detach"),
             )
         ),
-        (
-            lambda: regularized_attention([1.0], STATES, STATES),
-            TypeError,
-            "^query is a list, but must be a tensor",
+        (lambda: attend(query=[1.0]), TypeError, "^query is a list, but must be a tensor"),
+        (lambda: attend(value=STATES[:, :, 1:]), ValueError, "^key has 3 keys, but value 2; each key has one value$"),
+        (lambda: attend(valid=NUMBERS[..., None].bool()), ValueError, SHAPE),
+        (lambda: attend(dropout_p=1.0), ValueError, r"^dropout_p is 1.0, but must lie in \[0, 1\)$"),
+        (lambda: attend(valid=[[True] * 3]), TypeError, MASK.format("list")),
+        *(
+            (lambda call=call: call(NUMBERS), TypeError, MASK.format("tensor of torch.float32"))
+            for call in (
+                lambda valid: attend(valid=valid),
+                lambda valid: candidate_region(STATES, valid, 0.5),
+                lambda valid: drop_candidates(STATES > 0, valid, 0.5),
+            )
         ),
-        (
-            lambda: regularized_attention(STATES, STATES, STATES[:, :, 1:]),
-            ValueError,
-            "^key has 3 keys, but value 2; each key has one value$",
-        ),
-        (
-            lambda: regularized_attention(STATES, STATES, STATES, valid=torch.ones(1, 1, 1, 3, 3).bool()),
-            ValueError,
-            r"^valid has the shape \(1, 1, 1, 3, 3\), but must be broadcastable",
-        ),
-        (
-            lambda: regularized_attention(STATES, STATES, STATES, dropout_p=1.0),
-            ValueError,
-            r"^dropout_p is 1.0, but must lie in \[0, 1\)$",
+        # idle it would be a mask, active its 0 and 1 would be added to the scores
+        *(
+            (lambda dtype=dtype: attend(bias=torch.ones(3, 3, dtype=dtype)), TypeError, BIAS.format(dtype))
+            for dtype in (torch.bool, torch.int64)
         ),
     ],
 )

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from attn_reg_plugin import ADDrop
-from attn_reg_plugin.regularizers import REGISTRY, build
+from attn_reg_plugin.regularizers import REGISTRY, Regularizer, build
+from tests.attention.tiny_model import TinyClassifier, tokens
 from tests.regularizers.trainings import BATCH, equal, footprint, step
 from tests.regularizers.trainings import translator as a_translator
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 ALWAYS = {"p": 1.0, "q": 1.0, "sites": "*", "cross_tuning": "off"}
 
 
@@ -68,12 +68,8 @@ def test_masks_stay_until_the_next_forward_but_act_in_training_only(translator, 
 
 def test_what_cannot_be_attached_is_refused_and_nothing_stays(translator):
     before, regularizer = footprint(translator), ADDrop(sites="decoder.cross[7]")
-    for model, said in (
-        (translator, r"^site pattern 'decoder.cross\[7\]' matches nothing .*: encoder.self\[0\] "),
-        (torch.nn.Linear(2, 2), "no attention site found in Linear"),
-    ):
-        with pytest.raises(ValueError, match=said):
-            regularizer.attach(model)
+    with pytest.raises(ValueError, match=r"^site pattern 'decoder.cross\[7\]' matches nothing .*: encoder.self\[0\] "):
+        regularizer.attach(translator)
     assert footprint(translator) == before
     regularizer.sites = "decoder"
     for _ in range(2):
@@ -91,3 +87,70 @@ def test_a_wholly_frozen_model_is_still_probed(translator, batch):
         translator(*batch)
         assert regularizer.statistics.take()["dropped/encoder.self[0]"] > 0
     assert not any(p.requires_grad for p in translator.parameters())
+
+
+#: one regularizer over several models, such as folds or seeds: with each it is as a new one
+IDS = tokens([6, 3, 5], 6, seed=4)
+PROGRESS = {"schedule": "drop encoder.self: 0:0.6 1:0", "unit": "progress"}
+METHODS = {
+    "scheduled_dropout": PROGRESS,
+    "head_drop": {"p": 0.5, "turn": 0.5, "end": 0.9, "unit": "progress"},
+    "ad_drop": {"cross_tuning": "update:3"},
+    "ad_drop+r_drop": {"ad_drop": {"cross_tuning": "update:3"}},
+    "scheduled_dropout+head_drop": {"scheduled_dropout": PROGRESS},
+}
+
+
+def outputs(regularizer: Regularizer, model: torch.nn.Module, announced: bool = True) -> list[torch.Tensor]:
+    """Of four updates."""
+    torch.manual_seed(1)
+    if announced:
+        regularizer.begin_training(4)
+        regularizer.begin_epoch(1)
+    made = []
+    for _ in range(4):
+        made.append(regularizer.loss(lambda batch: model(batch).logsumexp(-1).mean(), IDS).detach())
+        regularizer.end_update()
+    return made
+
+
+def model() -> torch.nn.Module:
+    """The same weights each time."""
+    torch.manual_seed(5)
+    return TinyClassifier(0.0).train()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_its_schedule_begins_anew(name: str) -> None:
+    """And so does the length of the training; on the same model it goes on, also where another is refused."""
+    regularizer, seen = build(name, **METHODS[name]), []
+    for _ in range(2):
+        with regularizer.attach(kept := model()):
+            seen.append(outputs(regularizer, kept))
+    assert torch.stack(seen[0]).equal(torch.stack(seen[1])) and len(set(map(float, seen[0]))) > 1
+    with pytest.raises(ValueError, match="no attention"):
+        regularizer.attach(torch.nn.Linear(3, 3))
+    with regularizer.attach(kept):
+        assert all((part.updates, part.epoch) == (4, 1) for part in (regularizer, *regularizer.parts))
+    if name == "scheduled_dropout":
+        said = r"call regularizer\.begin_training"
+        with regularizer.attach(other := model()), pytest.raises(RuntimeError, match=said):
+            outputs(regularizer, other, announced=False)
+
+
+@pytest.mark.parametrize("name", ["ad_drop", "ad_drop+r_drop"])
+def test_a_loaded_state_is_continued(name: str) -> None:
+    regularizer = build(name, **METHODS[name])
+    with regularizer.attach(first := model()):
+        outputs(regularizer, first)
+        state = regularizer.state_dict()
+    regularizer.load_state_dict({**state, "updates": 7})
+    with regularizer.attach(model()):
+        assert regularizer.attached_sites  # to look at a model's sites loses nothing
+    with regularizer.attach(model()):
+        assert (regularizer.updates, regularizer.epoch) == (7, 1)
+        regularizer.resume({**state, "updates": 8})
+        assert regularizer.updates == 8
+    with regularizer.attach(model()):
+        assert (regularizer.updates, regularizer.epoch) == (0, None), "that state was of the model before"
+        assert all((part.updates, part.epoch) == (0, None) for part in regularizer.parts)

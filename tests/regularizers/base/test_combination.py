@@ -13,7 +13,6 @@ from attn_reg_plugin.regularizers.hidden_cut import Spans
 from tests.attention.tiny_model import PAD, attentions, loss_of
 from tests.regularizers.trainings import equal, step
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 ALWAYS = {"cross_tuning": "off", "p": 0.4, "q": 1.0}
 
 
@@ -112,9 +111,6 @@ def test_hidden_cut_looks_at_the_map_that_is_left(translator, batch, monkeypatch
     torch.testing.assert_close(shown[0], expected.repeat(2, 1)[:, None, None, :].expand(6, 2, 6, 6))
 
 
-# -- what is counted --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("first", ["ad_drop", "scheduled_dropout"])
 def test_each_has_drop_rates_of_its_own(first, translator, batch):
     options = {"ad_drop": AD_DROP, "scheduled_dropout": {"schedule": "drop *: 0:0.5"}, "head_drop": {"p": 0.6}}
@@ -164,9 +160,6 @@ def test_a_probe_sees_nothing_of_who_is_attached_beside_it(translator, batch):
         translator(*batch)
         assert all(site.keep.equal(mask) for site, mask in zip(ours.attached_sites, expected, strict=True))
         assert all(site.calls.made[0].uniform for site in beside.attached_sites)
-
-
-# -- what is refused --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

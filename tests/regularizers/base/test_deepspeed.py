@@ -56,7 +56,7 @@ def all_cases(folder: Path) -> None:
     torch.save(found, folder / f"{rank}.pt")
 
 
-def test_it_gives_the_weights_of_one_process(tmp_path: Path, one_thread: None) -> None:
+def test_it_gives_the_weights_of_one_process(tmp_path: Path) -> None:
     check(tmp_path, run_in_processes(tmp_path, all_cases, tmp_path, processes=2))
     for name, case in CASES.items():
         run = Run(case, None, sharded=False)

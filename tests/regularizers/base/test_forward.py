@@ -17,7 +17,6 @@ from tests.attention.tiny_model import PAD, SIZE, TinyClassifier, TinyStack, att
 from tests.regularizers.attend_out.playing import TokensOnly
 from tests.regularizers.trainings import equal
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 IDS = tokens([6, 3, 2], 6, seed=1)
 ATTRIBUTIONS = ["gradient", "integrated", "attention"]
 #: nothing is dropped, in effect
@@ -131,9 +130,6 @@ def test_attend_outs_defender_learns_from_what_the_attacker_was_given():
         assert cache.filled == 1 and inputs["cache"].filled == 0 and inputs["ids"] is IDS and inputs["options"] == []
 
 
-# -- rehearsal --------------------------------------------------------------------------------------------------------
-
-
 def test_what_the_probe_needs_is_said_in_the_first_plain_epoch():
     model = TinyClassifier(classes=1).train()
     for options in ({}, {"cross_tuning": "update:5"}, {"attribution": "integrated"}):
@@ -198,9 +194,6 @@ def test_a_rehearsal_leaves_plain_epochs_bit_identical(attribution):
     assert method.statistics.take() == {"forwards": 3.0, "regularized": 0.0}
     assert not any(site.active for site in method.attached_sites)
     assert equal(runs[0][0], runs[1][0]) and runs[0][1:] == runs[1][1:]
-
-
-# -- several backends in one model ------------------------------------------------------------------------------------
 
 
 def test_every_backend_with_a_site_is_asked():

@@ -77,9 +77,6 @@ def test_numbers_that_are_not_pythons_own_are_numbers():
     assert build("attend_out", steps=np.int64(4), generator_lr=np.float32(0.5)).steps == 4
 
 
-# -- states -----------------------------------------------------------------------------------------------------------
-
-
 @EACH_METHOD
 def test_a_state_has_its_methods_name_and_another_methods_is_refused(method):
     """One made before states had names is loaded."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from contextlib import ExitStack
 
 import pytest
 import torch
@@ -15,7 +14,6 @@ from attn_reg_plugin.regularizers import Combination, build
 from tests.attention.tiny_model import PAD, SIZE, TinyClassifier, TinyStack, sharpened, tokens
 from tests.regularizers.attend_out.playing import TokensOnly
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 EQUALLY_LONG = tokens([6, 3, 2], 6, seed=1), tokens([2, 6, 5], 6, seed=2)
 OF_THEIR_OWN = tokens([6, 3, 2], 6, seed=1), tokens([4, 1, 3], 4, seed=2)
 TEXTS = pytest.mark.parametrize("texts", [EQUALLY_LONG, OF_THEIR_OWN], ids=["equally long", "of their own lengths"])
@@ -158,13 +156,6 @@ def test_each_call_is_left_out_for_itself(texts, name):
     assert dropped == {(0, 2), (1, 2), (2, 2)}
 
 
-class Crossing(TinyStack):
-    """Layers of two attentions each: the second one looks at the embedded text."""
-
-    def forward(self, tokens, valid):
-        return super().forward(tokens, valid, self.embedding(tokens), valid)
-
-
 class Twice(nn.Module):
     """Runs an attention twice, as DiffLlama's layers do."""
 
@@ -176,38 +167,19 @@ class Twice(nn.Module):
         return self.attention(x, *given) + self.attention(-x, *given)
 
 
-def siamese_of(layers):
-    model = siamese()
-    if layers == "crossing":
-        torch.manual_seed(4)
-        model.encoder = Crossing("decoder", 2, 0.0)
-        model = sharpened(model).train()
+@pytest.mark.parametrize("layers", ["usual", "twice"])
+@pytest.mark.parametrize("other", ["layer_drop", "attention_layer_drop"])
+def test_a_call_that_does_not_run_leaves_the_others_their_own_masks(layers, other):
+    """Nothing tells the texts apart: they are equally long, without padding. With q = 1 no mask is drawn at random."""
+    texts, model = [tokens([6, 6, 6], 6, seed=seed) for seed in (1, 2)], siamese()
     for layer in model.encoder.layers if layers == "twice" else ():
         layer.attentions[0] = Twice(layer.attentions[0])
-    return model
-
-
-@pytest.mark.parametrize(
-    ("layers", "other", "sites"),
-    [
-        ("usual", "layer_drop", "*"),
-        ("twice", "layer_drop", "*"),
-        ("crossing", "layer_drop", "decoder.self"),
-        ("usual", "attention_layer_drop", "*"),
-        ("twice", "attention_layer_drop", "*"),
-    ],
-)
-def test_a_call_that_does_not_run_leaves_the_others_their_own_masks(layers, other, sites):
-    """Nothing tells the texts apart: they are equally long, without padding. With q = 1 no mask is drawn at random."""
-    texts, model = [tokens([6, 6, 6], 6, seed=seed) for seed in (1, 2)], siamese_of(layers)
-    ours = ADDrop(p=0.4, q=1.0, cross_tuning="off", sites="decoder.cross" if layers == "crossing" else "*")
+    ours = ADDrop(p=0.4, q=1.0, cross_tuning="off", sites="*")
     with ours.attach(model):
         model(*texts)
         expected = {site.name: [call.keep.unpacked() for call in site.calls.made] for site in ours.attached_sites}
-    theirs, ran = build(other, p=0.5, sites=sites), {name: set() for name in expected}
-    with ExitStack() as stack:
-        for method in (theirs, ours) if layers == "crossing" else (Combination([theirs, ours]),):
-            stack.enter_context(method.attach(model))
+    ran = {name: set() for name in expected}
+    with Combination([build(other, p=0.5, sites="*"), ours]).attach(model):
         for seed in range(15):
             torch.manual_seed(seed)
             model(*texts)

@@ -16,8 +16,8 @@ from attn_reg_plugin.regularizers import build
 from attn_reg_plugin.regularizers.base.statistics import summary
 from tests.backends import huggingface_models
 from tests.huggingface.processes import check, kill_oneself, run_in_processes
+from tests.regularizers import trainings
 from tests.regularizers.base.parallel_trainings import AD_DROP, Case, Run, by_one_process, shard
-from tests.regularizers.registered import besides
 
 INTEGRATED = {**AD_DROP, "attribution": "integrated", "integrated_steps": 2}
 RANDOM = {**AD_DROP, "attribution": "random", "q": 0.5, "cross_tuning": "update:1"}
@@ -50,30 +50,13 @@ CASES = {
     "hidden_cut": Case("bert", "hidden_cut", {"cut": 0.4}, drawn=True),
     "r_drop": Case("bert", "r_drop", {}, drawn=True),
 }
-
-
 #: by data parallel training; attend_out's two processes are tested by themselves
-COPIED: dict[str, tuple[str, dict[str, Any]]] = {
-    "ad_drop": ("ad_drop", {**AD_DROP, "q": 0.5}),
-    "ad_drop, all candidates": ("ad_drop", AD_DROP),
-    "attention_layer_drop": ("attention_layer_drop", {"p": 0.5}),
-    "scheduled_dropout": ("scheduled_dropout", {"schedule": "drop *: 0:0.5"}),
-    "attention_dropout, weights": ("attention_dropout", {"p": 0.4}),
-    "attention_dropout, scores": ("attention_dropout", {"p": 0.4, "where": "scores"}),
-    "head_drop": ("head_drop", {"p": 0.5}),
-    "layer_drop": ("layer_drop", {"p": 0.5}),
-    "hidden_cut": ("hidden_cut", {"cut": 0.4, "weight": 2.0}),
-    "r_drop": ("r_drop", {"weight": 2.0}),
-    "several": (
-        "ad_drop+head_drop+layer_drop+r_drop",
-        {"ad_drop": AD_DROP, "head_drop": {"p": 0.5}, "layer_drop": {"p": 0.3}},
-    ),
-}
-LISTED = {part for method, _ in COPIED.values() for part in method.split("+")}
-COPIED |= {name: (name, options) for name, options in besides({*LISTED, "attend_out"}).items()}
 CASES |= {
-    f"copied, {name}": Case("bert", *given, drawn=True, copied=True, attached=True, dropout=0.1, updates=3)
-    for name, given in COPIED.items()
+    f"copied, {name}": Case(
+        "marian", case.method, case.options, drawn=True, copied=True, attached=True, dropout=0.1, updates=3
+    )
+    for name, case in {**trainings.CASES, **trainings.others()}.items()
+    if case.method != "attend_out"
 }
 
 #: trainings that are killed
@@ -146,7 +129,7 @@ def processes(folder: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_gradients_and_masks_are_those_of_one_process(processes: Any, name: str, one_thread: None) -> None:
+def test_gradients_and_masks_are_those_of_one_process(processes: Any, name: str) -> None:
     case, expected = CASES[name], by_one_process(CASES[name])
     ours, theirs = (process[name] for process in processes)
     for update in range(case.updates):

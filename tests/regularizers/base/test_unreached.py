@@ -13,9 +13,8 @@ from attn_reg_plugin import ADDrop
 from attn_reg_plugin.regularizers import build
 from attn_reg_plugin.regularizers.base.statistics import summary
 from attn_reg_plugin.regularizers.base.unreached import PATIENCE, UNANNOUNCED
-from tests.attention.tiny_model import PAD, TinyClassifier, tokens
+from tests.attention.tiny_model import PAD, Around, TinyClassifier, tokens
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 IDS = tokens([5, 3], 5)
 OFF = {"cross_tuning": "off"}
 EACH = pytest.mark.parametrize(
@@ -44,32 +43,18 @@ def update(model, regularizer):
     return loss.detach()
 
 
-# -- a forward that can be regularized --------------------------------------------------------------------------------
-
-
-class Wrapper(nn.Module):
-    """A training module around a model, as Lightning has them."""
-
-    def __init__(self, model):
-        super().__init__()
-        self.model = model
-
-    def forward(self, ids):
-        return self.model(ids)
-
-
 @pytest.mark.parametrize(
     "attached, called, reason",
     [
         (lambda m: m.model.eval(), lambda m: m.model, "TinyClassifier is in evaluation mode: call its train() "),
-        (lambda m: m, lambda m: m.model, "the forward of Wrapper was never called with gradients: attach to the "),
-        (lambda m: m.model.eval() and m, lambda m: m, "the attention of Wrapper is in evaluation mode: call train() o"),
+        (lambda m: m, lambda m: m.model, "the forward of Around was never called with gradients: attach to the "),
+        (lambda m: m.model.eval() and m, lambda m: m, "the attention of Around is in evaluation mode: call train() o"),
     ],
     ids=["left in evaluation mode", "a wrapper that is never called", "the part with attention in evaluation mode"],
 )
 @pytest.mark.parametrize("announced", [True, False])
 def test_nothing_was_regularized_is_said_once(caplog, attached, called, reason, announced):
-    model = Wrapper(TinyClassifier()).train()
+    model = Around(TinyClassifier()).train()
     with ADDrop(**OFF).attach(attached(model)) as regularizer:
         for _ in range(2):
             called(model)(IDS).sum().backward()
@@ -120,9 +105,6 @@ def test_updates_that_are_not_announced_are_said_once(caplog, accumulated, annou
     assert all("ad_drop: 20 updates were made, and none was announced" in message for message in caplog.messages)
 
 
-# -- forms of a model that no method acts in --------------------------------------------------------------------------
-
-
 def test_an_attached_model_is_not_scripted():
     model, states = nn.TransformerEncoderLayer(4, 2, 4, 0.0, batch_first=True).train(), torch.randn(2, 3, 4)
     before, said = set(vars(model)), r"^torch.jit.script cannot compile a model while a regularizer is attached to it; "
@@ -142,7 +124,7 @@ def test_replicas_in_threads_are_refused_in_training():
         pass
     parallel.device_ids = [0, 1]
     said = r"ad_drop cannot act in the replicas of nn\.DataParallel.*DistributedDataParallel with a process for each"
-    for whole in (parallel, Wrapper(parallel)):
+    for whole in (parallel, Around(parallel)):
         with pytest.raises(ValueError, match=said):
             regularizer.attach(whole)
     with regularizer.attach(model):
@@ -152,9 +134,6 @@ def test_replicas_in_threads_are_refused_in_training():
         twin = model.eval()._replicate_for_data_parallel()
         twin.forward = lambda ids: ids
         assert twin(IDS) is IDS
-
-
-# -- calls of the selected attention ----------------------------------------------------------------------------------
 
 
 class EmbeddingOnly(TinyClassifier):
@@ -232,9 +211,6 @@ def test_plain_epochs_and_what_is_not_trained_are_not_waited_for(caplog):
             regularizer.begin_epoch(epoch)
             update(model, regularizer)
             assert len(caplog.messages) == epoch - 1
-
-
-# -- masks, once the update is over -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("forwards", [1, 2])
