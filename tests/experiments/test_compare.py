@@ -111,19 +111,6 @@ def test_every_seed_trains_on_pairs_of_its_own(corpus: Path) -> None:
     assert fixed.flags == other.flags, "so many are the same for every seed"
 
 
-@pytest.mark.parametrize(
-    ("data", "out", "said"), [("data", "my:runs", "--out my:runs"), ("da:ta", "runs", "DATA da:ta")]
-)
-def test_paths_that_fairseq_splits_are_refused(
-    data: str, out: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    empty_corpus(Path(data))
-    assert main(["compare", data, "--out", out]) == 2
-    assert f"{said} has ':', at which fairseq splits paths; give" in capsys.readouterr().err
-    assert not Path(out).exists()
-
-
 def test_pieces_that_would_not_be_joined_are_refused(tmp_path: Path) -> None:
     """sentencepiece's way of joining takes the spaces out of other pieces, and BLEU is 0."""
     dictionary = empty_corpus(tmp_path / "data") / "bin" / "dict.ro.txt"
@@ -145,27 +132,36 @@ def test_lines_are_split_at_newlines_only(tmp_path: Path) -> None:
         assert raw_lines(path) == lines
 
 
+SPLITS = "has ':', at which fairseq splits paths; give"
+
+
 @pytest.mark.parametrize(
-    ("missing", "said"),
+    ("data", "out", "missing", "said"),
     [
-        ("bin", "has no folder bin/"),
-        ("bin/train.en-ro.en.idx bin/train.en-ro.ro.idx", "has no training data"),
-        ("bin/test.en-ro.en.idx bin/test1.en-ro.en.idx", "has no test data"),
-        ("raw/test1.ro", "raw/test1.ro is missing; make it with `attn-reg prepare`"),
+        ("data", "my:runs", "", f"--out my:runs {SPLITS}"),
+        ("da:ta", "runs", "", f"DATA da:ta {SPLITS}"),
+        ("data", "runs", "bin", "has no folder bin/"),
+        ("data", "runs", "bin/train.en-ro.en.idx bin/train.en-ro.ro.idx", "has no training data"),
+        ("data", "runs", "bin/test.en-ro.en.idx bin/test1.en-ro.en.idx", "has no test data"),
+        ("data", "runs", "raw/test1.ro", "raw/test1.ro is missing; make it with `attn-reg prepare`"),
     ],
 )
-def test_a_folder_that_was_not_prepared_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], missing: str, said: str
+def test_a_folder_that_cannot_be_used_is_refused(
+    data: str,
+    out: str,
+    missing: str,
+    said: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    data = empty_corpus(tmp_path / "data")
-    if missing == "bin":
-        (data / "bin").rename(data / "elsewhere")
-    else:
-        for name in missing.split():
-            (data / name).unlink()
-    assert main(["compare", str(data), "--out", str(tmp_path / "runs")]) == 2
+    monkeypatch.chdir(tmp_path)
+    empty_corpus(Path(data))
+    for name in missing.split():
+        (Path(data) / name).rename(tmp_path / Path(name).name)
+    assert main(["compare", data, "--out", out]) == 2
     assert said in capsys.readouterr().err
-    assert not (tmp_path / "runs").exists()
+    assert not Path(out).exists()
 
 
 @pytest.mark.parametrize(
