@@ -19,15 +19,18 @@ from attn_reg_plugin.experiments.data_folder import raw_lines
 from attn_reg_plugin.experiments.methods import select_methods
 from attn_reg_plugin.experiments.translation import TranslationComparison
 from tests.experiments.starting import task_of
-from tests.experiments.toy_corpus import SIZES, empty_corpus, make_corpus
+from tests.experiments.toy_corpus import empty_corpus
+from tests.tasks.fairseq_runs import make_corpus
 
 SIZE_FLAGS = {"layers": 1, "embed-dim": 16, "ffn-dim": 32, "heads": 2, "epochs": 2, "max-tokens": 200, "warmup": 10}
 SMALL = [*(word for name, value in SIZE_FLAGS.items() for word in (f"--{name}", str(value))), "--cpu"]
 
+SIZES = {"train": 100, "valid": 20, "test": 20}
+
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_corpus(tmp_path_factory.mktemp("corpus") / "data")
+    return make_corpus(tmp_path_factory.mktemp("corpus") / "data", sizes=SIZES, mark="▁").parent
 
 
 def parsed(*words: str) -> TranslationComparison:
@@ -55,8 +58,8 @@ LINEAR = ["--lr-scheduler", "linear", "--batch-size"]
         ([*LINEAR, "16"], "polynomial_decay --warmup-updates 10 --total-num-update 14 "),
         ([*LINEAR, "16", "--", "--max-update", "12"], "--total-num-update 12 "),
         ([*LINEAR, "16", "--", "--update-freq", "1,2"], "--total-num-update 11 "),
-        # sorted, the sentences of 3 to 7 tokens make 9 batches of at most 60
-        (["--lr-scheduler", "cosine", "--max-tokens", "60"], "cosine --warmup-updates 10 --lr-period-updates 8 "),
+        # sorted, the sentences of 3 to 9 tokens make 11 batches of at most 60
+        (["--lr-scheduler", "cosine", "--max-tokens", "60"], "cosine --warmup-updates 10 --lr-period-updates 12 "),
         (["--lr-scheduler", "fixed"], "--lr-scheduler fixed --warmup-updates 10 --max-tokens"),
         (["--metric", "bleu"], "--eval-bleu --eval-bleu-args .*--best-checkpoint-metric bleu --maximize"),
         (["--train-examples", "30"], "--train-examples 30 --cpu"),

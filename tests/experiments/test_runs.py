@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import shlex
 import sys
 import threading
 import time
@@ -202,10 +201,8 @@ def test_every_test_set_is_translated_and_scored(tmp_path: Path, monkeypatch: py
         (folder / f"generate-{subset}.txt").write_text(f"D-1\t0\t{second}\nD-0\t0\t{subset} x y z\n", "utf-8")
 
     monkeypatch.setattr(runs, "execute", translate)
-    flags = {"source-lang": "en", "target-lang": "ro"}
-    run = run_in(
-        tmp_path / "r", flags=shlex.join(words_of(flags)), subsets=["test", "test1"], paths={"data": f"{data}/bin"}
-    )
+    where = {"subsets": ["test", "test1"], "paths": {"data": f"{data}/bin"}}
+    run = run_in(tmp_path / "r", "--source-lang en --target-lang ro", **where)
     run.claim()
     (run.folder / "train.log").write_text(json.dumps({"epoch": 1, "valid_num_updates": "3", "valid_loss": "2.5"}))
     found = run.measure(0)

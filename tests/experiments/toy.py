@@ -95,9 +95,6 @@ def make_files(settings: Any) -> None:
     _MAKERS.get(type(settings).__name__, lambda _: None)(settings)
 
 
-# -- the values of each step ------------------------------------------------------------------------------------------
-
-
 def _comparison(settings: Any) -> dict[str, Any]:
     """Of `compare` and `finetune`."""
     methods = settings.selected()
@@ -196,9 +193,6 @@ _VALUES = {
 }
 
 
-# -- the files --------------------------------------------------------------------------------------------------------
-
-
 def _make_labelled(settings: Any) -> None:
     from tests.labelled.made_up import PAPER_SHAPE, family_of, make_encoder, make_task
 
@@ -207,10 +201,6 @@ def _make_labelled(settings: Any) -> None:
     folder = Path(settings.model)
     if not folder.is_dir():
         make_encoder(folder, family_of(folder.name), **PAPER_SHAPE)
-
-
-def _make_swept(settings: Any) -> None:
-    make_files(settings.comparison())
 
 
 def _make_text(settings: Any) -> None:
@@ -233,7 +223,7 @@ def _make_marian(settings: Any) -> None:
 
 _MAKERS = {
     "FineTuning": _make_labelled,
-    "Sweep": _make_swept,
+    "Sweep": lambda settings: make_files(settings.comparison()),
     "Wmt16Options": _make_text,
     "OpusMTStart": _make_marian,
 }

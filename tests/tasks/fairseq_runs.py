@@ -221,21 +221,25 @@ def hypotheses(generated: Finished) -> list[str]:
     return re.findall(r"^H-\d+\t.*$", generated.check().output, re.MULTILINE)
 
 
-def make_corpus(root: Path, words: int = 24, seed: int = 0) -> Path:
-    """A binarized parallel corpus en-ro with alignments: each target is its source reversed, word for word."""
-    generator = random.Random(seed)
+def make_corpus(root: Path, words: int = 24, sizes: dict[str, int] = SIZES, mark: str = "") -> Path:
+    """A binarized parallel corpus en-ro with alignments: each target is its source reversed, word for word.
+
+    Args:
+        mark: stands before each word, as sentencepiece marks a beginning.
+    """
+    generator = random.Random(0)
     raw = root / "raw"
     raw.mkdir(parents=True)
-    for split, size in SIZES.items():
+    for split, size in sizes.items():
         rows = [[generator.randrange(words) for _ in range(generator.randint(2, 8))] for _ in range(size)]
         lines = {
-            "en": [" ".join(f"e{word}" for word in row) for row in rows],
-            "ro": [" ".join(f"r{word}" for word in reversed(row)) for row in rows],
+            "en": [" ".join(f"{mark}e{word}" for word in row) for row in rows],
+            "ro": [" ".join(f"{mark}r{word}" for word in reversed(row)) for row in rows],
             "align": [" ".join(f"{i}-{len(row) - 1 - i}" for i in range(len(row))) for row in rows],
         }
         for suffix, text in lines.items():
             (raw / f"{split}.{suffix}").write_text("\n".join(text) + "\n", encoding="utf-8")
-    prefixes = [part for split in SIZES for part in (f"--{split}pref", str(raw / split))]
+    prefixes = [part for split in sizes for part in (f"--{split}pref", str(raw / split))]
     arguments = ["--source-lang", "en", "--target-lang", "ro", *prefixes, "--joined-dictionary", "--workers", "1"]
     arguments += ["--align-suffix", "align", "--destdir", str(root / "bin")]
     run("preprocess", arguments, root / "preprocess.log").check()

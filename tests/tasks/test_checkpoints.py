@@ -62,18 +62,11 @@ def test_going_on_under_the_stock_task_is_going_on_unregularized(
     assert differing(*states) == []
 
 
-def poisoned(trained: Trained, folder: Path) -> tuple[Path, Path]:
-    """A working checkpoint with a foreign pickle in it, and what shows that the pickle was run."""
-    checkpoint = read_checkpoint(trained.checkpoint)
-    marker, path = folder / "marker", folder / "poisoned.pt"
-    checkpoint["extra_state"]["payload"] = Payload(marker)
-    torch.save(checkpoint, path)
-    return path, marker
-
-
 @pytest.mark.parametrize("how", ["--restore-file", "--finetune-from-model", "fairseq-generate"])
 def test_a_foreign_pickle_is_refused_and_not_run(how: str, stock: Trained, corpus: Path, tmp_path: Path) -> None:
-    path, marker = poisoned(stock, tmp_path)
+    checkpoint, marker, path = read_checkpoint(stock.checkpoint), tmp_path / "marker", tmp_path / "poisoned.pt"
+    checkpoint["extra_state"]["payload"] = Payload(marker)
+    torch.save(checkpoint, path)
     if how == "fairseq-generate":
         finished = generate(corpus, path)
     else:
