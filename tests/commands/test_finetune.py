@@ -141,7 +141,6 @@ def test_updates_are_counted_for_one_process(rte: list[str], monkeypatch: pytest
         (["--train-per-class", "49"], "--train-per-class is 49, but no class has more than "),
         (["--held-out", "0.001"], "--held-out 0.001 of 48 training examples is none"),
         (["--label-noise", "0.001"], "--label-noise 0.001 is 0 of 48 training examples, but it takes at least 1"),
-        (["--", "--seed", "7"], "--train-flags has --seed, which the setting seeds decides; give that"),
         (["--", "--held-out=0.1"], "--train-flags has --held-out, which the setting held_out decides; give that"),
         (["--", "--task", "wnli"], "has --task, which the setting task decides"),
         (["--", "-a", "x"], "has -a, which the setting model decides"),

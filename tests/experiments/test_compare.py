@@ -179,7 +179,6 @@ def test_a_folder_that_cannot_be_used_is_refused(
         ),
         (["--", "--attn-reg", "nope"], "--train-flags has --attn-reg, which the setting methods decides; give that"),
         (["--", "--user-dir", "gone"], "--train-flags: --user-dir is gone, but there is no such folder"),
-        (["--generate-flags=--user-dir gone"], "--generate-flags: --user-dir is gone, but there is no such folder"),
         (["--generate-flags=--path x.pt"], "--generate-flags has --path, which the command decides; leave it out"),
         (["--train-examples", "101"], "--train-examples is 101, but there are 100 training examples"),
         (["--train-fraction", "0.004"], "--train-fraction 0.004 of 100 training examples is none"),

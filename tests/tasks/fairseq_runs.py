@@ -261,19 +261,11 @@ def hydra(corpus: Path, folder: Path, *overrides: str) -> list[str]:
     return [*given, f"common.user_dir={PLUGIN}", f"task.data={corpus}", *overrides]
 
 
-class Absent:
-    """An import hook for which transformers and its tokenizers are not installed."""
-
-    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-        if name.split(".")[0] in ("transformers", "tokenizers"):
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-
 def hide_transformers() -> None:
-    """In the new process, before fairseq's command."""
+    """In the new process, before fairseq's command: as if transformers and its tokenizers were not installed."""
     for name in [name for name in sys.modules if name.split(".")[0] in ("transformers", "tokenizers")]:
         del sys.modules[name]  # of the server that the process was forked from
-    sys.meta_path.insert(0, Absent())
+    sys.modules.update(transformers=None, tokenizers=None)
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
