@@ -49,10 +49,11 @@ UPDATES = ["--max-update", "8"]
 
 @dataclass
 class Finished:
-    """A command that ended: its exit status (negative: the signal that ended it) and all that it printed."""
+    """A command that ended: its exit status (negative: the signal that ended it), all that it printed, and where."""
 
     status: int
     output: str
+    log: Path
 
     def lines(self, tag: str = "train_inner") -> list[dict[str, Any]]:
         """The JSON log lines of `tag`, `train_inner` (one per update) or `train` (one per epoch), hydra's form too."""
@@ -63,18 +64,15 @@ class Finished:
         """The loss of every update, as logged."""
         return [line["loss"] for line in self.lines()]
 
+    @property
+    def checkpoint(self) -> Path:
+        """The last one of a training, whose log is beside it."""
+        return self.log.with_name("checkpoint_last.pt")
+
     def check(self) -> Finished:
         """Itself, if it succeeded."""
         assert self.status == 0, self.output[-3000:]
         return self
-
-
-class Trained:
-    """A training that ended well: what it printed and where its last checkpoint is."""
-
-    def __init__(self, finished: Finished, folder: Path) -> None:
-        self.finished = finished.check()
-        self.checkpoint = folder / "checkpoint_last.pt"
 
 
 class Job:
@@ -110,7 +108,7 @@ class Job:
         if self.process.is_alive():
             self.kill()
             raise AssertionError(f"still running after {PATIENCE} s: {self.output()[-3000:]}")
-        return Finished(self.process.exitcode, self.output())
+        return Finished(self.process.exitcode, self.output(), self.log)
 
 
 def _run(tool: str, argv: list[str], log: str, prepare: Callable[[], None] | None) -> None:
