@@ -126,7 +126,6 @@ def test_a_file_may_be_the_first_argument(tmp_path: Path) -> None:
 
 
 def test_a_flag_is_also_the_value_above_the_sections(tmp_path: Path) -> None:
-    """So that what refers to it follows."""
     text = "kind: ???\ncompare: {data: 'd/${kind}', kind: '${kind}'}"
     found = parse("--kind", "two", config=text, folder=tmp_path)
     assert (found.data, found.kind) == (Path("d/two"), "two")

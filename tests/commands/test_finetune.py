@@ -245,12 +245,6 @@ def test_batches_are_counted_once_for_all_seeds(rte: list[str], monkeypatch: pyt
     assert asked == ["plain", "ad_drop"] and {one.flags["total-num-update"] for one in runs} == {7}
 
 
-def test_a_folder_that_fairseq_splits_is_refused(rte: list[str], tmp_path: Path) -> None:
-    (tmp_path / "data").rename(tmp_path / "da:ta")
-    with pytest.raises(ValueError, match=r"^DATA .*da:ta has ':', at which fairseq splits paths; give another folder$"):
-        planned(*(word.replace(str(tmp_path / "data"), str(tmp_path / "da:ta")) for word in rte))
-
-
 @pytest.mark.parametrize("trained", ["mnli", "stsb", "wnut17", "swag"], indirect=True)
 def test_predictions_are_kept_example_by_example(
     trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -209,8 +209,6 @@ def test_what_cannot_work_is_said_before_anything_is_written(
 def test_a_comparison_from_end_to_end(
     corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two methods are trained, translated and scored; a second call runs nothing; other flags are refused."""
-
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 

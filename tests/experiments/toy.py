@@ -69,7 +69,6 @@ def toy_words(words: list[str], data: Mapping[str, str]) -> list[str]:
 
 
 def run_toy(path: Path, *words: str) -> None:
-    """Carry a file out at toy size."""
     with quick_starts():
         for step in toy_steps(path, *words):
             if dataclasses.is_dataclass(step.settings):
@@ -85,7 +84,6 @@ def aside(path: Path) -> Path:
 
 
 def toy_of(settings: T) -> T:
-    """The settings of a step at toy size."""
     own = _VALUES.get(type(settings).__name__, lambda _: {})
     return dataclasses.replace(settings, **own(settings))  # type: ignore[type-var]
 
@@ -96,7 +94,6 @@ def make_files(settings: Any) -> None:
 
 
 def _comparison(settings: Any) -> dict[str, Any]:
-    """Of `compare` and `finetune`."""
     methods = settings.selected()
     # AD-DROP's first epoch is plain, so it needs a second one to do anything
     epochs = 2 if any(method.flags.get("ad-drop-cross-tuning") == "epoch" for method in methods) else 1

@@ -13,7 +13,6 @@ from tests.tasks.fairseq_runs import AD_DROP, UPDATES, Finished, make_corpus, tr
 
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The binarized corpus."""
     return make_corpus(tmp_path_factory.mktemp("corpus"))
 
 

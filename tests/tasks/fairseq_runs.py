@@ -61,7 +61,6 @@ class Finished:
         return [json.loads(line) for line in re.findall(form, self.output, re.MULTILINE)]
 
     def losses(self) -> list[str]:
-        """The loss of every update, as logged."""
         return [line["loss"] for line in self.lines()]
 
     @property
@@ -84,7 +83,6 @@ class Job:
         self.process = start(_run, tool, list(argv), str(log), prepare)
 
     def output(self) -> str:
-        """What it has printed so far."""
         return self.log.read_text(encoding="utf-8", errors="replace") if self.log.exists() else ""
 
     def wait_until(self, condition: Callable[[], bool]) -> bool:
@@ -103,7 +101,6 @@ class Job:
         self.process.join(PATIENCE)
 
     def wait(self) -> Finished:
-        """Wait for its end."""
         self.process.join(PATIENCE)
         if self.process.is_alive():
             self.kill()
@@ -131,7 +128,6 @@ def _run(tool: str, argv: list[str], log: str, prepare: Callable[[], None] | Non
 
 
 def run(tool: str, argv: Sequence[str], log: Path) -> Finished:
-    """Run `fairseq-TOOL` to its end."""
     return Job(tool, argv, log).wait()
 
 
@@ -163,7 +159,6 @@ def train_arguments(
 
 
 def train(data: Path | None, save: Path, *flags: str, **options: Any) -> Finished:
-    """Run a tiny training to its end; options as in `train_arguments`."""
     return run("train", train_arguments(data, save, *flags, **options), save / "train.log")
 
 
@@ -204,7 +199,6 @@ def finish_ranks(jobs: Sequence[Job]) -> Finished:
 
 
 def generate(data: Path, checkpoint: Path, *flags: str, task: str = "translation") -> Finished:
-    """Translate the test set with `fairseq-generate`."""
     log = checkpoint.with_suffix(".generate.log")
     arguments = [str(data), "--user-dir", PLUGIN, "--task", task, "--path", str(checkpoint), "--beam", "2", "--cpu"]
     return run(

@@ -43,14 +43,12 @@ def task_with(method: str, options: dict[str, Any]) -> Any:
 
 
 def stepped(task: Any) -> list[Any]:
-    """The loss of a training step, and the gradients."""
     model = task._config.model
     loss, _ = step(task, model, sample())
     return [loss, *(parameter.grad for parameter in model.parameters())]
 
 
 def evaluated(task: Any) -> list[Any]:
-    """The loss of a validation step, and what is logged."""
     model = task._config.model
     torch.manual_seed(3)
     loss, size, log = task.valid_step(sample(), model.eval(), criterion())
@@ -81,7 +79,6 @@ def test_evaluation_is_stock_and_so_is_the_model_once_detached(method: str) -> N
 
 
 def logged(finished: Finished) -> list[list[str]]:
-    """Loss and gradient norm of every update, and the losses of every validation."""
     updates = [[line["loss"], line["gnorm"]] for line in finished.lines()]
     return [*updates, *([line["valid_loss"]] for line in finished.lines("valid"))]
 

@@ -46,7 +46,6 @@ def test_the_log_tells_drop_rates_and_shares(regularized: Finished) -> None:
 
 
 def assert_trained(finished: Finished, shares: list[str | None]) -> None:
-    """All updates made, with finite losses, and such shares of them regularized."""
     lines = finished.check().lines()
     assert all(math.isfinite(float(line["loss"])) for line in lines)
     assert [line.get("attn_reg/regularized") for line in lines] == shares and lines[-1][
@@ -146,21 +145,15 @@ SIZES = {"train": 32, "valid": 10}
 
 @pytest.fixture(scope="module")
 def sentences(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`input0`, `input1` and `label`, as fairseq's RoBERTa recipes lay them out."""
+    """`input0` and `label`, as fairseq's RoBERTa recipes lay them out."""
     root, generator = tmp_path_factory.mktemp("sentences"), random.Random(5)
-    dictionary: list[str] = []
-    for part in ("input0", "input1", "label"):
+    for part, kinds, length in (("input0", 12, 4), ("label", 2, 1)):
         for split, size in SIZES.items():
-            length = 1 if part == "label" else 4
-            lines = [
-                " ".join(f"{generator.randrange(2 if length == 1 else 12)}" for _ in range(length)) for _ in range(size)
-            ]
+            lines = [" ".join(str(generator.randrange(kinds)) for _ in range(length)) for _ in range(size)]
             (root / f"{split}.{part}").write_text("\n".join(lines) + "\n", encoding="utf-8")
         prefixes = [text for split in SIZES for text in (f"--{split}pref", str(root / f"{split}.{part}"))]
-        shared = dictionary if part == "input1" else []
-        arguments = ["--only-source", "--workers", "1", "--destdir", str(root / "bin" / part), *prefixes, *shared]
+        arguments = ["--only-source", "--workers", "1", "--destdir", str(root / "bin" / part), *prefixes]
         run("preprocess", arguments, root / f"{part}.log").check()
-        dictionary = ["--srcdict", str(root / "bin" / "input0" / "dict.txt")]
     return root / "bin"
 
 
