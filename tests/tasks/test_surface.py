@@ -60,6 +60,13 @@ def test_half_precision_averaged_weights_and_accumulation(corpus: Path, tmp_path
     assert_trained(train(corpus, tmp_path, *AD_DROP, *shlex.split(flags), *cross_tuned), [None, "1", None, "1"])
 
 
+def test_layerdrop_may_leave_out_any_layer(corpus: Path, tmp_path: Path) -> None:
+    """Also every selected one at once, in the probe, in the forward or in both."""
+    flags = shlex.split("--encoder-layerdrop 0.5 --decoder-layerdrop 0.2 --attn-sites encoder.self[1] --max-update 12")
+    assert len(train(corpus, tmp_path, *AD_DROP, *flags).check().lines()) == 12
+    assert len(hypotheses(generate(corpus, tmp_path / "checkpoint_last.pt"))) == 12
+
+
 def test_alignments_are_learnt_beside_ad_drop(corpus: Path, tmp_path: Path) -> None:
     """transformer_align supervises the weights of one attention, which dropping would make log 0; the others may."""
     flags = shlex.split("--arch transformer_align --load-alignments --alignment-layer 1 --alignment-heads 2")
