@@ -46,11 +46,6 @@ evidence_results, evidence_claims, evidence, models, _, architectures = (
 cost_model = _module("cost_model", ROOT / "scripts" / "cost_model.py")
 
 
-def described(flag: str, text: str) -> str:
-    """The default of a flag in the tables of a page."""
-    return re.search(rf"^\| `{flag}` \| `?(.*?)`? \|", text, re.MULTILINE)[1]
-
-
 def test_the_tables_of_the_evidence_are_those_of_its_results():
     found = list(evidence.experiments())
     made = evidence.tables(found)
@@ -105,7 +100,7 @@ def test_every_option_of_every_method_is_in_the_generated_flags():
         for option in options_of(method):
             flag = f"attn_{option.name}" if option.name in SHARED else f"{name}_{option.name}"
             shown = {"off": "False", "true": "True"}
-            default = described(f"--{flag.replace('_', '-')}", text)
+            default = re.search(rf"^\| `--{flag.replace('_', '-')}` \| `?(.*?)`? \|", text, re.MULTILINE)[1]
             assert shown.get(default, default) == str(option.default)
             assert hooks.cell(option.metadata["help"]) in text
     assert all(f"| `{name}` | `{method.__name__}` |" in hooks.methods_table() for name, method in REGISTRY.items())

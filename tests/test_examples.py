@@ -67,10 +67,8 @@ def test_both_faces_with_every_method_by_one_command(tmp_path: Path) -> None:
         assert "drop_decoder.cross[1]" in (tmp_path / method / "log.txt").read_text()
 
 
-def test_the_loop_learns_and_its_padding_does_not_matter() -> None:
+def test_neither_padding_nor_what_follows_matters_to_the_loops_model() -> None:
     loop = example("custom_seq2seq/loop.py")
-    losses = loop.train("ad_drop", epochs=2, sentences=64, width=16)
-    assert losses[-1] < losses[0]
     model = loop.Translator(width=16).eval()
     source, target = loop.letters(["Hello."]), loop.letters(["Salut."], [loop.START])
     padded = torch.nn.functional.pad(source, (0, 5))

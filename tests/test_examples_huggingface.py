@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.processes import free_port
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "examples" / "huggingface"
 TRAINING = ["--report_to", "none", "--use_cpu", "--per_device_train_batch_size", "4", "--logging_steps", "2"]
@@ -87,10 +88,8 @@ def test_a_small_marian(tmp_path: Path, method: list[str], capsys: pytest.Captur
 
 @pytest.mark.slow
 def test_torchrun_with_two_processes(tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", port]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"]
+    command += ["--master_port", str(free_port())]
     command += [str(SCRIPTS / "translation.py"), "--limit", "40", "--width", "16", "--output_dir", str(tmp_path)]
     command += [*TRAINING, "--ddp_backend", "gloo", "--generation_max_length", "8", "--save_steps", "2"]
     command += ["--method", "attend_out", "--options", "steps=2", "sites=*"]

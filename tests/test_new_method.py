@@ -31,7 +31,6 @@ NAME = "key_drop"
 
 
 def added(path: str) -> str:
-    """The file that a diff in CONTRIBUTING adds."""
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     diff = re.search(rf"\+\+\+ b/{re.escape(path)}\n@@ -0,0 \+1,(\d+) @@\n((?:\+.*\n)+)", text)
     lines = [line[1:] for line in diff[2].splitlines()]

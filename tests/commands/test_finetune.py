@@ -124,27 +124,23 @@ def test_every_seed_trains_on_examples_of_its_own(rte: list[str]) -> None:
     assert found[0] == found[1] != found[2] == found[3]
 
 
-@pytest.mark.parametrize(("devices", "alone"), [(1, False), (2, True)])
-def test_updates_are_counted_for_one_process(
-    rte: list[str], devices: int, alone: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_updates_are_counted_for_one_process(rte: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: devices)
-    for words, expected in ((rte, False), ([word for word in rte if word != "--cpu"], alone)):
-        (run,) = planned(*words)
-        assert ("--distributed-world-size 1" in said(run)) == expected
+    on_gpus = [word for word in rte if word != "--cpu"]
+    for devices, words, expected in ((1, rte, False), (1, on_gpus, False), (2, rte, False), (2, on_gpus, True)):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda devices=devices: devices)
+        assert ("--distributed-world-size 1" in said(planned(*words)[0])) == expected
 
 
 @pytest.mark.parametrize(
-    ("words", "reason"),
+    ("change", "reason"),
     [
         (["--methods", "untuned"], "unknown method 'untuned'"),
         (["--metric", "bleu"], "unknown metric 'bleu' of rte; the metrics are: accuracy, f1"),
         (["--train-examples", "49"], "--train-examples is 49, but there are 48 training examples"),
-        (["--train-per-class", "49"], r"--train-per-class is 49, but no class has more than \d\d examples$"),
+        (["--train-per-class", "49"], "--train-per-class is 49, but no class has more than "),
         (["--held-out", "0.001"], "--held-out 0.001 of 48 training examples is none"),
         (["--label-noise", "0.001"], "--label-noise 0.001 is 0 of 48 training examples, but it takes at least 1"),
-        (["--", "--seed", "7"], "--train-flags has --seed, which the setting seeds decides; give that"),
         (["--", "--held-out=0.1"], "--train-flags has --held-out, which the setting held_out decides; give that"),
         (["--", "--task", "wnli"], "has --task, which the setting task decides"),
         (["--", "-a", "x"], "has -a, which the setting model decides"),
@@ -156,16 +152,6 @@ def test_updates_are_counted_for_one_process(
             ["--shortcut", "0.5", "--shortcut-words", "w1"],
             "--shortcut-words has 1, but must have one for each of the 2",
         ),
-    ],
-)
-def test_finetune_refuses(rte: list[str], words: list[str], reason: str) -> None:
-    with pytest.raises(ValueError, match=reason):
-        parsed(*rte, *words).carry_out()
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
         (["--max-length", "900"], "inputs of 900 tokens were asked for, but the length must be at least 4 and at most"),
         (["--model", "/nowhere/at/all"], "--hf-model: there is no folder /nowhere/at/all"),
         (["--shortcut", "0.5", "--shortcut-words", "w1,fishy"], "'fishy', which the model's tokenizer does not know"),
@@ -245,12 +231,6 @@ def test_batches_are_counted_once_for_all_seeds(rte: list[str], monkeypatch: pyt
     monkeypatch.setattr("attn_reg_plugin.experiments.checks._counted", lambda one, _: asked.append(one.method) or 7)
     runs = planned(*rte, "--seeds", "1,2", "--", "--max-tokens", "40", methods="plain,ad_drop")
     assert asked == ["plain", "ad_drop"] and {one.flags["total-num-update"] for one in runs} == {7}
-
-
-def test_a_folder_that_fairseq_splits_is_refused(rte: list[str], tmp_path: Path) -> None:
-    (tmp_path / "data").rename(tmp_path / "da:ta")
-    with pytest.raises(ValueError, match=r"^DATA .*da:ta has ':', at which fairseq splits paths; give another folder$"):
-        planned(*(word.replace(str(tmp_path / "data"), str(tmp_path / "da:ta")) for word in rte))
 
 
 @pytest.mark.parametrize("trained", ["mnli", "stsb", "wnut17", "swag"], indirect=True)

@@ -19,15 +19,18 @@ from attn_reg_plugin.experiments.data_folder import raw_lines
 from attn_reg_plugin.experiments.methods import select_methods
 from attn_reg_plugin.experiments.translation import TranslationComparison
 from tests.experiments.starting import task_of
-from tests.experiments.toy_corpus import SIZES, empty_corpus, make_corpus
+from tests.experiments.toy_corpus import empty_corpus
+from tests.tasks.fairseq_runs import make_corpus
 
 SIZE_FLAGS = {"layers": 1, "embed-dim": 16, "ffn-dim": 32, "heads": 2, "epochs": 2, "max-tokens": 200, "warmup": 10}
 SMALL = [*(word for name, value in SIZE_FLAGS.items() for word in (f"--{name}", str(value))), "--cpu"]
 
+SIZES = {"train": 100, "valid": 20, "test": 20}
+
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_corpus(tmp_path_factory.mktemp("corpus") / "data")
+    return make_corpus(tmp_path_factory.mktemp("corpus") / "data", sizes=SIZES, mark="▁").parent
 
 
 def parsed(*words: str) -> TranslationComparison:
@@ -55,8 +58,8 @@ LINEAR = ["--lr-scheduler", "linear", "--batch-size"]
         ([*LINEAR, "16"], "polynomial_decay --warmup-updates 10 --total-num-update 14 "),
         ([*LINEAR, "16", "--", "--max-update", "12"], "--total-num-update 12 "),
         ([*LINEAR, "16", "--", "--update-freq", "1,2"], "--total-num-update 11 "),
-        # sorted, the sentences of 3 to 7 tokens make 9 batches of at most 60
-        (["--lr-scheduler", "cosine", "--max-tokens", "60"], "cosine --warmup-updates 10 --lr-period-updates 8 "),
+        # sorted, the sentences of 3 to 9 tokens make 11 batches of at most 60
+        (["--lr-scheduler", "cosine", "--max-tokens", "60"], "cosine --warmup-updates 10 --lr-period-updates 12 "),
         (["--lr-scheduler", "fixed"], "--lr-scheduler fixed --warmup-updates 10 --max-tokens"),
         (["--metric", "bleu"], "--eval-bleu --eval-bleu-args .*--best-checkpoint-metric bleu --maximize"),
         (["--train-examples", "30"], "--train-examples 30 --cpu"),
@@ -111,19 +114,6 @@ def test_every_seed_trains_on_pairs_of_its_own(corpus: Path) -> None:
     assert fixed.flags == other.flags, "so many are the same for every seed"
 
 
-@pytest.mark.parametrize(
-    ("data", "out", "said"), [("data", "my:runs", "--out my:runs"), ("da:ta", "runs", "DATA da:ta")]
-)
-def test_paths_that_fairseq_splits_are_refused(
-    data: str, out: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    empty_corpus(Path(data))
-    assert main(["compare", data, "--out", out]) == 2
-    assert f"{said} has ':', at which fairseq splits paths; give" in capsys.readouterr().err
-    assert not Path(out).exists()
-
-
 def test_pieces_that_would_not_be_joined_are_refused(tmp_path: Path) -> None:
     """sentencepiece's way of joining takes the spaces out of other pieces, and BLEU is 0."""
     dictionary = empty_corpus(tmp_path / "data") / "bin" / "dict.ro.txt"
@@ -145,27 +135,36 @@ def test_lines_are_split_at_newlines_only(tmp_path: Path) -> None:
         assert raw_lines(path) == lines
 
 
+SPLITS = "has ':', at which fairseq splits paths; give"
+
+
 @pytest.mark.parametrize(
-    ("missing", "said"),
+    ("data", "out", "missing", "said"),
     [
-        ("bin", "has no folder bin/"),
-        ("bin/train.en-ro.en.idx bin/train.en-ro.ro.idx", "has no training data"),
-        ("bin/test.en-ro.en.idx bin/test1.en-ro.en.idx", "has no test data"),
-        ("raw/test1.ro", "raw/test1.ro is missing; make it with `attn-reg prepare`"),
+        ("data", "my:runs", "", f"--out my:runs {SPLITS}"),
+        ("da:ta", "runs", "", f"DATA da:ta {SPLITS}"),
+        ("data", "runs", "bin", "has no folder bin/"),
+        ("data", "runs", "bin/train.en-ro.en.idx bin/train.en-ro.ro.idx", "has no training data"),
+        ("data", "runs", "bin/test.en-ro.en.idx bin/test1.en-ro.en.idx", "has no test data"),
+        ("data", "runs", "raw/test1.ro", "raw/test1.ro is missing; make it with `attn-reg prepare`"),
     ],
 )
-def test_a_folder_that_was_not_prepared_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], missing: str, said: str
+def test_a_folder_that_cannot_be_used_is_refused(
+    data: str,
+    out: str,
+    missing: str,
+    said: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    data = empty_corpus(tmp_path / "data")
-    if missing == "bin":
-        (data / "bin").rename(data / "elsewhere")
-    else:
-        for name in missing.split():
-            (data / name).unlink()
-    assert main(["compare", str(data), "--out", str(tmp_path / "runs")]) == 2
+    monkeypatch.chdir(tmp_path)
+    empty_corpus(Path(data))
+    for name in missing.split():
+        (Path(data) / name).rename(tmp_path / Path(name).name)
+    assert main(["compare", data, "--out", out]) == 2
     assert said in capsys.readouterr().err
-    assert not (tmp_path / "runs").exists()
+    assert not Path(out).exists()
 
 
 @pytest.mark.parametrize(
@@ -180,7 +179,6 @@ def test_a_folder_that_was_not_prepared_is_refused(
         ),
         (["--", "--attn-reg", "nope"], "--train-flags has --attn-reg, which the setting methods decides; give that"),
         (["--", "--user-dir", "gone"], "--train-flags: --user-dir is gone, but there is no such folder"),
-        (["--generate-flags=--user-dir gone"], "--generate-flags: --user-dir is gone, but there is no such folder"),
         (["--generate-flags=--path x.pt"], "--generate-flags has --path, which the command decides; leave it out"),
         (["--train-examples", "101"], "--train-examples is 101, but there are 100 training examples"),
         (["--train-fraction", "0.004"], "--train-fraction 0.004 of 100 training examples is none"),
@@ -211,8 +209,6 @@ def test_what_cannot_work_is_said_before_anything_is_written(
 def test_a_comparison_from_end_to_end(
     corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two methods are trained, translated and scored; a second call runs nothing; other flags are refused."""
-
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 

@@ -121,7 +121,6 @@ def test_a_mapping_gives_each_its_settings() -> None:
         (None, [], "--methods is empty"),
         (3, [], "methods is 3, but must be names with commas, or a mapping of each to its settings"),
         (["plain"], ["plain=--ad-drop-p 7"], "methods: plain has --ad-drop-p, which is of ad_drop"),
-        ({"ad_drop": {"flags": "--r-drop-weight 2"}}, [], "methods: ad_drop has --r-drop-weight, which is of r_drop"),
         (["plain", "plain"], [], "names a method twice"),
         (
             {"a": {"like": "plain", "title": "b"}, "b": {"like": "plain"}},

@@ -48,7 +48,6 @@ def each_value(name: str) -> list[list[str]]:
 
 
 def run(name: str, tmp_path: Path, *words: str) -> None:
-    """A configuration at toy size."""
     out = ["--out", str(tmp_path / "runs-toy")] if "out" in OmegaConf.load(PAPERS / f"{name}.yaml") else []
     run_toy(PAPERS / f"{name}.yaml", *out, *words)
     assert not (tmp_path / "runs").exists(), "it stays aside"
@@ -56,7 +55,6 @@ def run(name: str, tmp_path: Path, *words: str) -> None:
 
 @pytest.mark.parametrize("name", FILES)
 def test_every_configuration_is_accepted(name: str) -> None:
-    """With every value of `each`; nothing is run."""
     assert settings(name, *ACCEPTED.get(name, []))
     assert (PAPERS / "README.md").read_text(encoding="utf-8").count(f"`{name}.yaml`") == 1
 

@@ -69,7 +69,6 @@ def toy_words(words: list[str], data: Mapping[str, str]) -> list[str]:
 
 
 def run_toy(path: Path, *words: str) -> None:
-    """Carry a file out at toy size."""
     with quick_starts():
         for step in toy_steps(path, *words):
             if dataclasses.is_dataclass(step.settings):
@@ -85,7 +84,6 @@ def aside(path: Path) -> Path:
 
 
 def toy_of(settings: T) -> T:
-    """The settings of a step at toy size."""
     own = _VALUES.get(type(settings).__name__, lambda _: {})
     return dataclasses.replace(settings, **own(settings))  # type: ignore[type-var]
 
@@ -95,11 +93,7 @@ def make_files(settings: Any) -> None:
     _MAKERS.get(type(settings).__name__, lambda _: None)(settings)
 
 
-# -- the values of each step ------------------------------------------------------------------------------------------
-
-
 def _comparison(settings: Any) -> dict[str, Any]:
-    """Of `compare` and `finetune`."""
     methods = settings.selected()
     # AD-DROP's first epoch is plain, so it needs a second one to do anything
     epochs = 2 if any(method.flags.get("ad-drop-cross-tuning") == "epoch" for method in methods) else 1
@@ -196,9 +190,6 @@ _VALUES = {
 }
 
 
-# -- the files --------------------------------------------------------------------------------------------------------
-
-
 def _make_labelled(settings: Any) -> None:
     from tests.labelled.made_up import PAPER_SHAPE, family_of, make_encoder, make_task
 
@@ -207,10 +198,6 @@ def _make_labelled(settings: Any) -> None:
     folder = Path(settings.model)
     if not folder.is_dir():
         make_encoder(folder, family_of(folder.name), **PAPER_SHAPE)
-
-
-def _make_swept(settings: Any) -> None:
-    make_files(settings.comparison())
 
 
 def _make_text(settings: Any) -> None:
@@ -233,7 +220,7 @@ def _make_marian(settings: Any) -> None:
 
 _MAKERS = {
     "FineTuning": _make_labelled,
-    "Sweep": _make_swept,
+    "Sweep": lambda settings: make_files(settings.comparison()),
     "Wmt16Options": _make_text,
     "Conversion": _make_marian,
 }

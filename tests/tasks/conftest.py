@@ -8,26 +8,23 @@ import pytest
 
 pytest.importorskip("fairseq")
 
-from tests.tasks.fairseq_runs import AD_DROP, UPDATES, Trained, make_corpus, train
+from tests.tasks.fairseq_runs import AD_DROP, UPDATES, Finished, make_corpus, train
 
 
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The binarized corpus."""
     return make_corpus(tmp_path_factory.mktemp("corpus"))
 
 
 @pytest.fixture(scope="session")
-def stock(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+def stock(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Finished:
     """Stock fairseq, without the plugin, and with validation."""
-    folder = tmp_path_factory.mktemp("stock")
     ours = {"task": "translation", "user_dir": None, "without": ["--disable-validation"]}
-    return Trained(train(corpus, folder, *UPDATES, **ours), folder)
+    return train(corpus, tmp_path_factory.mktemp("stock"), *UPDATES, **ours).check()
 
 
 @pytest.fixture(scope="session")
-def regularized(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+def regularized(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Finished:
     """AD-DROP on every attention, every update, with validation."""
-    folder = tmp_path_factory.mktemp("regularized")
     flags = [*AD_DROP, "--attn-sites", "*", *UPDATES]
-    return Trained(train(corpus, folder, *flags, without=["--disable-validation"]), folder)
+    return train(corpus, tmp_path_factory.mktemp("regularized"), *flags, without=["--disable-validation"]).check()

@@ -49,10 +49,11 @@ UPDATES = ["--max-update", "8"]
 
 @dataclass
 class Finished:
-    """A command that ended: its exit status (negative: the signal that ended it) and all that it printed."""
+    """A command that ended: its exit status (negative: the signal that ended it), all that it printed, and where."""
 
     status: int
     output: str
+    log: Path
 
     def lines(self, tag: str = "train_inner") -> list[dict[str, Any]]:
         """The JSON log lines of `tag`, `train_inner` (one per update) or `train` (one per epoch), hydra's form too."""
@@ -60,21 +61,17 @@ class Finished:
         return [json.loads(line) for line in re.findall(form, self.output, re.MULTILINE)]
 
     def losses(self) -> list[str]:
-        """The loss of every update, as logged."""
         return [line["loss"] for line in self.lines()]
+
+    @property
+    def checkpoint(self) -> Path:
+        """The last one of a training, whose log is beside it."""
+        return self.log.with_name("checkpoint_last.pt")
 
     def check(self) -> Finished:
         """Itself, if it succeeded."""
         assert self.status == 0, self.output[-3000:]
         return self
-
-
-class Trained:
-    """A training that ended well: what it printed and where its last checkpoint is."""
-
-    def __init__(self, finished: Finished, folder: Path) -> None:
-        self.finished = finished.check()
-        self.checkpoint = folder / "checkpoint_last.pt"
 
 
 class Job:
@@ -86,7 +83,6 @@ class Job:
         self.process = start(_run, tool, list(argv), str(log), prepare)
 
     def output(self) -> str:
-        """What it has printed so far."""
         return self.log.read_text(encoding="utf-8", errors="replace") if self.log.exists() else ""
 
     def wait_until(self, condition: Callable[[], bool]) -> bool:
@@ -105,12 +101,11 @@ class Job:
         self.process.join(PATIENCE)
 
     def wait(self) -> Finished:
-        """Wait for its end."""
         self.process.join(PATIENCE)
         if self.process.is_alive():
             self.kill()
             raise AssertionError(f"still running after {PATIENCE} s: {self.output()[-3000:]}")
-        return Finished(self.process.exitcode, self.output())
+        return Finished(self.process.exitcode, self.output(), self.log)
 
 
 def _run(tool: str, argv: list[str], log: str, prepare: Callable[[], None] | None) -> None:
@@ -133,7 +128,6 @@ def _run(tool: str, argv: list[str], log: str, prepare: Callable[[], None] | Non
 
 
 def run(tool: str, argv: Sequence[str], log: Path) -> Finished:
-    """Run `fairseq-TOOL` to its end."""
     return Job(tool, argv, log).wait()
 
 
@@ -165,7 +159,6 @@ def train_arguments(
 
 
 def train(data: Path | None, save: Path, *flags: str, **options: Any) -> Finished:
-    """Run a tiny training to its end; options as in `train_arguments`."""
     return run("train", train_arguments(data, save, *flags, **options), save / "train.log")
 
 
@@ -206,7 +199,6 @@ def finish_ranks(jobs: Sequence[Job]) -> Finished:
 
 
 def generate(data: Path, checkpoint: Path, *flags: str, task: str = "translation") -> Finished:
-    """Translate the test set with `fairseq-generate`."""
     log = checkpoint.with_suffix(".generate.log")
     arguments = [str(data), "--user-dir", PLUGIN, "--task", task, "--path", str(checkpoint), "--beam", "2", "--cpu"]
     return run(
@@ -221,21 +213,25 @@ def hypotheses(generated: Finished) -> list[str]:
     return re.findall(r"^H-\d+\t.*$", generated.check().output, re.MULTILINE)
 
 
-def make_corpus(root: Path, words: int = 24, seed: int = 0) -> Path:
-    """A binarized parallel corpus en-ro with alignments: each target is its source reversed, word for word."""
-    generator = random.Random(seed)
+def make_corpus(root: Path, words: int = 24, sizes: dict[str, int] = SIZES, mark: str = "") -> Path:
+    """A binarized parallel corpus en-ro with alignments: each target is its source reversed, word for word.
+
+    Args:
+        mark: stands before each word, as sentencepiece marks a beginning.
+    """
+    generator = random.Random(0)
     raw = root / "raw"
     raw.mkdir(parents=True)
-    for split, size in SIZES.items():
+    for split, size in sizes.items():
         rows = [[generator.randrange(words) for _ in range(generator.randint(2, 8))] for _ in range(size)]
         lines = {
-            "en": [" ".join(f"e{word}" for word in row) for row in rows],
-            "ro": [" ".join(f"r{word}" for word in reversed(row)) for row in rows],
+            "en": [" ".join(f"{mark}e{word}" for word in row) for row in rows],
+            "ro": [" ".join(f"{mark}r{word}" for word in reversed(row)) for row in rows],
             "align": [" ".join(f"{i}-{len(row) - 1 - i}" for i in range(len(row))) for row in rows],
         }
         for suffix, text in lines.items():
             (raw / f"{split}.{suffix}").write_text("\n".join(text) + "\n", encoding="utf-8")
-    prefixes = [part for split in SIZES for part in (f"--{split}pref", str(raw / split))]
+    prefixes = [part for split in sizes for part in (f"--{split}pref", str(raw / split))]
     arguments = ["--source-lang", "en", "--target-lang", "ro", *prefixes, "--joined-dictionary", "--workers", "1"]
     arguments += ["--align-suffix", "align", "--destdir", str(root / "bin")]
     run("preprocess", arguments, root / "preprocess.log").check()
@@ -257,19 +253,11 @@ def hydra(corpus: Path, folder: Path, *overrides: str) -> list[str]:
     return [*given, f"common.user_dir={PLUGIN}", f"task.data={corpus}", *overrides]
 
 
-class Absent:
-    """An import hook for which transformers and its tokenizers are not installed."""
-
-    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-        if name.split(".")[0] in ("transformers", "tokenizers"):
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-
 def hide_transformers() -> None:
-    """In the new process, before fairseq's command."""
+    """In the new process, before fairseq's command: as if transformers and its tokenizers were not installed."""
     for name in [name for name in sys.modules if name.split(".")[0] in ("transformers", "tokenizers")]:
         del sys.modules[name]  # of the server that the process was forked from
-    sys.meta_path.insert(0, Absent())
+    sys.modules.update(transformers=None, tokenizers=None)
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:

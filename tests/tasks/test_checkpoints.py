@@ -12,7 +12,7 @@ from tests.payload import Payload
 from tests.tasks.fairseq_runs import (
     AD_DROP,
     PLUGIN,
-    Trained,
+    Finished,
     differing,
     generate,
     read_checkpoint,
@@ -31,7 +31,7 @@ def model_of(path: Path) -> dict[str, torch.Tensor]:
     return read_checkpoint(path)["model"]
 
 
-def test_it_is_a_plain_one_but_for_the_tasks_state(regularized: Trained, stock: Trained) -> None:
+def test_it_is_a_plain_one_but_for_the_tasks_state(regularized: Finished, stock: Finished) -> None:
     ours, theirs = read_checkpoint(regularized.checkpoint), read_checkpoint(stock.checkpoint)
     shapes = [{name: value.shape for name, value in each["model"].items()} for each in (ours, theirs)]
     assert ours.keys() == theirs.keys() and shapes[0] == shapes[1]
@@ -42,17 +42,17 @@ def test_it_is_a_plain_one_but_for_the_tasks_state(regularized: Trained, stock: 
 
 
 @pytest.mark.parametrize(("how", "updates"), [("--finetune-from-model", "1"), ("--restore-file", "9")])
-def test_starting_from_a_stock_model(how: str, updates: str, stock: Trained, corpus: Path, tmp_path: Path) -> None:
+def test_starting_from_a_stock_model(how: str, updates: str, stock: Finished, corpus: Path, tmp_path: Path) -> None:
     reset = RESET if how == "--restore-file" else []
     flags = [*AD_DROP, how, str(stock.checkpoint), *reset, *STAND_STILL, "--max-update", updates, "--max-epoch", "1"]
     finished = train(corpus, tmp_path, *flags).check()
     assert {(line["attn_reg/regularized"], line["epoch"]) for line in finished.lines()} == {("1", 1)}
     assert differing(model_of(tmp_path / "checkpoint_last.pt"), model_of(stock.checkpoint)) == []
-    assert float(finished.losses()[0]) < float(stock.finished.losses()[0]) - 0.5
+    assert float(finished.losses()[0]) < float(stock.losses()[0]) - 0.5
 
 
 def test_going_on_under_the_stock_task_is_going_on_unregularized(
-    regularized: Trained, corpus: Path, tmp_path: Path
+    regularized: Finished, corpus: Path, tmp_path: Path
 ) -> None:
     for task in ("translation", "attn_reg_translation"):
         # from its first batch: our task goes on with an undisturbed run's batches, which fairseq's own does not
@@ -62,18 +62,11 @@ def test_going_on_under_the_stock_task_is_going_on_unregularized(
     assert differing(*states) == []
 
 
-def poisoned(trained: Trained, folder: Path) -> tuple[Path, Path]:
-    """A working checkpoint with a foreign pickle in it, and what shows that the pickle was run."""
-    checkpoint = read_checkpoint(trained.checkpoint)
-    marker, path = folder / "marker", folder / "poisoned.pt"
+@pytest.mark.parametrize("how", ["--restore-file", "--finetune-from-model", "fairseq-generate"])
+def test_a_foreign_pickle_is_refused_and_not_run(how: str, stock: Finished, corpus: Path, tmp_path: Path) -> None:
+    checkpoint, marker, path = read_checkpoint(stock.checkpoint), tmp_path / "marker", tmp_path / "poisoned.pt"
     checkpoint["extra_state"]["payload"] = Payload(marker)
     torch.save(checkpoint, path)
-    return path, marker
-
-
-@pytest.mark.parametrize("how", ["--restore-file", "--finetune-from-model", "fairseq-generate"])
-def test_a_foreign_pickle_is_refused_and_not_run(how: str, stock: Trained, corpus: Path, tmp_path: Path) -> None:
-    path, marker = poisoned(stock, tmp_path)
     if how == "fairseq-generate":
         finished = generate(corpus, path)
     else:
@@ -86,7 +79,7 @@ def test_a_foreign_pickle_is_refused_and_not_run(how: str, stock: Trained, corpu
     assert marker.is_dir(), "it would run if it were let"
 
 
-def test_reading_needs_the_plugin_only(stock: Trained, corpus: Path, tmp_path: Path) -> None:
+def test_reading_needs_the_plugin_only(stock: Finished, corpus: Path, tmp_path: Path) -> None:
     """Without `--user-dir`, torch refuses fairseq's own checkpoints: why the README asks for it."""
     arguments = [str(corpus), "--path", str(stock.checkpoint), "--cpu", "--num-workers", "0"]
     assert "Weights only load failed" in run("generate", arguments, tmp_path / "without.log").output

@@ -11,6 +11,7 @@ import pytest
 import torch
 from fairseq.checkpoint_utils import save_checkpoint
 from fairseq.data import FairseqDataset, LanguagePairDataset, ListDataset, data_utils
+from fairseq.logging import metrics
 from fairseq.modules.dynamic_crf_layer import DynamicCRF
 from fairseq_cli.train import should_stop_early
 
@@ -250,3 +251,12 @@ def test_nat_with_a_crf() -> None:
     layer = DynamicCRF(12, low_rank=2, beam_size=3)
     likelihood = layer(torch.randn(2, 4, 12), torch.randint(12, (2, 4)), torch.ones(2, 4).bool())
     assert likelihood.shape == (2,) and likelihood.isfinite().all()
+
+
+def test_averages_of_nothing_are_left_out() -> None:
+    with metrics.aggregate(new_root=True) as meters:
+        metrics.log_scalar("sometimes", 3.0, 2)
+        metrics.log_scalar_sum("sum", 1.0)
+        assert meters.get_smoothed_values() == {"sometimes": 3.0, "sum": 1.0}
+        meters.reset()
+        assert meters.get_smoothed_values() == {"sum": 0.0}

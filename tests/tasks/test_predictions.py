@@ -31,7 +31,6 @@ FAMILIES = {
 
 
 def build(architecture: str, **flags: Any) -> nn.Module:
-    """A small model, without dropout."""
     args = SimpleNamespace(**{**SIZES, "dropout": 0.0, "activation_dropout": 0.0, "attention_dropout": 0.0, **flags})
     ARCH_CONFIG_REGISTRY[architecture](args)
     shared = words()

@@ -18,7 +18,7 @@ from torch import nn
 from attn_reg_plugin.tasks.attn_reg_task import AttnRegTask
 from attn_reg_plugin.tasks.attn_reg_translation import AttnRegTranslationTask
 from tests.backends.fairseq_models import transformer, words
-from tests.tasks.fairseq_runs import AD_DROP, Trained, make_corpus, train
+from tests.tasks.fairseq_runs import AD_DROP, Finished, make_corpus, train
 from tests.tasks.tasks_in_process import (
     GivenModel,
     Regularized,
@@ -169,7 +169,7 @@ def test_a_command_ends_in_one_sentence(data: str, flags: list[str], said: str, 
 
 
 @pytest.mark.slow
-def test_a_vocabulary_that_does_not_fit_the_embedding(stock: Trained, tmp_path: Path) -> None:
+def test_a_vocabulary_that_does_not_fit_the_embedding(stock: Finished, tmp_path: Path) -> None:
     other = make_corpus(tmp_path / "other", words=31)
     finished = train(other, tmp_path / "save", *AD_DROP, "--finetune-from-model", str(stock.checkpoint))
     assert finished.status == 1 and finished.lines() == []

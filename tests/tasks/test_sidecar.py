@@ -18,12 +18,17 @@ from tests.tasks.tasks_in_process import Optimizer, attached, criterion, sample
 STATE = {"epoch": 1, "updates": 4, "model": {"w": torch.arange(4000.0)}}
 
 
-def test_a_state_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_a_state_is_read_as_it_was_written_or_named(tmp_path: Path) -> None:
     sidecar = Sidecar(str(tmp_path))
     (tmp_path / ".attn_reg_state_3.pt.tmp-7-0").write_bytes(b"of a process that was killed")
     sidecar.save(4, STATE)
     assert torch.equal(sidecar.load(4)["model"]["w"], STATE["model"]["w"])
     assert [path.name for path in tmp_path.iterdir()] == ["attn_reg_state_4.pt"]
+    sidecar.path(4).write_bytes(b"")
+    with pytest.raises(
+        ValueError, match=r"attn_reg_state_4\.pt.* cannot be read.*; move it away, and the method starts"
+    ):
+        sidecar.load(4)
 
 
 GAME = {"rounds": 0, "in_round": 0, "moving_baseline": 0.0, "moving_square": 0.0, "defender": {}}
