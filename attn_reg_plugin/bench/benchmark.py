@@ -63,7 +63,7 @@ def benchmark(rows: Sequence[Row], settings: Settings) -> tuple[list[dict[str, A
     """
     with _prepared(settings.threads), Console(stderr=True).status("building") as status:
         work = build_workload(settings)
-        work.update(work.model(**work.inputs))
+        work.update(work.loss(work.model, work.batch).loss)
         peaks = measure_peaks(rows, work, status.update)
         seconds = measure_seconds(rows, work, settings, status.update)
         return results(rows, seconds, peaks), describe_machine(settings.device)

@@ -157,7 +157,7 @@ def test_every_repeat_begins_with_another_row_and_rare_ones_are_measured_once(mo
 def warm(settings: Settings = SETTINGS):
     """A workload whose optimizer has its state."""
     work = build_workload(settings)
-    work.update(work.model(**work.inputs))
+    work.update(work.loss(work.model, work.batch).loss)
     return work
 
 
@@ -201,4 +201,4 @@ def test_the_encoder_is_padded_on_the_right_and_has_a_label_an_example() -> None
     assert torch.equal(mask, tokens.ne(1)) and torch.equal(mask, mask.sort(-1, descending=True).values)
     outputs = work.model(**work.inputs)
     assert outputs.logits.shape == (3, 2) and work.targets.shape == (3,)
-    torch.testing.assert_close(work.loss(outputs), work.example_losses(outputs, work.targets).mean())
+    torch.testing.assert_close(work.loss_of(outputs, work.targets), work.example_losses(outputs, work.targets).mean())

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from attn_reg_plugin.bench.families import PADDING, Settings, Workload, build_workload
-from attn_reg_plugin.bench.measure import STEPS, BenchTraining, measure_peaks
+from attn_reg_plugin.bench.measure import STEPS, measure_peaks
 from attn_reg_plugin.bench.rows import Row, select_rows
 from attn_reg_plugin.regularizers import AttendOut
 from attn_reg_plugin.regularizers.attend_out.game import Game
@@ -18,7 +18,7 @@ ROWS = {row.name: row for row in select_rows(None, "fairseq", "float32")}
 def trained(family: str = "fairseq", **options) -> Workload:
     """A tiny workload whose optimizer has its state."""
     work = build_workload(Settings(family, "tiny", 4, 6, 0.5, 20, **options))
-    work.update(work.model(**work.inputs))
+    work.update(work.loss(work.model, work.batch).loss)
     return work
 
 
@@ -50,7 +50,7 @@ def test_a_step_is_a_round_of_both_players(family: str, name: str, games: list[G
 def test_the_defenders_update_is_that_of_plain_training(games: list[Game]) -> None:
     """Same batch, loss and optimizer: without dropout, one update of it ends in a plain update's weights."""
     plain, work, settled = trained(dropout=0.0), trained(dropout=0.0), []
-    plain.update(plain.model(**plain.inputs))
+    plain.update(plain.loss(plain.model, plain.batch).loss)
     row = Row("round", "round", kind="round", method="attend_out", options={"steps": 1, "sites": "*"})
     with STEPS["round"](row, work, False) as step:
         model, adam = games[0].defender.model, games[0].defender.optimizer
@@ -62,7 +62,7 @@ def test_the_defenders_update_is_that_of_plain_training(games: list[Game]) -> No
 
 def test_examples_are_rows_of_the_batch_and_weigh_alike() -> None:
     work = build_workload(Settings("fairseq", "tiny", 4, 6, 0.5, 20, dropout=0.0))
-    problem, model = BenchTraining(work), work.model.eval()
+    problem, model = work, work.model.eval()
     (examples,) = problem.validation(8)
     assert examples["targets"].size(0) == 8
     losses = problem.loss(model, examples).loss
