@@ -172,14 +172,12 @@ class Run:
             write_json(path, self.settings)
 
     def _give_way(self, found: Mapping[str, tuple[str | None, str | None]]) -> None:
-        """Keep the log of a failed start aside; refuse where there is more than that."""
+        """Delete the log of a failed start; refuse where there is more than that."""
         if (self.folder / "result.json").exists() or any((self.folder / "checkpoints").glob("*.pt")):
             both = {name: ["absent" if value is None else value for value in values] for name, values in found.items()}
             said = "; ".join([f"{name}: {there} there, {asked} asked for" for name, (there, asked) in both.items()][:3])
             raise RunError(f"{self.folder} holds a run with other settings ({said}); {_ADVICE}")
-        log = self.folder / "train.log"
-        if log.is_file():
-            log.replace(self.folder / "train.failed.log")
+        (self.folder / "train.log").unlink(missing_ok=True)
 
     def carry_out(self, watch: Callable[[TrainingLog], None], stop: Event | None = None) -> None:
         """Do what is not done yet; commands inherit the folder's lock, and keep it where a comparison is killed.

@@ -90,7 +90,7 @@ def test_opus_mt_has_the_authors_settings(
     [
         ("each: {seed: [1, 2]}\nfinetune: {seeds: '${seed}', task: rte, data: d, out: 'o'}", "${seed}"),
         (
-            "finetune: {each: {n: [1, 2], m: [plain, r_drop]}, methods: '${m}', task: rte, data: d, out: 'o/${n}'}",
+            "each: {n: [1, 2], m: [plain, r_drop]}\nfinetune: {methods: '${m}', task: rte, data: d, out: 'o/${n}'}",
             "${m}",
         ),
         ("each: {n: [2, 3], lr: [1, 2]}\ncompare: {layers: '${n}', lr: '${lr}', data: d, out: 'o/${lr}'}", "${n}"),
