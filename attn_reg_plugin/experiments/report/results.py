@@ -16,7 +16,6 @@ from typing import Any
 from attn_reg_plugin.experiments.data_folder import raw_lines
 from attn_reg_plugin.experiments.predicted import read_predictions
 from attn_reg_plugin.experiments.report.differences import Key
-from attn_reg_plugin.experiments.report.drop_rates import Rates, rates_of_log
 from attn_reg_plugin.experiments.report.examples import Examples, of_predictions, of_translations
 from attn_reg_plugin.experiments.runs import LABELLED, Run, read_runs
 from attn_reg_plugin.experiments.training_log import read_log
@@ -74,12 +73,6 @@ class RunResult:
         loss = [name for name in ("train_nll_loss", "train_loss") if name in history][:1]
         names |= {name: f"{TRAIN} {name[6:]}" for name in loss}
         return {title: curve for name, title in names.items() if (curve := history[name].dropna().to_dict())}
-
-    @cached_property
-    def rates(self) -> dict[str, Rates]:
-        """The drop rates by site, from its log."""
-        log = self.folder / "train.log"
-        return rates_of_log(log) if log.is_file() else {}
 
     @cached_property
     def examples(self) -> dict[Key, Examples]:

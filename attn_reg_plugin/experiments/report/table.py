@@ -208,16 +208,16 @@ def publish(out: Path, runs: Sequence[Run], notes: Sequence[str], console: Conso
 
 def _draw_curves(results: Sequence[RunResult], path: Path, console: Console) -> None:
     """Draw the figure that is validated first, by epoch, where there are logs and matplotlib."""
-    from attn_reg_plugin.experiments.report.curves import draw_curves, validation_panel
+    from attn_reg_plugin.experiments.report.curves import draw_curves
     from attn_reg_plugin.pictures import save
 
     names = [name for run in results for name in run.curves if name.startswith(VALID)]
     if names:
         try:
-            save(draw_curves([validation_panel(results, names[0])]), path)
+            save(draw_curves(results, names[0]), path)
             say(console, f"learning curves: {path}")
-        except ValueError as error:
-            say(console, f"no picture of the learning curves: {error}")
+        except ModuleNotFoundError:
+            say(console, "no picture of the learning curves: matplotlib is not installed")
 
 
 def markdown(header: Sequence[str], body: Sequence[Sequence[str]], notes: Sequence[str]) -> str:
