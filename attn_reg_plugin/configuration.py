@@ -87,12 +87,13 @@ def flag_of(name: str) -> str:
 
 
 def add_arguments(parser: argparse.ArgumentParser, settings: type) -> None:
-    """Add an argument for each setting, and `--config`; the positional ones are a list, which a file may begin."""
+    """Add an argument for each setting; the positional ones are a list, which a file may begin."""
     places = [entry for entry in dataclasses.fields(settings) if entry.metadata["positional"]]
     metavar = " ".join(["CONFIG", *["|"] * bool(places), *(entry.metadata["metavar"] for entry in places)])
     said = "".join(f"; or {entry.metadata['metavar']}: {_help(entry)}" for entry in places)
-    parser.add_argument("words", nargs="*", metavar=metavar, help=f"a YAML file with these settings{said}")
-    parser.add_argument("--config", type=Path, metavar="FILE", help="YAML file with these settings; flags win over it")
+    parser.add_argument(
+        "words", nargs="*", metavar=metavar, help=f"a YAML file with these settings, which flags win over{said}"
+    )
     add_flags(parser, settings, positional=True)
 
 
@@ -133,8 +134,8 @@ def from_arguments(settings: type[T], arguments: argparse.Namespace, section: st
     """
     entries = dataclasses.fields(settings)  # type: ignore[arg-type]
     given = {entry.name: vars(arguments)[entry.name] for entry in entries if entry.name in arguments}
-    words, config = list(getattr(arguments, "words", [])), arguments.config
-    if words and config is None and words[0].endswith(FILES) and not os.path.isdir(words[0]):
+    words, config = list(arguments.words), None
+    if words and words[0].endswith(FILES) and not os.path.isdir(words[0]):
         config = Path(words.pop(0))
     places = [entry.name for entry in entries if entry.metadata["positional"]]
     if places and typing.get_origin(_kind(settings, places[-1])) is tuple and len(words) >= len(places):

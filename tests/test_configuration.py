@@ -38,7 +38,7 @@ def parse(*words: str, config: str | None = None, folder: Path | None = None) ->
     add_arguments(parser, Settings)
     if config is not None:
         (folder / "c.yaml").write_text(config, encoding="utf-8")
-        words = ("--config", str(folder / "c.yaml"), *words)
+        words = (str(folder / "c.yaml"), *words)
     place = words.index("--") if "--" in words else len(words)
     arguments = parser.parse_intermixed_args(words[:place])
     arguments.command, arguments.rest = "compare", words[place + 1 :]

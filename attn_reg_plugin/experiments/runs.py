@@ -11,7 +11,7 @@ translations/    SUBSET.LANGUAGE and SUBSET.references.LANGUAGE, a line per sent
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
@@ -249,13 +249,6 @@ def read_run(folder: Path) -> Run:
     return Run(folder, settings)
 
 
-def read_runs(folders: Iterable[Path], depth: int = 3) -> list[Run]:
-    """The runs in folders, or in those inside them at most `depth` deeper, by name."""
-    found = []
-    for folder in folders:
-        if (folder / "run.json").is_file():
-            found.append(read_run(folder))
-        elif depth and folder.is_dir():
-            inner = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith((".", "__")))
-            found += read_runs(inner, depth - 1)
-    return found
+def read_runs(folder: Path) -> list[Run]:
+    """The runs in a folder, by name."""
+    return [read_run(path.parent) for path in sorted(folder.glob("[!._]*/run.json"))]

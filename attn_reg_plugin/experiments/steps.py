@@ -51,7 +51,7 @@ STEPS: dict[str, tuple[str, str, str]] = {
     "compare": ("attn_reg_plugin.experiments.translation", "TranslationComparison", ".carry_out"),
     "finetune": ("attn_reg_plugin.experiments.fine_tuning", "FineTuning", ".carry_out"),
     "sweep": ("attn_reg_plugin.experiments.sweep.settings", "Sweep", ".carry_out"),
-    "export": ("attn_reg_plugin.experiments.exporting", "Export", ".write"),
+    "export": ("attn_reg_plugin.experiments.converting", "Export", ".write"),
     "report": ("attn_reg_plugin.experiments.reporting", "Report", ".publish"),
     "bench": ("attn_reg_plugin.bench.settings", "Settings", ".publish"),
 }

@@ -209,7 +209,7 @@ def test_what_a_file_says_is_refused_by_file_and_key(
     """By the command itself and by `run`; nothing is written."""
     path = tmp_path / "c.yaml"
     path.write_text(f"out: {tmp_path}/out\n{section}: {{out: '${{out}}', {settings}}}\n", encoding="utf-8")
-    for line in ([section, path], [section, "--config", path], ["run", path]):
+    for line in ([section, path], ["run", path]):
         assert main([*map(str, line)]) == 2
         error = capsys.readouterr().err
         assert f"attn-reg {line[0]}: {path}: {said}" in error and error.count("\n") == 1

@@ -335,7 +335,7 @@ def test_runs_are_read_from_their_folders(tmp_path: Path) -> None:
         run.claim()
         scores = {"valid": {"accuracy": accuracy}}
         write_json(run.folder / "result.json", {"training": TRAINING, "scores": scores})
-    found = read_runs([tmp_path])
+    found = read_runs(tmp_path / "out")
     names = [(one.method, one.title, one.seed) for one in found]
     assert names == [("ad_drop", "ad_drop", 1), ("plain", "plain", 1), ("plain", "plain", 2)]
     assert [one.scores["valid"]["accuracy"] for one in found] == [65.0, 60.0, 62.0]

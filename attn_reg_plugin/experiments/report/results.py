@@ -120,6 +120,6 @@ def read_results(folder: Path) -> list[RunResult]:
         raise ValueError(f"{folder} is a file; give a folder of attn-reg compare or finetune")
     if not folder.is_dir():
         raise FileNotFoundError(f"there is no folder {folder}")
-    if runs := read_runs([folder], depth=1):
+    if runs := read_runs(folder):
         return [result_of(run) for run in runs]
     raise ValueError(f"{folder} has no runs of attn-reg compare or finetune in it")

@@ -100,7 +100,7 @@ def test_few_seeds_are_in_italics_and_dim_and_brackets_and_bars_are_text() -> No
 def test_a_run_that_predicts_one_class_is_said(tmp_path: Path) -> None:
     """Two such runs look like a clean tie."""
     make_fine_tuning(tmp_path, {"plain": (20, 20, 20), "ad_drop": (20, 20, 18)})
-    rows = summarize([result_of(one) for one in read_runs([tmp_path], depth=1)])
+    rows = summarize([result_of(one) for one in read_runs(tmp_path)])
     assert {row.method: row.constant for row in rows} == {"plain": [1, 2, 3], "ad_drop": [1, 2]}
     _, body = cells(rows[:1])
     assert body[0][1] == "96.67 ± 5.77 †" and not isinstance(body[0][1], Few)
@@ -110,7 +110,7 @@ def test_a_run_that_predicts_one_class_is_said(tmp_path: Path) -> None:
 
 def test_a_table_is_published(tmp_path: Path) -> None:
     make_comparison(tmp_path, {"plain": 20.0, "ad_drop": 22.0})
-    runs = sorted(read_runs([tmp_path], depth=1), key=lambda one: one.method != "plain")
+    runs = sorted(read_runs(tmp_path), key=lambda one: one.method != "plain")
     console = Console(file=io.StringIO(), width=60)
     publish(tmp_path, runs, ["of made-up runs"], console)
     assert "│ ad_drop │ 22.20 ± 0.10 │ +2.00 [+2.00, +2.00] │" in shown(console), "as wide as the table"
