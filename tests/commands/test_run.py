@@ -220,5 +220,5 @@ def test_the_first_step_that_ends_otherwise_ends_it(monkeypatch: pytest.MonkeyPa
     done = []
     codes = {1: 0, 2: 130, 3: 0}
     steps = [Step("x", number, lambda number: done.append(number) or codes[number], Path("c")) for number in codes]
-    monkeypatch.setattr("attn_reg_plugin.experiments.steps.plan", lambda *_: steps)
+    monkeypatch.setattr("attn_reg_plugin.commands.plan", lambda *_: steps)
     assert main(["run", "x.yaml", "--a", "b"]) == 130 and done == [1, 2]
