@@ -1,11 +1,10 @@
 # PYTHON_ARGCOMPLETE_OK
-"""The console script `attn-reg`: a module per subcommand, imported only when it is called; help needs no torch."""
+"""The console script `attn-reg`; help needs no torch."""
 
 from __future__ import annotations
 
 import argparse
 import difflib
-import importlib
 import logging
 import os
 import sys
@@ -15,7 +14,7 @@ from typing import NoReturn
 
 from attn_reg_plugin.files import explain
 
-#: heading -> subcommand -> help; all but `run` and `user-dir` are steps of a file, see `commands/of_settings.py`
+#: heading -> subcommand -> help; all but `run` and `user-dir` are steps of a file, see `commands.py`
 COMMANDS: dict[str, dict[str, str]] = {
     "data": {
         "prepare text": "your own parallel files, of any two languages, for fairseq",
@@ -75,16 +74,15 @@ def overview() -> str:
 
 
 def build_parser(command: str) -> Parser:
-    """The parser of a subcommand, whose module is imported."""
+    """The parser of a subcommand, whose settings are imported."""
     text = next(commands[command] for commands in COMMANDS.values() if command in commands)
     layout = argparse.RawDescriptionHelpFormatter
     parser = Parser(prog=f"attn-reg {command}", description=text, formatter_class=layout, allow_abbrev=False)
     if command != "user-dir":
-        module = importlib.import_module(f"attn_reg_plugin.commands.{'run' if command == 'run' else 'of_settings'}")
-        module = module if command == "run" else module.Command(command)
-        module.add_arguments(parser)
-        parser.set_defaults(run=module.run)
-        parser.epilog = "\n".join(["examples:", *(f"  {one}" for one in module.EXAMPLES)])
+        from attn_reg_plugin.commands import add_arguments, examples_of
+
+        add_arguments(command, parser)
+        parser.epilog = "\n".join(["examples:", *(f"  {one}" for one in examples_of(command))])
     return parser
 
 
@@ -105,17 +103,32 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv[0] not in names:
         print(f"attn-reg: unknown command {argv[0]!r}{_nearest(argv[0], names)}\n\n{overview()}", file=sys.stderr)
         return 2
+    command, arguments = argv[0], None
     try:
-        return _run(*argv)
+        arguments = _parsed(command, argv[1:])
+        if command == "user-dir":
+            print(user_dir())
+            return 0
+        # which the package leaves out on the command line, for its help
+        from attn_reg_plugin import backends, commands  # noqa: F401
+        from attn_reg_plugin.checkpoints import allow_checkpoint_types
+
+        allow_checkpoint_types()
+        return commands.run(arguments)
     except ModuleNotFoundError as error:
         if error.name not in EXTRAS:  # a part of a package, or another's
             raise
-        print(
-            f"attn-reg {argv[0]}: {error.name} is not installed; in the checkout of this package, "
-            f"pip install '.[{EXTRAS[error.name]}]' brings it",
-            file=sys.stderr,
-        )
-        return 2
+        extra = f"'.[{EXTRAS[error.name]}]'"
+        said = f"{error.name} is not installed; in the checkout of this package, pip install {extra} brings it"
+    except BrokenPipeError:  # whoever read standard output, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except OSError as error:
+        said = explain(error, getattr(arguments, "out", None))
+    except ValueError as error:
+        said = str(error)
+    print(f"attn-reg {command}: {said}", file=sys.stderr)
+    return 2
 
 
 def _parsed(command: str, words: Sequence[str]) -> argparse.Namespace:
@@ -128,29 +141,6 @@ def _parsed(command: str, words: Sequence[str]) -> argparse.Namespace:
     if arguments.rest and command not in _WITH_REST:
         parser.error(f"{command} takes nothing behind --")
     return arguments
-
-
-def _run(command: str, *words: str) -> int:
-    """As `main`, but for a package that is not installed."""
-    arguments = _parsed(command, words)
-    if command == "user-dir":
-        print(user_dir())
-        return 0
-    from attn_reg_plugin import backends  # noqa: F401 (which the package leaves out on the command line, for its help)
-    from attn_reg_plugin.checkpoints import allow_checkpoint_types
-
-    allow_checkpoint_types()
-    try:
-        return arguments.run(arguments)
-    except BrokenPipeError:  # whoever read standard output, such as `head`, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
-    except OSError as error:
-        print(f"attn-reg {command}: {explain(error, getattr(arguments, 'out', None))}", file=sys.stderr)
-        return 2
-    except ValueError as error:
-        print(f"attn-reg {command}: {error}", file=sys.stderr)
-        return 2
 
 
 def _complete() -> None:

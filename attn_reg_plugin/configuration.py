@@ -27,7 +27,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -42,7 +41,6 @@ FILES = (".yaml", ".yml")
 SECTIONS = ("convert opus-mt", "prepare phrasebook", "prepare text", "prepare wmt16", "compare", "finetune", "sweep")
 SECTIONS += ("bench", "export", "report")
 EACH, SCRIPT = "each", "script "
-_BASE_60 = re.compile(r"[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?")
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", Path: "a path"}
 
 
@@ -89,12 +87,13 @@ def flag_of(name: str) -> str:
 
 
 def add_arguments(parser: argparse.ArgumentParser, settings: type) -> None:
-    """Add an argument for each setting, and `--config`; the positional ones are a list, which a file may begin."""
+    """Add an argument for each setting; the positional ones are a list, which a file may begin."""
     places = [entry for entry in dataclasses.fields(settings) if entry.metadata["positional"]]
     metavar = " ".join(["CONFIG", *["|"] * bool(places), *(entry.metadata["metavar"] for entry in places)])
     said = "".join(f"; or {entry.metadata['metavar']}: {_help(entry)}" for entry in places)
-    parser.add_argument("words", nargs="*", metavar=metavar, help=f"a YAML file with these settings{said}")
-    parser.add_argument("--config", type=Path, metavar="FILE", help="YAML file with these settings; flags win over it")
+    parser.add_argument(
+        "words", nargs="*", metavar=metavar, help=f"a YAML file with these settings, which flags win over{said}"
+    )
     add_flags(parser, settings, positional=True)
 
 
@@ -135,8 +134,8 @@ def from_arguments(settings: type[T], arguments: argparse.Namespace, section: st
     """
     entries = dataclasses.fields(settings)  # type: ignore[arg-type]
     given = {entry.name: vars(arguments)[entry.name] for entry in entries if entry.name in arguments}
-    words, config = list(getattr(arguments, "words", [])), arguments.config
-    if words and config is None and words[0].endswith(FILES) and not os.path.isdir(words[0]):
+    words, config = list(arguments.words), None
+    if words and words[0].endswith(FILES) and not os.path.isdir(words[0]):
         config = Path(words.pop(0))
     places = [entry.name for entry in entries if entry.metadata["positional"]]
     if places and typing.get_origin(_kind(settings, places[-1])) is tuple and len(words) >= len(places):
@@ -154,10 +153,6 @@ def load(path: Path | None) -> DictConfig:
         return OmegaConf.create()
     open_file(path).close()
     try:
-        for token in yaml.scan(path.read_text(encoding="utf-8")):
-            if isinstance(token, yaml.ScalarToken) and token.plain and _BASE_60.fullmatch(token.value):
-                line = token.start_mark.line + 1
-                raise ValueError(f"in line {line} {token.value} is a number in base 60; put it in quotes")
         content = OmegaConf.load(path)
     except OSError:
         raise

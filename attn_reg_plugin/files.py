@@ -265,14 +265,6 @@ def lock_folder(folder: Path, name: str = "lock", kept: bool = False, wait: bool
         os.close(descriptor)
 
 
-@contextlib.contextmanager
-def alone_in(folder: Path, name: str) -> Iterator[None]:
-    """Hold a folder, which is made if it isn't there; wait while another process holds it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with lock_folder(folder, name, wait=True):
-        yield
-
-
 def _locked(path: Path, wait: bool) -> int:
     """A descriptor of the lock file, which this process holds."""
     while True:

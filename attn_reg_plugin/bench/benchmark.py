@@ -63,7 +63,7 @@ def benchmark(rows: Sequence[Row], settings: Settings) -> tuple[list[dict[str, A
     """
     with _prepared(settings.threads), Console(stderr=True).status("building") as status:
         work = build_workload(settings)
-        work.update(work.model(**work.inputs))
+        work.update(work.loss(work.model, work.batch).loss)
         peaks = measure_peaks(rows, work, status.update)
         seconds = measure_seconds(rows, work, settings, status.update)
         return results(rows, seconds, peaks), describe_machine(settings.device)
@@ -118,25 +118,12 @@ def results(rows: Sequence[Row], seconds: Mapping[str, Seconds], peaks: Mapping[
             highest[row.name] = max(highest[row.of], plain_peak)
         own, peak = times[row.name], highest[row.name]
         ratios = [own[repeat] / plain[repeat] for repeat in own if repeat in plain]
-        found.append(
-            {
-                "name": row.name,
-                "title": row.title.strip(),
-                "mean_of": [row.of, "plain"] if row.kind == "mean" else None,
-                "updates": row.updates,
-                "method": row.method,
-                "options": dict(row.options),
-                "seconds": list(own.values()),
-                "median_seconds": statistics.median(own.values()),
-                "ratios": ratios,
-                "ratio": statistics.median(ratios),
-                "budget": row.budget,
-                "published": row.published or None,
-                "peak_bytes": peak,
-                "memory_ratio": peak / plain_peak,
-                "memory_budget": row.memory_budget,
-            }
-        )
+        about = {name: getattr(row, name) for name in ("name", "method", "updates", "budget", "memory_budget")}
+        about |= {"title": row.title.strip(), "options": dict(row.options), "published": row.published or None}
+        about |= {"mean_of": [row.of, "plain"] if row.kind == "mean" else None}
+        measured = {"seconds": list(own.values()), "median_seconds": statistics.median(own.values()), "ratios": ratios}
+        measured |= {"ratio": statistics.median(ratios), "peak_bytes": peak, "memory_ratio": peak / plain_peak}
+        found.append({**about, **measured})
     return found
 
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attn_reg_plugin.bench.settings import SIZES, Settings
+from attn_reg_plugin.regularizers import Outcome, Tokens
 from attn_reg_plugin.regularizers.ad_drop.objectives import label_logit, logits_of, token_log_likelihood
 
 PADDING = 1
@@ -22,7 +24,7 @@ CLASSES = 2
 
 @dataclass
 class Workload:
-    """A model with a batch and an optimizer: all that a training step needs.
+    """A model with a batch and an optimizer, all that a step needs; to methods the `Training` and its `Problem`.
 
     Attributes:
         inputs: the forward's arguments by name.
@@ -34,11 +36,13 @@ class Workload:
     inputs: Mapping[str, Tensor]
     targets: Tensor
     stacks: Mapping[str, str]
+    clip_norm: ClassVar[float] = 0.0
 
     def __post_init__(self) -> None:
         """Make the optimizer."""
         self.model.train()
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-5)
+        self.batch = {**self.inputs, "targets": self.targets}
 
     def objective(self, outputs: Any) -> Tensor:
         """AD-DROP's F of the pseudo labels: their log-likelihood, or the logits of a classifier."""
@@ -46,39 +50,47 @@ class Workload:
             return label_logit(logits_of(outputs))
         return token_log_likelihood(logits_of(outputs), token_mask=self.targets.ne(PADDING))
 
-    def loss(self, outputs: Any, targets: Tensor | None = None) -> Tensor:
+    def loss_of(self, outputs: Any, targets: Tensor) -> Tensor:
         """Cross entropy, of tokens label-smoothed."""
-        targets = self.targets if targets is None else targets
-        logits = logits_of(outputs).float().flatten(0, -2)
         of_tokens = {"ignore_index": PADDING, "label_smoothing": 0.1} if targets.dim() > 1 else {}
-        return nn.functional.cross_entropy(logits, targets.flatten(), **of_tokens)
+        return F.cross_entropy(logits_of(outputs).float().flatten(0, -2), targets.flatten(), **of_tokens)
 
     def example_losses(self, outputs: Any, targets: Tensor) -> Tensor:
         """The mean negative log-likelihood per token, or label, of each example, (B,)."""
         logits = logits_of(outputs).float()
         if targets.dim() == 1:
-            return nn.functional.cross_entropy(logits, targets, reduction="none")
-        losses = nn.functional.cross_entropy(logits.transpose(1, 2), targets, ignore_index=PADDING, reduction="none")
+            return F.cross_entropy(logits, targets, reduction="none")
+        losses = F.cross_entropy(logits.transpose(1, 2), targets, ignore_index=PADDING, reduction="none")
         return losses.sum(-1) / targets.ne(PADDING).sum(-1).clamp(min=1)
 
-    def loss_of(self, batch: Mapping[str, Tensor]) -> Tensor:
-        """The loss of a batch like `inputs`, with its `targets`."""
-        outputs = self.model(**{name: value for name, value in batch.items() if name != "targets"})
-        return self.loss(outputs, batch["targets"])
-
-    def update(self, outputs: Any) -> None:
-        """Loss, backward, Adam."""
-        self.step(self.loss(outputs))
-
-    def step(self, loss: Tensor) -> None:
+    def update(self, loss: Tensor) -> None:
         """Backward, Adam."""
         loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 
+    def problem(self, subset: str) -> tuple[Workload, int]:
+        """See `Training`."""
+        return self, self.targets.size(0)
+
+    def loss(self, model: nn.Module, batch: Mapping[str, Tensor]) -> Outcome:
+        """The loss of an update, or in evaluation of each example; without targets, of the batch."""
+        outputs = model(**{name: batch[name] for name in self.inputs})
+        losses = self.loss_of if model.training else self.example_losses
+        return Outcome(losses(outputs, batch.get("targets", self.targets)))
+
+    def tokens(self, batch: Mapping[str, Tensor]) -> dict[str, Tokens]:
+        """Token ids and padding of each stack."""
+        return {stack: Tokens(batch[name], batch[name].ne(PADDING)) for stack, name in self.stacks.items()}
+
+    def validation(self, n: int) -> Iterable[dict[str, Tensor]]:
+        """n examples of the batch, drawn at random, as one batch."""
+        chosen = torch.randint(self.targets.size(0), (n,), device=self.targets.device)
+        yield {name: tensor[chosen] for name, tensor in self.batch.items()}
+
     def resident_bytes(self) -> int:
         """Parameters, buffers, optimizer state and the batch: what stays between steps of plain training."""
-        tensors = [*self.inputs.values(), self.targets, *self.model.parameters(), *self.model.buffers()]
+        tensors = [*self.batch.values(), *self.model.parameters(), *self.model.buffers()]
         tensors += [t for state in self.optimizer.state.values() for t in state.values() if isinstance(t, Tensor)]
         return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
 

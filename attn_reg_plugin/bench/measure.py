@@ -11,19 +11,17 @@ import gc
 import itertools
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
 import torch
-from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
-from attn_reg_plugin.bench.families import PADDING, Workload
+from attn_reg_plugin.bench.families import Workload
 from attn_reg_plugin.bench.naive_ad_drop import naive_forward
 from attn_reg_plugin.bench.rows import Row
 from attn_reg_plugin.bench.settings import Settings
-from attn_reg_plugin.regularizers import Outcome, Tokens
-from attn_reg_plugin.regularizers.base import Regularizer, build
+from attn_reg_plugin.regularizers import build
 
 #: elapsed time, or the process's own CPU time, which hardly depends on other load
 CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
@@ -34,74 +32,30 @@ Seconds = dict[int, float]
 #: is told what is done next
 Say = Callable[[str], object]
 #: a step, ready to be run; attached to the model in a context
-Step = Callable[[], None]
-
-
-class BenchTraining:
-    """The bench's training, on one batch, as much of a method's `Training` and `Problem` as a step needs."""
-
-    clip_norm, folder, vocabulary = 0.0, None, ""
-
-    def __init__(self, work: Workload) -> None:
-        self.work, self.optimizer = work, work.optimizer
-
-    def problem(self, subset: str) -> tuple[BenchTraining, int]:
-        """See `Training`."""
-        return self, self.work.targets.size(0)
-
-    def loss(self, model: nn.Module, inputs: Mapping[str, Tensor]) -> Outcome:
-        """The loss of an update, or in evaluation of each example."""
-        outputs = model(**{name: inputs[name] for name in self.work.inputs})
-        if model.training:
-            return Outcome(self.work.loss(outputs))
-        return Outcome(self.work.example_losses(outputs, inputs["targets"]))
-
-    def tokens(self, inputs: Mapping[str, Tensor]) -> dict[str, Tokens]:
-        """Token ids and padding of each stack."""
-        found = {stack: inputs[name] for stack, name in self.work.stacks.items()}
-        return {stack: Tokens(ids, ids.ne(PADDING)) for stack, ids in found.items()}
-
-    def validation(self, n: int) -> Iterable[dict[str, Tensor]]:
-        """n examples of the batch, drawn at random, as one batch."""
-        chosen = torch.randint(self.work.targets.size(0), (n,), device=self.work.targets.device)
-        yield {name: tensor[chosen] for name, tensor in {**self.work.inputs, "targets": self.work.targets}.items()}
-
-
-# -- steps ------------------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _attached(row: Row, work: Workload, light: bool) -> Iterator[Regularizer | None]:
-    """The row's regularizer on the model; None for a row without one."""
-    if row.method is None:
-        yield None
-        return
-    training, options = BenchTraining(work), {**row.options, **(row.memory_options if light else {})}
-    if row.kind == "round":
-        options |= {"problem": training, "optimizer": work.optimizer}
-    regularizer = build(row.method, **options)
-    with regularizer.attach(work.model):
-        if row.kind == "round":
-            regularizer.start(work.model)  # generator and defender are made before a step
-        else:
-            regularizer.bind(training)
-        regularizer.begin_training(_LONG)
-        regularizer.begin_epoch(row.epoch)
-        yield regularizer
+Step = Callable[[], object]
 
 
 @contextmanager
 def _training(row: Row, work: Workload, light: bool) -> Iterator[Step]:
     """Forward, loss, backward, Adam, as often as the row says; of AttendOut a round of both players and its end."""
-    with _attached(row, work, light) as regularizer:
-        work.model.train()
+    work.model.train()
+    if row.method is None:
+        yield lambda: [work.update(work.loss(work.model, work.batch).loss) for _ in range(row.updates)]
+        return
+    options = {**row.options, **(row.memory_options if light else {})}
+    options |= {"problem": work, "optimizer": work.optimizer} if row.kind == "round" else {}
+    regularizer = build(row.method, **options)
+    with regularizer.attach(work.model):
+        if row.kind == "round":
+            regularizer.start(work.model)  # generator and defender are made before a step
+        else:
+            regularizer.bind(work)
+        regularizer.begin_training(_LONG)
+        regularizer.begin_epoch(row.epoch)
 
         def step() -> None:
             for _ in range(row.updates):
-                if regularizer is None:
-                    work.update(work.model(**work.inputs))
-                    continue
-                work.step(regularizer.loss(work.loss_of, {**work.inputs, "targets": work.targets}))
+                work.update(regularizer.loss(lambda batch: work.loss(work.model, batch).loss, work.batch))
                 regularizer.end_update()
 
         if row.primed or (light and row.kind == "round"):  # the generator's Adam is made at the first round's end
@@ -113,7 +67,12 @@ def _training(row: Row, work: Workload, light: bool) -> Iterator[Step]:
 def _naive(row: Row, work: Workload, light: bool) -> Iterator[Step]:
     """A step of the paper's form of AD-DROP."""
     work.model.train()
-    yield lambda: work.update(naive_forward(work.model, work.inputs, work.objective)[0])
+
+    def step() -> None:
+        outputs, _ = naive_forward(work.model, work.inputs, work.objective)
+        work.update(work.loss_of(outputs, work.targets))
+
+    yield step
 
 
 #: kind of row -> a context in which a step of it can be run; whether it is light, for its memory

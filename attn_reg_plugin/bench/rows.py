@@ -113,13 +113,6 @@ ROWS: tuple[Row, ...] = (
     ),
     Row("attend_out_all", "AttendOut, *", options=_EVERY, families=_TWO_STACKS, **_ROUND),
     Row(
-        "attend_out_narrow",
-        "AttendOut, *, generator 64 wide",
-        options=_EVERY | {"generator_width": 64},
-        families=_TWO_STACKS,
-        **_ROUND,
-    ),
-    Row(
         "attention_layer_drop",
         "attention LayerDrop (p = 0.5), encoder.self",
         options={"sites": _ENCODER, "p": 0.5},

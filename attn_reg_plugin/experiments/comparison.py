@@ -15,13 +15,13 @@ from attn_reg_plugin.experiments.data_folder import sha256_of
 from attn_reg_plugin.experiments.executing import carry_out, visible_gpus
 from attn_reg_plugin.experiments.flags import START, Flags, named, parsed, words_of
 from attn_reg_plugin.experiments.runs import Run
-from attn_reg_plugin.files import alone_in
+from attn_reg_plugin.files import lock_folder
 
 if TYPE_CHECKING:
     from attn_reg_plugin.experiments.methods import Method
     from attn_reg_plugin.labelled import Sampling
 
-#: who has this file writes the table of a comparison, see `alone_in`
+#: who has this file writes the table of a comparison
 RESULTS_LOCK = "results.lock"
 #: headings of settings in the help
 DATA, METHODS, TRAINING, RUNNING = "data", "methods", "training", "running"
@@ -178,7 +178,7 @@ class Comparison:
             return 130
         from attn_reg_plugin.experiments.report.table import publish  # pandas
 
-        with alone_in(self.out, RESULTS_LOCK):
+        with lock_folder(self.out, RESULTS_LOCK, wait=True):
             publish(self.out, runs, self.notes(runs), console)
         return 0
 

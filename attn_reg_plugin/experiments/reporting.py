@@ -32,7 +32,7 @@ class Report:
         out = self.out or self.runs[0] / "report.html"
         if out.suffix not in (".html", ".htm"):
             raise ValueError(f"--out is {out}, but its name must end in .html or .htm")
-        load_matplotlib("a report")
+        load_matplotlib()
         experiments = [read_experiment(folder, self.baseline) for folder in self.runs]
         out.parent.mkdir(parents=True, exist_ok=True)
         write_text(out, page(experiments, self.title))

@@ -11,7 +11,7 @@ translations/    SUBSET.LANGUAGE and SUBSET.references.LANGUAGE, a line per sent
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
@@ -172,14 +172,12 @@ class Run:
             write_json(path, self.settings)
 
     def _give_way(self, found: Mapping[str, tuple[str | None, str | None]]) -> None:
-        """Keep the log of a failed start aside; refuse where there is more than that."""
+        """Delete the log of a failed start; refuse where there is more than that."""
         if (self.folder / "result.json").exists() or any((self.folder / "checkpoints").glob("*.pt")):
             both = {name: ["absent" if value is None else value for value in values] for name, values in found.items()}
             said = "; ".join([f"{name}: {there} there, {asked} asked for" for name, (there, asked) in both.items()][:3])
             raise RunError(f"{self.folder} holds a run with other settings ({said}); {_ADVICE}")
-        log = self.folder / "train.log"
-        if log.is_file():
-            log.replace(self.folder / "train.failed.log")
+        (self.folder / "train.log").unlink(missing_ok=True)
 
     def carry_out(self, watch: Callable[[TrainingLog], None], stop: Event | None = None) -> None:
         """Do what is not done yet; commands inherit the folder's lock, and keep it where a comparison is killed.
@@ -251,13 +249,6 @@ def read_run(folder: Path) -> Run:
     return Run(folder, settings)
 
 
-def read_runs(folders: Iterable[Path], depth: int = 3) -> list[Run]:
-    """The runs in folders, or in those inside them at most `depth` deeper, by name."""
-    found = []
-    for folder in folders:
-        if (folder / "run.json").is_file():
-            found.append(read_run(folder))
-        elif depth and folder.is_dir():
-            inner = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith((".", "__")))
-            found += read_runs(inner, depth - 1)
-    return found
+def read_runs(folder: Path) -> list[Run]:
+    """The runs in a folder, by name."""
+    return [read_run(path.parent) for path in sorted(folder.glob("[!._]*/run.json"))]

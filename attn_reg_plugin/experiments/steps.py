@@ -3,7 +3,7 @@
 Values above the sections are what these refer to by `${name}`. Flags change both: `--pair en-ro` a value of that name,
 `--lr 0.001` the setting of every step that has it.
 
-With `each` the steps are carried out for each combination of values, in a section for that section alone:
+With `each` the steps are carried out for each combination of values:
 
     each: {task: [rte, cola], model: [bert-base-uncased, roberta-base]}
     out: runs/${task}-${model}
@@ -22,7 +22,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -52,7 +51,7 @@ STEPS: dict[str, tuple[str, str, str]] = {
     "compare": ("attn_reg_plugin.experiments.translation", "TranslationComparison", ".carry_out"),
     "finetune": ("attn_reg_plugin.experiments.fine_tuning", "FineTuning", ".carry_out"),
     "sweep": ("attn_reg_plugin.experiments.sweep.settings", "Sweep", ".carry_out"),
-    "export": ("attn_reg_plugin.experiments.exporting", "Export", ".write"),
+    "export": ("attn_reg_plugin.experiments.converting", "Export", ".write"),
     "report": ("attn_reg_plugin.experiments.reporting", "Report", ".publish"),
     "bench": ("attn_reg_plugin.bench.settings", "Settings", ".publish"),
 }
@@ -122,17 +121,16 @@ def plan(path: Path, words: Sequence[str]) -> list[Step]:
                 raise ValueError(f"{flag_of(name)} is missing: {path} leaves it open")
         own = {name: value for name, value in given.items() if name not in one}
         for name in sections:
-            for content, more in _of_section(one, name, path):
-                part = content[name]
-                if not isinstance(part, DictConfig):
-                    raise ValueError(f"{path}: {name} is {part!r}, but must be a mapping of settings")
-                if name in settings:
-                    fields = {entry.name for entry in dataclasses.fields(settings[name])}
-                    of_step = {key: own[key] for key in fields & set(own)}
-                    step = name, read(settings[name], content, name, of_step, path, rest), function_of(name)
-                else:
-                    step = name, *_script(path, name, part)
-                steps.append(Step(*step, path, {**values, **more}))
+            part = one[name]
+            if not isinstance(part, DictConfig):
+                raise ValueError(f"{path}: {name} is {part!r}, but must be a mapping of settings")
+            if name in settings:
+                fields = {entry.name for entry in dataclasses.fields(settings[name])}
+                of_step = {key: own[key] for key in fields & set(own)}
+                step = name, read(settings[name], one, name, of_step, path, rest), function_of(name)
+            else:
+                step = name, *_script(path, name, part)
+            steps.append(Step(*step, path, values))
     _check_folders(path, steps)
     return steps
 
@@ -166,7 +164,7 @@ def _script(path: Path, section: str, content: DictConfig) -> tuple[list[str], C
 
 
 def _names_of(content: DictConfig, path: Path) -> dict[str, list[Any]]:
-    """The names of `each` with their values, of a file or a section of it."""
+    """The names of `each` with their values."""
     given = OmegaConf.to_container(content[EACH]) if OmegaConf.is_config(content.get(EACH)) else content.get(EACH, {})
     if not isinstance(given, dict) or not all(isinstance(values, list) and values for values in given.values()):
         raise ValueError(f"{path}: each is {given!r}, but must be a mapping of names to lists, {{task: [rte, cola]}}")
@@ -174,7 +172,7 @@ def _names_of(content: DictConfig, path: Path) -> dict[str, list[Any]]:
 
 
 def _combinations(
-    content: DictConfig, path: Path, given: Mapping[str, str] = MappingProxyType({})
+    content: DictConfig, path: Path, given: Mapping[str, str]
 ) -> Iterator[tuple[DictConfig, dict[str, Any]]]:
     """The content once for each combination, with the names' values above the sections; and these values.
 
@@ -190,15 +188,6 @@ def _combinations(
         one = OmegaConf.masked_copy(content, [name for name in content if name != EACH])
         one.update(chosen)
         yield one, chosen
-
-
-def _of_section(content: DictConfig, section: str, path: Path) -> Iterator[tuple[DictConfig, dict[str, Any]]]:
-    """The content once for each combination of a section's own `each`, in which the section has none."""
-    outer, part = content.copy(), content[section]
-    if isinstance(part, DictConfig) and EACH in part:
-        outer[EACH] = part[EACH]
-        outer[section].pop(EACH)
-    yield from _combinations(outer, path)
 
 
 def _check_folders(path: Path, steps: Sequence[Step]) -> None:

@@ -1,4 +1,4 @@
-"""`attn-reg compare`: train, translate and score several methods on the same corpus; a table and learning curves.
+"""`attn-reg compare`: train, translate and score several methods on the same corpus; one table.
 
 Each method and seed is a run of fairseq-train and fairseq-generate in a folder of its own under `out`. What is done is
 not done again, and an interrupted training goes on from its last checkpoint.

@@ -12,15 +12,87 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import matplotlib.pyplot as plt
 import numpy as np
 
 from attn_reg_plugin.attention.selection import SiteSelector
-from attn_reg_plugin.experiments.report.curves import draw_curves, rate_panels
-from attn_reg_plugin.experiments.report.drop_rates import Rates, rates_of, rates_of_log
+from attn_reg_plugin.experiments.training_log import finite, record_of
 from attn_reg_plugin.regularizers.scheduled_dropout import Curve, Schedule
+
+#: of lines, so that they can be told apart in grey
+LOOKS = ("-", "--", "-.")
+
+
+_RATE = re.compile(r"(?:train_)?(?:attn_reg/)?drop_((?:encoder|decoder)\.(?:self|cross)\[\d+\](?:@[\w.]+)*)")
+
+
+@dataclass(frozen=True)
+class Rates:
+    """The drop rates of one site, each the mean over a stretch of training.
+
+    Attributes:
+        starts, ends: (N,) updates made before the first and after the last update of each stretch.
+        drops: (N,) mean drop rates, in [0, 1].
+    """
+
+    starts: np.ndarray
+    ends: np.ndarray
+    drops: np.ndarray
+
+    @property
+    def middles(self) -> np.ndarray:
+        """(N,) the mean of the update numbers that a stretch covers."""
+        return (self.starts + self.ends - 1) / 2
+
+
+def read_rates(path: Path) -> dict[str, Rates]:
+    """The drop rates by site in fairseq's log, or in `trainer_state.json`; see `rates_of`."""
+    if path.name == "trainer_state.json":
+        return rates_of(json.loads(path.read_text(encoding="utf-8"))["log_history"])
+    with path.open(encoding="utf-8", errors="replace") as lines:
+        return rates_of(record for line in lines if "drop_" in line and (record := record_of(line)) is not None)
+
+
+def rates_of(records: Iterable[Mapping[str, Any]]) -> dict[str, Rates]:
+    """The drop rates by site in the order of their sites; empty if the records hold none.
+
+    Of the records that come every few updates and those that close an epoch, the more numerous count; of records at the
+    same update, as a resumed run has them, the last.
+
+    Args:
+        records: of fairseq's log, or of the history that Trainer logs.
+    """
+    found: dict[str, dict[int, dict[str, float]]] = {}
+    for record in records:
+        kind = "train_" if "train_num_updates" in record else ""
+        updates = finite(record.get(f"{kind}num_updates", record.get("step")))
+        names = {key: _RATE.fullmatch(key) for key in record}
+        # fairseq logs `null` for a site that nothing was dropped from since the last line; that says nothing
+        rates = {name[1]: rate for key, name in names.items() if name and (rate := finite(record[key])) is not None}
+        if rates and updates:
+            found.setdefault(kind, {})[int(updates)] = rates
+    of_updates = max(found.values(), key=len, default={})
+    ends, series = sorted(of_updates), {}
+    # the first stretch is as long as the second if the log starts in the middle of a run
+    start = max(0, 2 * ends[0] - ends[1]) if len(ends) > 1 else 0
+    for end in ends:
+        for site, rate in of_updates[end].items():
+            series.setdefault(site, []).append((start, end, rate))
+        start = end
+    return {site: Rates(*np.array(series[site]).T) for site in sorted(series, key=_order)}
+
+
+def _order(site: str) -> tuple[bool, bool, str, int]:
+    """The encoder first, self before cross, tower by tower, and layers as numbers."""
+    name, _, rest = site.partition("[")
+    layer, _, tower = rest.partition("]")
+    return not name.startswith("encoder"), not name.endswith("self"), tower, int(layer)
 
 
 def fit(rates: Rates, knots: int) -> tuple[Curve, float]:
@@ -42,13 +114,20 @@ def fit(rates: Rates, knots: int) -> tuple[Curve, float]:
 
 
 def plot(rates: Mapping[str, Rates], curves: Mapping[str, Curve], path: Path) -> None:
-    """Draw the logged rates, and over them the fitted curves, dotted."""
-    figure = draw_curves(rate_panels(rates))
-    for axes in figure.axes:
-        for site, curve in curves.items():
-            if site.startswith(axes.get_title().replace(" ", ".")):
-                axes.plot(*zip(*curve.points, strict=True), ":", color="black", linewidth=1)
+    """Draw the logged rates, a panel for each kind of attention and a line for each layer, and the curves, dotted."""
+    kinds = list(dict.fromkeys(site.partition("[")[0] for site in rates))
+    figure, panels = plt.subplots(len(kinds), 1, figsize=(5, 3 * len(kinds)), squeeze=False, layout="constrained")
+    for axes, kind in zip(panels[:, 0], kinds, strict=True):
+        sites = [site for site in rates if site.startswith(f"{kind}[")]
+        for number, site in enumerate(sites):
+            color, look = plt.colormaps["viridis"](0.8 * number / max(1, len(sites) - 1)), LOOKS[number % len(LOOKS)]
+            label = f"layer {site.partition('[')[2].replace(']', '')}"
+            axes.plot(rates[site].middles, rates[site].drops, look, color=color, linewidth=1, label=label)
+            axes.plot(*zip(*curves[site].points, strict=True), ":", color="black", linewidth=1)
+        axes.set(xlabel="updates", ylabel="drop rate", title=kind.replace(".", " "), ylim=(-0.02, 1.02))
+        axes.legend(ncols=2, fontsize="small")
     figure.savefig(path, dpi=150)
+    plt.close(figure)
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -61,11 +140,7 @@ def main(words: Sequence[str] | None = None) -> None:
     given = parser.parse_args(words)
     if given.knots < 2:
         parser.error(f"--knots is {given.knots}, but must be at least 2")
-    if given.log.name == "trainer_state.json":
-        rates = rates_of(json.loads(given.log.read_text(encoding="utf-8"))["log_history"])
-    else:
-        rates = rates_of_log(given.log)
-    if not rates:
+    if not (rates := read_rates(given.log)):
         parser.error(f"{given.log} holds no drop rates of sites; see --attn-rates-by-site and rates_by_site")
     fits = {site: fit(series, given.knots) for site, series in rates.items()}
     schedule = Schedule(tuple((SiteSelector(site), curve) for site, (curve, _) in fits.items()))

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from attn_reg_plugin.bench.benchmark import render, results
 from attn_reg_plugin.bench.families import PADDING, Settings, Workload, build_workload
-from attn_reg_plugin.bench.measure import STEPS, BenchTraining, measure_peaks, measure_seconds
+from attn_reg_plugin.bench.measure import STEPS, measure_peaks, measure_seconds
 from attn_reg_plugin.bench.rows import Row, all_rows, select_rows
 from attn_reg_plugin.cli import main
 from attn_reg_plugin.regularizers import AttendOut
@@ -139,7 +139,7 @@ def test_every_repeat_begins_with_another_row_and_rare_ones_are_measured_once(mo
 def trained(settings: Settings = SETTINGS) -> Workload:
     """A workload whose optimizer has its state."""
     work = build_workload(settings)
-    work.update(work.model(**work.inputs))
+    work.update(work.loss(work.model, work.batch).loss)
     return work
 
 
@@ -203,7 +203,7 @@ def test_the_defenders_update_is_that_of_plain_training(games: list[Game]) -> No
     """Same batch, loss and optimizer: without dropout, one update of it ends in a plain update's weights."""
     plain, work = (trained(replace(SETTINGS, dropout=0.0)) for _ in range(2))
     settled = []
-    plain.update(plain.model(**plain.inputs))
+    plain.update(plain.loss(plain.model, plain.batch).loss)
     row = Row("round", "round", kind="round", method="attend_out", options={"steps": 1, "sites": "*"})
     with STEPS["round"](row, work, False) as step:
         model, adam = games[0].defender.model, games[0].defender.optimizer
@@ -215,7 +215,7 @@ def test_the_defenders_update_is_that_of_plain_training(games: list[Game]) -> No
 
 def test_examples_are_rows_of_the_batch_and_weigh_alike() -> None:
     work = build_workload(Settings("fairseq", "tiny", 4, 6, 0.5, 20, dropout=0.0))
-    problem, model = BenchTraining(work), work.model.eval()
+    problem, model = work, work.model.eval()
     (examples,) = problem.validation(8)
     assert examples["targets"].size(0) == 8
     losses = problem.loss(model, examples).loss
@@ -261,3 +261,12 @@ def test_no_step_waits_for_the_device(row) -> None:
                 work.targets.sum().item()
         finally:
             torch.cuda.set_sync_debug_mode("default")
+
+
+def test_the_encoder_is_padded_on_the_right_and_has_a_label_an_example() -> None:
+    work = build_workload(Settings("bert", "tiny", 3, 6, 0.5, 20))
+    tokens, mask = work.inputs["input_ids"], work.inputs["attention_mask"].bool()
+    assert torch.equal(mask, tokens.ne(1)) and torch.equal(mask, mask.sort(-1, descending=True).values)
+    outputs = work.model(**work.inputs)
+    assert outputs.logits.shape == (3, 2) and work.targets.shape == (3,)
+    torch.testing.assert_close(work.loss_of(outputs, work.targets), work.example_losses(outputs, work.targets).mean())

@@ -90,7 +90,7 @@ def test_opus_mt_has_the_authors_settings(
     [
         ("each: {seed: [1, 2]}\nfinetune: {seeds: '${seed}', task: rte, data: d, out: 'o'}", "${seed}"),
         (
-            "finetune: {each: {n: [1, 2], m: [plain, r_drop]}, methods: '${m}', task: rte, data: d, out: 'o/${n}'}",
+            "each: {n: [1, 2], m: [plain, r_drop]}\nfinetune: {methods: '${m}', task: rte, data: d, out: 'o/${n}'}",
             "${m}",
         ),
         ("each: {n: [2, 3], lr: [1, 2]}\ncompare: {layers: '${n}', lr: '${lr}', data: d, out: 'o/${lr}'}", "${n}"),
@@ -209,7 +209,7 @@ def test_what_a_file_says_is_refused_by_file_and_key(
     """By the command itself and by `run`; nothing is written."""
     path = tmp_path / "c.yaml"
     path.write_text(f"out: {tmp_path}/out\n{section}: {{out: '${{out}}', {settings}}}\n", encoding="utf-8")
-    for line in ([section, path], [section, "--config", path], ["run", path]):
+    for line in ([section, path], ["run", path]):
         assert main([*map(str, line)]) == 2
         error = capsys.readouterr().err
         assert f"attn-reg {line[0]}: {path}: {said}" in error and error.count("\n") == 1
@@ -220,5 +220,5 @@ def test_the_first_step_that_ends_otherwise_ends_it(monkeypatch: pytest.MonkeyPa
     done = []
     codes = {1: 0, 2: 130, 3: 0}
     steps = [Step("x", number, lambda number: done.append(number) or codes[number], Path("c")) for number in codes]
-    monkeypatch.setattr("attn_reg_plugin.experiments.steps.plan", lambda *_: steps)
+    monkeypatch.setattr("attn_reg_plugin.commands.plan", lambda *_: steps)
     assert main(["run", "x.yaml", "--a", "b"]) == 130 and done == [1, 2]

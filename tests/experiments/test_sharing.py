@@ -22,7 +22,7 @@ from attn_reg_plugin.experiments import checks, executing
 from attn_reg_plugin.experiments.executing import Slots, visible_gpus
 from attn_reg_plugin.experiments.runs import Run
 from attn_reg_plugin.experiments.translation import TranslationComparison
-from attn_reg_plugin.files import FolderInUse, alone_in, lock_folder, write_json
+from attn_reg_plugin.files import FolderInUse, lock_folder, write_json
 
 #: says in a file of its own when it begins and ends; the end may have to wait
 WORK = """
@@ -151,7 +151,7 @@ def test_a_folder_is_waited_for_and_what_ends_the_work_in_it_is_said(tmp_path: P
     with contextlib.ExitStack() as elsewhere:
         elsewhere.enter_context(lock_folder(tmp_path, "a.lock"))
         threading.Timer(0.3, elsewhere.close).start()
-        with pytest.raises(FolderInUse, match="one inside"), alone_in(tmp_path, "a.lock"):
+        with pytest.raises(FolderInUse, match="one inside"), lock_folder(tmp_path, "a.lock", wait=True):
             assert (tmp_path / "a.lock").exists()
             raise FolderInUse("one inside")
     assert not (tmp_path / "a.lock").exists()

@@ -1,4 +1,4 @@
-"""The plots of an experiment: curves over training, a line a method or layer; and estimates, a row a method.
+"""The plots of an experiment: curves over training, a line a method; and estimates, a row a method.
 
 Lines differ in dashes, marks and lightness, so that they can be told apart in grey.
 """
@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from attn_reg_plugin.experiments.report.drop_rates import Rates
 from attn_reg_plugin.experiments.report.results import VALID, RunResult, lower_is_better
 from attn_reg_plugin.experiments.report.table import ENOUGH
 from attn_reg_plugin.pictures import load_matplotlib, plain_text
@@ -30,28 +29,8 @@ LINE, HALF = 42, 17
 _LOOK = {"font.size": SIZE, "axes.spines.top": False, "axes.spines.right": False}
 _INK = "#31688e"
 
-#: a value by epoch, or by update
+#: a value by epoch
 Curve = Mapping[float, float]
-
-
-@dataclass(frozen=True)
-class Panel:
-    """Curves in one pair of axes.
-
-    Attributes:
-        across, up: what the axes are.
-        lines: the curves of each line's runs, by its name.
-        title: above it.
-        limits: of the axis upwards; None: all is seen.
-        lower: whether the lowest point of a line is its best, which is marked, or the highest; None marks none.
-    """
-
-    across: str
-    up: str
-    lines: Mapping[str, Sequence[Curve]]
-    title: str = ""
-    limits: tuple[float, float] | None = None
-    lower: bool | None = None
 
 
 def mean_curve(curves: Sequence[Curve]) -> pd.DataFrame:
@@ -76,57 +55,36 @@ def limits(curves: Sequence[Sequence[float]]) -> tuple[float, float]:
     return low - margin, top + margin
 
 
-def validation_panel(runs: Sequence[RunResult], name: str) -> Panel:
-    """The panel of a curve in the logs of runs, such as `validation nll_loss`, a line a method."""
-    lines: dict[str, list[Curve]] = {}
+def draw_curves(runs: Sequence[RunResult], name: str) -> Any:
+    """A figure of a curve in the logs of runs, such as `validation nll_loss`, a line a method.
+
+    A line is the mean over runs, in a band of ± one standard deviation; its best epoch is marked.
+    """
+    by_title: dict[str, list[Curve]] = {}
     for run in runs:
         if curve := run.curves.get(name):
-            lines.setdefault(run.title, []).append(curve)
-    lower, means = lower_is_better(name), [mean_curve(curves)["mean"].tolist() for curves in lines.values()]
-    return Panel("epoch", name, lines, limits=limits(means) if lower and name.startswith(VALID) else None, lower=lower)
-
-
-def rate_panels(rates: Mapping[str, Rates]) -> list[Panel]:
-    """The drop rate of every layer over training, a panel for each kind of attention, as in AttendOut's figure 3."""
-    kinds: dict[str, dict[str, list[Curve]]] = {}
-    for site, one in rates.items():
-        kind, _, layer = site.partition("[")
-        found = one.thinned(60)
-        curve = dict(zip(found.middles.tolist(), found.drops.tolist(), strict=True))
-        kinds.setdefault(kind, {})[f"layer {layer.replace(']', '')}"] = [curve]
-    return [
-        Panel("updates", "drop rate", lines, kind.replace(".", " "), (-0.02, 1.02)) for kind, lines in kinds.items()
-    ]
-
-
-def draw_curves(panels: Sequence[Panel]) -> Any:
-    """A figure with a panel below the other: a line is the mean over runs, in a band of ± one standard deviation.
-
-    Raises:
-        ValueError: matplotlib is missing.
-    """
-    matplotlib = load_matplotlib("a plot")
-    columns = 2 if all(len(name) <= HALF for panel in panels for name in panel.lines) else 1
-    rows = [math.ceil(len(panel.lines) / columns) for panel in panels]
+            by_title.setdefault(run.title, []).append(curve)
+    lines, lower = {title: mean_curve(curves) for title, curves in by_title.items()}, lower_is_better(name)
+    columns = 2 if all(len(title) <= HALF for title in lines) else 1
+    matplotlib = load_matplotlib()
     with matplotlib.rc_context(_LOOK):
-        figure = matplotlib.figure.Figure(figsize=(WIDTH, sum(3.0 + 0.24 * count for count in rows)))
-        figure.set_layout_engine("constrained")
-        for axes, panel in zip(figure.subplots(len(panels), 1, squeeze=False)[:, 0], panels, strict=True):
-            for number, (name, curves) in enumerate(panel.lines.items()):
-                color = matplotlib.colormaps["viridis"](0.8 * number / max(1, len(panel.lines) - 1))
-                look = {"linestyle": DASHES[number % len(DASHES)], "marker": MARKS[number % len(MARKS)], "color": color}
-                found = mean_curve(curves)
-                mean, std = found["mean"], found["std"]
-                best = mean.argmin() if panel.lower else mean.argmax()
-                marked = [best] if panel.lower is not None else list(range(0, len(mean), max(1, len(mean) // 6)))
-                shown = plain_text(textwrap.fill(name, LINE))
-                axes.plot(mean.index, mean, markevery=marked, markersize=6, linewidth=1.7, label=shown, **look)
-                if std.any():
-                    axes.fill_between(mean.index, mean - std, mean + std, color=color, alpha=0.15, linewidth=0)
-            axes.set(xlabel=panel.across, ylabel=plain_text(panel.up), title=panel.title, ylim=panel.limits)
-            axes.xaxis.get_major_locator().set_params(integer=True, nbins=6)
-            axes.grid(alpha=0.3)
-            axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=columns, frameon=False)
+        size = WIDTH, 3.0 + 0.24 * math.ceil(len(lines) / columns)
+        figure = matplotlib.figure.Figure(figsize=size, layout="constrained")
+        axes = figure.subplots()
+        for number, (title, found) in enumerate(lines.items()):
+            color = matplotlib.colormaps["viridis"](0.8 * number / max(1, len(lines) - 1))
+            look = {"linestyle": DASHES[number % len(DASHES)], "marker": MARKS[number % len(MARKS)], "color": color}
+            mean, std = found["mean"], found["std"]
+            best, shown = mean.argmin() if lower else mean.argmax(), plain_text(textwrap.fill(title, LINE))
+            axes.plot(mean.index, mean, markevery=[best], markersize=6, linewidth=1.7, label=shown, **look)
+            if std.any():
+                axes.fill_between(mean.index, mean - std, mean + std, color=color, alpha=0.15, linewidth=0)
+        axes.set(xlabel="epoch", ylabel=plain_text(name))
+        if lower and name.startswith(VALID):
+            axes.set_ylim(limits([found["mean"].tolist() for found in lines.values()]))
+        axes.xaxis.get_major_locator().set_params(integer=True, nbins=6)
+        axes.grid(alpha=0.3)
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=columns, frameon=False)
     return figure
 
 
@@ -152,11 +110,8 @@ def draw_estimates(estimates: Sequence[Estimate], across: str, reference: float)
     Args:
         across: what the axis is.
         reference: where the vertical line is.
-
-    Raises:
-        ValueError: matplotlib is missing.
     """
-    matplotlib = load_matplotlib("a plot")
+    matplotlib = load_matplotlib()
     with matplotlib.rc_context(_LOOK):
         texts = [one.name + ("   " if len(one.name) + len(one.text) < LINE else "\n") + one.text for one in estimates]
         places = list(itertools.accumulate(1.0 + 0.5 * text.count("\n") for text in texts))
@@ -181,6 +136,6 @@ def draw_estimates(estimates: Sequence[Estimate], across: str, reference: float)
 def svg(figure: Any) -> str:
     """A figure as SVG, the same for the same data."""
     content = io.StringIO()
-    with load_matplotlib("a plot").rc_context({"svg.hashsalt": "attn_reg"}):
+    with load_matplotlib().rc_context({"svg.hashsalt": "attn_reg"}):
         figure.savefig(content, format="svg", metadata={"Date": None, "Creator": None})
     return content.getvalue()

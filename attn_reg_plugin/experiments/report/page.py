@@ -18,9 +18,7 @@ from attn_reg_plugin.experiments.report.curves import (
     Estimate,
     draw_curves,
     draw_estimates,
-    rate_panels,
     svg,
-    validation_panel,
 )
 from attn_reg_plugin.experiments.report.differences import PLAIN
 from attn_reg_plugin.experiments.report.results import TRAIN, RunResult, lower_is_better, read_results
@@ -108,11 +106,7 @@ def read_experiment(folder: Path, baseline: str = PLAIN) -> Experiment:
 
 
 def page(experiments: Sequence[Experiment], title: str) -> str:
-    """The page; the same for the same runs.
-
-    Raises:
-        ValueError: matplotlib is missing.
-    """
+    """The page; the same for the same runs."""
     body = [f"<h1>{escape(title)}</h1>", *(line for one in experiments for line in _section(one))]
     head = (
         '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -130,7 +124,7 @@ def _section(experiment: Experiment) -> Iterator[str]:
     if left_out := [f"{run.title} (seed {run.seed})" for run in experiment.runs if not run.finished]:
         notes.append(f"not finished, so left out: {', '.join(left_out)}")
     yield "<ul>" + "".join(f"<li>{escape(note)}</li>" for note in notes) + "</ul>"
-    parts = {"Differences": _differences, "Curves": _curves, "Drop rates": _drop_rates, "Cost": _cost}
+    parts = {"Differences": _differences, "Curves": _curves, "Cost": _cost}
     for heading, draw in parts.items():
         if pictures := [_picture(figure, caption) for figure, caption in draw(experiment)]:
             yield f'<h3>{heading}</h3><div class="pictures">{"".join(pictures)}</div>'
@@ -180,17 +174,11 @@ def _curves(experiment: Experiment) -> Iterator[tuple[Any, str]]:
     names = dict.fromkeys(name for run in experiment.runs for name in run.curves)
     chosen = sorted(names, key=lambda name: name.startswith(TRAIN))
     for name in chosen[: MOST_CURVES - 1] + chosen[MOST_CURVES - 1 :][-1:]:
-        panel = validation_panel(experiment.runs, name)
-        if any(len(curve) > 1 for curves in panel.lines.values() for curve in curves):
-            yield draw_curves([panel]), f"{name}: mean and one standard deviation over seeds; mark: the best epoch"
-
-
-def _drop_rates(experiment: Experiment) -> Iterator[tuple[Any, str]]:
-    """A plot for the first run of each method that logged its drop rates."""
-    first = {run.method: run for run in reversed(experiment.runs) if run.rates}
-    for run in (first[row.method] for row in experiment.rows if row.method in first):
-        said = f"{run.title}, seed {run.seed}: share of valid positions dropped, where the method acted"
-        yield draw_curves(rate_panels(run.rates)), said
+        if any(len(run.curves.get(name, ())) > 1 for run in experiment.runs):
+            yield (
+                draw_curves(experiment.runs, name),
+                f"{name}: mean and one standard deviation over seeds; mark: the best epoch",
+            )
 
 
 def _cost(experiment: Experiment) -> Iterator[tuple[Any, str]]:

@@ -16,7 +16,6 @@ from typing import Any
 from attn_reg_plugin.experiments.data_folder import raw_lines
 from attn_reg_plugin.experiments.predicted import read_predictions
 from attn_reg_plugin.experiments.report.differences import Key
-from attn_reg_plugin.experiments.report.drop_rates import Rates, rates_of_log
 from attn_reg_plugin.experiments.report.examples import Examples, of_predictions, of_translations
 from attn_reg_plugin.experiments.runs import LABELLED, Run, read_runs
 from attn_reg_plugin.experiments.training_log import read_log
@@ -76,12 +75,6 @@ class RunResult:
         return {title: curve for name, title in names.items() if (curve := history[name].dropna().to_dict())}
 
     @cached_property
-    def rates(self) -> dict[str, Rates]:
-        """The drop rates by site, from its log."""
-        log = self.folder / "train.log"
-        return rates_of_log(log) if log.is_file() else {}
-
-    @cached_property
     def examples(self) -> dict[Key, Examples]:
         """The scores as functions of the examples, of those subsets whose predictions are in the folder."""
         found: dict[str, dict[str, Examples]] = {}
@@ -127,6 +120,6 @@ def read_results(folder: Path) -> list[RunResult]:
         raise ValueError(f"{folder} is a file; give a folder of attn-reg compare or finetune")
     if not folder.is_dir():
         raise FileNotFoundError(f"there is no folder {folder}")
-    if runs := read_runs([folder], depth=1):
+    if runs := read_runs(folder):
         return [result_of(run) for run in runs]
     raise ValueError(f"{folder} has no runs of attn-reg compare or finetune in it")

@@ -12,19 +12,17 @@ from rich.table import Table
 from rich.text import Text
 
 from attn_reg_plugin.experiments.report.differences import PLAIN, Difference, differences
-from attn_reg_plugin.experiments.report.results import VALID, RunResult, lower_is_better, result_of
+from attn_reg_plugin.experiments.report.results import RunResult, lower_is_better, result_of
 from attn_reg_plugin.experiments.runs import Run
 from attn_reg_plugin.files import write_json, write_text
 from attn_reg_plugin.labelled import TASKS
-from attn_reg_plugin.terminal import say, show
+from attn_reg_plugin.terminal import show
 
 #: seeds below which a figure is in italics, in a terminal dim
 ENOUGH = 3
 #: mark of a figure of runs with one output for every example
 CONSTANT = "†"
 NOTHING = "–"
-#: the picture of the learning curves in the folder of an experiment
-CURVES = "curves.png"
 #: the subset of examples that are held out of training, to choose by
 HELD_OUT = "held_out"
 #: metric -> its name in a header, where it has another
@@ -184,7 +182,7 @@ def notes_of(rows: Sequence[Row], baseline: str = PLAIN) -> list[str]:
 
 
 def publish(out: Path, runs: Sequence[Run], notes: Sequence[str], console: Console) -> None:
-    """Write results.json, results.md and, where matplotlib is, curves.png of finished runs, and print the table.
+    """Write results.json and results.md of finished runs, and print the table.
 
     Args:
         out: the folder of the experiment.
@@ -203,21 +201,6 @@ def publish(out: Path, runs: Sequence[Run], notes: Sequence[str], console: Conso
     write_json(out / "results.json", content)
     write_text(out / "results.md", markdown(*table, notes))
     show(console, terminal_table(*table), [*notes, f"table: {out / 'results.md'}; a page: attn-reg report {out}"])
-    _draw_curves(results, out / CURVES, console)
-
-
-def _draw_curves(results: Sequence[RunResult], path: Path, console: Console) -> None:
-    """Draw the figure that is validated first, by epoch, where there are logs and matplotlib."""
-    from attn_reg_plugin.experiments.report.curves import draw_curves, validation_panel
-    from attn_reg_plugin.pictures import save
-
-    names = [name for run in results for name in run.curves if name.startswith(VALID)]
-    if names:
-        try:
-            save(draw_curves([validation_panel(results, names[0])]), path)
-            say(console, f"learning curves: {path}")
-        except ValueError as error:
-            say(console, f"no picture of the learning curves: {error}")
 
 
 def markdown(header: Sequence[str], body: Sequence[Sequence[str]], notes: Sequence[str]) -> str:

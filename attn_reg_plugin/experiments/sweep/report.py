@@ -85,8 +85,8 @@ def publish(out: Path, sides: Sequence[Side], metric: str, console: Console) -> 
     try:
         pictures = draw(out, sides, metric, frames[-1]["value"].mean())
         said += [f"picture: {path}" for path in pictures]
-    except ValueError as error:
-        said.append(f"no pictures: {error}")
+    except ModuleNotFoundError:
+        said.append("no pictures: matplotlib is not installed")
     show(console, terminal_table(HEADER, body), [*notes, *said, f"table: {out / 'results.md'}"])
     return not (trials["state"] == "fail").any()
 
@@ -96,11 +96,8 @@ def draw(out: Path, sides: Sequence[Side], metric: str, plain: float) -> list[Pa
 
     These are the distribution of each arm; the values of the method by each key, such as with and without cross-tuning
     (AD-DROP, figure 4); and the gain over the mean of plain training by p and q, else the first two keys (figure 6).
-
-    Raises:
-        ValueError: matplotlib is missing.
     """
-    load_matplotlib("the picture")
+    load_matplotlib()
     from matplotlib import pyplot
     from optuna.visualization import matplotlib as plots
 

@@ -194,7 +194,7 @@ def trained(run: Run, trial: Trial, reporter: Reporter, epochs: int, stop: Event
         optuna.TrialPruned: the trial is hopeless.
     """
     metric, _ = run.metric
-    progress, reported = reporter.start(run.name, epochs), set()
+    progress, reported = reporter.begin(run.name, epochs), set()
 
     def watch(grown: TrainingLog) -> None:
         progress.watch(grown)

@@ -7,22 +7,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-SITES = ("encoder.self[0]", "encoder.self[1]", "decoder.cross[0]")
-
 
 def _line(tag: str, record: Mapping[str, object]) -> str:
     """A line as fairseq logs it: numbers are text."""
     return f"2026-01-01 00:00:00 | INFO | {tag} | {json.dumps(record)}\n"
 
 
-def fairseq_log(epochs: int, loss: float, drop: float | None = None, updates: int = 10, **scores: float) -> str:
-    """A log: losses that fall to `loss` and rise again, scores that rise, and a drop rate for each site."""
+def fairseq_log(epochs: int, loss: float, updates: int = 10, **scores: float) -> str:
+    """A log: losses that fall to `loss` and rise again, and scores that rise."""
     lines = []
     for epoch in range(1, epochs + 1):
         end, valid = epoch * updates, loss + 0.1 * abs(epoch - 0.7 * epochs)
-        rates = {} if drop is None else {f"drop_{site}": str(drop / (1 + n / epoch)) for n, site in enumerate(SITES)}
         shared = {"epoch": epoch, "update": float(epoch)}
-        lines.append(_line("train_inner", {**shared, "loss": "1", "num_updates": str(end), **rates}))
+        lines.append(_line("train_inner", {**shared, "loss": "1", "num_updates": str(end)}))
         figures = {"valid_nll_loss": str(valid), "valid_num_updates": str(end), "valid_wps": "9"}
         figures |= {f"valid_{name}": str(value * epoch / epochs) for name, value in scores.items()}
         lines.append(_line("valid", {"epoch": epoch, **figures}))
@@ -40,9 +37,7 @@ def make_run(folder: Path, settings: Mapping[str, Any], result: Mapping[str, Any
     (folder / "train.log").write_text(log, encoding="utf-8")
 
 
-def make_comparison(
-    root: Path, methods: Mapping[str, float], seeds: tuple[int, ...] = (1, 2, 3), drop: float = 0.3
-) -> Path:
+def make_comparison(root: Path, methods: Mapping[str, float], seeds: tuple[int, ...] = (1, 2, 3)) -> Path:
     """Translation: methods and their BLEU, which is a little higher for each further seed."""
     for method, bleu in methods.items():
         for seed in seeds:
@@ -52,7 +47,7 @@ def make_comparison(
             training = {"epochs": 6, "best_epoch": 5, "seconds_per_epoch": seconds, "figures": {}}
             scores = {"test": {"bleu": bleu + seed / 10, "chrf": 2 * bleu}, "valid": {"nll_loss": 100 / bleu}}
             result = {"training": training, "scores": scores, "constant": [], "signatures": ["BLEU tok:13a"]}
-            log = fairseq_log(6, 100 / bleu, None if method == "plain" else drop)
+            log = fairseq_log(6, 100 / bleu)
             make_run(root / f"{method}-seed{seed}", {**settings, "flags": flags}, result, log)
     rows = [{"method": method, "title": method} for method in methods]
     content = {"task": "en-ro", "signatures": ["BLEU tok:13a"], "methods": rows, "runs": {}}

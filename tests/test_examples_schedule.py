@@ -1,4 +1,4 @@
-"""Drop rates in the log of a run, and the example that fits a schedule: known curves come back."""
+"""`examples/scheduled_dropout/fit_schedule.py`: known curves come back from a log, as a schedule."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from attn_reg_plugin.experiments.report.drop_rates import Rates, rates_of_log
 from attn_reg_plugin.regularizers.scheduled_dropout import Curve, Schedule
 from tests.test_examples import example
 
@@ -61,7 +60,7 @@ def test_known_curves_come_back(tmp_path: Path, length: int, noise: float) -> No
     assert [selector.pattern for selector, _ in entries] == list(DROP)
     for (_, found), true in zip(entries, DROP.values(), strict=True):
         assert [found(t) for t in range(0, 1000, 37)] == pytest.approx([true(t) for t in range(0, 1000, 37)], abs=0.02)
-    for series in rates_of_log(path).values():
+    for series in fitting.read_rates(path).values():
         assert fitting.fit(series, 11)[1] == pytest.approx(noise, rel=0.2, abs=0.01)
 
 
@@ -71,7 +70,7 @@ def test_the_values_at_fixed_knots_are_the_least_squares_solution() -> None:
     ends = np.cumsum(generator.integers(1, 20, 40))
     starts = np.concatenate([[0], ends[:-1]])
     drops = generator.uniform(0.3, 0.6, 40)
-    curve, found = fitting.fit(Rates(starts, ends, drops), knots=2)
+    curve, found = fitting.fit(fitting.Rates(starts, ends, drops), knots=2)
     line = np.poly1d(np.polyfit((starts + ends - 1) / 2, drops, 1, w=np.sqrt(ends - starts)))
     assert [x for x, _ in curve.points] == [0, ends[-1] - 1]
     for position, drop in curve.points:
@@ -83,7 +82,7 @@ def test_the_values_at_fixed_knots_are_the_least_squares_solution() -> None:
 def test_the_curve_of_a_log_with_a_single_line_is_constant(tmp_path: Path) -> None:
     path = tmp_path / "train.log"
     path.write_text(inner(100, 100, {"encoder.self[0]": Curve(((0, 0.75),))}), encoding="utf-8")
-    assert fitting.fit(rates_of_log(path)["encoder.self[0]"], 9)[0] == Curve(((0, 0.75),))
+    assert fitting.fit(fitting.read_rates(path)["encoder.self[0]"], 9)[0] == Curve(((0, 0.75),))
 
 
 HALF, QUARTER = ({"encoder.self[0]": Curve(((0, drop),))} for drop in (0.5, 0.25))
@@ -114,7 +113,7 @@ def test_stretches_of_logs(
     tmp_path: Path, lines: list[str], starts: list[int], ends: list[int], drops: list[float]
 ) -> None:
     (path := tmp_path / "train.log").write_text("".join(lines), encoding="utf-8")
-    rates = rates_of_log(path)["encoder.self[0]"]
+    rates = fitting.read_rates(path)["encoder.self[0]"]
     assert rates.starts.tolist() == starts and rates.ends.tolist() == ends and rates.drops == pytest.approx(drops)
 
 
@@ -167,7 +166,7 @@ def test_what_attend_out_learned_is_a_schedule_to_train_with(tmp_path: Path) -> 
     run(tmp_path / "attend_out" / "train.log", "--out", out)
     cheap = ["--attn-reg", "scheduled_dropout", "--scheduled-dropout-schedule", str(out)]
     train(data, tmp_path / "scheduled", *cheap, *size).check()
-    expensive, repeated = (rates_of_log(tmp_path / name / "train.log") for name in ("attend_out", "scheduled"))
+    expensive, repeated = (fitting.read_rates(tmp_path / name / "train.log") for name in ("attend_out", "scheduled"))
     assert list(repeated) == list(expensive) == ["encoder.self[0]", "encoder.self[1]"]
     for site, rates in repeated.items():
         assert abs(rates.drops.mean() - expensive[site].drops.mean()) < 0.05, site

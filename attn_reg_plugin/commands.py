@@ -1,0 +1,101 @@
+"""The subcommands of `attn-reg`: `run`, and those whose arguments are the settings of a step."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from attn_reg_plugin import configuration
+from attn_reg_plugin.experiments.steps import Step, function_of, plan, settings_of
+
+
+class Listing(argparse.Action):
+    """A flag that prints the lines that `const` gives, and ends the command."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        """Print and stop."""
+        print("\n".join(self.const()))
+        parser.exit()
+
+
+def add_arguments(command: str, parser: argparse.ArgumentParser) -> None:
+    """Add the settings of a command, and flags that list what there is."""
+    if command == "run":
+        parser.usage = "attn-reg run FILE [--SETTING VALUE ...] [-- flags of fairseq-train]"
+        what = "YAML with a section per step: convert opus-mt, prepare ..., compare, finetune, sweep, bench, report"
+        parser.add_argument("file", type=Path, metavar="FILE", help=what)
+        text = "flags that win over the file: of values above its sections, and of any step; `FILE -h` lists them"
+        parser.add_argument("words", nargs=argparse.REMAINDER, metavar="SETTING", help=text)
+        return
+    settings = settings_of(command)
+    parser.usage = getattr(settings, "USAGE", None)
+    configuration.add_arguments(parser, settings)
+    for what, lines in LISTS.get(command, {}).items():
+        how = {"action": Listing, "nargs": 0, "dest": argparse.SUPPRESS, "const": lines}
+        parser.add_argument(f"--list-{what}", help=f"list the {what} and stop", **how)
+
+
+def examples_of(command: str) -> Sequence[str]:
+    """Two lines that call it."""
+    return EXAMPLES.get(command) or settings_of(command).EXAMPLES
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Carry out a command: its exit status; of `run` that of the first step that ended otherwise than by 0."""
+    command = arguments.command
+    if command == "run":
+        rest = ["--", *arguments.rest] if arguments.rest else []
+        steps = plan(arguments.file, [*arguments.words, *rest])
+    else:
+        found = configuration.from_arguments(settings_of(command), arguments)
+        steps = [Step(command, found, function_of(command), arguments.config)]
+    return next((code for step in steps if (code := step.carry_out())), 0)
+
+
+def _methods(command: str) -> list[str]:
+    from attn_reg_plugin.experiments.flags import words_of
+    from attn_reg_plugin.experiments.methods import known_methods
+
+    known = known_methods(settings_of(command).without)
+    return [f"{name:30}{' '.join(words_of(one.flags))}" for name, one in known.items()]
+
+
+def _tasks() -> list[str]:
+    from attn_reg_plugin.labelled import TASKS
+
+    return [f"{name:14}{task.kind.replace('_', ' ')}, {', '.join(task.metrics)}" for name, task in TASKS.items()]
+
+
+def _rows() -> list[str]:
+    from attn_reg_plugin.bench.rows import all_rows
+
+    return [row.name for row in all_rows()]
+
+
+#: command -> what it lists by `--list-...` -> the lines
+LISTS: dict[str, dict[str, Callable[[], list[str]]]] = {
+    "compare": {"methods": lambda: _methods("compare")},
+    "finetune": {"methods": lambda: _methods("finetune"), "tasks": _tasks},
+    "bench": {"methods": _rows},
+}
+#: examples of the commands whose settings have none
+EXAMPLES = {
+    "run": (
+        "attn-reg run examples/demo/demo.yaml --epochs 24 --out runs/longer",
+        "attn-reg run examples/papers/ad_drop_table_1.yaml --task cola -h",
+    ),
+    "prepare text": (
+        "attn-reg prepare text --pair en-fr --source my_text --out data/en-fr",
+        "attn-reg prepare text --pair en-fr --source my_text --out data/en-fr --opus-mt models/en-fr",
+    ),
+    "prepare wmt16": (
+        "attn-reg prepare wmt16 --pair en-ro --out data/en-ro",
+        "attn-reg prepare wmt16 --pair tr-en --source my_text --out data/tr-en --max-pieces 128",
+    ),
+    "prepare phrasebook": (
+        "attn-reg prepare phrasebook --pair en-ro --out data",
+        "attn-reg prepare phrasebook --pair en-tr --train 300 --noise 0.25 --out data",
+    ),
+}

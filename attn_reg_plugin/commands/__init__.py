@@ -1,1 +1,0 @@
-"""The subcommands of `attn-reg`."""
