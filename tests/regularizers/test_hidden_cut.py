@@ -20,23 +20,25 @@ IDS = tokens([6, 3, 5], 6, seed=4)
 class Adapted(nn.Module):
     """A linear map with a low-rank one beside it, as PEFT has it."""
 
-    def __init__(self, base: nn.Linear, rank: int) -> None:
+    def __init__(self, base: nn.Linear | Adapted, rank: int) -> None:
         super().__init__()
+        inner = base.base_layer if isinstance(base, Adapted) else base
         self.base_layer = base
-        self.lora_A = nn.ModuleDict({"default": nn.Linear(base.in_features, rank)})
-        self.lora_B = nn.ModuleDict({"default": nn.Linear(rank, base.out_features)})
+        self.lora_A = nn.ModuleDict({"default": nn.Linear(inner.in_features, rank)})
+        self.lora_B = nn.ModuleDict({"default": nn.Linear(rank, inner.out_features)})
 
     def forward(self, x: Tensor) -> Tensor:
         """Their sum."""
         return self.base_layer(x) + self.lora_B["default"](self.lora_A["default"](x))
 
 
-def adapt(layer: nn.Module, rank: int) -> None:
+def adapt(layer: nn.Module, rank: int, times: int = 1) -> None:
     """Every linear map of a layer."""
     for path in [path for path, module in layer.named_modules() if isinstance(module, nn.Linear)]:
         owner, _, name = path.rpartition(".")
-        owned = layer.get_submodule(owner)
-        owned[int(name)] = Adapted(owned[int(name)], rank)
+        for _ in range(times):
+            owned = layer.get_submodule(owner)
+            owned[int(name)] = Adapted(owned[int(name)], rank)
 
 
 def with_part(name: str, part: nn.Module) -> Callable[[nn.Module], None]:
@@ -48,6 +50,7 @@ CHANGES: dict[str, Callable[[nn.Module], None]] = {
     "plain": lambda layer: None,
     "LoRA": lambda layer: adapt(layer, 2),
     "LoRA as wide as the model": lambda layer: adapt(layer, SIZE),
+    "LoRA on LoRA": lambda layer: adapt(layer, 2, times=2),
     "a gate": with_part("gate", nn.Linear(SIZE, 1)),
     "a bottleneck of a language": with_part("adapters", nn.ModuleDict({"de": nn.Linear(SIZE, 4)})),
 }
