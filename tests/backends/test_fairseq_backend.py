@@ -94,20 +94,6 @@ def test_a_refused_site_leaves_the_others_as_they_were() -> None:
     assert not any("forward" in vars(module) for module in model.modules())
 
 
-def test_masks_survive_recomputation_by_activation_checkpointing() -> None:
-    inputs, results = batch(), []
-    for checkpointing in (False, True):
-        model = transformer(dropout=0.1, attention_dropout=0.1, checkpoint_activations=checkpointing)
-        with ADDrop(p=0.5, q=0.5, sites="*", cross_tuning="off").attach(model):
-            torch.manual_seed(5)
-            loss = -pseudo_objective(model(**inputs)[0], inputs)
-            loss.backward()
-        results.append((loss.detach(), [parameter.grad for parameter in model.parameters()]))
-    assert torch.equal(results[0][0], results[1][0])
-    for plain, recomputed in zip(results[0][1], results[1][1], strict=True):
-        torch.testing.assert_close(recomputed, plain, atol=1e-6, rtol=1e-5)
-
-
 def direct_attributions(model: nn.Module, inputs: dict[str, Tensor], seed: int) -> list[Tensor]:
     """∂F/∂A of every attention by autograd through materialized maps; F with the model's own best words."""
     with Materialized() as written_out:

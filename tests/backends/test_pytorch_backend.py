@@ -72,17 +72,11 @@ def test_the_sites_of_a_transformer() -> None:
     ]
 
 
-def always(call: int) -> bool:
-    """Every row of every call is uniform."""
-    return True
-
-
-class Renamed(nn.MultiheadAttention):
-    """Has no forward of its own."""
-
-
 def test_the_sites_of_other_models() -> None:
     """Names decide: `multihead_attn` is cross attention in PyTorch's decoder layer only."""
+
+    class Renamed(nn.MultiheadAttention):
+        """Has no forward of its own."""
 
     class Own(nn.MultiheadAttention):
         def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -263,7 +257,7 @@ def test_a_dropped_attention_is_the_mean_of_its_valid_values(options: dict[str, 
             continue
         expected, weights = twin(*states, **mask)
         with opened([site]):
-            site.ask(uniform=always)
+            site.ask(uniform=lambda call: True)
             for output, found in (module(*states, **mask), module(*states, **mask, need_weights=False)):
                 torch.testing.assert_close(output, expected, atol=1e-6, rtol=1e-5)
                 assert found is None or torch.allclose(found, weights, atol=1e-6)

@@ -16,6 +16,7 @@ import peft
 from peft import IA3Config, LoraConfig, PeftModel, get_peft_model
 
 from attn_reg_plugin import ADDrop, find_sites, gradient_attribution, recording
+from attn_reg_plugin.backends.huggingface.inputs import described
 from tests.attention.tiny_model import opened
 from tests.backends.huggingface_models import batch, build, objective
 from tests.huggingface.trainers import ad_drop, trainer_of
@@ -101,6 +102,8 @@ def test_other_adapters(kind: str) -> None:
     inputs = batch("llama")
     expected = step(adapted("llama", OTHERS[kind]), inputs)
     model = adapted("llama", OTHERS[kind])
+    told = described(model, inputs)
+    assert told["token_mask"].shape == told["targets"].shape == model(**inputs).logits.shape[:2], "a prompt's, too"
     with ADDrop(p=0.5, q=1e-30, sites="decoder.self", cross_tuning="off").attach(model) as regularizer:
         torch.testing.assert_close(step(model, inputs), expected, atol=1e-6, rtol=1e-4)
         assert all(site.keep is not None for site in regularizer.attached_sites)
@@ -108,28 +111,6 @@ def test_other_adapters(kind: str) -> None:
         step(model, inputs)
         dropped = [site.keep for site in regularizer.attached_sites]
     assert len(dropped) == 2 and not any(keep.all() for keep in dropped)
-
-
-@pytest.mark.parametrize("kind", ["prompt", "p-tuning", "prefix"])
-@pytest.mark.parametrize("name", ["llama", "marian"])
-def test_virtual_tokens_are_no_part_of_the_objective(name: str, kind: str) -> None:
-    """The default objective of a learned prompt or prefix is that of the text's tokens, written out."""
-    config = copy.deepcopy(OTHERS[kind])
-    config.task_type = "CAUSAL_LM" if name == "llama" else "SEQ_2_SEQ_LM"
-    inputs, model = batch(name), adapted(name, config)
-    seen: list[Tensor] = []
-    regularizer = ADDrop(p=0.5, q=0.5, sites="decoder.self", cross_tuning="off")
-    default = regularizer.objective
-
-    def objective_of(outputs: Any, told: Any) -> Tensor:
-        seen.extend((outputs.logits, default(outputs, told)))
-        return seen[-1]
-
-    regularizer.objective = objective_of
-    with regularizer.attach(model):
-        model(**inputs)
-    logits, found = seen
-    torch.testing.assert_close(found, objective(name, inputs, logits[:, -inputs["labels"].size(1) :]))
 
 
 def test_a_trainer_of_adapters(tmp_path: Path) -> None:

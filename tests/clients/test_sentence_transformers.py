@@ -13,7 +13,7 @@ from datasets import Dataset
 
 from attn_reg_plugin.huggingface import AttnRegCallback
 from attn_reg_plugin.regularizers import ADDrop, AttendOut, build
-from tests.clients.tiny import QUIET, check_client, check_saved, folder_of, sentences, trained
+from tests.clients.tiny import QUIET, check_client, check_saved, folder_of, sentences, trained, weights
 
 st = pytest.importorskip("sentence_transformers")
 cross = pytest.importorskip("sentence_transformers.cross_encoder")
@@ -128,3 +128,22 @@ def test_setfit(folder: Path, tmp_path: Path, caplog: Any) -> None:
     loaded = setfit.SetFitModel.from_pretrained(str(tmp_path), device="cpu")
     check_saved(tmp_path, ours.model.model_body, loaded.model_body)
     assert torch.equal(loaded.predict(FIRST[:5]), ours.model.predict(FIRST[:5]))
+
+
+def test_setfits_head(folder: Path) -> None:
+    """Trained end to end: F is what the head makes of an embedding."""
+    setfit = pytest.importorskip("setfit")
+    shared = {"device": "cpu", "use_differentiable_head": True, "head_params": {"out_features": 2}}
+    model = setfit.SetFitModel.from_pretrained(str(folder / "bert"), **shared)
+
+    def objective(outputs: Any, inputs: Any) -> torch.Tensor:
+        return model.model_head(outputs["sentence_embedding"])[0].max(-1).values.sum()
+
+    before = weights(model.model_body)
+    with ADDrop(p=0.5, q=0.5, cross_tuning="off", objective=objective).attach(model.model_body) as regularizer:
+        rates = {"body_learning_rate": 1e-3, "head_learning_rate": 1e-2}
+        model.fit(FIRST[:24], [i % 2 for i in range(24)], num_epochs=1, batch_size=8, end_to_end=True, **rates)
+        counted = regularizer.statistics.take()
+    assert counted["regularized"] == counted["forwards"] == 3
+    assert 0.1 < float(counted["dropped/encoder.self[0]"] / counted["valid/encoder.self[0]"]) < 0.4
+    assert not torch.equal(weights(model.model_body), before)

@@ -67,6 +67,32 @@ def test_the_score_is_the_sum_over_attentions_heads_and_queries():
         assert score.abs().sum() > 0
 
 
+def test_the_score_is_the_slope_of_the_objective():
+    """By finite differences of F where the scores of one token's key are turned up in every attention."""
+    model = translator().double()
+    found, _ = scores_of(model)
+
+    def objective(stack, example, place, by):
+        def attend(name, query, key, value, valid, dropout_p):
+            scores = query @ key.transpose(-1, -2) * query.size(-1) ** -0.5
+            if name.startswith("decoder.self") == (stack == "decoder"):
+                scores[example, ..., place] += by
+            return scores.masked_fill(~valid, -math.inf).softmax(-1) @ value
+
+        for module in attentions(model).values():
+            module.attend = attend
+        try:
+            return likelihood(model).item()
+        finally:
+            for module in attentions(model).values():
+                module.attend = None
+
+    for score, (_, stack) in zip(found, SEQUENCES, strict=True):
+        for example, place in ((0, 0), (0, 2), (1, 3), (2, 1)):
+            slope = (objective(stack, example, place, 1e-4) - objective(stack, example, place, -1e-4)) / 2e-4
+            assert score[example, place].item() == pytest.approx(slope, rel=1e-3, abs=1e-5)
+
+
 @pytest.mark.parametrize("attribution", ["gradient", "random"])
 @pytest.mark.parametrize("direction", ["high", "low"])
 def test_chosen_tokens_are_hidden_as_keys_of_all_attentions(attribution, direction):

@@ -178,19 +178,6 @@ def test_what_cannot_act_together_is_refused(name, options, said):
         build(name, **options)
 
 
-def test_a_site_that_another_regularizer_has_is_refused(translator, batch):
-    together, before = build("ad_drop+head_drop", head_drop={"sites": "*"}), translator.eval()(*batch)
-    with ADDrop(sites="decoder.self").attach(translator):
-        for _ in range(2):
-            with pytest.raises(
-                ValueError, match=r"decoder.self\[0\] is regularized already; detach that regularizer f"
-            ):
-                together.attach(translator)
-        attached = [name for name, attention in attentions(translator).items() if attention.site.attached]
-        assert attached == ["decoder.self[0]", "decoder.self[1]"]
-    assert translator(*batch).equal(before) and not translator._forward_pre_hooks
-
-
 class Untold(Regularizer):
     """A method that does not say what it uses."""
 

@@ -1,8 +1,11 @@
-"""Every option of every method is held to its declared type and range; a state to the method that it is of."""
+"""Every option of every method is held to its type and range, a state to its method; what statistics show."""
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
+import threading
 from fractions import Fraction
 
 import numpy as np
@@ -12,6 +15,7 @@ import torch
 from attn_reg_plugin import ADDrop
 from attn_reg_plugin.regularizers import REGISTRY, build, options_of
 from attn_reg_plugin.regularizers.base.options import Interval
+from attn_reg_plugin.regularizers.base.statistics import Quantity, Shown, Statistics, summary
 
 EVERY = [(name, option) for name, method in sorted(REGISTRY.items()) for option in options_of(method)]
 REQUIRED = {"scheduled_dropout": {"schedule": "drop *: 0:0.5"}}
@@ -112,3 +116,32 @@ def test_a_state_that_is_none_is_refused(state, error, said):
     with pytest.raises(error, match=f"^{said}"):
         method.load_state_dict(state)
     assert (method.epoch, method.updates) == (None, 0)
+
+
+def test_sums_means_and_shares():
+    statistics = Statistics()
+    for value in (1.0, torch.tensor(2.0), 4.0):
+        statistics.add("loss", value)
+        statistics.add("updates", 1.0)
+    statistics.add("part", 0.5)
+    quantities = [
+        Quantity("loss", title="loss_sum"),
+        Quantity("loss", "updates"),
+        Quantity("part", "loss", "share"),
+        Quantity("part", "never"),
+        Quantity("never"),
+        Quantity("part", "loss", "of none", needs="never"),
+    ]
+    expected = {"loss_sum": Shown(7.0, None), "loss": Shown(7 / 3, 3.0), "share": Shown(0.5 / 7, 7.0)}
+    assert summary(quantities, statistics.take()) == {**expected, "never": Shown(0.0, None)}
+
+
+def test_a_copy_leaves_out_what_a_device_has_not_finished():
+    """Events of a GPU cannot be copied; a lock stands for one."""
+    statistics = Statistics()
+    statistics.add("forwards", 1.0)
+    statistics._running.append(("step_seconds", threading.Lock(), threading.Lock()))
+    for twin in (copy.deepcopy(statistics), pickle.loads(pickle.dumps(statistics))):
+        twin.add("forwards", 2.0)
+        assert twin.take() == {"forwards": 3.0}
+    assert statistics._sums == {"forwards": 1.0} and len(statistics._running) == 1
