@@ -24,9 +24,9 @@ import evidence_claims
 from evidence_claims import HEADINGS, SUMMARY, caption, heading, lines, row_of
 from evidence_results import RESULTS, Experiment, Row, Series, experiments
 
+from attn_reg_plugin.experiments.report.curves import load_matplotlib
 from attn_reg_plugin.experiments.report.table import ENOUGH, NOTHING, shade
 from attn_reg_plugin.files import read_json, write_text
-from attn_reg_plugin.pictures import load_matplotlib, save
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE, APPENDIX, *MORE = (ROOT / f"{name}.md" for name in ("docs/evidence", "docs/appendix", "docs/costs", "README"))
@@ -131,7 +131,7 @@ def plot(found: Experiment | Series, path: Path) -> None:
         panel.set_title(f"{value}{': ' * series}plain {mean:.1f}")
         panel.set_xlabel(part.metric)
     figure.suptitle("difference to plain training, 95 % interval")
-    save(figure, path, DPI)
+    figure.savefig(path, dpi=DPI)
 
 
 def plot_summary(found: Mapping[str, Experiment | Series], path: Path) -> None:
@@ -146,7 +146,7 @@ def plot_summary(found: Mapping[str, Experiment | Series], path: Path) -> None:
         draw(panel, [title for title, _ in rows], dict(enumerate(row for _, row in rows)))
         panel.set_xlabel(label)
     figure.suptitle("difference to plain training, 95 % interval")
-    save(figure, path, DPI)
+    figure.savefig(path, dpi=DPI)
 
 
 def drawing(height: float, panels: int, ratios: Sequence[int] | None = None) -> tuple[Any, Any]:

@@ -8,7 +8,6 @@ from typing import ClassVar
 
 from attn_reg_plugin.configuration import setting
 from attn_reg_plugin.files import write_text
-from attn_reg_plugin.pictures import load_matplotlib
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +26,7 @@ class Report:
 
     def publish(self) -> None:
         """Write the page; a ValueError or FileNotFoundError says what is wrong, in one sentence."""
+        from attn_reg_plugin.experiments.report.curves import load_matplotlib
         from attn_reg_plugin.experiments.report.page import page, read_experiment
 
         out = self.out or self.runs[0] / "report.html"

@@ -90,7 +90,7 @@ def test_the_settings_of_ad_drop() -> None:
     assert all(one.seeds == (1, 2, 3, 4, 5) for one in settings("ad_drop_table_3"))
     assert {one.train_per_class for one in settings("ad_drop_table_5")} == {16, 64, 256}
     for name, words in (("ad_drop_figure_4", []), ("ad_drop_figure_6", ["--task", "rte"])):
-        (sweep,) = settings(name, *words)
+        sweep, _ = settings(name, *words)
         space = {key: list(how.choices) for key, how in sweep.choices.items()}
         assert space["p"] == space["q"] == TENTHS and not sweep.trials
         assert space.get("cross_tuning", ["epoch", "off"]) == ["epoch", "off"]

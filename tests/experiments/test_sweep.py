@@ -26,6 +26,7 @@ from attn_reg_plugin.experiments.sweep.search import Side
 from attn_reg_plugin.experiments.sweep.settings import Arm, Sweep
 from attn_reg_plugin.experiments.training_log import read_log
 from tests.models.hf_folders import make_encoder, make_rte
+from tests.test_examples import example
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 BASE = "{task: rte, data: data, model: encoder, epochs: 2, max_length: 32, cpu: true}"
@@ -182,6 +183,7 @@ def test_a_sweep_from_end_to_end(
         (arm, number) for arm in ("ad_drop", "plain") for number in range(4)
     ]
     assert [one["value"] for one in content["trials"]] == [66, 62, 62, None, 65, 64, 63, 62]
+    example("sweep/pictures.py").main([str(rte / "out")])
     for name in ("distribution.png", "values.png", "gain.png"):
         assert (rte / "out" / name).read_bytes().startswith(b"\x89PNG")
     table = (rte / "out" / "results.md").read_text()

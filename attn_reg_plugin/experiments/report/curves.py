@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import io
 import itertools
+import logging
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from attn_reg_plugin.experiments.report.results import VALID, RunResult, lower_is_better
 from attn_reg_plugin.experiments.report.table import ENOUGH
-from attn_reg_plugin.pictures import load_matplotlib, plain_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,6 +32,19 @@ _INK = "#31688e"
 
 #: a value by epoch
 Curve = Mapping[float, float]
+
+
+def load_matplotlib() -> ModuleType:
+    """matplotlib, without the messages that fairseq opens the log to; a ModuleNotFoundError where it is missing."""
+    logging.getLogger("matplotlib").setLevel(logging.WARNING)
+    import matplotlib.figure
+
+    return matplotlib
+
+
+def plain_text(text: str) -> str:
+    """A text of a user's as matplotlib shows it: dollars begin no formula."""
+    return text.replace("$", r"\$")
 
 
 def mean_curve(curves: Sequence[Curve]) -> pd.DataFrame:

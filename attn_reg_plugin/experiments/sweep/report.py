@@ -1,9 +1,8 @@
-"""The result of a sweep: best against best and mean against mean, from equal numbers of trials, and its pictures."""
+"""The result of a sweep: best against best and mean against mean, from equal numbers of trials."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,6 @@ from rich.console import Console
 from attn_reg_plugin.experiments.report.table import figure_of, markdown, shade, terminal_table
 from attn_reg_plugin.experiments.sweep.settings import PLAIN, text_of
 from attn_reg_plugin.files import write_json, write_text
-from attn_reg_plugin.pictures import load_matplotlib, save
 from attn_reg_plugin.terminal import show
 
 if TYPE_CHECKING:
@@ -49,7 +47,7 @@ def gain(method: pd.Series, plain: pd.Series) -> dict[str, Any]:
 
 
 def publish(out: Path, sides: Sequence[Side], metric: str, console: Console) -> bool:
-    """Write results.json, results.md and the pictures, and print the table; False where a trial failed.
+    """Write results.json and results.md, and print the table; False where a trial failed.
 
     Raises:
         ValueError: all trials of an arm failed.
@@ -82,35 +80,5 @@ def publish(out: Path, sides: Sequence[Side], metric: str, console: Console) -> 
     every = trials.drop(columns="trial").astype(object).fillna("").to_markdown(index=False)
     write_text(out / "results.md", markdown(HEADER, body, notes) + "\n" + every + "\n")
     said = [f"{one.folder or one.arm} failed: {one.error}" for one in trials[trials["state"] == "fail"].itertuples()]
-    try:
-        pictures = draw(out, sides, metric, frames[-1]["value"].mean())
-        said += [f"picture: {path}" for path in pictures]
-    except ModuleNotFoundError:
-        said.append("no pictures: matplotlib is not installed")
     show(console, terminal_table(HEADER, body), [*notes, *said, f"table: {out / 'results.md'}"])
     return not (trials["state"] == "fail").any()
-
-
-def draw(out: Path, sides: Sequence[Side], metric: str, plain: float) -> list[Path]:
-    """Draw the complete trials by Optuna's plots.
-
-    These are the distribution of each arm; the values of the method by each key, such as with and without cross-tuning
-    (AD-DROP, figure 4); and the gain over the mean of plain training by p and q, else the first two keys (figure 6).
-    """
-    load_matplotlib()
-    from matplotlib import pyplot
-    from optuna.visualization import matplotlib as plots
-
-    studies = [side.study for side in sides]
-    sign = 1 if studies[0].direction == StudyDirection.MAXIMIZE else -1
-    keys = sorted(sides[0].arm.space, key=lambda key: key not in ("p", "q"))[:2]
-    target = {"target": lambda trial: round(sign * (trial.value - plain), 6), "target_name": f"gain in {metric}"}
-    drawn = {"distribution": partial(plots.plot_edf, studies, target_name=metric)}
-    drawn |= {"values": partial(plots.plot_slice, studies[0], target_name=metric)} if keys else {}
-    drawn |= {"gain": partial(plots.plot_contour, studies[0], keys, **target)} if len(keys) == len(sides) == 2 else {}
-    for name, plot in drawn.items():
-        with pyplot.style.context("default"):  # Optuna sets a style of its own
-            plot()
-            save(pyplot.gcf(), out / f"{name}.png")
-            pyplot.close()
-    return [out / f"{name}.png" for name in drawn]
