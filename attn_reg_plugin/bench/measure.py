@@ -67,12 +67,7 @@ def _training(row: Row, work: Workload, light: bool) -> Iterator[Step]:
 def _naive(row: Row, work: Workload, light: bool) -> Iterator[Step]:
     """A step of the paper's form of AD-DROP."""
     work.model.train()
-
-    def step() -> None:
-        outputs, _ = naive_forward(work.model, work.inputs, work.objective)
-        work.update(work.loss_of(outputs, work.targets))
-
-    yield step
+    yield lambda: work.update(work.loss_of(naive_forward(work.model, work.inputs, work.objective)[0], work.targets))
 
 
 #: kind of row -> a context in which a step of it can be run; whether it is light, for its memory

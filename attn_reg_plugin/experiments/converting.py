@@ -103,13 +103,7 @@ class Export:
     out: Path = setting("folder to write; must be empty or not there yet", metavar="OUT", positional=True)
 
     def write(self) -> None:
-        """Write model and tokenizer.
-
-        Raises:
-            ValueError: OUT is a file or not empty, or RUN isn't a training of an encoder.
-            FileNotFoundError: RUN has no checkpoint.
-            OSError: OUT cannot be written; nothing is left there.
-        """
+        """Write model and tokenizer; on an error nothing is left there."""
         from attn_reg_plugin.experiments.trained import load_trained
 
         with whole_folder(self.out) as folder:

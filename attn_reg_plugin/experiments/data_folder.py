@@ -87,10 +87,6 @@ class DataFolder:
         """A digest of everything fairseq reads, and of nothing else (no path, no time)."""
         return digest_of([path for path in sorted(self.bin.iterdir()) if path.suffix in {".bin", ".idx", ".txt"}])
 
-    def digest_of_references(self) -> str:
-        """A digest of the raw reference translations of the test sets."""
-        return digest_of([self.root / "raw" / f"{subset}.{self.target}" for subset in self.subsets])
-
 
 def digest_of(paths: Sequence[Path]) -> str:
     """A digest of files by name and content; of a folder, of the texts in it, by their names there."""

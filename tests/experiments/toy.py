@@ -44,14 +44,12 @@ def toy_steps(path: Path, *words: str) -> list[Step]:
         flags += ["--out", f"{content['out']}{ENDING}"]
     found, data = [], {}
     for step in plan(path, [*words, *flags]):
-        own = content[step.section].get(EACH, {})
-        if all(step.values[name] == values[0] for name, values in own.items()):
-            found.append(step)
-            if isinstance(step.settings, list):
-                step.settings = toy_words(step.settings, data)
-            elif dataclasses.is_dataclass(step.settings):
-                given, step.settings = step.settings, toy_of(step.settings)
-                data[str(getattr(given, "data", None))] = str(getattr(step.settings, "data", None))
+        found.append(step)
+        if isinstance(step.settings, list):
+            step.settings = toy_words(step.settings, data)
+        elif dataclasses.is_dataclass(step.settings):
+            given, step.settings = step.settings, toy_of(step.settings)
+            data[str(getattr(given, "data", None))] = str(getattr(step.settings, "data", None))
     return found
 
 

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from attn_reg_plugin.experiments.report.differences import PLAIN, Difference, differences
 from attn_reg_plugin.experiments.report.results import RunResult, lower_is_better, result_of
-from attn_reg_plugin.experiments.runs import Run
+from attn_reg_plugin.experiments.runs import HELD_OUT, Run
 from attn_reg_plugin.files import write_json, write_text
 from attn_reg_plugin.labelled import TASKS
 from attn_reg_plugin.terminal import show
@@ -23,8 +23,6 @@ ENOUGH = 3
 #: mark of a figure of runs with one output for every example
 CONSTANT = "†"
 NOTHING = "–"
-#: the subset of examples that are held out of training, to choose by
-HELD_OUT = "held_out"
 #: metric -> its name in a header, where it has another
 TITLES = {"bleu": "BLEU", "chrf": "chrF"}
 

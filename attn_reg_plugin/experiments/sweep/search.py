@@ -70,9 +70,8 @@ class Side:
 
     def over(self, trial: FrozenTrial | None) -> bool:
         """Whether nothing is left to do."""
-        if trial is None or trial.state in (TrialState.COMPLETE, TrialState.PRUNED):
-            return trial is not None
-        return self.failed(trial)
+        ended = (TrialState.COMPLETE, TrialState.PRUNED)
+        return trial is not None and (trial.state in ended or self.failed(trial))
 
     def failed(self, trial: FrozenTrial) -> bool:
         """Whether it failed since the start."""

@@ -199,12 +199,7 @@ class Sweep:
         return dataclasses.replace(run, measured=False)
 
     def carry_out(self) -> int:
-        """Do all trials that no other process does, and show the result: 0, 1 if any failed, 130 when interrupted.
-
-        Raises:
-            ValueError: bad input, or nothing but failures, in one sentence.
-            FileNotFoundError: data that is missing.
-        """
+        """Do all trials that no other process does, and show the result: 0, 1 if any failed, 130 when interrupted."""
         from attn_reg_plugin.experiments.sweep.search import search
 
         return search(self)
