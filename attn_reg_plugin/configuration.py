@@ -27,6 +27,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+import yaml
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -41,6 +42,7 @@ FILES = (".yaml", ".yml")
 SECTIONS = ("convert opus-mt", "prepare phrasebook", "prepare text", "prepare wmt16", "compare", "finetune", "sweep")
 SECTIONS += ("bench", "export", "report")
 EACH, SCRIPT = "each", "script "
+_BASE_60 = re.compile(r"[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?")
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", Path: "a path"}
 
 
@@ -153,6 +155,10 @@ def load(path: Path | None) -> DictConfig:
         return OmegaConf.create()
     open_file(path).close()
     try:
+        for token in yaml.scan(path.read_text(encoding="utf-8")):
+            if isinstance(token, yaml.ScalarToken) and token.plain and _BASE_60.fullmatch(token.value):
+                line = token.start_mark.line + 1
+                raise ValueError(f"in line {line} {token.value} is a number in base 60; put it in quotes")
         content = OmegaConf.load(path)
     except OSError:
         raise
