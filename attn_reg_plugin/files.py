@@ -26,18 +26,13 @@ TEMPORARY = ".tmp-"
 _MEANINGS = {
     errno.ENOENT: "there is no such file or folder",
     errno.EACCES: "permission denied; change the permissions, or give another path",
-    errno.EPERM: "permission denied; change the permissions, or give another path",
     errno.EROFS: "the file system is read-only; give a path on another one",
     errno.ENOSPC: "the disk is full; free some space, or give a path on another disk",
-    errno.EDQUOT: "the disk quota is used up; free some space, or give a path on another disk",
     errno.EFBIG: "the file is larger than the system allows here; give a path on another disk, or raise the limit",
     errno.ENAMETOOLONG: "the name is too long; give a shorter one",
-    errno.ELOOP: "symbolic links lead in a circle; give the path of a real file or folder",
     errno.ENOTDIR: "a part of this path is a file, but must be a folder; give another path",
     errno.EISDIR: "this is a folder, but must be a file; give the path of a file",
     errno.EEXIST: "this exists already and must be a folder; remove it, or give another path",
-    errno.ENOTEMPTY: "this folder is not empty; empty it, or give another path",
-    errno.EMFILE: "too many files are open; raise the limit (ulimit -n)",
     errno.EIO: "the device failed while reading or writing; give a path on another disk",
 }
 _numbers = itertools.count()

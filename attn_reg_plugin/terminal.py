@@ -15,11 +15,7 @@ def say(console: Console, line: str) -> None:
 
 
 def show(console: Console, table: Table, notes: Iterable[str]) -> None:
-    """Print a table and notes below it, whole.
-
-    A table is cut at the console's width, and wrapped lines are better than missing figures: the console is as wide as
-    the table from then on.
-    """
+    """Print a table and notes below it, whole; the console is as wide as the table from then on."""
     wide = console.options.update(max_width=1000)
     console.width = max(console.width, Measurement.get(console, wide, table).maximum)
     console.print(table)

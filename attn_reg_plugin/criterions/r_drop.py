@@ -32,9 +32,7 @@ class WithRDrop(LabelSmoothedCrossEntropyCriterion):
     def build_criterion(cls, cfg: Any, task: Any) -> Any:
         """Build the stock criterion, and let the method act in the task."""
         if not hasattr(task, "add_method"):
-            raise ValueError(
-                "label_smoothed_cross_entropy_with_r_drop needs a task of the plugin, attn_reg_translation"
-            )
+            raise ValueError("this criterion needs a task of the plugin, such as attn_reg_translation")
         try:
             task.add_method(RDrop(weight=cfg.r_drop_alpha))
         except ValueError as error:

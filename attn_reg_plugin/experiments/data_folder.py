@@ -73,15 +73,11 @@ class DataFolder:
         """The raw reference translations of a subset."""
         return raw_lines(self.root / "raw" / f"{subset}.{self.target}")
 
-    @property
-    def target_dictionary(self) -> Path:
-        """The file of the target's pieces."""
-        return self.bin / f"dict.{self.target}.txt"
-
-    def has_other_pieces(self) -> bool:
-        """Whether the target's dictionary has pieces, but none of sentencepiece's with a space in them, `▁`."""
-        pieces = raw_lines(self.target_dictionary)
-        return bool(pieces) and not any("▁" in piece for piece in pieces)
+    def other_pieces(self) -> Path | None:
+        """The target's dictionary if it has pieces, but none of sentencepiece's with a space in them, `▁`."""
+        path = self.bin / f"dict.{self.target}.txt"
+        pieces = raw_lines(path)
+        return path if pieces and not any("▁" in piece for piece in pieces) else None
 
     def digest(self) -> str:
         """A digest of everything fairseq reads, and of nothing else (no path, no time)."""

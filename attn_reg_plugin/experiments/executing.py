@@ -39,14 +39,6 @@ class RunError(ValueError):
         self.tail = tail
 
 
-def start(command: Sequence[str], log: Path, environment: dict[str, str], lock: int) -> Any:
-    """Start a command whose output is appended to a file, and which inherits the file descriptor `lock`."""
-    # fairseq's own --log-file repeats every line once an epoch more, so its standard output is kept instead
-    with log.open("ab") as output:
-        how = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT, "pass_fds": (lock,)}
-        return subprocess.Popen(command, env=environment, **how)
-
-
 def execute(
     command: Sequence[str],
     path: Path,
@@ -68,10 +60,11 @@ def execute(
     """
     own, stop = {"OMP_NUM_THREADS": threads, "CUDA_VISIBLE_DEVICES": device}, stop or Event()
     environment = os.environ | {"PYTHONUTF8": "1"} | {name: str(one) for name, one in own.items() if one is not None}
-    path.touch()
-    with path.open(encoding="utf-8", errors="replace") as follower:
+    # fairseq's own --log-file repeats every line once an epoch more, so its standard output is kept instead
+    with path.open("ab") as output, path.open(encoding="utf-8", errors="replace") as follower:
         follower.seek(0, os.SEEK_END)
-        process = start(command, path, environment, lock)
+        how = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT, "pass_fds": (lock,)}
+        process = subprocess.Popen(command, env=environment, **how)
         try:
             _follow(process, follower, watch, stop)
         finally:

@@ -10,11 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from attn_reg_plugin.experiments.flags import START, UNTUNED, Flags, completed, option_flag, parsed
+from attn_reg_plugin.experiments.flags import UNTUNED, Flags, completed, option_flag, parsed
 from attn_reg_plugin.regularizers import REGISTRY, build, options_of
 from attn_reg_plugin.regularizers.base.registry import presets_of
-
-__all__ = ["START", "UNTUNED", "Method", "find_method", "known_methods", "select_methods"]
 
 #: settings of a configuration that any method has
 _ANY_METHOD = ("like", "title", "flags")

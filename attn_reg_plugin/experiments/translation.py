@@ -98,9 +98,9 @@ class TranslationComparison(Comparison):
             refuse_split(name, path)
         data = DataFolder.open(self.data)
         self.check_part(data.pairs())
-        if self.opus_mt is None and self._joining() is None and data.has_other_pieces():
+        if self.opus_mt is None and self._joining() is None and (path := data.other_pieces()):
             raise ValueError(
-                f"{data.target_dictionary} has none of sentencepiece's pieces with a space (▁); say how to join "
+                f"{path} has none of sentencepiece's pieces with a space (▁); say how to join "
                 "its own by --generate-flags '--post-process subword_nmt', 'none' for words, or 'sentencepiece'"
             )
         model = self._sizes(data.joint) if self.opus_mt is None else opus_mt_model(self.opus_mt)
