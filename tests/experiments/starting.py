@@ -9,8 +9,8 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from multiprocessing.process import BaseProcess
-from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import IO, Any
 
 import pytest
 
@@ -41,9 +41,9 @@ class Forked:
         self.process.terminate()
 
 
-def start_forked(command: Sequence[str], log: Path, environment: dict[str, str], lock: int) -> Forked:
+def start_forked(command: Sequence[str], stdout: IO[bytes], **how: Any) -> Forked:
     """Fork a command `python -m MODULE ...` whose output is appended to a file; it has the server's environment."""
-    return Forked(start(_carry_out, list(command[2:]), str(log)))
+    return Forked(start(_carry_out, list(command[2:]), stdout.name))
 
 
 def task_of(run: Any) -> Any:
@@ -69,5 +69,6 @@ def _carry_out(words: list[str], log: str) -> None:
 @contextlib.contextmanager
 def quick_starts() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("attn_reg_plugin.experiments.executing.start", start_forked)
+        forking = SimpleNamespace(**{**vars(subprocess), "Popen": start_forked})
+        patch.setattr("attn_reg_plugin.experiments.executing.subprocess", forking)
         yield
