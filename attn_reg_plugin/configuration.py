@@ -156,8 +156,10 @@ def load(path: Path | None) -> DictConfig:
     open_file(path).close()
     try:
         for token in yaml.scan(path.read_text(encoding="utf-8")):
+            line = token.start_mark.line + 1
+            if isinstance(token, yaml.AliasToken):  # a few lines of them may stand for a billion values
+                raise ValueError(f"in line {line} *{token.value} is an alias; refer to a value by ${{name}}")
             if isinstance(token, yaml.ScalarToken) and token.plain and _BASE_60.fullmatch(token.value):
-                line = token.start_mark.line + 1
                 raise ValueError(f"in line {line} {token.value} is a number in base 60; put it in quotes")
         content = OmegaConf.load(path)
     except OSError:

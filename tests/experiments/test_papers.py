@@ -20,6 +20,7 @@ from tests.experiments.toy import run_toy, toy_steps
 from tests.experiments.toy_corpus import empty_corpus
 from tests.regularizers.registered import methods_of_readme
 
+TEN = list(range(10))
 PAPERS = Path(__file__).resolve().parents[2] / "examples" / "papers"
 FILES = sorted(path.stem for path in PAPERS.glob("*.yaml"))
 #: these also run in the everyday suite
@@ -150,7 +151,7 @@ def test_each_is_every_combination(tmp_path: Path) -> None:
     [
         ("each: {a: 1}\ncompare: {data: d, out: o}", "each is {'a': 1}, but must be a mapping of names to lists"),
         (
-            "each: {a: &a [0,1,2,3,4,5,6,7,8,9], b: *a, c: *a, d: *a}\ncompare: {data: d, out: '${a}${b}${c}${d}'}",
+            f"each: {{a: {TEN}, b: {TEN}, c: {TEN}, d: {TEN}}}\n" + "compare: {data: d, out: '${a}${b}${c}${d}'}",
             "each has 10,000 combinations, but at most 1,000 are possible",
         ),
         ("report: {folder: r}", "unknown setting 'folder'; the settings are: runs, out"),
