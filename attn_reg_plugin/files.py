@@ -26,11 +26,9 @@ TEMPORARY = ".tmp-"
 _MEANINGS = {
     errno.ENOENT: "there is no such file or folder",
     errno.EACCES: "permission denied; change the permissions, or give another path",
-    errno.EROFS: "the file system is read-only; give a path on another one",
     errno.ENOSPC: "the disk is full; free some space, or give a path on another disk",
     errno.EFBIG: "the file is larger than the system allows here; give a path on another disk, or raise the limit",
     errno.ENAMETOOLONG: "the name is too long; give a shorter one",
-    errno.ENOTDIR: "a part of this path is a file, but must be a folder; give another path",
     errno.EISDIR: "this is a folder, but must be a file; give the path of a file",
     errno.EEXIST: "this exists already and must be a folder; remove it, or give another path",
     errno.EIO: "the device failed while reading or writing; give a path on another disk",

@@ -37,5 +37,4 @@ class WithRDrop(LabelSmoothedCrossEntropyCriterion):
             task.add_method(RDrop(weight=cfg.r_drop_alpha))
         except ValueError as error:
             raise ValueError(f"--criterion label_smoothed_cross_entropy_with_r_drop: {error}") from None
-        names = ("sentence_avg", "label_smoothing", "ignore_prefix_size", "report_accuracy")
-        return cls(task, **{name: getattr(cfg, name) for name in names})
+        return cls(task, cfg.sentence_avg, cfg.label_smoothing, cfg.ignore_prefix_size, cfg.report_accuracy)

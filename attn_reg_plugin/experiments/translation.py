@@ -16,6 +16,7 @@ from threading import Event
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from attn_reg_plugin.configuration import setting
+from attn_reg_plugin.dictionaries import check_binaries
 from attn_reg_plugin.experiments.checks import updates_of
 from attn_reg_plugin.experiments.comparison import (
     CHOOSING,
@@ -98,6 +99,8 @@ class TranslationComparison(Comparison):
             refuse_split(name, path)
         data = DataFolder.open(self.data)
         self.check_part(data.pairs())
+        for subset in data.subsets:
+            check_binaries(data.bin, subset)
         if self.opus_mt is None and self._joining() is None and (path := data.other_pieces()):
             raise ValueError(
                 f"{path} has none of sentencepiece's pieces with a space (▁); say how to join "
