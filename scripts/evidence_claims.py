@@ -99,6 +99,8 @@ CONTRASTS: Sequence[tuple[str, str, str, str]] = [
     ("shortcuts", "", "ad_drop_30", "ad_drop_rd_30"),
     ("qnli", "", "ad_drop", "ad_drop_rd"),
     ("mnli", "matched", "ad_drop", "ad_drop_rd"),
+    ("tokens", "0.8", "ad_drop_tokens", "ad_drop_random_tokens"),
+    ("tokens", "0.8", "ad_drop_tokens", "ad_drop"),
 ]
 #: of these the pairs of seeds are put together: AD-DROP and random candidates at every share of wrong targets
 POOLED = (CONTRASTS[0], *CONTRASTS[3:6])
