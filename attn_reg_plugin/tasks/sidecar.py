@@ -1,9 +1,8 @@
 """A method's state, given back to it when a training is resumed; and one that is too large for every checkpoint.
 
 Such a state is in a file of its own: a checkpoint of update N finds it as `attn_reg_state_N.pt` in the same folder, so
-`checkpoint_best.pt` stays as small as a plain one. Files are written whole or not at all, and kept as long as a
-checkpoint may need them: the newest and the one before for `checkpoint_last.pt` (a run may be killed between the two
-writes), and those of interval checkpoints.
+`checkpoint_best.pt` stays as small as a plain one. Files are written whole or not at all. The newest two are kept for
+`checkpoint_last.pt` (a run may be killed between both writes), and those of interval checkpoints.
 """
 
 from __future__ import annotations
