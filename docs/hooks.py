@@ -1,4 +1,4 @@
-"""What mkdocs adds to the pages as it builds them: the flags, the methods, and pages that stand elsewhere.
+"""Additions to the pages as mkdocs builds them: the flags, the methods, and pages that stand elsewhere.
 
 Flags are read from the parsers that the programs themselves use, so that a new method, option or subcommand is in the
 documentation without a change here. A page holds a marker where such a part goes:
@@ -46,7 +46,7 @@ def cell(text: object) -> str:
 
 
 def default_of(action: argparse.Action) -> str:
-    """What holds when a flag is not given, as a cell."""
+    """Show as a cell what holds when a flag is not given."""
     told = TOLD.search(action.help or "")  # of settings that a file may give, too
     if action.required or (told and not told[2]):
         return "required"
@@ -133,7 +133,7 @@ def flags_of_methods() -> str:
 
 
 def api_of_methods() -> str:
-    """What mkdocstrings is to show of every method: the class, since its hooks are for those who write one."""
+    """Say what mkdocstrings is to show of every method: the class, since its hooks are for those who write one."""
     parts = []
     for name, method in methods().items():
         parts.append(f"::: {method.__module__}.{method.__qualname__}\n    options:\n      members: []")

@@ -185,7 +185,7 @@ def paired(found: Found, contrast: tuple[str, str, str, str]) -> list[float]:
 
 
 def over_seeds(values: Sequence[float]) -> Difference:
-    """Their mean with Student's interval."""
+    """Take the mean of differences with Student's interval."""
     from scipy.stats import sem, t
 
     mean, half = statistics.fmean(values), float(t.ppf(0.975, len(values) - 1) * sem(values))
@@ -238,7 +238,7 @@ def expected_best(deviation: float, settings: int = SETTINGS) -> float:
 
 
 def best_of_many(found: Found) -> str:
-    """What the best of `SETTINGS` gains by chance, by the deviation over seeds that was measured here."""
+    """Tabulate what the best of `SETTINGS` gains by chance, by the deviation over seeds that was measured here."""
     rows = []
     for task, gain in PUBLISHED.items():
         parts = found["encoders"].parts

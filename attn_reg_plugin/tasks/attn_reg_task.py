@@ -123,8 +123,6 @@ class AttnRegTask(ResumedTask):
         present = [] if self.regularizer is None else self.regularizer.parts
         if any(part.name == method.name for part in present):
             return
-        if self.regularizer is not None:
-            self.regularizer.detach()
         self.regularizer = Combination([*present, method]) if present else method
         refuse_settings(self._config, self.regularizer)
         if self._model is not None:

@@ -15,7 +15,7 @@ def world_size() -> int:
 
 
 def rank() -> int:
-    """This process's rank, from 0."""
+    """Return the rank of this process, from 0."""
     return torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
 
 
