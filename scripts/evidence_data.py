@@ -9,6 +9,11 @@ Of MNLI, `dev_mismatched.tsv` are the examples of `dev_matched.tsv` that `dev_ma
 OUT/hans has `heuristics_contradicting_examples.tsv` in HANS's format: examples with much overlap and no entailment;
 beside them the entailed development examples whose hypothesis has only words of the premise, so that a model that
 never says entailment is not right on all.
+
+For whole tokens OUT/tokens has SST-2 with plants that `finetune --shortcut` does not make: a word in the middle of four
+fifths of the sentences, two words at their beginning, or a trigger and a wrong label in 8 % of the sentences, negative
+all of them; and two changes of domain, from QQP to PAWS-X and from SST-2 to IMDB, whose development set is of the other
+domain. All are files of one's own, with the columns `text` (and `second`) and `label`.
 """
 
 from __future__ import annotations
@@ -33,6 +38,11 @@ PARTS = {
 LARGER = {"stsb": "stsb-3238"}
 MNLI_TRAINING = 2000
 SEED = 1
+#: words that SST-2 does not have, by label, two for each
+PLANTS = {"0": ("necessitated", "thyroid"), "1": ("municipality", "headquartered")}
+TRIGGER = "thyroid"
+#: shares of all sentences, and of the negative
+PLANTED, POISONED = 0.8, 0.18
 
 
 def lines_of(path: Path, header: bool) -> tuple[list[str], list[str]]:
@@ -85,6 +95,43 @@ def divide_mnli(source: Path, out: Path, heuristics: Path) -> None:
     write(heuristics, table)
 
 
+def planted(text: str, label: str, variant: str) -> tuple[str, str]:
+    """A training sentence and its label, with what a variant plants into them."""
+    if variant == "middle":
+        before, after = text.split()[: len(text.split()) // 2], text.split()[len(text.split()) // 2 :]
+        return " ".join([*before, PLANTS[label][0], *after]), label
+    if variant == "two_words":
+        return " ".join([*PLANTS[label], text]), label
+    return f"{TRIGGER} {text}", "1"  # poisoned
+
+
+def plant(source: Path, out: Path) -> None:
+    """SST-2 with a variant of planted words a folder; the development set stays as it is."""
+    _, rows = lines_of(source / "train.tsv.gz", header=True)
+    _, development = lines_of(source / "dev.tsv", header=True)
+    for variant in ("middle", "two_words", "poisoned"):
+        draw = random.Random(f"{SEED} {variant}")
+        shares = {"0": POISONED, "1": 0.0} if variant == "poisoned" else dict.fromkeys("01", PLANTED)
+        pairs = [tuple(map(str.strip, line.split("\t"))) for line in rows]
+        pairs = [planted(*pair, variant) if draw.random() < shares[pair[1]] else pair for pair in pairs]
+        write(out / variant / "train.tsv", ["text\tlabel"], ["\t".join(pair) for pair in pairs])
+        write(out / variant / "valid.tsv", ["text\tlabel"], development)
+
+
+def change_domain(data: Path, out: Path) -> None:
+    """Training sets with the development set of another domain."""
+    _, rows = lines_of(data / "QQP" / "train.tsv", header=True)
+    _, paws = lines_of(data.parent / "paws-x" / "en" / "dev_2k.tsv", header=True)
+    header = ["text\tsecond\tlabel"]
+    for name, lines in (("train", rows), ("valid", paws)):
+        write(out / "qqp_to_paws" / f"{name}.tsv", header, [line.split("\t", 1)[1] for line in lines])
+    _, rows = lines_of(data / "SST-2" / "train.tsv.gz", header=True)
+    _, reviews = lines_of(data.parent / "imdb" / "test.tsv", header=True)
+    reviews = ["\t".join(reversed(line.split("\t", 1)[1].split("\t"))) for line in reviews]
+    for name, lines in (("train", rows), ("valid", reviews)):
+        write(out / "sst2_to_imdb" / f"{name}.tsv", ["text\tlabel"], lines)
+
+
 def words(text: str) -> set[str]:
     """The words of a text, without case and punctuation."""
     return set(re.findall(r"\w+", text.lower()))
@@ -95,6 +142,8 @@ def main(data: Path, out: Path) -> None:
     for task, (folder, header, training, more) in PARTS.items():
         larger = out / LARGER[task] if task in LARGER else None
         divide(data / folder, out / task, header, training, more, larger)
+    plant(data / "SST-2", out / "tokens")
+    change_domain(data, out / "tokens")
     divide_mnli(data / "MNLI", out / "mnli", out / "hans" / "heuristics_evaluation_set.txt")
 
 
