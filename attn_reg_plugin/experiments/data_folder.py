@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from attn_reg_plugin.dictionaries import read_index
 from attn_reg_plugin.files import read_bytes, sha256
 
 
@@ -64,10 +65,9 @@ class DataFolder:
         return self.root / "bin"
 
     def pairs(self) -> int:
-        """The number of training pairs, from the header of fairseq's index; 0 where that has another format."""
-        with (self.bin / f"train.{self.source}-{self.target}.{self.target}.idx").open("rb") as file:
-            header = file.read(26)  # the format, its version and the type of the pieces, before an unsigned long
-        return int.from_bytes(header[18:], "little") if header.startswith(b"MMIDIDX") else 0
+        """The number of training pairs, from fairseq's index; 0 where that has another format than mmap."""
+        index = read_index(self.bin / f"train.{self.source}-{self.target}.{self.target}.idx")
+        return 0 if index is None else len(index[1])
 
     def references(self, subset: str) -> list[str]:
         """The raw reference translations of a subset."""
