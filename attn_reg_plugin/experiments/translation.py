@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from attn_reg_plugin.configuration import setting
 from attn_reg_plugin.dictionaries import check_binaries
-from attn_reg_plugin.experiments.checks import updates_of
 from attn_reg_plugin.experiments.comparison import (
     CHOOSING,
     SCHEDULERS,
@@ -27,8 +26,9 @@ from attn_reg_plugin.experiments.comparison import (
     schedule_flags,
 )
 from attn_reg_plugin.experiments.data_folder import DataFolder, digest_of, raw_lines, refuse_split
-from attn_reg_plugin.experiments.flags import START, UNTUNED, named, parsed, words_of
-from attn_reg_plugin.experiments.runs import TRANSLATION, USER_DIR, Run
+from attn_reg_plugin.experiments.running.checks import updates_of
+from attn_reg_plugin.experiments.running.flags import START, UNTUNED, named, parsed, words_of
+from attn_reg_plugin.experiments.running.run import TRANSLATION, USER_DIR, Run
 from attn_reg_plugin.files import write_text
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType
 from typing import Any
 
-from attn_reg_plugin.experiments.runs import Run
+from attn_reg_plugin.experiments.running.run import Run
 
 #: held while the process's streams are replaced: of two threads one would put back what the other has put in place
 _SILENT = threading.RLock()
@@ -39,7 +39,7 @@ def check_runs(runs: Iterable[Run]) -> None:
 
 
 def _dry_run() -> ModuleType:
-    from attn_reg_plugin.experiments import dry_run  # in silence: fairseq opens the log as it is imported
+    from attn_reg_plugin.experiments.running import dry_run  # in silence: fairseq opens the log as it is imported
 
     return dry_run
 
