@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from attn_reg_plugin.bench.naive_ad_drop import naive_forward
-from attn_reg_plugin.bench.settings import SIZES, Settings
+from attn_reg_plugin.bench.settings import Settings
 from attn_reg_plugin.regularizers import Outcome, Tokens
 from attn_reg_plugin.regularizers.ad_drop.objectives import prediction
 from attn_reg_plugin.regularizers.attend_out.defender import Defender
@@ -130,34 +130,32 @@ def _batch(settings: Settings) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _fairseq(settings: Settings) -> Parts:
-    """fairseq's Transformer."""
+    """fairseq's Transformer, which is base unless it is told otherwise."""
     from fairseq.data import Dictionary
     from fairseq.models.transformer import TransformerModel
 
-    size, words = SIZES["fairseq"][settings.size], Dictionary()
+    words = Dictionary()
     for word in range(settings.vocabulary - FIRST_WORD):
         words.add_symbol(str(word))
-    options: dict[str, Any] = {"dropout": settings.dropout, "share_all_embeddings": True}
-    for stack in ("encoder", "decoder"):
-        options |= {f"{stack}_layers": size.layers, f"{stack}_embed_dim": size.width}
-        options |= {f"{stack}_ffn_embed_dim": size.inner, f"{stack}_attention_heads": size.heads}
-    task = SimpleNamespace(source_dictionary=words, target_dictionary=words)
-    model = TransformerModel.build_model(Namespace(**options), task)
+    tiny = {"layers": 2, "embed_dim": 32, "ffn_embed_dim": 64, "attention_heads": 2} if settings.size == "tiny" else {}
+    shape = {f"{stack}_{name}": value for stack in ("encoder", "decoder") for name, value in tiny.items()}
+    options = Namespace(dropout=settings.dropout, share_all_embeddings=True, **shape)
+    model = TransformerModel.build_model(options, SimpleNamespace(source_dictionary=words, target_dictionary=words))
     source, shifted, target = _batch(settings)
     inputs = {"src_tokens": source, "src_lengths": source.ne(PADDING).sum(-1), "prev_output_tokens": shifted}
     return model, inputs, target, {"encoder": "src_tokens", "decoder": "prev_output_tokens"}
 
 
 def _bert(settings: Settings) -> Parts:
-    """Hugging Face's BERT with a classification head; padded on the right, as its tokenizer does."""
+    """Hugging Face's BERT with a classification head, base as well; padded on the right, as its tokenizer does."""
     from transformers import BertConfig, BertForSequenceClassification
 
-    size = SIZES["bert"][settings.size]
-    shape = {"hidden_size": size.width, "num_hidden_layers": size.layers, "num_attention_heads": size.heads}
-    shape |= {"intermediate_size": size.inner, "max_position_embeddings": max(512, settings.length)}
-    shape |= {"vocab_size": settings.vocabulary, "pad_token_id": PADDING, "num_labels": CLASSES}
-    dropout = {"hidden_dropout_prob": settings.dropout, "attention_probs_dropout_prob": settings.dropout}
-    model = BertForSequenceClassification(BertConfig(**shape, **dropout))
+    config = BertConfig(vocab_size=settings.vocabulary, pad_token_id=PADDING, num_labels=CLASSES)
+    config.hidden_dropout_prob = config.attention_probs_dropout_prob = settings.dropout
+    config.max_position_embeddings = max(config.max_position_embeddings, settings.length)
+    if settings.size == "tiny":
+        config.update({"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64})
+    model = BertForSequenceClassification(config)
     tokens = _batch(settings)[0].flip(1)
     inputs = {"input_ids": tokens, "attention_mask": tokens.ne(PADDING).long()}
     return model, inputs, torch.randint(CLASSES, (settings.batch,)), {"encoder": "input_ids"}

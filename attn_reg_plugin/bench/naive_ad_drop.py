@@ -55,10 +55,10 @@ def materialized(
         if mask is not None and mask.is_floating_point():
             scores, valid = scores + mask, valid & (mask > float("-inf"))
         elif mask is not None:
-            valid = valid & mask
-        kept = valid if keep is None else keep[name]
-        dead = ~kept.any(-1, keepdim=True)  # a row that lost every key is uniform over those that exist
-        scores = scores.masked_fill(~kept, float("-inf")).masked_fill(dead & valid, 0.0)
+            scores, valid = scores.masked_fill(~mask, float("-inf")), valid & mask
+        if keep is not None:  # a row that lost every key is uniform over those that exist
+            dead = ~keep[name].any(-1, keepdim=True)
+            scores = scores.masked_fill(~(keep[name] | dead), float("-inf")).masked_fill(dead & valid, 0.0)
         weights = F.dropout(scores.softmax(-1), dropout_p)
         if keep is None:
             maps[name], exists[name] = weights, valid
