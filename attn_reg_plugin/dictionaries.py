@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attn_reg_plugin.files import read_bytes, write_text
+from attn_reg_plugin.files import raw_lines, read_bytes, write_text
 
 if TYPE_CHECKING:
     import numpy as np
@@ -37,12 +37,8 @@ def read_dictionary(path: Path) -> list[str]:
             UTF-8.
         OSError: there is no such file, or it cannot be read.
     """
-    try:
-        text = read_bytes(path).decode("utf-8").removesuffix("\n")
-    except UnicodeDecodeError:
-        raise ValueError(f"{path} is not a fairseq dictionary: it is not UTF-8 text") from None
     symbols: dict[str, None] = {}
-    for number, line in enumerate(text.split("\n") if text else [], start=1):
+    for number, line in enumerate(raw_lines(path), start=1):
         bare = line.rstrip().removesuffix(_OVERWRITE)
         symbol, _, count = bare.rpartition(" ")
         if not symbol or not count.isdecimal():

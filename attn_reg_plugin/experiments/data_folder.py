@@ -10,16 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from attn_reg_plugin.dictionaries import read_index
-from attn_reg_plugin.files import read_bytes, sha256
-
-
-def raw_lines(path: Path) -> list[str]:
-    """The lines of a UTF-8 file as they are: split at newlines only (a text may hold other line separators)."""
-    try:
-        text = read_bytes(path).decode("utf-8")
-    except UnicodeDecodeError:
-        raise ValueError(f"{path} is not UTF-8 text") from None
-    return text.removesuffix("\n").split("\n") if text else []
+from attn_reg_plugin.files import raw_lines, sha256
 
 
 def refuse_split(name: str, path: str | Path) -> None:

@@ -13,11 +13,11 @@ pytest.importorskip("fairseq")
 
 from attn_reg_plugin import configuration
 from attn_reg_plugin.cli import _parsed, main
-from attn_reg_plugin.experiments.data_folder import raw_lines
 from attn_reg_plugin.experiments.methods import select_methods
 from attn_reg_plugin.experiments.running import run as runs
 from attn_reg_plugin.experiments.running.checks import check_runs
 from attn_reg_plugin.experiments.translation import TranslationComparison
+from attn_reg_plugin.files import raw_lines
 from tests.experiments.starting import task_of
 from tests.experiments.toy_corpus import empty_corpus
 from tests.tasks.fairseq_runs import make_corpus

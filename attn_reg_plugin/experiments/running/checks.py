@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from attn_reg_plugin.experiments.running.run import Run
+from attn_reg_plugin.files import first_line
 
 #: held while the process's streams are replaced: of two threads one would put back what the other has put in place
 _SILENT = threading.RLock()
@@ -80,7 +81,7 @@ def _tried(function: Callable[[], Any], title: str) -> Any:
         reason = (said.getvalue().strip().splitlines() or ["it asks for help, not for a training"])[-1]
         raise ValueError(f"{title}: {reason.partition('error: ')[2] or reason}") from None
     except (ValueError, OSError, AssertionError) as error:
-        raise ValueError(f"{title}: {(str(error).strip().splitlines() or [type(error).__name__])[0]}") from error
+        raise ValueError(f"{title}: {first_line(error)}") from error
 
 
 @contextlib.contextmanager
