@@ -79,15 +79,13 @@ def describe_machine(device: str) -> dict[str, Any]:
     return {**described, "threads": torch.get_num_threads(), **gpu, "torch": torch.__version__}
 
 
-def results(
-    rows: Sequence[Row], seconds: Mapping[str, Mapping[int, float]], peaks: Mapping[str, int]
-) -> list[dict[str, Any]]:
+def results(rows: Sequence[Row], seconds: pd.DataFrame, peaks: Mapping[str, int]) -> list[dict[str, Any]]:
     """The figures of every row, as they are written to a file.
 
     A ratio of time is taken within each repeat that the row and plain training both have. A row that is a mean has the
     mean of the times of a row and of plain training in the same repeat, and the larger of their peaks.
     """
-    times, highest = pd.DataFrame(seconds), dict(peaks)
+    times, highest = seconds.copy(), dict(peaks)
     for row in rows:
         if row.of is not None:
             times[row.name] = times[[row.of, "plain"]].mean(axis="columns", skipna=False)

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+import pandas as pd
 import torch
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.benchmark import timer
@@ -58,18 +59,17 @@ def step_of(row: Row, work: Workload) -> Iterator[Callable[[], object]]:
         yield step
 
 
-def measure_seconds(
-    rows: Sequence[Row], work: Workload, settings: Settings, say: Say = print
-) -> dict[str, dict[int, float]]:
-    """Seconds per update of every row, by its name and the repeat; rows that are a mean have none.
+def measure_seconds(rows: Sequence[Row], work: Workload, settings: Settings, say: Say = print) -> pd.DataFrame:
+    """Seconds per update: a line a repeat, a column for every row that is no mean.
 
     In each repeat each row is run once, rare ones in repeat 0 only and not to warm up; each repeat begins with another
     row. The model goes on learning. Attaching a method is not counted, nor is a plain epoch's first step, in which the
     probe is tried; garbage is collected before.
     """
     measured, clock = [row for row in rows if row.of is None], CLOCKS[settings.clock]
-    seconds: dict[str, dict[int, float]] = {row.name: {} for row in measured}
-    for repeat in range(-settings.warmup, settings.repeats):
+    repeats = range(-settings.warmup, settings.repeats)
+    seconds = pd.DataFrame(index=repeats, columns=[row.name for row in measured], dtype=float)
+    for repeat in repeats:
         first = repeat % len(measured)
         for row in (*measured[first:], *measured[:first]):
             if row.rare and repeat != 0:
@@ -81,8 +81,8 @@ def measure_seconds(
                 gc.collect()
                 start = clock()
                 step()
-                seconds[row.name][repeat] = (clock() - start) / row.updates
-    return {name: {repeat: took for repeat, took in own.items() if repeat >= 0} for name, own in seconds.items()}
+                seconds.loc[repeat, row.name] = (clock() - start) / row.updates
+    return seconds.loc[0:]
 
 
 def measure_peaks(rows: Sequence[Row], work: Workload, say: Say = print) -> dict[str, int]:
