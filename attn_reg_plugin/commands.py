@@ -55,8 +55,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _methods(command: str) -> list[str]:
-    from attn_reg_plugin.experiments.flags import words_of
     from attn_reg_plugin.experiments.methods import known_methods
+    from attn_reg_plugin.experiments.running.flags import words_of
 
     known = known_methods(settings_of(command).without)
     return [f"{name:30}{' '.join(words_of(one.flags))}" for name, one in known.items()]

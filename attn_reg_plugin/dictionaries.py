@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from attn_reg_plugin.files import open_file, read_bytes, write_text
+from attn_reg_plugin.files import raw_lines, read_bytes, write_text
+
+if TYPE_CHECKING:
+    import numpy as np
 
 #: what fairseq puts before the entries of any dictionary
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
@@ -33,12 +37,8 @@ def read_dictionary(path: Path) -> list[str]:
             UTF-8.
         OSError: there is no such file, or it cannot be read.
     """
-    try:
-        text = read_bytes(path).decode("utf-8").removesuffix("\n")
-    except UnicodeDecodeError:
-        raise ValueError(f"{path} is not a fairseq dictionary: it is not UTF-8 text") from None
     symbols: dict[str, None] = {}
-    for number, line in enumerate(text.split("\n") if text else [], start=1):
+    for number, line in enumerate(raw_lines(path), start=1):
         bare = line.rstrip().removesuffix(_OVERWRITE)
         symbol, _, count = bare.rpartition(" ")
         if not symbol or not count.isdecimal():
@@ -49,10 +49,29 @@ def read_dictionary(path: Path) -> list[str]:
     return list(symbols)
 
 
+def read_index(path: Path) -> tuple[str, np.ndarray] | None:
+    """The type of the numbers in a binary, and how many each of its texts has, (N,); None of other formats than mmap.
+
+    Raises:
+        ValueError: it is damaged, or no index at all; one sentence with the file.
+        OSError: it is missing, or cannot be read.
+    """
+    import numpy as np
+
+    content, head = read_bytes(path), len(_MAGIC) + 17
+    if content.startswith(_OTHERS):
+        return None
+    count = int.from_bytes(content[head - 8 : head], "little")
+    kind = _TYPES.get(content[head - 9]) if len(content) >= head else None
+    if kind is None or not content.startswith(_MAGIC) or len(content) != head + 12 * count:
+        raise ValueError(f"{path} is damaged, or is not an index of fairseq's mmap format; make the data anew")
+    return kind, np.frombuffer(content, np.int32, count, head)
+
+
 def check_binaries(folder: Path, split: str) -> None:
     """Refuse a split of fairseq's data that is damaged or has more symbols than its dictionaries.
 
-    What is of another format than mmap is left to fairseq.
+    Other formats than mmap are left to fairseq.
 
     Raises:
         ValueError: one sentence with the file.
@@ -60,20 +79,16 @@ def check_binaries(folder: Path, split: str) -> None:
     """
     import numpy as np
 
-    for index in sorted(folder.glob(f"{split}.*-*.*.idx")):
-        with open_file(index) as file:
-            if file.read(len(_OTHERS[0])) in _OTHERS:
-                continue
-        content, head, binary = read_bytes(index), len(_MAGIC) + 17, index.with_suffix(".bin")
-        count = int.from_bytes(content[head - 8 : head], "little")
-        kind = _TYPES.get(content[head - 9]) if len(content) >= head else None
-        if kind is None or not content.startswith(_MAGIC) or len(content) != head + 12 * count:
-            raise ValueError(f"{index} is damaged, or is not an index of fairseq's mmap format; make the data anew")
-        length = int(np.frombuffer(content, np.int32, count, head).sum(dtype=np.int64))
+    for path in sorted(folder.glob(f"{split}.*-*.*.idx")):
+        index, binary = read_index(path), path.with_suffix(".bin")
+        if index is None:
+            continue
+        kind, sizes = index
+        length = int(sizes.sum(dtype=np.int64))
         wanted, found = length * np.dtype(kind).itemsize, binary.stat().st_size
         if found != wanted:
-            raise ValueError(f"{binary} is damaged: it has {found} bytes, but {index.name} asks for {wanted}")
-        dictionary = folder / f"dict.{index.name.split('.')[-2]}.txt"
+            raise ValueError(f"{binary} is damaged: it has {found} bytes, but {path.name} asks for {wanted}")
+        dictionary = folder / f"dict.{path.name.split('.')[-2]}.txt"
         known = len(SPECIAL) + len(read_dictionary(dictionary))
         largest = int(np.memmap(binary, kind, "r").max()) if length else 0
         if largest >= known:

@@ -40,10 +40,20 @@ class FolderInUse(ValueError):
     """Another process works in a folder."""
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message; where it has none, the name of its type."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def reason_of(error: BaseException) -> str:
+    """The type of an error of a library's, and the first line of its message."""
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or ['no reason given'])[0]}"
+
+
 def explain(error: OSError, path: Path | str | None = None) -> str:
     """One sentence for an OSError: the path, or `path` where it names none, what is wrong with it, and what to do."""
     if error.errno is None:
-        return (str(error).strip().splitlines() or [type(error).__name__])[0]
+        return first_line(error)
     named = path if error.filename is None else os.fsdecode(error.filename)
     meaning = _MEANINGS.get(error.errno, error.strerror or os.strerror(error.errno))
     return meaning if named is None else f"{named}: {meaning}"
@@ -74,7 +84,7 @@ def naming_writer(path: Path) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         said = next((number for number in _MEANINGS if os.strerror(number) in reason), None)
         if said is None and shutil.disk_usage(path.parent).free == 0:
             said = errno.ENOSPC
@@ -153,6 +163,11 @@ def find_text(folder: Path, name: str) -> Path | None:
     return found[0] if found else None
 
 
+def names_in(folder: Path) -> str:
+    """The names of what is in a folder, for messages."""
+    return ", ".join(sorted(path.name for path in folder.iterdir())) or "nothing"
+
+
 def open_file(path: Path) -> IO[bytes]:
     """A file, open for reading, that has an end.
 
@@ -170,6 +185,15 @@ def read_bytes(path: Path) -> bytes:
     """The content of a file; errors as of `open_file`."""
     with open_file(path) as file:
         return file.read()
+
+
+def raw_lines(path: Path) -> list[str]:
+    """The lines of a UTF-8 file as they are: split at newlines only (a text may hold other line separators)."""
+    try:
+        text = read_bytes(path).decode("utf-8")
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is not UTF-8 text") from None
+    return text.removesuffix("\n").split("\n") if text else []
 
 
 def sha256(path: Path) -> str:

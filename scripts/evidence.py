@@ -76,7 +76,7 @@ def candidates_table() -> str:
 def benched_rows(name: str) -> dict[str, dict[str, Any]]:
     """Rows of a benchmark that are methods, not parts of a step, by the name that `attn-reg bench` knows."""
     rows = read_json(RESULTS / f"{name}.json")["rows"]
-    return {row["name"]: row for row in rows if row["name"] != "plain" and row["part_of"] is None}
+    return {row["name"]: row for row in rows if row["name"] != "plain" and row.get("part_of") is None}
 
 
 def costs_table(name: str) -> str:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from attn_reg_plugin import candidate_region
-from attn_reg_plugin.experiments.runs import read_run
+from attn_reg_plugin.experiments.running.run import read_run
 from attn_reg_plugin.experiments.trained import load_trained
 from attn_reg_plugin.labelled import find_task, read_split
 

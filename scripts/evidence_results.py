@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from attn_reg_plugin.experiments.flags import completed, parsed
 from attn_reg_plugin.experiments.report.differences import Difference
 from attn_reg_plugin.experiments.report.table import Figure
-from attn_reg_plugin.experiments.runs import HELD_OUT
+from attn_reg_plugin.experiments.running.flags import completed, parsed
+from attn_reg_plugin.experiments.running.run import HELD_OUT
 from attn_reg_plugin.files import read_json
 
 #: all examples of a test of another distribution, beside those of its groups

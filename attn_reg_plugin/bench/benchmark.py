@@ -8,25 +8,23 @@ are medians, ratios are medians of the ratios within a repeat.
 from __future__ import annotations
 
 import gc
-import logging
 import os
 import platform
-import statistics
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
 from rich.console import Console
-from rich.table import Table
+from torch.utils.benchmark.utils.common import set_torch_threads
 
 from attn_reg_plugin.bench.families import build_workload
-from attn_reg_plugin.bench.measure import Seconds, measure_peaks, measure_seconds
+from attn_reg_plugin.bench.measure import measure_peaks, measure_seconds
 from attn_reg_plugin.bench.rows import Row, select_rows
 from attn_reg_plugin.bench.settings import Settings
 from attn_reg_plugin.files import write_json
-from attn_reg_plugin.terminal import show
 
 NOTES = (
     "× plain: median over the repeats of the ratio to plain in the same repeat.",
@@ -36,7 +34,7 @@ NOTES = (
     "AttendOut: a whole round over its updates, every update of both with loss, backward and Adam as in plain.",
     "peak: the most memory allocated at once, with what stays between steps (weights, Adam).",
 )
-HEADER = ("method", "n", "seconds", "× plain", "budget", "published", "peak MiB", "× plain", "budget")
+HEADER = ["method", "n", "seconds", "× plain", "budget", "published", "peak MiB", "× plain", "budget"]
 
 
 def publish(settings: Settings) -> None:
@@ -50,7 +48,7 @@ def publish(settings: Settings) -> None:
     described = {name: value for name, value in vars(settings).items() if name not in ("methods", "json", "threads")}
     about = {"machine": machine, "settings": described}
     lines = [f"{what}: " + ", ".join(f"{key} {value}" for key, value in one.items()) for what, one in about.items()]
-    show(Console(), render(rows, figures), [*lines, *NOTES])
+    print("\n".join([render(figures), "", *lines, *NOTES]))
     if settings.json is not None:
         write_json(settings.json, {**about, "rows": figures})
 
@@ -61,86 +59,60 @@ def benchmark(rows: Sequence[Row], settings: Settings) -> tuple[list[dict[str, A
     Returns:
         The figures of every row, see `results`, and what the machine is.
     """
-    with _prepared(settings.threads), Console(stderr=True).status("building") as status:
+    threads = set_torch_threads(settings.threads or torch.get_num_threads())
+    with threads, Console(stderr=True).status("building") as status:
+        gc.freeze()  # collecting garbage before each step need not look at the imported modules
         work = build_workload(settings)
         work.update(work.loss(work.model, work.batch).loss)
         peaks = measure_peaks(rows, work, status.update)
         seconds = measure_seconds(rows, work, settings, status.update)
-        return results(rows, seconds, peaks), describe_machine(settings.device)
-
-
-@contextmanager
-def _prepared(threads: int | None) -> Iterator[None]:
-    """Set PyTorch's threads, and keep methods from announcing themselves each time they are attached.
-
-    Collecting garbage skips what is there now, the imported modules, which take a fifth of a second each time.
-    """
-    logger, before = logging.getLogger("attn_reg_plugin"), torch.get_num_threads()
-    level = logger.level
-    torch.set_num_threads(threads or before)
-    logger.setLevel(logging.WARNING)
-    gc.collect()
-    gc.freeze()
-    try:
-        yield
-    finally:
         gc.unfreeze()
-        torch.set_num_threads(before)
-        logger.setLevel(level)
+        return results(rows, seconds, peaks), describe_machine(settings.device)
 
 
 def describe_machine(device: str) -> dict[str, Any]:
     """The processor, its cores, threads, the GPU and torch: what the times depend on."""
     path = Path("/proc/cpuinfo")
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    described = {"CPU": (names or [platform.processor()])[0], "cores": os.cpu_count()}
+    name = re.search(r"model name\s*: (.+)", path.read_text(encoding="utf-8")) if path.exists() else None
+    described = {"CPU": name[1] if name else platform.processor(), "cores": os.cpu_count()}
     gpu = {"GPU": torch.cuda.get_device_name()} if device == "cuda" else {}
     return {**described, "threads": torch.get_num_threads(), **gpu, "torch": torch.__version__}
 
 
-# -- the table --------------------------------------------------------------------------------------------------------
-
-
-def results(rows: Sequence[Row], seconds: Mapping[str, Seconds], peaks: Mapping[str, int]) -> list[dict[str, Any]]:
+def results(rows: Sequence[Row], seconds: pd.DataFrame, peaks: Mapping[str, int]) -> list[dict[str, Any]]:
     """The figures of every row, as they are written to a file.
 
-    A ratio of time is taken within each repeat that the row and plain training both have. A row of kind `mean` has the
+    A ratio of time is taken within each repeat that the row and plain training both have. A row that is a mean has the
     mean of the times of a row and of plain training in the same repeat, and the larger of their peaks.
     """
-    times, highest = dict(seconds), dict(peaks)
-    plain, plain_peak = times["plain"], highest["plain"]
-    found = []
+    times, highest = seconds.copy(), dict(peaks)
     for row in rows:
-        if row.kind == "mean":
-            one = times[row.of]
-            times[row.name] = {repeat: (one[repeat] + plain[repeat]) / 2 for repeat in one if repeat in plain}
-            highest[row.name] = max(highest[row.of], plain_peak)
-        own, peak = times[row.name], highest[row.name]
-        ratios = [own[repeat] / plain[repeat] for repeat in own if repeat in plain]
-        about = {name: getattr(row, name) for name in ("name", "method", "updates", "budget", "memory_budget")}
-        about |= {"title": row.title.strip(), "options": dict(row.options), "published": row.published or None}
-        about |= {"mean_of": [row.of, "plain"] if row.kind == "mean" else None}
-        measured = {"seconds": list(own.values()), "median_seconds": statistics.median(own.values()), "ratios": ratios}
-        measured |= {"ratio": statistics.median(ratios), "peak_bytes": peak, "memory_ratio": peak / plain_peak}
-        found.append({**about, **measured})
+        if row.of is not None:
+            times[row.name] = times[[row.of, "plain"]].mean(axis="columns", skipna=False)
+            highest[row.name] = max(highest[row.of], highest["plain"])
+    ratios, found = times.div(times["plain"], axis="index"), []
+    for row in rows:
+        peak, own, by = highest[row.name], times[row.name].dropna(), ratios[row.name].dropna()
+        measured = {"seconds": own.tolist(), "median_seconds": own.median(), "ratios": by.tolist()}
+        measured |= {"ratio": by.median(), "peak_bytes": peak, "memory_ratio": peak / highest["plain"]}
+        found.append({**vars(row), **measured})
     return found
 
 
-def render(rows: Sequence[Row], figures: Sequence[Mapping[str, Any]]) -> Table:
-    """The table for a terminal; figures over their budget are red, those within it green."""
-    shown = Table()
-    for number, name in enumerate(HEADER):
-        shown.add_column(name, justify="left" if number == 0 else "right", no_wrap=True)
-    for row, found in zip(rows, figures, strict=True):
-        time = [f"{found['median_seconds']:.3f}", *_judged(found["ratio"], row.budget), row.published]
-        memory = [f"{found['peak_bytes'] / 2**20:.1f}", *_judged(found["memory_ratio"], row.memory_budget)]
-        shown.add_row(row.title, str(len(found["seconds"])), *time, *memory)
-    return shown
+def render(figures: Sequence[Mapping[str, Any]]) -> str:
+    """The figures as a Markdown table; a budget that is not kept has a mark."""
 
+    def judged(ratio: float, budget: float | None) -> str:
+        return "" if budget is None else f"≤ {budget:g}" + (" !" if ratio > budget else "")
 
-def _judged(ratio: float, budget: float | None) -> tuple[str, str]:
-    """A ratio and its budget as texts."""
-    if budget is None:
-        return f"{ratio:.3f}", ""
-    return f"[green]{ratio:.3f}[/]" if ratio <= budget else f"[red]{ratio:.3f} ![/]", f"≤ {budget:g}"
+    lines = [
+        (
+            *(row["title"], len(row["seconds"]), f"{row['median_seconds']:.3f}"),
+            *(f"{row['ratio']:.3f}", judged(row["ratio"], row["budget"]), row["published"]),
+            *(f"{row['peak_bytes'] / 2**20:.1f}", f"{row['memory_ratio']:.3f}"),
+            judged(row["memory_ratio"], row["memory_budget"]),
+        )
+        for row in figures
+    ]
+    align = ("left", *["right"] * (len(HEADER) - 1))
+    return pd.DataFrame(lines, columns=HEADER).to_markdown(index=False, disable_numparse=True, colalign=align)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -11,15 +12,21 @@ from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
 
-from attn_reg_plugin.bench.settings import SIZES, Settings
+from attn_reg_plugin.bench.naive_ad_drop import naive_forward
+from attn_reg_plugin.bench.settings import Settings
 from attn_reg_plugin.regularizers import Outcome, Tokens
-from attn_reg_plugin.regularizers.ad_drop.objectives import label_logit, logits_of, token_log_likelihood
+from attn_reg_plugin.regularizers.ad_drop.objectives import prediction
+from attn_reg_plugin.regularizers.attend_out.defender import Defender
+from attn_reg_plugin.regularizers.base.outputs import logits_of
 
 PADDING = 1
 #: ids below are special in fairseq's dictionaries: beginning, padding, end, unknown
 FIRST_WORD = 4
 CLASSES = 2
+#: model, inputs, targets and stacks of a `Workload`
+Parts = tuple[nn.Module, dict[str, Tensor], Tensor, dict[str, str]]
 
 
 @dataclass
@@ -37,6 +44,7 @@ class Workload:
     targets: Tensor
     stacks: Mapping[str, str]
     clip_norm: ClassVar[float] = 0.0
+    copy_of: ClassVar[type[Defender]] = Defender
 
     def __post_init__(self) -> None:
         """Make the optimizer."""
@@ -46,9 +54,11 @@ class Workload:
 
     def objective(self, outputs: Any) -> Tensor:
         """AD-DROP's F of the pseudo labels: their log-likelihood, or the logits of a classifier."""
-        if self.targets.dim() == 1:
-            return label_logit(logits_of(outputs))
-        return token_log_likelihood(logits_of(outputs), token_mask=self.targets.ne(PADDING))
+        return prediction("pseudo", outputs, {"token_mask": self.targets.ne(PADDING)})
+
+    def naive_forward(self, **inputs: Tensor) -> Any:
+        """The outputs of the paper's form of AD-DROP."""
+        return naive_forward(self.model, inputs, self.objective)
 
     def loss_of(self, outputs: Any, targets: Tensor) -> Tensor:
         """Cross entropy, of tokens label-smoothed."""
@@ -70,8 +80,8 @@ class Workload:
         self.optimizer.zero_grad(set_to_none=True)
 
     def problem(self, subset: str) -> tuple[Workload, int]:
-        """See `Training`."""
-        return self, self.targets.size(0)
+        """See `Training`; examples are drawn again and again, so there are as many as are wanted."""
+        return self, sys.maxsize
 
     def loss(self, model: nn.Module, batch: Mapping[str, Tensor]) -> Outcome:
         """The loss of an update, or in evaluation of each example; without targets, of the batch."""
@@ -90,8 +100,8 @@ class Workload:
 
     def resident_bytes(self) -> int:
         """Parameters, buffers, optimizer state and the batch: what stays between steps of plain training."""
-        tensors = [*self.batch.values(), *self.model.parameters(), *self.model.buffers()]
-        tensors += [t for state in self.optimizer.state.values() for t in state.values() if isinstance(t, Tensor)]
+        kept = [self.batch, *self.model.parameters(), *self.model.buffers(), self.optimizer.state_dict()]
+        tensors = [leaf for leaf in tree_leaves(kept) if isinstance(leaf, Tensor)]
         return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
 
 
@@ -100,7 +110,9 @@ def build_workload(settings: Settings) -> Workload:
     if settings.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device is cuda, but PyTorch sees no CUDA device here")
     torch.manual_seed(1)
-    return FAMILIES[settings.family](settings)
+    model, inputs, targets, stacks = FAMILIES[settings.family](settings)
+    inputs, targets = tree_map(lambda tensor: tensor.to(settings.device), (inputs, targets))
+    return Workload(model.to(settings.device, getattr(torch, settings.dtype)), inputs, targets, stacks)
 
 
 def _batch(settings: Settings) -> tuple[Tensor, Tensor, Tensor]:
@@ -114,46 +126,39 @@ def _batch(settings: Settings) -> tuple[Tensor, Tensor, Tensor]:
     source.masked_fill_(places < settings.length - lengths, PADDING)
     for padded in (target, shifted):
         padded.masked_fill_(places >= lengths, PADDING)
-    return tuple(tensor.to(settings.device) for tensor in (source, shifted, target))
+    return source, shifted, target
 
 
-def _fairseq(settings: Settings) -> Workload:
-    """fairseq's Transformer."""
+def _fairseq(settings: Settings) -> Parts:
+    """fairseq's Transformer, which is base unless it is told otherwise."""
     from fairseq.data import Dictionary
     from fairseq.models.transformer import TransformerModel
 
-    size, words = SIZES["fairseq"][settings.size], Dictionary()
+    words = Dictionary()
     for word in range(settings.vocabulary - FIRST_WORD):
         words.add_symbol(str(word))
-    options: dict[str, Any] = {"dropout": settings.dropout, "share_all_embeddings": True}
-    for stack in ("encoder", "decoder"):
-        options |= {f"{stack}_layers": size.layers, f"{stack}_embed_dim": size.width}
-        options |= {f"{stack}_ffn_embed_dim": size.inner, f"{stack}_attention_heads": size.heads}
-    task = SimpleNamespace(source_dictionary=words, target_dictionary=words)
-    model = _placed(TransformerModel.build_model(Namespace(**options), task), settings)
+    tiny = {"layers": 2, "embed_dim": 32, "ffn_embed_dim": 64, "attention_heads": 2} if settings.size == "tiny" else {}
+    shape = {f"{stack}_{name}": value for stack in ("encoder", "decoder") for name, value in tiny.items()}
+    options = Namespace(dropout=settings.dropout, share_all_embeddings=True, **shape)
+    model = TransformerModel.build_model(options, SimpleNamespace(source_dictionary=words, target_dictionary=words))
     source, shifted, target = _batch(settings)
     inputs = {"src_tokens": source, "src_lengths": source.ne(PADDING).sum(-1), "prev_output_tokens": shifted}
-    return Workload(model, inputs, target, {"encoder": "src_tokens", "decoder": "prev_output_tokens"})
+    return model, inputs, target, {"encoder": "src_tokens", "decoder": "prev_output_tokens"}
 
 
-def _bert(settings: Settings) -> Workload:
-    """Hugging Face's BERT with a classification head; padded on the right, as its tokenizer does."""
+def _bert(settings: Settings) -> Parts:
+    """Hugging Face's BERT with a classification head, base as well; padded on the right, as its tokenizer does."""
     from transformers import BertConfig, BertForSequenceClassification
 
-    size = SIZES["bert"][settings.size]
-    shape = {"hidden_size": size.width, "num_hidden_layers": size.layers, "num_attention_heads": size.heads}
-    shape |= {"intermediate_size": size.inner, "max_position_embeddings": max(512, settings.length)}
-    shape |= {"vocab_size": settings.vocabulary, "pad_token_id": PADDING, "num_labels": CLASSES}
-    dropout = {"hidden_dropout_prob": settings.dropout, "attention_probs_dropout_prob": settings.dropout}
-    model = _placed(BertForSequenceClassification(BertConfig(**shape, **dropout)), settings)
+    config = BertConfig(vocab_size=settings.vocabulary, pad_token_id=PADDING, num_labels=CLASSES)
+    config.hidden_dropout_prob = config.attention_probs_dropout_prob = settings.dropout
+    config.max_position_embeddings = max(config.max_position_embeddings, settings.length)
+    if settings.size == "tiny":
+        config.update({"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64})
+    model = BertForSequenceClassification(config)
     tokens = _batch(settings)[0].flip(1)
-    labels = torch.randint(CLASSES, (settings.batch,)).to(settings.device)
     inputs = {"input_ids": tokens, "attention_mask": tokens.ne(PADDING).long()}
-    return Workload(model, inputs, labels, {"encoder": "input_ids"})
+    return model, inputs, torch.randint(CLASSES, (settings.batch,)), {"encoder": "input_ids"}
 
 
-def _placed(model: nn.Module, settings: Settings) -> nn.Module:
-    return model.to(device=settings.device, dtype=getattr(torch, settings.dtype))
-
-
-FAMILIES: dict[str, Callable[[Settings], Workload]] = {"fairseq": _fairseq, "bert": _bert}
+FAMILIES: dict[str, Callable[[Settings], Parts]] = {"fairseq": _fairseq, "bert": _bert}

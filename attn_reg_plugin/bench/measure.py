@@ -12,154 +12,122 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 
+import pandas as pd
 import torch
 from torch.profiler import ProfilerActivity, profile
+from torch.utils.benchmark import timer
 
 from attn_reg_plugin.bench.families import Workload
-from attn_reg_plugin.bench.naive_ad_drop import naive_forward
 from attn_reg_plugin.bench.rows import Row
 from attn_reg_plugin.bench.settings import Settings
-from attn_reg_plugin.regularizers import build
+from attn_reg_plugin.regularizers import AttendOut, build
 
-#: elapsed time, or the process's own CPU time, which hardly depends on other load
-CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
+#: elapsed time once the device is done, or the process's own CPU time, which hardly depends on other load
+CLOCKS: dict[str, Callable[[], float]] = {"wall": timer, "cpu": time.process_time}
 #: updates of the training that a measured step is the beginning of, for schedules that stretch over it
 _LONG = 1_000_000
-#: seconds by repeat
-Seconds = dict[int, float]
 #: is told what is done next
 Say = Callable[[str], object]
-#: a step, ready to be run; attached to the model in a context
-Step = Callable[[], object]
 
 
 @contextmanager
-def _training(row: Row, work: Workload, light: bool) -> Iterator[Step]:
-    """Forward, loss, backward, Adam, as often as the row says; of AttendOut a round of both players and its end."""
+def step_of(row: Row, work: Workload) -> Iterator[Callable[[], object]]:
+    """Attach the row's method, and yield a step: forward, loss, backward and Adam, as often as the row has updates.
+
+    A round of AttendOut ends with its last update; generator and defender are made before it begins.
+    """
     work.model.train()
     if row.method is None:
-        yield lambda: [work.update(work.loss(work.model, work.batch).loss) for _ in range(row.updates)]
+        forward = work.naive_forward if row.naive else work.model
+        yield lambda: [work.update(work.loss_of(forward(**work.inputs), work.targets)) for _ in range(row.updates)]
         return
-    options = {**row.options, **(row.memory_options if light else {})}
-    options |= {"problem": work, "optimizer": work.optimizer} if row.kind == "round" else {}
-    regularizer = build(row.method, **options)
+    regularizer = build(row.method, **row.options)
     with regularizer.attach(work.model):
-        if row.kind == "round":
-            regularizer.start(work.model)  # generator and defender are made before a step
-        else:
-            regularizer.bind(work)
+        regularizer.bind(work)
         regularizer.begin_training(_LONG)
         regularizer.begin_epoch(row.epoch)
+        if isinstance(regularizer, AttendOut):
+            regularizer.start(work.model)
 
         def step() -> None:
             for _ in range(row.updates):
                 work.update(regularizer.loss(lambda batch: work.loss(work.model, batch).loss, work.batch))
                 regularizer.end_update()
 
-        if row.primed or (light and row.kind == "round"):  # the generator's Adam is made at the first round's end
-            step()
         yield step
 
 
-@contextmanager
-def _naive(row: Row, work: Workload, light: bool) -> Iterator[Step]:
-    """A step of the paper's form of AD-DROP."""
-    work.model.train()
-    yield lambda: work.update(work.loss_of(naive_forward(work.model, work.inputs, work.objective)[0], work.targets))
-
-
-#: kind of row -> a context in which a step of it can be run; whether it is light, for its memory
-STEPS: dict[str, Callable[[Row, Workload, bool], AbstractContextManager[Step]]] = {
-    "training": _training,
-    "round": _training,
-    "naive": _naive,
-}
-
-# -- seconds ----------------------------------------------------------------------------------------------------------
-
-
-def measure_seconds(rows: Sequence[Row], work: Workload, settings: Settings, say: Say = print) -> dict[str, Seconds]:
-    """Seconds per update of every row, by its name and the repeat; rows of kind `mean` have none.
+def measure_seconds(rows: Sequence[Row], work: Workload, settings: Settings, say: Say = print) -> pd.DataFrame:
+    """Seconds per update: a line a repeat, a column for every row that is no mean.
 
     In each repeat each row is run once, rare ones in repeat 0 only and not to warm up; each repeat begins with another
-    row. The model goes on learning.
+    row. The model goes on learning. Attaching a method is not counted, nor is a plain epoch's first step, in which the
+    probe is tried; garbage is collected before.
     """
-    measured = [row for row in rows if row.kind in STEPS]
-    seconds: dict[str, Seconds] = {row.name: {} for row in measured}
-    for repeat in range(-settings.warmup, settings.repeats):
+    measured, clock = [row for row in rows if row.of is None], CLOCKS[settings.clock]
+    repeats = range(-settings.warmup, settings.repeats)
+    seconds = pd.DataFrame(index=repeats, columns=[row.name for row in measured], dtype=float)
+    for repeat in repeats:
         first = repeat % len(measured)
         for row in (*measured[first:], *measured[:first]):
             if row.rare and repeat != 0:
                 continue
-            said = f"repeat {repeat + 1} of {settings.repeats}" if repeat >= 0 else "warming up"
-            say(f"{row.title.strip()}: {said}")
-            took = _seconds_of_step(row, work, CLOCKS[settings.clock])
-            if repeat >= 0:
-                seconds[row.name][repeat] = took
-    return seconds
-
-
-def _seconds_of_step(row: Row, work: Workload, clock: Callable[[], float]) -> float:
-    """Seconds of a step per update; attaching the regularizer is not counted, garbage is collected before."""
-    with STEPS[row.kind](row, work, False) as step:
-        gc.collect()
-        _synchronize()
-        start = clock()
-        step()
-        _synchronize()
-        return (clock() - start) / row.updates
-
-
-def _synchronize() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-
-
-# -- memory -----------------------------------------------------------------------------------------------------------
+            say(f"{row.title}: " + (f"repeat {repeat + 1} of {settings.repeats}" if repeat >= 0 else "warming up"))
+            with step_of(row, work) as step:
+                if row.epoch == 1:
+                    step()
+                gc.collect()
+                start = clock()
+                step()
+                seconds.loc[repeat, row.name] = (clock() - start) / row.updates
+    return seconds.loc[0:]
 
 
 def measure_peaks(rows: Sequence[Row], work: Workload, say: Say = print) -> dict[str, int]:
-    """The most bytes that are allocated at once, of every row, by its name; rows of kind `mean` have none.
+    """The most bytes that are allocated at once, of every row, by its name; rows that are a mean have none.
 
-    It is measured from before the method is attached, so that a copy of the model and its optimizer count.
+    It is measured over two steps, since some state is made at the end of the first, and from before the method is
+    attached, so that a copy of the model and its optimizer count.
     """
     peaks = {}
-    for row in (row for row in rows if row.kind in STEPS):
-        say(f"{row.title.strip()}: memory")
+    for row in (row for row in rows if row.of is None):
+        say(f"{row.title}: memory")
         gc.collect()
-        peaks[row.name] = (_peak_on_gpu if work.targets.is_cuda else _peak)(row, work)
+        peaks[row.name] = (_peak_on_gpu if work.targets.is_cuda else _peak)(row.light, work)
     return peaks
 
 
 def _peak_on_gpu(row: Row, work: Workload) -> int:
-    torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
-    with STEPS[row.kind](row, work, True) as step:
-        step()
-        torch.cuda.synchronize()
-        return torch.cuda.max_memory_allocated()
+    _two_steps(row, work)
+    return torch.cuda.max_memory_allocated()
 
 
 def _peak(row: Row, work: Workload) -> int:
     before = work.resident_bytes()
-    profiling = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
-    with _silent_stderr(), profiling as profiler, STEPS[row.kind](row, work, True) as step:
-        step()
+    with _silent_stderr(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        _two_steps(row, work)
     events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
     events.sort(key=lambda event: event.start_ns())
     return before + max(itertools.accumulate(event.nbytes() for event in events))
 
 
+def _two_steps(row: Row, work: Workload) -> None:
+    with step_of(row, work) as step:
+        step()
+        step()
+
+
 @contextmanager
 def _silent_stderr() -> Iterator[None]:
     """The profiler announces itself on the process's stderr, whatever its log level."""
-    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 2)
+    kept = os.dup(2)
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
     try:
         yield
     finally:
         os.dup2(kept, 2)
         os.close(kept)
-        os.close(nowhere)

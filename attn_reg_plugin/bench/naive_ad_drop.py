@@ -14,78 +14,64 @@ Two favours are done to it: the probe's graph is freed before the training forwa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from attn_reg_plugin.attention.selection import find_sites
 from attn_reg_plugin.attention.sites import AttentionSite
 
 
-class MaterializedAttention(TorchFunctionMode):
-    """While on, the attention of the given sites is softmax(QKᵀ + M)V, computed as it is written.
+@contextmanager
+def materialized(
+    sites: Sequence[AttentionSite], keep: Mapping[str, Tensor] | None = None
+) -> Iterator[tuple[dict[str, Tensor], dict[str, Tensor]]]:
+    """While open, the attention of the sites is softmax(QKᵀ + M)V, computed as it is written.
 
     It takes the place of the fused kernel that the sites call; all other attention runs as usual.
 
-    Attributes:
-        maps, valid: A in the autograd graph, after dropout, and bool, True = the key exists, both (B, H, T, S), by the
-            site's name; filled while `recorded`.
-        keep: bool (B, H, T, S) by the site's name, True = attend; set it to mask a forward.
+    Args:
+        keep: bool (B, H, T, S) by the site's name, True = attend; without it all that exists is attended, and recorded.
+
+    Yields:
+        A in the autograd graph, after dropout, and bool, True = the key exists, both (B, H, T, S), by the site's name.
     """
+    maps, exists, announced = {}, {}, []
+    fused = F.scaled_dot_product_attention
 
-    def __init__(self, sites: Sequence[AttentionSite]) -> None:
-        super().__init__()
-        self.sites, self.recorded = sites, True
-        self.maps, self.valid, self.keep = ({} for _ in range(3))
-        self._next: str | None = None
-
-    def __enter__(self) -> MaterializedAttention:
-        """Make the sites' modules say when they attend: a site asks for its mask right before its attention."""
-        for site in self.sites:
-            site.backend.open(site)
-            site.ask(sampler=partial(self._announce, site.name))
-        return super().__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        """Leave the model as it was."""
-        super().__exit__(*error)
-        for site in self.sites:
-            site.clear()
-            site.backend.close(site)
-
-    def _announce(self, name: str, *_: Any) -> None:
-        self._next = name
-
-    def __torch_function__(self, function: Callable, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Let everything pass but the attention of an announced site."""
-        if function is not F.scaled_dot_product_attention or self._next is None:
-            return function(*args, **(kwargs or {}))
-        return self._attend(*args, **(kwargs or {}))
-
-    def _attend(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Any = None, dropout_p: float = 0.0, *, scale: Any = None
+    def attend(
+        query: Tensor, key: Tensor, value: Tensor, mask: Any = None, dropout_p: float = 0.0, *more: Any, **named: Any
     ) -> Tensor:
-        """(B, H, T, D), (B, H, S, D) and (B, H, S, D) give (B, H, T, D); `mask` as the fused kernel takes it."""
-        name, self._next = self._next, None
+        if not announced:
+            return fused(query, key, value, mask, dropout_p, *more, **named)
+        name, scale = announced.pop(), named.get("scale")
         scores = query @ key.transpose(-1, -2) * (query.size(-1) ** -0.5 if scale is None else scale)
         valid = torch.ones_like(scores, dtype=torch.bool)
         if mask is not None and mask.is_floating_point():
             scores, valid = scores + mask, valid & (mask > float("-inf"))
         elif mask is not None:
             scores, valid = scores.masked_fill(~mask, float("-inf")), valid & mask
-        keep = self.keep.get(name)
         if keep is not None:  # a row that lost every key is uniform over those that exist
-            dead = ~keep.any(-1, keepdim=True)
-            scores = scores.masked_fill(~(keep | dead), float("-inf")).masked_fill(dead & valid, 0.0)
+            dead = ~keep[name].any(-1, keepdim=True)
+            scores = scores.masked_fill(~(keep[name] | dead), float("-inf")).masked_fill(dead & valid, 0.0)
         weights = F.dropout(scores.softmax(-1), dropout_p)
-        if self.recorded:
-            self.maps[name], self.valid[name] = weights, valid
+        if keep is None:
+            maps[name], exists[name] = weights, valid
         return weights @ value
+
+    with ExitStack() as opened, mock.patch.object(F, "scaled_dot_product_attention", attend):
+        for site in sites:
+            site.backend.open(site)
+            opened.callback(site.backend.close, site)
+            opened.callback(site.clear)
+            # a site asks for its mask right before its attention
+            site.ask(sampler=lambda *_, name=site.name: announced.append(name))
+        yield maps, exists
 
 
 def naive_candidates(attribution: Tensor, valid: Tensor, p: float) -> Tensor:
@@ -106,6 +92,20 @@ def naive_candidates(attribution: Tensor, valid: Tensor, p: float) -> Tensor:
     return valid & (attribution.float() >= threshold) & (index < count)
 
 
+def naive_masks(
+    model: nn.Module, inputs: Mapping[str, Any], objective: Callable[[Any], Tensor], select: str, p: float, q: float
+) -> dict[str, Tensor]:
+    """Probe and attribute a model: the keep masks, bool (B, H, T, S), by the site's name."""
+    keep = {}
+    with materialized(find_sites(model, select)) as (maps, exists):
+        scalar = objective(model(**inputs))
+        for name, weights in maps.items():
+            (attribution,) = torch.autograd.grad(scalar, weights, retain_graph=True)
+            candidates = naive_candidates(attribution, exists[name], p)
+            keep[name] = exists[name] & ~(candidates & (torch.rand(candidates.shape, device=candidates.device) < q))
+    return keep
+
+
 def naive_forward(
     model: nn.Module,
     inputs: Mapping[str, Any],
@@ -114,28 +114,15 @@ def naive_forward(
     select: str = "encoder.self",
     p: float = 0.3,
     q: float = 0.3,
-) -> tuple[Any, dict[str, Tensor]]:
-    """Probe and attribute a model in training mode, and run it with the masks.
+) -> Any:
+    """Probe and attribute a model in training mode, and return its outputs under the masks.
 
     Args:
         inputs: the forward's arguments by name.
         objective: F, a scalar of the model's outputs.
         select: a `SiteSelector` pattern.
         p, q: the ratio of candidates a row and the probability to drop one, in [0, 1].
-
-    Returns:
-        The model's outputs, and the keep masks, bool (B, H, T, S), by the site's name.
     """
-    with MaterializedAttention(find_sites(model, select)) as attention:
-        scalar = objective(model(**inputs))
-        keep = {}
-        for name, weights in attention.maps.items():
-            (attribution,) = torch.autograd.grad(scalar, weights, retain_graph=True)
-            candidates = naive_candidates(attribution, attention.valid[name], p)
-            dropped = candidates & (torch.rand(candidates.shape, device=candidates.device) < q)
-            keep[name] = attention.valid[name] & ~dropped
-        del scalar, attribution, weights
-        attention.maps.clear()
-        attention.valid.clear()
-        attention.recorded, attention.keep = False, keep
-        return model(**inputs), keep
+    keep = naive_masks(model, inputs, objective, select, p, q)  # whose graph is gone by now
+    with materialized(find_sites(model, select), keep):
+        return model(**inputs)

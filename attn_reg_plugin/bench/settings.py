@@ -1,4 +1,4 @@
-"""The settings of `attn-reg bench`, and the sizes of its models; they need no torch, so that help is quick."""
+"""The settings of `attn-reg bench`, and the batches of its models; they need no torch, so that help is quick."""
 
 from __future__ import annotations
 
@@ -9,23 +9,19 @@ from typing import ClassVar, NamedTuple
 from attn_reg_plugin.configuration import setting
 
 
-class Size(NamedTuple):
-    """A model and a batch: layers per stack, C, feed-forward size, H; and the defaults of the settings."""
+class Batch(NamedTuple):
+    """The defaults of the settings of a size."""
 
-    layers: int
-    width: int
-    inner: int
-    heads: int
     vocabulary: int
     batch: int
     length: int
 
 
-_TINY = Size(2, 32, 64, 2, vocabulary=50, batch=4, length=8)
-#: family -> size; base: Vaswani et al. 2017, Devlin et al. 2019; tiny: for a quick check
-SIZES = {
-    "fairseq": {"base": Size(6, 512, 2048, 8, vocabulary=8000, batch=16, length=64), "tiny": _TINY},
-    "bert": {"base": Size(12, 768, 3072, 12, vocabulary=30522, batch=16, length=128), "tiny": _TINY},
+_TINY = Batch(vocabulary=50, batch=4, length=8)
+#: family -> size -> batch; base: Vaswani et al. 2017, Devlin et al. 2019; tiny: for a quick check
+BATCHES = {
+    "fairseq": {"base": Batch(vocabulary=8000, batch=16, length=64), "tiny": _TINY},
+    "bert": {"base": Batch(vocabulary=30522, batch=16, length=128), "tiny": _TINY},
 }
 
 
@@ -43,7 +39,7 @@ class Settings:
     )
 
     family: str = setting(
-        "fairseq's Transformer, or Hugging Face's BERT as a classifier", "fairseq", choices=tuple(SIZES)
+        "fairseq's Transformer, or Hugging Face's BERT as a classifier", "fairseq", choices=tuple(BATCHES)
     )
     size: str = setting("of the model", "base", choices=("base", "tiny"))
     batch: int | None = setting(
@@ -70,7 +66,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         """Take what is not given from the size, and check what goes together."""
-        size = SIZES[self.family][self.size]
+        size = BATCHES[self.family][self.size]
         self.batch, self.length = self.batch or size.batch, self.length or size.length
         self.vocabulary = self.vocabulary or size.vocabulary
         if self.clock == "cpu" and self.device == "cuda":

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from attn_reg_plugin.corpora import phrasebook
 from attn_reg_plugin.corpora.options import HUB, PhrasebookOptions, PrepareOptions, TextOptions
-from attn_reg_plugin.files import find_text, one_line, read_lines
+from attn_reg_plugin.files import find_text, names_in, one_line, read_lines, reason_of
 
 #: the data set on the Hugging Face hub; its splits, their names for fairseq, and their titles
 WMT16 = "wmt/wmt16"
@@ -90,8 +90,7 @@ def find_files(options: TextOptions) -> dict[str, tuple[Path, Path]]:
         paths = [find_text(folder, name) for name in names]
         if paths[0] is None or paths[1] is None:
             missing = " and no ".join(name for name, path in zip(names, paths, strict=True) if path is None)
-            there = ", ".join(sorted(path.name for path in folder.iterdir())) or "nothing"
-            raise FileNotFoundError(f"{folder} has no {missing} (plain or .gz); it has: {there}")
+            raise FileNotFoundError(f"{folder} has no {missing} (plain or .gz); it has: {names_in(folder)}")
         found[stem] = paths[0], paths[1]
     return found
 
@@ -179,10 +178,9 @@ def _refused(configuration: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        reason = (str(error).splitlines() or [""])[0]
         raise ValueError(
-            f"{WMT16} ({configuration}) could not be read through the datasets library ({type(error).__name__}: "
-            f"{reason}): give --source a folder of parallel files instead"
+            f"{WMT16} ({configuration}) could not be read through the datasets library ({reason_of(error)}): give "
+            "--source a folder of parallel files instead"
         ) from error
 
 

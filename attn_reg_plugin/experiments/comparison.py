@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from attn_reg_plugin.configuration import setting
 from attn_reg_plugin.experiments.data_folder import sha256_of
-from attn_reg_plugin.experiments.executing import carry_out, visible_gpus
-from attn_reg_plugin.experiments.flags import START, Flags, named, parsed, words_of
-from attn_reg_plugin.experiments.runs import Run
+from attn_reg_plugin.experiments.running.executor import carry_out, visible_gpus
+from attn_reg_plugin.experiments.running.flags import START, Flags, named, parsed, words_of
+from attn_reg_plugin.experiments.running.run import Run
 from attn_reg_plugin.files import lock_folder
 
 if TYPE_CHECKING:

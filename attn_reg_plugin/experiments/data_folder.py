@@ -9,16 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from attn_reg_plugin.files import read_bytes, sha256
-
-
-def raw_lines(path: Path) -> list[str]:
-    """The lines of a UTF-8 file as they are: split at newlines only (a text may hold other line separators)."""
-    try:
-        text = read_bytes(path).decode("utf-8")
-    except UnicodeDecodeError:
-        raise ValueError(f"{path} is not UTF-8 text") from None
-    return text.removesuffix("\n").split("\n") if text else []
+from attn_reg_plugin.dictionaries import read_index
+from attn_reg_plugin.files import raw_lines, sha256
 
 
 def refuse_split(name: str, path: str | Path) -> None:
@@ -64,10 +56,9 @@ class DataFolder:
         return self.root / "bin"
 
     def pairs(self) -> int:
-        """The number of training pairs, from the header of fairseq's index; 0 where that has another format."""
-        with (self.bin / f"train.{self.source}-{self.target}.{self.target}.idx").open("rb") as file:
-            header = file.read(26)  # the format, its version and the type of the pieces, before an unsigned long
-        return int.from_bytes(header[18:], "little") if header.startswith(b"MMIDIDX") else 0
+        """The number of training pairs, from fairseq's index; 0 where that has another format than mmap."""
+        index = read_index(self.bin / f"train.{self.source}-{self.target}.{self.target}.idx")
+        return 0 if index is None else len(index[1])
 
     def references(self, subset: str) -> list[str]:
         """The raw reference translations of a subset."""

@@ -17,7 +17,6 @@ from threading import Event
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from attn_reg_plugin.configuration import flag_of, setting
-from attn_reg_plugin.experiments.checks import updates_of
 from attn_reg_plugin.experiments.comparison import (
     CHOOSING,
     DATA,
@@ -29,9 +28,10 @@ from attn_reg_plugin.experiments.comparison import (
     schedule_flags,
 )
 from attn_reg_plugin.experiments.data_folder import digest_of, refuse_split
-from attn_reg_plugin.experiments.executing import RunError
-from attn_reg_plugin.experiments.flags import UNTUNED, named
-from attn_reg_plugin.experiments.runs import HELD_OUT, LABELLED, Run
+from attn_reg_plugin.experiments.running.checks import updates_of
+from attn_reg_plugin.experiments.running.executor import RunError
+from attn_reg_plugin.experiments.running.flags import UNTUNED, named
+from attn_reg_plugin.experiments.running.run import HELD_OUT, LABELLED, Run
 
 if TYPE_CHECKING:
     from attn_reg_plugin.experiments.methods import Method

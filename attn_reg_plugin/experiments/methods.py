@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from attn_reg_plugin.experiments.flags import UNTUNED, Flags, completed, option_flag, parsed
+from attn_reg_plugin.experiments.running.flags import UNTUNED, Flags, completed, option_flag, parsed
 from attn_reg_plugin.regularizers import REGISTRY, build, options_of
 from attn_reg_plugin.regularizers.base.registry import presets_of
 

@@ -39,8 +39,8 @@ from attn_reg_plugin.configuration import (
     sections_of,
     values_of,
 )
-from attn_reg_plugin.experiments.executing import RunError
-from attn_reg_plugin.experiments.flags import words_of
+from attn_reg_plugin.experiments.running.executor import RunError
+from attn_reg_plugin.experiments.running.flags import words_of
 
 #: section -> (module, the dataclass of its settings, the function or the method that carries them out)
 STEPS: dict[str, tuple[str, str, str]] = {
@@ -52,7 +52,7 @@ STEPS: dict[str, tuple[str, str, str]] = {
     "finetune": ("attn_reg_plugin.experiments.fine_tuning", "FineTuning", ".carry_out"),
     "sweep": ("attn_reg_plugin.experiments.sweep.settings", "Sweep", ".carry_out"),
     "export": ("attn_reg_plugin.experiments.converting", "Export", ".write"),
-    "report": ("attn_reg_plugin.experiments.reporting", "Report", ".publish"),
+    "report": ("attn_reg_plugin.experiments.report.settings", "Report", ".publish"),
     "bench": ("attn_reg_plugin.bench.settings", "Settings", ".publish"),
 }
 #: of the values in `each`

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from attn_reg_plugin.configuration import setting
 from attn_reg_plugin.dictionaries import check_binaries
-from attn_reg_plugin.experiments.checks import updates_of
 from attn_reg_plugin.experiments.comparison import (
     CHOOSING,
     SCHEDULERS,
@@ -26,10 +25,11 @@ from attn_reg_plugin.experiments.comparison import (
     Comparison,
     schedule_flags,
 )
-from attn_reg_plugin.experiments.data_folder import DataFolder, digest_of, raw_lines, refuse_split
-from attn_reg_plugin.experiments.flags import START, UNTUNED, named, parsed, words_of
-from attn_reg_plugin.experiments.runs import TRANSLATION, USER_DIR, Run
-from attn_reg_plugin.files import write_text
+from attn_reg_plugin.experiments.data_folder import DataFolder, digest_of, refuse_split
+from attn_reg_plugin.experiments.running.checks import updates_of
+from attn_reg_plugin.experiments.running.flags import START, UNTUNED, named, parsed, words_of
+from attn_reg_plugin.experiments.running.run import TRANSLATION, USER_DIR, Run
+from attn_reg_plugin.files import raw_lines, write_text
 
 if TYPE_CHECKING:
     from attn_reg_plugin.experiments.methods import Method

@@ -16,6 +16,7 @@ from itertools import islice
 from typing import Any
 
 from attn_reg_plugin.labelled.examples import Example
+from attn_reg_plugin.labelled.sampling import check_range
 from attn_reg_plugin.labelled.task_table import CLASSIFICATION, MULTIPLE_CHOICE, LabelledTask
 
 #: in front of the examples of evaluation: nothing, or a planted word drawn at random
@@ -48,16 +49,13 @@ class Corruption:
     seed: int = 1
 
     def __post_init__(self) -> None:
-        evaluations = " or ".join(AT_EVALUATION)
-        different = all(map(str.strip, self.words)) and len(set(self.words)) == len(self.words)
-        for flag, value, fits, allowed in (
-            ("--label-noise", self.label_noise, 0 <= self.label_noise < 1, "lie in [0, 1)"),
-            ("--shortcut", self.shortcut, 0 <= self.shortcut <= 1, "lie in [0, 1]"),
-            ("--shortcut-words", ",".join(self.words), different, "be different words with commas"),
-            ("--shortcut-at-evaluation", self.at_evaluation, self.at_evaluation in AT_EVALUATION, f"be {evaluations}"),
-        ):
-            if not fits:
-                raise ValueError(f"{flag} is {value}, but must {allowed}")
+        check_range("--label-noise", self.label_noise, "[0, 1)")
+        check_range("--shortcut", self.shortcut, "[0, 1]")
+        if not all(map(str.strip, self.words)) or len(set(self.words)) < len(self.words):
+            raise ValueError(f"--shortcut-words is {','.join(self.words)}, but must be different words with commas")
+        if self.at_evaluation not in AT_EVALUATION:
+            allowed = " or ".join(AT_EVALUATION)
+            raise ValueError(f"--shortcut-at-evaluation is {self.at_evaluation}, but must be {allowed}")
         unused = {"--shortcut-words": self.words, "--shortcut-at-evaluation": self.at_evaluation != AT_EVALUATION[0]}
         for name, given in unused.items():
             if given and not self.shortcut:

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from attn_reg_plugin.files import reason_of
 from attn_reg_plugin.labelled.examples import ChoiceExample, Example, TaggedSentence, TextExample
 from attn_reg_plugin.labelled.task_table import TAGGING, LabelledTask
 from attn_reg_plugin.regularizers.ad_drop.objectives import IGNORED
@@ -58,8 +59,7 @@ def load_tokenizer(path: str, task: LabelledTask) -> Any:
     try:
         tokenizer = AutoTokenizer.from_pretrained(path)
     except (OSError, ValueError) as error:
-        reason = (str(error).splitlines() or [""])[0]
-        raise ValueError(f"the tokenizer of {path} could not be loaded ({type(error).__name__}: {reason})") from error
+        raise ValueError(f"the tokenizer of {path} could not be loaded ({reason_of(error)})") from error
     if not tokenizer.is_fast:
         raise ValueError(f"{path} has {type(tokenizer).__name__}, a slow tokenizer; a fast one is needed")
     if task.kind == TAGGING:

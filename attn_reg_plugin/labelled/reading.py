@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from attn_reg_plugin.files import find_text
+from attn_reg_plugin.files import find_text, names_in, reason_of
 from attn_reg_plugin.labelled.examples import ChoiceExample, Example, TaggedSentence, TextExample
 from attn_reg_plugin.labelled.rows import Row, read_rows
 from attn_reg_plugin.labelled.task_table import (
@@ -151,10 +151,9 @@ def find_split(task: LabelledTask, folder: Path, split: str) -> Path:
             logger.info(f"{folder} has no validation set; as in the papers, {found[0].name} is taken for it")
         if found:
             return found[0]
-    there = ", ".join(sorted(path.name for path in folder.iterdir())) or "nothing"
     raise ValueError(
         f"{folder} has no {' and no '.join(names)} (plain or .gz) for the split {split!r} of task {task.name}; it has: "
-        f"{there}"
+        f"{names_in(folder)}"
     )
 
 
@@ -178,10 +177,8 @@ def _hub_rows(task: LabelledTask, source: str, split: str) -> tuple[str, list[Ro
 
         data = datasets.load_dataset(hub.path, hub.name, split=name)
     except Exception as error:
-        reason = (str(error).splitlines() or [""])[0]
         raise ValueError(
-            f"{place} could not be read through the datasets library ({type(error).__name__}: {reason}): give a "
-            "folder instead"
+            f"{place} could not be read through the datasets library ({reason_of(error)}): give a folder instead"
         ) from error
     if split == "valid" and name == HUB_SPLITS["test"]:
         logger.info(f"{hub.path} has no validation set; as in the papers, {name} is taken for it")

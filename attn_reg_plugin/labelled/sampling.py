@@ -9,6 +9,7 @@ from typing import Any
 
 from attn_reg_plugin.labelled.examples import Example
 from attn_reg_plugin.labelled.task_table import CLASSIFICATION, LabelledTask
+from attn_reg_plugin.regularizers.base.options import Interval
 
 
 def sample_of(examples: Sequence[Example], count: int, seed: int = 1) -> list[Example]:
@@ -18,6 +19,12 @@ def sample_of(examples: Sequence[Example], count: int, seed: int = 1) -> list[Ex
     """
     chosen = random.Random(seed).sample(range(len(examples)), min(count, len(examples)))
     return [examples[index] for index in sorted(chosen)]
+
+
+def check_range(flag: str, value: float, within: str) -> None:
+    """Refuse a flag's number outside an `Interval`, by a ValueError."""
+    if value not in (allowed := Interval(within)):
+        raise ValueError(f"{flag} is {value}, but must {allowed}")
 
 
 @dataclass(frozen=True)
@@ -42,14 +49,10 @@ class Sampling:
     held_out: float = 0.0
 
     def __post_init__(self) -> None:
-        for flag, value, fits, allowed in (
-            ("--train-examples", self.examples, self.examples >= 0, "be at least 0"),
-            ("--train-per-class", self.per_class, self.per_class >= 0, "be at least 0"),
-            ("--train-fraction", self.fraction, 0 < self.fraction <= 1, "lie in (0, 1]"),
-            ("--held-out", self.held_out, 0 <= self.held_out < 1, "lie in [0, 1)"),
-        ):
-            if not fits:
-                raise ValueError(f"{flag} is {value}, but must {allowed}")
+        check_range("--train-examples", self.examples, "[0, inf)")
+        check_range("--train-per-class", self.per_class, "[0, inf)")
+        check_range("--train-fraction", self.fraction, "(0, 1]")
+        check_range("--held-out", self.held_out, "[0, 1)")
         given = {"examples": self.examples, "fraction": self.fraction < 1, "per-class": self.per_class}
         if len(names := [f"--train-{name}" for name, value in given.items() if value]) > 1:
             raise ValueError(f"{' and '.join(names)} cannot be given together: each says which part is trained on")

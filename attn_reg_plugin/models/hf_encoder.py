@@ -22,6 +22,7 @@ from torch import Tensor
 
 from attn_reg_plugin.checkpoints import WEIGHTS
 from attn_reg_plugin.configuration import setting
+from attn_reg_plugin.files import reason_of
 from attn_reg_plugin.labelled.task_table import CLASSIFICATION, MULTIPLE_CHOICE, REGRESSION, TAGGING, LabelledTask
 from attn_reg_plugin.regularizers.ad_drop.objectives import logits_of
 
@@ -160,7 +161,7 @@ def load_config(path: str) -> "PreTrainedConfig":
         return _transformers().AutoConfig.from_pretrained(path)
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(
-            f"--hf-model {path}: neither a folder of a model nor a name that the hub gives ({_reason(error)})"
+            f"--hf-model {path}: neither a folder of a model nor a name that the hub gives ({reason_of(error)})"
         ) from error
 
 
@@ -211,7 +212,7 @@ def build_head(config: "PreTrainedConfig", kind: str, weights: str | None = None
         return head.from_pretrained(weights, config=config, dtype=torch.float32, ignore_mismatched_sizes=True)
     except Exception as error:  # safetensors, torch and pickle have their own for a damaged file
         raise ValueError(
-            f"--hf-model {weights}: its weights{_files_of(weights)} cannot be read ({_reason(error)}); "
+            f"--hf-model {weights}: its weights{_files_of(weights)} cannot be read ({reason_of(error)}); "
             "--hf-from-config would start from random ones"
         ) from error
 
@@ -220,7 +221,3 @@ def _files_of(folder: str) -> str:
     """Name the files of weights in a folder; nothing of a name on the hub."""
     names = sorted(path.name for pattern in WEIGHTS for path in Path(folder).glob(pattern))
     return f" ({', '.join(names)})" if names else ""
-
-
-def _reason(error: Exception) -> str:
-    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from attn_reg_plugin.checkpoints import load_weights
+from attn_reg_plugin.files import reason_of
 from attn_reg_plugin.opus_mt.tokenization import CONFIG, GENERATION, OpusMTTokenizer, read_json
 
 if TYPE_CHECKING:
@@ -112,8 +113,7 @@ def download(name: str) -> Path:
             if (folder / weights).is_file():
                 break
     except Exception as error:  # no network, no such model, no disk: the hub has its own error for each
-        reason = (str(error).strip().splitlines() or ["no reason given"])[0]
-        raise ValueError(f"the model {name} could not be downloaded ({type(error).__name__}: {reason})") from None
+        raise ValueError(f"the model {name} could not be downloaded ({reason_of(error)})") from None
     return folder
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from attn_reg_plugin.dictionaries import SPECIAL, write_dictionary
-from attn_reg_plugin.files import read_json
+from attn_reg_plugin.files import first_line, read_json
 
 VOCABULARY, TARGET_VOCABULARY, TOKENIZER = "vocab.json", "target_vocab.json", "tokenizer_config.json"
 SOURCE_MODEL, TARGET_MODEL = "source.spm", "target.spm"
@@ -145,8 +145,7 @@ def _load(folder: Path) -> Any:
         try:
             return MarianTokenizer.from_pretrained(folder)
         except Exception as error:  # transformers has an error of its own for everything
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise ValueError(f"{folder} has a tokenizer that transformers cannot load ({reason})") from None
+            raise ValueError(f"{folder} has a tokenizer that transformers cannot load ({first_line(error)})") from None
 
 
 def copy_files(folder: Path, destination: Path) -> None:

@@ -22,7 +22,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from attn_reg_plugin.attention.selection import SiteSelector
-from attn_reg_plugin.experiments.training_log import finite, record_of
+from attn_reg_plugin.experiments.running.training_log import finite, record_of
 from attn_reg_plugin.regularizers.scheduled_dropout import Curve, Schedule
 
 #: of lines, so that they can be told apart in grey

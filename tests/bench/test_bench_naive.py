@@ -41,7 +41,7 @@ def test_the_gradients_are_ours(family: str, select: str, p: float, q: float) ->
     other = copy.deepcopy(work)
     how = {"p": p, "q": q}
     classes = [type(module) for module in work.model.modules()]
-    theirs = _gradients(work, naive_forward(work.model, work.inputs, work.objective, select=select, **how)[0])
+    theirs = _gradients(work, naive_forward(work.model, work.inputs, work.objective, select=select, **how))
     regularizer = ADDrop(**how, sites=select, cross_tuning="off")
     with regularizer.attach(other.model):
         ours = _gradients(other, other.model(**other.inputs))

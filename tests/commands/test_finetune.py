@@ -13,13 +13,13 @@ import pytest
 import torch
 
 from attn_reg_plugin.cli import main
-from attn_reg_plugin.experiments import runs as runs_module
 from attn_reg_plugin.experiments import trained as trained_module
-from attn_reg_plugin.experiments.checks import check_runs
 from attn_reg_plugin.experiments.fine_tuning import FineTuning
 from attn_reg_plugin.experiments.methods import known_methods, select_methods
 from attn_reg_plugin.experiments.predicted import file_of, read_predictions, write_predictions
-from attn_reg_plugin.experiments.runs import Run
+from attn_reg_plugin.experiments.running import checks
+from attn_reg_plugin.experiments.running import run as runs_module
+from attn_reg_plugin.experiments.running.run import Run
 from attn_reg_plugin.experiments.trained import Trained
 from attn_reg_plugin.labelled import IGNORED, REGRESSION, TAGGING, LabelledTask, read_split
 from attn_reg_plugin.labelled.metrics import SENTENCE_END, tag_codes
@@ -86,7 +86,7 @@ def test_the_plan(rte: list[str]) -> None:
 def test_settings_become_flags_that_fairseq_takes(rte: list[str], words: list[str], expected: str) -> None:
     (run,) = planned(*rte, "--max-length", "40", "--seeds", "2", *words)
     assert re.search(expected, said(run))
-    check_runs([run])
+    checks.check_runs([run])
 
 
 def test_files_of_ones_own_are_described_by_flags(rte: list[str], tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_files_of_ones_own_are_described_by_flags(rte: list[str], tmp_path: Path
     (run,) = planned(*words)
     assert "--text-columns title,body" in said(run) and "--labelled" not in said(run)
     assert (run.settings["task"], run.settings["labels"]) == ("mine", ["no", "yes"])
-    check_runs([run])
+    checks.check_runs([run])
     for words, reason in (
         ([*rte, *columns], "--: rte is a task with files of its own; leave --text-columns out"),
         (["classification", "hub", *rte[2:], *columns], "classification is for files of your own, but DATA is hub"),
@@ -175,7 +175,7 @@ def test_what_cannot_work_is_said_before_anything_is_written(
 
 
 def test_what_can_work_is_let_through(rte: list[str]) -> None:
-    check_runs(planned(*rte, "--max-length", "40", methods=",".join(known_methods(FineTuning.without))))
+    checks.check_runs(planned(*rte, "--max-length", "40", methods=",".join(known_methods(FineTuning.without))))
 
 
 def test_a_run_is_of_its_data_and_its_model(rte: list[str], tmp_path: Path) -> None:
@@ -228,7 +228,9 @@ def test_updates_are_counted_with_the_flags_that_change_them(rte: list[str]) -> 
 
 def test_batches_are_counted_once_for_all_seeds(rte: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    monkeypatch.setattr("attn_reg_plugin.experiments.checks._counted", lambda one, _: asked.append(one.method) or 7)
+    monkeypatch.setattr(
+        "attn_reg_plugin.experiments.running.checks._counted", lambda one, _: asked.append(one.method) or 7
+    )
     runs = planned(*rte, "--seeds", "1,2", "--", "--max-tokens", "40", methods="plain,ad_drop")
     assert asked == ["plain", "ad_drop"] and {one.flags["total-num-update"] for one in runs} == {7}
 

@@ -72,7 +72,7 @@ def test_vocabularies_that_do_not_suit_the_text_are_refused(tmp_path: Path) -> N
         (b"a x\n", "line 1: 'a x' is not"),
         (b"a 1\nb 1\na 2\n", "line 3: 'a' a second time"),
         (b"<pad> 1\n", "line 1: '<pad>' a second time, or one of fairseq's own"),
-        (b"\xff 1\n", "it is not UTF-8 text"),
+        (b"\xff 1\n", "dict.txt is not UTF-8 text"),
     ],
 )
 def test_dictionaries_that_fairseq_would_not_read(content: bytes, said: str, tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def task_of(run: Any) -> Any:
     """The task that fairseq-train sets up for a run."""
     from fairseq import tasks
 
-    from attn_reg_plugin.experiments.dry_run import parse_command
+    from attn_reg_plugin.experiments.running.dry_run import parse_command
     from attn_reg_plugin.tasks.fairseq_settings import FAIRSEQ_SETTINGS
 
     args = parse_command(run.train_command(), "training")
@@ -70,5 +70,5 @@ def _carry_out(words: list[str], log: str) -> None:
 def quick_starts() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         forking = SimpleNamespace(**{**vars(subprocess), "Popen": start_forked})
-        patch.setattr("attn_reg_plugin.experiments.executing.subprocess", forking)
+        patch.setattr("attn_reg_plugin.experiments.running.executor.subprocess", forking)
         yield

@@ -13,11 +13,11 @@ pytest.importorskip("fairseq")
 
 from attn_reg_plugin import configuration
 from attn_reg_plugin.cli import _parsed, main
-from attn_reg_plugin.experiments import runs
-from attn_reg_plugin.experiments.checks import check_runs
-from attn_reg_plugin.experiments.data_folder import raw_lines
 from attn_reg_plugin.experiments.methods import select_methods
+from attn_reg_plugin.experiments.running import run as runs
+from attn_reg_plugin.experiments.running.checks import check_runs
 from attn_reg_plugin.experiments.translation import TranslationComparison
+from attn_reg_plugin.files import raw_lines
 from tests.experiments.starting import task_of
 from tests.experiments.toy_corpus import empty_corpus
 from tests.tasks.fairseq_runs import make_corpus
@@ -147,6 +147,7 @@ SPLITS = "has ':', at which fairseq splits paths; give"
         ("data", "runs", "bin/train.en-ro.en.idx bin/train.en-ro.ro.idx", "has no training data"),
         ("data", "runs", "bin/test.en-ro.en.idx bin/test1.en-ro.en.idx", "has no test data"),
         ("data", "runs", "", "bin/test1.en-ro.en.idx is damaged, or is not an index"),
+        ("data", "runs", "", "bin/train.en-ro.ro.idx is damaged, or is not an index"),
         ("data", "runs", "raw/test1.ro", "raw/test1.ro is missing; make it with `attn-reg prepare`"),
     ],
 )
@@ -164,7 +165,7 @@ def test_a_folder_that_cannot_be_used_is_refused(
     for name in missing.split():
         (Path(data) / name).rename(tmp_path / Path(name).name)
     if "damaged" in said:
-        (Path(data) / "bin/test1.en-ro.en.idx").write_bytes(b"garbage")
+        (Path(data) / said.split()[0]).write_bytes(b"garbage")
     assert main(["compare", data, "--out", out]) == 2
     assert said in capsys.readouterr().err
     assert not Path(out).exists()

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from attn_reg_plugin.experiments.flags import parsed, words_of
 from attn_reg_plugin.experiments.methods import BASELINES, Method, known_methods, select_methods
+from attn_reg_plugin.experiments.running.flags import parsed, words_of
 from attn_reg_plugin.regularizers.base import REGISTRY
 from attn_reg_plugin.regularizers.base.registry import presets_of
 

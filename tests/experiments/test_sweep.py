@@ -18,13 +18,13 @@ from scipy.stats import ttest_ind
 
 from attn_reg_plugin import cli, configuration
 from attn_reg_plugin.cli import main
-from attn_reg_plugin.experiments import runs
-from attn_reg_plugin.experiments.executing import RunError
+from attn_reg_plugin.experiments.running import run as runs
+from attn_reg_plugin.experiments.running.executor import RunError
+from attn_reg_plugin.experiments.running.training_log import read_log
 from attn_reg_plugin.experiments.steps import plan
 from attn_reg_plugin.experiments.sweep.report import gain
 from attn_reg_plugin.experiments.sweep.search import Side
 from attn_reg_plugin.experiments.sweep.settings import Arm, Sweep
-from attn_reg_plugin.experiments.training_log import read_log
 from tests.models.hf_folders import make_encoder, make_rte
 from tests.test_examples import example
 

@@ -13,8 +13,8 @@ import torch
 import transformers
 
 from attn_reg_plugin.cli import main
-from attn_reg_plugin.experiments.dry_run import try_training
 from attn_reg_plugin.experiments.predicted import file_of, read_predictions, write_predictions
+from attn_reg_plugin.experiments.running.dry_run import try_training
 from attn_reg_plugin.experiments.trained import load_trained
 from attn_reg_plugin.labelled import (
     find_task,

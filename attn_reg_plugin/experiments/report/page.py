@@ -13,7 +13,6 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from attn_reg_plugin.experiments.flags import completed
 from attn_reg_plugin.experiments.report.curves import (
     Estimate,
     draw_curves,
@@ -31,6 +30,7 @@ from attn_reg_plugin.experiments.report.table import (
     notes_of,
     summarize,
 )
+from attn_reg_plugin.experiments.running.flags import completed
 from attn_reg_plugin.files import read_json
 
 #: curves that are drawn, at most: of some tasks a dozen figures are validated

@@ -13,12 +13,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from attn_reg_plugin.experiments.data_folder import raw_lines
 from attn_reg_plugin.experiments.predicted import read_predictions
 from attn_reg_plugin.experiments.report.differences import Key
 from attn_reg_plugin.experiments.report.examples import Examples, of_predictions, of_translations
-from attn_reg_plugin.experiments.runs import LABELLED, Run, read_runs
-from attn_reg_plugin.experiments.training_log import read_log
+from attn_reg_plugin.experiments.running.run import LABELLED, Run, read_runs
+from attn_reg_plugin.experiments.running.training_log import read_log
+from attn_reg_plugin.files import raw_lines
 
 #: figures that fairseq logs with every validation and that say nothing of the model
 _OF_THE_MACHINE = ("num_updates", "wps", "wpb", "bsz", "ups", "wall", "train_wall", "ppl")

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from attn_reg_plugin.experiments.report.differences import PLAIN, Difference, differences
 from attn_reg_plugin.experiments.report.results import RunResult, lower_is_better, result_of
-from attn_reg_plugin.experiments.runs import HELD_OUT, Run
+from attn_reg_plugin.experiments.running.run import HELD_OUT, Run
 from attn_reg_plugin.files import write_json, write_text
 from attn_reg_plugin.labelled import TASKS
 from attn_reg_plugin.terminal import show

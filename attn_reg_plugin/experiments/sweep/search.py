@@ -26,16 +26,16 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, Trial, TrialState
 from rich.console import Console
 
-from attn_reg_plugin.experiments.checks import check_runs
-from attn_reg_plugin.experiments.executing import Reporter, RunError, Slots, at_a_time, visible_gpus
-from attn_reg_plugin.experiments.flags import differing
+from attn_reg_plugin.experiments.running.checks import check_runs
+from attn_reg_plugin.experiments.running.executor import Reporter, RunError, Slots, at_a_time, visible_gpus
+from attn_reg_plugin.experiments.running.flags import differing
+from attn_reg_plugin.experiments.running.training_log import TrainingLog
 from attn_reg_plugin.experiments.sweep.report import publish
-from attn_reg_plugin.experiments.training_log import TrainingLog
 from attn_reg_plugin.files import FolderInUse, lock_folder
 from attn_reg_plugin.terminal import say
 
 if TYPE_CHECKING:
-    from attn_reg_plugin.experiments.runs import Run
+    from attn_reg_plugin.experiments.running.run import Run
     from attn_reg_plugin.experiments.sweep.settings import Arm, Sweep
 
 #: seconds between two looks for work

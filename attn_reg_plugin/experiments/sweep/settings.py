@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
     from attn_reg_plugin.experiments.comparison import Comparison
-    from attn_reg_plugin.experiments.runs import Run
+    from attn_reg_plugin.experiments.running.run import Run
 
 #: sections of the file, each the settings of a comparison whose runs are the trials
 BASES = ("finetune", "compare")

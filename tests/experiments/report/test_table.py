@@ -24,7 +24,7 @@ from attn_reg_plugin.experiments.report.table import (
     summarize,
     terminal_table,
 )
-from attn_reg_plugin.experiments.runs import read_runs
+from attn_reg_plugin.experiments.running.run import read_runs
 from tests.experiments.report.run_folders import make_comparison, make_fine_tuning
 
 

@@ -20,12 +20,12 @@ from typing import IO, TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from attn_reg_plugin.experiments.training_log import TrainingLog
+from attn_reg_plugin.experiments.running.training_log import TrainingLog
 from attn_reg_plugin.files import FolderInUse
 from attn_reg_plugin.terminal import say
 
 if TYPE_CHECKING:
-    from attn_reg_plugin.experiments.runs import Run
+    from attn_reg_plugin.experiments.running.run import Run
 
 #: seconds between two looks at a growing log, and at what another process works on
 POLL, WAIT = 0.3, 1.0
@@ -167,7 +167,7 @@ def carry_out(
     Raises:
         ValueError: a command cannot work, a folder holds a run with other settings, or a run failed (`RunError`).
     """
-    from attn_reg_plugin.experiments.checks import check_runs  # imports fairseq
+    from attn_reg_plugin.experiments.running.checks import check_runs  # imports fairseq
 
     check_runs(runs)
     for one in runs:

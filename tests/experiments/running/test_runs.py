@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 import torch
 
-from attn_reg_plugin.experiments import runs
 from attn_reg_plugin.experiments.comparison import digests_of_files
-from attn_reg_plugin.experiments.executing import RunError, at_a_time, execute
-from attn_reg_plugin.experiments.flags import named, parsed, words_of
-from attn_reg_plugin.experiments.runs import read_run, read_runs
-from attn_reg_plugin.experiments.training_log import TrainingLog, seconds_per_epoch
+from attn_reg_plugin.experiments.running import run as runs
+from attn_reg_plugin.experiments.running.executor import RunError, at_a_time, execute
+from attn_reg_plugin.experiments.running.flags import named, parsed, words_of
+from attn_reg_plugin.experiments.running.run import read_run, read_runs
+from attn_reg_plugin.experiments.running.training_log import TrainingLog, seconds_per_epoch
 from attn_reg_plugin.experiments.translation import TranslationRun, read_hypotheses
 from attn_reg_plugin.files import FolderInUse, lock_folder, write_json
 from tests.experiments.toy_corpus import empty_corpus

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType
 from typing import Any
 
-from attn_reg_plugin.experiments.runs import Run
+from attn_reg_plugin.experiments.running.run import Run
+from attn_reg_plugin.files import first_line
 
 #: held while the process's streams are replaced: of two threads one would put back what the other has put in place
 _SILENT = threading.RLock()
@@ -39,7 +40,7 @@ def check_runs(runs: Iterable[Run]) -> None:
 
 
 def _dry_run() -> ModuleType:
-    from attn_reg_plugin.experiments import dry_run  # in silence: fairseq opens the log as it is imported
+    from attn_reg_plugin.experiments.running import dry_run  # in silence: fairseq opens the log as it is imported
 
     return dry_run
 
@@ -80,7 +81,7 @@ def _tried(function: Callable[[], Any], title: str) -> Any:
         reason = (said.getvalue().strip().splitlines() or ["it asks for help, not for a training"])[-1]
         raise ValueError(f"{title}: {reason.partition('error: ')[2] or reason}") from None
     except (ValueError, OSError, AssertionError) as error:
-        raise ValueError(f"{title}: {(str(error).strip().splitlines() or [type(error).__name__])[0]}") from error
+        raise ValueError(f"{title}: {first_line(error)}") from error
 
 
 @contextlib.contextmanager

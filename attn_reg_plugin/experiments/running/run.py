@@ -17,12 +17,12 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
-from attn_reg_plugin.experiments.executing import RunError, execute, tail_of
-from attn_reg_plugin.experiments.flags import UNTUNED, differing, words_of
-from attn_reg_plugin.experiments.training_log import TrainingLog, read_log, seconds_per_epoch
+from attn_reg_plugin.experiments.running.executor import RunError, execute, tail_of
+from attn_reg_plugin.experiments.running.flags import UNTUNED, differing, words_of
+from attn_reg_plugin.experiments.running.training_log import TrainingLog, read_log, seconds_per_epoch
 from attn_reg_plugin.files import FolderInUse, lock_folder, read_json, write_json
 
-USER_DIR = Path(__file__).resolve().parents[1]
+USER_DIR = Path(__file__).resolve().parents[2]
 #: what must be in the part `training` of result.json
 _TRAINING = {"epochs", "best_epoch", "seconds_per_epoch", "figures"}
 #: kinds of runs
@@ -211,7 +211,7 @@ class Run:
         stop: Event | None = None,
         watch: Callable[[TrainingLog], None] = lambda log: None,
     ) -> None:
-        """Run a command with its output in a file of the folder, see `executing.execute`."""
+        """Run a command with its output in a file of the folder, see `executor.execute`."""
         text = f"{what} {self.name}"
         execute(command, self.folder / log, text, lock, watch, stop, self.threads, self.device)
 

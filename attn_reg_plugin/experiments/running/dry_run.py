@@ -16,10 +16,9 @@ from fairseq import options, tasks, utils
 from fairseq.models import import_models
 
 from attn_reg_plugin.checkpoints import WEIGHTS
+from attn_reg_plugin.experiments.running.run import USER_DIR
 from attn_reg_plugin.tasks.fairseq_settings import FAIRSEQ_SETTINGS, total_updates
 
-#: what `--user-dir` names
-USER_DIR = Path(__file__).resolve().parents[1]
 #: flags that name a file, which fairseq opens late
 _FILES = ("finetune_from_model", "load_checkpoint_heads", "srcdict", "tgtdict")
 

@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from attn_reg_plugin.experiments import checks, executing
-from attn_reg_plugin.experiments.executing import Slots, visible_gpus
-from attn_reg_plugin.experiments.runs import Run
+from attn_reg_plugin.experiments.running import checks, executor
+from attn_reg_plugin.experiments.running.executor import Slots, visible_gpus
+from attn_reg_plugin.experiments.running.run import Run
 from attn_reg_plugin.experiments.translation import TranslationComparison
 from attn_reg_plugin.files import FolderInUse, lock_folder, write_json
 
@@ -54,8 +54,8 @@ class ShortRun(Run):
 @pytest.fixture
 def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[ShortRun]:
     monkeypatch.setattr(checks, "check_runs", lambda all: None)
-    monkeypatch.setattr(executing, "WAIT", 0.05)
-    monkeypatch.setattr(executing, "POLL", 0.05)
+    monkeypatch.setattr(executor, "WAIT", 0.05)
+    monkeypatch.setattr(executor, "POLL", 0.05)
     names = [(method, seed) for seed in (1, 2) for method in ("plain", "ad_drop")]
     return [
         ShortRun(tmp_path / f"{method}-seed{seed}", {"method": method, "seed": seed, "flags": {}})
@@ -66,7 +66,7 @@ def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[ShortRun]:
 def carry_out(all: list[ShortRun], **how: Any) -> str:
     """What is said while the runs are done."""
     said = io.StringIO()
-    assert executing.carry_out(all, Console(file=said, width=200), 1, lambda one: "well", **how)
+    assert executor.carry_out(all, Console(file=said, width=200), 1, lambda one: "well", **how)
     return said.getvalue()
 
 
@@ -142,7 +142,7 @@ def test_gpus_are_lent(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_terminal_has_a_bar_over_all_runs(planned: list[ShortRun]) -> None:
     said = io.StringIO()
     console = Console(file=said, force_terminal=True, width=120)
-    assert executing.carry_out(planned, console, 1, lambda one: "well", 4)
+    assert executor.carry_out(planned, console, 1, lambda one: "well", 4)
     assert "all runs" in said.getvalue() and "4 of 4 runs" in said.getvalue()
     assert "plain, seed 1: well" in said.getvalue()
 
