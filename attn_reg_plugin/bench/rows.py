@@ -12,7 +12,7 @@ from attn_reg_plugin.regularizers.base.registry import presets_of
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the benchmark: a training step and its budgets.
+    """A row of the benchmark: a training step.
 
     Attributes:
         name, title: as `--methods` and as the table name it.
@@ -21,7 +21,6 @@ class Row:
         of: the row whose mean with plain training it is; nothing is measured.
         epoch: the epoch it is announced, for cross-tuning.
         updates: of the optimizer in a step; seconds are divided by it.
-        budget, memory_budget, published: the largest ratios allowed, and the published ratio of time.
         rare: so slow that it is measured in the first repeat only, without warm-up.
         family, dtype: the only ones where it exists, and means anything; None: all.
     """
@@ -34,9 +33,6 @@ class Row:
     of: str | None = None
     epoch: int = 2
     updates: int = 1
-    budget: float | None = None
-    memory_budget: float | None = None
-    published: str = ""
     rare: bool = False
     family: str | None = None
     dtype: str | None = None
@@ -52,8 +48,6 @@ class Row:
         return replace(self, options={**self.options, **fewer})
 
 
-#: published figures of AD-DROP: relative training times, cross-tuned, Yang et al. 2022
-_GA, _GA_FIRST, _IGA = "3.58–4.50", "1.95", "99–126"
 _ENCODER, _FIRST, _ALL = "encoder.self", "encoder.self[0]", "*"
 #: updates of a round of AttendOut
 ROUND = 8
@@ -65,60 +59,45 @@ _JOINT = {"attribution": "integrated", "integrated_path": "joint", "integrated_s
 _BY_SITE = {**_JOINT, "integrated_path": "site"}
 
 
-def _ad_drop(
-    name: str,
-    title: str,
-    sites: str,
-    options: Mapping[str, Any],
-    budget: float | None = None,
-    tuned: float | None = None,
-    published: str = "",
-) -> Iterator[Row]:
-    """AD-DROP in every step, and its mean with the plain step: half of the epochs of cross-tuning are plain.
-
-    Args:
-        tuned, published: the budget and the published figure of cross-tuning.
-    """
-    both: dict[str, Any] = {"memory_budget": None if "attribution" in options else 1.05}
-    both["family"] = _TWO_STACKS if sites == _ALL else None
+def _ad_drop(name: str, title: str, sites: str, **options: Any) -> Iterator[Row]:
+    """AD-DROP in every step, and its mean with the plain step: half of the epochs of cross-tuning are plain."""
+    both: dict[str, Any] = {"family": _TWO_STACKS if sites == _ALL else None}
     both["dtype"] = "float32" if _BF16.items() <= options.items() else None
     chosen, rare = {"sites": sites, "cross_tuning": "off", **options}, "integrated_steps" in options
-    yield Row(name, f"AD-DROP ({title}), {sites}", "ad_drop", chosen, budget=budget, rare=rare, **both)
-    yield Row(f"{name}_cross_tuned", "cross-tuned", of=name, budget=tuned, published=published, **both)
+    yield Row(name, f"AD-DROP ({title}), {sites}", "ad_drop", chosen, rare=rare, **both)
+    yield Row(f"{name}_cross_tuned", "cross-tuned", of=name, **both)
 
 
-#: a step of AttendOut is a whole round, whose end is counted with its share
-_ROUND: dict[str, Any] = {"updates": ROUND, "budget": 2.3, "memory_budget": 2.3, "published": "2"}
+def _attend_out(name: str, title: str, sites: str, **more: Any) -> Row:
+    """A step of AttendOut: a whole round, whose end is counted with its share."""
+    family = _TWO_STACKS if sites == _ALL else None
+    options = {"sites": sites, "steps": ROUND, **more}
+    return Row(name, f"AttendOut, {title}", "attend_out", options, updates=ROUND, family=family)
+
+
 #: over some updates, as which attentions are dropped changes with every one; transformers computes queries and keys
 #: before our function is reached, so there is nothing to save there
-_DROPPED: dict[str, Any] = {"updates": 4, "family": _TWO_STACKS, "budget": 1.0, "memory_budget": 1.0}
-_OWN, _EVERY = {"sites": _ENCODER, "steps": ROUND}, {"sites": _ALL, "steps": ROUND}
+_DROPPED: dict[str, Any] = {"updates": 4, "family": _TWO_STACKS}
 _LAYER_DROP = "attention LayerDrop (p = 0.5)"
 ROWS: tuple[Row, ...] = (
     Row("plain", "plain"),
-    Row("inactive", "attached, plain epoch", "ad_drop", epoch=1, budget=1.01),
+    Row("inactive", "attached, plain epoch", "ad_drop", epoch=1),
     Row("naive", "AD-DROP (GA), encoder.self, in the paper's form", naive=True),
-    Row("naive_cross_tuned", "cross-tuned", of="naive", published=_GA),
-    *_ad_drop("ad_drop", "GA", _ENCODER, {}, 1.75, 1.38, _GA),
-    *_ad_drop("ad_drop_bf16", "GA, bf16 probe", _ENCODER, _BF16, 1.30, 1.16, _GA),
-    *_ad_drop("tokens", "GA, whole tokens", _ENCODER, _TOKENS, 1.55),
-    *_ad_drop("tokens_bf16", "GA, whole tokens, bf16 probe", _ENCODER, {**_TOKENS, **_BF16}, 1.25),
-    *_ad_drop("first_layer", "GA", _FIRST, {}, None, 1.35, _GA_FIRST),
-    *_ad_drop("random", "RD", _ENCODER, {"attribution": "random"}),
-    *_ad_drop("attention", "AA", _ENCODER, {"attribution": "attention"}),
-    *_ad_drop("all_sites", "GA", _ALL, {}),
-    *_ad_drop("integrated_joint", "IGA, m = 20, joint path", _ENCODER, _JOINT, None, 8.0),
-    *_ad_drop("integrated", "IGA, m = 20, per site", _ENCODER, _BY_SITE, None, 25.0, _IGA),
-    *_ad_drop("integrated_first", "IGA, m = 20, per site", _FIRST, _BY_SITE),
-    Row("attend_out", "AttendOut, encoder.self", "attend_out", _OWN, **_ROUND),
-    Row(
-        "attend_out_shared",
-        "AttendOut, encoder.self, shared embedding",
-        "attend_out",
-        {**_OWN, "embedding": "shared"},
-        **_ROUND,
-    ),
-    Row("attend_out_all", "AttendOut, *", "attend_out", _EVERY, family=_TWO_STACKS, **_ROUND),
+    Row("naive_cross_tuned", "cross-tuned", of="naive"),
+    *_ad_drop("ad_drop", "GA", _ENCODER),
+    *_ad_drop("ad_drop_bf16", "GA, bf16 probe", _ENCODER, **_BF16),
+    *_ad_drop("tokens", "GA, whole tokens", _ENCODER, **_TOKENS),
+    *_ad_drop("tokens_bf16", "GA, whole tokens, bf16 probe", _ENCODER, **_TOKENS, **_BF16),
+    *_ad_drop("first_layer", "GA", _FIRST),
+    *_ad_drop("random", "RD", _ENCODER, attribution="random"),
+    *_ad_drop("attention", "AA", _ENCODER, attribution="attention"),
+    *_ad_drop("all_sites", "GA", _ALL),
+    *_ad_drop("integrated_joint", "IGA, m = 20, joint path", _ENCODER, **_JOINT),
+    *_ad_drop("integrated", "IGA, m = 20, per site", _ENCODER, **_BY_SITE),
+    *_ad_drop("integrated_first", "IGA, m = 20, per site", _FIRST, **_BY_SITE),
+    _attend_out("attend_out", _ENCODER, _ENCODER),
+    _attend_out("attend_out_shared", f"{_ENCODER}, shared embedding", _ENCODER, embedding="shared"),
+    _attend_out("attend_out_all", _ALL, _ALL),
     *(
         Row(name, f"{_LAYER_DROP}, {sites}", "attention_layer_drop", {"sites": sites, "p": 0.5}, **_DROPPED)
         for name, sites in (("attention_layer_drop", _ENCODER), ("attention_layer_drop_all", _ALL))
