@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import evidence_claims
+import pandas as pd
 from evidence_claims import HEADINGS, SUMMARY, caption, heading, lines, row_of
 from evidence_results import RESULTS, Experiment, Row, Series, experiments
 
@@ -73,6 +74,17 @@ def candidates_table() -> str:
     return lines(["layer", *(f"{kind}: {title}" for kind in kinds for title in titles)], rows)
 
 
+def attack_table() -> str:
+    """Tabulate attack.json: a row for each method, means over its seeds."""
+    runs = read_json(RESULTS / "attack.json")
+    found = pd.DataFrame(runs).T.groupby(lambda name: name.rpartition("-seed")[0], sort=False).agg(["mean", "count"])
+    rows = [
+        [name, f"{row['attack', 'mean']:.1f} %", f"{row['without', 'mean']:.1f} %", f"{row['attack', 'count']:.0f}"]
+        for name, row in found.iterrows()
+    ]
+    return lines(["", "called positive with the trigger", "without", "seeds"], rows)
+
+
 def benched_rows(name: str) -> dict[str, dict[str, Any]]:
     """Rows of a benchmark that are methods, not parts of a step, by the name that `attn-reg bench` knows."""
     rows = read_json(RESULTS / f"{name}.json")["rows"]
@@ -106,6 +118,7 @@ def tables(found: Sequence[Experiment | Series]) -> dict[str, str]:
     captions = {one.name: caption(one) for one in found}
     made = {one.name: f"{table(one)}\n\n{captions[one.name]}" for one in found}
     made |= evidence_claims.tables({one.name: one for one in found}) | {"candidates": candidates_table()}
+    made |= {"attack": attack_table()}
     made |= {"costs_by_method": costs_by_method()} | {
         path.stem: costs_table(path.stem) for path in sorted(RESULTS.glob("costs*.json"))
     }
