@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import functools
 import os
 import re
 import shlex
@@ -44,6 +43,7 @@ SECTIONS += ("bench", "export", "report")
 EACH, SCRIPT = "each", "script "
 _BASE_60 = re.compile(r"[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?")
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", Path: "a path"}
+_WORDS[dict] = "a mapping of settings"
 
 
 def setting(
@@ -73,12 +73,12 @@ def setting(
 
 
 @contextlib.contextmanager
-def said_of(path: Path | None, but: type[ValueError]) -> Iterator[None]:
-    """Around later checks of a file's settings: a ValueError names the file, unless they have no part in it, `but`."""
+def said_of(path: Path | None, unless: Callable[[ValueError], bool]) -> Iterator[None]:
+    """Around checks of a file's settings: a ValueError names the file, unless they have no part in it."""
     try:
         yield
     except ValueError as error:
-        if path is None or isinstance(error, but) or str(path) in str(error):
+        if path is None or str(path) in str(error) or unless(error):
             raise
         raise ValueError(f"{path}: {error}") from error
 
@@ -128,12 +128,8 @@ def _owner(settings: type, name: str) -> str:
     return next(vars(one).get("GROUP", "") for one in settings.__mro__ if name in vars(one).get("__annotations__", ()))
 
 
-def from_arguments(settings: type[T], arguments: argparse.Namespace, section: str = "") -> T:
-    """The settings that a parsed command line gives, with those of its file under them, see `read`.
-
-    Args:
-        section: of the file; by default the command's name.
-    """
+def from_arguments(settings: type[T], arguments: argparse.Namespace) -> T:
+    """The settings that a parsed command line gives, with those of its file under them, see `read`."""
     entries = dataclasses.fields(settings)  # type: ignore[arg-type]
     given = {entry.name: vars(arguments)[entry.name] for entry in entries if entry.name in arguments}
     words, config = list(arguments.words), None
@@ -146,26 +142,25 @@ def from_arguments(settings: type[T], arguments: argparse.Namespace, section: st
         raise ValueError(f"unrecognized arguments: {' '.join(words[len(places) :])}")
     given |= dict(zip(places, words, strict=False))
     arguments.config, rest = config, getattr(arguments, "rest", ())
-    return read(settings, load(config), section or arguments.command, given, config, rest)
+    return read(settings, load(config), arguments.command, given, config, rest)
 
 
 def load(path: Path | None) -> DictConfig:
     """A YAML file's content; without a file nothing. What isn't a mapping in YAML is refused."""
     if path is None:
         return OmegaConf.create()
-    open_file(path).close()
-    try:
-        for token in yaml.scan(path.read_text(encoding="utf-8")):
-            line = token.start_mark.line + 1
-            if isinstance(token, yaml.AliasToken):  # a few lines of them may stand for a billion values
-                raise ValueError(f"in line {line} *{token.value} is an alias; refer to a value by ${{name}}")
-            if isinstance(token, yaml.ScalarToken) and token.plain and _BASE_60.fullmatch(token.value):
-                raise ValueError(f"in line {line} {token.value} is a number in base 60; put it in quotes")
-        content = OmegaConf.load(path)
-    except OSError:
-        raise
-    except Exception as error:  # of yaml, of its characters, of OmegaConf
-        raise ValueError(f"{path} cannot be read as YAML: {' '.join(str(error).split())}") from None
+    with open_file(path) as file:
+        try:
+            for token in yaml.scan(file):
+                line = token.start_mark.line + 1
+                if isinstance(token, yaml.AliasToken):  # a few lines of them may stand for a billion values
+                    raise ValueError(f"in line {line} *{token.value} is an alias; refer to a value by ${{name}}")
+                if isinstance(token, yaml.ScalarToken) and token.plain and _BASE_60.fullmatch(token.value):
+                    raise ValueError(f"in line {line} {token.value} is a number in base 60; put it in quotes")
+            file.seek(0)
+            content = OmegaConf.load(file)
+        except Exception as error:  # of yaml, of its characters, of OmegaConf
+            raise ValueError(f"{path} cannot be read as YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, DictConfig):
         raise ValueError(f"{path} holds no settings, but a list or a text; write `name: value`, one per line")
     return content
@@ -207,17 +202,14 @@ def read(
             value = {one.strip(): there.get(one.strip()) for one in value.split(",") if one.strip()}
         part[name] = value
     where = {name: flag_of(name) if name in given else f"{path}: {name}" for name in fields}
-    plain = resolved(part, path)
+    plain, shape = resolved(part, path), OmegaConf.structured(settings)
     for name, entry in fields.items():
         if plain.get(name, MISSING if entry.default is dataclasses.MISSING else None) == MISSING:
             what = entry.metadata["metavar"] if entry.metadata["positional"] else flag_of(name)
             raise ValueError(f"{what} is missing: {entry.metadata['help']}")
-    values = {name: _converted(settings, fields[name], value, where[name]) for name, value in plain.items()}
-    try:
+    values = {name: _converted(shape, fields[name], value, where[name]) for name, value in plain.items()}
+    with said_of(path, unless=lambda error: any(flag_of(name) in str(error) for name in given)):
         return settings(**values)
-    except ValueError as error:
-        flagged_wrongly = any(flag_of(name) in str(error) for name in given)
-        raise ValueError(str(error) if path is None or flagged_wrongly else f"{path}: {error}") from None
 
 
 def sections_of(content: DictConfig, path: Path | None, settings: Collection[str]) -> list[str]:
@@ -248,44 +240,35 @@ def values_of(content: DictConfig) -> list[str]:
 def _kind(settings: type, name: str) -> Any:
     """A field's type without `| None`."""
     hint = typing.get_type_hints(settings)[name]
-    if isinstance(hint, types.UnionType):
-        (hint,) = (part for part in typing.get_args(hint) if part is not types.NoneType)
-    return hint
+    return typing.get_args(hint)[0] if isinstance(hint, types.UnionType) else hint
 
 
-@functools.cache
-def _structured(settings: type) -> DictConfig:
-    return OmegaConf.structured(settings)
-
-
-def _converted(settings: type, entry: dataclasses.Field, value: Any, where: str) -> Any:
+def _converted(shape: DictConfig, entry: dataclasses.Field, value: Any, where: str) -> Any:
     """A value of the field's type, of what a file or a flag holds; a list may be written with commas."""
     from attn_reg_plugin.regularizers.base.options import check_value  # torch, which help does without
 
-    kind = _kind(settings, entry.name)
+    kind = _kind(OmegaConf.get_type(shape), entry.name)
+    origin, arguments = typing.get_origin(kind) or kind, typing.get_args(kind)
     if kind is Path and value == "":
         raise ValueError(f"{where} is empty, but must be a path, such as ./here")
-    listed = typing.get_origin(kind) is tuple
-    if listed and not isinstance(value, list):
+    found = value
+    if origin is tuple and not isinstance(value, list):
         words = [value] if entry.metadata["repeated"] else [word.strip() for word in str(value).split(",")]
-        value = [] if value in (None, "") else words
+        found = [] if value in (None, "") else words
     try:
-        value = OmegaConf.merge(_structured(settings), {entry.name: value})[entry.name]
-        if listed and any(OmegaConf.is_config(one) for one in value):
+        found = OmegaConf.to_container(OmegaConf.merge(shape, {entry.name: found}))[entry.name]
+        if origin is tuple and any(isinstance(one, list | dict) for one in found):
             raise OmegaConfBaseException
     except OmegaConfBaseException:
-        what = f"{_WORDS[typing.get_args(kind)[0]]}, or several with commas" if listed else _WORDS[kind]
-        given = ",".join(map(str, value)) if isinstance(value, list) else value
-        raise ValueError(f"{where} is {given!r}, but must be {what}") from None
-    if OmegaConf.is_config(value):
-        value = OmegaConf.to_container(value)
-    value = tuple(value) if listed else value
+        what = f"{_WORDS[arguments[0]]}, or several with commas" if origin is tuple else _WORDS[origin]
+        raise ValueError(f"{where} is {value!r}, but must be {what}") from None
+    found = tuple(found) if origin is tuple else found
     try:
-        if value is not None:
-            check_value(entry, value)
+        if found is not None:
+            check_value(entry, found)
     except ValueError as error:
         raise ValueError(where + str(error).removeprefix(entry.name)) from None
-    return value
+    return found
 
 
 def _help(entry: dataclasses.Field) -> str:

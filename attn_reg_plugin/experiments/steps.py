@@ -89,7 +89,7 @@ class Step:
 
     def carry_out(self) -> int:
         """Do it; the exit status."""
-        with said_of(self.path, but=RunError):
+        with said_of(self.path, unless=lambda error: isinstance(error, RunError)):
             status = self.function(self.settings)
             return status if isinstance(status, int) else 0  # `prepare` gives a manifest
 
