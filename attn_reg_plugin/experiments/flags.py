@@ -96,6 +96,13 @@ def differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tup
     return {name: (before.get(name), now.get(name)) for name in names if before.get(name) != now.get(name)}
 
 
+def contrast(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    """The first three settings in which a run that is there and one that is asked for differ; empty: none."""
+    found = differing(one, other).items()
+    both = [(name, ["absent" if value is None else value for value in values]) for name, values in found]
+    return "; ".join(f"{name}: {there} there, {asked} asked for" for name, (there, asked) in both[:3])
+
+
 def _flat(settings: Mapping[str, Any]) -> dict[str, str]:
     """The settings that shape a run, by name; of flags with their dashes."""
     left_out = ("flags", "files", "paths", "method", "title")

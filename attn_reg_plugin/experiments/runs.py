@@ -18,7 +18,7 @@ from threading import Event
 from typing import Any
 
 from attn_reg_plugin.experiments.executing import RunError, execute, tail_of
-from attn_reg_plugin.experiments.flags import UNTUNED, differing, words_of
+from attn_reg_plugin.experiments.flags import UNTUNED, contrast, words_of
 from attn_reg_plugin.experiments.training_log import TrainingLog, read_log, seconds_per_epoch
 from attn_reg_plugin.files import FolderInUse, lock_folder, read_json, write_json
 
@@ -164,20 +164,18 @@ class Run:
         path = self.folder / "run.json"
         self.folder.mkdir(parents=True, exist_ok=True)
         recorded = _read(path)
-        if recorded and not differing(recorded, self.settings):
+        if recorded and not contrast(recorded, self.settings):
             return
         # another process that has begun, and not yet said with what settings, is about to
         with lock_folder(self.folder, kept=True, wait=not recorded):
             recorded = _read(path)
-            if recorded and (found := differing(recorded, self.settings)):
-                self._give_way(found)
+            if recorded and (said := contrast(recorded, self.settings)):
+                self._give_way(said)
             write_json(path, self.settings)
 
-    def _give_way(self, found: Mapping[str, tuple[str | None, str | None]]) -> None:
+    def _give_way(self, said: str) -> None:
         """Delete the log of a failed start; refuse where there is more than that."""
         if (self.folder / "result.json").exists() or any((self.folder / "checkpoints").glob("*.pt")):
-            both = {name: ["absent" if value is None else value for value in values] for name, values in found.items()}
-            said = "; ".join([f"{name}: {there} there, {asked} asked for" for name, (there, asked) in both.items()][:3])
             raise RunError(f"{self.folder} holds a run with other settings ({said}); {_ADVICE}")
         (self.folder / "train.log").unlink(missing_ok=True)
 

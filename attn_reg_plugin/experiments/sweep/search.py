@@ -23,12 +23,13 @@ import pandas
 from optuna.samplers import PartialFixedSampler, TPESampler
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
-from optuna.trial import FrozenTrial, Trial, TrialState
+from optuna.trial import FrozenTrial, Trial
+from optuna.trial import TrialState as State
 from rich.console import Console
 
 from attn_reg_plugin.experiments.checks import check_runs
 from attn_reg_plugin.experiments.executing import Reporter, RunError, Slots, at_a_time, visible_gpus
-from attn_reg_plugin.experiments.flags import differing
+from attn_reg_plugin.experiments.flags import contrast
 from attn_reg_plugin.experiments.sweep.report import publish
 from attn_reg_plugin.experiments.training_log import TrainingLog
 from attn_reg_plugin.files import FolderInUse, lock_folder
@@ -50,11 +51,7 @@ warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning
 
 
 class Side:
-    """An arm and its study, which is opened in a folder or begun there.
-
-    Args:
-        how: for `optuna.create_study`.
-    """
+    """An arm and its study, which is opened in a folder or begun there; `how` is for `optuna.create_study`."""
 
     def __init__(self, arm: Arm, folder: Path, **how: Any) -> None:
         storage = JournalStorage(JournalFileBackend(str(folder / "sweep.journal")))
@@ -68,30 +65,24 @@ class Side:
         trials = (one for one in self.study.get_trials(deepcopy=False) if "trial" in one.user_attrs)
         return dict(sorted((one.user_attrs["trial"], one) for one in trials))
 
-    def over(self, trial: FrozenTrial | None) -> bool:
-        """Whether nothing is left to do."""
-        ended = (TrialState.COMPLETE, TrialState.PRUNED)
-        return trial is not None and (trial.state in ended or self.failed(trial))
-
-    def failed(self, trial: FrozenTrial) -> bool:
-        """Whether it failed since the start."""
-        return "error" in trial.user_attrs and trial.number >= self.begun
+    def failed(self) -> dict[int, str]:
+        """Trials that failed since the start: number -> error."""
+        found = {number: one for number, one in self.latest().items() if one.number >= self.begun}
+        return {number: one.user_attrs["error"] for number, one in found.items() if "error" in one.user_attrs}
 
     def left(self) -> list[int]:
         """The numbers of the trials that are not over."""
-        known = self.latest()
-        return [number for number in range(len(self.arm.trials)) if not self.over(known.get(number))]
+        ended = {number for number, one in self.latest().items() if one.state in (State.COMPLETE, State.PRUNED)}
+        return [number for number in range(len(self.arm.trials)) if number not in ended | self.failed().keys()]
 
     def carry_out(self, number: int, train: Train, stop: Event) -> None:
         """Carry out a trial that is not over, with the values of the one before it that was lost or failed."""
-        seed, values = self.arm.trials[number]
-        before = self.latest().get(number)
-        if self.over(before):
+        if number not in self.left():
             return
+        (seed, values), before = self.arm.trials[number], self.latest().get(number)
         if before is not None:
-            if not before.state.is_finished():
-                self.study.tell(before.number, state=TrialState.FAIL)
-            values = before.params if before.params.keys() == self.arm.space.keys() else values
+            self.study.tell(before.number, state=State.FAIL, skip_if_finished=True)
+            values = {**values, **before.params}
         own = copy.copy(self.study)  # another thread's has a sampler of its own
         # draws depend on the trial and those before it, not on the process
         own.sampler = PartialFixedSampler(values, TPESampler(seed=number, multivariate=False, constant_liar=True))
@@ -101,11 +92,11 @@ class Side:
         try:
             own.tell(trial, train(self.arm, trial, stop))
         except optuna.TrialPruned:
-            own.tell(trial, state=TrialState.PRUNED)
+            own.tell(trial, state=State.PRUNED)
         except ValueError as error:
             if not stop.is_set():
                 trial.set_user_attr("error", str(error))
-            own.tell(trial, state=TrialState.FAIL)
+            own.tell(trial, state=State.FAIL)
 
 
 def fill(sides: Sequence[Side], train: Train, stop: Event) -> None:
@@ -115,9 +106,8 @@ def fill(sides: Sequence[Side], train: Train, stop: Event) -> None:
         ValueError: the first trials all failed.
     """
     while not stop.is_set():
-        trials = [(side, trial) for side in sides for trial in side.latest().values()]
-        errors = [trial.user_attrs["error"] for side, trial in trials if side.failed(trial)]
-        if len(errors) >= HOPELESS and not any(trial.state == TrialState.COMPLETE for _, trial in trials):
+        errors = [error for side in sides for error in side.failed().values()]
+        if len(errors) >= HOPELESS and not any(side.study.get_trials(False, [State.COMPLETE]) for side in sides):
             raise ValueError(errors[-1])
         left = sorted((number, place) for place, side in enumerate(sides) for number in side.left())
         if not left:
@@ -157,12 +147,11 @@ def first_run(sweep: Sweep) -> Run:
         ValueError: a command cannot work.
         FileNotFoundError: data that is missing.
     """
-    arm = sweep.arms[0]
     values = {key: getattr(how, "choices", None) or [how.low] for key, how in sweep.choices.items()}
     first = {key: own[0] for key, own in values.items()}
     texts = [{key: one} for key, own in values.items() for one in own[1:] if isinstance(one, str | bool)]
-    tried = [{**first, **text} for text in [{}, *texts]]
-    runs = [sweep.run_of(arm, number, arm.trials[0][0], values) for number, values in enumerate(tried)]
+    tried = enumerate({**first, **text} for text in [{}, *texts])
+    runs = [sweep.run_of(sweep.arms[0], number, sweep.seeds[0], values) for number, values in tried]
     check_runs(runs)
     return runs[0]
 
@@ -173,15 +162,13 @@ def open_sides(sweep: Sweep, run: Run) -> list[Side]:
     settings = {**run.settings, **own, "seed": None}
     # of epochs, which Optuna counts from 0, the first prunes none
     pruner = optuna.pruners.MedianPruner(5, 2) if sweep.pruner == "median" else optuna.pruners.NopPruner()
-    how = {"pruner": pruner, "direction": "maximize" if run.metric[1] else "minimize"}
+    direction = "maximize" if run.metric[1] else "minimize"
     sweep.out.mkdir(parents=True, exist_ok=True)
-    sides = [Side(arm, sweep.out, **how) for arm in sweep.arms]
-    for side in sides:
-        if found := differing(side.study.user_attrs.get("settings", settings), settings):
-            said = [f"{key}: {old or 'absent'} there, {new or 'absent'} asked for" for key, (old, new) in found.items()]
-            said = f"holds a sweep with other settings ({'; '.join(said[:3])})"
-            raise ValueError(f"{sweep.out} {said}; give another --out")
-        side.study.set_user_attr("settings", settings)
+    sides = [Side(arm, sweep.out, pruner=pruner, direction=direction) for arm in sweep.arms]
+    plain = sides[-1].study
+    if said := contrast(plain.user_attrs.get("settings", settings), settings):
+        raise ValueError(f"{sweep.out} holds a sweep with other settings ({said}); give another --out")
+    plain.set_user_attr("settings", settings)
     return sides
 
 
@@ -192,8 +179,8 @@ def trained(run: Run, trial: Trial, reporter: Reporter, epochs: int, stop: Event
         RunError: the training fails or is stopped.
         optuna.TrialPruned: the trial is hopeless.
     """
-    metric, _ = run.metric
-    progress, reported = reporter.begin(run.name, epochs), set()
+    (metric, _), reported = run.metric, set()
+    progress = reporter.begin(run.name, epochs)
 
     def watch(grown: TrainingLog) -> None:
         progress.watch(grown)
@@ -211,16 +198,15 @@ def trained(run: Run, trial: Trial, reporter: Reporter, epochs: int, stop: Event
         while True:
             try:
                 run.claim()
-                watch(TrainingLog())
                 run.carry_out(watch, stop)
                 break
             except FolderInUse:  # a training that has outlived its process
                 if stop.wait(WAIT):
                     raise
-        watch(run.log())
     except RunError as error:
         progress.set_aside(f"failed: {error}\n{error.tail}".strip())
         raise
+    watch(run.log())
     value = run.result()["training"]["figures"][metric]
     progress.finish(f"{metric} {value:.3f}")
     return value
