@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from typing import Any
 
 #: the model that a training starts from; the method that does not train: an update with a learning rate of zero, which
-#: changes no bit of that model, and validates and keeps it like the others
-START, UNTUNED = "finetune-from-model", "untuned"
+#: changes no bit of that model, and validates and keeps it like the others; the method that others are compared with
+START, UNTUNED, PLAIN = "finetune-from-model", "untuned", "plain"
 #: name -> value; True is a switch, and what is None or False is not given
 Flags = Mapping[str, Any]
 _FLAG = re.compile(r"--?[A-Za-z]")

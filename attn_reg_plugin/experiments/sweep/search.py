@@ -137,7 +137,7 @@ def search(sweep: Sweep) -> int:
     except KeyboardInterrupt:
         say(console, "interrupted; the same command goes on")
         return 130
-    return 0 if publish(sweep.out, sides, run.metric[0], console) else 1
+    return 0 if publish(sweep.out, sides, *run.metric, console) else 1
 
 
 def first_run(sweep: Sweep) -> Run:
