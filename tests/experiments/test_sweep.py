@@ -22,8 +22,8 @@ from attn_reg_plugin.experiments import runs
 from attn_reg_plugin.experiments.executing import RunError
 from attn_reg_plugin.experiments.steps import plan
 from attn_reg_plugin.experiments.sweep.report import gain
-from attn_reg_plugin.experiments.sweep.search import Side
-from attn_reg_plugin.experiments.sweep.settings import Arm, Sweep
+from attn_reg_plugin.experiments.sweep.search import open_study
+from attn_reg_plugin.experiments.sweep.settings import Sweep
 from attn_reg_plugin.experiments.training_log import read_log
 from tests.models.hf_folders import make_encoder, make_rte
 from tests.test_examples import example
@@ -223,7 +223,7 @@ def test_a_trial_goes_on_where_it_was_with_all_its_epochs(rte: Path, monkeypatch
     (after,) = (path.read_text() for path in rte.glob("out/trial-*/run.json"))
     trials = json.loads((rte / "out" / "results.json").read_text())["trials"]
     assert before == after and {one["arm"]: one["value"] for one in trials} == {"ad_drop": 90.0, "plain": 70.0}
-    study = Side(Arm("ad_drop", {}, []), rte / "out").study
+    study = open_study(rte / "out", "ad_drop")
     assert study.trials[-1].intermediate_values == {1: 90.0}
 
 

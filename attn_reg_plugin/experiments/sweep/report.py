@@ -11,26 +11,22 @@ from rich.console import Console
 
 from attn_reg_plugin.experiments.flags import PLAIN
 from attn_reg_plugin.experiments.report.table import figure_of, markdown, shade, terminal_table
-from attn_reg_plugin.experiments.sweep.settings import text_of
-from attn_reg_plugin.files import write_json, write_text
+from attn_reg_plugin.experiments.sweep.settings import TRIAL, text_of
+from attn_reg_plugin.files import read_json, write_json, write_text
 from attn_reg_plugin.terminal import show
 
 if TYPE_CHECKING:
-    from attn_reg_plugin.experiments.sweep.search import Side
+    from attn_reg_plugin.experiments.sweep.settings import Arm
 
 HEADER = ["", "trials", "best", "which", "mean ± std of all", "pruned", "failed"]
 
 
-def frame_of(side: Side, maximize: bool) -> pd.DataFrame:
-    """The trials of an arm, a row per trial, the best first; a pruned trial has the best value that it had reached."""
-    rows, best = [], max if maximize else min
-    for number, trial in side.latest().items():
-        reached = best(trial.intermediate_values.values(), default=None)
-        value = reached if trial.state.name == "PRUNED" else trial.value
-        about = {key: trial.user_attrs.get(key) for key in ("seed", "folder", "error")}
-        about |= {"state": trial.state.name.lower(), "epochs": trial.last_step}
-        rows.append({"arm": side.arm.name, "trial": number, "value": value, **trial.params, **about})
-    return pd.DataFrame(rows).astype({"value": float}).sort_values("value", ascending=not maximize)
+def frame_of(out: Path, arm: Arm, maximize: bool) -> pd.DataFrame:
+    """The trials of an arm in a folder, a row per trial, the best first."""
+    trials = [one for path in out.glob(f"*/{TRIAL}") if (one := read_json(path))["arm"] == arm.name]
+    columns = ["arm", "trial", "value", *arm.space, "seed", "folder", "error", "state", "epochs"]
+    frame = pd.DataFrame([{**one, **one["values"]} for one in trials]).reindex(columns=columns)
+    return frame.astype({"value": float}).sort_values(["value", "trial"], ascending=[not maximize, True])
 
 
 def gain(method: pd.Series, plain: pd.Series) -> dict[str, Any]:
@@ -54,17 +50,17 @@ def row_of(own: pd.DataFrame, keys: Sequence[str]) -> list[str]:
     return [*cells, figure_of(own["value"].dropna()).text(3), *(str(ended.get(one, 0)) for one in ("pruned", "fail"))]
 
 
-def publish(out: Path, sides: Sequence[Side], metric: str, maximize: bool, console: Console) -> bool:
+def publish(out: Path, arms: Sequence[Arm], metric: str, maximize: bool, console: Console) -> bool:
     """Write results.json and results.md, and print the table; False where a trial failed."""
-    frames, found = [frame_of(side, maximize) for side in sides], None
-    body = [row_of(own, [*side.arm.space, "seed"]) for side, own in zip(sides, frames, strict=True)][::-1]
+    frames, found = [frame_of(out, arm, maximize) for arm in arms], None
+    body = [row_of(own, [*arm.space, "seed"]) for arm, own in zip(arms, frames, strict=True)][::-1]
     notes = [
         f"{metric} on the examples that checkpoints are chosen by, {'higher' if maximize else 'lower'} is better; each "
         "trial at its best epoch, a pruned trial at the best that it had reached",
         "the best of many tries is high by luck too, so it is compared with that of as many seeds of plain training",
         "[ ]: 95 % interval of the difference of the means (Welch)",
     ]
-    if len(sides) > 1:
+    if len(arms) > 1:
         found = gain(*(own["value"].dropna() * (1 if maximize else -1) for own in frames))
         ends = " [{:+.3f}, {:+.3f}]".format(*found["interval"]) if found["interval"] else ""
         body.append([f"gain over {PLAIN}", "", f"{found['best']:+.3f}", "", f"{found['mean']:+.3f}{ends}", "", ""])

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 BASES = ("finetune", "compare")
 #: settings of a comparison that the sweep decides, and those that say what is searched on
 DECIDED, FIXED = ("out", "methods", "seeds", "jobs", "method_flags"), ("task", "data", "cpu")
-#: trials of the method
-MOST = 5_000
+#: trials of the method; what a trial is, in the folder of its run
+MOST, TRIAL = 5_000, "trial.json"
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,14 @@ class Arm:
     name: str
     space: Mapping[str, BaseDistribution]
     trials: Sequence[tuple[int, dict[str, Any]]]
+
+    def row(self, number: int) -> str:
+        """The name of a trial's run, as a method's in a comparison."""
+        return PLAIN if self.name == PLAIN else f"trial-{number:03d}"
+
+    def folder(self, number: int) -> str:
+        """The folder of a trial's run, as that of a comparison's."""
+        return f"{self.row(number)}-seed{self.trials[number][0]}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,11 +190,10 @@ class Sweep:
         name = str(self._method.get("title", self._method["like"]))
         return [plain] if self._method["like"] == PLAIN else [Arm(name, self.choices, trials), plain]
 
-    def run_of(self, arm: Arm, number: int, seed: int, values: Mapping[str, Any]) -> Run:
+    def run_of(self, arm: Arm, number: int, values: Mapping[str, Any]) -> Run:
         """The run of a trial, as `attn-reg compare` or `finetune` makes it."""
-        name = PLAIN if arm.name == PLAIN else f"trial-{number:03d}"
-        found = self.comparison(values, name, title=f"{arm.name} {text_of(values)}".strip())
-        (run,) = dataclasses.replace(found, seeds=(seed,)).plan(found.selected())
+        found = self.comparison(values, arm.row(number), title=f"{arm.name} {text_of(values)}".strip())
+        (run,) = dataclasses.replace(found, seeds=(arm.trials[number][0],)).plan(found.selected())
         return dataclasses.replace(run, measured=False)
 
     def carry_out(self) -> int:
