@@ -101,13 +101,14 @@ def at_a_time(tasks: Sequence[Callable[[Event], None]], jobs: int) -> None:
     The first exception of a task, or an interruption from the keyboard, starts no further task, tells those that run to
     stop, waits for them and is raised. A task waits for subprocesses of its own, so threads are enough.
     """
-    stop = Event()
+    stop, failures = Event(), []
 
     def work(task: Callable[[Event], None]) -> None:
         try:
             if not stop.is_set():
                 task(stop)
-        except BaseException:
+        except BaseException as error:
+            failures.append(error)  # the first; others may fail because they are told to stop
             stop.set()  # before this thread takes the next task
             raise
 
@@ -116,11 +117,12 @@ def at_a_time(tasks: Sequence[Callable[[Event], None]], jobs: int) -> None:
         try:
             for one in as_completed(started):
                 one.result()
-        except BaseException:
+        except BaseException as error:
+            first = failures[0] if failures else error
             stop.set()
             for one in started:
                 one.cancel()
-            raise
+            raise first  # noqa: B904
 
 
 class Slots:
