@@ -141,8 +141,13 @@ def from_arguments(settings: type[T], arguments: argparse.Namespace) -> T:
     if len(words) > len(places):
         raise ValueError(f"unrecognized arguments: {' '.join(words[len(places) :])}")
     given |= dict(zip(places, words, strict=False))
-    arguments.config, rest = config, getattr(arguments, "rest", ())
-    return read(settings, load(config), arguments.command, given, config, rest)
+    arguments.config, content = config, load(config)
+    part = content.get(arguments.command)
+    if isinstance(part, DictConfig):
+        sections_of(content, config, flagged(settings))
+        content.update({name: value for name, value in given.items() if name in values_of(content)})
+    part = part if isinstance(part, DictConfig) else content
+    return read(settings, part, given, config, getattr(arguments, "rest", ()))
 
 
 def load(path: Path | None) -> DictConfig:
@@ -168,30 +173,23 @@ def load(path: Path | None) -> DictConfig:
 
 def read(
     settings: type[T],
-    content: DictConfig,
-    section: str,
+    part: DictConfig,
     given: Mapping[str, Any],
     path: Path | None = None,
     rest: Sequence[str] = (),
 ) -> T:
-    """The settings in a file's section, or in the whole file where it has none of that name, under those given.
+    """The settings in a part of a file, under those given.
 
     Args:
         settings: the dataclass.
-        content: of the file, whose path is for messages; not changed.
-        section: such as `compare`.
+        part: a section of the file, whose path is for messages, or all of it; not changed.
         given: name -> value, as flags have them.
         rest: what follows `--`.
 
     Raises:
         ValueError: an unknown key, a value that isn't allowed, or a setting that is missing.
     """
-    content = content.copy()
-    part = content[section] if isinstance(content.get(section), DictConfig) else content
-    fields = {entry.name: entry for entry in dataclasses.fields(settings)}  # type: ignore[arg-type]
-    if part is not content:
-        sections_of(content, path, flagged(settings))
-        content.update({name: value for name, value in given.items() if name in values_of(content)})
+    part, fields = part.copy(), {entry.name: entry for entry in dataclasses.fields(settings)}  # type: ignore[arg-type]
     if unknown := [str(key) for key in part if key not in fields]:
         raise ValueError(f"{path}: unknown setting {unknown[0]!r}; the settings are: {', '.join(fields)}")
     for name in [name for name, entry in fields.items() if rest and entry.metadata["rest"]]:

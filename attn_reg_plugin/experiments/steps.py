@@ -127,7 +127,7 @@ def plan(path: Path, words: Sequence[str]) -> list[Step]:
             if name in settings:
                 fields = {entry.name for entry in dataclasses.fields(settings[name])}
                 of_step = {key: own[key] for key in fields & set(own)}
-                step = name, read(settings[name], one, name, of_step, path, rest), function_of(name)
+                step = name, read(settings[name], part, of_step, path, rest), function_of(name)
             else:
                 step = name, *_script(path, name, part)
             steps.append(Step(*step, path, values))

@@ -129,7 +129,7 @@ class Sweep:
             (content if key in self.shared else content["methods"][name])[key] = value
         part = "space" if values else self.section
         try:
-            return read(settings_of(self.section), OmegaConf.create(content), self.section, {}, Path(part))
+            return read(settings_of(self.section), OmegaConf.create(content), {}, Path(part))
         except ValueError as error:
             reason = str(error).removeprefix(f"{part}: ")
             part = "method" if reason.startswith("methods: ") and not values else part
