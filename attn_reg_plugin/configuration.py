@@ -1,15 +1,8 @@
 """From a dataclass to flags and to YAML: the settings of a command, declared once.
 
 A field made by `setting` is a flag `--like-this` of the command and a key `like_this` of a file of settings. Flags win
-over the file. What doesn't fit the dataclass is refused with its name, and the file's, before anything runs.
-
-A file may hold the settings of several commands, a section for each, and values that these refer to as `${name}`:
-
-    out: runs/demo
-    prepare phrasebook: {pair: en-ro, out: "${out}/data"}
-    compare: {data: "${out}/data", out: "${out}", methods: "plain,ad_drop"}
-
-`attn-reg compare FILE` then reads the section `compare`; `attn-reg run FILE` carries out all of them.
+over the file. What doesn't fit the dataclass is refused with its name, and the file's, before anything runs. Values of
+a file refer to others as `${name}`.
 """
 
 from __future__ import annotations
@@ -17,12 +10,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import os
 import re
 import shlex
 import types
 import typing
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -35,12 +27,6 @@ from attn_reg_plugin.files import open_file
 T = TypeVar("T")
 #: how a setting may stand on the command line, see `setting`
 WAYS = ("positional", "repeated", "rest", "unflagged")
-#: how the name of a file of settings ends
-FILES = (".yaml", ".yml")
-#: the sections that a file may have; also `script FILE.py`, and `each`, see `steps.py`
-SECTIONS = ("convert opus-mt", "prepare phrasebook", "prepare text", "prepare wmt16", "compare", "finetune", "sweep")
-SECTIONS += ("bench", "export", "report")
-EACH, SCRIPT = "each", "script "
 _BASE_60 = re.compile(r"[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?")
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", Path: "a path"}
 _WORDS[dict] = "a mapping of settings"
@@ -104,7 +90,7 @@ def add_flags(parser: argparse.ArgumentParser, settings: type, positional: bool 
     known = {action.dest for action in parser._actions}
     groups: dict[str, Any] = {group.title: group for group in parser._action_groups}
     for entry in dataclasses.fields(settings):
-        meta, kind = entry.metadata, _kind(settings, entry.name)
+        meta, kind = entry.metadata, kind_of(settings, entry.name)
         if entry.name in known or meta["unflagged"] or (positional and meta["positional"]):
             continue
         title = meta["group"] or _owner(settings, entry.name)
@@ -126,28 +112,6 @@ def flagged(settings: type) -> list[str]:
 def _owner(settings: type, name: str) -> str:
     """The group of the class that declares a setting."""
     return next(vars(one).get("GROUP", "") for one in settings.__mro__ if name in vars(one).get("__annotations__", ()))
-
-
-def from_arguments(settings: type[T], arguments: argparse.Namespace) -> T:
-    """The settings that a parsed command line gives, with those of its file under them, see `read`."""
-    entries = dataclasses.fields(settings)  # type: ignore[arg-type]
-    given = {entry.name: vars(arguments)[entry.name] for entry in entries if entry.name in arguments}
-    words, config = list(arguments.words), None
-    if words and words[0].endswith(FILES) and not os.path.isdir(words[0]):
-        config = Path(words.pop(0))
-    places = [entry.name for entry in entries if entry.metadata["positional"]]
-    if places and typing.get_origin(_kind(settings, places[-1])) is tuple and len(words) >= len(places):
-        words[len(places) - 1 :] = [words[len(places) - 1 :]]
-    if len(words) > len(places):
-        raise ValueError(f"unrecognized arguments: {' '.join(words[len(places) :])}")
-    given |= dict(zip(places, words, strict=False))
-    arguments.config, content = config, load(config)
-    part = content.get(arguments.command)
-    if isinstance(part, DictConfig):
-        sections_of(content, config, flagged(settings))
-        content.update({name: value for name, value in given.items() if name in values_of(content)})
-    part = part if isinstance(part, DictConfig) else content
-    return read(settings, part, given, config, getattr(arguments, "rest", ()))
 
 
 def load(path: Path | None) -> DictConfig:
@@ -210,32 +174,7 @@ def read(
         return settings(**values)
 
 
-def sections_of(content: DictConfig, path: Path | None, settings: Collection[str]) -> list[str]:
-    """The names of a file's sections; what stands above them and would do nothing is refused.
-
-    So is a mapping with the name of one of the sections' `settings`, whose flag would not reach the values in it.
-    """
-    text, values = OmegaConf.to_yaml(content), values_of(content)
-    sections = [str(name) for name in content if name in SECTIONS or str(name).startswith(SCRIPT)]
-    known = f"the steps are: {', '.join(SECTIONS)}, {SCRIPT}FILE.py"
-    if not sections:
-        raise ValueError(f"{path} has no step; {known}")
-    for name in [str(name) for name in content if name not in (*sections, EACH)]:
-        if not re.search(r"\$\{" + re.escape(name) + r"[.}\[]", text):
-            unused = f"unknown key {name!r}: it is in no section, and none refers to ${{{name}}}"
-            raise ValueError(f"{path}: {unused if name in values else f'unknown step {name!r}; {known}'}")
-        if name in settings and name not in values:
-            said = f"the mapping {name!r} above the sections has the name of a setting"
-            raise ValueError(f"{path}: {said}, and {flag_of(name)} would not reach it; give it another name")
-    return sections
-
-
-def values_of(content: DictConfig) -> list[str]:
-    """The names of the values above the sections."""
-    return [str(name) for name in content if not OmegaConf.is_config(content._get_node(name))]
-
-
-def _kind(settings: type, name: str) -> Any:
+def kind_of(settings: type, name: str) -> Any:
     """A field's type without `| None`."""
     hint = typing.get_type_hints(settings)[name]
     return typing.get_args(hint)[0] if isinstance(hint, types.UnionType) else hint
@@ -245,7 +184,7 @@ def _converted(shape: DictConfig, entry: dataclasses.Field, value: Any, where: s
     """A value of the field's type, of what a file or a flag holds; a list may be written with commas."""
     from attn_reg_plugin.regularizers.base.options import check_value  # torch, which help does without
 
-    kind = _kind(OmegaConf.get_type(shape), entry.name)
+    kind = kind_of(OmegaConf.get_type(shape), entry.name)
     origin, arguments = typing.get_origin(kind) or kind, typing.get_args(kind)
     if kind is Path and value == "":
         raise ValueError(f"{where} is empty, but must be a path, such as ./here")

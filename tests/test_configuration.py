@@ -11,7 +11,8 @@ import pytest
 
 pytest.importorskip("omegaconf")
 
-from attn_reg_plugin.configuration import add_arguments, from_arguments, setting
+from attn_reg_plugin.configuration import add_arguments, setting
+from attn_reg_plugin.experiments.steps import from_arguments
 
 
 @dataclass(frozen=True, kw_only=True)

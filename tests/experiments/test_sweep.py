@@ -16,11 +16,11 @@ pytest.importorskip("optuna")
 import pandas
 from scipy.stats import ttest_ind
 
-from attn_reg_plugin import cli, configuration
+from attn_reg_plugin import cli
 from attn_reg_plugin.cli import main
 from attn_reg_plugin.experiments import runs
 from attn_reg_plugin.experiments.executing import RunError
-from attn_reg_plugin.experiments.steps import plan
+from attn_reg_plugin.experiments.steps import from_arguments, plan
 from attn_reg_plugin.experiments.sweep.report import gain
 from attn_reg_plugin.experiments.sweep.search import open_study
 from attn_reg_plugin.experiments.sweep.settings import Sweep
@@ -36,7 +36,7 @@ HUGE = "{" + ", ".join(f"{key}: [{', '.join(str(i / 300) for i in range(300))}]"
 def sweep(tmp_path: Path, text: str, *words: str) -> Sweep:
     path = tmp_path / "s.yaml"
     path.write_text(text, encoding="utf-8")
-    return configuration.from_arguments(Sweep, cli._parsed("sweep", [str(path), *words]))
+    return from_arguments(Sweep, cli._parsed("sweep", [str(path), *words]))
 
 
 def of_space(space: str, more: str = "") -> str:
