@@ -14,6 +14,7 @@ pytest.importorskip("fairseq")
 pytest.importorskip("optuna")
 
 import pandas
+from optuna.distributions import IntDistribution
 from scipy.stats import ttest_ind
 
 from attn_reg_plugin import cli
@@ -21,9 +22,9 @@ from attn_reg_plugin.cli import main
 from attn_reg_plugin.experiments import runs
 from attn_reg_plugin.experiments.executing import RunError
 from attn_reg_plugin.experiments.steps import from_arguments, plan
-from attn_reg_plugin.experiments.sweep.report import gain
+from attn_reg_plugin.experiments.sweep.report import frame_of, gain
 from attn_reg_plugin.experiments.sweep.search import open_study
-from attn_reg_plugin.experiments.sweep.settings import Sweep
+from attn_reg_plugin.experiments.sweep.settings import TRIAL, Arm, Sweep
 from attn_reg_plugin.experiments.training_log import read_log
 from tests.models.hf_folders import make_encoder, make_rte
 from tests.test_examples import example
@@ -239,6 +240,16 @@ def test_what_only_a_try_shows_leaves_nothing_behind(rte: Path, capsys: pytest.C
         assert said in error and error.count("\n") == 1
         (rte / "s.yaml").unlink()
         assert sorted(rte.rglob("*")) == there
+
+
+def test_epochs_that_were_drawn_are_one_column_of_the_table(tmp_path: Path) -> None:
+    trial = {"arm": "ad_drop", "trial": 0, "seed": 1, "values": {"epochs": 7}, "value": 60.0, "epochs": 5}
+    for folder, about in (("trial-000-seed1", trial), ("plain-seed1", {**trial, "arm": "plain"})):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / TRIAL).write_text(json.dumps(about))
+    frame = frame_of(tmp_path, Arm("ad_drop", {"epochs": IntDistribution(3, 9)}, [(1, {})]), True)
+    assert list(frame.columns) == ["arm", "trial", "value", "epochs", "seed", "folder", "error", "state"]
+    assert frame[["arm", "value", "epochs"]].values.tolist() == [["ad_drop", 60.0, 7]]
 
 
 def test_the_interval_is_that_of_scipy_and_of_equal_values_it_has_no_width() -> None:
