@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from attn_reg_plugin import configuration
-from attn_reg_plugin.experiments.steps import Step, function_of, plan, settings_of
+from attn_reg_plugin.experiments.steps import Step, from_arguments, function_of, plan, settings_of
 
 
 class Listing(argparse.Action):
@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
         rest = ["--", *arguments.rest] if arguments.rest else []
         steps = plan(arguments.file, [*arguments.words, *rest])
     else:
-        found = configuration.from_arguments(settings_of(command), arguments)
+        found = from_arguments(settings_of(command), arguments)
         steps = [Step(command, found, function_of(command), arguments.config)]
     return next((code for step in steps if (code := step.carry_out())), 0)
 

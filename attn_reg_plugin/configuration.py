@@ -1,15 +1,8 @@
 """From a dataclass to flags and to YAML: the settings of a command, declared once.
 
 A field made by `setting` is a flag `--like-this` of the command and a key `like_this` of a file of settings. Flags win
-over the file. What doesn't fit the dataclass is refused with its name, and the file's, before anything runs.
-
-A file may hold the settings of several commands, a section for each, and values that these refer to as `${name}`:
-
-    out: runs/demo
-    prepare phrasebook: {pair: en-ro, out: "${out}/data"}
-    compare: {data: "${out}/data", out: "${out}", methods: "plain,ad_drop"}
-
-`attn-reg compare FILE` then reads the section `compare`; `attn-reg run FILE` carries out all of them.
+over the file. What doesn't fit the dataclass is refused with its name, and the file's, before anything runs. Values of
+a file refer to others as `${name}`.
 """
 
 from __future__ import annotations
@@ -17,13 +10,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import functools
-import os
 import re
 import shlex
 import types
 import typing
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -36,14 +27,9 @@ from attn_reg_plugin.files import open_file
 T = TypeVar("T")
 #: how a setting may stand on the command line, see `setting`
 WAYS = ("positional", "repeated", "rest", "unflagged")
-#: how the name of a file of settings ends
-FILES = (".yaml", ".yml")
-#: the sections that a file may have; also `script FILE.py`, and `each`, see `steps.py`
-SECTIONS = ("convert opus-mt", "prepare phrasebook", "prepare text", "prepare wmt16", "compare", "finetune", "sweep")
-SECTIONS += ("bench", "export", "report")
-EACH, SCRIPT = "each", "script "
 _BASE_60 = re.compile(r"[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?")
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", Path: "a path"}
+_WORDS[dict] = "a mapping of settings"
 
 
 def setting(
@@ -73,12 +59,12 @@ def setting(
 
 
 @contextlib.contextmanager
-def said_of(path: Path | None, but: type[ValueError]) -> Iterator[None]:
-    """Around later checks of a file's settings: a ValueError names the file, unless they have no part in it, `but`."""
+def said_of(path: Path | None, unless: Callable[[ValueError], bool]) -> Iterator[None]:
+    """Around checks of a file's settings: a ValueError names the file, unless they have no part in it."""
     try:
         yield
     except ValueError as error:
-        if path is None or isinstance(error, but) or str(path) in str(error):
+        if path is None or str(path) in str(error) or unless(error):
             raise
         raise ValueError(f"{path}: {error}") from error
 
@@ -104,7 +90,7 @@ def add_flags(parser: argparse.ArgumentParser, settings: type, positional: bool 
     known = {action.dest for action in parser._actions}
     groups: dict[str, Any] = {group.title: group for group in parser._action_groups}
     for entry in dataclasses.fields(settings):
-        meta, kind = entry.metadata, _kind(settings, entry.name)
+        meta, kind = entry.metadata, kind_of(settings, entry.name)
         if entry.name in known or meta["unflagged"] or (positional and meta["positional"]):
             continue
         title = meta["group"] or _owner(settings, entry.name)
@@ -128,44 +114,22 @@ def _owner(settings: type, name: str) -> str:
     return next(vars(one).get("GROUP", "") for one in settings.__mro__ if name in vars(one).get("__annotations__", ()))
 
 
-def from_arguments(settings: type[T], arguments: argparse.Namespace, section: str = "") -> T:
-    """The settings that a parsed command line gives, with those of its file under them, see `read`.
-
-    Args:
-        section: of the file; by default the command's name.
-    """
-    entries = dataclasses.fields(settings)  # type: ignore[arg-type]
-    given = {entry.name: vars(arguments)[entry.name] for entry in entries if entry.name in arguments}
-    words, config = list(arguments.words), None
-    if words and words[0].endswith(FILES) and not os.path.isdir(words[0]):
-        config = Path(words.pop(0))
-    places = [entry.name for entry in entries if entry.metadata["positional"]]
-    if places and typing.get_origin(_kind(settings, places[-1])) is tuple and len(words) >= len(places):
-        words[len(places) - 1 :] = [words[len(places) - 1 :]]
-    if len(words) > len(places):
-        raise ValueError(f"unrecognized arguments: {' '.join(words[len(places) :])}")
-    given |= dict(zip(places, words, strict=False))
-    arguments.config, rest = config, getattr(arguments, "rest", ())
-    return read(settings, load(config), section or arguments.command, given, config, rest)
-
-
 def load(path: Path | None) -> DictConfig:
     """A YAML file's content; without a file nothing. What isn't a mapping in YAML is refused."""
     if path is None:
         return OmegaConf.create()
-    open_file(path).close()
-    try:
-        for token in yaml.scan(path.read_text(encoding="utf-8")):
-            line = token.start_mark.line + 1
-            if isinstance(token, yaml.AliasToken):  # a few lines of them may stand for a billion values
-                raise ValueError(f"in line {line} *{token.value} is an alias; refer to a value by ${{name}}")
-            if isinstance(token, yaml.ScalarToken) and token.plain and _BASE_60.fullmatch(token.value):
-                raise ValueError(f"in line {line} {token.value} is a number in base 60; put it in quotes")
-        content = OmegaConf.load(path)
-    except OSError:
-        raise
-    except Exception as error:  # of yaml, of its characters, of OmegaConf
-        raise ValueError(f"{path} cannot be read as YAML: {' '.join(str(error).split())}") from None
+    with open_file(path) as file:
+        try:
+            for token in yaml.scan(file):
+                line = token.start_mark.line + 1
+                if isinstance(token, yaml.AliasToken):  # a few lines of them may stand for a billion values
+                    raise ValueError(f"in line {line} *{token.value} is an alias; refer to a value by ${{name}}")
+                if isinstance(token, yaml.ScalarToken) and token.plain and _BASE_60.fullmatch(token.value):
+                    raise ValueError(f"in line {line} {token.value} is a number in base 60; put it in quotes")
+            file.seek(0)
+            content = OmegaConf.load(file)
+        except Exception as error:  # of yaml, of its characters, of OmegaConf
+            raise ValueError(f"{path} cannot be read as YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, DictConfig):
         raise ValueError(f"{path} holds no settings, but a list or a text; write `name: value`, one per line")
     return content
@@ -173,30 +137,23 @@ def load(path: Path | None) -> DictConfig:
 
 def read(
     settings: type[T],
-    content: DictConfig,
-    section: str,
+    part: DictConfig,
     given: Mapping[str, Any],
     path: Path | None = None,
     rest: Sequence[str] = (),
 ) -> T:
-    """The settings in a file's section, or in the whole file where it has none of that name, under those given.
+    """The settings in a part of a file, under those given.
 
     Args:
         settings: the dataclass.
-        content: of the file, whose path is for messages; not changed.
-        section: such as `compare`.
+        part: a section of the file, whose path is for messages, or all of it; not changed.
         given: name -> value, as flags have them.
         rest: what follows `--`.
 
     Raises:
         ValueError: an unknown key, a value that isn't allowed, or a setting that is missing.
     """
-    content = content.copy()
-    part = content[section] if isinstance(content.get(section), DictConfig) else content
-    fields = {entry.name: entry for entry in dataclasses.fields(settings)}  # type: ignore[arg-type]
-    if part is not content:
-        sections_of(content, path, flagged(settings))
-        content.update({name: value for name, value in given.items() if name in values_of(content)})
+    part, fields = part.copy(), {entry.name: entry for entry in dataclasses.fields(settings)}  # type: ignore[arg-type]
     if unknown := [str(key) for key in part if key not in fields]:
         raise ValueError(f"{path}: unknown setting {unknown[0]!r}; the settings are: {', '.join(fields)}")
     for name in [name for name, entry in fields.items() if rest and entry.metadata["rest"]]:
@@ -207,85 +164,48 @@ def read(
             value = {one.strip(): there.get(one.strip()) for one in value.split(",") if one.strip()}
         part[name] = value
     where = {name: flag_of(name) if name in given else f"{path}: {name}" for name in fields}
-    plain = resolved(part, path)
+    plain, shape = resolved(part, path), OmegaConf.structured(settings)
     for name, entry in fields.items():
         if plain.get(name, MISSING if entry.default is dataclasses.MISSING else None) == MISSING:
             what = entry.metadata["metavar"] if entry.metadata["positional"] else flag_of(name)
             raise ValueError(f"{what} is missing: {entry.metadata['help']}")
-    values = {name: _converted(settings, fields[name], value, where[name]) for name, value in plain.items()}
-    try:
+    values = {name: _converted(shape, fields[name], value, where[name]) for name, value in plain.items()}
+    with said_of(path, unless=lambda error: any(flag_of(name) in str(error) for name in given)):
         return settings(**values)
-    except ValueError as error:
-        flagged_wrongly = any(flag_of(name) in str(error) for name in given)
-        raise ValueError(str(error) if path is None or flagged_wrongly else f"{path}: {error}") from None
 
 
-def sections_of(content: DictConfig, path: Path | None, settings: Collection[str]) -> list[str]:
-    """The names of a file's sections; what stands above them and would do nothing is refused.
-
-    So is a mapping with the name of one of the sections' `settings`, whose flag would not reach the values in it.
-    """
-    text, values = OmegaConf.to_yaml(content), values_of(content)
-    sections = [str(name) for name in content if name in SECTIONS or str(name).startswith(SCRIPT)]
-    known = f"the steps are: {', '.join(SECTIONS)}, {SCRIPT}FILE.py"
-    if not sections:
-        raise ValueError(f"{path} has no step; {known}")
-    for name in [str(name) for name in content if name not in (*sections, EACH)]:
-        if not re.search(r"\$\{" + re.escape(name) + r"[.}\[]", text):
-            unused = f"unknown key {name!r}: it is in no section, and none refers to ${{{name}}}"
-            raise ValueError(f"{path}: {unused if name in values else f'unknown step {name!r}; {known}'}")
-        if name in settings and name not in values:
-            said = f"the mapping {name!r} above the sections has the name of a setting"
-            raise ValueError(f"{path}: {said}, and {flag_of(name)} would not reach it; give it another name")
-    return sections
-
-
-def values_of(content: DictConfig) -> list[str]:
-    """The names of the values above the sections."""
-    return [str(name) for name in content if not OmegaConf.is_config(content._get_node(name))]
-
-
-def _kind(settings: type, name: str) -> Any:
+def kind_of(settings: type, name: str) -> Any:
     """A field's type without `| None`."""
     hint = typing.get_type_hints(settings)[name]
-    if isinstance(hint, types.UnionType):
-        (hint,) = (part for part in typing.get_args(hint) if part is not types.NoneType)
-    return hint
+    return typing.get_args(hint)[0] if isinstance(hint, types.UnionType) else hint
 
 
-@functools.cache
-def _structured(settings: type) -> DictConfig:
-    return OmegaConf.structured(settings)
-
-
-def _converted(settings: type, entry: dataclasses.Field, value: Any, where: str) -> Any:
+def _converted(shape: DictConfig, entry: dataclasses.Field, value: Any, where: str) -> Any:
     """A value of the field's type, of what a file or a flag holds; a list may be written with commas."""
     from attn_reg_plugin.regularizers.base.options import check_value  # torch, which help does without
 
-    kind = _kind(settings, entry.name)
+    kind = kind_of(OmegaConf.get_type(shape), entry.name)
+    origin, arguments = typing.get_origin(kind) or kind, typing.get_args(kind)
     if kind is Path and value == "":
         raise ValueError(f"{where} is empty, but must be a path, such as ./here")
-    listed = typing.get_origin(kind) is tuple
-    if listed and not isinstance(value, list):
+    found = value
+    if origin is tuple and not isinstance(value, list):
         words = [value] if entry.metadata["repeated"] else [word.strip() for word in str(value).split(",")]
-        value = [] if value in (None, "") else words
+        found = [] if value in (None, "") else words
     try:
-        value = OmegaConf.merge(_structured(settings), {entry.name: value})[entry.name]
-        if listed and any(OmegaConf.is_config(one) for one in value):
+        found = OmegaConf.to_container(OmegaConf.merge(shape, {entry.name: found}))[entry.name]
+        if origin is tuple and any(isinstance(one, list | dict) for one in found):
             raise OmegaConfBaseException
     except OmegaConfBaseException:
-        what = f"{_WORDS[typing.get_args(kind)[0]]}, or several with commas" if listed else _WORDS[kind]
-        given = ",".join(map(str, value)) if isinstance(value, list) else value
-        raise ValueError(f"{where} is {given!r}, but must be {what}") from None
-    if OmegaConf.is_config(value):
-        value = OmegaConf.to_container(value)
-    value = tuple(value) if listed else value
+        what = f"{_WORDS[arguments[0]]}, or several with commas" if origin is tuple else _WORDS[origin]
+        raise ValueError(f"{where} is {value!r}, but must be {what}") from None
+    found = tuple(found) if origin is tuple else found
     try:
-        if value is not None:
-            check_value(entry, value)
+        if found is not None:
+            check_value(entry, found)
     except ValueError as error:
         raise ValueError(where + str(error).removeprefix(entry.name)) from None
-    return value
+    return found
 
 
 def _help(entry: dataclasses.Field) -> str:

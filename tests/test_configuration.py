@@ -11,7 +11,8 @@ import pytest
 
 pytest.importorskip("omegaconf")
 
-from attn_reg_plugin.configuration import add_arguments, from_arguments, setting
+from attn_reg_plugin.configuration import add_arguments, setting
+from attn_reg_plugin.experiments.steps import from_arguments
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +99,7 @@ def test_a_file_without_sections(tmp_path: Path) -> None:
         (["x"], "rate: 1\ncompare: {lr: 1}", "{}: unknown key 'rate': it is in no section"),
         (["x"], "rate: {a: 1}\ncompare: {lr: 1}", "{}: unknown step 'rate'; the steps are: convert opus-mt"),
         (["x"], "layers: ???", "--layers is missing: layers"),
+        (["x"], "lr: 1\nlr: 2", 'found duplicate key lr in "{}", line 2'),
         (["x"], "layers: 1:30", "in line 1 1:30 is a number in base 60; put it in quotes"),
         (["x"], "many: &a [*a]", "{} cannot be read as YAML: in line 1 *a is an alias; refer to a value by ${{name}}"),
         (["x"], "names: [[1]]", "{}: names is [[1]], but must be text, or several with commas"),

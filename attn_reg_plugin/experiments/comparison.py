@@ -174,7 +174,7 @@ class Comparison:
         from rich.console import Console
 
         runs, console = self.plan(self.selected()), Console()
-        if not carry_out(runs, console, self.epochs, _summary, self.jobs, self._gpus):
+        if not carry_out(runs, console, self.epochs, _summary, self.jobs, self.gpus):
             return 130
         from attn_reg_plugin.experiments.report.table import publish  # pandas
 
@@ -210,7 +210,8 @@ class Comparison:
         return parsed("--train-flags", self.train_flags)
 
     @property
-    def _gpus(self) -> list[str]:
+    def gpus(self) -> list[str]:
+        """The GPUs that it may use, as CUDA_VISIBLE_DEVICES names them."""
         return [] if self.cpu else visible_gpus()
 
     def device_flags(self, alone: bool = False) -> dict[str, Any]:
@@ -218,8 +219,8 @@ class Comparison:
 
         They are settings of a run, so that a run begun on all GPUs isn't continued on one with other batches.
         """
-        flags = {} if self._gpus else {"cpu": True, "num-workers": 0}
-        return {**flags, "distributed-world-size": 1} if alone and len(self._gpus) > 1 else flags
+        flags = {} if self.gpus else {"cpu": True, "num-workers": 0}
+        return {**flags, "distributed-world-size": 1} if alone and len(self.gpus) > 1 else flags
 
     def part_notes(self, one: Run) -> list[str]:
         """The line about the training examples below a table; none where all are trained on, as they are."""

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from attn_reg_plugin.experiments.running.flags import UNTUNED, Flags, completed, option_flag, parsed
+from attn_reg_plugin.experiments.running.flags import PLAIN, UNTUNED, Flags, completed, option_flag, parsed
 from attn_reg_plugin.regularizers import REGISTRY, build, options_of
 from attn_reg_plugin.regularizers.base.registry import presets_of
 
@@ -82,7 +82,7 @@ BASELINES = tuple(
     Method(name, name, None, {"attn-reg": "none", **flags})
     for name, flags in {
         UNTUNED: {"max-update": 1},
-        "plain": {},
+        PLAIN: {},
         "own_attention_dropout": {"attention-dropout": 0.3},
         "own_attention_dropout_0.1": {"attention-dropout": 0.1},
         "own_attention_dropout_0.2": {"attention-dropout": 0.2},

@@ -1,7 +1,11 @@
 """The steps of `attn-reg run FILE`: each section of the file is a command with its settings.
 
 Values above the sections are what these refer to by `${name}`. Flags change both: `--pair en-ro` a value of that name,
-`--lr 0.001` the setting of every step that has it.
+`--lr 0.001` the setting of every step that has it. `attn-reg compare FILE` carries out the section `compare` alone:
+
+    out: runs/demo
+    prepare phrasebook: {pair: en-ro, out: "${out}/data"}
+    compare: {data: "${out}/data", out: "${out}", methods: "plain,ad_drop"}
 
 With `each` the steps are carried out for each combination of values:
 
@@ -17,28 +21,19 @@ import dataclasses
 import importlib
 import itertools
 import math
+import os
+import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import typing
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from attn_reg_plugin.configuration import (
-    EACH,
-    SCRIPT,
-    add_flags,
-    flag_of,
-    flagged,
-    load,
-    read,
-    resolved,
-    said_of,
-    sections_of,
-    values_of,
-)
+from attn_reg_plugin.configuration import T, add_flags, flag_of, flagged, kind_of, load, read, resolved, said_of
 from attn_reg_plugin.experiments.running.executor import RunError
 from attn_reg_plugin.experiments.running.flags import words_of
 
@@ -55,6 +50,10 @@ STEPS: dict[str, tuple[str, str, str]] = {
     "report": ("attn_reg_plugin.experiments.report.settings", "Report", ".publish"),
     "bench": ("attn_reg_plugin.bench.settings", "Settings", ".publish"),
 }
+#: how the name of a file of settings ends
+FILES = (".yaml", ".yml")
+#: of a file also `script FILE.py`, and `each`
+EACH, SCRIPT = "each", "script "
 #: of the values in `each`
 MOST_COMBINATIONS = 1_000
 
@@ -89,9 +88,31 @@ class Step:
 
     def carry_out(self) -> int:
         """Do it; the exit status."""
-        with said_of(self.path, but=RunError):
+        with said_of(self.path, unless=lambda error: isinstance(error, RunError)):
             status = self.function(self.settings)
             return status if isinstance(status, int) else 0  # `prepare` gives a manifest
+
+
+def from_arguments(settings: type[T], arguments: argparse.Namespace) -> T:
+    """The settings that a parsed command line gives, with those of its file under them, see `read`."""
+    entries = dataclasses.fields(settings)  # type: ignore[arg-type]
+    given = {entry.name: vars(arguments)[entry.name] for entry in entries if entry.name in arguments}
+    words, config = list(arguments.words), None
+    if words and words[0].endswith(FILES) and not os.path.isdir(words[0]):
+        config = Path(words.pop(0))
+    places = [entry.name for entry in entries if entry.metadata["positional"]]
+    if places and typing.get_origin(kind_of(settings, places[-1])) is tuple and len(words) >= len(places):
+        words[len(places) - 1 :] = [words[len(places) - 1 :]]
+    if len(words) > len(places):
+        raise ValueError(f"unrecognized arguments: {' '.join(words[len(places) :])}")
+    given |= dict(zip(places, words, strict=False))
+    arguments.config, content = config, load(config)
+    part = content.get(arguments.command)
+    if isinstance(part, DictConfig):
+        sections_of(content, config, flagged(settings))
+        content.update({name: value for name, value in given.items() if name in values_of(content)})
+    part = part if isinstance(part, DictConfig) else content
+    return read(settings, part, given, config, getattr(arguments, "rest", ()))
 
 
 def plan(path: Path, words: Sequence[str]) -> list[Step]:
@@ -127,7 +148,7 @@ def plan(path: Path, words: Sequence[str]) -> list[Step]:
             if name in settings:
                 fields = {entry.name for entry in dataclasses.fields(settings[name])}
                 of_step = {key: own[key] for key in fields & set(own)}
-                step = name, read(settings[name], one, name, of_step, path, rest), function_of(name)
+                step = name, read(settings[name], part, of_step, path, rest), function_of(name)
             else:
                 step = name, *_script(path, name, part)
             steps.append(Step(*step, path, values))
@@ -158,6 +179,31 @@ def _script(path: Path, section: str, content: DictConfig) -> tuple[list[str], C
     words = [str(word) for word in settings.pop("words", ())]
     flags = {name.replace("_", "-"): value for name, value in settings.items()}
     return [str(file), *words, *words_of(flags)], lambda words: subprocess.run([sys.executable, *words]).returncode
+
+
+def sections_of(content: DictConfig, path: Path | None, settings: Collection[str]) -> list[str]:
+    """The names of a file's sections; what stands above them and would do nothing is refused.
+
+    So is a mapping with the name of one of the sections' `settings`, whose flag would not reach the values in it.
+    """
+    text, values = OmegaConf.to_yaml(content), values_of(content)
+    sections = [str(name) for name in content if name in STEPS or str(name).startswith(SCRIPT)]
+    known = f"the steps are: {', '.join(STEPS)}, {SCRIPT}FILE.py"
+    if not sections:
+        raise ValueError(f"{path} has no step; {known}")
+    for name in [str(name) for name in content if name not in (*sections, EACH)]:
+        if not re.search(r"\$\{" + re.escape(name) + r"[.}\[]", text):
+            unused = f"unknown key {name!r}: it is in no section, and none refers to ${{{name}}}"
+            raise ValueError(f"{path}: {unused if name in values else f'unknown step {name!r}; {known}'}")
+        if name in settings and name not in values:
+            said = f"the mapping {name!r} above the sections has the name of a setting"
+            raise ValueError(f"{path}: {said}, and {flag_of(name)} would not reach it; give it another name")
+    return sections
+
+
+def values_of(content: DictConfig) -> list[str]:
+    """The names of the values above the sections."""
+    return [str(name) for name in content if not OmegaConf.is_config(content._get_node(name))]
 
 
 # -- each -------------------------------------------------------------------------------------------------------------

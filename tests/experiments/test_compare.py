@@ -11,8 +11,8 @@ import pytest
 pytest.importorskip("fairseq")
 
 
-from attn_reg_plugin import configuration
 from attn_reg_plugin.cli import _parsed, main
+from attn_reg_plugin.experiments import steps
 from attn_reg_plugin.experiments.methods import select_methods
 from attn_reg_plugin.experiments.running import run as runs
 from attn_reg_plugin.experiments.running.checks import check_runs
@@ -34,7 +34,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def parsed(*words: str) -> TranslationComparison:
-    return configuration.from_arguments(TranslationComparison, _parsed("compare", words))
+    return steps.from_arguments(TranslationComparison, _parsed("compare", words))
 
 
 def test_flags_after_the_dashes_go_to_fairseq() -> None:

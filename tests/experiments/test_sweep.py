@@ -14,17 +14,18 @@ pytest.importorskip("fairseq")
 pytest.importorskip("optuna")
 
 import pandas
+from optuna.distributions import IntDistribution
 from scipy.stats import ttest_ind
 
-from attn_reg_plugin import cli, configuration
+from attn_reg_plugin import cli
 from attn_reg_plugin.cli import main
 from attn_reg_plugin.experiments.running import run as runs
 from attn_reg_plugin.experiments.running.executor import RunError
 from attn_reg_plugin.experiments.running.training_log import read_log
-from attn_reg_plugin.experiments.steps import plan
-from attn_reg_plugin.experiments.sweep.report import gain
-from attn_reg_plugin.experiments.sweep.search import Side
-from attn_reg_plugin.experiments.sweep.settings import Arm, Sweep
+from attn_reg_plugin.experiments.steps import from_arguments, plan
+from attn_reg_plugin.experiments.sweep.report import frame_of, gain
+from attn_reg_plugin.experiments.sweep.search import open_study
+from attn_reg_plugin.experiments.sweep.settings import TRIAL, Arm, Sweep
 from tests.models.hf_folders import make_encoder, make_rte
 from tests.test_examples import example
 
@@ -36,7 +37,7 @@ HUGE = "{" + ", ".join(f"{key}: [{', '.join(str(i / 300) for i in range(300))}]"
 def sweep(tmp_path: Path, text: str, *words: str) -> Sweep:
     path = tmp_path / "s.yaml"
     path.write_text(text, encoding="utf-8")
-    return configuration.from_arguments(Sweep, cli._parsed("sweep", [str(path), *words]))
+    return from_arguments(Sweep, cli._parsed("sweep", [str(path), *words]))
 
 
 def of_space(space: str, more: str = "") -> str:
@@ -223,7 +224,7 @@ def test_a_trial_goes_on_where_it_was_with_all_its_epochs(rte: Path, monkeypatch
     (after,) = (path.read_text() for path in rte.glob("out/trial-*/run.json"))
     trials = json.loads((rte / "out" / "results.json").read_text())["trials"]
     assert before == after and {one["arm"]: one["value"] for one in trials} == {"ad_drop": 90.0, "plain": 70.0}
-    study = Side(Arm("ad_drop", {}, []), rte / "out").study
+    study = open_study(rte / "out", "ad_drop")
     assert study.trials[-1].intermediate_values == {1: 90.0}
 
 
@@ -239,6 +240,16 @@ def test_what_only_a_try_shows_leaves_nothing_behind(rte: Path, capsys: pytest.C
         assert said in error and error.count("\n") == 1
         (rte / "s.yaml").unlink()
         assert sorted(rte.rglob("*")) == there
+
+
+def test_epochs_that_were_drawn_are_one_column_of_the_table(tmp_path: Path) -> None:
+    trial = {"arm": "ad_drop", "trial": 0, "seed": 1, "values": {"epochs": 7}, "value": 60.0, "epochs": 5}
+    for folder, about in (("trial-000-seed1", trial), ("plain-seed1", {**trial, "arm": "plain"})):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / TRIAL).write_text(json.dumps(about))
+    frame = frame_of(tmp_path, Arm("ad_drop", {"epochs": IntDistribution(3, 9)}, [(1, {})]), True)
+    assert list(frame.columns) == ["arm", "trial", "value", "epochs", "seed", "folder", "error", "state"]
+    assert frame[["arm", "value", "epochs"]].values.tolist() == [["ad_drop", 60.0, 7]]
 
 
 def test_the_interval_is_that_of_scipy_and_of_equal_values_it_has_no_width() -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import io
+import json
 import os
-import threading
 import time
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,49 +17,81 @@ pytest.importorskip("optuna")
 import optuna
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import TrialState
+from rich.console import Console
 
+from attn_reg_plugin.experiments.running import executor as executing
+from attn_reg_plugin.experiments.running.executor import carry_out
+from attn_reg_plugin.experiments.running.run import Run
 from attn_reg_plugin.experiments.sweep import search
-from attn_reg_plugin.experiments.sweep.search import Side
-from attn_reg_plugin.experiments.sweep.settings import Arm
+from attn_reg_plugin.experiments.sweep.settings import TRIAL, Arm
+from attn_reg_plugin.files import read_json, write_json
 from tests import processes
 
 P, LR = CategoricalDistribution([0.1, 0.2, 0.3]), CategoricalDistribution([1.0, 2.0, 4.0, 8.0])
 GRID = [(1, {"p": p, "lr": lr}) for p in P.choices for lr in LR.choices]
 METHOD = Arm("ad_drop", {"p": P, "lr": LR}, GRID)
 PLAIN = Arm("plain", {"lr": LR}, [(seed, {"lr": GRID[seed - 1][1]["lr"]}) for seed in range(1, 13)])
-FAIL, COMPLETE, PRUNED = TrialState.FAIL, TrialState.COMPLETE, TrialState.PRUNED
+COMPLETE = TrialState.COMPLETE
 
 
-def sides_of(folder: Path, *arms: Arm, pruner: Any = None) -> list[Side]:
+class Training(Run):
+    """In the place of a run: its epochs are what `train` yields, and the last one is its result."""
+
+    @property
+    def metric(self) -> tuple[str, bool]:
+        return "accuracy", True
+
+    def record(self) -> None:
+        pass
+
+    def work(self, lock: int, watch: Any, stop: Any = None) -> None:
+        for epoch, value in enumerate(self.settings["train"](), start=1):
+            for figures in ({"valid_num_updates": epoch, "valid_accuracy": value}, {"train_train_wall": "3"}):
+                with (self.folder / "train.log").open("a") as file:
+                    file.write(json.dumps({"epoch": epoch, **figures}) + "\n")
+            watch(self.log())
+            write_json(self.folder / "result.json", {"accuracy": value})
+
+    def result(self) -> dict[str, Any]:
+        return {"training": {"figures": read_json(self.folder / "result.json")}}
+
+
+def sides_of(folder: Path, *arms: Arm, pruner: Any = None) -> list[tuple[Arm, optuna.Study]]:
     """These arms, with their studies."""
-    return [Side(arm, folder, direction="maximize", pruner=pruner) for arm in arms]
+    return [(arm, search.open_study(folder, arm.name, direction="maximize", pruner=pruner)) for arm in arms]
 
 
-def fill(folder: Path, train: Callable[..., float], *arms: Arm, pruner: Any = None) -> list[dict[int, Any]]:
-    """Carry out the trials of these arms; Optuna's last trial of each number."""
+def fill(folder: Path, train: Callable[..., Iterable[float]], *arms: Arm, pruner: Any = None) -> list[Any]:
+    """Carry out the trials of these arms: the trials of each, as their folders have them."""
+
+    def make(arm: Arm, number: int, values: Any) -> Training:
+        return Training(folder / arm.folder(number), {"train": lambda: train(arm, number, values)})
+
     sides = sides_of(folder, *arms, pruner=pruner or optuna.pruners.NopPruner())
-    search.fill(sides, train, threading.Event())
-    return [side.latest() for side in sides]
+    trials = search.trials_of(folder, sides, make)
+    if not carry_out(trials, Console(file=io.StringIO()), 3, lambda one: "well", late=True):
+        raise KeyboardInterrupt
+    return [trials_in(folder, arm) for arm in arms]
 
 
-def number_of(arm: Arm, trial: Any, stop: Any) -> float:
-    """In the place of a training: the number of the trial."""
-    return float(trial.user_attrs["trial"])
+def trials_in(folder: Path, arm: Arm) -> list[dict[str, Any]]:
+    """The trials of an arm, by number."""
+    return [read_json(folder / arm.folder(number) / TRIAL) for number in range(len(arm.trials))]
 
 
 def fill_and_hang(folder: Path, place: int | None) -> None:
     """Fill a sweep as a process does; of its own trials one hangs."""
-    search.WAIT = 0.2
+    executing.WAIT = 0.2
     begun: list[int] = []
 
-    def train(arm: Arm, trial: Any, stop: Any) -> float:
-        begun.append(trial.number)
-        with (folder / "begun" / f"{arm.name}-{trial.user_attrs['trial']}").open("a") as file:
+    def train(arm: Arm, number: int, values: Any) -> Iterator[float]:
+        begun.append(number)
+        with (folder / "begun" / f"{arm.name}-{number}").open("a") as file:
             file.write(f"{os.getpid()}\n")
         while len(begun) == place:
             time.sleep(1)
         time.sleep(0.02)
-        return number_of(arm, trial, stop)
+        yield float(number)
 
     fill(folder, train, METHOD, PLAIN)
 
@@ -80,9 +112,9 @@ def test_two_processes_of_which_one_is_killed_carry_out_each_trial_once(tmp_path
     victim.join(processes.PATIENCE)
     other.join(processes.PATIENCE)
     assert other.exitcode == 0 and len(begun()) == 3
-    for side in sides_of(tmp_path, METHOD, PLAIN):
-        complete = sorted(one.value for one in side.study.trials if one.state == COMPLETE)
-        assert complete == list(range(12)) and [one.value for one in side.latest().values()] == complete
+    for arm, study in sides_of(tmp_path, METHOD, PLAIN):
+        complete = sorted(one.value for one in study.trials if one.state == COMPLETE)
+        assert complete == list(range(12)) and [one["value"] for one in trials_in(tmp_path, arm)] == complete
     times = [len(path.read_text().split()) for path in tmp_path.glob("begun/*")]
     assert sorted(times) == [*[1] * 23, 2], "the third of the killed process, and nothing else, was carried out again"
 
@@ -95,11 +127,11 @@ def test_an_interrupted_trial_keeps_what_was_drawn_and_draws_do_not_depend_on_th
     }
     arm, drawn = Arm("ad_drop", space, [(5, {}), (6, {})] * 6), []
 
-    def train(arm: Arm, trial: Any, stop: Any) -> float:
-        drawn.append(trial.params)
+    def train(arm: Arm, number: int, values: Any) -> Iterator[float]:
+        drawn.append(values)
         if interrupted and len(drawn) == 1:
             raise KeyboardInterrupt
-        return trial.params["p"]
+        yield values["p"]
 
     found = []
     for interrupted in (True, False):
@@ -110,41 +142,36 @@ def test_an_interrupted_trial_keeps_what_was_drawn_and_draws_do_not_depend_on_th
             with pytest.raises(KeyboardInterrupt):
                 fill(folder, train, arm)
         (tried,) = fill(folder, train, arm)
-        found.append([one.params for one in tried.values()])
+        found.append([one["values"] for one in tried])
         assert found[-1][0] == drawn[0] and 1e-5 <= drawn[0]["lr"] <= 1e-2 and drawn[0]["n"] in range(1, 10)
-        assert [one.user_attrs["seed"] for one in tried.values()] == [5, 6] * 6
+        assert [one["seed"] for one in tried] == [5, 6] * 6
     assert found[0][0] == found[1][0] and len({one["p"] for one in found[1]}) == 12
 
 
 def test_hopeless_trials_are_pruned(tmp_path: Path) -> None:
     """Trials 5 and 11 begin below the median of the others; six are complete before 11, not before 5."""
 
-    def train(arm: Arm, trial: Any, stop: Any) -> float:
-        number = trial.user_attrs["trial"]
-        for epoch, value in enumerate([3.0, 2.0, 99.0] if number in (5, 11) else [5.0 + number, 6.0, 7.0], start=1):
-            trial.report(value, epoch)
-            if trial.should_prune():
-                raise optuna.TrialPruned
-        return 5.0 + number
+    def train(arm: Arm, number: int, values: Any) -> Iterable[float]:
+        return [3.0, 2.0, 99.0] if number in (5, 11) else [5.0 + number, 6.0, 7.0]
 
     (found,) = fill(tmp_path, train, METHOD, pruner=optuna.pruners.MedianPruner(6, 2))
-    assert [one.state for one in found.values()] == [COMPLETE] * 11 + [PRUNED]
-    assert found[11].intermediate_values == {1: 3.0, 2: 2.0}
+    assert [one["state"] for one in found] == ["complete"] * 11 + ["pruned"]
+    assert (found[11]["value"], found[11]["epochs"], found[5]["value"]) == (3.0, 2, 99.0)
 
 
 def test_a_failed_trial_is_tried_again_by_the_next_process_only_and_nothing_but_failures_ends(tmp_path: Path) -> None:
-    def train(arm: Arm, trial: Any, stop: Any) -> float:
-        if trial.user_attrs["trial"] in broken:
+    def train(arm: Arm, number: int, values: Any) -> Iterator[float]:
+        begun.append(number)
+        if number in broken:
             raise ValueError("no space left")
-        return 1.0
+        yield 1.0
 
-    broken = range(12)
+    broken, begun = range(12), []
     with pytest.raises(ValueError, match="no space left"):
         fill(tmp_path, train, METHOD)
-    broken, (side,) = range(4, 5), sides_of(tmp_path, METHOD)
+    broken = range(4, 5)
     for times in (1, 2):
         (found,) = fill(tmp_path, train, METHOD)
-        assert [one.state for one in found.values()] == [*[COMPLETE] * 4, FAIL, *[COMPLETE] * 7]
-        counts = Counter(one.user_attrs["trial"] for one in side.study.trials)
-        assert [counts[number] for number in range(12)] == [2, 2, 2, 1, times, *[1] * 7]
-    assert found[4].user_attrs["error"] == "no space left"
+        assert [one["state"] for one in found] == [*["complete"] * 4, "fail", *["complete"] * 7]
+        assert [begun.count(number) for number in range(12)] == [2, 2, 2, 1, times, *[1] * 7]
+    assert found[4]["error"] == "no space left"

@@ -21,12 +21,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attn_reg_plugin.experiments.report.examples import Examples
+from attn_reg_plugin.experiments.running.flags import PLAIN
 
 if TYPE_CHECKING:
     from attn_reg_plugin.experiments.report.results import RunResult
 
-#: the method that the others are compared with
-PLAIN = "plain"
 #: draws of a bootstrap, as many as sacrebleu takes
 RESAMPLES = 1000
 #: of the random numbers, sacrebleu's

@@ -101,17 +101,28 @@ def at_a_time(tasks: Sequence[Callable[[Event], None]], jobs: int) -> None:
     The first exception of a task, or an interruption from the keyboard, starts no further task, tells those that run to
     stop, waits for them and is raised. A task waits for subprocesses of its own, so threads are enough.
     """
-    stop = Event()
+    stop, failures = Event(), []
+
+    def work(task: Callable[[Event], None]) -> None:
+        try:
+            if not stop.is_set():
+                task(stop)
+        except BaseException as error:
+            failures.append(error)  # the first; others may fail because they are told to stop
+            stop.set()  # before this thread takes the next task
+            raise
+
     with ThreadPoolExecutor(jobs) as pool:
-        started = [pool.submit(task, stop) for task in tasks]
+        started = [pool.submit(work, task) for task in tasks]
         try:
             for one in as_completed(started):
                 one.result()
-        except BaseException:
+        except BaseException as error:
+            first = failures[0] if failures else error
             stop.set()
             for one in started:
                 one.cancel()
-            raise
+            raise first  # noqa: B904
 
 
 class Slots:
@@ -152,6 +163,7 @@ def carry_out(
     summary: Callable[[Any], str],
     jobs: int = 1,
     gpus: Sequence[str] = (),
+    late: bool = False,
 ) -> bool:
     """Do what is not done yet of some runs; False when interrupted from the keyboard.
 
@@ -163,14 +175,15 @@ def carry_out(
         epochs: of a run, at most.
         summary: what is said of a finished run.
         jobs: runs at a time; with several each has one of the `gpus`.
+        late: trials, whose settings are known when they begin, and whose failures end no others.
 
     Raises:
         ValueError: a command cannot work, a folder holds a run with other settings, or a run failed (`RunError`).
     """
     from attn_reg_plugin.experiments.running.checks import check_runs  # imports fairseq
 
-    check_runs(runs)
-    for one in runs:
+    check_runs([] if late else runs)
+    for one in [] if late else runs:
         one.claim()
     slots, left = Slots(gpus, jobs), list(runs)
 
@@ -188,7 +201,10 @@ def carry_out(
         except RunError as error:
             if error.tail:
                 say(console, error.tail)
-            raise
+            if not late:
+                raise
+            progress.set_aside(f"failed: {error}")
+            return
         progress.finish(summary(one) + (" (was done)" if known else ""))
 
     try:

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from typing import Any
 
 #: the model that a training starts from; the method that does not train: an update with a learning rate of zero, which
-#: changes no bit of that model, and validates and keeps it like the others
-START, UNTUNED = "finetune-from-model", "untuned"
+#: changes no bit of that model, and validates and keeps it like the others; the method that others are compared with
+START, UNTUNED, PLAIN = "finetune-from-model", "untuned", "plain"
 #: name -> value; True is a switch, and what is None or False is not given
 Flags = Mapping[str, Any]
 _FLAG = re.compile(r"--?[A-Za-z]")
@@ -83,8 +83,8 @@ def _text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tuple[str | None, str | None]]:
-    """The settings, as `run.json` has them, in which two runs differ, and both values; None where a run has none.
+def contrast(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    """The first three settings, as `run.json` has them, in which a run that is there and one asked for differ; or "".
 
     Of a flag that names a file, the digests in `files` are compared where both runs have one, and else the paths. The
     order of flags and the defaults of a method make no difference.
@@ -92,8 +92,9 @@ def differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tup
     before, now = _flat(one), _flat(other)
     for name in one.get("files", {}).keys() & other.get("files", {}).keys():
         before[f"--{name}"], now[f"--{name}"] = one["files"][name], other["files"][name]
-    names = dict.fromkeys([*before, *now])
-    return {name: (before.get(name), now.get(name)) for name in names if before.get(name) != now.get(name)}
+    found = [name for name in dict.fromkeys([*before, *now]) if before.get(name) != now.get(name)]
+    both = [(name, before.get(name, "absent"), now.get(name, "absent")) for name in found[:3]]
+    return "; ".join(f"{name}: {there} there, {asked} asked for" for name, there, asked in both)
 
 
 def _flat(settings: Mapping[str, Any]) -> dict[str, str]:

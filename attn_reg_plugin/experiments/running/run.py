@@ -18,7 +18,7 @@ from threading import Event
 from typing import Any
 
 from attn_reg_plugin.experiments.running.executor import RunError, execute, tail_of
-from attn_reg_plugin.experiments.running.flags import UNTUNED, differing, words_of
+from attn_reg_plugin.experiments.running.flags import UNTUNED, contrast, words_of
 from attn_reg_plugin.experiments.running.training_log import TrainingLog, read_log, seconds_per_epoch
 from attn_reg_plugin.files import FolderInUse, lock_folder, read_json, write_json
 
@@ -161,25 +161,23 @@ class Run:
 
         A RunError says that the folder holds a run with other settings, a FolderInUse that another process works there.
         """
-        path = self.folder / "run.json"
         self.folder.mkdir(parents=True, exist_ok=True)
-        recorded = _read(path)
-        if recorded and not differing(recorded, self.settings):
+        recorded = _read(self.folder / "run.json")
+        if recorded and not contrast(recorded, self.settings):
             return
         # another process that has begun, and not yet said with what settings, is about to
         with lock_folder(self.folder, kept=True, wait=not recorded):
-            recorded = _read(path)
-            if recorded and (found := differing(recorded, self.settings)):
-                self._give_way(found)
-            write_json(path, self.settings)
+            self.record()
 
-    def _give_way(self, found: Mapping[str, tuple[str | None, str | None]]) -> None:
-        """Delete the log of a failed start; refuse where there is more than that."""
-        if (self.folder / "result.json").exists() or any((self.folder / "checkpoints").glob("*.pt")):
-            both = {name: ["absent" if value is None else value for value in values] for name, values in found.items()}
-            said = "; ".join([f"{name}: {there} there, {asked} asked for" for name, (there, asked) in both.items()][:3])
-            raise RunError(f"{self.folder} holds a run with other settings ({said}); {_ADVICE}")
-        (self.folder / "train.log").unlink(missing_ok=True)
+    def record(self) -> None:
+        """Write the settings into the folder, which is locked; refuse where it holds more than another failed start."""
+        path = self.folder / "run.json"
+        recorded = _read(path)
+        if recorded and (said := contrast(recorded, self.settings)):
+            if (self.folder / "result.json").exists() or any((self.folder / "checkpoints").glob("*.pt")):
+                raise RunError(f"{self.folder} holds a run with other settings ({said}); {_ADVICE}")
+            (self.folder / "train.log").unlink(missing_ok=True)
+        write_json(path, self.settings)
 
     def carry_out(self, watch: Callable[[TrainingLog], None], stop: Event | None = None) -> None:
         """Do what is not done yet; commands inherit the folder's lock, and keep it where a comparison is killed.
@@ -191,13 +189,17 @@ class Run:
         if self.finished():
             return
         with lock_folder(self.folder, kept=True) as lock:
-            result = self.result()
-            if "training" not in result:
-                result = {"training": self._train(watch, lock, stop)}
-                write_json(self.folder / "result.json", result)
-            self.tidy()
-            if self.measured:
-                write_json(self.folder / "result.json", {**result, **self.measure(lock, stop)})
+            self.work(lock, watch, stop)
+
+    def work(self, lock: int, watch: Callable[[TrainingLog], None], stop: Event | None = None) -> None:
+        """Do what is not done yet in the folder, which is locked."""
+        result = self.result()
+        if "training" not in result:
+            result = {"training": self._train(watch, lock, stop)}
+            write_json(self.folder / "result.json", result)
+        self.tidy()
+        if self.measured:
+            write_json(self.folder / "result.json", {**result, **self.measure(lock, stop)})
 
     def tidy(self) -> None:
         """Delete what a trained run does not need."""

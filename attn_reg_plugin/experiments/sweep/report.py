@@ -7,31 +7,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
-from optuna.study import StudyDirection
 from rich.console import Console
 
 from attn_reg_plugin.experiments.report.table import figure_of, markdown, shade, terminal_table
-from attn_reg_plugin.experiments.sweep.settings import PLAIN, text_of
-from attn_reg_plugin.files import write_json, write_text
+from attn_reg_plugin.experiments.running.flags import PLAIN
+from attn_reg_plugin.experiments.sweep.settings import TRIAL, text_of
+from attn_reg_plugin.files import read_json, write_json, write_text
 from attn_reg_plugin.terminal import show
 
 if TYPE_CHECKING:
-    from attn_reg_plugin.experiments.sweep.search import Side
+    from attn_reg_plugin.experiments.sweep.settings import Arm
 
 HEADER = ["", "trials", "best", "which", "mean ± std of all", "pruned", "failed"]
 
 
-def frame_of(side: Side) -> pd.DataFrame:
-    """The trials of an arm, a row per trial, the best first; a pruned trial has the best value that it had reached."""
-    best = max if side.study.direction == StudyDirection.MAXIMIZE else min
-    rows = []
-    for number, trial in side.latest().items():
-        reached = best(trial.intermediate_values.values(), default=None)
-        value = reached if trial.state.name == "PRUNED" else trial.value
-        about = {key: trial.user_attrs.get(key) for key in ("seed", "folder", "error")}
-        about |= {"state": trial.state.name.lower(), "epochs": trial.last_step}
-        rows.append({"arm": side.arm.name, "trial": number, "value": value, **trial.params, **about})
-    return pd.DataFrame(rows).astype({"value": float}).sort_values("value", ascending=best is min)
+def frame_of(out: Path, arm: Arm, maximize: bool) -> pd.DataFrame:
+    """The trials of an arm in a folder, a row per trial, the best first."""
+    trials = [one for path in out.glob(f"*/{TRIAL}") if (one := read_json(path))["arm"] == arm.name]
+    columns = dict.fromkeys(["arm", "trial", "value", *arm.space, "seed", "folder", "error", "state", "epochs"])
+    frame = pd.DataFrame([{**one, **one["values"]} for one in trials]).reindex(columns=list(columns))
+    return frame.astype({"value": float}).sort_values(["value", "trial"], ascending=[not maximize, True])
 
 
 def gain(method: pd.Series, plain: pd.Series) -> dict[str, Any]:
@@ -46,39 +41,37 @@ def gain(method: pd.Series, plain: pd.Series) -> dict[str, Any]:
     return {"best": method.max() - plain.max(), "mean": mean, "interval": interval}
 
 
-def publish(out: Path, sides: Sequence[Side], metric: str, console: Console) -> bool:
-    """Write results.json and results.md, and print the table; False where a trial failed.
+def row_of(own: pd.DataFrame, keys: Sequence[str]) -> list[str]:
+    """The row of an arm in the table; a ValueError says that all trials failed."""
+    name, best, ended = own["arm"].iloc[0], own.iloc[0], own["state"].value_counts()
+    if own["value"].isna().all():
+        raise ValueError(f"every trial of {name} failed: {best['error']}")
+    cells = [name, str(len(own)), shade(f"{best['value']:.3f}", len(own)), text_of({key: best[key] for key in keys})]
+    return [*cells, figure_of(own["value"].dropna()).text(3), *(str(ended.get(one, 0)) for one in ("pruned", "fail"))]
 
-    Raises:
-        ValueError: all trials of an arm failed.
-    """
-    frames, arms = [frame_of(side) for side in sides], [side.arm for side in sides]
-    sign, body, found = (1 if sides[0].study.direction == StudyDirection.MAXIMIZE else -1), [], None
-    for arm, own in zip(arms, frames, strict=True):
-        if own["value"].isna().all():
-            raise ValueError(f"every trial of {arm.name} failed: {own['error'].iloc[0]}")
-        best, ended = own.iloc[0], own["state"].value_counts()
-        cells = [shade(f"{best['value']:.3f}", len(own)), text_of({key: best[key] for key in [*arm.space, "seed"]})]
-        cells.append(figure_of(list(own["value"].dropna())).text(3))
-        body.insert(0, [arm.name, str(len(own)), *cells, *(str(ended.get(one, 0)) for one in ("pruned", "fail"))])
-    if len(arms) > 1:
-        found = gain(*(sign * own["value"].dropna() for own in frames))
-        ends = " [{:+.3f}, {:+.3f}]".format(*found["interval"]) if found["interval"] else ""
-        body.append([f"gain over {PLAIN}", "", f"{found['best']:+.3f}", "", f"{found['mean']:+.3f}{ends}", "", ""])
-    trials = pd.concat(frames, ignore_index=True)
-    records = trials.astype(object).where(trials.notna(), None).to_dict("records")
-    write_json(out / "results.json", {"metric": metric, "maximize": sign > 0, "gain": found, "trials": records})
+
+def publish(out: Path, arms: Sequence[Arm], metric: str, maximize: bool, console: Console) -> bool:
+    """Write results.json and results.md, and print the table; False where a trial failed."""
+    frames, found = [frame_of(out, arm, maximize) for arm in arms], None
+    body = [row_of(own, [*arm.space, "seed"]) for arm, own in zip(arms, frames, strict=True)][::-1]
     notes = [
-        f"{metric} on the examples that checkpoints are chosen by, {'higher' if sign > 0 else 'lower'} is better; each "
+        f"{metric} on the examples that checkpoints are chosen by, {'higher' if maximize else 'lower'} is better; each "
         "trial at its best epoch, a pruned trial at the best that it had reached",
         "the best of many tries is high by luck too, so it is compared with that of as many seeds of plain training",
         "[ ]: 95 % interval of the difference of the means (Welch)",
     ]
-    if len(frames) > 1 and len(seeds := sorted(set(frames[0]["seed"]))) < 3:
-        seeds = ", ".join(map(str, seeds))
-        notes.append(f"the method has only the seeds {seeds}, whose luck the interval does not know; give more `seeds`")
-    every = trials.drop(columns="trial").astype(object).fillna("").to_markdown(index=False)
-    write_text(out / "results.md", markdown(HEADER, body, notes) + "\n" + every + "\n")
-    said = [f"{one.folder or one.arm} failed: {one.error}" for one in trials[trials["state"] == "fail"].itertuples()]
+    if len(arms) > 1:
+        found = gain(*(own["value"].dropna() * (1 if maximize else -1) for own in frames))
+        ends = " [{:+.3f}, {:+.3f}]".format(*found["interval"]) if found["interval"] else ""
+        body.append([f"gain over {PLAIN}", "", f"{found['best']:+.3f}", "", f"{found['mean']:+.3f}{ends}", "", ""])
+        if len(seeds := sorted(set(frames[0]["seed"]))) < 3:
+            said = f"the method has only the seeds {', '.join(map(str, seeds))}, whose luck the interval does not know"
+            notes.append(f"{said}; give more `seeds`")
+    every = pd.concat(frames, ignore_index=True).astype(object)
+    trials = every.where(every.notna(), None).to_dict("records")
+    write_json(out / "results.json", {"metric": metric, "maximize": maximize, "gain": found, "trials": trials})
+    table = every.drop(columns="trial").fillna("").to_markdown(index=False)
+    write_text(out / "results.md", markdown(HEADER, body, notes) + "\n" + table + "\n")
+    said = [f"{one['folder'] or one['arm']} failed: {one['error']}" for one in trials if one["state"] == "fail"]
     show(console, terminal_table(HEADER, body), [*notes, *said, f"table: {out / 'results.md'}"])
-    return not (trials["state"] == "fail").any()
+    return not said

@@ -1,18 +1,19 @@
 """Carry out a sweep: trials that any number of processes share, each carried out once; and show the result.
 
-An arm of a sweep, the method or plain training, is a study of Optuna's in a journal. A trial has a number, a seed and,
-of a grid, its values. Whoever holds the lock of its number carries it out, so a process that is killed frees it; it
-then begins again with the values that were drawn for it, and its run goes on where it was.
+An arm of a sweep, the method or plain training, is a study of Optuna's in a journal. A trial is a run in a folder, and
+what was drawn for it stands there. Whoever holds the folder carries it out, so a process that is killed frees it; the
+trial then begins again with the same values, and its training goes on where it was.
 """
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
+import itertools
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from threading import Event
@@ -23,131 +24,156 @@ import pandas
 from optuna.samplers import PartialFixedSampler, TPESampler
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
-from optuna.trial import FrozenTrial, Trial, TrialState
+from optuna.trial import Trial, TrialState
 from rich.console import Console
 
 from attn_reg_plugin.experiments.running.checks import check_runs
-from attn_reg_plugin.experiments.running.executor import Reporter, RunError, Slots, at_a_time, visible_gpus
-from attn_reg_plugin.experiments.running.flags import differing
+from attn_reg_plugin.experiments.running.executor import RunError, carry_out
+from attn_reg_plugin.experiments.running.flags import contrast
+from attn_reg_plugin.experiments.running.run import Run
 from attn_reg_plugin.experiments.running.training_log import TrainingLog
 from attn_reg_plugin.experiments.sweep.report import publish
-from attn_reg_plugin.files import FolderInUse, lock_folder
-from attn_reg_plugin.terminal import say
+from attn_reg_plugin.experiments.sweep.settings import TRIAL, text_of
+from attn_reg_plugin.files import lock_folder, read_json, write_json
 
 if TYPE_CHECKING:
-    from attn_reg_plugin.experiments.running.run import Run
     from attn_reg_plugin.experiments.sweep.settings import Arm, Sweep
 
-#: seconds between two looks for work
-WAIT = 2.0
-#: after so many failures and no success the settings are wrong, not the trial
+#: failures of an arm without a success, after which the settings are wrong, not the trial
 HOPELESS = 3
-#: carries out a trial until the event is set; a ValueError is the trial's failure
-Train = Callable[["Arm", Trial, Event], float]
+COMPLETE, PRUNED, FAIL = TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
 
 
-class Side:
-    """An arm and its study, which is opened in a folder or begun there.
+@dataclass(frozen=True, kw_only=True)
+class TrialRun(Run):
+    """The run of a trial, whose values are drawn when it begins.
 
-    Args:
-        how: for `optuna.create_study`.
+    Attributes:
+        arm, number, study: whose trial it is.
+        make: the run with some values, in the same folder.
     """
 
-    def __init__(self, arm: Arm, folder: Path, **how: Any) -> None:
-        storage = JournalStorage(JournalFileBackend(str(folder / "sweep.journal")))
-        self.arm, self.folder = arm, folder
-        self.study = optuna.create_study(study_name=arm.name, storage=storage, load_if_exists=True, **how)
-        #: of Optuna's trials at the start; those of them that had failed are tried again
-        self.begun = len(self.study.trials)
+    arm: Arm
+    number: int
+    study: optuna.Study
+    make: Callable[[Mapping[str, Any]], Run]
 
-    def latest(self) -> dict[int, FrozenTrial]:
-        """Optuna's last trial of each number."""
-        trials = (one for one in self.study.get_trials(deepcopy=False) if "trial" in one.user_attrs)
-        return dict(sorted((one.user_attrs["trial"], one) for one in trials))
+    @property
+    def trial(self) -> dict[str, Any]:
+        """The trial as its folder has it: its values, and once it has ended its state; empty before it begins."""
+        path = self.folder / TRIAL
+        return read_json(path) if path.exists() else {}
 
-    def over(self, trial: FrozenTrial | None) -> bool:
-        """Whether nothing is left to do."""
-        ended = (TrialState.COMPLETE, TrialState.PRUNED)
-        return trial is not None and (trial.state in ended or self.failed(trial))
+    def finished(self) -> bool:
+        """Whether it is complete or pruned."""
+        return self.trial.get("state") in ("complete", "pruned")
 
-    def failed(self, trial: FrozenTrial) -> bool:
-        """Whether it failed since the start."""
-        return "error" in trial.user_attrs and trial.number >= self.begun
+    def carry_out(self, watch: Callable[[TrainingLog], None], stop: Event | None = None) -> None:
+        """Carry it out unless it is over; a RunError says that it failed, another ValueError that all trials do."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with lock_folder(self.folder, kept=True) as lock:
+            if self.finished():
+                return
+            trial = self.ask()
+            try:
+                self.end(trial, COMPLETE, self.train(trial, lock, watch, stop))
+            except optuna.TrialPruned:
+                self.end(trial, PRUNED)
+            except ValueError as error:
+                if stop is None or not stop.is_set():
+                    self.end(trial, FAIL, error=str(error))
+                states = [one.state for one in self.study.get_trials(deepcopy=False)]
+                if states.count(FAIL) >= HOPELESS and COMPLETE not in states:
+                    raise ValueError(str(error)) from None
+                raise RunError(str(error), getattr(error, "tail", "")) from None
 
-    def left(self) -> list[int]:
-        """The numbers of the trials that are not over."""
-        known = self.latest()
-        return [number for number in range(len(self.arm.trials)) if not self.over(known.get(number))]
-
-    def carry_out(self, number: int, train: Train, stop: Event) -> None:
-        """Carry out a trial that is not over, with the values of the one before it that was lost or failed."""
-        seed, values = self.arm.trials[number]
-        before = self.latest().get(number)
-        if self.over(before):
-            return
-        if before is not None:
-            if not before.state.is_finished():
-                self.study.tell(before.number, state=TrialState.FAIL)
-            values = before.params if before.params.keys() == self.arm.space.keys() else values
+    def ask(self) -> Trial:
+        """A trial of Optuna's, with the values of the one before it where that was lost or failed."""
+        before, (seed, values) = self.trial, self.arm.trials[self.number]
+        if before:
+            self.study.tell(before["number"], state=FAIL, skip_if_finished=True)
+            values = before["values"]
         own = copy.copy(self.study)  # another thread's has a sampler of its own
         # draws depend on the trial and those before it, not on the process
-        own.sampler = PartialFixedSampler(values, TPESampler(seed=number, multivariate=False, constant_liar=True))
+        own.sampler = PartialFixedSampler(values, TPESampler(seed=self.number, multivariate=False, constant_liar=True))
         trial = own.ask(dict(self.arm.space))
-        trial.set_user_attr("trial", number)
-        trial.set_user_attr("seed", seed)
-        try:
-            own.tell(trial, train(self.arm, trial, stop))
-        except optuna.TrialPruned:
-            own.tell(trial, state=TrialState.PRUNED)
-        except ValueError as error:
-            if not stop.is_set():
-                trial.set_user_attr("error", str(error))
-            own.tell(trial, state=TrialState.FAIL)
+        about = {"arm": self.arm.name, "trial": self.number, "seed": seed, "folder": self.folder.name}
+        write_json(self.folder / TRIAL, {**about, "number": trial.number, "values": trial.params})
+        trial.set_user_attr("folder", self.folder.name)
+        return trial
+
+    def train(self, trial: Trial, lock: int, watch: Callable[[TrainingLog], None], stop: Event | None) -> float:
+        """Do the run and report each epoch; the value of the best one. A TrialPruned says that it is hopeless."""
+        run = dataclasses.replace(self.make(trial.params), device=self.device)
+        (metric, _), reported = run.metric, set()
+
+        def report(grown: TrainingLog) -> None:
+            watch(grown)
+            log = run.log()  # also of before an interruption
+            for epoch, value in log.history().get(f"valid_{metric}", pandas.Series()).dropna().items():
+                if epoch not in reported and log.over(epoch):
+                    reported.add(epoch)
+                    trial.report(value, epoch)
+                    if trial.should_prune():
+                        raise optuna.TrialPruned
+
+        run.record()
+        run.work(lock, report, stop)
+        report(run.log())
+        return run.result()["training"]["figures"][metric]
+
+    def end(self, trial: Trial, state: TrialState, value: float | None = None, error: str | None = None) -> None:
+        """Tell Optuna and the folder how a trial ended; a pruned one has the best value that it had reached."""
+        ended = self.study.tell(trial, value, state)
+        if state == PRUNED:
+            best = max if self.study.direction.name == "MAXIMIZE" else min
+            value = best(ended.intermediate_values.values())
+        about = {"state": state.name.lower(), "value": value, "epochs": ended.last_step, "error": error}
+        write_json(self.folder / TRIAL, {**self.trial, **about})
 
 
-def fill(sides: Sequence[Side], train: Train, stop: Event) -> None:
-    """Carry out trials until all are done, here or elsewhere; several threads and processes may do so.
+def trials_of(out: Path, sides: Sequence[tuple[Arm, optuna.Study]], make: Callable[..., Run]) -> list[TrialRun]:
+    """The trials that are left, in an order that keeps budgets equal; `make` is as `Sweep.run_of`."""
+    trials = []
+    for number, (arm, study) in itertools.product(range(len(sides[0][0].trials)), sides):
+        about = {"method": f"{arm.name}, trial {number}", "seed": arm.trials[number][0]}
+        own = {"arm": arm, "number": number, "study": study, "make": partial(make, arm, number)}
+        trials.append(TrialRun(out / arm.folder(number), about, **own))
+    return [one for one in trials if not one.finished()]
 
-    Raises:
-        ValueError: the first trials all failed.
-    """
-    while not stop.is_set():
-        trials = [(side, trial) for side in sides for trial in side.latest().values()]
-        errors = [trial.user_attrs["error"] for side, trial in trials if side.failed(trial)]
-        if len(errors) >= HOPELESS and not any(trial.state == TrialState.COMPLETE for _, trial in trials):
-            raise ValueError(errors[-1])
-        left = sorted((number, place) for place, side in enumerate(sides) for number in side.left())
-        if not left:
-            return
-        for number, place in left:  # in an order that keeps budgets equal
-            side = sides[place]
-            with contextlib.suppress(FolderInUse), lock_folder(side.folder, f"{place}-{number}.lock"):
-                side.carry_out(number, train, stop)
-                break
-        else:
-            stop.wait(WAIT)
+
+def open_study(out: Path, name: str, **how: Any) -> optuna.Study:
+    """The study in a folder's journal, which is begun if there is none; `how` is for `optuna.create_study`."""
+    storage = JournalStorage(JournalFileBackend(str(out / "sweep.journal")))
+    return optuna.create_study(study_name=name, storage=storage, load_if_exists=True, **how)
 
 
 def search(sweep: Sweep) -> int:
     """Do all trials that no other process does, and show the result; see `Sweep.carry_out`."""
     console, run, base = Console(file=sys.stdout), first_run(sweep), sweep.comparison()
-    sides, slots = open_sides(sweep, run), Slots([] if base.cpu else visible_gpus(), sweep.jobs)
-    try:
-        with Reporter(console, sum(len(side.left()) for side in sides)) as reporter:
+    metric, maximize = run.metric
+    # of epochs, which Optuna counts from 0, the first prunes none
+    pruner = optuna.pruners.MedianPruner(5, 2) if sweep.pruner == "median" else optuna.pruners.NopPruner()
+    how = {"pruner": pruner, "direction": "maximize" if maximize else "minimize"}
+    sweep.out.mkdir(parents=True, exist_ok=True)
+    sides = [(arm, open_study(sweep.out, arm.name, **how)) for arm in sweep.arms]
+    own = {"searched": sweep.method, "space": sweep.space, "seeds": list(sweep.seeds), "drawn": bool(sweep.trials)}
+    settings, (_, plain) = {**run.settings, **own, "seed": None}, sides[-1]
+    if said := contrast(plain.user_attrs.get("settings", settings), settings):
+        raise ValueError(f"{sweep.out} holds a sweep with other settings ({said}); give another --out")
+    plain.set_user_attr("settings", settings)
 
-            def train(arm: Arm, trial: Trial, stop: Event) -> float:
-                one = sweep.run_of(arm, trial.user_attrs["trial"], trial.user_attrs["seed"], trial.params)
-                with slots.lent() as device:
-                    return trained(dataclasses.replace(one, device=device), trial, reporter, base.epochs, stop)
+    def summary(one: TrialRun) -> str:
+        said = "pruned" if one.trial["state"] == "pruned" else f"{metric} {one.trial['value']:.3f}"
+        return " with ".join(filter(None, [said, text_of(one.trial["values"])]))
 
-            at_a_time([partial(fill, sides, train)] * sweep.jobs, sweep.jobs)
-    except KeyboardInterrupt:
-        say(console, "interrupted; the same command goes on")
+    trials = trials_of(sweep.out, sides, sweep.run_of)
+    if not carry_out(trials, console, base.epochs, summary, sweep.jobs, base.gpus, late=True):
         return 130
-    return 0 if publish(sweep.out, sides, run.metric[0], console) else 1
+    return 0 if publish(sweep.out, sweep.arms, metric, maximize, console) else 1
 
 
 def first_run(sweep: Sweep) -> Run:
@@ -157,70 +183,9 @@ def first_run(sweep: Sweep) -> Run:
         ValueError: a command cannot work.
         FileNotFoundError: data that is missing.
     """
-    arm = sweep.arms[0]
     values = {key: getattr(how, "choices", None) or [how.low] for key, how in sweep.choices.items()}
     first = {key: own[0] for key, own in values.items()}
     texts = [{key: one} for key, own in values.items() for one in own[1:] if isinstance(one, str | bool)]
-    tried = [{**first, **text} for text in [{}, *texts]]
-    runs = [sweep.run_of(arm, number, arm.trials[0][0], values) for number, values in enumerate(tried)]
+    runs = [sweep.run_of(sweep.arms[0], 0, {**first, **text}) for text in [{}, *texts]]
     check_runs(runs)
     return runs[0]
-
-
-def open_sides(sweep: Sweep, run: Run) -> list[Side]:
-    """Open the studies; a ValueError says that the folder holds a sweep with other settings."""
-    own = {"searched": sweep.method, "space": sweep.space, "seeds": list(sweep.seeds), "drawn": bool(sweep.trials)}
-    settings = {**run.settings, **own, "seed": None}
-    # of epochs, which Optuna counts from 0, the first prunes none
-    pruner = optuna.pruners.MedianPruner(5, 2) if sweep.pruner == "median" else optuna.pruners.NopPruner()
-    how = {"pruner": pruner, "direction": "maximize" if run.metric[1] else "minimize"}
-    sweep.out.mkdir(parents=True, exist_ok=True)
-    sides = [Side(arm, sweep.out, **how) for arm in sweep.arms]
-    for side in sides:
-        if found := differing(side.study.user_attrs.get("settings", settings), settings):
-            said = [f"{key}: {old or 'absent'} there, {new or 'absent'} asked for" for key, (old, new) in found.items()]
-            said = f"holds a sweep with other settings ({'; '.join(said[:3])})"
-            raise ValueError(f"{sweep.out} {said}; give another --out")
-        side.study.set_user_attr("settings", settings)
-    return sides
-
-
-def trained(run: Run, trial: Trial, reporter: Reporter, epochs: int, stop: Event) -> float:
-    """Do the run of a trial and report each epoch; the value of the best one.
-
-    Raises:
-        RunError: the training fails or is stopped.
-        optuna.TrialPruned: the trial is hopeless.
-    """
-    metric, _ = run.metric
-    progress, reported = reporter.begin(run.name, epochs), set()
-
-    def watch(grown: TrainingLog) -> None:
-        progress.watch(grown)
-        log = run.log()  # also of before an interruption
-        for epoch, value in log.history().get(f"valid_{metric}", pandas.Series()).dropna().items():
-            if epoch not in reported and log.over(epoch):
-                reported.add(epoch)
-                trial.report(value, epoch)
-                if trial.should_prune():
-                    progress.finish("pruned")
-                    raise optuna.TrialPruned
-
-    trial.set_user_attr("folder", run.folder.name)
-    try:
-        while True:
-            try:
-                run.claim()
-                watch(TrainingLog())
-                run.carry_out(watch, stop)
-                break
-            except FolderInUse:  # a training that has outlived its process
-                if stop.wait(WAIT):
-                    raise
-        watch(run.log())
-    except RunError as error:
-        progress.set_aside(f"failed: {error}\n{error.tail}".strip())
-        raise
-    value = run.result()["training"]["figures"][metric]
-    progress.finish(f"{metric} {value:.3f}")
-    return value

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from omegaconf import OmegaConf
 
 from attn_reg_plugin.configuration import read, setting
+from attn_reg_plugin.experiments.running.flags import PLAIN
 from attn_reg_plugin.experiments.steps import settings_of
 
 if TYPE_CHECKING:
@@ -31,10 +32,8 @@ if TYPE_CHECKING:
 BASES = ("finetune", "compare")
 #: settings of a comparison that the sweep decides, and those that say what is searched on
 DECIDED, FIXED = ("out", "methods", "seeds", "jobs", "method_flags"), ("task", "data", "cpu")
-#: trials of the method
-MOST = 5_000
-#: name of the arm that the method is compared with
-PLAIN = "plain"
+#: trials of the method; what a trial is, in the folder of its run
+MOST, TRIAL = 5_000, "trial.json"
 
 
 @dataclass(frozen=True)
@@ -50,6 +49,14 @@ class Arm:
     name: str
     space: Mapping[str, BaseDistribution]
     trials: Sequence[tuple[int, dict[str, Any]]]
+
+    def row(self, number: int) -> str:
+        """The name of a trial's run, as a method's in a comparison."""
+        return PLAIN if self.name == PLAIN else f"trial-{number:03d}"
+
+    def folder(self, number: int) -> str:
+        """The folder of a trial's run, as that of a comparison's."""
+        return f"{self.row(number)}-seed{self.trials[number][0]}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,10 +74,12 @@ class Sweep:
     )
 
     out: Path = setting("folder of the trials", metavar="FOLDER")
-    finetune: Any = setting("what is searched on: settings of `attn-reg finetune`", None, unflagged=True)
-    compare: Any = setting("or settings of `attn-reg compare`", None, unflagged=True)
+    finetune: dict[str, Any] | None = setting(
+        "what is searched on: settings of `attn-reg finetune`", None, unflagged=True
+    )
+    compare: dict[str, Any] | None = setting("or settings of `attn-reg compare`", None, unflagged=True)
     method: Any = setting("what is searched: a name, in a file also `{like: NAME, option: value, ...}`", "ad_drop")
-    space: Any = setting(
+    space: dict[str, Any] | None = setting(
         "options of the method and settings of the training: `key: [values]`, or a range, `key: {log: [low, high]}`",
         None,
         unflagged=True,
@@ -86,17 +95,9 @@ class Sweep:
 
     def __post_init__(self) -> None:
         """Check keys and values; data and models are looked at later."""
-        given = sum(getattr(self, section) is not None for section in BASES)
-        if given != 1:
-            raise ValueError(f"give one of the sections {' and '.join(BASES)}, given {given}")
-        base = getattr(self, self.section)
-        if not isinstance(base, Mapping):
-            raise ValueError(f"{self.section} is {base!r}, but must be a mapping of settings")
-        if not isinstance(self.method, str) and not (isinstance(self.method, Mapping) and "like" in self.method):
-            raise ValueError(f"method is {self.method!r}, but must be a name, or {{like: NAME, option: value, ...}}")
-        if not isinstance(self.space, Mapping) or not self.space:
+        if not self.space:
             raise ValueError(f"space is {self.space!r}, but must be a mapping, such as {{p: [0.1, 0.3, 0.5]}}")
-        if wrong := [key for key in DECIDED if key in base]:
+        if wrong := [key for key in DECIDED if key in getattr(self, self.section)]:
             raise ValueError(f"{self.section}: {wrong[0]} is decided by the sweep; leave it out")
         counts = [len(given) for given in self.space.values() if isinstance(given, list)]
         if not self.trials and (count := math.prod(counts) * len(self.seeds)) > MOST:
@@ -105,31 +106,34 @@ class Sweep:
         self.comparison()  # refuse what is wrong in it, before anything is blamed on the space
         self.choices  # noqa: B018 (refuses values that are not allowed)
 
-    # -- method and training ------------------------------------------------------------------------------------------
-
     @property
     def section(self) -> str:
         """The section of `BASES` that is given."""
-        return next(section for section in BASES if getattr(self, section) is not None)
+        given = [section for section in BASES if getattr(self, section) is not None]
+        if len(given) != 1:
+            raise ValueError(f"give one of the sections {' and '.join(BASES)}, given {len(given)}")
+        return given[0]
 
     @property
     def _method(self) -> dict[str, Any]:
-        return {"like": self.method} if isinstance(self.method, str) else dict(self.method)
+        method = {"like": self.method} if isinstance(self.method, str) else self.method
+        if not isinstance(method, dict) or "like" not in method:
+            raise ValueError(f"method is {method!r}, but must be a name, or {{like: NAME, option: value, ...}}")
+        return method
 
-    def comparison(self, values: Mapping[str, Any] | None = None, methods: Any = None) -> Comparison:
-        """The comparison of the method, or of the `methods` given, with some values of the space."""
-        options, part = dict(values or {}), "space" if values else self.section
-        settings = {key: options.pop(key) for key in [*options] if key in self.shared}
+    def comparison(self, values: Mapping[str, Any] | None = None, name: str = "method", **more: Any) -> Comparison:
+        """The comparison of the method, or plain training, with some values of the space; `more` of the method."""
         content = {**getattr(self, self.section), "out": str(self.out), "jobs": self.jobs, "seeds": list(self.seeds)}
-        content |= {**settings, "methods": methods or {"method": {**self._method, **options}}}
+        content["methods"] = {name: {**({} if name == PLAIN else self._method), **more}}
+        for key, value in (values or {}).items():
+            (content if key in self.shared else content["methods"][name])[key] = value
+        part = "space" if values else self.section
         try:
-            return read(settings_of(self.section), OmegaConf.create(content), self.section, {}, Path(part))
+            return read(settings_of(self.section), OmegaConf.create(content), {}, Path(part))
         except ValueError as error:
             reason = str(error).removeprefix(f"{part}: ")
             part = "method" if reason.startswith("methods: ") and not values else part
             raise ValueError(f"{part}: {reason.removeprefix('methods: ').removeprefix('method: ')}") from None
-
-    # -- the space ----------------------------------------------------------------------------------------------------
 
     @functools.cached_property
     def shared(self) -> tuple[str, ...]:
@@ -151,16 +155,15 @@ class Sweep:
 
         ranges = {"log": functools.partial(FloatDistribution, log=True), "uniform": FloatDistribution}
         ranges["int"] = IntDistribution
-        ranged = isinstance(given, Mapping) and len(given) == 1
-        kind, values = next(iter(given.items())) if ranged else ("", given)
-        if not isinstance(values, list) or (ranged and kind not in ranges):
+        kind, values = next(iter(given.items())) if isinstance(given, dict) and len(given) == 1 else ("", given)
+        if not isinstance(values, list) or kind not in ("", *ranges):
             forms = " or ".join(f"{{{kind}: [low, high]}}" for kind in ranges)
             raise ValueError(f"space: {key} is {given!r}, but must be a list of values, or {forms}")
-        if ranged and not self.trials:
+        if kind and not self.trials:
             raise ValueError(f"trials is 0, but must say how many, since {key} has a range in space")
         taken = [self._taken(key, value) for value in values]
         try:
-            if not ranged:
+            if not kind:
                 return CategoricalDistribution(taken)
             low, high = taken
             return ranges[kind](low, high)
@@ -173,29 +176,24 @@ class Sweep:
         taken = getattr(found, key) if key in self.shared else found.selected()[0].value(key)
         return taken if isinstance(taken, bool | int | float | str) else str(taken)
 
-    # -- the trials ---------------------------------------------------------------------------------------------------
-
     @functools.cached_property
     def arms(self) -> list[Arm]:
         """The method, and plain training with the same budget; plain training alone if that is what is searched."""
         trials = [(self.seeds[number % len(self.seeds)], {}) for number in range(self.trials)]
-        grid = itertools.product(*(getattr(one, "choices", ()) for one in self.choices.values()))
-        every = [dict(zip(self.choices, values, strict=True)) for values in grid]  # the last key varies fastest
-        trials = trials or [(seed, values) for values in every for seed in self.seeds]
+        if not trials:  # the last key varies fastest
+            grid = itertools.product(*(one.choices for one in self.choices.values()), self.seeds)
+            trials = [(seed, dict(zip(self.choices, values, strict=True))) for *values, seed in grid]
+        space = {key: self.choices[key] for key in self.shared}
+        shared = ({key: values[key] for key in space if key in values} for _, values in trials)
         own = itertools.chain(self.seeds, itertools.count(max(self.seeds) + 1))
-        shared = [{key: value for key, value in values.items() if key in self.shared} for _, values in trials]
-        choices = {key: self.choices[key] for key in self.shared}
-        plain = Arm(PLAIN, choices, list(zip(own, shared, strict=False)))
+        plain = Arm(PLAIN, space, [(next(own), values) for values in shared])
         name = str(self._method.get("title", self._method["like"]))
         return [plain] if self._method["like"] == PLAIN else [Arm(name, self.choices, trials), plain]
 
-    def run_of(self, arm: Arm, number: int, seed: int, values: Mapping[str, Any]) -> Run:
+    def run_of(self, arm: Arm, number: int, values: Mapping[str, Any]) -> Run:
         """The run of a trial, as `attn-reg compare` or `finetune` makes it."""
-        plain = arm.name == PLAIN
-        own = {} if plain else self._method | {key: values[key] for key in values if key not in self.shared}
-        row = {**own, "title": f"{arm.name} {text_of(values)}".strip()}
-        found = self.comparison(values, {PLAIN if plain else f"trial-{number:03d}": row})
-        (run,) = dataclasses.replace(found, seeds=(seed,)).plan(found.selected())
+        found = self.comparison(values, arm.row(number), title=f"{arm.name} {text_of(values)}".strip())
+        (run,) = dataclasses.replace(found, seeds=(arm.trials[number][0],)).plan(found.selected())
         return dataclasses.replace(run, measured=False)
 
     def carry_out(self) -> int:
