@@ -39,8 +39,8 @@ def _module(name: str, path: Path) -> types.ModuleType:
 
 
 hooks = _module("docs_hooks", ROOT / "docs" / "hooks.py")
-NAMES = ("evidence_results", "evidence_claims", "evidence", "models", "architecture_rows", "architectures")
-evidence_results, evidence_claims, evidence, models, _, architectures = (
+NAMES = ("evidence_results", "evidence_claims", "evidence", "models", "architecture_rows", "architectures", "flags")
+evidence_results, evidence_claims, evidence, models, _, architectures, flags = (
     _module(name, ROOT / "scripts" / f"{name}.py") for name in NAMES
 )
 cost_model = _module("cost_model", ROOT / "scripts" / "cost_model.py")
@@ -94,44 +94,42 @@ def test_the_tables_of_models_are_those_of_the_records():
         assert made["outcome"] == "same" or made["reason"]
 
 
-def test_every_option_of_every_method_is_in_the_generated_flags():
-    text = hooks.flags_of_methods()
+def test_the_page_of_flags_is_that_of_the_parsers():
+    page = flags.PAGE.read_text(encoding="utf-8")
+    assert flags.filled(page) == page
+
+
+def test_every_option_of_every_method_is_on_the_page_of_flags():
+    text = flags.PAGE.read_text(encoding="utf-8")
     for name, method in REGISTRY.items():
+        assert f"| `{name}` | `{method.__name__}` |" in text and f"\n### {name}\n" in text
         for option in options_of(method):
-            flag = f"attn_{option.name}" if option.name in SHARED else f"{name}_{option.name}"
+            flag = (f"attn_{option.name}" if option.name in SHARED else f"{name}_{option.name}").replace("_", "-")
+            row = re.search(rf"^\| `--{flag}` \| `?(.*?)`? \| (.*?) \| (.*) \|$", text, re.MULTILINE)
+            default, values, meaning = row.groups()
             shown = {"off": "False", "true": "True"}
-            default = re.search(rf"^\| `--{flag.replace('_', '-')}` \| `?(.*?)`? \|", text, re.MULTILINE)[1]
             assert shown.get(default, default) == str(option.default)
-            assert hooks.cell(option.metadata["help"]) in text
-    assert all(f"| `{name}` | `{method.__name__}` |" in hooks.methods_table() for name, method in REGISTRY.items())
+            assert flags.cell(option.metadata["help"]) in (meaning, f"{meaning}, in {values}")
+            allowed = getattr(option.metadata["help"], "within", None) or ", ".join(option.metadata.get("choices", ()))
+            assert values in (allowed, "true, false") or values in meaning
 
 
-def test_tasks_criterions_and_models_are_in_the_generated_flags():
-    text = hooks.flags_of_fairseq_face()
+def test_tasks_criterions_models_and_subcommands_are_on_the_page_of_flags():
+    text = flags.PAGE.read_text(encoding="utf-8")
     for value in ("--task attn_reg_translation", "--criterion attn_reg_tagging", "--arch opus_mt", "--bpe opus_mt"):
-        assert f"### {value}\n" in text
-    assert "`--hf-model`" in text and "`--label-smoothing`" in text and "`--renormalize-search`" in text
-    assert "`--arch`" not in text and "`--ad-drop-p`" not in text
-
-
-def test_every_subcommand_is_in_the_generated_flags():
-    text = hooks.flags_of_attn_reg()
+        assert f"| `{value}` | " in text
+    assert all(f"| `--{name}` |" in text for name in ("hf-model", "label-smoothing", "renormalize-search"))
+    assert text.count("| `--arch` |") == text.count("| `--ad-drop-p` |") == 1, "fairseq's own and the methods' once"
     for name in [name for commands in COMMANDS.values() for name in commands]:
-        assert f"### attn-reg {name}\n" in text
-    assert "(default" not in "".join(re.findall(r"\| `--seeds` .*", text))
-    assert "%(" not in text
-
-
-def test_every_marker_is_on_a_page_and_filled():
-    pages = {path.name: path.read_text(encoding="utf-8") for path in ROOT.glob("docs/*.md")}
-    for name in hooks.MARKERS:
-        assert any(f"<!-- {name} -->" in text for text in pages.values()), name
-    assert "<!--" not in hooks.filled(pages["flags.md"])
+        assert f"| `{name}` | " in text
+    assert "| `--seeds` | `1` |  | seeds, with commas |" in text and "| `--threads` | `PyTorch's` | [1, inf) |" in text
+    assert "(default: " not in text.replace("(default: all)", "") and "%(" not in text
 
 
 def test_what_pages_import_is_in_the_api_once():
     pages = {path.name: path.read_text(encoding="utf-8") for path in ROOT.glob("docs/*.md")}
-    listed = re.findall(r"^::: ([\w.]+)$", hooks.filled(pages["api.md"]), re.MULTILINE)
+    filled = pages["api.md"].replace("<!-- api of the methods -->", hooks.api_of_methods())
+    listed = re.findall(r"^::: ([\w.]+)$", filled, re.MULTILINE)
     assert len(listed) == len(set(listed))
     names = re.findall(r"^ *from attn_reg_plugin[\w.]* import ([\w, ]+)$", "\n".join(pages.values()), re.MULTILINE)
     assert set(", ".join(names).split(", ")) - {path.rpartition(".")[2] for path in listed} == set()
@@ -190,11 +188,11 @@ def known_flags() -> set[str]:
     for name in ("transformer", "transformer_align"):
         ARCH_MODEL_REGISTRY[name].add_args(parser)
     parsers = [parser, options.get_training_parser(), options.get_generation_parser(interactive=True)]
-    flags = {string for parser in parsers for action in parser._actions for string in action.option_strings}
-    generated = hooks.flags_of_methods() + hooks.flags_of_fairseq_face() + hooks.flags_of_attn_reg()
+    known = {string for parser in parsers for action in parser._actions for string in action.option_strings}
+    generated = flags.PAGE.read_text(encoding="utf-8")
     scripts = "".join(path.read_text(encoding="utf-8") for path in ROOT.glob("scripts/*.*"))
     programs = "".join(path.read_text(encoding="utf-8") for path in ROOT.glob("examples/**/*.py"))
-    return flags | set(re.findall(r"--[a-z][\w-]*", generated + scripts + programs))
+    return known | set(re.findall(r"--[a-z][\w-]*", generated + scripts + programs))
 
 
 @pytest.mark.parametrize("path", [*PAGES, *EXAMPLES], ids=lambda path: str(path.relative_to(ROOT)))
