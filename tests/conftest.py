@@ -1,4 +1,4 @@
-"""What the torch-only tests share: tiny models and a batch. Other tests need nothing from here."""
+"""Fixtures of the torch-only tests: tiny models and a batch. Other tests need nothing from here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every command says when a path cannot be used: one sentence with the path and what to do, and nothing left."""
+"""Commands whose path cannot be used say so in one sentence, with the path and what to do, and leave nothing."""
 
 from __future__ import annotations
 

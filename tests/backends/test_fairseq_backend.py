@@ -53,7 +53,7 @@ def test_an_attention_with_a_forward_of_its_own_is_no_site() -> None:
 
 
 def test_what_a_forward_tells() -> None:
-    """Its real tokens, and what a decoder's padding is called; an encoder's classes have none."""
+    """A forward tells its real tokens and what a decoder's padding is called; an encoder's classes have none."""
     model, inputs = transformer(), batch()
     for args, kwargs in ((tuple(inputs.values()), {}), ((), inputs)):
         told = FairseqBackend().describe(model, args, kwargs)

@@ -204,7 +204,7 @@ def test_a_sweep_from_end_to_end(
 
 
 def test_a_trial_goes_on_where_it_was_with_all_its_epochs(rte: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It keeps the values that were drawn, and the epochs before the interruption count."""
+    """The trial keeps the values that were drawn, and the epochs before the interruption count."""
     (rte / "s.yaml").write_text(of_space("{p: {uniform: [0.1, 0.9]}}", "trials: 1"))
 
     def begin(command: list[str], path: Path, *_: Any) -> None:

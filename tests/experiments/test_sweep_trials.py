@@ -31,7 +31,7 @@ FAIL, COMPLETE, PRUNED = TrialState.FAIL, TrialState.COMPLETE, TrialState.PRUNED
 
 
 def sides_of(folder: Path, *arms: Arm, pruner: Any = None) -> list[Side]:
-    """These arms, with their studies."""
+    """Make these arms with their studies."""
     return [Side(arm, folder, direction="maximize", pruner=pruner) for arm in arms]
 
 

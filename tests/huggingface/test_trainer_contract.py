@@ -322,7 +322,7 @@ def test_killed_and_resumed(tmp_path: Path, method: str) -> None:
 
 
 def in_parts(folder: Path, method: str) -> None:
-    """One of two processes: the whole training, then the same one stopped and resumed."""
+    """Run as a process of two: the whole training, then the same training stopped and resumed."""
     options = {**TWO, "ddp_find_unused_parameters": build(method, **METHODS[method][0]).leaves_unused() or None}
     ends = [run(folder / "whole", method, 5, **options)]
     run(folder / "parts", method, 5, 7, **options)

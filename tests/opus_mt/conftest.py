@@ -1,4 +1,4 @@
-"""What the tests of OPUS-MT share: sentencepiece models, and a tiny Marian beside its conversion."""
+"""Fixtures of the tests of OPUS-MT: sentencepiece models, and a tiny Marian beside its conversion."""
 
 from __future__ import annotations
 

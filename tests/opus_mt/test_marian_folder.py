@@ -32,7 +32,7 @@ def _weights(change: Callable[[dict], object]) -> Callable[[Path], None]:
 
 
 class Foreign:
-    """What no weight file needs."""
+    """A class that no weight file needs."""
 
 
 def _pickled(folder: Path) -> None:

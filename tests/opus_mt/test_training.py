@@ -60,7 +60,7 @@ class Start:
         return train(self.data / "bin", save, *self.from_here, *flags, model=self.model, **options)
 
     def arguments(self, save: Path, *flags: str) -> list[str]:
-        """Of fairseq-train, fine-tuning."""
+        """Arguments of fairseq-train for fine-tuning."""
         return train_arguments(self.data / "bin", save, *self.from_here, *flags, model=self.model)
 
     def translate(self, checkpoint: Path, *flags: str) -> list[str]:

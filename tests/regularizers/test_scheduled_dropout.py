@@ -178,7 +178,7 @@ def test_a_malformed_schedule_is_refused_in_a_sentence(text, message, tmp_path):
 
 
 def test_a_schedule_file_that_cannot_be_read_is_refused(tmp_path, translator, monkeypatch):
-    """One that is not there as it is attached: a checkpoint is read without it."""
+    """A file that is missing is refused on attaching only: a checkpoint is read without it."""
     path, latin = tmp_path / "absent.yaml", tmp_path / "latin.yml"
     regularizer = ScheduledDropout(schedule=str(path))
     with pytest.raises(

@@ -174,7 +174,7 @@ def start_ranks(
     prepare: Callable[[int], None] | None = None,
     backend: str = "legacy_ddp",
 ) -> list[Job]:
-    """One training in one process or two, whose logs are `logs` with the rank.
+    """Start a training in one process or two, whose logs are `logs` with the rank.
 
     Args:
         arguments: of `train_arguments`; those of GLOO come last and so win.
@@ -280,7 +280,7 @@ def differing(first: Any, second: Any, path: str = "") -> list[str]:
 
 
 def trained_state(path: Path) -> dict[str, Any]:
-    """What training made: weights, optimizer state and the number of updates."""
+    """Read what training made: weights, optimizer state and the number of updates."""
     checkpoint = read_checkpoint(path)
     return {
         "model": checkpoint["model"],

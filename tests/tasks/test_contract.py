@@ -1,4 +1,4 @@
-"""What holds for every method under fairseq: nothing to do is stock training, evaluation is stock, detaching restores,
+"""The contract of every method under fairseq: nothing to do is stock training, evaluation is stock, detaching restores,
 and a training that is killed ends bit for bit where one that nobody disturbed does."""
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ TRANSLATIONS = {
 
 
 def check_game(state: dict[str, Any], updates: int) -> None:
-    """It ends inside a round, whose batches are kept."""
+    """Check that a training ends inside a round, whose batches are kept."""
     game = state["beside"]
     assert game["rounds"] == updates // ROUND and game["in_round"] == updates % ROUND
     assert {batch["update"] for batch in game["cache"]} == set(range(updates % ROUND))
