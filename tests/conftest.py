@@ -49,6 +49,16 @@ def _on_one_thread(request):
 
 
 @pytest.fixture
+def limited():
+    """No file of this process may become longer than so many bytes, as on a full disk; without a number, as before."""
+    import resource
+
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda size=before[0]: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.fixture
 def translator():
     """A tiny encoder-decoder in training mode, without dropout."""
     return _translator(dropout=0.0)

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
-import sys
-import types
 from dataclasses import replace
-from pathlib import Path
 
 import numpy
 import pytest
@@ -17,8 +13,8 @@ import torch
 from attn_reg_plugin.cli import COMMANDS
 from attn_reg_plugin.experiments.steps import plan
 from attn_reg_plugin.regularizers import REGISTRY, Regularizer, options_of
+from tests.loading import ROOT, load
 
-ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md"))]
 EXAMPLES = [path for path in sorted(ROOT.glob("examples/*/README.md")) if path.parent.name != "huggingface"]
 #: of programs that are neither fairseq's nor ours: pip, hydra, torchrun, SLURM
@@ -30,20 +26,11 @@ FOREIGN |= {"--p", "--q"}  # values of the papers' configurations
 SHARED = {option.name for option in options_of(Regularizer)}
 
 
-def _module(name: str, path: Path) -> types.ModuleType:
-    specification = importlib.util.spec_from_file_location(name, path)
-    module = importlib.util.module_from_spec(specification)
-    sys.modules[name] = module  # where dataclasses look for it
-    specification.loader.exec_module(module)
-    return module
-
-
-hooks = _module("docs_hooks", ROOT / "docs" / "hooks.py")
-NAMES = ("evidence_results", "evidence_claims", "evidence", "models", "architecture_rows", "architectures", "flags")
-evidence_results, evidence_claims, evidence, models, _, architectures, flags = (
-    _module(name, ROOT / "scripts" / f"{name}.py") for name in NAMES
+hooks = load("docs/hooks.py")
+evidence_results, evidence_claims, evidence, models, architectures, flags, cost_model = (
+    load(f"scripts/{name}.py")
+    for name in ("evidence_results", "evidence_claims", "evidence", "models", "architectures", "flags", "cost_model")
 )
-cost_model = _module("cost_model", ROOT / "scripts" / "cost_model.py")
 
 
 def test_the_tables_of_the_evidence_are_those_of_its_results():

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from attn_reg_plugin.regularizers.scheduled_dropout import Curve, Schedule
-from tests.test_examples import example
+from tests.loading import example
 
 DROP = {
     "encoder.self[0]": Curve(((0, 0.6), (300, 0.9), (999, 0.8))),

@@ -25,8 +25,8 @@ from attn_reg_plugin.experiments.sweep.report import gain
 from attn_reg_plugin.experiments.sweep.search import Side
 from attn_reg_plugin.experiments.sweep.settings import Arm, Sweep
 from attn_reg_plugin.experiments.training_log import read_log
+from tests.loading import example
 from tests.models.hf_folders import make_encoder, make_rte
-from tests.test_examples import example
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 BASE = "{task: rte, data: data, model: encoder, epochs: 2, max_length: 32, cpu: true}"
