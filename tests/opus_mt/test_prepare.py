@@ -17,13 +17,6 @@ from tests.opus_mt.folders import load_tokenizer
 
 
 @pytest.fixture(scope="module")
-def converted(marian: tuple, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("prepare") / "converted"
-    to_fairseq(MarianFolder.open(marian[1]), out)
-    return out
-
-
-@pytest.fixture(scope="module")
 def source(phrases: dict, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Parallel files as WMT16's, with letters of the older Romanian spelling."""
     folder = tmp_path_factory.mktemp("source")

@@ -17,12 +17,12 @@ from attn_reg_plugin.cli import main
 from attn_reg_plugin.opus_mt.conversion import CHECKPOINT, FLAGS, to_fairseq, to_huggingface
 from attn_reg_plugin.opus_mt.marian_folder import MarianFolder
 from attn_reg_plugin.opus_mt.tokenization import OpusMTTokenizer
+from tests.comparing import differing
 from tests.opus_mt.folders import load_tokenizer
 from tests.tasks.fairseq_runs import (
     PLUGIN,
     Finished,
     Job,
-    differing,
     finish_ranks,
     generate,
     read_checkpoint,

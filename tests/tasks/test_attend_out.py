@@ -12,7 +12,8 @@ import torch
 from fairseq import checkpoint_utils
 
 from attn_reg_plugin import find_sites
-from tests.tasks.fairseq_runs import Job, differing, plain_and_defender, read_checkpoint, train, train_arguments
+from tests.comparing import differing
+from tests.tasks.fairseq_runs import Job, plain_and_defender, read_checkpoint, train, train_arguments
 
 pytestmark = pytest.mark.slow
 GAME = ["--attn-reg", "attend_out", "--attend-out-steps", "3", "--attn-sites", "*", "--save-interval-updates", "5"]

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from tests.backends.fairseq_models import transformer
+from tests.comparing import differing
 from tests.models.hf_folders import make_encoder, make_rte, make_toy
 from tests.regularizers import registered
 from tests.tasks.encoder_runs import encoder_arguments
@@ -20,7 +21,6 @@ from tests.tasks.fairseq_runs import (
     UPDATES,
     Finished,
     Job,
-    differing,
     generate,
     hypotheses,
     train,

@@ -23,9 +23,10 @@ from attn_reg_plugin.labelled import (
 )
 from attn_reg_plugin.labelled.corruption import rare_words
 from attn_reg_plugin.labelled.metrics import SCORES
+from tests.comparing import differing
 from tests.models.hf_folders import TOYS, make_encoder, make_toy, tokenizer
 from tests.tasks.encoder_runs import encoder_arguments, keep_curve
-from tests.tasks.fairseq_runs import PLUGIN, Finished, Job, differing, read_checkpoint, run
+from tests.tasks.fairseq_runs import PLUGIN, Finished, Job, read_checkpoint, run
 
 pytestmark = pytest.mark.slow
 

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 import torch
 
+from tests.comparing import differing
 from tests.models.hf_folders import TOYS, make_encoder, make_toy
 from tests.tasks.encoder_runs import encoder_arguments
 from tests.tasks.fairseq_runs import (
     AD_DROP,
     Finished,
     Job,
-    differing,
     finish_ranks,
     read_checkpoint,
     start_ranks,
