@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from attn_reg_plugin.regularizers.scheduled_dropout import Curve, Schedule
+from tests.experiments.report.run_folders import log_line as line
 from tests.loading import example
 
 DROP = {
@@ -18,11 +19,6 @@ DROP = {
     "encoder.self[10]": Curve(((0, 0.7),)),
     "decoder.cross[0]": Curve(((0, 1.0), (500, 0.2), (999, 1.0))),
 }
-
-
-def line(tag: str, record: Mapping[str, object]) -> str:
-    """A line as fairseq logs it: numbers are text."""
-    return f"2026-01-01 00:00:00 | INFO | {tag} | {json.dumps(record)}\n"
 
 
 def inner(end: int, length: int, drop: Mapping[str, Callable[[float], float]] = DROP, noise: float = 0.0) -> str:
