@@ -66,7 +66,7 @@ class Shape:
 
     @property
     def tokens(self) -> int:
-        """Of a process's batch."""
+        """Tokens of a process's batch."""
         return self.batch * self.length
 
     @property

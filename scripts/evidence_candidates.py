@@ -30,7 +30,7 @@ FIGURES = ("candidates", "weighted_candidates", "attention")
 
 
 def of_map(attention: Tensor, attribution: Tensor) -> Iterator[tuple[str, list[float]]]:
-    """Of each kind of position, over rows: how often it is a candidate by ∂F/∂A and by A ⊙ ∂F/∂A, and its attention.
+    """Count over rows how often each kind of position is a candidate, by ∂F/∂A and A ⊙ ∂F/∂A, and take its attention.
 
     Args:
         attention, attribution: (1, H, T, T).

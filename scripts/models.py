@@ -47,7 +47,7 @@ def read_records() -> Records:
 
 
 def write_records(records: Mapping[str, Any]) -> None:
-    """One model a line."""
+    """Write the records, a model a line."""
     import transformers
 
     lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(made)}" for name, made in sorted(records.items()))

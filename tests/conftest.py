@@ -1,4 +1,4 @@
-"""What the torch-only tests share: tiny models and a batch. Other tests need nothing from here."""
+"""Fixtures of the torch-only tests: tiny models and a batch. Other tests need nothing from here."""
 
 from __future__ import annotations
 
@@ -46,6 +46,16 @@ def _on_one_thread(request):
     """See `one_thread`, in the folders whose models are tiny."""
     if request.path.relative_to(Path(__file__).parent).parts[0] in TINY:
         request.getfixturevalue("one_thread")
+
+
+@pytest.fixture
+def limited():
+    """No file of this process may become longer than so many bytes, as on a full disk; without a number, as before."""
+    import resource
+
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda size=before[0]: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ def truncated(path: Path) -> None:
 
 
 def flipped(path: Path) -> None:
-    """One byte is another: the archive opens, and torch reads it."""
+    """Change a byte: the archive opens, and torch reads it."""
     torch.save(STATE, path)
     content = bytearray(path.read_bytes())
     content[content.index(STATE["model"]["w"].numpy().tobytes())] ^= 1

@@ -1,10 +1,9 @@
-"""What every command says when a path cannot be used: one sentence with the path and what to do, and nothing left."""
+"""Commands whose path cannot be used say so in one sentence, with the path and what to do, and leave nothing."""
 
 from __future__ import annotations
 
 import logging
 import os
-import resource
 import subprocess
 import sys
 import tempfile
@@ -96,14 +95,6 @@ def test_a_path_that_cannot_be_read(
     error = said(capsys, *(word.format(path) for word in words))
     assert str(path)[:200] in error or str(path.parent) in error
     assert not (tmp_path / "runs").exists() and not (tmp_path / "out").exists()
-
-
-@pytest.fixture
-def limited() -> Iterator[Callable[[int], None]]:
-    """No file of this process may become longer than so many bytes: what a full disk is to those who write."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_a_full_disk_leaves_the_old_file(

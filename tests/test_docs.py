@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
-import sys
-import types
 from dataclasses import replace
-from pathlib import Path
 
 import numpy
 import pytest
@@ -17,8 +13,8 @@ import torch
 from attn_reg_plugin.cli import COMMANDS
 from attn_reg_plugin.experiments.steps import plan
 from attn_reg_plugin.regularizers import REGISTRY, Regularizer, options_of
+from tests.loading import ROOT, load
 
-ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md"))]
 EXAMPLES = [path for path in sorted(ROOT.glob("examples/*/README.md")) if path.parent.name != "huggingface"]
 #: of programs that are neither fairseq's nor ours: pip, hydra, torchrun, SLURM
@@ -30,20 +26,11 @@ FOREIGN |= {"--p", "--q"}  # values of the papers' configurations
 SHARED = {option.name for option in options_of(Regularizer)}
 
 
-def _module(name: str, path: Path) -> types.ModuleType:
-    specification = importlib.util.spec_from_file_location(name, path)
-    module = importlib.util.module_from_spec(specification)
-    sys.modules[name] = module  # where dataclasses look for it
-    specification.loader.exec_module(module)
-    return module
-
-
-hooks = _module("docs_hooks", ROOT / "docs" / "hooks.py")
-NAMES = ("evidence_results", "evidence_claims", "evidence", "models", "architecture_rows", "architectures")
-evidence_results, evidence_claims, evidence, models, _, architectures = (
-    _module(name, ROOT / "scripts" / f"{name}.py") for name in NAMES
+hooks = load("docs/hooks.py")
+evidence_results, evidence_claims, evidence, models, architectures, flags, cost_model = (
+    load(f"scripts/{name}.py")
+    for name in ("evidence_results", "evidence_claims", "evidence", "models", "architectures", "flags", "cost_model")
 )
-cost_model = _module("cost_model", ROOT / "scripts" / "cost_model.py")
 
 
 def test_the_tables_of_the_evidence_are_those_of_its_results():
@@ -94,44 +81,42 @@ def test_the_tables_of_models_are_those_of_the_records():
         assert made["outcome"] == "same" or made["reason"]
 
 
-def test_every_option_of_every_method_is_in_the_generated_flags():
-    text = hooks.flags_of_methods()
+def test_the_page_of_flags_is_that_of_the_parsers():
+    page = flags.PAGE.read_text(encoding="utf-8")
+    assert flags.filled(page) == page
+
+
+def test_every_option_of_every_method_is_on_the_page_of_flags():
+    text = flags.PAGE.read_text(encoding="utf-8")
     for name, method in REGISTRY.items():
+        assert f"| `{name}` | `{method.__name__}` |" in text and f"\n### {name}\n" in text
         for option in options_of(method):
-            flag = f"attn_{option.name}" if option.name in SHARED else f"{name}_{option.name}"
+            flag = (f"attn_{option.name}" if option.name in SHARED else f"{name}_{option.name}").replace("_", "-")
+            row = re.search(rf"^\| `--{flag}` \| `?(.*?)`? \| (.*?) \| (.*) \|$", text, re.MULTILINE)
+            default, values, meaning = row.groups()
             shown = {"off": "False", "true": "True"}
-            default = re.search(rf"^\| `--{flag.replace('_', '-')}` \| `?(.*?)`? \|", text, re.MULTILINE)[1]
             assert shown.get(default, default) == str(option.default)
-            assert hooks.cell(option.metadata["help"]) in text
-    assert all(f"| `{name}` | `{method.__name__}` |" in hooks.methods_table() for name, method in REGISTRY.items())
+            assert flags.cell(option.metadata["help"]) in (meaning, f"{meaning}, in {values}")
+            allowed = getattr(option.metadata["help"], "within", None) or ", ".join(option.metadata.get("choices", ()))
+            assert values in (allowed, "true, false") or values in meaning
 
 
-def test_tasks_criterions_and_models_are_in_the_generated_flags():
-    text = hooks.flags_of_fairseq_face()
+def test_tasks_criterions_models_and_subcommands_are_on_the_page_of_flags():
+    text = flags.PAGE.read_text(encoding="utf-8")
     for value in ("--task attn_reg_translation", "--criterion attn_reg_tagging", "--arch opus_mt", "--bpe opus_mt"):
-        assert f"### {value}\n" in text
-    assert "`--hf-model`" in text and "`--label-smoothing`" in text and "`--renormalize-search`" in text
-    assert "`--arch`" not in text and "`--ad-drop-p`" not in text
-
-
-def test_every_subcommand_is_in_the_generated_flags():
-    text = hooks.flags_of_attn_reg()
+        assert f"| `{value}` | " in text
+    assert all(f"| `--{name}` |" in text for name in ("hf-model", "label-smoothing", "renormalize-search"))
+    assert text.count("| `--arch` |") == text.count("| `--ad-drop-p` |") == 1, "fairseq's own and the methods' once"
     for name in [name for commands in COMMANDS.values() for name in commands]:
-        assert f"### attn-reg {name}\n" in text
-    assert "(default" not in "".join(re.findall(r"\| `--seeds` .*", text))
-    assert "%(" not in text
-
-
-def test_every_marker_is_on_a_page_and_filled():
-    pages = {path.name: path.read_text(encoding="utf-8") for path in ROOT.glob("docs/*.md")}
-    for name in hooks.MARKERS:
-        assert any(f"<!-- {name} -->" in text for text in pages.values()), name
-    assert "<!--" not in hooks.filled(pages["flags.md"])
+        assert f"| `{name}` | " in text
+    assert "| `--seeds` | `1` |  | seeds, with commas |" in text and "| `--threads` | `PyTorch's` | [1, inf) |" in text
+    assert "(default: " not in text.replace("(default: all)", "") and "%(" not in text
 
 
 def test_what_pages_import_is_in_the_api_once():
     pages = {path.name: path.read_text(encoding="utf-8") for path in ROOT.glob("docs/*.md")}
-    listed = re.findall(r"^::: ([\w.]+)$", hooks.filled(pages["api.md"]), re.MULTILINE)
+    filled = pages["api.md"].replace("<!-- api of the methods -->", hooks.api_of_methods())
+    listed = re.findall(r"^::: ([\w.]+)$", filled, re.MULTILINE)
     assert len(listed) == len(set(listed))
     names = re.findall(r"^ *from attn_reg_plugin[\w.]* import ([\w, ]+)$", "\n".join(pages.values()), re.MULTILINE)
     assert set(", ".join(names).split(", ")) - {path.rpartition(".")[2] for path in listed} == set()
@@ -190,11 +175,11 @@ def known_flags() -> set[str]:
     for name in ("transformer", "transformer_align"):
         ARCH_MODEL_REGISTRY[name].add_args(parser)
     parsers = [parser, options.get_training_parser(), options.get_generation_parser(interactive=True)]
-    flags = {string for parser in parsers for action in parser._actions for string in action.option_strings}
-    generated = hooks.flags_of_methods() + hooks.flags_of_fairseq_face() + hooks.flags_of_attn_reg()
+    known = {string for parser in parsers for action in parser._actions for string in action.option_strings}
+    generated = flags.PAGE.read_text(encoding="utf-8")
     scripts = "".join(path.read_text(encoding="utf-8") for path in ROOT.glob("scripts/*.*"))
     programs = "".join(path.read_text(encoding="utf-8") for path in ROOT.glob("examples/**/*.py"))
-    return flags | set(re.findall(r"--[a-z][\w-]*", generated + scripts + programs))
+    return known | set(re.findall(r"--[a-z][\w-]*", generated + scripts + programs))
 
 
 @pytest.mark.parametrize("path", [*PAGES, *EXAMPLES], ids=lambda path: str(path.relative_to(ROOT)))

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import os
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
@@ -23,17 +21,11 @@ from attn_reg_plugin import ADDrop, recording
 from attn_reg_plugin.attention.attribution import gradients_of
 from attn_reg_plugin.attention.tokens import TokenBias
 from attn_reg_plugin.labelled import find_task
+from tests.loading import example
 from tests.models.hf_folders import make_model, tokenizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
-
-
-def example(path: str) -> ModuleType:
-    specification = importlib.util.spec_from_file_location(Path(path).stem, EXAMPLES / path)
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    return module
 
 
 def test_attend_out_in_a_loop_of_ones_own(capsys: pytest.CaptureFixture[str]) -> None:

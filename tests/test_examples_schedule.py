@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from attn_reg_plugin.regularizers.scheduled_dropout import Curve, Schedule
-from tests.test_examples import example
+from tests.experiments.report.run_folders import log_line as line
+from tests.loading import example
 
 DROP = {
     "encoder.self[0]": Curve(((0, 0.6), (300, 0.9), (999, 0.8))),
@@ -18,11 +19,6 @@ DROP = {
     "encoder.self[10]": Curve(((0, 0.7),)),
     "decoder.cross[0]": Curve(((0, 1.0), (500, 0.2), (999, 1.0))),
 }
-
-
-def line(tag: str, record: Mapping[str, object]) -> str:
-    """A line as fairseq logs it: numbers are text."""
-    return f"2026-01-01 00:00:00 | INFO | {tag} | {json.dumps(record)}\n"
 
 
 def inner(end: int, length: int, drop: Mapping[str, Callable[[float], float]] = DROP, noise: float = 0.0) -> str:
@@ -151,22 +147,3 @@ def test_it_draws_and_prints_how_to_train_with_the_schedule(tmp_path: Path, caps
     assert [site.partition(":")[0] for site in sites] == list(DROP)
     assert flags.endswith(f"--scheduled-dropout-schedule {out} --attn-sites 'encoder.self[0,1,10] decoder.cross[0]'")
     assert figure.read_bytes().startswith(b"\x89PNG")
-
-
-def test_what_attend_out_learned_is_a_schedule_to_train_with(tmp_path: Path) -> None:
-    """The log of AttendOut gives a file with which fairseq-train drops as much."""
-    pytest.importorskip("fairseq")
-    from tests.tasks.fairseq_runs import make_corpus, train
-
-    data, size = make_corpus(tmp_path / "corpus"), ["--max-update", "20", "--batch-size", "16", "--no-save"]
-    size.append("--attn-rates-by-site")
-    learned = ["--attn-reg", "attend_out", "--attend-out-steps", "2", "--attend-out-generator-lr", "0.1"]
-    train(data, tmp_path / "attend_out", *learned, *size).check()
-    out = tmp_path / "schedule.yaml"
-    run(tmp_path / "attend_out" / "train.log", "--out", out)
-    cheap = ["--attn-reg", "scheduled_dropout", "--scheduled-dropout-schedule", str(out)]
-    train(data, tmp_path / "scheduled", *cheap, *size).check()
-    expensive, repeated = (fitting.read_rates(tmp_path / name / "train.log") for name in ("attend_out", "scheduled"))
-    assert list(repeated) == list(expensive) == ["encoder.self[0]", "encoder.self[1]"]
-    for site, rates in repeated.items():
-        assert abs(rates.drops.mean() - expensive[site].drops.mean()) < 0.05, site

@@ -1,4 +1,4 @@
-"""Who imports what, file by file: what import-linter's contracts cannot say."""
+"""Imports, file by file, beyond what import-linter's contracts can say."""
 
 from __future__ import annotations
 

@@ -24,9 +24,8 @@ from attn_reg_plugin.experiments.fine_tuning import FineTuning
 from attn_reg_plugin.experiments.methods import known_methods, select_methods
 from attn_reg_plugin.experiments.translation import TranslationComparison
 from attn_reg_plugin.regularizers.base import REGISTRY, Regularizer
-from docs import hooks
+from tests.loading import ROOT, load
 
-ROOT = Path(__file__).parents[1]
 NAME = "key_drop"
 
 
@@ -96,8 +95,11 @@ def test_the_bench_measures_it(method: type[Regularizer], one_thread: None) -> N
 
 
 def test_the_pages_show_it(method: type[Regularizer]) -> None:
-    assert f"| `{NAME}` | `KeyDrop` | Drop each key with probability p. |" in hooks.methods_table()
-    assert "| `--key-drop-p` | `0.1` | probability of dropping a key" in hooks.flags_of_methods()
+    assert f"| `{NAME}` | `KeyDrop` | Drop each key with probability p. |" in load("scripts/flags.py").methods_table()
+    assert (
+        "| `--key-drop-p` | `0.1` | [0, 1] | probability of dropping a key |"
+        in load("scripts/flags.py").flags_of_methods()
+    )
 
 
 @pytest.mark.usefixtures("one_thread")

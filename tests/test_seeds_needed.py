@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-with pytest.MonkeyPatch.context() as patch:
-    patch.syspath_prepend(str(Path(__file__).parents[1] / "scripts"))
-    import seeds_needed as script
+from tests.loading import load
+
+script = load("scripts/seeds_needed.py")
 
 
 # G*Power and R's power.t.test(type = "paired")

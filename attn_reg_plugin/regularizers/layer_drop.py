@@ -188,7 +188,7 @@ class Layer(StandIn):
         return outputs
 
     def _call(self) -> LayerCall | None:
-        """This call; one that activation checkpointing repeats, as it was; None if a part of the model runs alone."""
+        """Find the call: new, or as it was where checkpointing repeats it; None if a part of the model runs alone."""
         site = self.lead
         if site.request.layer is not self._plan:
             self._plan, self.calls, self._task = site.request.layer, [], graph_task()

@@ -1,4 +1,4 @@
-"""Both ports, trained on the phrasebook with every method; a table of losses.
+"""Train both ports on the phrasebook with every method, and print a table of losses.
 
 python examples/custom_seq2seq/run.py [--sentences 2000] [--epochs 2] [--methods none,ad_drop] [--faces loop]
 """

@@ -141,7 +141,7 @@ EACH_WAY = pytest.mark.parametrize("draw", [composed, sample_keep])
 
 
 def chi_square(outcomes: torch.Tensor, q: float) -> float:
-    """Of N rows of K booleans (True = dropped), against K independent draws with probability q."""
+    """Compare N rows of K booleans (True = dropped) with K independent draws with probability q."""
     number, width = outcomes.shape
     codes = (outcomes.long() * 2 ** torch.arange(width)).sum(-1)
     statistic = 0.0

@@ -188,7 +188,7 @@ def opened(sites: list[AttentionSite]) -> Iterator[list[AttentionSite]]:
 
 
 def drawn(sampler: Callable[..., Tensor], shape: Iterable[int], valid: Tensor | None = None) -> Tensor:
-    """What a site's sampler or factor gives its first call, whose map has this shape."""
+    """Draw with a site's sampler or factor, as for a first call whose map has this shape."""
     return sampler(AttentionCall(None), tuple(shape), valid, torch.device("cpu"))
 
 

@@ -98,7 +98,7 @@ def pairs() -> Iterator[tuple[str, str, str]]:
 
 
 def records() -> dict[str, dict[str, Any]]:
-    """What was found of every `head/model type/class` when `scripts/models.py` ran last."""
+    """Read the records of every `head/model type/class` that `scripts/models.py` made last."""
     return read_json(Path(__file__).parents[2] / "docs" / "models.json")["models"]
 
 
@@ -240,7 +240,7 @@ def _sounds(model: nn.Module, generator: torch.Generator) -> dict[str, Tensor]:
 
 
 def accepted(model: nn.Module, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Of `inputs` what the model's forward names."""
+    """Select the `inputs` that the model's forward names."""
     names = inspect.signature(model.forward).parameters
     return {key: value for key, value in inputs.items() if key in names}
 
@@ -256,7 +256,7 @@ def step(model: nn.Module, inputs: dict[str, Tensor]) -> Step:
 
 
 def outcome(head: str, kind: str, name: str, attention: str = "sdpa") -> str:
-    """What attaching does to a model when nothing is dropped: `same`, or what else and why.
+    """Attach with nothing dropped and say what that does to the model: `same`, or what else and why.
 
     `unbuilt`: the tiny stock model does not train; `refused`: at the start, by a sentence; `raised`: in training;
     `differs`: loss or gradients are not the stock model's; `idle`: no site had a mask.

@@ -1,4 +1,4 @@
-"""What works with a model of transformers: the oracle's outcome, and of models that pass it what else was tried.
+"""Records of transformers' models: the oracle's outcome, and of models that pass it what else was tried.
 
 `scripts/models.py` writes these records to docs/models.json and makes the table of docs/models.md of them.
 """
@@ -24,7 +24,7 @@ STOCK = (ValueError, RuntimeError, TypeError, AttributeError, KeyError, IndexErr
 
 
 def record(head: str, kind: str, name: str) -> dict[str, Any]:
-    """What was found of one model.
+    """Try a model and record what is found.
 
     Returns:
         `outcome`, see `oracle_models.outcome`, without a reason; `reason` unless it is `same`; and of those that are:

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 @pytest.fixture
 def fresh_compiler() -> Iterator[None]:
-    """What is compiled and counted is the test's own."""
+    """Start the compiler and its counters anew for each test."""
     torch.compiler.reset()
     counters.clear()
     yield

@@ -89,7 +89,7 @@ def arranged(model: nn.Module, way: str) -> tuple[dict[str, Any], list[tuple[int
 
 
 def literal(kind: str, ids: Tensor, labels: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Of one text alone, for each layer: ∂F/∂A (H, T, T), and which positions are attended."""
+    """Compute ∂F/∂A (H, T, T) of a text alone, layer by layer, and which positions are attended."""
     outputs = decoder(kind, "eager")(input_ids=ids.unsqueeze(0), output_attentions=True)
     objective = torch.zeros(())
     for t in range(len(ids) - 1):

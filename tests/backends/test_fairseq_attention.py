@@ -28,7 +28,7 @@ def attention(kind: str, dropout: float = 0.0) -> tuple[MultiheadAttention, Atte
 
 
 def arguments(kind: str, padding: bool) -> dict[str, Any]:
-    """What a Transformer layer passes: (T, B, C) tensors that require gradients, and masks."""
+    """Arguments of a Transformer layer's attention: (T, B, C) tensors that require gradients, and masks."""
     torch.manual_seed(2)
     query = torch.randn(T, B, C, requires_grad=True)
     memory = torch.randn(S, B, C, requires_grad=True) if kind == "cross" else query

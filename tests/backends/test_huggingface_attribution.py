@@ -148,7 +148,7 @@ def test_a_mask_of_the_users_own(name: str, kind: torch.dtype) -> None:
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("name", ["llama", "gpt2", "modernbert", "bert", "bart"])
 def test_rows_without_a_valid_key_are_the_models_own(name: str, attention: str) -> None:
-    """Of padded queries, from which the first token behind left padding is predicted: `eager` has the mean of all."""
+    """Padded queries predict the first token behind left padding: `eager` has the mean of all."""
     model, inputs = build(name, attention=attention), batch(name, left=True)
     plain = model(**inputs)
     with ADDrop(p=1.0, q=1e-30, sites="*", cross_tuning="off").attach(model):

@@ -46,7 +46,7 @@ def step(model: nn.Module, *inputs: Any) -> tuple[Tensor, dict[str, Tensor]]:
 
 @pytest.mark.parametrize("unit", ["position", "token"])
 def test_calls_without_gradients_keep_all(unit: str) -> None:
-    """Of the runs of hrm_text's layers only the last have gradients: the others have no attribution."""
+    """Only the last runs of hrm_text's layers have gradients: the others have no attribution."""
     config = transformers.HrmTextConfig(
         vocab_size=WORDS, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, head_dim=8
     )

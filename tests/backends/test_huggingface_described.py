@@ -151,7 +151,7 @@ def test_labels_are_shifted_where_the_loss_shifts_them(shifts: bool) -> None:
     ("kind", "name"), [("t5gemma", "T5GemmaForTokenClassification"), ("umt5", "UMT5ForTokenClassification")]
 )
 def test_a_taggers_class_may_have_the_number_of_padding(kind: str, name: str) -> None:
-    """Of an encoder-decoder that writes nothing: its labels are classes, of which one is 0 as padding is."""
+    """An encoder-decoder that writes nothing has classes as labels, of which 0 equals the padding."""
     model = tiny("token", kind, name)
     inputs = accepted(model, tiny_batch("token", model))
     inputs["labels"] = torch.full_like(inputs["labels"], model.config.pad_token_id)

@@ -1,4 +1,4 @@
-"""What models pass to their attention: computed, harmless, or refused by name."""
+"""Keywords that models pass to their attention: computed, harmless, or refused by name."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def attributed(
 
 
 def test_longformers_attributions_are_those_of_its_windows() -> None:
-    """Its maps (B, T, H, G + 2 w + 1) hold the global keys first, then the window; global queries have their own."""
+    """Longformer's maps (B, T, H, G + 2 w + 1) hold global keys, then the window; global queries have their own."""
     model = build("longformer").longformer
     inputs = batch("longformer")
     everywhere = torch.zeros(3, 8, dtype=torch.bool)

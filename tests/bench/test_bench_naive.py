@@ -25,7 +25,7 @@ def _work(family: str) -> Workload:
 
 
 def _gradients(work: Workload, outputs) -> dict[str, Tensor]:
-    """Of the benchmark's own loss, without its optimizer step."""
+    """Gradients of the benchmark's loss, without its optimizer step."""
     found = {}
     work.optimizer.step = lambda: found.update({n: p.grad.clone() for n, p in work.model.named_parameters()})
     work.update(work.loss_of(outputs, work.targets))

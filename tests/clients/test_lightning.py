@@ -196,7 +196,7 @@ def test_refusals(made: Any, sentence: str, tmp_path: Path) -> None:
 
 
 def in_two(folder: Path) -> None:
-    """One of two processes, with half of each batch."""
+    """Train as a process of two, with half of each batch."""
     rank, data = int(os.environ["RANK"]), examples("bert")
     data = [example for start in range(4 * rank, len(data), 8) for example in data[start : start + 4]]
     two = {"strategy": "ddp", "devices": 2, "use_distributed_sampler": False, "data": data, "log_every_n_steps": 1}

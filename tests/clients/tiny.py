@@ -102,7 +102,7 @@ def trained(make: Make, regularizer: Regularizer | None, **options: Any) -> Any:
 def check_client(
     make: Make, sites: str, says: str, caplog: Any, body: Callable[[Any], nn.Module] = lambda trainer: trainer.model
 ) -> Any:
-    """What holds for every client: with p = 0 it trains as without the callback, else the method acts and says so.
+    """Check a client: with p = 0 it trains as without the callback, else the method acts and says so.
 
     Args:
         make: the trainer.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import resource
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -46,16 +46,13 @@ def test_an_exported_encoder_says_what_the_trained_one_says(
 
 
 def test_export_onto_a_full_disk(
-    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    trained: Trained, tmp_path: Path, limited: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(trained_module, "load_trained", lambda run: trained)
     before, out = sorted(tmp_path.iterdir()), tmp_path / "a" / "b"
-    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (5000, limit[1]))
-    try:
-        assert main(["export", "run", str(out)]) == 2
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    limited(5000)
+    assert main(["export", "run", str(out)]) == 2
+    limited()
     assert f"attn-reg export: {out}: the file is larger" in capsys.readouterr().err  # after transformers' progress bar
     assert sorted(tmp_path.iterdir()) == before
     assert main(["export", "run", str(out)]) == 0 and list(out.parent.iterdir()) == [out]

@@ -207,7 +207,7 @@ def test_a_run_is_of_its_further_validation_set(rte: list[str], tmp_path: Path) 
 
 
 def test_updates_are_counted_with_the_flags_that_change_them(rte: list[str]) -> None:
-    """Of 48 examples in batches of 16, 10 epochs."""
+    """Count the updates of 48 examples in batches of 16, 10 epochs."""
 
     def updates(*words: str) -> str:
         return str(planned(*rte, *words)[0].flags["total-num-update"])
@@ -292,7 +292,7 @@ def test_a_comparison_from_beginning_to_end(rte: list[str], capsys: pytest.Captu
 
 
 def texts_of(run: Run, split: str) -> list[tuple[list[str], int]]:
-    """What fairseq-train reads: the first text's words and the label of every example."""
+    """Read as fairseq-train does the first text's words and the label of every example."""
     task = task_of(run)
     task.load_dataset(split)
     rows = task.dataset(split).rows

@@ -22,6 +22,7 @@ from tests.experiments.toy_corpus import empty_corpus
 from tests.opus_mt.random_marian import make_marian
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+TEN = list(range(10))
 DEMO, WMT16, OPUS_MT, GLUE = (EXAMPLES / name / f"{name}.yaml" for name in ("demo", "wmt16", "opus_mt", "glue"))
 
 
@@ -158,8 +159,17 @@ def test_a_report_of_several_folders_is_a_step(tmp_path: Path) -> None:
         ("compare: {data: d, out: o, epoch: 3}", [], "unknown setting 'epoch'; the settings are: "),
         ("compare: {data: d, out: o, epochs: 0}", [], "c.yaml: epochs is 0, but must be at least 1"),
         ("compare: {data: d, out: o}", ["--epochs", "x"], "--epochs is 'x', but must be a whole number"),
-        ("prepare wmt: {}\ncompare: {data: d, out: o}", [], "unknown step 'prepare wmt'; the steps are"),
-        ("compare: {data: '${gone}', out: o}", [], "Interpolation key 'gone' not found"),
+        ("export: {run_folder: '${gone}'}", [], "Interpolation key 'gone' not found"),
+        ("each: {a: 1}\ncompare: {data: d, out: o}", [], "each is {'a': 1}, but must be a mapping of names to lists"),
+        (
+            f"each: {{a: {TEN}, b: {TEN}, c: {TEN}, d: {TEN}}}\ncompare: {{data: d, out: '${{a}}${{b}}${{c}}${{d}}'}}",
+            [],
+            "each has 10,000 combinations, but at most 1,000 are possible",
+        ),
+        ("report: {folder: r}", [], "unknown setting 'folder'; the settings are: runs, out"),
+        ("bench: {repeats: x}", [], "repeats is 'x', but must be a whole number"),
+        ("export: 5", [], "export is 5, but must be a mapping of settings"),
+        ("script gone.py: {a: 1}", [], "script gone.py: there is no file"),
         ("compare: {data: d, out: o}\nepochs: 3", [], "c.yaml: unknown key 'epochs': it is in no section"),
         (
             "prepare wmt16: {pair: en-ro, source: s, out: o, long_pairs: x}",
@@ -179,7 +189,8 @@ def test_refusals(
 ) -> None:
     (tmp_path / "c.yaml").write_text(content)
     assert main(["run", str(tmp_path / "c.yaml"), *words]) == 2
-    assert said in (error := capsys.readouterr().err) and error.count("\n") == 1
+    error = capsys.readouterr().err
+    assert said in error and ("c.yaml" in error or said.startswith("--")) and error.count("\n") == 1
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import signal
 from pathlib import Path
 from typing import Any
@@ -73,14 +72,10 @@ def test_two_processes_do_not_mix_what_they_write(
     assert prepare(wanted(source, tmp_path / "out", limit=100))["splits"]["train"]["read"] == 100
 
 
-def test_a_full_disk(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_full_disk(source: Path, tmp_path: Path, limited: Any, capsys: pytest.CaptureFixture[str]) -> None:
     line = ["prepare", "wmt16", "--pair", "en-ro", "--source", str(source), "--out", str(tmp_path / "out")]
-    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (2500, limit[1]))
-    try:
-        assert main([*line, "--vocab-size", "70"]) == 2
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    limited(2500)
+    assert main([*line, "--vocab-size", "70"]) == 2
     error = capsys.readouterr().err
     assert error.startswith(f"attn-reg prepare wmt16: {tmp_path / 'out'}") and "larger than the system allows" in error
     assert [path.name for path in tmp_path.iterdir()] == ["corpus"]

@@ -83,7 +83,7 @@ def test_the_manifest_says_what_was_done(prepared: Path) -> None:
 
 @pytest.mark.usefixtures("quick")
 def test_long_pairs_are_left_out_or_cut_on_both_sides(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of the training set alone; what is cut is the beginning of the same pieces."""
+    """Only the training set changes; a cut side is the beginning of the same pieces."""
     source, found = write_corpus(tmp_path / "c"), {}
     for long_pairs in ("drop", "truncate"):
         out = tmp_path / long_pairs

@@ -21,6 +21,8 @@ OPTIONS = {
     "--max-pieces 1 --vocab-size 70": "no training pair is left: --max-pieces 1 and sides 9 times as long",
     "--source-prefix >>ron<<": "--source-prefix >>ron<<: it must be left out without --opus-mt",
     "--opus-mt nowhere": "nowhere: no such folder",
+    "--opus-mt corpus --vocab-size 9": "--vocab-size 9: it must be left out with --opus-mt",
+    "--opus-mt corpus --spm-model a": "--spm-model a: it must be left out with --opus-mt",
     "--source hub --origin a": "--origin a: it must be left out with --source hub",
     "--source nowhere": "--source nowhere: no such folder",
     "--spm-model gone.model": "gone.model: there is no such file",

@@ -182,16 +182,3 @@ def test_pairs_are_set_aside_and_their_likes_left_out() -> None:
     assert notes == [
         f"10 training pairs are set aside as a test set, and {left_out} left out that share a side with one of them"
     ]
-
-
-@pytest.mark.parametrize(
-    ("how", "said"),
-    [
-        ({"set_aside": 40}, r"--set-aside 40 leaves none of the 40 pairs of train\.en"),
-        ({"noise": 0.01}, r"--noise 0\.01 exchanges 0 of the 40 targets of train\.ro, but must exchange at least 2"),
-        ({"noise": 0.03}, "exchanges 1 of the 40 targets"),
-    ],
-)
-def test_too_few_pairs(how: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        arranged(TRAIN, **how)

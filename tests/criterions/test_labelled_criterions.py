@@ -202,7 +202,9 @@ def test_slots_hold_rows_of_any_number() -> None:
         (TaggingCriterion, 3, {}, "for tasks of tagging, but the task is SimpleNamespace"),
         (ClassificationCriterion, "rte", {"label_smoothing": 1.0}, r"--label-smoothing is 1\.0, .* in \[0, 1\)"),
         (ClassificationCriterion, "stsb", {"label_smoothing": 0.1}, r"is 0\.1, but must be 0, for a regression"),
-        (ClassificationCriterion, "rte", {"validation_metrics": "f2"}, "unknown metric 'f2' of classification"),
+        (ClassificationCriterion, "rte", {"validation_metrics": "f2"}, "'f2' of classification; the metrics are: acc"),
+        (ClassificationCriterion, "mnli", {"validation_metrics": "f1"}, "f1 is of two classes, .*; use macro_f1"),
+        (TaggingCriterion, "upos", {"validation_metrics": "recall"}, "recall of entities needs labels such as B-PER, "),
         (ClassificationCriterion, "rte", {}, "a split of task rte without labels has no loss; use attn-reg export"),
     ],
 )

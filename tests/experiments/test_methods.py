@@ -129,7 +129,6 @@ def test_a_mapping_gives_each_its_settings() -> None:
         ),
         (["plain"], ["ad_drop=--x"], "which is not among --methods plain"),
         (["plain"], ["plain"], "wants NAME=FLAGS, given 'plain'"),
-        ("ad_drop+attend_out", [], "attend_out combines with no other method: it trains two copies of the model"),
         ("r_drop+hidden_cut", [], "each run the batch several times"),
         ("ad_drop+plain", [], "plain is no regularizer, so it combines with none"),
         ({"ad_drop+r_drop": {"p": 1}}, [], "unknown setting 'p'; the settings are: like, title, flags, "),

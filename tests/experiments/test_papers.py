@@ -14,13 +14,11 @@ pytest.importorskip("optuna")
 
 from omegaconf import OmegaConf
 
-from attn_reg_plugin.cli import main
 from attn_reg_plugin.experiments.steps import EACH, plan
 from tests.experiments.toy import run_toy, toy_steps
 from tests.experiments.toy_corpus import empty_corpus
 from tests.regularizers.registered import methods_of_readme
 
-TEN = list(range(10))
 PAPERS = Path(__file__).resolve().parents[2] / "examples" / "papers"
 FILES = sorted(path.stem for path in PAPERS.glob("*.yaml"))
 #: these also run in the everyday suite
@@ -144,26 +142,3 @@ def test_each_is_every_combination(tmp_path: Path) -> None:
     assert chosen[1].carry_out() == 5, "its exit status"
     assert [step.section for step in toy_steps(path)] == ["compare", "script say.py"]
     assert str(toy_steps(path)[0].settings.out) == "o-toy/1x"
-
-
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        ("each: {a: 1}\ncompare: {data: d, out: o}", "each is {'a': 1}, but must be a mapping of names to lists"),
-        (
-            f"each: {{a: {TEN}, b: {TEN}, c: {TEN}, d: {TEN}}}\n" + "compare: {data: d, out: '${a}${b}${c}${d}'}",
-            "each has 10,000 combinations, but at most 1,000 are possible",
-        ),
-        ("report: {folder: r}", "unknown setting 'folder'; the settings are: runs, out"),
-        ("bench: {repeats: x}", "repeats is 'x', but must be a whole number"),
-        ("export: {run_folder: '${gone}'}", "Interpolation key 'gone' not found"),
-        ("export: 5", "export is 5, but must be a mapping of settings"),
-        ("script gone.py: {a: 1}", "script gone.py: there is no file"),
-    ],
-)
-def test_refusals(content: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "c.yaml"
-    path.write_text(content)
-    assert main(["run", str(path)]) == 2
-    error = capsys.readouterr().err
-    assert str(path) in error and said in error and error.count("\n") == 1

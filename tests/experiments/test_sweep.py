@@ -26,8 +26,8 @@ from attn_reg_plugin.experiments.steps import from_arguments, plan
 from attn_reg_plugin.experiments.sweep.report import frame_of, gain
 from attn_reg_plugin.experiments.sweep.search import open_study
 from attn_reg_plugin.experiments.sweep.settings import TRIAL, Arm, Sweep
+from tests.loading import example
 from tests.models.hf_folders import make_encoder, make_rte
-from tests.test_examples import example
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 BASE = "{task: rte, data: data, model: encoder, epochs: 2, max_length: 32, cpu: true}"
@@ -205,7 +205,7 @@ def test_a_sweep_from_end_to_end(
 
 
 def test_a_trial_goes_on_where_it_was_with_all_its_epochs(rte: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It keeps the values that were drawn, and the epochs before the interruption count."""
+    """The trial keeps the values that were drawn, and the epochs before the interruption count."""
     (rte / "s.yaml").write_text(of_space("{p: {uniform: [0.1, 0.9]}}", "trials: 1"))
 
     def begin(command: list[str], path: Path, *_: Any) -> None:

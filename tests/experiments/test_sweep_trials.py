@@ -57,7 +57,7 @@ class Training(Run):
 
 
 def sides_of(folder: Path, *arms: Arm, pruner: Any = None) -> list[tuple[Arm, optuna.Study]]:
-    """These arms, with their studies."""
+    """Make these arms with their studies."""
     return [(arm, search.open_study(folder, arm.name, direction="maximize", pruner=pruner)) for arm in arms]
 
 

@@ -35,7 +35,7 @@ def _alone() -> Iterator[None]:
 
 
 def parts(batch: int = 4, dropout: float = 0.1, words: int = 24) -> dict[str, Any]:
-    """What the loop starts from."""
+    """Make the model, optimizer and data that the loop starts from."""
     AcceleratorState._reset_state()
     set_seed(3)
     model = build("bert", dropout)
@@ -91,7 +91,7 @@ STILL = (("q=0.3,", 'q=1.0, cross_tuning="off",'), ('"bf16"', '"no"'))
 
 
 def in_two(folder: Path) -> None:
-    """One of two processes: Accelerate gives it every other batch of 4."""
+    """Train as a process of two: Accelerate gives it every other batch of 4."""
     os.environ["ACCELERATE_USE_CPU"] = "true"
     trained = train(folder / "two", 1, STILL, dropout=0.0)
     if trained["accelerator"].is_main_process:

@@ -22,6 +22,7 @@ from attn_reg_plugin.regularizers import AttendOut, build
 from attn_reg_plugin.regularizers.ad_drop.ad_drop import ADDrop
 from attn_reg_plugin.regularizers.base.context import Supplied
 from tests.backends.huggingface_models import build as build_model
+from tests.comparing import differing
 from tests.huggingface.processes import check, kill_oneself, run_in_processes
 from tests.huggingface.trainers import On, ad_drop, examples, print_of, trainer_of, weights
 from tests.regularizers import registered
@@ -230,17 +231,6 @@ def run(folder: Path, method: str, save: int, stopped: int = 0, how: Any = fail,
     return weights(trainer.model), torch.get_rng_state(), regularizer.state_dict()
 
 
-def same(first: Any, second: Any) -> bool:
-    """Equal, down to the bits of tensors."""
-    if isinstance(first, torch.Tensor):
-        return torch.equal(first, second)
-    if isinstance(first, dict):
-        return set(first) == set(second) and all(same(first[key], second[key]) for key in first)
-    if isinstance(first, list | tuple):
-        return len(first) == len(second) and all(map(same, first, second))
-    return first == second
-
-
 BY_EPOCH = {"with": {"cross_tuning": "epoch"}}
 SMOOTHED = {"gradient_accumulation_steps": 2, "label_smoothing_factor": 0.1, "bf16": True}
 #: method, update that is saved, update that is stopped at, options: in an epoch, and between two
@@ -258,7 +248,7 @@ def test_stopped_and_resumed(tmp_path: Path, method: str, save: int, stopped: in
     undisturbed = run(tmp_path / "whole", method, save, **copy.deepcopy(options))
     assert run(tmp_path / "parts", method, save, stopped, **copy.deepcopy(options)) == ()
     assert (tmp_path / "parts" / f"checkpoint-{save}" / f"attn_reg_{method}.pt").exists()
-    assert same(run(tmp_path / "parts", method, save, **copy.deepcopy(options)), undisturbed)
+    assert differing(run(tmp_path / "parts", method, save, **copy.deepcopy(options)), undisturbed) == []
 
 
 def test_checkpoints_of_fairseq_are_still_read_afterwards(tmp_path: Path) -> None:
@@ -318,11 +308,11 @@ def killed(folder: Path, method: str, save: int, update: int) -> None:
 def test_killed_and_resumed(tmp_path: Path, method: str) -> None:
     assert run_in_processes(tmp_path, killed, tmp_path / "parts", method, 5, 8) == [-signal.SIGKILL]
     continued = run(tmp_path / "parts", method, 5)
-    assert same(continued, run(tmp_path / "whole", method, 5))
+    assert differing(continued, run(tmp_path / "whole", method, 5)) == []
 
 
 def in_parts(folder: Path, method: str) -> None:
-    """One of two processes: the whole training, then the same one stopped and resumed."""
+    """Run as a process of two: the whole training, then the same training stopped and resumed."""
     options = {**TWO, "ddp_find_unused_parameters": build(method, **METHODS[method][0]).leaves_unused() or None}
     ends = [run(folder / "whole", method, 5, **options)]
     run(folder / "parts", method, 5, 7, **options)
@@ -336,13 +326,13 @@ def test_two_processes_agree_and_resume(tmp_path: Path, method: str) -> None:
     ends = [torch.load(tmp_path / f"ends_{rank}.pt") for rank in range(2)]
     assert torch.equal(ends[0][0][0], ends[1][0][0]), "both processes have the same model"
     for rank in range(2):
-        assert same(ends[rank][0][:2], ends[rank][1][:2]), f"process {rank} continued exactly"
+        assert differing(ends[rank][0][:2], ends[rank][1][:2]) == [], f"process {rank} continued exactly"
     if method == "attend_out":
         players = [end[0][2] for end in ends]
         assert players[0]["rounds"] == 3
-        assert same(players[0]["defender"]["model"], players[1]["defender"]["model"])
-        assert same(players[0]["generator"], players[1]["generator"])
-        assert same(ends[0][0][2], ends[0][1][2])
+        assert differing(dict(players[0]["defender"]["model"]), dict(players[1]["defender"]["model"])) == []
+        assert differing(players[0]["generator"], players[1]["generator"]) == []
+        assert differing(ends[0][0][2], ends[0][1][2]) == []
 
 
 def whole_batches(folder: Path, size: int) -> None:

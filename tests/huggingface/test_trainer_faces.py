@@ -1,4 +1,4 @@
-"""One method, three faces: fairseq, Trainer and a loop of one's own have the same masks, loss and gradients."""
+"""Three faces of a method: fairseq, Trainer and a loop of one's own have the same masks, loss and gradients."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def test_attend_out_proposes_the_same_in_all_three(tmp_path: Path) -> None:
 
 
 def losses(folder: Path, name: str, *methods: Regularizer | None) -> list[float]:
-    """Of one update with two accumulated batches, without dropout."""
+    """Losses of an update with two accumulated batches, without dropout."""
     found = []
     for method in methods:
         options = {"max_steps": 1, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}

@@ -60,7 +60,7 @@ def trained(folder: Path, resumed: Path | None = None, **options: Any) -> dict[s
 
 
 def both(folder: Path) -> None:
-    """One of two processes."""
+    """Train as a process of two, in every way."""
     found: dict[str, Any] = {"data parallel": trained(folder / "plain")}
     for kind in ("FULL", "SHARDED"):
         fsdp = {"fsdp": True, "fsdp_config": {"transformer_layer_cls_to_wrap": [LAYER]}}

@@ -175,7 +175,7 @@ def test_interceptions_end_in_any_order() -> None:
 def test_epochs_count_from_one_and_updates_are_the_optimizers(
     tmp_path: Path, cross_tuning: str, options: dict[str, Any]
 ) -> None:
-    """Of plain ones nothing is logged."""
+    """Nothing is logged of plain epochs."""
     regularizer = ad_drop(cross_tuning=cross_tuning)
     trainer = trainer_of(tmp_path, "bert", regularizer, **options)
     trainer.train()

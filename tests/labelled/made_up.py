@@ -12,16 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from attn_reg_plugin.labelled.task_table import MULTIPLE_CHOICE, REGRESSION, TAGGING, LabelledTask, find_task
 
 #: words of the made-up texts
 WORDS = [f"w{number}" for number in range(24)]
-SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
 #: sizes of an encoder
 SHAPE = {
-    "vocab_size": len(SPECIAL) + len(WORDS) + 2,
+    "vocab_size": 4 + len(WORDS) + 2,  # with the special tokens and the endings
     "hidden_size": 32,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
@@ -52,15 +50,10 @@ def tokenizer(types: bool = True) -> Any:
     Returns:
         a `transformers.PreTrainedTokenizerFast`.
     """
-    from transformers import PreTrainedTokenizerFast
+    from tests.labelled.tokenizers import SPECIAL, bert_tokenizer
 
-    vocabulary = {piece: number for number, piece in enumerate([*SPECIAL, *WORDS, "##x", "##y"])}
-    backend = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
-    backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    backend.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
-    names = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
     inputs = ["input_ids", "token_type_ids", "attention_mask"] if types else ["input_ids", "attention_mask"]
-    return PreTrainedTokenizerFast(tokenizer_object=backend, model_input_names=inputs, **names)
+    return bert_tokenizer([*SPECIAL, *WORDS, "##x", "##y"], model_input_names=inputs)
 
 
 def make_encoder(folder: Path, family: str = "Bert", seed: int = 1, types: bool = True, **options: Any) -> Path:

@@ -19,7 +19,7 @@ from attn_reg_plugin.labelled import (
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What `datasets.load_dataset` gives next, and then what it was asked for."""
+    """Stand in for `datasets.load_dataset`: what it gives next, and then what it was asked for."""
     found: list[Any] = []
 
     def load_dataset(path: str, name: str | None, split: str) -> Dataset:

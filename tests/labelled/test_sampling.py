@@ -52,7 +52,6 @@ def test_not_everything_can_be_held_out() -> None:
         ({"held_out": 1.0}, r"--held-out is 1.0, but must lie in \[0, 1\)"),
         ({"per_class": -1}, "--train-per-class is -1, but must be at least 0"),
         ({"fraction": float("nan")}, "--train-fraction is nan, but must lie in"),
-        ({"examples": 1, "fraction": 0.5}, "--train-examples and --train-fraction cannot be given together"),
     ],
 )
 def test_refusals(part: dict, said: str) -> None:

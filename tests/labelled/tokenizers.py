@@ -1,18 +1,19 @@
-"""Small tokenizers with the machinery of the real ones: BERT's, which may drop a word whole, and RoBERTa's."""
+"""Small tokenizers with the machinery of BERT's, which may drop a word whole."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-_WORDS = "a cat dog sleep ##s ##ing the un ##want ##ed . runs"
-PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *_WORDS.split()]
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
+PIECES = [*SPECIAL, *["a", "cat", "dog", "sleep", "##s", "##ing", "the", "un", "##want", "##ed", ".", "runs"]]
 
 
-def bert_tokenizer(**options: object) -> PreTrainedTokenizerFast:
+def bert_tokenizer(pieces: Sequence[str] = PIECES, **options: object) -> PreTrainedTokenizerFast:
     """WordPiece with `[CLS] first [SEP] second [SEP]` and token types; control characters vanish."""
-    vocabulary = {piece: number for number, piece in enumerate(PIECES)}
-    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    tokenizer = Tokenizer(models.WordPiece({piece: n for n, piece in enumerate(pieces)}, unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer()
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))

@@ -15,7 +15,7 @@ from attn_reg_plugin.regularizers import build
 
 
 class Module(nn.Module):
-    """What a LightningModule has that the callback uses."""
+    """The part of a LightningModule that the callback uses."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class Module(nn.Module):
         self.automatic_optimization = True
 
     def training_step(self, batch: Any, index: int) -> Tensor:
-        """One loss."""
+        """Return the loss."""
         return self.model(*batch).sum()
 
     def log_dict(self, values: dict[str, float], **_: Any) -> None:
@@ -32,7 +32,7 @@ class Module(nn.Module):
 
 
 def trainer_of(module: Module, **fields: Any) -> Any:
-    """What a trainer has that the callback uses, before the first update."""
+    """Make the part of a trainer that the callback uses, before the first update."""
     strategy = SimpleNamespace(model=module)
     known = {"global_step": 0, "current_epoch": 0, "scaler": None, "ckpt_path": None}
     known |= {"estimated_stepping_batches": float("inf"), "max_epochs": 2}
@@ -41,7 +41,7 @@ def trainer_of(module: Module, **fields: Any) -> Any:
 
 
 def step(callback: Any, trainer: Any, module: Module, batch: Any, updates: int = 1) -> None:
-    """One batch, after which so many updates were made."""
+    """Pass a batch, after which so many updates were made."""
     callback.on_train_batch_start(trainer, module, batch, 0)
     module.training_step(batch, 0)
     trainer.global_step += updates

@@ -1,4 +1,4 @@
-"""What the tests of OPUS-MT share: sentencepiece models, and a tiny Marian beside its conversion."""
+"""Fixtures of the tests of OPUS-MT: sentencepiece models, and a tiny Marian beside its conversion."""
 
 from __future__ import annotations
 
@@ -46,8 +46,9 @@ def separate(models: list[Path], tmp_path_factory: pytest.TempPathFactory) -> tu
     return model, folder, load_tokenizer(folder)
 
 
-@pytest.fixture
-def converted(marian: tuple, tmp_path: Path) -> Path:
+@pytest.fixture(scope="session")
+def converted(marian: tuple, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny Marian for fairseq."""
-    to_fairseq(MarianFolder.open(marian[1]), tmp_path / "converted")
-    return tmp_path / "converted"
+    out = tmp_path_factory.mktemp("fairseq") / "converted"
+    to_fairseq(MarianFolder.open(marian[1]), out)
+    return out

@@ -18,7 +18,7 @@ from attn_reg_plugin.opus_mt.marian_folder import MarianFolder
 
 
 class Sides:
-    """Both models and both vocabularies.
+    """Marian's and fairseq's models and vocabularies.
 
     Args:
         marian: Hugging Face's model, in evaluation mode.

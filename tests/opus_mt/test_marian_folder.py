@@ -32,7 +32,7 @@ def _weights(change: Callable[[dict], object]) -> Callable[[Path], None]:
 
 
 class Foreign:
-    """What no weight file needs."""
+    """A class that no weight file needs."""
 
 
 def _pickled(folder: Path) -> None:
@@ -140,7 +140,8 @@ def _state(change: Callable[[dict], object]) -> Callable[[Path], None]:
     ],
 )
 def test_a_run_that_cannot_be_turned_back(breaking: Callable, sentence: str, converted: Path, tmp_path: Path) -> None:
-    breaking(converted)
+    folder = copy(converted, tmp_path / "converted")
+    breaking(folder)
     with pytest.raises((ValueError, FileNotFoundError), match=sentence):
-        to_huggingface(converted, tmp_path / "back")
+        to_huggingface(folder, tmp_path / "back")
     assert not (tmp_path / "back").exists()

@@ -17,13 +17,6 @@ from tests.opus_mt.folders import load_tokenizer
 
 
 @pytest.fixture(scope="module")
-def converted(marian: tuple, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("prepare") / "converted"
-    to_fairseq(MarianFolder.open(marian[1]), out)
-    return out
-
-
-@pytest.fixture(scope="module")
 def source(phrases: dict, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Parallel files as WMT16's, with letters of the older Romanian spelling."""
     folder = tmp_path_factory.mktemp("source")
@@ -69,13 +62,3 @@ def test_separate_vocabularies(separate: tuple, source: Path, tmp_path: Path) ->
     assert prepare(source, tmp_path / "data", tmp_path / "converted") == 0
     data = DataFolder.open(tmp_path / "data")
     assert not data.joint and OpusMTTokenizer(tmp_path / "data" / "opus_mt").separate
-
-
-def test_options_that_do_not_go_together(
-    converted: Path, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
-    for words in ("--vocab-size 100", "--spm-model a"):
-        assert prepare(source, tmp_path / "data", converted, *words.split()) == 2
-        assert f"{words}: it must be left out with --opus-mt" in capsys.readouterr().err
-    assert prepare(source, tmp_path / "data", converted, "--source-prefix", ">>deu<<") == 2
-    assert "the source prefix '>>deu<<' is not in" in capsys.readouterr().err

@@ -17,12 +17,12 @@ from attn_reg_plugin.cli import main
 from attn_reg_plugin.opus_mt.conversion import CHECKPOINT, FLAGS, to_fairseq, to_huggingface
 from attn_reg_plugin.opus_mt.marian_folder import MarianFolder
 from attn_reg_plugin.opus_mt.tokenization import OpusMTTokenizer
+from tests.comparing import differing
 from tests.opus_mt.folders import load_tokenizer
 from tests.tasks.fairseq_runs import (
     PLUGIN,
     Finished,
     Job,
-    differing,
     finish_ranks,
     generate,
     read_checkpoint,
@@ -60,7 +60,7 @@ class Start:
         return train(self.data / "bin", save, *self.from_here, *flags, model=self.model, **options)
 
     def arguments(self, save: Path, *flags: str) -> list[str]:
-        """Of fairseq-train, fine-tuning."""
+        """Arguments of fairseq-train for fine-tuning."""
         return train_arguments(self.data / "bin", save, *self.from_here, *flags, model=self.model)
 
     def translate(self, checkpoint: Path, *flags: str) -> list[str]:

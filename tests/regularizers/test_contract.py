@@ -1,4 +1,4 @@
-"""What holds for every registered method, alone and together, in a training of an encoder-decoder."""
+"""The contract of every registered method, alone and together, in a training of an encoder-decoder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which map HiddenCut cuts the output of: the feed-forward network's last one, and no other narrow map of the layer."""
+"""HiddenCut cuts the output of the feed-forward network's last map, and of no other narrow map of the layer."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ def workload(family: str) -> Workload:
 
 
 def waits_of(row: Row, family: str) -> tuple[Counter[str], int, Counter[str]]:
-    """What UPDATES updates wait for, in how many forwards; and what the ends of rounds do.
+    """Count what UPDATES updates wait for, in how many forwards, and what the ends of rounds do.
 
     The probe's and the defender's forwards count, too.
     """
@@ -167,7 +167,7 @@ def waits_of(row: Row, family: str) -> tuple[Counter[str], int, Counter[str]]:
 
 @pytest.fixture(scope="module")
 def plain() -> dict[str, Counter[str]]:
-    """What a forward of each family's model waits for itself."""
+    """Count what a forward of each family's model waits for itself."""
     counted = {family: waits_of(Row("plain", "plain"), family)[0] for family in FAMILIES}
     return {family: Counter({name: n // UPDATES for name, n in waits.items()}) for family, waits in counted.items()}
 

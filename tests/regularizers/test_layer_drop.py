@@ -53,7 +53,7 @@ def test_the_model_is_the_one_without_the_layers(translator, batch, seed):
 
 
 def test_a_layer_that_is_left_out_is_not_computed(dropping_translator, batch):
-    """It is once, to see what it gives, and draws nothing: a resumed training, which sees it anew, has to agree."""
+    """The layer runs once, to see what it gives, and draws nothing: a resumed training has to agree."""
     count, made = [0], []
     for stack in (dropping_translator.encoder, dropping_translator.decoder):
         for layer in stack.layers:

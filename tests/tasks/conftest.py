@@ -1,4 +1,4 @@
-"""What the tests of the fairseq face share: a corpus, and trainings that several of them look at."""
+"""Fixtures of the fairseq face: a corpus, and trainings that several tests look at."""
 
 from __future__ import annotations
 

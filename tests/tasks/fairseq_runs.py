@@ -174,7 +174,7 @@ def start_ranks(
     prepare: Callable[[int], None] | None = None,
     backend: str = "legacy_ddp",
 ) -> list[Job]:
-    """One training in one process or two, whose logs are `logs` with the rank.
+    """Start a training in one process or two, whose logs are `logs` with the rank.
 
     Args:
         arguments: of `train_arguments`; those of GLOO come last and so win.
@@ -267,20 +267,8 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     return torch.load(path, map_location="cpu", weights_only=True)
 
 
-def differing(first: Any, second: Any, path: str = "") -> list[str]:
-    """Where two nests of tensors, numbers and texts differ; empty if they are equal bit for bit."""
-    if isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor):
-        return [] if first.dtype == second.dtype and torch.equal(first, second) else [path]
-    if isinstance(first, dict) and isinstance(second, dict) and first.keys() == second.keys():
-        return [place for key in first for place in differing(first[key], second[key], f"{path}/{key}")]
-    if isinstance(first, list | tuple) and isinstance(second, list | tuple) and len(first) == len(second):
-        pairs = enumerate(zip(first, second, strict=True))
-        return [place for i, (a, b) in pairs for place in differing(a, b, f"{path}/{i}")]
-    return [] if first == second else [path]
-
-
 def trained_state(path: Path) -> dict[str, Any]:
-    """What training made: weights, optimizer state and the number of updates."""
+    """Read what training made: weights, optimizer state and the number of updates."""
     checkpoint = read_checkpoint(path)
     return {
         "model": checkpoint["model"],

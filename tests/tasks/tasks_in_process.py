@@ -32,14 +32,14 @@ def sample(seed: int = 2, rows: int = 3) -> dict[str, Any]:
 
 
 class Optimizer:
-    """What a task's step needs of one: gradients are kept, no step is made."""
+    """A stand-in for what a task's step needs: gradients are kept, no step is made."""
 
     def backward(self, loss: Tensor) -> None:
         loss.backward()
 
 
 class Given:
-    """What both kinds of task have here."""
+    """Attributes that both kinds of task have here."""
 
     source_dictionary = target_dictionary = property(lambda self: words())
 
@@ -60,7 +60,7 @@ class Regularized(AttnRegTask, GivenModel):
 
 
 class RegularizedMultilingual(AttnRegTask, MultilingualTranslationTask):
-    """Its step gives each pair's model to the criterion."""
+    """A multilingual task whose step gives each pair's model to the criterion."""
 
 
 class Experts(GivenModel):

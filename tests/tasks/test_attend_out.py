@@ -12,7 +12,8 @@ import torch
 from fairseq import checkpoint_utils
 
 from attn_reg_plugin import find_sites
-from tests.tasks.fairseq_runs import Job, differing, plain_and_defender, read_checkpoint, train, train_arguments
+from tests.comparing import differing
+from tests.tasks.fairseq_runs import Job, plain_and_defender, read_checkpoint, train, train_arguments
 
 pytestmark = pytest.mark.slow
 GAME = ["--attn-reg", "attend_out", "--attend-out-steps", "3", "--attn-sites", "*", "--save-interval-updates", "5"]
@@ -54,7 +55,7 @@ def test_reward_examples_are_no_longer_than_the_model_takes(subset: str, corpus:
 
 @pytest.mark.parametrize("method", ["attend_out", "scheduled_dropout"])
 def test_a_model_that_is_only_read_is_stock(method: str, corpus: Path, tmp_path: Path) -> None:
-    """Its task comes from the checkpoint, with the method's flags; a schedule's file may be gone."""
+    """The task comes from the checkpoint, with the method's flags; a schedule's file may be gone."""
     schedule = tmp_path / "schedule.yaml"
     schedule.write_text("drop encoder.self: {0: 0.5}\n", encoding="utf-8")
     flags = GAME if method == "attend_out" else ["--attn-reg", method, "--scheduled-dropout-schedule", str(schedule)]

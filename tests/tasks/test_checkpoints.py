@@ -8,18 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.comparing import differing
 from tests.payload import Payload
-from tests.tasks.fairseq_runs import (
-    AD_DROP,
-    PLUGIN,
-    Finished,
-    differing,
-    generate,
-    read_checkpoint,
-    run,
-    train,
-    trained_state,
-)
+from tests.tasks.fairseq_runs import AD_DROP, PLUGIN, Finished, generate, read_checkpoint, run, train, trained_state
 
 pytestmark = pytest.mark.slow
 RESET = ["--reset-optimizer", "--reset-dataloader", "--reset-meters", "--reset-lr-scheduler"]

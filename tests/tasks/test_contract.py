@@ -1,4 +1,4 @@
-"""What holds for every method under fairseq: nothing to do is stock training, evaluation is stock, detaching restores,
+"""The contract of every method under fairseq: nothing to do is stock training, evaluation is stock, detaching restores,
 and a training that is killed ends bit for bit where one that nobody disturbed does."""
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from tests.backends.fairseq_models import transformer
+from tests.comparing import differing
 from tests.models.hf_folders import make_encoder, make_rte, make_toy
 from tests.regularizers import registered
 from tests.tasks.encoder_runs import encoder_arguments
@@ -20,7 +21,6 @@ from tests.tasks.fairseq_runs import (
     UPDATES,
     Finished,
     Job,
-    differing,
     generate,
     hypotheses,
     train,
@@ -127,7 +127,7 @@ TRANSLATIONS = {
 
 
 def check_game(state: dict[str, Any], updates: int) -> None:
-    """It ends inside a round, whose batches are kept."""
+    """Check that a training ends inside a round, whose batches are kept."""
     game = state["beside"]
     assert game["rounds"] == updates // ROUND and game["in_round"] == updates % ROUND
     assert {batch["update"] for batch in game["cache"]} == set(range(updates % ROUND))

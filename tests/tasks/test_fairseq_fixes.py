@@ -60,7 +60,7 @@ def iterator_of(task: Any, epoch: int) -> Any:
 
 
 def batches(kind: type, method: str, resumed: int | None) -> list[list[list[int]]]:
-    """Of epochs 2 and 3; resumed before a batch of epoch 2, or undisturbed."""
+    """Batches of epochs 2 and 3; resumed before a batch of epoch 2, or undisturbed."""
     task = attached(transformer(), kind, attn_reg=method) if method else kind(None)
     task.datasets = {"train": Numbers()}
     iterator = iterator_of(task, 1 if resumed is None else 2)

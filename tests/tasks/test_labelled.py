@@ -23,9 +23,10 @@ from attn_reg_plugin.labelled import (
 )
 from attn_reg_plugin.labelled.corruption import rare_words
 from attn_reg_plugin.labelled.metrics import SCORES
+from tests.comparing import differing
 from tests.models.hf_folders import TOYS, make_encoder, make_toy, tokenizer
 from tests.tasks.encoder_runs import encoder_arguments, keep_curve
-from tests.tasks.fairseq_runs import PLUGIN, Finished, Job, differing, read_checkpoint, run
+from tests.tasks.fairseq_runs import PLUGIN, Finished, Job, read_checkpoint, run
 
 pytestmark = pytest.mark.slow
 
@@ -54,7 +55,7 @@ CURVE += " --warmup-updates 4 --total-num-update 20 --adam-eps 1e-12 --train-exa
 
 
 def plain_batch(row: str, examples: list[Any]) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-    """What anybody would make of these examples with the tokenizer."""
+    """Make the batch that anybody would of these examples with the tokenizer."""
     if row == "rte":
         inputs = tokenizer()([e.first for e in examples], [e.second for e in examples], padding=True)
         return {name: torch.tensor(ids) for name, ids in inputs.items()}, torch.tensor([e.label for e in examples])
@@ -121,7 +122,7 @@ def trained(
 
 
 def test_a_trained_encoder_is_used(trained: tuple[str, Finished, Path], data: Path, tmp_path: Path) -> None:
-    """Its best validation, its predictions, and `fairseq-validate` say the same."""
+    """The best validation, the predictions and `fairseq-validate` say the same."""
     row, finished, folder = trained
     task, metric = find_task(row), TOYS[row][2]
     values = [float(line[f"valid_{metric}"]) for line in finished.lines("valid")]
@@ -143,7 +144,7 @@ def test_a_trained_encoder_is_used(trained: tuple[str, Finished, Path], data: Pa
 
 
 def test_q_zero_is_plain_and_a_moved_run_still_works(data: Path, encoder: Path, tmp_path: Path) -> None:
-    """It knows the words that it planted, without the training set that they were chosen by."""
+    """A moved run knows the words that it planted, without the training set that they were chosen by."""
     short = ["--max-epoch", "1", "--shortcut", "0.5", "--shortcut-at-evaluation", "random"]
     output = train("rte", data, encoder, tmp_path / "plain", *short).check().output
     nothing = ["--attn-reg", "ad_drop", "--ad-drop-q", "0", "--ad-drop-cross-tuning", "off"]

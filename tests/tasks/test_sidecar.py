@@ -69,7 +69,7 @@ def test_a_damaged_state_in_the_checkpoint_is_named(file: str, state: Any, tmp_p
 
 
 def test_the_parts_of_a_combination_stay_in_the_epoch_that_was_announced(tmp_path: Path) -> None:
-    """Its state is read within an epoch, after that was announced."""
+    """The combination's state is read within an epoch, after that was announced."""
     saved, resumed = build("ad_drop+r_drop"), build("ad_drop+r_drop")
     saved.begin_epoch(3)
     resumed.begin_epoch(4)

@@ -118,7 +118,7 @@ def test_an_option_has_an_effect() -> None:
 
 
 def logged(layerdrop: float, loss: Any = None, **flags: Any) -> dict[str, Any]:
-    """What a step logs of the method; with a layerdrop of 1 no layer of the encoder is called."""
+    """Return what a step logs of the method; with a layerdrop of 1 no layer of the encoder is called."""
     model = transformer(encoder_layerdrop=layerdrop)
     task = attached(model, attn_sites="encoder.self decoder.cross", **flags)
     log = step(task, model, {**sample(), "id": torch.arange(3)}, loss)[1]
@@ -144,7 +144,7 @@ def test_its_sums_are_of_one_kind_whichever_there_are(flags: dict[str, Any], mon
 
 
 def test_what_is_not_added_up_by_buffers_stays_small() -> None:
-    """Of criterions whose outputs are gathered, as pickles of at most 16 KiB: a tensor's takes 300 bytes."""
+    """Criterions' outputs are gathered, as pickles of at most 16 KiB: a tensor's takes 300 bytes."""
     loss = criterion()
     loss.logging_outputs_can_be_summed = lambda: False
     log = logged(1.0, loss)

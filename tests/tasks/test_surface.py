@@ -1,4 +1,4 @@
-"""What a user sees: logs, fairseq's options, hydra, and other tasks made regularized ones in three lines."""
+"""The surface that a user sees: logs, fairseq's options, hydra, and other tasks made regularized in three lines."""
 
 from __future__ import annotations
 

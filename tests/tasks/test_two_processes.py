@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 import torch
 
+from tests.comparing import differing
 from tests.models.hf_folders import TOYS, make_encoder, make_toy
 from tests.tasks.encoder_runs import encoder_arguments
 from tests.tasks.fairseq_runs import (
     AD_DROP,
     Finished,
     Job,
-    differing,
     finish_ranks,
     read_checkpoint,
     start_ranks,
@@ -54,7 +54,7 @@ def assert_alike(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor])
 
 
 def test_the_gradient_of_two_processes_is_that_of_the_joined_batch(corpus: Path, tmp_path: Path) -> None:
-    """One update on all sentences: by two processes, by one in two halves, by one at once; and none at all."""
+    """An update on all sentences is the same by two processes, by one in two halves and at once; so is an empty one."""
     made = {name: tmp_path / name for name in ("two", "halves", "whole", "start")}
     half = ["--batch-size", str(SENTENCES // 2), "--max-update", "1"]
     processes(corpus, made["two"], 2, *half)

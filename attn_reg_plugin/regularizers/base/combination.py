@@ -191,7 +191,7 @@ class Combination(Regularizer):
     # -- state ------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Each one's under its name."""
+        """The state of each method, under its name."""
         return {**super().state_dict(), "parts": {method.name: method.state_dict() for method in self.methods}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 
-def _line(tag: str, record: Mapping[str, object]) -> str:
+def log_line(tag: str, record: Mapping[str, object]) -> str:
     """A line as fairseq logs it: numbers are text."""
     return f"2026-01-01 00:00:00 | INFO | {tag} | {json.dumps(record)}\n"
 
@@ -19,12 +19,12 @@ def fairseq_log(epochs: int, loss: float, updates: int = 10, **scores: float) ->
     for epoch in range(1, epochs + 1):
         end, valid = epoch * updates, loss + 0.1 * abs(epoch - 0.7 * epochs)
         shared = {"epoch": epoch, "update": float(epoch)}
-        lines.append(_line("train_inner", {**shared, "loss": "1", "num_updates": str(end)}))
+        lines.append(log_line("train_inner", {**shared, "loss": "1", "num_updates": str(end)}))
         figures = {"valid_nll_loss": str(valid), "valid_num_updates": str(end), "valid_wps": "9"}
         figures |= {f"valid_{name}": str(value * epoch / epochs) for name, value in scores.items()}
-        lines.append(_line("valid", {"epoch": epoch, **figures}))
+        lines.append(log_line("valid", {"epoch": epoch, **figures}))
         training = {"train_nll_loss": str(2 * loss / epoch), "train_train_wall": "4", "train_num_updates": str(end)}
-        lines.append(_line("train", {"epoch": epoch, **training}))
+        lines.append(log_line("train", {"epoch": epoch, **training}))
     return "".join(lines)
 
 

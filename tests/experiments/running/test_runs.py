@@ -96,7 +96,7 @@ def test_other_settings_are_refused_by_name(tmp_path: Path, other: dict, said: s
 
 
 def test_a_failed_start_gives_way_to_the_corrected_command(tmp_path: Path) -> None:
-    """Its log goes, so that no figure of it is taken for one of the new training."""
+    """The failed start's log goes, so that no figure of it is taken for the new training's."""
     run_in(tmp_path / "r", "--lr 0.1 --nonsense").claim()
     (tmp_path / "r" / "checkpoints").mkdir()
     (tmp_path / "r" / "train.log").write_text("unrecognized arguments: --nonsense")
@@ -175,7 +175,7 @@ def test_a_run_is_finished_when_trained_and_translated_with_these_flags(
 def test_a_training_that_ended_is_not_started_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interrupted: bool
 ) -> None:
-    """It may have been patience that ended it: killed before its result is written, it would train on."""
+    """Patience may have ended it: killed before its result is written, it would train on."""
     (tmp_path / "checkpoints").mkdir()
     for name in ("last", "best"):
         (tmp_path / "checkpoints" / f"checkpoint_{name}.pt").touch()

@@ -64,7 +64,7 @@ def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[ShortRun]:
 
 
 def carry_out(all: list[ShortRun], **how: Any) -> str:
-    """What is said while the runs are done."""
+    """Do the runs and return what is said meanwhile."""
     said = io.StringIO()
     assert executor.carry_out(all, Console(file=said, width=200), 1, lambda one: "well", **how)
     return said.getvalue()
@@ -158,7 +158,7 @@ def test_a_folder_is_waited_for_and_what_ends_the_work_in_it_is_said(tmp_path: P
 
 
 def test_two_threads_that_try_commands_leave_everything_audible() -> None:
-    """One begins while the other is silent, and would put back what that one has put in place."""
+    """A thread begins while the other is silent, and would put back what that one has put in place."""
     before, silent = (sys.stdout, sys.stderr, logging.root.manager.disable), threading.Barrier(2)
 
     def work(late: float) -> None:

@@ -51,7 +51,7 @@ def test_updates_in_training(counted, translator, batch):
 
 
 def warnings_of_training(translator, batch, caplog, epochs=1, announced=None, **options):
-    """What is said of a training of so many epochs, of which `announced` were."""
+    """Warnings of a training of so many epochs, of which `announced` were announced."""
     caplog.clear()
     with ADDrop(**options).attach(translator) as regularizer:
         regularizer.begin_training(None, announced)

@@ -1,4 +1,4 @@
-"""What is attributed: each objective against its sum written out."""
+"""Objectives, each against its sum written out."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_padding_is_excluded_from_the_gradient_and_pseudo_labels_are_constants()
     ],
 )
 def test_a_token_mask_of_the_loop_has_to_fit(mask, given, beside):
-    """One that a face read off its batch need not, nor one beside outputs that have no tokens."""
+    """A mask that a face read off its batch need not fit, nor one beside outputs that have no tokens."""
     supplied, logits = Supplied(token_mask=mask, **beside), numbers(3, 5, 7)
     with pytest.raises((ValueError, TypeError)) as refused:
         OfOutputs()(logits, supplied.named())

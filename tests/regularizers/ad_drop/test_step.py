@@ -23,7 +23,7 @@ def attributed_maps(model, arguments, mask):
 
 
 def literal_step(model, arguments, mask, p, sites, loss):
-    """Both passes with q = 1: probe, attribute, drop every candidate, train."""
+    """Compute both passes with q = 1: probe, attribute, drop every candidate, train."""
     attributions, valid = attributed_maps(model, arguments, mask)
     keep = {name: ~loop_candidates(attributions[name], valid[name], p) for name in sites}
     with Materialized(model, keep):

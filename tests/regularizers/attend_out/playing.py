@@ -59,7 +59,7 @@ def begin(seed: int = 0, **options: Any) -> tuple[nn.Module, Optimizer, AttendOu
 
 
 def update(model: nn.Module, optimizer: Optimizer, method: AttendOut | None, number: int, examples: int = 3) -> None:
-    """One update as a loop makes it; randomness depends on the number only, as under fairseq."""
+    """Make an update as a loop does; randomness depends on the number only, as under fairseq."""
     torch.manual_seed(100 + number)
     ids, labels = (part[:examples] for part in BATCHES[number % len(BATCHES)])
     F.cross_entropy(model(ids, labels), labels).backward()

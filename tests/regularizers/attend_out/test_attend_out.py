@@ -160,8 +160,6 @@ def test_masks_are_drawn_with_the_probability_they_claim():
     ("options", "said"),
     [
         ({"reward_examples": 5}, "pairs one example with each update: reward_examples must be 0 or 3"),
-        ({"temperature": 0.0}, "temperature is 0.0, but must be above 0"),
-        ({"winner": "defender"}, "winner is 'defender', but must be one of draw, best, attacker"),
         ({"baseline": "leave_one_out", "credit": "round"}, "needs credit='example'"),
     ],
 )

@@ -83,7 +83,7 @@ def test_leave_one_out_compares_with_the_rounds_other_rewards():
 
 @pytest.mark.parametrize("attacker_won", [True, False])
 def test_the_loser_has_the_winners_weights_and_optimizer_state(attacker_won):
-    """Of its own: learning rates stay whose they are, and later steps of one leave the other's state alone."""
+    """The loser gets copies: learning rates stay whose they are, and later steps leave the other's state alone."""
     defender = started().defender
     players = (defender.attacker, defender.attacker_optimizer), (defender.model, defender.optimizer)
     (winner, winning), (loser, losing) = players if attacker_won else players[::-1]
@@ -102,12 +102,12 @@ def test_the_loser_has_the_winners_weights_and_optimizer_state(attacker_won):
 
 
 def states_of(optimizer):
-    """What Adam keeps of each parameter, in their order."""
+    """Read what Adam keeps of each parameter, in their order."""
     return tree_leaves(optimizer.state_dict()["state"])
 
 
 def test_the_generators_gradient_is_clipped():
-    """What is logged is the norm before."""
+    """The norm before clipping is logged."""
     norms = []
 
     class Watched(Game):

@@ -36,7 +36,7 @@ def literal(attention: SharedAttention, states, memory, valid):
 
 
 def literal_logits(generator: Generator):
-    """What a generator for every site of two layers a stack gives."""
+    """Compute the logits of a generator for every site of two layers a stack."""
     rows, logits = generator.rows(BATCH), {}
     states = {stack: generator.embed(stack, BATCH[stack], rows).double() for stack in IDS}
     for stack, kind in [("encoder", "self")] * 2 + [("decoder", "self"), ("decoder", "cross")] * 2:

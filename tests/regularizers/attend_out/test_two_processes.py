@@ -21,7 +21,7 @@ ROUNDS, STEPS = 20, 2
 
 
 def play(folder: Path) -> None:
-    """One of two processes; the second has fewer examples, and none in every fifth update."""
+    """Play as a process of two; the second has fewer examples, and none in every fifth update."""
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     torch.manual_seed(0)

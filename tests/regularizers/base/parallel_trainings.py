@@ -153,7 +153,7 @@ class Run:
         return {key: float(value) for key, value in sums.items()}, quantities(self.regularizer, torch.device("cpu"))
 
     def found(self) -> dict[str, Any]:
-        """What its updates give, to be compared."""
+        """Train and return what the updates give, to be compared."""
         gradients, counted = [], []
         for update in range(self.case.updates):
             gradients.append(self.backward(update))
@@ -192,7 +192,7 @@ class Run:
 
 
 def by_one_process(case: Case) -> dict[str, Any]:
-    """What one process finds: of the joined batch, or the mean over both shares where masks are drawn at random."""
+    """Train by a single process: on the joined batch, or the mean over both shares where masks are drawn at random."""
     if not case.drawn:
         return Run(case, None, sharded=False).found()
     runs = [Run(case, rank, sharded=False) for rank in range(2)]

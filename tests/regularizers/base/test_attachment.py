@@ -102,7 +102,7 @@ METHODS = {
 
 
 def outputs(regularizer: Regularizer, model: torch.nn.Module, announced: bool = True) -> list[torch.Tensor]:
-    """Of four updates."""
+    """Outputs of four updates."""
     torch.manual_seed(1)
     if announced:
         regularizer.begin_training(4)

@@ -34,7 +34,7 @@ def initialized(run: Run, stage: int) -> Any:
 
 
 def all_cases(folder: Path) -> None:
-    """One of two processes."""
+    """Train as a process of two, in every way."""
     os.environ["DS_ACCELERATOR"] = "cpu"
     import deepspeed
 

@@ -197,7 +197,7 @@ def test_a_rehearsal_leaves_plain_epochs_bit_identical(attribution):
 
 
 def test_every_backend_with_a_site_is_asked():
-    """What the first one tells wins; each may make the model ready for the probe."""
+    """The first backend's word wins; each may make the model ready for the probe."""
     open_, seen = [], {}
 
     def objective(outputs, inputs):

@@ -83,7 +83,7 @@ def test_numbers_that_are_not_pythons_own_are_numbers():
 
 @EACH_METHOD
 def test_a_state_has_its_methods_name_and_another_methods_is_refused(method):
-    """One made before states had names is loaded."""
+    """A state made before states had names is loaded."""
     state = make(method).state_dict()
     assert state["method"] == method
     for other in sorted(REGISTRY):

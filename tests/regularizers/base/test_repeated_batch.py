@@ -24,7 +24,7 @@ def classifier(dropout=0.3, classes=3):
 
 
 def divergence(name, first, second):
-    """Of two rows of logits, number by number: both KL, or those to their middle, halved."""
+    """Divergence of two rows of logits, number by number: both KL, or those to their middle, halved."""
     p, q = ([math.exp(x) / sum(math.exp(y) for y in row) for x in row.tolist()] for row in (first, second))
     middle = [(a + b) / 2 for a, b in zip(p, q, strict=True)]
     pairs = [(p, middle), (q, middle)] if name == "hidden_cut" else [(p, q), (q, p)]
@@ -157,7 +157,7 @@ RUNS = {
 @pytest.mark.parametrize("how", RUNS)
 @EACH
 def test_a_forward_that_is_not_of_the_repeated_batch_is_refused(name, how):
-    """Its first and second half are unlike examples."""
+    """The forward's first and second half are unlike examples."""
     model, regularizer = Around(classifier()), build(name)
     batch = {"table": torch.ones(50)} if how == "a table first" else {}
     batch["ids"] = IDS
@@ -203,7 +203,7 @@ def test_a_span_begins_among_the_most_attended_tokens(cut, top):
 
 
 def test_the_second_pass_loses_its_spans_in_every_layer(monkeypatch):
-    """Of the feed-forward network's output, by the attention of that layer."""
+    """Spans are cut out of the feed-forward network's output, by the attention of that layer."""
     model, maps, outputs, look = classifier(0.0), [], [], Spans.__call__
     for layer in model.encoder.layers:
         layer.feed_forward.register_forward_hook(lambda module, args, output: outputs.append(output.detach()))

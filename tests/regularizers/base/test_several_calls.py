@@ -132,7 +132,7 @@ class Nested(TinyClassifier):
 
 @pytest.mark.parametrize("name", ["gradient", "random", "head_drop"])
 def test_checkpointing_inside_of_checkpointing_recomputes_a_call_twice(name):
-    """That is no second forward: loss and gradients are those without checkpointing."""
+    """A repeated call is no second forward: loss and gradients are those without checkpointing."""
     torch.manual_seed(3)
     (method, options), model, steps = METHODS[name], sharpened(Nested(dropout=0.2)).train(), []
     for checkpointed in (False, True):
@@ -198,7 +198,7 @@ def test_a_call_that_does_not_run_leaves_the_others_their_own_masks(layers, othe
 
 
 def test_attend_out_refuses_a_second_call_by_name():
-    """Its masks are proposed from the batch's tokens: there is no second batch."""
+    """Masks are proposed from the batch's tokens: there is no second batch."""
     model = siamese()
     method = AttendOut(problem=TokensOnly("first"), optimizer=torch.optim.SGD(model.parameters(), 0.1))
     refused = r"^encoder.self\[0\] \(\S+\) runs more than once in a forward: attend_out proposes one mask per site"

@@ -67,7 +67,7 @@ RESUMED = {
 
 
 def all_cases(folder: Path) -> None:
-    """One of two processes; killed in the end, some updates after a checkpoint."""
+    """Train as a process of two; killed in the end, some updates after a checkpoint."""
     dist.init_process_group("gloo")
     rank, found = dist.get_rank(), {}
     for name, case in CASES.items():
@@ -86,7 +86,7 @@ def all_cases(folder: Path) -> None:
 
 
 def resumed(folder: Path) -> None:
-    """One of two processes that go on from the checkpoints."""
+    """Go on from the checkpoints as a process of two."""
     dist.init_process_group("gloo")
     found = {}
     for name, case in RESUMED.items():
@@ -98,7 +98,7 @@ def resumed(folder: Path) -> None:
 
 
 def refused() -> dict[str, str]:
-    """What is said of what cannot act on a sharded model, or not where it is attached."""
+    """Collect the refusals of what cannot act on a sharded model, or not where it is attached."""
     said = {}
     for what in ("attend_out", "later", "inside"):
         model = huggingface_models.build("bert")

@@ -32,7 +32,7 @@ EACH = pytest.mark.parametrize(
 
 @pytest.fixture(autouse=True)
 def warnings_only(caplog):
-    """What is logged beside warnings depends on who set the level."""
+    """Keep warnings only: what else is logged depends on who set the level."""
     caplog.set_level(logging.WARNING)
 
 
