@@ -23,8 +23,9 @@ from attn_reg_plugin.regularizers.ad_drop.ad_drop import ADDrop
 from attn_reg_plugin.regularizers.base.context import Supplied
 from tests.backends.huggingface_models import build as build_model
 from tests.huggingface.processes import check, kill_oneself, run_in_processes
-from tests.huggingface.trainers import On, ad_drop, examples, print_of, trainer_of, weights
+from tests.huggingface.trainers import On, ad_drop, examples, lone_and_game, print_of, trainer_of, weights
 from tests.regularizers import registered
+from tests.tasks.fairseq_runs import differing
 
 #: alone and together
 METHODS: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
@@ -230,17 +231,6 @@ def run(folder: Path, method: str, save: int, stopped: int = 0, how: Any = fail,
     return weights(trainer.model), torch.get_rng_state(), regularizer.state_dict()
 
 
-def same(first: Any, second: Any) -> bool:
-    """Equal, down to the bits of tensors."""
-    if isinstance(first, torch.Tensor):
-        return torch.equal(first, second)
-    if isinstance(first, dict):
-        return set(first) == set(second) and all(same(first[key], second[key]) for key in first)
-    if isinstance(first, list | tuple):
-        return len(first) == len(second) and all(map(same, first, second))
-    return first == second
-
-
 BY_EPOCH = {"with": {"cross_tuning": "epoch"}}
 SMOOTHED = {"gradient_accumulation_steps": 2, "label_smoothing_factor": 0.1, "bf16": True}
 #: method, update that is saved, update that is stopped at, options: in an epoch, and between two
@@ -258,7 +248,7 @@ def test_stopped_and_resumed(tmp_path: Path, method: str, save: int, stopped: in
     undisturbed = run(tmp_path / "whole", method, save, **copy.deepcopy(options))
     assert run(tmp_path / "parts", method, save, stopped, **copy.deepcopy(options)) == ()
     assert (tmp_path / "parts" / f"checkpoint-{save}" / f"attn_reg_{method}.pt").exists()
-    assert same(run(tmp_path / "parts", method, save, **copy.deepcopy(options)), undisturbed)
+    assert differing(run(tmp_path / "parts", method, save, **copy.deepcopy(options)), undisturbed) == []
 
 
 def test_checkpoints_of_fairseq_are_still_read_afterwards(tmp_path: Path) -> None:
@@ -318,7 +308,7 @@ def killed(folder: Path, method: str, save: int, update: int) -> None:
 def test_killed_and_resumed(tmp_path: Path, method: str) -> None:
     assert run_in_processes(tmp_path, killed, tmp_path / "parts", method, 5, 8) == [-signal.SIGKILL]
     continued = run(tmp_path / "parts", method, 5)
-    assert same(continued, run(tmp_path / "whole", method, 5))
+    assert differing(continued, run(tmp_path / "whole", method, 5)) == []
 
 
 def in_parts(folder: Path, method: str) -> None:
@@ -336,13 +326,13 @@ def test_two_processes_agree_and_resume(tmp_path: Path, method: str) -> None:
     ends = [torch.load(tmp_path / f"ends_{rank}.pt") for rank in range(2)]
     assert torch.equal(ends[0][0][0], ends[1][0][0]), "both processes have the same model"
     for rank in range(2):
-        assert same(ends[rank][0][:2], ends[rank][1][:2]), f"process {rank} continued exactly"
+        assert differing(ends[rank][0][:2], ends[rank][1][:2]) == [], f"process {rank} continued exactly"
     if method == "attend_out":
         players = [end[0][2] for end in ends]
         assert players[0]["rounds"] == 3
-        assert same(players[0]["defender"]["model"], players[1]["defender"]["model"])
-        assert same(players[0]["generator"], players[1]["generator"])
-        assert same(ends[0][0][2], ends[0][1][2])
+        assert differing(players[0]["defender"]["model"], players[1]["defender"]["model"]) == []
+        assert differing(players[0]["generator"], players[1]["generator"]) == []
+        assert differing(ends[0][0][2], ends[0][1][2]) == []
 
 
 def whole_batches(folder: Path, size: int) -> None:
@@ -362,24 +352,15 @@ def test_two_halves_are_one_whole(tmp_path: Path) -> None:
     (halves, log), (whole, expected) = (torch.load(tmp_path / f"batches_of_{size}.pt") for size in (2, 4))
     torch.testing.assert_close(halves, whole, rtol=1e-5, atol=1e-6)
     assert log[0]["loss"] == pytest.approx(expected[0]["loss"], abs=1e-5)
-    for key in (
-        f"attn_reg/drop_encoder.self[{layer}]" for layer in range(2)
-    ):  # rows of padding count, and a half is padded less
+    # rows of padding count, and a half is padded less
+    for key in (f"attn_reg/drop_encoder.self[{layer}]" for layer in range(2)):
         assert log[0][key] == pytest.approx(expected[0][key], abs=0.01)
 
 
 def defended(folder: Path) -> None:
     """A lone trainer's model, and the defender beside an attacker, in one of two processes."""
-    options = {"max_steps": 4, "gradient_accumulation_steps": 2, **TWO}
-    regularizer = AttendOut(steps=8, sites="*")
-    trained = []
-    for method in (None, regularizer):
-        trainer = trainer_of(folder, "marian", method, dropout=0.0, **options)
-        trainer.train()
-        trained.append(trainer.model.state_dict())
-    torch.save(
-        (trained[0], regularizer.state_dict()["defender"]["model"]), folder / f"{torch.distributed.get_rank()}.pt"
-    )
+    lone, _, defender = lone_and_game(folder, "marian", max_steps=4, gradient_accumulation_steps=2, **TWO)
+    torch.save((lone.model.state_dict(), defender["model"]), folder / f"{torch.distributed.get_rank()}.pt")
 
 
 def test_the_defender_in_two_processes_is_a_lone_trainers(tmp_path: Path) -> None:
