@@ -24,8 +24,8 @@ from attn_reg_plugin.labelled import (
 from attn_reg_plugin.labelled.corruption import rare_words
 from attn_reg_plugin.labelled.metrics import SCORES
 from tests.models.hf_folders import TOYS, make_encoder, make_toy, tokenizer
-from tests.tasks.encoder_runs import encoder_arguments, keep_curve
-from tests.tasks.fairseq_runs import PLUGIN, Finished, Job, differing, read_checkpoint, run
+from tests.tasks.encoder_runs import encoder_arguments, keep_curve, train_encoder
+from tests.tasks.fairseq_runs import PLUGIN, Finished, differing, read_checkpoint, run
 
 pytestmark = pytest.mark.slow
 
@@ -41,11 +41,6 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for row in TOYS:
         make_toy(folder / row, row)
     return folder
-
-
-def train(row: str, data: Path, encoder: Path, save: Path, *flags: str, **options: Any) -> Finished:
-    arguments = encoder_arguments(row, data / row, encoder, save, *flags)
-    return Job("train", arguments, save / "train.log", **options).wait()
 
 
 #: fairseq's Adam adds its epsilon before the bias correction and PyTorch's after it: a tiny one makes them the same
@@ -96,7 +91,9 @@ def plain_losses(row: str, encoder: Path, examples: list[Any], kept: dict[str, A
 def test_the_loss_curve_is_that_of_a_plain_loop(row: str, data: Path, encoder: Path, tmp_path: Path) -> None:
     """With dropout and a short last batch; the two differ by round-off only."""
     flags = [*CURVE.split(), "--adam-betas", "(0.9, 0.999)"]
-    train(row, data, encoder, tmp_path, *flags, prepare=partial(keep_curve, tmp_path / "curve.pt")).check()
+    train_encoder(
+        row, data / row, encoder, tmp_path, *flags, prepare=partial(keep_curve, tmp_path / "curve.pt")
+    ).check()
     kept = torch.load(tmp_path / "curve.pt", weights_only=True)
     ours = [loss for _, loss in kept["batches"]]
     assert len(ours) == 20 and {len(chosen) for chosen, _ in kept["batches"]} == {8, 1}
@@ -115,7 +112,7 @@ def trained(
     encoder = make_encoder(folder / "tiny")
     flags = "--attn-reg ad_drop+r_drop --ad-drop-p 0.4 --ad-drop-q 0.5 --ad-drop-cross-tuning off --max-epoch 3"
     flags += " --lr 0.005"
-    finished = train(row, data, encoder, folder / "run", *flags.split()).check()
+    finished = train_encoder(row, data / row, encoder, folder / "run", *flags.split()).check()
     shutil.rmtree(encoder)
     return row, finished, folder / "run"
 
@@ -145,9 +142,9 @@ def test_a_trained_encoder_is_used(trained: tuple[str, Finished, Path], data: Pa
 def test_q_zero_is_plain_and_a_moved_run_still_works(data: Path, encoder: Path, tmp_path: Path) -> None:
     """It knows the words that it planted, without the training set that they were chosen by."""
     short = ["--max-epoch", "1", "--shortcut", "0.5", "--shortcut-at-evaluation", "random"]
-    output = train("rte", data, encoder, tmp_path / "plain", *short).check().output
+    output = train_encoder("rte", data / "rte", encoder, tmp_path / "plain", *short).check().output
     nothing = ["--attn-reg", "ad_drop", "--ad-drop-q", "0", "--ad-drop-cross-tuning", "off"]
-    train("rte", data, encoder, tmp_path / "zero", *short, *nothing).check()
+    train_encoder("rte", data / "rte", encoder, tmp_path / "zero", *short, *nothing).check()
     ours, plain = (read_checkpoint(tmp_path / name / "checkpoint_last.pt")["model"] for name in ("zero", "plain"))
     assert differing(dict(ours), dict(plain)) == []
     words = rare_words(tokenizer(), 2, read_split(find_task("rte"), data / "rte", "train"))

@@ -194,17 +194,6 @@ PROGRESS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("kind", "flags"),
-    [(Regularized, {"attn_max_update": 8}), (RegularizedOlder, {"max_update": 8, "max_epoch": 0, "update_freq": [1]})],
-)
-def test_the_task_announces_it(kind: type, flags: dict[str, Any]) -> None:
-    task = attached(transformer(), kind, **PROGRESS, **flags)
-    step(task, task.regularizer.model, sample())
-    task.regularizer.begin_update(2)
-    assert task.regularizer.drop_probability() == pytest.approx(0.2)
-
-
 class Listed(GivenModel):
     """A task whose training set is its iterator."""
 
@@ -216,14 +205,25 @@ class RegularizedListed(Regularized, Listed):
     """Regularized."""
 
 
-@pytest.mark.parametrize("data", ["a", "a:b"])
-def test_the_first_epoch_tells_it(data: str) -> None:
-    """With data in several parts, every epoch is taken to be as long."""
-    for flags in ({"attn_max_epoch": 4}, {"attn_max_epoch": 4, "attn_max_update": 28}):
-        task = attached(transformer(), RegularizedListed, **PROGRESS, data=data, **flags)
+@pytest.mark.parametrize(
+    ("kind", "flags"),
+    [
+        (Regularized, {"attn_max_update": 8}),
+        (RegularizedOlder, {"max_update": 8, "max_epoch": 0, "update_freq": [1]}),
+        *(
+            (RegularizedListed, {"data": data, "attn_max_epoch": 4, **more})
+            for data in ("a", "a:b")
+            for more in ({}, {"attn_max_update": 28})
+        ),
+    ],
+)
+def test_the_task_announces_it(kind: type, flags: dict[str, Any]) -> None:
+    """From flags, or from the first epoch; with data in several parts, every epoch is taken to be as long."""
+    task, listed = attached(transformer(), kind, **PROGRESS, **flags), kind is RegularizedListed
+    if listed:
         task.datasets = {"train": [None] * 7}
         task.get_batch_iterator(task.datasets["train"])
-        step(task, task.regularizer.model, sample())
-        task.regularizer.begin_update(7)
-        assert task.regularizer.drop_probability() == pytest.approx(0.2) and not task._iterators
-        assert task.state_dict()["attn_reg_first_epoch"] == 7
+    step(task, task.regularizer.model, sample())
+    task.regularizer.begin_update(7 if listed else 2)
+    assert task.regularizer.drop_probability() == pytest.approx(0.2)
+    assert not listed or (not task._iterators and task.state_dict()["attn_reg_first_epoch"] == 7)
