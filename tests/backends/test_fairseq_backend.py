@@ -140,20 +140,6 @@ def test_gradient_attribution_is_the_gradient_of_the_attention_map(
         assert_close_to_the_largest(attribution, gradient, 1e-5)
 
 
-def test_the_probe_without_dropout_sees_the_model_without_dropout(monkeypatch: pytest.MonkeyPatch) -> None:
-    inputs = batch()
-    model = transformer(dropout=0.3, attention_dropout=0.3)
-    expected = direct_attributions(transformer(), inputs, seed=0)
-    with (
-        ADDrop(sites="*", cross_tuning="off", probe_dropout=False).attach(model),
-        captured(monkeypatch) as ours,
-    ):
-        model(**inputs)
-    for attribution, gradient in zip(ours, expected, strict=True):
-        assert_close_to_the_largest(attribution, gradient, 1e-5)
-    assert model.encoder.dropout_module.p == 0.3 and model.encoder.dropout_module.training
-
-
 def test_a_model_that_was_trained_is_exported() -> None:
     """By TorchScript, as fairseq's Transformer supports it, once the regularizer is detached."""
     model, inputs = transformer(), batch()

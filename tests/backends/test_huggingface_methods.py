@@ -110,16 +110,17 @@ def test_weights_dropout_is_the_models_own(name: str) -> None:
     assert not expected.allclose(train(ours, inputs))
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", [*FAMILIES, "fairseq"])
 def test_a_probe_without_dropout_has_none(name: str) -> None:
     """Whether a family keeps its dropout in modules or in numbers."""
-    model, inputs = build(name, dropout=0.5), batch(name)
+    model, inputs = made(name, dropout=0.5, **({"attention_dropout": 0.5} if name == "fairseq" else {}))
+    place = 0 if name == "fairseq" else "logits"
     modes = [(m.training, getattr(m, "p", None), getattr(m, "dropout", None)) for m in model.modules()]
-    expected = model.eval()(**inputs).logits
+    expected = model.eval()(**inputs)[place]
     model.train()
-    assert not model(**inputs).logits.allclose(expected)
+    assert not model(**inputs)[place].allclose(expected)
     with without_dropout(model):
-        torch.testing.assert_close(model(**inputs).logits, expected, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(model(**inputs)[place], expected, atol=1e-5, rtol=1e-5)
     assert modes == [(m.training, getattr(m, "p", None), getattr(m, "dropout", None)) for m in model.modules()]
 
 
