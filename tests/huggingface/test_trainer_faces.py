@@ -120,26 +120,20 @@ class Backward:
 def under_fairseq(method: str, options: dict[str, Any], tell: Callable[[Any], None] = lambda regularizer: None) -> Step:
     """A classifier behind fairseq: the task's training step; `tell` is given the regularizer once it is attached."""
     from fairseq.data import BaseWrapperDataset
-    from fairseq.tasks import FairseqTask
 
     from attn_reg_plugin.criterions.labelled import ClassificationCriterion
     from attn_reg_plugin.labelled import own_task
     from attn_reg_plugin.models.hf_encoder import HFEncoderModel
-    from attn_reg_plugin.tasks.attn_reg_task import AttnRegTask
+    from tests.tasks.tasks_in_process import Regularized
 
-    class Stock(FairseqTask):
+    class Labelled(Regularized):
         labelled = own_task("classification", "text", labels="a,b,c", file_format="tsv")
-
-        def build_model(self, cfg: Any, from_checkpoint: bool = False) -> nn.Module:
-            return HFEncoderModel(build("bert", dropout=0.1))
-
-    class Regularized(AttnRegTask, Stock):
-        pass
 
     given = options if "+" in method else {method: options}
     flags = {f"{part}_{name}": value for part, of in given.items() for name, value in of.items() if name != "sites"}
-    task = Regularized(argparse.Namespace(attn_reg=method, attn_sites="*", **flags))
-    model = task.build_model(None).train()
+    cfg = argparse.Namespace(attn_reg=method, attn_sites="*", model=HFEncoderModel(build("bert", dropout=0.1)), **flags)
+    task = Labelled(cfg)
+    model = task.build_model(cfg).train()
     task.regularizer.begin_epoch(1)
     tell(task.regularizer)
     task.datasets["train"] = data = BaseWrapperDataset(Data(examples("bert", 4)))
