@@ -20,10 +20,8 @@ from attn_reg_plugin.attention.graphs import REASON
 from attn_reg_plugin.regularizers import Regularizer
 from tests.backends.huggingface_models import batch, build
 
-pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
-
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def fresh_compiler() -> Iterator[None]:
     """What is compiled and counted is the test's own."""
     torch.compiler.reset()

@@ -51,14 +51,10 @@ def test_a_continuation_without_updates_is_not_the_next_trainings_game(tmp_path:
 
 def literal_losses(name: str, logits: torch.Tensor, inputs: dict[str, torch.Tensor]) -> list[float]:
     """Each example's loss by itself."""
-    losses = []
-    for i in range(3):
-        labels = inputs["labels"][i]
-        if name == "llama":
-            losses.append(F.cross_entropy(logits[i, :-1], labels[1:]).item())
-        else:
-            losses.append(F.cross_entropy(logits[i], labels).item())
-    return losses
+    labels = inputs["labels"]
+    if name == "llama":
+        logits, labels = logits[:, :-1], labels[:, 1:]
+    return [F.cross_entropy(logits[i], labels[i]).item() for i in range(3)]
 
 
 @pytest.mark.parametrize("around", [False, True])

@@ -126,13 +126,6 @@ TRANSLATIONS = {
 }
 
 
-def check_game(state: dict[str, Any], updates: int) -> None:
-    """It ends inside a round, whose batches are kept."""
-    game = state["beside"]
-    assert game["rounds"] == updates // ROUND and game["in_round"] == updates % ROUND
-    assert {batch["update"] for batch in game["cache"]} == set(range(updates % ROUND))
-
-
 @pytest.mark.parametrize("case", TRANSLATIONS)
 def test_kills_change_nothing(case: str, corpus: Path, tmp_path: Path) -> None:
     """Two at random moments, and one while each kind of file is written: state, checkpoint and its copy."""
@@ -161,8 +154,9 @@ def test_kills_change_nothing(case: str, corpus: Path, tmp_path: Path) -> None:
     assert len(finished.lines()) < updates and "starts anew" not in finished.output, "it went on"
     assert differing(everything(parts), everything(whole)) == []
     if "attend_out" in case:
-        assert within_a_round
-        check_game(everything(parts), updates)
+        game = everything(parts)["beside"]
+        assert within_a_round and game["rounds"] == updates // ROUND and game["in_round"] == updates % ROUND
+        assert {batch["update"] for batch in game["cache"]} == set(range(updates % ROUND))
 
 
 ENCODERS = {
