@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from fairseq.data import Dictionary
 from fairseq.modules import MultiheadAttention
-from torch import Tensor, nn
+from torch import nn
 
 from attn_reg_plugin import ADDrop, find_sites
 from attn_reg_plugin.backends.fairseq import FairseqBackend, padding_index
@@ -87,25 +86,8 @@ def test_a_refused_site_leaves_the_others_as_they_were() -> None:
     assert not any("forward" in vars(module) for module in model.modules())
 
 
-@contextmanager
-def captured(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Tensor]]:
-    """The attributions that AD-DROP draws its masks from, in the order of the sites."""
-    seen: list[Tensor] = []
-    draw: Callable[..., Tensor] = ad_drop.sample_keep
-
-    def listen(attribution: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        seen.append(attribution)
-        return draw(attribution, *args, **kwargs)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(ad_drop, "sample_keep", listen)
-        yield seen
-
-
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
-def test_gradient_attribution_is_the_gradient_of_the_attention_map(
-    dropout: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gradient_attribution_is_the_gradient_of_the_attention_map(dropout: float) -> None:
     """All three kinds of site, with padding; attention dropout draws the same numbers on both sides.
 
     F is Σ log P(ŷ) over the real tokens, written out, and its gradient autograd's, through materialized maps.
@@ -117,9 +99,11 @@ def test_gradient_attribution_is_the_gradient_of_the_attention_map(
     objective = (best * inputs["prev_output_tokens"].ne(PAD)).sum()
     gradients = torch.autograd.grad(objective, written_out.maps)
     expected = [gradient.view(-1, HEADS, *gradient.shape[-2:]) for gradient in gradients]
-    with ADDrop(p=0.3, q=0.3, sites="*", cross_tuning="off").attach(model), captured(monkeypatch) as ours:
+    draws = mock.patch.object(ad_drop, "sample_keep", wraps=ad_drop.sample_keep)
+    with ADDrop(p=0.3, q=0.3, sites="*", cross_tuning="off").attach(model), draws as drawn:
         torch.manual_seed(7)
         model(**inputs)
+    ours = [call.args[0] for call in drawn.call_args_list]
     assert len(ours) == len(expected) == len(SITES)
     for attribution, gradient, name in zip(ours, expected, SITES, strict=True):
         assert gradient.abs().max() > 1e-4, name

@@ -9,6 +9,7 @@ import math
 import re
 import signal
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -174,18 +175,15 @@ class FailingData(list):
         return fail() if i >= 20 else super().__getitem__(i)
 
 
-def game() -> AttendOut:
-    """AttendOut with short rounds."""
-    return AttendOut(steps=2, sites="*")
-
-
+#: with short rounds
+GAME = partial(AttendOut, steps=2, sites="*")
 #: what makes a trainer fail
 ENDS: dict[str, tuple[Any, dict[str, Any]]] = {
     "mask": (lambda: Interrupted(p=0.5, q=0.5, cross_tuning="off"), {}),
     "step_end": (ad_drop, {"callbacks": (failing("on_step_end"),)}),
     "epoch_begin": (ad_drop, {"callbacks": (failing("on_epoch_begin"),)}),
-    "before_optimizer": (game, {"callbacks": (failing("on_pre_optimizer_step"),)}),
-    "data": (game, {"own": {"train_dataset": FailingData(examples("bert", 24))}}),
+    "before_optimizer": (GAME, {"callbacks": (failing("on_pre_optimizer_step"),)}),
+    "data": (GAME, {"own": {"train_dataset": FailingData(examples("bert", 24))}}),
     "metrics": (ad_drop, {"own": {"compute_metrics": fail}, "eval_strategy": "steps", "eval_steps": 2}),
     "start": (ad_drop, {"own": {"compute_metrics": fail}, "eval_on_start": True}),
 }
