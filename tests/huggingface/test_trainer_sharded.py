@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -101,9 +101,6 @@ def test_what_is_refused_as_training_begins(tmp_path: Path, plugins: dict[str, A
     trainer.is_fsdp_enabled, trainer.is_deepspeed_enabled = ("fsdp_plugin" in plugins, "deepspeed_plugin" in plugins)
     trainer.accelerator = mock.Mock(state=mock.Mock(**plugins))
     callback = AttnRegCallback(ad_drop())
-    with mock.patch("attn_reg_plugin.huggingface.callback.calling_trainer", return_value=(trainer, None)):
-        if not said:
-            callback.on_init_end(trainer.args, trainer.state, trainer.control)
-            return
-        with pytest.raises(ValueError, match=said):
-            callback.on_init_end(trainer.args, trainer.state, trainer.control)
+    answer = pytest.raises(ValueError, match=said) if said else nullcontext()
+    with mock.patch("attn_reg_plugin.huggingface.callback.calling_trainer", return_value=(trainer, None)), answer:
+        callback.on_init_end(trainer.args, trainer.state, trainer.control)

@@ -18,6 +18,7 @@ from attn_reg_plugin.tasks.fairseq_settings import total_epochs, total_updates
 from tests.backends.fairseq_models import transformer
 from tests.tasks.fairseq_runs import train
 from tests.tasks.tasks_in_process import (
+    PROGRESS,
     GivenModel,
     Regularized,
     RegularizedOlder,
@@ -182,16 +183,6 @@ def test_what_comes_first_ends_it(
     if "$" not in str(flags):
         older = SimpleNamespace(**flags)
         assert (total_updates(older, batches), total_epochs(older, batches)) == (updates, epochs)
-
-
-#: a probability that falls from the middle of the training to its end
-PROGRESS = {
-    "attn_reg": "head_drop",
-    "head_drop_unit": "progress",
-    "head_drop_p": 0.4,
-    "head_drop_turn": 0.5,
-    "head_drop_end": 1.0,
-}
 
 
 class Listed(GivenModel):
