@@ -25,7 +25,7 @@ from attn_reg_plugin.labelled.corruption import rare_words
 from attn_reg_plugin.labelled.metrics import SCORES
 from tests.models.hf_folders import TOYS, make_encoder, make_toy, tokenizer
 from tests.tasks.encoder_runs import encoder_arguments, keep_curve, train_encoder
-from tests.tasks.fairseq_runs import PLUGIN, Finished, differing, read_checkpoint, run
+from tests.tasks.fairseq_runs import PLUGIN, differing, read_checkpoint, run
 
 pytestmark = pytest.mark.slow
 
@@ -103,23 +103,16 @@ def test_the_loss_curve_is_that_of_a_plain_loop(row: str, data: Path, encoder: P
     assert max(ours) - min(ours) > 0.1, "it moved"
 
 
-@pytest.fixture(scope="module", params=TOYS)
-def trained(
-    request: pytest.FixtureRequest, data: Path, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[str, Finished, Path]:
-    """A training of each kind with AD-DROP, and R-Drop; its pretrained encoder is gone afterwards."""
-    row, folder = request.param, tmp_path_factory.mktemp("trained")
-    encoder = make_encoder(folder / "tiny")
+@pytest.mark.parametrize("row", TOYS)
+def test_a_trained_encoder_is_used(row: str, data: Path, tmp_path: Path) -> None:
+    """With AD-DROP and R-Drop: its best validation, its predictions, and `fairseq-validate` say the same.
+
+    Its pretrained encoder is gone afterwards.
+    """
+    folder, encoder = tmp_path / "run", make_encoder(tmp_path / "tiny")
     flags = "--attn-reg ad_drop+r_drop --ad-drop-p 0.4 --ad-drop-q 0.5 --ad-drop-cross-tuning off --max-epoch 3"
-    flags += " --lr 0.005"
-    finished = train_encoder(row, data / row, encoder, folder / "run", *flags.split()).check()
+    finished = train_encoder(row, data / row, encoder, folder, *flags.split(), "--lr", "0.005").check()
     shutil.rmtree(encoder)
-    return row, finished, folder / "run"
-
-
-def test_a_trained_encoder_is_used(trained: tuple[str, Finished, Path], data: Path, tmp_path: Path) -> None:
-    """Its best validation, its predictions, and `fairseq-validate` say the same."""
-    row, finished, folder = trained
     task, metric = find_task(row), TOYS[row][2]
     values = [float(line[f"valid_{metric}"]) for line in finished.lines("valid")]
     assert len(values) == 3
