@@ -10,13 +10,12 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import TrainerCallback
 
 from attn_reg_plugin.regularizers import AttendOut, Outcome, Regularizer, Tokens
 from attn_reg_plugin.regularizers import build as make
 from attn_reg_plugin.regularizers.r_drop import RDrop
 from tests.backends.huggingface_models import build
-from tests.huggingface.trainers import collate, examples, trainer_of, translating
+from tests.huggingface.trainers import On, collate, examples, trainer_of, translating
 
 SEED = 11
 AD_DROP = {"p": 0.5, "q": 0.5, "cross_tuning": "off", "sites": "*"}
@@ -62,26 +61,16 @@ def assert_same(first: Step, second: Step) -> None:
     torch.testing.assert_close(first.norms, second.norms, rtol=1e-3, atol=1e-5)
 
 
-class Seen(TrainerCallback):
-    """Seeds each step, and keeps its masks and gradients."""
-
-    def __init__(self, regularizer: Any) -> None:
-        self.regularizer = regularizer
-
-    def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
-        torch.manual_seed(SEED)
-
-    def on_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-        self.masks, self.norms = masks_of(self.regularizer), norms_of(kwargs["model"])
-
-
 def under_trainer(folder: Path, name: str, method: str, options: dict[str, Any], **arguments: Any) -> Step:
     regularizer, own = make(method, **options), {"train_dataset": examples(name, 4)}
-    seen = Seen(regularizer)
+    steps: list[tuple[list[Tensor], Tensor]] = []
+    seeded = On("on_step_begin", lambda *_, **__: torch.manual_seed(SEED))
+    seen = On("on_optimizer_step", lambda *_, model, **__: steps.append((masks_of(regularizer), norms_of(model))))
     arguments = {"max_steps": 1, "logging_steps": 1, "train_sampling_strategy": "sequential", **arguments}
-    trainer = trainer_of(folder, name, regularizer, callbacks=(seen,), own=own, max_grad_norm=0.0, **arguments)
+    trainer = trainer_of(folder, name, regularizer, callbacks=(seeded, seen), own=own, max_grad_norm=0.0, **arguments)
     trainer.train()
-    return Step(seen.masks, trainer.state.log_history[0]["loss"], seen.norms)
+    ((masks, norms),) = steps
+    return Step(masks, trainer.state.log_history[0]["loss"], norms)
 
 
 def in_a_loop(
