@@ -6,12 +6,13 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from attn_reg_plugin.regularizers import AttendOut, Outcome, Regularizer, Tokens
+from attn_reg_plugin.regularizers import AttendOut, Regularizer, Tokens
 from attn_reg_plugin.regularizers import build as make
 from attn_reg_plugin.regularizers.r_drop import RDrop
 from tests.backends.huggingface_models import build
@@ -155,30 +156,24 @@ def test_fairseq_agrees(tmp_path: Path, method: str) -> None:
     assert_same(under_fairseq(name, options), under_trainer(tmp_path, "bert", name, options))
 
 
-class Named:
-    """As much of a problem as the first update of a round needs."""
-
-    def loss(self, model: nn.Module, inputs: Any) -> Outcome:
-        raise NotImplementedError
-
-    validation = loss
-
-    def tokens(self, inputs: Any) -> dict[str, Tokens]:
-        return {"encoder": Tokens(inputs["input_ids"], inputs["attention_mask"].bool())}
-
-
 def test_attend_out_proposes_the_same_in_all_three(tmp_path: Path) -> None:
     """The generator is made in the first forward: from the same random numbers it is the same one."""
     pytest.importorskip("fairseq")
 
+    def tokens(inputs: Any) -> dict[str, Tokens]:
+        return {"encoder": Tokens(inputs["input_ids"], inputs["attention_mask"].bool())}
+
+    problem = mock.Mock(tokens=tokens)  # no loss is asked for in the first update of a round
+
     def told(regularizer: AttendOut) -> None:
-        regularizer.problem, regularizer.optimizer = Named(), torch.optim.SGD(regularizer.model.parameters(), 0.1)
+        regularizer.problem, regularizer.optimizer = problem, torch.optim.SGD(regularizer.model.parameters(), 0.1)
         regularizer.bind = lambda training: None  # fairseq's optimizer and data are not there
 
     expected = in_a_loop("bert", "attend_out", {"sites": "*"}, told)
     assert len(expected.masks) == 2
     assert_same(under_fairseq("attend_out", {}, told), expected)
     assert_same(under_trainer(tmp_path, "bert", "attend_out", {"sites": "*"}), expected)
+    assert not problem.loss.called and not problem.validation.called
 
 
 def losses(folder: Path, name: str, *methods: Regularizer | None) -> list[float]:
