@@ -8,7 +8,7 @@ import torch
 
 
 def differing(first: Any, second: Any, path: str = "") -> list[str]:
-    """Where two nests of tensors, numbers and texts differ; empty if they are equal bit for bit."""
+    """List the places where two nests of tensors, numbers and texts differ; empty if they are equal bit for bit."""
     if isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor):
         return [] if first.dtype == second.dtype and torch.equal(first, second) else [path]
     if isinstance(first, dict) and isinstance(second, dict) and first.keys() == second.keys():

@@ -10,7 +10,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from tests.backends.oracle_models import CLASSES, PAD, WORDS, tiny_config
+from tests.backends.oracle_models import CLASSES, PAD, WORDS, ids, tiny_config
 
 WIDTH, HEADS, LAYERS = 32, 4, 2
 
@@ -95,16 +95,6 @@ def build(name: str, dropout: float = 0.0, seed: int = 1, attention: str = "sdpa
                 if parameter.size(0) == WORDS or parameter.size(0) == WORDS + 2:
                     parameter[PAD].zero_()
     return model.train()
-
-
-def ids(lengths: list[int], size: int, seed: int, left: bool = False) -> tuple[Tensor, Tensor]:
-    """Token ids (B, size) that are no special token, and their attention mask."""
-    generator = torch.Generator().manual_seed(seed)
-    tokens = torch.randint(4, WORDS, (len(lengths), size), generator=generator)
-    places = torch.arange(size)
-    sizes = torch.tensor(lengths).unsqueeze(-1)
-    real = places >= size - sizes if left else places < sizes
-    return tokens.masked_fill(~real, PAD), real.long()
 
 
 def batch(name: str, left: bool = False, full: bool = False) -> dict[str, Tensor]:

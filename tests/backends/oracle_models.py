@@ -197,6 +197,16 @@ def tiny(head: str, kind: str, name: str, attention: str = "sdpa") -> nn.Module:
     return model.float().train()
 
 
+def ids(lengths: list[int], size: int, seed: int, left: bool = False) -> tuple[Tensor, Tensor]:
+    """Token ids (B, size) that are no special token, and their attention mask."""
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(4, WORDS, (len(lengths), size), generator=generator)
+    places = torch.arange(size)
+    sizes = torch.tensor(lengths).unsqueeze(-1)
+    real = places >= size - sizes if left else places < sizes
+    return tokens.masked_fill(~real, PAD), real.long()
+
+
 def batch(head: str, model: nn.Module, left: bool = False) -> dict[str, Tensor]:
     """Three examples of unequal lengths, as the head takes them."""
     generator = torch.Generator().manual_seed(2)
@@ -205,26 +215,23 @@ def batch(head: str, model: nn.Module, left: bool = False) -> dict[str, Tensor]:
         return {"pixel_values": torch.randn(3, 3, IMAGE, IMAGE, generator=generator), "labels": labels}
     if head == "ctc":
         return _sounds(model, generator)
-    ids = torch.randint(4, WORDS, (3, LENGTH), generator=generator)
-    places, sizes = torch.arange(LENGTH), torch.tensor([[LENGTH], [4], [2]])
-    real = places >= LENGTH - sizes if left else places < sizes
-    ids = ids.masked_fill(~real, PAD)
-    inputs = {"input_ids": ids, "attention_mask": real.long()}
+    tokens, mask = ids([LENGTH, 4, 2], LENGTH, 2, left)
+    inputs, real, places = {"input_ids": tokens, "attention_mask": mask}, mask.bool(), torch.arange(LENGTH)
     first = torch.where(real, places, LENGTH).min(-1).values
     if head == "sequence" and model.config.is_encoder_decoder:
-        ids[torch.arange(3), (places * real).max(-1).values] = model.config.eos_token_id
+        tokens[torch.arange(3), (places * real).max(-1).values] = model.config.eos_token_id
     if model.config.model_type == "longformer":
         inputs["global_attention_mask"] = (places == first.unsqueeze(-1)).long()
     if head == "choice":
         inputs = {key: value.unsqueeze(1).expand(3, 2, LENGTH).clone() for key, value in inputs.items()}
-        others = (ids + 1).clamp(max=WORDS - 1)  # of equal choices all gradients would be rounding errors
+        others = (tokens + 1).clamp(max=WORDS - 1)  # of equal choices all gradients would be rounding errors
         inputs["input_ids"][:, 1] = others.masked_fill(~real, PAD)
         return inputs | {"labels": torch.tensor([0, 1, 1])}
     if head == "answer":
         return inputs | {"start_positions": first, "end_positions": first + 1}
     if head == "sequence":
         return inputs | {"labels": labels}
-    target = ids % CLASSES if head == "token" else ids
+    target = tokens % CLASSES if head == "token" else tokens
     known = real & (places > first.unsqueeze(-1)) if left else real  # no token before the first predicts it
     return inputs | {"labels": target.masked_fill(~known, -100)}
 

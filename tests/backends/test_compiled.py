@@ -20,10 +20,8 @@ from attn_reg_plugin.attention.graphs import REASON
 from attn_reg_plugin.regularizers import Regularizer
 from tests.backends.huggingface_models import batch, build
 
-pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
-
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def fresh_compiler() -> Iterator[None]:
     """Start the compiler and its counters anew for each test."""
     torch.compiler.reset()
@@ -32,15 +30,10 @@ def fresh_compiler() -> Iterator[None]:
     torch.compiler.reset()
 
 
-def blocks(model: nn.Module) -> list[nn.Module]:
-    """The layers of BERT and Llama."""
-    return list(model.bert.encoder.layer if hasattr(model, "bert") else model.model.layers)
-
-
 def compiled(model: nn.Module, way: str, backend: Any, **options: Any) -> nn.Module:
-    """The module to call; `way` is `blocks`, `model`, or empty."""
+    """The module to call; `way` is `blocks`, the layers of BERT or Llama, `model`, or empty."""
     if way == "blocks":
-        for block in blocks(model):
+        for block in model.bert.encoder.layer if hasattr(model, "bert") else model.model.layers:
             block.compile(backend=backend, **options)
     return torch.compile(model, backend=backend, **options) if way == "model" else model
 

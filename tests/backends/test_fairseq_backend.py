@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from fairseq.data import Dictionary
 from fairseq.modules import MultiheadAttention
-from torch import Tensor, nn
+from torch import nn
 
 from attn_reg_plugin import ADDrop, find_sites
 from attn_reg_plugin.backends.fairseq import FairseqBackend, padding_index
@@ -26,13 +25,6 @@ SITES = [f"encoder.self[{i}]" for i in range(LAYERS)] + [
 PAD = 1
 
 
-def pseudo_objective(logits: Tensor, inputs: dict[str, Tensor]) -> Tensor:
-    """Σ log P(ŷ) over the real tokens, written out."""
-    probabilities = torch.log_softmax(logits.float(), -1)
-    best = probabilities.max(-1).values
-    return (best * inputs["prev_output_tokens"].ne(PAD)).sum()
-
-
 def test_every_attention_is_a_site_in_the_order_of_the_model() -> None:
     model = transformer()
     sites = find_sites(model, "*")
@@ -41,15 +33,12 @@ def test_every_attention_is_a_site_in_the_order_of_the_model() -> None:
     assert sites[3].path == "decoder.layers.0.encoder_attn"
     assert all(model.get_submodule(site.path) is site.module for site in sites)
 
-
-def test_an_attention_with_a_forward_of_its_own_is_no_site() -> None:
     class Own(MultiheadAttention):
         def forward(self, *args: Any, **kwargs: Any) -> Any:
             return super().forward(*args, **kwargs)
 
-    model = transformer()
     model.encoder.layers[0].self_attn.__class__ = Own
-    assert "encoder.self[0]" not in [site.name for site in find_sites(model, "*")]
+    assert [site.name for site in find_sites(model, "*")] == SITES[1:], "not with a forward of its own"
 
 
 def test_what_a_forward_tells() -> None:
@@ -94,50 +83,29 @@ def test_a_refused_site_leaves_the_others_as_they_were() -> None:
     assert not any("forward" in vars(module) for module in model.modules())
 
 
-def direct_attributions(model: nn.Module, inputs: dict[str, Tensor], seed: int) -> list[Tensor]:
-    """∂F/∂A of every attention by autograd through materialized maps; F with the model's own best words."""
-    with Materialized() as written_out:
-        torch.manual_seed(seed)
-        objective = pseudo_objective(model(**inputs)[0], inputs)
-    gradients = torch.autograd.grad(objective, written_out.maps)
-    return [gradient.view(-1, HEADS, *gradient.shape[-2:]) for gradient in gradients]
-
-
-@contextmanager
-def captured(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Tensor]]:
-    """The attributions that AD-DROP draws its masks from, in the order of the sites."""
-    seen: list[Tensor] = []
-    draw: Callable[..., Tensor] = ad_drop.sample_keep
-
-    def listen(attribution: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        seen.append(attribution)
-        return draw(attribution, *args, **kwargs)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(ad_drop, "sample_keep", listen)
-        yield seen
-
-
-def assert_close_to_the_largest(ours: Tensor, expected: Tensor, tolerance: float) -> None:
-    """The largest error in units of the largest value."""
-    assert ours.shape == expected.shape
-    assert (ours - expected).abs().max() <= tolerance * expected.abs().max()
-
-
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
-def test_gradient_attribution_is_the_gradient_of_the_attention_map(
-    dropout: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All three kinds of site, with padding; attention dropout draws the same numbers on both sides."""
+def test_gradient_attribution_is_the_gradient_of_the_attention_map(dropout: float) -> None:
+    """All three kinds of site, with padding; attention dropout draws the same numbers on both sides.
+
+    F is Σ log P(ŷ) over the real tokens, written out, and its gradient autograd's, through materialized maps.
+    """
     model, inputs = transformer(dropout=0.1, attention_dropout=dropout), batch()
-    expected = direct_attributions(model, inputs, seed=7)
-    with ADDrop(p=0.3, q=0.3, sites="*", cross_tuning="off").attach(model), captured(monkeypatch) as ours:
+    with Materialized() as written_out:
+        torch.manual_seed(7)
+        best = torch.log_softmax(model(**inputs)[0].float(), -1).max(-1).values
+    objective = (best * inputs["prev_output_tokens"].ne(PAD)).sum()
+    gradients = torch.autograd.grad(objective, written_out.maps)
+    expected = [gradient.view(-1, HEADS, *gradient.shape[-2:]) for gradient in gradients]
+    draws = mock.patch.object(ad_drop, "sample_keep", wraps=ad_drop.sample_keep)
+    with ADDrop(p=0.3, q=0.3, sites="*", cross_tuning="off").attach(model), draws as drawn:
         torch.manual_seed(7)
         model(**inputs)
+    ours = [call.args[0] for call in drawn.call_args_list]
     assert len(ours) == len(expected) == len(SITES)
     for attribution, gradient, name in zip(ours, expected, SITES, strict=True):
         assert gradient.abs().max() > 1e-4, name
-        assert_close_to_the_largest(attribution, gradient, 1e-5)
+        assert attribution.shape == gradient.shape
+        assert (attribution - gradient).abs().max() <= 1e-5 * gradient.abs().max()
 
 
 def test_a_model_that_was_trained_is_exported() -> None:

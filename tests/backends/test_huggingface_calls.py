@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from attn_reg_plugin import ADDrop, AttentionLayerDrop, find_sites
 from attn_reg_plugin.regularizers import Combination
 from attn_reg_plugin.regularizers import build as build_method
-from tests.backends.huggingface_models import HEADS, LAYERS, PAD, WORDS, build
+from tests.backends.huggingface_models import HEADS, LAYERS, PAD, WORDS, build, ids
 
 OBJECTIVE = {"objective": lambda outputs, inputs: outputs[..., :5].square().sum()}
 
@@ -30,10 +30,7 @@ class Siamese(nn.Module):
 
 
 def texts() -> tuple[Tensor, Tensor]:
-    ids = torch.randint(4, WORDS, (2, 3, 7), generator=torch.Generator().manual_seed(3))
-    lengths = torch.tensor([[7, 4, 2], [3, 7, 6]])
-    first, second = ids.masked_fill(torch.arange(7) >= lengths[..., None], PAD)
-    return first, second
+    return ids([7, 4, 2], 7, 3)[0], ids([3, 7, 6], 7, 4)[0]
 
 
 def step(model: nn.Module, *inputs: Any) -> tuple[Tensor, dict[str, Tensor]]:

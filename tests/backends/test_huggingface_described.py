@@ -45,7 +45,11 @@ def test_tokens_and_gold_labels(name: str) -> None:
     if stacks == "encoder" and labels.dim() == 1:
         assert not described(model, {"input_ids": inputs["input_ids"]}), "classes have no padding"
     if stacks != "both":
-        assert torch.equal(described(model, {**inputs, "labels": None})["token_mask"], real)
+        embedded = {"inputs_embeds": model.get_input_embeddings()(inputs["input_ids"])}
+        for given in ({**inputs, "labels": None}, {**embedded, "attention_mask": inputs["attention_mask"]}):
+            assert torch.equal(described(model, given)["token_mask"], real)
+        longer = {"input_ids": inputs["input_ids"], "attention_mask": torch.cat([real, real], 1)}
+        assert "token_mask" not in described(model, longer)
         return
     padding = model.config.pad_token_id
     padded = labels.masked_fill(~known, padding)
@@ -84,18 +88,6 @@ def test_virtual_tokens_count_as_nothing(name: str, kind: str) -> None:
     told, added = described(model, inputs), 4 if name == "llama" and kind != "PREFIX_TUNING" else 0
     for key, nothing in (("token_mask", False), ("targets", -100)):
         assert (told[key][:, :added] == nothing).all() and torch.equal(told[key][:, added:], plain[key])
-
-
-def test_a_mask_over_tokens_is_not() -> None:
-    """Also where embeddings stand for the tokens."""
-    model, inputs = build("llama"), batch("llama")
-    mask = inputs["attention_mask"].bool()
-    embedded = model.get_input_embeddings()(inputs["input_ids"])
-    for given in ({"input_ids": inputs["input_ids"]}, {"inputs_embeds": embedded}):
-        told = described(model, {**given, "attention_mask": inputs["attention_mask"]})
-        assert torch.equal(told["token_mask"], mask)
-    longer = torch.cat([inputs["attention_mask"], inputs["attention_mask"]], 1)
-    assert "token_mask" not in described(model, {"input_ids": inputs["input_ids"], "attention_mask": longer})
 
 
 def test_a_module_around_a_model_that_generates_is_told_of_as_it_is() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 import pytest
 import torch
@@ -69,15 +68,11 @@ def test_a_part_of_a_path_selects_a_tower() -> None:
             SiteSelector(pattern)
 
 
-def two_towers() -> Any:
-    """A text and an image encoder of transformers beside each other, neither causal."""
+def test_towers_drop_apart_and_are_counted_apart() -> None:
+    """Of a text and an image encoder beside each other, neither causal."""
     options = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
     text, image = transformers.SiglipTextConfig(**options), transformers.SiglipVisionConfig(**options, image_size=32)
-    return transformers.SiglipModel(transformers.SiglipConfig(text_config=text, vision_config=image)).train()
-
-
-def test_towers_drop_apart_and_are_counted_apart() -> None:
-    model = two_towers()
+    model = transformers.SiglipModel(transformers.SiglipConfig(text_config=text, vision_config=image)).train()
     names = {f"encoder.self[{layer}]@{tower}" for tower in ("text_model", "vision_model") for layer in (0, 1)}
     transformers_own = [site for site in find_sites(model, "*") if site.path.split(".")[-1] == "self_attn"]
     assert {site.name for site in transformers_own} == names

@@ -206,16 +206,21 @@ def masks(batched: bool) -> Iterator[dict[str, Tensor]]:
     yield {"key_padding_mask": added + 0.5}
 
 
+def attention(options: dict[str, Any], batched: bool = True) -> tuple[nn.MultiheadAttention, list[Tensor], Any]:
+    """An attention in training mode, its query, key and value, and its site."""
+    torch.manual_seed(2)
+    module = nn.MultiheadAttention(WIDTH, HEADS, **options).train()
+    place = 0 if module.batch_first else 1
+    sizes = (5, WIDTH), (6, module.kdim), (6, module.vdim)
+    states = [torch.randn(*size[:place], *([2] if batched else []), *size[place:]) for size in sizes]
+    return module, states, find_sites(nn.ModuleDict({"attention": module}), "*")[0]
+
+
 @pytest.mark.parametrize("batched", [True, False])
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=list(OPTIONS))
 def test_a_regularized_attention_is_pytorchs_where_nothing_is_dropped(options: dict[str, Any], batched: bool) -> None:
     """Outputs and weights (averaged or not), and the gradient attribution against the materialized weights."""
-    torch.manual_seed(2)
-    module = nn.MultiheadAttention(WIDTH, HEADS, **options).train()
-    sizes = (5, WIDTH), (6, module.kdim), (6, module.vdim)
-    lead = 0 if options.get("batch_first") else 1
-    states = [torch.randn(s if not batched else ((2, *s) if lead == 0 else (s[0], 2, s[1]))) for s in sizes]
-    site = find_sites(nn.ModuleDict({"attention": module}), "*")[0]
+    module, states, site = attention(options, batched)
     for mask in masks(batched):
         for average in (True, False):
             expected, weights = module(*states, **mask, average_attn_weights=average)
@@ -240,13 +245,7 @@ def test_a_regularized_attention_is_pytorchs_where_nothing_is_dropped(options: d
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=list(OPTIONS))
 def test_a_dropped_attention_is_the_mean_of_its_valid_values(options: dict[str, Any]) -> None:
-    torch.manual_seed(2)
-    module = nn.MultiheadAttention(WIDTH, HEADS, **options).train()
-    first = options.get("batch_first", False)
-    states = [
-        torch.randn((2, n, c) if first else (n, 2, c)) for n, c in ((5, WIDTH), (6, module.kdim), (6, module.vdim))
-    ]
-    site = find_sites(nn.ModuleDict({"attention": module}), "*")[0]
+    module, states, site = attention(options)
     twin = copy.deepcopy(module)
     with torch.no_grad():  # zero queries: PyTorch's own uniform attention
         (twin.in_proj_weight.chunk(3)[0] if twin.in_proj_weight is not None else twin.q_proj_weight).zero_()

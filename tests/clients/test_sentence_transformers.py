@@ -13,7 +13,8 @@ from datasets import Dataset
 
 from attn_reg_plugin.huggingface import AttnRegCallback
 from attn_reg_plugin.regularizers import ADDrop, AttendOut, build
-from tests.clients.tiny import QUIET, check_client, check_saved, folder_of, sentences, trained, weights
+from tests.clients.tiny import QUIET, check_client, check_saved, folder_of, sentences, trained
+from tests.huggingface.trainers import weights
 
 st = pytest.importorskip("sentence_transformers")
 cross = pytest.importorskip("sentence_transformers.cross_encoder")

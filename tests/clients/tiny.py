@@ -10,10 +10,11 @@ from typing import Any
 import torch
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from torch import Tensor, nn
+from torch import nn
 
 from attn_reg_plugin.huggingface import AttnRegCallback
 from attn_reg_plugin.regularizers import ADDrop, Regularizer
+from tests.huggingface.trainers import weights
 
 _TEXT = "the a cat dog bird fish sees likes eats small big red old new good bad and or not it"
 WORDS = _TEXT.split()
@@ -80,11 +81,6 @@ def folder_of(path: Path, kind: str, **options: Any) -> str:
     model.save_pretrained(path)
     tokenizer().save_pretrained(path)
     return str(path)
-
-
-def weights(model: nn.Module) -> Tensor:
-    """All parameters in one vector, a copy."""
-    return torch.cat([parameter.detach().reshape(-1).float().clone() for parameter in model.parameters()])
 
 
 #: makes a trainer of a client, which has not trained: (callbacks, options of its arguments) -> trainer

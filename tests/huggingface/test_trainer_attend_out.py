@@ -13,7 +13,7 @@ from attn_reg_plugin.huggingface.attend_out import TrainerProblem, reward_data, 
 from attn_reg_plugin.regularizers import AttendOut, Outcome
 from tests.attention.tiny_model import Around
 from tests.backends.huggingface_models import batch, build
-from tests.huggingface.trainers import On, collate, examples, trainer_of, weights
+from tests.huggingface.trainers import On, collate, examples, lone_and_game, trainer_of, weights
 
 WAYS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -30,15 +30,9 @@ WAYS: dict[str, dict[str, Any]] = {
     [*(("marian", way) for way in WAYS), ("bert", "uneven"), ("llama", "accumulated"), ("llama", "bf16")],
 )
 def test_the_defender_is_what_a_lone_trainer_makes(tmp_path: Path, name: str, way: str) -> None:
-    options = {"max_steps": 6, **WAYS[way]}
-    lone = trainer_of(tmp_path, name, None, dropout=0.0, **options)
-    lone.train()
-    game = AttendOut(steps=8, sites="*")
-    trainer = trainer_of(tmp_path, name, game, dropout=0.0, **options)
-    trainer.train()
-    defender = game.state_dict()["defender"]["model"]
+    lone, trainer, defender = lone_and_game(tmp_path, name, **{"max_steps": 6, **WAYS[way]})
     for key, value in lone.model.state_dict().items():
-        assert torch.equal(defender[key], value), key
+        assert torch.equal(defender["model"][key], value), key
     assert not torch.equal(weights(lone.model), weights(trainer.model))
 
 
@@ -57,14 +51,10 @@ def test_a_continuation_without_updates_is_not_the_next_trainings_game(tmp_path:
 
 def literal_losses(name: str, logits: torch.Tensor, inputs: dict[str, torch.Tensor]) -> list[float]:
     """Each example's loss by itself."""
-    losses = []
-    for i in range(3):
-        labels = inputs["labels"][i]
-        if name == "llama":
-            losses.append(F.cross_entropy(logits[i, :-1], labels[1:]).item())
-        else:
-            losses.append(F.cross_entropy(logits[i], labels).item())
-    return losses
+    labels = inputs["labels"]
+    if name == "llama":
+        logits, labels = logits[:, :-1], labels[:, 1:]
+    return [F.cross_entropy(logits[i], labels[i]).item() for i in range(3)]
 
 
 @pytest.mark.parametrize("around", [False, True])

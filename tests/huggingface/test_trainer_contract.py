@@ -9,6 +9,7 @@ import math
 import re
 import signal
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from attn_reg_plugin.regularizers.base.context import Supplied
 from tests.backends.huggingface_models import build as build_model
 from tests.comparing import differing
 from tests.huggingface.processes import check, kill_oneself, run_in_processes
-from tests.huggingface.trainers import On, ad_drop, examples, print_of, trainer_of, weights
+from tests.huggingface.trainers import On, ad_drop, examples, lone_and_game, print_of, trainer_of, weights
 from tests.regularizers import registered
 
 #: alone and together
@@ -174,18 +175,15 @@ class FailingData(list):
         return fail() if i >= 20 else super().__getitem__(i)
 
 
-def game() -> AttendOut:
-    """AttendOut with short rounds."""
-    return AttendOut(steps=2, sites="*")
-
-
+#: with short rounds
+GAME = partial(AttendOut, steps=2, sites="*")
 #: what makes a trainer fail
 ENDS: dict[str, tuple[Any, dict[str, Any]]] = {
     "mask": (lambda: Interrupted(p=0.5, q=0.5, cross_tuning="off"), {}),
     "step_end": (ad_drop, {"callbacks": (failing("on_step_end"),)}),
     "epoch_begin": (ad_drop, {"callbacks": (failing("on_epoch_begin"),)}),
-    "before_optimizer": (game, {"callbacks": (failing("on_pre_optimizer_step"),)}),
-    "data": (game, {"own": {"train_dataset": FailingData(examples("bert", 24))}}),
+    "before_optimizer": (GAME, {"callbacks": (failing("on_pre_optimizer_step"),)}),
+    "data": (GAME, {"own": {"train_dataset": FailingData(examples("bert", 24))}}),
     "metrics": (ad_drop, {"own": {"compute_metrics": fail}, "eval_strategy": "steps", "eval_steps": 2}),
     "start": (ad_drop, {"own": {"compute_metrics": fail}, "eval_on_start": True}),
 }
@@ -330,7 +328,7 @@ def test_two_processes_agree_and_resume(tmp_path: Path, method: str) -> None:
     if method == "attend_out":
         players = [end[0][2] for end in ends]
         assert players[0]["rounds"] == 3
-        assert differing(dict(players[0]["defender"]["model"]), dict(players[1]["defender"]["model"])) == []
+        assert differing(players[0]["defender"]["model"], players[1]["defender"]["model"]) == []
         assert differing(players[0]["generator"], players[1]["generator"]) == []
         assert differing(ends[0][0][2], ends[0][1][2]) == []
 
@@ -352,24 +350,15 @@ def test_two_halves_are_one_whole(tmp_path: Path) -> None:
     (halves, log), (whole, expected) = (torch.load(tmp_path / f"batches_of_{size}.pt") for size in (2, 4))
     torch.testing.assert_close(halves, whole, rtol=1e-5, atol=1e-6)
     assert log[0]["loss"] == pytest.approx(expected[0]["loss"], abs=1e-5)
-    for key in (
-        f"attn_reg/drop_encoder.self[{layer}]" for layer in range(2)
-    ):  # rows of padding count, and a half is padded less
+    # rows of padding count, and a half is padded less
+    for key in (f"attn_reg/drop_encoder.self[{layer}]" for layer in range(2)):
         assert log[0][key] == pytest.approx(expected[0][key], abs=0.01)
 
 
 def defended(folder: Path) -> None:
     """A lone trainer's model, and the defender beside an attacker, in one of two processes."""
-    options = {"max_steps": 4, "gradient_accumulation_steps": 2, **TWO}
-    regularizer = AttendOut(steps=8, sites="*")
-    trained = []
-    for method in (None, regularizer):
-        trainer = trainer_of(folder, "marian", method, dropout=0.0, **options)
-        trainer.train()
-        trained.append(trainer.model.state_dict())
-    torch.save(
-        (trained[0], regularizer.state_dict()["defender"]["model"]), folder / f"{torch.distributed.get_rank()}.pt"
-    )
+    lone, _, defender = lone_and_game(folder, "marian", max_steps=4, gradient_accumulation_steps=2, **TWO)
+    torch.save((lone.model.state_dict(), defender["model"]), folder / f"{torch.distributed.get_rank()}.pt")
 
 
 def test_the_defender_in_two_processes_is_a_lone_trainers(tmp_path: Path) -> None:

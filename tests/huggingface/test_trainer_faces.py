@@ -6,17 +6,17 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import TrainerCallback
 
-from attn_reg_plugin.regularizers import AttendOut, Outcome, Regularizer, Tokens
+from attn_reg_plugin.regularizers import AttendOut, Regularizer, Tokens
 from attn_reg_plugin.regularizers import build as make
 from attn_reg_plugin.regularizers.r_drop import RDrop
 from tests.backends.huggingface_models import build
-from tests.huggingface.trainers import collate, examples, trainer_of, translating
+from tests.huggingface.trainers import On, collate, examples, trainer_of, translating
 
 SEED = 11
 AD_DROP = {"p": 0.5, "q": 0.5, "cross_tuning": "off", "sites": "*"}
@@ -62,26 +62,16 @@ def assert_same(first: Step, second: Step) -> None:
     torch.testing.assert_close(first.norms, second.norms, rtol=1e-3, atol=1e-5)
 
 
-class Seen(TrainerCallback):
-    """Seeds each step, and keeps its masks and gradients."""
-
-    def __init__(self, regularizer: Any) -> None:
-        self.regularizer = regularizer
-
-    def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
-        torch.manual_seed(SEED)
-
-    def on_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-        self.masks, self.norms = masks_of(self.regularizer), norms_of(kwargs["model"])
-
-
 def under_trainer(folder: Path, name: str, method: str, options: dict[str, Any], **arguments: Any) -> Step:
     regularizer, own = make(method, **options), {"train_dataset": examples(name, 4)}
-    seen = Seen(regularizer)
+    steps: list[tuple[list[Tensor], Tensor]] = []
+    seeded = On("on_step_begin", lambda *_, **__: torch.manual_seed(SEED))
+    seen = On("on_optimizer_step", lambda *_, model, **__: steps.append((masks_of(regularizer), norms_of(model))))
     arguments = {"max_steps": 1, "logging_steps": 1, "train_sampling_strategy": "sequential", **arguments}
-    trainer = trainer_of(folder, name, regularizer, callbacks=(seen,), own=own, max_grad_norm=0.0, **arguments)
+    trainer = trainer_of(folder, name, regularizer, callbacks=(seeded, seen), own=own, max_grad_norm=0.0, **arguments)
     trainer.train()
-    return Step(seen.masks, trainer.state.log_history[0]["loss"], seen.norms)
+    ((masks, norms),) = steps
+    return Step(masks, trainer.state.log_history[0]["loss"], norms)
 
 
 def in_a_loop(
@@ -120,26 +110,20 @@ class Backward:
 def under_fairseq(method: str, options: dict[str, Any], tell: Callable[[Any], None] = lambda regularizer: None) -> Step:
     """A classifier behind fairseq: the task's training step; `tell` is given the regularizer once it is attached."""
     from fairseq.data import BaseWrapperDataset
-    from fairseq.tasks import FairseqTask
 
     from attn_reg_plugin.criterions.labelled import ClassificationCriterion
     from attn_reg_plugin.labelled import own_task
     from attn_reg_plugin.models.hf_encoder import HFEncoderModel
-    from attn_reg_plugin.tasks.attn_reg_task import AttnRegTask
+    from tests.tasks.tasks_in_process import Regularized
 
-    class Stock(FairseqTask):
+    class Labelled(Regularized):
         labelled = own_task("classification", "text", labels="a,b,c", file_format="tsv")
-
-        def build_model(self, cfg: Any, from_checkpoint: bool = False) -> nn.Module:
-            return HFEncoderModel(build("bert", dropout=0.1))
-
-    class Regularized(AttnRegTask, Stock):
-        pass
 
     given = options if "+" in method else {method: options}
     flags = {f"{part}_{name}": value for part, of in given.items() for name, value in of.items() if name != "sites"}
-    task = Regularized(argparse.Namespace(attn_reg=method, attn_sites="*", **flags))
-    model = task.build_model(None).train()
+    cfg = argparse.Namespace(attn_reg=method, attn_sites="*", model=HFEncoderModel(build("bert", dropout=0.1)), **flags)
+    task = Labelled(cfg)
+    model = task.build_model(cfg).train()
     task.regularizer.begin_epoch(1)
     tell(task.regularizer)
     task.datasets["train"] = data = BaseWrapperDataset(Data(examples("bert", 4)))
@@ -172,30 +156,24 @@ def test_fairseq_agrees(tmp_path: Path, method: str) -> None:
     assert_same(under_fairseq(name, options), under_trainer(tmp_path, "bert", name, options))
 
 
-class Named:
-    """As much of a problem as the first update of a round needs."""
-
-    def loss(self, model: nn.Module, inputs: Any) -> Outcome:
-        raise NotImplementedError
-
-    validation = loss
-
-    def tokens(self, inputs: Any) -> dict[str, Tokens]:
-        return {"encoder": Tokens(inputs["input_ids"], inputs["attention_mask"].bool())}
-
-
 def test_attend_out_proposes_the_same_in_all_three(tmp_path: Path) -> None:
     """The generator is made in the first forward: from the same random numbers it is the same one."""
     pytest.importorskip("fairseq")
 
+    def tokens(inputs: Any) -> dict[str, Tokens]:
+        return {"encoder": Tokens(inputs["input_ids"], inputs["attention_mask"].bool())}
+
+    problem = mock.Mock(tokens=tokens)  # no loss is asked for in the first update of a round
+
     def told(regularizer: AttendOut) -> None:
-        regularizer.problem, regularizer.optimizer = Named(), torch.optim.SGD(regularizer.model.parameters(), 0.1)
+        regularizer.problem, regularizer.optimizer = problem, torch.optim.SGD(regularizer.model.parameters(), 0.1)
         regularizer.bind = lambda training: None  # fairseq's optimizer and data are not there
 
     expected = in_a_loop("bert", "attend_out", {"sites": "*"}, told)
     assert len(expected.masks) == 2
     assert_same(under_fairseq("attend_out", {}, told), expected)
     assert_same(under_trainer(tmp_path, "bert", "attend_out", {"sites": "*"}), expected)
+    assert not problem.loss.called and not problem.validation.called
 
 
 def losses(folder: Path, name: str, *methods: Regularizer | None) -> list[float]:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from attn_reg_plugin.regularizers import AttendOut
-from tests.huggingface.trainers import ad_drop, trainer_of, weights
+from tests.huggingface.trainers import ad_drop, lone_and_game, trainer_of, weights
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -26,11 +26,6 @@ def test_reduced_precision_trains(tmp_path: Path, name: str, precision: str) -> 
 
 
 def test_the_defender_has_a_loss_scale_of_its_own(tmp_path: Path) -> None:
-    options = {"fp16": True, "use_cpu": False, "max_steps": 6}
-    lone = trainer_of(tmp_path, "bert", None, dropout=0.0, **options)
-    lone.train()
-    game = AttendOut(steps=8, sites="*")
-    trainer_of(tmp_path, "bert", game, dropout=0.0, **options).train()
-    state = game.state_dict()["defender"]
+    lone, _, state = lone_and_game(tmp_path, "bert", fp16=True, use_cpu=False, max_steps=6)
     assert state["scaler"] == lone.accelerator.scaler.state_dict()
     torch.testing.assert_close(state["model"], lone.model.cpu().state_dict(), rtol=1e-3, atol=1e-4)

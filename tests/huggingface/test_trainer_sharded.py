@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -12,12 +12,11 @@ from unittest import mock
 import pytest
 import torch
 from accelerate.state import AcceleratorState, DistributedType, PartialState
-from torch import Tensor, nn
 
 from attn_reg_plugin.huggingface import AttnRegCallback
 from tests.backends.huggingface_models import build
 from tests.huggingface.processes import check, run_in_processes
-from tests.huggingface.trainers import ad_drop, trainer_of
+from tests.huggingface.trainers import ad_drop, trainer_of, weights
 
 UPDATES, SAVED = 4, 2
 LAYER = "BertLayer"
@@ -41,12 +40,6 @@ def sharding_on_cpu() -> Iterator[None]:
     os.environ.pop("ACCELERATE_USE_FSDP", None)
 
 
-def whole(model: nn.Module) -> Tensor:
-    """All weights in one vector."""
-    parameters = (getattr(one, "full_tensor", lambda one=one: one)() for one in model.parameters())
-    return torch.cat([one.detach().reshape(-1).clone() for one in parameters])
-
-
 def trained(folder: Path, resumed: Path | None = None, **options: Any) -> dict[str, Any]:
     """A training by Trainer; `regularized` and the drop rates of its log, and the weights."""
     often = {"max_steps": UPDATES, "logging_steps": 1, "save_strategy": "steps", "save_steps": SAVED}
@@ -56,7 +49,7 @@ def trained(folder: Path, resumed: Path | None = None, **options: Any) -> dict[s
         {key: line[key] for key in ("attn_reg/regularized", "attn_reg/drop_rate") if key in line}
         for line in trainer.state.log_history[:-1]
     ]
-    return {"weights": whole(trainer.model), "log": log, "class": type(trainer.model).__name__}
+    return {"weights": weights(trainer.model), "log": log, "class": type(trainer.model).__name__}
 
 
 def both(folder: Path) -> None:
@@ -88,7 +81,7 @@ def test_trainer_with_sharded_parameters(tmp_path: Path) -> None:
         assert found["resumed"]["weights"].equal(found["SHARDED"]["weights"])
         assert found["resumed"]["log"][-1] == found["SHARDED"]["log"][-1]
     stock = type(build("bert")).from_pretrained(tmp_path / "FULL" / f"checkpoint-{UPDATES}")
-    assert whole(stock).equal(found["FULL"]["weights"])
+    assert weights(stock).equal(found["FULL"]["weights"])
 
 
 @pytest.mark.parametrize(
@@ -108,9 +101,6 @@ def test_what_is_refused_as_training_begins(tmp_path: Path, plugins: dict[str, A
     trainer.is_fsdp_enabled, trainer.is_deepspeed_enabled = ("fsdp_plugin" in plugins, "deepspeed_plugin" in plugins)
     trainer.accelerator = mock.Mock(state=mock.Mock(**plugins))
     callback = AttnRegCallback(ad_drop())
-    with mock.patch("attn_reg_plugin.huggingface.callback.calling_trainer", return_value=(trainer, None)):
-        if not said:
-            callback.on_init_end(trainer.args, trainer.state, trainer.control)
-            return
-        with pytest.raises(ValueError, match=said):
-            callback.on_init_end(trainer.args, trainer.state, trainer.control)
+    answer = pytest.raises(ValueError, match=said) if said else nullcontext()
+    with mock.patch("attn_reg_plugin.huggingface.callback.calling_trainer", return_value=(trainer, None)), answer:
+        callback.on_init_end(trainer.args, trainer.state, trainer.control)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import default_collate
 from transformers import Trainer
 
 import attn_reg_plugin
@@ -242,10 +243,6 @@ HEADS = {
 }
 
 
-def stacked(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
-
-
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("method", [ad_drop(), AttendOut(steps=2, sites="*")], ids=lambda method: method.name)
 def test_every_head_trains(tmp_path: Path, head: str, method: Any) -> None:
@@ -256,7 +253,7 @@ def test_every_head_trains(tmp_path: Path, head: str, method: Any) -> None:
         kinds = {"several": "multi_label_classification", "numbers": "regression"}
         model.config.problem_type, inputs["labels"] = kinds[head], torch.eye(3)
     rows = [{name: value[i] for name, value in inputs.items()} for i in range(3)] * 4
-    own = {"train_dataset": rows, "eval_dataset": rows[:5], "data_collator": stacked}
+    own = {"train_dataset": rows, "eval_dataset": rows[:5], "data_collator": default_collate}
     quiet = {"max_steps": 2, "per_device_train_batch_size": 3, "logging_steps": 2, "remove_unused_columns": False}
     trainer = trainer_of(tmp_path, "bert", method, model, own=own, rates_by_site=True, **quiet)
     if head == "images" and isinstance(method, AttendOut):

@@ -17,7 +17,7 @@ from transformers import (
 )
 
 from attn_reg_plugin.huggingface import AttnRegCallback
-from attn_reg_plugin.regularizers import ADDrop, Regularizer
+from attn_reg_plugin.regularizers import ADDrop, AttendOut, Regularizer
 from tests.backends.huggingface_models import CLASSES, PAD, WORDS, build, fingerprint
 
 
@@ -103,8 +103,18 @@ def ad_drop(**options: Any) -> ADDrop:
 
 
 def weights(model: nn.Module) -> Tensor:
-    """All parameters in one vector, a copy."""
-    return torch.cat([parameter.detach().reshape(-1).clone() for parameter in model.parameters()])
+    """All parameters in one vector of fp32, a copy; each whole, of which processes have parts."""
+    parameters = (getattr(one, "full_tensor", lambda one=one: one)() for one in model.parameters())
+    return torch.cat([one.detach().reshape(-1).float().clone() for one in parameters])
+
+
+def lone_and_game(folder: Path, name: str, **options: Any) -> tuple[Trainer, Trainer, dict[str, Any]]:
+    """After equal trainings without dropout: a lone trainer, one inside AttendOut's first round, and its defender."""
+    game, trained = AttendOut(steps=8, sites="*"), []
+    for method in (None, game):
+        trained.append(trainer_of(folder, name, method, dropout=0.0, **options))
+        trained[-1].train()
+    return *trained, game.state_dict()["defender"]
 
 
 def print_of(model: nn.Module) -> dict[str, Any]:

@@ -25,11 +25,17 @@ TOYS = {
 }
 
 
-def make_model(folder: Path, row: str, seed: int = 3) -> Any:
-    """An encoder, made in a folder, as `--arch hf_encoder` with the head for a row of the table."""
+def build(folder: Path | str, row: Any = "mnli", seed: int = 7, **flags: Any) -> Any:
+    """The encoder in a folder as `--arch hf_encoder`, with the head for a row of the table, or for another task."""
     from attn_reg_plugin.labelled import find_task
     from attn_reg_plugin.models.hf_encoder import HFEncoderConfig, HFEncoderModel
 
-    task = SimpleNamespace(labelled=find_task(row), cfg=SimpleNamespace(hf_model=str(make_encoder(folder))))
+    labelled = find_task(row) if isinstance(row, str) else row
+    task = SimpleNamespace(labelled=labelled, cfg=SimpleNamespace(hf_model=str(folder)))
     torch.manual_seed(seed)
-    return HFEncoderModel.build_model(HFEncoderConfig(), task)
+    return HFEncoderModel.build_model(HFEncoderConfig(**flags), task)
+
+
+def make_model(folder: Path, row: str, seed: int = 3) -> Any:
+    """An encoder that is made in a folder, as `build` has it."""
+    return build(make_encoder(folder), row, seed)

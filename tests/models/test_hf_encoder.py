@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,10 +13,9 @@ import transformers
 from torch import Tensor
 
 from attn_reg_plugin import ADDrop
-from attn_reg_plugin.labelled import LabelledTask, find_task
 from attn_reg_plugin.models.hf_encoder import HFEncoderConfig, HFEncoderModel, load_config
 from attn_reg_plugin.tasks import labelled_task
-from tests.models.hf_folders import make_encoder, tokenizer
+from tests.models.hf_folders import build, make_encoder, tokenizer
 
 CLASSES = {
     "mnli": transformers.BertForSequenceClassification,
@@ -30,13 +28,6 @@ CLASSES = {
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_encoder(tmp_path_factory.mktemp("encoder"))
-
-
-def build(folder: Path | str, row: str | LabelledTask = "mnli", **flags: Any) -> HFEncoderModel:
-    labelled = find_task(row) if isinstance(row, str) else row
-    task = SimpleNamespace(labelled=labelled, cfg=SimpleNamespace(hf_model=str(folder)))
-    torch.manual_seed(7)
-    return HFEncoderModel.build_model(dataclasses.replace(HFEncoderConfig(), **flags), task)
 
 
 def batch(row: str = "mnli", padding: int = 0) -> dict[str, Tensor]:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from tests.models.hf_folders import TOYS
-from tests.tasks.fairseq_runs import train_arguments
+from tests.tasks.fairseq_runs import Finished, Job, train_arguments
 
 #: flags of the tiny translation runs that have no place here
 WITHOUT = ["--criterion", "--label-smoothing", "--disable-validation", "--max-tokens"]
@@ -26,6 +26,11 @@ def encoder_arguments(row: str, data: Path, encoder: Path, save: Path, *flags: s
     best = ["--best-checkpoint-metric", metric, "--maximize-best-checkpoint-metric"]
     own = ["--labelled", row, "--criterion", criterion, *best, *TRAINING]
     return train_arguments(data, save, *own, *flags, task=task, model=model, without=WITHOUT, **options)
+
+
+def train_encoder(row: str, data: Path, encoder: Path, save: Path, *flags: str, **options: Any) -> Finished:
+    """A training that ended, whose log is beside its checkpoints; options as those of a `Job`."""
+    return Job("train", encoder_arguments(row, data, encoder, save, *flags), save / "train.log", **options).wait()
 
 
 def keep_curve(path: Path) -> None:

@@ -16,6 +16,9 @@ from torch import Tensor, nn
 from attn_reg_plugin.tasks.attn_reg_task import AttnRegTask
 from tests.backends.fairseq_models import WORDS, arguments, words
 
+#: a probability of 0.4 that falls from the middle of the training to its end
+PROGRESS = {"attn_reg": "head_drop", "head_drop_unit": "progress", "head_drop_p": 0.4}
+PROGRESS |= {"head_drop_turn": 0.5, "head_drop_end": 1.0}
 ALWAYS = {"attn_reg": "ad_drop", "ad_drop_cross_tuning": "off", "ad_drop_p": 0.5, "ad_drop_q": 0.9}
 
 

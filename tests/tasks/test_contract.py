@@ -15,7 +15,7 @@ from tests.backends.fairseq_models import transformer
 from tests.comparing import differing
 from tests.models.hf_folders import make_encoder, make_rte, make_toy
 from tests.regularizers import registered
-from tests.tasks.encoder_runs import encoder_arguments
+from tests.tasks.encoder_runs import encoder_arguments, train_encoder
 from tests.tasks.fairseq_runs import (
     AD_DROP,
     UPDATES,
@@ -126,13 +126,6 @@ TRANSLATIONS = {
 }
 
 
-def check_game(state: dict[str, Any], updates: int) -> None:
-    """Check that a training ends inside a round, whose batches are kept."""
-    game = state["beside"]
-    assert game["rounds"] == updates // ROUND and game["in_round"] == updates % ROUND
-    assert {batch["update"] for batch in game["cache"]} == set(range(updates % ROUND))
-
-
 @pytest.mark.parametrize("case", TRANSLATIONS)
 def test_kills_change_nothing(case: str, corpus: Path, tmp_path: Path) -> None:
     """Two at random moments, and one while each kind of file is written: state, checkpoint and its copy."""
@@ -161,8 +154,9 @@ def test_kills_change_nothing(case: str, corpus: Path, tmp_path: Path) -> None:
     assert len(finished.lines()) < updates and "starts anew" not in finished.output, "it went on"
     assert differing(everything(parts), everything(whole)) == []
     if "attend_out" in case:
-        assert within_a_round
-        check_game(everything(parts), updates)
+        game = everything(parts)["beside"]
+        assert within_a_round and game["rounds"] == updates // ROUND and game["in_round"] == updates % ROUND
+        assert {batch["update"] for batch in game["cache"]} == set(range(updates % ROUND))
 
 
 ENCODERS = {
@@ -181,11 +175,11 @@ def test_a_kill_changes_nothing_of_an_encoder(row: str, method: str, tmp_path: P
     data, encoder = make_toy(tmp_path / "data", row), make_encoder(tmp_path / "encoder")
     flags = [*ENCODERS[method], *SAVING, "--max-update", "22"]
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    undisturbed = Job("train", encoder_arguments(row, data, encoder, whole, *flags), whole / "log").wait().check()
+    undisturbed = train_encoder(row, data, encoder, whole, *flags).check()
     assert len(undisturbed.lines()) == 22 and undisturbed.lines()[-1]["epoch"] == 4
     arguments, generator = encoder_arguments(row, data, encoder, parts, *flags), random.Random(f"{row} {method}")
     kill_after(Job("train", arguments, parts / "killed.log"), generator.randint(7, 14), generator)
-    finished = Job("train", arguments, parts / "log").wait().check()
+    finished = train_encoder(row, data, encoder, parts, *flags).check()
     assert len(finished.lines()) < 22 and "starts anew" not in finished.output
     assert (everything(whole)["beside"] is not None) == (method == "attend_out")
     assert differing(everything(parts), everything(whole)) == []
@@ -198,7 +192,7 @@ def test_a_killed_training_goes_on_waiting(tmp_path: Path) -> None:
     save = tmp_path / "save"
     kill_after(Job("train", encoder_arguments("rte", data, encoder, save, *flags), save / "log"), 14, random.Random(1))
     save = save.rename(tmp_path / "moved")
-    finished = Job("train", encoder_arguments("rte", data, encoder, save, *flags), save / "log").wait().check()
+    finished = train_encoder("rte", data, encoder, save, *flags).check()
     assert "hasn't improved for last 3 runs" in finished.output
     assert trained_state(save / "checkpoint_last.pt")["updates"] == 4 * 6
 

@@ -13,7 +13,7 @@ from fairseq.checkpoint_utils import save_checkpoint
 from fairseq.data import FairseqDataset, LanguagePairDataset, ListDataset, data_utils
 from fairseq.logging import metrics
 from fairseq.modules.dynamic_crf_layer import DynamicCRF
-from fairseq_cli.train import should_stop_early
+from fairseq_cli.train import should_stop_early as waiting
 
 from attn_reg_plugin.tasks.attn_reg_task import AttnRegTask
 from attn_reg_plugin.tasks.fairseq_fixes.resuming import repair_last
@@ -94,22 +94,16 @@ def test_a_resumed_training_has_the_batches_of_an_undisturbed_one(kind: type, me
         assert batches(GivenModel, "", 0) != expected, "stock fairseq makes others"
 
 
-@pytest.fixture
-def waiting(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """fairseq's function of `--patience`, in a process that has validated nothing so far."""
-    for function in (should_stop_early, save_checkpoint):
-        monkeypatch.setattr(function, "__dict__", {})
-    return should_stop_early
-
-
 @METHODS
 @pytest.mark.parametrize(
     ("updates", "restores", "expected"), [(7, True, (3.5, 2)), (7, False, None), (8, True, None), (0, True, None)]
 )
 def test_patience_goes_on_waiting(
-    updates: int, restores: bool, expected: Any, method: str, waiting: Any, tmp_path: Path
+    updates: int, restores: bool, expected: Any, method: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """In any task; not where fairseq resets its own best value, or where the checkpoint is another one."""
+    for function in (waiting, save_checkpoint):
+        monkeypatch.setattr(function, "__dict__", {})  # as in a process that has validated nothing so far
     flags = {"attn_reg": method, "attn_save_dir": str(tmp_path)}
     first = attached(transformer(), **flags)
     assert "patience" not in first.state_dict()

@@ -25,8 +25,8 @@ from attn_reg_plugin.labelled.corruption import rare_words
 from attn_reg_plugin.labelled.metrics import SCORES
 from tests.comparing import differing
 from tests.models.hf_folders import TOYS, make_encoder, make_toy, tokenizer
-from tests.tasks.encoder_runs import encoder_arguments, keep_curve
-from tests.tasks.fairseq_runs import PLUGIN, Finished, Job, read_checkpoint, run
+from tests.tasks.encoder_runs import encoder_arguments, keep_curve, train_encoder
+from tests.tasks.fairseq_runs import PLUGIN, read_checkpoint, run
 
 pytestmark = pytest.mark.slow
 
@@ -42,11 +42,6 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for row in TOYS:
         make_toy(folder / row, row)
     return folder
-
-
-def train(row: str, data: Path, encoder: Path, save: Path, *flags: str, **options: Any) -> Finished:
-    arguments = encoder_arguments(row, data / row, encoder, save, *flags)
-    return Job("train", arguments, save / "train.log", **options).wait()
 
 
 #: fairseq's Adam adds its epsilon before the bias correction and PyTorch's after it: a tiny one makes them the same
@@ -97,7 +92,9 @@ def plain_losses(row: str, encoder: Path, examples: list[Any], kept: dict[str, A
 def test_the_loss_curve_is_that_of_a_plain_loop(row: str, data: Path, encoder: Path, tmp_path: Path) -> None:
     """With dropout and a short last batch; the two differ by round-off only."""
     flags = [*CURVE.split(), "--adam-betas", "(0.9, 0.999)"]
-    train(row, data, encoder, tmp_path, *flags, prepare=partial(keep_curve, tmp_path / "curve.pt")).check()
+    train_encoder(
+        row, data / row, encoder, tmp_path, *flags, prepare=partial(keep_curve, tmp_path / "curve.pt")
+    ).check()
     kept = torch.load(tmp_path / "curve.pt", weights_only=True)
     ours = [loss for _, loss in kept["batches"]]
     assert len(ours) == 20 and {len(chosen) for chosen, _ in kept["batches"]} == {8, 1}
@@ -107,23 +104,16 @@ def test_the_loss_curve_is_that_of_a_plain_loop(row: str, data: Path, encoder: P
     assert max(ours) - min(ours) > 0.1, "it moved"
 
 
-@pytest.fixture(scope="module", params=TOYS)
-def trained(
-    request: pytest.FixtureRequest, data: Path, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[str, Finished, Path]:
-    """A training of each kind with AD-DROP, and R-Drop; its pretrained encoder is gone afterwards."""
-    row, folder = request.param, tmp_path_factory.mktemp("trained")
-    encoder = make_encoder(folder / "tiny")
+@pytest.mark.parametrize("row", TOYS)
+def test_a_trained_encoder_is_used(row: str, data: Path, tmp_path: Path) -> None:
+    """With AD-DROP and R-Drop: its best validation, its predictions, and `fairseq-validate` say the same.
+
+    Its pretrained encoder is gone afterwards.
+    """
+    folder, encoder = tmp_path / "run", make_encoder(tmp_path / "tiny")
     flags = "--attn-reg ad_drop+r_drop --ad-drop-p 0.4 --ad-drop-q 0.5 --ad-drop-cross-tuning off --max-epoch 3"
-    flags += " --lr 0.005"
-    finished = train(row, data, encoder, folder / "run", *flags.split()).check()
+    finished = train_encoder(row, data / row, encoder, folder, *flags.split(), "--lr", "0.005").check()
     shutil.rmtree(encoder)
-    return row, finished, folder / "run"
-
-
-def test_a_trained_encoder_is_used(trained: tuple[str, Finished, Path], data: Path, tmp_path: Path) -> None:
-    """The best validation, the predictions and `fairseq-validate` say the same."""
-    row, finished, folder = trained
     task, metric = find_task(row), TOYS[row][2]
     values = [float(line[f"valid_{metric}"]) for line in finished.lines("valid")]
     assert len(values) == 3
@@ -146,9 +136,9 @@ def test_a_trained_encoder_is_used(trained: tuple[str, Finished, Path], data: Pa
 def test_q_zero_is_plain_and_a_moved_run_still_works(data: Path, encoder: Path, tmp_path: Path) -> None:
     """A moved run knows the words that it planted, without the training set that they were chosen by."""
     short = ["--max-epoch", "1", "--shortcut", "0.5", "--shortcut-at-evaluation", "random"]
-    output = train("rte", data, encoder, tmp_path / "plain", *short).check().output
+    output = train_encoder("rte", data / "rte", encoder, tmp_path / "plain", *short).check().output
     nothing = ["--attn-reg", "ad_drop", "--ad-drop-q", "0", "--ad-drop-cross-tuning", "off"]
-    train("rte", data, encoder, tmp_path / "zero", *short, *nothing).check()
+    train_encoder("rte", data / "rte", encoder, tmp_path / "zero", *short, *nothing).check()
     ours, plain = (read_checkpoint(tmp_path / name / "checkpoint_last.pt")["model"] for name in ("zero", "plain"))
     assert differing(dict(ours), dict(plain)) == []
     words = rare_words(tokenizer(), 2, read_split(find_task("rte"), data / "rte", "train"))

@@ -51,6 +51,15 @@ def noisy(noise: str) -> dict[str, Any]:
     return batch
 
 
+def heard(task: Any) -> list[tuple[Any, Tensor]]:
+    """From now on the outputs that the task's objective is given, and its F of them."""
+    seen: list[tuple[Any, Tensor]] = []
+    held = task.regularizer.objective
+    inner = held.objective
+    held.objective = lambda outputs, inputs: seen.append((outputs, inner(outputs, inputs))) or seen[-1][1]
+    return seen
+
+
 @pytest.mark.parametrize("labels", ["pseudo", "gold"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_models_that_insert_words(family: str, labels: str) -> None:
@@ -104,12 +113,10 @@ def test_a_language_model_with_an_adaptive_softmax(labels: str) -> None:
     loss = AdaptiveLoss(SimpleNamespace(target_dictionary=words()), False)
     loss.ddp_backend = "no_c10d"
     task = attached(model, attn_sites="decoder.self", ad_drop_labels=labels)
-    seen: list[Tensor] = []
-    inner = task.regularizer.objective.objective
-    task.regularizer.objective.objective = lambda outputs, inputs: seen.append(outputs) or inner(outputs, inputs)
+    seen = heard(task)
     _, log = step(task, model, batch, loss)
     assert log["attn_reg/dropped/decoder.self[1]"] > 0 and log["attn_reg/fallbacks"] == 0
-    assert seen[0].shape == (3, 6, len(words())), "log-probabilities of words, not features"
+    assert seen[0][0].shape == (3, 6, len(words())), "log-probabilities of words, not features"
 
 
 @pytest.mark.parametrize("masked", [True, False])
@@ -126,19 +133,17 @@ def test_a_masked_lm(labels: str, masked: bool) -> None:
         SimpleNamespace(tpu=False), SimpleNamespace(source_dictionary=words(), target_dictionary=words())
     )
     task = attached(model, ad_drop_labels=labels)
-    given: list[Tensor] = []
-    inner = task.regularizer.objective.objective
-    task.regularizer.objective.objective = lambda *seen: given.append(inner(*seen)) or given[-1]
+    seen = heard(task)
     _, log = step(task, model, batch, loss)
     assert log["attn_reg/fallbacks"] == 0 and log["attn_reg/forwards"] == 1
     task.regularizer.detach()
     chances = model(batch["net_input"]["src_tokens"])[0].detach().log_softmax(-1)
     chances[..., 1] = -torch.inf if labels == "pseudo" else chances[..., 1]
     best = chances.max(-1).values if labels == "pseudo" else chances.gather(-1, target[..., None])[..., 0]
-    torch.testing.assert_close(given[0], best[target.ne(1)].sum())
+    torch.testing.assert_close(seen[0][1], best[target.ne(1)].sum())
 
 
-def test_frames_of_speech_count_where_they_are_real() -> None:
+def test_frames_of_speech_count_where_they_are_real_and_other_outputs_are_refused() -> None:
     logits, padded = torch.randn(4, 2, 5), torch.tensor([[False] * 4, [False, False, True, True]])
     objective = FairseqObjective(OfOutputs("pseudo"), "pseudo", None, "a model")
     best = logits.transpose(0, 1).log_softmax(-1).max(-1).values
@@ -146,9 +151,6 @@ def test_frames_of_speech_count_where_they_are_real() -> None:
     torch.testing.assert_close(objective(outputs, {"targets": torch.ones(2, 3)}), best[~padded].sum())
     with pytest.raises(ValueError, match=r"Wav of a task: .*needs gold labels.*--ad-drop-labels pseudo"):
         FairseqObjective(OfOutputs("gold"), "gold", None, "Wav of a task")(outputs, {"targets": torch.ones(2, 3)})
-
-
-def test_outputs_without_logits_are_refused_in_the_words_of_the_command_line() -> None:
     objective = FairseqObjective(OfOutputs("pseudo"), "pseudo", None, "Strange of my_task")
     with pytest.raises(ValueError, match=r"^Strange of my_task: .*of type dict.*--ad-drop-attribution random"):
         objective({"x": torch.ones(2, 3)}, {})

@@ -20,6 +20,7 @@ from attn_reg_plugin.tasks.attn_reg_translation import AttnRegTranslationTask
 from tests.backends.fairseq_models import transformer, words
 from tests.tasks.fairseq_runs import AD_DROP, Finished, make_corpus, train
 from tests.tasks.tasks_in_process import (
+    PROGRESS,
     GivenModel,
     Regularized,
     RegularizedExperts,
@@ -91,7 +92,6 @@ def trained(kind: type = Regularized, batch: dict[str, Any] | None = None, **fla
 
 
 ALIGNED = {**sample(), "alignments": torch.zeros(4, 2).long(), "align_weights": torch.ones(4)}
-PROGRESS = {"attn_reg": "head_drop", "head_drop_unit": "progress", "head_drop_turn": 0.5, "head_drop_end": 1.0}
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "a batch for each pair": (
         lambda: multilingual(attn_reg="attend_out"),

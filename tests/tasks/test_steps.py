@@ -18,6 +18,7 @@ from attn_reg_plugin.tasks.fairseq_settings import total_epochs, total_updates
 from tests.backends.fairseq_models import transformer
 from tests.tasks.fairseq_runs import train
 from tests.tasks.tasks_in_process import (
+    PROGRESS,
     GivenModel,
     Regularized,
     RegularizedOlder,
@@ -184,46 +185,26 @@ def test_what_comes_first_ends_it(
         assert (total_updates(older, batches), total_epochs(older, batches)) == (updates, epochs)
 
 
-#: a probability that falls from the middle of the training to its end
-PROGRESS = {
-    "attn_reg": "head_drop",
-    "head_drop_unit": "progress",
-    "head_drop_p": 0.4,
-    "head_drop_turn": 0.5,
-    "head_drop_end": 1.0,
-}
-
-
 @pytest.mark.parametrize(
     ("kind", "flags"),
-    [(Regularized, {"attn_max_update": 8}), (RegularizedOlder, {"max_update": 8, "max_epoch": 0, "update_freq": [1]})],
+    [
+        (Regularized, {"attn_max_update": 8}),
+        (RegularizedOlder, {"max_update": 8, "max_epoch": 0, "update_freq": [1]}),
+        *(
+            (Regularized, {"data": data, "attn_max_epoch": 4, **more})
+            for data in ("a", "a:b")
+            for more in ({}, {"attn_max_update": 28})
+        ),
+    ],
 )
-def test_the_task_announces_it(kind: type, flags: dict[str, Any]) -> None:
-    task = attached(transformer(), kind, **PROGRESS, **flags)
-    step(task, task.regularizer.model, sample())
-    task.regularizer.begin_update(2)
-    assert task.regularizer.drop_probability() == pytest.approx(0.2)
-
-
-class Listed(GivenModel):
-    """A task whose training set is its iterator."""
-
-    def get_batch_iterator(self, dataset: list, *args: Any, **kwargs: Any) -> list:
-        return dataset
-
-
-class RegularizedListed(Regularized, Listed):
-    """Regularized."""
-
-
-@pytest.mark.parametrize("data", ["a", "a:b"])
-def test_the_first_epoch_tells_it(data: str) -> None:
-    """With data in several parts, every epoch is taken to be as long."""
-    for flags in ({"attn_max_epoch": 4}, {"attn_max_epoch": 4, "attn_max_update": 28}):
-        task = attached(transformer(), RegularizedListed, **PROGRESS, data=data, **flags)
+def test_the_task_announces_it(kind: type, flags: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """From flags, or from the first epoch; with data in several parts, every epoch is taken to be as long."""
+    task, listed = attached(transformer(), kind, **PROGRESS, **flags), "data" in flags
+    if listed:  # a training set that is its iterator
+        monkeypatch.setattr(GivenModel, "get_batch_iterator", lambda self, dataset, **_: dataset, raising=False)
         task.datasets = {"train": [None] * 7}
         task.get_batch_iterator(task.datasets["train"])
-        step(task, task.regularizer.model, sample())
-        task.regularizer.begin_update(7)
-        assert task.regularizer.drop_probability() == pytest.approx(0.2) and not task._iterators
-        assert task.state_dict()["attn_reg_first_epoch"] == 7
+    step(task, task.regularizer.model, sample())
+    task.regularizer.begin_update(7 if listed else 2)
+    assert task.regularizer.drop_probability() == pytest.approx(0.2)
+    assert not listed or (not task._iterators and task.state_dict()["attn_reg_first_epoch"] == 7)
