@@ -45,28 +45,30 @@ class AttentionCall:
     request: Request = NOTHING
     tape: Tape | None = None
     uniform: bool = False
-    keep: Tensor | PackedMask | None = None
+    keep: PackedMask | None = None
     chosen: bool = False
     graded: bool = field(default_factory=torch.is_grad_enabled)
     recomputed: int = -1
     counted: set[int] = field(default_factory=set)
 
-    def keep_mask(self, shape: tuple[int, ...], valid: Tensor | None, device: torch.device) -> Tensor | None:
+    def keep_mask(self, shape: tuple[int, ...], valid: Tensor | None, device: torch.device) -> PackedMask | None:
         """Return the keep mask for a map of `shape` (B, H, T, S), or broadcastable to it; None keeps all.
 
         Raises:
             RuntimeError: the map has another shape than the one the mask was made for.
         """
         if self.request.sampler is not None:
-            return self.request.sampler(self, shape, valid, device)
+            return PackedMask.of(self.request.sampler(self, shape, valid, device), valid)
         if not self.chosen:
-            self.keep, self.chosen = self._chosen(), True
-        if self.keep is not None and not fits(self.keep, shape):
-            raise RuntimeError(
-                f"{self.site.name}: the keep mask is {tuple(self.keep.shape)}, but the attention map is "
-                f"{tuple(shape)}; the probe and the forward saw different inputs"
-            )
-        return self.keep.unpacked() if isinstance(self.keep, PackedMask) else self.keep
+            keep, self.chosen = self._chosen(), True
+            if keep is not None and not fits(keep, shape):
+                self.chosen = False
+                raise RuntimeError(
+                    f"{self.site.name}: the keep mask is {tuple(keep.shape)}, but the attention map is "
+                    f"{tuple(shape)}; the probe and the forward saw different inputs"
+                )
+            self.keep = PackedMask.of(keep, valid) if isinstance(keep, Tensor) else keep
+        return self.keep
 
     def _chosen(self) -> Tensor | PackedMask | None:
         masks = self.request.masks

@@ -54,12 +54,6 @@ class Tape:
         if self.output is None:
             self.output, self.value, self.valid = output, value, valid
 
-    def whole(self) -> Tensor:
-        """Return the keep mask that drops nothing: bool (B, H, T, S), the call's valid positions."""
-        shape = *self.output.shape[:-1], self.value.size(-2)
-        keep = torch.ones(shape, dtype=torch.bool, device=self.value.device)
-        return keep if self.valid is None else keep & self.valid
-
 
 @dataclass(eq=False)
 class Recording:

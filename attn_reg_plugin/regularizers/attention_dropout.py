@@ -74,7 +74,7 @@ class AttentionDropout(Regularizer):
         for site in self.attached_sites if self.where == "weights" else ():
             calls = len(site.calls.made)
             if calls and site.request.weights_dropout > 0:
-                self.count_share(site, self.p * calls, calls)
+                self.count_share([site], self.p * calls, calls)
 
 
 def _bernoulli(p: float, shape: tuple[int, ...], valid: Tensor | None, generator: torch.Generator) -> Tensor:

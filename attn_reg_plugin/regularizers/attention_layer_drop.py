@@ -65,5 +65,5 @@ class AttentionLayerDrop(Regularizer):
         if call:
             generator = torch.Generator().manual_seed(derived(seed, call))
             dropped = bool(torch.rand((), generator=generator) < self.p)
-        self.count_share(site, float(dropped))
+        self.count_share([site], float(dropped))
         return dropped

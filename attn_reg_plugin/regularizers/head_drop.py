@@ -8,6 +8,7 @@ nothing to rescale: then one, any of them alike, is kept. The paper's schedule h
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
@@ -92,9 +93,9 @@ class HeadDrop(Timed):
         for site in self.attached_sites:
             site.ask(factor=partial(_factor, self.sampler(site, draw)))
 
-    def count_dropped(self, site: AttentionSite, keep: Tensor, valid: Tensor | None) -> None:
+    def count_dropped(self, sites: Sequence[AttentionSite], keep: Tensor, valid: Tensor | None) -> None:
         """Heads are counted, not positions."""
-        super().count_dropped(site, keep, None)
+        super().count_dropped(sites, keep, None)
 
 
 def heads_kept(p: float, shape: tuple[int, ...], valid: Tensor | None, generator: torch.Generator) -> Tensor:

@@ -91,7 +91,7 @@ class LayerDrop(Regularizer):
         generator = torch.Generator().manual_seed(derived(seed, call))
         left_out = bool(torch.rand((), generator=generator) < self.p)
         for site in sites:
-            self.count_share(site, float(left_out))
+            self.count_share([site], float(left_out))
         return left_out
 
 

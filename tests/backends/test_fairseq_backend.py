@@ -14,9 +14,13 @@ from fairseq.modules import MultiheadAttention
 from torch import Tensor, nn
 
 from attn_reg_plugin import ADDrop, find_sites
+from attn_reg_plugin.attention.attribution import Attributed
+from attn_reg_plugin.attention.masks import PackedMask
+from attn_reg_plugin.attention.sites import AttentionSite
 from attn_reg_plugin.backends.fairseq import FairseqBackend, padding_index
 from attn_reg_plugin.regularizers import build
 from attn_reg_plugin.regularizers.ad_drop import ad_drop
+from attn_reg_plugin.regularizers.base.forward import Forward
 from tests.backends.fairseq_models import HEADS, LAYERS, batch, transformer
 from tests.backends.materialized import Materialized
 
@@ -108,13 +112,27 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Tensor]]:
     """The attributions that AD-DROP draws its masks from, in the order of the sites."""
     seen: list[Tensor] = []
     draw: Callable[..., Tensor] = ad_drop.sample_keep
+    masks, before = ADDrop._masks, ADDrop.before_forward
+    stacked: list[Tensor] = []
+    of_sites: dict[AttentionSite, Tensor] = {}
 
     def listen(attribution: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        seen.append(attribution)
+        stacked.append(attribution)
         return draw(attribution, *args, **kwargs)
+
+    def split(method: ADDrop, calls: list[Attributed], *args: Any) -> list[PackedMask]:
+        made = masks(method, calls, *args)
+        of_sites.update(zip([call.site for call in calls], stacked.pop().chunk(len(calls)), strict=True))
+        return made
+
+    def in_order(method: ADDrop, forward: Forward) -> None:
+        before(method, forward)
+        seen.extend(of_sites[site] for site in method.attached_sites)
 
     with monkeypatch.context() as patch:
         patch.setattr(ad_drop, "sample_keep", listen)
+        patch.setattr(ADDrop, "_masks", split)
+        patch.setattr(ADDrop, "before_forward", in_order)
         yield seen
 
 

@@ -250,7 +250,8 @@ def _valid_and_bias(
         return torch.ones(queries, keys, dtype=torch.bool, device=query.device).tril(), bias
     if mask is None:
         return None, bias
-    return split_mask(mask[..., :keys], query, bias, _MASKED_BY.get(type(module).__name__, MASKED))
+    mask = mask if mask.size(-1) == keys else mask[..., :keys]  # the same object for all layers, if it can be
+    return split_mask(mask, query, bias, _MASKED_BY.get(type(module).__name__, MASKED))
 
 
 def _causal(module: nn.Module, kwargs: dict[str, Any]) -> bool:

@@ -8,7 +8,7 @@ key of attention only, and keeps its own residual stream.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -117,17 +117,19 @@ def hide_tokens(method: ADDrop, forward: Forward) -> None:
                     among = candidate_tokens(valid, stack, inputs)
                     keep = hidden_tokens(score, among, method.p, method.q, method.direction, enabled=finite)
                     _count(method, called, keep, among)
+                packed: dict[Tensor | None, PackedMask] = {}  # one for all that have one mask of valid keys
                 for site in called:
-                    masks[site].append(PackedMask(keep))
+                    if (there := site.tapes[index].valid) not in packed:
+                        packed[there] = PackedMask.of(keep, there)
+                    masks[site].append(packed[there])
     for site, calls in masks.items():
         site.ask(masks=tuple(calls))
 
 
-def _count(method: ADDrop, sites: Iterable[AttentionSite], keep: Tensor, among: Tensor) -> None:
+def _count(method: ADDrop, sites: Sequence[AttentionSite], keep: Tensor, among: Tensor) -> None:
     """Add to the drop rate of each site the share of the tokens that may be hidden, `among` (B, S), that are."""
-    share = dropped_fraction(keep[:, 0, 0] & among, among)
-    for site in sites:
-        method.count_share(site, *share)
+    if sites:
+        method.count_share(sites, *(one.squeeze() for one in dropped_fraction(keep[:, 0, 0] & among, among)))
 
 
 def _tokens_at_random(

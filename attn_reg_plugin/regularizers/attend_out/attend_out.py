@@ -189,7 +189,7 @@ class AttendOut(Regularizer):
         for site in self.attached_sites:
             pairs = valid_pairs(site.stack, site.kind, tokens)
             site.ask(keep=masks[site.name].unsqueeze(1), once=ONE_CALL)
-            self.count_dropped(site, masks[site.name] & pairs, pairs)
+            self.count_dropped([site], masks[site.name] & pairs, pairs)
 
     def end_update(self) -> None:
         """The defender's step on the batches of this update and, after T updates, the end of the round."""

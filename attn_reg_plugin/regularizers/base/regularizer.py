@@ -350,17 +350,18 @@ class Regularizer(metaclass=_Documented):
         keep = draw(shape, valid, torch.Generator(device).manual_seed(derived(seed, call.index)))
         if seed not in call.counted:
             call.counted.add(seed)
-            self.count_dropped(site, keep, valid)
+            self.count_dropped([site], keep, valid)
         return keep
 
-    def count_dropped(self, site: AttentionSite, keep: Tensor, valid: Tensor | None) -> None:
-        """Add a mask to the drop rate of its site."""
-        self.count_share(site, *dropped_fraction(keep, valid))
+    def count_dropped(self, sites: Sequence[AttentionSite], keep: Tensor, valid: Tensor | None) -> None:
+        """Add the masks of sites, one after the other, to their drop rates."""
+        self.count_share(sites, *dropped_fraction(keep, valid, len(sites)))
 
-    def count_share(self, site: AttentionSite, dropped: float | Tensor, total: float | Tensor = 1.0) -> None:
-        """Add so many dropped of so many to the drop rate of a site."""
-        for key, value in zip(drop_rate(self, site).keys, (dropped, total), strict=True):
-            self.statistics.add(key, value)
+    def count_share(self, sites: Sequence[AttentionSite], dropped: float | Tensor, total: float | Tensor = 1.0) -> None:
+        """Add so many dropped of so many to the drop rate of each site: a number for all, or one each, (sites,)."""
+        rates = [drop_rate(self, site) for site in sites]
+        self.statistics.add(tuple(rate.key for rate in rates), dropped)
+        self.statistics.add(tuple(rate.mean_of for rate in rates), total)
 
 
 def check_state(state: Mapping[str, Any], name: str) -> None:
