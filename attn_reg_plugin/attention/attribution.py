@@ -26,6 +26,11 @@ NO_GRADIENTS = (
 CHUNK_BYTES = 2**23
 
 
+def sites_of_a_chunk(shape: tuple[int, ...]) -> int:
+    """Return how many sites with maps of `shape` (B, H, T, S) are worked on together, at least 1."""
+    return max(1, CHUNK_BYTES // max(1, 4 * math.prod(shape)))
+
+
 class Attributed(NamedTuple):
     """A call of the probe: its site, its tape, and what it is attributed by, None where F does not depend on it."""
 
@@ -42,7 +47,7 @@ def together(calls: Iterable[Attributed]) -> Iterator[list[Attributed]]:
         shapes = None if valid is None else valid.shape, call.given is None, output.device
         alike.setdefault((output.shape, value.shape, *shapes), []).append(call)
     for (output, value, *_), group in alike.items():
-        size = max(1, CHUNK_BYTES // max(1, 4 * math.prod(output[:-1]) * value[-2]))
+        size = sites_of_a_chunk((*output[:-1], value[-2]))
         yield from (group[i : i + size] for i in range(0, len(group), size))
 
 

@@ -58,7 +58,8 @@ class AttentionCall:
             RuntimeError: the map has another shape than the one the mask was made for.
         """
         if self.request.sampler is not None:
-            return PackedMask.of(self.request.sampler(self, shape, valid, device), valid)
+            keep = self.request.sampler(self, shape, valid, device)
+            return PackedMask.of(keep, valid) if isinstance(keep, Tensor) else keep
         if not self.chosen:
             keep, self.chosen = self._chosen(), True
             if keep is not None and not fits(keep, shape):

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from attn_reg_plugin.attention.sites import AttentionSite
     from attn_reg_plugin.attention.tokens import TokenBias
 
-#: draws a keep mask: (call, shape (B, H, T, S), valid, device) -> bool mask; the same mask whenever a call asks again
-MaskSampler = Callable[["AttentionCall", tuple[int, ...], Tensor | None, torch.device], Tensor]
+#: draws a keep mask: (call, shape (B, H, T, S), valid, device) -> bool, or packed; the same whenever a call asks again
+MaskSampler = Callable[["AttentionCall", tuple[int, ...], Tensor | None, torch.device], Tensor | PackedMask]
 #: sees the map of a call: (call, weights (B, H, T, S), valid)
 Look = Callable[["AttentionCall", Tensor, Tensor | None], None]
 #: whether the layer of these sites is left out of its call of this number

@@ -63,11 +63,9 @@ class AttentionDropout(Regularizer):
 
     def before_forward(self, forward: Forward) -> None:
         """Tell each site its p, or how its mask is drawn."""
+        scores = {"sampler": self.sampler(partial(_bernoulli, self.p))} if self.where == "scores" else {}
         for site in self.attached_sites:
-            if self.where == "scores":
-                site.ask(sampler=self.sampler(site, partial(_bernoulli, self.p)))
-            else:
-                site.ask(weights_dropout=self.p)
+            site.ask(**(scores or {"weights_dropout": self.p}))
 
     def after_forward(self, outputs: Any) -> None:
         """Count p of weights, for each call that came."""

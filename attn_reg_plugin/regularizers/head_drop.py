@@ -8,7 +8,6 @@ nothing to rescale: then one, any of them alike, is kept. The paper's schedule h
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
@@ -16,10 +15,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from attn_reg_plugin.attention.calls import AttentionCall
-from attn_reg_plugin.attention.requests import MaskSampler
-from attn_reg_plugin.attention.sites import AttentionSite
+from attn_reg_plugin.attention.masks import dropped_fraction
 from attn_reg_plugin.regularizers.base import Preset, option, register
+from attn_reg_plugin.regularizers.base.drawn import Drawn
 from attn_reg_plugin.regularizers.base.forward import Forward
 from attn_reg_plugin.regularizers.scheduled_dropout import STARTS, UNITS, Curve, Timed
 
@@ -90,12 +88,9 @@ class HeadDrop(Timed):
     def before_forward(self, forward: Forward) -> None:
         """Leave on each site how its heads are drawn."""
         draw = partial(heads_kept, self.drop_probability())
+        factor = Drawn(self, draw, lambda keep, _, n: (rescaled(keep).chunk(n), *dropped_fraction(keep, None, n)))
         for site in self.attached_sites:
-            site.ask(factor=partial(_factor, self.sampler(site, draw)))
-
-    def count_dropped(self, sites: Sequence[AttentionSite], keep: Tensor, valid: Tensor | None) -> None:
-        """Heads are counted, not positions."""
-        super().count_dropped(sites, keep, None)
+            site.ask(factor=factor)
 
 
 def heads_kept(p: float, shape: tuple[int, ...], valid: Tensor | None, generator: torch.Generator) -> Tensor:
@@ -107,9 +102,3 @@ def heads_kept(p: float, shape: tuple[int, ...], valid: Tensor | None, generator
 def rescaled(keep: Tensor) -> Tensor:
     """Return the factor of the heads' outputs: H / (number kept) or 0, fp32 (B, H, 1, 1)."""
     return keep.float() * (keep.size(1) / keep.sum(1, keepdim=True))
-
-
-def _factor(
-    sampler: MaskSampler, call: AttentionCall, shape: tuple[int, ...], valid: Tensor | None, device: torch.device
-) -> Tensor:
-    return rescaled(sampler(call, shape, valid, device))

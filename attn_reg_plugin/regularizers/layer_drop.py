@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from attn_reg_plugin.attention.calls import AttentionCall, derived, graph_task, recomputed
-from attn_reg_plugin.attention.requests import LayerPlan
+from attn_reg_plugin.attention.requests import LayerPlan, Request
 from attn_reg_plugin.attention.selection import all_sites
 from attn_reg_plugin.attention.sites import AttentionSite
 from attn_reg_plugin.regularizers.base import Preset, Regularizer, option, register
@@ -162,7 +162,10 @@ class Layer(StandIn):
         if call is None or not call.uniform:
             return self._run(call, states, args, kwargs)
         if call.bare is None:
-            with same_randomness(states.device):
+            with same_randomness(states.device), ExitStack() as put_back:
+                for site in filter(lambda one: one.active, self._here(call.index)):  # nothing is drawn for it
+                    put_back.callback(site.put_in_place, site.request)
+                    site.put_in_place(Request(uniform=lambda _: True))
                 outputs = self._run(call, states, args, kwargs)
             return states if isinstance(outputs, Tensor) else type(outputs)((states, *outputs[1:]))
         kind, rest = call.bare

@@ -350,7 +350,7 @@ class ScheduledDropout(Timed):
         drop = self.drop_probabilities()
         for site in self.attached_sites:
             if drop[site.name] > 0:
-                site.ask(sampler=self.sampler(site, partial(_bernoulli, drop[site.name])))
+                site.ask(sampler=self.sampler(partial(_bernoulli, drop[site.name]), alone=True))
 
     def rehearse(self, forward: Forward) -> None:
         """Run the forward once through regularized attention in which nothing is dropped yet."""

@@ -147,8 +147,9 @@ class ADDrop(CrossTuned):
         if self.unit == "token":
             return hide_tokens(self, forward)
         if self.attribution == "random":
+            sampler = self.sampler(self._sample_at_random)
             for site in sites:
-                site.ask(sampler=self.sampler(site, self._sample_at_random))
+                site.ask(sampler=sampler)
             return
         masks: dict[Tape, PackedMask] = {}
         with (
