@@ -272,8 +272,8 @@ def _record(tape: Tape, inputs: Inputs) -> Tensor:
     value = inputs.value
     if tape.tokens is not None:
         beta = tape.tokens.leaf(tape.index, inputs.key, inputs.valid)
-        query, key, scale = with_bias(inputs.query, inputs.key, inputs.scale, beta)
-        inputs = inputs._replace(query=query, key=key, scale=scale)
+        scale = inputs.query.size(-1) ** -0.5 if inputs.scale is None else inputs.scale
+        inputs = Inputs(*with_bias(*inputs[:3], scale, beta), *inputs[3:5], scale, *inputs[6:])
     if tape.needs_weights:
         if tape.weights is None:
             tape.weights = _weights(inputs).detach()
@@ -287,9 +287,10 @@ def _record(tape: Tape, inputs: Inputs) -> Tensor:
         with torch.autocast("cpu", enabled=False):
             bias = None if inputs.bias is None else inputs.bias.float()
             query, key = inputs.query.float(), inputs.key.float()
-            output = _attend(inputs._replace(query=query, key=key, value=value.float(), bias=bias))
+            output = _attend(inputs._replace(query=query, key=key, value=inputs.value.float(), bias=bias))
     else:
         output = _attend(inputs)
+    output = output[..., : value.size(-1)]
     if not output.requires_grad:
         output = output.detach().requires_grad_(torch.is_grad_enabled())
     tape.keep(output, value.detach(), inputs.valid)
