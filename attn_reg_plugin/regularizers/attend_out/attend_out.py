@@ -22,6 +22,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from attn_reg_plugin.attention.sites import AttentionSite
 from attn_reg_plugin.regularizers.attend_out.defender import Defender
 from attn_reg_plugin.regularizers.attend_out.game import Game, on_cpu
 from attn_reg_plugin.regularizers.attend_out.generator import Generator, embeddings_of, valid_pairs
@@ -186,10 +187,14 @@ class AttendOut(Regularizer):
     def before_forward(self, forward: Forward) -> None:
         """The attacker's masks for this batch, proposed by the generator and set on the sites."""
         masks, tokens = self.start(forward.model).propose(forward.inputs, forward.supplied.counts)
+        alike: dict[tuple[str, str], list[AttentionSite]] = {}
         for site in self.attached_sites:
-            pairs = valid_pairs(site.stack, site.kind, tokens)
             site.ask(keep=masks[site.name].unsqueeze(1), once=ONE_CALL)
-            self.count_dropped([site], masks[site.name] & pairs, pairs)
+            alike.setdefault((site.stack, site.kind), []).append(site)
+        for kind, sites in alike.items():
+            pairs = valid_pairs(*kind, tokens)
+            keep = torch.stack([masks[site.name] for site in sites]) & pairs
+            self.count_dropped(sites, keep.flatten(0, 1), pairs)
 
     def end_update(self) -> None:
         """The defender's step on the batches of this update and, after T updates, the end of the round."""
