@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,21 +31,17 @@ def sites_of_a_chunk(shape: tuple[int, ...]) -> int:
     return max(1, CHUNK_BYTES // max(1, 4 * math.prod(shape)))
 
 
-class Attributed(NamedTuple):
-    """A call of the probe: its site, its tape, and what it is attributed by, None where F does not depend on it."""
-
-    site: AttentionSite
-    tape: Tape
-    given: Tensor | None
+#: a call of the probe: its site, its tape, and what it is attributed by, None where F does not depend on it
+Attributed = tuple[AttentionSite, Tape, Tensor | None]
 
 
 def together(calls: Iterable[Attributed]) -> Iterator[list[Attributed]]:
     """Split calls into chunks of one shape, whose maps may be stacked; see `CHUNK_BYTES`."""
     alike: dict[tuple[Any, ...], list[Attributed]] = {}
     for call in calls:
-        output, value, valid = call.tape.output, call.tape.value, call.tape.valid
-        shapes = None if valid is None else valid.shape, call.given is None, output.device
-        alike.setdefault((output.shape, value.shape, *shapes), []).append(call)
+        _, tape, given = call
+        shapes = [None if one is None else one.shape for one in (tape.output, tape.value, tape.valid)]
+        alike.setdefault((*shapes, given is None, tape.output.device), []).append(call)
     for (output, value, *_), group in alike.items():
         size = sites_of_a_chunk((*output[:-1], value[-2]))
         yield from (group[i : i + size] for i in range(0, len(group), size))

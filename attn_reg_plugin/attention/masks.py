@@ -253,10 +253,9 @@ def dropped_fraction(keep: Tensor, valid: Tensor | None, sites: int = 1) -> tupl
     # filled there: a number that is copied to the device would wait for it
     total = torch.full((sites,), float(keep.numel() // sites), device=keep.device)
     if valid is not None:
-        parts = sites if valid.size(0) == keep.size(0) else 1
-        counts = valid.reshape(parts, -1).sum(-1).float()
-        total = (counts * (keep.numel() * parts / (sites * valid.numel()))).expand(sites)
-    return total - keep.reshape(sites, -1).sum(-1).float(), total
+        parts = sites if len(valid) == len(keep) else 1
+        total = valid.reshape(parts, -1).sum(-1).float() * (keep.numel() * parts / (sites * valid.numel()))
+    return total - keep.reshape(sites, -1).sum(-1).float(), total.expand(sites)
 
 
 def all_finite(tensors: Iterable[Tensor | None]) -> Tensor:
@@ -269,18 +268,11 @@ def all_finite(tensors: Iterable[Tensor | None]) -> Tensor:
 
 
 def joined(masks: Sequence[Tensor | None], batch: int) -> Tensor | None:
-    """Return masks of one shape, (B, H, T, S) or broadcastable to it, one after the other: one mask of a larger batch.
+    """Return masks of one shape, or all None, one after the other: that of a batch as many times as large as `batch`.
 
-    Args:
-        masks: of every part; None, which all are then, means all positions.
-        batch: B.
+    They are broadcastable to (B, H, T, S).
     """
-    if masks[0] is None:
-        return None
-    first = four_dimensional(masks[0])
-    if all(mask is masks[0] for mask in masks):
-        return first if first.size(0) == 1 else first.repeat(len(masks), 1, 1, 1)
-    return torch.cat([four_dimensional(mask).expand(batch, *first.shape[1:]) for mask in masks])
+    return None if masks[0] is None else torch.cat([four_dimensional(m).expand(batch, -1, -1, -1) for m in masks])
 
 
 def _bernoulli(

@@ -122,7 +122,7 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Tensor]]:
 
     def split(method: ADDrop, calls: list[Attributed], *args: Any) -> list[PackedMask]:
         made = masks(method, calls, *args)
-        of_sites.update(zip([call.site for call in calls], stacked.pop().chunk(len(calls)), strict=True))
+        of_sites.update(zip([site for site, *_ in calls], stacked.pop().chunk(len(calls)), strict=True))
         return made
 
     def in_order(method: ADDrop, forward: Forward) -> None:

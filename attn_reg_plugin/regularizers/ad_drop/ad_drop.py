@@ -158,25 +158,25 @@ class ADDrop(CrossTuned):
         ):
             attributed, finite = self.attributions(forward)
             for calls in together(attributed):
-                masks.update(zip([call.tape for call in calls], self._masks(calls, finite), strict=True))
+                masks.update(zip([tape for _, tape, _ in calls], self._masks(calls, finite), strict=True))
             by_site = {site: tuple(masks[tape] for tape in site.tapes) for site in sites if site.tapes}
         for site, of_calls in by_site.items():
             site.ask(masks=of_calls)
 
     def _masks(self, calls: list[Attributed], finite: Tensor) -> list[PackedMask]:
         """Draw the masks of calls of one shape together."""
-        tapes, (batch, *_) = [call.tape for call in calls], calls[0].tape.output.shape
+        sites, tapes, given = zip(*calls, strict=True)
+        batch, *shape = *tapes[0].output.shape[:-1], tapes[0].value.size(-2)
         valid = joined([tape.valid for tape in tapes], batch)
-        if calls[0].given is None:
-            shape = len(calls) * batch, *tapes[0].output.shape[1:-1], tapes[0].value.size(-2)
-            keep = torch.ones(shape, dtype=torch.bool, device=finite.device)  # ties would lose the same ones always
+        if given[0] is None:  # ties would lose the same ones always
+            keep = torch.ones(len(calls) * batch, *shape, dtype=torch.bool, device=finite.device)
         else:  # a non-finite probe falls back to a plain update, without waiting for the device
-            with torch.autocast(calls[0].given.device.type, enabled=False):
-                given = torch.cat([call.given for call in calls])
+            with torch.autocast(finite.device.type, enabled=False):
+                attribution = torch.cat(given)
                 if self.attribution == "gradient":
-                    given = map_gradient(given, torch.cat([tape.value for tape in tapes]))
-            keep = sample_keep(given, valid, self.p, self.q, self.direction, enabled=finite)
-            self.count_dropped([call.site for call in calls], keep, valid)
+                    attribution = map_gradient(attribution, torch.cat([tape.value for tape in tapes]))
+            keep = sample_keep(attribution, valid, self.p, self.q, self.direction, enabled=finite)
+            self.count_dropped(sites, keep, valid)
         return PackedMask.of(keep, valid).split(len(calls))
 
     def rehearse(self, forward: Forward) -> None:
@@ -193,7 +193,7 @@ class ADDrop(CrossTuned):
     def attributions(self, forward: Forward) -> tuple[list[Attributed], Tensor]:
         """Probe, and return every call of the forward with what it is attributed by, and whether all is finite."""
         given = getattr(self, f"_{self.attribution}_attributions")(forward)
-        calls = [Attributed(*call, one) for call, one in zip(self._recorded(), given, strict=True)]
+        calls = [(*call, one) for call, one in zip(self._recorded(), given, strict=True)]
         return calls, self.check_finite(given)
 
     def _gradient_attributions(self, forward: Forward) -> list[Tensor | None]:

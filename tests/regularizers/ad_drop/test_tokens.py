@@ -107,7 +107,7 @@ def test_chosen_tokens_are_hidden_as_keys_of_all_attentions(attribution, directi
         for site in regularizer.attached_sites:
             [call] = site.calls.made
             ids = SEQUENCES[sequence_of(site)]
-            shape, valid = (3, 1, 1, ids.size(1)), (ids != PAD)[:, None, None, :]
+            shape, valid = (3, 1, ids.size(1), ids.size(1)), (ids != PAD)[:, None, None, :]
             asked[site.name] = call.keep_mask(shape, valid, torch.device("cpu")).unpacked() | ~valid
         rates = regularizer.summary()
     for name, keep in asked.items():
