@@ -16,7 +16,7 @@ from torch import Tensor
 
 from attn_reg_plugin.attention.calls import AttentionCall
 from attn_reg_plugin.attention.graphs import outside_graphs
-from attn_reg_plugin.attention.masks import PackedMask, check_mask, pack_bits, rows_of, scores_of_bits
+from attn_reg_plugin.attention.masks import PackedMask, check_mask, pack_bits, rows_of, unpack_bits
 from attn_reg_plugin.attention.requests import Tape
 from attn_reg_plugin.attention.tokens import with_bias
 
@@ -227,7 +227,7 @@ def _attend_saving_bits(live: Live, mask: PackedMask, dropout_p: float, scale: f
     keys, dead, dtype = mask.keys, mask.dead, query.dtype
 
     def additive(bits: Tensor, bias: Tensor | None) -> Tensor:
-        scores = scores_of_bits(bits, keys, dtype)
+        scores = unpack_bits(bits, keys, dtype)
         return scores if bias is None else scores + bias.to(dtype).masked_fill(dead, 0.0)
 
     scores = additive(mask.bits, bias)

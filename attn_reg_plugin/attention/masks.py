@@ -156,11 +156,17 @@ def pack_bits(mask: Tensor) -> Tensor:
     return (gathered & 255).to(torch.uint8)
 
 
-def unpack_bits(packed: Tensor, size: int) -> Tensor:
-    """Unpack what `pack_bits` packed: uint8 (..., ⌈S/8⌉) to bool (..., S), S = `size`."""
-    shifts = torch.arange(8, dtype=torch.uint8, device=packed.device)
-    bits = (packed.unsqueeze(-1) >> shifts).bitwise_and_(1).flatten(-2)
-    return bits.view(torch.bool)[..., :size]
+@lru_cache(maxsize=16)
+def _bytes_unpacked(dtype: torch.dtype, device: torch.device) -> Tensor:
+    kept = (torch.arange(256, device=device).unsqueeze(-1) >> torch.arange(8, device=device)) % 2 == 1
+    return kept if dtype == torch.bool else kept.to(dtype).log()
+
+
+def unpack_bits(packed: Tensor, size: int, dtype: torch.dtype = torch.bool) -> Tensor:
+    """Unpack what `pack_bits` packed: uint8 (..., ⌈S/8⌉) to bool (..., S), S = `size`; in a floating `dtype` to scores,
+    0 and -inf."""
+    table = _bytes_unpacked(dtype, packed.device)
+    return table.index_select(0, packed.flatten().int()).view(*packed.shape[:-1], packed.size(-1) * 8)[..., :size]
 
 
 class PackedMask:
@@ -200,18 +206,6 @@ class PackedMask:
         """Return the masks that lie one after the other in the first dimension."""
         both = (tensor.unflatten(0, (parts, -1)).unbind() for tensor in (self.bits, self.dead))
         return [PackedMask(bits, dead, self.keys) for bits, dead in zip(*both, strict=True)]
-
-
-@lru_cache(maxsize=16)
-def _scores_of_bytes(dtype: torch.dtype, device: torch.device) -> Tensor:
-    kept = unpack_bits(torch.arange(256, device=device).to(torch.uint8).unsqueeze(-1), 8)
-    return torch.zeros(256, 8, dtype=dtype, device=device).masked_fill_(~kept, float("-inf"))
-
-
-def scores_of_bits(packed: Tensor, size: int, dtype: torch.dtype) -> Tensor:
-    """Return 0 where a packed bit is set and -inf elsewhere, (..., S): looked up by whole bytes."""
-    table = _scores_of_bytes(dtype, packed.device)
-    return table.index_select(0, packed.flatten().int()).view(*packed.shape[:-1], -1)[..., :size]
 
 
 #: of a mask of valid keys, as long as it lives: its version, and what `rows_of` returns

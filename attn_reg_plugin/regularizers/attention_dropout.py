@@ -29,12 +29,9 @@ class AttentionDropout(Regularizer):
     tell which weights they drop: the logged drop rate of weights is p itself, that of scores is counted.
 
     Attributes:
-        p: probability of dropping a position, in [0, 1]; 0 is plain training, bit for bit. Below 1 for weights.
+        p: 0 is plain training, bit for bit.
         where: `weights` drops after the softmax and rescales, `scores` before it; a row whose scores are all dropped is
             uniform over its valid keys.
-
-    Raises:
-        ValueError: the probability is out of its range.
     """
 
     presets: ClassVar[tuple[Preset, ...]] = (

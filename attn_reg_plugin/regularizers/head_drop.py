@@ -27,12 +27,8 @@ from attn_reg_plugin.regularizers.scheduled_dropout import STARTS, UNITS, Curve,
 class HeadDrop(Timed):
     """Drop whole attention heads of each example, each with probability p, and rescale the others; never all heads.
 
-    Attributes:
-        p: probability of dropping a head, in [0, 1]; 0 is plain training, bit for bit, 1 leaves one head.
-        turn, end: with both, p is a V over training: p at its start, 0 at `turn`, p again from `end` on. Both 0: p
-            throughout.
-        unit: what `turn` and `end` count: `update`, the optimizer updates made so far, from 0; `epoch`, from 1; or
-            `progress`, the share of the training, from 0 to 1.
+    p = 0 is plain training, bit for bit, 1 leaves one head. With `turn` and `end`, counted in `unit` as `Timed` says, p
+    is a V over training: p at its start, 0 at `turn`, p again from `end` on.
 
     Raises:
         ValueError: p is out of its range, or `turn` is not between the start and `end`, or `end` is after the training.

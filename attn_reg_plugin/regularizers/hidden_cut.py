@@ -41,16 +41,8 @@ class HiddenCut(SeveralPasses):
 
     `sites` names the self-attentions in whose layers spans are cut. In a loop of one's own the loss is
     `regularizer.loss(...)`; fairseq and Trainer ask for it themselves. Of a regression the divergence is the squared
-    difference of both predictions.
-
-    Attributes:
-        cut: share of an example's tokens in a span (at least one token), in [0, 1]; 0 is plain training (one pass), bit
-            for bit.
-        top: share of the tokens, those with the most attention, among which a span begins (at least one), in [0, 1].
-        weight: of the divergence, the paper's η, at least 0.
-
-    Raises:
-        ValueError: an option is out of its range.
+    difference of both predictions. A span has at least one token, and `top` names at least one; cut = 0 is plain
+    training (one pass), bit for bit. The weight is the paper's η.
     """
 
     presets: ClassVar[tuple[Preset, ...]] = (

@@ -35,13 +35,7 @@ class LayerDrop(Regularizer):
     A layer is left out with all that is in it, whichever of its attentions was selected. The logged drop rate of a site
     is the share of calls in which its layer was left out. A layer that was left out has no gradient: under PyTorch's
     own data parallel, ask it to find unused parameters (fairseq: `--find-unused-parameters` with `--ddp-backend
-    pytorch_ddp`; `legacy_ddp` needs nothing).
-
-    Attributes:
-        p: probability of leaving a layer out, in [0, 1]; 0.2 is the paper's, 0 is plain training, bit for bit.
-
-    Raises:
-        ValueError: p is out of its range.
+    pytorch_ddp`; `legacy_ddp` needs nothing). p = 0.2 is the paper's, 0 is plain training, bit for bit.
     """
 
     presets: ClassVar[tuple[Preset, ...]] = (

@@ -276,8 +276,7 @@ class ScheduledDropout(Timed):
     Attributes:
         schedule: drop probabilities over training, such as `drop encoder.self: 0:0.6 1000:0.1; drop encoder.self[0]:
             0:0.5`, or the path of a .yaml file with such entries; see `Schedule`.
-        unit: what the curves count: `update`, the optimizer updates made so far, from 0; `epoch`, from 1; or
-            `progress`, the share of the training, from 0 to 1.
+        unit: what the curves count, see `Timed`.
 
     Raises:
         ValueError: the schedule is malformed, or the unit unknown.

@@ -82,9 +82,6 @@ class ADDrop(CrossTuned):
         integrated_labels: `frozen` attributes the pseudo labels of the first, unscaled pass on the whole path (the
             paper's c; completeness holds), `renewed` takes each pass's own, as the authors' code does.
         objective: F as a function(outputs, inputs) -> scalar; by default chosen from the outputs' shape and `labels`.
-
-    Raises:
-        TypeError, ValueError: an option is of another type, or out of its range.
     """
 
     presets: ClassVar[tuple[Preset, ...]] = PRESETS

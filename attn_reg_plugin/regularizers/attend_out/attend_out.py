@@ -63,9 +63,6 @@ class AttendOut(Regularizer):
         generator_width: of the queries, keys and values in the generator; 0 = as wide as the embeddings, the paper's
             form. A narrow one is cheaper, and another function.
         problem, optimizer: what to train and how; see `Problem`.
-
-    Raises:
-        TypeError, ValueError: an option is of another type, or out of its range.
     """
 
     presets: ClassVar[tuple[Preset, ...]] = (Preset("attend_out", "AttendOut", {"sites": "encoder.self"}),)

@@ -135,7 +135,6 @@ class Game:
                 alike = {name: mask.reshape(-1) for name, mask in masks.items() if mask.shape == shape}
                 bits = pack_bits(torch.stack(list(alike.values())))
                 packed.update((name, (one, shape)) for name, one in zip(alike, bits.unbind(), strict=True))
-            packed = {name: packed[name] for name in masks}
             self.cache.append(CachedBatch(self.in_round, tokens, packed, gradient))
         return masks, tokens
 

@@ -51,19 +51,8 @@ class Embeddings(NamedTuple):
     positions: Tensor | None = None
 
 
-class Maps(NamedTuple):
-    """The linear maps of an attention, each as (weight, bias); None where there is nothing to apply.
-
-    Attributes:
-        query, key: of the states and of the memory; scores are their products. Without a key, that is the memory and 1.
-        value: of the memory.
-        output: of the mixed values.
-    """
-
-    query: tuple[Tensor, Tensor]
-    key: tuple[Tensor, Tensor] | None
-    value: tuple[Tensor, Tensor]
-    output: tuple[Tensor, Tensor] | None
+#: the weight and the bias of a linear map
+Map = tuple[Tensor, Tensor]
 
 
 class SharedAttention(nn.Module):
@@ -88,15 +77,16 @@ class SharedAttention(nn.Module):
         memory = self.key.in_features
         return states * memory < (states + memory) * width
 
-    def maps(self) -> Maps:
-        """Return the maps that are the same in every layer."""
+    def maps(self) -> tuple[Map, Map | None, Map, Map | None]:
+        """Return the maps of every layer: of the states to queries, of the memory to keys, whose products are scores,
+        and to values, and of the mixed values. Folded, the keys are the memory and 1, and the last one does nothing."""
         query, key, value, output = ((m.weight, m.bias) for m in (self.query, self.key, self.value, self.output))
         query = tuple(one / math.sqrt(self.query.out_features) for one in query)
         if not self.folded:
-            return Maps(query, key, value, output)
+            return query, key, value, output
         keys = torch.cat([key[0], key[1].unsqueeze(-1)], -1)
         folded = output[0] @ value[0], output[0] @ value[1] + output[1]
-        return Maps((keys.t() @ query[0], query[1] @ keys), None, folded, None)
+        return (keys.t() @ query[0], query[1] @ keys), None, folded, None
 
 
 class Layers:
@@ -109,7 +99,7 @@ class Layers:
     """
 
     def __init__(self, attention: SharedAttention) -> None:
-        self.attention, self.maps = attention, attention.maps()
+        self.norm, (self.query, self.key, self.value, self.output) = attention.norm, attention.maps()
         self._memory: Tensor | None = None
         self._key: Tensor | None = None
         self._value: Tensor | None = None
@@ -118,18 +108,17 @@ class Layers:
         """(B, T, C) and (B, S, M): the raw scores, (B, T, S)."""
         if memory is not self._memory:
             self._memory, self._value = memory, None
-            self._key = F.pad(memory, (0, 1), value=1.0) if self.maps.key is None else F.linear(memory, *self.maps.key)
-        return F.linear(states, *self.maps.query) @ self._key.transpose(-1, -2)
+            self._key = F.pad(memory, (0, 1), value=1.0) if self.key is None else F.linear(memory, *self.key)
+        return F.linear(states, *self.query) @ self._key.transpose(-1, -2)
 
     def attend(self, states: Tensor, scores: Tensor, valid: tuple[Tensor, Tensor]) -> Tensor:
         """The next states (B, T, C) from these and their `scores`; `valid` as `hidden_and_empty` gives it."""
         if self._value is None:
-            self._value = F.linear(self._memory, *self.maps.value)
+            self._value = F.linear(self._memory, *self.value)
         hidden, empty = valid
         weights = scores.masked_fill(hidden, -math.inf).softmax(-1).masked_fill(empty, 0.0)
         mixed = weights @ self._value
-        mixed = mixed if self.maps.output is None else F.linear(mixed, *self.maps.output)
-        return self.attention.norm(states + mixed)
+        return self.norm(states + (mixed if self.output is None else F.linear(mixed, *self.output)))
 
 
 class Generator(nn.Module):
