@@ -153,43 +153,29 @@ def attention_weights(
 
 
 def _weights(inputs: Inputs, keep: PackedMask | None = None) -> Tensor:
-    live = _live(inputs, keep)
-    query, key, bias, mask = live.query, live.key, live.bias, live.mask
+    live, mask, empty = _live(inputs, keep)
+    query, key, bias = live.query, live.key, live.bias
     scores = (query @ key.transpose(-1, -2)) * (query.size(-1) ** -0.5 if inputs.scale is None else inputs.scale)
     if bias is not None:
         scores = scores + (bias if keep is None else bias.masked_fill(keep.dead, 0.0))
     if mask is not None:
         scores = scores.masked_fill(~(mask.live() if isinstance(mask, PackedMask) else mask), float("-inf"))
     weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)[..., : inputs.key.size(-2)]
-    return weights if live.empty is None else weights.masked_fill(live.empty, 0.0)
+    return weights if empty is None else weights.masked_fill(empty, 0.0)
 
 
-class Live(NamedTuple):
-    """Inputs in which no row is empty: the query of dead rows is zero, and `mask` (or None) has a key in every row.
+def _live(inputs: Inputs, keep: PackedMask | None) -> tuple[Inputs, Tensor | PackedMask | None, Tensor | None]:
+    """Inputs in which no row is empty, their mask (packed if there is a keep mask), and the rows without a valid key.
 
-    Attributes:
-        query, key, value, bias: see `Inputs`; with a sink, keys, values and bias have a column more.
-        mask: bool, broadcastable to (B, H, T, S), or packed where there is a keep mask.
-        empty: rows (B, H, T, 1) without a valid key, to be zeroed afterwards; None without `valid`.
+    The query of rows that lost all their keys is zeroed and they attend over their valid keys (a bias has to be zeroed
+    there too); rows without valid keys attend over everything, and are to be zeroed afterwards.
     """
-
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    bias: Tensor | None
-    mask: Tensor | PackedMask | None
-    empty: Tensor | None
-
-
-def _live(inputs: Inputs, keep: PackedMask | None) -> Live:
-    """The query of rows that lost all their keys is zeroed and they attend over their valid keys (a bias has to be
-    zeroed there too); rows without valid keys attend over everything."""
     query, bias = inputs.query, inputs.bias
     mask, empty = rows_of(inputs.valid)
     if keep is not None:
         mask, query = keep, _zeroed(query, keep.dead)
     if inputs.sink is None:
-        return Live(query, inputs.key, inputs.value, bias, mask, empty)
+        return inputs._replace(query=query), mask, empty
     # a key of score `sink` and value 0, which is not there for dead rows
     shape = (*query.shape[:-1], inputs.key.size(-2))
     score = inputs.sink.to(query.dtype).expand(*shape[:-1], 1)
@@ -198,7 +184,8 @@ def _live(inputs: Inputs, keep: PackedMask | None) -> Live:
     attended = torch.ones_like(there) if mask is None else mask if keep is None else keep.live()
     mask = torch.cat([attended.expand(shape), there], -1)
     mask = mask if keep is None else PackedMask(pack_bits(mask), keep.dead, mask.size(-1))
-    return Live(query, F.pad(inputs.key, (0, 0, 0, 1)), F.pad(inputs.value, (0, 0, 0, 1)), bias, mask, empty)
+    key, value = F.pad(inputs.key, (0, 0, 0, 1)), F.pad(inputs.value, (0, 0, 0, 1))
+    return inputs._replace(query=query, key=key, value=value, bias=bias), mask, empty
 
 
 def _zeroed(states: Tensor, rows: Tensor) -> Tensor:
@@ -208,31 +195,27 @@ def _zeroed(states: Tensor, rows: Tensor) -> Tensor:
 
 def _attend(inputs: Inputs, keep: PackedMask | None = None) -> Tensor:
     """Attention over `valid & keep` by PyTorch's fused kernel."""
-    live = _live(inputs, keep)
-    if isinstance(live.mask, PackedMask):
-        output = _attend_saving_bits(live, live.mask, inputs.dropout_p, inputs.scale)
+    live, mask, empty = _live(inputs, keep)
+    if isinstance(mask, PackedMask):
+        output = _attend_saving_bits(live, mask)
     else:
-        mask, bias = live.mask, live.bias
-        if bias is not None:
-            mask = bias if mask is None else bias.masked_fill(~mask, float("-inf"))
-        output = F.scaled_dot_product_attention(
-            live.query, live.key, live.value, mask, inputs.dropout_p, scale=inputs.scale
-        )
-    return output if live.empty is None else _zeroed(output, live.empty)
+        if live.bias is not None:
+            mask = live.bias if mask is None else live.bias.masked_fill(~mask, float("-inf"))
+        output = F.scaled_dot_product_attention(*live[:3], mask, live.dropout_p, scale=live.scale)
+    return output if empty is None else _zeroed(output, empty)
 
 
-def _attend_saving_bits(live: Live, mask: PackedMask, dropout_p: float, scale: float | None) -> Tensor:
+def _attend_saving_bits(live: Inputs, mask: PackedMask) -> Tensor:
     """Fused attention that keeps the mask's bits for its backward instead of the kernel's map of zeros and -inf."""
-    query, key, value, bias, *_ = live
-    keys, dead, dtype = mask.keys, mask.dead, query.dtype
+    keys, dead, dtype, bias = mask.keys, mask.dead, live.query.dtype, live.bias
 
     def additive(bits: Tensor, bias: Tensor | None) -> Tensor:
         scores = unpack_bits(bits, keys, dtype)
         return scores if bias is None else scores + bias.to(dtype).masked_fill(dead, 0.0)
 
     scores = additive(mask.bits, bias)
-    if bias is not None and bias.requires_grad:
-        return F.scaled_dot_product_attention(query, key, value, scores, dropout_p, scale=scale)
+    if (bias is not None and bias.requires_grad) or mask.bits.size(-2) == 1:  # one row for all queries is small
+        return F.scaled_dot_product_attention(*live[:3], scores, live.dropout_p, scale=live.scale)
 
     # the hooks live as long as the graph: they hold neither the query nor, once they are saved, the bits, nor the map
     parts = [mask.bits, *([] if bias is None else [bias])]
@@ -255,7 +238,7 @@ def _attend_saving_bits(live: Live, mask: PackedMask, dropout_p: float, scale: f
         return additive(bits, biases[0] if biases else None).expand(shape)
 
     with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
-        output = F.scaled_dot_product_attention(query, key, value, scores, dropout_p, scale=scale)
+        output = F.scaled_dot_product_attention(*live[:3], scores, live.dropout_p, scale=live.scale)
     parts.clear()
     return output
 
