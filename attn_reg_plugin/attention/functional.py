@@ -214,7 +214,7 @@ def _attend_saving_bits(live: Inputs, mask: PackedMask) -> Tensor:
         return scores if bias is None else scores + bias.to(dtype).masked_fill(dead, 0.0)
 
     scores = additive(mask.bits, bias)
-    if (bias is not None and bias.requires_grad) or mask.bits.size(-2) == 1:  # one row for all queries is small
+    if bias is not None and bias.requires_grad:
         return F.scaled_dot_product_attention(*live[:3], scores, live.dropout_p, scale=live.scale)
 
     # the hooks live as long as the graph: they hold neither the query nor, once they are saved, the bits, nor the map
