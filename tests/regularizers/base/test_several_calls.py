@@ -177,7 +177,7 @@ def test_a_call_that_does_not_run_leaves_the_others_their_own_masks(layers, othe
     ours = ADDrop(p=0.4, q=1.0, cross_tuning="off", sites="*")
     with ours.attach(model):
         model(*texts)
-        expected = {site.name: [call.keep.unpacked() for call in site.calls.made] for site in ours.attached_sites}
+        expected = {site.name: [call.request.masks[call.index].unpacked() for call in site.calls.made] for site in ours.attached_sites}
     ran = {name: set() for name in expected}
     with Combination([build(other, p=0.5, sites="*"), ours]).attach(model):
         for seed in range(15):
@@ -187,7 +187,7 @@ def test_a_call_that_does_not_run_leaves_the_others_their_own_masks(layers, othe
                 calls = [call for call in site.calls.made if not call.uniform]
                 ran[site.name].add(tuple(call.index for call in calls))
                 for call in calls:
-                    assert call.keep.unpacked().equal(expected[site.name][call.index]), (site.name, call.index)
+                    assert call.request.masks[call.index].unpacked().equal(expected[site.name][call.index]), (site.name, call.index)
     for name, masks in expected.items():
         every = tuple(range(len(masks)))
         half = len(every) // 2
