@@ -6,7 +6,9 @@ autograd graph: the probe runs the fused kernel, keeps O and V of each site, and
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +20,31 @@ NO_GRADIENTS = (
     "the selected attention ran without gradients: if it is frozen, choose other sites; if activation checkpointing "
     "runs it, use the non-reentrant kind (use_reentrant=False)"
 )
+
+
+#: bytes of the maps in fp32 that are worked on together: more would show in the peak memory, fewer are more kernels
+CHUNK_BYTES = 2**23
+
+
+def sites_of_a_chunk(shape: tuple[int, ...]) -> int:
+    """Return how many sites with maps of `shape` (B, H, T, S) are worked on together, at least 1."""
+    return max(1, CHUNK_BYTES // max(1, 4 * math.prod(shape)))
+
+
+#: a call of the probe: its site, its tape, and what it is attributed by, None where F does not depend on it
+Attributed = tuple[AttentionSite, Tape, Tensor | None]
+
+
+def together(calls: Iterable[Attributed]) -> Iterator[list[Attributed]]:
+    """Split calls into chunks of one shape, whose maps may be stacked; see `CHUNK_BYTES`."""
+    alike: dict[tuple[Any, ...], list[Attributed]] = {}
+    for call in calls:
+        _, tape, given = call
+        shapes = [None if one is None else one.shape for one in (tape.output, tape.value, tape.valid)]
+        alike.setdefault((*shapes, given is None, tape.output.device), []).append(call)
+    for (output, value, *_), group in alike.items():
+        size = sites_of_a_chunk((*output[:-1], value[-2]))
+        yield from (group[i : i + size] for i in range(0, len(group), size))
 
 
 def gradients_of(objective: Tensor, tensors: Sequence[Tensor]) -> list[Tensor | None]:

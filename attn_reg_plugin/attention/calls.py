@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 import torch
@@ -33,11 +34,8 @@ class AttentionCall:
         request: what is asked of it.
         tape: where the probe records it, or None.
         uniform: every row is uniform over its valid keys.
-        keep: its mask, once it is chosen.
-        chosen: whether the mask is chosen.
         graded: whether it began with gradients.
         recomputed: the backward in which activation checkpointing computed it again; -1 for none.
-        counted: whether its draws are in the statistics, by their seeds.
     """
 
     site: AttentionSite
@@ -45,37 +43,28 @@ class AttentionCall:
     request: Request = NOTHING
     tape: Tape | None = None
     uniform: bool = False
-    keep: Tensor | PackedMask | None = None
-    chosen: bool = False
     graded: bool = field(default_factory=torch.is_grad_enabled)
     recomputed: int = -1
-    counted: set[int] = field(default_factory=set)
 
-    def keep_mask(self, shape: tuple[int, ...], valid: Tensor | None, device: torch.device) -> Tensor | None:
-        """Return the keep mask for a map of `shape` (B, H, T, S), or broadcastable to it; None keeps all.
-
-        Raises:
-            RuntimeError: the map has another shape than the one the mask was made for.
-        """
+    def keep_mask(self, shape: tuple[int, ...], valid: Tensor | None, device: torch.device) -> PackedMask | None:
+        """Return the keep mask for a map of `shape` (B, H, T, S), or broadcastable to it; None keeps all; a
+        RuntimeError if the map has another shape than the one the mask was made for."""
+        masks, keep = self.request.masks, self.request.keep
         if self.request.sampler is not None:
-            return self.request.sampler(self, shape, valid, device)
-        if not self.chosen:
-            self.keep, self.chosen = self._chosen(), True
-        if self.keep is not None and not fits(self.keep, shape):
+            keep = self.request.sampler(self, shape, valid, device)
+        elif masks:
+            if self.index >= len(masks):
+                raise RuntimeError(
+                    f"{self.site.name} ran more often in the forward than in the probe ({len(masks)}): AD-DROP and a "
+                    "model's own LayerDrop do not go together where an attention runs several times; turn LayerDrop off"
+                )
+            keep = masks[self.index]
+        if keep is not None and any(n not in (1, m) for n, m in zip_longest(keep.shape, shape)):
             raise RuntimeError(
-                f"{self.site.name}: the keep mask is {tuple(self.keep.shape)}, but the attention map is "
-                f"{tuple(shape)}; the probe and the forward saw different inputs"
+                f"{self.site.name}: the keep mask is {tuple(keep.shape)}, but the attention map is {tuple(shape)}; the "
+                "probe and the forward saw different inputs"
             )
-        return self.keep.unpacked() if isinstance(self.keep, PackedMask) else self.keep
-
-    def _chosen(self) -> Tensor | PackedMask | None:
-        masks = self.request.masks
-        if 0 < len(masks) <= self.index:
-            raise RuntimeError(
-                f"{self.site.name} ran more often in the forward than in the probe ({len(masks)}): AD-DROP and a "
-                "model's own LayerDrop do not go together where an attention runs several times; turn LayerDrop off"
-            )
-        return masks[self.index] if self.index < len(masks) else self.request.keep
+        return PackedMask.of(keep, valid) if isinstance(keep, Tensor) else keep
 
     def total_dropout(self, own: float) -> float:
         """Return the dropout of the weights: the model's `own` and the request's, independent of each other."""
@@ -134,26 +123,19 @@ class Calls:
         return graph_task() != self._backward
 
 
-def fits(keep: Tensor | PackedMask, shape: tuple[int, ...]) -> bool:
-    """Return whether a mask can be broadcast to an attention map of `shape`."""
-    return len(keep.shape) == len(shape) and all(n in (1, m) for n, m in zip(keep.shape, shape, strict=True))
-
-
 def graph_task() -> int:
     """Return the number of the backward pass that this thread is in; -1 outside of one."""
     return torch._C._current_graph_task_id()
 
 
 def recomputed(calls: list[AttentionCall], pending: bool = True) -> AttentionCall | None:
-    """Return the call of a forward that activation checkpointing computes again; None if there was none.
+    """Return the call of a forward that activation checkpointing computes again; None if there was none; a RuntimeError
+    if there are several calls, or several forwards before one backward.
 
     Args:
         calls: those of the last forward.
         pending: whether an earlier forward may wait for its backward. Then a backward that asks twice means both;
             else it is checkpointing inside of checkpointing.
-
-    Raises:
-        RuntimeError: there are several calls, or several forwards before one backward.
     """
     if not calls:
         return None

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from attn_reg_plugin.attention.calls import AttentionCall
 from attn_reg_plugin.attention.graphs import outside_graphs
-from attn_reg_plugin.attention.masks import check_mask, pack_bits, unpack_bits
+from attn_reg_plugin.attention.masks import PackedMask, check_mask, pack_bits, rows_of, unpack_bits
 from attn_reg_plugin.attention.requests import Tape
 from attn_reg_plugin.attention.tokens import with_bias
 
@@ -137,7 +137,7 @@ def attention_weights(
     key: Tensor,
     *,
     valid: Tensor | None = None,
-    keep: Tensor | None = None,
+    keep: Tensor | PackedMask | None = None,
     scale: float | None = None,
     bias: Tensor | None = None,
     sink: Tensor | None = None,
@@ -148,102 +148,78 @@ def attention_weights(
         (B, H, T, S) in the query's dtype, softmax in fp32. Rows without a valid key are zero; a sink's column is left
         out.
     """
-    return _weights(Inputs(query, key, key, valid, scale=scale, bias=bias, sink=sink), keep)
+    packed = PackedMask.of(keep, valid) if isinstance(keep, Tensor) else keep
+    return _weights(Inputs(query, key, key, valid, scale=scale, bias=bias, sink=sink), packed)
 
 
-def _weights(inputs: Inputs, keep: Tensor | None = None) -> Tensor:
-    live = _live(inputs, keep)
+def _weights(inputs: Inputs, keep: PackedMask | None = None) -> Tensor:
+    live, mask, empty = _live(inputs, keep)
     query, key, bias = live.query, live.key, live.bias
     scores = (query @ key.transpose(-1, -2)) * (query.size(-1) ** -0.5 if inputs.scale is None else inputs.scale)
     if bias is not None:
-        scores = scores + (bias if live.dead is None else bias.masked_fill(live.dead, 0.0))
-    if live.mask is not None:
-        scores = scores.masked_fill(~live.mask, float("-inf"))
+        scores = scores + (bias if keep is None else bias.masked_fill(keep.dead, 0.0))
+    if mask is not None:
+        scores = scores.masked_fill(~(mask.live() if isinstance(mask, PackedMask) else mask), float("-inf"))
     weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)[..., : inputs.key.size(-2)]
-    return weights if live.empty is None else weights.masked_fill(live.empty, 0.0)
+    return weights if empty is None else weights.masked_fill(empty, 0.0)
 
 
-class Live(NamedTuple):
-    """Inputs in which no row is empty: the query of dead rows is zero, and `mask` (or None) has a key in every row.
+def _live(inputs: Inputs, keep: PackedMask | None) -> tuple[Inputs, Tensor | PackedMask | None, Tensor | None]:
+    """Inputs in which no row is empty, their mask (packed if there is a keep mask), and the rows without a valid key.
 
-    Attributes:
-        query, key, value, bias: see `Inputs`; with a sink, keys, values and bias have a column more.
-        mask: bool, broadcastable to (B, H, T, S).
-        dead: rows (B, H, T, 1) that lost all their keys; None without a keep mask.
-        empty: rows (B, H, T, 1) without a valid key, to be zeroed afterwards; None without `valid`.
+    The query of rows that lost all their keys is zeroed and they attend over their valid keys (a bias has to be zeroed
+    there too); rows without valid keys attend over everything, and are to be zeroed afterwards.
     """
-
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    bias: Tensor | None
-    mask: Tensor | None
-    dead: Tensor | None
-    empty: Tensor | None
-
-
-def _live(inputs: Inputs, keep: Tensor | None) -> Live:
-    """With live = valid & keep and dead = a row without any live key: the query of dead rows is zeroed and they attend
-    over their valid keys (a bias has to be zeroed there too); rows without valid keys attend over everything."""
     query, bias = inputs.query, inputs.bias
-    valid = None if inputs.valid is None else torch.atleast_2d(inputs.valid)  # the fused kernel takes no vector of keys
-    empty = None if valid is None else ~valid.any(-1, keepdim=True)
-    mask = valid if empty is None else valid | empty
-    dead = None
+    mask, empty = rows_of(inputs.valid)
     if keep is not None:
-        live = keep if valid is None else keep & valid
-        dead = ~live.any(-1, keepdim=True)
-        mask = live | (dead if mask is None else dead & mask)
-        query = query.masked_fill(dead, 0.0)
+        mask, query = keep, _zeroed(query, keep.dead)
     if inputs.sink is None:
-        return Live(query, inputs.key, inputs.value, bias, mask, dead, empty)
+        return inputs._replace(query=query), mask, empty
     # a key of score `sink` and value 0, which is not there for dead rows
     shape = (*query.shape[:-1], inputs.key.size(-2))
     score = inputs.sink.to(query.dtype).expand(*shape[:-1], 1)
     bias = torch.cat([query.new_zeros(shape) if bias is None else bias.to(query.dtype).expand(shape), score], -1)
-    if mask is None:
-        mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=query.device)
-    there = torch.ones_like(score, dtype=torch.bool) if dead is None else ~dead.expand(*shape[:-1], 1)
-    mask = torch.cat([mask.expand(shape), there], -1)
-    return Live(query, F.pad(inputs.key, (0, 0, 0, 1)), F.pad(inputs.value, (0, 0, 0, 1)), bias, mask, dead, empty)
+    there = torch.ones_like(score, dtype=torch.bool) if keep is None else ~keep.dead.expand(*shape[:-1], 1)
+    attended = torch.ones_like(there) if mask is None else mask if keep is None else keep.live()
+    mask = torch.cat([attended.expand(shape), there], -1)
+    mask = mask if keep is None else PackedMask(pack_bits(mask), keep.dead, mask.size(-1))
+    key, value = F.pad(inputs.key, (0, 0, 0, 1)), F.pad(inputs.value, (0, 0, 0, 1))
+    return inputs._replace(query=query, key=key, value=value, bias=bias), mask, empty
 
 
-def _attend(inputs: Inputs, keep: Tensor | None = None) -> Tensor:
+def _zeroed(states: Tensor, rows: Tensor) -> Tensor:
+    """Zero some rows (B, H, T, 1) of states (B, H, T, D), laid out as (B, T, H, D), as models need them."""
+    return states.transpose(1, 2).masked_fill(rows.transpose(1, 2), 0.0).transpose(1, 2)
+
+
+def _attend(inputs: Inputs, keep: PackedMask | None = None) -> Tensor:
     """Attention over `valid & keep` by PyTorch's fused kernel."""
-    live = _live(inputs, keep)
-    if live.dead is not None:
-        output = _attend_saving_bits(live, inputs.dropout_p, inputs.scale)
+    live, mask, empty = _live(inputs, keep)
+    if isinstance(mask, PackedMask):
+        output = _attend_saving_bits(live, mask)
     else:
-        mask, bias = live.mask, live.bias
-        if bias is not None:
-            mask = bias if mask is None else bias.masked_fill(~mask, float("-inf"))
-        output = F.scaled_dot_product_attention(
-            live.query, live.key, live.value, mask, inputs.dropout_p, scale=inputs.scale
-        )
-    return output if live.empty is None else output.masked_fill(live.empty, 0.0)
+        if live.bias is not None:
+            mask = live.bias if mask is None else live.bias.masked_fill(~mask, float("-inf"))
+        output = F.scaled_dot_product_attention(*live[:3], mask, live.dropout_p, scale=live.scale)
+    return output if empty is None else _zeroed(output, empty)
 
 
-def _attend_saving_bits(live: Live, dropout_p: float, scale: float | None) -> Tensor:
+def _attend_saving_bits(live: Inputs, mask: PackedMask) -> Tensor:
     """Fused attention that keeps the mask's bits for its backward instead of the kernel's map of zeros and -inf."""
-    query, key, value, bias, mask, dead, _ = live
+    keys, dead, dtype, bias = mask.keys, mask.dead, live.query.dtype, live.bias
+
+    def additive(bits: Tensor, bias: Tensor | None) -> Tensor:
+        scores = unpack_bits(bits, keys, dtype)
+        return scores if bias is None else scores + bias.to(dtype).masked_fill(dead, 0.0)
+
+    scores = additive(mask.bits, bias)
     if bias is not None and bias.requires_grad:
-        scores = bias.masked_fill(dead, 0.0).masked_fill(~mask, float("-inf"))
-        return F.scaled_dot_product_attention(query, key, value, scores, dropout_p, scale=scale)
+        return F.scaled_dot_product_attention(*live[:3], scores, live.dropout_p, scale=live.scale)
 
-    # the hooks live as long as the graph: they hold neither the mask, nor the query, nor, once that is saved, the bits
-    parts = [pack_bits(mask), *([] if bias is None else [bias])]
-    keys, kind = mask.size(-1), {"dtype": query.dtype, "device": query.device}
-
-    def additive(mask: Tensor, bias: Tensor | None) -> Tensor:
-        # a mask may be shared by heads that a bias is not
-        scores = torch.zeros(mask.shape if bias is None else torch.broadcast_shapes(mask.shape, bias.shape), **kind)
-        if bias is not None:
-            scores += bias
-            scores.masked_fill_(dead, 0.0)
-        return scores.masked_fill_(~mask, float("-inf"))
-
-    scores = additive(mask, bias)
-    pointer = scores.data_ptr()  # nor the map
+    # the hooks live as long as the graph: they hold neither the query nor, once they are saved, the bits, nor the map
+    parts = [mask.bits, *([] if bias is None else [bias])]
+    pointer = scores.data_ptr()
 
     # PyTorch asks the innermost hooks only: what checkpointing or offloading would do is asked for here
     keep, give = _outer_hooks()
@@ -257,12 +233,12 @@ def _attend_saving_bits(live: Live, dropout_p: float, scale: float | None) -> Te
         shape, held = saved
         if shape is None:
             return give(held)
-        packed, *biases = (give(part) for part in held)
+        bits, *biases = (give(part) for part in held)
         # a kernel may keep the map expanded to all heads
-        return additive(unpack_bits(packed, keys), biases[0] if biases else None).expand(shape)
+        return additive(bits, biases[0] if biases else None).expand(shape)
 
     with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
-        output = F.scaled_dot_product_attention(query, key, value, scores, dropout_p, scale=scale)
+        output = F.scaled_dot_product_attention(*live[:3], scores, live.dropout_p, scale=live.scale)
     parts.clear()
     return output
 
@@ -279,8 +255,8 @@ def _record(tape: Tape, inputs: Inputs) -> Tensor:
     value = inputs.value
     if tape.tokens is not None:
         beta = tape.tokens.leaf(tape.index, inputs.key, inputs.valid)
-        query, key, scale = with_bias(inputs.query, inputs.key, inputs.scale, beta)
-        inputs = inputs._replace(query=query, key=key, scale=scale)
+        scale = inputs.query.size(-1) ** -0.5 if inputs.scale is None else inputs.scale
+        inputs = Inputs(*with_bias(*inputs[:3], scale, beta), *inputs[3:5], scale, *inputs[6:])
     if tape.needs_weights:
         if tape.weights is None:
             tape.weights = _weights(inputs).detach()
@@ -294,9 +270,10 @@ def _record(tape: Tape, inputs: Inputs) -> Tensor:
         with torch.autocast("cpu", enabled=False):
             bias = None if inputs.bias is None else inputs.bias.float()
             query, key = inputs.query.float(), inputs.key.float()
-            output = _attend(inputs._replace(query=query, key=key, value=value.float(), bias=bias))
+            output = _attend(inputs._replace(query=query, key=key, value=inputs.value.float(), bias=bias))
     else:
         output = _attend(inputs)
+    output = output[..., : value.size(-1)]
     if not output.requires_grad:
         output = output.detach().requires_grad_(torch.is_grad_enabled())
     tape.keep(output, value.detach(), inputs.valid)

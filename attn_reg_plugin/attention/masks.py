@@ -7,10 +7,13 @@ index int(n(1 - p)) form the candidate discard region, and each of them is dropp
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, MutableMapping, Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 DIRECTIONS = ("high", "low")
 
@@ -55,7 +58,7 @@ def _ranked(attribution: Tensor, valid: Tensor | None, p: float, direction: str)
     check_ratio("p", p)
     check_mask("valid", valid)
     keys = attribution.size(-1)
-    largest = int(candidate_counts(torch.tensor(keys), p))
+    largest = keys - math.floor(keys * (1.0 - p) + 1e-9)  # as `candidate_counts`
     scores = attribution.float() if direction == "high" else -attribution.float()
     if valid is None:
         return scores.topk(largest, dim=-1, sorted=False).indices, None
@@ -153,42 +156,117 @@ def pack_bits(mask: Tensor) -> Tensor:
     return (gathered & 255).to(torch.uint8)
 
 
-def unpack_bits(packed: Tensor, size: int) -> Tensor:
-    """Unpack what `pack_bits` packed: uint8 (..., ⌈S/8⌉) to bool (..., S), S = `size`."""
-    shifts = torch.arange(8, dtype=torch.uint8, device=packed.device)
-    bits = (packed.unsqueeze(-1) >> shifts).bitwise_and_(1).flatten(-2)
-    return bits.view(torch.bool)[..., :size]
+@lru_cache(maxsize=16)
+def _bytes_unpacked(dtype: torch.dtype, device: torch.device) -> Tensor:
+    kept = (torch.arange(256, device=device).unsqueeze(-1) >> torch.arange(8, device=device)) % 2 == 1
+    return kept if dtype == torch.bool else kept.to(dtype).log()
+
+
+def unpack_bits(packed: Tensor, size: int, dtype: torch.dtype = torch.bool) -> Tensor:
+    """Unpack what `pack_bits` packed: uint8 (..., ⌈S/8⌉) to bool (..., S), S = `size`; in a floating `dtype` to scores,
+    0 and -inf."""
+    table = _bytes_unpacked(dtype, packed.device)
+    return table.index_select(0, packed.flatten().int()).view(*packed.shape[:-1], packed.size(-1) * 8)[..., :size]
 
 
 class PackedMask:
-    """Hold a mask, bool (..., S), as packed bits, an eighth of its size: long sequences keep no map per site."""
+    """Hold a keep mask as attention uses it, as packed bits, an eighth of its size: no map is kept per site.
 
-    def __init__(self, mask: Tensor) -> None:
-        self.bits, self.shape = pack_bits(mask), mask.shape
+    Attributes:
+        bits: uint8 (B, H, T, ⌈S/8⌉), True = attend, with a key in every row: rows that lost all have their valid ones.
+        dead: those rows, bool (B, H, T, 1).
+        keys: S.
+    """
+
+    def __init__(self, bits: Tensor, dead: Tensor, keys: int) -> None:
+        self.bits, self.dead, self.keys = bits, dead, keys
+
+    @classmethod
+    def of(cls, keep: Tensor, valid: Tensor | None) -> PackedMask:
+        """Pack a mask, bool (B, H, T, S) or broadcastable to it, of the positions that are `valid`."""
+        filled, _ = rows_of(valid)
+        live = keep if valid is None else keep & valid
+        dead = ~live.any(-1, keepdim=True)
+        return cls(pack_bits(live | (dead if filled is None else dead & filled)), dead, live.size(-1))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(B, H, T, S)."""
+        return *self.bits.shape[:-1], self.keys
+
+    def live(self) -> Tensor:
+        """Return the positions to attend to, bool."""
+        return unpack_bits(self.bits, self.keys)
 
     def unpacked(self) -> Tensor:
-        """Return the mask, a new tensor at every call."""
-        return unpack_bits(self.bits, self.shape[-1])
+        """Return the keep mask, without what dead rows have again."""
+        return self.live() & ~self.dead
+
+    def split(self, parts: int) -> list[PackedMask]:
+        """Return the masks that lie one after the other in the first dimension."""
+        both = (tensor.unflatten(0, (parts, -1)).unbind() for tensor in (self.bits, self.dead))
+        return [PackedMask(bits, dead, self.keys) for bits, dead in zip(*both, strict=True)]
 
 
-def dropped_fraction(keep: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Count the dropped positions and the valid ones, as fp32 scalars on the device: no synchronization.
+#: of a mask of valid keys, as long as it lives: its version, and what `rows_of` returns
+_ROWS: MutableMapping[Tensor, tuple[int, tuple[Tensor, Tensor]]] = WeakTensorKeyDictionary()
+
+
+def four_dimensional(mask: Tensor) -> Tensor:
+    """Return a mask that is broadcastable to (B, H, T, S) with all of these dimensions."""
+    return mask[(None,) * (4 - mask.dim())]
+
+
+def rows_of(valid: Tensor | None) -> tuple[Tensor, Tensor] | tuple[None, None]:
+    """Return `valid`, (B, H, T, S) or broadcastable, with rows that have no key filled; and these, bool (B, H, T, 1).
+
+    All attentions that are given one mask share what is computed of it.
+    """
+    if valid is None:
+        return None, None
+    alone = torch.compiler.is_compiling() or valid.is_inference()
+    known = None if alone else _ROWS.get(valid)
+    if known is not None and known[0] == valid._version:
+        return known[1]
+    there = four_dimensional(valid)
+    empty = ~there.any(-1, keepdim=True)
+    rows = there | empty, empty
+    if not alone:
+        _ROWS[valid] = valid._version, rows
+    return rows
+
+
+def dropped_fraction(keep: Tensor, valid: Tensor | None, sites: int = 1) -> tuple[Tensor, Tensor]:
+    """Count the dropped positions and the valid ones of each site, fp32 (sites,) on the device: no synchronization.
 
     Args:
-        keep: bool (B, H, T, S), a subset of `valid`.
+        keep: bool (B, H, T, S), a subset of `valid`; of several sites, one after the other.
         valid: bool, broadcastable to (B, H, T, S); None means all.
+        sites: their number.
     """
     # filled there: a number that is copied to the device would wait for it
-    total = torch.full((), float(keep.numel()), device=keep.device)
+    total = torch.full((sites,), float(keep.numel() // sites), device=keep.device)
     if valid is not None:
-        total = valid.sum().float() * (keep.numel() / valid.numel())
-    return total - keep.count_nonzero().float(), total
+        parts = sites if len(valid) == len(keep) else 1
+        total = valid.reshape(parts, -1).sum(-1).float() * (keep.numel() * parts / (sites * valid.numel()))
+    return total - keep.reshape(sites, -1).sum(-1).float(), total.expand(sites)
 
 
 def all_finite(tensors: Iterable[Tensor | None]) -> Tensor:
     """Whether those that are there are finite: a bool scalar on their device, so that nothing waits for it."""
-    each = [tensor.isfinite().all() for tensor in tensors if tensor is not None]
-    return torch.stack(each or [torch.ones((), dtype=torch.bool)]).all()
+    there = [tensor.detach() for tensor in tensors if tensor is not None and tensor.numel()]
+    if not there:
+        return torch.ones((), dtype=torch.bool)
+    # the largest absolute value is finite in every dtype, which a sum need not be
+    return torch.stack(torch._foreach_norm(there, float("inf"))).isfinite().all()
+
+
+def joined(masks: Sequence[Tensor | None], batch: int) -> Tensor | None:
+    """Return masks of one shape, or all None, one after the other: that of a batch as many times as large as `batch`.
+
+    They are broadcastable to (B, H, T, S).
+    """
+    return None if masks[0] is None else torch.cat([four_dimensional(m).expand(batch, -1, -1, -1) for m in masks])
 
 
 def _bernoulli(

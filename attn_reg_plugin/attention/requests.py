@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from attn_reg_plugin.attention.sites import AttentionSite
     from attn_reg_plugin.attention.tokens import TokenBias
 
-#: draws a keep mask: (call, shape (B, H, T, S), valid, device) -> bool mask; the same mask whenever a call asks again
-MaskSampler = Callable[["AttentionCall", tuple[int, ...], Tensor | None, torch.device], Tensor]
+#: draws a keep mask: (call, shape (B, H, T, S), valid, device) -> bool, or packed; the same whenever a call asks again
+MaskSampler = Callable[["AttentionCall", tuple[int, ...], Tensor | None, torch.device], Tensor | PackedMask]
 #: sees the map of a call: (call, weights (B, H, T, S), valid)
 Look = Callable[["AttentionCall", Tensor, Tensor | None], None]
 #: whether the layer of these sites is left out of its call of this number
@@ -53,12 +53,6 @@ class Tape:
         """Keep the call's tensors; activation checkpointing calls again, to recompute."""
         if self.output is None:
             self.output, self.value, self.valid = output, value, valid
-
-    def whole(self) -> Tensor:
-        """Return the keep mask that drops nothing: bool (B, H, T, S), the call's valid positions."""
-        shape = *self.output.shape[:-1], self.value.size(-2)
-        keep = torch.ones(shape, dtype=torch.bool, device=self.value.device)
-        return keep if self.valid is None else keep & self.valid
 
 
 @dataclass(eq=False)

@@ -84,7 +84,7 @@ class AttentionSite:
     def put_on(self, request: Request) -> None:
         """Ask for this and nothing else, in a forward that begins."""
         self.calls.restart()
-        self._set(request)
+        self.put_in_place(request)
 
     def ask(self, **asked: Any) -> None:
         """Ask for more, by the fields of `Request`."""
@@ -92,7 +92,7 @@ class AttentionSite:
 
     def add(self, request: Request) -> None:
         """Ask for `request` beside what is asked already."""
-        self._set(self.request | request)
+        self.put_in_place(self.request | request)
 
     def clear(self) -> None:
         """Forget request and calls: plain attention from here."""
@@ -101,9 +101,10 @@ class AttentionSite:
     def release(self, reason: str) -> None:
         """Free what the forwards so far had; `reason` is raised where activation checkpointing asks for it again."""
         self.calls.release(reason)
-        self._set(NOTHING)
+        self.put_in_place(NOTHING)
 
-    def _set(self, request: Request) -> None:
+    def put_in_place(self, request: Request) -> None:
+        """Ask for this and nothing else from here on, in the same forward."""
         self.request, self.asked = request, request.acting or bool(self.calls.released)
         self.calls.asked = self.calls.asked or self.asked
 

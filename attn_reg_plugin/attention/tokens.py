@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -30,11 +31,8 @@ class TokenBias:
     valid: list[Tensor] = field(default_factory=list)
 
     def leaf(self, index: int, key: Tensor, valid: Tensor | None) -> Tensor:
-        """Return β of call number `index`, whose keys are `key` (B, H, S, D).
-
-        Raises:
-            ValueError: an attention over the sequence has other keys than the first one.
-        """
+        """Return β of call number `index`, whose keys are `key` (B, H, S, D); a ValueError if an attention over the
+        sequence has other keys than the first one."""
         shape = key.size(0), key.size(-2)
         if index == len(self.leaves):
             self.leaves.append(torch.zeros(shape, device=key.device, requires_grad=torch.is_grad_enabled()))
@@ -54,13 +52,11 @@ def existing_keys(valid: Tensor | None, shape: tuple[int, int], device: torch.de
     return valid[(None,) * (4 - valid.dim())].flatten(1, 2).any(1).expand(shape)
 
 
-def with_bias(query: Tensor, key: Tensor, scale: float | None, beta: Tensor) -> tuple[Tensor, Tensor, float]:
-    """Return query, key and scale whose scores have β (B, S) added to those of each key, in every head and row.
+def with_bias(query: Tensor, key: Tensor, value: Tensor, scale: float, beta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return query, key and value whose scores have β (B, S) added to those of each key, in every head and row.
 
     β is one more dimension of the keys, beside a constant one of the queries: a bias that requires a gradient would
-    send the kernels off their fused path.
+    send the kernels off their fused path, as would values of another size.
     """
-    scale = query.size(-1) ** -0.5 if scale is None else scale
-    one = query.new_full((*query.shape[:-1], 1), 1.0 / scale)
-    column = beta[:, None, :, None].expand(*key.shape[:-1], 1).to(key.dtype)
-    return torch.cat([query, one], -1), torch.cat([key, column], -1), scale
+    column = beta.to(key.dtype)[:, None, :, None].expand(*key.shape[:-1], 1)
+    return F.pad(query, (0, 1), value=1.0 / scale), torch.cat([key, column], -1), F.pad(value, (0, 1))

@@ -13,7 +13,7 @@ import importlib.util
 import logging
 import sys
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -107,7 +107,11 @@ class LightningCallback(MethodCallback, callback_class()):  # type: ignore[misc]
         try:
             self.step = pl_module, vars(pl_module).get("training_step")
             vars(pl_module)["training_step"] = self._around(pl_module.training_step)
-            self.regularizer.bind(LightningTraining(self.regularizer.name))
+            if any(type(method).bind is not Regularizer.bind for method in self.regularizer.parts):
+                raise ValueError(
+                    f"{self.regularizer.name} trains a second model beside yours, and training_step trains its own; "
+                    "use transformers' Trainer with AttnRegCallback, fairseq-train, or a loop of your own"
+                )
             updates = trainer.estimated_stepping_batches if pl_module.automatic_optimization else float("inf")
             known = 0 < updates < float("inf")
             epochs = trainer.max_epochs if (trainer.max_epochs or 0) > 0 else None
@@ -211,22 +215,6 @@ class LightningCallback(MethodCallback, callback_class()):  # type: ignore[misc]
 
         loss = self.regularizer.loss(compute, args[0])
         return {**made[-1], "loss": loss} if isinstance(made[-1], dict) else loss
-
-
-class LightningTraining:
-    """Refuses the methods that ask more of a training than its forwards: Lightning's trains its own model only."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def _refuse(self, *_: Any) -> NoReturn:
-        raise ValueError(
-            f"{self.name} trains a second model beside yours, and a LightningModule's training_step trains its own "
-            "only; use transformers' Trainer with AttnRegCallback, fairseq-train, or a loop of your own"
-        )
-
-    optimizer = clip_norm = copy_of = property(_refuse)
-    problem = _refuse
 
 
 def refuse(trainer: Any, pl_module: nn.Module, module: nn.Module | None = None) -> None:

@@ -29,12 +29,9 @@ class AttentionDropout(Regularizer):
     tell which weights they drop: the logged drop rate of weights is p itself, that of scores is counted.
 
     Attributes:
-        p: probability of dropping a position, in [0, 1]; 0 is plain training, bit for bit. Below 1 for weights.
+        p: 0 is plain training, bit for bit.
         where: `weights` drops after the softmax and rescales, `scores` before it; a row whose scores are all dropped is
             uniform over its valid keys.
-
-    Raises:
-        ValueError: the probability is out of its range.
     """
 
     presets: ClassVar[tuple[Preset, ...]] = (
@@ -63,18 +60,16 @@ class AttentionDropout(Regularizer):
 
     def before_forward(self, forward: Forward) -> None:
         """Tell each site its p, or how its mask is drawn."""
+        scores = {"sampler": self.sampler(partial(_bernoulli, self.p))} if self.where == "scores" else {}
         for site in self.attached_sites:
-            if self.where == "scores":
-                site.ask(sampler=self.sampler(site, partial(_bernoulli, self.p)))
-            else:
-                site.ask(weights_dropout=self.p)
+            site.ask(**(scores or {"weights_dropout": self.p}))
 
     def after_forward(self, outputs: Any) -> None:
         """Count p of weights, for each call that came."""
         for site in self.attached_sites if self.where == "weights" else ():
             calls = len(site.calls.made)
             if calls and site.request.weights_dropout > 0:
-                self.count_share(site, self.p * calls, calls)
+                self.count_share([site], self.p * calls, calls)
 
 
 def _bernoulli(p: float, shape: tuple[int, ...], valid: Tensor | None, generator: torch.Generator) -> Tensor:

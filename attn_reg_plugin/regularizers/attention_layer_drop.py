@@ -28,12 +28,7 @@ class AttentionLayerDrop(Regularizer):
     The logged drop rate of a site is the share of its calls in which it was dropped. A dropped attention gives its
     query and key projections no gradient: under PyTorch's own data parallel, ask it to find unused parameters
     (fairseq: `--find-unused-parameters` with `--ddp-backend pytorch_ddp`; `legacy_ddp` needs nothing).
-
-    Attributes:
-        p: probability of dropping a site, in [0, 1]; 0.2 is the paper's, 0 is plain training, bit for bit.
-
-    Raises:
-        ValueError: p is out of its range.
+    p = 0.2 is the paper's, 0 is plain training, bit for bit.
     """
 
     presets: ClassVar[tuple[Preset, ...]] = (
@@ -65,5 +60,5 @@ class AttentionLayerDrop(Regularizer):
         if call:
             generator = torch.Generator().manual_seed(derived(seed, call))
             dropped = bool(torch.rand((), generator=generator) < self.p)
-        self.count_share(site, float(dropped))
+        self.count_share([site], float(dropped))
         return dropped

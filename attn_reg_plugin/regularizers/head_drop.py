@@ -15,10 +15,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from attn_reg_plugin.attention.calls import AttentionCall
-from attn_reg_plugin.attention.requests import MaskSampler
-from attn_reg_plugin.attention.sites import AttentionSite
+from attn_reg_plugin.attention.masks import dropped_fraction
 from attn_reg_plugin.regularizers.base import Preset, option, register
+from attn_reg_plugin.regularizers.base.drawn import Drawn
 from attn_reg_plugin.regularizers.base.forward import Forward
 from attn_reg_plugin.regularizers.scheduled_dropout import STARTS, UNITS, Curve, Timed
 
@@ -28,12 +27,8 @@ from attn_reg_plugin.regularizers.scheduled_dropout import STARTS, UNITS, Curve,
 class HeadDrop(Timed):
     """Drop whole attention heads of each example, each with probability p, and rescale the others; never all heads.
 
-    Attributes:
-        p: probability of dropping a head, in [0, 1]; 0 is plain training, bit for bit, 1 leaves one head.
-        turn, end: with both, p is a V over training: p at its start, 0 at `turn`, p again from `end` on. Both 0: p
-            throughout.
-        unit: what `turn` and `end` count: `update`, the optimizer updates made so far, from 0; `epoch`, from 1; or
-            `progress`, the share of the training, from 0 to 1.
+    p = 0 is plain training, bit for bit, 1 leaves one head. With `turn` and `end`, counted in `unit` as `Timed` says, p
+    is a V over training: p at its start, 0 at `turn`, p again from `end` on.
 
     Raises:
         ValueError: p is out of its range, or `turn` is not between the start and `end`, or `end` is after the training.
@@ -89,12 +84,9 @@ class HeadDrop(Timed):
     def before_forward(self, forward: Forward) -> None:
         """Leave on each site how its heads are drawn."""
         draw = partial(heads_kept, self.drop_probability())
+        factor = Drawn(self, draw, lambda keep, _, n: (rescaled(keep).chunk(n), *dropped_fraction(keep, None, n)))
         for site in self.attached_sites:
-            site.ask(factor=partial(_factor, self.sampler(site, draw)))
-
-    def count_dropped(self, site: AttentionSite, keep: Tensor, valid: Tensor | None) -> None:
-        """Heads are counted, not positions."""
-        super().count_dropped(site, keep, None)
+            site.ask(factor=factor)
 
 
 def heads_kept(p: float, shape: tuple[int, ...], valid: Tensor | None, generator: torch.Generator) -> Tensor:
@@ -106,9 +98,3 @@ def heads_kept(p: float, shape: tuple[int, ...], valid: Tensor | None, generator
 def rescaled(keep: Tensor) -> Tensor:
     """Return the factor of the heads' outputs: H / (number kept) or 0, fp32 (B, H, 1, 1)."""
     return keep.float() * (keep.size(1) / keep.sum(1, keepdim=True))
-
-
-def _factor(
-    sampler: MaskSampler, call: AttentionCall, shape: tuple[int, ...], valid: Tensor | None, device: torch.device
-) -> Tensor:
-    return rescaled(sampler(call, shape, valid, device))

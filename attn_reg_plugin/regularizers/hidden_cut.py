@@ -41,16 +41,8 @@ class HiddenCut(SeveralPasses):
 
     `sites` names the self-attentions in whose layers spans are cut. In a loop of one's own the loss is
     `regularizer.loss(...)`; fairseq and Trainer ask for it themselves. Of a regression the divergence is the squared
-    difference of both predictions.
-
-    Attributes:
-        cut: share of an example's tokens in a span (at least one token), in [0, 1]; 0 is plain training (one pass), bit
-            for bit.
-        top: share of the tokens, those with the most attention, among which a span begins (at least one), in [0, 1].
-        weight: of the divergence, the paper's η, at least 0.
-
-    Raises:
-        ValueError: an option is out of its range.
+    difference of both predictions. A span has at least one token, and `top` names at least one; cut = 0 is plain
+    training (one pass), bit for bit. The weight is the paper's η.
     """
 
     presets: ClassVar[tuple[Preset, ...]] = (
@@ -72,11 +64,8 @@ class HiddenCut(SeveralPasses):
         return self.cut > 0
 
     def hooks(self, model: nn.Module, sites: list[AttentionSite]) -> list[Any]:
-        """Put a cutter into the feed-forward network of every site's layer.
-
-        Raises:
-            ValueError: a site is no self-attention, or its layer has no feed-forward network of its own, or several.
-        """
+        """Put a cutter into the feed-forward network of every site's layer; a ValueError if a site is no
+        self-attention, or its layer has no feed-forward network of its own, or several."""
         if not self.due():
             return []
         every, found = all_sites(model), {}
@@ -185,11 +174,8 @@ class Cutter(StandIn):
     site: AttentionSite
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        """The module's output (B, T, C), (T, B, C) or (B·T, C), with zeros where it is cut.
-
-        Raises:
-            RuntimeError: the output has another shape.
-        """
+        """The module's output (B, T, C), (T, B, C) or (B·T, C), with zeros where it is cut; a RuntimeError if the
+        output has another shape."""
         outputs = self._inner(*args, **kwargs)
         site, spans, call = self.site, self.site.request.look, self.site.calls.current
         if not isinstance(spans, Spans) or call is None:

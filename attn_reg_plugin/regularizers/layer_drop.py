@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from attn_reg_plugin.attention.calls import AttentionCall, derived, graph_task, recomputed
-from attn_reg_plugin.attention.requests import LayerPlan
+from attn_reg_plugin.attention.requests import LayerPlan, Request
 from attn_reg_plugin.attention.selection import all_sites
 from attn_reg_plugin.attention.sites import AttentionSite
 from attn_reg_plugin.regularizers.base import Preset, Regularizer, option, register
@@ -35,13 +35,7 @@ class LayerDrop(Regularizer):
     A layer is left out with all that is in it, whichever of its attentions was selected. The logged drop rate of a site
     is the share of calls in which its layer was left out. A layer that was left out has no gradient: under PyTorch's
     own data parallel, ask it to find unused parameters (fairseq: `--find-unused-parameters` with `--ddp-backend
-    pytorch_ddp`; `legacy_ddp` needs nothing).
-
-    Attributes:
-        p: probability of leaving a layer out, in [0, 1]; 0.2 is the paper's, 0 is plain training, bit for bit.
-
-    Raises:
-        ValueError: p is out of its range.
+    pytorch_ddp`; `legacy_ddp` needs nothing). p = 0.2 is the paper's, 0 is plain training, bit for bit.
     """
 
     presets: ClassVar[tuple[Preset, ...]] = (
@@ -54,11 +48,8 @@ class LayerDrop(Regularizer):
     p: float = option(0.2, "probability of leaving a layer out, in [0, 1]", within="[0, 1]")
 
     def hooks(self, model: nn.Module, sites: list[AttentionSite]) -> list[Any]:
-        """Stand in for the forwards of the sites' layers.
-
-        Raises:
-            ValueError: a site stands in no layer that could be left out.
-        """
+        """Stand in for the forwards of the sites' layers; a ValueError if a site stands in no layer that could be left
+        out."""
         with ExitStack() as installed:
             layers = layers_of(model, sites)
             for layer in layers:
@@ -91,7 +82,7 @@ class LayerDrop(Regularizer):
         generator = torch.Generator().manual_seed(derived(seed, call))
         left_out = bool(torch.rand((), generator=generator) < self.p)
         for site in sites:
-            self.count_share(site, float(left_out))
+            self.count_share([site], float(left_out))
         return left_out
 
 
@@ -135,11 +126,7 @@ class Layer(StandIn):
     _times: dict[AttentionSite, int] = field(default_factory=dict, repr=False)
 
     def install(self) -> Layer:
-        """Stand in for the module's forward.
-
-        Raises:
-            ValueError: another layer does so already.
-        """
+        """Stand in for the module's forward; a ValueError if another layer does so already."""
         if isinstance(getattr(vars(self.module).get("forward"), "__self__", None), Layer):
             raise ValueError(f"the layer {self.path} is left out by another regularizer already; detach that one first")
         return super().install()
@@ -150,11 +137,8 @@ class Layer(StandIn):
         return self.kinds[0][0]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's forward, or what it was given if it is left out.
-
-        Raises:
-            RuntimeError: the layer changes the shape of its states, so it can't be left out.
-        """
+        """The module's forward, or what it was given if it is left out; a RuntimeError if the layer changes the shape
+        of its states, so it can't be left out."""
         if self.lead.request.layer is None or not self.module.training:
             return self._inner(*args, **kwargs)
         states = next((a for a in (*args, *kwargs.values()) if isinstance(a, Tensor) and a.is_floating_point()), None)
@@ -162,7 +146,10 @@ class Layer(StandIn):
         if call is None or not call.uniform:
             return self._run(call, states, args, kwargs)
         if call.bare is None:
-            with same_randomness(states.device):
+            with same_randomness(states.device), ExitStack() as put_back:
+                for site in filter(lambda one: one.active, self._here(call.index)):  # nothing is drawn for it
+                    put_back.callback(site.put_in_place, site.request)
+                    site.put_in_place(Request(uniform=lambda _: True))
                 outputs = self._run(call, states, args, kwargs)
             return states if isinstance(outputs, Tensor) else type(outputs)((states, *outputs[1:]))
         kind, rest = call.bare
@@ -217,12 +204,10 @@ class Layer(StandIn):
 
 
 def layers_of(model: nn.Module, sites: Iterable[AttentionSite]) -> list[Layer]:
-    """The layers that `sites`, open ones of the attached model, stand in, in order.
+    """The layers that `sites`, open ones of the attached model, stand in, in order; a ValueError if a site stands in no
+    such layer, or shares its layer with one that isn't among `sites`.
 
     A site's layer is the outermost module around it that is called by a number and has no other attention of its kind.
-
-    Raises:
-        ValueError: a site stands in no such layer, or shares its layer with one that isn't among `sites`.
     """
     every, found = all_sites(model), {}
     sites = list(sites)

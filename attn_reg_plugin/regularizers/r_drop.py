@@ -27,14 +27,8 @@ class RDrop(SeveralPasses):
 
     Where there is no distribution, in a regression, the divergence is the squared difference of both predictions. In a
     loop of one's own the loss is `regularizer.loss(...)`; fairseq and Trainer ask for it themselves. The model needs
-    dropout, or both passes are the same.
-
-    Attributes:
-        weight: of the divergence, the paper's α, at least 0; 0 is plain training (one pass), bit for bit. The paper
-            takes 5 for translation, and 0.1 to 1 for most classifications.
-
-    Raises:
-        ValueError: the weight is out of its range.
+    dropout, or both passes are the same. The weight is the paper's α, 5 for translation, and 0.1 to 1 for most
+    classifications; 0 is plain training (one pass), bit for bit.
     """
 
     presets: ClassVar[tuple[Preset, ...]] = (

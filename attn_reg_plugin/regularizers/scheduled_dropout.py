@@ -133,11 +133,8 @@ class Schedule:
             raise ValueError(f"{source}: {error}") from None
 
     def assign(self, sites: Iterable[AttentionSite]) -> dict[str, Curve]:
-        """The curve of each site, by the site's name; sites that no pattern names have none.
-
-        Raises:
-            ValueError: a pattern matches none of the sites.
-        """
+        """The curve of each site, by the site's name; sites that no pattern names have none; a ValueError if a pattern
+        matches none of the sites."""
         sites, curves = list(sites), {}
         for selector, curve in self.entries:
             try:
@@ -246,11 +243,7 @@ class Timed(Regularizer):
         self._total = None
 
     def position(self) -> float:
-        """Where the training is, in the schedule's unit.
-
-        Raises:
-            RuntimeError: what the unit needs was not announced.
-        """
+        """Where the training is, in the schedule's unit; a RuntimeError if what the unit needs was not announced."""
         if self.unit == "update":
             return self.updates
         if self.unit == "epoch":
@@ -276,8 +269,7 @@ class ScheduledDropout(Timed):
     Attributes:
         schedule: drop probabilities over training, such as `drop encoder.self: 0:0.6 1000:0.1; drop encoder.self[0]:
             0:0.5`, or the path of a .yaml file with such entries; see `Schedule`.
-        unit: what the curves count: `update`, the optimizer updates made so far, from 0; `epoch`, from 1; or
-            `progress`, the share of the training, from 0 to 1.
+        unit: what the curves count, see `Timed`.
 
     Raises:
         ValueError: the schedule is malformed, or the unit unknown.
@@ -333,11 +325,8 @@ class ScheduledDropout(Timed):
         return attachment
 
     def drop_probabilities(self) -> dict[str, float]:
-        """π(t) of every attached site at the present place in the training, by its name; 0 without a curve.
-
-        Raises:
-            RuntimeError: what the schedule counts was not announced.
-        """
+        """π(t) of every attached site at the present place in the training, by its name; 0 without a curve; a
+        RuntimeError if what the schedule counts was not announced."""
         position, curves = self.position(), self.curves
         return {s.name: curves[s.name](position) if s.name in curves else 0.0 for s in self.attached_sites}
 
@@ -350,7 +339,7 @@ class ScheduledDropout(Timed):
         drop = self.drop_probabilities()
         for site in self.attached_sites:
             if drop[site.name] > 0:
-                site.ask(sampler=self.sampler(site, partial(_bernoulli, drop[site.name])))
+                site.ask(sampler=self.sampler(partial(_bernoulli, drop[site.name]), alone=True))
 
     def rehearse(self, forward: Forward) -> None:
         """Run the forward once through regularized attention in which nothing is dropped yet."""

@@ -58,11 +58,8 @@ class Sidecar:
                 self.path(updates).unlink()
 
     def load(self, updates: int) -> dict[str, Any] | None:
-        """Read the state after `updates` updates, on every rank; None at the start of a run, or if there is none.
-
-        Raises:
-            ValueError: it is damaged, or no state; on every rank.
-        """
+        """Read the state after `updates` updates, on every rank; None at the start of a run, or if there is none; a
+        ValueError if it is damaged, or no state; on every rank."""
         state = problem = None
         if rank() == 0 and self.folder is not None and updates > 0:
             path = self.path(updates)

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from attn_reg_plugin import AttentionSite, regularized_attention
 from attn_reg_plugin.attention.calls import AttentionCall
+from attn_reg_plugin.attention.masks import PackedMask
 from tests.attention.literal import loop_weights
 
 VOCABULARY, SIZE, HEADS, PAD = 13, 8, 2, 0
@@ -187,9 +188,12 @@ def opened(sites: list[AttentionSite]) -> Iterator[list[AttentionSite]]:
             site.backend.close(site)
 
 
-def drawn(sampler: Callable[..., Tensor], shape: Iterable[int], valid: Tensor | None = None) -> Tensor:
-    """Draw with a site's sampler or factor, as for a first call whose map has this shape."""
-    return sampler(AttentionCall(None), tuple(shape), valid, torch.device("cpu"))
+def drawn(
+    sampler: Callable[..., Tensor | PackedMask], call: AttentionCall, shape: Iterable[int], valid: Tensor | None = None
+) -> Tensor:
+    """Return what a site's sampler or factor gives a call, whose map has this shape."""
+    made = sampler(call, tuple(shape), valid, torch.device("cpu"))
+    return made.unpacked() if isinstance(made, PackedMask) else made
 
 
 def attentions(model: nn.Module) -> dict[str, TinyAttention]:

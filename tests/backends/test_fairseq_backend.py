@@ -97,12 +97,17 @@ def test_gradient_attribution_is_the_gradient_of_the_attention_map(dropout: floa
     gradients = torch.autograd.grad(objective, written_out.maps)
     expected = [gradient.view(-1, HEADS, *gradient.shape[-2:]) for gradient in gradients]
     draws = mock.patch.object(ad_drop, "sample_keep", wraps=ad_drop.sample_keep)
-    with ADDrop(p=0.3, q=0.3, sites="*", cross_tuning="off").attach(model), draws as drawn:
+    groups = mock.patch.object(ADDrop, "_masks", autospec=True, side_effect=ADDrop._masks)
+    with ADDrop(p=0.3, q=0.3, sites="*", cross_tuning="off").attach(model), draws as drawn, groups as grouped:
         torch.manual_seed(7)
         model(**inputs)
-    ours = [call.args[0] for call in drawn.call_args_list]
+    ours = {}
+    for group, call in zip(grouped.call_args_list, drawn.call_args_list, strict=True):
+        names = [site.name for site, *_ in group.args[1]]
+        ours |= zip(names, call.args[0].chunk(len(names)), strict=True)
     assert len(ours) == len(expected) == len(SITES)
-    for attribution, gradient, name in zip(ours, expected, SITES, strict=True):
+    for gradient, name in zip(expected, SITES, strict=True):
+        attribution = ours[name]
         assert gradient.abs().max() > 1e-4, name
         assert attribution.shape == gradient.shape
         assert (attribution - gradient).abs().max() <= 1e-5 * gradient.abs().max()

@@ -40,17 +40,17 @@ def test_the_output_is_that_of_the_formula(name, translator, batch):
         torch.manual_seed(6)
         output = translator(*batch)
         sites = regularizer.attached_sites
-        asked = {site.name: (site.request, any(call.uniform for call in site.calls.made)) for site in sites}
+        asked = {site.name: (site.request, next(iter(site.calls.made), None)) for site in sites}
     masks, uniform, survivors, rates = {}, set(), set(), {}
 
     def attend(site, query, key, value, valid, dropout_p):
-        (request, mean), shape = asked[site], (*query.shape[:-1], key.size(-2))
-        keep = None if request.sampler is None else drawn(request.sampler, shape, valid)
+        (request, call), shape = asked[site], (*query.shape[:-1], key.size(-2))
+        keep = None if request.sampler is None else drawn(request.sampler, call, shape, valid)
         keep = request.masks[0].unpacked() if request.masks else keep
         if keep is not None:
             masks[site] = keep
             assert not (keep & ~valid).any()
-        if mean:
+        if call is not None and call.uniform:
             keep = torch.zeros(shape, dtype=torch.bool)
             uniform.add(site)
         weights = loop_weights(query, key, valid=valid, keep=keep)
@@ -59,7 +59,7 @@ def test_the_output_is_that_of_the_formula(name, translator, batch):
             weights = weights * (F.dropout(torch.ones_like(weights), p) > 0) / (1 - p)  # the kernel's draws
         rows = weights @ value
         if request.factor is not None:
-            alive = drawn(request.factor, shape, valid) > 0
+            alive = drawn(request.factor, call, shape, valid) > 0
             survivors.update(alive.sum(1).flatten().tolist())
             rows = rows * alive * HEADS / alive.sum(1, keepdim=True)
         return rows

@@ -14,6 +14,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from attn_reg_plugin.attention import attribution as of_attribution
 from attn_reg_plugin.regularizers import build
 from tests.attention import tiny_model
 from tests.attention.tiny_model import TinyClassifier, TinyTranslator, loss_of, tokens
@@ -65,7 +66,9 @@ def most_maps(layers: int, method: str | None, **options: object) -> int:
 
 
 @pytest.mark.parametrize("attribution", ["gradient", "random"])
-def test_no_map_outlives_its_site(attribution: str) -> None:
+def test_no_map_outlives_its_site(attribution: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Maps of several sites are worked on together where they are small; here one is as large as that may get."""
+    monkeypatch.setattr(of_attribution, "CHUNK_BYTES", 4 * MAP)
     assert most_maps(3, None) == 0, "the fused kernel keeps none, so that those of a method show"
     few, many = (most_maps(layers, "ad_drop", attribution=attribution, p=0.5, q=0.5) for layers in (1, 4))
     assert 0 < many == few

@@ -64,7 +64,9 @@ def test_masks_have_the_rate_of_their_curve_independently_of_place(translator):
         sums = regularizer.statistics.take()
         for site in regularizer.attached_sites:
             asked = site.request.sampler
-            masks[site.name] = None if asked is None else drawn(asked, (300, 2, 8, 8), valids[site.name])
+            masks[site.name] = (
+                None if asked is None else drawn(asked, site.calls.made[0], (300, 2, 8, 8), valids[site.name])
+            )
     for name, p in wanted.items():
         keep, valid = masks[name], valids[name]
         assert keep.shape == (300, 1, 8, 8), "shared by all heads"

@@ -71,11 +71,8 @@ class OpenSites:
         _OPEN.discard(module)
 
     def site(self) -> AttentionSite | None:
-        """The site of this call, if it is open; of a shared module, if it has anything to do.
-
-        Raises:
-            RuntimeError: a shared module is called more often than it has layers.
-        """
+        """The site of this call, if it is open; of a shared module, if it has anything to do; a RuntimeError if a
+        shared module is called more often than it has layers."""
         self.called = True
         if self.layers is None:
             return self.sites[0]
@@ -250,7 +247,8 @@ def _valid_and_bias(
         return torch.ones(queries, keys, dtype=torch.bool, device=query.device).tril(), bias
     if mask is None:
         return None, bias
-    return split_mask(mask[..., :keys], query, bias, _MASKED_BY.get(type(module).__name__, MASKED))
+    mask = mask if mask.size(-1) == keys else mask[..., :keys]  # the same object for all layers, if it can be
+    return split_mask(mask, query, bias, _MASKED_BY.get(type(module).__name__, MASKED))
 
 
 def _causal(module: nn.Module, kwargs: dict[str, Any]) -> bool:

@@ -17,9 +17,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from attn_reg_plugin.attention.attribution import map_gradient, output_gradients
+from attn_reg_plugin.attention.attribution import Attributed, map_gradient, output_gradients, together
 from attn_reg_plugin.attention.calls import recording
-from attn_reg_plugin.attention.masks import DIRECTIONS, PackedMask, all_finite, sample_keep
+from attn_reg_plugin.attention.masks import DIRECTIONS, PackedMask, all_finite, joined, sample_keep
 from attn_reg_plugin.attention.requests import Tape
 from attn_reg_plugin.attention.sites import AttentionSite
 from attn_reg_plugin.regularizers.ad_drop.cross_tuning import CrossTuned, CrossTuning
@@ -82,9 +82,6 @@ class ADDrop(CrossTuned):
         integrated_labels: `frozen` attributes the pseudo labels of the first, unscaled pass on the whole path (the
             paper's c; completeness holds), `renewed` takes each pass's own, as the authors' code does.
         objective: F as a function(outputs, inputs) -> scalar; by default chosen from the outputs' shape and `labels`.
-
-    Raises:
-        TypeError, ValueError: an option is of another type, or out of its range.
     """
 
     presets: ClassVar[tuple[Preset, ...]] = PRESETS
@@ -147,21 +144,37 @@ class ADDrop(CrossTuned):
         if self.unit == "token":
             return hide_tokens(self, forward)
         if self.attribution == "random":
+            sampler = self.sampler(self._sample_at_random)
             for site in sites:
-                site.ask(sampler=self.sampler(site, self._sample_at_random))
+                site.ask(sampler=sampler)
             return
-        masks: dict[AttentionSite, list[PackedMask]] = {}
-        with self.statistics.seconds("probe_seconds", forward.device), recording(sites, self.attribution != "gradient"):
-            for site, tape, attribution, finite in self.attributions(forward):
-                if attribution is None:
-                    keep = tape.whole()  # ties would always lose the same positions
-                else:  # a non-finite probe falls back to a plain update, without waiting for the device
-                    keep = sample_keep(attribution, tape.valid, self.p, self.q, self.direction, enabled=finite)
-                    self.count_dropped(site, keep, tape.valid)
-                masks.setdefault(site, []).append(PackedMask(keep))
-                del attribution, keep  # before the next site's
-        for site, calls in masks.items():
-            site.ask(masks=tuple(calls))
+        masks: dict[Tape, PackedMask] = {}
+        with (
+            self.statistics.seconds("probe_seconds", forward.device),
+            recording(sites, needs_weights=self.attribution != "gradient"),
+        ):
+            attributed, finite = self.attributions(forward)
+            for calls in together(attributed):
+                masks.update(zip([tape for _, tape, _ in calls], self._masks(calls, finite), strict=True))
+            by_site = {site: tuple(masks[tape] for tape in site.tapes) for site in sites if site.tapes}
+        for site, of_calls in by_site.items():
+            site.ask(masks=of_calls)
+
+    def _masks(self, calls: list[Attributed], finite: Tensor) -> list[PackedMask]:
+        """Draw the masks of calls of one shape together."""
+        sites, tapes, given = zip(*calls, strict=True)
+        batch, *shape = *tapes[0].output.shape[:-1], tapes[0].value.size(-2)
+        valid = joined([tape.valid for tape in tapes], batch)
+        if given[0] is None:  # ties would lose the same ones always
+            keep = torch.ones(len(calls) * batch, *shape, dtype=torch.bool, device=finite.device)
+        else:  # a non-finite probe falls back to a plain update, without waiting for the device
+            with torch.autocast(finite.device.type, enabled=False):
+                attribution = torch.cat(given)
+                if self.attribution == "gradient":
+                    attribution = map_gradient(attribution, torch.cat([tape.value for tape in tapes]))
+            keep = sample_keep(attribution, valid, self.p, self.q, self.direction, enabled=finite)
+            self.count_dropped(sites, keep, valid)
+        return PackedMask.of(keep, valid).split(len(calls))
 
     def rehearse(self, forward: Forward) -> None:
         """Run the probe once, for its errors: a missing objective or label, a shape or keyword that doesn't fit."""
@@ -174,36 +187,26 @@ class ADDrop(CrossTuned):
             if tapes and self.attribution != "attention":
                 output_gradients(objective, tapes)
 
-    def attributions(self, forward: Forward) -> Iterator[tuple[AttentionSite, Tape, Tensor | None, Tensor]]:
-        """Yield for every call in the probe its site, tape, B (B, H, T, S) or None, and whether all is finite."""
-        return getattr(self, f"_{self.attribution}_attributions")(forward)
+    def attributions(self, forward: Forward) -> tuple[list[Attributed], Tensor]:
+        """Probe, and return every call of the forward with what it is attributed by, and whether all is finite."""
+        given = getattr(self, f"_{self.attribution}_attributions")(forward)
+        calls = [(*call, one) for call, one in zip(self._recorded(), given, strict=True)]
+        return calls, self.check_finite(given)
 
-    def _gradient_attributions(self, forward: Forward) -> Iterator[tuple[AttentionSite, Tape, Tensor | None, Tensor]]:
+    def _gradient_attributions(self, forward: Forward) -> list[Tensor | None]:
         with self.probe(forward) as run:
-            objective = run()
-            if not (recorded := self._recorded()):
-                return
-            gradients = output_gradients(objective, [tape for _, tape in recorded])
-        finite = self.check_finite(gradients)
-        for i, (site, tape) in enumerate(recorded):
-            gradient, gradients[i] = gradients[i], None
-            yield site, tape, None if gradient is None else map_gradient(gradient, tape.value), finite
+            objective, recorded = run(), self._recorded()
+            return output_gradients(objective, [tape for _, tape in recorded]) if recorded else []
 
-    def _integrated_attributions(self, forward: Forward) -> Iterator[tuple[AttentionSite, Tape, Tensor | None, Tensor]]:
+    def _integrated_attributions(self, forward: Forward) -> list[Tensor | None]:
         with self.probe(forward, same_draws=True) as run:
             how = {"steps": self.integrated_steps, "nodes": self.integrated_nodes, "path": self.integrated_path}
-            attributions = list(integrated_attribution(run, self.attached_sites, **how))
-        finite = self.check_finite([attribution for _, attribution in attributions]) if attributions else None
-        for (site, tape), (_, attribution) in zip(self._recorded(), attributions, strict=True):
-            yield site, tape, attribution, finite
+            return [attribution for _, attribution in integrated_attribution(run, self.attached_sites, **how)]
 
-    def _attention_attributions(self, forward: Forward) -> Iterator[tuple[AttentionSite, Tape, Tensor | None, Tensor]]:
+    def _attention_attributions(self, forward: Forward) -> list[Tensor | None]:
         with without_gradients(), self.probe(forward) as run:
             run()
-        recorded = self._recorded()
-        finite = self.check_finite([tape.weights for _, tape in recorded]) if recorded else None
-        for site, tape in recorded:
-            yield site, tape, tape.weights, finite
+        return [tape.weights for _, tape in self._recorded()]
 
     def _recorded(self) -> list[tuple[AttentionSite, Tape]]:
         """Every call that the probe came through, site by site: LayerDrop leaves layers out."""

@@ -8,7 +8,7 @@ key of attention only, and keeps its own residual stream.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -97,9 +97,9 @@ def hide_tokens(method: ADDrop, forward: Forward) -> None:
     inputs, sequences = forward.inputs, by_sequence(method.attached_sites)
     if method.attribution == "random":
         for (_, stack), sites in sequences.items():
-            seed = int(torch.randint(2**62, ()))
+            sampler = partial(_tokens_at_random, method, stack, inputs, int(torch.randint(2**62, ())), {})
             for site in sites:
-                site.ask(sampler=partial(_tokens_at_random, method, site, stack, inputs, seed))
+                site.ask(sampler=sampler)
         return
     biases = {sequence: TokenBias() for sequence in sequences}
     tokens = {site: biases[sequence] for sequence, sites in sequences.items() for site in sites}
@@ -117,29 +117,30 @@ def hide_tokens(method: ADDrop, forward: Forward) -> None:
                     among = candidate_tokens(valid, stack, inputs)
                     keep = hidden_tokens(score, among, method.p, method.q, method.direction, enabled=finite)
                     _count(method, called, keep, among)
+                packed: dict[Tensor | None, PackedMask] = {}  # one for all that have one mask of valid keys
                 for site in called:
-                    masks[site].append(PackedMask(keep))
+                    if (there := site.tapes[index].valid) not in packed:
+                        packed[there] = PackedMask.of(keep, there)
+                    masks[site].append(packed[there])
     for site, calls in masks.items():
         site.ask(masks=tuple(calls))
 
 
-def _count(method: ADDrop, sites: Iterable[AttentionSite], keep: Tensor, among: Tensor) -> None:
+def _count(method: ADDrop, sites: Sequence[AttentionSite], keep: Tensor, among: Tensor) -> None:
     """Add to the drop rate of each site the share of the tokens that may be hidden, `among` (B, S), that are."""
-    share = dropped_fraction(keep[:, 0, 0] & among, among)
-    for site in sites:
-        method.count_share(site, *share)
+    if sites:
+        method.count_share(sites, *(one.squeeze() for one in dropped_fraction(keep[:, 0, 0] & among, among)))
 
 
 def _tokens_at_random(
-    method: ADDrop, site: AttentionSite, stack: str, inputs: dict[str, Any], seed: int, call: AttentionCall, *told: Any
+    method: ADDrop, stack: str, inputs: Any, seed: int, drawn: dict[Any, Tensor], call: AttentionCall, *told: Any
 ) -> Tensor:
     """A keep mask (B, 1, 1, S) of tokens drawn at random: the same one at all sites of a sequence."""
-    (batch, *_, keys), valid, device = told
-    among = candidate_tokens(existing_keys(valid, (batch, keys), device), stack, inputs)
-    generator = torch.Generator(device).manual_seed(derived(seed, call.index))
-    score = torch.rand((batch, keys), generator=generator, device=device)
-    keep = hidden_tokens(score, among, method.p, method.q, generator=generator)
-    if seed not in call.counted:
-        call.counted.add(seed)
-        _count(method, [site], keep, among)
-    return keep
+    if call not in drawn:
+        (batch, *_, keys), valid, device = told
+        among = candidate_tokens(existing_keys(valid, (batch, keys), device), stack, inputs)
+        generator = torch.Generator(device).manual_seed(derived(seed, call.index))
+        score = torch.rand((batch, keys), generator=generator, device=device)
+        drawn[call] = hidden_tokens(score, among, method.p, method.q, generator=generator)
+        _count(method, [call.site], drawn[call], among)
+    return drawn[call]

@@ -22,6 +22,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from attn_reg_plugin.attention.sites import AttentionSite
 from attn_reg_plugin.regularizers.attend_out.defender import Defender
 from attn_reg_plugin.regularizers.attend_out.game import Game, on_cpu
 from attn_reg_plugin.regularizers.attend_out.generator import Generator, embeddings_of, valid_pairs
@@ -62,9 +63,6 @@ class AttendOut(Regularizer):
         generator_width: of the queries, keys and values in the generator; 0 = as wide as the embeddings, the paper's
             form. A narrow one is cheaper, and another function.
         problem, optimizer: what to train and how; see `Problem`.
-
-    Raises:
-        TypeError, ValueError: an option is of another type, or out of its range.
     """
 
     presets: ClassVar[tuple[Preset, ...]] = (Preset("attend_out", "AttendOut", {"sites": "encoder.self"}),)
@@ -150,11 +148,8 @@ class AttendOut(Regularizer):
     # -- the training -----------------------------------------------------------------------------------------------
 
     def bind(self, training: Training) -> None:
-        """Take problem, optimizer and clipping from the training, where the user has not given them.
-
-        Raises:
-            ValueError: the model cannot be copied; or the reward data cannot be used, or has too few examples.
-        """
+        """Take problem, optimizer and clipping from the training, where the user has not given them; a ValueError if
+        the model cannot be copied; or the reward data cannot be used, or has too few examples."""
         if self._attachment is not None:
             with self._attachment.suspended():
                 check_copyable(self.model)
@@ -186,10 +181,14 @@ class AttendOut(Regularizer):
     def before_forward(self, forward: Forward) -> None:
         """The attacker's masks for this batch, proposed by the generator and set on the sites."""
         masks, tokens = self.start(forward.model).propose(forward.inputs, forward.supplied.counts)
+        alike: dict[tuple[str, str], list[AttentionSite]] = {}
         for site in self.attached_sites:
-            pairs = valid_pairs(site.stack, site.kind, tokens)
             site.ask(keep=masks[site.name].unsqueeze(1), once=ONE_CALL)
-            self.count_dropped(site, masks[site.name] & pairs, pairs)
+            alike.setdefault((site.stack, site.kind), []).append(site)
+        for kind, sites in alike.items():
+            pairs = valid_pairs(*kind, tokens)
+            keep = torch.stack([masks[site.name] for site in sites]) & pairs
+            self.count_dropped(sites, keep.flatten(0, 1), pairs)
 
     def end_update(self) -> None:
         """The defender's step on the batches of this update and, after T updates, the end of the round."""
@@ -208,11 +207,8 @@ class AttendOut(Regularizer):
     # -- the game ---------------------------------------------------------------------------------------------------
 
     def start(self, model: nn.Module) -> Game:
-        """The running game; it starts with generator and defender made anew, or as a loaded state has them.
-
-        Raises:
-            ValueError: `problem` or `optimizer` is missing, or the attacker is not alone on the model.
-        """
+        """The running game; it starts with generator and defender made anew, or as a loaded state has them; a
+        ValueError if `problem` or `optimizer` is missing, or the attacker is not alone on the model."""
         if self.game is not None:
             return self.game
         if self.problem is None or self.optimizer is None:

@@ -130,7 +130,11 @@ class Game:
         masks, gradient = self._drawn(tokens, counts)
         self._pending.append(own_copy(inputs))  # the attacker's forward may change its arguments
         if counts:
-            packed = {name: (pack_bits(mask.reshape(-1)), tuple(mask.shape)) for name, mask in masks.items()}
+            packed = {}
+            for shape in {tuple(mask.shape) for mask in masks.values()}:
+                alike = {name: mask.reshape(-1) for name, mask in masks.items() if mask.shape == shape}
+                bits = pack_bits(torch.stack(list(alike.values())))
+                packed.update((name, (one, shape)) for name, one in zip(alike, bits.unbind(), strict=True))
             self.cache.append(CachedBatch(self.in_round, tokens, packed, gradient))
         return masks, tokens
 

@@ -51,21 +51,8 @@ class Embeddings(NamedTuple):
     positions: Tensor | None = None
 
 
-class Maps(NamedTuple):
-    """The linear maps of an attention, each as (weight, bias); None where there is nothing to apply.
-
-    Attributes:
-        query, key: of the states and of the memory; scores are their products.
-        shift: of the states to one number, added to the scores of a row.
-        value: of the memory.
-        output: of the mixed values; with None, only its bias is left.
-    """
-
-    query: tuple[Tensor, Tensor]
-    key: tuple[Tensor, Tensor] | None
-    shift: tuple[Tensor, Tensor] | None
-    value: tuple[Tensor, Tensor]
-    output: tuple[Tensor, Tensor] | None
+#: the weight and the bias of a linear map
+Map = tuple[Tensor, Tensor]
 
 
 class SharedAttention(nn.Module):
@@ -90,18 +77,16 @@ class SharedAttention(nn.Module):
         memory = self.key.in_features
         return states * memory < (states + memory) * width
 
-    def maps(self) -> Maps:
-        """Return the maps that are the same in every layer."""
+    def maps(self) -> tuple[Map, Map | None, Map, Map | None]:
+        """Return the maps of every layer: of the states to queries, of the memory to keys, whose products are scores,
+        and to values, and of the mixed values. Folded, the keys are the memory and 1, and the last one does nothing."""
         query, key, value, output = ((m.weight, m.bias) for m in (self.query, self.key, self.value, self.output))
+        query = tuple(one / math.sqrt(self.query.out_features) for one in query)
         if not self.folded:
-            return Maps(query, key, None, value, output)
-        return Maps(
-            query=(key[0].t() @ query[0], query[1] @ key[0]),
-            key=None,
-            shift=((key[1] @ query[0]).unsqueeze(0), (query[1] @ key[1]).unsqueeze(0)),
-            value=(output[0] @ value[0], output[0] @ value[1]),
-            output=None,
-        )
+            return query, key, value, output
+        keys = torch.cat([key[0], key[1].unsqueeze(-1)], -1)
+        folded = output[0] @ value[0], output[0] @ value[1] + output[1]
+        return (keys.t() @ query[0], query[1] @ keys), None, folded, None
 
 
 class Layers:
@@ -114,7 +99,7 @@ class Layers:
     """
 
     def __init__(self, attention: SharedAttention) -> None:
-        self.attention, self.maps = attention, attention.maps()
+        self.norm, (self.query, self.key, self.value, self.output) = attention.norm, attention.maps()
         self._memory: Tensor | None = None
         self._key: Tensor | None = None
         self._value: Tensor | None = None
@@ -123,21 +108,17 @@ class Layers:
         """(B, T, C) and (B, S, M): the raw scores, (B, T, S)."""
         if memory is not self._memory:
             self._memory, self._value = memory, None
-            self._key = memory if self.maps.key is None else F.linear(memory, *self.maps.key)
-        scores = F.linear(states, *self.maps.query) @ self._key.transpose(-1, -2)
-        if self.maps.shift is not None:
-            scores = scores + F.linear(states, *self.maps.shift)
-        return scores / math.sqrt(self.attention.query.out_features)
+            self._key = F.pad(memory, (0, 1), value=1.0) if self.key is None else F.linear(memory, *self.key)
+        return F.linear(states, *self.query) @ self._key.transpose(-1, -2)
 
-    def attend(self, states: Tensor, scores: Tensor, valid: Tensor) -> Tensor:
-        """The next states (B, T, C) from these and their `scores`; valid bool (B, T, S), an empty row mixes nothing."""
+    def attend(self, states: Tensor, scores: Tensor, valid: tuple[Tensor, Tensor]) -> Tensor:
+        """The next states (B, T, C) from these and their `scores`; `valid` as `hidden_and_empty` gives it."""
         if self._value is None:
-            self._value = F.linear(self._memory, *self.maps.value)
-        empty = ~valid.any(-1, keepdim=True)
-        weights = scores.masked_fill(~(valid | empty), -math.inf).softmax(-1).masked_fill(empty, 0.0)
+            self._value = F.linear(self._memory, *self.value)
+        hidden, empty = valid
+        weights = scores.masked_fill(hidden, -math.inf).softmax(-1).masked_fill(empty, 0.0)
         mixed = weights @ self._value
-        mixed = mixed + self.attention.output.bias if self.maps.output is None else F.linear(mixed, *self.maps.output)
-        return self.attention.norm(states + mixed)
+        return self.norm(states + (mixed if self.output is None else F.linear(mixed, *self.output)))
 
 
 class Generator(nn.Module):
@@ -234,13 +215,15 @@ class Generator(nn.Module):
         states = {stack: self.embed(stack, tokens[stack], rows) for stack in self.stacks}
         running = {name: Layers(attention) for name, attention in self.attention.items()}
         wanted, logits, needed = {name for name, *_ in self.sites}, {}, self._needed()
+        kinds = {(stack, kind) for _, stack, kind, _ in needed}
+        valid = {(stack, kind): hidden_and_empty(valid_pairs(stack, kind, tokens)) for stack, kind in kinds}
         for i, (name, stack, kind, _) in enumerate(needed):
             layers = running[f"{stack}_{kind}"]
             scores = layers.scores(states[stack], states["encoder"] if kind == "cross" else states[stack])
             if name in wanted:
-                logits[name] = scores + self.offset
+                logits[name] = scores + self.offset if self.offset else scores
             if any(stack == of or (stack, later) == ("encoder", "cross") for _, of, later, _ in needed[i + 1 :]):
-                states[stack] = layers.attend(states[stack], scores, valid_pairs(stack, kind, tokens))
+                states[stack] = layers.attend(states[stack], scores, valid[stack, kind])
         return logits
 
 
@@ -257,6 +240,12 @@ def valid_pairs(stack: str, kind: str, tokens: Mapping[str, Tokens]) -> Tensor:
     return pairs.tril() if stack == "decoder" and kind == "self" else pairs
 
 
+def hidden_and_empty(pairs: Tensor) -> tuple[Tensor, Tensor]:
+    """Return which pairs (B, T, S) are not attended to in rows that have any, and the rows (B, T, 1) that have none."""
+    empty = ~pairs.any(-1, keepdim=True)
+    return ~(pairs | empty), empty
+
+
 def sinusoids(position: Tensor, width: int) -> Tensor:
     """Sinusoidal position embeddings (Vaswani et al. 2017): (B, T) positions give (B, T, C)."""
     half = width // 2
@@ -270,13 +259,15 @@ def sample_masks(logits: Mapping[str, Tensor], temperature: float = 1.0) -> dict
 
     The difference of two Gumbel variables is logistic, so this is the Gumbel-max draw over keep and drop.
     """
-    masks = {}
+    masks, alike = {}, {}
     for name, logit in logits.items():
-        logit = logit.float()  # a coarser uniform would not have the probability
+        alike.setdefault(logit.shape, []).append(name)
+    for names in alike.values():
+        logit = torch.stack([logits[name] for name in names]).float()  # a coarser one would not have the probability
         uniform = torch.rand_like(logit).clamp_(1e-7, 1.0 - 1e-7)
         # not "> 0": a score that is NaN keeps its position, so that a broken generator proposes nothing
-        masks[name] = ~(logit + temperature * torch.logit(uniform) <= 0)
-    return masks
+        masks.update(zip(names, (~(logit + temperature * torch.logit(uniform) <= 0)).unbind(), strict=True))
+    return {name: masks[name] for name in logits}
 
 
 def log_probability(logits: Tensor, mask: Tensor, temperature: float = 1.0) -> Tensor:
@@ -289,13 +280,11 @@ _RELATIVE = re.compile(r"(^|\.)rel_|relative|distance")
 
 
 def embeddings_of(model: nn.Module, stacks: set[str], sites: list[AttentionSite]) -> dict[str, Embeddings]:
-    """The embedding tables of each stack of `model`: token tables, and learned positions if it has any.
+    """The embedding tables of each stack of `model`: token tables, and learned positions if it has any; a ValueError if
+    the model has no `torch.nn.Embedding` for a stack.
 
     A table belongs to a stack if its module's path says so, else to both; of several, the one with the most rows holds
     the tokens. Cross attention needs the encoder's as well.
-
-    Raises:
-        ValueError: the model has no `torch.nn.Embedding` for a stack.
     """
     if any(site.kind == "cross" for site in sites):
         stacks = stacks | {"encoder"}
@@ -395,10 +384,12 @@ def policy_objective(
         logits: `generator(tokens)`, (B, T, S) by site.
         masks: keep masks drawn from them, bool (B, T, S) by site.
     """
-    total, count = 0.0, 0.0
+    total, count, alike = 0.0, 0.0, {}
     for name, stack, kind, _ in generator.sites:
+        alike.setdefault((stack, kind), []).append(name)
+    for (stack, kind), names in alike.items():
         pairs = valid_pairs(stack, kind, tokens)
-        log_p = log_probability(logits[name], masks[name], temperature)
-        total = total + (log_p * pairs).sum((1, 2))
-        count = count + pairs.sum((1, 2))
+        each = (torch.stack([of[name] for name in names]) for of in (logits, masks))
+        total = total + (log_probability(*each, temperature) * pairs).sum((0, 2, 3))
+        count = count + pairs.sum((1, 2)) * len(names)
     return (total / count.clamp(min=1)).sum()

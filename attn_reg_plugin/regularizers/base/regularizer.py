@@ -12,20 +12,19 @@ import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
-from attn_reg_plugin.attention.calls import AttentionCall, derived
-from attn_reg_plugin.attention.masks import dropped_fraction
+from attn_reg_plugin.attention.masks import PackedMask, dropped_fraction
 from attn_reg_plugin.attention.requests import MaskSampler
 from attn_reg_plugin.attention.selection import SiteSelector
 from attn_reg_plugin.attention.sites import AttentionSite
 from attn_reg_plugin.regularizers.base.attachment import Attachment
 from attn_reg_plugin.regularizers.base.compatibility import drop_rate, drop_rates
 from attn_reg_plugin.regularizers.base.context import Supplied, Training
+from attn_reg_plugin.regularizers.base.drawn import Drawn
 from attn_reg_plugin.regularizers.base.forward import Forward
 from attn_reg_plugin.regularizers.base.options import check_options, check_whole, option, options_of
 from attn_reg_plugin.regularizers.base.outputs import check_scalar
@@ -337,30 +336,23 @@ class Regularizer(metaclass=_Documented):
 
     # -- for methods ------------------------------------------------------------------------------------------------
 
-    def sampler(self, site: AttentionSite, draw: Draw) -> MaskSampler:
-        """Return a sampler of the keep masks of the site's calls in the next forward, by a seed that is drawn now.
+    def sampler(self, draw: Draw, alone: bool = False) -> MaskSampler:
+        """Return a sampler of the keep masks of the next forward, for all sites or `alone` for one; see `Drawn`."""
 
-        A call's mask, by `draw`, is the same whenever it is drawn, so that recomputation agrees; it counts once.
-        """
-        return partial(self._drawn, site, draw, int(torch.randint(2**62, ())))
+        def made(keep: Tensor, valid: Tensor | None, sites: int) -> tuple[list[PackedMask], Tensor, Tensor]:
+            return PackedMask.of(keep, valid).split(sites), *dropped_fraction(keep, valid, sites)
 
-    def _drawn(
-        self, site: AttentionSite, draw: Draw, seed: int, call: AttentionCall, shape: Any, valid: Any, device: Any
-    ) -> Tensor:
-        keep = draw(shape, valid, torch.Generator(device).manual_seed(derived(seed, call.index)))
-        if seed not in call.counted:
-            call.counted.add(seed)
-            self.count_dropped(site, keep, valid)
-        return keep
+        return Drawn(self, draw, made, alone)
 
-    def count_dropped(self, site: AttentionSite, keep: Tensor, valid: Tensor | None) -> None:
-        """Add a mask to the drop rate of its site."""
-        self.count_share(site, *dropped_fraction(keep, valid))
+    def count_dropped(self, sites: Sequence[AttentionSite], keep: Tensor, valid: Tensor | None) -> None:
+        """Add the masks of sites, one after the other, to their drop rates."""
+        self.count_share(sites, *dropped_fraction(keep, valid, len(sites)))
 
-    def count_share(self, site: AttentionSite, dropped: float | Tensor, total: float | Tensor = 1.0) -> None:
-        """Add so many dropped of so many to the drop rate of a site."""
-        for key, value in zip(drop_rate(self, site).keys, (dropped, total), strict=True):
-            self.statistics.add(key, value)
+    def count_share(self, sites: Sequence[AttentionSite], dropped: float | Tensor, total: float | Tensor = 1.0) -> None:
+        """Add so many dropped of so many to the drop rate of each site: a number for all, or one each, (sites,)."""
+        rates = [drop_rate(self, site) for site in sites]
+        self.statistics.add(tuple(rate.key for rate in rates), dropped)
+        self.statistics.add(tuple(rate.mean_of for rate in rates), total)
 
 
 def check_state(state: Mapping[str, Any], name: str) -> None:

@@ -79,15 +79,15 @@ class Statistics:
     """Named sums of numbers and scalar tensors; reading them is what synchronizes, not adding."""
 
     def __init__(self) -> None:
-        self._sums: dict[str, Any] = {}
+        self._sums: dict[str | tuple[str, ...], Any] = {}
         self._running: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies have the sums so far, without what is still running on a device."""
         return {"_sums": self._sums, "_running": []}
 
-    def add(self, key: str, value: float | Tensor) -> None:
-        """Add `value` to the sum `key`."""
+    def add(self, key: str | tuple[str, ...], value: float | Tensor) -> None:
+        """Add `value` to the sum `key`; to several, one number or one each, (keys,), which are kept together."""
         self._sums[key] = self._sums.get(key, 0.0) + value
 
     @contextmanager
@@ -108,6 +108,10 @@ class Statistics:
     def take(self, *keys: str) -> dict[str, Any]:
         """The sums since the last call, all or those of `keys`: numbers, or scalar tensors on their device."""
         self._collect()
+        for several in [key for key in self._sums if isinstance(key, tuple)]:
+            values = self._sums.pop(several)
+            for i, key in enumerate(several):
+                self.add(key, values[i] if isinstance(values, Tensor) and values.dim() else values)
         chosen = [key for key in dict.fromkeys(keys) if key in self._sums] if keys else list(self._sums)
         return {key: self._sums.pop(key) for key in chosen}
 

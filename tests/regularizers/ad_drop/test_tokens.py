@@ -107,13 +107,13 @@ def test_chosen_tokens_are_hidden_as_keys_of_all_attentions(attribution, directi
         for site in regularizer.attached_sites:
             [call] = site.calls.made
             ids = SEQUENCES[sequence_of(site)]
-            shape, valid = (3, 1, 1, ids.size(1)), (ids != PAD)[:, None, None, :]
-            asked[site.name] = call.keep_mask(shape, valid, torch.device("cpu"))
+            shape, valid = (3, 1, ids.size(1), ids.size(1)), (ids != PAD)[:, None, None, :]
+            asked[site.name] = call.keep_mask(shape, valid, torch.device("cpu")).unpacked() | ~valid
         rates = regularizer.summary()
     for name, keep in asked.items():
         position = 1 if name.startswith("decoder.self") else 0
         ids, score = BATCH[position], scores[position]
-        hidden = ~keep[:, 0, 0]
+        hidden = ~keep[:, 0, -1]  # the last query sees all keys
         for b in range(3):
             inner = [j for j in range(ids.size(1)) if ids[b, j] != PAD][1:-1]
             count = math.ceil(p * len(inner) - 1e-9)

@@ -17,6 +17,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.nn.parallel import DistributedDataParallel
 
 from attn_reg_plugin.attention.calls import AttentionCall
+from attn_reg_plugin.attention.masks import PackedMask
 from attn_reg_plugin.regularizers import ShardedState, build
 from attn_reg_plugin.regularizers.base.distributed import average_gradients
 from attn_reg_plugin.regularizers.base.statistics import quantities
@@ -233,11 +234,11 @@ def seen() -> Iterator[dict[str, Tensor]]:
     masks: dict[str, Tensor] = {}
     original = AttentionCall.keep_mask
 
-    def keep_mask(call: AttentionCall, *args: Any) -> Tensor | None:
+    def keep_mask(call: AttentionCall, *args: Any) -> PackedMask | None:
         keep = original(call, *args)
         if keep is not None:
             name = f"{call.site.name} {call.index}"
-            masks[f"{name} {sum(key.startswith(name) for key in masks)}"] = keep
+            masks[f"{name} {sum(key.startswith(name) for key in masks)}"] = keep.unpacked()
         return keep
 
     with mock.patch.object(AttentionCall, "keep_mask", keep_mask):
