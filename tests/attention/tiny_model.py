@@ -196,6 +196,11 @@ def drawn(
     return made.unpacked() if isinstance(made, PackedMask) else made
 
 
+def keep_of(call: AttentionCall) -> Tensor:
+    """The mask of a call that AD-DROP has attributed."""
+    return call.request.masks[call.index].unpacked()
+
+
 def attentions(model: nn.Module) -> dict[str, TinyAttention]:
     """The attention modules of a tiny model by the name of their site."""
     return {module.site.name: module for module in model.modules() if isinstance(module, TinyAttention)}

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from attn_reg_plugin import ADDrop, AttentionLayerDrop, find_sites
 from attn_reg_plugin.regularizers import Combination
 from attn_reg_plugin.regularizers import build as build_method
+from tests.attention.tiny_model import keep_of
 from tests.backends.huggingface_models import HEADS, LAYERS, PAD, WORDS, build, ids
 
 OBJECTIVE = {"objective": lambda outputs, inputs: outputs[..., :5].square().sum()}
@@ -54,7 +55,7 @@ def test_calls_without_gradients_keep_all(unit: str) -> None:
         calls = [call for site in regularizer.attached_sites for call in site.calls.made]
         graded, causal = [call.graded for call in calls], torch.ones(7, 7, dtype=torch.bool).tril()
         assert {*graded} == {True, False}
-        assert [not (call.keep.unpacked() | ~causal).all() for call in calls] == graded
+        assert [not (keep_of(call) | ~causal).all() for call in calls] == graded
         assert regularizer.summary()["drop_rate"] == 1.0, "of the calls that are attributed"
 
 
@@ -82,7 +83,7 @@ def test_a_layer_that_one_text_goes_without_leaves_the_other_its_mask() -> None:
     pair, ran = torch.randint(4, WORDS, (2, 3, 7), generator=torch.Generator().manual_seed(3)), set()
     with ours.attach(model):
         model(*pair)
-        expected = {site.name: [call.keep.unpacked() for call in site.calls.made] for site in ours.attached_sites}
+        expected = {site.name: [keep_of(call) for call in site.calls.made] for site in ours.attached_sites}
     with Combination([ours, build_method("layer_drop", p=0.5)]).attach(model):
         for seed in range(10):
             torch.manual_seed(seed)
@@ -90,7 +91,7 @@ def test_a_layer_that_one_text_goes_without_leaves_the_other_its_mask() -> None:
             for site in ours.attached_sites:
                 ran.add(tuple(call.index for call in site.calls.made))
                 for call in site.calls.made:
-                    assert call.keep.unpacked().equal(expected[site.name][call.index]), (site.name, call.index)
+                    assert keep_of(call).equal(expected[site.name][call.index]), (site.name, call.index)
     assert ran == {(), (0,), (1,), (0, 1)}
 
 

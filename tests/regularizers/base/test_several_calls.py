@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from attn_reg_plugin import ADDrop, AttendOut, find_sites, gradient_attribution, recording
 from attn_reg_plugin.regularizers import Combination, build
-from tests.attention.tiny_model import PAD, SIZE, TinyClassifier, TinyStack, sharpened, tokens
+from tests.attention.tiny_model import PAD, SIZE, TinyClassifier, TinyStack, keep_of, sharpened, tokens
 from tests.regularizers.attend_out.playing import TokensOnly
 
 EQUALLY_LONG = tokens([6, 3, 2], 6, seed=1), tokens([2, 6, 5], 6, seed=2)
@@ -177,7 +177,7 @@ def test_a_call_that_does_not_run_leaves_the_others_their_own_masks(layers, othe
     ours = ADDrop(p=0.4, q=1.0, cross_tuning="off", sites="*")
     with ours.attach(model):
         model(*texts)
-        expected = {site.name: [call.keep.unpacked() for call in site.calls.made] for site in ours.attached_sites}
+        expected = {site.name: [keep_of(call) for call in site.calls.made] for site in ours.attached_sites}
     ran = {name: set() for name in expected}
     with Combination([build(other, p=0.5, sites="*"), ours]).attach(model):
         for seed in range(15):
@@ -187,7 +187,7 @@ def test_a_call_that_does_not_run_leaves_the_others_their_own_masks(layers, othe
                 calls = [call for call in site.calls.made if not call.uniform]
                 ran[site.name].add(tuple(call.index for call in calls))
                 for call in calls:
-                    assert call.keep.unpacked().equal(expected[site.name][call.index]), (site.name, call.index)
+                    assert keep_of(call).equal(expected[site.name][call.index]), (site.name, call.index)
     for name, masks in expected.items():
         every = tuple(range(len(masks)))
         half = len(every) // 2
