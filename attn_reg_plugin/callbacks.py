@@ -1,4 +1,4 @@
-"""Shared by the faces: the method that a callback is given; what is said, logged and refused."""
+"""Shared by the faces: the method that a callback is given; what is said, logged, measured and refused."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from attn_reg_plugin.regularizers import Combination, Regularizer, build
+from attn_reg_plugin.regularizers import Combination, Outcome, Regularizer, build
 from attn_reg_plugin.regularizers.base.distributed import waits_for_gradients
 from attn_reg_plugin.regularizers.base.statistics import quantities
 
@@ -87,3 +87,18 @@ def refuse_unused_parameters(wrapped: nn.Module, regularizer: Regularizer, advic
             "a dropped attention gives its queries and keys no gradient, which data parallel training waits for; "
             f"{advice}"
         )
+
+
+def example_outcomes(log_probs: Tensor, targets: Tensor, known: Tensor) -> Outcome:
+    """Mean negative log-likelihood and share of right answers of each example, both (B,).
+
+    Args:
+        log_probs: (B, C) or (B, T, V).
+        targets: (B,) or (B, T).
+        known: whether a target counts, bool, shaped as they are.
+    """
+    labels = targets.masked_fill(~known, 0)
+    losses = -log_probs.gather(-1, labels.unsqueeze(-1)).squeeze(-1).masked_fill(~known, 0.0)
+    right = (log_probs.argmax(-1) == labels) & known
+    losses, right, count = (value.reshape(len(value), -1).sum(1) for value in (losses, right, known))
+    return Outcome(losses / count.clamp(min=1), right / count.clamp(min=1))

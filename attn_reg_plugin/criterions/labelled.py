@@ -26,6 +26,7 @@ from fairseq.distributed import utils as distributed
 from fairseq.logging import metrics
 from torch import Tensor, nn
 
+from attn_reg_plugin.callbacks import example_outcomes
 from attn_reg_plugin.configuration import setting
 from attn_reg_plugin.labelled.encoding import IGNORED
 from attn_reg_plugin.labelled.metrics import SCORES, SENTENCE_END, check_scores, tag_codes
@@ -82,8 +83,15 @@ class LabelledCriterion(FairseqCriterion):
         return self.predictions(logits, target)
 
     def example_outcomes(self, model: nn.Module, sample: dict[str, Any]) -> Outcome:
-        """Return each example's loss (the mean over its words, not smoothed) and score for AttendOut, both (B,)."""
-        raise NotImplementedError
+        """Return each example's loss (the mean over its words, not smoothed) and score for AttendOut, both (B,).
+
+        The score is the share of right labels; of a regression it is minus the loss.
+        """
+        target, logits = self.read(model, sample)
+        if self.labelled.kind == REGRESSION:
+            losses = self.losses(logits, target)
+            return Outcome(losses, -losses)
+        return example_outcomes(logits.log_softmax(-1), target, target != IGNORED)
 
     # -- fairseq's side ---------------------------------------------------------------------------------------------
 
@@ -191,12 +199,6 @@ class ClassificationCriterion(LabelledCriterion):
         predicted = logits.reshape(-1) if self.labelled.kind == REGRESSION else logits.argmax(-1)
         return torch.stack([predicted.double(), target.double()], dim=-1)
 
-    def example_outcomes(self, model: nn.Module, sample: dict[str, Any]) -> Outcome:
-        """Loss, and whether the class is right (of a regression: minus the loss)."""
-        target, logits = self.read(model, sample)
-        losses = self.losses(logits, target)
-        return Outcome(losses, -losses if self.labelled.kind == REGRESSION else (logits.argmax(-1) == target).float())
-
 
 @register_criterion("attn_reg_tagging", dataclass=LabelledConfig)
 class TaggingCriterion(LabelledCriterion):
@@ -223,11 +225,3 @@ class TaggingCriterion(LabelledCriterion):
         pairs = torch.stack([codes[logits.argmax(-1)], codes[target.masked_fill(~words, 0)]], dim=-1)
         ends = pairs.new_full((len(pairs), 1, 2), SENTENCE_END)
         return torch.cat([pairs, ends], dim=1)[F.pad(words, (0, 1), value=True)]
-
-    def example_outcomes(self, model: nn.Module, sample: dict[str, Any]) -> Outcome:
-        """Mean loss and share of right words of each sentence."""
-        target, logits = self.read(model, sample)
-        words = target != IGNORED
-        losses = F.cross_entropy(logits.transpose(1, 2), target, reduction="none", ignore_index=IGNORED)
-        count = words.sum(-1).clamp(min=1)
-        return Outcome(losses.sum(-1) / count, ((logits.argmax(-1) == target) & words).sum(-1) / count)

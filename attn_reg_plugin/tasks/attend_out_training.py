@@ -13,6 +13,7 @@ from fairseq.optim import AMPOptimizer, FairseqOptimizer, FP16Optimizer, MemoryE
 from torch import Tensor, nn
 
 from attn_reg_plugin.backends.fairseq import padding_index
+from attn_reg_plugin.callbacks import example_outcomes
 from attn_reg_plugin.regularizers import Outcome, Tokens
 from attn_reg_plugin.regularizers.attend_out.defender import Defender
 from attn_reg_plugin.regularizers.base.distributed import average, average_gradients
@@ -61,11 +62,7 @@ class FairseqProblem:
             log_probs = adaptive_log_probabilities(softmax, outputs[0])
         target = sample["target"].view(log_probs.shape[:-1])
         real = target.ne(self.task.target_dictionary.pad()) if log_probs.dim() == 3 else torch.ones_like(target).bool()
-        losses = -log_probs.gather(-1, target.unsqueeze(-1)).squeeze(-1) * real
-        right = (log_probs.argmax(-1) == target) & real
-        rows = (losses.size(0), -1)
-        count = real.view(rows).sum(1).clamp(min=1)
-        return Outcome(losses.reshape(rows).sum(1) / count, right.view(rows).sum(1) / count)
+        return example_outcomes(log_probs, target, real)
 
     def tokens(self, inputs: dict[str, Any]) -> dict[str, Tokens]:
         """Return the encoder's source and the decoder's prefix; choices as rows, as the model sees them."""
