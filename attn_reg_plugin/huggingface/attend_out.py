@@ -197,7 +197,6 @@ class TrainerDefender(Defender):
             accelerator.scaler = theirs
 
     def step(self) -> None:
-        """As `Defender.step`."""
         self.learned = None
         super().step()
 

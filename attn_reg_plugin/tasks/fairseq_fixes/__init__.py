@@ -41,7 +41,6 @@ class NumpyAsBefore:
     float = float
 
     def __getattr__(self, name: str) -> Any:
-        """Return numpy's own."""
         return getattr(numpy, name)
 
     @staticmethod
