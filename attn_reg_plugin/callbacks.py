@@ -1,16 +1,21 @@
-"""Shared by the faces: the method that a callback is given; what is said, logged and refused."""
+"""Shared by the faces: the method that a callback is given; what is said, logged, measured and refused."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from attn_reg_plugin.regularizers import Combination, Regularizer, build
-from attn_reg_plugin.regularizers.base.distributed import waits_for_gradients
+from attn_reg_plugin.checkpoints import load_state
+from attn_reg_plugin.regularizers import Combination, Outcome, Regularizer, build
+from attn_reg_plugin.regularizers.base.distributed import object_from_first_rank, rank, waits_for_gradients
 from attn_reg_plugin.regularizers.base.statistics import quantities
+
+logger = logging.getLogger(__name__)
 
 #: before the names of what is logged
 PREFIX = "attn_reg/"
@@ -75,6 +80,27 @@ def logged(regularizer: Regularizer, device: torch.device, by_site: bool) -> dic
     return {PREFIX + title: value for title, value in found.items()} if found.get("regularized") else {}
 
 
+def state_in(path: Path, method: str | None) -> dict[str, Any] | None:
+    """The state of a method in a file, as rank 0 reads it, on every rank; None where there is none.
+
+    Args:
+        path: beside or in the checkpoint that a training continues from; a damaged file is a ValueError on every rank.
+        method: what is said to start anew where there is none; None: that is as it should be.
+    """
+    state: Any = None
+    if rank() == 0 and path.exists():
+        try:
+            state = load_state(path)
+        except ValueError as refused:
+            state = refused
+    elif rank() == 0 and method is not None:
+        logger.warning(f"no {path.name} in {path.parent}: {method} starts anew from the checkpoint's weights")
+    state = object_from_first_rank(state)
+    if isinstance(state, ValueError):
+        raise state
+    return state
+
+
 def refuse_unused_parameters(wrapped: nn.Module, regularizer: Regularizer, advice: str) -> None:
     """Refuse, by a ValueError, attention LayerDrop where data parallel training waits for every gradient.
 
@@ -87,3 +113,18 @@ def refuse_unused_parameters(wrapped: nn.Module, regularizer: Regularizer, advic
             "a dropped attention gives its queries and keys no gradient, which data parallel training waits for; "
             f"{advice}"
         )
+
+
+def example_outcomes(log_probs: Tensor, targets: Tensor, known: Tensor) -> Outcome:
+    """Mean negative log-likelihood and share of right answers of each example, both (B,).
+
+    Args:
+        log_probs: (B, C) or (B, T, V).
+        targets: (B,) or (B, T).
+        known: whether a target counts, bool, shaped as they are.
+    """
+    labels = targets.masked_fill(~known, 0)
+    losses = -log_probs.gather(-1, labels.unsqueeze(-1)).squeeze(-1).masked_fill(~known, 0.0)
+    right = (log_probs.argmax(-1) == labels) & known
+    losses, right, count = (value.reshape(len(value), -1).sum(1) for value in (losses, right, known))
+    return Outcome(losses / count.clamp(min=1), right / count.clamp(min=1))

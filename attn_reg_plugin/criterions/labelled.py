@@ -26,6 +26,7 @@ from fairseq.distributed import utils as distributed
 from fairseq.logging import metrics
 from torch import Tensor, nn
 
+from attn_reg_plugin.callbacks import example_outcomes
 from attn_reg_plugin.configuration import setting
 from attn_reg_plugin.labelled.encoding import IGNORED
 from attn_reg_plugin.labelled.metrics import SCORES, SENTENCE_END, check_scores, tag_codes
@@ -82,8 +83,15 @@ class LabelledCriterion(FairseqCriterion):
         return self.predictions(logits, target)
 
     def example_outcomes(self, model: nn.Module, sample: dict[str, Any]) -> Outcome:
-        """Return each example's loss (the mean over its words, not smoothed) and score for AttendOut, both (B,)."""
-        raise NotImplementedError
+        """Return each example's loss (the mean over its words, not smoothed) and score for AttendOut, both (B,).
+
+        The score is the share of right labels; of a regression it is minus the loss.
+        """
+        target, logits = self.read(model, sample)
+        if self.labelled.kind == REGRESSION:
+            losses = self.losses(logits, target)
+            return Outcome(losses, -losses)
+        return example_outcomes(logits.log_softmax(-1), target, target != IGNORED)
 
     # -- fairseq's side ---------------------------------------------------------------------------------------------
 
@@ -181,21 +189,13 @@ class ClassificationCriterion(LabelledCriterion):
     kinds: ClassVar[tuple[str, ...]] = (CLASSIFICATION, MULTIPLE_CHOICE, REGRESSION)
 
     def losses(self, logits: Tensor, target: Tensor, label_smoothing: float = 0.0) -> Tensor:
-        """Losses of the examples, (B,)."""
         if self.labelled.kind == REGRESSION:
             return F.mse_loss(logits.reshape(-1), target.float(), reduction="none")
         return F.cross_entropy(logits, target, reduction="none", label_smoothing=label_smoothing)
 
     def predictions(self, logits: Tensor, target: Tensor) -> Tensor:
-        """The likeliest class, or the value, and the gold one."""
         predicted = logits.reshape(-1) if self.labelled.kind == REGRESSION else logits.argmax(-1)
         return torch.stack([predicted.double(), target.double()], dim=-1)
-
-    def example_outcomes(self, model: nn.Module, sample: dict[str, Any]) -> Outcome:
-        """Loss, and whether the class is right (of a regression: minus the loss)."""
-        target, logits = self.read(model, sample)
-        losses = self.losses(logits, target)
-        return Outcome(losses, -losses if self.labelled.kind == REGRESSION else (logits.argmax(-1) == target).float())
 
 
 @register_criterion("attn_reg_tagging", dataclass=LabelledConfig)
@@ -208,12 +208,10 @@ class TaggingCriterion(LabelledCriterion):
     kinds: ClassVar[tuple[str, ...]] = (TAGGING,)
 
     def losses(self, logits: Tensor, target: Tensor, label_smoothing: float = 0.0) -> Tensor:
-        """Losses of the words, (N,)."""
         words = target != IGNORED
         return F.cross_entropy(logits[words], target[words], reduction="none", label_smoothing=label_smoothing)
 
     def predictions(self, logits: Tensor, target: Tensor) -> Tensor:
-        """The likeliest label of every word, and the gold one."""
         words = target != IGNORED
         return torch.stack([logits.argmax(-1)[words], target[words]], dim=-1)
 
@@ -223,11 +221,3 @@ class TaggingCriterion(LabelledCriterion):
         pairs = torch.stack([codes[logits.argmax(-1)], codes[target.masked_fill(~words, 0)]], dim=-1)
         ends = pairs.new_full((len(pairs), 1, 2), SENTENCE_END)
         return torch.cat([pairs, ends], dim=1)[F.pad(words, (0, 1), value=True)]
-
-    def example_outcomes(self, model: nn.Module, sample: dict[str, Any]) -> Outcome:
-        """Mean loss and share of right words of each sentence."""
-        target, logits = self.read(model, sample)
-        words = target != IGNORED
-        losses = F.cross_entropy(logits.transpose(1, 2), target, reduction="none", ignore_index=IGNORED)
-        count = words.sum(-1).clamp(min=1)
-        return Outcome(losses.sum(-1) / count, ((logits.argmax(-1) == target) & words).sum(-1) / count)

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from transformers import Trainer
 
 from attn_reg_plugin.backends.huggingface.inputs import described, transformers_model
+from attn_reg_plugin.callbacks import example_outcomes
 from attn_reg_plugin.regularizers import Outcome, Tokens
 from attn_reg_plugin.regularizers.ad_drop.objectives import IGNORED, logits_of
 from attn_reg_plugin.regularizers.attend_out.defender import Defender
@@ -95,7 +96,7 @@ def shifted(model: nn.Module, labels: Tensor) -> Tensor:
 
 
 def example_losses(outputs: Any, targets: Tensor) -> Outcome | None:
-    """Mean negative log-likelihood and share of right answers of each example, or its squared error.
+    """`example_outcomes`, or each example's squared error.
 
     Args:
         outputs: of a model, with logits (B, C) or (B, T, V); (B, 1) for regression.
@@ -112,12 +113,7 @@ def example_losses(outputs: Any, targets: Tensor) -> Outcome | None:
         return Outcome((logits.squeeze(1) - targets.reshape(-1).float()) ** 2)
     if targets.is_floating_point() or targets.shape != logits.shape[:-1]:
         return None
-    known = targets != IGNORED
-    labels = targets.masked_fill(~known, 0)
-    losses = -logits.log_softmax(-1).gather(-1, labels.unsqueeze(-1)).squeeze(-1) * known
-    right = (logits.argmax(-1) == labels) & known
-    losses, right, known = (value.reshape(len(value), -1).sum(1) for value in (losses, right, known))
-    return Outcome(losses / known.clamp(min=1), right / known.clamp(min=1))
+    return example_outcomes(logits.log_softmax(-1), targets, targets != IGNORED)
 
 
 def reward_data(trainer: Trainer, subset: str) -> tuple[Any, range, Callable]:
@@ -198,7 +194,6 @@ class TrainerDefender(Defender):
             accelerator.scaler = theirs
 
     def step(self) -> None:
-        """As `Defender.step`."""
         self.learned = None
         super().step()
 

@@ -29,11 +29,11 @@ from transformers import Trainer, TrainerCallback, TrainerState
 from attn_reg_plugin.attention.selection import find_sites
 from attn_reg_plugin.backends.huggingface import as_unattached
 from attn_reg_plugin.backends.huggingface.inputs import described
-from attn_reg_plugin.callbacks import MethodCallback, attached, logged, refuse_unused_parameters
-from attn_reg_plugin.checkpoints import allow_checkpoint_types, load_state, refuse_state, save_state
+from attn_reg_plugin.callbacks import MethodCallback, attached, logged, refuse_unused_parameters, state_in
+from attn_reg_plugin.checkpoints import allow_checkpoint_types, refuse_state, save_state
 from attn_reg_plugin.huggingface.attend_out import TrainerTraining
 from attn_reg_plugin.regularizers import Regularizer
-from attn_reg_plugin.regularizers.base.distributed import object_from_first_rank, rank
+from attn_reg_plugin.regularizers.base.distributed import rank
 
 logger = logging.getLogger(__name__)
 UNUSED = (
@@ -52,9 +52,7 @@ class AttnRegCallback(MethodCallback, TrainerCallback):
     dictionary of evaluation sets, `train`, or a part of the training set such as `train[90%:]` or `train[:500]`.
 
     Args:
-        regularizer: the method, not attached; its name, such as `"ad_drop"`; or a list of methods or names.
-        rates_by_site: log the drop rate of each site as well, not only their mean.
-        options: of the method that is named, such as `p=0.3`.
+        regularizer, rates_by_site, options: as `MethodCallback` has them, such as `"ad_drop", p=0.3`.
 
     Raises:
         TypeError: it isn't a regularizer.
@@ -120,7 +118,6 @@ class AttnRegCallback(MethodCallback, TrainerCallback):
         self.regularizer.begin_epoch(self.epoch)
 
     def on_step_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Announce the number of updates made so far."""
         self.regularizer.begin_update(state.global_step)
 
     def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
@@ -138,7 +135,6 @@ class AttnRegCallback(MethodCallback, TrainerCallback):
             self._save(folder)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Detach: the model is a stock one again."""
         self.end()
 
     def end(self) -> None:
@@ -232,29 +228,14 @@ class AttnRegCallback(MethodCallback, TrainerCallback):
             save_state(self._file(folder), self.regularizer.state_dict())
 
     def _load(self, checkpoint: Path | None) -> None:
-        """Continue from the state in a checkpoint; without one a method begins anew, which a large one says.
-
-        A damaged state is a ValueError: every process raises what the first one read.
-        """
+        """Continue from the state in a checkpoint; without one a method begins anew, which is said of a large one."""
         if checkpoint is None:
             return
-        path = self._file(checkpoint)
-        state: Any = None
-        if rank() == 0 and path.exists():
-            try:
-                state = load_state(path)
-            except ValueError as refused:
-                state = refused
-        state = object_from_first_rank(state)
-        if isinstance(state, ValueError):
-            raise state
+        path, name = self._file(checkpoint), self.regularizer.name
+        state = state_in(path, name if self.regularizer.large_state else None)
         if state is not None:
-            with refuse_state(path, self.regularizer.name):
+            with refuse_state(path, name):
                 self.regularizer.resume(state)
-        elif self.regularizer.large_state:
-            logger.warning(
-                f"no {path.name} in {checkpoint}: {self.regularizer.name} starts anew from the checkpoint's weights"
-            )
 
 
 def added_loss(
@@ -375,7 +356,6 @@ class Interception:
         setattr(owner, name, self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The method."""
         if self.around is None:
             return self.original(*args, **kwargs)
         return self.around(self.original, *args, **kwargs)

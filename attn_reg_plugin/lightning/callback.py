@@ -53,11 +53,9 @@ class LightningCallback(MethodCallback, callback_class()):  # type: ignore[misc]
     AttendOut is refused, since a `training_step` trains only its own model.
 
     Args:
-        regularizer: the method, not attached; its name, such as `"ad_drop"`; or a list of methods or names.
+        regularizer, rates_by_site, options: as `MethodCallback` has them, such as `"ad_drop", p=0.3`.
         module: the part of the LightningModule that `training_step` calls, such as `model`; by default its only child
             with parameters, or the LightningModule itself where it has several.
-        rates_by_site: log the drop rate of each site as well, not only their mean.
-        options: of the method that is named, such as `p=0.3`.
 
     Raises:
         TypeError: it isn't a regularizer.
@@ -95,7 +93,6 @@ class LightningCallback(MethodCallback, callback_class()):  # type: ignore[misc]
         self.loaded = state_dict
 
     def state_dict(self) -> dict[str, Any]:
-        """The method's state, for a checkpoint."""
         return self.regularizer.state_dict()
 
     def on_train_start(self, trainer: Any, pl_module: nn.Module) -> None:
@@ -139,7 +136,6 @@ class LightningCallback(MethodCallback, callback_class()):  # type: ignore[misc]
         self.regularizer.begin_epoch(trainer.current_epoch + 1)
 
     def on_train_batch_start(self, trainer: Any, pl_module: nn.Module, batch: Any, batch_idx: int) -> None:
-        """Announce the number of updates made so far, and the batch."""
         self.regularizer.begin_update(self.made)
         self.regularizer.supply(batch=batch)
         self.scale = trainer.scaler.get_scale() if trainer.scaler is not None else 0.0

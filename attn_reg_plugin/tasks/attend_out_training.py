@@ -13,6 +13,7 @@ from fairseq.optim import AMPOptimizer, FairseqOptimizer, FP16Optimizer, MemoryE
 from torch import Tensor, nn
 
 from attn_reg_plugin.backends.fairseq import padding_index
+from attn_reg_plugin.callbacks import example_outcomes
 from attn_reg_plugin.regularizers import Outcome, Tokens
 from attn_reg_plugin.regularizers.attend_out.defender import Defender
 from attn_reg_plugin.regularizers.base.distributed import average, average_gradients
@@ -61,11 +62,7 @@ class FairseqProblem:
             log_probs = adaptive_log_probabilities(softmax, outputs[0])
         target = sample["target"].view(log_probs.shape[:-1])
         real = target.ne(self.task.target_dictionary.pad()) if log_probs.dim() == 3 else torch.ones_like(target).bool()
-        losses = -log_probs.gather(-1, target.unsqueeze(-1)).squeeze(-1) * real
-        right = (log_probs.argmax(-1) == target) & real
-        rows = (losses.size(0), -1)
-        count = real.view(rows).sum(1).clamp(min=1)
-        return Outcome(losses.reshape(rows).sum(1) / count, right.view(rows).sum(1) / count)
+        return example_outcomes(log_probs, target, real)
 
     def tokens(self, inputs: dict[str, Any]) -> dict[str, Tokens]:
         """Return the encoder's source and the decoder's prefix; choices as rows, as the model sees them."""
@@ -147,7 +144,6 @@ class FairseqDefender(Defender):
 
     @torch.no_grad()
     def settle(self, attacker_won: bool) -> None:
-        """Copy the winner over the loser, with its optimizer's state and its fp32 copies."""
         super().settle(attacker_won)
         ours, theirs = self.optimizer, self.attacker_optimizer
         losing, winning = (ours, theirs) if attacker_won else (theirs, ours)
@@ -156,12 +152,10 @@ class FairseqDefender(Defender):
         ours.zero_grad()  # which also takes over a changed loss scale
 
     def state_dict(self) -> dict[str, Any]:
-        """Return model, optimizer, and the fp32 copies if there are any."""
         return {**super().state_dict(), "masters": [master.detach() for master in _masters(self.optimizer)]}
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state_dict()`."""
         super().load_state_dict(state)
         for master, kept in zip(_masters(self.optimizer), state["masters"], strict=True):
             master.copy_(kept)
@@ -238,7 +232,6 @@ class FairseqTraining:
         self.clip_norm = clip_norm
 
     def problem(self, subset: str) -> tuple[FairseqProblem, int]:
-        """See `Training`."""
         problem = FairseqProblem(self.task, self.criterion, subset)
         problem.begin(self.model)
         if not len(problem.indices):

@@ -15,6 +15,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Sized
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,6 @@ from attn_reg_plugin.tasks.fairseq_settings import fairseq_setting, total_epochs
 from attn_reg_plugin.tasks.flags import RATES_BY_SITE, flag_of, print_flags_if_asked, regularizer_from, with_attn_reg
 from attn_reg_plugin.tasks.predictions import FairseqObjective, reads_predictions
 from attn_reg_plugin.tasks.refusals import refuse_alignment, refuse_broadcast, refuse_model, refuse_settings
-from attn_reg_plugin.tasks.repeated_sample import AddingCriterion
 from attn_reg_plugin.tasks.sidecar import FROM_WEIGHTS, Sidecar, resume
 
 __all__ = ["AttnRegTask", "print_flags_if_asked", "with_attn_reg"]
@@ -48,6 +48,8 @@ logger = logging.getLogger(__name__)
 STATE = "attn_reg"
 #: and there the number of batches in the first epoch, since those of later epochs may differ
 FIRST_EPOCH = "attn_reg_first_epoch"
+#: counts of a sample that are not tensors
+COUNTS = ("ntokens", "nsentences")
 
 
 class AttnRegTask(ResumedTask):
@@ -347,3 +349,54 @@ def _log(shown: dict[str, Shown]) -> None:
             metrics.log_scalar_sum(PREFIX + title, value)
         else:
             metrics.log_scalar(PREFIX + title, value, weight, round=4)
+
+
+class AddingCriterion:
+    """Stands in for fairseq's criterion in a training step of a method with several passes.
+
+    The sample size and all that is logged are of one pass, the mean over all of them; but for `loss`, which is the
+    whole loss, a sum.
+    """
+
+    def __init__(self, criterion: Any, regularizer: Regularizer) -> None:
+        self.criterion, self.regularizer = criterion, regularizer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.criterion, name)
+
+    def __call__(
+        self, model: torch.nn.Module, sample: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, Any, dict[str, Any]]:
+        """Return loss, sample size and what is logged; alignments, of positions in the whole batch, are refused."""
+        regularizer, passes = self.regularizer, self.regularizer.passes
+        if sample.get("alignments") is not None:
+            raise ValueError(
+                f"--attn-reg {regularizer.name} repeats the batch, and alignments cannot be repeated with it; train "
+                "without --load-alignments, or use another --attn-reg"
+            )
+        size: Any = None
+        log: dict[str, Any] = {}
+
+        def compute(batch: dict[str, Any]) -> torch.Tensor:
+            nonlocal size, log
+            counts = {name: batch[name] * passes for name in COUNTS if isinstance(batch.get(name), int)}
+            batch = {**batch, **counts}
+            told = regularizer.supplied
+            regularizer.supply(replace(told, batch=batch, targets=batch.get("target")))
+            try:
+                loss, size, log = self.criterion(model, batch, *args, **kwargs)
+            finally:
+                regularizer.supply(told)
+            return loss / passes
+
+        loss = regularizer.loss(compute, sample, share=lambda total, count: total)
+        log = {name: _of_one_pass(value, passes) for name, value in log.items()}
+        whole = {"loss": loss.detach()} if "loss" in log else {}
+        return loss, _of_one_pass(size, passes), {**log, **whole}
+
+
+def _of_one_pass(value: Any, passes: int) -> Any:
+    """Divide a sum over all passes by their number; whole numbers stay whole where they can."""
+    if isinstance(value, bool) or not isinstance(value, int | float | torch.Tensor):
+        return value
+    return value // passes if isinstance(value, int) and value % passes == 0 else value / passes

@@ -145,7 +145,6 @@ class LabelledTextTask(FairseqTask):
 
     @classmethod
     def setup_task(cls, cfg: Any, **kwargs: Any) -> "LabelledTextTask":
-        """The task; of a checkpoint it is made in the same way."""
         return cls(cfg)
 
     @staticmethod
@@ -194,7 +193,6 @@ class LabelledTextTask(FairseqTask):
         return False
 
     def max_positions(self) -> int:
-        """Tokens an input may have."""
         return self.longest
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from fairseq.tasks import register_task
 from fairseq.tasks.sentence_prediction import SentencePredictionConfig, SentencePredictionTask
 from torch import nn
 
+from attn_reg_plugin.callbacks import example_outcomes
 from attn_reg_plugin.regularizers import Outcome
 from attn_reg_plugin.regularizers.ad_drop.objectives import logits_of
 from attn_reg_plugin.tasks.attn_reg_task import AttnRegTask, print_flags_if_asked, with_attn_reg
@@ -27,8 +29,7 @@ class AttnRegSentencePredictionTask(AttnRegTask, SentencePredictionTask):
             losses = (logits.reshape(len(logits), -1) - sample["target"].float().reshape(len(logits), -1)).square()
             return Outcome(losses.sum(-1), -losses.sum(-1))
         target = sample["target"].view(-1)
-        losses = nn.functional.cross_entropy(logits, target, reduction="none")
-        return Outcome(losses, (logits.argmax(-1) == target).float())
+        return example_outcomes(logits.log_softmax(-1), target, torch.ones_like(target).bool())
 
 
 print_flags_if_asked("attn_reg_sentence_prediction", AttnRegSentencePredictionConfig)

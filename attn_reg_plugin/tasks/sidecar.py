@@ -7,16 +7,13 @@ Such a state is in a file of its own: a checkpoint of update N finds it as `attn
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Any
 
-from attn_reg_plugin.checkpoints import load_state, refuse_state, save_state
+from attn_reg_plugin.callbacks import state_in
+from attn_reg_plugin.checkpoints import refuse_state, save_state
 from attn_reg_plugin.files import TEMPORARY
 from attn_reg_plugin.regularizers import Regularizer
-from attn_reg_plugin.regularizers.base.distributed import object_from_first_rank, rank
-
-logger = logging.getLogger(__name__)
 
 #: what to do about a checkpoint whose state cannot be used
 FROM_WEIGHTS = "use --finetune-from-model, and the method starts anew from its weights"
@@ -51,29 +48,21 @@ class Sidecar:
             self._delete_but()
 
     def _delete_but(self, *needed: int | None) -> None:
-        """Delete the states but those of these updates and of interval checkpoints."""
         numbers = (path.stem.removeprefix("attn_reg_state_") for path in self.folder.glob("attn_reg_state_*.pt"))
         for updates in {int(number) for number in numbers if number.isdigit()} - {*needed}:
             if not list(self.folder.glob(f"checkpoint_*_{updates}.pt")):
                 self.path(updates).unlink()
 
     def load(self, updates: int) -> dict[str, Any] | None:
-        """Read the state after `updates` updates, on every rank; None at the start of a run, or if there is none; a
-        ValueError if it is damaged, or no state; on every rank."""
-        state = problem = None
-        if rank() == 0 and self.folder is not None and updates > 0:
-            path = self.path(updates)
-            if path.exists():
-                self.last = updates
-                try:
-                    state = load_state(path)
-                except ValueError as error:
-                    problem = str(error)
-            else:
-                logger.warning(f"no {path.name} in {self.folder}: the method starts anew from the checkpoint's weights")
-        state, problem = object_from_first_rank((state, problem))
-        if problem is not None:
-            raise ValueError(problem)
+        """Read the state after `updates` updates, on every rank; None at the start of a run, or if there is none.
+
+        Raises:
+            ValueError: it is damaged, or no state; on every rank.
+        """
+        if self.folder is None or updates <= 0:
+            return None
+        state = state_in(self.path(updates), "the method")
+        self.last = self.last if state is None else updates
         return state
 
 

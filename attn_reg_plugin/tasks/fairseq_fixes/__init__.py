@@ -1,5 +1,84 @@
-"""Repairs of fairseq itself; importing the plugin's tasks puts them in place."""
+"""Repairs of fairseq itself, put in place when the plugin's tasks are imported.
 
-from attn_reg_plugin.tasks.fairseq_fixes import patches as _patches
+- numpy 2 took names away that `fairseq-eval-lm`, `--sample-break-mode eos`, `--num-batch-buckets` and NAT with a CRF
+  use. numpy itself stays as it is: the modules of fairseq see it through an object of its own.
+- With several processes on CPUs fairseq takes it for granted that each has a GPU: `--ddp-backend pytorch_ddp` names it
+  (`device_ids`), which PyTorch refuses for a model on a CPU, and under `torchrun` a process's GPU is its rank modulo
+  the number of GPUs, which is 0. With GPUs nothing is changed.
+- A meter stays in the log once it was used: averages of nothing, such as drop rates in plain epochs, show as `None`.
+  Where no forward was regularized, none of ours are shown.
+- hydra prints two lines among the translations of `fairseq-generate`.
+"""
 
-del _patches
+from __future__ import annotations
+
+import logging
+import os
+from types import SimpleNamespace
+from typing import Any
+
+import numpy
+import torch
+from fairseq.data import data_utils, language_pair_dataset, token_block_dataset
+from fairseq.distributed import utils
+from fairseq.logging.meters import AverageMeter, MetersDict
+from fairseq.models import distributed_fairseq_model
+from fairseq.modules import dynamic_crf_layer
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from attn_reg_plugin.callbacks import PREFIX
+
+_all_values = MetersDict.get_smoothed_values
+_infer_on_gpus = utils._infer_torch_distributed_launch_init
+
+
+class NumpyAsBefore:
+    """numpy, with the names that fairseq 0.12 needs of numpy 1."""
+
+    compat = SimpleNamespace(long=int)
+    int = int
+    float = float
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(numpy, name)
+
+    @staticmethod
+    def percentile(*args: Any, interpolation: str | None = None, **kwargs: Any) -> Any:
+        """Call `numpy.percentile`, whose `method` was called `interpolation`."""
+        return numpy.percentile(*args, **kwargs if interpolation is None else {**kwargs, "method": interpolation})
+
+
+def data_parallel(module: nn.Module, **options: Any) -> DistributedDataParallel:
+    """Wrap a module in PyTorch's data parallel, without fairseq's devices if the model is on the CPU."""
+    if all(parameter.device.type == "cpu" for parameter in module.parameters()):
+        options |= {"device_ids": None, "output_device": None}
+    return DistributedDataParallel(module=module, **options)
+
+
+def infer_from_launcher(config: Any) -> None:
+    """Take rank and number of processes from `torchrun`; without a GPU a process has no device's number."""
+    if torch.cuda.device_count():
+        _infer_on_gpus(config)
+        return
+    config.distributed_init_method, config.distributed_no_spawn = "env://", True
+    config.distributed_world_size, config.distributed_rank = int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])
+    config.device_id = 0
+
+
+def present_values(meters: MetersDict) -> dict[str, float]:
+    """Return the values of all meters, but for averages of nothing, and for ours where the method did not act."""
+    values = _all_values(meters)
+    empty = {name for name, meter in meters.items() if isinstance(meter, AverageMeter) and meter.avg is None}
+    if not values.get(f"{PREFIX}regularized"):
+        empty |= {name for name in values if name.startswith(PREFIX)}
+    return type(values)((name, value) for name, value in values.items() if name not in empty)
+
+
+if not hasattr(numpy, "compat"):
+    for _module in (data_utils, language_pair_dataset, token_block_dataset, dynamic_crf_layer):
+        _module.np = NumpyAsBefore()
+distributed_fairseq_model.DistributedDataParallel = data_parallel
+utils._infer_torch_distributed_launch_init = infer_from_launcher
+MetersDict.get_smoothed_values = present_values
+logging.getLogger("hydra").setLevel(logging.INFO)
