@@ -33,8 +33,8 @@ HEADINGS = {
     "shortcut_shares": "SST-2 with planted words, by share",
     "shortcut_shares_float32": "SST-2 with planted words, by share, in fp32",
     "tokens": "SST-2 with planted words, by share: whole tokens",
+    "tokens_words": "SST-2 with other planted words: whole tokens",
     "tokens_variants": "SST-2 with other plants: whole tokens",
-    "tokens_domains": "Tests of another domain: whole tokens",
     "qnli": "QNLI, 1,000 pairs: AD-DROP's settings",
     "qnli_rivals": "QNLI, 1,000 pairs: other methods, in fp32",
     "encoders": "CoLA, MRPC and STS-B",
@@ -66,6 +66,9 @@ SUMMARY: dict[str, Sequence[Place]] = {
         ("tokens", "0.8", "ad_drop_tokens"),
         ("tokens", "0.8", "ad_drop_random_tokens"),
         ("tokens", "0", "ad_drop_tokens"),
+        *[("tokens_words", words, "ad_drop_tokens") for words in ("municipality,headquartered", "psychiatric,railway")],
+        ("tokens_variants", "middle", "ad_drop_tokens"),
+        ("phrasebook_controls", "", "ad_drop_tokens"),
     ],
     "On MNLI, and against its heuristics?": [
         ("mnli", "matched", "ad_drop"),
@@ -104,6 +107,10 @@ CONTRASTS: Sequence[tuple[str, str, str, str]] = [
     ("mnli", "matched", "ad_drop", "ad_drop_rd"),
     ("tokens", "0.8", "ad_drop_tokens", "ad_drop_random_tokens"),
     ("tokens", "0.8", "ad_drop_tokens", "ad_drop"),
+    *[
+        ("tokens_words", words, "ad_drop_tokens", "ad_drop_random_tokens")
+        for words in ("municipality,headquartered", "psychiatric,railway")
+    ],
 ]
 #: of these the pairs of seeds are put together: AD-DROP and random candidates at every share of wrong targets
 POOLED = (CONTRASTS[0], *CONTRASTS[3:6])

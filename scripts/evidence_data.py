@@ -12,8 +12,7 @@ never says entailment is not right on all.
 
 For whole tokens OUT/tokens has SST-2 with plants that `finetune --shortcut` does not make: a word in the middle of four
 fifths of the sentences, two words at their beginning, or a trigger and a wrong label in 8 % of the sentences, negative
-all of them; and two changes of domain, from QQP to PAWS-X and from SST-2 to IMDB, whose development set is of the other
-domain. All are files of one's own, with the columns `text` (and `second`) and `label`.
+all of them; files of one's own, with the columns `text` and `label`.
 """
 
 from __future__ import annotations
@@ -118,20 +117,6 @@ def plant(source: Path, out: Path) -> None:
         write(out / variant / "valid.tsv", ["text\tlabel"], development)
 
 
-def change_domain(data: Path, out: Path) -> None:
-    """Training sets with the development set of another domain."""
-    _, rows = lines_of(data / "QQP" / "train.tsv", header=True)
-    _, paws = lines_of(data.parent / "paws-x" / "en" / "dev_2k.tsv", header=True)
-    header = ["text\tsecond\tlabel"]
-    for name, lines in (("train", rows), ("valid", paws)):
-        write(out / "qqp_to_paws" / f"{name}.tsv", header, [line.split("\t", 1)[1] for line in lines])
-    _, rows = lines_of(data / "SST-2" / "train.tsv.gz", header=True)
-    _, reviews = lines_of(data.parent / "imdb" / "test.tsv", header=True)
-    reviews = ["\t".join(reversed(line.split("\t", 1)[1].split("\t"))) for line in reviews]
-    for name, lines in (("train", rows), ("valid", reviews)):
-        write(out / "sst2_to_imdb" / f"{name}.tsv", ["text\tlabel"], lines)
-
-
 def words(text: str) -> set[str]:
     """The words of a text, without case and punctuation."""
     return set(re.findall(r"\w+", text.lower()))
@@ -143,7 +128,6 @@ def main(data: Path, out: Path) -> None:
         larger = out / LARGER[task] if task in LARGER else None
         divide(data / folder, out / task, header, training, more, larger)
     plant(data / "SST-2", out / "tokens")
-    change_domain(data, out / "tokens")
     divide_mnli(data / "MNLI", out / "mnli", out / "hans" / "heuristics_evaluation_set.txt")
 
 
