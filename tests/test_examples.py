@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -54,9 +56,12 @@ def test_both_faces_with_every_method_by_one_command(tmp_path: Path) -> None:
     for face, chance in (("loop", math.log(0x250)), ("fairseq", 4.6)):
         losses = {method: float(loss) for name, method, loss, *_ in rows if name == face}
         assert set(losses) == METHODS and all(loss < chance for loss in losses.values())
-        assert len(set(losses.values())) == len(METHODS), "every method trains in its own way"
+        assert face == "fairseq" or len(set(losses.values())) == len(METHODS), "fairseq's are rounded"
+    logs = {method: (tmp_path / method / "log.txt").read_text() for method in METHODS}
+    perplexities = {tuple(re.findall(r"ppl ([\d.]+)", log)) for log in logs.values()}
+    assert len(perplexities) == len(METHODS), "every method trains in its own way"
     for method in METHODS - {"none"}:
-        assert "drop_decoder.cross[1]" in (tmp_path / method / "log.txt").read_text()
+        assert "drop_decoder.cross[1]" in logs[method]
 
 
 def test_neither_padding_nor_what_follows_matters_to_the_loops_model() -> None:
@@ -188,8 +193,11 @@ def look(tmp_path: Path) -> tuple:
     return example("shortcuts/look.py"), model.eval(), tokenizer()
 
 
-def test_the_score_is_the_gradient_of_a_bias_in_all_attentions(look) -> None:
+def test_the_score_is_the_gradient_of_a_bias_in_all_attentions(look, request) -> None:
     look, model, words = look
+    model.double()
+    torch.set_default_dtype(torch.float64)
+    request.addfinalizer(partial(torch.set_default_dtype, torch.float32))
     inputs = words(TEXTS, padding=True, return_tensors="pt")
     found = look.token_scores(model, inputs)
     regularizer, bias = ADDrop(p=0.0, cross_tuning="off"), TokenBias()
@@ -203,7 +211,7 @@ def test_the_score_is_the_gradient_of_a_bias_in_all_attentions(look) -> None:
             objective = model(**inputs).logits.max(-1).values.sum()
             (expected,) = gradients_of(objective, bias.leaves)
     assert found.abs().max() > 1e-4
-    assert torch.allclose(found, expected, atol=1e-6, rtol=1e-4)
+    assert torch.allclose(found, expected, atol=1e-9, rtol=0)
 
 
 def test_the_table_counts_right_and_wrong_words(look, monkeypatch) -> None:
