@@ -22,7 +22,7 @@ HEADINGS = {
     "noisy_phrasebook": "Phrasebook, a quarter wrong: all methods",
     "noise_levels": "Phrasebook, by share of wrong targets",
     "drop_rates": "Phrasebook, a quarter wrong: drop rates",
-    "phrasebook_controls": "Phrasebook, a quarter wrong: controls and whole tokens",
+    "tokens_translation": "Phrasebook, a quarter wrong: whole tokens",
     "translation": "Tatoeba en-ro, by share of wrong targets",
     "translation_tr_en": "Tatoeba tr-en",
     "sst2_seeds": "SST-2, 1,000 sentences: eight seeds",
@@ -68,7 +68,7 @@ SUMMARY: dict[str, Sequence[Place]] = {
         ("tokens", "0", "ad_drop_tokens"),
         *[("tokens_words", words, "ad_drop_tokens") for words in ("municipality,headquartered", "psychiatric,railway")],
         ("tokens_variants", "middle", "ad_drop_tokens"),
-        ("phrasebook_controls", "", "ad_drop_tokens"),
+        ("tokens_translation", "", "ad_drop_tokens"),
     ],
     "On MNLI, and against its heuristics?": [
         ("mnli", "matched", "ad_drop"),
