@@ -47,8 +47,11 @@ class AttentionCall:
     recomputed: int = -1
 
     def keep_mask(self, shape: tuple[int, ...], valid: Tensor | None, device: torch.device) -> PackedMask | None:
-        """Return the keep mask for a map of `shape` (B, H, T, S), or broadcastable to it; None keeps all; a
-        RuntimeError if the map has another shape than the one the mask was made for."""
+        """Return the keep mask for a map of `shape` (B, H, T, S), or broadcastable to it; None keeps all.
+
+        Raises:
+            RuntimeError: the map has another shape than the one the mask was made for.
+        """
         masks, keep = self.request.masks, self.request.keep
         if self.request.sampler is not None:
             keep = self.request.sampler(self, shape, valid, device)
@@ -129,13 +132,15 @@ def graph_task() -> int:
 
 
 def recomputed(calls: list[AttentionCall], pending: bool = True) -> AttentionCall | None:
-    """Return the call of a forward that activation checkpointing computes again; None if there was none; a RuntimeError
-    if there are several calls, or several forwards before one backward.
+    """Return the call of a forward that activation checkpointing computes again; None if there was none.
 
     Args:
         calls: those of the last forward.
         pending: whether an earlier forward may wait for its backward. Then a backward that asks twice means both;
             else it is checkpointing inside of checkpointing.
+
+    Raises:
+        RuntimeError: there are several calls, or several forwards before one backward.
     """
     if not calls:
         return None

@@ -31,8 +31,11 @@ class TokenBias:
     valid: list[Tensor] = field(default_factory=list)
 
     def leaf(self, index: int, key: Tensor, valid: Tensor | None) -> Tensor:
-        """Return β of call number `index`, whose keys are `key` (B, H, S, D); a ValueError if an attention over the
-        sequence has other keys than the first one."""
+        """Return β of call number `index`, whose keys are `key` (B, H, S, D).
+
+        Raises:
+            ValueError: an attention over the sequence has other keys than the first one.
+        """
         shape = key.size(0), key.size(-2)
         if index == len(self.leaves):
             self.leaves.append(torch.zeros(shape, device=key.device, requires_grad=torch.is_grad_enabled()))

@@ -73,8 +73,11 @@ class ReplacingBackend:
         return replaced_site(module) or AttentionSite(stack, kind, layer, path, module, self)
 
     def open(self, site: AttentionSite) -> None:
-        """Put the site and a method that asks it into the module; a ValueError if the module is of a kind that cannot
-        be regularized."""
+        """Put the site and a method that asks it into the module.
+
+        Raises:
+            ValueError: the module is of a kind that cannot be regularized.
+        """
         module, how = site.module, self.computation(site.module)
         if how.refusal is not None and (reason := how.refusal(module)) is not None:
             raise ValueError(f"{site.name} ({site.path}) {reason}")

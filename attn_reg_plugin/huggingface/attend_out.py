@@ -57,8 +57,11 @@ class TrainerProblem:
         return Outcome(torch.stack([self.trainer.compute_loss(model, example) for example in examples]))
 
     def tokens(self, inputs: Mapping[str, Any]) -> dict[str, Tokens]:
-        """Ids of the encoder's and of the decoder's input; a batch of several texts an example is flattened; a
-        ValueError if the batch has no token ids."""
+        """Ids of the encoder's and of the decoder's input; a batch of several texts an example is flattened.
+
+        Raises:
+            ValueError: the batch has no token ids.
+        """
         batch, model = inputs["batch"], transformers_model(self.trainer.model) or self.trainer.model
         read, valid, config = batch.get("input_ids"), batch.get("attention_mask"), getattr(model, "config", None)
         if not isinstance(read, Tensor):
@@ -213,8 +216,11 @@ class TrainerTraining:
         self.copy_of = partial(TrainerDefender, trainer, step)
 
     def problem(self, subset: str) -> tuple[TrainerProblem, int]:
-        """See `Training`; one example of the reward data is measured before anything is trained; a ValueError if it has
-        no loss."""
+        """See `Training`; one example of the reward data is measured before anything is trained.
+
+        Raises:
+            ValueError: it has no loss.
+        """
         trainer, model, problem = self.trainer, self.trainer.model, TrainerProblem(self.trainer, subset)
         with same_randomness(trainer.args.device), in_evaluation(model), torch.no_grad():
             (inputs,) = problem.validation(1)

@@ -245,8 +245,7 @@ def added_loss(
     inputs: dict[str, Any],
     num_items_in_batch: Tensor | int | None = None,
 ) -> Tensor:
-    """The loss of a training step with what a method adds to it: the trainer's own loss on the repeated batch; a
-    ValueError if the batch has no labels, so the trainer pairs its rows in a way of its own.
+    """The loss of a training step with what a method adds to it: the trainer's own loss on the repeated batch.
 
     The trainer's losses are means, over the items of the batch or, where a model or `compute_loss_func` does so, over
     those of all accumulated batches; the method's share is a mean over the same items.
@@ -254,6 +253,9 @@ def added_loss(
     Args:
         compute_loss: the trainer's own, of a batch.
         num_items_in_batch: labels in all accumulated batches, if the trainer counts them.
+
+    Raises:
+        ValueError: the batch has no labels, so the trainer pairs its rows in a way of its own.
     """
     names = trainer.label_names or ["labels"]
     if not any(name in inputs for name in names):
@@ -291,8 +293,11 @@ def added_loss(
 
 
 def calling_trainer() -> tuple[Trainer, Path | None]:
-    """The trainer whose event is being handled, and the checkpoint that it continues from, if any; a RuntimeError if no
-    trainer is among the callers."""
+    """The trainer whose event is being handled, and the checkpoint that it continues from, if any.
+
+    Raises:
+        RuntimeError: no trainer is among the callers.
+    """
     frame = sys._getframe(1)
     trainer = None
     while frame is not None:

@@ -64,8 +64,11 @@ class HiddenCut(SeveralPasses):
         return self.cut > 0
 
     def hooks(self, model: nn.Module, sites: list[AttentionSite]) -> list[Any]:
-        """Put a cutter into the feed-forward network of every site's layer; a ValueError if a site is no
-        self-attention, or its layer has no feed-forward network of its own, or several."""
+        """Put a cutter into the feed-forward network of every site's layer.
+
+        Raises:
+            ValueError: a site is no self-attention, or its layer has no feed-forward network of its own, or several.
+        """
         if not self.due():
             return []
         every, found = all_sites(model), {}
@@ -174,8 +177,11 @@ class Cutter(StandIn):
     site: AttentionSite
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        """The module's output (B, T, C), (T, B, C) or (B·T, C), with zeros where it is cut; a RuntimeError if the
-        output has another shape."""
+        """The module's output (B, T, C), (T, B, C) or (B·T, C), with zeros where it is cut.
+
+        Raises:
+            RuntimeError: the output has another shape.
+        """
         outputs = self._inner(*args, **kwargs)
         site, spans, call = self.site, self.site.request.look, self.site.calls.current
         if not isinstance(spans, Spans) or call is None:

@@ -48,8 +48,11 @@ class LayerDrop(Regularizer):
     p: float = option(0.2, "probability of leaving a layer out, in [0, 1]", within="[0, 1]")
 
     def hooks(self, model: nn.Module, sites: list[AttentionSite]) -> list[Any]:
-        """Stand in for the forwards of the sites' layers; a ValueError if a site stands in no layer that could be left
-        out."""
+        """Stand in for the forwards of the sites' layers.
+
+        Raises:
+            ValueError: a site stands in no layer that could be left out.
+        """
         with ExitStack() as installed:
             layers = layers_of(model, sites)
             for layer in layers:
@@ -126,7 +129,11 @@ class Layer(StandIn):
     _times: dict[AttentionSite, int] = field(default_factory=dict, repr=False)
 
     def install(self) -> Layer:
-        """Stand in for the module's forward; a ValueError if another layer does so already."""
+        """Stand in for the module's forward.
+
+        Raises:
+            ValueError: another layer does so already.
+        """
         if isinstance(getattr(vars(self.module).get("forward"), "__self__", None), Layer):
             raise ValueError(f"the layer {self.path} is left out by another regularizer already; detach that one first")
         return super().install()
@@ -137,8 +144,11 @@ class Layer(StandIn):
         return self.kinds[0][0]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's forward, or what it was given if it is left out; a RuntimeError if the layer changes the shape
-        of its states, so it can't be left out."""
+        """The module's forward, or what it was given if it is left out.
+
+        Raises:
+            RuntimeError: the layer changes the shape of its states, so it can't be left out.
+        """
         if self.lead.request.layer is None or not self.module.training:
             return self._inner(*args, **kwargs)
         states = next((a for a in (*args, *kwargs.values()) if isinstance(a, Tensor) and a.is_floating_point()), None)
@@ -204,10 +214,12 @@ class Layer(StandIn):
 
 
 def layers_of(model: nn.Module, sites: Iterable[AttentionSite]) -> list[Layer]:
-    """The layers that `sites`, open ones of the attached model, stand in, in order; a ValueError if a site stands in no
-    such layer, or shares its layer with one that isn't among `sites`.
+    """The layers that `sites`, open ones of the attached model, stand in, in order.
 
     A site's layer is the outermost module around it that is called by a number and has no other attention of its kind.
+
+    Raises:
+        ValueError: a site stands in no such layer, or shares its layer with one that isn't among `sites`.
     """
     every, found = all_sites(model), {}
     sites = list(sites)

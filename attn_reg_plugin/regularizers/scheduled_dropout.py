@@ -133,8 +133,11 @@ class Schedule:
             raise ValueError(f"{source}: {error}") from None
 
     def assign(self, sites: Iterable[AttentionSite]) -> dict[str, Curve]:
-        """The curve of each site, by the site's name; sites that no pattern names have none; a ValueError if a pattern
-        matches none of the sites."""
+        """The curve of each site, by the site's name; sites that no pattern names have none.
+
+        Raises:
+            ValueError: a pattern matches none of the sites.
+        """
         sites, curves = list(sites), {}
         for selector, curve in self.entries:
             try:
@@ -243,7 +246,11 @@ class Timed(Regularizer):
         self._total = None
 
     def position(self) -> float:
-        """Where the training is, in the schedule's unit; a RuntimeError if what the unit needs was not announced."""
+        """Where the training is, in the schedule's unit.
+
+        Raises:
+            RuntimeError: what the unit needs was not announced.
+        """
         if self.unit == "update":
             return self.updates
         if self.unit == "epoch":
@@ -325,8 +332,11 @@ class ScheduledDropout(Timed):
         return attachment
 
     def drop_probabilities(self) -> dict[str, float]:
-        """π(t) of every attached site at the present place in the training, by its name; 0 without a curve; a
-        RuntimeError if what the schedule counts was not announced."""
+        """π(t) of every attached site at the present place in the training, by its name; 0 without a curve.
+
+        Raises:
+            RuntimeError: what the schedule counts was not announced.
+        """
         position, curves = self.position(), self.curves
         return {s.name: curves[s.name](position) if s.name in curves else 0.0 for s in self.attached_sites}
 

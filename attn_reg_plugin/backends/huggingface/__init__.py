@@ -106,8 +106,11 @@ class HuggingFaceBackend(ReplacingBackend):
         return None
 
     def open(self, site: AttentionSite) -> None:
-        """Name our function in the module's configuration and put the site into the module; a ValueError if the model
-        runs another attention than `sdpa` or `eager`, or asks for these names itself."""
+        """Name our function in the module's configuration and put the site into the module.
+
+        Raises:
+            ValueError: the model runs another attention than `sdpa` or `eager`, or asks for these names itself.
+        """
         if ordinary(site.module) is not None:
             return super().open(site)
         module, config = site.module, site.module.config

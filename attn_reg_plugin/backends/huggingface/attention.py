@@ -71,8 +71,11 @@ class OpenSites:
         _OPEN.discard(module)
 
     def site(self) -> AttentionSite | None:
-        """The site of this call, if it is open; of a shared module, if it has anything to do; a RuntimeError if a
-        shared module is called more often than it has layers."""
+        """The site of this call, if it is open; of a shared module, if it has anything to do.
+
+        Raises:
+            RuntimeError: a shared module is called more often than it has layers.
+        """
         self.called = True
         if self.layers is None:
             return self.sites[0]

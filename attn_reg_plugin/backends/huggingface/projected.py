@@ -64,8 +64,7 @@ def projected(
     output_attentions: bool = False,
     **_: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """hidden_states (B, T, C), attention_mask and position_bias broadcastable to (B, H, T, S); a RuntimeError if there
-    is a prompt of learned keys.
+    """hidden_states (B, T, C), attention_mask and position_bias broadcastable to (B, H, T, S).
 
     Args:
         encoder_hidden_states, key_value_states: the encoder's (B, S, C), for cross attention; a family has either name.
@@ -73,6 +72,9 @@ def projected(
 
     Returns:
         (B, T, C), and with `output_attentions` the weights before dropout, (B, H, T, S).
+
+    Raises:
+        RuntimeError: there is a prompt of learned keys.
     """
     if attn_prompt is not None:
         refuse(call, "has learned keys (use_prompt=True), which cannot be regularized")

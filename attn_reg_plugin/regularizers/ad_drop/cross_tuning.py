@@ -33,8 +33,11 @@ class CrossTuning:
             )
 
     def regularized(self, epoch: int | None, updates: int) -> bool:
-        """Whether a forward in `epoch` (from 1), after `updates` updates, is regularized; a RuntimeError if the
-        schedule counts epochs and none was announced."""
+        """Whether a forward in `epoch` (from 1), after `updates` updates, is regularized.
+
+        Raises:
+            RuntimeError: the schedule counts epochs and none was announced.
+        """
         if self.schedule == "off":
             return True
         if self.schedule == "epoch":

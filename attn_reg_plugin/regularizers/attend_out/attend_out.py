@@ -148,8 +148,11 @@ class AttendOut(Regularizer):
     # -- the training -----------------------------------------------------------------------------------------------
 
     def bind(self, training: Training) -> None:
-        """Take problem, optimizer and clipping from the training, where the user has not given them; a ValueError if
-        the model cannot be copied; or the reward data cannot be used, or has too few examples."""
+        """Take problem, optimizer and clipping from the training, where the user has not given them.
+
+        Raises:
+            ValueError: the model cannot be copied; or the reward data cannot be used, or has too few examples.
+        """
         if self._attachment is not None:
             with self._attachment.suspended():
                 check_copyable(self.model)
@@ -207,8 +210,11 @@ class AttendOut(Regularizer):
     # -- the game ---------------------------------------------------------------------------------------------------
 
     def start(self, model: nn.Module) -> Game:
-        """The running game; it starts with generator and defender made anew, or as a loaded state has them; a
-        ValueError if `problem` or `optimizer` is missing, or the attacker is not alone on the model."""
+        """The running game; it starts with generator and defender made anew, or as a loaded state has them.
+
+        Raises:
+            ValueError: `problem` or `optimizer` is missing, or the attacker is not alone on the model.
+        """
         if self.game is not None:
             return self.game
         if self.problem is None or self.optimizer is None:

@@ -130,8 +130,11 @@ def twin_optimizer(optimizer: Optimizer, model: nn.Module, twin: nn.Module) -> O
 
 
 def twin_groups(groups: list[dict[str, Any]], model: nn.Module, twin: nn.Module) -> list[dict[str, Any]]:
-    """An optimizer's parameter groups, for the parameters of a copy of `model`; a ValueError if they hold parameters
-    that are not the model's."""
+    """An optimizer's parameter groups, for the parameters of a copy of `model`.
+
+    Raises:
+        ValueError: they hold parameters that are not the model's.
+    """
     twins = {id(ours): theirs for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True)}
     if any(id(p) not in twins for group in groups for p in group["params"]):
         raise ValueError("the optimizer holds parameters that are not the attached model's; give one of its own to it")

@@ -280,11 +280,13 @@ _RELATIVE = re.compile(r"(^|\.)rel_|relative|distance")
 
 
 def embeddings_of(model: nn.Module, stacks: set[str], sites: list[AttentionSite]) -> dict[str, Embeddings]:
-    """The embedding tables of each stack of `model`: token tables, and learned positions if it has any; a ValueError if
-    the model has no `torch.nn.Embedding` for a stack.
+    """The embedding tables of each stack of `model`: token tables, and learned positions if it has any.
 
     A table belongs to a stack if its module's path says so, else to both; of several, the one with the most rows holds
     the tokens. Cross attention needs the encoder's as well.
+
+    Raises:
+        ValueError: the model has no `torch.nn.Embedding` for a stack.
     """
     if any(site.kind == "cross" for site in sites):
         stacks = stacks | {"encoder"}

@@ -17,8 +17,11 @@ class NoObjective(ValueError):
 
 
 def check_scalar(what: str, value: Any, graph: bool = True) -> Tensor:
-    """Return `value` if it is a scalar that can be differentiated (with `graph`, where gradients are on); a TypeError
-    or ValueError if it is no floating-point tensor, no scalar, or has no graph."""
+    """Return `value` if it is a scalar that can be differentiated (with `graph`, where gradients are on).
+
+    Raises:
+        TypeError, ValueError: it is no floating-point tensor, no scalar, or has no graph.
+    """
     if not isinstance(value, Tensor) or not value.is_floating_point():
         given = f"a tensor of {value.dtype}" if isinstance(value, Tensor) else f"of type {type(value).__name__}"
         raise TypeError(f"{what} is {given}, but must be a scalar floating-point tensor, such as outputs.loss")
@@ -30,10 +33,12 @@ def check_scalar(what: str, value: Any, graph: bool = True) -> Tensor:
 
 
 def logits_of(outputs: Any) -> Tensor:
-    """The logits in a model's outputs: a tensor, `outputs.logits`, `outputs["logits"]` or the first of a tuple; a
-    ValueError if none of these holds a floating-point tensor.
+    """The logits in a model's outputs: a tensor, `outputs.logits`, `outputs["logits"]` or the first of a tuple.
 
     A tuple may begin with the loss, as those of transformers do, which is passed over.
+
+    Raises:
+        ValueError: none of these holds a floating-point tensor.
     """
     logits = getattr(outputs, "logits", outputs)
     if isinstance(logits, Mapping):
@@ -80,11 +85,13 @@ def tokens_with_loss(logits: Tensor, inputs: Mapping[str, Any]) -> Tensor | None
 
 
 def _fitting_mask(logits: Tensor, inputs: Mapping[str, Any]) -> Tensor | None:
-    """The token mask, if it is one of these logits (B, T, V); a TypeError or ValueError if what was supplied is no bool
-    tensor, or of another shape.
+    """The token mask, if it is one of these logits (B, T, V).
 
     One that was read off the forward's arguments says nothing of logits of another shape and is left out: it counts an
     audio model's raw samples, or lacks prompt tuning's virtual tokens. One that was supplied has to fit.
+
+    Raises:
+        TypeError, ValueError: what was supplied is no bool tensor, or of another shape.
     """
     mask, shape = inputs.get("token_mask"), logits.shape[:-1]
     if mask is not None and inputs.get("token_mask_supplied"):

@@ -57,8 +57,11 @@ class Reach:
             self._since_update.add("evaluated")
 
     def training_forward(self, due: bool) -> None:
-        """Hear that a forward with gradients in training mode begins, which is regularized if `due`; a RuntimeError if
-        it is due and repeats, inside a backward, one that ran without gradients."""
+        """Hear that a forward with gradients in training mode begins, which is regularized if `due`.
+
+        Raises:
+            RuntimeError: it is due and repeats, inside a backward, one that ran without gradients.
+        """
         trained = [site.module is None or site.module.training for site in self.sites]
         if not trained or any(trained):
             self._since_update.add("trained")

@@ -121,14 +121,16 @@ def go_on_waiting(state: dict[str, Any] | None) -> None:
 
 
 def repair_last(folder: Path | None) -> None:
-    """Finish a copy to `checkpoint_last.pt` that a kill interrupted; rank 0 does it, the other ranks wait; a ValueError
-    if the copy cannot be written, or there is nothing to make it from.
+    """Finish a copy to `checkpoint_last.pt` that a kill interrupted; rank 0 does it, the other ranks wait.
 
     If the last checkpoint cannot be read, the newest other checkpoint that can is what was being copied. What it takes
     the place of is kept, as `checkpoint_last.pt.damaged`.
 
     Args:
         folder: fairseq's --save-dir; None: there is none.
+
+    Raises:
+        ValueError: the copy cannot be written, or there is nothing to make it from.
     """
     if folder is None:
         return
