@@ -25,6 +25,7 @@ FRAMEWORKS = {
 
 
 def backend_in(file: str) -> Backend | None:
+    """The backend that a file or folder of this folder has, if it has one."""
     backend = getattr(importlib.import_module(f"{__name__}.{file}"), "BACKEND", None)
     return None if backend is None else backend()
 

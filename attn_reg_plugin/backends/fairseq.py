@@ -88,6 +88,7 @@ class FairseqBackend(ReplacingBackend):
     """Finds and opens the attention of any fairseq model; see `Backend`."""
 
     def computation(self, module: nn.Module) -> Computation:
+        """See `ReplacingBackend`."""
         return MULTIHEAD
 
     def find(self, model: nn.Module) -> list[AttentionSite]:

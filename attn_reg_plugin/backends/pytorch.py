@@ -96,6 +96,7 @@ class ReplacingBackend:
                 vars(module)[how.method] = ours.args[2]
 
     def time_first(self, site: AttentionSite) -> bool:
+        """Whether states around it are (T, B, C)."""
         how = self.computation(site.module)
         return how is not None and how.time_first
 
@@ -225,6 +226,7 @@ class PyTorchBackend(ReplacingBackend):
     """Finds and opens `torch.nn.MultiheadAttention`; see `Backend`."""
 
     def computation(self, module: nn.Module) -> Computation:
+        """See `ReplacingBackend`."""
         return Computation(multihead_attention, time_first=not module.batch_first)
 
     def find(self, model: nn.Module) -> list[AttentionSite]:

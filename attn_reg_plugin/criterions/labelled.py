@@ -189,11 +189,13 @@ class ClassificationCriterion(LabelledCriterion):
     kinds: ClassVar[tuple[str, ...]] = (CLASSIFICATION, MULTIPLE_CHOICE, REGRESSION)
 
     def losses(self, logits: Tensor, target: Tensor, label_smoothing: float = 0.0) -> Tensor:
+        """Losses of the examples, (B,)."""
         if self.labelled.kind == REGRESSION:
             return F.mse_loss(logits.reshape(-1), target.float(), reduction="none")
         return F.cross_entropy(logits, target, reduction="none", label_smoothing=label_smoothing)
 
     def predictions(self, logits: Tensor, target: Tensor) -> Tensor:
+        """The likeliest class, or the value, and the gold one."""
         predicted = logits.reshape(-1) if self.labelled.kind == REGRESSION else logits.argmax(-1)
         return torch.stack([predicted.double(), target.double()], dim=-1)
 
@@ -208,10 +210,12 @@ class TaggingCriterion(LabelledCriterion):
     kinds: ClassVar[tuple[str, ...]] = (TAGGING,)
 
     def losses(self, logits: Tensor, target: Tensor, label_smoothing: float = 0.0) -> Tensor:
+        """Losses of the words, (N,)."""
         words = target != IGNORED
         return F.cross_entropy(logits[words], target[words], reduction="none", label_smoothing=label_smoothing)
 
     def predictions(self, logits: Tensor, target: Tensor) -> Tensor:
+        """The likeliest label of every word, and the gold one."""
         words = target != IGNORED
         return torch.stack([logits.argmax(-1)[words], target[words]], dim=-1)
 

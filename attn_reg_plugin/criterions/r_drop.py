@@ -30,6 +30,7 @@ class WithRDrop(LabelSmoothedCrossEntropyCriterion):
 
     @classmethod
     def build_criterion(cls, cfg: Any, task: Any) -> Any:
+        """Build the stock criterion, and let the method act in the task."""
         if not hasattr(task, "add_method"):
             raise ValueError("this criterion needs a task of the plugin, such as attn_reg_translation")
         try:

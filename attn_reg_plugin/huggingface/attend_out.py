@@ -197,6 +197,7 @@ class TrainerDefender(Defender):
             accelerator.scaler = theirs
 
     def step(self) -> None:
+        """As `Defender.step`."""
         self.learned = None
         super().step()
 

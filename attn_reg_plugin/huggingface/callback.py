@@ -118,6 +118,7 @@ class AttnRegCallback(MethodCallback, TrainerCallback):
         self.regularizer.begin_epoch(self.epoch)
 
     def on_step_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        """Announce the number of updates made so far."""
         self.regularizer.begin_update(state.global_step)
 
     def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
@@ -135,6 +136,7 @@ class AttnRegCallback(MethodCallback, TrainerCallback):
             self._save(folder)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Detach: the model is a stock one again."""
         self.end()
 
     def end(self) -> None:
@@ -361,6 +363,7 @@ class Interception:
         setattr(owner, name, self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The method."""
         if self.around is None:
             return self.original(*args, **kwargs)
         return self.around(self.original, *args, **kwargs)

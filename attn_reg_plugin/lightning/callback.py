@@ -93,6 +93,7 @@ class LightningCallback(MethodCallback, callback_class()):  # type: ignore[misc]
         self.loaded = state_dict
 
     def state_dict(self) -> dict[str, Any]:
+        """The method's state, for a checkpoint."""
         return self.regularizer.state_dict()
 
     def on_train_start(self, trainer: Any, pl_module: nn.Module) -> None:
@@ -136,6 +137,7 @@ class LightningCallback(MethodCallback, callback_class()):  # type: ignore[misc]
         self.regularizer.begin_epoch(trainer.current_epoch + 1)
 
     def on_train_batch_start(self, trainer: Any, pl_module: nn.Module, batch: Any, batch_idx: int) -> None:
+        """Announce the number of updates made so far, and the batch."""
         self.regularizer.begin_update(self.made)
         self.regularizer.supply(batch=batch)
         self.scale = trainer.scaler.get_scale() if trainer.scaler is not None else 0.0

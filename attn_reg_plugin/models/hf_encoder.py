@@ -121,6 +121,7 @@ class HFEncoderModel(BaseFairseqModel):
         return super().half()
 
     def get_normalized_probs(self, net_output: Any, log_probs: bool, sample: Any = None) -> Tensor:
+        """Return (log-)probabilities of the labels, in fp32."""
         logits = logits_of(net_output).float()
         return logits.log_softmax(-1) if log_probs else logits.softmax(-1)
 
@@ -128,6 +129,7 @@ class HFEncoderModel(BaseFairseqModel):
         """Set no limit: the task truncates at the model's length."""
 
     def config_json(self) -> str:
+        """Write the transformers model's configuration."""
         return self.model.config.to_json_string(use_diff=False)
 
 
@@ -164,6 +166,7 @@ def load_config(path: str) -> "PreTrainedConfig":
 
 
 def config_from_json(text: str) -> "PreTrainedConfig":
+    """Make the configuration that a checkpoint holds."""
     values = json.loads(text)
     return _transformers().AutoConfig.for_model(values.pop("model_type"), **values)
 

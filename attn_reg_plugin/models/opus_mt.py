@@ -119,6 +119,7 @@ class OpusMTEncoder(TransformerEncoderBase):
         self.embed_positions = _positions(cfg, cfg.encoder.embed_dim, dictionary, cfg.max_source_positions)
 
     def build_encoder_layer(self, cfg: TransformerConfig) -> nn.Module:
+        """Build a layer of fairseq's."""
         return _activate(super().build_encoder_layer(cfg), cfg.activation_fn)
 
 
@@ -137,6 +138,7 @@ class OpusMTDecoder(TransformerDecoderBase):
         self.register_buffer("final_logits_bias", torch.zeros(len(dictionary)))
 
     def build_decoder_layer(self, cfg: TransformerConfig, no_encoder_attn: bool = False) -> nn.Module:
+        """A layer of fairseq's."""
         return _activate(super().build_decoder_layer(cfg, no_encoder_attn), cfg.activation_fn)
 
     def forward(
@@ -177,6 +179,7 @@ class OpusMTModel(TransformerModel):
 
     @classmethod
     def add_args(cls, parser: Any) -> None:
+        """fairseq's flags of a Transformer, `--positions-over-padding` and `--renormalize-search`."""
         gen_parser_from_dataclass(parser, TransformerConfig(), delete_default=True, with_prefix="")
         parser.add_argument(
             "--positions-over-padding",
@@ -212,16 +215,19 @@ class OpusMTModel(TransformerModel):
 
     @classmethod
     def build_embedding(cls, args: Any, dictionary: Dictionary, embed_dim: int, path: str | None = None) -> nn.Module:
+        """The embedding of a dictionary."""
         if path:
             raise ValueError("--encoder-embed-path and --decoder-embed-path cannot be given with --arch opus_mt")
         return MarianEmbedding(dictionary, embed_dim)
 
     @classmethod
     def build_encoder(cls, args: Any, src_dict: Dictionary, embed_tokens: nn.Embedding) -> OpusMTEncoder:
+        """The encoder."""
         return OpusMTEncoder(TransformerConfig.from_namespace(args), src_dict, embed_tokens)
 
     @classmethod
     def build_decoder(cls, args: Any, tgt_dict: Dictionary, embed_tokens: nn.Embedding) -> OpusMTDecoder:
+        """The decoder."""
         return OpusMTDecoder(TransformerConfig.from_namespace(args), tgt_dict, embed_tokens)
 
 
@@ -259,4 +265,5 @@ class OpusMTBPE:
         return " ".join(self.tokenizer.source.encode(x))
 
     def decode(self, x: str) -> str:
+        """The text of symbols with spaces between."""
         return self.tokenizer.decode(x.split(" "))

@@ -144,6 +144,7 @@ class FairseqDefender(Defender):
 
     @torch.no_grad()
     def settle(self, attacker_won: bool) -> None:
+        """Copy the winner over the loser, with its optimizer's state and its fp32 copies."""
         super().settle(attacker_won)
         ours, theirs = self.optimizer, self.attacker_optimizer
         losing, winning = (ours, theirs) if attacker_won else (theirs, ours)
@@ -152,10 +153,12 @@ class FairseqDefender(Defender):
         ours.zero_grad()  # which also takes over a changed loss scale
 
     def state_dict(self) -> dict[str, Any]:
+        """Return model, optimizer, and the fp32 copies if there are any."""
         return {**super().state_dict(), "masters": [master.detach() for master in _masters(self.optimizer)]}
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state_dict()`."""
         super().load_state_dict(state)
         for master, kept in zip(_masters(self.optimizer), state["masters"], strict=True):
             master.copy_(kept)
@@ -232,6 +235,7 @@ class FairseqTraining:
         self.clip_norm = clip_norm
 
     def problem(self, subset: str) -> tuple[FairseqProblem, int]:
+        """See `Training`."""
         problem = FairseqProblem(self.task, self.criterion, subset)
         problem.begin(self.model)
         if not len(problem.indices):

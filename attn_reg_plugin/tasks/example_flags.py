@@ -60,6 +60,7 @@ def sampling_of(cfg: Any) -> Sampling:
 
 
 def corruption_of(cfg: Any) -> Corruption:
+    """Make the `Corruption` that the flags ask for."""
     words = tuple(word.strip() for word in (cfg.shortcut_words or "").split(",") if word.strip())
     return Corruption(cfg.label_noise, cfg.shortcut, words, cfg.shortcut_at_evaluation, cfg.train_sample_seed)
 

@@ -62,6 +62,7 @@ def _methods() -> str:
 
 
 def _shared() -> dict[str, dataclasses.Field]:
+    """Collect the options that all methods have."""
     return {option.name: option for option in options_of(Regularizer)}
 
 

@@ -145,6 +145,7 @@ class LabelledTextTask(FairseqTask):
 
     @classmethod
     def setup_task(cls, cfg: Any, **kwargs: Any) -> "LabelledTextTask":
+        """The task; of a checkpoint it is made in the same way."""
         return cls(cfg)
 
     @staticmethod
@@ -193,6 +194,7 @@ class LabelledTextTask(FairseqTask):
         return False
 
     def max_positions(self) -> int:
+        """Tokens an input may have."""
         return self.longest
 
 

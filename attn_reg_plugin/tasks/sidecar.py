@@ -48,6 +48,7 @@ class Sidecar:
             self._delete_but()
 
     def _delete_but(self, *needed: int | None) -> None:
+        """Delete the states but those of these updates and of interval checkpoints."""
         numbers = (path.stem.removeprefix("attn_reg_state_") for path in self.folder.glob("attn_reg_state_*.pt"))
         for updates in {int(number) for number in numbers if number.isdigit()} - {*needed}:
             if not list(self.folder.glob(f"checkpoint_*_{updates}.pt")):

@@ -96,6 +96,7 @@ class HuggingFaceBackend(ReplacingBackend):
         return self.shared[module][1]
 
     def refusal(self, model: nn.Module) -> str | None:
+        """Why a transformers model has no site; None for other models."""
         for module in model.modules():
             if isinstance(module, PreTrainedModel):
                 return (
@@ -162,7 +163,11 @@ class HuggingFaceBackend(ReplacingBackend):
 
     @contextmanager
     def probing(self, model: nn.Module) -> Iterator[None]:
-        """While open, activation checkpointing is PyTorch's non-reentrant one, in which a layer has a graph."""
+        """While open, activation checkpointing is PyTorch's non-reentrant one.
+
+        The reentrant one runs layers without a graph and rebuilds it inside `backward`, so nothing can be
+        differentiated with respect to what a layer computes.
+        """
         with ExitStack() as stack:
             for module in model.modules():
                 function = vars(module).get("_gradient_checkpointing_func")

@@ -41,6 +41,7 @@ class NumpyAsBefore:
     float = float
 
     def __getattr__(self, name: str) -> Any:
+        """Return numpy's own."""
         return getattr(numpy, name)
 
     @staticmethod
