@@ -173,7 +173,10 @@ class Comparison:
         """Do all runs, write the table into `out` and print it: 0, or 130 when interrupted from the keyboard."""
         from rich.console import Console
 
+        from attn_reg_plugin.experiments.running.checks import claim_runs  # fairseq
+
         runs, console = self.plan(self.selected()), Console()
+        claim_runs(runs)
         if not carry_out(runs, console, self.epochs, _summary, self.jobs, self.gpus):
             return 130
         from attn_reg_plugin.experiments.report.table import publish  # pandas

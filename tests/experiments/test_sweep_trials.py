@@ -69,7 +69,7 @@ def fill(folder: Path, train: Callable[..., Iterable[float]], *arms: Arm, pruner
 
     sides = sides_of(folder, *arms, pruner=pruner or optuna.pruners.NopPruner())
     trials = search.trials_of(folder, sides, make)
-    if not carry_out(trials, Console(file=io.StringIO()), 3, lambda one: "well", late=True):
+    if not carry_out(trials, Console(file=io.StringIO()), 3, lambda one: "well", go_on=True):
         raise KeyboardInterrupt
     return [trials_in(folder, arm) for arm in arms]
 

@@ -163,28 +163,22 @@ def carry_out(
     summary: Callable[[Any], str],
     jobs: int = 1,
     gpus: Sequence[str] = (),
-    late: bool = False,
+    go_on: bool = False,
 ) -> bool:
     """Do what is not done yet of some runs; False when interrupted from the keyboard.
 
     Runs that another process works on are left to it; if it ends before they are done, they are taken over.
 
     Args:
-        runs: the commands of all are tried and the folders of all claimed first, so that what cannot work is refused
-            before anything is written, and other settings before anything is trained.
+        runs: claimed by `checks.claim_runs`, or trials, which know their settings when they begin.
         epochs: of a run, at most.
         summary: what is said of a finished run.
         jobs: runs at a time; with several each has one of the `gpus`.
-        late: trials, whose settings are known when they begin, and whose failures end no others.
+        go_on: after a run that failed, with the others.
 
     Raises:
-        ValueError: a command cannot work, a folder holds a run with other settings, or a run failed (`RunError`).
+        ValueError: a run failed (`RunError`), or says that none can work.
     """
-    from attn_reg_plugin.experiments.running.checks import check_runs  # imports fairseq
-
-    check_runs([] if late else runs)
-    for one in [] if late else runs:
-        one.claim()
     slots, left = Slots(gpus, jobs), list(runs)
 
     def work(one: Run, stop: Event) -> None:
@@ -201,7 +195,7 @@ def carry_out(
         except RunError as error:
             if error.tail:
                 say(console, error.tail)
-            if not late:
+            if not go_on:
                 raise
             progress.set_aside(f"failed: {error}")
             return

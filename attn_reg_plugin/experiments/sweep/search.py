@@ -171,7 +171,7 @@ def search(sweep: Sweep) -> int:
         return " with ".join(filter(None, [said, text_of(one.trial["values"])]))
 
     trials = trials_of(sweep.out, sides, sweep.run_of)
-    if not carry_out(trials, console, base.epochs, summary, sweep.jobs, base.gpus, late=True):
+    if not carry_out(trials, console, base.epochs, summary, sweep.jobs, base.gpus, go_on=True):
         return 130
     return 0 if publish(sweep.out, sweep.arms, metric, maximize, console) else 1
 

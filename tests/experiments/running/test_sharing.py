@@ -66,6 +66,7 @@ def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[ShortRun]:
 def carry_out(all: list[ShortRun], **how: Any) -> str:
     """Do the runs and return what is said meanwhile."""
     said = io.StringIO()
+    checks.claim_runs(all)
     assert executor.carry_out(all, Console(file=said, width=200), 1, lambda one: "well", **how)
     return said.getvalue()
 
@@ -142,6 +143,7 @@ def test_gpus_are_lent(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_terminal_has_a_bar_over_all_runs(planned: list[ShortRun]) -> None:
     said = io.StringIO()
     console = Console(file=said, force_terminal=True, width=120)
+    checks.claim_runs(planned)
     assert executor.carry_out(planned, console, 1, lambda one: "well", 4)
     assert "all runs" in said.getvalue() and "4 of 4 runs" in said.getvalue()
     assert "plain, seed 1: well" in said.getvalue()
