@@ -16,6 +16,8 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 DIRECTIONS = ("high", "low")
+#: added to n(1 - p) before it is rounded down: 10 · (1 - 0.9) is 1
+_GUARD = 1e-9
 
 
 def check_ratio(name: str, value: float) -> None:
@@ -43,7 +45,7 @@ def candidate_counts(valid_keys: Tensor, p: float) -> Tensor:
         Counts in [0, n], shape of `valid_keys`, int64. The product is guarded against round-off: n = 10 and
         p = 0.9 leave int(10 · 0.1) = 1 position, not 0.
     """
-    kept = (valid_keys.double() * (1.0 - p) + 1e-9).floor().long()
+    kept = (valid_keys.double() * (1.0 - p) + _GUARD).floor().long()
     return (valid_keys - kept).clamp(min=0)
 
 
@@ -58,7 +60,7 @@ def _ranked(attribution: Tensor, valid: Tensor | None, p: float, direction: str)
     check_ratio("p", p)
     check_mask("valid", valid)
     keys = attribution.size(-1)
-    largest = keys - math.floor(keys * (1.0 - p) + 1e-9)  # as `candidate_counts`
+    largest = keys - math.floor(keys * (1.0 - p) + _GUARD)
     scores = attribution.float() if direction == "high" else -attribution.float()
     if valid is None:
         return scores.topk(largest, dim=-1, sorted=False).indices, None

@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from attn_reg_plugin.attention.masks import four_dimensional
+
 
 @dataclass(eq=False)
 class TokenBias:
@@ -52,7 +54,7 @@ def existing_keys(valid: Tensor | None, shape: tuple[int, int], device: torch.de
     """Return which keys exist for any query: bool (B, S) of a `valid` that is broadcastable to (B, H, T, S)."""
     if valid is None:
         return torch.ones(shape, dtype=torch.bool, device=device)
-    return valid[(None,) * (4 - valid.dim())].flatten(1, 2).any(1).expand(shape)
+    return four_dimensional(valid).flatten(1, 2).any(1).expand(shape)
 
 
 def with_bias(query: Tensor, key: Tensor, value: Tensor, scale: float, beta: Tensor) -> tuple[Tensor, Tensor, Tensor]:

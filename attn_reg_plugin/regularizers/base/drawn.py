@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -44,7 +45,8 @@ class Drawn:
             self.alone = self.alone or bool(ahead and (known != shape or of is not valid))
             if self.alone or not ahead:
                 sites = sum((site.stack, site.kind) == kind for site in self.method.attached_sites)
-                count = 1 if self.alone else -(-sites // -(-sites // sites_of_a_chunk(shape)))
+                chunks = math.ceil(sites / sites_of_a_chunk(shape))
+                count = 1 if self.alone else math.ceil(sites / chunks)  # chunks of about the same size
                 generator = torch.Generator(device).manual_seed(derived(self.seed, self.draws))
                 every = joined([valid] * count, shape[0])
                 keep = self.draw((count * shape[0], *shape[1:]), every, generator)

@@ -89,7 +89,7 @@ def options_text(method: type) -> str:
         choices = entry.metadata.get("choices")
         allowed = f"; one of {', '.join(choices)}" if choices else ""
         lines.append(f"    {entry.name}: {entry.metadata['help']}{allowed} (default: {entry.default!r})")
-    return "\n".join(["Options:", *lines])
+    return "\n".join(["Options; another type is a TypeError, a value out of range a ValueError:", *lines])
 
 
 def check_whole(name: str, value: Any, least: int) -> None:
