@@ -20,7 +20,7 @@ from attn_reg_plugin.callbacks import example_outcomes
 from attn_reg_plugin.regularizers import Outcome, Tokens
 from attn_reg_plugin.regularizers.ad_drop.objectives import IGNORED, logits_of
 from attn_reg_plugin.regularizers.attend_out.defender import Defender
-from attn_reg_plugin.regularizers.base.put_back import in_evaluation, same_randomness
+from attn_reg_plugin.regularizers.base.hooks.put_back import in_evaluation, same_randomness
 
 #: keys of a dictionary of evaluation sets that `valid` means
 VALID = ("valid", "validation", "eval")

@@ -21,8 +21,8 @@ from torch.nn.parallel import DistributedDataParallel
 from attn_reg_plugin.callbacks import MethodCallback, attached, logged, refuse_unused_parameters
 from attn_reg_plugin.checkpoints import refuse_state
 from attn_reg_plugin.regularizers import Regularizer
-from attn_reg_plugin.regularizers.base.attachment import attachments_of
 from attn_reg_plugin.regularizers.base.distributed import rank
+from attn_reg_plugin.regularizers.base.hooks.attachment import attachments_of
 
 logger = logging.getLogger(__name__)
 UNUSED = "use strategy='ddp_find_unused_parameters_true'"

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from attn_reg_plugin.regularizers.base import Preset, Regularizer, option, register
-from attn_reg_plugin.regularizers.base.forward import Forward
+from attn_reg_plugin.regularizers.base.hooks.forward import Forward
 
 
 @register("attention_dropout")

@@ -17,7 +17,7 @@ import torch
 from attn_reg_plugin.attention.calls import derived
 from attn_reg_plugin.attention.sites import AttentionSite
 from attn_reg_plugin.regularizers.base import Preset, Regularizer, option, register
-from attn_reg_plugin.regularizers.base.forward import Forward
+from attn_reg_plugin.regularizers.base.hooks.forward import Forward
 
 
 @register("attention_layer_drop")

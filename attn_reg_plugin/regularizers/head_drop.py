@@ -18,7 +18,7 @@ from torch import Tensor
 from attn_reg_plugin.attention.masks import dropped_fraction
 from attn_reg_plugin.regularizers.base import Preset, option, register
 from attn_reg_plugin.regularizers.base.drawn import Drawn
-from attn_reg_plugin.regularizers.base.forward import Forward
+from attn_reg_plugin.regularizers.base.hooks.forward import Forward
 from attn_reg_plugin.regularizers.scheduled_dropout import STARTS, UNITS, Curve, Timed
 
 

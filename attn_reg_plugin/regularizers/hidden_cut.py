@@ -24,8 +24,8 @@ from attn_reg_plugin.attention.selection import all_sites
 from attn_reg_plugin.attention.sites import AttentionSite
 from attn_reg_plugin.attention.tokens import existing_keys
 from attn_reg_plugin.regularizers.base import Preset, option, register
-from attn_reg_plugin.regularizers.base.attachment import StandIn
-from attn_reg_plugin.regularizers.base.forward import Forward
+from attn_reg_plugin.regularizers.base.hooks.attachment import StandIn
+from attn_reg_plugin.regularizers.base.hooks.forward import Forward
 from attn_reg_plugin.regularizers.base.options import OptionError
 from attn_reg_plugin.regularizers.base.repeated_batch import SeveralPasses
 from attn_reg_plugin.regularizers.base.statistics import Quantity, Statistics

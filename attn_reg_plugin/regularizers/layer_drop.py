@@ -22,9 +22,9 @@ from attn_reg_plugin.attention.requests import LayerPlan, Request
 from attn_reg_plugin.attention.selection import all_sites
 from attn_reg_plugin.attention.sites import AttentionSite
 from attn_reg_plugin.regularizers.base import Preset, Regularizer, option, register
-from attn_reg_plugin.regularizers.base.attachment import StandIn, attachments_of
-from attn_reg_plugin.regularizers.base.forward import Forward
-from attn_reg_plugin.regularizers.base.put_back import same_randomness
+from attn_reg_plugin.regularizers.base.hooks.attachment import StandIn, attachments_of
+from attn_reg_plugin.regularizers.base.hooks.forward import Forward
+from attn_reg_plugin.regularizers.base.hooks.put_back import same_randomness
 
 
 @register("layer_drop")

@@ -21,10 +21,10 @@ from torch import Tensor, nn
 from attn_reg_plugin.attention.selection import SiteSelector
 from attn_reg_plugin.attention.sites import AttentionSite
 from attn_reg_plugin.regularizers.base import Preset, Regularizer, option, register
-from attn_reg_plugin.regularizers.base.attachment import Attachment
-from attn_reg_plugin.regularizers.base.forward import Forward
+from attn_reg_plugin.regularizers.base.hooks.attachment import Attachment
+from attn_reg_plugin.regularizers.base.hooks.forward import Forward
+from attn_reg_plugin.regularizers.base.hooks.put_back import without_gradients
 from attn_reg_plugin.regularizers.base.options import OptionError
-from attn_reg_plugin.regularizers.base.put_back import without_gradients
 
 EXAMPLE = "drop encoder.self: 0:0.6 1000:0.1"
 #: the paper's, for QNLI: all layers start at 0.6, the first stays near 0.55, the fourth falls faster, lower layers drop

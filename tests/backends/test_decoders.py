@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, DataCollatorWithFlattening, Stati
 
 from attn_reg_plugin import ADDrop, find_sites, gradient_attribution, recording
 from attn_reg_plugin.regularizers.ad_drop.objectives import OfOutputs
-from attn_reg_plugin.regularizers.base.forward import Forward, described
+from attn_reg_plugin.regularizers.base.hooks.forward import Forward, described
 from tests.attention.tiny_model import opened
 from tests.backends.oracle_models import PAD, WORDS, tiny_config
 

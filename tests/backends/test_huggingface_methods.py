@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from attn_reg_plugin import ADDrop, AttentionLayerDrop, find_sites
 from attn_reg_plugin.regularizers import build as method
 from attn_reg_plugin.regularizers.attend_out.generator import embeddings_of
-from attn_reg_plugin.regularizers.base.put_back import without_dropout
+from attn_reg_plugin.regularizers.base.hooks.put_back import without_dropout
 from attn_reg_plugin.regularizers.layer_drop import Layer
 from tests.backends.huggingface_models import FAMILIES, WORDS, batch, build
 

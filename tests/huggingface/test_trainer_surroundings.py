@@ -18,7 +18,7 @@ from attn_reg_plugin.callbacks import refuse_unused_parameters
 from attn_reg_plugin.huggingface.callback import AttnRegCallback, Interception
 from attn_reg_plugin.regularizers import ADDrop, AttendOut, AttentionLayerDrop, Combination
 from attn_reg_plugin.regularizers import build as make
-from attn_reg_plugin.regularizers.base.attachment import attachments_of
+from attn_reg_plugin.regularizers.base.hooks.attachment import attachments_of
 from tests.backends.huggingface_models import build
 from tests.backends.oracle_models import batch, tiny
 from tests.huggingface.trainers import On, ad_drop, examples, print_of, trainer_of, weights

@@ -33,14 +33,14 @@ from attn_reg_plugin.regularizers.ad_drop.objectives import (
 )
 from attn_reg_plugin.regularizers.ad_drop.tokens import hide_tokens
 from attn_reg_plugin.regularizers.base import Preset, option, register
-from attn_reg_plugin.regularizers.base.forward import Forward, ready_for_probe
-from attn_reg_plugin.regularizers.base.outputs import check_scalar, logits_dtype
-from attn_reg_plugin.regularizers.base.put_back import (
+from attn_reg_plugin.regularizers.base.hooks.forward import Forward, ready_for_probe
+from attn_reg_plugin.regularizers.base.hooks.put_back import (
     remember_randomness,
     unchanged,
     without_dropout,
     without_gradients,
 )
+from attn_reg_plugin.regularizers.base.outputs import check_scalar, logits_dtype
 from attn_reg_plugin.regularizers.base.statistics import Quantity
 
 UNITS = ("position", "token")

@@ -13,7 +13,7 @@ from torch import Tensor
 from attn_reg_plugin.attention.attribution import NO_GRADIENTS, map_gradient, output_gradients
 from attn_reg_plugin.attention.requests import NOTHING, Tape
 from attn_reg_plugin.attention.sites import AttentionSite
-from attn_reg_plugin.regularizers.base.put_back import without_gradients
+from attn_reg_plugin.regularizers.base.hooks.put_back import without_gradients
 
 NODES = ("uniform", "gauss-legendre")
 

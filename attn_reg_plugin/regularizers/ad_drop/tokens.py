@@ -23,7 +23,7 @@ from attn_reg_plugin.attention.tokens import TokenBias, existing_keys
 
 if TYPE_CHECKING:
     from attn_reg_plugin.regularizers.ad_drop.ad_drop import ADDrop
-    from attn_reg_plugin.regularizers.base.forward import Forward
+    from attn_reg_plugin.regularizers.base.hooks.forward import Forward
 
 
 #: arguments that hold the ids of tokens: of a decoder where there are both, and of an encoder or of the only stack

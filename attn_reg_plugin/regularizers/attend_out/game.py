@@ -34,8 +34,8 @@ from attn_reg_plugin.regularizers.base.distributed import (
     rank,
     world_size,
 )
-from attn_reg_plugin.regularizers.base.forward import own_copy
-from attn_reg_plugin.regularizers.base.put_back import in_evaluation
+from attn_reg_plugin.regularizers.base.hooks.forward import own_copy
+from attn_reg_plugin.regularizers.base.hooks.put_back import in_evaluation
 
 if TYPE_CHECKING:
     from attn_reg_plugin.regularizers.attend_out import AttendOut

@@ -13,8 +13,8 @@ from attn_reg_plugin.regularizers.base.options import options_text
 if TYPE_CHECKING:
     from torch import nn
 
-    from attn_reg_plugin.regularizers.base.attachment import Attachment
     from attn_reg_plugin.regularizers.base.combination import Combination
+    from attn_reg_plugin.regularizers.base.hooks.attachment import Attachment
     from attn_reg_plugin.regularizers.base.regularizer import Regularizer
 
 REGISTRY: dict[str, type[Regularizer]] = {}

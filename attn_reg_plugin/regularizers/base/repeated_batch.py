@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from attn_reg_plugin.regularizers.base.attachment import attachments_of
-from attn_reg_plugin.regularizers.base.forward import Forward
+from attn_reg_plugin.regularizers.base.hooks.attachment import attachments_of
+from attn_reg_plugin.regularizers.base.hooks.forward import Forward
 from attn_reg_plugin.regularizers.base.outputs import NoObjective, check_scalar, logits_of, tokens_with_loss
 from attn_reg_plugin.regularizers.base.regularizer import Regularizer, Share
 

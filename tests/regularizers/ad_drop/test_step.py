@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from attn_reg_plugin import ADDrop, recording
 from attn_reg_plugin.attention.selection import find_sites
-from attn_reg_plugin.regularizers.base.forward import Forward
+from attn_reg_plugin.regularizers.base.hooks.forward import Forward
 from tests.attention.literal import check_region, loop_candidates
 from tests.attention.tiny_model import PAD, Materialized, attentions, loss_of, tokens
 

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from attn_reg_plugin import ADDrop
 from attn_reg_plugin.regularizers import Outcome
 from attn_reg_plugin.regularizers.attend_out.game import Game
-from attn_reg_plugin.regularizers.base.attachment import attachments_of
+from attn_reg_plugin.regularizers.base.hooks.attachment import attachments_of
 from tests.regularizers.attend_out.playing import BATCHES, Classification, begin, play, same, update
 from tests.regularizers.trainings import equal
 

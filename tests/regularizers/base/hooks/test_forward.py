@@ -12,7 +12,7 @@ from torch import nn
 
 from attn_reg_plugin import ADDrop, AttendOut, ScheduledDropout, find_sites
 from attn_reg_plugin.attention.selection import HeldSites
-from attn_reg_plugin.regularizers.base.forward import own_copy
+from attn_reg_plugin.regularizers.base.hooks.forward import own_copy
 from tests.attention.tiny_model import PAD, SIZE, TinyClassifier, TinyStack, attentions, loss_of, sharpened, tokens
 from tests.regularizers.attend_out.playing import TokensOnly
 from tests.regularizers.trainings import equal

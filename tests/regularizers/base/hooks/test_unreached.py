@@ -11,8 +11,8 @@ from torch import nn
 
 from attn_reg_plugin import ADDrop
 from attn_reg_plugin.regularizers import build
+from attn_reg_plugin.regularizers.base.hooks.unreached import PATIENCE, UNANNOUNCED
 from attn_reg_plugin.regularizers.base.statistics import summary
-from attn_reg_plugin.regularizers.base.unreached import PATIENCE, UNANNOUNCED
 from tests.attention.tiny_model import PAD, Around, TinyClassifier, tokens
 
 IDS = tokens([5, 3], 5)

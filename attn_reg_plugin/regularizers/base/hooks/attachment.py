@@ -23,12 +23,12 @@ from attn_reg_plugin.regularizers.base.compatibility import (
     refuse_script,
     refuse_several_devices,
 )
-from attn_reg_plugin.regularizers.base.forward import Forward, described
+from attn_reg_plugin.regularizers.base.hooks.forward import Forward, described
+from attn_reg_plugin.regularizers.base.hooks.put_back import same_randomness, unchanged
+from attn_reg_plugin.regularizers.base.hooks.unreached import Reach
 from attn_reg_plugin.regularizers.base.options import options_of
-from attn_reg_plugin.regularizers.base.put_back import same_randomness, unchanged
 from attn_reg_plugin.regularizers.base.sharding import Shards
 from attn_reg_plugin.regularizers.base.statistics import Statistics
-from attn_reg_plugin.regularizers.base.unreached import Reach
 
 if TYPE_CHECKING:
     from attn_reg_plugin.regularizers.base.regularizer import Regularizer
