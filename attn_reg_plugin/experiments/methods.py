@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from attn_reg_plugin.experiments.running.flags import PLAIN, UNTUNED, Flags, completed, option_flag, parsed
-from attn_reg_plugin.regularizers import REGISTRY, build, options_of
+from attn_reg_plugin.experiments.running.flags import PLAIN, UNTUNED, Flags, completed, parsed
+from attn_reg_plugin.regularizers import REGISTRY, build, option_flag, options_of
 from attn_reg_plugin.regularizers.base.registry import presets_of
 
 #: settings of a configuration that any method has

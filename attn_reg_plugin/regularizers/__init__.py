@@ -16,6 +16,7 @@ from attn_reg_plugin.regularizers.base.combination import Combination
 from attn_reg_plugin.regularizers.base.context import Outcome, Problem, Supplied, Training
 from attn_reg_plugin.regularizers.base.options import options_of
 from attn_reg_plugin.regularizers.base.registry import attach
+from attn_reg_plugin.regularizers.base.regularizer import option_flag
 from attn_reg_plugin.regularizers.base.sharding import ShardedState
 from attn_reg_plugin.regularizers.head_drop import HeadDrop
 from attn_reg_plugin.regularizers.hidden_cut import HiddenCut
@@ -47,5 +48,6 @@ __all__ = [
     "Training",
     "attach",
     "build",
+    "option_flag",
     "options_of",
 ]

@@ -29,14 +29,14 @@ from fairseq.optim import AMPOptimizer
 from attn_reg_plugin.backends.fairseq import padding_index
 from attn_reg_plugin.callbacks import PREFIX, attached
 from attn_reg_plugin.checkpoints import ANEW
-from attn_reg_plugin.regularizers import Combination, Regularizer
+from attn_reg_plugin.regularizers import Combination, Regularizer, option_flag
 from attn_reg_plugin.regularizers.base.distributed import rank
 from attn_reg_plugin.regularizers.base.options import OptionError
 from attn_reg_plugin.regularizers.base.statistics import Shown, summary
 from attn_reg_plugin.tasks.attend_out_training import FairseqTraining
 from attn_reg_plugin.tasks.fairseq_fixes.resuming import PATIENCE, ResumedTask, repair_last
 from attn_reg_plugin.tasks.fairseq_settings import fairseq_setting, total_epochs, total_updates
-from attn_reg_plugin.tasks.flags import RATES_BY_SITE, flag_of, print_flags_if_asked, regularizer_from, with_attn_reg
+from attn_reg_plugin.tasks.flags import RATES_BY_SITE, print_flags_if_asked, regularizer_from, with_attn_reg
 from attn_reg_plugin.tasks.predictions import FairseqObjective, reads_predictions
 from attn_reg_plugin.tasks.refusals import refuse_alignment, refuse_broadcast, refuse_model, refuse_settings
 from attn_reg_plugin.tasks.sidecar import FROM_WEIGHTS, Sidecar, resume
@@ -142,7 +142,7 @@ class AttnRegTask(ResumedTask):
             self._handles = _hook_parts(model, before)
             refuse_alignment(model, regularizer.attached_sites)
         except OptionError as error:
-            raise ValueError(f"{flag_of(error.method or regularizer.name, error.option)}: {error}") from None
+            raise ValueError(f"--{option_flag(error.method or regularizer.name, error.option)}: {error}") from None
         except ValueError as error:
             raise ValueError(f"--attn-sites {regularizer.sites!r}: {error}") from None
         for method, objective in self._objectives.items():

@@ -13,7 +13,7 @@ from fairseq.dataclass import FairseqDataclass
 from fairseq.dataclass.utils import gen_parser_from_dataclass
 from omegaconf import II
 
-from attn_reg_plugin.regularizers import REGISTRY, Combination, Regularizer, build, options_of
+from attn_reg_plugin.regularizers import REGISTRY, Combination, Regularizer, build, option_flag, options_of
 from attn_reg_plugin.tasks.fairseq_settings import FAIRSEQ_SETTINGS, LISTS
 
 #: the field of the flag --attn-rates-by-site
@@ -31,8 +31,8 @@ def _fields() -> Iterator[tuple[str, Any, dataclasses.Field]]:
     yield "attn_reg", str, dataclasses.field(default="none", metadata={"help": text})
     text = "log the drop rate of each attention as well, not only their mean"
     yield RATES_BY_SITE, bool, dataclasses.field(default=False, metadata={"help": text})
-    shared = _shared()
-    for option in shared.values():
+    shared = {option.name for option in options_of(Regularizer)}
+    for option in options_of(Regularizer):
         yield f"attn_{option.name}", str, dataclasses.field(default=option.default, metadata=option.metadata)
     for name, source in FAIRSEQ_SETTINGS:
         yield f"attn_{name}", Any if name in LISTS else str, dataclasses.field(default=II(source))
@@ -61,16 +61,6 @@ def _methods() -> str:
     return ", ".join(["none", *sorted(REGISTRY)])
 
 
-def _shared() -> dict[str, dataclasses.Field]:
-    """Collect the options that all methods have."""
-    return {option.name: option for option in options_of(Regularizer)}
-
-
-def flag_of(method: str, option: str) -> str:
-    """Name the flag of an option; those that all methods share are named after none: `--attn-sites`."""
-    return f"--{'attn' if option in _shared() else method}-{option}".replace("_", "-")
-
-
 def regularizer_from(config: Any) -> Regularizer | None:
     """Build the regularizer that a fairseq config or namespace asks for; None for `none`.
 
@@ -96,7 +86,7 @@ def _built(config: Any, name: str, given: str) -> Regularizer:
         raise ValueError(f"--attn-reg is {given!r}, but must be one of {_methods()}{joined}")
     hints, values = typing.get_type_hints(REGISTRY[name]), {}
     for option in options_of(REGISTRY[name]):
-        flag = flag_of(name, option.name)
+        flag = "--" + option_flag(name, option.name)
         value = getattr(config, flag.lstrip("-").replace("-", "_"), option.default)
         if hints[option.name] is bool and isinstance(value, str):
             if value.lower() not in ("true", "false"):

@@ -57,17 +57,9 @@ def parsed(flag: str, text: str) -> dict[str, Any]:
     return found
 
 
-def option_flag(method: str, option: str) -> str:
-    """The flag of a method's option: `attn-OPTION` where all methods share it, else `METHOD-OPTION`."""
-    from attn_reg_plugin.regularizers import Regularizer, options_of
-
-    shared = {one.name for one in options_of(Regularizer)}
-    return f"{'attn' if option in shared else method}-{option}".replace("_", "-")
-
-
 def completed(flags: Flags) -> dict[str, str]:
     """The flags as texts, with the defaults of the options of the methods in `attn-reg`."""
-    from attn_reg_plugin.regularizers import REGISTRY, options_of
+    from attn_reg_plugin.regularizers import REGISTRY, option_flag, options_of
 
     found = {}
     for method in str(flags.get("attn-reg", "")).split("+"):

@@ -355,6 +355,12 @@ class Regularizer(metaclass=_Documented):
         self.statistics.add(tuple(rate.mean_of for rate in rates), total)
 
 
+def option_flag(method: str, option: str) -> str:
+    """Name the flag of an option, without dashes: `attn-OPTION` where all methods share it, else `METHOD-OPTION`."""
+    shared = any(one.name == option for one in options_of(Regularizer))
+    return f"{'attn' if shared else method}-{option}".replace("_", "-")
+
+
 def check_state(state: Mapping[str, Any], name: str) -> None:
     """Refuse what is no state of the method `name`.
 
