@@ -16,7 +16,7 @@ from torch import Tensor
 
 from attn_reg_plugin.attention.calls import AttentionCall
 from attn_reg_plugin.attention.graphs import outside_graphs
-from attn_reg_plugin.attention.masks import PackedMask, check_mask, pack_bits, rows_of, unpack_bits
+from attn_reg_plugin.attention.masks import PackedMask, check_mask, pack_bits, rows_of, scores_of, unpack_bits
 from attn_reg_plugin.attention.requests import Tape
 from attn_reg_plugin.attention.tokens import with_bias
 
@@ -193,16 +193,18 @@ def _zeroed(states: Tensor, rows: Tensor) -> Tensor:
     return states.transpose(1, 2).masked_fill(rows.transpose(1, 2), 0.0).transpose(1, 2)
 
 
-def _attend(inputs: Inputs, keep: PackedMask | None = None) -> Tensor:
-    """Attention over `valid & keep` by PyTorch's fused kernel."""
+def _attend(inputs: Inputs, keep: PackedMask | None = None, *, probing: bool = False) -> Tensor:
+    """Attention over `valid & keep` by PyTorch's fused kernel; in the probe rows without a valid key are not zeroed."""
     live, mask, empty = _live(inputs, keep)
     if isinstance(mask, PackedMask):
         output = _attend_saving_bits(live, mask)
     else:
         if live.bias is not None:
             mask = live.bias if mask is None else live.bias.masked_fill(~mask, float("-inf"))
+        elif mask is not None:
+            mask = scores_of(mask, live.query.dtype)
         output = F.scaled_dot_product_attention(*live[:3], mask, live.dropout_p, scale=live.scale)
-    return output if empty is None else _zeroed(output, empty)
+    return output if empty is None or probing else _zeroed(output, empty)
 
 
 def _attend_saving_bits(live: Inputs, mask: PackedMask) -> Tensor:
@@ -213,6 +215,8 @@ def _attend_saving_bits(live: Inputs, mask: PackedMask) -> Tensor:
         scores = unpack_bits(bits, keys, dtype)
         return scores if bias is None else scores + bias.to(dtype).masked_fill(dead, 0.0)
 
+    if mask.shared and bias is None:
+        return F.scaled_dot_product_attention(*live[:3], mask.scores(dtype), live.dropout_p, scale=live.scale)
     scores = additive(mask.bits, bias)
     if bias is not None and bias.requires_grad:
         return F.scaled_dot_product_attention(*live[:3], scores, live.dropout_p, scale=live.scale)
@@ -251,12 +255,15 @@ def _outer_hooks() -> tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]:
 
 
 def _record(tape: Tape, inputs: Inputs) -> Tensor:
-    """The probe's attention: same output, but kept on the tape, at the start of the graph if nothing is below it."""
+    """The probe's attention: its output is kept on the tape, at the start of the graph if nothing is below it.
+
+    It is the forward's but in rows without a valid key, which no row of a valid token reads.
+    """
     value = inputs.value
     if tape.tokens is not None:
-        beta = tape.tokens.leaf(tape.index, inputs.key, inputs.valid)
         scale = inputs.query.size(-1) ** -0.5 if inputs.scale is None else inputs.scale
-        inputs = Inputs(*with_bias(*inputs[:3], scale, beta), *inputs[3:5], scale, *inputs[6:])
+        columns = tape.tokens.columns_of(tape.index, inputs.key, inputs.valid, scale)
+        inputs = Inputs(*with_bias(*inputs[:3], *columns), *inputs[3:5], scale, *inputs[6:])
     if tape.needs_weights:
         if tape.weights is None:
             tape.weights = _weights(inputs).detach()
@@ -270,9 +277,9 @@ def _record(tape: Tape, inputs: Inputs) -> Tensor:
         with torch.autocast("cpu", enabled=False):
             bias = None if inputs.bias is None else inputs.bias.float()
             query, key = inputs.query.float(), inputs.key.float()
-            output = _attend(inputs._replace(query=query, key=key, value=inputs.value.float(), bias=bias))
+            output = _attend(inputs._replace(query=query, key=key, value=inputs.value.float(), bias=bias), probing=True)
     else:
-        output = _attend(inputs)
+        output = _attend(inputs, probing=True)
     output = output[..., : value.size(-1)]
     if not output.requires_grad:
         output = output.detach().requires_grad_(torch.is_grad_enabled())

@@ -8,12 +8,15 @@ index int(n(1 - p)) form the candidate discard region, and each of them is dropp
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from functools import lru_cache
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
+
+Result = TypeVar("Result")
 
 DIRECTIONS = ("high", "low")
 #: added to n(1 - p) before it is rounded down: 10 · (1 - 0.9) is 1
@@ -178,18 +181,19 @@ class PackedMask:
         bits: uint8 (B, H, T, ⌈S/8⌉), True = attend, with a key in every row: rows that lost all have their valid ones.
         dead: those rows, bool (B, H, T, 1).
         keys: S.
+        shared: whether many attentions use it, so that they hold one map of its scores.
     """
 
-    def __init__(self, bits: Tensor, dead: Tensor, keys: int) -> None:
-        self.bits, self.dead, self.keys = bits, dead, keys
+    def __init__(self, bits: Tensor, dead: Tensor, keys: int, shared: bool = False) -> None:
+        self.bits, self.dead, self.keys, self.shared = bits, dead, keys, shared
 
     @classmethod
-    def of(cls, keep: Tensor, valid: Tensor | None) -> PackedMask:
+    def of(cls, keep: Tensor, valid: Tensor | None, shared: bool = False) -> PackedMask:
         """Pack a mask, bool (B, H, T, S) or broadcastable to it, of the positions that are `valid`."""
         filled, _ = rows_of(valid)
         live = keep if valid is None else keep & valid
         dead = ~live.any(-1, keepdim=True)
-        return cls(pack_bits(live | (dead if filled is None else dead & filled)), dead, live.size(-1))
+        return cls(pack_bits(live | (dead if filled is None else dead & filled)), dead, live.size(-1), shared)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -199,6 +203,10 @@ class PackedMask:
     def live(self) -> Tensor:
         """Return the positions to attend to, bool."""
         return unpack_bits(self.bits, self.keys)
+
+    def scores(self, dtype: torch.dtype) -> Tensor:
+        """Return what a shared mask adds to the scores: 0 and -inf; made once."""
+        return _once(self.bits, dtype, lambda: unpack_bits(self.bits, self.keys, dtype))
 
     def unpacked(self) -> Tensor:
         """Return the keep mask, without what dead rows have again."""
@@ -210,8 +218,23 @@ class PackedMask:
         return [PackedMask(bits, dead, self.keys) for bits, dead in zip(*both, strict=True)]
 
 
-#: of a mask of valid keys, as long as it lives: its version, and what `rows_of` returns
-_ROWS: MutableMapping[Tensor, tuple[int, tuple[Tensor, Tensor]]] = WeakTensorKeyDictionary()
+#: of a mask: its version, and what was computed of it by `_once`
+_KNOWN: MutableMapping[Tensor, tuple[int, dict[Any, Any]]] = WeakTensorKeyDictionary()
+
+
+def _once(mask: Tensor, name: Any, compute: Callable[[], Result]) -> Result:
+    """Compute something of a mask once for all attentions that are given it, as long as it lives and is not changed.
+
+    The result must not be a view of it, which would keep it.
+    """
+    if torch.compiler.is_compiling() or mask.is_inference():
+        return compute()
+    version, known = _KNOWN.get(mask, (None, {}))
+    if version != mask._version:
+        _KNOWN[mask] = mask._version, (known := {})
+    if name not in known:
+        known[name] = compute()
+    return known[name]
 
 
 def four_dimensional(mask: Tensor) -> Tensor:
@@ -220,22 +243,19 @@ def four_dimensional(mask: Tensor) -> Tensor:
 
 
 def rows_of(valid: Tensor | None) -> tuple[Tensor, Tensor] | tuple[None, None]:
-    """Return `valid`, (B, H, T, S) or broadcastable, with rows that have no key filled; and these, bool (B, H, T, 1).
+    """Return `valid`, broadcastable to (B, H, T, S), with rows without a key filled; and these, bool (B, H, T, 1)."""
 
-    All attentions that are given one mask share what is computed of it.
-    """
-    if valid is None:
-        return None, None
-    alone = torch.compiler.is_compiling() or valid.is_inference()
-    known = None if alone else _ROWS.get(valid)
-    if known is not None and known[0] == valid._version:
-        return known[1]
-    there = four_dimensional(valid)
-    empty = ~there.any(-1, keepdim=True)
-    rows = there | empty, empty
-    if not alone:
-        _ROWS[valid] = valid._version, rows
-    return rows
+    def rows() -> tuple[Tensor, Tensor]:
+        there = four_dimensional(valid)
+        empty = ~there.any(-1, keepdim=True)
+        return there | empty, empty
+
+    return (None, None) if valid is None else _once(valid, "rows", rows)
+
+
+def scores_of(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return what a bool mask adds to the scores: 0 and -inf."""
+    return _once(mask, dtype, lambda: torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, float("-inf")))
 
 
 def dropped_fraction(keep: Tensor, valid: Tensor | None, sites: int = 1) -> tuple[Tensor, Tensor]:

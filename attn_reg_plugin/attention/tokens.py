@@ -10,12 +10,16 @@ is the first-order effect on F of turning the token up; dropping it is β_j → 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from attn_reg_plugin.attention.masks import four_dimensional
+
+#: dimensions that hold β, of which all but one are zero: kernels of a GPU want head sizes that are divisible by it
+ALIGNED = 8
 
 
 @dataclass(eq=False)
@@ -27,10 +31,12 @@ class TokenBias:
     Attributes:
         leaves: β (B, S) of each call, fp32, made by the first attention that runs.
         valid: bool (B, S), the keys that exist for any query of that attention.
+        columns: what `with_bias` adds to queries and keys, by call, scale and heads: made once for all layers.
     """
 
     leaves: list[Tensor] = field(default_factory=list)
     valid: list[Tensor] = field(default_factory=list)
+    columns: dict[tuple[Any, ...], tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def leaf(self, index: int, key: Tensor, valid: Tensor | None) -> Tensor:
         """Return β of call number `index`, whose keys are `key` (B, H, S, D).
@@ -49,6 +55,24 @@ class TokenBias:
             )
         return self.leaves[index]
 
+    def columns_of(self, index: int, key: Tensor, valid: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
+        """Return what call number `index` appends to its queries and keys, see `with_bias`.
+
+        Args:
+            key: (B, H, S, D).
+            valid: of that attention.
+            scale: factor of its scores.
+
+        Returns:
+            1 / scale (1, 1, 1, 8) and β (B, H, S, 8), each in its first column, beside zeros; fp32, in which the
+            gradients of all attentions add up.
+        """
+        known, leaf = (index, scale, key.size(1)), self.leaf(index, key, valid)
+        if known not in self.columns:
+            beta = F.pad(leaf[:, None, :, None], (0, ALIGNED - 1)).expand(-1, key.size(1), -1, -1)
+            self.columns[known] = F.pad(beta.new_full((1, 1, 1, 1), 1.0 / scale), (0, ALIGNED - 1)), beta
+        return self.columns[known]
+
 
 def existing_keys(valid: Tensor | None, shape: tuple[int, int], device: torch.device) -> Tensor:
     """Return which keys exist for any query: bool (B, S) of a `valid` that is broadcastable to (B, H, T, S)."""
@@ -57,11 +81,18 @@ def existing_keys(valid: Tensor | None, shape: tuple[int, int], device: torch.de
     return four_dimensional(valid).flatten(1, 2).any(1).expand(shape)
 
 
-def with_bias(query: Tensor, key: Tensor, value: Tensor, scale: float, beta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return query, key and value whose scores have β (B, S) added to those of each key, in every head and row.
+def with_bias(
+    query: Tensor, key: Tensor, value: Tensor, constant: Tensor, beta: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return query, key and value whose scores have β added to those of each key, in every head and row.
 
     β is one more dimension of the keys, beside a constant one of the queries: a bias that requires a gradient would
-    send the kernels off their fused path, as would values of another size.
+    send the kernels off their fused path, as would values of another size, and a size that is not divisible by eight.
+
+    Args:
+        query: (B, H, T, D).
+        key, value: (B, H, S, D).
+        constant, beta: see `TokenBias.columns_of`.
     """
-    column = beta.to(key.dtype)[:, None, :, None].expand(*key.shape[:-1], 1)
-    return F.pad(query, (0, 1), value=1.0 / scale), torch.cat([key, column], -1), F.pad(value, (0, 1))
+    ones, beta = constant.to(query.dtype).expand(*query.shape[:-1], -1), beta.to(key.dtype)
+    return torch.cat([query, ones], -1), torch.cat([key, beta], -1), torch.cat([value, beta.detach()], -1)

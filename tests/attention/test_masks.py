@@ -11,7 +11,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from attn_reg_plugin import candidate_region, drop_candidates
-from attn_reg_plugin.attention.masks import candidate_counts, dropped_fraction, pack_bits, sample_keep, unpack_bits
+from attn_reg_plugin.attention.masks import (
+    candidate_counts,
+    dropped_fraction,
+    pack_bits,
+    sample_keep,
+    scores_of,
+    unpack_bits,
+)
 from tests.attention.literal import causal, check_region, loop_candidates, padding
 
 RATIOS = [i / 10 for i in range(11)]
@@ -123,6 +130,17 @@ def test_masks_survive_packing(shape):
         packed = pack_bits(one)
         assert packed.dtype == torch.uint8 and packed.shape == (*one.shape[:-1], math.ceil(one.size(-1) / 8))
         assert torch.equal(unpack_bits(packed, one.size(-1)), one)
+
+
+def test_what_a_mask_adds_to_scores_is_made_once_until_the_mask_changes():
+    mask = torch.tensor([True, False, True])
+    scores = scores_of(mask, torch.float32)
+    assert scores.tolist() == [0, -math.inf, 0] and scores_of(mask, torch.float32) is scores
+    assert scores_of(mask, torch.float64).dtype == torch.float64
+    mask[0] = False
+    assert scores_of(mask, torch.float32).tolist() == [-math.inf, -math.inf, 0]
+    with torch.inference_mode():
+        assert scores_of(~mask, torch.float32).tolist() == [0, 0, -math.inf]
 
 
 def test_a_bit_of_a_position_stays_where_it_was():

@@ -112,15 +112,16 @@ def hide_tokens(method: ADDrop, forward: Forward) -> None:
         for (sequence, stack), sites in sequences.items():
             for index, valid in enumerate(biases[sequence, stack].valid):
                 called = [site for site in sites if len(site.tapes) > index]
-                keep = torch.ones_like(valid)[:, None, None, :]
-                if (score := next(given)) is not None:
+                if (score := next(given)) is None:
+                    keep = torch.ones_like(valid)[:, None, None, :]
+                else:
                     among = candidate_tokens(valid, stack, inputs)
                     keep = hidden_tokens(score, among, method.p, method.q, method.direction, enabled=finite)
                     _count(method, called, keep, among)
                 packed: dict[Tensor | None, PackedMask] = {}  # one for all that have one mask of valid keys
                 for site in called:
                     if (there := site.tapes[index].valid) not in packed:
-                        packed[there] = PackedMask.of(keep, there)
+                        packed[there] = PackedMask.of(keep, there, shared=True)
                     masks[site].append(packed[there])
     for site, calls in masks.items():
         site.ask(masks=tuple(calls))

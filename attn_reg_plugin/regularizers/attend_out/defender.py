@@ -74,9 +74,9 @@ class Defender:
         """Make the optimizer step that the attacker has just made, on the defender's own gradients."""
         for group, settings in zip(self.optimizer.param_groups, self._hyperparameters, strict=True):
             group.update(settings)
-        for parameter in self.model.parameters() if self._batches > 1 else ():
-            if parameter.grad is not None:
-                parameter.grad.div_(self._batches)
+        gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
+        if gradients and self._batches > 1:
+            torch._foreach_div_(gradients, self._batches)
         self._batches = 0
         average_gradients(self.model)
         if self.scaler is not None:
@@ -95,9 +95,8 @@ class Defender:
         """Copy the winner over the loser, optimizer state included; learning rates and the like stay whose they are."""
         players = (self.attacker, self.attacker_optimizer), (self.model, self.optimizer)
         (winner, winning), (loser, losing) = players if attacker_won else players[::-1]
-        for held in (nn.Module.parameters, nn.Module.buffers):
-            for ours, theirs in zip(held(loser), held(winner), strict=True):
-                ours.copy_(theirs)
+        ours, theirs = ([*player.parameters(), *player.buffers()] for player in (loser, winner))
+        torch._foreach_copy_(ours, theirs)
         settings = _hyperparameters(losing)  # the attacker's scheduler may be a step ahead already
         losing.load_state_dict(_copied_state(winning))
         for group, own in zip(losing.param_groups, settings, strict=True):

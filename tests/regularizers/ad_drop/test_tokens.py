@@ -7,7 +7,7 @@ import torch
 
 from attn_reg_plugin import ADDrop, find_sites, recording
 from attn_reg_plugin.attention.attribution import gradients_of
-from attn_reg_plugin.attention.tokens import TokenBias
+from attn_reg_plugin.attention.tokens import TokenBias, with_bias
 from attn_reg_plugin.regularizers.ad_drop.tokens import candidate_tokens, hidden_tokens, sequence_of
 from tests.attention.tiny_model import (
     PAD,
@@ -91,6 +91,18 @@ def test_the_score_is_the_slope_of_the_objective():
         for example, place in ((0, 0), (0, 2), (1, 3), (2, 1)):
             slope = (objective(stack, example, place, 1e-4) - objective(stack, example, place, -1e-4)) / 2e-4
             assert score[example, place].item() == pytest.approx(slope, rel=1e-3, abs=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_kernels_are_given_head_sizes_that_they_take(dtype):
+    """A fused kernel of a GPU refuses a head size that is not divisible by eight, or a bias with a gradient."""
+    query, key, value = (torch.randn(2, 2, length, 16, dtype=dtype) for length in (3, 5, 5))
+    columns = TokenBias().columns_of(0, key, None, 0.25)
+    found = with_bias(query, key, value, *columns)
+    assert all(one.size(-1) % 8 == 0 and one.dtype == dtype for one in found)
+    torch.testing.assert_close(found[0] @ found[1].mT, query @ key.mT)  # β is zero
+    (slope,) = torch.autograd.grad((found[0] @ found[1].mT * 0.25).sum(), columns[1])
+    assert slope[..., 0].unique().tolist() == [3]  # each of the three queries' scores is turned up by β
 
 
 @pytest.mark.parametrize("attribution", ["gradient", "random"])
