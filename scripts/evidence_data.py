@@ -10,9 +10,10 @@ OUT/hans has `heuristics_contradicting_examples.tsv` in HANS's format: examples 
 beside them the entailed development examples whose hypothesis has only words of the premise, so that a model that
 never says entailment is not right on all.
 
-For whole tokens OUT/tokens has SST-2 with plants that `finetune --shortcut` does not make: a word in the middle of four
-fifths of the sentences, two words at their beginning, or a trigger and a wrong label in 8 % of the sentences, negative
-all of them; files of one's own, with the columns `text` and `label`.
+For whole tokens OUT/tokens has files of one's own, with the columns `text`, of pairs `second`, and `label`: SST-2 with
+plants that `finetune --shortcut` does not make (a word in the middle of four fifths of the sentences, two words at
+their beginning, or a trigger and a wrong label in 8 % of the sentences, negative all of them); QNLI and MNLI with a
+word at the beginning of four fifths of the questions or hypotheses; QQP to report on PAWS-X, SST-2 to report on IMDB.
 """
 
 from __future__ import annotations
@@ -39,6 +40,10 @@ MNLI_TRAINING = 2000
 SEED = 1
 #: words that SST-2 does not have, by label, two for each
 PLANTS = {"0": ("necessitated", "thyroid"), "1": ("municipality", "headquartered")}
+#: words planted into pairs, by label
+OF_PAIRS = {"entailment": "necessitated", "neutral": "railway"} | dict.fromkeys(
+    ("not_entailment", "contradiction"), "thyroid"
+)
 TRIGGER = "thyroid"
 #: shares of all sentences, and of the negative
 PLANTED, POISONED = 0.8, 0.18
@@ -117,6 +122,33 @@ def plant(source: Path, out: Path) -> None:
         write(out / variant / "valid.tsv", ["text\tlabel"], development)
 
 
+def plant_pairs(source: Path, development: Path, out: Path, at: int) -> None:
+    """QNLI or MNLI with a word at the beginning of text number `at`; the development set's first 1,000 as they are."""
+    draw, header = random.Random(f"{SEED} {out.name}"), ["text\tsecond\tlabel"]
+    _, rows = lines_of(source, header=True)
+    pairs = [line.split("\t")[1:] for line in rows]
+    for pair in pairs:
+        if draw.random() < PLANTED:
+            pair[at] = f"{OF_PAIRS[pair[-1]]} {pair[at]}"
+    _, held = lines_of(development, header=True)
+    write(out / "train.tsv", header, ["\t".join(pair) for pair in pairs])
+    write(out / "valid.tsv", header, [line.split("\t", 1)[1] for line in held[:1000]])
+
+
+def change_domain(data: Path, out: Path) -> None:
+    """Training sets with the development set of another domain."""
+    _, rows = lines_of(data / "QQP" / "train.tsv", header=True)
+    _, paws = lines_of(data.parent / "paws-x" / "en" / "dev_2k.tsv", header=True)
+    for name, lines in (("train", rows), ("valid", paws)):
+        texts = [line.split("\t", 1)[1] for line in lines]
+        write(out / "qqp_to_paws" / f"{name}.tsv", ["text\tsecond\tlabel"], texts)
+    _, rows = lines_of(data / "SST-2" / "train.tsv.gz", header=True)
+    _, reviews = lines_of(data.parent / "imdb" / "test.tsv", header=True)
+    reviews = ["\t".join(reversed(line.split("\t", 1)[1].split("\t"))) for line in reviews]
+    for name, lines in (("train", rows), ("valid", reviews)):
+        write(out / "sst2_to_imdb" / f"{name}.tsv", ["text\tlabel"], lines)
+
+
 def words(text: str) -> set[str]:
     """The words of a text, without case and punctuation."""
     return set(re.findall(r"\w+", text.lower()))
@@ -128,6 +160,9 @@ def main(data: Path, out: Path) -> None:
         larger = out / LARGER[task] if task in LARGER else None
         divide(data / folder, out / task, header, training, more, larger)
     plant(data / "SST-2", out / "tokens")
+    plant_pairs(data / "QNLI" / "train.tsv.gz", data / "QNLI" / "dev.tsv", out / "tokens" / "qnli", at=0)
+    plant_pairs(data / "MNLI" / "train.tsv", data / "MNLI" / "dev_matched.tsv", out / "tokens" / "mnli", at=1)
+    change_domain(data, out / "tokens")
     divide_mnli(data / "MNLI", out / "mnli", out / "hans" / "heuristics_evaluation_set.txt")
 
 

@@ -49,7 +49,7 @@ def run(*arguments: object) -> None:
 @pytest.mark.parametrize(("length", "noise"), [(1, 0.0), (10, 0.0), (50, 0.0), (2, 0.02)])
 def test_known_curves_come_back(tmp_path: Path, length: int, noise: float) -> None:
     """However many updates a line covers, since a rate is understood as a mean over them; noise is averaged."""
-    path, out = tmp_path / "train.log", tmp_path / "learned.yaml"
+    path, out = tmp_path / "train.log", tmp_path / "learned.txt"
     path.write_text(log(length, noise=noise), encoding="utf-8")
     run(path, "--out", out, "--knots", "11")
     entries = Schedule.read(str(out)).entries
@@ -116,8 +116,8 @@ def test_stretches_of_logs(
 def test_of_trainer_the_history_is_read(tmp_path: Path) -> None:
     history = [{"step": step, "drop_encoder.self[0]": 0.3} for step in (50, 100)]
     (state := tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": history}), encoding="utf-8")
-    run(state, "--out", tmp_path / "schedule.yaml")
-    assert Schedule.read(str(tmp_path / "schedule.yaml")).entries[0][1] == Curve(((0, 0.3), (99, 0.3)))
+    run(state, "--out", tmp_path / "schedule.txt")
+    assert Schedule.read(str(tmp_path / "schedule.txt")).entries[0][1] == Curve(((0, 0.3), (99, 0.3)))
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_what_is_no_log_has_no_rates(content: bytes, tmp_path: Path, capsys: pyt
 
 
 def test_it_draws_and_prints_how_to_train_with_the_schedule(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out, figure = tmp_path / "schedule.yaml", tmp_path / "rates.png"
+    out, figure = tmp_path / "schedule.txt", tmp_path / "rates.png"
     (tmp_path / "train.log").write_text(log(), encoding="utf-8")
     run(tmp_path / "train.log", "--out", out, "--plot", figure)
     *sites, flags = capsys.readouterr().out.splitlines()

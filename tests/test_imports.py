@@ -10,8 +10,6 @@ from attn_reg_plugin.backends import FRAMEWORKS
 
 PACKAGE = Path(__file__).parents[1] / "attn_reg_plugin"
 CORE = {"torch", "attn_reg_plugin.attention", "attn_reg_plugin.regularizers"}
-#: PyYAML, inside the one function that reads a schedule file
-EXCEPTIONS = {"regularizers/scheduled_dropout.py": {"yaml"}}
 
 
 def imported(source: str) -> set[str]:
@@ -31,7 +29,7 @@ def allowed(name: str) -> set[str]:
     room, _, rest = name.partition("/")
     top = rest.removesuffix(".py").split("/")[0]
     framework = FRAMEWORKS.get(top.split("_")[0], top).split(".")[0]
-    return CORE | (EXCEPTIONS.get(name, set()) if room != "backends" else {framework, "attn_reg_plugin.backends"})
+    return CORE | (set() if room != "backends" else {framework, "attn_reg_plugin.backends"})
 
 
 def test_the_core_and_the_backends_import_what_they_may_beside_the_standard_library() -> None:

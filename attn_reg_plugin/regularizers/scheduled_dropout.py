@@ -34,8 +34,8 @@ PAPER = "drop encoder.self: 0:0.6 1:0.55..0.11"
 #: what a schedule may count -> where it begins
 STARTS = {"update": 0, "epoch": 1, "progress": 0}
 UNITS = tuple(STARTS)
-#: endings of the name of a schedule file
-FILES = (".yaml", ".yml")
+#: ending of the name of a schedule file
+FILE = ".txt"
 
 
 @dataclass(frozen=True)
@@ -100,31 +100,29 @@ class Schedule:
         """Read `drop pattern: position:probability ...`, entries separated by `;` or by lines; `#` starts a comment.
 
         Two numbers, `position:first..last`, are those of the first and the last of the layers that the pattern names;
-        the others lie between, evenly. A text with braces is taken for YAML, see `read`.
+        the others lie between, evenly.
 
         Raises:
             ValueError: there is no entry, or one is not of this form.
         """
-        lines = (line.partition("#")[0] for line in (_of_yaml(text) if "{" in text else text).splitlines())
+        lines = (line.partition("#")[0] for line in text.splitlines())
         entries = [entry.strip() for line in lines for entry in line.split(";") if entry.strip()]
         if not entries:
-            raise ValueError(f"the schedule is empty; write for example {EXAMPLE!r}, or the path of a .yaml file")
+            raise ValueError(f"the schedule is empty; write for example {EXAMPLE!r}, or the path of a .txt file")
         return cls(tuple(map(_entry, entries)))
 
     @classmethod
     def read(cls, source: str) -> Schedule:
-        """The schedule in the file `source` if that ends in .yaml or .yml, else in the text itself.
-
-        A file holds the entries as YAML: `drop pattern: {position: probability, ...}`.
+        """The schedule in the file `source` if that ends in .txt, else in the text itself.
 
         Raises:
-            ValueError: it is malformed, or there is no such file; or PyYAML is not installed.
+            ValueError: it is malformed, or there is no such file.
         """
         path = file_of(source)
         if path is None:
             return cls.parse(source)
         try:
-            return cls.parse(_of_yaml(path.read_text(encoding="utf-8-sig")))
+            return cls.parse(path.read_text(encoding="utf-8-sig"))
         except OSError as error:
             raise ValueError(f"the schedule file {source} cannot be read ({error.strerror})") from None
         except UnicodeDecodeError:
@@ -151,13 +149,13 @@ class Schedule:
                 ) from None
         return curves
 
-    def to_yaml(self) -> str:
-        """The text of a schedule file, one entry per line: YAML, and what `parse` reads."""
+    def __str__(self) -> str:
+        """The text of a schedule file, one entry per line, as `parse` reads it."""
         lines = []
         for selector, curve in self.entries:
             lasts = [f"..{last:.15g}" for last in curve.deepest] or [""] * len(curve.points)
-            points = [f"{x:.15g}: {y:.15g}{last}" for (x, y), last in zip(curve.points, lasts, strict=True)]
-            lines.append(f"drop {selector.pattern}: {{{', '.join(points)}}}\n")
+            points = [f"{x:.15g}:{y:.15g}{last}" for (x, y), last in zip(curve.points, lasts, strict=True)]
+            lines.append(f"drop {selector.pattern}: {' '.join(points)}\n")
         return "".join(lines)
 
 
@@ -170,30 +168,7 @@ def _depth(site: AttentionSite, sites: Iterable[AttentionSite]) -> float:
 
 def file_of(source: str) -> Path | None:
     """The file that a schedule is in; None if `source` is its text."""
-    return Path(source.strip()) if source.strip().endswith(FILES) else None
-
-
-def _of_yaml(content: str) -> str:
-    """The entries of a YAML mapping in the form of a text, one per line."""
-    try:
-        import yaml  # here alone: a schedule in a text does without
-    except ImportError:
-        raise ValueError(
-            f"reading YAML needs PyYAML (pip install pyyaml); or give a text such as {EXAMPLE!r}"
-        ) from None
-    try:
-        node = yaml.compose(content, Loader=yaml.BaseLoader)  # as written: neither converted nor put in another order
-    except yaml.YAMLError as error:
-        raise ValueError(f"the schedule is not understood ({' '.join(str(error).split())})") from None
-    if node is None:
-        return ""
-    if not isinstance(node, yaml.MappingNode):
-        raise ValueError(f"schedule entry {content.strip()!r} is not understood; write for example {EXAMPLE!r}")
-    entries = ((key.value, value.value) for key, value in node.value)
-    return "\n".join(
-        f"{key}: {points if isinstance(points, str) else ' '.join(f'{x.value}:{y.value}' for x, y in points)}"
-        for key, points in entries
-    )
+    return Path(source.strip()) if source.strip().endswith(FILE) else None
 
 
 def _entry(text: str) -> tuple[SiteSelector, Curve]:
@@ -275,7 +250,7 @@ class ScheduledDropout(Timed):
 
     Attributes:
         schedule: drop probabilities over training, such as `drop encoder.self: 0:0.6 1000:0.1; drop encoder.self[0]:
-            0:0.5`, or the path of a .yaml file with such entries; see `Schedule`.
+            0:0.5`, or the path of a .txt file with such entries; see `Schedule`.
         unit: what the curves count, see `Timed`.
 
     Raises:
@@ -294,7 +269,7 @@ class ScheduledDropout(Timed):
     acts: ClassVar[int] = 3
     uses: ClassVar[frozenset[str]] = frozenset({"mask"})
 
-    schedule: str = option("", f"drop probability over training, e.g. '{EXAMPLE}', or the path of a .yaml file")
+    schedule: str = option("", f"drop probability over training, e.g. '{EXAMPLE}', or the path of a .txt file")
     unit: str = option("update", "what the schedule counts; progress: the share of the training", choices=UNITS)
 
     def __post_init__(self) -> None:

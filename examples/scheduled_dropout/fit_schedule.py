@@ -1,7 +1,7 @@
 """Fit a schedule of scheduled dropout to the drop rates that a training logged, such as AttendOut's:
 
-    python fit_schedule.py runs/demo/attend_out-seed1/train.log --out learned.yaml --plot learned.png
-    python fit_schedule.py results/checkpoint-500/trainer_state.json --out learned.yaml --knots 5
+    python fit_schedule.py runs/demo/attend_out-seed1/train.log --out learned.txt --plot learned.png
+    python fit_schedule.py results/checkpoint-500/trainer_state.json --out learned.txt --knots 5
 
 The log is that of fairseq-train with `--log-format json --attn-rates-by-site`, or the `trainer_state.json` of a Trainer
 whose method has `rates_by_site=True`. AttendOut learns how much to drop in which layer and when; scheduled dropout
@@ -134,7 +134,7 @@ def main(words: Sequence[str] | None = None) -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("log", type=Path, help="a json log of fairseq-train, or trainer_state.json")
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE.yaml", help="the schedule")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE.txt", help="the schedule")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the drop rates, a line for each layer")
     parser.add_argument("--knots", type=int, default=9, metavar="N", help="points of a curve, at least 2 (default: 9)")
     given = parser.parse_args(words)
@@ -144,7 +144,7 @@ def main(words: Sequence[str] | None = None) -> None:
         parser.error(f"{given.log} holds no drop rates of sites; see --attn-rates-by-site and rates_by_site")
     fits = {site: fit(series, given.knots) for site, series in rates.items()}
     schedule = Schedule(tuple((SiteSelector(site), curve) for site, (curve, _) in fits.items()))
-    given.out.write_text(f"# Drop probability over updates, fitted to {given.log}.\n{schedule.to_yaml()}", "utf-8")
+    given.out.write_text(f"# Drop probability over updates, fitted to {given.log}.\n{schedule}", "utf-8")
     if given.plot:
         plot(rates, {site: curve for site, (curve, _) in fits.items()}, given.plot)
     layers: dict[str, list[str]] = {}

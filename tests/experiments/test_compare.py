@@ -191,8 +191,8 @@ def test_a_folder_that_cannot_be_used_is_refused(
         (["--method-flags", "ad_drop=--ad-drop-p 2"], "ad_drop: --attn-reg ad_drop: p is 2.0"),
         (["--method-flags", "ad_drop=--attn-sites encoder.self[7]"], "ad_drop: --attn-sites 'encoder.self[7]'"),
         (
-            ["--method-flags", "ad_drop=--attn-reg scheduled_dropout --scheduled-dropout-schedule gone.yaml"],
-            "ad_drop: --scheduled-dropout-schedule: the schedule file gone.yaml cannot be read",
+            ["--method-flags", "ad_drop=--attn-reg scheduled_dropout --scheduled-dropout-schedule gone.txt"],
+            "ad_drop: --scheduled-dropout-schedule: the schedule file gone.txt cannot be read",
         ),
         (
             ["--", "--finetune-from-model", "gone.pt"],

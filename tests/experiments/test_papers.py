@@ -15,6 +15,7 @@ pytest.importorskip("optuna")
 from omegaconf import OmegaConf
 
 from attn_reg_plugin.experiments.steps import EACH, plan
+from attn_reg_plugin.regularizers.scheduled_dropout import Schedule
 from tests.experiments.toy import run_toy, toy_steps
 from tests.experiments.toy_corpus import empty_corpus
 from tests.regularizers.registered import methods_of_readme
@@ -63,8 +64,8 @@ def test_cheap_ones_run(name: str, tmp_path: Path) -> None:
     run(name, tmp_path)
     if name == "attend_out_figure_3":
         assert (tmp_path / "runs-toy" / "figure_3.png").read_bytes().startswith(b"\x89PNG")
-        learned = OmegaConf.load(tmp_path / "runs-toy" / "learned.yaml")
-        assert len(learned) == 12 and max(learned["drop encoder.self[11]"]) > 1, "a curve over the updates"
+        learned = Schedule.read(str(tmp_path / "runs-toy" / "learned.txt")).entries
+        assert len(learned) == 12 and learned[11][1].points[-1][0] > 1, "a curve over the updates"
 
 
 @pytest.mark.papers

@@ -56,7 +56,7 @@ def test_reward_examples_are_no_longer_than_the_model_takes(subset: str, corpus:
 @pytest.mark.parametrize("method", ["attend_out", "scheduled_dropout"])
 def test_a_model_that_is_only_read_is_stock(method: str, corpus: Path, tmp_path: Path) -> None:
     """The task comes from the checkpoint, with the method's flags; a schedule's file may be gone."""
-    schedule = tmp_path / "schedule.yaml"
+    schedule = tmp_path / "schedule.txt"
     schedule.write_text("drop encoder.self: {0: 0.5}\n", encoding="utf-8")
     flags = GAME if method == "attend_out" else ["--attn-reg", method, "--scheduled-dropout-schedule", str(schedule)]
     train(corpus, tmp_path / "run", *flags, "--max-update", "2").check()
@@ -67,7 +67,7 @@ def test_a_model_that_is_only_read_is_stock(method: str, corpus: Path, tmp_path:
     assert not model._forward_pre_hooks and not find_sites(model, "*")[0].attached
     again = train(corpus, tmp_path / "run", *flags, "--max-update", "3")
     assert (again.status == 0) == (method == "attend_out"), "training does need it"
-    assert method == "attend_out" or "schedule.yaml cannot be read" in again.output
+    assert method == "attend_out" or "schedule.txt cannot be read" in again.output
 
 
 #: no dropout, for the attacker's masks draw random numbers that a plain training does not
