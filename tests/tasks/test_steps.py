@@ -105,7 +105,7 @@ def test_an_option_has_an_effect() -> None:
     for options in (
         {},
         {"ad_drop_attribution": "integrated", "ad_drop_integrated_path": "joint"},
-        {"ad_drop_attribution": "integrated", "ad_drop_integrated_nodes": "gauss-legendre"},
+        {"ad_drop_attribution": "integrated"},
         {"ad_drop_attribution": "attention"},
         {"ad_drop_labels": "gold"},
         {"ad_drop_probe_dtype": "bfloat16"},

@@ -23,7 +23,7 @@ from attn_reg_plugin.attention.masks import DIRECTIONS, PackedMask, all_finite, 
 from attn_reg_plugin.attention.requests import Tape
 from attn_reg_plugin.attention.sites import AttentionSite
 from attn_reg_plugin.regularizers.ad_drop.cross_tuning import CrossTuned, CrossTuning
-from attn_reg_plugin.regularizers.ad_drop.integrated import NODES, integrated_attribution
+from attn_reg_plugin.regularizers.ad_drop.integrated import integrated_attribution
 from attn_reg_plugin.regularizers.ad_drop.objectives import (
     LABELS,
     Objective,
@@ -78,7 +78,7 @@ class ADDrop(CrossTuned):
             position is dropped in it; the authors' code has dropout for GA and none for IGA.
         probe_dtype: `same` as the model, or `bfloat16`: the probe runs under autocast. Where the model's own forward
             has one, as Accelerate's mixed precision gives it, that holds.
-        integrated_steps, integrated_nodes, integrated_path: see `integrated_attribution`.
+        integrated_steps, integrated_path: see `integrated_attribution`.
         integrated_labels: `frozen` attributes the pseudo labels of the first, unscaled pass on the whole path (the
             paper's c; completeness holds), `renewed` takes each pass's own, as the authors' code does.
         objective: F as a function(outputs, inputs) -> scalar; by default chosen from the outputs' shape and `labels`.
@@ -103,7 +103,6 @@ class ADDrop(CrossTuned):
     probe_dropout: bool = option(True, "the model's dropout in the probe (the authors' code: for gradient only)")
     probe_dtype: str = option("same", "precision of the probe (bfloat16: autocast)", choices=("same", "bfloat16"))
     integrated_steps: int = option(20, "integrated gradients: steps m, at least 1", within="[1, inf)")
-    integrated_nodes: str = option("uniform", "integrated gradients: where the path is evaluated", choices=NODES)
     integrated_path: str = option(
         "site", "integrated gradients: scale one attention at a time, or all together", choices=("site", "joint")
     )
@@ -200,7 +199,7 @@ class ADDrop(CrossTuned):
 
     def _integrated_attributions(self, forward: Forward) -> list[Tensor | None]:
         with self.probe(forward, same_draws=True) as run:
-            how = {"steps": self.integrated_steps, "nodes": self.integrated_nodes, "path": self.integrated_path}
+            how = {"steps": self.integrated_steps, "path": self.integrated_path}
             return [attribution for _, attribution in integrated_attribution(run, self.attached_sites, **how)]
 
     def _attention_attributions(self, forward: Forward) -> list[Tensor | None]:
