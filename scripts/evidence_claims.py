@@ -10,9 +10,11 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from evidence_results import Experiment, Row, Series
+import numpy as np
+from evidence_results import RESULTS, Experiment, Row, Series
 
 from attn_reg_plugin.experiments.report.differences import Difference
+from attn_reg_plugin.files import read_json
 
 #: an experiment, its part and a method
 Place = tuple[str, str, str]
@@ -22,7 +24,7 @@ HEADINGS = {
     "noisy_phrasebook": "Phrasebook, a quarter wrong: all methods",
     "noise_levels": "Phrasebook, by share of wrong targets",
     "drop_rates": "Phrasebook, a quarter wrong: drop rates",
-    "tokens_translation": "Phrasebook, a quarter wrong: whole tokens",
+    "phrasebook_controls": "Phrasebook, a quarter wrong: controls, and whole tokens",
     "translation": "Tatoeba en-ro, by share of wrong targets",
     "translation_tr_en": "Tatoeba tr-en",
     "sst2_seeds": "SST-2, 1,000 sentences: eight seeds",
@@ -35,6 +37,10 @@ HEADINGS = {
     "tokens": "SST-2 with planted words, by share: whole tokens",
     "tokens_words": "SST-2 with other planted words: whole tokens",
     "tokens_variants": "SST-2 with other plants: whole tokens",
+    "tokens_settings": "SST-2 with planted words, 80 %: settings of whole tokens",
+    "tokens_pairs": "QNLI with planted words: whole tokens",
+    "tokens_domains": "Another domain: whole tokens",
+    "few_shot": "SST-2, 16 sentences a class",
     "qnli": "QNLI, 1,000 pairs: AD-DROP's settings",
     "qnli_rivals": "QNLI, 1,000 pairs: other methods, in fp32",
     "encoders": "CoLA, MRPC and STS-B",
@@ -53,6 +59,8 @@ SUMMARY: dict[str, Sequence[Place]] = {
         ("ten_seeds", "", "ad_drop_rd"),
         ("ten_seeds", "", "r_drop"),
         ("noisy_phrasebook", "", "attend_out"),
+        ("phrasebook_controls", "", "label_smoothing"),
+        ("phrasebook_controls", "", "dropout_20"),
     ],
     "If much is dropped?": [("drop_rates", "", "ad_drop_30"), ("drop_rates", "", "ad_drop_rd_30")],
     "On real text?": [("translation", "0, Tatoeba", "ad_drop"), ("translation", "0, Tatoeba", "attention_dropout")],
@@ -63,12 +71,15 @@ SUMMARY: dict[str, Sequence[Place]] = {
     "With wrong labels?": [("label_noise", "0.25", "ad_drop")],
     "With a word that gives the label away?": [("shortcuts", "", "ad_drop"), ("shortcuts", "", "attention_dropout")],
     "If whole tokens are hidden?": [
+        ("tokens", "0.95", "ad_drop_tokens"),
         ("tokens", "0.8", "ad_drop_tokens"),
         ("tokens", "0.8", "ad_drop_random_tokens"),
+        ("tokens", "0.2", "ad_drop_tokens"),
         ("tokens", "0", "ad_drop_tokens"),
         *[("tokens_words", words, "ad_drop_tokens") for words in ("municipality,headquartered", "psychiatric,railway")],
+        ("tokens_pairs", "", "ad_drop_tokens"),
         ("tokens_variants", "middle", "ad_drop_tokens"),
-        ("tokens_translation", "", "ad_drop_tokens"),
+        ("phrasebook_controls", "", "ad_drop_tokens"),
     ],
     "On MNLI, and against its heuristics?": [
         ("mnli", "matched", "ad_drop"),
@@ -107,10 +118,12 @@ CONTRASTS: Sequence[tuple[str, str, str, str]] = [
     ("mnli", "matched", "ad_drop", "ad_drop_rd"),
     ("tokens", "0.8", "ad_drop_tokens", "ad_drop_random_tokens"),
     ("tokens", "0.8", "ad_drop_tokens", "ad_drop"),
+    ("tokens", "0.2", "ad_drop_tokens", "ad_drop_random_tokens"),
     *[
         ("tokens_words", words, "ad_drop_tokens", "ad_drop_random_tokens")
         for words in ("municipality,headquartered", "psychiatric,railway")
     ],
+    ("tokens_pairs", "", "ad_drop_tokens", "ad_drop_random_tokens"),
 ]
 #: of these the pairs of seeds are put together: AD-DROP and random candidates at every share of wrong targets
 POOLED = (CONTRASTS[0], *CONTRASTS[3:6])
@@ -259,6 +272,31 @@ def best_of_many(found: Found) -> str:
     return lines(["task", "deviation over seeds here", best, "published gain", "deviation that gives it"], rows)
 
 
+def chosen_on_a_half(right: np.ndarray, halvings: int = 1000) -> tuple[float, float]:
+    """Score of the best run on one half of the examples, and of the same run on the other, mean of random halvings.
+
+    Args:
+        right: bool (runs, examples).
+    """
+    draw, middle = np.random.default_rng(1), right.shape[1] // 2
+    found = []
+    for _ in range(halvings):
+        order = draw.permutation(right.shape[1])
+        one, other = (right[:, part].mean(1) for part in (order[:middle], order[middle:]))
+        found.append((one.max(), other[one.argmax()]))
+    return tuple(100 * np.mean(found, axis=0))
+
+
+def halves(found: Found) -> str:
+    """Tabulate halves.json: the best of the runs of an arm, chosen on a half of the development set."""
+    runs, rows = read_json(RESULTS / "halves.json"), []
+    for arm, title in {"plain": "plain, 27 seeds", "trial": "AD-DROP, 27 settings"}.items():
+        right = np.array([list(run["right"]) for name, run in runs.items() if name.startswith(arm)]) == "1"
+        scores, (there, beyond) = 100 * right.mean(1), chosen_on_a_half(right)
+        rows.append([title, f"{scores.mean():.2f} ± {scores.std(ddof=1):.2f}", f"{there:.2f}", f"{beyond:.2f}"])
+    return lines(["", "all", "the best on one half, there", "on the other half"], rows)
+
+
 # -- captions ---------------------------------------------------------------------------------------------------------
 
 
@@ -300,7 +338,7 @@ def caption(found: Experiment | Series) -> str:
 def tables(found: Found) -> dict[str, str]:
     """Make every table of this file, by name."""
     made: dict[str, Callable[[Found], str]] = {"summary": summary, "contrasts": contrasts}
-    made |= {"chosen_epochs": chosen_epochs, "best_of_many": best_of_many}
+    made |= {"chosen_epochs": chosen_epochs, "best_of_many": best_of_many, "halves": halves}
     return {name: make(found) for name, make in made.items()} | {
         name: selected(found, places) for name, places in SELECTED.items()
     }

@@ -61,6 +61,14 @@ def test_what_the_best_of_many_runs_gains_by_chance():
     assert evidence_claims.expected_best(1.0, settings=1) == pytest.approx(0)
 
 
+def test_the_best_on_one_half_is_reported_on_the_other():
+    right = numpy.random.default_rng(0).random((27, 400)) < 0.6
+    there, beyond = evidence_claims.chosen_on_a_half(right, halvings=200)
+    assert there > 100 * right.mean() + 4 and beyond == pytest.approx(100 * right.mean(), abs=1.5), "all luck"
+    better = right | (numpy.arange(27) == 3)[:, None]
+    assert evidence_claims.chosen_on_a_half(better, halvings=20) == pytest.approx((100, 100))
+
+
 def test_rows_that_several_tables_have_are_the_same_runs():
     """Said under "A seed": the first three seeds of the phrasebook with a quarter of wrong targets."""
     found = {one.name: one for one in evidence.experiments()}
