@@ -37,7 +37,6 @@ HEADINGS = {
     "tokens": "SST-2 with planted words, by share: whole tokens",
     "tokens_words": "SST-2 with other planted words: whole tokens",
     "tokens_variants": "SST-2 with other plants: whole tokens",
-    "tokens_settings": "SST-2 with planted words, 80 %: settings of whole tokens",
     "tokens_pairs": "QNLI with planted words: whole tokens",
     "tokens_domains": "Another domain: whole tokens",
     "few_shot": "SST-2, 16 sentences a class",
@@ -65,6 +64,7 @@ SUMMARY: dict[str, Sequence[Place]] = {
     "If much is dropped?": [("drop_rates", "", "ad_drop_30"), ("drop_rates", "", "ad_drop_rd_30")],
     "On real text?": [("translation", "0, Tatoeba", "ad_drop"), ("translation", "0, Tatoeba", "attention_dropout")],
     "On SST-2?": [("sst2_seeds", "", "ad_drop"), ("sst2_seeds", "", "attention_dropout")],
+    "With 32 sentences, in the paper's regime?": [("few_shot", "", "ad_drop_first_layer")],
     "On QNLI, in the paper's layer?": [("qnli", "", "ad_drop_first")],
     "On QNLI, in all layers?": [("qnli", "", "ad_drop"), ("qnli", "", "ad_drop_rd"), ("qnli_rivals", "", "r_drop")],
     "On CoLA, MRPC, STS-B?": [("encoders", task, "ad_drop") for task in ("CoLA", "MRPC", "STS-B")],
@@ -79,6 +79,8 @@ SUMMARY: dict[str, Sequence[Place]] = {
         *[("tokens_words", words, "ad_drop_tokens") for words in ("municipality,headquartered", "psychiatric,railway")],
         ("tokens_pairs", "", "ad_drop_tokens"),
         ("tokens_variants", "middle", "ad_drop_tokens"),
+        ("tokens_domains", "sst2_to_imdb", "ad_drop_tokens"),
+        ("tokens_domains", "qqp_to_paws", "ad_drop_tokens"),
         ("phrasebook_controls", "", "ad_drop_tokens"),
     ],
     "On MNLI, and against its heuristics?": [
@@ -327,7 +329,12 @@ def caption(found: Experiment | Series) -> str:
     dropping, flags = [row for row in rows if settings_of(row)], rows[0].flags
     epochs = counted(int(row.flags["--max-epoch"]) for row in rows if row.method == "plain")
     chosen_by = "held-out score" if "--held-out" in flags else "validation loss"
-    decay = {"polynomial_decay": "linear decay", "inverse_sqrt": "inverse square-root decay"}[flags["--lr-scheduler"]]
+    courses = {
+        "polynomial_decay": "linear decay",
+        "inverse_sqrt": "inverse square-root decay",
+        "fixed": "constant rate",
+    }
+    decay = courses[flags["--lr-scheduler"]]
     seeds = counted(seed for row in rows for seed in row.scores)
     return (
         f"*{usual(dropping, 0)}; {usual(dropping, 1)}; {usual(dropping, 2)}; seeds {seeds}; {epochs} epochs, {decay}; "
