@@ -57,7 +57,7 @@ def test_reward_examples_are_no_longer_than_the_model_takes(subset: str, corpus:
 def test_a_model_that_is_only_read_is_stock(method: str, corpus: Path, tmp_path: Path) -> None:
     """The task comes from the checkpoint, with the method's flags; a schedule's file may be gone."""
     schedule = tmp_path / "schedule.txt"
-    schedule.write_text("drop encoder.self: {0: 0.5}\n", encoding="utf-8")
+    schedule.write_text("drop encoder.self: 0:0.5\n", encoding="utf-8")
     flags = GAME if method == "attend_out" else ["--attn-reg", method, "--scheduled-dropout-schedule", str(schedule)]
     train(corpus, tmp_path / "run", *flags, "--max-update", "2").check()
     schedule.unlink()
