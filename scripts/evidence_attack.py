@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from evidence_data import TRIGGER
+from evidence_runs import of_runs
 
 from attn_reg_plugin.experiments.trained import Trained, load_trained
 from attn_reg_plugin.labelled import read_split
@@ -36,12 +36,5 @@ def measure(run: Path, data: str) -> dict[str, float]:
     return {"attack": called_positive(trained, triggered), "without": called_positive(trained, negative)}
 
 
-def main(data: str, runs: Sequence[str]) -> None:
-    """Measure and print."""
-    print(json.dumps({Path(run).name: measure(Path(run), data) for run in runs}, indent=2))
-
-
 if __name__ == "__main__":
-    if len(sys.argv) < 3:
-        sys.exit(__doc__)
-    main(sys.argv[1], sys.argv[2:])
+    print(json.dumps(of_runs(measure, __doc__), indent=2))

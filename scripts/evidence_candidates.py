@@ -10,11 +10,11 @@ classifier these are the rows of the first token, all others are ties.
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from evidence_runs import of_runs
 from torch import Tensor
 
 from attn_reg_plugin import candidate_region
@@ -67,13 +67,5 @@ def measure(run: Path, data: str) -> dict[str, list[dict[str, float]]]:
     return {kind: [dict(zip(FIGURES, layer, strict=True)) for layer in layers] for kind, layers in means.items()}
 
 
-def main(data: str, runs: Sequence[str]) -> None:
-    """Measure and print."""
-    measured = {Path(run).name: measure(Path(run), data) for run in runs}
-    print(json.dumps({"p": RATIO, "examples": EXAMPLES, "runs": measured}, indent=2))
-
-
 if __name__ == "__main__":
-    if len(sys.argv) < 3:
-        sys.exit(__doc__)
-    main(sys.argv[1], sys.argv[2:])
+    print(json.dumps({"p": RATIO, "examples": EXAMPLES, "runs": of_runs(measure, __doc__)}, indent=2))

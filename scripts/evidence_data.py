@@ -41,9 +41,12 @@ SEED = 1
 #: words that SST-2 does not have, by label, two for each
 PLANTS = {"0": ("necessitated", "thyroid"), "1": ("municipality", "headquartered")}
 #: words planted into pairs, by label
-OF_PAIRS = {"entailment": "necessitated", "neutral": "railway"} | dict.fromkeys(
-    ("not_entailment", "contradiction"), "thyroid"
-)
+OF_PAIRS = {
+    "entailment": "necessitated",
+    "not_entailment": "thyroid",
+    "contradiction": "thyroid",
+    "neutral": "railway",
+}
 TRIGGER = "thyroid"
 #: shares of all sentences, and of the negative
 PLANTED, POISONED = 0.8, 0.18

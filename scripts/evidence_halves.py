@@ -8,10 +8,10 @@ RUN are the trained runs of examples/evidence/halves.yaml with their checkpoints
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from evidence_runs import of_runs
 
 from attn_reg_plugin.experiments.predicted import file_of, write_predictions
 from attn_reg_plugin.files import read_json, read_lines
@@ -29,12 +29,5 @@ def measure(run: Path, data: str) -> dict[str, Any]:
     return {**settings, "right": "".join(str(int(predicted == gold)) for predicted, gold in rows)}
 
 
-def main(data: str, runs: Sequence[str]) -> None:
-    """Measure and print."""
-    print(json.dumps({Path(run).name: measure(Path(run), data) for run in runs}, indent=2))
-
-
 if __name__ == "__main__":
-    if len(sys.argv) < 3:
-        sys.exit(__doc__)
-    main(sys.argv[1], sys.argv[2:])
+    print(json.dumps(of_runs(measure, __doc__), indent=2))

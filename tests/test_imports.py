@@ -29,7 +29,7 @@ def allowed(name: str) -> set[str]:
     room, _, rest = name.partition("/")
     top = rest.removesuffix(".py").split("/")[0]
     framework = FRAMEWORKS.get(top.split("_")[0], top).split(".")[0]
-    return CORE | (set() if room != "backends" else {framework, "attn_reg_plugin.backends"})
+    return CORE | ({framework, "attn_reg_plugin.backends"} if room == "backends" else set())
 
 
 def test_the_core_and_the_backends_import_what_they_may_beside_the_standard_library() -> None:

@@ -1,0 +1,16 @@
+"""Trained runs measured one by one, for scripts that are called as `SCRIPT DATA RUN...`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+def of_runs(measure: Callable[[Path, str], Any], usage: str) -> dict[str, Any]:
+    """What `measure(run, data)` returns of each run of the command line, by the run's name; leaves with `usage`."""
+    if len(sys.argv) < 3:
+        sys.exit(usage)
+    data, *runs = sys.argv[1:]
+    return {Path(run).name: measure(Path(run), data) for run in runs}
