@@ -3,12 +3,11 @@
     python scripts/evidence.py
 
 Every folder there with a results.json, as `attn-reg compare` and `finetune` write it, is an experiment; so is one with
-such folders in it, which are named for what differs between them, such as the share of noise, or for the test of which
-`attn-reg evaluate` wrote it. Several test sets have a column each. A table and its caption go between the lines
-`<!-- table NAME -->` and `<!-- end -->` of a page, its plot is docs/evidence_NAME.png, and the appendix has what the
-evidence has no place for. Tables of several experiments are listed in `evidence_claims.py`. costs.json is what
-`attn-reg bench --json` wrote for a translation model, costs_encoder.json for an encoder: tables have the time of an
-update in plain ones.
+such folders in it, which are named for what differs between them, such as the share of noise, or for a further test.
+Several test sets have a column each. A table and its caption go between `<!-- table NAME -->` and `<!-- end -->` of a
+page, the plot of a larger one is docs/evidence_NAME.png, and the appendix has what the evidence has no place for.
+Tables of several experiments are listed in `evidence_claims.py`. costs.json is what `attn-reg bench --json` wrote for a
+translation model, costs_encoder.json for an encoder: tables have the time of an update in plain ones.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from __future__ import annotations
 import re
 import statistics
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +32,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE, APPENDIX, *MORE = (ROOT / f"{name}.md" for name in ("docs/evidence", "docs/appendix", "docs/costs", "README"))
 #: of plots: inches, points, inches that a row takes, characters in a line of a method's name, pixels per inch
 WIDTH, SIZE, LINE, TITLE, DPI = 5.4, 11, 0.4, 26, 110
+#: methods of a table that has a plot, at least
+PLOTTED = 4
 
 
 def difference_of(row: Row) -> str:
@@ -125,10 +126,17 @@ def tables(found: Sequence[Experiment | Series]) -> dict[str, str]:
     shown, sections = places(PAGE), []
     for name in sorted(captions, key=lambda name: list(HEADINGS).index(name)):
         text = captions[name] if name in shown else made[name]
-        picture = f"![Plot of {name}](evidence_{name}.png)"
-        source = f"[{name}](../examples/evidence/{name}.yaml)"
-        sections.append(f"### {HEADINGS[name]}\n\n{text} {source}\n\n{picture}")
+        sections.append(f"### {HEADINGS[name]}\n\n{text} [{name}](../examples/evidence/{name}.yaml)")
+        if name in plotted(found):
+            sections.append(f"![Plot of {name}](evidence_{name}.png)")
     return made | {"experiments": "\n\n".join(sections)}
+
+
+def plotted(found: Iterable[Experiment | Series]) -> dict[str, Experiment | Series]:
+    """Those with a plot, by name: where few methods are compared the table says it all."""
+    parts = {one.name: one.parts.values() if isinstance(one, Series) else [one] for one in found}
+    methods = {name: {row.title for part in own for row in part.rows} for name, own in parts.items()}
+    return {one.name: one for one in found if len(methods[one.name]) >= PLOTTED}
 
 
 def plot(found: Experiment | Series, path: Path) -> None:
@@ -212,8 +220,8 @@ def main() -> None:
     made = tables(found)
     for path in (PAGE, APPENDIX, *MORE):
         write_text(path, filled(path, made))
-    for one in found:
-        plot(one, PAGE.with_name(f"evidence_{one.name}.png"))
+    for name, one in plotted(found).items():
+        plot(one, PAGE.with_name(f"evidence_{name}.png"))
     plot_summary({one.name: one for one in found}, PAGE.with_name("evidence_summary.png"))
 
 

@@ -37,8 +37,9 @@ HEADINGS = {
     "tokens": "SST-2 with planted words, by share: whole tokens",
     "tokens_words": "SST-2 with other planted words: whole tokens",
     "tokens_variants": "SST-2 with other plants: whole tokens",
-    "tokens_pairs": "QNLI with planted words: whole tokens",
+    "tokens_pairs": "Pairs with planted words: whole tokens",
     "tokens_domains": "Another domain: whole tokens",
+    "tokens_names": "WNUT-17, unseen names: whole tokens",
     "few_shot": "SST-2, 16 sentences a class",
     "qnli": "QNLI, 1,000 pairs: AD-DROP's settings",
     "qnli_rivals": "QNLI, 1,000 pairs: other methods, in fp32",
@@ -77,16 +78,16 @@ SUMMARY: dict[str, Sequence[Place]] = {
         ("tokens", "0.2", "ad_drop_tokens"),
         ("tokens", "0", "ad_drop_tokens"),
         *[("tokens_words", words, "ad_drop_tokens") for words in ("municipality,headquartered", "psychiatric,railway")],
-        ("tokens_pairs", "", "ad_drop_tokens"),
+        *[("tokens_pairs", task, "ad_drop_tokens") for task in ("qnli", "mnli")],
         ("tokens_variants", "middle", "ad_drop_tokens"),
-        ("tokens_domains", "sst2_to_imdb", "ad_drop_tokens"),
-        ("tokens_domains", "qqp_to_paws", "ad_drop_tokens"),
+        *[("tokens_domains", one, "ad_drop_tokens") for one in ("sst2_to_imdb", "imdb_to_sst2", "qqp_to_paws")],
+        ("tokens_names", "", "ad_drop_tokens"),
         ("phrasebook_controls", "", "ad_drop_tokens"),
     ],
     "On MNLI, and against its heuristics?": [
         ("mnli", "matched", "ad_drop"),
-        ("mnli", "HANS", "ad_drop"),
-        ("mnli", "HANS", "plain_2"),
+        ("mnli", "hard", "ad_drop_tokens"),
+        *[("mnli", "HANS", name) for name in ("ad_drop", "ad_drop_tokens", "plain_2")],
     ],
 }
 #: further tables of differences to plain training: name -> rows
@@ -118,14 +119,13 @@ CONTRASTS: Sequence[tuple[str, str, str, str]] = [
     ("shortcuts", "", "ad_drop_30", "ad_drop_rd_30"),
     ("qnli", "", "ad_drop", "ad_drop_rd"),
     ("mnli", "matched", "ad_drop", "ad_drop_rd"),
-    ("tokens", "0.8", "ad_drop_tokens", "ad_drop_random_tokens"),
+    *[("tokens", share, "ad_drop_tokens", "ad_drop_random_tokens") for share in ("0.95", "0.8", "0.2")],
     ("tokens", "0.8", "ad_drop_tokens", "ad_drop"),
-    ("tokens", "0.2", "ad_drop_tokens", "ad_drop_random_tokens"),
     *[
         ("tokens_words", words, "ad_drop_tokens", "ad_drop_random_tokens")
         for words in ("municipality,headquartered", "psychiatric,railway")
     ],
-    ("tokens_pairs", "", "ad_drop_tokens", "ad_drop_random_tokens"),
+    ("tokens_pairs", "qnli", "ad_drop_tokens", "ad_drop_random_tokens"),
 ]
 #: of these the pairs of seeds are put together: AD-DROP and random candidates at every share of wrong targets
 POOLED = (CONTRASTS[0], *CONTRASTS[3:6])

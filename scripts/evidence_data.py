@@ -13,7 +13,8 @@ never says entailment is not right on all.
 For whole tokens OUT/tokens has files of one's own, with the columns `text`, of pairs `second`, and `label`: SST-2 with
 plants that `finetune --shortcut` does not make (a word in the middle of four fifths of the sentences, two words at
 their beginning, or a trigger and a wrong label in 8 % of the sentences, negative all of them); QNLI and MNLI with a
-word at the beginning of four fifths of the questions or hypotheses; QQP to report on PAWS-X, SST-2 to report on IMDB.
+word at the beginning of four fifths of the questions or hypotheses; QQP to report on PAWS-X, SST-2 to report on IMDB,
+IMDB to report on SST-2.
 """
 
 from __future__ import annotations
@@ -138,18 +139,27 @@ def plant_pairs(source: Path, development: Path, out: Path, at: int) -> None:
     write(out / "valid.tsv", header, [line.split("\t", 1)[1] for line in held[:1000]])
 
 
+def texts_of(path: Path) -> list[str]:
+    """The rows of a file with an id first; of IMDB, which has the label next, with the text first."""
+    _, rows = lines_of(path, header=True)
+    texts = [line.split("\t", 1)[1] for line in rows]
+    return ["\t".join(reversed(text.split("\t"))) for text in texts] if path.parent.name == "imdb" else texts
+
+
 def change_domain(data: Path, out: Path) -> None:
     """Training sets with the development set of another domain."""
-    _, rows = lines_of(data / "QQP" / "train.tsv", header=True)
-    _, paws = lines_of(data.parent / "paws-x" / "en" / "dev_2k.tsv", header=True)
-    for name, lines in (("train", rows), ("valid", paws)):
-        texts = [line.split("\t", 1)[1] for line in lines]
-        write(out / "qqp_to_paws" / f"{name}.tsv", ["text\tsecond\tlabel"], texts)
-    _, rows = lines_of(data / "SST-2" / "train.tsv.gz", header=True)
-    _, reviews = lines_of(data.parent / "imdb" / "test.tsv", header=True)
-    reviews = ["\t".join(reversed(line.split("\t", 1)[1].split("\t"))) for line in reviews]
-    for name, lines in (("train", rows), ("valid", reviews)):
-        write(out / "sst2_to_imdb" / f"{name}.tsv", ["text\tlabel"], lines)
+    beside, sst2 = data.parent, data / "SST-2"
+    _, sentences = lines_of(sst2 / "train.tsv.gz", header=True)
+    _, development = lines_of(sst2 / "dev.tsv", header=True)
+    changes = {
+        "qqp_to_paws": (texts_of(data / "QQP" / "train.tsv"), texts_of(beside / "paws-x" / "en" / "dev_2k.tsv")),
+        "sst2_to_imdb": (sentences, texts_of(beside / "imdb" / "test.tsv")),
+        "imdb_to_sst2": (texts_of(beside / "imdb" / "train.tsv.gz"), development),
+    }
+    for domains, rows in changes.items():
+        columns = "text\tsecond\tlabel" if domains == "qqp_to_paws" else "text\tlabel"
+        for name, lines in zip(("train", "valid"), rows, strict=True):
+            write(out / domains / f"{name}.tsv", [columns], lines)
 
 
 def words(text: str) -> set[str]:

@@ -42,7 +42,7 @@ def test_the_tables_of_the_evidence_are_those_of_its_results():
     assert set(made) - shown == {one.name for one in found} - shown, "the appendix has the rest under `experiments`"
     assert all(f"evidence/{one.name}.yaml" in made["experiments"] for one in found)
     pictures = {path.name for path in (ROOT / "docs").glob("evidence_*.png")}
-    assert pictures == {f"evidence_{name}.png" for name in ["summary", *(one.name for one in found)]}
+    assert pictures == {f"evidence_{name}.png" for name in ["summary", *evidence.plotted(found)]}
     for path in evidence.RESULTS.rglob("results.json"):
         runs = json.loads(path.read_text(encoding="utf-8"))["runs"]
         for part in evidence_results.read_experiments(path.parent):
