@@ -106,6 +106,7 @@ def _peak_on_gpu(row: Row, work: Workload) -> int:
 
 
 def _peak(row: Row, work: Workload) -> int:
+    work.optimizer.state.clear()  # made anew inside: the profiler doesn't tell of what goes if it didn't see it come
     before = work.resident_bytes()
     with _silent_stderr(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         _two_steps(row, work)

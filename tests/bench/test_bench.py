@@ -241,6 +241,14 @@ def test_memory_counts_both_players_and_the_generator() -> None:
     assert own - shared >= 3 * embedding, "an embedding of its own, with Adam's moments"
 
 
+def test_the_memory_of_a_duel_is_the_same_whoever_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    work, peaks = trained(), []
+    for wins in (True, False):
+        monkeypatch.setattr(Game, "attacker_wins", lambda self, scores, wins=wins: wins)
+        peaks.append(measure_peaks([ROWS["attend_out"]], work)["attend_out"])
+    assert peaks[0] == pytest.approx(peaks[1], rel=0.02), "the loser's old state is gone, and not counted on"
+
+
 #: passes that are compared read their real tokens
 READING = ("r_drop", "hidden_cut")
 WAITING = [row for row in all_rows() if row.method not in (None, "attend_out") and not row.name.startswith(READING)]
