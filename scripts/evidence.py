@@ -22,7 +22,7 @@ from typing import Any
 import evidence_claims
 import pandas as pd
 from evidence_claims import HEADINGS, SUMMARY, caption, heading, lines, row_of
-from evidence_results import RESULTS, Experiment, Row, Series, experiments
+from evidence_results import RESULTS, TITLES, Experiment, Row, Series, experiments
 
 from attn_reg_plugin.experiments.report.curves import load_matplotlib
 from attn_reg_plugin.experiments.report.table import ENOUGH, NOTHING, shade
@@ -80,7 +80,12 @@ def attack_table() -> str:
     runs = read_json(RESULTS / "attack.json")
     found = pd.DataFrame(runs).T.groupby(lambda name: name.rpartition("-seed")[0], sort=False).agg(["mean", "count"])
     rows = [
-        [name, f"{row['attack', 'mean']:.1f} %", f"{row['without', 'mean']:.1f} %", f"{row['attack', 'count']:.0f}"]
+        [
+            TITLES.get(name, name),
+            f"{row['attack', 'mean']:.1f} %",
+            f"{row['without', 'mean']:.1f} %",
+            f"{row['attack', 'count']:.0f}",
+        ]
         for name, row in found.iterrows()
     ]
     return lines(["", "called positive with the trigger", "without", "seeds"], rows)

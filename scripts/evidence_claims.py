@@ -26,6 +26,7 @@ HEADINGS = {
     "drop_rates": "Phrasebook, a quarter wrong: drop rates",
     "phrasebook_controls": "Phrasebook, a quarter wrong: controls, and whole tokens",
     "translation": "Tatoeba en-ro, by share of wrong targets",
+    "tokens_translation": "Tatoeba en-ro, a quarter wrong: whole tokens",
     "translation_tr_en": "Tatoeba tr-en",
     "sst2_seeds": "SST-2, 1,000 sentences: eight seeds",
     "sst2_rivals": "SST-2, 1,000 sentences: all rows",
@@ -37,6 +38,7 @@ HEADINGS = {
     "tokens": "SST-2 with planted words, by share: whole tokens",
     "tokens_words": "SST-2 with other planted words: whole tokens",
     "tokens_variants": "SST-2 with other plants: whole tokens",
+    "tokens_settings": "SST-2 with planted words, 80 %: settings of whole tokens",
     "tokens_pairs": "Pairs with planted words: whole tokens",
     "tokens_domains": "Another domain: whole tokens",
     "tokens_names": "WNUT-17, unseen names: whole tokens",
@@ -75,6 +77,7 @@ SUMMARY: dict[str, Sequence[Place]] = {
         ("tokens", "0.95", "ad_drop_tokens"),
         ("tokens", "0.8", "ad_drop_tokens"),
         ("tokens", "0.8", "ad_drop_random_tokens"),
+        ("tokens", "0.5", "ad_drop_tokens"),
         ("tokens", "0.2", "ad_drop_tokens"),
         ("tokens", "0", "ad_drop_tokens"),
         *[("tokens_words", words, "ad_drop_tokens") for words in ("municipality,headquartered", "psychiatric,railway")],
@@ -119,7 +122,7 @@ CONTRASTS: Sequence[tuple[str, str, str, str]] = [
     ("shortcuts", "", "ad_drop_30", "ad_drop_rd_30"),
     ("qnli", "", "ad_drop", "ad_drop_rd"),
     ("mnli", "matched", "ad_drop", "ad_drop_rd"),
-    *[("tokens", share, "ad_drop_tokens", "ad_drop_random_tokens") for share in ("0.95", "0.8", "0.2")],
+    *[("tokens", share, "ad_drop_tokens", "ad_drop_random_tokens") for share in ("0.95", "0.8", "0.5", "0.2")],
     ("tokens", "0.8", "ad_drop_tokens", "ad_drop"),
     *[
         ("tokens_words", words, "ad_drop_tokens", "ad_drop_random_tokens")

@@ -26,9 +26,17 @@ ON_ALL = {
     "attend_out": "attend_out_all",
     "attention_layer_drop": "attention_layer_drop_all",
 }
+#: methods whose name stands for a title in their results
+TITLES = {
+    "ad_drop": "AD-DROP",
+    "ad_drop_tokens": "AD-DROP, whole tokens",
+    "ad_drop_random_tokens": "whole tokens at random",
+    "hidden_cut": "HiddenCut",
+}
 #: experiment -> test set -> its title; others keep their name
 TEST_SETS = {
     "translation": {"test": "newsdev2016", "test1": "Tatoeba"},
+    "tokens_translation": {"test": "newsdev2016", "test1": "Tatoeba"},
     "translation_tr_en": {"test": "newstest2017", "test1": "Tatoeba"},
     "encoders": {"cola": "CoLA", "mrpc": "MRPC", "stsb": "STS-B"},
     "mnli": {"valid": "matched", "valid1": "hard", "hans": "HANS"},
@@ -96,14 +104,13 @@ def read_experiments(folder: Path) -> list[Experiment]:
     """
     content = read_json(folder / "results.json")
     methods: Sequence[Mapping[str, Any]] = content["methods"]
-    measured = costs(translation="bleu" in methods[0])
     runs: dict[str, dict[Any, Mapping[str, Any]]] = {}
     for name, run in content["runs"].items():
         method, seed = named(name)
         runs.setdefault(method, {})[seed] = run
     found = []
     for subset, metric in scores_of(methods[0]):
-        rows = []
+        rows, measured = [], costs(translation=metric == "bleu")
         for one in methods:
             name, score = one["method"], Figure(**scores_of(one)[subset, metric])
             difference = one["differences"].get(subset, {}).get(metric)
@@ -112,7 +119,8 @@ def read_experiments(folder: Path) -> list[Experiment]:
             scores = {seed: reported_scores(run)[subset, metric] for seed, run in runs[name].items()}
             chosen = {seed: run["training"]["best_epoch"] for seed, run in runs[name].items() if "training" in run}
             time = measured.get(benched(flags))
-            rows.append(Row(name, one["title"], score, difference, time, flags, scores, chosen))
+            title = TITLES.get(one["title"], one["title"])
+            rows.append(Row(name, title, score, difference, time, flags, scores, chosen))
         found.append(Experiment(folder.name, subset, "BLEU" if metric == "bleu" else metric, tuple(rows)))
     return found
 
