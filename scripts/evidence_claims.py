@@ -86,6 +86,7 @@ SUMMARY: dict[str, Sequence[Place]] = {
         *[("tokens_domains", one, "ad_drop_tokens") for one in ("sst2_to_imdb", "imdb_to_sst2", "qqp_to_paws")],
         ("tokens_names", "", "ad_drop_tokens"),
         ("phrasebook_controls", "", "ad_drop_tokens"),
+        *[("tokens_translation", "Tatoeba", name) for name in ("ad_drop_tokens", "cross_tuned")],
     ],
     "On MNLI, and against its heuristics?": [
         ("mnli", "matched", "ad_drop"),
