@@ -138,7 +138,7 @@ def tables(found: Sequence[Experiment | Series]) -> dict[str, str]:
 
 
 def plotted(found: Iterable[Experiment | Series]) -> dict[str, Experiment | Series]:
-    """Those with a plot, by name: where few methods are compared the table says it all."""
+    """Select those with a plot, by name: where few methods are compared the table says it all."""
     parts = {one.name: one.parts.values() if isinstance(one, Series) else [one] for one in found}
     methods = {name: {row.title for part in own for row in part.rows} for name, own in parts.items()}
     return {one.name: one for one in found if len(methods[one.name]) >= PLOTTED}

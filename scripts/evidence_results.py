@@ -13,6 +13,8 @@ from attn_reg_plugin.experiments.report.table import Figure
 from attn_reg_plugin.experiments.running.flags import completed, parsed
 from attn_reg_plugin.experiments.running.run import HELD_OUT
 from attn_reg_plugin.files import read_json
+from attn_reg_plugin.regularizers import REGISTRY
+from attn_reg_plugin.regularizers.base.registry import presets_of
 
 #: all examples of a test of another distribution, beside those of its groups
 ALL = "test"
@@ -26,13 +28,8 @@ ON_ALL = {
     "attend_out": "attend_out_all",
     "attention_layer_drop": "attention_layer_drop_all",
 }
-#: methods whose name stands for a title in their results
-TITLES = {
-    "ad_drop": "AD-DROP",
-    "ad_drop_tokens": "AD-DROP, whole tokens",
-    "ad_drop_random_tokens": "whole tokens at random",
-    "hidden_cut": "HiddenCut",
-}
+#: of presets, for rows whose title in a results.json is the preset's name
+TITLES = {preset.name: preset.title for method in REGISTRY.values() for preset in presets_of(method)}
 #: experiment -> test set -> its title; others keep their name
 TEST_SETS = {
     "translation": {"test": "newsdev2016", "test1": "Tatoeba"},
@@ -108,9 +105,10 @@ def read_experiments(folder: Path) -> list[Experiment]:
     for name, run in content["runs"].items():
         method, seed = named(name)
         runs.setdefault(method, {})[seed] = run
-    found = []
-    for subset, metric in scores_of(methods[0]):
-        rows, measured = [], costs(translation=metric == "bleu")
+    found, reported = [], scores_of(methods[0])
+    measured = costs(translation=any(metric == "bleu" for _, metric in reported))
+    for subset, metric in reported:
+        rows = []
         for one in methods:
             name, score = one["method"], Figure(**scores_of(one)[subset, metric])
             difference = one["differences"].get(subset, {}).get(metric)

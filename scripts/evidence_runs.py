@@ -9,7 +9,7 @@ from typing import Any
 
 
 def of_runs(measure: Callable[[Path, str], Any], usage: str) -> dict[str, Any]:
-    """What `measure(run, data)` returns of each run of the command line, by the run's name; leaves with `usage`."""
+    """Call `measure(run, data)` for each run of the command line; results by the run's name. Leaves with `usage`."""
     if len(sys.argv) < 3:
         sys.exit(usage)
     data, *runs = sys.argv[1:]
