@@ -21,8 +21,8 @@ from typing import Any
 
 import evidence_claims
 import pandas as pd
-from evidence_claims import HEADINGS, SUMMARY, caption, heading, lines, row_of
-from evidence_results import RESULTS, TITLES, Experiment, Row, Series, experiments
+from evidence_claims import HEADINGS, SUMMARY, caption, heading, lines, part_of, row_of
+from evidence_results import RESULTS, Experiment, Row, Series, experiments
 
 from attn_reg_plugin.experiments.report.curves import load_matplotlib
 from attn_reg_plugin.experiments.report.table import ENOUGH, NOTHING, shade
@@ -34,6 +34,8 @@ PAGE, APPENDIX, *MORE = (ROOT / f"{name}.md" for name in ("docs/evidence", "docs
 WIDTH, SIZE, LINE, TITLE, DPI = 5.4, 11, 0.4, 26, 110
 #: methods of a table that has a plot, at least
 PLOTTED = 4
+#: of sentences with a trigger and a wrong label: folder -> share of all
+POISONED = {"poisoned": "8 %"}
 
 
 def difference_of(row: Row) -> str:
@@ -75,20 +77,18 @@ def candidates_table() -> str:
     return lines(["layer", *(f"{kind}: {title}" for kind in kinds for title in titles)], rows)
 
 
-def attack_table() -> str:
-    """Tabulate attack.json: a row for each method, means over its seeds."""
-    runs = read_json(RESULTS / "attack.json")
-    found = pd.DataFrame(runs).T.groupby(lambda name: name.rpartition("-seed")[0], sort=False).agg(["mean", "count"])
-    rows = [
-        [
-            TITLES.get(name, name),
-            f"{row['attack', 'mean']:.1f} %",
-            f"{row['without', 'mean']:.1f} %",
-            f"{row['attack', 'count']:.0f}",
-        ]
-        for name, row in found.iterrows()
-    ]
-    return lines(["", "called positive with the trigger", "without", "seeds"], rows)
+def attack_table(found: Mapping[str, Experiment | Series]) -> str:
+    """Tabulate the attacks: a row for each share of poisoned sentences and method, means over its seeds."""
+    rows = []
+    for variant, share in POISONED.items():
+        runs = pd.DataFrame(read_json(RESULTS / "attack" / f"{variant}.json")).T
+        means = runs.groupby(lambda name: name.rpartition("-seed")[0]).agg(["mean", "count"])
+        for one in part_of(found, "tokens_variants", variant).rows:
+            cells = [f"{means.loc[one.method, (kind, 'mean')]:.1f} %" for kind in ("attack", "without")]
+            seeds = means.loc[one.method, ("attack", "count")]
+            rows.append([share, one.title, *cells, difference_of(one), f"{seeds:.0f}"])
+    header = ["poisoned", "", "called positive with the trigger", "without", "accuracy − plain [95 %]", "seeds"]
+    return lines(header, rows)
 
 
 def benched_rows(name: str) -> dict[str, dict[str, Any]]:
@@ -124,7 +124,7 @@ def tables(found: Sequence[Experiment | Series]) -> dict[str, str]:
     captions = {one.name: caption(one) for one in found}
     made = {one.name: f"{table(one)}\n\n{captions[one.name]}" for one in found}
     made |= evidence_claims.tables({one.name: one for one in found}) | {"candidates": candidates_table()}
-    made |= {"attack": attack_table()}
+    made |= {"attack": attack_table({one.name: one for one in found})}
     made |= {"costs_by_method": costs_by_method()} | {
         path.stem: costs_table(path.stem) for path in sorted(RESULTS.glob("costs*.json"))
     }

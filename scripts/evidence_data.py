@@ -12,9 +12,9 @@ never says entailment is not right on all.
 
 For whole tokens OUT/tokens has files of one's own, with the columns `text`, of pairs `second`, and `label`: SST-2 with
 plants that `finetune --shortcut` does not make (a word in the middle of four fifths of the sentences, two words at
-their beginning, or a trigger and a wrong label in 8 % of the sentences, negative all of them); QNLI and MNLI with a
-word at the beginning of four fifths of the questions or hypotheses; QQP to report on PAWS-X, SST-2 to report on IMDB,
-IMDB to report on SST-2.
+their beginning, or a trigger and a wrong label in 8, 5 or 2 % of the sentences, negative all of them); QNLI and MNLI
+with a word at the beginning of four fifths of the questions or hypotheses; QQP to report on PAWS-X, SST-2 to report on
+IMDB, IMDB to report on SST-2.
 """
 
 from __future__ import annotations
@@ -49,8 +49,9 @@ OF_PAIRS = {
     "neutral": "railway",
 }
 TRIGGER = "thyroid"
-#: shares of all sentences, and of the negative
-PLANTED, POISONED = 0.8, 0.18
+PLANTED = 0.8
+#: shares of the negative sentences, of which SST-2 has 44 %: 8, 5 and 2 % of all
+POISONED = {"poisoned": 0.18, "poisoned_5": 0.113, "poisoned_2": 0.045}
 
 
 def lines_of(path: Path, header: bool) -> tuple[list[str], list[str]]:
@@ -117,9 +118,9 @@ def plant(source: Path, out: Path) -> None:
     """SST-2 with a variant of planted words a folder; the development set stays as it is."""
     _, rows = lines_of(source / "train.tsv.gz", header=True)
     _, development = lines_of(source / "dev.tsv", header=True)
-    for variant in ("middle", "two_words", "poisoned"):
+    for variant in ("middle", "two_words", *POISONED):
         draw = random.Random(f"{SEED} {variant}")
-        shares = {"0": POISONED, "1": 0.0} if variant == "poisoned" else dict.fromkeys("01", PLANTED)
+        shares = {"0": POISONED[variant], "1": 0.0} if variant in POISONED else dict.fromkeys("01", PLANTED)
         pairs = [tuple(map(str.strip, line.split("\t"))) for line in rows]
         pairs = [planted(*pair, variant) if draw.random() < shares[pair[1]] else pair for pair in pairs]
         write(out / variant / "train.tsv", ["text\tlabel"], ["\t".join(pair) for pair in pairs])
