@@ -35,7 +35,7 @@ WIDTH, SIZE, LINE, TITLE, DPI = 5.4, 11, 0.4, 26, 110
 #: methods of a table that has a plot, at least
 PLOTTED = 4
 #: of sentences with a trigger and a wrong label: folder -> share of all
-POISONED = {"poisoned": "8 %"}
+POISONED = {"poisoned": "8 %", "poisoned_2": "2 %"}
 
 
 def difference_of(row: Row) -> str:
