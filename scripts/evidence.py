@@ -35,7 +35,14 @@ WIDTH, SIZE, LINE, TITLE, DPI = 5.4, 11, 0.4, 26, 110
 #: methods of a table that has a plot, at least
 PLOTTED = 4
 #: of sentences with a trigger and a wrong label: folder -> share of all
-POISONED = {"poisoned": "8 %", "poisoned_2": "2 %"}
+POISONED = {"poisoned": "8 %", "poisoned_5": "5 %", "poisoned_2": "2 %"}
+#: of plain trainings with a planted word in 80 % of the sentences, or less: file of scores -> which
+SCORED = {
+    "municipality_headquartered": "municipality, headquartered",
+    "psychiatric_railway": "psychiatric, railway",
+    "middle": "in the middle",
+    "share_0.2": "in 20 %",
+}
 
 
 def difference_of(row: Row) -> str:
@@ -75,6 +82,15 @@ def candidates_table() -> str:
         means = [statistics.fmean(run[kind][layer][figure] for run in runs) for kind in kinds for figure in figures]
         rows.append([str(layer), *(f"{mean:.0%}".replace("%", " %") for mean in means)])
     return lines(["layer", *(f"{kind}: {title}" for kind in kinds for title in titles)], rows)
+
+
+def scores_table() -> str:
+    """Tabulate how often each score of whole tokens chooses the planted word, the mean over runs."""
+    means = {
+        of: pd.DataFrame(read_json(RESULTS / "scores" / f"{name}.json")).mean(axis=1) for name, of in SCORED.items()
+    }
+    rows = [[score, *(f"{value:.0f} %" for value in values)] for score, *values in pd.DataFrame(means).itertuples()]
+    return lines(["", *means], rows)
 
 
 def attack_table(found: Mapping[str, Experiment | Series]) -> str:
@@ -124,6 +140,7 @@ def tables(found: Sequence[Experiment | Series]) -> dict[str, str]:
     captions = {one.name: caption(one) for one in found}
     made = {one.name: f"{table(one)}\n\n{captions[one.name]}" for one in found}
     made |= evidence_claims.tables({one.name: one for one in found}) | {"candidates": candidates_table()}
+    made |= {"scores": scores_table()}
     made |= {"attack": attack_table({one.name: one for one in found})}
     made |= {"costs_by_method": costs_by_method()} | {
         path.stem: costs_table(path.stem) for path in sorted(RESULTS.glob("costs*.json"))

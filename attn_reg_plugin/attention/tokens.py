@@ -1,10 +1,14 @@
 """Whole tokens: how much the objective depends on a key in every attention, head and query at once.
 
-A bias β_j = 0 is added to the scores of key j everywhere. Its gradient, of all sequences by one backward without a map,
+A bias β_j = 0 is added to the scores of key j everywhere, and every attention gives α = ½ of its output. The gradient,
+of all sequences by one backward without a map,
 
     ∂F/∂β_j = Σ over attentions, heads and queries of A_ij (B_ij - Σ_k A_ik B_ik),    B = ∂F/∂A,
 
-is the first-order effect on F of turning the token up; dropping it is β_j → -∞.
+is the first-order effect on F of turning the token up; dropping it is β_j → -∞. It is the middle of the path of
+integrated gradients (Sundararajan et al. 2017, arXiv 1703.01365; of attention Hao et al. 2021, arXiv 2004.11207) from
+attentions that give nothing to the model's own. At their end, α = 1, a token that decides alone has saturated attention
+and F, and its gradient may be the lowest.
 """
 
 from __future__ import annotations
@@ -20,6 +24,8 @@ from attn_reg_plugin.attention.masks import four_dimensional
 
 #: dimensions that hold β, of which all but one are zero: kernels of a GPU want head sizes that are divisible by it
 ALIGNED = 8
+#: α: where the gradient is taken on the path from attentions that give nothing, 0, to the model's own, 1
+HALFWAY = 0.5
 
 
 @dataclass(eq=False)
@@ -84,7 +90,7 @@ def existing_keys(valid: Tensor | None, shape: tuple[int, int], device: torch.de
 def with_bias(
     query: Tensor, key: Tensor, value: Tensor, constant: Tensor, beta: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return query, key and value whose scores have β added to those of each key, in every head and row.
+    """Return query, key and value whose scores have β added to those of each key, in every head and row, and α V.
 
     β is one more dimension of the keys, beside a constant one of the queries: a bias that requires a gradient would
     send the kernels off their fused path, as would values of another size, and a size that is not divisible by eight.
@@ -95,4 +101,4 @@ def with_bias(
         constant, beta: see `TokenBias.columns_of`.
     """
     ones, beta = constant.to(query.dtype).expand(*query.shape[:-1], -1), beta.to(key.dtype)
-    return torch.cat([query, ones], -1), torch.cat([key, beta], -1), torch.cat([value, beta.detach()], -1)
+    return torch.cat([query, ones], -1), torch.cat([key, beta], -1), torch.cat([HALFWAY * value, beta.detach()], -1)

@@ -15,6 +15,7 @@ import csv
 import json
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +38,18 @@ def load(folder: Path) -> tuple[Any, Any]:
 
 
 def token_scores(model: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-    """∂F/∂β, (B, S): F is the sum of the predicted logits, β_j a bias on the scores of key j in every attention."""
+    """∂F/∂β, (B, S): F is the sum of the predicted logits, β_j a bias on the scores of key j in every attention.
+
+    Every attention gives half of its output, by halved values.
+    """
     padding = inputs["attention_mask"] == 0
     beta = torch.zeros(padding.shape, requires_grad=True)
     bias = beta.masked_fill(padding, torch.finfo(beta.dtype).min)
-    outputs = model(**{**inputs, "attention_mask": bias[:, None, None, :].expand(-1, 1, padding.size(1), -1)})
+    with ExitStack() as stack:
+        for name, module in model.named_modules():
+            if name.endswith(("value", "v_proj", "v_lin")):
+                stack.callback(module.register_forward_hook(lambda *call: call[-1] / 2).remove)
+        outputs = model(**{**inputs, "attention_mask": bias[:, None, None, :].expand(-1, 1, padding.size(1), -1)})
     return torch.autograd.grad(outputs.logits.max(-1).values.sum(), beta)[0]
 
 

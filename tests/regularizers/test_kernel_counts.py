@@ -26,7 +26,7 @@ METHODS: dict[str, tuple[str, dict[str, Any], float, float]] = {
     "attention_dropout": ("attention_dropout", {"p": 0.1}, 1.43, 1.0),
     "head_drop": ("head_drop", {}, 1.25, 1.25),
     "positions": ("ad_drop", POSITIONS, 2.3, 1.95),
-    "tokens": ("ad_drop", {**POSITIONS, "unit": "token", "p": 0.1, "q": 0.6}, 2.0, 2.0),
+    "tokens": ("ad_drop", {**POSITIONS, "unit": "token", "p": 0.1, "q": 0.6}, 2.05, 2.0),
     "random": ("ad_drop", {**POSITIONS, "attribution": "random"}, 1.45, 1.45),
     "attend_out": ("attend_out", {"steps": 8}, 3.0, 2.8),
 }
