@@ -36,6 +36,7 @@ HEADINGS = {
     "shortcut_shares": "SST-2 with planted words, by share",
     "shortcut_shares_float32": "SST-2 with planted words, by share, in fp32",
     "tokens": "SST-2 with planted words, by share: whole tokens",
+    "tokens_last": "SST-2 with planted words, 80 %, last epoch: whole tokens",
     "tokens_words": "SST-2 with other planted words: whole tokens",
     "tokens_variants": "SST-2 with other plants: whole tokens",
     "tokens_settings": "SST-2 with planted words, 80 %: settings of whole tokens",
@@ -80,6 +81,8 @@ SUMMARY: dict[str, Sequence[Place]] = {
         ("tokens", "0.5", "ad_drop_tokens"),
         ("tokens", "0.2", "ad_drop_tokens"),
         ("tokens", "0", "ad_drop_tokens"),
+        ("tokens_last", "", "ad_drop_tokens"),
+        ("tokens_last", "", "ad_drop_random_tokens"),
         *[("tokens_words", words, "ad_drop_tokens") for words in ("municipality,headquartered", "psychiatric,railway")],
         *[("tokens_pairs", task, "ad_drop_tokens") for task in ("qnli", "mnli")],
         ("tokens_variants", "middle", "ad_drop_tokens"),
@@ -125,6 +128,8 @@ CONTRASTS: Sequence[tuple[str, str, str, str]] = [
     ("mnli", "matched", "ad_drop", "ad_drop_rd"),
     *[("tokens", share, "ad_drop_tokens", "ad_drop_random_tokens") for share in ("0.95", "0.8", "0.5", "0.2")],
     ("tokens", "0.8", "ad_drop_tokens", "ad_drop"),
+    ("tokens_last", "", "ad_drop_tokens", "ad_drop_random_tokens"),
+    ("tokens_variants", "middle", "ad_drop_tokens", "ad_drop_random_tokens"),
     *[
         ("tokens_words", words, "ad_drop_tokens", "ad_drop_random_tokens")
         for words in ("municipality,headquartered", "psychiatric,railway")
@@ -332,7 +337,9 @@ def caption(found: Experiment | Series) -> str:
     rows = [row for part in parts for row in part.rows]
     dropping, flags = [row for row in rows if settings_of(row)], rows[0].flags
     epochs = counted(int(row.flags["--max-epoch"]) for row in rows if row.method == "plain")
-    chosen_by = "held-out score" if "--held-out" in flags else "validation loss"
+    chosen_by = "by held-out score" if "--held-out" in flags else "by validation loss"
+    if flags.get("--validate-interval", "1") == flags["--max-epoch"]:
+        chosen_by = "of the last epoch"
     courses = {
         "polynomial_decay": "linear decay",
         "inverse_sqrt": "inverse square-root decay",
@@ -342,7 +349,7 @@ def caption(found: Experiment | Series) -> str:
     seeds = counted(seed for row in rows for seed in row.scores)
     return (
         f"*{usual(dropping, 0)}; {usual(dropping, 1)}; {usual(dropping, 2)}; seeds {seeds}; {epochs} epochs, {decay}; "
-        f"checkpoint by {chosen_by}.*"
+        f"checkpoint {chosen_by}.*"
     )
 
 

@@ -5,10 +5,8 @@ of all sequences by one backward without a map,
 
     ∂F/∂β_j = Σ over attentions, heads and queries of A_ij (B_ij - Σ_k A_ik B_ik),    B = ∂F/∂A,
 
-is the first-order effect on F of turning the token up; dropping it is β_j → -∞. It is the middle of the path of
-integrated gradients (Sundararajan et al. 2017, arXiv 1703.01365; of attention Hao et al. 2021, arXiv 2004.11207) from
-attentions that give nothing to the model's own. At their end, α = 1, a token that decides alone has saturated attention
-and F, and its gradient may be the lowest.
+is the first-order effect on F of turning the token up; dropping is β_j → -∞. α A V is a path of integrated gradients
+(Sundararajan et al. 2017, arXiv 1703.01365). At its end, 1, a token that decides alone has saturated attention.
 """
 
 from __future__ import annotations
@@ -30,9 +28,7 @@ HALFWAY = 0.5
 
 @dataclass(eq=False)
 class TokenBias:
-    """β of a sequence of keys in the probe: zeros that are added to the scores of each key, so that ∂F/∂β can be taken.
-
-    Shared by all attentions over the sequence.
+    """β of a sequence of keys in the probe: zeros that all attentions over it add to the scores of each key, for ∂F/∂β.
 
     Attributes:
         leaves: β (B, S) of each call, fp32, made by the first attention that runs.
