@@ -140,8 +140,7 @@ def tables(found: Sequence[Experiment | Series]) -> dict[str, str]:
     captions = {one.name: caption(one) for one in found}
     made = {one.name: f"{table(one)}\n\n{captions[one.name]}" for one in found}
     made |= evidence_claims.tables({one.name: one for one in found}) | {"candidates": candidates_table()}
-    made |= {"scores": scores_table()}
-    made |= {"attack": attack_table({one.name: one for one in found})}
+    made |= {"scores": scores_table(), "attack": attack_table({one.name: one for one in found})}
     made |= {"costs_by_method": costs_by_method()} | {
         path.stem: costs_table(path.stem) for path in sorted(RESULTS.glob("costs*.json"))
     }

@@ -11,7 +11,6 @@ score; F is the logit of the predicted class.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +21,7 @@ from evidence_data import PLANTS, planted
 from evidence_runs import of_runs
 from torch import Tensor, nn
 
+from attn_reg_plugin import candidate_region
 from attn_reg_plugin.experiments.running.run import read_run
 from attn_reg_plugin.experiments.trained import load_trained
 from attn_reg_plugin.labelled import find_task, read_split
@@ -49,43 +49,41 @@ def scaled_values(model: nn.Module, by: float) -> Iterator[list[Tensor]]:
             handle.remove()
 
 
-def of_path(model: nn.Module, inputs: dict[str, Tensor], by: float, label: int) -> tuple[Tensor, Tensor, Tensor]:
-    """∂F/∂β, the same weighted by the norm of each key's values, and attention times that norm; each (S)."""
-    length = inputs["input_ids"].size(1)
-    beta = torch.zeros(1, length, requires_grad=True)
-    mask = beta[:, None, None, :].expand(-1, 1, length, -1)
-    with scaled_values(model, by) as values:
-        outputs = model(**{**inputs, "attention_mask": mask}, output_attentions=True)
-    slope, *gradients = torch.autograd.grad(outputs.logits[0, label], [beta, *outputs.attentions])
-    weighted, norms = torch.zeros(length), torch.zeros(length)
+def of_path(model: nn.Module, ids: Tensor, by: float, label: int) -> Tensor:
+    """∂F/∂β, (S)."""
+    beta = torch.zeros(ids.shape, requires_grad=True)
+    with scaled_values(model, by):
+        outputs = model(ids, attention_mask=beta[:, None, None, :].expand(-1, 1, ids.size(1), -1))
+    return torch.autograd.grad(outputs.logits[0, label], beta)[0][0]
+
+
+def of_attention(outputs: Any, values: list[Tensor], label: int) -> dict[str, Tensor]:
+    """Attention, that times the norm of each key's values, and ∂F/∂β weighted by this norm; each (S)."""
+    found: dict[str, list[Tensor]] = {}
+    gradients = torch.autograd.grad(outputs.logits[0, label], outputs.attentions)
     for attention, gradient, value in zip(outputs.attentions, gradients, values, strict=True):
-        heads = attention.size(1)
-        norm = value.unflatten(-1, (heads, -1)).norm(dim=-1).mT[:, :, None, :]
+        norm = value.unflatten(-1, (attention.size(1), -1)).norm(dim=-1).mT[:, :, None, :]
         slopes = attention * (gradient - (attention * gradient).sum(-1, keepdim=True))
-        weighted, norms = weighted + (slopes * norm).sum((0, 1, 2)), norms + (attention * norm).sum((0, 1, 2))
-    return slope[0], weighted.detach(), norms.detach()
+        found.setdefault("gradient times the values' norm", []).append(slopes * norm)
+        found.setdefault("attention times the values' norm", []).append(attention * norm)
+        found.setdefault("attention", []).append(attention)
+    return {title: torch.stack(layers).sum((0, 1, 2, 3)).detach() for title, layers in found.items()}
 
 
 @torch.no_grad()
-def of_hiding(model: nn.Module, inputs: dict[str, Tensor], label: int) -> Tensor:
-    """How much F falls where a token is hidden from every attention, one forward a token: (S)."""
-    length = inputs["input_ids"].size(1)
-    seen = 1 - torch.eye(length, dtype=torch.long)
-    hidden = model(input_ids=inputs["input_ids"].expand(length, -1), attention_mask=seen).logits[:, label]
-    return model(**inputs).logits[0, label] - hidden
+def of_hiding(model: nn.Module, ids: Tensor, label: int) -> Tensor:
+    """Minus F where a token is hidden from every attention, one forward a token: (S)."""
+    length = ids.size(1)
+    return -model(ids.expand(length, -1), attention_mask=1 - torch.eye(length, dtype=torch.long)).logits[:, label]
 
 
-def scores(model: nn.Module, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Every score of the tokens of one text, (S) each."""
-    with torch.no_grad():
-        outputs = model(**inputs, output_attentions=True)
+def scores(model: nn.Module, ids: Tensor) -> dict[str, Tensor]:
+    """Every score of the tokens of one text, ids (1, S), (S) each."""
+    with scaled_values(model, 1.0) as values:
+        outputs = model(ids, output_attentions=True)
     label = int(outputs.logits.argmax())
-    found = {title: of_path(model, inputs, by, label)[0] for title, by in PATH.items()}
-    _, found["gradient times the values' norm"], found["attention times the values' norm"] = of_path(
-        model, inputs, 1.0, label
-    )
-    found["attention"] = sum(one.sum((0, 1, 2)) for one in outputs.attentions)
-    return {**found, "hidden one by one": of_hiding(model, inputs, label)}
+    found = {title: of_path(model, ids, by, label) for title, by in PATH.items()}
+    return {**found, **of_attention(outputs, values, label), "hidden one by one": of_hiding(model, ids, label)}
 
 
 def texts(run: Path, data: str) -> Iterator[tuple[str, str]]:
@@ -105,11 +103,11 @@ def measure(run: Path, data: str) -> dict[str, float]:
     model.set_attn_implementation("eager")  # which has the attention in its graph
     hits: dict[str, list[bool]] = {}
     for text, word in texts(run, data):
-        inputs = dict(trained.tokenizer(text, return_tensors="pt"))
-        place = inputs["input_ids"][0].tolist().index(trained.tokenizer.convert_tokens_to_ids(word))
-        count = math.ceil(RATIO * (inputs["input_ids"].size(1) - 2))
-        for title, score in scores(model, {k: inputs[k] for k in ("input_ids", "attention_mask")}).items():
-            hits.setdefault(title, []).append(place - 1 in score[1:-1].topk(count).indices)
+        ids = trained.tokenizer(text, return_tensors="pt")["input_ids"]
+        place = ids[0].tolist().index(trained.tokenizer.convert_tokens_to_ids(word))
+        for title, score in scores(model, ids).items():
+            chosen = candidate_region(score[None, None, None, 1:-1], None, RATIO, "high")
+            hits.setdefault(title, []).append(bool(chosen[..., place - 1]))
     return {title: 100 * sum(found) / len(found) for title, found in hits.items()}
 
 
