@@ -184,6 +184,11 @@ def lines(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in shown).replace("| --- ", "|---").replace("--- |", "---|")
 
 
+def told(difference: Difference) -> str:
+    """A difference with its interval; one that is over seeds only has a mark."""
+    return difference.text(2) + "†" * (difference.drawn == "seeds")
+
+
 def differing(found: Found, place: Place) -> list[str]:
     """Cells of a row: the setting, the row with its settings, its difference to plain training, and the seeds."""
     part, row = row_of(found, place)
@@ -191,7 +196,7 @@ def differing(found: Found, place: Place) -> list[str]:
     if settings:
         values = "" if settings[0].replace("p ", "").replace(", q ", " and ") in title else f"{settings[0]}, "
         title = f"{title} ({values}{settings[1]}, {settings[2]})"
-    difference = f"{row.difference.text(2)} {part.metric.replace('_', ' and ')}"
+    difference = f"{told(row.difference)} {part.metric.replace('_', ' and ')}"
     return [heading(*place[:2]), title, difference, str(row.difference.seeds)]
 
 
