@@ -21,7 +21,7 @@ from typing import Any
 
 import evidence_claims
 import pandas as pd
-from evidence_claims import HEADINGS, SUMMARY, caption, heading, lines, part_of, row_of, told
+from evidence_claims import HEADINGS, SUMMARY, caption, heading, lines, marked, part_of, row_of
 from evidence_results import RESULTS, Experiment, Row, Series, experiments
 
 from attn_reg_plugin.experiments.report.curves import load_matplotlib
@@ -47,7 +47,7 @@ SCORED = {
 
 def difference_of(row: Row) -> str:
     """The difference to plain training with its interval."""
-    return shade(told(row.difference), row.difference.seeds) if row.difference else NOTHING
+    return shade(marked(row.difference), row.difference.seeds) if row.difference else NOTHING
 
 
 def time_of(row: Row) -> str:

@@ -184,7 +184,7 @@ def lines(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in shown).replace("| --- ", "|---").replace("--- |", "---|")
 
 
-def told(difference: Difference) -> str:
+def marked(difference: Difference) -> str:
     """A difference with its interval; one that is over seeds only has a mark."""
     return difference.text(2) + "†" * (difference.drawn == "seeds")
 
@@ -196,7 +196,7 @@ def differing(found: Found, place: Place) -> list[str]:
     if settings:
         values = "" if settings[0].replace("p ", "").replace(", q ", " and ") in title else f"{settings[0]}, "
         title = f"{title} ({values}{settings[1]}, {settings[2]})"
-    difference = f"{told(row.difference)} {part.metric.replace('_', ' and ')}"
+    difference = f"{marked(row.difference)} {part.metric.replace('_', ' and ')}"
     return [heading(*place[:2]), title, difference, str(row.difference.seeds)]
 
 
