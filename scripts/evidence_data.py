@@ -15,6 +15,9 @@ plants that `finetune --shortcut` does not make (a word in the middle of four fi
 their beginning, or a trigger and a wrong label in 8, 5 or 2 % of the sentences, negative all of them); QNLI and MNLI
 with a word at the beginning of four fifths of the questions or hypotheses; QQP to report on PAWS-X, SST-2 to report on
 IMDB, IMDB to report on SST-2.
+
+OUT/en-fr has pairs of TICO-19 (DATA/../en-fr) to adapt a published translation model to: 1,000 for training, 200 for
+validation and 500 as a test set, and as a second one the news discussions of 2015.
 """
 
 from __future__ import annotations
@@ -38,6 +41,8 @@ PARTS = {
 #: a larger training set beside that of a task, with the same development set: all that is not in it
 LARGER = {"stsb": "stsb-3238"}
 MNLI_TRAINING = 2000
+#: of TICO-19: the pairs of each part
+ADAPTATION = {"train": 1000, "valid": 200, "test": 500}
 SEED = 1
 #: words that SST-2 does not have, by label, two for each
 PLANTS = {"0": ("necessitated", "thyroid"), "1": ("municipality", "headquartered")}
@@ -163,6 +168,18 @@ def change_domain(data: Path, out: Path) -> None:
             write(out / domains / f"{name}.tsv", [columns], lines)
 
 
+def divide_translations(source: Path, out: Path) -> None:
+    """TICO-19 in three parts, and the news discussions as a further test set, side by side in two languages."""
+    pairs = list(zip(*(read_lines(source / f"tico19.{language}") for language in ("en", "fr")), strict=True))
+    random.Random(SEED).shuffle(pairs)
+    for name, number in ADAPTATION.items():
+        part, pairs = pairs[:number], pairs[number:]
+        for language, lines in zip(("en", "fr"), zip(*part, strict=True), strict=True):
+            write(out / f"{name}.{language}", lines)
+    for language in ("en", "fr"):
+        write(out / f"test1.{language}", list(read_lines(source / f"newsdiscusstest2015.{language}")))
+
+
 def words(text: str) -> set[str]:
     """The words of a text, without case and punctuation."""
     return set(re.findall(r"\w+", text.lower()))
@@ -177,6 +194,7 @@ def main(data: Path, out: Path) -> None:
     plant_pairs(data / "QNLI" / "train.tsv.gz", data / "QNLI" / "dev.tsv", out / "tokens" / "qnli", at=0)
     plant_pairs(data / "MNLI" / "train.tsv", data / "MNLI" / "dev_matched.tsv", out / "tokens" / "mnli", at=1)
     change_domain(data, out / "tokens")
+    divide_translations(data.parent / "en-fr", out / "en-fr")
     divide_mnli(data / "MNLI", out / "mnli", out / "hans" / "heuristics_evaluation_set.txt")
 
 
