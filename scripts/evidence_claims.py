@@ -1,7 +1,7 @@
 """Tables of docs/evidence.md that put several experiments together, and the captions, for `evidence.py`.
 
-Rows of one experiment are compared with each other over seeds only (Student's t): the scores of single examples, over
-which a results.json has the intervals to plain training, are not kept in it.
+Rows of one experiment are compared with each other over seeds and examples where both results keep the scores of single
+examples, else over seeds only (Student's t).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 from evidence_results import RESULTS, Experiment, Row, Series
 
-from attn_reg_plugin.experiments.report.differences import Difference
+from attn_reg_plugin.experiments.report.differences import Difference, interval
 from attn_reg_plugin.files import read_json
 
 #: an experiment, its part and a method
@@ -205,7 +205,7 @@ def summary(found: Found) -> str:
     rows = [[question, *differing(found, place)] for question, places in SUMMARY.items() for place in places]
     chance = pooled_chance(found)
     pooled = ["Does attribution choose better than chance?", "Phrasebook, all shares"]
-    pooled += ["AD-DROP minus random candidates", f"{chance.text(2)} BLEU", f"{chance.seeds} pairs"]
+    pooled += ["AD-DROP minus random candidates", f"{marked(chance)} BLEU", f"{chance.seeds} pairs"]
     rows.insert(len(next(iter(SUMMARY.values()))), pooled)
     shown = [[row[0] if not i or rows[i - 1][0] != row[0] else "", *row[1:]] for i, row in enumerate(rows)]
     return lines(["question", "setting", "row", "− plain [95 %]", "seeds"], shown)
@@ -221,6 +221,18 @@ def paired(found: Found, contrast: tuple[str, str, str, str]) -> list[float]:
     name, part, *methods = contrast
     one, other = (row_of(found, (name, part, method))[1].scores for method in methods)
     return [one[seed] - other[seed] for seed in sorted(one)]
+
+
+def compared(found: Found, contrast: tuple[str, str, str, str]) -> Difference:
+    """A method minus another, over seeds and examples or over seeds only."""
+    name, part, *methods = contrast
+    one, other = (row_of(found, (name, part, method))[1].examples for method in methods)
+    student = over_seeds(paired(found, contrast))
+    if min(len(one), len(other)) < student.seeds:
+        return student
+    return Difference(
+        student.mean, *interval([(one[seed], other[seed]) for seed in one]), student.seeds, "seeds and examples"
+    )
 
 
 def over_seeds(values: Sequence[float]) -> Difference:
@@ -241,13 +253,13 @@ def contrasts(found: Found) -> str:
     rows = []
     for name, part, *methods in CONTRASTS:
         titles = [row_of(found, (name, part, method))[1].title for method in methods]
-        difference, metric = over_seeds(paired(found, (name, part, *methods))), part_of(found, name, part).metric
-        rows.append([heading(name, part), " minus ".join(titles), f"{difference.text(2)} {metric}"])
+        difference, metric = compared(found, (name, part, *methods)), part_of(found, name, part).metric
+        rows.append([heading(name, part), " minus ".join(titles), f"{marked(difference)} {metric}"])
         rows[-1].append(str(difference.seeds))
     pooled = pooled_chance(found)
     title = "AD-DROP minus AD-DROP, random candidates"
-    rows.append(["Phrasebook, all shares", title, f"{pooled.text(2)} BLEU", f"{pooled.seeds} pairs"])
-    return lines(["setting", "rows", "difference [95 %, over seeds]", "seeds"], rows)
+    rows.append(["Phrasebook, all shares", title, f"{marked(pooled)} BLEU", f"{pooled.seeds} pairs"])
+    return lines(["setting", "rows", "difference [95 %]", "seeds"], rows)
 
 
 def chosen_epochs(found: Found) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from attn_reg_plugin.experiments.report.differences import Difference
+from attn_reg_plugin.experiments.report.examples import Examples, of_kept
 from attn_reg_plugin.experiments.report.table import Figure
 from attn_reg_plugin.experiments.running.flags import completed, parsed
 from attn_reg_plugin.experiments.running.run import HELD_OUT
@@ -49,6 +50,7 @@ class Row:
         flags: of its trainings.
         scores: by seed.
         chosen: the epoch of the checkpoint, by seed, where it is recorded.
+        examples: the score as a function of the test examples, by seed, where the results keep them.
     """
 
     method: str
@@ -59,6 +61,7 @@ class Row:
     flags: Mapping[str, str]
     scores: Mapping[int, float]
     chosen: Mapping[int, int]
+    examples: Mapping[int, Examples]
 
 
 @dataclass(frozen=True)
@@ -118,9 +121,17 @@ def read_experiments(folder: Path) -> list[Experiment]:
             chosen = {seed: run["training"]["best_epoch"] for seed, run in runs[name].items() if "training" in run}
             time = measured.get(benched(flags))
             title = TITLES.get(one["title"], one["title"])
-            rows.append(Row(name, title, score, difference, time, flags, scores, chosen))
+            examples = {
+                seed: of_kept(metric, text) for seed, run in runs[name].items() if (text := kept(run, subset, metric))
+            }
+            rows.append(Row(name, title, score, difference, time, flags, scores, chosen, examples))
         found.append(Experiment(folder.name, subset, "BLEU" if metric == "bleu" else metric, tuple(rows)))
     return found
+
+
+def kept(run: Mapping[str, Any], subset: str, metric: str) -> str:
+    """What a results.json keeps of the examples of a run; empty of earlier versions and of other metrics."""
+    return run.get("examples", {}).get(subset, {}).get(metric, "")
 
 
 def scores_of(row: Mapping[str, Any]) -> dict[tuple[str, str], Mapping[str, Any]]:

@@ -51,6 +51,8 @@ def test_the_tables_of_the_evidence_are_those_of_its_results():
                 reported = [evidence_results.reported_scores(run) for run in own]
                 figures, seeds = [scores[part.subset, part.metric.lower()] for scores in reported], row.score.seeds
                 assert len(figures) == seeds and sum(figures) / seeds == pytest.approx(row.score.mean)
+                for seed, one in row.examples.items():
+                    assert one.scores(numpy.ones((1, one.count))) == pytest.approx(row.scores[seed])
 
 
 def test_what_the_best_of_many_runs_gains_by_chance():

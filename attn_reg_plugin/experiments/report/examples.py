@@ -8,7 +8,7 @@ anew.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -27,10 +27,12 @@ class Examples:
     Attributes:
         count: N, the number of examples (sentences, of taggers and of translations).
         scores: the score of every draw, (R,), from how often each example is in each draw, whole numbers (R, N).
+        kept: for `of_kept`, of accuracy and BLEU; else empty.
     """
 
     count: int
     scores: Callable[[np.ndarray], np.ndarray]
+    kept: str = ""
 
 
 def of_sums(statistics: np.ndarray, score: Score) -> Examples:
@@ -38,18 +40,36 @@ def of_sums(statistics: np.ndarray, score: Score) -> Examples:
     return Examples(len(statistics), lambda weights: score(weights @ statistics))
 
 
+def of_kept(metric: str, text: str) -> Examples:
+    """Accuracy or BLEU from what a results.json keeps of it.
+
+    Args:
+        text: of accuracy a digit an example, 1 where it is right; of BLEU a word a sentence, its statistics.
+    """
+    if metric == "bleu":
+        from sacrebleu.metrics import BLEU
+
+        return _of_statistics(BLEU(), [[int(one) for one in word.split(",")] for word in text.split()], text)
+    right = np.array([[digit == "1"] for digit in text], dtype=np.float64)
+    return Examples(len(text), lambda weights: 100 * (weights @ right)[:, 0] / weights.sum(1), text)
+
+
 def of_translations(hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, Examples]:
     """BLEU and chrF of a test set, of the statistics that sacrebleu's own bootstrap adds up."""
     from sacrebleu.metrics import BLEU, CHRF
 
-    def of(metric: Any) -> Examples:
-        statistics = metric._extract_corpus_statistics(list(hypotheses), [list(references)])
-        return of_sums(
-            np.array(statistics, dtype=np.float64),
-            lambda sums: np.array([metric._compute_score_from_stats(row.tolist()).score for row in sums]),
-        )
+    bleu, chrf = (one._extract_corpus_statistics(list(hypotheses), [list(references)]) for one in (BLEU(), CHRF()))
+    kept = " ".join(",".join(map(str, row)) for row in bleu)
+    return {"bleu": _of_statistics(BLEU(), bleu, kept), "chrf": _of_statistics(CHRF(), chrf)}
 
-    return {"bleu": of(BLEU()), "chrf": of(CHRF())}
+
+def _of_statistics(metric: Any, statistics: Sequence[Sequence[int]], kept: str = "") -> Examples:
+    """A metric of sacrebleu."""
+
+    def scores(sums: np.ndarray) -> np.ndarray:
+        return np.array([metric._compute_score_from_stats(row.tolist()).score for row in sums])
+
+    return replace(of_sums(np.array(statistics, dtype=np.float64), scores), kept=kept)
 
 
 def of_predictions(kind: str, names: Sequence[str], predicted: np.ndarray, gold: np.ndarray) -> dict[str, Examples]:
@@ -72,7 +92,10 @@ def of_predictions(kind: str, names: Sequence[str], predicted: np.ndarray, gold:
     def of(score: Callable[..., np.ndarray]) -> Examples:
         return of_sums(statistics, lambda sums: 100 * score(*np.split(sums, parts, axis=1)).reshape(len(sums)))
 
-    return {name: of(scores[name]) for name in names if name in scores}
+    found = {name: of(scores[name]) for name in names if name in scores}
+    if kind != TAGGING and "accuracy" in found:
+        found["accuracy"] = of_kept("accuracy", "".join("01"[right] for right in (predicted == gold).tolist()))
+    return found
 
 
 # -- classes: what is predicted, what is gold and what is right, of every class ---------------------------------------

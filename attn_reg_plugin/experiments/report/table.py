@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -194,11 +195,23 @@ def publish(out: Path, runs: Sequence[Run], notes: Sequence[str], console: Conso
         "task": runs[0].settings["task"],
         "signatures": runs[0].result().get("signatures", []),
         "methods": [asdict(row) for row in rows],
-        "runs": {f"{run.method}-seed{run.seed}": {**run.settings, **run.result()} for run in runs},
+        "runs": {
+            f"{run.method}-seed{run.seed}": {**run.settings, **run.result(), **kept_of(result)}
+            for run, result in zip(runs, results, strict=True)
+        },
     }
     write_json(out / "results.json", content)
     write_text(out / "results.md", markdown(*table, notes))
     show(console, terminal_table(*table), [*notes, f"table: {out / 'results.md'}; a page: attn-reg report {out}"])
+
+
+def kept_of(result: RunResult) -> dict[str, Any]:
+    """The scores of a run by epoch, and by example as far as `of_kept` reads them: {subset: {metric: text}}."""
+    examples: dict[str, dict[str, str]] = {}
+    for (subset, metric), one in result.examples.items():
+        if one.kept:
+            examples.setdefault(subset, {})[metric] = one.kept
+    return {"curves": result.curves, "examples": examples}
 
 
 def markdown(header: Sequence[str], body: Sequence[Sequence[str]], notes: Sequence[str]) -> str:

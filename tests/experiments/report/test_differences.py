@@ -12,7 +12,7 @@ from scipy.stats import ttest_1samp
 
 from attn_reg_plugin.experiments.report import differences as module
 from attn_reg_plugin.experiments.report.differences import Difference, differences, interval
-from attn_reg_plugin.experiments.report.examples import of_predictions, of_translations
+from attn_reg_plugin.experiments.report.examples import of_kept, of_predictions, of_translations
 from attn_reg_plugin.labelled import CLASSIFICATION, REGRESSION, TAGGING
 from attn_reg_plugin.labelled.metrics import SCORES, SENTENCE_END, tag_codes
 
@@ -91,6 +91,9 @@ def test_of_one_seed_it_is_sacrebleus_paired_bootstrap() -> None:
             _, resampled = _bootstrap_resample(metric._extract_corpus_statistics(system, [REFERENCES]), metric)
             scores.append(np.array([one.score for one in resampled]))
         assert found == pytest.approx(np.percentile(scores[0] - scores[1], [2.5, 97.5]), abs=1e-4)
+        kept = [one[name].kept for one in mine]
+        assert all(kept) == (name == "bleu")
+        assert name != "bleu" or interval([(of_kept(name, kept[0]), of_kept(name, kept[1]))]) == found
 
 
 def test_of_several_seeds_it_draws_seeds_and_examples(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from attn_reg_plugin.experiments.report.differences import Difference
+from attn_reg_plugin.experiments.report.differences import Difference, interval
+from attn_reg_plugin.experiments.report.examples import of_kept
 from attn_reg_plugin.experiments.report.results import RunResult, lower_is_better, result_of
 from attn_reg_plugin.experiments.report.table import (
     Few,
@@ -118,6 +119,26 @@ def test_a_table_is_published(tmp_path: Path) -> None:
     assert content["runs"]["ad_drop-seed2"]["flags"]["lr"] == 0.001 and content["signatures"] == ["BLEU tok:13a"]
     lines = (tmp_path / "results.md").read_text(encoding="utf-8").splitlines()
     assert lines[0].startswith("| method") and "- of made-up runs" in lines
+
+
+def test_intervals_and_epochs_are_in_the_results(tmp_path: Path) -> None:
+    make_fine_tuning(tmp_path, {"plain": (11, 13, 12), "ad_drop": (15, 13, 16)})
+    publish(
+        tmp_path, sorted(read_runs(tmp_path), key=lambda one: one.method != "plain"), [], Console(file=io.StringIO())
+    )
+    content = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
+    assert content["runs"]["ad_drop-seed1"]["examples"] == {"valid": {"accuracy": "1" * 15 + "0" * 5}}
+    assert content["runs"]["ad_drop-seed1"]["curves"]["validation accuracy"] == {"1": 25.0, "2": 50.0, "3": 75.0}
+    kept = [
+        [
+            of_kept("accuracy", content["runs"][f"{method}-seed{seed}"]["examples"]["valid"]["accuracy"])
+            for seed in (1, 2, 3)
+        ]
+        for method in ("ad_drop", "plain")
+    ]
+    written = content["methods"][1]["differences"]["valid"]["accuracy"]
+    assert interval(list(zip(*kept, strict=True))) == (written["low"], written["high"])
+    assert written["drawn"] == "seeds and examples"
 
 
 def test_names_of_scores_that_are_better_the_lower() -> None:
