@@ -4,8 +4,9 @@
 # OUT gets a log and the results of each step: costs_FAMILY_DTYPE_BATCH.json of `attn-reg bench`, models.json of compiled
 # and sharded models, and the encoders' results.json. A step that fails or takes too long is told, and the next one runs.
 #
-# DEVICE=cpu   the same at toy size, to try the script
-# GLUE=FOLDER  GLUE's folders, for the list of encoders (default: no encoders)
+# DEVICE=cpu      the same at toy size, to try the script
+# GLUE=FOLDER     GLUE's folders, for the list of encoders, which takes longer (default: no encoders)
+# ENCODER=FOLDER  their model, such as BERT-base, as the hub has it (default: MiniLM, of a package)
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -43,10 +44,19 @@ for batch in "${batches[@]}"; do
 done
 step models 180 python scripts/gpu_models.py "$out/models.json" --device "$device"
 if [[ -n ${GLUE:-} ]]; then
+    encoder=(--jobs 8 ${ENCODER:+--model "$ENCODER"})
+    for shots in 16 64 256; do
+        step "few_shot_$shots" 300 attn-reg run examples/evidence/few_shot.yaml --shots "$shots" \
+            --data "$GLUE/SST-2" --out "$out/few_shot" "${encoder[@]}"
+    done
+    for task in rte cola mrpc qnli stsb; do
+        step "regime_$task" 400 attn-reg run examples/evidence/glue_regime.yaml --task "$task" --data "$GLUE" \
+            --out "$out/glue_regime" "${encoder[@]}"
+    done
     step data 60 python scripts/evidence_data.py "$GLUE" "$out/data"
     for task in cola mrpc stsb; do
         step "encoders_$task" 300 attn-reg run examples/evidence/encoders.yaml --task "$task" --data "$out/data" \
-            --out "$out/encoders"
+            --out "$out/encoders" "${encoder[@]}"
     done
 fi
 exit $failed
