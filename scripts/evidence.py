@@ -62,10 +62,17 @@ def table(found: Experiment | Series) -> str:
         shown = [[row.title, row.score.text(2), difference_of(row), time_of(row), str(row.score.seeds)] for row in rows]
         return lines(["", found.metric, "− plain [95 %]", "time × plain", "seeds"], shown)
     parts, shown = found.parts.values(), []
+    most = max(row.score.seeds for part in parts for row in part.rows)
     times = {row.title: time_of(row) for part in parts for row in part.rows}
     for title, time in times.items():
         rows = [next((row for row in part.rows if row.title == title), None) for part in parts]
-        cells = [(row and (difference_of(row) if row.difference else row.score.text(2))) or "" for row in rows]
+        cells = [
+            (difference_of(row) if row.difference else row.score.text(2))
+            + f" ({row.score.seeds})" * (row.score.seeds < most)
+            if row
+            else ""
+            for row in rows
+        ]
         shown.append([title, *cells, time])
     metrics = [f"{value} ({part.metric})" for value, part in found.parts.items()]
     return lines(["", *metrics, "time × plain"], shown)

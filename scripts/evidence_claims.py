@@ -9,6 +9,7 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 from evidence_results import RESULTS, Experiment, Row, Series
@@ -185,7 +186,9 @@ def lines(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def marked(difference: Difference) -> str:
-    """A difference with its interval; one that is over seeds only has a mark."""
+    """A difference with its interval, none where all seeds have the same; one over seeds only has a mark."""
+    if difference.drawn == "seeds" and difference.low == difference.high:
+        return replace(difference, low=None, high=None).text(2)
     return difference.text(2) + "†" * (difference.drawn == "seeds")
 
 
@@ -318,7 +321,7 @@ def chosen_on_a_half(right: np.ndarray, halvings: int = 1000) -> tuple[float, fl
 def halves(found: Found) -> str:
     """Tabulate halves.json: the best of the runs of an arm, chosen on a half of the development set."""
     runs, rows = read_json(RESULTS / "halves.json"), []
-    for arm, title in {"plain": "plain, 27 seeds", "trial": "AD-DROP, 27 settings"}.items():
+    for arm, title in {"plain": "plain, 27 seeds", "trial": "AD-DROP, 27 trials of p and q"}.items():
         right = np.array([list(run["right"]) for name, run in runs.items() if name.startswith(arm)]) == "1"
         scores, (there, beyond) = 100 * right.mean(1), chosen_on_a_half(right)
         rows.append([title, f"{scores.mean():.2f} ± {scores.std(ddof=1):.2f}", f"{there:.2f}", f"{beyond:.2f}"])
@@ -364,6 +367,8 @@ def caption(found: Experiment | Series) -> str:
     }
     decay = courses[flags["--lr-scheduler"]]
     seeds = counted(seed for row in rows for seed in row.scores)
+    if isinstance(found, Series) and len({len(row.scores) for row in rows}) > 1:
+        seeds += ", fewer in parentheses"
     return (
         f"*{usual(dropping, 0)}; {usual(dropping, 1)}; {usual(dropping, 2)}; seeds {seeds}; {epochs} epochs, {decay}; "
         f"checkpoint {chosen_by}.*"
