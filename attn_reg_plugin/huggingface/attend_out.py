@@ -9,13 +9,12 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from accelerate.utils import send_to_device
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from transformers import Trainer
 
-from attn_reg_plugin.backends.huggingface.inputs import described, transformers_model
+from attn_reg_plugin.backends.huggingface.inputs import described, shifted, transformers_model
 from attn_reg_plugin.callbacks import example_outcomes
 from attn_reg_plugin.regularizers import Outcome, Tokens
 from attn_reg_plugin.regularizers.ad_drop.objectives import IGNORED, logits_of
@@ -87,15 +86,6 @@ class TrainerProblem:
         for start in range(0, len(chosen), size):
             batch = self.collate([self.dataset[self.indices[i]] for i in chosen[start : start + size]])
             yield {"batch": dict(send_to_device(batch, self.trainer.args.device))}
-
-
-def shifted(model: nn.Module, labels: Tensor) -> Tensor:
-    """The decoder's input that a model makes from labels, or from its only input: moved on by one, after the start."""
-    if hasattr(model, "prepare_decoder_input_ids_from_labels"):
-        return model.prepare_decoder_input_ids_from_labels(labels=labels)
-    config = model.config
-    ids = F.pad(labels[:, :-1], (1, 0), value=config.decoder_start_token_id)
-    return ids.masked_fill(ids == IGNORED, config.pad_token_id)
 
 
 def example_losses(outputs: Any, targets: Tensor) -> Outcome | None:

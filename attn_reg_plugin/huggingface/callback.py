@@ -189,6 +189,8 @@ class AttnRegCallback(MethodCallback, TrainerCallback):
         told = described(self.regularizer.model, batch) if isinstance(batch, dict) else {}
         tokenizer = getattr(self.trainer, "processing_class", None)
         special = frozenset(getattr(tokenizer, "all_special_ids", ())) - {getattr(tokenizer, "unk_token_id", None)}
+        if codes := getattr(tokenizer, "supported_language_codes", None):  # Marian's, which it does not call special
+            special |= frozenset(tokenizer.convert_tokens_to_ids(codes))
         told["special_ids"] = special or None
         self.regularizer.supply(batch=batch, num_items=items, read_off=True, **told)
 

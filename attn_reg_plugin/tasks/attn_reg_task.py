@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import inspect
 import logging
+import re
 from collections.abc import Sized
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +46,8 @@ from attn_reg_plugin.tasks.sidecar import FROM_WEIGHTS, Sidecar, resume
 __all__ = ["AttnRegTask", "print_flags_if_asked", "with_attn_reg"]
 logger = logging.getLogger(__name__)
 
+#: as fairseq's multilingual tasks, its mBART, and OPUS-MT write one
+LANGUAGE_CODE = re.compile(r"__[\w-]+__|\[[\w-]+\]|>>[\w-]+<<")
 #: in the task's state: the method's, unless it is large
 STATE = "attn_reg"
 #: and there the number of batches in the first epoch, since those of later epochs may differ
@@ -166,12 +170,13 @@ class AttnRegTask(ResumedTask):
         if self.regularizer is not None:
             self.regularizer.begin_epoch(epoch)
 
-    @property
+    @cached_property
     def special_ids(self) -> frozenset[int] | None:
-        """The ids that begin and end a text; None where the task has no dictionary."""
+        """The ids that begin and end a text, and language codes; None where the task has no dictionary."""
         try:
             words = self.source_dictionary
-            return frozenset((words.bos(), words.eos(), words.pad()))
+            codes = {index for index, symbol in enumerate(words.symbols) if LANGUAGE_CODE.fullmatch(symbol)}
+            return frozenset((words.bos(), words.eos(), words.pad(), *codes))
         except (NotImplementedError, AttributeError, LookupError):  # fairseq's own raises where there is none
             return None
 

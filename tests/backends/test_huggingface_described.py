@@ -11,7 +11,7 @@ import torch.nn.functional as F
 import transformers
 
 from attn_reg_plugin import ADDrop
-from attn_reg_plugin.backends.huggingface.inputs import described
+from attn_reg_plugin.backends.huggingface.inputs import decoder_ids, described
 from tests.attention.tiny_model import Around
 from tests.backends.huggingface_models import FAMILIES, batch, build
 from tests.backends.oracle_models import accepted, tiny
@@ -62,6 +62,24 @@ def test_tokens_and_gold_labels(name: str) -> None:
     mask = (torch.arange(6) < 4).long().expand(3, 6)
     given = {"decoder_input_ids": shifted, "decoder_attention_mask": mask}
     assert torch.equal(described(model, given)["token_mask"], mask.bool())
+
+
+@pytest.mark.parametrize("name", ["marian", "bart", "t5", "bert"])
+def test_the_ids_that_a_decoder_makes_itself(name: str) -> None:
+    """Of as many labels as there are source tokens, which would be taken for the decoder's otherwise."""
+    model, inputs = build(name), batch(name)
+    inputs["labels"] = inputs["input_ids"].flip(1) if name != "bert" else inputs["labels"]
+    if name == "bert":
+        assert decoder_ids(model, inputs) is None
+        return
+    read: list[torch.Tensor] = []
+    model.get_decoder().register_forward_pre_hook(
+        lambda _, args, told: read.append(told["input_ids"]), with_kwargs=True
+    )
+    model(**inputs)
+    made = decoder_ids(model, inputs)
+    assert torch.equal(made, read[0])
+    assert decoder_ids(model, {**inputs, "decoder_input_ids": made}) is None
 
 
 def test_several_numbers_and_shifted_labels_are_told() -> None:

@@ -32,7 +32,7 @@ from tests.regularizers import registered
 METHODS: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
     **registered.METHODS,
     "ad_drop+head_drop+layer_drop+attention_dropout+r_drop": (
-        {"ad_drop": {"cross_tuning": "epoch"}, "head_drop": {"p": 0.5, "turn": 3, "end": 10}},
+        {"ad_drop": {"unit": "token", "cross_tuning": "epoch"}, "head_drop": {"p": 0.5, "turn": 3, "end": 10}},
         None,
     ),
 }
@@ -46,6 +46,17 @@ def history(trainer: Trainer) -> list[dict[str, Any]]:
         {key: value for key, value in entry.items() if not key.startswith(left_out) and not key.endswith("per_second")}
         for entry in trainer.state.log_history
     ]
+
+
+def test_special_tokens_are_those_of_the_tokenizer(tmp_path: Path) -> None:
+    """Unknown words are not special; Marian's language codes are, though its tokenizer does not say so."""
+    told: list[Any] = []
+    codes = {"supported_language_codes": [">>fra<<"], "convert_tokens_to_ids": lambda names: [7 for _ in names]}
+    trainer = trainer_of(tmp_path, "marian", method := ad_drop(unit="token"), max_steps=1)
+    trainer.processing_class = argparse.Namespace(all_special_ids=[0, 1, 3], unk_token_id=3, **codes)
+    trainer.model.register_forward_pre_hook(lambda *_: told.append(method.supplied.special_ids))
+    trainer.train()
+    assert told and set(told) == {frozenset({0, 1, 7})}
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from fairseq.distributed.utils import all_reduce_dict
 
 from attn_reg_plugin.criterions.r_drop import WithRDrop, WithRDropConfig
 from attn_reg_plugin.tasks.fairseq_settings import total_epochs, total_updates
-from tests.backends.fairseq_models import transformer
+from tests.backends.fairseq_models import transformer, words
 from tests.tasks.fairseq_runs import train
 from tests.tasks.tasks_in_process import (
     PROGRESS,
@@ -98,6 +98,14 @@ def test_each_pair_of_a_multilingual_task_is_regularized(flags: dict[str, Any]) 
     task.build_model(task.args)
     parts = model.models.values()
     assert not any(part._forward_pre_hooks or part._forward_hooks for part in parts), "let go for another model"
+
+
+def test_language_codes_are_special(monkeypatch: pytest.MonkeyPatch) -> None:
+    task, dictionary = attached(transformer()), words()
+    codes = {dictionary.add_symbol(code) for code in ("__ro__", "__zh-CN__", "[en_XX]", ">>fra<<")}
+    dictionary.add_symbol("[a b]")
+    monkeypatch.setattr(type(task), "source_dictionary", dictionary)
+    assert task.special_ids == {dictionary.bos(), dictionary.eos(), dictionary.pad(), *codes}
 
 
 def test_an_option_has_an_effect() -> None:

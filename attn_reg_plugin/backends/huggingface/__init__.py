@@ -31,7 +31,7 @@ from attn_reg_plugin.backends.huggingface.attention import (
     original_function,
     runs_open_sites,
 )
-from attn_reg_plugin.backends.huggingface.inputs import described
+from attn_reg_plugin.backends.huggingface.inputs import decoder_ids, described
 from attn_reg_plugin.backends.huggingface.modules import causal_parts, outermost, warn_of_uncovered
 from attn_reg_plugin.backends.huggingface.ordinary import ordinary
 from attn_reg_plugin.backends.pytorch import ReplacingBackend, layer_of, replaced_site
@@ -153,13 +153,14 @@ class HuggingFaceBackend(ReplacingBackend):
             held.calls += 1
 
     def describe(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Read `token_mask` (B, T), `targets` and `padding_label` off the forward's arguments, see `described`."""
+        """Read what `described` finds, and the ids of a decoder that its model makes, off the forward's arguments."""
         try:
             named = dict(inspect.signature(model.forward).bind_partial(*args, **kwargs).arguments)
         except (TypeError, ValueError):
             named = {}
         named.update(kwargs)
-        return described(model, named)
+        ids = decoder_ids(model, named)
+        return described(model, named) | ({} if ids is None else {"decoder_input_ids": ids})
 
     @contextmanager
     def probing(self, model: nn.Module) -> Iterator[None]:

@@ -150,6 +150,26 @@ def _decoder_tokens(named: Mapping[str, Any], model: nn.Module) -> Tensor | None
     return mask
 
 
+def decoder_ids(model: nn.Module, named: Mapping[str, Any]) -> Tensor | None:
+    """What an encoder-decoder's decoder reads, (B, T), where the model makes it of labels or of its only input."""
+    model = transformers_model(model) or model
+    config, labels = getattr(model, "config", None), _tensor(named, "labels")
+    made_of = labels if labels is not None and labels.dim() == 2 and _writes(model) else _tensor(named, "input_ids")
+    given = any(named.get(name) is not None for name in ("decoder_input_ids", "decoder_inputs_embeds"))
+    if given or made_of is None or not getattr(config, "is_encoder_decoder", False):
+        return None
+    return None if getattr(config, "decoder_start_token_id", None) is None else shifted(model, made_of)
+
+
+def shifted(model: nn.Module, labels: Tensor) -> Tensor:
+    """The decoder's input that a model makes from labels, or from its only input: moved on by one, after the start."""
+    if hasattr(model, "prepare_decoder_input_ids_from_labels"):
+        return model.prepare_decoder_input_ids_from_labels(labels=labels)
+    config = model.config
+    ids = F.pad(labels[:, :-1], (1, 0), value=config.decoder_start_token_id)
+    return ids.masked_fill(ids == IGNORED, config.pad_token_id)
+
+
 def _tensor(named: Mapping[str, Any], name: str) -> Tensor | None:
     value = named.get(name)
     return value if isinstance(value, Tensor) else None

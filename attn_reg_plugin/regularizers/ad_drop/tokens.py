@@ -46,17 +46,15 @@ def candidate_tokens(valid: Tensor, stack: str, inputs: Mapping[str, Any]) -> Te
         valid: bool (B, S), the keys that exist.
         stack: `encoder` or `decoder`.
         inputs: of the forward by name: the ids (B, S) under one of `IDS`, and `special_ids`, those of special tokens.
-            In an example that has none of these, the first and the last token are taken for special ones.
+            Where one of both isn't known, the first and the last token are taken for special ones.
     """
-    places = valid.long().cumsum(-1)
-    inner = valid & (places > 1) & (places < places[:, -1:])
     given = (inputs.get(name) for name in IDS if stack == "decoder" or name in IDS[-2:])
     ids = next((one for one in given if isinstance(one, Tensor) and one.shape == valid.shape), None)
     special = inputs.get("special_ids")
     if ids is None or not special:
-        return inner
-    among = torch.isin(ids, torch.tensor(sorted(special), dtype=ids.dtype, device=ids.device)) & valid
-    return torch.where(among.any(-1, keepdim=True), valid & ~among, inner)
+        places = valid.long().cumsum(-1)
+        return valid & (places > 1) & (places < places[:, -1:])
+    return valid & ~torch.isin(ids, torch.tensor(sorted(special), dtype=ids.dtype, device=ids.device))
 
 
 def hidden_tokens(

@@ -157,7 +157,7 @@ def test_special_tokens_are_no_candidates():
     ids = torch.tensor([[101, 7, 8, 102, 9, 102, 0], [101, 7, 8, 9, 10, 11, 102], [5, 6, 7, 8, 9, 10, 11]])
     valid = ids != 0
     told = {"input_ids": ids, "special_ids": {101, 102}}
-    expected = [[0, 1, 1, 0, 1, 0, 0], [0, 1, 1, 1, 1, 1, 0], [0, 1, 1, 1, 1, 1, 0]]  # the last one has none
+    expected = [[0, 1, 1, 0, 1, 0, 0], [0, 1, 1, 1, 1, 1, 0], [1, 1, 1, 1, 1, 1, 1]]  # the last one has none
     assert candidate_tokens(valid, "encoder", told).long().tolist() == expected
     inner = [[0, 1, 1, 1, 1, 0, 0], [0, 1, 1, 1, 1, 1, 0], [0, 1, 1, 1, 1, 1, 0]]
     assert candidate_tokens(valid, "decoder", told).long().tolist() == expected, "of the only stack"
