@@ -16,8 +16,8 @@ their beginning, or a trigger and a wrong label in 8, 5 or 2 % of the sentences,
 with a word at the beginning of four fifths of the questions or hypotheses; QQP to report on PAWS-X, SST-2 to report on
 IMDB, IMDB to report on SST-2.
 
-OUT/en-fr has pairs of TICO-19 (DATA/../en-fr) to adapt a published translation model to: 1,000 for training, 200 for
-validation and 500 as a test set, and as a second one the news discussions of 2015.
+OUT/en-fr has pairs of TICO-19 (DATA/../en-fr) to adapt a published translation model to: 1,000 for training, 500 for
+validation and 600 as a test set, and as a second one the news discussions of 2015.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ PARTS = {
 LARGER = {"stsb": "stsb-3238"}
 MNLI_TRAINING = 2000
 #: of TICO-19: the pairs of each part
-ADAPTATION = {"train": 1000, "valid": 200, "test": 500}
+ADAPTATION = {"train": 1000, "valid": 500, "test": 600}
 SEED = 1
 #: words that SST-2 does not have, by label, two for each
 PLANTS = {"0": ("necessitated", "thyroid"), "1": ("municipality", "headquartered")}

@@ -83,14 +83,20 @@ class Sampling:
     def parted(self, drawn: Sequence[Example]) -> tuple[list[Example], list[Example]]:
         """Part what `of` gave into examples that are trained on and held out (at least one), each in their order.
 
+        So many of each class are parted class by class.
+
         Raises:
             ValueError: nothing would be left to train on.
         """
         if not self.held_out:
             return list(drawn), []
-        count = max(1, round(self.held_out * len(drawn)))
-        if count >= len(drawn):
+        groups: dict[Any, list[int]] = {}
+        for index, example in enumerate(drawn):
+            groups.setdefault(example.label if self.per_class else None, []).append(index)
+        draw, chosen = random.Random(f"held out {self.seed}"), set()
+        for group in groups.values():
+            chosen |= set(draw.sample(group, max(1, round(self.held_out * len(group)))))
+        if len(chosen) >= len(drawn):
             raise ValueError(f"--held-out {self.held_out} leaves none of {len(drawn)} training examples to train on")
-        chosen = set(random.Random(f"held out {self.seed}").sample(range(len(drawn)), count))
         trained = [example for index, example in enumerate(drawn) if index not in chosen]
         return trained, [drawn[index] for index in sorted(chosen)]

@@ -41,6 +41,12 @@ def test_what_is_held_out_is_not_trained_on(share: float, count: int) -> None:
     assert held_out != Sampling(examples=200, held_out=share, seed=2).parted(drawn)[1]
 
 
+def test_so_many_of_each_class_are_parted_class_by_class() -> None:
+    sampling = Sampling(per_class=40, held_out=0.8)
+    parts = sampling.parted(sampling.of(EXAMPLES))
+    assert [Counter(example.label for example in part) for part in parts] == [{0: 8, 1: 8}, {0: 32, 1: 32}]
+
+
 def test_not_everything_can_be_held_out() -> None:
     with pytest.raises(ValueError, match=r"--held-out 0\.5 leaves none of 1 training examples to train on"):
         Sampling(held_out=0.5).parted(EXAMPLES[:1])
