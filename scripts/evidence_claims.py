@@ -115,12 +115,23 @@ SELECTED: dict[str, Sequence[Place]] = {
         ("shortcuts_float32", "", "attend_out"),
     ],
 }
-#: a method minus another, of one experiment and part
+#: a method minus another, of one experiment and part; `EXPERIMENT/METHOD` of another one with the same seeds
 CONTRASTS: Sequence[tuple[str, str, str, str]] = [
     ("ten_seeds", "", "ad_drop", "ad_drop_rd"),
     ("ten_seeds", "", "ad_drop", "attention_dropout"),
     ("ten_seeds", "", "r_drop", "ad_drop_rd"),
     *[("noise_levels", share, "ad_drop", "ad_drop_rd") for share in ("0", "0.1", "0.5")],
+    *[
+        ("ten_seeds", "", method, f"phrasebook_controls/{control}")
+        for method, control in [
+            ("attention_dropout", "dropout_20"),
+            ("attention_dropout", "label_smoothing"),
+            ("ad_drop", "dropout_20"),
+            ("ad_drop", "label_smoothing"),
+            ("r_drop", "label_smoothing"),
+            ("r_drop", "two_passes"),
+        ]
+    ],
     ("noisy_phrasebook", "", "ad_drop", "ad_drop_low"),
     ("drop_rates", "", "ad_drop_30", "ad_drop_rd_30"),
     ("drop_rates", "", "ad_drop_09", "ad_drop_tuned"),
@@ -219,17 +230,22 @@ def selected(found: Found, places: Iterable[Place]) -> str:
     return lines(["setting", "row", "− plain [95 %]", "seeds"], [differing(found, place) for place in places])
 
 
-def paired(found: Found, contrast: tuple[str, str, str, str]) -> list[float]:
-    """A method's scores minus another's, seed by seed."""
+def both_rows(found: Found, contrast: tuple[str, str, str, str]) -> list[Row]:
+    """The rows of a contrast."""
     name, part, *methods = contrast
-    one, other = (row_of(found, (name, part, method))[1].scores for method in methods)
-    return [one[seed] - other[seed] for seed in sorted(one)]
+    parted = [method.rpartition("/") for method in methods]
+    return [row_of(found, (other or name, part, method))[1] for other, _, method in parted]
+
+
+def paired(found: Found, contrast: tuple[str, str, str, str]) -> list[float]:
+    """A method's scores minus another's, seed by seed, of the seeds that both have."""
+    one, other = (row.scores for row in both_rows(found, contrast))
+    return [one[seed] - other[seed] for seed in sorted(one.keys() & other.keys())]
 
 
 def compared(found: Found, contrast: tuple[str, str, str, str]) -> Difference:
     """A method minus another, over seeds and examples or over seeds only."""
-    name, part, *methods = contrast
-    one, other = (row_of(found, (name, part, method))[1].examples for method in methods)
+    one, other = (row.examples for row in both_rows(found, contrast))
     student = over_seeds(paired(found, contrast))
     if min(len(one), len(other)) < student.seeds:
         return student
@@ -255,7 +271,7 @@ def contrasts(found: Found) -> str:
     """Rows compared with each other."""
     rows = []
     for name, part, *methods in CONTRASTS:
-        titles = [row_of(found, (name, part, method))[1].title for method in methods]
+        titles = [row.title for row in both_rows(found, (name, part, *methods))]
         difference, metric = compared(found, (name, part, *methods)), part_of(found, name, part).metric
         rows.append([heading(name, part), " minus ".join(titles), f"{marked(difference)} {metric}"])
         rows[-1].append(str(difference.seeds))
