@@ -55,6 +55,15 @@ def test_the_tables_of_the_evidence_are_those_of_its_results():
                     assert one.scores(numpy.ones((1, one.count))) == pytest.approx(row.scores[seed])
 
 
+def test_the_evidence_is_one_page_of_short_sections():
+    """Words without tables and captions: 2,500 in all, 150 a section; no section has two tables."""
+    text = re.sub(r"^(\||\*p |<!-- end|!\[).*\n", "", evidence.PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    sections = re.split(r"^## ", text, flags=re.MULTILINE)
+    assert len(text.split()) <= 2500 and all(one.count("<!-- table") <= 1 for one in sections)
+    words = {one.splitlines()[0]: len(re.sub("<!--.*-->", "", one).split()) for one in sections[1:]}
+    assert max(words.values()) <= 150, words
+
+
 def test_what_the_best_of_many_runs_gains_by_chance():
     random = numpy.random.default_rng(1)
     drawn = random.normal(size=(20_000, evidence_claims.SETTINGS)).max(1).mean()
