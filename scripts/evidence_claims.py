@@ -23,12 +23,15 @@ Place = tuple[str, str, str]
 HEADINGS = {
     "ten_seeds": "Phrasebook, a quarter wrong: ten seeds",
     "noisy_phrasebook": "Phrasebook, a quarter wrong: all methods",
+    "ten_seeds_36": "Phrasebook, a quarter wrong: twice the epochs",
+    "phrasebook_draws": "Phrasebook, a quarter wrong: further draws",
     "noise_levels": "Phrasebook, by share of wrong targets",
     "drop_rates": "Phrasebook, a quarter wrong: drop rates",
     "phrasebook_controls": "Phrasebook, a quarter wrong: controls, and whole tokens",
     "translation": "Tatoeba en-ro, by share of wrong targets",
     "tokens_translation": "Tatoeba en-ro, a quarter wrong: whole tokens",
     "translation_tr_en": "Tatoeba tr-en",
+    "opus_mt": "OPUS-MT en-fr adapted to TICO-19",
     "sst2_seeds": "SST-2, 1,000 sentences: eight seeds",
     "sst2_rivals": "SST-2, 1,000 sentences: all rows",
     "label_noise": "SST-2 with wrong labels, by share",
@@ -47,6 +50,8 @@ HEADINGS = {
     "few_shot": "SST-2, 16 sentences a class",
     "qnli": "QNLI, 1,000 pairs: AD-DROP's settings",
     "qnli_rivals": "QNLI, 1,000 pairs: other methods, in fp32",
+    "glue_regime": "GLUE in the paper's regime",
+    "attend_out_regime": "CoLA in AttendOut's regime",
     "encoders": "CoLA, MRPC and STS-B",
     "encoder_settings": "CoLA: how the settings were chosen",
     "encoder_objectives": "CoLA: what is attributed",
@@ -385,10 +390,8 @@ def caption(found: Experiment | Series) -> str:
     seeds = counted(seed for row in rows for seed in row.scores)
     if isinstance(found, Series) and len({len(row.scores) for row in rows}) > 1:
         seeds += ", fewer in parentheses"
-    return (
-        f"*{usual(dropping, 0)}; {usual(dropping, 1)}; {usual(dropping, 2)}; seeds {seeds}; {epochs} epochs, {decay}; "
-        f"checkpoint {chosen_by}.*"
-    )
+    own = [usual(dropping, at) for at in range(3)] if dropping else []
+    return f"*{'; '.join([*own, f'seeds {seeds}', f'{epochs} epochs, {decay}', f'checkpoint {chosen_by}'])}.*"
 
 
 def tables(found: Found) -> dict[str, str]:

@@ -36,6 +36,7 @@ TEST_SETS = {
     "translation": {"test": "newsdev2016", "test1": "Tatoeba"},
     "tokens_translation": {"test": "newsdev2016", "test1": "Tatoeba"},
     "translation_tr_en": {"test": "newstest2017", "test1": "Tatoeba"},
+    "opus_mt": {"test": "TICO-19", "test1": "news"},
     "encoders": {"cola": "CoLA", "mrpc": "MRPC", "stsb": "STS-B"},
     "mnli": {"valid": "matched", "valid1": "hard", "hans": "HANS"},
 }
