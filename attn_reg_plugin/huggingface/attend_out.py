@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from transformers import Trainer
 
-from attn_reg_plugin.backends.huggingface.inputs import described, shifted, transformers_model
+from attn_reg_plugin.backends.huggingface.inputs import decoder_ids, described, transformers_model
 from attn_reg_plugin.callbacks import example_outcomes
 from attn_reg_plugin.regularizers import Outcome, Tokens
 from attn_reg_plugin.regularizers.ad_drop.objectives import IGNORED, logits_of
@@ -73,9 +73,8 @@ class TrainerProblem:
         first = Tokens(read.flatten(0, -2), valid.bool().flatten(0, -2))
         if not getattr(config, "is_encoder_decoder", False):
             return {"encoder": first, "decoder": first}
-        ids, labels = batch.get("decoder_input_ids"), batch.get("labels")
-        if ids is None:
-            ids = shifted(model, batch["input_ids"] if labels is None or labels.dim() != 2 else labels)
+        if (ids := batch.get("decoder_input_ids")) is None:
+            ids = decoder_ids(model, batch)
         valid = described(model, {**batch, "decoder_input_ids": ids}).get("token_mask")
         return {"encoder": first, "decoder": Tokens(ids, torch.ones_like(ids).bool() if valid is None else valid)}
 

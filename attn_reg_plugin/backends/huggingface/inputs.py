@@ -156,17 +156,12 @@ def decoder_ids(model: nn.Module, named: Mapping[str, Any]) -> Tensor | None:
     config, labels = getattr(model, "config", None), _tensor(named, "labels")
     made_of = labels if labels is not None and labels.dim() == 2 and _writes(model) else _tensor(named, "input_ids")
     given = any(named.get(name) is not None for name in ("decoder_input_ids", "decoder_inputs_embeds"))
-    if given or made_of is None or not getattr(config, "is_encoder_decoder", False):
+    start = getattr(config, "decoder_start_token_id", None)
+    if given or made_of is None or start is None or not getattr(config, "is_encoder_decoder", False):
         return None
-    return None if getattr(config, "decoder_start_token_id", None) is None else shifted(model, made_of)
-
-
-def shifted(model: nn.Module, labels: Tensor) -> Tensor:
-    """The decoder's input that a model makes from labels, or from its only input: moved on by one, after the start."""
     if hasattr(model, "prepare_decoder_input_ids_from_labels"):
-        return model.prepare_decoder_input_ids_from_labels(labels=labels)
-    config = model.config
-    ids = F.pad(labels[:, :-1], (1, 0), value=config.decoder_start_token_id)
+        return model.prepare_decoder_input_ids_from_labels(labels=made_of)
+    ids = F.pad(made_of[:, :-1], (1, 0), value=start)
     return ids.masked_fill(ids == IGNORED, config.pad_token_id)
 
 

@@ -8,7 +8,7 @@ key of attention only, and keeps its own residual stream.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -82,17 +82,11 @@ def hidden_tokens(
     return keep | ~among
 
 
-def by_sequence(sites: Iterable[AttentionSite]) -> dict[tuple[str, str], list[AttentionSite]]:
-    """The sites over each sequence."""
-    found: dict[tuple[str, str], list[AttentionSite]] = {}
-    for site in sites:
-        found.setdefault(sequence_of(site), []).append(site)
-    return found
-
-
 def hide_tokens(method: ADDrop, forward: Forward) -> None:
     """Attribute F to the tokens of each sequence, and hide the chosen ones from all attentions over it."""
-    inputs, sequences = forward.inputs, by_sequence(method.attached_sites)
+    inputs, sequences = forward.inputs, dict[tuple[str, str], list[AttentionSite]]()
+    for site in method.attached_sites:
+        sequences.setdefault(sequence_of(site), []).append(site)
     if method.attribution == "random":
         for (_, stack), sites in sequences.items():
             sampler = partial(_tokens_at_random, method, stack, inputs, int(torch.randint(2**62, ())), {})
