@@ -4,8 +4,8 @@
 
 The folder has METHOD-seedN, runs of `attn-reg finetune --shortcut`; the examples are a table with tabs and the columns
 `sentence` and `label`. A word's score is that of AD-DROP's whole tokens, the gradient of the predicted logit by a bias
-on the attention to it, taken here by autograd through the attention mask. `words.png` has the words of a sentence, and
-`table.md` what a model does on clean sentences, with the word of the right label in front, and with the wrong label's.
+on the attention to it, taken here by autograd through the attention mask. `words.png` has the words of a sentence, as
+it is and with the wrong label's word in front, and `table.md` what a model does on clean ones and with either word.
 """
 
 from __future__ import annotations
@@ -88,23 +88,26 @@ def table(run: Path, texts: list[str], labels: list[int], words: list[str]) -> d
     }
 
 
-def draw(runs: list[Path], text: str, path: Path) -> None:
-    """A panel for each run, below the other: a bar for each piece of the text, its share of |∂F/∂β|."""
-    figure, panels = plt.subplots(len(runs), 1, figsize=(5.4, 1.0 + 1.5 * len(runs)), layout="constrained", sharex=True)
-    for panel, run in zip(panels, runs, strict=True):
+def draw(runs: list[Path], word: str, text: str, path: Path) -> None:
+    """A row for each run, the text as it is and behind the word: a bar for each piece, its share of |∂F/∂β|."""
+    size = {"figsize": (9, 1.2 + 1.6 * len(runs)), "layout": "constrained"}
+    figure, panels = plt.subplots(len(runs), 2, **size, sharex="col", sharey=True, squeeze=False)
+    for row, run in zip(panels, runs, strict=True):
         model, tokenizer = load(exported(run))
-        inputs = tokenizer([text], truncation=True, return_tensors="pt")
-        scores = token_scores(model, inputs)[0, 1:-1].abs()
-        pieces = tokenizer.convert_ids_to_tokens(inputs["input_ids"][0])[1:-1]
-        colours = ["#b5432e"] + ["#6c8ebf"] * (len(pieces) - 1)
-        panel.bar(range(len(pieces)), 100 * scores / scores.sum(), color=colours)
-        prediction = torch.softmax(model(**inputs).logits[0].detach(), -1)
-        label = model.config.id2label[int(prediction.argmax())]
-        panel.set_title(f"{run.name}: predicts {label} ({float(prediction.max()):.0%})", fontsize=11)
-        panel.set_ylabel("% of |∂F/∂β|")
-        panel.spines[["top", "right"]].set_visible(False)
-    shown = [piece.replace("$", r"\$") for piece in pieces]
-    panels[-1].set_xticks(range(len(pieces)), shown, rotation=60, ha="right", fontsize=11)
+        title = run.name.partition("-seed")[0].removeprefix("ad_drop_").replace("_", " ")
+        row[0].set_ylabel("% of |∂F/∂β|")
+        for panel, planted_word in zip(row, ("", word), strict=True):
+            inputs = tokenizer([f"{planted_word} {text}".strip()], truncation=True, return_tensors="pt")
+            scores = token_scores(model, inputs)[0, 1:-1].abs()
+            pieces = tokenizer.convert_ids_to_tokens(inputs["input_ids"][0])[1:-1]
+            colours = ["#b5432e" if planted_word and not place else "#6c8ebf" for place in range(len(pieces))]
+            panel.bar(range(len(pieces)), 100 * scores / scores.sum(), color=colours)
+            prediction = torch.softmax(model(**inputs).logits[0].detach(), -1)
+            label = model.config.id2label[int(prediction.argmax())]
+            panel.set_title(f"{title}: predicts {label} ({float(prediction.max()):.0%})", fontsize=11)
+            panel.spines[["top", "right"]].set_visible(False)
+            shown = [piece.replace("$", r"\$") for piece in pieces]
+            panel.set_xticks(range(len(pieces)), shown, rotation=60, ha="right", fontsize=11)
     figure.savefig(path, dpi=150)
 
 
@@ -127,7 +130,7 @@ def main() -> None:
     rows = pd.DataFrame({run.name: table(run, texts, labels, words) for run in runs}).T.round(1)
     (arguments.out / "table.md").write_text(rows.to_markdown(floatfmt=".1f") + "\n", encoding="utf-8")
     chosen, label = texts[arguments.row], labels[arguments.row]
-    draw(runs, f"{words[1 - label]} {chosen}", arguments.out / "words.png")
+    draw(runs, words[1 - label], chosen, arguments.out / "words.png")
     print(rows.to_string())
 
 
