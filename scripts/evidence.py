@@ -55,6 +55,12 @@ def time_of(row: Row) -> str:
     return "–" if row.time is None else f"{row.time:.2f}"
 
 
+def cell(row: Row, most: int) -> str:
+    """The difference to plain training, or the score, and the number of seeds where it is below the most."""
+    text = difference_of(row) if row.difference else row.score.text(2)
+    return f"{text} ({row.score.seeds})" if row.score.seeds < most else text
+
+
 def table(found: Experiment | Series) -> str:
     """Markdown: methods by their mean, the best first; of several experiments in their order, a column for each."""
     if isinstance(found, Experiment):
@@ -66,14 +72,7 @@ def table(found: Experiment | Series) -> str:
     times = {row.title: time_of(row) for part in parts for row in part.rows}
     for title, time in times.items():
         rows = [next((row for row in part.rows if row.title == title), None) for part in parts]
-        cells = [
-            (difference_of(row) if row.difference else row.score.text(2))
-            + f" ({row.score.seeds})" * (row.score.seeds < most)
-            if row
-            else ""
-            for row in rows
-        ]
-        shown.append([title, *cells, time])
+        shown.append([title, *(cell(row, most) if row else "" for row in rows), time])
     metrics = [f"{value} ({part.metric})" for value, part in found.parts.items()]
     return lines(["", *metrics, "time × plain"], shown)
 

@@ -251,12 +251,11 @@ def paired(found: Found, contrast: tuple[str, str, str, str]) -> list[float]:
 def compared(found: Found, contrast: tuple[str, str, str, str]) -> Difference:
     """A method minus another, over seeds and examples or over seeds only."""
     one, other = (row.examples for row in both_rows(found, contrast))
-    student = over_seeds(paired(found, contrast))
-    if min(len(one), len(other)) < student.seeds:
+    student, shared = over_seeds(paired(found, contrast)), sorted(one.keys() & other.keys())
+    if len(shared) < student.seeds:
         return student
-    return Difference(
-        student.mean, *interval([(one[seed], other[seed]) for seed in one]), student.seeds, "seeds and examples"
-    )
+    low, high = interval([(one[seed], other[seed]) for seed in shared])
+    return Difference(student.mean, low, high, student.seeds, "seeds and examples")
 
 
 def over_seeds(values: Sequence[float]) -> Difference:

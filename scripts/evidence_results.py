@@ -131,7 +131,7 @@ def read_experiments(folder: Path) -> list[Experiment]:
 
 
 def kept(run: Mapping[str, Any], subset: str, metric: str) -> str:
-    """What a results.json keeps of the examples of a run; empty of earlier versions and of other metrics."""
+    """Return what a results.json keeps of the examples of a run; empty of earlier versions and of other metrics."""
     return run.get("examples", {}).get(subset, {}).get(metric, "")
 
 

@@ -75,6 +75,10 @@ class TrainerProblem:
             return {"encoder": first, "decoder": first}
         if (ids := batch.get("decoder_input_ids")) is None:
             ids = decoder_ids(model, batch)
+        if ids is None:
+            raise ValueError(
+                "AttendOut's generator reads token ids, but neither the batch nor the model has the decoder's"
+            )
         valid = described(model, {**batch, "decoder_input_ids": ids}).get("token_mask")
         return {"encoder": first, "decoder": Tokens(ids, torch.ones_like(ids).bool() if valid is None else valid)}
 

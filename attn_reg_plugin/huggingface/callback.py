@@ -188,10 +188,10 @@ class AttnRegCallback(MethodCallback, TrainerCallback):
         batch = dict(batch) if isinstance(batch, Mapping) else batch
         told = described(self.regularizer.model, batch) if isinstance(batch, dict) else {}
         tokenizer = getattr(self.trainer, "processing_class", None)
-        special = frozenset(getattr(tokenizer, "all_special_ids", ())) - {getattr(tokenizer, "unk_token_id", None)}
+        special = set(getattr(tokenizer, "all_special_ids", ()))
         if codes := getattr(tokenizer, "supported_language_codes", None):  # Marian's, which it does not call special
-            special |= frozenset(tokenizer.convert_tokens_to_ids(codes))
-        told["special_ids"] = special or None
+            special.update(tokenizer.convert_tokens_to_ids(codes))
+        told["special_ids"] = frozenset(special - {getattr(tokenizer, "unk_token_id", None)}) or None
         self.regularizer.supply(batch=batch, num_items=items, read_off=True, **told)
 
     def _compute_loss(self, original: Any, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:

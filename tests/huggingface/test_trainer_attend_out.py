@@ -90,6 +90,9 @@ def test_the_generator_reads_what_the_decoder_reads(tmp_path: Path, name: str) -
     assert torch.equal(tokens["decoder"].ids[:, 1:][real], labels[:, :-1][real])
     assert torch.equal(tokens["decoder"].valid, labels != -100)
     assert torch.equal(tokens["encoder"].valid, inputs["attention_mask"].bool())
+    assert torch.equal(tokens["decoder"].ids, model.prepare_decoder_input_ids_from_labels(labels=labels))
+    with pytest.raises(ValueError, match=r"neither the batch nor the model has the decoder's$"):
+        problem.tokens({"batch": {**inputs, "decoder_inputs_embeds": labels}})
 
 
 @pytest.mark.parametrize(

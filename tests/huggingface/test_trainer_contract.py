@@ -51,7 +51,7 @@ def history(trainer: Trainer) -> list[dict[str, Any]]:
 def test_special_tokens_are_those_of_the_tokenizer(tmp_path: Path) -> None:
     """Unknown words are not special; Marian's language codes are, though its tokenizer does not say so."""
     told: list[Any] = []
-    codes = {"supported_language_codes": [">>fra<<"], "convert_tokens_to_ids": lambda names: [7 for _ in names]}
+    codes = {"supported_language_codes": [">>fra<<", ">>x<<"], "convert_tokens_to_ids": lambda names: [7, 3]}
     trainer = trainer_of(tmp_path, "marian", method := ad_drop(unit="token"), max_steps=1)
     trainer.processing_class = argparse.Namespace(all_special_ids=[0, 1, 3], unk_token_id=3, **codes)
     trainer.model.register_forward_pre_hook(lambda *_: told.append(method.supplied.special_ids))

@@ -151,7 +151,7 @@ def _decoder_tokens(named: Mapping[str, Any], model: nn.Module) -> Tensor | None
 
 
 def decoder_ids(model: nn.Module, named: Mapping[str, Any]) -> Tensor | None:
-    """What an encoder-decoder's decoder reads, (B, T), where the model makes it of labels or of its only input."""
+    """Return the ids (B, T) that a decoder reads where its model makes them of labels or of its only input."""
     model = transformers_model(model) or model
     config, labels = getattr(model, "config", None), _tensor(named, "labels")
     made_of = labels if labels is not None and labels.dim() == 2 and _writes(model) else _tensor(named, "input_ids")

@@ -8,7 +8,7 @@ anew.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -35,13 +35,13 @@ class Examples:
     kept: str = ""
 
 
-def of_sums(statistics: np.ndarray, score: Score) -> Examples:
+def of_sums(statistics: np.ndarray, score: Score, kept: str = "") -> Examples:
     """A score that is a function of the sums of statistics, (N, K), over examples."""
-    return Examples(len(statistics), lambda weights: score(weights @ statistics))
+    return Examples(len(statistics), lambda weights: score(weights @ statistics), kept)
 
 
 def of_kept(metric: str, text: str) -> Examples:
-    """Accuracy or BLEU from what a results.json keeps of it.
+    """Read accuracy or BLEU from what a results.json keeps of it.
 
     Args:
         text: of accuracy a digit an example, 1 where it is right; of BLEU a word a sentence, its statistics.
@@ -50,8 +50,8 @@ def of_kept(metric: str, text: str) -> Examples:
         from sacrebleu.metrics import BLEU
 
         return _of_statistics(BLEU(), [[int(one) for one in word.split(",")] for word in text.split()], text)
-    right = np.array([[digit == "1"] for digit in text], dtype=np.float64)
-    return Examples(len(text), lambda weights: 100 * (weights @ right)[:, 0] / weights.sum(1), text)
+    right = np.array([[digit == "1", True] for digit in text], dtype=np.float64)
+    return of_sums(right, lambda sums: 100 * sums[:, 0] / sums[:, 1], text)
 
 
 def of_translations(hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, Examples]:
@@ -64,12 +64,12 @@ def of_translations(hypotheses: Sequence[str], references: Sequence[str]) -> dic
 
 
 def _of_statistics(metric: Any, statistics: Sequence[Sequence[int]], kept: str = "") -> Examples:
-    """A metric of sacrebleu."""
+    """Make a metric of sacrebleu a function of the examples."""
 
     def scores(sums: np.ndarray) -> np.ndarray:
         return np.array([metric._compute_score_from_stats(row.tolist()).score for row in sums])
 
-    return replace(of_sums(np.array(statistics, dtype=np.float64), scores), kept=kept)
+    return of_sums(np.array(statistics, dtype=np.float64), scores, kept)
 
 
 def of_predictions(kind: str, names: Sequence[str], predicted: np.ndarray, gold: np.ndarray) -> dict[str, Examples]:
