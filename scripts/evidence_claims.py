@@ -6,6 +6,7 @@ examples, else over seeds only (Student's t).
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -195,6 +196,12 @@ def heading(name: str, part: str = "") -> str:
     return part if part and part in title else f"{title}{f' ({part})' * bool(part)}"
 
 
+def linked(name: str, part: str = "") -> str:
+    """The same, with a link to the experiment in the appendix, where its caption is."""
+    anchor = re.sub("[ -]+", "-", re.sub(r"[^\w -]", "", HEADINGS[name]).lower())
+    return f"[{heading(name, part)}](appendix.md#{anchor})"
+
+
 def lines(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Markdown."""
     shown = [header, ["---"] * len(header), *rows]
@@ -216,7 +223,7 @@ def differing(found: Found, place: Place) -> list[str]:
         values = "" if settings[0].replace("p ", "").replace(", q ", " and ") in title else f"{settings[0]}, "
         title = f"{title} ({values}{settings[1]}, {settings[2]})"
     difference = f"{marked(row.difference)} {part.metric.replace('_', ' and ')}"
-    return [heading(*place[:2]), title, difference, str(row.difference.seeds)]
+    return [linked(*place[:2]), title, difference, str(row.difference.seeds)]
 
 
 def summary(found: Found) -> str:
@@ -277,7 +284,7 @@ def contrasts(found: Found) -> str:
     for name, part, *methods in CONTRASTS:
         titles = [row.title for row in both_rows(found, (name, part, *methods))]
         difference, metric = compared(found, (name, part, *methods)), part_of(found, name, part).metric
-        rows.append([heading(name, part), " minus ".join(titles), f"{marked(difference)} {metric}"])
+        rows.append([linked(name, part), " minus ".join(titles), f"{marked(difference)} {metric}"])
         rows[-1].append(str(difference.seeds))
     pooled = pooled_chance(found)
     title = "AD-DROP minus AD-DROP, random candidates"
@@ -295,7 +302,7 @@ def chosen_epochs(found: Found) -> str:
         for odd in (1, 0):
             seeds = [seed for seed, epoch in sorted(row.chosen.items()) if epoch % 2 == odd]
             cells += [str(len(seeds)), ", ".join(f"{row.scores[seed] - plain[seed]:+.1f}" for seed in seeds) or "–"]
-        rows.append([heading(*place[:2]), row.title, *cells])
+        rows.append([linked(*place[:2]), row.title, *cells])
     plain, regularized = "plain epoch chosen", "AD-DROP's epoch chosen"
     return lines(["setting", "row", plain, "− plain, by seed", regularized, "− plain, by seed"], rows)
 
