@@ -198,7 +198,7 @@ def heading(name: str, part: str = "") -> str:
 
 def linked(name: str, part: str = "") -> str:
     """The same, with a link to the experiment in the appendix, where its caption is."""
-    anchor = re.sub("[ -]+", "-", re.sub(r"[^\w -]", "", HEADINGS[name]).lower())
+    anchor = re.sub("[ -]+", "-", re.sub(r"[^\w -]", "", HEADINGS[name]).strip().lower())
     return f"[{heading(name, part)}](appendix.md#{anchor})"
 
 
