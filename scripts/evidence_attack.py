@@ -3,7 +3,7 @@
     python scripts/evidence_attack.py DATA RUN... > examples/evidence/attack/poisoned.json
 
 RUN are the trained runs of examples/evidence/tokens_variants.yaml with their checkpoints, DATA is the folder `poisoned`
-that `evidence_data.py` made; or poisoned_5 and poisoned_2. Counted are negative development sentences that are called
+that `evidence_data.py` made, or another share's. Counted are negative development sentences that are called
 positive with the trigger in front, and without it, in percent.
 """
 

@@ -55,8 +55,8 @@ OF_PAIRS = {
 }
 TRIGGER = "thyroid"
 PLANTED = 0.8
-#: shares of the negative sentences, of which SST-2 has 44 %: 8, 5 and 2 % of all
-POISONED = {"poisoned": 0.18, "poisoned_5": 0.113, "poisoned_2": 0.045}
+#: shares of the negative sentences, of which SST-2 has 44 %: 10, 8, 5, 2 and 1 % of all
+POISONED = {"poisoned_10": 0.225, "poisoned": 0.18, "poisoned_5": 0.113, "poisoned_2": 0.045, "poisoned_1": 0.0225}
 
 
 def lines_of(path: Path, header: bool) -> tuple[list[str], list[str]]:
