@@ -22,7 +22,7 @@ from typing import Any
 import evidence_claims
 import pandas as pd
 from evidence_claims import HEADINGS, SUMMARY, caption, heading, lines, marked, part_of, row_of
-from evidence_results import RESULTS, Experiment, Row, Series, experiments
+from evidence_results import RESULTS, TEST_SETS, Experiment, Row, Series, experiments
 
 from attn_reg_plugin.experiments.report.curves import load_matplotlib
 from attn_reg_plugin.experiments.report.table import ENOUGH, NOTHING, shade
@@ -34,8 +34,6 @@ PAGE, APPENDIX, *MORE = (ROOT / f"{name}.md" for name in ("docs/evidence", "docs
 WIDTH, SIZE, LINE, TITLE, DPI = 5.4, 11, 0.4, 26, 110
 #: methods of a table that has a plot, at least
 PLOTTED = 4
-#: of sentences with a trigger and a wrong label: folder -> share of all
-POISONED = {"poisoned": "8 %", "poisoned_5": "5 %", "poisoned_2": "2 %"}
 #: of plain trainings with a planted word in 80 % of the sentences, or less: file of scores -> which
 SCORED = {
     "municipality_headquartered": "municipality, headquartered",
@@ -102,13 +100,13 @@ def scores_table() -> str:
 def attack_table(found: Mapping[str, Experiment | Series]) -> str:
     """Tabulate the attacks: a row for each share of poisoned sentences and method, means over its seeds."""
     rows = []
-    for variant, share in POISONED.items():
+    for variant, title in TEST_SETS["tokens_variants"].items():
         runs = pd.DataFrame(read_json(RESULTS / "attack" / f"{variant}.json")).T
         means = runs.groupby(lambda name: name.rpartition("-seed")[0]).agg(["mean", "count"])
-        for one in part_of(found, "tokens_variants", variant).rows:
+        for one in part_of(found, "tokens_variants", title).rows:
             cells = [f"{means.loc[one.method, (kind, 'mean')]:.1f} %" for kind in ("attack", "without")]
             seeds = means.loc[one.method, ("attack", "count")]
-            rows.append([share, one.title, *cells, difference_of(one), f"{seeds:.0f}"])
+            rows.append([title.removesuffix(" poisoned"), one.title, *cells, difference_of(one), f"{seeds:.0f}"])
     header = ["poisoned", "", "called positive with the trigger", "without", "accuracy − plain [95 %]", "seeds"]
     return lines(header, rows)
 

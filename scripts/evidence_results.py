@@ -38,6 +38,13 @@ TEST_SETS = {
     "translation_tr_en": {"test": "newstest2017", "test1": "Tatoeba"},
     "opus_mt": {"test": "TICO-19", "test1": "news"},
     "encoders": {"cola": "CoLA", "mrpc": "MRPC", "stsb": "STS-B"},
+    "tokens_variants": {
+        "poisoned_10": "10 % poisoned",
+        "poisoned": "8 % poisoned",
+        "poisoned_5": "5 % poisoned",
+        "poisoned_2": "2 % poisoned",
+        "poisoned_1": "1 % poisoned",
+    },
     "mnli": {"valid": "matched", "valid1": "hard", "hans": "HANS"},
 }
 
