@@ -20,7 +20,7 @@ size=base batches=(16 64 256) repeats=(--repeats 7 --warmup 2) part=()
 models=("bert float32" "fairseq float32" "bert bfloat16" "fairseq bfloat16")
 if [[ $device != cuda ]]; then
     size=tiny batches=(2) repeats=(--repeats 1 --warmup 0) part=(--collect-only tests/bench)
-    models=("fairseq float32")
+    models=("bert bfloat16" "fairseq float32")
 fi
 methods=ad_drop,tokens,random,attend_out,attention_dropout,head_drop,inactive,ad_drop_cross_tuned,naive
 [[ $device == cuda ]] || methods=tokens,inactive

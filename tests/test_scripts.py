@@ -183,7 +183,7 @@ def test_the_list_for_a_gpu_runs_through_at_toy_size(tmp_path: Path) -> None:
     command = [BASH, str(ROOT / "scripts" / "on_a_gpu.sh"), str(tmp_path)]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert [line.split()[1] for line in ended.stdout.splitlines()] == ["done"] * 3
+    assert [line.split()[1] for line in ended.stdout.splitlines()] == ["done"] * 4
     models = read_json(tmp_path / "models.json")
     assert list(models) == ["plain", "sharded", "compiled"] and all(found["same_loss"] for found in models.values())
     assert read_json(tmp_path / "costs_fairseq_float32_2.json")["rows"]
