@@ -54,7 +54,7 @@ def time_of(row: Row) -> str:
 
 
 def cell(row: Row, most: int) -> str:
-    """The difference to plain training, or the score, and the number of seeds where it is below the most."""
+    """Write the difference to plain training, or the score, and the number of seeds where it is below the most."""
     text = difference_of(row) if row.difference else row.score.text(2)
     return f"{text} ({row.score.seeds})" if row.score.seeds < most else text
 
@@ -106,8 +106,8 @@ def attack_table(found: Mapping[str, Experiment | Series]) -> str:
         for one in part_of(found, "tokens_variants", title).rows:
             cells = [f"{means.loc[one.method, (kind, 'mean')]:.1f} %" for kind in ("attack", "without")]
             seeds = means.loc[one.method, ("attack", "count")]
-            rows.append([title.removesuffix(" poisoned"), one.title, *cells, difference_of(one), f"{seeds:.0f}"])
-    header = ["poisoned", "", "called positive with the trigger", "without", "accuracy − plain [95 %]", "seeds"]
+            rows.append([title, one.title, *cells, difference_of(one), f"{seeds:.0f}"])
+    header = ["", "", "called positive with the trigger", "without", "accuracy − plain [95 %]", "seeds"]
     return lines(header, rows)
 
 

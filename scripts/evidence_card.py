@@ -1,57 +1,56 @@
-"""Whether a converted OPUS-MT model translates by fairseq-generate as the original does by transformers; BLEU of both:
+"""Whether fairseq-generate with a converted OPUS-MT model translates as transformers with the original; BLEU of both:
 
-    python scripts/evidence_card.py SOURCE... MODEL RUN > examples/evidence/opus_mt/card.json
+    python scripts/evidence_card.py MODEL RUN... > examples/evidence/card.json
 
-RUN is an untuned run of examples/evidence/opus_mt.yaml, MODEL the folder that was converted, and each SOURCE the raw
-sentences of a test set, `test.en` or `test1.en`. Both search with the folder's beam; fairseq stops at as many finished
-translations, which transformers calls early stopping.
+RUN are untuned runs of examples/evidence/opus_mt.yaml, MODEL is the folder that was converted. Both search with the
+folder's beam; fairseq stops at as many finished translations, which transformers calls early stopping.
 """
 
 from __future__ import annotations
 
 import json
-import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from evidence_runs import of_runs
 from transformers import AutoTokenizer, MarianMTModel
 
+from attn_reg_plugin.experiments.data_folder import DataFolder
 from attn_reg_plugin.experiments.translation import score
-from attn_reg_plugin.files import read_lines
+from attn_reg_plugin.files import raw_lines, read_json
 
 BATCH = 16
 
 
 @torch.no_grad()
-def translated(sentences: list[str], folder: str) -> list[str]:
+def translated(model: MarianMTModel, tokenizer: Any, sentences: Sequence[str]) -> list[str]:
     """Translate by transformers, in order of length."""
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = MarianMTModel.from_pretrained(folder, dtype=torch.float32).eval()
+    found: dict[int, str] = {}
     order = sorted(range(len(sentences)), key=lambda number: len(sentences[number]))
-    found = [""] * len(sentences)
     for start in range(0, len(order), BATCH):
         chosen = order[start : start + BATCH]
         batch = tokenizer([sentences[number] for number in chosen], return_tensors="pt", padding=True, truncation=True)
-        texts = tokenizer.batch_decode(model.generate(**batch, early_stopping=True), skip_special_tokens=True)
-        for number, text in zip(chosen, texts, strict=True):
-            found[number] = text
+        written = model.generate(**batch, early_stopping=True)
+        found.update(zip(chosen, tokenizer.batch_decode(written, skip_special_tokens=True), strict=True))
+    return [found[number] for number in range(len(sentences))]
+
+
+def measure(run: Path, folder: str) -> dict[str, Any]:
+    """Of each test set: the number of sentences, those that both translate alike, and BLEU on raw references."""
+    data = DataFolder.open(Path(read_json(run / "run.json")["paths"]["data"]).parent)
+    model, tokenizer = MarianMTModel.from_pretrained(folder, dtype=torch.float32), AutoTokenizer.from_pretrained(folder)
+    found = {}
+    for subset in data.subsets:
+        ours = raw_lines(run / "translations" / f"{subset}.{data.target}")
+        theirs = translated(model.eval(), tokenizer, raw_lines(data.root / "raw" / f"{subset}.{data.source}"))
+        texts = {"fairseq": ours, "transformers": theirs}
+        bleu = {name: score(lines, data.references(subset))[0]["bleu"] for name, lines in texts.items()}
+        same = sum(left == right for left, right in zip(ours, theirs, strict=True))
+        found[subset] = {"sentences": len(ours), "same": same, "bleu": bleu}
     return found
 
 
-def measure(source: Path, folder: str, run: Path) -> dict[str, Any]:
-    """Compare both translations of one test set, and score each on its references."""
-    sentences = list(read_lines(source))
-    [ours] = (run / "translations").glob(f"{source.stem}.[!r]*")
-    references = list(read_lines(ours.with_name(f"{source.stem}.references{ours.suffix}")))
-    theirs, ours = translated(sentences, folder), list(read_lines(ours))
-    same = sum(left == right for left, right in zip(ours, theirs, strict=True))
-    bleu = {name: score(texts, references)[0]["bleu"] for name, texts in (("fairseq", ours), ("transformers", theirs))}
-    return {"sentences": len(sentences), "same": same, "bleu": bleu}
-
-
 if __name__ == "__main__":
-    if len(sys.argv) < 4:
-        sys.exit(__doc__)
-    *sources, model, run = sys.argv[1:]
-    print(json.dumps({Path(source).stem: measure(Path(source), model, Path(run)) for source in sources}, indent=2))
+    print(json.dumps(of_runs(measure, __doc__), indent=2))

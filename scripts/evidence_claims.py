@@ -197,7 +197,7 @@ def heading(name: str, part: str = "") -> str:
 
 
 def linked(name: str, part: str = "") -> str:
-    """The same, with a link to the experiment in the appendix, where its caption is."""
+    """Link the setting to its experiment in the appendix, where the caption is."""
     anchor = re.sub("[ -]+", "-", re.sub(r"[^\w -]", "", HEADINGS[name]).strip().lower())
     return f"[{heading(name, part)}](appendix.md#{anchor})"
 
