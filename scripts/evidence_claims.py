@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
-from evidence_results import RESULTS, Experiment, Row, Series
+from evidence_results import RESULTS, TEST_SETS, Experiment, Row, Series
 
 from attn_reg_plugin.experiments.report.differences import Difference, interval
 from attn_reg_plugin.files import read_json
@@ -156,6 +156,8 @@ CONTRASTS: Sequence[tuple[str, str, str, str]] = [
 ]
 #: of these the pairs of seeds are put together: AD-DROP and random candidates at every share of wrong targets
 POOLED = (CONTRASTS[0], *CONTRASTS[3:6])
+#: a method minus another, on each draw of the phrasebook
+DRAWN = [(name, "plain") for name in ("attention_dropout", "ad_drop", "ad_drop_rd")] + [("ad_drop", "ad_drop_rd")]
 #: cross-tuned rows whose chosen epochs are counted
 TUNED: Sequence[Place] = [
     ("sst2_seeds", "", "ad_drop"),
@@ -278,6 +280,19 @@ def pooled_chance(found: Found) -> Difference:
     return over_seeds([value for contrast in POOLED for value in paired(found, contrast)])
 
 
+def drawn(found: Found) -> str:
+    """Tabulate the phrasebook's draws: differences of the same seeds, and of the further draws their mean."""
+    further = found["phrasebook_draws"].parts
+    rows = []
+    for method, other in DRAWN:
+        places = [("phrasebook_draws", draw, method, other) for draw in further]
+        first, *means = (statistics.fmean(paired(found, one)) for one in [("ten_seeds", "", method, other), *places])
+        titles = [row.title for row in both_rows(found, places[0])]
+        rows.append([" minus ".join(titles), f"{first:+.2f}", *(f"{mean:+.2f}" for mean in means)])
+        rows[-1].append(f"{marked(over_seeds(means))}")
+    return lines(["BLEU", "draw 1, ten seeds", *(f"draw {draw}" for draw in further), "mean of these [95 %]"], rows)
+
+
 def contrasts(found: Found) -> str:
     """Rows compared with each other."""
     rows = []
@@ -353,6 +368,16 @@ def halves(found: Found) -> str:
         scores, (there, beyond) = 100 * right.mean(1), chosen_on_a_half(right)
         rows.append([title, f"{scores.mean():.2f} ± {scores.std(ddof=1):.2f}", f"{there:.2f}", f"{beyond:.2f}"])
     return lines(["", "all", "the best on one half, there", "on the other half"], rows)
+
+
+def card(found: Found) -> str:
+    """Tabulate card.json: translations by fairseq-generate and by transformers."""
+    (sets,), rows = read_json(RESULTS / "card.json").values(), []
+    for subset, one in sets.items():
+        bleu = [f"{one['bleu'][name]:.2f}" for name in ("fairseq", "transformers")]
+        title = TEST_SETS["opus_mt"][subset]
+        rows.append([title, str(one["sentences"]), str(one["same"]), *bleu])
+    return lines(["", "sentences", "translated alike", "BLEU, fairseq-generate", "BLEU, transformers"], rows)
 
 
 # -- captions ---------------------------------------------------------------------------------------------------------

@@ -108,6 +108,8 @@ class Export:
 
         with whole_folder(self.out) as folder:
             trained = load_trained(self.run_folder)
+            if trained.model.mean_pooled:
+                raise ValueError(f"{self.run_folder}: transformers has no head for --pooling mean")
             with naming_writer(self.out):
                 trained.model.model.save_pretrained(folder)
                 trained.tokenizer.save_pretrained(folder)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Optional
 import torch
 from fairseq.dataclass import FairseqDataclass
 from fairseq.models import BaseFairseqModel, register_model
-from torch import Tensor
+from torch import Tensor, nn
 
 from attn_reg_plugin.checkpoints import WEIGHTS
 from attn_reg_plugin.configuration import setting
@@ -45,6 +45,9 @@ DROPOUTS = {
     "classifier_dropout": ("classifier_dropout", "classifier_dropout_prob", "seq_classif_dropout"),
 }
 
+#: families whose heads read the first token of the last hidden states, or what the pooler makes of it
+POOLING = {"bert", "camembert", "deberta-v2", "distilbert", "electra", "mpnet", "roberta", "xlm-roberta"}
+
 
 @dataclass
 class HFEncoderConfig(FairseqDataclass):
@@ -56,6 +59,7 @@ class HFEncoderConfig(FairseqDataclass):
         "dropout of the attention weights, in [0, 1); default: the model's", None
     )
     classifier_dropout: Optional[float] = setting("dropout before the head, in [0, 1); default: the model's", None)
+    pooling: str = setting("what the head reads, first: the first token; mean: the mean of all tokens", "first")
     checkpoint_activations: bool = setting("compute activations again in the backward pass, to save memory", False)
     autocast: str = setting("bfloat16: matrix products in bf16, weights and loss in fp32; off: all in fp32", "off")
     hf_config: Optional[str] = setting("not to be given: where a checkpoint keeps the model's configuration", None)
@@ -68,6 +72,7 @@ class HFEncoderModel(BaseFairseqModel):
     Attributes:
         model: the transformers model.
         autocast: the dtype that its forward runs in by `torch.autocast`; None: as it is.
+        mean_pooled: whether the head reads the mean of the tokens, which `save_pretrained` does not know.
     """
 
     def __init__(self, model: "PreTrainedModel", autocast: torch.dtype | None = None) -> None:
@@ -77,6 +82,10 @@ class HFEncoderModel(BaseFairseqModel):
         named = inspect.signature(model.forward).parameters
         types = getattr(model.config, "type_vocab_size", 0) or 0
         self.takes_types = "token_type_ids" in named and types > 1
+        self.mean_pooled = getattr(model.config, "pooling", None) == "mean"
+        if self.mean_pooled:
+            model.base_model.pooler = None
+            model.base_model.register_forward_hook(_mean_as_first_token, with_kwargs=True)
 
     @classmethod
     def build_model(cls, cfg: Any, task: Any) -> "HFEncoderModel":
@@ -92,6 +101,7 @@ class HFEncoderModel(BaseFairseqModel):
             describe_labels(config, labelled)
             for flag in DROPOUTS:
                 set_dropout(config, flag, getattr(cfg, flag, None))
+            set_pooling(config, cfg.pooling, labelled.kind)
             model = build_head(config, labelled.kind, None if cfg.hf_from_config else task.cfg.hf_model)
         if cfg.checkpoint_activations:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -192,6 +202,26 @@ def set_dropout(config: "PreTrainedConfig", flag: str, value: float | None) -> N
         raise ValueError(f"{given}, but {config.model_type} has no such dropout")
     for name in names:
         setattr(config, name, value)
+
+
+def set_pooling(config: "PreTrainedConfig", pooling: str, kind: str) -> None:
+    """Write `mean` into a configuration, where it stays with the checkpoint; a ValueError where it has no place."""
+    if pooling not in ("first", "mean"):
+        raise ValueError(f"--pooling is {pooling!r}, but must be one of first, mean")
+    if pooling == "mean":
+        if config.model_type not in POOLING or kind == TAGGING:
+            raise ValueError(f"--pooling mean is not for {kind.replace('_', ' ')} with {config.model_type} models")
+        config.pooling = pooling
+
+
+def _mean_as_first_token(base: nn.Module, args: Any, inputs: dict[str, Any], output: Any) -> Any:
+    """Put the mean over the tokens (B, width), without padding, where heads read the first token."""
+    hidden, mask = output.last_hidden_state, inputs.get("attention_mask")
+    weights = torch.ones_like(hidden[..., :1]) if mask is None else mask.unsqueeze(-1).to(hidden.dtype)
+    mean = (hidden * weights).sum(1) / weights.sum(1)
+    changed = {"last_hidden_state": torch.cat([mean.unsqueeze(1), hidden[:, 1:]], 1)}
+    changed |= {"pooler_output": mean} if hasattr(output, "pooler_output") else {}
+    return type(output)(**{**output, **changed})
 
 
 def build_head(config: "PreTrainedConfig", kind: str, weights: str | None = None) -> "PreTrainedModel":

@@ -45,6 +45,15 @@ def test_an_exported_encoder_says_what_the_trained_one_says(
     assert model.config.id2label[0] == trained.labelled.labels[0]
 
 
+def test_a_mean_pooled_encoder_stays(
+    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(trained_module, "load_trained", lambda run: trained)
+    monkeypatch.setattr(trained.model, "mean_pooled", True)
+    assert main(["export", "run", str(tmp_path / "out")]) == 2 and not (tmp_path / "out").exists()
+    assert "run: transformers has no head for --pooling mean" in capsys.readouterr().err
+
+
 def test_export_onto_a_full_disk(
     trained: Trained, tmp_path: Path, limited: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

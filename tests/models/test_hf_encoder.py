@@ -105,6 +105,44 @@ def test_types_go_where_a_model_takes_them(family: str, tmp_path: Path) -> None:
     assert torch.equal(model(**inputs)["logits"], other) == (not model.takes_types)
 
 
+#: family -> options that make it small
+POOLED = {
+    "Bert": {},
+    "Camembert": {},
+    "DebertaV2": {},
+    "DistilBert": {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48},
+    "Electra": {},
+    "MPNet": {},
+    "Roberta": {},
+    "XLMRoberta": {},
+}
+
+
+@pytest.mark.parametrize("family", POOLED)
+def test_mean_pooling_is_the_mean_of_the_tokens(family: str, tmp_path: Path) -> None:
+    """Literally: each example alone, the mean of its last hidden states to the head, in place of the first token."""
+    model = build(make_encoder(tmp_path, family, **POOLED[family]), pooling="mean").eval()
+    again = build("/nowhere", hf_config=model.config_json()).eval()
+    again.load_state_dict(model.state_dict())
+    inputs, head = batch(padding=2), model.model
+    found = model(**inputs)["logits"]
+    assert torch.equal(again(**inputs)["logits"], found), "a checkpoint pools as its training did"
+    head.base_model._forward_hooks.clear()
+    for number, length in enumerate(inputs["attention_mask"].sum(1)):
+        one = {name: ids[number : number + 1, :length] for name, ids in inputs.items() if name != "token_type_ids"}
+        if model.takes_types:
+            one["token_type_ids"] = inputs["token_type_ids"][number : number + 1, :length]
+        mean = head.base_model(**one).last_hidden_state.mean(1)
+        if family == "Bert":
+            wanted = head.classifier(mean)
+        elif family == "DistilBert":
+            wanted = head.classifier(torch.relu(head.pre_classifier(mean)))
+        else:
+            inner = head.pooler(mean[:, None]) if family == "DebertaV2" else mean[:, None]
+            wanted = head.classifier(inner)
+        torch.testing.assert_close(found[number], wanted[0], atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize("row", CLASSES)
 @pytest.mark.parametrize("regularized", [False, True])
 def test_padding_never_matters(folder: Path, row: str, regularized: bool) -> None:
@@ -169,6 +207,11 @@ REFUSED: dict[str, tuple[Callable[[Path, Path], Any], str]] = {
     "no labels": (
         lambda folder, path: HFEncoderModel.build_model(HFEncoderConfig(), SimpleNamespace()),
         "is for tasks such as attn_reg_text_classification",
+    ),
+    "pooling": (lambda folder, path: build(folder, pooling="max"), "'max', but must be one of first, mean"),
+    "the mean of a tagger": (
+        lambda folder, path: build(folder, "wnut17", pooling="mean"),
+        "--pooling mean is not for tagging with bert models",
     ),
     "autocast": (lambda folder, path: build(folder, autocast="float16"), "'float16', but must be one of off, bfloat16"),
     "autocast and fp16": (
