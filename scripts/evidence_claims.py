@@ -422,6 +422,7 @@ def caption(found: Experiment | Series) -> str:
     if isinstance(found, Series) and len({len(row.scores) for row in rows}) > 1:
         seeds += ", fewer in parentheses"
     own = [usual(dropping, at) for at in range(3)] if dropping else []
+    own += ["mean pooling"] if flags.get("--pooling") == "mean" else []
     return f"*{'; '.join([*own, f'seeds {seeds}', f'{epochs} epochs, {decay}', f'checkpoint {chosen_by}'])}.*"
 
 

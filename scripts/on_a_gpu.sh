@@ -7,6 +7,7 @@
 # DEVICE=cpu      the same at toy size, to try the script
 # GLUE=FOLDER     GLUE's folders, for the list of encoders, which takes longer (default: no encoders)
 # ENCODER=FOLDER  their model, such as BERT-base, as the hub has it (default: MiniLM, of a package)
+# POOLING=first   what their head reads, where they were not trained by the mean of their tokens (default: mean)
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -45,13 +46,14 @@ done
 step models 180 python scripts/gpu_models.py "$out/models.json" --device "$device"
 if [[ -n ${GLUE:-} ]]; then
     encoder=(--jobs 8 ${ENCODER:+--model "$ENCODER"})
+    pooling=(-- --pooling "${POOLING:-mean}")
     for shots in 16 64 256; do
         step "few_shot_$shots" 300 attn-reg run examples/evidence/few_shot.yaml --shots "$shots" \
-            --data "$GLUE/SST-2" --out "$out/few_shot" "${encoder[@]}"
+            --data "$GLUE/SST-2" --out "$out/few_shot" "${encoder[@]}" "${pooling[@]}"
     done
     for task in rte cola mrpc qnli stsb; do
         step "regime_$task" 400 attn-reg run examples/evidence/glue_regime.yaml --task "$task" --data "$GLUE" \
-            --out "$out/glue_regime" "${encoder[@]}"
+            --out "$out/glue_regime" "${encoder[@]}" "${pooling[@]}"
     done
     step data 60 python scripts/evidence_data.py "$GLUE" "$out/data"
     for task in cola mrpc stsb; do
