@@ -1,11 +1,6 @@
 """`attn-reg prepare`: a parallel corpus made ready for `fairseq-train`.
 
-    attn-reg prepare text --pair en-fr --source FOLDER --out DIR
-    attn-reg prepare text --pair en-fr --source FOLDER --out DIR --opus-mt CONVERTED
-    attn-reg prepare wmt16 --pair en-ro --out DIR
-    attn-reg prepare phrasebook --pair en-tr --out DIR
-
-Afterwards DIR holds:
+Afterwards the folder that `--out` names, DIR, holds:
 
     raw/SPLIT.LANGUAGE      the text, one sentence per line: references to score against, and what was trained on
     spm.model, dict.txt     sentencepiece model and fairseq dictionary, of both languages together

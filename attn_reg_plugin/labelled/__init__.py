@@ -1,11 +1,5 @@
 """Labelled data for encoders: readers of the official formats, a table of tasks, and encoding for a model.
 
-    from attn_reg_plugin.labelled import find_task, read_split, with_labels
-
-    task = with_labels(find_task("rte"), "data/RTE")      # the label set
-    examples = read_split(task, "data/RTE", "train")      # TextExample, TaggedSentence or ChoiceExample
-    rows = encode(examples, task, tokenizer, longest)     # ids for the model, see encoding.py
-
 Importing this needs numpy, and transformers or datasets only once they are used. `dataset.py`, which is not imported
 here, makes a fairseq dataset of the rows.
 """

@@ -1,11 +1,5 @@
 """The fairseq face: a mixin that makes any fairseq task a regularized one.
 
-    @register_task("my_regularized_task", dataclass=with_attn_reg(MyConfig))
-    class MyRegularizedTask(AttnRegTask, MyTask):
-        '''My task, with the attention regularizers' flags.'''
-
-A task without a config dataclass is registered by its name alone: `@register_task("my_regularized_task")`.
-
 It attaches when the model is built for training, announces epochs and updates, supplies the targets, logs what the
 method does and keeps its state. The loop, the criterion and the optimizer stay fairseq's.
 """

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from attn_reg_plugin.labelled.metrics import SENTENCE_END, tag_sequences
-from attn_reg_plugin.labelled.task_table import REGRESSION, TAGGING
+from attn_reg_plugin.labelled.task_table import CLASSIFICATION, REGRESSION, TAGGING
 
 #: from sums over examples (R, K) to scores (R,)
 Score = Callable[[np.ndarray], np.ndarray]
@@ -27,7 +27,7 @@ class Examples:
     Attributes:
         count: N, the number of examples (sentences, of taggers and of translations).
         scores: the score of every draw, (R,), from how often each example is in each draw, whole numbers (R, N).
-        kept: for `of_kept`, of accuracy and BLEU; else empty.
+        kept: for `of_kept`; of chrF, of single correlations and of more than ten classes empty.
     """
 
     count: int
@@ -41,15 +41,23 @@ def of_sums(statistics: np.ndarray, score: Score, kept: str = "") -> Examples:
 
 
 def of_kept(metric: str, text: str) -> Examples:
-    """Read accuracy or BLEU from what a results.json keeps of it.
+    """Read a score from what a results.json keeps of it.
 
     Args:
-        text: of accuracy a digit an example, 1 where it is right; of BLEU a word a sentence, its statistics.
+        text: of BLEU and of taggers a word a sentence, its statistics; of accuracy a digit an example, 1 where it is
+            right; else predictions, a slash and gold labels, a digit each, or values with spaces between them.
     """
-    if metric == "bleu":
+    if "," in text:
+        rows = [[int(one) for one in word.split(",")] for word in text.split()]
+        if metric != "bleu":
+            return _of_parts(np.array(rows, dtype=np.float64), _TAGGING[metric], 5, text)
         from sacrebleu.metrics import BLEU
 
-        return _of_statistics(BLEU(), [[int(one) for one in word.split(",")] for word in text.split()], text)
+        return _of_statistics(BLEU(), rows, text)
+    if "/" in text:
+        kind, split = (REGRESSION, str.split) if " " in text else (CLASSIFICATION, list)
+        both = (np.array(split(part), dtype=np.float64) for part in text.split("/"))
+        return of_predictions(kind, [metric], *both)[metric]
     right = np.array([[digit == "1", True] for digit in text], dtype=np.float64)
     return of_sums(right, lambda sums: 100 * sums[:, 0] / sums[:, 1], text)
 
@@ -59,8 +67,7 @@ def of_translations(hypotheses: Sequence[str], references: Sequence[str]) -> dic
     from sacrebleu.metrics import BLEU, CHRF
 
     bleu, chrf = (one._extract_corpus_statistics(list(hypotheses), [list(references)]) for one in (BLEU(), CHRF()))
-    kept = " ".join(",".join(map(str, row)) for row in bleu)
-    return {"bleu": _of_statistics(BLEU(), bleu, kept), "chrf": _of_statistics(CHRF(), chrf)}
+    return {"bleu": _of_statistics(BLEU(), bleu, _rows(bleu)), "chrf": _of_statistics(CHRF(), chrf)}
 
 
 def _of_statistics(metric: Any, statistics: Sequence[Sequence[int]], kept: str = "") -> Examples:
@@ -81,21 +88,31 @@ def of_predictions(kind: str, names: Sequence[str], predicted: np.ndarray, gold:
     """
     if kind == REGRESSION:
         pearson, spearman = _pearson(predicted, gold), Examples(len(gold), _spearman(predicted, gold))
-        both = Examples(len(gold), lambda weights: (pearson.scores(weights) + spearman.scores(weights)) / 2)
+        kept = "/".join(" ".join(f"{value:.5g}" for value in values) for values in (predicted, gold))
+        both = Examples(len(gold), lambda weights: (pearson.scores(weights) + spearman.scores(weights)) / 2, kept)
         known = {"pearson": pearson, "spearman": spearman, "pearson_spearman": both}
         return {name: known[name] for name in names if name in known}
     if kind == TAGGING:
-        statistics, scores, parts = _of_sentences(predicted, gold), _TAGGING, 5
-    else:
-        statistics, scores, parts = _of_classes(predicted, gold), _CLASSES, 3
-
-    def of(score: Callable[..., np.ndarray]) -> Examples:
-        return of_sums(statistics, lambda sums: 100 * score(*np.split(sums, parts, axis=1)).reshape(len(sums)))
-
-    found = {name: of(scores[name]) for name in names if name in scores}
-    if kind != TAGGING and "accuracy" in found:
+        statistics = _of_sentences(predicted, gold)
+        kept = _rows(statistics.astype(int))
+        return {name: _of_parts(statistics, _TAGGING[name], 5, kept) for name in names if name in _TAGGING}
+    statistics, digits = (
+        _of_classes(predicted, gold),
+        ["".join(map(str, some.astype(int))) for some in (predicted, gold)],
+    )
+    kept = "/".join(digits) if statistics.shape[1] <= 30 else ""
+    found = {name: _of_parts(statistics, _CLASSES[name], 3, kept) for name in names if name in _CLASSES}
+    if "accuracy" in found:
         found["accuracy"] = of_kept("accuracy", "".join("01"[right] for right in (predicted == gold).tolist()))
     return found
+
+
+def _of_parts(statistics: np.ndarray, score: Callable[..., np.ndarray], parts: int, kept: str) -> Examples:
+    return of_sums(statistics, lambda sums: 100 * score(*np.split(sums, parts, axis=1)).reshape(len(sums)), kept)
+
+
+def _rows(statistics: Sequence[Sequence[int]] | np.ndarray) -> str:
+    return " ".join(",".join(map(str, row)) for row in statistics)
 
 
 # -- classes: what is predicted, what is gold and what is right, of every class ---------------------------------------

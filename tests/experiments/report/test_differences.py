@@ -76,6 +76,9 @@ def test_every_metric_of_a_draw_is_the_official_one(kind: str, both: tuple[np.nd
     for name in names:
         expected = [SCORES[kind][name](*drawn_literally(kind, row, *both)) for row in weights]
         assert found[name].scores(weights) == pytest.approx(expected, abs=1e-6), name
+        kept = found[name].kept
+        assert bool(kept) == (name not in ("pearson", "spearman")), name
+        assert not kept or of_kept(name, kept).scores(weights) == pytest.approx(expected, abs=1e-3), name
 
 
 def test_of_one_seed_it_is_sacrebleus_paired_bootstrap() -> None:
