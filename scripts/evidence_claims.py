@@ -234,7 +234,14 @@ def summary(found: Found) -> str:
     chance = pooled_chance(found)
     pooled = ["Does attribution choose better than chance?", "Phrasebook, all shares"]
     pooled += ["AD-DROP minus random candidates", f"{marked(chance)} BLEU", f"{chance.seeds} pairs"]
-    rows.insert(len(next(iter(SUMMARY.values()))), pooled)
+    further = []
+    for method, other in DRAWN:
+        mean, title = over_seeds([*by_draw(found, method, other).values()]), other != "plain" and pooled[2]
+        title = title or row_of(found, ("phrasebook_draws", "2", method))[1].title
+        cells = [linked("phrasebook_draws"), title, f"{marked(mean)} BLEU", f"{mean.seeds} draws"]
+        further.append(["On more draws of it?", *cells])
+    first = len(next(iter(SUMMARY.values())))
+    rows[first:first] = [*further[:-1], pooled, [pooled[0], *further[-1][1:]]]
     shown = [[row[0] if not i or rows[i - 1][0] != row[0] else "", *row[1:]] for i, row in enumerate(rows)]
     return lines(["question", "setting", "row", "− plain [95 %]", "seeds"], shown)
 
@@ -282,24 +289,33 @@ def pooled_chance(found: Found) -> Difference:
 
 def drawn(found: Found) -> str:
     """Tabulate the phrasebook's draws: differences of the same seeds, and of the further draws their mean."""
-    further = found["phrasebook_draws"].parts
     rows = []
     for method, other in DRAWN:
-        places = [("phrasebook_draws", draw, method, other) for draw in further]
-        first, *means = (statistics.fmean(paired(found, one)) for one in [("ten_seeds", "", method, other), *places])
-        titles = [row.title for row in both_rows(found, places[0])]
-        rows.append([" minus ".join(titles), f"{first:+.2f}", *(f"{mean:+.2f}" for mean in means)])
-        rows[-1].append(f"{marked(over_seeds(means))}")
-    return lines(["BLEU", "draw 1, ten seeds", *(f"draw {draw}" for draw in further), "mean of these [95 %]"], rows)
+        first = statistics.fmean(paired(found, ("ten_seeds", "", method, other)))
+        further, titles = by_draw(found, method, other), contrasted(found, ("phrasebook_draws", "2", method, other))
+        rows.append([titles, *(f"{mean:+.2f}" for mean in [first, *further.values()])])
+        rows[-1].append(marked(over_seeds(list(further.values()))))
+    header = ["BLEU", "draw 1, ten seeds", *(f"draw {draw}" for draw in further), "mean of these [95 %]"]
+    return f"{lines(header, rows)}\n\n{caption(found['phrasebook_draws'])}"
+
+
+def by_draw(found: Found, method: str, other: str) -> dict[str, float]:
+    """A method minus another on each further draw of the phrasebook, the mean over seeds."""
+    draws = found["phrasebook_draws"].parts
+    return {draw: statistics.fmean(paired(found, ("phrasebook_draws", draw, method, other))) for draw in draws}
+
+
+def contrasted(found: Found, contrast: tuple[str, str, str, str]) -> str:
+    """The titles of the rows of a contrast."""
+    return " minus ".join(row.title for row in both_rows(found, contrast))
 
 
 def contrasts(found: Found) -> str:
     """Rows compared with each other."""
     rows = []
     for name, part, *methods in CONTRASTS:
-        titles = [row.title for row in both_rows(found, (name, part, *methods))]
         difference, metric = compared(found, (name, part, *methods)), part_of(found, name, part).metric
-        rows.append([linked(name, part), " minus ".join(titles), f"{marked(difference)} {metric}"])
+        rows.append([linked(name, part), contrasted(found, (name, part, *methods)), f"{marked(difference)} {metric}"])
         rows[-1].append(str(difference.seeds))
     pooled = pooled_chance(found)
     title = "AD-DROP minus AD-DROP, random candidates"
@@ -429,7 +445,13 @@ def caption(found: Experiment | Series) -> str:
 def tables(found: Found) -> dict[str, str]:
     """Make every table of this file, by name."""
     made: dict[str, Callable[[Found], str]] = {"summary": summary, "contrasts": contrasts}
-    made |= {"chosen_epochs": chosen_epochs, "best_of_many": best_of_many, "halves": halves}
+    made |= {
+        "chosen_epochs": chosen_epochs,
+        "best_of_many": best_of_many,
+        "halves": halves,
+        "draws": drawn,
+        "card": card,
+    }
     return {name: make(found) for name, make in made.items()} | {
         name: selected(found, places) for name, places in SELECTED.items()
     }
