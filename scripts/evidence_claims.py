@@ -75,7 +75,9 @@ SUMMARY: dict[str, Sequence[Place]] = {
     "If much is dropped?": [("drop_rates", "", "ad_drop_30"), ("drop_rates", "", "ad_drop_rd_30")],
     "On real text?": [("translation", "0, Tatoeba", "ad_drop"), ("translation", "0, Tatoeba", "attention_dropout")],
     "On SST-2?": [("sst2_seeds", "", "ad_drop"), ("sst2_seeds", "", "attention_dropout")],
-    "With 32 sentences, in the paper's regime?": [("few_shot", "16", "ad_drop_first_layer")],
+    "With few sentences, in the paper's regime?": [
+        ("few_shot", shots, "ad_drop_first_layer") for shots in ("16", "64")
+    ],
     "On QNLI, in the paper's layer?": [("qnli", "", "ad_drop_first")],
     "On QNLI, in all layers?": [("qnli", "", "ad_drop"), ("qnli", "", "ad_drop_rd"), ("qnli_rivals", "", "r_drop")],
     "On CoLA, MRPC, STS-B?": [("encoders", task, "ad_drop") for task in ("CoLA", "MRPC", "STS-B")],
