@@ -76,7 +76,7 @@ SUMMARY: dict[str, Sequence[Place]] = {
     "On real text?": [("translation", "0, Tatoeba", "ad_drop"), ("translation", "0, Tatoeba", "attention_dropout")],
     "On SST-2?": [("sst2_seeds", "", "ad_drop"), ("sst2_seeds", "", "attention_dropout")],
     "With few sentences, in the paper's regime?": [
-        ("few_shot", shots, "ad_drop_first_layer") for shots in ("16", "64")
+        ("few_shot", shots, "ad_drop_first_layer") for shots in ("16", "64", "256")
     ],
     "On QNLI, in the paper's layer?": [("qnli", "", "ad_drop_first")],
     "On QNLI, in all layers?": [("qnli", "", "ad_drop"), ("qnli", "", "ad_drop_rd"), ("qnli_rivals", "", "r_drop")],
@@ -388,6 +388,16 @@ def halves(found: Found) -> str:
     return lines(["", "all", "the best on one half, there", "on the other half"], rows)
 
 
+def searched(found: Found) -> str:
+    """Tabulate glue_settings.json: trials of p and q and seeds of plain training, the best first."""
+    trials = sorted(read_json(RESULTS / "glue_settings.json")["trials"], key=lambda trial: -trial["value"])
+    rows = []
+    for one in trials:
+        title = "plain" if one["arm"] == "plain" else f"AD-DROP, {one['p']} and {one['q']}"
+        rows.append([title, f"{one['value']:.2f}", str(one["seed"])])
+    return lines(["", "held-out mcc", "seed"], rows)
+
+
 def card(found: Found) -> str:
     """Tabulate card.json: translations by fairseq-generate and by transformers."""
     (sets,), rows = read_json(RESULTS / "card.json").values(), []
@@ -453,6 +463,7 @@ def tables(found: Found) -> dict[str, str]:
         "halves": halves,
         "draws": drawn,
         "card": card,
+        "searched": searched,
     }
     return {name: make(found) for name, make in made.items()} | {
         name: selected(found, places) for name, places in SELECTED.items()
