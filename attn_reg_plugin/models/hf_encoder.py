@@ -205,12 +205,12 @@ def set_dropout(config: "PreTrainedConfig", flag: str, value: float | None) -> N
 
 
 def set_pooling(config: "PreTrainedConfig", pooling: str, kind: str) -> None:
-    """Write `mean` into a configuration, where it stays with the checkpoint; a ValueError where it has no place."""
+    """Write the pooling into a configuration, which a checkpoint keeps; a ValueError where it has no place."""
     if pooling not in ("first", "mean"):
         raise ValueError(f"--pooling is {pooling!r}, but must be one of first, mean")
-    if pooling == "mean":
-        if config.model_type not in POOLING or kind == TAGGING:
-            raise ValueError(f"--pooling mean is not for {kind.replace('_', ' ')} with {config.model_type} models")
+    if pooling == "mean" and (config.model_type not in POOLING or kind == TAGGING):
+        raise ValueError(f"--pooling mean is not for {kind.replace('_', ' ')} with {config.model_type} models")
+    if pooling == "mean" or hasattr(config, "pooling"):  # which the encoder of an earlier training may have
         config.pooling = pooling
 
 

@@ -127,6 +127,8 @@ def test_mean_pooling_is_the_mean_of_the_tokens(family: str, tmp_path: Path) -> 
     inputs, head = batch(padding=2), model.model
     found = model(**inputs)["logits"]
     assert torch.equal(again(**inputs)["logits"], found), "a checkpoint pools as its training did"
+    model.model.config.save_pretrained(tmp_path)
+    assert build(tmp_path, pooling="mean").mean_pooled and not build(tmp_path).mean_pooled
     head.base_model._forward_hooks.clear()
     for number, length in enumerate(inputs["attention_mask"].sum(1)):
         one = {name: ids[number : number + 1, :length] for name, ids in inputs.items() if name != "token_type_ids"}

@@ -96,10 +96,8 @@ def of_predictions(kind: str, names: Sequence[str], predicted: np.ndarray, gold:
         statistics = _of_sentences(predicted, gold)
         kept = _rows(statistics.astype(int))
         return {name: _of_parts(statistics, _TAGGING[name], 5, kept) for name in names if name in _TAGGING}
-    statistics, digits = (
-        _of_classes(predicted, gold),
-        ["".join(map(str, some.astype(int))) for some in (predicted, gold)],
-    )
+    statistics = _of_classes(predicted, gold)
+    digits = ("".join(map(str, some.astype(int))) for some in (predicted, gold))
     kept = "/".join(digits) if statistics.shape[1] <= 30 else ""
     found = {name: _of_parts(statistics, _CLASSES[name], 3, kept) for name in names if name in _CLASSES}
     if "accuracy" in found:
