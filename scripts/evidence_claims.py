@@ -235,15 +235,16 @@ def summary(found: Found) -> str:
     rows = [[question, *differing(found, place)] for question, places in SUMMARY.items() for place in places]
     chance = pooled_chance(found)
     pooled = ["Does attribution choose better than chance?", "Phrasebook, all shares"]
-    pooled += ["AD-DROP minus random candidates", f"{marked(chance)} BLEU", f"{chance.seeds} pairs"]
-    further = []
+    pooled += [contrasted(found, POOLED[0]), f"{marked(chance)} BLEU", f"{chance.seeds} pairs"]
+    draws = []
     for method, other in DRAWN:
-        mean, title = over_seeds([*by_draw(found, method, other).values()]), other != "plain" and pooled[2]
-        title = title or row_of(found, ("phrasebook_draws", "2", method))[1].title
-        cells = [linked("phrasebook_draws"), title, f"{marked(mean)} BLEU", f"{mean.seeds} draws"]
-        further.append(["On more draws of it?", *cells])
+        mean = over_seeds([*by_draw(found, method, other).values()])
+        title = contrasted(found, ("phrasebook_draws", "2", method, other)).removesuffix(" minus plain")
+        draws.append([linked("phrasebook_draws"), title, f"{marked(mean)} BLEU", f"{mean.seeds} draws"])
+    *gains, against_chance = draws
+    further = [["On more draws of it?", *cells] for cells in gains]
     first = len(next(iter(SUMMARY.values())))
-    rows[first:first] = [*further[:-1], pooled, [pooled[0], *further[-1][1:]]]
+    rows[first:first] = [*further, pooled, [pooled[0], *against_chance]]
     shown = [[row[0] if not i or rows[i - 1][0] != row[0] else "", *row[1:]] for i, row in enumerate(rows)]
     return lines(["question", "setting", "row", "− plain [95 %]", "seeds"], shown)
 
@@ -297,7 +298,8 @@ def drawn(found: Found) -> str:
         further, titles = by_draw(found, method, other), contrasted(found, ("phrasebook_draws", "2", method, other))
         rows.append([titles, *(f"{mean:+.2f}" for mean in [first, *further.values()])])
         rows[-1].append(marked(over_seeds(list(further.values()))))
-    header = ["BLEU", "draw 1, ten seeds", *(f"draw {draw}" for draw in further), "mean of these [95 %]"]
+    draws = found["phrasebook_draws"].parts
+    header = ["BLEU", "draw 1, ten seeds", *(f"draw {draw}" for draw in draws), "mean of these [95 %]"]
     return f"{lines(header, rows)}\n\n{caption(found['phrasebook_draws'])}"
 
 
@@ -320,8 +322,9 @@ def contrasts(found: Found) -> str:
         rows.append([linked(name, part), contrasted(found, (name, part, *methods)), f"{marked(difference)} {metric}"])
         rows[-1].append(str(difference.seeds))
     pooled = pooled_chance(found)
-    title = "AD-DROP minus AD-DROP, random candidates"
-    rows.append(["Phrasebook, all shares", title, f"{marked(pooled)} BLEU", f"{pooled.seeds} pairs"])
+    rows.append(
+        ["Phrasebook, all shares", contrasted(found, POOLED[0]), f"{marked(pooled)} BLEU", f"{pooled.seeds} pairs"]
+    )
     return lines(["setting", "rows", "difference [95 %]", "seeds"], rows)
 
 

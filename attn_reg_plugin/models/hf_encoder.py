@@ -1,8 +1,9 @@
 """`--arch hf_encoder --hf-model PATH_OR_NAME`: an encoder of Hugging Face's behind fairseq's trainer.
 
 The model is transformers' own class with its own head, kept as it is under `model`: sequence classification (also
-regression), token classification or multiple choice, as the task's kind of labels asks for. A checkpoint holds the
-model's configuration in its `cfg.model.hf_config`, so reading one needs no pretrained weights.
+regression), token classification or multiple choice, as the task's kind of labels asks for; with `--pooling mean` a
+hook hands this head the mean of the tokens in place of the first. A checkpoint holds the model's configuration in its
+`cfg.model.hf_config`, so reading one needs no pretrained weights.
 """
 
 # no `from __future__ import annotations`: fairseq reads a flag's type from its field, and knows `Optional` only

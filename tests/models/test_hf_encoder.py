@@ -25,6 +25,10 @@ CLASSES = {
 }
 
 
+#: family -> options that make it small, where they have other names
+SMALL = {"DistilBert": {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48}}
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_encoder(tmp_path_factory.mktemp("encoder"))
@@ -94,10 +98,7 @@ def test_a_checkpoint_needs_no_pretrained_model(folder: Path) -> None:
 @pytest.mark.parametrize("family", ["DistilBert", "Roberta", "Electra"])
 def test_types_go_where_a_model_takes_them(family: str, tmp_path: Path) -> None:
     """The tokenizer gives token types, which DistilBERT does not take and RoBERTa has one of."""
-    options = {
-        "DistilBert": {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48},
-        "Roberta": {"type_vocab_size": 1},
-    }
+    options = {**SMALL, "Roberta": {"type_vocab_size": 1}}
     model = build(make_encoder(tmp_path, family, **options.get(family, {}))).eval()
     assert model.takes_types == (family == "Electra")
     inputs = batch()
@@ -105,23 +106,13 @@ def test_types_go_where_a_model_takes_them(family: str, tmp_path: Path) -> None:
     assert torch.equal(model(**inputs)["logits"], other) == (not model.takes_types)
 
 
-#: family -> options that make it small
-POOLED = {
-    "Bert": {},
-    "Camembert": {},
-    "DebertaV2": {},
-    "DistilBert": {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48},
-    "Electra": {},
-    "MPNet": {},
-    "Roberta": {},
-    "XLMRoberta": {},
-}
+POOLED = ["Bert", "Camembert", "DebertaV2", "DistilBert", "Electra", "MPNet", "Roberta", "XLMRoberta"]
 
 
 @pytest.mark.parametrize("family", POOLED)
 def test_mean_pooling_is_the_mean_of_the_tokens(family: str, tmp_path: Path) -> None:
     """Literally: each example alone, the mean of its last hidden states to the head, in place of the first token."""
-    model = build(make_encoder(tmp_path, family, **POOLED[family]), pooling="mean").eval()
+    model = build(make_encoder(tmp_path, family, **SMALL.get(family, {})), pooling="mean").eval()
     again = build("/nowhere", hf_config=model.config_json()).eval()
     again.load_state_dict(model.state_dict())
     inputs, head = batch(padding=2), model.model

@@ -98,7 +98,7 @@ def of_predictions(kind: str, names: Sequence[str], predicted: np.ndarray, gold:
         return {name: _of_parts(statistics, _TAGGING[name], 5, kept) for name in names if name in _TAGGING}
     statistics = _of_classes(predicted, gold)
     digits = ("".join(map(str, some.astype(int))) for some in (predicted, gold))
-    kept = "/".join(digits) if statistics.shape[1] <= 30 else ""
+    kept = "/".join(digits) if statistics.shape[1] <= 3 * 10 else ""
     found = {name: _of_parts(statistics, _CLASSES[name], 3, kept) for name in names if name in _CLASSES}
     if "accuracy" in found:
         found["accuracy"] = of_kept("accuracy", "".join("01"[right] for right in (predicted == gold).tolist()))
