@@ -21,15 +21,14 @@ from typing import Any
 
 import evidence_claims
 import pandas as pd
-from evidence_claims import HEADINGS, SUMMARY, caption, heading, lines, marked, part_of, row_of
-from evidence_results import RESULTS, TEST_SETS, Experiment, Row, Series, experiments
+from evidence_claims import HEADINGS, SUMMARY, address, caption, heading, lines, marked, part_of, row_of
+from evidence_results import PAGE, RESULTS, ROOT, TEST_SETS, Experiment, Row, Series, experiments
 
 from attn_reg_plugin.experiments.report.curves import load_matplotlib
 from attn_reg_plugin.experiments.report.table import ENOUGH, NOTHING, shade
 from attn_reg_plugin.files import read_json, write_text
 
-ROOT = Path(__file__).resolve().parents[1]
-PAGE, APPENDIX, *MORE = (ROOT / f"{name}.md" for name in ("docs/evidence", "docs/appendix", "docs/costs", "README"))
+APPENDIX, *MORE = (ROOT / f"{name}.md" for name in ("docs/appendix", "docs/costs", "README"))
 #: of plots: inches, points, inches that a row takes, characters in a line of a method's name, pixels per inch
 WIDTH, SIZE, LINE, TITLE, DPI = 5.4, 11, 0.4, 26, 110
 #: methods of a table that has a plot, at least
@@ -150,7 +149,7 @@ def tables(found: Sequence[Experiment | Series]) -> dict[str, str]:
     }
     shown, sections = places(PAGE), []
     for name in sorted(captions, key=lambda name: list(HEADINGS).index(name)):
-        text = captions[name] if name in shown else made[name]
+        text = f"[Table]({address(name)}), of" if name in shown else made[name]
         sections.append(f"### {HEADINGS[name]}\n\n{text} [{name}](../examples/evidence/{name}.yaml)")
         if name in plotted(found):
             sections.append(f"![Plot of {name}](evidence_{name}.png)")

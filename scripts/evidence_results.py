@@ -19,7 +19,8 @@ from attn_reg_plugin.regularizers.base.registry import presets_of
 
 #: all examples of a test of another distribution, beside those of its groups
 ALL = "test"
-RESULTS = Path(__file__).resolve().parents[1] / "examples" / "evidence"
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS, PAGE = ROOT / "examples" / "evidence", ROOT / "docs" / "evidence.md"
 #: how the probe attributes -> its row in the bench
 ATTRIBUTIONS = {"gradient": "ad_drop", "gradient of tokens": "tokens"}
 #: rows of the bench that act on the encoder -> those on all attention
@@ -31,13 +32,15 @@ ON_ALL = {
 }
 #: of presets, for rows whose title in a results.json is the preset's name
 TITLES = {preset.name: preset.title for method in REGISTRY.values() for preset in presets_of(method)}
+#: task of GLUE -> its title
+GLUE = {"cola": "CoLA", "mrpc": "MRPC", "qnli": "QNLI", "rte": "RTE", "stsb": "STS-B"}
 #: experiment -> test set -> its title; others keep their name
 TEST_SETS = {
     "translation": {"test": "newsdev2016", "test1": "Tatoeba"},
     "tokens_translation": {"test": "newsdev2016", "test1": "Tatoeba"},
     "translation_tr_en": {"test": "newstest2017", "test1": "Tatoeba"},
-    "opus_mt": {"test": "TICO-19", "test1": "news"},
-    "encoders": {"cola": "CoLA", "mrpc": "MRPC", "stsb": "STS-B"},
+    "opus_mt": {"test": "TICO-19", "test1": "news", "250-0.25": "250 pairs"},
+    **dict.fromkeys(["encoders", "glue_regime"], GLUE),
     "tokens_variants": {
         "poisoned_10": "10 % poisoned",
         "poisoned": "8 % poisoned",
@@ -216,8 +219,8 @@ def read_folder(folder: Path) -> Experiment | Series:
     for value in values:
         inner = read_experiments(folder / value)
         for one in inner:
-            title = f"{value}, {titles.get(one.subset, one.subset)}" if len(inner) > 1 else titles.get(value, value)
-            parts[title] = one
+            names = [value, one.subset] if len(inner) > 1 else [value]
+            parts[", ".join(titles.get(name, name) for name in names)] = one
     return Series(folder.name, parts)
 
 
