@@ -21,7 +21,7 @@ from typing import Any
 
 import evidence_claims
 import pandas as pd
-from evidence_claims import HEADINGS, SUMMARY, address, caption, heading, lines, marked, part_of, row_of
+from evidence_claims import HEADINGS, SUMMARY, address, caption, heading, lines, marked, part_of, places, row_of
 from evidence_results import PAGE, RESULTS, ROOT, TEST_SETS, Experiment, Row, Series, experiments
 
 from attn_reg_plugin.experiments.report.curves import load_matplotlib
@@ -140,15 +140,14 @@ def costs_by_method() -> str:
 
 def tables(found: Sequence[Experiment | Series]) -> dict[str, str]:
     """All tables with their captions, by their name; `experiments` are those that docs/evidence.md has no place for."""
-    captions = {one.name: caption(one) for one in found}
-    made = {one.name: f"{table(one)}\n\n{captions[one.name]}" for one in found}
+    made = {one.name: f"{table(one)}\n\n{caption(one)}" for one in found}
     made |= evidence_claims.tables({one.name: one for one in found}) | {"candidates": candidates_table()}
     made |= {"scores": scores_table(), "attack": attack_table({one.name: one for one in found})}
     made |= {"costs_by_method": costs_by_method()} | {
         path.stem: costs_table(path.stem) for path in sorted(RESULTS.glob("costs*.json"))
     }
     shown, sections = places(PAGE), []
-    for name in sorted(captions, key=lambda name: list(HEADINGS).index(name)):
+    for name in sorted((one.name for one in found), key=lambda name: list(HEADINGS).index(name)):
         text = f"[Table]({address(name)}), of" if name in shown else made[name]
         sections.append(f"### {HEADINGS[name]}\n\n{text} [{name}](../examples/evidence/{name}.yaml)")
         if name in plotted(found):
@@ -217,18 +216,13 @@ def draw(panel: Any, titles: Sequence[str], rows: Mapping[int, Row]) -> None:
     panel.set_ylim(len(titles) - 0.4, -0.6)
 
 
-def places(path: Path) -> set[str]:
-    """The names of the tables that a page has places for."""
-    return set(re.findall(r"<!-- table (\w+) -->", path.read_text(encoding="utf-8")))
-
-
 def filled(path: Path, tables: Mapping[str, str]) -> str:
     """The text of a page with its tables in their places.
 
     Raises:
         ValueError: a place without a table.
     """
-    if unknown := places(path) - set(tables):
+    if unknown := places(path).keys() - tables.keys():
         raise ValueError(f"{path.name} has places for {sorted(unknown)}, but there are {sorted(tables)}")
 
     def fill(match: re.Match[str]) -> str:

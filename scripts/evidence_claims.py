@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 from evidence_results import PAGE, RESULTS, TEST_SETS, Experiment, Row, Series
@@ -216,15 +217,16 @@ def linked(name: str, part: str = "") -> str:
 
 def address(name: str) -> str:
     """Where an experiment's table is: in the evidence or else in the appendix."""
-    page, section = ("evidence", sections()[name]) if name in sections() else ("appendix", HEADINGS[name])
+    section = places(PAGE).get(name)
+    page, section = ("evidence", section) if section else ("appendix", HEADINGS[name])
     anchor = re.sub("[ -]+", "-", re.sub(r"[^\w -]", "", section).strip().lower())
     return f"{page}.md#{anchor}"
 
 
 @cache
-def sections() -> dict[str, str]:
-    """The sections of the evidence, by the tables that are in them."""
-    found = re.split("^## ", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
+def places(path: Path) -> dict[str, str]:
+    """The names of the tables that a page has places for, and the section that each is in."""
+    found = re.split("^## ", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
     return {name: one.partition("\n")[0] for one in found for name in re.findall(r"<!-- table (\w+) -->", one)}
 
 
