@@ -74,6 +74,7 @@ SUMMARY: dict[str, Sequence[Place]] = {
         ("phrasebook_controls", "", "label_smoothing"),
         ("phrasebook_controls", "", "dropout_20"),
     ],
+    "With twice the epochs?": [("ten_seeds_36", "", name) for name in ("dropout_30", "ad_drop")],
     "If much is dropped?": [("drop_rates", "", "ad_drop_30"), ("drop_rates", "", "ad_drop_rd_30")],
     "On real text?": [("translation", "0, Tatoeba", "ad_drop"), ("translation", "0, Tatoeba", "attention_dropout")],
     "Where a published translation model is adapted?": [
@@ -85,7 +86,9 @@ SUMMARY: dict[str, Sequence[Place]] = {
     ],
     "On QNLI, in the paper's layer?": [("qnli", "", "ad_drop_first")],
     "On QNLI, in all layers?": [("qnli", "", "ad_drop"), ("qnli", "", "ad_drop_rd"), ("qnli_rivals", "", "r_drop")],
-    "On CoLA, in the paper's regime?": [("glue_regime", "CoLA", name) for name in ("ad_drop", "attention_dropout")],
+    "On CoLA and RTE, in the paper's regime?": [
+        ("glue_regime", task, name) for task in ("CoLA", "RTE") for name in ("ad_drop", "attention_dropout")
+    ],
     "On CoLA, MRPC, STS-B?": [("encoders", task, "ad_drop") for task in ("CoLA", "MRPC", "STS-B")],
     "With wrong labels?": [("label_noise", "0.25", "ad_drop")],
     "With a word that gives the label away?": [("shortcuts", "", "ad_drop"), ("shortcuts", "", "attention_dropout")],
@@ -146,12 +149,13 @@ CONTRASTS: Sequence[tuple[str, str, str, str]] = [
             ("r_drop", "two_passes"),
         ]
     ],
+    ("ten_seeds_36", "", "ad_drop", "dropout_30"),
     ("noisy_phrasebook", "", "ad_drop", "ad_drop_low"),
     ("drop_rates", "", "ad_drop_30", "ad_drop_rd_30"),
     ("drop_rates", "", "ad_drop_09", "ad_drop_tuned"),
     ("shortcuts", "", "ad_drop_30", "ad_drop_rd_30"),
     ("qnli", "", "ad_drop", "ad_drop_rd"),
-    ("glue_regime", "CoLA", "ad_drop", "ad_drop_rd"),
+    *[("glue_regime", task, "ad_drop", "ad_drop_rd") for task in ("CoLA", "RTE")],
     ("mnli", "matched", "ad_drop", "ad_drop_rd"),
     *[("tokens", share, "ad_drop_tokens", "ad_drop_random_tokens") for share in ("0.95", "0.8", "0.5", "0.2")],
     ("tokens", "0.8", "ad_drop_tokens", "ad_drop"),
@@ -172,7 +176,7 @@ TUNED: Sequence[Place] = [
     ("sst2_seeds", "", "ad_drop"),
     *[("qnli", "", name) for name in ("ad_drop", "ad_drop_03", "ad_drop_first", "ad_drop_rd")],
     *[("encoders", task, "ad_drop") for task in ("CoLA", "MRPC", "STS-B")],
-    ("glue_regime", "CoLA", "ad_drop"),
+    *[("glue_regime", task, "ad_drop") for task in ("CoLA", "RTE")],
 ]
 #: task -> the gain that AD-DROP's authors publish, in points, of the best of `SETTINGS` on the development set
 PUBLISHED = {"CoLA": 4.3, "MRPC": 3.4, "RTE": 4.3}
