@@ -1,7 +1,4 @@
-"""The runs of an experiment as a table and a page look at them: scores, examples, time, and what their logs hold.
-
-An experiment is a folder, and the folders in it are runs of `attn-reg compare` or `finetune`.
-"""
+"""The runs of an experiment as a table and a page look at them: scores, examples, time, and what their logs hold."""
 
 from __future__ import annotations
 
@@ -39,12 +36,12 @@ class RunResult:
 
     Attributes:
         method, title: of the row.
-        seed: of the training.
-        folder: where it is.
+        seed, folder: of the run.
         scores: by subset and metric, the chief one first.
         seconds: elapsed, of an epoch; None where it is unknown, as of a method that doesn't train.
         epochs: that were trained.
         constant: whether it predicts one class (or value) for every example, or translates each into one sentence.
+        rising: whether the last of several validations is the best, so that more epochs may do better.
         finished: whether its training is over, and it has a score.
         settings: as `run.json` has them.
     """
@@ -57,6 +54,7 @@ class RunResult:
     seconds: float | None = None
     epochs: float | None = None
     constant: bool = False
+    rising: bool = False
     finished: bool = True
     settings: Mapping[str, Any] = field(default_factory=dict)
 
@@ -95,6 +93,7 @@ def result_of(run: Run) -> RunResult:
     """The figures of a run of `attn-reg compare` or `finetune`."""
     result = run.result()
     training = result.get("training", {})
+    epochs, interval = training.get("epochs"), int(run.settings["flags"].get("validate-interval", 1))
     return RunResult(
         method=run.method,
         title=run.title,
@@ -102,8 +101,9 @@ def result_of(run: Run) -> RunResult:
         folder=run.folder,
         scores={(subset, name): value for subset, scores in run.scores.items() for name, value in scores.items()},
         seconds=training.get("seconds_per_epoch"),
-        epochs=training.get("epochs"),
+        epochs=epochs,
         constant=bool(result.get("constant")),
+        rising=bool(epochs and training["best_epoch"] == epochs > interval),
         finished=bool(result.get("scores")),
         settings=run.settings,
     )

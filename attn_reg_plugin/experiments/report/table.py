@@ -70,6 +70,7 @@ class Row:
         relative_time: that over the baseline's.
         differences: to the baseline, by subset and metric.
         constant: seeds of the runs that predict one class, or translate into one sentence.
+        rising: seeds of the runs that were best in the last epoch.
     """
 
     method: str
@@ -81,6 +82,7 @@ class Row:
     relative_time: float | None = None
     differences: dict[str, dict[str, Difference]] = field(default_factory=dict)
     constant: list[int] = field(default_factory=list)
+    rising: list[int] = field(default_factory=list)
 
 
 def summarize(runs: Sequence[RunResult], baseline: str = PLAIN) -> list[Row]:
@@ -106,8 +108,9 @@ def summarize(runs: Sequence[RunResult], baseline: str = PLAIN) -> list[Row]:
             values = [run.scores[key] for run in own if key in run.scores]
             figures.setdefault(key[0], {})[key[1]] = figure_of(values)
         time, constant = mean_of(own, "seconds"), [run.seed for run in own if run.constant]
+        rising = [run.seed for run in own if run.rising]
         relative = time.mean / plain.mean if time and plain and plain.mean > 0 else None
-        about = mean_of(own, "epochs"), time, relative, compared.get(method, {}), constant
+        about = mean_of(own, "epochs"), time, relative, compared.get(method, {}), constant, rising
         rows.append(Row(method, own[0].title, len(own), figures, *about))
     return rows
 
@@ -117,8 +120,7 @@ def names_of_subsets(runs: Sequence[RunResult]) -> dict[str, str]:
     tests = {subset for run in runs for subset, metric in run.scores if metric in TITLES}
     task = TASKS.get(str(runs[0].settings.get("task")))
     more = task.more_valid if task else {}
-    found = {HELD_OUT: "held out", **more}
-    return {**found, **({test: test for test in tests} if len(tests) > 1 else {})}
+    return {HELD_OUT: "held out", **more, **({test: test for test in tests} if len(tests) > 1 else {})}
 
 
 def cells(
@@ -169,15 +171,17 @@ def notes_of(rows: Sequence[Row], baseline: str = PLAIN) -> list[str]:
     if found:
         how = f" [95 % interval over {', of some figures over '.join(drawn)}]" if drawn else ""
         notes.append(f"− {baseline}: mean difference to the run of the same seed{how}; of all figures in results.json")
-    for row in rows:
-        if row.constant:
-            notes.append(
-                f"{CONSTANT} {row.title}, seeds {', '.join(map(str, row.constant))}: one output for every example (one "
-                "class, value or sentence), so a difference says nothing of the method"
-            )
+    notes += [
+        f"{CONSTANT} {row.title}, seeds {', '.join(map(str, row.constant))}: one output for every example (one class, "
+        "value or sentence), so a difference says nothing of the method"
+        for row in rows
+        if row.constant
+    ]
+    if rising := [f"{row.title} ({len(row.rising)} of {row.seeds})" for row in rows if row.rising]:
+        notes.append(f"runs that were best in the last epoch, so that more may change the order: {'; '.join(rising)}")
     notes.append("elapsed: wall-clock seconds in updates, which other work on the machine lengthens")
-    few = any(row.seeds < ENOUGH for row in rows)
-    return notes + ([f"in italics, in a terminal dim: fewer than {ENOUGH} seeds"] if few else [])
+    few = f"in italics, in a terminal dim: fewer than {ENOUGH} seeds"
+    return notes + [few] * any(row.seeds < ENOUGH for row in rows)
 
 
 def publish(out: Path, runs: Sequence[Run], notes: Sequence[str], console: Console) -> None:

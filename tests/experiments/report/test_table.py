@@ -107,6 +107,22 @@ def test_a_run_that_predicts_one_class_is_said(tmp_path: Path) -> None:
     assert "seeds 1, 2: one output for every example" in said
 
 
+def test_runs_that_were_best_in_the_last_epoch_are_said(tmp_path: Path) -> None:
+    """With more epochs they might be better; where only the last is validated that says nothing."""
+    risen = "runs that were best in the last epoch, so that more may change the order: "
+    make_fine_tuning(tmp_path / "rte", {"plain": (11, 13), "ad_drop": (15, 16)})
+    path = tmp_path / "rte" / "ad_drop-seed1" / "result.json"
+    path.write_text(path.read_text(encoding="utf-8").replace('"best_epoch": 3', '"best_epoch": 2'), encoding="utf-8")
+    runs = read_runs(tmp_path / "rte")
+    assert risen + "ad_drop (1 of 2); plain (2 of 2)" in notes_of(summarize([result_of(one) for one in runs]))
+    for one in runs:
+        one.flags["validate-interval"] = "3"
+    assert not [note for note in notes_of(summarize([result_of(one) for one in runs])) if note.startswith(risen)]
+    make_comparison(tmp_path / "en-ro", {"plain": 20.0})
+    rows = summarize([result_of(one) for one in read_runs(tmp_path / "en-ro")])
+    assert not [note for note in notes_of(rows) if note.startswith(risen)], "the fifth of six epochs"
+
+
 def test_a_table_is_published(tmp_path: Path) -> None:
     make_comparison(tmp_path, {"plain": 20.0, "ad_drop": 22.0})
     runs = sorted(read_runs(tmp_path), key=lambda one: one.method != "plain")
