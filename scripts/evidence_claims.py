@@ -74,7 +74,10 @@ SUMMARY: dict[str, Sequence[Place]] = {
         ("phrasebook_controls", "", "label_smoothing"),
         ("phrasebook_controls", "", "dropout_20"),
     ],
-    "With twice the epochs?": [("ten_seeds_36", "", name) for name in ("dropout_30", "ad_drop")],
+    "With twice the epochs?": [
+        ("ten_seeds_36", "", name)
+        for name in ("dropout_20", "dropout_30", "ad_drop", "r_drop", "ad_drop_dropout_30", "r_drop_dropout_30")
+    ],
     "If much is dropped?": [("drop_rates", "", "ad_drop_30"), ("drop_rates", "", "ad_drop_rd_30")],
     "On real text?": [("translation", "0, Tatoeba", "ad_drop"), ("translation", "0, Tatoeba", "attention_dropout")],
     "Where a published translation model is adapted?": [
@@ -149,7 +152,8 @@ CONTRASTS: Sequence[tuple[str, str, str, str]] = [
             ("r_drop", "two_passes"),
         ]
     ],
-    ("ten_seeds_36", "", "ad_drop", "dropout_30"),
+    *[("ten_seeds_36", "", method, "dropout_20") for method in ("ad_drop", "r_drop")],
+    *[("ten_seeds_36", "", method, "dropout_30") for method in ("ad_drop_dropout_30", "r_drop_dropout_30")],
     ("noisy_phrasebook", "", "ad_drop", "ad_drop_low"),
     ("drop_rates", "", "ad_drop_30", "ad_drop_rd_30"),
     ("drop_rates", "", "ad_drop_09", "ad_drop_tuned"),
