@@ -21,7 +21,8 @@ from typing import Any
 
 import evidence_claims
 import pandas as pd
-from evidence_claims import HEADINGS, SUMMARY, address, caption, heading, lines, marked, part_of, places, row_of
+from evidence_captions import caption
+from evidence_claims import HEADINGS, SUMMARY, address, heading, lines, marked, part_of, places, row_of
 from evidence_results import PAGE, RESULTS, ROOT, TEST_SETS, Experiment, Row, Series, experiments
 
 from attn_reg_plugin.experiments.report.curves import load_matplotlib

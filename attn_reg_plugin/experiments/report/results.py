@@ -93,7 +93,7 @@ def result_of(run: Run) -> RunResult:
     """The figures of a run of `attn-reg compare` or `finetune`."""
     result = run.result()
     training = result.get("training", {})
-    epochs, interval = training.get("epochs"), int(run.settings["flags"].get("validate-interval", 1))
+    epochs, interval = training.get("epochs"), int(run.flags.get("validate-interval", 1))
     return RunResult(
         method=run.method,
         title=run.title,
