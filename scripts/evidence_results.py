@@ -41,6 +41,7 @@ TEST_SETS = {
     "translation_tr_en": {"test": "newstest2017", "test1": "Tatoeba"},
     "opus_mt": {"test": "TICO-19", "test1": "news", "250-0.25": "250 pairs"},
     **dict.fromkeys(["encoders", "glue_regime"], GLUE),
+    "few_shot": {"16_mpnet": "16, MPNet-base"},
     "tokens_variants": {
         "poisoned_10": "10 % poisoned",
         "poisoned": "8 % poisoned",
