@@ -94,6 +94,7 @@ SUMMARY: dict[str, Sequence[Place]] = {
     "On GLUE, in the paper's regime?": [
         ("glue_regime", task, name) for task in REGIME for name in ("ad_drop", "attention_dropout")
     ],
+    "AttendOut, in its paper's regime?": [("attend_out_regime", "", "attend_out")],
     "On CoLA, MRPC, STS-B?": [("encoders", task, "ad_drop") for task in ("CoLA", "MRPC", "STS-B")],
     "With wrong labels?": [("label_noise", "0.25", "ad_drop")],
     "With a word that gives the label away?": [("shortcuts", "", "ad_drop"), ("shortcuts", "", "attention_dropout")],
@@ -131,6 +132,7 @@ SELECTED: dict[str, Sequence[Place]] = {
         ("regression_objectives", "", "ad_drop_gold"),
     ],
     "attend_out": [
+        ("attend_out_regime", "", "attend_out"),
         ("noisy_phrasebook", "", "attend_out"),
         ("sst2_rivals", "", "attend_out"),
         ("qnli_rivals", "", "attend_out"),
