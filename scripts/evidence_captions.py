@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from evidence_results import Experiment, Row, Series
 
@@ -25,23 +25,28 @@ def counted(values: Iterable[int]) -> str:
     return " and ".join(map(str, found))
 
 
-def usual(rows: Sequence[Row], at: int) -> str:
-    """The most frequent of `settings_of`, and the rows that have others."""
-    values = {row.title: settings_of(row)[at] for row in rows}
-    (most, _), *others = Counter(values.values()).most_common()
+def usual(parts: Mapping[str, Sequence[Row]], at: int) -> str:
+    """The most frequent of `settings_of`, and the parts of a series, or the rows, that have others."""
+    values = [(part, row.title, settings_of(row)[at]) for part, rows in parts.items() for row in rows]
+    (most, _), *others = Counter(value for *_, value in values).most_common()
     told = []
     for value, _ in others:
+        inside = {part for part, _, own in values if own == value}
         short = value.replace("p ", "").replace(", q ", " and ")
-        titles = [title for title, own in values.items() if own == value and short not in title]
-        told.append(f"{value} in *{'*, *'.join(titles)}*" if titles else "others where named")
+        titles = dict.fromkeys(title for _, title, own in values if own == value and short not in title)
+        if all(own == value for part, _, own in values if part in inside):
+            told.append(f"{value} for {' and '.join(part for part in parts if part in inside)}")
+        else:
+            told.append(f"{value} in *{'*, *'.join(titles)}*" if titles else "others where named")
     return most + (f" ({'; '.join(dict.fromkeys(told))})" if told else "")
 
 
 def caption(found: Experiment | Series) -> str:
     """p, q, sites, cross-tuning, seeds, and what chose the checkpoint."""
-    parts = list(found.parts.values()) if isinstance(found, Series) else [found]
-    rows = [row for part in parts for row in part.rows]
-    dropping, flags = [row for row in rows if settings_of(row)], rows[0].flags
+    parts = found.parts if isinstance(found, Series) else {"": found}
+    rows = [row for part in parts.values() for row in part.rows]
+    dropping = {name: [row for row in part.rows if settings_of(row)] for name, part in parts.items()}
+    flags = rows[0].flags
     epochs = counted(int(row.flags["--max-epoch"]) for row in rows if row.method == "plain")
     chosen_by = "by held-out score" if "--held-out" in flags else "by validation loss"
     if flags.get("--validate-interval", "1") == flags["--max-epoch"]:
@@ -55,6 +60,6 @@ def caption(found: Experiment | Series) -> str:
     seeds = counted(seed for row in rows for seed in row.scores)
     if isinstance(found, Series) and len({len(row.scores) for row in rows}) > 1:
         seeds += ", fewer in parentheses"
-    own = [usual(dropping, at) for at in range(3)] if dropping else []
+    own = [usual(dropping, at) for at in range(3)] if any(dropping.values()) else []
     own += ["mean pooling"] if flags.get("--pooling") == "mean" else []
     return f"*{'; '.join([*own, f'seeds {seeds}', f'{epochs} epochs, {decay}', f'checkpoint {chosen_by}'])}.*"

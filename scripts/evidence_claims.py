@@ -64,7 +64,7 @@ HEADINGS = {
     "mnli": "MNLI, in and out of distribution",
 }
 #: tasks of `glue_regime` that were run
-REGIME = ("CoLA", "MRPC", "RTE")
+REGIME = ("CoLA", "MRPC", "QNLI", "RTE")
 #: question -> rows whose difference to plain training answers it
 SUMMARY: dict[str, Sequence[Place]] = {
     "Does dropping attention help on a small noisy corpus?": [
