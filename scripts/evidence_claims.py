@@ -63,8 +63,8 @@ HEADINGS = {
     "training_size": "STS-B, by training examples and epochs",
     "mnli": "MNLI, in and out of distribution",
 }
-#: tasks of `glue_regime` that were run
-REGIME = ("CoLA", "MRPC", "QNLI", "RTE")
+#: tasks of `glue_regime`
+REGIME = ("CoLA", "MRPC", "QNLI", "RTE", "STS-B")
 #: question -> rows whose difference to plain training answers it
 SUMMARY: dict[str, Sequence[Place]] = {
     "Does dropping attention help on a small noisy corpus?": [
