@@ -31,11 +31,12 @@ def usual(parts: Mapping[str, Sequence[Row]], at: int) -> str:
     (most, _), *others = Counter(value for *_, value in values).most_common()
     told = []
     for value, _ in others:
-        inside = {part for part, _, own in values if own == value}
+        holders = [(part, title) for part, title, own in values if own == value]
+        whole = dict.fromkeys(part for part, _ in holders)
         short = value.replace("p ", "").replace(", q ", " and ")
-        titles = dict.fromkeys(title for _, title, own in values if own == value and short not in title)
-        if all(own == value for part, _, own in values if part in inside):
-            told.append(f"{value} for {' and '.join(part for part in parts if part in inside)}")
+        titles = dict.fromkeys(title for _, title in holders if short not in title)
+        if not any(part in whole and own != value for part, _, own in values):
+            told.append(f"{value} for {' and '.join(whole)}")
         else:
             told.append(f"{value} in *{'*, *'.join(titles)}*" if titles else "others where named")
     return most + (f" ({'; '.join(dict.fromkeys(told))})" if told else "")

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 from evidence_captions import caption, settings_of
-from evidence_results import PAGE, RESULTS, TEST_SETS, Experiment, Row, Series
+from evidence_results import GLUE, PAGE, RESULTS, TEST_SETS, Experiment, Row, Series
 
 from attn_reg_plugin.experiments.report.differences import Difference, interval
 from attn_reg_plugin.files import read_json
@@ -63,8 +63,6 @@ HEADINGS = {
     "training_size": "STS-B, by training examples and epochs",
     "mnli": "MNLI, in and out of distribution",
 }
-#: tasks of `glue_regime`
-REGIME = ("CoLA", "MRPC", "QNLI", "RTE", "STS-B")
 #: question -> rows whose difference to plain training answers it
 SUMMARY: dict[str, Sequence[Place]] = {
     "Does dropping attention help on a small noisy corpus?": [
@@ -92,7 +90,7 @@ SUMMARY: dict[str, Sequence[Place]] = {
     "On QNLI, in the paper's layer?": [("qnli", "", "ad_drop_first")],
     "On QNLI, in all layers?": [("qnli", "", "ad_drop"), ("qnli", "", "ad_drop_rd"), ("qnli_rivals", "", "r_drop")],
     "On GLUE, in the paper's regime?": [
-        ("glue_regime", task, name) for task in REGIME for name in ("ad_drop", "attention_dropout")
+        ("glue_regime", task, name) for task in GLUE.values() for name in ("ad_drop", "attention_dropout")
     ],
     "AttendOut, in its paper's regime?": [("attend_out_regime", "", "attend_out")],
     "On CoLA, MRPC, STS-B?": [("encoders", task, "ad_drop") for task in ("CoLA", "MRPC", "STS-B")],
@@ -163,7 +161,7 @@ CONTRASTS: Sequence[tuple[str, str, str, str]] = [
     ("drop_rates", "", "ad_drop_09", "ad_drop_tuned"),
     ("shortcuts", "", "ad_drop_30", "ad_drop_rd_30"),
     ("qnli", "", "ad_drop", "ad_drop_rd"),
-    *[("glue_regime", task, "ad_drop", "ad_drop_rd") for task in REGIME],
+    *[("glue_regime", task, "ad_drop", "ad_drop_rd") for task in GLUE.values()],
     ("mnli", "matched", "ad_drop", "ad_drop_rd"),
     *[("tokens", share, "ad_drop_tokens", "ad_drop_random_tokens") for share in ("0.95", "0.8", "0.5", "0.2")],
     ("tokens", "0.8", "ad_drop_tokens", "ad_drop"),
@@ -184,7 +182,7 @@ TUNED: Sequence[Place] = [
     ("sst2_seeds", "", "ad_drop"),
     *[("qnli", "", name) for name in ("ad_drop", "ad_drop_03", "ad_drop_first", "ad_drop_rd")],
     *[("encoders", task, "ad_drop") for task in ("CoLA", "MRPC", "STS-B")],
-    *[("glue_regime", task, "ad_drop") for task in REGIME],
+    *[("glue_regime", task, "ad_drop") for task in GLUE.values()],
 ]
 #: task -> the gain that AD-DROP's authors publish, in points, of the best of `SETTINGS` on the development set
 PUBLISHED = {"CoLA": 4.3, "MRPC": 3.4, "RTE": 4.3}
