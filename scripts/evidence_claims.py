@@ -85,12 +85,16 @@ SUMMARY: dict[str, Sequence[Place]] = {
     ],
     "On SST-2?": [("sst2_seeds", "", "ad_drop"), ("sst2_seeds", "", "attention_dropout")],
     "With few sentences, in the paper's regime?": [
-        ("few_shot", shots, "ad_drop_first_layer") for shots in ("16", "64", "256", "16, MPNet-base")
+        ("few_shot", f"{shots}{encoder}", "ad_drop_first_layer")
+        for encoder in ("", ", MPNet-base")
+        for shots in (16, 64, 256)
     ],
     "On QNLI, in the paper's layer?": [("qnli", "", "ad_drop_first")],
     "On QNLI, in all layers?": [("qnli", "", "ad_drop"), ("qnli", "", "ad_drop_rd"), ("qnli_rivals", "", "r_drop")],
     "On GLUE, in the paper's regime?": [
-        ("glue_regime", task, name) for task in GLUE.values() for name in ("ad_drop", "attention_dropout")
+        ("glue_regime", task, name)
+        for task in [*GLUE.values(), "RTE, MPNet-base"]
+        for name in ("ad_drop", "attention_dropout")
     ],
     "AttendOut, in its paper's regime?": [("attend_out_regime", "", "attend_out")],
     "On CoLA, MRPC, STS-B?": [("encoders", task, "ad_drop") for task in ("CoLA", "MRPC", "STS-B")],

@@ -40,8 +40,9 @@ TEST_SETS = {
     "tokens_translation": {"test": "newsdev2016", "test1": "Tatoeba"},
     "translation_tr_en": {"test": "newstest2017", "test1": "Tatoeba"},
     "opus_mt": {"test": "TICO-19", "test1": "news", "250-0.25": "250 pairs"},
-    **dict.fromkeys(["encoders", "glue_regime"], GLUE),
-    "few_shot": {"16_mpnet": "16, MPNet-base"},
+    "encoders": GLUE,
+    "glue_regime": {**GLUE, "rte_mpnet": "RTE, MPNet-base"},
+    "few_shot": {f"{shots}_mpnet": f"{shots}, MPNet-base" for shots in (16, 64, 256)},
     "tokens_variants": {
         "poisoned_10": "10 % poisoned",
         "poisoned": "8 % poisoned",
