@@ -96,7 +96,9 @@ SUMMARY: dict[str, Sequence[Place]] = {
         for task in [*GLUE.values(), "RTE, MPNet-base"]
         for name in ("ad_drop", "attention_dropout")
     ],
-    "AttendOut, in its paper's regime?": [("attend_out_regime", "", "attend_out")],
+    "AttendOut, in its paper's regime?": [
+        ("attend_out_regime", "", name) for name in ("attend_out", "scores_dropout_0.1", "attention_layer_drop")
+    ],
     "On CoLA, MRPC, STS-B?": [("encoders", task, "ad_drop") for task in ("CoLA", "MRPC", "STS-B")],
     "With wrong labels?": [("label_noise", "0.25", "ad_drop")],
     "With a word that gives the label away?": [("shortcuts", "", "ad_drop"), ("shortcuts", "", "attention_dropout")],
@@ -166,6 +168,7 @@ CONTRASTS: Sequence[tuple[str, str, str, str]] = [
     ("shortcuts", "", "ad_drop_30", "ad_drop_rd_30"),
     ("qnli", "", "ad_drop", "ad_drop_rd"),
     *[("glue_regime", task, "ad_drop", "ad_drop_rd") for task in GLUE.values()],
+    *[("attend_out_regime", "", "attend_out", rival) for rival in ("scores_dropout_0.1", "attention_layer_drop")],
     ("mnli", "matched", "ad_drop", "ad_drop_rd"),
     *[("tokens", share, "ad_drop_tokens", "ad_drop_random_tokens") for share in ("0.95", "0.8", "0.5", "0.2")],
     ("tokens", "0.8", "ad_drop_tokens", "ad_drop"),

@@ -10,7 +10,7 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
-from threading import Event
+from threading import Barrier, Event
 from typing import Any
 
 import pytest
@@ -282,10 +282,12 @@ def test_an_interruption_and_a_stop_end_the_command(tmp_path: Path) -> None:
 @pytest.mark.parametrize("jobs", [1, 2, 5])
 def test_every_task_is_called_and_no_more_than_jobs_at_a_time(jobs: int) -> None:
     running, most, done = [], [], []
+    together = Barrier(min(jobs, 4))
 
     def work(number: int) -> None:
         running.append(number)
         most.append(len(running))
+        together.wait(10)
         time.sleep(0.02)
         running.remove(number)
         done.append(number)
