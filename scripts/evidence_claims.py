@@ -81,7 +81,9 @@ SUMMARY: dict[str, Sequence[Place]] = {
     "If much is dropped?": [("drop_rates", "", "ad_drop_30"), ("drop_rates", "", "ad_drop_rd_30")],
     "On real text?": [("translation", "0, Tatoeba", "ad_drop"), ("translation", "0, Tatoeba", "attention_dropout")],
     "Where a published translation model is adapted?": [
-        ("opus_mt", f"250 pairs, {text}", "ad_drop") for text in ("TICO-19", "news")
+        ("opus_mt", f"250 pairs, {text}", name)
+        for name in ("ad_drop", "attention_dropout")
+        for text in ("TICO-19", "news")
     ],
     "On SST-2?": [("sst2_seeds", "", "ad_drop"), ("sst2_seeds", "", "attention_dropout")],
     "With few sentences, in the paper's regime?": [
