@@ -63,6 +63,8 @@ HEADINGS = {
     "training_size": "STS-B, by training examples and epochs",
     "mnli": "MNLI, in and out of distribution",
 }
+#: of the parts of few_shot
+ENCODERS = ("", ", MPNet-base")
 #: question -> rows whose difference to plain training answers it
 SUMMARY: dict[str, Sequence[Place]] = {
     "Does dropping attention help on a small noisy corpus?": [
@@ -87,9 +89,7 @@ SUMMARY: dict[str, Sequence[Place]] = {
     ],
     "On SST-2?": [("sst2_seeds", "", "ad_drop"), ("sst2_seeds", "", "attention_dropout")],
     "With few sentences, in the paper's regime?": [
-        ("few_shot", f"{shots}{encoder}", "ad_drop_first_layer")
-        for encoder in ("", ", MPNet-base")
-        for shots in (16, 64, 256)
+        ("few_shot", f"{shots}{encoder}", "ad_drop_first_layer") for encoder in ENCODERS for shots in (16, 64, 256)
     ],
     "On QNLI, in the paper's layer?": [("qnli", "", "ad_drop_first")],
     "On QNLI, in all layers?": [("qnli", "", "ad_drop"), ("qnli", "", "ad_drop_rd"), ("qnli_rivals", "", "r_drop")],
@@ -169,6 +169,11 @@ CONTRASTS: Sequence[tuple[str, str, str, str]] = [
     ("drop_rates", "", "ad_drop_09", "ad_drop_tuned"),
     ("shortcuts", "", "ad_drop_30", "ad_drop_rd_30"),
     ("qnli", "", "ad_drop", "ad_drop_rd"),
+    *[
+        ("few_shot", f"{shots}{encoder}", "ad_drop_first_layer", "random_first_layer")
+        for encoder in ENCODERS
+        for shots in (16, 64, 256)
+    ],
     *[("glue_regime", task, "ad_drop", "ad_drop_rd") for task in GLUE.values()],
     *[("attend_out_regime", "", "attend_out", rival) for rival in ("scores_dropout_0.1", "attention_layer_drop")],
     ("mnli", "matched", "ad_drop", "ad_drop_rd"),
