@@ -78,7 +78,10 @@ SUMMARY: dict[str, Sequence[Place]] = {
     ],
     "With twice the epochs?": [
         ("ten_seeds_36", "", name)
-        for name in ("dropout_20", "dropout_30", "ad_drop", "r_drop", "ad_drop_dropout_30", "r_drop_dropout_30")
+        for name in (
+            *("dropout_20", "dropout_30", "label_smoothing", "attention_dropout", "ad_drop", "r_drop", "two_passes"),
+            *("ad_drop_dropout_30", "attention_dropout_dropout_30", "r_drop_dropout_30"),
+        )
     ],
     "If much is dropped?": [("drop_rates", "", "ad_drop_30"), ("drop_rates", "", "ad_drop_rd_30")],
     "On real text?": [("translation", "0, Tatoeba", "ad_drop"), ("translation", "0, Tatoeba", "attention_dropout")],
@@ -163,7 +166,14 @@ CONTRASTS: Sequence[tuple[str, str, str, str]] = [
         ]
     ],
     *[("ten_seeds_36", "", method, "dropout_20") for method in ("ad_drop", "r_drop")],
-    *[("ten_seeds_36", "", method, "dropout_30") for method in ("ad_drop_dropout_30", "r_drop_dropout_30")],
+    *[
+        ("ten_seeds_36", "", method, other)
+        for method, other in [("r_drop", "two_passes"), ("ad_drop", "attention_dropout")]
+    ],
+    *[
+        ("ten_seeds_36", "", f"{method}_dropout_30", "dropout_30")
+        for method in ("ad_drop", "attention_dropout", "r_drop")
+    ],
     ("noisy_phrasebook", "", "ad_drop", "ad_drop_low"),
     ("drop_rates", "", "ad_drop_30", "ad_drop_rd_30"),
     ("drop_rates", "", "ad_drop_09", "ad_drop_tuned"),
