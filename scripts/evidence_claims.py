@@ -63,8 +63,8 @@ HEADINGS = {
     "training_size": "STS-B, by training examples and epochs",
     "mnli": "MNLI, in and out of distribution",
 }
-#: of the parts of few_shot
-ENCODERS = ("", ", MPNet-base")
+#: the parts of few_shot: sentences a class, of MiniLM and of MPNet-base
+FEW = [f"{shots}{encoder}" for encoder in ("", ", MPNet-base") for shots in (16, 64, 256)]
 #: question -> rows whose difference to plain training answers it
 SUMMARY: dict[str, Sequence[Place]] = {
     "Does dropping attention help on a small noisy corpus?": [
@@ -79,8 +79,16 @@ SUMMARY: dict[str, Sequence[Place]] = {
     "With twice the epochs?": [
         ("ten_seeds_36", "", name)
         for name in (
-            *("dropout_20", "dropout_30", "label_smoothing", "attention_dropout", "ad_drop", "r_drop", "two_passes"),
-            *("ad_drop_dropout_30", "attention_dropout_dropout_30", "r_drop_dropout_30"),
+            "dropout_20",
+            "dropout_30",
+            "label_smoothing",
+            "attention_dropout",
+            "ad_drop",
+            "r_drop",
+            "two_passes",
+            "ad_drop_dropout_30",
+            "attention_dropout_dropout_30",
+            "r_drop_dropout_30",
         )
     ],
     "If much is dropped?": [("drop_rates", "", "ad_drop_30"), ("drop_rates", "", "ad_drop_rd_30")],
@@ -91,9 +99,7 @@ SUMMARY: dict[str, Sequence[Place]] = {
         for text in ("TICO-19", "news")
     ],
     "On SST-2?": [("sst2_seeds", "", "ad_drop"), ("sst2_seeds", "", "attention_dropout")],
-    "With few sentences, in the paper's regime?": [
-        ("few_shot", f"{shots}{encoder}", "ad_drop_first_layer") for encoder in ENCODERS for shots in (16, 64, 256)
-    ],
+    "With few sentences, in the paper's regime?": [("few_shot", shots, "ad_drop_first_layer") for shots in FEW],
     "On QNLI, in the paper's layer?": [("qnli", "", "ad_drop_first")],
     "On QNLI, in all layers?": [("qnli", "", "ad_drop"), ("qnli", "", "ad_drop_rd"), ("qnli_rivals", "", "r_drop")],
     "On GLUE, in the paper's regime?": [
@@ -166,10 +172,8 @@ CONTRASTS: Sequence[tuple[str, str, str, str]] = [
         ]
     ],
     *[("ten_seeds_36", "", method, "dropout_20") for method in ("ad_drop", "r_drop")],
-    *[
-        ("ten_seeds_36", "", method, other)
-        for method, other in [("r_drop", "two_passes"), ("ad_drop", "attention_dropout")]
-    ],
+    ("ten_seeds_36", "", "r_drop", "two_passes"),
+    ("ten_seeds_36", "", "ad_drop", "attention_dropout"),
     *[
         ("ten_seeds_36", "", f"{method}_dropout_30", "dropout_30")
         for method in ("ad_drop", "attention_dropout", "r_drop")
@@ -179,11 +183,7 @@ CONTRASTS: Sequence[tuple[str, str, str, str]] = [
     ("drop_rates", "", "ad_drop_09", "ad_drop_tuned"),
     ("shortcuts", "", "ad_drop_30", "ad_drop_rd_30"),
     ("qnli", "", "ad_drop", "ad_drop_rd"),
-    *[
-        ("few_shot", f"{shots}{encoder}", "ad_drop_first_layer", "random_first_layer")
-        for encoder in ENCODERS
-        for shots in (16, 64, 256)
-    ],
+    *[("few_shot", shots, "ad_drop_first_layer", "random_first_layer") for shots in FEW],
     *[("glue_regime", task, "ad_drop", "ad_drop_rd") for task in GLUE.values()],
     *[("attend_out_regime", "", "attend_out", rival) for rival in ("scores_dropout_0.1", "attention_layer_drop")],
     ("mnli", "matched", "ad_drop", "ad_drop_rd"),

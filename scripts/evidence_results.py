@@ -134,8 +134,6 @@ def read_experiments(folder: Path) -> list[Experiment]:
             chosen = {seed: run["training"]["best_epoch"] for seed, run in runs[name].items() if "training" in run}
             time = measured.get(benched(flags))
             title = TITLES.get(one["title"], one["title"])
-            if not re.search(r"\d", title) and "--ad-drop-p" not in flags:
-                title = " ".join([title, *(value for flag, value in flags.items() if flag.endswith("-drop-p"))])
             examples = {
                 seed: of_kept(metric, text) for seed, run in runs[name].items() if (text := kept(run, subset, metric))
             }

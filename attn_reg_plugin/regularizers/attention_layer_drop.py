@@ -32,7 +32,7 @@ class AttentionLayerDrop(Regularizer):
     """
 
     presets: ClassVar[tuple[Preset, ...]] = (
-        Preset("attention_layer_drop", "attention LayerDrop", {"sites": "encoder.self", "p": 0.2}),
+        Preset("attention_layer_drop", "attention LayerDrop 0.2", {"sites": "encoder.self", "p": 0.2}),
     )
 
     acts: ClassVar[int] = 3
