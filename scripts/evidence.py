@@ -185,7 +185,7 @@ def plot_summary(found: Mapping[str, Experiment | Series], path: Path) -> None:
     shown = [(re.sub(r",[^()]*(?= \(|$)", "", heading(*place[:2]), count=1), *row_of(found, place)) for place in placed]
     kinds = {"BLEU": True, "points of percent": False}
     counts = [sum((part.metric == "BLEU") is kind for _, part, _ in shown) for kind in kinds.values()]
-    figure, panels = drawing(1.8 + 1.6 * LINE * sum(counts), 2, counts)
+    figure, panels = drawing(1.8 + 1.8 * LINE * sum(counts), 2, counts)
     for panel, (label, kind) in zip(panels, kinds.items(), strict=True):
         rows = [(f"{title}: {row.title}", row) for title, part, row in shown if (part.metric == "BLEU") is kind]
         draw(panel, [title for title, _ in rows], dict(enumerate(row for _, row in rows)))
