@@ -147,7 +147,7 @@ CONTRASTS: Sequence[tuple[str, str, str, str]] = [
     ],
     *[("ten_seeds_36", "", method, "dropout_20") for method in ("ad_drop", "r_drop")],
     ("ten_seeds_36", "", "r_drop", "two_passes"),
-    ("ten_seeds_36", "", "ad_drop", "attention_dropout"),
+    *[("ten_seeds_36", "", "ad_drop", rival) for rival in ("attention_dropout", "ad_drop_rd")],
     *[
         ("ten_seeds_36", "", f"{method}_dropout_30", "dropout_30")
         for method in ("ad_drop", "attention_dropout", "r_drop")
