@@ -22,6 +22,8 @@ from attn_reg_plugin.files import read_json
 
 #: an experiment, its part and a method
 Place = tuple[str, str, str]
+#: a method minus another, of one experiment and part; `EXPERIMENT/METHOD` of another one with the same seeds
+Contrast = tuple[str, str, str, str]
 #: experiment -> its heading
 HEADINGS = {
     "ten_seeds": "Phrasebook, a quarter wrong: ten seeds",
@@ -128,8 +130,9 @@ SELECTED: dict[str, Sequence[Place]] = {
         ("shortcuts_float32", "", "attend_out"),
     ],
 }
-#: a method minus another, of one experiment and part; `EXPERIMENT/METHOD` of another one with the same seeds
-CONTRASTS: Sequence[tuple[str, str, str, str]] = [
+#: with twice the epochs
+LONGER: Contrast = ("ten_seeds_36", "", "ad_drop", "ad_drop_rd")
+CONTRASTS: Sequence[Contrast] = [
     ("ten_seeds", "", "ad_drop", "ad_drop_rd"),
     ("ten_seeds", "", "ad_drop", "attention_dropout"),
     ("ten_seeds", "", "r_drop", "ad_drop_rd"),
@@ -147,7 +150,8 @@ CONTRASTS: Sequence[tuple[str, str, str, str]] = [
     ],
     *[("ten_seeds_36", "", method, "dropout_20") for method in ("ad_drop", "r_drop")],
     ("ten_seeds_36", "", "r_drop", "two_passes"),
-    *[("ten_seeds_36", "", "ad_drop", rival) for rival in ("attention_dropout", "ad_drop_rd")],
+    ("ten_seeds_36", "", "ad_drop", "attention_dropout"),
+    LONGER,
     *[
         ("ten_seeds_36", "", f"{method}_dropout_30", "dropout_30")
         for method in ("ad_drop", "attention_dropout", "r_drop")
@@ -254,16 +258,18 @@ def differing(found: Found, place: Place) -> list[str]:
 
 
 def summary(found: Found) -> str:
-    """Questions and the rows that answer them; the pooled contrast is one."""
+    """Questions and the rows that answer them; on draws and on chance they are means and contrasts."""
     rows = [[question, *differing(found, place)] for question, places in SUMMARY.items() for place in places]
-    chance = pooled_chance(found)
-    pooled = ["Does attribution choose better than chance?", "Phrasebook, all shares"]
-    pooled += [contrasted(found, POOLED[0]), f"{marked(chance)} BLEU", f"{chance.seeds} pairs"]
     draws = over_seeds([*by_draw(found, *DRAWN[0]).values()])
     further = ["On more draws of it?", linked("phrasebook_draws")]
     further += [row_of(found, ("phrasebook_draws", "2", DRAWN[0][0]))[1].title, f"{marked(draws)} BLEU"]
+    chance = "Does attribution choose better than chance?"
     first = len(next(iter(SUMMARY.values())))
-    rows[first:first] = [[*further, f"{draws.seeds} draws"], pooled]
+    rows[first:first] = [
+        [*further, f"{draws.seeds} draws"],
+        [chance, *pooled_chance(found)],
+        [chance, *contrasting(found, LONGER)],
+    ]
     shown = [[row[0] if not i or rows[i - 1][0] != row[0] else "", *row[1:]] for i, row in enumerate(rows)]
     return lines(["question", "setting", "row", "− plain [95 %]", "seeds"], shown)
 
@@ -273,20 +279,20 @@ def selected(found: Found, places: Iterable[Place]) -> str:
     return lines(["setting", "row", "− plain [95 %]", "seeds"], [differing(found, place) for place in places])
 
 
-def both_rows(found: Found, contrast: tuple[str, str, str, str]) -> list[Row]:
+def both_rows(found: Found, contrast: Contrast) -> list[Row]:
     """The rows of a contrast."""
     name, part, *methods = contrast
     parted = [method.rpartition("/") for method in methods]
     return [row_of(found, (other or name, part, method))[1] for other, _, method in parted]
 
 
-def paired(found: Found, contrast: tuple[str, str, str, str]) -> list[float]:
+def paired(found: Found, contrast: Contrast) -> list[float]:
     """A method's scores minus another's, seed by seed, of the seeds that both have."""
     one, other = (row.scores for row in both_rows(found, contrast))
     return [one[seed] - other[seed] for seed in sorted(one.keys() & other.keys())]
 
 
-def compared(found: Found, contrast: tuple[str, str, str, str]) -> Difference:
+def compared(found: Found, contrast: Contrast) -> Difference:
     """A method minus another, over seeds and examples or over seeds only."""
     one, other = (row.examples for row in both_rows(found, contrast))
     student, shared = over_seeds(paired(found, contrast)), sorted(one.keys() & other.keys())
@@ -304,9 +310,10 @@ def over_seeds(values: Sequence[float]) -> Difference:
     return Difference(mean, mean - half, mean + half, len(values), "seeds")
 
 
-def pooled_chance(found: Found) -> Difference:
-    """AD-DROP minus random candidates over all pairs of `POOLED`."""
-    return over_seeds([value for contrast in POOLED for value in paired(found, contrast)])
+def pooled_chance(found: Found) -> list[str]:
+    """Cells of AD-DROP minus random candidates over all pairs of `POOLED`."""
+    mean = over_seeds([value for contrast in POOLED for value in paired(found, contrast)])
+    return ["Phrasebook, all shares", contrasted(found, POOLED[0]), f"{marked(mean)} BLEU", f"{mean.seeds} pairs"]
 
 
 def drawn(found: Found) -> str:
@@ -328,22 +335,21 @@ def by_draw(found: Found, method: str, other: str) -> dict[str, float]:
     return {draw: statistics.fmean(paired(found, ("phrasebook_draws", draw, method, other))) for draw in draws}
 
 
-def contrasted(found: Found, contrast: tuple[str, str, str, str]) -> str:
+def contrasted(found: Found, contrast: Contrast) -> str:
     """The titles of the rows of a contrast."""
     return " minus ".join(row.title for row in both_rows(found, contrast))
 
 
+def contrasting(found: Found, contrast: Contrast) -> list[str]:
+    """Cells of a contrast: the setting, the rows, their difference, and the seeds."""
+    difference, metric = compared(found, contrast), part_of(found, *contrast[:2]).metric
+    titles = contrasted(found, contrast)
+    return [linked(*contrast[:2]), titles, f"{marked(difference)} {metric}", str(difference.seeds)]
+
+
 def contrasts(found: Found) -> str:
     """Rows compared with each other."""
-    rows = []
-    for name, part, *methods in CONTRASTS:
-        difference, metric = compared(found, (name, part, *methods)), part_of(found, name, part).metric
-        rows.append([linked(name, part), contrasted(found, (name, part, *methods)), f"{marked(difference)} {metric}"])
-        rows[-1].append(str(difference.seeds))
-    pooled = pooled_chance(found)
-    rows.append(
-        ["Phrasebook, all shares", contrasted(found, POOLED[0]), f"{marked(pooled)} BLEU", f"{pooled.seeds} pairs"]
-    )
+    rows = [*(contrasting(found, contrast) for contrast in CONTRASTS), pooled_chance(found)]
     return lines(["setting", "rows", "difference [95 %]", "seeds"], rows)
 
 
