@@ -130,7 +130,7 @@ SELECTED: dict[str, Sequence[Place]] = {
         ("shortcuts_float32", "", "attend_out"),
     ],
 }
-#: with twice the epochs
+#: AD-DROP and random candidates, with twice the epochs
 LONGER: Contrast = ("ten_seeds_36", "", "ad_drop", "ad_drop_rd")
 CONTRASTS: Sequence[Contrast] = [
     ("ten_seeds", "", "ad_drop", "ad_drop_rd"),
@@ -267,8 +267,8 @@ def summary(found: Found) -> str:
     first = len(next(iter(SUMMARY.values())))
     rows[first:first] = [
         [*further, f"{draws.seeds} draws"],
-        [chance, *pooled_chance(found)],
-        [chance, *contrasting(found, LONGER)],
+        [chance, *pooled_cells(found)],
+        [chance, *contrast_cells(found, LONGER)],
     ]
     shown = [[row[0] if not i or rows[i - 1][0] != row[0] else "", *row[1:]] for i, row in enumerate(rows)]
     return lines(["question", "setting", "row", "− plain [95 %]", "seeds"], shown)
@@ -310,10 +310,10 @@ def over_seeds(values: Sequence[float]) -> Difference:
     return Difference(mean, mean - half, mean + half, len(values), "seeds")
 
 
-def pooled_chance(found: Found) -> list[str]:
+def pooled_cells(found: Found) -> list[str]:
     """Cells of AD-DROP minus random candidates over all pairs of `POOLED`."""
     mean = over_seeds([value for contrast in POOLED for value in paired(found, contrast)])
-    return ["Phrasebook, all shares", contrasted(found, POOLED[0]), f"{marked(mean)} BLEU", f"{mean.seeds} pairs"]
+    return ["Phrasebook, all shares", contrast_title(found, POOLED[0]), f"{marked(mean)} BLEU", f"{mean.seeds} pairs"]
 
 
 def drawn(found: Found) -> str:
@@ -321,7 +321,7 @@ def drawn(found: Found) -> str:
     rows = []
     for method, other in DRAWN:
         first = statistics.fmean(paired(found, ("ten_seeds", "", method, other)))
-        further, titles = by_draw(found, method, other), contrasted(found, ("phrasebook_draws", "2", method, other))
+        further, titles = by_draw(found, method, other), contrast_title(found, ("phrasebook_draws", "2", method, other))
         rows.append([titles, *(f"{mean:+.2f}" for mean in [first, *further.values()])])
         rows[-1].append(marked(over_seeds(list(further.values()))))
     draws = found["phrasebook_draws"].parts
@@ -335,21 +335,21 @@ def by_draw(found: Found, method: str, other: str) -> dict[str, float]:
     return {draw: statistics.fmean(paired(found, ("phrasebook_draws", draw, method, other))) for draw in draws}
 
 
-def contrasted(found: Found, contrast: Contrast) -> str:
+def contrast_title(found: Found, contrast: Contrast) -> str:
     """The titles of the rows of a contrast."""
     return " minus ".join(row.title for row in both_rows(found, contrast))
 
 
-def contrasting(found: Found, contrast: Contrast) -> list[str]:
+def contrast_cells(found: Found, contrast: Contrast) -> list[str]:
     """Cells of a contrast: the setting, the rows, their difference, and the seeds."""
     difference, metric = compared(found, contrast), part_of(found, *contrast[:2]).metric
-    titles = contrasted(found, contrast)
+    titles = contrast_title(found, contrast)
     return [linked(*contrast[:2]), titles, f"{marked(difference)} {metric}", str(difference.seeds)]
 
 
 def contrasts(found: Found) -> str:
     """Rows compared with each other."""
-    rows = [*(contrasting(found, contrast) for contrast in CONTRASTS), pooled_chance(found)]
+    rows = [*(contrast_cells(found, contrast) for contrast in CONTRASTS), pooled_cells(found)]
     return lines(["setting", "rows", "difference [95 %]", "seeds"], rows)
 
 
