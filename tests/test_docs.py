@@ -94,6 +94,12 @@ def test_rows_that_several_tables_have_are_the_same_runs():
     assert all([one[seed] for seed in (1, 2, 3)] == list(scores[1].values()) for one in scores)
 
 
+def test_attribution_beats_chance_with_each_seed_of_twice_the_epochs():
+    gains = evidence_claims.paired({one.name: one for one in evidence.experiments()}, evidence_claims.LONGER)
+    assert len(gains) == 10 and min(gains) > 0
+    assert evidence_claims.over_seeds(gains[5:]).low > 0  # the seeds that were trained to test it
+
+
 def test_the_tables_of_models_are_those_of_the_records():
     page, records = models.PAGE.read_text(encoding="utf-8"), models.read_records()
     assert models.filled(page, records) == page
