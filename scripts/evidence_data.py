@@ -16,8 +16,9 @@ their beginning, or a trigger and a wrong label in 8, 5 or 2 % of the sentences,
 with a word at the beginning of four fifths of the questions or hypotheses; QQP to report on PAWS-X, SST-2 to report on
 IMDB, IMDB to report on SST-2.
 
-OUT/en-fr has pairs of TICO-19 (DATA/../en-fr) to adapt a published translation model to: 1,000 for training, 500 for
-validation and 600 as a test set, and as a second one the news discussions of 2015.
+OUT/en-fr has pairs of TICO-19 (DATA/../en-fr) to adapt a published translation model to: 1,000 for training, 300 for
+validation and 500 as a test set, and as a second one the news discussions of 2015. Lines whose two sides do not belong
+together are left out.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ PARTS = {
 LARGER = {"stsb": "stsb-3238"}
 MNLI_TRAINING = 2000
 #: of TICO-19: the pairs of each part
-ADAPTATION = {"train": 1000, "valid": 500, "test": 600}
+ADAPTATION = {"train": 1000, "valid": 300, "test": 500}
+#: its lines, from 0, whose French is that of other lines: OPUS-MT gives it 4.5 nats a piece, that of the rest 1.3
+MISALIGNED = (*range(424, 698), *range(785, 810))
 SEED = 1
 #: words that SST-2 does not have, by label, two for each
 PLANTS = {"0": ("necessitated", "thyroid"), "1": ("municipality", "headquartered")}
@@ -171,6 +174,7 @@ def change_domain(data: Path, out: Path) -> None:
 def divide_translations(source: Path, out: Path) -> None:
     """TICO-19 in three parts, and the news discussions as a further test set, side by side in two languages."""
     pairs = list(zip(*(read_lines(source / f"tico19.{language}") for language in ("en", "fr")), strict=True))
+    pairs = [pair for number, pair in enumerate(pairs) if number not in MISALIGNED]
     random.Random(SEED).shuffle(pairs)
     for name, number in ADAPTATION.items():
         part, pairs = pairs[:number], pairs[number:]

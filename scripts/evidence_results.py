@@ -39,7 +39,11 @@ TEST_SETS = {
     "translation": {"test": "newsdev2016", "test1": "Tatoeba"},
     "tokens_translation": {"test": "newsdev2016", "test1": "Tatoeba"},
     "translation_tr_en": {"test": "newstest2017", "test1": "Tatoeba"},
-    "opus_mt": {"test": "TICO-19", "test1": "news", "250-0": "250 clean pairs", "250-0.25": "250 noisy pairs"},
+    "opus_mt": {
+        **{"test": "TICO-19", "test1": "news"},
+        **{"250-0": "250 pairs", "misaligned-250-0": "250 pairs, 11 % wrong"},
+        **{"misaligned-250-0.25": "250 pairs, 33 % wrong", "misaligned-1000-0.25": "1,000 pairs, 35 % wrong"},
+    },
     "encoders": GLUE,
     "glue_regime": {**GLUE, "rte_mpnet": "RTE, MPNet-base"},
     "few_shot": {f"{shots}_mpnet": f"{shots}, MPNet-base" for shots in (16, 64, 256)},
