@@ -30,7 +30,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from attn_reg_plugin.files import read_lines, write_text
+from attn_reg_plugin.files import read_lines, sha256, write_text
 
 #: task -> folder, whether its files begin with a header, training examples, examples that join the development set
 PARTS = {
@@ -46,6 +46,8 @@ MNLI_TRAINING = 2000
 ADAPTATION = {"train": 1000, "valid": 300, "test": 500}
 #: its lines, from 0, whose French is that of other lines: OPUS-MT gives it 4.5 nats a piece, that of the rest 1.3
 MISALIGNED = (*range(424, 698), *range(785, 810))
+#: SHA-256 of the French file that they are lines of
+MISALIGNED_FILE = "75c69f626f8ab1d14fb881ac2c5e87902da20658923b17c6151e81e439253a7a"
 SEED = 1
 #: words that SST-2 does not have, by label, two for each
 PLANTS = {"0": ("necessitated", "thyroid"), "1": ("municipality", "headquartered")}
@@ -173,6 +175,8 @@ def change_domain(data: Path, out: Path) -> None:
 
 def divide_translations(source: Path, out: Path) -> None:
     """TICO-19 in three parts, and the news discussions as a further test set, side by side in two languages."""
+    if sha256(source / "tico19.fr") != MISALIGNED_FILE:
+        sys.exit(f"{source}/tico19.fr is not the file whose misaligned lines are known: look for those of this one")
     pairs = list(zip(*(read_lines(source / f"tico19.{language}") for language in ("en", "fr")), strict=True))
     pairs = [pair for number, pair in enumerate(pairs) if number not in MISALIGNED]
     random.Random(SEED).shuffle(pairs)
