@@ -84,7 +84,7 @@ SUMMARY: dict[str, Sequence[Place]] = {
     "Where a published translation model is adapted?": [
         ("opus_mt", f"{pairs}, {tested}", name)
         for name in ("dropout_20", "ad_drop")
-        for pairs in ("250 pairs", "250 pairs, 33 % wrong")
+        for pairs in ("250 pairs", "250 pairs, 25 % wrong")
         for tested in ("TICO-19", "news")
     ],
     "On SST-2?": [("sst2_seeds", "", "ad_drop")],

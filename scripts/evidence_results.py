@@ -43,6 +43,7 @@ TEST_SETS = {
         "test": "TICO-19",
         "test1": "news",
         "250-0": "250 pairs",
+        "250-0.25": "250 pairs, 25 % wrong",
         "misaligned-250-0": "250 pairs, 11 % wrong",
         "misaligned-250-0.25": "250 pairs, 33 % wrong",
         "misaligned-1000-0.25": "1,000 pairs, 35 % wrong",
