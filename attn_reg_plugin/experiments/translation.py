@@ -60,7 +60,7 @@ class TranslationComparison(Comparison):
     embed_dim: int = setting("width of the model", 512, within="[1, inf)")
     ffn_dim: int = setting("width of the feed-forward layers", 2048, within="[1, inf)")
     heads: int = setting("attention heads", 8, within="[1, inf)")
-    dropout: float = setting("residual dropout", 0.3, within="[0, 1)")
+    dropout: float | None = setting("residual dropout (default: that of --opus-mt, else 0.3)", None, within="[0, 1)")
     max_tokens: int = setting("tokens in a batch", 4096, within="[1, inf)")
     batch_size: int = setting("sentences in a batch, at most; 0: as many as --max-tokens allows", 0, within="[0, inf)")
     update_freq: int = setting("batches in an update", 1, within="[1, inf)")
@@ -138,8 +138,8 @@ class TranslationComparison(Comparison):
         return self.each(methods, settings, TranslationRun)
 
     def _sizes(self, joint_dictionary: bool) -> dict[str, Any]:
-        """The flags of fairseq-train for the model; with a joint dictionary all embeddings are shared."""
-        flags: dict[str, Any] = {"arch": self.arch}
+        """The flags of fairseq-train for a new model; with a joint dictionary all embeddings are shared."""
+        flags: dict[str, Any] = {"arch": self.arch, "dropout": 0.3}
         for side in ("encoder", "decoder"):
             flags |= {f"{side}-layers": self.layers, f"{side}-embed-dim": self.embed_dim}
             flags |= {f"{side}-ffn-embed-dim": self.ffn_dim, f"{side}-attention-heads": self.heads}

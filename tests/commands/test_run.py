@@ -56,7 +56,7 @@ def test_opus_mt_has_the_authors_settings(
     empty_corpus(out / "data")
     (out / "data" / "manifest.json").write_text(json.dumps({"splits": {"train": {"kept": 33}}}))
     (out / "model").mkdir()
-    (out / "model" / "fairseq.flags").write_text("--arch opus_mt --encoder-layers 2\n", encoding="utf-8")
+    (out / "model" / "fairseq.flags").write_text("--arch opus_mt --encoder-layers 2 --dropout 0.1\n", encoding="utf-8")
     line = ["--pair", pair, "--out", str(out), "--model", "mine", "--limit=9", "--cpu", "--", "--fp16"]
     start, corpus, comparison = settings(OPUS_MT, *line)
     assert (start.model, start.languages, start.out) == ("mine", pair, out / "model")
@@ -65,7 +65,7 @@ def test_opus_mt_has_the_authors_settings(
     untuned, plain, ad_drop = comparison.plan(select_methods(comparison.methods))
     command = " ".join(ad_drop.train_command())
     for part in (
-        f"--arch opus_mt --encoder-layers 2 --finetune-from-model {out}/model/checkpoint.pt",
+        f"--arch opus_mt --encoder-layers 2 --dropout 0.1 --finetune-from-model {out}/model/checkpoint.pt",
         "--load-checkpoint-on-all-dp-ranks",
         "--lr 2e-05 --lr-scheduler polynomial_decay --warmup-updates 0 --total-num-update 15",
         "--max-epoch 5 --batch-size 16 --distributed-world-size 1",
