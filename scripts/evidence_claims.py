@@ -82,9 +82,8 @@ SUMMARY: dict[str, Sequence[Place]] = {
     "If much is dropped?": [("drop_rates", "", "ad_drop_30")],
     "On real text?": [("translation", "0, Tatoeba", "ad_drop")],
     "Where a published translation model is adapted?": [
-        ("opus_mt", f"{pairs}, {tested}", name)
+        ("opus_mt", f"250 pairs, {tested}", name)
         for name in ("dropout_20", "ad_drop")
-        for pairs in ("250 pairs", "250 pairs, 25 % wrong")
         for tested in ("TICO-19", "news")
     ],
     "On SST-2?": [("sst2_seeds", "", "ad_drop")],
@@ -159,6 +158,10 @@ CONTRASTS: Sequence[Contrast] = [
     *[
         ("ten_seeds_36", "", f"{method}_dropout_30", "dropout_30")
         for method in ("ad_drop", "attention_dropout", "r_drop")
+    ],
+    *[
+        ("opus_mt", "250 pairs, TICO-19", f"{method}_dropout_30", "dropout_30")
+        for method in ("ad_drop", "ad_drop_all", "attention_dropout", "r_drop")
     ],
     ("noisy_phrasebook", "", "ad_drop", "ad_drop_low"),
     ("drop_rates", "", "ad_drop_30", "ad_drop_rd_30"),
