@@ -117,7 +117,7 @@ class TranslationComparison(Comparison):
         }
         languages = {"task": TASK, "source-lang": data.source, "target-lang": data.target}
         # with its default, 8, fairseq leaves out the last batch unless that has a multiple of 8 sentences
-        base = {**languages, "required-batch-size-multiple": 1, **model}
+        base = {**languages, "required-batch-size-multiple": 1, **model, **named(dropout=self.dropout)}
 
         def settings(method: Method, seed: int) -> dict[str, Any]:
             def flags(updates: int | None, own: Mapping[str, Any]) -> dict[str, Any]:
@@ -148,7 +148,7 @@ class TranslationComparison(Comparison):
     def _optimization(self, updates: int | None) -> dict[str, Any]:
         """The flags of fairseq-train for everything but the model, for a training of so many updates."""
         return {
-            **named(dropout=self.dropout, weight_decay=self.weight_decay, label_smoothing=self.label_smoothing),
+            **named(weight_decay=self.weight_decay, label_smoothing=self.label_smoothing),
             **named(criterion="label_smoothed_cross_entropy", optimizer="adam", adam_betas="(0.9, 0.98)"),
             **named(clip_norm=self.clip_norm, lr=self.lr),
             **schedule_flags(self.lr_scheduler, self.warmup, updates),

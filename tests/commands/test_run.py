@@ -76,14 +76,10 @@ def test_opus_mt_has_the_authors_settings(
     ):
         assert part in command
     assert untuned.flags["lr"] == 0 and "max-update" not in plain.flags
-    generate = {
-        "bpe": "opus_mt",
-        "opus-mt-folder": f"{out}/data/opus_mt",
-        "min-len": "0",
-        "max-len-b": "510",
-        "beam": 4,
-    }
-    assert generate.items() <= plain.settings["generate"].items()
+    search = {"bpe": "opus_mt", "opus-mt-folder": f"{out}/data/opus_mt", "min-len": "0", "max-len-b": "510", "beam": 4}
+    assert search.items() <= plain.settings["generate"].items()
+    (other,) = replace(comparison, dropout=0.2).plan(select_methods("plain"))
+    assert "--dropout 0.2 " in " ".join(other.train_command()), "one's own goes before the model's"
 
 
 @pytest.mark.parametrize(
