@@ -82,9 +82,9 @@ SUMMARY: dict[str, Sequence[Place]] = {
     "If much is dropped?": [("drop_rates", "", "ad_drop_30")],
     "On real text?": [("translation", "0, Tatoeba", "ad_drop")],
     "Where a published translation model is adapted?": [
-        ("opus_mt", f"250 pairs, {tested}", name)
-        for name in ("dropout_20", "ad_drop")
-        for tested in ("TICO-19", "news", "25 % wrong, TICO-19")
+        ("opus_mt", f"{pairs}, TICO-19", name)
+        for pairs in ("250 pairs", "250 pairs, 25 % wrong")
+        for name in ("dropout_20", "r_drop", "ad_drop")
     ],
     "On SST-2?": [("sst2_seeds", "", "ad_drop")],
     "With few sentences, in the paper's regime?": [
